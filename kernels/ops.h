@@ -1,0 +1,291 @@
+/* The ops table: everything a backend computes, as pure arithmetic on memory that the caller gives.
+ *
+ * One table per backend (kernels_cpu, kernels_reference, later kernels_cuda). src/model calls the
+ * forward and backward ops, src/train the optimizer and norm ops; nothing here knows of units, tiers,
+ * files or schedules.
+ *
+ * Rules for every op, unless its comment says otherwise
+ *  - All pointers are memory of the backend's device, aligned to 64 bytes (256 on a GPU), row-major,
+ *    not overlapping unless named as in place. They are borrowed until the op is complete.
+ *  - `type` is the working dtype: fp32 or bf16 (fp16 where the backend says so). Sums accumulate in
+ *    fp32 or better; gradients of parameters are ADDED to fp32 accumulators.
+ *  - Results depend on shapes, dtypes and the thread count of the context alone: not on addresses,
+ *    timing or earlier calls.
+ *  - An op is enqueued on `stream` (NULL on the CPU, where it is complete on return); it never
+ *    allocates and never synchronizes. Scratch comes from the caller, its size from the *_bytes query.
+ *  - Returns 0, or a negative code with the error set (ERR_BACKEND when a library refused).
+ *  - A context is used by one thread at a time; it may use worker threads of its own (OpenMP).
+ *
+ * Dimensions: B batch, T tokens of a sequence, C channels, H query heads, G key/value heads, D head
+ * dimension, V vocabulary, N = B*T rows. Element counts are 64-bit everywhere. */
+#ifndef SLUICE_KERNELS_OPS_H
+#define SLUICE_KERNELS_OPS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/dtype.h"
+#include "base/error.h"
+
+typedef struct kernel_context kernel_context;     /* a backend instance; each backend has its own */
+typedef struct kernel_matmul kernel_matmul;       /* a prepared matrix product */
+typedef struct kernel_attention kernel_attention; /* a prepared attention */
+
+struct kernel_context_config {
+    int thread_count;      /* CPU: OpenMP threads of computing, > 0 */
+    const char *adam_variant; /* NULL or "auto": the best; else "reference", "avx2", "avx512" */
+};
+typedef struct kernel_context_config kernel_context_config;
+
+/* C[m,n] = op(A)[m,k] * op(B)[k,n], optionally + bias[n], optionally added to C.
+ * Strides are row strides in elements of the matrices as stored. */
+struct matmul_desc {
+    uint64_t m, n, k;
+    bool a_transposed; /* A is stored [k,m] */
+    bool b_transposed; /* B is stored [n,k] (a Linear's weight [out,in]) */
+    uint64_t a_stride, b_stride, c_stride;
+    enum dtype ab_type, c_type; /* c_type is ab_type or fp32 */
+    bool has_bias;              /* bias has ab_type */
+    bool accumulate;            /* C += ...; c_type fp32 */
+};
+typedef struct matmul_desc matmul_desc;
+
+/* Causal attention over packed projections. Row r = b*T + t of q, k and v starts at
+ * base + r*qkv_stride elements; head h of q at h*D within the row, head g of k and v at g*D. Query
+ * head h reads key/value head h / (H/G). Output rows are H*D elements, contiguous. */
+struct attention_desc {
+    uint64_t batch, tokens, heads, kv_heads, head_dim; /* H % G == 0, D <= 256 */
+    uint64_t qkv_stride;                               /* elements */
+    enum dtype type;
+    float scale; /* of the scores, 1/sqrt(D) in the published models */
+};
+typedef struct attention_desc attention_desc;
+
+enum norm_kind {
+    NORM_LAYER, /* (x - mean) * rstd * weight + bias */
+    NORM_RMS    /* x * rstd * weight */
+};
+
+/* y = norm(x). With `residual` not NULL first sum = x + residual (rounded to `type`), y = norm(sum). */
+struct norm_args {
+    enum norm_kind kind;
+    enum dtype type;
+    uint64_t rows, channels;
+    float epsilon;
+    const void *input;    /* [rows, C] type */
+    const void *residual; /* [rows, C] type or NULL */
+    void *sum;            /* [rows, C] type, written iff residual is given */
+    const void *weight;   /* [C] type */
+    const void *bias;     /* [C] type; NULL for NORM_RMS */
+    void *output;         /* [rows, C] type */
+    float *mean;          /* [rows] fp32, written for NORM_LAYER; else NULL */
+    float *rstd;          /* [rows] fp32 */
+};
+typedef struct norm_args norm_args;
+
+struct norm_grad_args {
+    enum norm_kind kind;
+    enum dtype type;
+    uint64_t rows, channels;
+    const void *input;       /* [rows, C] type: what was normalized (the sum) */
+    const void *weight;      /* [C] type */
+    const float *mean;       /* [rows] or NULL */
+    const float *rstd;       /* [rows] */
+    const void *output_grad; /* [rows, C] type */
+    const void *residual_grad; /* [rows, C] type or NULL: added to input_grad (the skip connection) */
+    void *input_grad;        /* [rows, C] type, overwritten; may be output_grad or residual_grad */
+    float *weight_grad;      /* [C] fp32, += */
+    float *bias_grad;        /* [C] fp32, += ; NULL for NORM_RMS */
+    void *scratch;           /* norm_grad_scratch_bytes */
+};
+typedef struct norm_grad_args norm_grad_args;
+
+struct embedding_args {
+    enum dtype type;
+    uint64_t batch, tokens, channels, vocab;
+    const int32_t *token_ids;   /* [B,T], each in [0, V) */
+    const void *token_table;    /* [V,C] type */
+    const void *position_table; /* [>= T, C] type or NULL */
+    void *output;               /* [B,T,C] type */
+};
+typedef struct embedding_args embedding_args;
+
+struct embedding_grad_args {
+    enum dtype type;
+    uint64_t batch, tokens, channels, vocab;
+    const int32_t *token_ids;
+    const void *output_grad;   /* [B,T,C] type */
+    float *token_table_grad;   /* [V,C] fp32, += in order of rows: no atomics */
+    float *position_table_grad; /* [>= T, C] fp32, += ; or NULL */
+    void *scratch;             /* embedding_grad_scratch_bytes */
+};
+typedef struct embedding_grad_args embedding_grad_args;
+
+/* Rotary positions in place on `heads` heads of rows of `stride` elements (first head at base):
+ * pairs (i, i + D/2) of position t are turned by the angle t * theta^(-2i/D). */
+struct rope_args {
+    enum dtype type;
+    uint64_t batch, tokens, heads, head_dim; /* D even */
+    uint64_t stride;                         /* elements between rows */
+    void *data;                              /* first head of row 0 */
+    const float *table; /* [T, D/2, 2] fp32 (cos, sin) from rope_table */
+    bool inverse;       /* turn back: the backward pass */
+};
+typedef struct rope_args rope_args;
+
+enum activation_kind {
+    ACTIVATION_GELU,  /* tanh form: input [rows, F], output [rows, F] */
+    ACTIVATION_SWIGLU /* input [rows, 2F] = gate | up, output [rows, F] = silu(gate) * up */
+};
+
+struct activation_args {
+    enum activation_kind kind;
+    enum dtype type;
+    uint64_t rows, features; /* F */
+    const void *input;
+    void *output;            /* forward */
+    const void *output_grad; /* backward: [rows, F] */
+    void *input_grad;        /* backward: shape of input; may be input for GELU and SWIGLU */
+};
+typedef struct activation_args activation_args;
+
+/* One chunk of rows of softmax cross-entropy. */
+struct cross_entropy_args {
+    enum dtype type;
+    uint64_t rows, vocab;
+    const float *logits;     /* [rows, V] fp32 */
+    const int32_t *targets;  /* [rows]; -1 is ignored: loss 0 and gradient 0 */
+    float *losses;           /* [rows] fp32 nats */
+    void *logits_grad;       /* [rows, V] type, (softmax - onehot) * grad_scale; NULL: loss only.
+                                It may lie at the address of logits where type is fp32. */
+    float grad_scale;
+};
+typedef struct cross_entropy_args cross_entropy_args;
+
+/* Closes a gradient: fp32 accumulator to the gradient dtype, with the norm taken on the way. */
+struct grad_close_args {
+    uint64_t count;           /* elements, a multiple of SHARD_ELEMS_STEP (4096) */
+    const float *accumulator; /* [count] */
+    void *grads;              /* [count] grad_type, rounded to nearest even; may be accumulator if fp32 */
+    enum dtype grad_type;
+    double *block_sums; /* [count / 4096]: sum of squares of the rounded values, in a fixed order.
+                           Not finite where an element is not finite. */
+};
+typedef struct grad_close_args grad_close_args;
+
+/* The step's scalars of Adam/AdamW; the same struct for all tiles of a step. */
+struct adam_scalars {
+    float learning_rate, beta1, beta2, epsilon, weight_decay;
+    bool decoupled;         /* AdamW; false: L2 term added to the gradient */
+    float bias_correction1; /* 1 - beta1^t, or 1 where bias correction is off */
+    float bias_correction2_sqrt; /* sqrt(1 - beta2^t), or 1 */
+    float grad_scale;       /* clip factor / loss scale: multiplied onto each gradient first */
+};
+typedef struct adam_scalars adam_scalars;
+
+/* One tile, in place. The streams should be skewed as base/tile.h says. */
+struct adam_args {
+    uint64_t count;
+    float *master, *m, *v; /* [count] fp32, read and written */
+    const void *grads;     /* [count] grad_type */
+    enum dtype grad_type;
+    void *params; /* [count] param_type, written: bf16 by bf16_working_copy, fp16 nearest even */
+    enum dtype param_type;
+    const adam_scalars *scalars;
+};
+typedef struct adam_args adam_args;
+
+struct kernel_ops {
+    const char *name; /* "cpu", "reference" */
+
+    /* Makes a backend instance. May allocate. ERR_BACKEND where the machine cannot run it. */
+    int (*context_create)(const kernel_context_config *config, kernel_context **context) MUST_CHECK;
+    void (*context_destroy)(kernel_context *context);
+    /* One line for the log: instruction set, Adam variant, library and version. Owned by context. */
+    const char *(*describe)(const kernel_context *context);
+
+    /* Prepared products: everything a library compiles or allocates happens in create. */
+    int (*matmul_create)(kernel_context *context, const matmul_desc *desc, kernel_matmul **product)
+        MUST_CHECK;
+    void (*matmul_destroy)(kernel_matmul *product);
+    size_t (*matmul_scratch_bytes)(const kernel_matmul *product);
+    int (*matmul)(kernel_matmul *product, void *stream, const void *a, const void *b,
+                  const void *bias, void *c, void *scratch) MUST_CHECK;
+
+    int (*attention_create)(kernel_context *context, const attention_desc *desc,
+                            kernel_attention **attention) MUST_CHECK;
+    void (*attention_destroy)(kernel_attention *attention);
+    size_t (*attention_forward_scratch_bytes)(const kernel_attention *attention);
+    size_t (*attention_backward_scratch_bytes)(const kernel_attention *attention);
+    /* lse: [B,H,T] fp32, log of the softmax denominator of each scaled score row. */
+    int (*attention_forward)(kernel_attention *attention, void *stream, const void *q,
+                             const void *k, const void *v, void *output, float *lse, void *scratch)
+        MUST_CHECK;
+    /* Gradients have the layout of q, k, v (same stride) and are overwritten. */
+    int (*attention_backward)(kernel_attention *attention, void *stream, const void *q,
+                              const void *k, const void *v, const void *output, const float *lse,
+                              const void *output_grad, void *q_grad, void *k_grad, void *v_grad,
+                              void *scratch) MUST_CHECK;
+
+    int (*norm_forward)(kernel_context *context, void *stream, const norm_args *args) MUST_CHECK;
+    size_t (*norm_grad_scratch_bytes)(kernel_context *context, uint64_t rows, uint64_t channels);
+    int (*norm_backward)(kernel_context *context, void *stream, const norm_grad_args *args)
+        MUST_CHECK;
+
+    int (*embedding_forward)(kernel_context *context, void *stream, const embedding_args *args)
+        MUST_CHECK;
+    size_t (*embedding_grad_scratch_bytes)(kernel_context *context, uint64_t rows, uint64_t vocab);
+    int (*embedding_backward)(kernel_context *context, void *stream,
+                              const embedding_grad_args *args) MUST_CHECK;
+
+    /* Fills table [T, D/2, 2] fp32; angles in double, rounded once. */
+    int (*rope_table)(kernel_context *context, void *stream, float *table, uint64_t tokens,
+                      uint64_t head_dim, double theta) MUST_CHECK;
+    int (*rope)(kernel_context *context, void *stream, const rope_args *args) MUST_CHECK;
+
+    int (*activation_forward)(kernel_context *context, void *stream, const activation_args *args)
+        MUST_CHECK;
+    int (*activation_backward)(kernel_context *context, void *stream, const activation_args *args)
+        MUST_CHECK;
+
+    /* out[count] = a + b, rounded to type; out may be a or b. */
+    int (*add)(kernel_context *context, void *stream, enum dtype type, uint64_t count,
+               const void *a, const void *b, void *out) MUST_CHECK;
+    /* bias_grad[n] += column sums of output_grad [rows, n] type, in a fixed order. */
+    int (*bias_backward)(kernel_context *context, void *stream, enum dtype type, uint64_t rows,
+                         uint64_t n, const void *output_grad, float *bias_grad, void *scratch)
+        MUST_CHECK;
+    size_t (*bias_backward_scratch_bytes)(kernel_context *context, uint64_t rows, uint64_t n);
+
+    int (*cross_entropy)(kernel_context *context, void *stream, const cross_entropy_args *args)
+        MUST_CHECK;
+    int (*zero)(kernel_context *context, void *stream, void *data, uint64_t bytes) MUST_CHECK;
+    int (*convert)(kernel_context *context, void *stream, const void *source,
+                   enum dtype source_type, void *target, enum dtype target_type, uint64_t count)
+        MUST_CHECK;
+
+    int (*grad_close)(kernel_context *context, void *stream, const grad_close_args *args)
+        MUST_CHECK;
+    /* *total = sum of sums[0..count) in a fixed binary tree over the index. */
+    int (*norm_reduce)(kernel_context *context, void *stream, const double *sums, uint64_t count,
+                       double *total) MUST_CHECK;
+
+    int (*adam)(kernel_context *context, void *stream, const adam_args *args) MUST_CHECK;
+    /* params[count] = working copy of master (bf16_working_copy, fp16 nearest even, or fp32). */
+    int (*working_copy)(kernel_context *context, void *stream, const float *master, void *params,
+                        enum dtype param_type, uint64_t count) MUST_CHECK;
+};
+typedef struct kernel_ops kernel_ops;
+
+/* The CPU backend: oneDNN products, our own loops compiled per instruction set. */
+extern const kernel_ops kernels_cpu;
+
+/* Plain C with double accumulation, one thread, slow: what the others are tested against. Linked into
+ * tests only. Its scratch queries are valid and its products ignore the context. */
+extern const kernel_ops kernels_reference;
+
+/* The CUDA backend's table, or NULL where it was not built. */
+const kernel_ops *kernels_cuda(void);
+
+#endif

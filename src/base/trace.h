@@ -1,0 +1,45 @@
+/* The trace ring: what each op really did, fixed memory, written by the executor's one thread.
+ *
+ * Created before the memory is sealed; when it is full the oldest events are overwritten. Readers
+ * (metrics, trace.json, the report) run on the owner's thread between steps. */
+#ifndef SLUICE_BASE_TRACE_H
+#define SLUICE_BASE_TRACE_H
+
+#include <stdint.h>
+
+#include "base/error.h"
+
+struct trace_event {
+    uint64_t start_ns; /* clock_ns at which the lane began the op */
+    uint64_t end_ns;   /* clock_ns at which it was complete */
+    uint64_t bytes;    /* moved by the op; 0 for computing */
+    uint64_t step;     /* optimizer step, from 1 */
+    uint32_t op_idx;   /* in the program */
+    uint32_t unit;     /* UINT32_MAX where there is none */
+    uint16_t micro_batch_or_tile;
+    uint8_t lane;    /* enum lane_kind */
+    uint8_t kind;    /* enum op_kind */
+    uint8_t program; /* enum program_kind */
+    uint8_t stall_lane; /* for compute and update: the lane waited for, else LANE_COUNT */
+    uint16_t reserved;
+    uint64_t stall_ns; /* for compute and update: idle time of the cores right before the op */
+};
+typedef struct trace_event trace_event;
+
+struct trace {
+    trace_event *events; /* [capacity] ring */
+    uint64_t capacity;   /* a power of two */
+    uint64_t written;    /* events ever recorded; event i lies at i modulo capacity */
+};
+typedef struct trace trace;
+
+int trace_init(trace *ring, uint64_t capacity) MUST_CHECK; /* -ENOMEM */
+void trace_fini(trace *ring);
+
+/* Copies the event in. Never fails, never allocates. */
+static inline void trace_record(trace *ring, const trace_event *event)
+{
+    ring->events[ring->written++ & (ring->capacity - 1)] = *event;
+}
+
+#endif

@@ -1,0 +1,124 @@
+/* The job: everything a run was asked to do, checked, with defaults filled in.
+ *
+ *   job.json (+ --set) -> parse (jansson; comments, trailing commas, no duplicate keys)
+ *                      -> options table (config/options.h): names, types, ranges, defaults
+ *                      -> relations between keys -> struct job
+ *
+ * DeepSpeed's keys keep their names, meanings, units and defaults; `model`, `data`, `run`, `device`,
+ * `tiers` and `schedule` are Sluice's own. Known keys without effect here are named once in the log.
+ * Pure but for reading the named files. */
+#ifndef SLUICE_CONFIG_JOB_H
+#define SLUICE_CONFIG_JOB_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/dtype.h"
+#include "base/error.h"
+
+enum {
+    JOB_PATH_BYTES = 4096,
+    JOB_FILES_MAX = 64,
+    JOB_DRIVES_MAX = 16,
+    JOB_RULES_MAX = 64,
+    JOB_NAME_BYTES = 64,
+};
+
+enum job_tier { JOB_TIER_AUTO, JOB_TIER_DEVICE, JOB_TIER_HOST, JOB_TIER_NVME };
+enum job_kind { JOB_PARAMS, JOB_GRADS, JOB_OPTIMIZER, JOB_ACTIVATIONS, JOB_KIND_COUNT };
+enum job_update { JOB_UPDATE_AUTO, JOB_UPDATE_AFTER_BACKWARD, JOB_UPDATE_IN_NEXT_FORWARD };
+enum job_schedule { JOB_SCHEDULE_NONE, JOB_WARMUP_LR, JOB_WARMUP_DECAY_LR, JOB_WARMUP_COSINE_LR };
+
+struct job_model {
+    char preset[JOB_NAME_BYTES]; /* as given, or "" */
+    char family[JOB_NAME_BYTES]; /* "gpt2" or "llama" */
+    uint64_t num_layers, hidden_size, num_heads, num_kv_heads, ffn_size, vocab_size, seq_length;
+    bool tie_embeddings;
+    double rope_theta, norm_epsilon, init_std;
+};
+
+struct job_files {
+    char path[JOB_FILES_MAX][JOB_PATH_BYTES];
+    uint32_t count;
+};
+
+struct job_drive {
+    char path[JOB_PATH_BYTES];
+    uint64_t budget_bytes; /* 0: free space less 10% */
+};
+
+/* One hand-written placement: later rules win over earlier ones and over the kind's own tier. */
+struct job_rule {
+    uint32_t unit_first, unit_last; /* inclusive, in the model's unit numbering */
+    enum job_kind kind;
+    enum job_tier tier;
+};
+
+struct job {
+    struct job_model model;
+    struct {
+        struct job_files train, valid;
+        char tokenizer[JOB_NAME_BYTES]; /* "bytes" */
+        uint64_t seed;
+    } data;
+    struct {
+        char dir[JOB_PATH_BYTES];
+        uint64_t steps, seed, eval_every, eval_batches, commit_every, log_every;
+        bool fresh;
+    } run;
+    struct {
+        char backend[JOB_NAME_BYTES]; /* "auto", "cpu", "cuda" */
+        uint64_t threads;             /* of computing; 0: all cores of the affinity mask */
+    } device;
+    struct {
+        uint64_t device_budget, host_budget; /* 0: automatic (see README) */
+        struct job_drive nvme[JOB_DRIVES_MAX];
+        uint32_t nvme_count;
+        enum job_tier place[JOB_KIND_COUNT];
+        struct job_rule rules[JOB_RULES_MAX];
+        uint32_t rule_count;
+    } tiers;
+    struct {
+        char order[JOB_NAME_BYTES]; /* "layer_major" */
+        enum job_update update;
+        uint64_t tile_elems; /* 0: automatic */
+        uint64_t lookahead;  /* ops that a prefetch may run ahead; 0: as far as memory allows */
+    } schedule;
+    struct {
+        char backend[JOB_NAME_BYTES];              /* "auto", "uring", "pool" (io.backend) */
+        uint64_t block_bytes, queue_depth; /* aio */
+    } io;
+    uint64_t train_batch_size, micro_batch, accumulation; /* resolved; world 1 here */
+    double gradient_clipping;
+    bool bf16;
+    uint32_t zero_stage;
+    uint64_t sub_group_size;
+    enum dtype grad_dtype; /* of gradients at rest: data_types.grad_accum_dtype; default the 16-bit
+                              dtype when one is enabled, else fp32 */
+    struct {
+        bool decoupled; /* AdamW */
+        double lr, beta1, beta2, epsilon, weight_decay;
+        bool bias_correction;
+    } optimizer;
+    struct {
+        enum job_schedule type;
+        double warmup_min_lr, warmup_max_lr, warmup_min_ratio, cos_min_ratio;
+        bool warmup_max_lr_given; /* else the optimizer's lr */
+        uint64_t warmup_num_steps, total_num_steps;
+        bool warmup_linear; /* else logarithmic */
+    } scheduler;
+    char *text; /* the merged job as JSON, for the run directory; mem_alloc'd */
+};
+typedef struct job job;
+
+/* Reads the file, applies `set` ("key.path=value", value JSON or a bare word), checks everything.
+ * path "-" reads standard input. ERR_CONFIG with one sentence that names file, key path, value, rule
+ * and (for an unknown key) the nearest known key; ERR_INPUT when the file cannot be read. */
+int job_read(const char *path, const char *const *set, uint32_t set_count, job **out) MUST_CHECK;
+void job_destroy(job *self);
+
+/* The learning rate of optimizer step `step`, the first being 1 (DeepSpeed's last_batch_iteration
+ * is step - 1). */
+double job_learning_rate(const job *self, uint64_t step);
+
+#endif

@@ -1,0 +1,153 @@
+/* Model families as lists of units (what is fetched together) and stages (what is computed in order).
+ *
+ * A unit is a flat vector of parameters: its tensors one after the other, each beginning on a multiple
+ * of MODEL_TENSOR_ALIGN_ELEMS, the whole padded with zeros to a multiple of 4096 (SHARD_ELEMS_STEP).
+ * A stage is one step of the forward order and names the unit (or two) whose parameters it needs:
+ *
+ *   stage 0      embed     unit 0            tokens -> x0
+ *   stage 1..L   block i   unit i            x(i-1) -> x(i)
+ *   stage L+1    head      unit L+1 (final norm, and the output matrix where untied), and unit 0 as
+ *                          the second unit where the embedding is tied;   x(L) -> losses
+ *
+ * Between stages runs the boundary activation [B,T,C] in the working dtype. A stage's backward
+ * recomputes its inner activations from its boundary input into `saved`. The head's backward does
+ * forward, loss and backward in one, by chunks of rows, so that logits for all tokens never exist.
+ *
+ * model_create needs no device: shapes, bytes and flops are known before anything is allocated.
+ * model_prepare makes the products for one backend. One thread. */
+#ifndef SLUICE_MODEL_MODEL_H
+#define SLUICE_MODEL_MODEL_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/dtype.h"
+#include "base/error.h"
+#include "kernels/ops.h"
+
+enum { MODEL_NAME_BYTES = 96, MODEL_TENSOR_ALIGN_ELEMS = 128 };
+
+enum model_family { MODEL_GPT2, MODEL_LLAMA, MODEL_FAMILY_COUNT };
+
+/* What the `model` block of a job says; field names are its keys. */
+struct model_spec {
+    enum model_family family;
+    uint64_t num_layers, hidden_size, num_heads, num_kv_heads, ffn_size, vocab_size, seq_length;
+    bool tie_embeddings;
+    double rope_theta;   /* llama; 10000 */
+    double norm_epsilon; /* 1e-5 */
+    double init_std;     /* of normal initial weights; 0.02. Residual projections: / sqrt(2L) */
+};
+typedef struct model_spec model_spec;
+
+enum tensor_init { TENSOR_INIT_NORMAL, TENSOR_INIT_NORMAL_RESIDUAL, TENSOR_INIT_ZERO, TENSOR_INIT_ONE };
+
+struct model_tensor {
+    char name[MODEL_NAME_BYTES]; /* as Hugging Face names it, for example "h.0.attn.c_attn.weight" */
+    uint64_t rows, columns;      /* [rows, columns]; a vector has rows 1. Linear weights are [out, in] */
+    uint64_t offset_elems;       /* within the unit's flat vector */
+    enum tensor_init init;
+};
+typedef struct model_tensor model_tensor;
+
+struct model_unit {
+    char name[MODEL_NAME_BYTES]; /* "embed", "block.0", "head" */
+    model_tensor *tensors;
+    uint32_t tensor_count;
+    uint64_t param_count; /* true parameters, without padding */
+    uint64_t elems;       /* of the padded flat vector, a multiple of 4096 */
+};
+typedef struct model_unit model_unit;
+
+enum stage_kind { STAGE_EMBED, STAGE_BLOCK, STAGE_HEAD };
+
+/* All bytes and flops are for one micro-batch of B x T tokens. */
+struct model_stage {
+    enum stage_kind kind;
+    uint32_t units[2]; /* the own unit first; unit_count 1 or 2 */
+    uint32_t unit_count;
+    uint64_t saved_bytes;           /* inner activations that the backward needs */
+    uint64_t forward_temp_bytes;    /* further scratch of the forward */
+    uint64_t backward_temp_bytes;   /* further scratch of recompute and backward */
+    double forward_flops;           /* matrix products and attention */
+    double backward_flops;          /* without recomputation (the head: backward alone) */
+    double recompute_flops;         /* what the backward op computes again (0 for embed) */
+    uint64_t forward_dram_bytes, backward_dram_bytes; /* estimates, for the simulator */
+};
+typedef struct model_stage model_stage;
+
+typedef struct model_products model_products; /* prepared by model_prepare */
+
+struct model {
+    model_spec spec;
+    enum dtype type; /* of params in compute and of activations: fp32 or bf16 */
+    uint64_t micro_batch, tokens; /* B, T */
+    uint32_t unit_count, stage_count;
+    model_unit *units;
+    model_stage *stages;
+    uint64_t param_count;    /* true parameters of the whole model; a tied embedding counts once */
+    uint64_t boundary_bytes; /* B*T*C in `type` */
+    uint64_t constants_bytes; /* rope tables; 0 for gpt2 */
+    uint64_t chunk_rows;     /* rows of logits that exist at a time: a function of the model alone */
+    const kernel_ops *ops;   /* after model_prepare */
+    kernel_context *context;
+    model_products *products;
+};
+typedef struct model model;
+
+/* Checks the spec and lists units, stages, shapes, bytes and flops. `type` fp32 or bf16.
+ * ERR_CONFIG with key, value and rule for an impossible spec (heads that do not divide, ...). */
+int model_create(const model_spec *spec, enum dtype type, uint64_t micro_batch, model **out)
+    MUST_CHECK;
+void model_destroy(model *self);
+
+/* Prepares all products and attentions on this backend (borrowed until model_destroy). Sets the
+ * final scratch bytes of every stage, which may depend on the library: call before planning. */
+int model_prepare(model *self, const kernel_ops *ops, kernel_context *context) MUST_CHECK;
+
+/* Fills the constants buffer [constants_bytes], device memory. */
+int model_fill_constants(model *self, void *stream, void *constants) MUST_CHECK;
+
+/* Initial master weights of elements [begin, begin + count) of a unit, padding zero, a function of
+ * (seed, unit, element) alone; host memory. Uses all threads of the caller's OpenMP team. */
+void model_init_elems(const model *self, uint32_t unit, uint64_t seed, uint64_t begin,
+                      uint64_t count, float *master);
+
+/* The memory of one call: one stage, one micro-batch. All device memory. */
+struct model_call {
+    const void *params[2]; /* whole flat vectors of stage.units, in `type` */
+    float *grads[2];       /* their fp32 accumulators; backward only */
+    const int32_t *tokens;  /* [B,T]: embed and head only (may be set always) */
+    const int32_t *targets; /* [B,T]; -1 ignored: head */
+    const void *input;      /* [B,T,C]; NULL for embed */
+    void *output;           /* forward of embed and blocks */
+    const void *output_grad; /* backward of embed and blocks */
+    void *input_grad;        /* backward of blocks and head */
+    float *losses;           /* [B*T] fp32 nats per token: head */
+    float grad_scale;        /* head backward: loss scale / tokens of the whole step */
+    void *saved;             /* [saved_bytes] */
+    void *temp;              /* [forward_temp_bytes or backward_temp_bytes] */
+    const void *constants;
+};
+typedef struct model_call model_call;
+
+/* Forward. For embed and blocks: output. For the head: losses only (evaluation).
+ * `saved` is scratch unless the caller keeps it for the backward. */
+int model_forward(model *self, uint32_t stage, void *stream, const model_call *call) MUST_CHECK;
+
+/* Backward of a stage. Blocks first recompute `saved` from input unless `saved_is_valid`. The head
+ * does forward, losses and backward. Gradients are added to grads. */
+int model_backward(model *self, uint32_t stage, void *stream, const model_call *call,
+                   bool saved_is_valid) MUST_CHECK;
+
+/* fp32 logits [V] of one position (row b*T + t) from the last boundary activation: for generation.
+ * temp as for the head's forward. */
+int model_logits(model *self, void *stream, const model_call *call, uint64_t row, float *logits)
+    MUST_CHECK;
+
+/* Model FLOPs of a training step over `tokens` tokens, as the field counts them: 6 * parameters (the
+ * matrix ones) * tokens plus 12 * L * C * T * tokens / 2 for causal attention; recomputation not
+ * counted. */
+double model_step_flops(const model *self, uint64_t tokens);
+
+#endif

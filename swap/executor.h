@@ -1,0 +1,51 @@
+/* Runs programs: one scheduler thread (the caller's), which hands ready ops to lanes in program order.
+ *
+ *   for each lane: next op in order --(dependencies complete, lane has room)--> submit --> poll --> done
+ *
+ * All bookkeeping is allocated by executor_create for the largest program; executor_run allocates
+ * nothing and sleeps in poll(2) whenever no lane has news. The first failing op stops the issue of
+ * further ops; what is in flight is awaited; then the executor is POISONED and every later run says so.
+ * Not thread-safe: one thread owns it. */
+#ifndef SLUICE_SWAP_EXECUTOR_H
+#define SLUICE_SWAP_EXECUTOR_H
+
+#include <stdint.h>
+
+#include "base/error.h"
+#include "base/trace.h"
+#include "swap/lane.h"
+#include "swap/program.h"
+
+struct executor_config {
+    lane *lanes[LANE_COUNT]; /* borrowed; NULL where no program uses the lane */
+    const program *const *programs; /* all that will be run, to size the bookkeeping */
+    uint32_t program_count;
+    trace *ring; /* borrowed; NULL: no trace */
+};
+typedef struct executor_config executor_config;
+
+struct lane_totals {
+    uint64_t op_count;
+    uint64_t bytes;    /* moved */
+    uint64_t busy_ns;  /* time in which at least one op of the lane was running */
+    uint64_t stall_ns; /* time in which the cores (compute, update) waited for this lane */
+};
+typedef struct lane_totals lane_totals;
+
+struct run_totals {
+    uint64_t start_ns, end_ns;
+    lane_totals lanes[LANE_COUNT];
+};
+typedef struct run_totals run_totals;
+
+typedef struct executor executor;
+
+int executor_create(const executor_config *config, executor **out) MUST_CHECK;
+void executor_destroy(executor *self);
+
+/* Runs all ops of `prog` and returns when the last is complete. `step` is recorded in the trace.
+ * totals may be NULL. On failure: the first error's code and text, prefixed with what the op was
+ * (kind, unit, tile or micro-batch). ERR_POISONED after an earlier failure. */
+int executor_run(executor *self, const program *prog, uint64_t step, run_totals *totals) MUST_CHECK;
+
+#endif

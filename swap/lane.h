@@ -1,0 +1,77 @@
+/* A lane: a FIFO of work with one owner. The executor hands ops to lanes; src/train makes the lanes.
+ *
+ *   IDLE --submit--> IN FLIGHT --poll--> DONE (back to the executor, with result and times)
+ *
+ * Requests belong to the executor (one per op, made before the run), so nothing is allocated per op.
+ * submit never blocks for long and never calls back; completions appear only in poll. Each lane has a
+ * file descriptor that becomes readable when poll may have something, so the executor sleeps in
+ * poll(2) on all lanes at once and no lane burns a core while it waits. One thread (the executor's)
+ * calls submit and poll; a lane may have threads of its own behind them. */
+#ifndef SLUICE_SWAP_LANE_H
+#define SLUICE_SWAP_LANE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/error.h"
+#include "swap/program.h"
+
+struct lane_request {
+    const program *prog;
+    const op *item;
+    uint32_t op_idx;
+    /* Set by the lane before poll returns the request: */
+    int result;        /* 0 or a negative code */
+    uint64_t start_ns; /* when work on it began */
+    uint64_t end_ns;
+    uint64_t wait_ns;  /* worker lanes: how long the worker was idle right before start_ns */
+    /* The lane's own: */
+    struct lane_request *next;
+    void *lane_private;
+    uint64_t pending_count;
+};
+typedef struct lane_request lane_request;
+
+typedef struct lane lane;
+
+struct lane_ops {
+    const char *name;
+    /* Takes the request. On failure the request was not taken and never appears in poll. */
+    int (*submit)(lane *self, lane_request *request) MUST_CHECK;
+    /* Stores up to `max` finished requests; returns how many, or a negative code when the lane itself
+     * failed. A failed op is no failure of poll: its request carries the result. The text of a failed
+     * request's error is available through `error`. Never blocks. */
+    int (*poll)(lane *self, lane_request **done, size_t max) MUST_CHECK;
+    /* Readable when poll may return something. */
+    int (*event_fd)(const lane *self);
+    /* The first failed request's error. */
+    const err_record *(*error)(const lane *self);
+    void (*destroy)(lane *self); /* no request may be in flight */
+};
+
+struct lane {
+    const struct lane_ops *ops;
+    uint32_t depth;     /* requests the executor may keep in flight here */
+    uint8_t in_order;   /* completes in submit order: a request may be submitted while those that it
+                           depends on are still in flight on the same `owner` */
+    uint32_t owner;     /* lanes with equal owner share one worker */
+};
+
+/* A thread that executes ops by a callback, for one or more lanes that share cores: requests of
+ * `priority_lane` first, each lane in order. `run` is called on the thread, with `start_thread` called
+ * once before (to bind cores, for example; may be NULL). It sleeps when there is nothing to do. */
+struct lane_worker_config {
+    const char *name;
+    int (*run)(void *user, const program *prog, const op *item);
+    int (*start_thread)(void *user);
+    void *user;
+    uint32_t owner;
+    uint32_t depth;
+    enum lane_kind priority_lane;
+    uint32_t request_capacity; /* most requests in flight */
+};
+typedef struct lane_worker_config lane_worker_config;
+
+int lane_worker_create(const lane_worker_config *config, lane **out) MUST_CHECK;
+
+#endif

@@ -1,0 +1,21 @@
+/* The read and write lanes: ops between the nvme address space and the host arena, through tiers/io.
+ * Both lanes share one io object and its queue; each has its own requests. Owner thread: the
+ * executor's. */
+#ifndef SLUICE_SWAP_LANE_IO_H
+#define SLUICE_SWAP_LANE_IO_H
+
+#include "swap/lane.h"
+#include "tiers/io.h"
+
+struct lane_io_config {
+    io *transport;            /* borrowed */
+    unsigned char *host_base; /* start of the host arena */
+    uint32_t depth;           /* ops in flight per lane */
+    uint32_t request_capacity;
+};
+typedef struct lane_io_config lane_io_config;
+
+/* Creates the pair; destroy both, in any order. */
+int lane_io_create(const lane_io_config *config, lane **read_lane, lane **write_lane) MUST_CHECK;
+
+#endif

@@ -1,0 +1,213 @@
+/* A training step as data: every transfer, every computation, every buffer with its address.
+ *
+ * A program is compiled before the run (src/plan), checked here (program_check), and then read by two
+ * readers: the simulator predicts when each op starts and ends, the executor (swap/executor.h) makes
+ * it so. Nothing about a step is decided at run time except the clock.
+ *
+ *   op       one piece of work on one lane: what kind, for which unit, on which buffers
+ *   lane     a FIFO of work with one owner; ops of a lane are issued in program order
+ *   buffer   a piece of an arena with its offset: a home (where a state rests between steps, live all
+ *            the time) or a transient (live from its first writer to its last reader)
+ *   arena    a tier's memory with a hard budget: device, host, and the nvme slabs' address space
+ *
+ * A step of a two-unit model, optimizer on nvme, params on host, update in the next forward:
+ *
+ *   read     O0 O1 . . . . . . . . . . .       O0: optimizer tile of unit 0, and so on
+ *   update   .. U0 U1  . . . . . . . . .       Adam, then the new working copy goes to its home
+ *   write    .. .. O0 O1 . . . . . . . .
+ *   h2d      .. .. P0 P1 . . . . . P0 .        params, again for the backward pass
+ *   compute  .. .. .. F0 F1 B1 C1 . . B0 C0 N  forward, backward, close gradient, global norm
+ *   d2h      .. .. .. .. .. .. .. G1 . . . G0  gradients to their home
+ *
+ * Ordering. Ops are stored in issue order, which is a topological order of all dependencies, reuse of
+ * memory included: every dependency of op i has an index below i. An op starts when its dependencies
+ * are complete and the ops before it on its lane have been issued. Lanes `read` and `write` keep many
+ * requests in flight, which complete out of order; on the other lanes an op completes before the next
+ * one starts. Offsets are static and only timing is dynamic, so no timing corrupts memory, and since
+ * dependencies point backward only, none deadlocks.
+ *
+ * Pure data: built by one thread, then read-only and shared. */
+#ifndef SLUICE_SWAP_PROGRAM_H
+#define SLUICE_SWAP_PROGRAM_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/error.h"
+
+enum {
+    PROGRAM_NONE = 0xffffffff, /* no unit, no buffer, no op */
+    OP_OPERANDS_MAX = 14,
+};
+
+enum program_kind {
+    PROGRAM_INIT,   /* fills master weights and zero moments, makes the working copies */
+    PROGRAM_FIRST,  /* a step with no update pending from the step before */
+    PROGRAM_STEADY, /* a step; with update in_next_forward it first applies the step before */
+    PROGRAM_FLUSH,  /* pending updates only; empty where updates are never pending */
+    PROGRAM_EVAL,   /* forward only: loss of one step's worth of micro-batches */
+    PROGRAM_SAVE,   /* copies optimizer state homed in memory to its place on the slab */
+    PROGRAM_LOAD,   /* the way back, and the working copies from the master weights */
+    PROGRAM_KIND_COUNT
+};
+
+enum arena_kind { ARENA_DEVICE, ARENA_HOST, ARENA_NVME, ARENA_COUNT };
+
+enum lane_kind {
+    LANE_READ,    /* nvme -> host */
+    LANE_WRITE,   /* host -> nvme */
+    LANE_H2D,     /* host -> device */
+    LANE_D2H,     /* device -> host */
+    LANE_COMM,    /* collectives between ranks */
+    LANE_COMPUTE, /* forward, backward, norm */
+    LANE_UPDATE,  /* the optimizer, initial values, working copies */
+    LANE_COUNT
+};
+
+enum state_kind { STATE_PARAMS, STATE_GRADS, STATE_OPTIMIZER, STATE_ACTIVATIONS, STATE_KIND_COUNT };
+
+enum op_kind {
+    OP_READ,           /* copy operand SOURCE (nvme) to TARGET (host) */
+    OP_WRITE,          /* SOURCE (host) to TARGET (nvme) */
+    OP_H2D,            /* SOURCE (host) to TARGET (device) */
+    OP_D2H,            /* SOURCE (device) to TARGET (host) */
+    OP_ALL_GATHER,     /* SOURCE (own shard) to TARGET (whole), device */
+    OP_REDUCE_SCATTER, /* SOURCE (whole, fp32) to TARGET (own shard), device */
+    OP_FORWARD,        /* stage, micro-batch: PARAMS, INPUT -> OUTPUT (the head: losses) */
+    OP_BACKWARD,       /* stage, micro-batch: recompute, then INPUT_GRAD and GRADS += ;
+                          the head's does forward, loss and backward in one */
+    OP_GRAD_CLOSE,     /* unit, tile: GRADS (fp32 accumulator) -> TARGET (gradient dtype), norm sums */
+    OP_NORM,           /* global norm of all closed gradients -> the step's clip factor, skip flag */
+    OP_UPDATE,         /* unit, tile: STATE, SOURCE (gradient) -> STATE, TARGET (working copy) */
+    OP_INIT,           /* unit, tile: initial STATE and TARGET (working copy) */
+    OP_WORKING_COPY,   /* unit, tile: STATE -> TARGET (working copy) */
+    OP_KIND_COUNT
+};
+
+enum operand_role {
+    ROLE_SOURCE,
+    ROLE_TARGET,
+    ROLE_PARAMS0, /* working copy of the stage's own unit, whole, device */
+    ROLE_PARAMS1, /* of the second unit of a stage (a tied embedding at the head) */
+    ROLE_GRADS0,  /* fp32 accumulator of the stage's own unit, whole, device */
+    ROLE_GRADS1,
+    ROLE_INPUT,       /* boundary activation into the stage [B,T,C] */
+    ROLE_OUTPUT,      /* boundary activation out of the stage */
+    ROLE_INPUT_GRAD,  /* gradient of INPUT: written by the stage's backward */
+    ROLE_OUTPUT_GRAD, /* gradient of OUTPUT: read by it */
+    ROLE_SAVED,       /* inner activations kept from forward to backward in place of recomputation */
+    ROLE_STATE,       /* a tile of master, m, v (base/tile.h) */
+    ROLE_TOKENS,      /* token ids of the whole step, int32 */
+    ROLE_WORKSPACE,   /* scratch of the compute lane, device */
+    ROLE_LOSSES,      /* fp32 loss per token of the whole step */
+    ROLE_NORM_SUMS,   /* fp64 block sums of all units */
+    ROLE_CONSTANTS,   /* tables of the model, such as rotary angles */
+    ROLE_COUNT
+};
+
+enum operand_access {
+    ACCESS_READ = 1,
+    ACCESS_WRITE = 2,
+    ACCESS_UPDATE = 3 /* reads and writes */
+};
+
+/* A byte range of a buffer that an op uses. */
+struct operand {
+    uint32_t buffer_idx;
+    uint8_t role;   /* enum operand_role */
+    uint8_t access; /* enum operand_access */
+    uint16_t reserved;
+    uint64_t offset_bytes; /* from the start of the buffer */
+    uint64_t size_bytes;
+};
+typedef struct operand operand;
+
+/* What an op asks of the machine's shared resources; the simulator divides by the resource's rate. */
+struct op_demand {
+    uint64_t drive_read_bytes, drive_write_bytes;
+    uint64_t h2d_bytes, d2h_bytes; /* host-device link, each direction */
+    uint64_t comm_bytes;           /* sent by this rank */
+    uint64_t dram_bytes;
+    double device_flops; /* matrix products and attention on the device */
+    double core_seconds; /* CPU cores other than for device_flops, summed over cores */
+};
+typedef struct op_demand op_demand;
+
+struct op {
+    uint8_t kind; /* enum op_kind */
+    uint8_t lane; /* enum lane_kind */
+    uint8_t operand_count;
+    uint8_t first_micro_batch; /* OP_BACKWARD: 1 = this op zeroes GRADS0 first, 2 = GRADS1, 3 = both */
+    uint32_t unit;             /* the unit served, or PROGRAM_NONE */
+    uint32_t stage;            /* place in the forward order, or PROGRAM_NONE */
+    uint32_t micro_batch;      /* or PROGRAM_NONE */
+    uint32_t tile;             /* or PROGRAM_NONE */
+    uint32_t state_kind;       /* transfers: enum state_kind of what is moved, or PROGRAM_NONE */
+    uint32_t dep_begin;        /* dependencies: program.deps[dep_begin .. dep_begin + dep_count) */
+    uint32_t dep_count;
+    uint64_t elem_begin; /* per-tile ops: first element within the unit */
+    uint64_t elem_count;
+    operand operands[OP_OPERANDS_MAX];
+    op_demand demand;
+    uint64_t predicted_start_ns, predicted_end_ns; /* from the start of the program */
+};
+typedef struct op op;
+
+struct buffer {
+    uint8_t arena;      /* enum arena_kind */
+    uint8_t is_home;    /* live all the time, equal offsets in all programs of a set */
+    uint8_t state_kind; /* enum state_kind, or STATE_KIND_COUNT for scratch, tokens and the like */
+    uint8_t reserved;
+    uint32_t unit;      /* or PROGRAM_NONE */
+    uint64_t offset_bytes, size_bytes;
+    uint32_t producer;    /* transient: index of its first writer; homes: PROGRAM_NONE */
+    uint32_t last_reader; /* transient: index of the last op that uses it; homes: PROGRAM_NONE */
+};
+typedef struct buffer buffer;
+
+struct program {
+    enum program_kind kind;
+    uint64_t op_count, dep_count, buffer_count;
+    op *ops;         /* [op_count] in issue order */
+    uint32_t *deps;  /* [dep_count] op indices */
+    buffer *buffers; /* [buffer_count]; homes first, the same in every program of a set */
+    uint64_t home_count;
+    uint64_t budget_bytes[ARENA_COUNT];
+    uint64_t peak_bytes[ARENA_COUNT];    /* end of the highest byte ever live */
+    uint32_t peak_buffer[ARENA_COUNT];   /* the buffer that reaches it, or PROGRAM_NONE */
+    uint64_t predicted_ns;               /* length of the program */
+    uint64_t lane_busy_ns[LANE_COUNT];   /* predicted */
+    uint64_t lane_bytes[LANE_COUNT];     /* moved by the lane's ops */
+};
+typedef struct program program;
+
+/* Frees what the program holds and zeroes it. */
+void program_fini(program *prog);
+
+/* The operand of `item` with the role, or NULL. */
+const operand *op_operand(const op *item, enum operand_role role);
+
+/* Bytes that the op moves: the size of its target for transfers, else 0. */
+uint64_t op_moved_bytes(const op *item);
+
+/* Proves the program safe under any timing; O(ops * dependencies / 64) time.
+ *  - every operand lies in its buffer, every buffer in its arena's budget, arenas match op kinds;
+ *  - dependencies point backward; each lane's order is the issue order;
+ *  - every read of a transient follows, through dependencies, a write of those bytes;
+ *  - two ops that touch the same bytes of a buffer, one of them writing, are ordered;
+ *  - two buffers that overlap in an arena are never live together: all uses of one are ordered before
+ *    the first writer of the other;
+ *  - residues of tiles, gradients and params (base/tile.h) hold in device and host memory.
+ * Returns 0, or ERR_INTERNAL with the two ops and bytes named. Allocates scratch. */
+int program_check(const program *prog) MUST_CHECK;
+
+/* A 64-bit hash of all ops, operands and offsets: equal on all ranks, or they must not start. */
+uint64_t program_hash(const program *prog);
+
+const char *program_kind_name(enum program_kind kind);
+const char *arena_kind_name(enum arena_kind kind); /* "device", "host", "nvme" */
+const char *lane_kind_name(enum lane_kind kind);   /* "read", "write", "h2d", ... */
+const char *state_kind_name(enum state_kind kind); /* "params", "grads", "optimizer", "activations" */
+const char *op_kind_name(enum op_kind kind);       /* "forward", "update", ... */
+
+#endif

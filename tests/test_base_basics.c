@@ -1,0 +1,152 @@
+/* Base helpers: sizes, conversions, counters, random numbers, errors. */
+#include <errno.h>
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/dtype.h"
+#include "base/error.h"
+#include "base/mem.h"
+#include "base/rng.h"
+#include "base/size.h"
+#include "base/tile.h"
+
+static void sizes_parse(void **state)
+{
+    (void)state;
+    uint64_t bytes;
+    assert_int_equal(size_parse("16GiB", &bytes), 0);
+    assert_int_equal(bytes, 16 * GIB);
+    assert_int_equal(size_parse("1.5 MB", &bytes), 0);
+    assert_int_equal(bytes, 1500000);
+    assert_int_equal(size_parse("4096", &bytes), 0);
+    assert_int_equal(bytes, 4096);
+    assert_int_equal(size_parse("-1", &bytes), -EINVAL);
+    assert_int_equal(size_parse("12 parsecs", &bytes), -EINVAL);
+    assert_int_equal(size_parse("9e30GiB", &bytes), -EOVERFLOW);
+    assert_int_equal(size_mul(UINT64_MAX, 2, &bytes), -EOVERFLOW);
+    assert_int_equal(size_add(UINT64_MAX, 1, &bytes), -EOVERFLOW);
+}
+
+static void fp16_round_trip(void **state)
+{
+    (void)state;
+    for (uint32_t half = 0; half < 65536; half++) {
+        float value = fp32_from_fp16((uint16_t)half);
+        if (isnan(value))
+            assert_true(isnan(fp32_from_fp16(fp16_from_fp32(value))));
+        else
+            assert_int_equal(fp16_from_fp32(value), half);
+    }
+    assert_int_equal(fp16_from_fp32(65519.0f), 0x7bff);
+    assert_int_equal(fp16_from_fp32(65520.0f), 0x7c00);
+    assert_int_equal(fp16_from_fp32(0x1p-25f), 0);           /* tie to even */
+    assert_int_equal(fp16_from_fp32(0x1.000002p-25f), 1);    /* just above the tie */
+    assert_int_equal(fp16_from_fp32(1.0f + 0x1p-11f), 0x3c00); /* tie to even */
+}
+
+static void bf16_rounding(void **state)
+{
+    (void)state;
+    assert_int_equal(bf16_from_fp32(fp32_from_bits(0x3f808000)), 0x3f80);  /* tie to even */
+    assert_int_equal(bf16_working_copy(fp32_from_bits(0x3f808000)), 0x3f81); /* tie away */
+    assert_int_equal(bf16_from_fp32(fp32_from_bits(0x00010000)), 1);       /* subnormals stay */
+    assert_true(isnan(fp32_from_bf16(bf16_from_fp32(NAN))));
+    assert_true(isnan(fp32_from_bf16(bf16_working_copy(fp32_from_bits(0x7f800001)))));
+    /* The low 16 bits of the master restore it from its working copy. */
+    for (uint64_t i = 0; i < 100000; i++) {
+        uint32_t bits = (uint32_t)rng_u64(7, 1, i);
+        if ((bits & 0x7f800000u) == 0x7f800000u || (bits & 0x7fffffffu) > 0x7f7f0000u)
+            continue;
+        uint16_t high = bf16_working_copy(fp32_from_bits(bits));
+        int16_t low = (int16_t)(bits & 0xffffu);
+        assert_int_equal(((uint32_t)high << 16) + (uint32_t)(int32_t)low, bits);
+    }
+}
+
+static void memory_is_counted(void **state)
+{
+    (void)state;
+    mem_stats before, after;
+    mem_get_stats(&before);
+    uint64_t *block = mem_alloc(100, sizeof *block, "test block");
+    assert_non_null(block);
+    assert_int_equal((uintptr_t)block % 64, 0);
+    block[99] = 5;
+    block = mem_resize(block, 200, sizeof *block, "test block");
+    assert_int_equal(block[99], 5);
+    assert_int_equal(block[199], 0);
+    mem_seal();
+    mem_free(mem_alloc(1, 1, "late block"));
+    mem_get_stats(&after);
+    assert_int_equal(after.call_count_after_seal, 1);
+    assert_string_equal(after.first_tag_after_seal, "late block");
+    mem_unseal();
+    mem_free(block);
+    mem_get_stats(&after);
+    assert_int_equal(after.live_bytes, before.live_bytes);
+    assert_null(mem_alloc(SIZE_MAX / 2, 4, "huge"));
+}
+
+static void random_numbers(void **state)
+{
+    (void)state;
+    /* Known answer of Philox-4x32-10 for all-zero counter and key (Random123's kat_vectors). */
+    uint32_t words[4];
+    rng_block(0, 0, 0, words);
+    assert_int_equal(words[0], 0x6627e8d5);
+    assert_int_equal(words[1], 0xe169c58d);
+    assert_int_equal(words[2], 0xbc57ac4c);
+    assert_int_equal(words[3], 0x9b00dbd8);
+    double sum = 0, squares = 0;
+    for (uint64_t i = 0; i < 100000; i++) {
+        double value = (double)rng_normal(3, 4, i);
+        sum += value;
+        squares += value * value;
+    }
+    assert_true(fabs(sum / 1e5) < 0.02);
+    assert_true(fabs(squares / 1e5 - 1.0) < 0.03);
+    for (uint64_t i = 0; i < 1000; i++)
+        assert_true(rng_below(1, 2, i, 7) < 7);
+}
+
+static void tiles(void **state)
+{
+    (void)state;
+    assert_int_equal(tile_stream_stride(32768) % TILE_PERIOD_BYTES, TILE_SKEW_BYTES);
+    assert_int_equal(tile_bytes(4096) % TILE_BLOCK_BYTES, 0);
+    assert_int_equal(tile_pitch(65536) % TILE_PERIOD_BYTES, 0);
+    assert_int_equal(tile_count(100000, 32768), 4);
+    assert_int_equal(tile_elems_at(100000, 32768, 3), 100000 - 3 * 32768);
+    assert_int_equal(tile_unit_bytes(32768, 32768), tile_bytes(32768));
+}
+
+static void errors(void **state)
+{
+    (void)state;
+    assert_int_equal(err_set(ERR_CONFIG, "key %s", "a"), ERR_CONFIG);
+    assert_int_equal(err_prefix(ERR_CONFIG, "job.json"), ERR_CONFIG);
+    assert_string_equal(err_text(), "job.json: key a");
+    err_record record;
+    err_save(&record, ERR_CONFIG);
+    assert_int_equal(err_errno(ENOSPC, "write %d", 3), -ENOSPC);
+    assert_int_equal(err_restore(&record), ERR_CONFIG);
+    assert_string_equal(err_text(), "job.json: key a");
+    assert_string_equal(err_name(-EIO), "EIO");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(sizes_parse),       cmocka_unit_test(fp16_round_trip),
+        cmocka_unit_test(bf16_rounding),     cmocka_unit_test(memory_is_counted),
+        cmocka_unit_test(random_numbers),    cmocka_unit_test(tiles),
+        cmocka_unit_test(errors),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,89 @@
+/* The nvme tier: one preallocated file per drive, seen as one address space of bytes.
+ *
+ *   nvme address space   0 ........................................................ total_bytes
+ *   drives               stripes dealt out in proportion to `weight`
+ *   files                <path>/sluice-<run uuid>/rank-<r>-drive-<d>.slab, O_DIRECT
+ *
+ * With one drive the address is the file offset plus the header block. The file begins with one 4 KiB
+ * header (magic, version, uuid, rank, drive index, drive count, stripe bytes, sizes, XXH3 of the rest;
+ * little-endian): a slab of another run is refused. Space is allocated with fallocate at creation, so
+ * a later write cannot run out of it (except on copy-on-write file systems, which is said once).
+ * One thread creates and destroys; reading and writing go through tiers/io.h. */
+#ifndef SLUICE_TIERS_SLAB_H
+#define SLUICE_TIERS_SLAB_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/error.h"
+
+enum { SLAB_DRIVES_MAX = 16, SLAB_PATH_BYTES = 4096, SLAB_UUID_BYTES = 16 };
+
+struct slab_drive {
+    char path[SLAB_PATH_BYTES]; /* the directory as the user named it */
+    uint64_t budget_bytes;      /* at most this many bytes on this drive; 0: free space less 10% */
+    double weight;              /* share of the stripes, for example measured GB/s; 0 acts as 1 */
+};
+typedef struct slab_drive slab_drive;
+
+struct slab_config {
+    const slab_drive *drives;
+    uint32_t drive_count;
+    uint64_t total_bytes; /* of the address space; rounded up to stripes */
+    uint8_t uuid[SLAB_UUID_BYTES];
+    uint32_t rank;
+    uint64_t stripe_bytes; /* multiple of 1 MiB; 0: 8 MiB */
+    bool open_existing;    /* reopen the slabs of this uuid; else create, refusing leftovers */
+};
+typedef struct slab_config slab_config;
+
+struct slab_file {
+    int fd;
+    bool direct;             /* O_DIRECT took; else buffered, warned once */
+    uint32_t align_bytes;    /* of offsets, lengths and memory for direct I/O (statx, else 4096) */
+    uint64_t file_bytes;
+    char path[SLAB_PATH_BYTES];
+};
+typedef struct slab_file slab_file;
+
+struct slab {
+    slab_file files[SLAB_DRIVES_MAX];
+    uint32_t drive_count;
+    uint64_t total_bytes;
+    uint64_t stripe_bytes;
+    uint32_t stripe_pattern[256]; /* drive of stripe i at i % pattern_count */
+    uint32_t pattern_count;
+    uint8_t uuid[SLAB_UUID_BYTES];
+};
+typedef struct slab slab;
+
+/* A contiguous piece of one file. */
+struct slab_piece {
+    uint32_t drive_idx;
+    uint64_t file_offset;
+    uint64_t size_bytes;
+};
+typedef struct slab_piece slab_piece;
+
+/* Checks without creating anything that the drives can hold total_bytes: directories exist or can be
+ * made, are writable, budget and free space suffice. Used before any large allocation.
+ * ERR_NO_FIT with needed and allowed bytes per drive; ERR_INPUT for a path that cannot be used. */
+int slab_check_space(const slab_config *config) MUST_CHECK;
+
+/* The nvme capacity in bytes that these drives offer: sum of budgets, each capped by free space. */
+int slab_capacity(const slab_drive *drives, uint32_t drive_count, uint64_t *bytes) MUST_CHECK;
+
+/* Creates or opens. On failure what was created is removed. Errors: -ENOSPC, -EACCES, -EROFS, ...
+ * with the path; ERR_CORRUPT for a header that does not match (foreign uuid, other size). */
+int slab_open(slab *out, const slab_config *config) MUST_CHECK;
+void slab_close(slab *self);               /* keeps the files */
+int slab_remove(slab *self) MUST_CHECK;    /* closes and deletes files and their directory */
+
+/* The first piece of the range [offset, offset+size) of the address space; call again from
+ * offset + piece.size_bytes for the rest. */
+void slab_map(const slab *self, uint64_t offset, uint64_t size, slab_piece *piece);
+
+/* fdatasync of all files. An error poisons the run: see DESIGN of durability in tiers/FORMAT.md. */
+int slab_sync(slab *self) MUST_CHECK;
+
+#endif
