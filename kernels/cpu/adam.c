@@ -1,0 +1,257 @@
+/* Adam and AdamW on the CPU: choice of the instruction set, threads, and the definition.
+ *
+ * The definition. Each line is one correctly rounded fp32 operation, or two where written as a
+ * product of products; fma(a, b, c) rounds a*b + c once; nothing else is contracted; division and
+ * square root are IEEE's; rounding is to nearest even and subnormals are kept. All variants (here
+ * reference, AVX2 and AVX-512) give these bits, whatever the thread count, alignment or tile size.
+ *
+ *   once a call   a1 = 1 - beta1              a2 = 1 - beta2
+ *                 step = learning_rate / bias_correction1
+ *                 c2   = 1 / bias_correction2_sqrt
+ *                 decay = decoupled ? fma(-learning_rate, weight_decay, 1) : 1
+ *   an element    g = widen(grads[i]) * grad_scale
+ *                 g = fma(weight_decay, master, g)       only if not decoupled and weight_decay != 0
+ *                 m = fma(beta1, m, a1 * g)
+ *                 v = fma(beta2, v, (a2 * g) * g)
+ *                 d = fma(sqrt(v), c2, epsilon)
+ *                 master = fma(-step, m / d, master * decay)
+ *                 params[i] = working copy of master
+ *
+ * In exact arithmetic this is PyTorch's AdamW (Loshchilov and Hutter, "Decoupled weight decay
+ * regularization", 2019) or Adam with L2 (Kingma and Ba, 2015). PyTorch divides sqrt(v) by
+ * sqrt(bias_correction2); multiplying by the rounded reciprocal differs by one rounding and saves one
+ * of two divisions, which are what bounds the loop where memory does not. 1 - beta is exact in fp32
+ * for beta >= 0.5: the moments decay by the fp32 betas, so bias corrections should be made from them.
+ *
+ * Not a number: infinities and NaN go through as IEEE says. A stored result that is NaN has the bits
+ * 0x7fc00000 whatever NaN went in, since hardware differs in the sign and payload it propagates.
+ *
+ * Working copy: fp32 as is; bf16 (bits + 0x8000) >> 16; fp16 nearest even (base/dtype.h).
+ *
+ * Gradient close: each element is rounded to nearest even into the gradient dtype. The squares of
+ * the rounded values are summed in fp64 for each block of 4096: 16 lanes, lane j over elements
+ * j, j + 16, ...; then lane j += lane j + 8, + 4, + 2, + 1. Each square is exact in fp64, so only the
+ * order of additions matters. A sum that is NaN has the bits 0x7ff8000000000000.
+ *
+ * Norm: tree(n) = tree(first p) + tree(other n - p) with p the largest power of two below n: the same
+ * as adding neighbours level by level and carrying an odd last one up.
+ *
+ * Threads: the caller's, plus OpenMP's workers for the length of a call. Nothing is allocated here.
+ * All loads of an element come before its stores, ordinary stores only: the pass is in place, where
+ * non-temporal stores measured slower (32 against 52 GB/s). */
+#include <assert.h>
+#include <math.h>
+#include <omp.h>
+#include <stdio.h>
+
+#include "kernels/cpu/adam_internal.h"
+#include "kernels/cpu/cpu_internal.h"
+
+enum {
+    /* Below this many blocks (of about 2 us each) starting workers costs more than it saves. */
+    PARALLEL_BLOCKS_MIN = 8,
+    /* Subtrees of the norm that are summed apart. */
+    NORM_SUBTREES_MAX = 64,
+    NORM_SUBTREE_LEAVES_MIN = 4096,
+};
+
+/* Best first, ending in the reference. */
+static const struct adam_variant *const variants[] = {
+#ifdef __x86_64__
+    &adami_avx512,
+    &adami_avx2,
+#endif
+    &adami_reference,
+};
+
+enum { VARIANT_COUNT = sizeof variants / sizeof variants[0] };
+
+/* "auto, avx512, avx2 (not on this CPU), reference" */
+static void list_variants(char *text, size_t text_bytes)
+{
+    size_t used = (size_t)snprintf(text, text_bytes, "auto");
+    for (int i = 0; i < VARIANT_COUNT; i++)
+        used += (size_t)snprintf(text + used, text_bytes - used, ", %s%s", variants[i]->name,
+                                 variants[i]->is_supported() ? "" : " (not on this CPU)");
+}
+
+int cpui_adam_select(kernel_context *context, const char *name)
+{
+    bool is_auto = !name || strcmp(name, "auto") == 0;
+    bool is_known = false;
+    for (int i = 0; i < VARIANT_COUNT; i++) {
+        bool matches = is_auto || strcmp(name, variants[i]->name) == 0;
+        is_known = is_known || matches;
+        if (matches && variants[i]->is_supported()) {
+            context->adam = variants[i];
+            return 0;
+        }
+    }
+    char choices[128];
+    list_variants(choices, sizeof choices);
+    return err_set(ERR_CONFIG, "Adam variant \"%s\" %s; choose one of: %s", name,
+                   is_known ? "needs instructions that this CPU lacks" : "is unknown", choices);
+}
+
+const char *cpui_adam_name(const kernel_context *context)
+{
+    return context->adam->name;
+}
+
+static int threads_for(const kernel_context *context, uint64_t block_count)
+{
+    return block_count < PARALLEL_BLOCKS_MIN ? 1 : context->thread_count;
+}
+
+/* The calling thread's contiguous share of the blocks in a parallel region. */
+static void thread_share(uint64_t block_count, uint64_t *begin, uint64_t *end)
+{
+    uint64_t team = (uint64_t)omp_get_num_threads(), self = (uint64_t)omp_get_thread_num();
+    uint64_t share = block_count / team, extra = block_count % team;
+    *begin = self * share + size_min(self, extra);
+    *end = *begin + share + (self < extra);
+}
+
+static adami_scalars prepare_scalars(const adam_scalars *scalars)
+{
+    bool has_l2 = !scalars->decoupled && scalars->weight_decay != 0;
+    adami_scalars out = {
+        .grad_scale = scalars->grad_scale,
+        .beta1 = scalars->beta1,
+        .one_minus_beta1 = 1.0f - scalars->beta1,
+        .beta2 = scalars->beta2,
+        .one_minus_beta2 = 1.0f - scalars->beta2,
+        .l2 = has_l2 ? scalars->weight_decay : 0.0f,
+        .decay =
+            scalars->decoupled ? fmaf(-scalars->learning_rate, scalars->weight_decay, 1.0f) : 1.0f,
+        .correction2 = 1.0f / scalars->bias_correction2_sqrt,
+        .epsilon = scalars->epsilon,
+        .minus_step = -(scalars->learning_rate / scalars->bias_correction1),
+    };
+    return out;
+}
+
+int cpui_adam(kernel_context *context, void *stream, const adam_args *args)
+{
+    (void)stream;
+    const adami_scalars scalars = prepare_scalars(args->scalars);
+    const struct adam_variant *variant = context->adam;
+    uint64_t block_count = size_div_up(args->count, ADAMI_BLOCK_ELEMS);
+    int thread_count = threads_for(context, block_count);
+    if (thread_count == 1) {
+        variant->update(args, &scalars, 0, args->count);
+        return 0;
+    }
+#pragma omp parallel num_threads(thread_count)
+    {
+        uint64_t begin, end;
+        thread_share(block_count, &begin, &end);
+        variant->update(args, &scalars, size_min(begin * ADAMI_BLOCK_ELEMS, args->count),
+                        size_min(end * ADAMI_BLOCK_ELEMS, args->count));
+    }
+    return 0;
+}
+
+int cpui_working_copy(kernel_context *context, void *stream, const float *master, void *params,
+                      enum dtype param_type, uint64_t count)
+{
+    (void)stream;
+    const struct adam_variant *variant = context->adam;
+    uint64_t block_count = size_div_up(count, ADAMI_BLOCK_ELEMS);
+    int thread_count = threads_for(context, block_count);
+    if (thread_count == 1) {
+        variant->copy(master, params, param_type, 0, count);
+        return 0;
+    }
+#pragma omp parallel num_threads(thread_count)
+    {
+        uint64_t begin, end;
+        thread_share(block_count, &begin, &end);
+        variant->copy(master, params, param_type, size_min(begin * ADAMI_BLOCK_ELEMS, count),
+                      size_min(end * ADAMI_BLOCK_ELEMS, count));
+    }
+    return 0;
+}
+
+static double one_nan(double value)
+{
+    static const uint64_t quiet_bits = 0x7ff8000000000000u;
+    if (value != value)
+        memcpy(&value, &quiet_bits, sizeof value);
+    return value;
+}
+
+static void close_blocks(const struct adam_variant *variant, const grad_close_args *args,
+                         uint64_t begin, uint64_t end)
+{
+    for (uint64_t block = begin; block < end; block++) {
+        double lanes[ADAMI_SUM_LANES];
+        variant->close(args, block, lanes);
+        for (int width = ADAMI_SUM_LANES / 2; width > 0; width /= 2)
+            for (int lane = 0; lane < width; lane++)
+                lanes[lane] += lanes[lane + width];
+        args->block_sums[block] = one_nan(lanes[0]);
+    }
+}
+
+int cpui_grad_close(kernel_context *context, void *stream, const grad_close_args *args)
+{
+    (void)stream;
+    assert(args->count % ADAMI_BLOCK_ELEMS == 0);
+    uint64_t block_count = args->count / ADAMI_BLOCK_ELEMS;
+    int thread_count = threads_for(context, block_count);
+    if (thread_count == 1) {
+        close_blocks(context->adam, args, 0, block_count);
+        return 0;
+    }
+#pragma omp parallel num_threads(thread_count)
+    {
+        uint64_t begin, end;
+        thread_share(block_count, &begin, &end);
+        close_blocks(context->adam, args, begin, end);
+    }
+    return 0;
+}
+
+/* tree(count) of the head comment in one pass: waiting[k] is the sum of a full subtree of 2^k leaves
+ * that waits for its right neighbour; bit k of the leaf number says whether there is one. */
+static double tree_sum(const double *sums, uint64_t count)
+{
+    double waiting[64];
+    for (uint64_t i = 0; i < count; i++) {
+        double sum = sums[i];
+        int level = 0;
+        for (; i >> level & 1; level++)
+            sum = waiting[level] + sum;
+        waiting[level] = sum;
+    }
+    double total = 0;
+    bool is_empty = true;
+    for (int level = 0; level < 64 && count >> level != 0; level++) {
+        if (!(count >> level & 1))
+            continue;
+        total = is_empty ? waiting[level] : waiting[level] + total;
+        is_empty = false;
+    }
+    return total;
+}
+
+int cpui_norm_reduce(kernel_context *context, void *stream, const double *sums, uint64_t count,
+                     double *total)
+{
+    (void)stream;
+    /* Subtrees of a power of two leaves are nodes of the tree, so they can be summed apart. */
+    uint64_t leaves = NORM_SUBTREE_LEAVES_MIN;
+    while (size_div_up(count, leaves) > NORM_SUBTREES_MAX)
+        leaves *= 2;
+    double partial[NORM_SUBTREES_MAX];
+    int64_t subtree_count = (int64_t)size_div_up(count, leaves);
+    int thread_count = threads_for(context, (uint64_t)subtree_count);
+#pragma omp parallel for schedule(static) num_threads(thread_count) if (thread_count > 1)
+    for (int64_t i = 0; i < subtree_count; i++) {
+        uint64_t begin = (uint64_t)i * leaves;
+        partial[i] = tree_sum(sums + begin, size_min(leaves, count - begin));
+    }
+    *total = one_nan(tree_sum(partial, (uint64_t)subtree_count));
+    return 0;
+}

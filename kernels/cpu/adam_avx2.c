@@ -1,0 +1,146 @@
+/* Adam's loops for AVX2 with FMA and F16C. Eight elements a vector. */
+#include <immintrin.h>
+
+#include "kernels/cpu/adam_internal.h"
+
+typedef __m256 vec;
+
+enum { VEC_ELEMS = 8 };
+
+/* Four lanes each, in order. */
+struct vec_sums {
+    __m256d quarters[4];
+};
+typedef struct vec_sums vec_sums;
+
+static inline vec vec_set(float value)
+{
+    return _mm256_set1_ps(value);
+}
+
+static inline vec vec_load(const float *source)
+{
+    return _mm256_loadu_ps(source);
+}
+
+static inline void vec_store(float *target, vec value)
+{
+    _mm256_storeu_ps(target, value);
+}
+
+static inline vec widen_bf16(__m128i halves)
+{
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
+}
+
+static inline vec vec_load_bf16(const uint16_t *source)
+{
+    return widen_bf16(_mm_loadu_si128((const __m128i *)source));
+}
+
+static inline vec vec_load_fp16(const uint16_t *source)
+{
+    return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)source));
+}
+
+static inline vec select_nan(vec value, vec where_nan, vec otherwise)
+{
+    return _mm256_blendv_ps(otherwise, where_nan, _mm256_cmp_ps(value, value, _CMP_UNORD_Q));
+}
+
+/* The upper halves of `rounded`, and of a quieted `value` where that is NaN. */
+static inline __m128i narrow_bf16(vec value, __m256i rounded)
+{
+    __m256i quieted = _mm256_or_si256(_mm256_castps_si256(value), _mm256_set1_epi32(0x00400000));
+    vec chosen = select_nan(value, _mm256_castsi256_ps(quieted), _mm256_castsi256_ps(rounded));
+    __m256i upper = _mm256_srli_epi32(_mm256_castps_si256(chosen), 16);
+    return _mm_packus_epi32(_mm256_castsi256_si128(upper), _mm256_extracti128_si256(upper, 1));
+}
+
+static inline void vec_store_bf16_away(uint16_t *target, vec value)
+{
+    __m256i bits = _mm256_castps_si256(value);
+    __m256i rounded = _mm256_add_epi32(bits, _mm256_set1_epi32(0x8000));
+    _mm_storeu_si128((__m128i *)target, narrow_bf16(value, rounded));
+}
+
+static inline void vec_store_fp16(uint16_t *target, vec value)
+{
+    _mm_storeu_si128((__m128i *)target, _mm256_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT));
+}
+
+static inline vec vec_round_bf16(uint16_t *target, vec value)
+{
+    __m256i bits = _mm256_castps_si256(value);
+    __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    __m256i rounded = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
+    __m128i halves = narrow_bf16(value, rounded);
+    _mm_storeu_si128((__m128i *)target, halves);
+    return widen_bf16(halves);
+}
+
+static inline vec vec_round_fp16(uint16_t *target, vec value)
+{
+    __m128i halves = _mm256_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT);
+    _mm_storeu_si128((__m128i *)target, halves);
+    return _mm256_cvtph_ps(halves);
+}
+
+static inline vec vec_mul(vec a, vec b)
+{
+    return _mm256_mul_ps(a, b);
+}
+
+static inline vec vec_div(vec a, vec b)
+{
+    return _mm256_div_ps(a, b);
+}
+
+static inline vec vec_sqrt(vec a)
+{
+    return _mm256_sqrt_ps(a);
+}
+
+static inline vec vec_fma(vec a, vec b, vec c)
+{
+    return _mm256_fmadd_ps(a, b, c);
+}
+
+static inline vec vec_one_nan(vec value)
+{
+    vec quiet = _mm256_castsi256_ps(_mm256_set1_epi32(ADAMI_QUIET_NAN_BITS));
+    return select_nan(value, quiet, value);
+}
+
+/* A square of an fp32 is exact in fp64, so that fused and separate rounding are the same. */
+static inline void vec_sums_add(vec_sums *sums, const vec values[2])
+{
+    for (int part = 0; part < 2; part++) {
+        __m256d low = _mm256_cvtps_pd(_mm256_castps256_ps128(values[part]));
+        __m256d high = _mm256_cvtps_pd(_mm256_extractf128_ps(values[part], 1));
+        sums->quarters[2 * part] = _mm256_fmadd_pd(low, low, sums->quarters[2 * part]);
+        sums->quarters[2 * part + 1] = _mm256_fmadd_pd(high, high, sums->quarters[2 * part + 1]);
+    }
+}
+
+static inline void vec_sums_store(const vec_sums *sums, double lanes[ADAMI_SUM_LANES])
+{
+    for (int quarter = 0; quarter < 4; quarter++)
+        _mm256_storeu_pd(lanes + 4 * quarter, sums->quarters[quarter]);
+}
+
+#include "kernels/cpu/adam_body.h"
+
+static bool avx2_supported(void)
+{
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+           __builtin_cpu_supports("f16c");
+}
+
+const struct adam_variant adami_avx2 = {
+    .name = "avx2",
+    .is_supported = avx2_supported,
+    .update = vector_update,
+    .copy = vector_copy,
+    .close = vector_close,
+};

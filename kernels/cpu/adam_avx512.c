@@ -1,0 +1,143 @@
+/* Adam's loops for AVX-512 (F, BW, DQ, VL, with FMA and F16C). Sixteen elements a vector. bf16 is
+ * rounded by integers: vcvtneps2bf16 flushes subnormals. */
+#include <immintrin.h>
+
+#include "kernels/cpu/adam_internal.h"
+
+typedef __m512 vec;
+
+enum { VEC_ELEMS = 16 };
+
+/* Lanes 0..7 and 8..15. */
+struct vec_sums {
+    __m512d low, high;
+};
+typedef struct vec_sums vec_sums;
+
+static inline vec vec_set(float value)
+{
+    return _mm512_set1_ps(value);
+}
+
+static inline vec vec_load(const float *source)
+{
+    return _mm512_loadu_ps(source);
+}
+
+static inline void vec_store(float *target, vec value)
+{
+    _mm512_storeu_ps(target, value);
+}
+
+static inline vec widen_bf16(__m256i halves)
+{
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
+}
+
+static inline vec vec_load_bf16(const uint16_t *source)
+{
+    return widen_bf16(_mm256_loadu_si256((const __m256i *)source));
+}
+
+static inline vec vec_load_fp16(const uint16_t *source)
+{
+    return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)source));
+}
+
+/* The upper halves of `rounded`, and of a quieted `value` where that is NaN. */
+static inline __m256i narrow_bf16(vec value, __m512i rounded)
+{
+    __mmask16 is_nan = _mm512_cmp_ps_mask(value, value, _CMP_UNORD_Q);
+    __m512i quieted = _mm512_or_si512(_mm512_castps_si512(value), _mm512_set1_epi32(0x00400000));
+    rounded = _mm512_mask_mov_epi32(rounded, is_nan, quieted);
+    return _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16));
+}
+
+static inline void vec_store_bf16_away(uint16_t *target, vec value)
+{
+    __m512i bits = _mm512_castps_si512(value);
+    __m512i rounded = _mm512_add_epi32(bits, _mm512_set1_epi32(0x8000));
+    _mm256_storeu_si256((__m256i *)target, narrow_bf16(value, rounded));
+}
+
+static inline void vec_store_fp16(uint16_t *target, vec value)
+{
+    __m256i halves = _mm512_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    _mm256_storeu_si256((__m256i *)target, halves);
+}
+
+static inline vec vec_round_bf16(uint16_t *target, vec value)
+{
+    __m512i bits = _mm512_castps_si512(value);
+    __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
+    __m256i halves = narrow_bf16(value, rounded);
+    _mm256_storeu_si256((__m256i *)target, halves);
+    return widen_bf16(halves);
+}
+
+static inline vec vec_round_fp16(uint16_t *target, vec value)
+{
+    __m256i halves = _mm512_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    _mm256_storeu_si256((__m256i *)target, halves);
+    return _mm512_cvtph_ps(halves);
+}
+
+static inline vec vec_mul(vec a, vec b)
+{
+    return _mm512_mul_ps(a, b);
+}
+
+static inline vec vec_div(vec a, vec b)
+{
+    return _mm512_div_ps(a, b);
+}
+
+static inline vec vec_sqrt(vec a)
+{
+    return _mm512_sqrt_ps(a);
+}
+
+static inline vec vec_fma(vec a, vec b, vec c)
+{
+    return _mm512_fmadd_ps(a, b, c);
+}
+
+static inline vec vec_one_nan(vec value)
+{
+    __mmask16 is_nan = _mm512_cmp_ps_mask(value, value, _CMP_UNORD_Q);
+    vec quiet = _mm512_castsi512_ps(_mm512_set1_epi32(ADAMI_QUIET_NAN_BITS));
+    return _mm512_mask_mov_ps(value, is_nan, quiet);
+}
+
+/* A square of an fp32 is exact in fp64, so that fused and separate rounding are the same. */
+static inline void vec_sums_add(vec_sums *sums, const vec values[1])
+{
+    __m512d low = _mm512_cvtps_pd(_mm512_castps512_ps256(values[0]));
+    __m512d high = _mm512_cvtps_pd(_mm512_extractf32x8_ps(values[0], 1));
+    sums->low = _mm512_fmadd_pd(low, low, sums->low);
+    sums->high = _mm512_fmadd_pd(high, high, sums->high);
+}
+
+static inline void vec_sums_store(const vec_sums *sums, double lanes[ADAMI_SUM_LANES])
+{
+    _mm512_storeu_pd(lanes, sums->low);
+    _mm512_storeu_pd(lanes + 8, sums->high);
+}
+
+#include "kernels/cpu/adam_body.h"
+
+static bool avx512_supported(void)
+{
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+           __builtin_cpu_supports("fma");
+}
+
+const struct adam_variant adami_avx512 = {
+    .name = "avx512",
+    .is_supported = avx512_supported,
+    .update = vector_update,
+    .copy = vector_copy,
+    .close = vector_close,
+};

@@ -1,0 +1,56 @@
+/* What the files of the Adam kernels share: the precomputed scalars and the table of variants.
+ *
+ * A variant is one instruction set's compilation of the same arithmetic; its functions work on a
+ * range of elements in the calling thread. adam.c splits the work among threads. Names that begin
+ * with adami_ are shared by kernels/cpu/adam*.c only. */
+#ifndef SLUICE_KERNELS_CPU_ADAM_INTERNAL_H
+#define SLUICE_KERNELS_CPU_ADAM_INTERNAL_H
+
+#include "base/tile.h"
+#include "kernels/ops.h"
+
+enum {
+    ADAMI_BLOCK_ELEMS = SHARD_ELEMS_STEP, /* unit of threading, and of one sum of squares */
+    ADAMI_SUM_LANES = 16,                 /* partial sums of a block, see adami_sum_lanes */
+};
+
+/* A result that is not a number is stored as this one: hardware differs in sign and payload. */
+#define ADAMI_QUIET_NAN_BITS 0x7fc00000u
+
+/* The step's scalars as the loop uses them, all fp32, each made by correctly rounded operations. */
+struct adami_scalars {
+    float grad_scale;
+    float beta1, one_minus_beta1; /* 1 - beta1 */
+    float beta2, one_minus_beta2; /* 1 - beta2 */
+    float l2;                     /* weight_decay where not decoupled, else 0: no L2 term */
+    float decay;                  /* fma(-learning_rate, weight_decay, 1) where decoupled, else 1 */
+    float correction2;            /* 1 / bias_correction2_sqrt */
+    float epsilon;
+    float minus_step; /* -(learning_rate / bias_correction1) */
+};
+typedef struct adami_scalars adami_scalars;
+
+struct adam_variant {
+    const char *name; /* "reference", "avx2", "avx512" */
+
+    /* Whether this CPU runs it. */
+    bool (*is_supported)(void);
+
+    /* Elements [begin, end) of a tile. */
+    void (*update)(const adam_args *args, const adami_scalars *scalars, uint64_t begin,
+                   uint64_t end);
+
+    /* params[begin, end) = working copy of master[begin, end). */
+    void (*copy)(const float *master, void *params, enum dtype param_type, uint64_t begin,
+                 uint64_t end);
+
+    /* Rounds block `block_idx` of 4096 elements and returns its partial sums of squares: lane j
+     * is the sum over elements j, j + 16, j + 32, ... in that order. */
+    void (*close)(const grad_close_args *args, uint64_t block_idx, double lanes[ADAMI_SUM_LANES]);
+};
+
+extern const struct adam_variant adami_reference;
+extern const struct adam_variant adami_avx2;
+extern const struct adam_variant adami_avx512;
+
+#endif

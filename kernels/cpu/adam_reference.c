@@ -1,0 +1,89 @@
+/* Adam in plain C, one element after another: the definition (see adam.c) as code. It is also what
+ * the vector variants run on the last elements of a range, which do not fill a vector. Any thread;
+ * allocates nothing. Compiled without contraction, so each fmaf below is the only fused operation. */
+#include <math.h>
+
+#include "kernels/cpu/adam_internal.h"
+
+static bool reference_supported(void)
+{
+    return true;
+}
+
+static float load_element(const void *source, enum dtype type, uint64_t i)
+{
+    if (type == DTYPE_FP32)
+        return ((const float *)source)[i];
+    uint16_t half;
+    memcpy(&half, (const char *)source + 2 * i, sizeof half);
+    return type == DTYPE_BF16 ? fp32_from_bf16(half) : fp32_from_fp16(half);
+}
+
+static void store_working_copy(void *params, enum dtype type, uint64_t i, float master)
+{
+    if (type == DTYPE_FP32) {
+        ((float *)params)[i] = master;
+        return;
+    }
+    ((uint16_t *)params)[i] =
+        type == DTYPE_BF16 ? bf16_working_copy(master) : fp16_from_fp32(master);
+}
+
+static float one_nan(float value)
+{
+    return value == value ? value : fp32_from_bits(ADAMI_QUIET_NAN_BITS);
+}
+
+static void reference_update(const adam_args *args, const adami_scalars *s, uint64_t begin,
+                             uint64_t end)
+{
+    for (uint64_t i = begin; i < end; i++) {
+        float weight = args->master[i];
+        float grad = load_element(args->grads, args->grad_type, i) * s->grad_scale;
+        if (s->l2 != 0)
+            grad = fmaf(s->l2, weight, grad);
+        float m = fmaf(s->beta1, args->m[i], s->one_minus_beta1 * grad);
+        float v = fmaf(s->beta2, args->v[i], (s->one_minus_beta2 * grad) * grad);
+        float denominator = fmaf(sqrtf(v), s->correction2, s->epsilon);
+        weight = one_nan(fmaf(s->minus_step, m / denominator, weight * s->decay));
+        args->m[i] = one_nan(m);
+        args->v[i] = one_nan(v);
+        args->master[i] = weight;
+        store_working_copy(args->params, args->param_type, i, weight);
+    }
+}
+
+static void reference_copy(const float *master, void *params, enum dtype param_type, uint64_t begin,
+                           uint64_t end)
+{
+    for (uint64_t i = begin; i < end; i++)
+        store_working_copy(params, param_type, i, master[i]);
+}
+
+static void reference_close(const grad_close_args *args, uint64_t block_idx,
+                            double lanes[ADAMI_SUM_LANES])
+{
+    uint64_t begin = block_idx * ADAMI_BLOCK_ELEMS;
+    for (int lane = 0; lane < ADAMI_SUM_LANES; lane++)
+        lanes[lane] = 0;
+    for (uint64_t i = begin; i < begin + ADAMI_BLOCK_ELEMS; i++) {
+        float rounded = args->accumulator[i];
+        if (args->grad_type == DTYPE_FP32) {
+            ((float *)args->grads)[i] = rounded;
+        } else {
+            bool is_bf16 = args->grad_type == DTYPE_BF16;
+            uint16_t half = is_bf16 ? bf16_from_fp32(rounded) : fp16_from_fp32(rounded);
+            ((uint16_t *)args->grads)[i] = half;
+            rounded = is_bf16 ? fp32_from_bf16(half) : fp32_from_fp16(half);
+        }
+        lanes[i % ADAMI_SUM_LANES] += (double)rounded * (double)rounded;
+    }
+}
+
+const struct adam_variant adami_reference = {
+    .name = "reference",
+    .is_supported = reference_supported,
+    .update = reference_update,
+    .copy = reference_copy,
+    .close = reference_close,
+};
