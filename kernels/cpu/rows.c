@@ -1,0 +1,187 @@
+/* The row ops of the CPU backend: picks the table of an instruction set, checks what a caller's data
+ * could break (token ids, targets), and hands on. The arithmetic is in rows_body.h.
+ *
+ * Every op here gives the same bits on every instruction set and with every number of threads, except
+ * rope_table, whose libm may differ between machines. Scratch is only used by norm_backward and
+ * bias_backward. Nothing allocates. */
+#include <assert.h>
+#include <math.h>
+#include <string.h>
+
+#include "kernels/cpu/rows_internal.h"
+
+const rows_table *rowsi_table(enum cpui_isa isa)
+{
+#if defined(__x86_64__)
+    if (isa == CPUI_ISA_AVX512)
+        return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")
+                   ? &rowsi_avx512
+                   : NULL;
+    if (isa == CPUI_ISA_AVX2)
+        return __builtin_cpu_supports("avx2") ? &rowsi_avx2 : NULL;
+#endif
+    return isa == CPUI_ISA_REFERENCE ? &rowsi_baseline : NULL;
+}
+
+void cpui_rows_select(kernel_context *context)
+{
+    context->rows = NULL;
+    for (int isa = (int)context->isa; !context->rows; isa--)
+        context->rows = rowsi_table((enum cpui_isa)isa); /* the baseline always exists */
+}
+
+int cpui_norm_forward(kernel_context *context, void *stream, const norm_args *args)
+{
+    (void)stream;
+    assert(args->kind == NORM_RMS || (args->mean && args->bias));
+    context->rows->norm_forward(context->thread_count, args);
+    return 0;
+}
+
+size_t cpui_norm_grad_scratch_bytes(kernel_context *context, uint64_t rows, uint64_t channels)
+{
+    (void)context;
+    return (size_t)(rowsi_block_count(rows) * 2 * channels) * sizeof(float);
+}
+
+int cpui_norm_backward(kernel_context *context, void *stream, const norm_grad_args *args)
+{
+    (void)stream;
+    assert(args->kind == NORM_RMS || (args->mean && args->bias_grad));
+    context->rows->norm_backward(context->thread_count, args);
+    return 0;
+}
+
+static int token_ids_check(const int32_t *token_ids, uint64_t rows, uint64_t vocab)
+{
+    for (uint64_t row = 0; row < rows; row++)
+        if (token_ids[row] < 0 || (uint64_t)token_ids[row] >= vocab)
+            return err_set(ERR_INPUT,
+                           "embedding: token id %d in row %llu is outside the vocabulary of %llu; "
+                           "were the tokens made with this model's tokenizer?",
+                           token_ids[row], (unsigned long long)row, (unsigned long long)vocab);
+    return 0;
+}
+
+int cpui_embedding_forward(kernel_context *context, void *stream, const embedding_args *args)
+{
+    (void)stream;
+    TRY(token_ids_check(args->token_ids, args->batch * args->tokens, args->vocab));
+    context->rows->embedding_forward(context->thread_count, args);
+    return 0;
+}
+
+size_t cpui_embedding_grad_scratch_bytes(kernel_context *context, uint64_t rows, uint64_t vocab)
+{
+    (void)context;
+    (void)rows;
+    (void)vocab;
+    return 0;
+}
+
+int cpui_embedding_backward(kernel_context *context, void *stream, const embedding_grad_args *args)
+{
+    (void)stream;
+    TRY(token_ids_check(args->token_ids, args->batch * args->tokens, args->vocab));
+    context->rows->embedding_backward(context->thread_count, args);
+    return 0;
+}
+
+int cpui_rope_table(kernel_context *context, void *stream, float *table, uint64_t tokens,
+                    uint64_t head_dim, double theta)
+{
+    (void)stream;
+    assert(head_dim % 2 == 0);
+    uint64_t pairs = head_dim / 2;
+#pragma omp parallel for schedule(static) num_threads(context->thread_count)
+    for (uint64_t i = 0; i < pairs; i++) {
+        double frequency = pow(theta, -2.0 * (double)i / (double)head_dim);
+        for (uint64_t t = 0; t < tokens; t++) {
+            table[(t * pairs + i) * 2] = (float)cos((double)t * frequency);
+            table[(t * pairs + i) * 2 + 1] = (float)sin((double)t * frequency);
+        }
+    }
+    return 0;
+}
+
+int cpui_rope(kernel_context *context, void *stream, const rope_args *args)
+{
+    (void)stream;
+    assert(args->head_dim % 2 == 0);
+    context->rows->rope(context->thread_count, args);
+    return 0;
+}
+
+int cpui_activation_forward(kernel_context *context, void *stream, const activation_args *args)
+{
+    (void)stream;
+    context->rows->activation_forward(context->thread_count, args);
+    return 0;
+}
+
+int cpui_activation_backward(kernel_context *context, void *stream, const activation_args *args)
+{
+    (void)stream;
+    context->rows->activation_backward(context->thread_count, args);
+    return 0;
+}
+
+int cpui_add(kernel_context *context, void *stream, enum dtype type, uint64_t count, const void *a,
+             const void *b, void *out)
+{
+    (void)stream;
+    context->rows->add(context->thread_count, type, count, a, b, out);
+    return 0;
+}
+
+size_t cpui_bias_backward_scratch_bytes(kernel_context *context, uint64_t rows, uint64_t n)
+{
+    (void)context;
+    return (size_t)(rowsi_block_count(rows) * n) * sizeof(float);
+}
+
+int cpui_bias_backward(kernel_context *context, void *stream, enum dtype type, uint64_t rows,
+                       uint64_t n, const void *output_grad, float *bias_grad, void *scratch)
+{
+    (void)stream;
+    context->rows->bias_backward(context->thread_count, type, rows, n, output_grad, bias_grad,
+                                 scratch);
+    return 0;
+}
+
+int cpui_cross_entropy(kernel_context *context, void *stream, const cross_entropy_args *args)
+{
+    (void)stream;
+    assert((const void *)args->logits != args->logits_grad || args->type == DTYPE_FP32);
+    for (uint64_t row = 0; row < args->rows; row++)
+        if (args->targets[row] < -1 ||
+            (args->targets[row] >= 0 && (uint64_t)args->targets[row] >= args->vocab))
+            return err_set(ERR_INPUT,
+                           "cross-entropy: target %d in row %llu is neither -1 nor in the "
+                           "vocabulary of %llu; were the tokens made with this model's tokenizer?",
+                           args->targets[row], (unsigned long long)row,
+                           (unsigned long long)args->vocab);
+    context->rows->cross_entropy(context->thread_count, args);
+    return 0;
+}
+
+int cpui_zero(kernel_context *context, void *stream, void *data, uint64_t bytes)
+{
+    enum { CHUNK_BYTES = 256 * 1024 }; /* one thread's piece */
+    (void)stream;
+    int threads = bytes <= CHUNK_BYTES ? 1 : context->thread_count;
+#pragma omp parallel for schedule(static) num_threads(threads)
+    for (uint64_t at = 0; at < bytes; at += CHUNK_BYTES)
+        memset((char *)data + at, 0, bytes - at < CHUNK_BYTES ? bytes - at : CHUNK_BYTES);
+    return 0;
+}
+
+int cpui_convert(kernel_context *context, void *stream, const void *source, enum dtype source_type,
+                 void *target, enum dtype target_type, uint64_t count)
+{
+    (void)stream;
+    assert(source != target || source_type == target_type || count == 0);
+    context->rows->convert(context->thread_count, source, source_type, target, target_type, count);
+    return 0;
+}

@@ -1,0 +1,57 @@
+/* The table of one instruction set's row ops. rows.c picks a table and checks arguments; the bodies
+ * (rows_body.h) are compiled once per instruction set into rows_baseline.c, rows_avx2.c and
+ * rows_avx512.c. Every table computes the same bits: the bodies use no fused multiply-add and fix the
+ * order of each sum independently of the vector width. Names rowsi_ are shared by these files only. */
+#ifndef SLUICE_KERNELS_CPU_ROWS_INTERNAL_H
+#define SLUICE_KERNELS_CPU_ROWS_INTERNAL_H
+
+#include "kernels/cpu/cpu_internal.h"
+
+/* Sums over rows are made per fixed block of rows, then over blocks in order, so that they do not
+ * depend on the number of threads. At most ROWS_SUM_BLOCKS_MAX blocks of at least ROWS_SUM_ROWS_MIN
+ * rows: enough for the cores of a socket, with scratch below 128 rows of fp32. */
+enum { ROWS_SUM_BLOCKS_MAX = 128, ROWS_SUM_ROWS_MIN = 32 };
+
+static inline uint64_t rowsi_rows_per_block(uint64_t rows)
+{
+    uint64_t even = (rows + ROWS_SUM_BLOCKS_MAX - 1) / ROWS_SUM_BLOCKS_MAX;
+    return even > ROWS_SUM_ROWS_MIN ? even : ROWS_SUM_ROWS_MIN;
+}
+
+static inline uint64_t rowsi_block_count(uint64_t rows)
+{
+    uint64_t step = rowsi_rows_per_block(rows);
+    return (rows + step - 1) / step;
+}
+
+/* `threads` is the most threads an op may use; small ops use one. */
+struct rows_table {
+    const char *name; /* "baseline", "avx2", "avx512" */
+    void (*norm_forward)(int threads, const norm_args *args);
+    void (*norm_backward)(int threads, const norm_grad_args *args);
+    void (*embedding_forward)(int threads, const embedding_args *args);
+    void (*embedding_backward)(int threads, const embedding_grad_args *args);
+    void (*rope)(int threads, const rope_args *args);
+    void (*activation_forward)(int threads, const activation_args *args);
+    void (*activation_backward)(int threads, const activation_args *args);
+    void (*add)(int threads, enum dtype type, uint64_t count, const void *a, const void *b,
+                void *out);
+    void (*bias_backward)(int threads, enum dtype type, uint64_t rows, uint64_t n,
+                          const void *output_grad, float *bias_grad, float *scratch);
+    void (*cross_entropy)(int threads, const cross_entropy_args *args);
+    void (*convert)(int threads, const void *source, enum dtype source_type, void *target,
+                    enum dtype target_type, uint64_t count);
+    /* The elementary functions, for their accuracy tests: out[count] = f(x), out may be x. */
+    void (*exp)(const float *x, float *out, size_t count);
+    void (*sigmoid)(const float *x, float *out, size_t count);
+};
+typedef struct rows_table rows_table;
+
+extern const rows_table rowsi_baseline;
+extern const rows_table rowsi_avx2;   /* x86-64 only */
+extern const rows_table rowsi_avx512; /* x86-64 only */
+
+/* The table of `isa`, or NULL where this CPU or this build lacks it. */
+const rows_table *rowsi_table(enum cpui_isa isa);
+
+#endif

@@ -1,0 +1,222 @@
+/* Arithmetic of the row ops on blocks of fp32: conversion in and out, sums, exp and sigmoid.
+ *
+ * Rows are worked on in blocks of ROWS_BLOCK elements that stay in the first-level cache. A block of
+ * a 16-bit type is widened into a buffer on the stack, an fp32 block is used where it lies, so that
+ * each op is written once. `#pragma omp simd` says that element i depends on element i alone: in-place
+ * ops are therefore vectorized although input and output may be the same memory.
+ *
+ * No fused multiply-add and no order that depends on the vector width: every instruction set gives the
+ * same bits. Included by rows_body.h only. Pure; any thread; allocates nothing. */
+#ifndef SLUICE_KERNELS_CPU_ROWS_MATH_H
+#define SLUICE_KERNELS_CPU_ROWS_MATH_H
+
+#include <math.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "base/dtype.h"
+
+enum {
+    ROWS_BLOCK = 512,        /* elements: 2 KiB of fp32; five such buffers leave room in 32 KiB */
+    ROWS_LANES = 32,         /* accumulators of a sum; element i goes to lane i % 32 */
+    ROWS_TEAM_ELEMS = 16384, /* below this waking other threads costs more than the work */
+};
+
+#if defined(__AVX512F__)
+enum { ROWS_VECTOR_FLOATS = 16 };
+#elif defined(__AVX2__)
+enum { ROWS_VECTOR_FLOATS = 8 };
+#else
+enum { ROWS_VECTOR_FLOATS = 4 };
+#endif
+typedef float rows_vector
+    __attribute__((vector_size(ROWS_VECTOR_FLOATS * 4), aligned(4), may_alias));
+
+static inline size_t block_elems(uint64_t count, uint64_t at)
+{
+    return count - at < ROWS_BLOCK ? (size_t)(count - at) : (size_t)ROWS_BLOCK;
+}
+
+static inline int team(int threads, uint64_t elems)
+{
+    return elems < ROWS_TEAM_ELEMS ? 1 : threads;
+}
+
+/* ---- 16-bit types; the bits of base/dtype.h, without branches ---- */
+
+static inline float widen_fp16(uint16_t half)
+{
+    uint32_t sign = (uint32_t)(half & 0x8000u) << 16;
+    uint32_t rest = (uint32_t)(half & 0x7fffu) << 13;
+    uint32_t finite = fp32_bits(fp32_from_bits(rest) * 0x1p112f); /* exact, subnormals too */
+    return fp32_from_bits(sign | (rest >= 0x0f800000u ? rest | 0x7f800000u : finite));
+}
+
+static inline uint16_t narrow_fp16(float value)
+{
+    uint32_t bits = fp32_bits(value);
+    uint32_t sign = (bits >> 16) & 0x8000u;
+    uint32_t magnitude = bits & 0x7fffffffu;
+    uint32_t rounded = magnitude + 0xfffu + ((magnitude >> 13) & 1u);
+    uint32_t normal = (rounded >> 13) - (112u << 10);
+    uint32_t subnormal = fp32_bits(fp32_from_bits(magnitude) + 0.5f) - 0x3f000000u;
+    uint32_t nan = 0x7e00u | ((magnitude >> 13) & 0x3ffu);
+    uint32_t result = magnitude < 0x38800000u ? subnormal : normal;
+    result = magnitude >= 0x477ff000u ? 0x7c00u : result; /* 65520 and above */
+    result = magnitude > 0x7f800000u ? nan : result;
+    return (uint16_t)(sign | result);
+}
+
+static inline uint16_t narrow_bf16(float value)
+{
+    uint32_t bits = fp32_bits(value);
+    uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+    uint32_t nan = (bits >> 16) | 0x40u;
+    return (uint16_t)((bits & 0x7fffffffu) > 0x7f800000u ? nan : rounded);
+}
+
+/* Elements [at, at + n) of `source` as fp32: where they lie, or widened into buffer [ROWS_BLOCK]. */
+static inline const float *load_block(enum dtype type, const void *source, uint64_t at, size_t n,
+                                      float *buffer)
+{
+    if (type == DTYPE_FP32)
+        return (const float *)source + at;
+    const uint16_t *half = (const uint16_t *)source + at;
+    if (type == DTYPE_BF16) {
+#pragma omp simd
+        for (size_t i = 0; i < n; i++)
+            buffer[i] = fp32_from_bf16(half[i]);
+    } else {
+#pragma omp simd
+        for (size_t i = 0; i < n; i++)
+            buffer[i] = widen_fp16(half[i]);
+    }
+    return buffer;
+}
+
+/* Where a result block is to be computed: in `target` itself, or in `buffer` for store_block. */
+static inline float *store_place(enum dtype type, void *target, uint64_t at, float *buffer)
+{
+    return type == DTYPE_FP32 ? (float *)target + at : buffer;
+}
+
+/* Completes a block computed at store_place: rounds a 16-bit type to nearest even. */
+static inline void store_block(enum dtype type, void *target, uint64_t at, size_t n,
+                               const float *buffer)
+{
+    if (type == DTYPE_FP32)
+        return;
+    uint16_t *half = (uint16_t *)target + at;
+    if (type == DTYPE_BF16) {
+#pragma omp simd
+        for (size_t i = 0; i < n; i++)
+            half[i] = narrow_bf16(buffer[i]);
+    } else {
+#pragma omp simd
+        for (size_t i = 0; i < n; i++)
+            half[i] = narrow_fp16(buffer[i]);
+    }
+}
+
+/* One element rounded to `type`. */
+static inline void store_one(enum dtype type, void *target, uint64_t at, float value)
+{
+    if (type == DTYPE_FP32)
+        ((float *)target)[at] = value;
+    else
+        ((uint16_t *)target)[at] = type == DTYPE_BF16 ? narrow_bf16(value) : narrow_fp16(value);
+}
+
+/* ---- sums: 32 lanes of fp32 within a block, of double across blocks ---- */
+
+struct row_sum {
+    double lane[ROWS_LANES];
+};
+
+/* Adds x[0..n), n <= ROWS_BLOCK. */
+static inline void row_sum_add(struct row_sum *sum, const float *x, size_t n)
+{
+    enum { VECTORS = ROWS_LANES / ROWS_VECTOR_FLOATS };
+    rows_vector acc[VECTORS];
+    float lane[ROWS_LANES];
+    size_t i = 0;
+    for (int k = 0; k < VECTORS; k++)
+        acc[k] = (rows_vector){0};
+    for (; i + ROWS_LANES <= n; i += ROWS_LANES)
+        for (int k = 0; k < VECTORS; k++)
+            acc[k] += *(const rows_vector *)(x + i + (size_t)k * ROWS_VECTOR_FLOATS);
+    memcpy(lane, acc, sizeof lane);
+    for (size_t k = 0; i + k < n; k++)
+        lane[k] += x[i + k];
+#pragma omp simd
+    for (int k = 0; k < ROWS_LANES; k++)
+        sum->lane[k] += (double)lane[k];
+}
+
+/* The sum of the lanes in a fixed tree. Destroys *sum. */
+static inline double row_sum_fold(struct row_sum *sum)
+{
+    for (int width = ROWS_LANES / 2; width > 0; width /= 2)
+        for (int k = 0; k < width; k++)
+            sum->lane[k] += sum->lane[k + width];
+    return sum->lane[0];
+}
+
+/* The larger of `start` and the largest of x[0..n); NaN elements are passed over. */
+static inline float block_max(float start, const float *x, size_t n)
+{
+    float lane[ROWS_LANES];
+    size_t i = 0;
+    for (int k = 0; k < ROWS_LANES; k++)
+        lane[k] = start;
+    for (; i + ROWS_LANES <= n; i += ROWS_LANES)
+#pragma omp simd
+        for (int k = 0; k < ROWS_LANES; k++)
+            lane[k] = x[i + (size_t)k] > lane[k] ? x[i + (size_t)k] : lane[k];
+    for (size_t k = 0; i + k < n; k++)
+        lane[k] = x[i + k] > lane[k] ? x[i + k] : lane[k];
+    for (int width = ROWS_LANES / 2; width > 0; width /= 2)
+        for (int k = 0; k < width; k++)
+            lane[k] = lane[k + width] > lane[k] ? lane[k + width] : lane[k];
+    return lane[0];
+}
+
+/* ---- elementary functions ---- */
+
+/* e^x within 1.1 ulp for every x (measured by the tests over all of fp32's exponents): overflow to infinity,
+ * gradual underflow, e^-inf = 0, NaN stays NaN.
+ *
+ * x = n ln2 + r with |r| <= ln2/2; e^r = 1 + r + r^2 P(r), P through the five Chebyshev nodes of
+ * (e^r - 1 - r) / r^2 on that range (relative error of e^r 9.8e-9, a sixth of an ulp); then two factors
+ * 2^(n/2), so that only the last product can round into the subnormals. n comes from adding
+ * 1.5 * 2^23, whose low bits then hold it: no conversion that is undefined for NaN. */
+static inline float exp_one(float x)
+{
+    const float log2e = 0x1.715476p+0f, ln2_high = 0x1.63p-1f, ln2_low = -0x1.bd0106p-13f;
+    const float magic = 0x1.8p23f;
+    x = x > 89.0f ? 89.0f : x;     /* beyond: infinity, reached by the factors below */
+    x = x < -105.0f ? -105.0f : x; /* beyond: zero */
+    float shifted = x * log2e + magic;
+    float n = shifted - magic;
+    float r = (x - n * ln2_high) - n * ln2_low;
+    float p = 0x1.6d10fcp-10f;
+    p = p * r + 0x1.120b62p-7f;
+    p = p * r + 0x1.55551ap-5f;
+    p = p * r + 0x1.5554dep-3f;
+    p = p * r + 0.5f;
+    p = 1.0f + (r + (r * r) * p);
+    uint32_t exponent = fp32_bits(shifted) - 0x4b400000u;
+    uint32_t first = (uint32_t)((int32_t)exponent >> 1);
+    uint32_t second = exponent - first;
+    return p * fp32_from_bits((first + 127u) << 23) * fp32_from_bits((second + 127u) << 23);
+}
+
+/* 1 / (1 + e^-x). GELU's (1 + tanh u) / 2 is sigmoid(2u): no cancellation in its left tail, which the
+ * form with tanh has. */
+static inline float sigmoid_one(float x)
+{
+    return 1.0f / (1.0f + exp_one(-x));
+}
+
+#endif

@@ -1,0 +1,302 @@
+/* Ops that map element to element: activations, rotary positions, addition, conversion, and the
+ * embedding. Part of rows_body.h. */
+
+/* u = sqrt(2/pi) (x + 0.044715 x^3); GELU(x) = x (1 + tanh u) / 2 = x sigmoid(2u). */
+#define GELU_TWICE_ROOT 1.5957691216057308f /* 2 sqrt(2/pi) */
+#define GELU_CUBIC      0.044715f
+
+static void gelu_forward_block(const float *x, float *y, size_t n)
+{
+#pragma omp simd
+    for (size_t i = 0; i < n; i++) {
+        float twice_u = GELU_TWICE_ROOT * (x[i] + GELU_CUBIC * (x[i] * x[i] * x[i]));
+        y[i] = x[i] * sigmoid_one(twice_u);
+    }
+}
+
+/* dx = dy (s + x s (1 - s) d(2u)/dx) with s = sigmoid(2u), 1 - s = s e^-2u. Beyond |x| = 10 the factor
+ * is 0 or 1 to fp32's precision; the clamp keeps e^-2u finite there. */
+static void gelu_backward_block(const float *x, const float *dy, float *dx, size_t n)
+{
+#pragma omp simd
+    for (size_t i = 0; i < n; i++) {
+        float v = x[i] > 10.0f ? 10.0f : x[i];
+        v = v < -10.0f ? -10.0f : v;
+        float square = v * v;
+        float e = exp_one(-(GELU_TWICE_ROOT * (v + GELU_CUBIC * (square * v))));
+        float s = 1.0f / (1.0f + e);
+        float slope = GELU_TWICE_ROOT * (1.0f + 3.0f * GELU_CUBIC * square);
+        dx[i] = dy[i] * (s + v * s * (s * e) * slope);
+    }
+}
+
+static void swiglu_forward_block(const float *gate, const float *up, float *y, size_t n)
+{
+#pragma omp simd
+    for (size_t i = 0; i < n; i++)
+        y[i] = gate[i] * sigmoid_one(gate[i]) * up[i];
+}
+
+/* silu(g) = g s, silu'(g) = s + g s (1 - s); the clamp at -87 keeps e^-g finite where s is 0. */
+static void swiglu_backward_block(const float *gate, const float *up, const float *dy, float *dgate,
+                                  float *dup, size_t n)
+{
+#pragma omp simd
+    for (size_t i = 0; i < n; i++) {
+        float g = gate[i] < -87.0f ? -87.0f : gate[i];
+        float e = exp_one(-g);
+        float s = 1.0f / (1.0f + e);
+        float silu = g * s;
+        float grad = dy[i], factor = up[i];
+        dgate[i] = grad * factor * (s + silu * (s * e));
+        dup[i] = grad * silu;
+    }
+}
+
+static void gelu_forward(int threads, const activation_args *args)
+{
+    uint64_t count = args->rows * args->features;
+#pragma omp parallel for schedule(static) num_threads(team(threads, count))
+    for (uint64_t at = 0; at < count; at += ROWS_BLOCK) {
+        float x_buffer[ROWS_BLOCK], y_buffer[ROWS_BLOCK];
+        size_t n = block_elems(count, at);
+        const float *x = load_block(args->type, args->input, at, n, x_buffer);
+        float *y = store_place(args->type, args->output, at, y_buffer);
+        gelu_forward_block(x, y, n);
+        store_block(args->type, args->output, at, n, y);
+    }
+}
+
+static void gelu_backward(int threads, const activation_args *args)
+{
+    uint64_t count = args->rows * args->features;
+#pragma omp parallel for schedule(static) num_threads(team(threads, count))
+    for (uint64_t at = 0; at < count; at += ROWS_BLOCK) {
+        float x_buffer[ROWS_BLOCK], dy_buffer[ROWS_BLOCK], dx_buffer[ROWS_BLOCK];
+        size_t n = block_elems(count, at);
+        const float *x = load_block(args->type, args->input, at, n, x_buffer);
+        const float *dy = load_block(args->type, args->output_grad, at, n, dy_buffer);
+        float *dx = store_place(args->type, args->input_grad, at, dx_buffer);
+        gelu_backward_block(x, dy, dx, n);
+        store_block(args->type, args->input_grad, at, n, dx);
+    }
+}
+
+static void swiglu_forward(int threads, const activation_args *args)
+{
+    uint64_t features = args->features;
+#pragma omp parallel for schedule(static) num_threads(team(threads, args->rows *features))
+    for (uint64_t row = 0; row < args->rows; row++)
+        for (uint64_t f = 0; f < features; f += ROWS_BLOCK) {
+            float gate_buffer[ROWS_BLOCK], up_buffer[ROWS_BLOCK], y_buffer[ROWS_BLOCK];
+            size_t n = block_elems(features, f);
+            uint64_t gate_at = row * 2 * features + f, up_at = gate_at + features;
+            uint64_t out_at = row * features + f;
+            const float *gate = load_block(args->type, args->input, gate_at, n, gate_buffer);
+            const float *up = load_block(args->type, args->input, up_at, n, up_buffer);
+            float *y = store_place(args->type, args->output, out_at, y_buffer);
+            swiglu_forward_block(gate, up, y, n);
+            store_block(args->type, args->output, out_at, n, y);
+        }
+}
+
+static void swiglu_backward(int threads, const activation_args *args)
+{
+    uint64_t features = args->features;
+#pragma omp parallel for schedule(static) num_threads(team(threads, args->rows *features))
+    for (uint64_t row = 0; row < args->rows; row++)
+        for (uint64_t f = 0; f < features; f += ROWS_BLOCK) {
+            float gate_buffer[ROWS_BLOCK], up_buffer[ROWS_BLOCK], dy_buffer[ROWS_BLOCK];
+            float dgate_buffer[ROWS_BLOCK], dup_buffer[ROWS_BLOCK];
+            size_t n = block_elems(features, f);
+            uint64_t gate_at = row * 2 * features + f, up_at = gate_at + features;
+            const float *gate = load_block(args->type, args->input, gate_at, n, gate_buffer);
+            const float *up = load_block(args->type, args->input, up_at, n, up_buffer);
+            const float *dy =
+                load_block(args->type, args->output_grad, row * features + f, n, dy_buffer);
+            float *dgate = store_place(args->type, args->input_grad, gate_at, dgate_buffer);
+            float *dup = store_place(args->type, args->input_grad, up_at, dup_buffer);
+            swiglu_backward_block(gate, up, dy, dgate, dup, n);
+            store_block(args->type, args->input_grad, gate_at, n, dgate);
+            store_block(args->type, args->input_grad, up_at, n, dup);
+        }
+}
+
+static void activation_forward(int threads, const activation_args *args)
+{
+    if (args->kind == ACTIVATION_GELU)
+        gelu_forward(threads, args);
+    else
+        swiglu_forward(threads, args);
+}
+
+static void activation_backward(int threads, const activation_args *args)
+{
+    if (args->kind == ACTIVATION_GELU)
+        gelu_backward(threads, args);
+    else
+        swiglu_backward(threads, args);
+}
+
+/* Turns pairs [first, first + n) of all heads of one row. cosine and sine: [n], of this position; the
+ * sine's sign makes the direction. */
+static void rope_pairs(const rope_args *args, uint64_t row, uint64_t first, size_t n,
+                       const float *cosine, const float *sine)
+{
+    float low_buffer[ROWS_BLOCK], high_buffer[ROWS_BLOCK];
+    float new_low_buffer[ROWS_BLOCK], new_high_buffer[ROWS_BLOCK];
+    for (uint64_t head = 0; head < args->heads; head++) {
+        uint64_t low_at = row * args->stride + head * args->head_dim + first;
+        uint64_t high_at = low_at + args->head_dim / 2;
+        const float *low = load_block(args->type, args->data, low_at, n, low_buffer);
+        const float *high = load_block(args->type, args->data, high_at, n, high_buffer);
+        float *new_low = store_place(args->type, args->data, low_at, new_low_buffer);
+        float *new_high = store_place(args->type, args->data, high_at, new_high_buffer);
+#pragma omp simd
+        for (size_t i = 0; i < n; i++) {
+            float x = low[i], y = high[i];
+            new_low[i] = x * cosine[i] - y * sine[i];
+            new_high[i] = x * sine[i] + y * cosine[i];
+        }
+        store_block(args->type, args->data, low_at, n, new_low);
+        store_block(args->type, args->data, high_at, n, new_high);
+    }
+}
+
+static void rope(int threads, const rope_args *args)
+{
+    uint64_t rows = args->batch * args->tokens, pairs = args->head_dim / 2;
+    uint64_t count = rows * args->heads * args->head_dim;
+#pragma omp parallel for schedule(static) num_threads(team(threads, count))
+    for (uint64_t row = 0; row < rows; row++) {
+        const float *table = args->table + (row % args->tokens) * pairs * 2;
+        for (uint64_t first = 0; first < pairs; first += ROWS_BLOCK) {
+            float cosine[ROWS_BLOCK], sine[ROWS_BLOCK];
+            size_t n = block_elems(pairs, first);
+            float sign = args->inverse ? -1.0f : 1.0f;
+            for (size_t i = 0; i < n; i++) {
+                cosine[i] = table[2 * (first + i)];
+                sine[i] = sign * table[2 * (first + i) + 1];
+            }
+            rope_pairs(args, row, first, n, cosine, sine);
+        }
+    }
+}
+
+static void add(int threads, enum dtype type, uint64_t count, const void *a, const void *b,
+                void *out)
+{
+#pragma omp parallel for schedule(static) num_threads(team(threads, count))
+    for (uint64_t at = 0; at < count; at += ROWS_BLOCK) {
+        float a_buffer[ROWS_BLOCK], b_buffer[ROWS_BLOCK], out_buffer[ROWS_BLOCK];
+        size_t n = block_elems(count, at);
+        const float *left = load_block(type, a, at, n, a_buffer);
+        const float *right = load_block(type, b, at, n, b_buffer);
+        float *sum = store_place(type, out, at, out_buffer);
+#pragma omp simd
+        for (size_t i = 0; i < n; i++)
+            sum[i] = left[i] + right[i];
+        store_block(type, out, at, n, sum);
+    }
+}
+
+static void convert(int threads, const void *source, enum dtype source_type, void *target,
+                    enum dtype target_type, uint64_t count)
+{
+    size_t elem_bytes = dtype_bytes(source_type);
+    if (source == target)
+        return; /* equal types: the only overlap that is allowed */
+#pragma omp parallel for schedule(static) num_threads(team(threads, count))
+    for (uint64_t at = 0; at < count; at += ROWS_BLOCK) {
+        float buffer[ROWS_BLOCK];
+        size_t n = block_elems(count, at);
+        if (source_type == target_type || target_type == DTYPE_FP32) {
+            if (source_type == target_type)
+                memcpy((char *)target + at * elem_bytes, (const char *)source + at * elem_bytes,
+                       n * elem_bytes);
+            else
+                (void)load_block(source_type, source, at, n, (float *)target + at);
+            continue;
+        }
+        store_block(target_type, target, at, n, load_block(source_type, source, at, n, buffer));
+    }
+}
+
+static void embedding_forward(int threads, const embedding_args *args)
+{
+    uint64_t rows = args->batch * args->tokens, channels = args->channels;
+    size_t elem_bytes = dtype_bytes(args->type);
+#pragma omp parallel for schedule(static) num_threads(team(threads, rows *channels))
+    for (uint64_t row = 0; row < rows; row++) {
+        uint64_t token_at = (uint64_t)args->token_ids[row] * channels;
+        uint64_t position_at = (row % args->tokens) * channels, out_at = row * channels;
+        if (!args->position_table) {
+            memcpy((char *)args->output + out_at * elem_bytes,
+                   (const char *)args->token_table + token_at * elem_bytes, channels * elem_bytes);
+            continue;
+        }
+        for (uint64_t c = 0; c < channels; c += ROWS_BLOCK) {
+            float token_buffer[ROWS_BLOCK], position_buffer[ROWS_BLOCK], out_buffer[ROWS_BLOCK];
+            size_t n = block_elems(channels, c);
+            const float *token =
+                load_block(args->type, args->token_table, token_at + c, n, token_buffer);
+            const float *position =
+                load_block(args->type, args->position_table, position_at + c, n, position_buffer);
+            float *out = store_place(args->type, args->output, out_at + c, out_buffer);
+#pragma omp simd
+            for (size_t i = 0; i < n; i++)
+                out[i] = token[i] + position[i];
+            store_block(args->type, args->output, out_at + c, n, out);
+        }
+    }
+}
+
+/* Adds columns [c, c + n) of every row to the tables, in order of rows. */
+static void embedding_grad_columns(const embedding_grad_args *args, uint64_t c, size_t n)
+{
+    uint64_t rows = args->batch * args->tokens, channels = args->channels;
+    float buffer[ROWS_BLOCK];
+    for (uint64_t row = 0; row < rows; row++) {
+        const float *dy = load_block(args->type, args->output_grad, row * channels + c, n, buffer);
+        float *token = args->token_table_grad + (uint64_t)args->token_ids[row] * channels + c;
+#pragma omp simd
+        for (size_t i = 0; i < n; i++)
+            token[i] += dy[i];
+        if (!args->position_table_grad)
+            continue;
+        float *position = args->position_table_grad + (row % args->tokens) * channels + c;
+#pragma omp simd
+        for (size_t i = 0; i < n; i++)
+            position[i] += dy[i];
+    }
+}
+
+/* Each thread owns columns, so equal tokens need no atomics and no sorting. The width (of one thread's
+ * piece) is a whole number of cache lines and does not touch the result: columns never meet. */
+static void embedding_backward(int threads, const embedding_grad_args *args)
+{
+    uint64_t channels = args->channels;
+    int width_threads = team(threads, args->batch * args->tokens * channels);
+    uint64_t width = (channels + (uint64_t)width_threads - 1) / (uint64_t)width_threads;
+    width = (width + 15) / 16 * 16;
+    width = width < ROWS_BLOCK ? width : (uint64_t)ROWS_BLOCK;
+#pragma omp parallel for schedule(static) num_threads(width_threads)
+    for (uint64_t c = 0; c < channels; c += width) {
+        uint64_t left = channels - c;
+        embedding_grad_columns(args, c, (size_t)(left < width ? left : width));
+    }
+}
+
+static void exp_all(const float *x, float *out, size_t count)
+{
+#pragma omp simd
+    for (size_t i = 0; i < count; i++)
+        out[i] = exp_one(x[i]);
+}
+
+static void sigmoid_all(const float *x, float *out, size_t count)
+{
+#pragma omp simd
+    for (size_t i = 0; i < count; i++)
+        out[i] = sigmoid_one(x[i]);
+}

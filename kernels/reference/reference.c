@@ -1,0 +1,86 @@
+/* The reference backend: every op of kernels/ops.h written as its formula, in double, on one thread.
+ * The other backends are tested against it, and whole tiny models are checked with it; nothing else
+ * links it. fp32, bf16 and fp16 everywhere: an element is widened to double when read and rounded once
+ * when stored. No op looks at the context, so that a test may pass any context or NULL. Only the
+ * create functions allocate. */
+#include <errno.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "kernels/reference/reference_internal.h"
+
+struct kernel_context {
+    char unused; /* ops need no state; the object exists so that create and destroy pair up */
+};
+
+static int context_create(const kernel_context_config *config, kernel_context **context)
+{
+    (void)config;
+    *context = mem_alloc(1, sizeof **context, "reference context");
+    return *context ? 0 : -ENOMEM;
+}
+
+static void context_destroy(kernel_context *context)
+{
+    mem_free(context);
+}
+
+static const char *describe(const kernel_context *context)
+{
+    (void)context;
+    return "reference: plain C in double, one thread";
+}
+
+static int zero(kernel_context *context, void *stream, void *data, uint64_t bytes)
+{
+    (void)context;
+    (void)stream;
+    memset(data, 0, bytes);
+    return 0;
+}
+
+static int convert(kernel_context *context, void *stream, const void *source,
+                   enum dtype source_type, void *target, enum dtype target_type, uint64_t count)
+{
+    (void)context;
+    (void)stream;
+    dtype_convert(source, source_type, target, target_type, count);
+    return 0;
+}
+
+const kernel_ops kernels_reference = {
+    .name = "reference",
+    .context_create = context_create,
+    .context_destroy = context_destroy,
+    .describe = describe,
+    .matmul_create = refi_matmul_create,
+    .matmul_destroy = refi_matmul_destroy,
+    .matmul_scratch_bytes = refi_matmul_scratch_bytes,
+    .matmul = refi_matmul,
+    .attention_create = refi_attention_create,
+    .attention_destroy = refi_attention_destroy,
+    .attention_forward_scratch_bytes = refi_attention_forward_scratch_bytes,
+    .attention_backward_scratch_bytes = refi_attention_backward_scratch_bytes,
+    .attention_forward = refi_attention_forward,
+    .attention_backward = refi_attention_backward,
+    .norm_forward = refi_norm_forward,
+    .norm_grad_scratch_bytes = refi_norm_grad_scratch_bytes,
+    .norm_backward = refi_norm_backward,
+    .embedding_forward = refi_embedding_forward,
+    .embedding_grad_scratch_bytes = refi_embedding_grad_scratch_bytes,
+    .embedding_backward = refi_embedding_backward,
+    .rope_table = refi_rope_table,
+    .rope = refi_rope,
+    .activation_forward = refi_activation_forward,
+    .activation_backward = refi_activation_backward,
+    .add = refi_add,
+    .bias_backward = refi_bias_backward,
+    .bias_backward_scratch_bytes = refi_bias_backward_scratch_bytes,
+    .cross_entropy = refi_cross_entropy,
+    .zero = zero,
+    .convert = convert,
+    .grad_close = refi_grad_close,
+    .norm_reduce = refi_norm_reduce,
+    .adam = refi_adam,
+    .working_copy = refi_working_copy,
+};

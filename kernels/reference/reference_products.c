@@ -1,0 +1,239 @@
+/* Matrix products and attention of the reference backend. */
+#include <errno.h>
+#include <math.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "kernels/reference/reference_internal.h"
+
+struct kernel_matmul {
+    matmul_desc desc;
+};
+
+struct kernel_attention {
+    attention_desc desc;
+};
+
+int refi_matmul_create(kernel_context *context, const matmul_desc *desc, kernel_matmul **product)
+{
+    (void)context;
+    *product = NULL;
+    if (desc->c_type != desc->ab_type && desc->c_type != DTYPE_FP32)
+        return err_set(-EINVAL, "reference matmul: C is %s, but must be %s or fp32",
+                       dtype_name(desc->c_type), dtype_name(desc->ab_type));
+    if (desc->accumulate && desc->c_type != DTYPE_FP32)
+        return err_set(-EINVAL, "reference matmul: accumulating needs an fp32 C");
+    if (desc->a_stride < (desc->a_transposed ? desc->m : desc->k) ||
+        desc->b_stride < (desc->b_transposed ? desc->k : desc->n) || desc->c_stride < desc->n)
+        return err_set(-EINVAL, "reference matmul: a row stride is shorter than its row");
+    *product = mem_alloc(1, sizeof **product, "reference matmul");
+    if (!*product)
+        return -ENOMEM;
+    (*product)->desc = *desc;
+    return 0;
+}
+
+void refi_matmul_destroy(kernel_matmul *product)
+{
+    mem_free(product);
+}
+
+size_t refi_matmul_scratch_bytes(const kernel_matmul *product)
+{
+    (void)product;
+    return 0;
+}
+
+int refi_matmul(kernel_matmul *product, void *stream, const void *a, const void *b,
+                const void *bias, void *c, void *scratch)
+{
+    const matmul_desc *desc = &product->desc;
+    (void)stream;
+    (void)scratch;
+    for (uint64_t i = 0; i < desc->m; i++)
+        for (uint64_t j = 0; j < desc->n; j++) {
+            double sum = desc->has_bias ? refi_load(desc->ab_type, bias, j) : 0.0;
+            for (uint64_t l = 0; l < desc->k; l++) {
+                uint64_t a_at =
+                    desc->a_transposed ? l * desc->a_stride + i : i * desc->a_stride + l;
+                uint64_t b_at =
+                    desc->b_transposed ? j * desc->b_stride + l : l * desc->b_stride + j;
+                sum += refi_load(desc->ab_type, a, a_at) * refi_load(desc->ab_type, b, b_at);
+            }
+            uint64_t c_at = i * desc->c_stride + j;
+            if (desc->accumulate)
+                sum += refi_load(desc->c_type, c, c_at);
+            refi_store(desc->c_type, c, c_at, sum);
+        }
+    return 0;
+}
+
+int refi_attention_create(kernel_context *context, const attention_desc *desc,
+                          kernel_attention **attention)
+{
+    (void)context;
+    *attention = NULL;
+    if (desc->kv_heads == 0 || desc->heads % desc->kv_heads != 0)
+        return err_set(-EINVAL, "reference attention: %llu heads do not share %llu key/value heads",
+                       (unsigned long long)desc->heads, (unsigned long long)desc->kv_heads);
+    *attention = mem_alloc(1, sizeof **attention, "reference attention");
+    if (!*attention)
+        return -ENOMEM;
+    (*attention)->desc = *desc;
+    return 0;
+}
+
+void refi_attention_destroy(kernel_attention *attention)
+{
+    mem_free(attention);
+}
+
+/* One row of probabilities: [T] double. */
+size_t refi_attention_forward_scratch_bytes(const kernel_attention *attention)
+{
+    return attention->desc.tokens * sizeof(double);
+}
+
+/* Probabilities and their gradients [2, T], then sums of k_grad and v_grad [2, T, D], double. */
+size_t refi_attention_backward_scratch_bytes(const kernel_attention *attention)
+{
+    const attention_desc *desc = &attention->desc;
+    return desc->tokens * (2 + 2 * desc->head_dim) * sizeof(double);
+}
+
+/* One (batch, head): element offsets of its row 0, token 0 in q, in k and v, and in the output. */
+struct head_place {
+    uint64_t q, kv, output;
+};
+
+static struct head_place head_at(const attention_desc *desc, uint64_t batch, uint64_t head)
+{
+    uint64_t row = batch * desc->tokens, group = head / (desc->heads / desc->kv_heads);
+    return (struct head_place){
+        .q = row * desc->qkv_stride + head * desc->head_dim,
+        .kv = row * desc->qkv_stride + group * desc->head_dim,
+        .output = row * desc->heads * desc->head_dim + head * desc->head_dim,
+    };
+}
+
+/* Dot product of head_dim elements. */
+static double dot(const attention_desc *desc, const void *x, uint64_t x_at, const void *y,
+                  uint64_t y_at)
+{
+    double sum = 0.0;
+    for (uint64_t d = 0; d < desc->head_dim; d++)
+        sum += refi_load(desc->type, x, x_at + d) * refi_load(desc->type, y, y_at + d);
+    return sum;
+}
+
+/* probability[0..t] = softmax of the scaled scores of query row t; returns the log of the sum. */
+static double softmax_row(const attention_desc *desc, struct head_place place, const void *q,
+                          const void *k, uint64_t t, double *probability)
+{
+    double max = -INFINITY, sum = 0.0;
+    for (uint64_t s = 0; s <= t; s++) {
+        probability[s] = (double)desc->scale * dot(desc, q, place.q + t * desc->qkv_stride, k,
+                                                   place.kv + s * desc->qkv_stride);
+        max = fmax(max, probability[s]);
+    }
+    for (uint64_t s = 0; s <= t; s++)
+        sum += exp(probability[s] - max);
+    for (uint64_t s = 0; s <= t; s++)
+        probability[s] = exp(probability[s] - max) / sum;
+    return max + log(sum);
+}
+
+int refi_attention_forward(kernel_attention *attention, void *stream, const void *q, const void *k,
+                           const void *v, void *output, float *lse, void *scratch)
+{
+    const attention_desc *desc = &attention->desc;
+    uint64_t output_stride = desc->heads * desc->head_dim;
+    double *probability = scratch;
+    (void)stream;
+    for (uint64_t batch = 0; batch < desc->batch; batch++)
+        for (uint64_t head = 0; head < desc->heads; head++) {
+            struct head_place place = head_at(desc, batch, head);
+            for (uint64_t t = 0; t < desc->tokens; t++) {
+                lse[(batch * desc->heads + head) * desc->tokens + t] =
+                    (float)softmax_row(desc, place, q, k, t, probability);
+                for (uint64_t d = 0; d < desc->head_dim; d++) {
+                    double sum = 0.0;
+                    for (uint64_t s = 0; s <= t; s++)
+                        sum += probability[s] *
+                               refi_load(desc->type, v, place.kv + s * desc->qkv_stride + d);
+                    refi_store(desc->type, output, place.output + t * output_stride + d, sum);
+                }
+            }
+        }
+    return 0;
+}
+
+struct attention_grads {
+    const void *q, *k, *v, *output_grad;
+    void *q_grad;
+    double *probability, *score_grad; /* [T] */
+    double *k_sum, *v_sum;            /* [T, D], of one key/value head */
+};
+
+/* Query row t of one head: writes its q_grad, adds to k_sum and v_sum. */
+static void attention_grad_row(const attention_desc *desc, const struct attention_grads *grads,
+                               struct head_place place, uint64_t t)
+{
+    uint64_t stride = desc->qkv_stride, dim = desc->head_dim;
+    uint64_t q_at = place.q + t * stride, output_at = place.output + t * desc->heads * dim;
+    double mean = 0.0; /* of the probabilities' gradients under the probabilities */
+    (void)softmax_row(desc, place, grads->q, grads->k, t, grads->probability);
+    for (uint64_t s = 0; s <= t; s++) {
+        grads->score_grad[s] =
+            dot(desc, grads->output_grad, output_at, grads->v, place.kv + s * stride);
+        mean += grads->probability[s] * grads->score_grad[s];
+    }
+    for (uint64_t s = 0; s <= t; s++)
+        grads->score_grad[s] =
+            (double)desc->scale * grads->probability[s] * (grads->score_grad[s] - mean);
+    for (uint64_t d = 0; d < dim; d++) {
+        double q_sum = 0.0, q = refi_load(desc->type, grads->q, q_at + d);
+        double output_grad = refi_load(desc->type, grads->output_grad, output_at + d);
+        for (uint64_t s = 0; s <= t; s++) {
+            q_sum +=
+                grads->score_grad[s] * refi_load(desc->type, grads->k, place.kv + s * stride + d);
+            grads->k_sum[s * dim + d] += grads->score_grad[s] * q;
+            grads->v_sum[s * dim + d] += grads->probability[s] * output_grad;
+        }
+        refi_store(desc->type, grads->q_grad, q_at + d, q_sum);
+    }
+}
+
+/* Recomputes the probabilities from q and k: neither `output` nor `lse` is needed. */
+int refi_attention_backward(kernel_attention *attention, void *stream, const void *q, const void *k,
+                            const void *v, const void *output, const float *lse,
+                            const void *output_grad, void *q_grad, void *k_grad, void *v_grad,
+                            void *scratch)
+{
+    const attention_desc *desc = &attention->desc;
+    uint64_t tokens = desc->tokens, dim = desc->head_dim, share = desc->heads / desc->kv_heads;
+    struct attention_grads grads = {.q = q, .k = k, .v = v, .output_grad = output_grad};
+    (void)stream;
+    (void)output;
+    (void)lse;
+    grads.q_grad = q_grad;
+    grads.probability = scratch;
+    grads.score_grad = grads.probability + tokens;
+    grads.k_sum = grads.score_grad + tokens;
+    grads.v_sum = grads.k_sum + tokens * dim;
+    for (uint64_t batch = 0; batch < desc->batch; batch++)
+        for (uint64_t group = 0; group < desc->kv_heads; group++) {
+            memset(grads.k_sum, 0, 2 * tokens * dim * sizeof(double));
+            for (uint64_t head = group * share; head < (group + 1) * share; head++)
+                for (uint64_t t = 0; t < tokens; t++)
+                    attention_grad_row(desc, &grads, head_at(desc, batch, head), t);
+            uint64_t kv_at = head_at(desc, batch, group * share).kv;
+            for (uint64_t t = 0; t < tokens; t++)
+                for (uint64_t d = 0; d < dim; d++) {
+                    uint64_t at = kv_at + t * desc->qkv_stride + d;
+                    refi_store(desc->type, k_grad, at, grads.k_sum[t * dim + d]);
+                    refi_store(desc->type, v_grad, at, grads.v_sum[t * dim + d]);
+                }
+        }
+    return 0;
+}

@@ -1,0 +1,298 @@
+/* Row-wise ops of the reference backend. The embedding gradient is added row by row in fp32, as the
+ * contract says; every other sum is taken in double and rounded once. */
+#include <math.h>
+
+#include "kernels/reference/reference_internal.h"
+
+static void norm_forward_row(const norm_args *args, uint64_t row)
+{
+    uint64_t channels = args->channels, at = row * channels;
+    const void *source = args->residual ? args->sum : args->input;
+    double mean = 0.0, variance = 0.0;
+    for (uint64_t c = 0; args->residual && c < channels; c++)
+        refi_store(args->type, args->sum, at + c,
+                   refi_load(args->type, args->input, at + c) +
+                       refi_load(args->type, args->residual, at + c));
+    for (uint64_t c = 0; args->kind == NORM_LAYER && c < channels; c++)
+        mean += refi_load(args->type, source, at + c) / (double)channels;
+    for (uint64_t c = 0; c < channels; c++) {
+        double distance = refi_load(args->type, source, at + c) - mean;
+        variance += distance * distance / (double)channels;
+    }
+    double rstd = 1.0 / sqrt(variance + (double)args->epsilon);
+    for (uint64_t c = 0; c < channels; c++) {
+        double xhat = (refi_load(args->type, source, at + c) - mean) * rstd;
+        double y = xhat * refi_load(args->type, args->weight, c);
+        if (args->kind == NORM_LAYER)
+            y += refi_load(args->type, args->bias, c);
+        refi_store(args->type, args->output, at + c, y);
+    }
+    if (args->kind == NORM_LAYER)
+        args->mean[row] = (float)mean;
+    args->rstd[row] = (float)rstd;
+}
+
+int refi_norm_forward(kernel_context *context, void *stream, const norm_args *args)
+{
+    (void)context;
+    (void)stream;
+    for (uint64_t row = 0; row < args->rows; row++)
+        norm_forward_row(args, row);
+    return 0;
+}
+
+/* Sums of the weight's and the bias's gradient: [2, C] double. */
+size_t refi_norm_grad_scratch_bytes(kernel_context *context, uint64_t rows, uint64_t channels)
+{
+    (void)context;
+    (void)rows;
+    return 2 * channels * sizeof(double);
+}
+
+static void norm_backward_row(const norm_grad_args *args, uint64_t row, double *weight_sum,
+                              double *bias_sum)
+{
+    uint64_t channels = args->channels, at = row * channels;
+    double mean = args->kind == NORM_LAYER ? (double)args->mean[row] : 0.0;
+    double rstd = (double)args->rstd[row], g_mean = 0.0, gx_mean = 0.0;
+    for (uint64_t c = 0; c < channels; c++) {
+        double xhat = (refi_load(args->type, args->input, at + c) - mean) * rstd;
+        double dy = refi_load(args->type, args->output_grad, at + c);
+        double g = dy * refi_load(args->type, args->weight, c);
+        weight_sum[c] += dy * xhat;
+        bias_sum[c] += dy;
+        g_mean += g / (double)channels;
+        gx_mean += g * xhat / (double)channels;
+    }
+    if (args->kind == NORM_RMS)
+        g_mean = 0.0; /* RMSNorm takes no mean away, so none flows back */
+    for (uint64_t c = 0; c < channels; c++) {
+        double xhat = (refi_load(args->type, args->input, at + c) - mean) * rstd;
+        double g = refi_load(args->type, args->output_grad, at + c) *
+                   refi_load(args->type, args->weight, c);
+        double dx = rstd * (g - g_mean - xhat * gx_mean);
+        if (args->residual_grad)
+            dx += refi_load(args->type, args->residual_grad, at + c);
+        refi_store(args->type, args->input_grad, at + c, dx);
+    }
+}
+
+int refi_norm_backward(kernel_context *context, void *stream, const norm_grad_args *args)
+{
+    double *weight_sum = args->scratch, *bias_sum = weight_sum + args->channels;
+    (void)context;
+    (void)stream;
+    for (uint64_t c = 0; c < 2 * args->channels; c++)
+        weight_sum[c] = 0.0;
+    for (uint64_t row = 0; row < args->rows; row++)
+        norm_backward_row(args, row, weight_sum, bias_sum);
+    for (uint64_t c = 0; c < args->channels; c++) {
+        args->weight_grad[c] = (float)((double)args->weight_grad[c] + weight_sum[c]);
+        if (args->kind == NORM_LAYER)
+            args->bias_grad[c] = (float)((double)args->bias_grad[c] + bias_sum[c]);
+    }
+    return 0;
+}
+
+static int index_check(int32_t idx, int32_t lowest, uint64_t vocab)
+{
+    if (idx >= lowest && (idx < 0 || (uint64_t)idx < vocab))
+        return 0;
+    return err_set(ERR_INPUT, "reference: token %d is outside the vocabulary of %llu", idx,
+                   (unsigned long long)vocab);
+}
+
+int refi_embedding_forward(kernel_context *context, void *stream, const embedding_args *args)
+{
+    (void)context;
+    (void)stream;
+    for (uint64_t row = 0; row < args->batch * args->tokens; row++) {
+        TRY(index_check(args->token_ids[row], 0, args->vocab));
+        uint64_t token = (uint64_t)args->token_ids[row], position = row % args->tokens;
+        for (uint64_t c = 0; c < args->channels; c++) {
+            double x = refi_load(args->type, args->token_table, token * args->channels + c);
+            if (args->position_table)
+                x += refi_load(args->type, args->position_table, position * args->channels + c);
+            refi_store(args->type, args->output, row * args->channels + c, x);
+        }
+    }
+    return 0;
+}
+
+size_t refi_embedding_grad_scratch_bytes(kernel_context *context, uint64_t rows, uint64_t vocab)
+{
+    (void)context;
+    (void)rows;
+    (void)vocab;
+    return 0;
+}
+
+int refi_embedding_backward(kernel_context *context, void *stream, const embedding_grad_args *args)
+{
+    (void)context;
+    (void)stream;
+    for (uint64_t row = 0; row < args->batch * args->tokens; row++) {
+        TRY(index_check(args->token_ids[row], 0, args->vocab));
+        uint64_t token = (uint64_t)args->token_ids[row], position = row % args->tokens;
+        for (uint64_t c = 0; c < args->channels; c++) {
+            float dy = (float)refi_load(args->type, args->output_grad, row * args->channels + c);
+            args->token_table_grad[token * args->channels + c] += dy;
+            if (args->position_table_grad)
+                args->position_table_grad[position * args->channels + c] += dy;
+        }
+    }
+    return 0;
+}
+
+int refi_rope_table(kernel_context *context, void *stream, float *table, uint64_t tokens,
+                    uint64_t head_dim, double theta)
+{
+    (void)context;
+    (void)stream;
+    for (uint64_t t = 0; t < tokens; t++)
+        for (uint64_t i = 0; i < head_dim / 2; i++) {
+            double angle = (double)t * pow(theta, -2.0 * (double)i / (double)head_dim);
+            table[(t * (head_dim / 2) + i) * 2] = (float)cos(angle);
+            table[(t * (head_dim / 2) + i) * 2 + 1] = (float)sin(angle);
+        }
+    return 0;
+}
+
+int refi_rope(kernel_context *context, void *stream, const rope_args *args)
+{
+    uint64_t half = args->head_dim / 2;
+    (void)context;
+    (void)stream;
+    for (uint64_t row = 0; row < args->batch * args->tokens; row++)
+        for (uint64_t head = 0; head < args->heads; head++)
+            for (uint64_t i = 0; i < half; i++) {
+                const float *turn = args->table + ((row % args->tokens) * half + i) * 2;
+                double cosine = (double)turn[0];
+                double sine = args->inverse ? -(double)turn[1] : (double)turn[1];
+                uint64_t x_at = row * args->stride + head * args->head_dim + i;
+                uint64_t y_at = x_at + half;
+                double x = refi_load(args->type, args->data, x_at);
+                double y = refi_load(args->type, args->data, y_at);
+                refi_store(args->type, args->data, x_at, x * cosine - y * sine);
+                refi_store(args->type, args->data, y_at, x * sine + y * cosine);
+            }
+    return 0;
+}
+
+static double sigmoid(double x)
+{
+    return 1.0 / (1.0 + exp(-x));
+}
+
+static const double root_2_over_pi = 0.79788456080286535588;
+
+/* Indices of element f of a row: in the output, of the gate (or GELU's input) and of up. */
+struct activation_at {
+    uint64_t output, gate, up;
+};
+
+static struct activation_at activation_place(const activation_args *args, uint64_t row, uint64_t f)
+{
+    uint64_t width = args->kind == ACTIVATION_SWIGLU ? 2 * args->features : args->features;
+    return (struct activation_at){.output = row * args->features + f,
+                                  .gate = row * width + f,
+                                  .up = row * width + args->features + f};
+}
+
+int refi_activation_forward(kernel_context *context, void *stream, const activation_args *args)
+{
+    (void)context;
+    (void)stream;
+    for (uint64_t row = 0; row < args->rows; row++)
+        for (uint64_t f = 0; f < args->features; f++) {
+            struct activation_at at = activation_place(args, row, f);
+            double x = refi_load(args->type, args->input, at.gate), y;
+            if (args->kind == ACTIVATION_GELU)
+                y = 0.5 * x * (1.0 + tanh(root_2_over_pi * (x + 0.044715 * x * x * x)));
+            else
+                y = x * sigmoid(x) * refi_load(args->type, args->input, at.up);
+            refi_store(args->type, args->output, at.output, y);
+        }
+    return 0;
+}
+
+int refi_activation_backward(kernel_context *context, void *stream, const activation_args *args)
+{
+    (void)context;
+    (void)stream;
+    for (uint64_t row = 0; row < args->rows; row++)
+        for (uint64_t f = 0; f < args->features; f++) {
+            struct activation_at at = activation_place(args, row, f);
+            double x = refi_load(args->type, args->input, at.gate);
+            double dy = refi_load(args->type, args->output_grad, at.output);
+            if (args->kind == ACTIVATION_GELU) {
+                double t = tanh(root_2_over_pi * (x + 0.044715 * x * x * x));
+                double slope = root_2_over_pi * (1.0 + 3.0 * 0.044715 * x * x);
+                double grad = 0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * slope;
+                refi_store(args->type, args->input_grad, at.gate, dy * grad);
+            } else {
+                double up = refi_load(args->type, args->input, at.up), s = sigmoid(x);
+                refi_store(args->type, args->input_grad, at.gate,
+                           dy * up * (s + x * s * (1.0 - s)));
+                refi_store(args->type, args->input_grad, at.up, dy * x * s);
+            }
+        }
+    return 0;
+}
+
+int refi_add(kernel_context *context, void *stream, enum dtype type, uint64_t count, const void *a,
+             const void *b, void *out)
+{
+    (void)context;
+    (void)stream;
+    for (uint64_t i = 0; i < count; i++)
+        refi_store(type, out, i, refi_load(type, a, i) + refi_load(type, b, i));
+    return 0;
+}
+
+size_t refi_bias_backward_scratch_bytes(kernel_context *context, uint64_t rows, uint64_t n)
+{
+    (void)context;
+    (void)rows;
+    (void)n;
+    return 0;
+}
+
+int refi_bias_backward(kernel_context *context, void *stream, enum dtype type, uint64_t rows,
+                       uint64_t n, const void *output_grad, float *bias_grad, void *scratch)
+{
+    (void)context;
+    (void)stream;
+    (void)scratch;
+    for (uint64_t c = 0; c < n; c++) {
+        double sum = (double)bias_grad[c];
+        for (uint64_t row = 0; row < rows; row++)
+            sum += refi_load(type, output_grad, row * n + c);
+        bias_grad[c] = (float)sum;
+    }
+    return 0;
+}
+
+int refi_cross_entropy(kernel_context *context, void *stream, const cross_entropy_args *args)
+{
+    (void)context;
+    (void)stream;
+    for (uint64_t row = 0; row < args->rows; row++) {
+        const float *logits = args->logits + row * args->vocab;
+        int32_t target = args->targets[row];
+        double max = -INFINITY, sum = 0.0;
+        TRY(index_check(target, -1, args->vocab));
+        for (uint64_t i = 0; i < args->vocab; i++)
+            max = fmax(max, (double)logits[i]);
+        for (uint64_t i = 0; i < args->vocab; i++)
+            sum += exp((double)logits[i] - max);
+        args->losses[row] = target < 0 ? 0.0f : (float)(log(sum) + max - (double)logits[target]);
+        for (uint64_t i = 0; args->logits_grad && i < args->vocab; i++) {
+            double softmax = exp((double)logits[i] - max) / sum;
+            double grad = softmax - ((uint64_t)target == i ? 1.0 : 0.0);
+            refi_store(args->type, args->logits_grad, row * args->vocab + i,
+                       target < 0 ? 0.0 : grad * (double)args->grad_scale);
+        }
+    }
+    return 0;
+}
