@@ -1,0 +1,48 @@
+# What `cmake --install` puts where: the binary, one archive of all folders with its public header and
+# pkg-config file, and the job files. Included by the top level after all folders.
+include(GNUInstallDirs)
+
+# libsluice.a: the objects of every library, so that a user links one file.
+set(sluice_objects "")
+foreach(module base tiers swap config model plan comm data format prof train)
+    if(TARGET sluice_${module})
+        list(APPEND sluice_objects $<TARGET_OBJECTS:sluice_${module}>)
+    endif()
+endforeach()
+foreach(part kernels_adam kernels_rows kernels_products) # sluice_kernels has no objects of its own
+    if(TARGET ${part})
+        list(APPEND sluice_objects $<TARGET_OBJECTS:${part}>)
+    endif()
+endforeach()
+add_library(sluice_archive STATIC src/sluice.c ${sluice_objects})
+target_link_libraries(sluice_archive PRIVATE sluice_options)
+set_target_properties(sluice_archive PROPERTIES
+    OUTPUT_NAME sluice ARCHIVE_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/src)
+
+# The header states the version as numbers; the build knows it from project().
+file(STRINGS ${PROJECT_SOURCE_DIR}/src/sluice.h version_lines
+     REGEX "#define SLUICE_VERSION_(MAJOR|MINOR|PATCH) [0-9]+")
+string(REGEX REPLACE "[^0-9;]" "" version_numbers "${version_lines}")
+string(REPLACE ";" "." header_version "${version_numbers}")
+if(NOT header_version STREQUAL PROJECT_VERSION)
+    message(FATAL_ERROR "src/sluice.h says ${header_version}, project() says ${PROJECT_VERSION}")
+endif()
+
+# The paths in sluice.pc are relative to the file, so that the tree can be moved or installed anywhere.
+set(pc_dir ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+file(RELATIVE_PATH SLUICE_PC_TO_PREFIX /prefix/${pc_dir} /prefix)
+string(REGEX REPLACE "/$" "" SLUICE_PC_TO_PREFIX "${SLUICE_PC_TO_PREFIX}")
+set(SLUICE_PC_FLAGS "${OpenMP_C_FLAGS}")
+if(SLUICE_SANITIZE)
+    string(APPEND SLUICE_PC_FLAGS " -fsanitize=${SLUICE_SANITIZE}")
+endif()
+configure_file(${PROJECT_SOURCE_DIR}/src/sluice.pc.in ${PROJECT_BINARY_DIR}/src/sluice.pc @ONLY)
+
+install(TARGETS sluice_archive ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
+install(FILES src/sluice.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+install(FILES ${PROJECT_BINARY_DIR}/src/sluice.pc DESTINATION ${pc_dir})
+install(DIRECTORY configs/ DESTINATION ${CMAKE_INSTALL_DATADIR}/sluice/configs)
+install(FILES LICENSE README.md CHANGELOG.md DESTINATION ${CMAKE_INSTALL_DOCDIR})
+if(TARGET sluice)
+    install(TARGETS sluice RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+endif()

@@ -1,0 +1,41 @@
+#!/bin/sh
+# Checks the repository's shape: check_tree.sh ROOT
+#
+#  - the top level holds only what the design lists;
+#  - no tracked file names a path of somebody's machine.
+# Looks at tracked files; without git, at all files but the build's and the runs'. Exit 1: findings.
+set -u
+cd "${1:?use: check_tree.sh ROOT}" || exit 2
+status=0
+
+list_files()
+{
+    git -c safe.directory='*' ls-files 2>/dev/null | grep . && return
+    find . -type f ! -path './build/*' ! -path './runs/*' ! -path './.git/*' | sed 's|^\./||'
+}
+
+found()
+{
+    echo "$1"
+    status=1
+}
+
+files=$(list_files | LC_ALL=C sort)
+
+for entry in $(printf '%s\n' "$files" | cut -d/ -f1 | uniq); do
+    case $entry in
+    CMakeLists.txt | CMakePresets.json | src | tiers | swap | kernels | configs | tests | perf) ;;
+    README.md | CONTRIBUTING.md | CHANGELOG.md | LICENSE | quickstart.sh | test.sh) ;;
+    .ci | .clang-format | .clang-tidy | .gitignore | .gitattributes | .editorconfig | .github) ;;
+    *) found "$entry: not a name of the fixed top level" ;;
+    esac
+done
+
+# The brackets keep this file from naming them itself.
+machine_paths='(^|[^A-Za-z0-9_.$}-])/(wor[k]|hom[e]/[a-z]+|roo[t]|User[s]/[A-Za-z]+|mn[t]/c)/'
+for file in $files; do
+    [ -f "$file" ] || continue
+    hits=$(grep -nIE "$machine_paths" "$file" | head -n 3)
+    [ -z "$hits" ] || found "$file: names a path of one machine: $hits"
+done
+exit "$status"

@@ -1,0 +1,38 @@
+# Tests of the repository itself: who includes and links whom, the top level, installing, the
+# command line. They need no accelerator and no data.
+
+# Which folder links which, a line a folder, for check_includes.sh. The list is complete here: all
+# folders are read before the tests.
+set(links "")
+foreach(folder src/base kernels tiers swap src/config src/model src/plan src/comm src/data src/format
+        src/prof src/train src/cli)
+    if(NOT EXISTS ${PROJECT_SOURCE_DIR}/${folder}/CMakeLists.txt)
+        continue()
+    endif()
+    set(linked "")
+    get_property(targets DIRECTORY ${PROJECT_SOURCE_DIR}/${folder} PROPERTY BUILDSYSTEM_TARGETS)
+    foreach(target ${targets})
+        get_target_property(libraries ${target} LINK_LIBRARIES)
+        foreach(library ${libraries})
+            if(TARGET ${library} AND library MATCHES "^(sluice|kernels)_")
+                get_target_property(source_dir ${library} SOURCE_DIR)
+                file(RELATIVE_PATH other ${PROJECT_SOURCE_DIR} ${source_dir})
+                list(APPEND linked ${other})
+            endif()
+        endforeach()
+    endforeach()
+    list(REMOVE_DUPLICATES linked)
+    list(REMOVE_ITEM linked ${folder} "")
+    list(JOIN linked " " linked)
+    string(APPEND links "${folder}: ${linked}\n")
+endforeach()
+file(WRITE ${CMAKE_CURRENT_BINARY_DIR}/folder_links.txt "${links}")
+
+add_test(NAME repo_includes COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/check_includes.sh
+         ${PROJECT_SOURCE_DIR} ${CMAKE_CURRENT_BINARY_DIR}/folder_links.txt)
+add_test(NAME repo_includes_canary COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/check_includes.sh --self-test)
+add_test(NAME repo_tree COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/check_tree.sh ${PROJECT_SOURCE_DIR})
+add_test(NAME repo_install COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/check_install.sh
+         ${PROJECT_BINARY_DIR} ${CMAKE_C_COMPILER})
+set_tests_properties(repo_includes repo_includes_canary repo_tree repo_install
+                     PROPERTIES LABELS cpu TIMEOUT 60)
