@@ -1,0 +1,424 @@
+/* The scheduler thread's loop. See executor.h for what is promised and executor_internal.h for what
+ * it keeps.
+ *
+ *   issue: for each lane, while its next op in order has no closed dependency and the lane has room
+ *   collect: poll the lanes that have work
+ *   sleep: in poll(2) on their descriptors, when a whole round brought nothing
+ *
+ * A dependency opens when it is complete, or already when it is submitted where both ops are on
+ * in-order lanes of one owner: that worker keeps the order itself and is fed ahead. */
+#include "swap/executor.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <poll.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/log.h"
+#include "base/mem.h"
+#include "base/size.h"
+#include "swap/executor_internal.h"
+#include "swap/program_internal.h"
+
+enum { COLLECT_MAX = 64 };
+
+static const char tag[] = "executor";
+
+/* --- preparation ------------------------------------------------------------------------------ */
+
+static void prepared_fini(swapi_prepared *self)
+{
+    mem_free(self->next_begin);
+    mem_free(self->next);
+    mem_free(self->lane_ops);
+    memset(self, 0, sizeof *self);
+}
+
+/* What the loop relies on; all else is program_check's business. */
+static int check_usable(const executor *self, const program *prog)
+{
+    if (prog->op_count >= PROGRAM_NONE)
+        return err_set(ERR_INTERNAL, "executor: a program of %llu ops is too long",
+                       (unsigned long long)prog->op_count);
+    for (uint64_t i = 0; i < prog->op_count; i++) {
+        const op *item = &prog->ops[i];
+        if (item->lane >= LANE_COUNT || !self->lanes[item->lane])
+            return err_set(ERR_INTERNAL,
+                           "executor: op %llu of the %s program needs lane %s, which "
+                           "was not given",
+                           (unsigned long long)i, program_kind_name(prog->kind),
+                           lane_kind_name((enum lane_kind)item->lane));
+        if (item->dep_begin > prog->dep_count ||
+            item->dep_count > prog->dep_count - item->dep_begin)
+            return err_set(ERR_INTERNAL, "executor: op %llu's dependencies lie outside of the list",
+                           (unsigned long long)i);
+        for (uint32_t k = 0; k < item->dep_count; k++)
+            if (prog->deps[item->dep_begin + k] >= prog->op_count)
+                return err_set(ERR_INTERNAL, "executor: op %llu depends on op %u of %llu",
+                               (unsigned long long)i, prog->deps[item->dep_begin + k],
+                               (unsigned long long)prog->op_count);
+    }
+    return 0;
+}
+
+/* Fills the tables by two counting sorts: dependents by what they depend on, ops by lane. */
+static int prepare(const executor *self, const program *prog, swapi_prepared *out)
+{
+    TRY(check_usable(self, prog));
+    uint64_t count = prog->op_count, edge_count = 0;
+    for (uint64_t i = 0; i < count; i++)
+        edge_count += prog->ops[i].dep_count;
+    out->prog = prog;
+    out->next_begin = mem_alloc(count + 2, sizeof *out->next_begin, tag);
+    out->next = mem_alloc(edge_count, sizeof *out->next, tag);
+    out->lane_ops = mem_alloc(count, sizeof *out->lane_ops, tag);
+    if (!out->next_begin || !out->next || !out->lane_ops) {
+        prepared_fini(out);
+        return -ENOMEM;
+    }
+    uint64_t lane_at[LANE_COUNT] = {0};
+    for (uint64_t i = 0; i < count; i++) {
+        const op *item = &prog->ops[i];
+        lane_at[item->lane]++;
+        for (uint32_t k = 0; k < item->dep_count; k++)
+            out->next_begin[prog->deps[item->dep_begin + k] + 2]++;
+    }
+    for (int kind = 0; kind < LANE_COUNT; kind++) {
+        out->lane_begin[kind + 1] = out->lane_begin[kind] + lane_at[kind];
+        lane_at[kind] = out->lane_begin[kind];
+    }
+    for (uint64_t i = 0; i < count; i++)
+        out->next_begin[i + 2] += out->next_begin[i + 1];
+    for (uint64_t i = 0; i < count; i++) {
+        const op *item = &prog->ops[i];
+        out->lane_ops[lane_at[item->lane]++] = (uint32_t)i;
+        for (uint32_t k = 0; k < item->dep_count; k++)
+            out->next[out->next_begin[prog->deps[item->dep_begin + k] + 1]++] = (uint32_t)i;
+    }
+    return 0;
+}
+
+static int take_lanes(executor *self, const executor_config *config)
+{
+    for (int kind = 0; kind < LANE_COUNT; kind++) {
+        lane *given = config->lanes[kind];
+        self->lanes[kind] = given;
+        if (!given)
+            continue;
+        if (given->depth == 0)
+            return err_set(-EINVAL, "executor: lane %s has depth 0",
+                           lane_kind_name((enum lane_kind)kind));
+        uint32_t at = 0;
+        while (at < self->object_count && self->objects[at] != given)
+            at++;
+        if (at == self->object_count)
+            self->objects[self->object_count++] = given;
+        self->object_of[kind] = (uint8_t)at;
+    }
+    return 0;
+}
+
+static int create_parts(executor *self, const executor_config *config)
+{
+    TRY(take_lanes(self, config));
+    uint64_t op_count_max = 0;
+    self->prepared = mem_alloc(config->program_count, sizeof *self->prepared, tag);
+    if (!self->prepared)
+        return -ENOMEM;
+    for (uint32_t i = 0; i < config->program_count; i++) {
+        TRY(prepare(self, config->programs[i], &self->prepared[i]));
+        self->prepared_count++;
+        op_count_max = size_max(op_count_max, config->programs[i]->op_count);
+    }
+    self->requests = mem_alloc(op_count_max, sizeof *self->requests, tag);
+    self->closed_deps = mem_alloc(op_count_max, sizeof *self->closed_deps, tag);
+    self->states = mem_alloc(op_count_max, sizeof *self->states, tag);
+    self->order = mem_alloc(op_count_max, sizeof *self->order, tag);
+    if (!self->requests || !self->closed_deps || !self->states || !self->order)
+        return -ENOMEM;
+    return 0;
+}
+
+int executor_create(const executor_config *config, executor **out)
+{
+    *out = NULL;
+    executor *self = mem_alloc(1, sizeof *self, tag);
+    if (!self)
+        return -ENOMEM;
+    self->ring = config->ring;
+    int rc = create_parts(self, config);
+    if (rc < 0) {
+        executor_destroy(self);
+        return rc;
+    }
+    *out = self;
+    return 0;
+}
+
+void executor_destroy(executor *self)
+{
+    if (!self)
+        return;
+    for (uint32_t i = 0; i < self->prepared_count; i++)
+        prepared_fini(&self->prepared[i]);
+    mem_free(self->prepared);
+    mem_free(self->requests);
+    mem_free(self->closed_deps);
+    mem_free(self->states);
+    mem_free(self->order);
+    mem_free(self);
+}
+
+/* --- failure ---------------------------------------------------------------------------------- */
+
+/* Keeps this thread's present error if it is the first. */
+static void keep_failure(executor *self, int code)
+{
+    if (self->failure.code == 0)
+        err_save(&self->failure, code);
+}
+
+static void keep_op_failure(executor *self, const lane_request *request)
+{
+    if (self->failure.code != 0)
+        return;
+    char text[SWAPI_OP_TEXT_BYTES];
+    const lane *home = self->lanes[request->item->lane];
+    const err_record *record = home->ops->error ? home->ops->error(home) : NULL;
+    if (record && record->code == request->result)
+        err_restore(record);
+    else
+        err_set(request->result, "%s", err_name(request->result));
+    err_prefix(request->result, "%s", swapi_op_text(self->now->prog, request->op_idx, text));
+    err_save(&self->failure, request->result);
+}
+
+/* --- issue ------------------------------------------------------------------------------------ */
+
+/* Op op_idx was submitted, or is complete: opens the dependencies on it that this event opens. */
+static void open_dependents(executor *self, uint32_t op_idx, bool at_submit)
+{
+    const swapi_prepared *now = self->now;
+    uint8_t lane_kind_of_op = now->prog->ops[op_idx].lane;
+    for (uint64_t i = now->next_begin[op_idx]; i < now->next_begin[op_idx + 1]; i++) {
+        uint32_t dependent = now->next[i];
+        if (swapi_same_worker(self, lane_kind_of_op, now->prog->ops[dependent].lane) == at_submit)
+            self->closed_deps[dependent]--;
+    }
+}
+
+/* Submits what can be submitted on one lane; returns how many, or the error of submit. */
+static int issue_lane(executor *self, int kind)
+{
+    const swapi_prepared *now = self->now;
+    lane *to = self->lanes[kind];
+    int issued = 0;
+    while (self->cursor[kind] < now->lane_begin[kind + 1] && self->in_flight[kind] < to->depth) {
+        uint32_t op_idx = now->lane_ops[self->cursor[kind]];
+        if (self->closed_deps[op_idx] > 0)
+            break;
+        lane_request *request = &self->requests[op_idx];
+        *request =
+            (lane_request){.prog = now->prog, .item = &now->prog->ops[op_idx], .op_idx = op_idx};
+        int rc = to->ops->submit(to, request);
+        if (rc == -EAGAIN && self->object_in_flight[self->object_of[kind]] > 0)
+            break; /* full below the lane: a completion makes room */
+        if (rc < 0) {
+            char text[SWAPI_OP_TEXT_BYTES];
+            return err_prefix(rc, "%s", swapi_op_text(now->prog, op_idx, text));
+        }
+        self->states[op_idx] = SWAPI_IN_FLIGHT;
+        self->cursor[kind]++;
+        self->in_flight[kind]++;
+        self->object_in_flight[self->object_of[kind]]++;
+        self->in_flight_total++;
+        issued++;
+        open_dependents(self, op_idx, true);
+    }
+    return issued;
+}
+
+/* All lanes, until none takes more: submitting on one lane can open the head of another. */
+static int issue_ready(executor *self)
+{
+    int issued;
+    do {
+        issued = 0;
+        for (int kind = 0; kind < LANE_COUNT; kind++) {
+            int rc = self->lanes[kind] ? issue_lane(self, kind) : 0;
+            if (rc < 0)
+                return rc;
+            issued += rc;
+        }
+    } while (issued > 0);
+    return 0;
+}
+
+/* --- collect ---------------------------------------------------------------------------------- */
+
+static void finish_request(executor *self, const lane_request *request)
+{
+    int kind = request->item->lane;
+    assert(self->states[request->op_idx] == SWAPI_IN_FLIGHT);
+    self->states[request->op_idx] = SWAPI_DONE;
+    self->in_flight[kind]--;
+    self->object_in_flight[self->object_of[kind]]--;
+    self->in_flight_total--;
+    self->done_count++;
+    if (request->result < 0) {
+        keep_op_failure(self, request);
+        return;
+    }
+    swapi_record_done(self, request);
+    open_dependents(self, request->op_idx, false);
+}
+
+/* The lane itself failed: what is in flight there will not come back. */
+static void abandon_object(executor *self, uint32_t object_idx, int code)
+{
+    err_prefix(code, "lane %s", self->objects[object_idx]->ops->name);
+    keep_failure(self, code);
+    self->object_dead[object_idx] = 1;
+    self->in_flight_total -= self->object_in_flight[object_idx];
+    self->object_in_flight[object_idx] = 0;
+}
+
+/* Polls every lane that has work once; returns how many ops finished. */
+static uint32_t collect(executor *self)
+{
+    lane_request *done[COLLECT_MAX];
+    uint32_t collected = 0;
+    for (uint32_t i = 0; i < self->object_count; i++) {
+        if (self->object_in_flight[i] == 0 || self->object_dead[i])
+            continue;
+        lane *from = self->objects[i];
+        int count = from->ops->poll(from, done, COLLECT_MAX);
+        if (count < 0) {
+            abandon_object(self, i, count);
+            collected++; /* news of a kind: do not sleep */
+            continue;
+        }
+        for (int k = 0; k < count; k++)
+            finish_request(self, done[k]);
+        collected += (uint32_t)count;
+    }
+    return collected;
+}
+
+/* Sleeps until a lane with work has news. Signals wake it for one more round, which is harmless. */
+static void sleep_for_news(executor *self)
+{
+    struct pollfd fds[LANE_COUNT];
+    nfds_t count = 0;
+    for (uint32_t i = 0; i < self->object_count; i++) {
+        if (self->object_in_flight[i] == 0)
+            continue;
+        int fd = self->objects[i]->ops->event_fd(self->objects[i]);
+        nfds_t at = 0;
+        while (at < count && fds[at].fd != fd)
+            at++;
+        if (at == count)
+            fds[count++] = (struct pollfd){.fd = fd, .events = POLLIN};
+    }
+    int rc = poll(fds, count, -1);
+    bool failed = rc < 0 && errno != EINTR;
+    if (failed)
+        keep_failure(self, err_errno(errno, "executor: poll on %u lanes", (unsigned)count));
+    for (nfds_t i = 0; i < count && rc > 0; i++)
+        if (fds[i].revents & (POLLNVAL | POLLERR)) {
+            keep_failure(self, err_set(ERR_INTERNAL, "executor: descriptor %d of a lane is broken",
+                                       fds[i].fd));
+            failed = true;
+        }
+    if (failed) /* what is in flight must still be awaited, without the descriptors */
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+}
+
+/* --- run -------------------------------------------------------------------------------------- */
+
+/* Nothing is in flight, nothing can be issued, ops remain: names the first such op and why. */
+static int stuck_error(const executor *self)
+{
+    const program *prog = self->now->prog;
+    char text[SWAPI_OP_TEXT_BYTES], dep_text[SWAPI_OP_TEXT_BYTES];
+    uint32_t stuck = PROGRAM_NONE;
+    for (int kind = 0; kind < LANE_COUNT; kind++)
+        if (self->cursor[kind] < self->now->lane_begin[kind + 1])
+            stuck = (uint32_t)size_min(stuck, self->now->lane_ops[self->cursor[kind]]);
+    if (stuck == PROGRAM_NONE)
+        return err_set(ERR_INTERNAL, "executor: %llu of %llu ops are complete and none is left",
+                       (unsigned long long)self->done_count, (unsigned long long)prog->op_count);
+    const op *item = &prog->ops[stuck];
+    swapi_op_text(prog, stuck, text);
+    for (uint32_t k = 0; k < item->dep_count; k++) {
+        uint32_t dep = prog->deps[item->dep_begin + k];
+        if (self->states[dep] != SWAPI_DONE)
+            return err_set(
+                ERR_INTERNAL,
+                "executor: deadlock in the %s program after %llu of %llu ops: %s waits for "
+                "%s, which cannot start; please report",
+                program_kind_name(prog->kind), (unsigned long long)self->done_count,
+                (unsigned long long)prog->op_count, text, swapi_op_text(prog, dep, dep_text));
+    }
+    return err_set(ERR_INTERNAL, "executor: deadlock in the %s program: lane %s did not take %s",
+                   program_kind_name(prog->kind), lane_kind_name((enum lane_kind)item->lane), text);
+}
+
+static void begin_run(executor *self, const swapi_prepared *now, uint64_t step)
+{
+    const program *prog = now->prog;
+    self->now = now;
+    self->step = step;
+    self->run_start_ns = clock_ns();
+    self->done_count = 0;
+    self->in_flight_total = 0;
+    self->cores_end_ns = 0;
+    self->last_op_idx = PROGRAM_NONE;
+    memset(self->totals, 0, sizeof self->totals);
+    memset(self->states, SWAPI_WAITING, prog->op_count);
+    for (int kind = 0; kind < LANE_COUNT; kind++) {
+        self->cursor[kind] = now->lane_begin[kind];
+        self->in_flight[kind] = 0;
+        self->object_in_flight[kind] = 0;
+    }
+    for (uint64_t i = 0; i < prog->op_count; i++)
+        self->closed_deps[i] = prog->ops[i].dep_count;
+}
+
+int executor_run(executor *self, const program *prog, uint64_t step, run_totals *totals)
+{
+    if (totals)
+        memset(totals, 0, sizeof *totals);
+    if (self->failure.code != 0) {
+        err_restore(&self->failure);
+        return err_prefix(ERR_POISONED, "executor: refused, an op failed before");
+    }
+    const swapi_prepared *now = NULL;
+    for (uint32_t i = 0; i < self->prepared_count && !now; i++)
+        if (self->prepared[i].prog == prog)
+            now = &self->prepared[i];
+    if (!now)
+        return err_set(ERR_INTERNAL, "executor: this %s program was not named at creation",
+                       program_kind_name(prog->kind));
+    begin_run(self, now, step);
+    while (self->done_count < prog->op_count) {
+        if (self->failure.code == 0) {
+            int rc = issue_ready(self);
+            if (rc < 0)
+                keep_failure(self, rc);
+        }
+        if (self->in_flight_total == 0) {
+            if (self->failure.code == 0)
+                keep_failure(self, stuck_error(self));
+            break;
+        }
+        if (collect(self) == 0)
+            sleep_for_news(self);
+    }
+    if (self->failure.code != 0)
+        return err_restore(&self->failure);
+    if (totals)
+        swapi_finish_totals(self, totals);
+    return 0;
+}

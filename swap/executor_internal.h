@@ -1,0 +1,66 @@
+/* What executor.c and executor_totals.c share: the executor and its per-program tables. */
+#ifndef SLUICE_SWAP_EXECUTOR_INTERNAL_H
+#define SLUICE_SWAP_EXECUTOR_INTERNAL_H
+
+#include <stdbool.h>
+
+#include "swap/executor.h"
+
+/* Idle time of the cores below this is the hand-over between two ops, not a wait for a lane. */
+enum { SWAPI_STALL_NS_MIN = 2000 };
+
+/* A program as the executor walks it; read-only once made. */
+struct swapi_prepared {
+    const program *prog;
+    uint64_t *next_begin; /* [op_count + 1]: dependents of op i are next[next_begin[i] .. [i+1]) */
+    uint32_t *next;       /* [dep_count] op indices, one per dependency */
+    uint32_t *lane_ops;   /* [op_count] op indices by lane, in issue order */
+    uint64_t lane_begin[LANE_COUNT + 1];
+};
+typedef struct swapi_prepared swapi_prepared;
+
+enum swapi_op_state { SWAPI_WAITING, SWAPI_IN_FLIGHT, SWAPI_DONE };
+
+struct executor {
+    lane *lanes[LANE_COUNT];
+    lane *objects[LANE_COUNT]; /* the distinct lane objects among them */
+    uint32_t object_in_flight[LANE_COUNT];
+    uint8_t object_of[LANE_COUNT];   /* lane kind -> index of its object */
+    uint8_t object_dead[LANE_COUNT]; /* its poll failed: what was in flight there is lost */
+    uint32_t object_count;
+    trace *ring;
+    swapi_prepared *prepared; /* [prepared_count] */
+    uint32_t prepared_count;
+
+    /* Of the present run; arrays are sized for the largest program. */
+    const swapi_prepared *now;
+    uint64_t step;
+    uint64_t run_start_ns;
+    lane_request *requests;      /* [op_count] */
+    uint32_t *closed_deps;       /* [op_count] dependencies that still forbid the issue of the op */
+    uint8_t *states;             /* [op_count] enum swapi_op_state */
+    uint32_t *order;             /* [op_count] scratch of the totals */
+    uint64_t cursor[LANE_COUNT]; /* next op to issue, index into lane_ops */
+    uint32_t in_flight[LANE_COUNT];
+    uint32_t in_flight_total;
+    uint64_t done_count;
+    uint64_t cores_end_ns; /* latest end of a compute or update op */
+    uint32_t last_op_idx;  /* the op that ended last, or PROGRAM_NONE */
+    lane_totals totals[LANE_COUNT];
+    err_record failure; /* first error; code 0: none. Sticky: not 0 means POISONED */
+};
+
+/* True where one worker serves both lanes and keeps the order of their ops by itself. */
+static inline bool swapi_same_worker(const executor *self, uint8_t one, uint8_t other)
+{
+    const lane *a = self->lanes[one], *b = self->lanes[other];
+    return a->in_order && b->in_order && (a == b || a->owner == b->owner);
+}
+
+/* Books a finished op: counters, stall of the cores and whom they waited for, trace event. */
+void swapi_record_done(executor *self, const lane_request *request);
+
+/* After the last op: busy time of each lane, and the cores' wait for the last op. */
+void swapi_finish_totals(executor *self, run_totals *totals);
+
+#endif

@@ -1,0 +1,284 @@
+/* The read and write lanes over one io object. See lane_io.h.
+ *
+ *   submit ─► io_submit                             io_poll returns requests of both directions:
+ *   poll   ─► io_poll ─► sort by direction ─► finished list of each lane ─► the caller's lane
+ *
+ * What one lane's poll finds for the other waits in that lane's list. The other's descriptor must then
+ * be readable although the io's own is not any more, so each lane's descriptor is an epoll set of the
+ * io's descriptor and an eventfd that is set exactly while the lane's list is not empty. No thread, no
+ * allocation after creation; requests of io come from a pool of request_capacity per lane. */
+#include "swap/lane_io.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdbool.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include "base/mem.h"
+
+enum { COLLECT_MAX = 64 };
+
+struct lane_io {
+    lane base; /* first: a lane * is a lane_io * */
+    struct lane_io_pair *pair;
+    enum io_direction direction;
+    bool alive;
+    int epoll_fd;        /* what event_fd returns: the io's descriptor and pending_fd */
+    int pending_fd;      /* eventfd, readable while `first` is not NULL */
+    bool pending_set;    /* pending_fd is readable */
+    lane_request *first; /* finished, not yet polled; in order of completion */
+    lane_request *last;
+    io_request *pool;        /* [request_capacity] */
+    io_request **free_slots; /* [free_count] unused requests of the pool */
+    uint32_t free_count;
+    err_record error;
+};
+typedef struct lane_io lane_io;
+
+struct lane_io_pair {
+    io *transport;
+    unsigned char *host_base;
+    uint32_t request_capacity;
+    lane_io lanes[2]; /* by enum io_direction */
+};
+typedef struct lane_io_pair lane_io_pair;
+
+static_assert(IO_READ == 0 && IO_WRITE == 1, "a direction is an index of lane_io_pair.lanes");
+
+/* Address of an operand in its arena. */
+static uint64_t operand_offset(const program *prog, const operand *part)
+{
+    return prog->buffers[part->buffer_idx].offset_bytes + part->offset_bytes;
+}
+
+static int io_lane_submit(lane *base, lane_request *request)
+{
+    lane_io *self = (lane_io *)base;
+    const program *prog = request->prog;
+    const operand *source = op_operand(request->item, ROLE_SOURCE);
+    const operand *target = op_operand(request->item, ROLE_TARGET);
+    bool is_read = self->direction == IO_READ;
+    if (request->item->kind != (is_read ? OP_READ : OP_WRITE) || !source || !target ||
+        source->size_bytes != target->size_bytes)
+        return err_set(
+            ERR_INTERNAL, "lane %s: op %u is a %s or lacks a source or target of its size",
+            base->ops->name, request->op_idx, op_kind_name((enum op_kind)request->item->kind));
+    if (self->free_count == 0)
+        return err_set(-EAGAIN, "lane %s: all %u requests are in flight", base->ops->name,
+                       self->pair->request_capacity);
+    const operand *on_drive = is_read ? source : target;
+    const operand *in_host = is_read ? target : source;
+    io_request *transfer = self->free_slots[self->free_count - 1];
+    *transfer = (io_request){
+        .direction = self->direction,
+        .offset = operand_offset(prog, on_drive),
+        .data = self->pair->host_base + operand_offset(prog, in_host),
+        .size_bytes = on_drive->size_bytes,
+        .user = request,
+    };
+    TRY(io_submit(self->pair->transport, transfer));
+    self->free_count--;
+    request->lane_private = transfer;
+    return 0;
+}
+
+/* Keeps the first error's text while io still knows it. */
+static void keep_error(lane_io *self, int code)
+{
+    if (self->error.code != 0)
+        return;
+    const err_record *record = io_error(self->pair->transport);
+    if (record && record->code == code)
+        self->error = *record;
+    else
+        err_save(&self->error, err_set(code, "lane %s: %s", self->base.ops->name, err_name(code)));
+}
+
+/* Hands a completed transfer to the list of its lane. */
+static void finish_transfer(lane_io_pair *pair, io_request *transfer)
+{
+    lane_io *self = &pair->lanes[transfer->direction];
+    lane_request *request = transfer->user;
+    request->result = transfer->result < 0 ? transfer->result : 0;
+    request->start_ns = transfer->start_ns;
+    request->end_ns = transfer->end_ns;
+    request->wait_ns = 0;
+    request->lane_private = NULL;
+    request->next = NULL;
+    if (request->result < 0)
+        keep_error(self, request->result);
+    self->free_slots[self->free_count++] = transfer;
+    if (self->last)
+        self->last->next = request;
+    else
+        self->first = request;
+    self->last = request;
+}
+
+/* Makes pending_fd readable iff the list holds something. */
+static int show_pending(lane_io *self)
+{
+    bool pending = self->first != NULL;
+    if (pending == self->pending_set || !self->alive)
+        return 0;
+    uint64_t count = 1;
+    ssize_t moved = pending ? write(self->pending_fd, &count, sizeof count)
+                            : read(self->pending_fd, &count, sizeof count);
+    if (moved != (ssize_t)sizeof count)
+        return err_errno(errno ? errno : EIO, "lane %s: its eventfd", self->base.ops->name);
+    self->pending_set = pending;
+    return 0;
+}
+
+static int io_lane_poll(lane *base, lane_request **done, size_t max)
+{
+    lane_io *self = (lane_io *)base;
+    lane_io_pair *pair = self->pair;
+    io_request *transfers[COLLECT_MAX];
+    int found;
+    do {
+        found = io_poll(pair->transport, transfers, COLLECT_MAX);
+        if (found < 0)
+            return found;
+        for (int i = 0; i < found; i++)
+            finish_transfer(pair, transfers[i]);
+    } while (found == COLLECT_MAX);
+    size_t count = 0;
+    while (count < max && self->first) {
+        done[count++] = self->first;
+        self->first = self->first->next;
+    }
+    if (!self->first)
+        self->last = NULL;
+    TRY(show_pending(&pair->lanes[IO_READ]));
+    TRY(show_pending(&pair->lanes[IO_WRITE]));
+    return (int)count;
+}
+
+static int io_lane_event_fd(const lane *base)
+{
+    return ((const lane_io *)base)->epoll_fd;
+}
+
+static const err_record *io_lane_error(const lane *base)
+{
+    return &((const lane_io *)base)->error;
+}
+
+static void lane_fini(lane_io *self)
+{
+    if (self->epoll_fd >= 0)
+        close(self->epoll_fd);
+    if (self->pending_fd >= 0)
+        close(self->pending_fd);
+    mem_free(self->pool);
+    mem_free(self->free_slots);
+    self->pool = NULL;
+    self->free_slots = NULL;
+    self->epoll_fd = -1;
+    self->pending_fd = -1;
+    self->alive = false;
+}
+
+/* The pair goes with its second lane. */
+static void io_lane_destroy(lane *base)
+{
+    if (!base)
+        return;
+    lane_io *self = (lane_io *)base;
+    lane_io_pair *pair = self->pair;
+    assert(self->free_count == pair->request_capacity);
+    lane_fini(self);
+    if (!pair->lanes[IO_READ].alive && !pair->lanes[IO_WRITE].alive)
+        mem_free(pair);
+}
+
+static const struct lane_ops read_ops = {
+    .name = "read",
+    .submit = io_lane_submit,
+    .poll = io_lane_poll,
+    .event_fd = io_lane_event_fd,
+    .error = io_lane_error,
+    .destroy = io_lane_destroy,
+};
+
+static const struct lane_ops write_ops = {
+    .name = "write",
+    .submit = io_lane_submit,
+    .poll = io_lane_poll,
+    .event_fd = io_lane_event_fd,
+    .error = io_lane_error,
+    .destroy = io_lane_destroy,
+};
+
+static int watch(lane_io *self, int fd)
+{
+    struct epoll_event event = {.events = EPOLLIN, .data.fd = fd};
+    if (epoll_ctl(self->epoll_fd, EPOLL_CTL_ADD, fd, &event) < 0)
+        return err_errno(errno, "lane %s: watching descriptor %d", self->base.ops->name, fd);
+    return 0;
+}
+
+/* Fills one lane; on failure the caller calls lane_fini. */
+static int lane_init(lane_io_pair *pair, enum io_direction direction, const lane_io_config *config)
+{
+    lane_io *self = &pair->lanes[direction];
+    self->base = (lane){
+        .ops = direction == IO_READ ? &read_ops : &write_ops,
+        .depth = config->depth,
+        .in_order = 0,
+        .owner = 0, /* of no meaning on a lane that is not in order */
+    };
+    self->pair = pair;
+    self->direction = direction;
+    self->alive = true;
+    self->pool = mem_alloc(config->request_capacity, sizeof *self->pool, "io lane");
+    self->free_slots = mem_alloc(config->request_capacity, sizeof *self->free_slots, "io lane");
+    if (!self->pool || !self->free_slots)
+        return -ENOMEM;
+    for (uint32_t i = 0; i < config->request_capacity; i++)
+        self->free_slots[i] = &self->pool[config->request_capacity - 1 - i];
+    self->free_count = config->request_capacity;
+    self->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+    if (self->epoll_fd < 0)
+        return err_errno(errno, "lane %s: making its epoll set", self->base.ops->name);
+    self->pending_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (self->pending_fd < 0)
+        return err_errno(errno, "lane %s: making its eventfd", self->base.ops->name);
+    TRY(watch(self, io_event_fd(config->transport)));
+    return watch(self, self->pending_fd);
+}
+
+int lane_io_create(const lane_io_config *config, lane **read_lane, lane **write_lane)
+{
+    *read_lane = NULL;
+    *write_lane = NULL;
+    if (!config->transport || config->depth == 0 || config->request_capacity < config->depth)
+        return err_set(-EINVAL,
+                       "io lanes: need a transport, a depth, and at least as many requests");
+    lane_io_pair *pair = mem_alloc(1, sizeof *pair, "io lane");
+    if (!pair)
+        return -ENOMEM;
+    pair->transport = config->transport;
+    pair->host_base = config->host_base;
+    pair->request_capacity = config->request_capacity;
+    for (int direction = 0; direction < 2; direction++) {
+        pair->lanes[direction].epoll_fd = -1;
+        pair->lanes[direction].pending_fd = -1;
+    }
+    int rc = lane_init(pair, IO_READ, config);
+    if (rc == 0)
+        rc = lane_init(pair, IO_WRITE, config);
+    if (rc < 0) {
+        lane_fini(&pair->lanes[IO_READ]);
+        lane_fini(&pair->lanes[IO_WRITE]);
+        mem_free(pair);
+        return rc;
+    }
+    *read_lane = &pair->lanes[IO_READ].base;
+    *write_lane = &pair->lanes[IO_WRITE].base;
+    return 0;
+}

@@ -1,0 +1,285 @@
+/* A thread behind one or more in-order lanes. See lane.h.
+ *
+ *   executor's thread                         worker thread
+ *   submit ─► queue of the lane ─► [ pick: priority lane first, if its head may run ] ─► run
+ *   poll   ◄─ finished list     ◄───────────────────────── eventfd when it was empty ◄───┘
+ *
+ * The executor may submit an op while an op that it depends on is still queued here on another lane,
+ * so the pick looks: a head may run unless one of its dependencies is on another lane of this worker
+ * and not yet finished. Lanes are FIFOs in op order, so that is: not below that queue's head. The
+ * head with the lowest op index may always run, hence the worker never locks itself up.
+ * After a failed op nothing more is run: what is queued comes back with ERR_POISONED.
+ * The mutex guards the lists only; it is not held while an op runs. Nothing is allocated per op. */
+#include <assert.h>
+#include <errno.h>
+#include <pthread.h>
+#include <stddef.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "base/mem.h"
+#include "swap/lane.h"
+
+struct request_list {
+    lane_request *first, *last;
+};
+typedef struct request_list request_list;
+
+struct lane_worker {
+    lane base; /* first: a lane * is a lane_worker * */
+    lane_worker_config config;
+    int event_fd;
+    pthread_t thread;
+    pthread_mutex_t mutex;
+    pthread_cond_t work; /* signalled: queued work, stop, or (to create) the thread is ready */
+    /* Under the mutex: */
+    request_list queues[LANE_COUNT];
+    request_list finished;
+    uint32_t in_flight; /* submitted and not yet polled */
+    bool ready, stop;
+    int start_result;
+    err_record error; /* written once, by the worker, before the failed request is finished */
+    /* The worker's own: */
+    uint64_t idle_since_ns;
+};
+typedef struct lane_worker lane_worker;
+
+static_assert(offsetof(lane_worker, base) == 0, "a lane_worker starts with its lane");
+
+static void list_push(request_list *list, lane_request *request)
+{
+    request->next = NULL;
+    if (list->last)
+        list->last->next = request;
+    else
+        list->first = request;
+    list->last = request;
+}
+
+static lane_request *list_pop(request_list *list)
+{
+    lane_request *request = list->first;
+    if (!request)
+        return NULL;
+    list->first = request->next;
+    if (!list->first)
+        list->last = NULL;
+    request->next = NULL;
+    return request;
+}
+
+/* May the head of its queue run: is no dependency of it queued on another lane of this worker? */
+static bool may_run(const lane_worker *self, const lane_request *request)
+{
+    const program *prog = request->prog;
+    const op *item = request->item;
+    for (uint32_t k = 0; k < item->dep_count; k++) {
+        uint32_t dep = prog->deps[item->dep_begin + k];
+        uint8_t dep_lane = prog->ops[dep].lane;
+        const lane_request *head = self->queues[dep_lane].first;
+        if (dep_lane != item->lane && head && head->op_idx <= dep)
+            return false;
+    }
+    return true;
+}
+
+/* The queue to serve next, or NULL when all are empty. */
+static request_list *pick(lane_worker *self)
+{
+    request_list *best = &self->queues[self->config.priority_lane];
+    if (best->first && may_run(self, best->first))
+        return best;
+    best = NULL;
+    for (int kind = 0; kind < LANE_COUNT; kind++) {
+        lane_request *head = self->queues[kind].first;
+        if (head && (!best || head->op_idx < best->first->op_idx))
+            best = &self->queues[kind];
+    }
+    return best;
+}
+
+static void run_request(lane_worker *self, lane_request *request)
+{
+    request->start_ns = clock_ns();
+    request->wait_ns = request->start_ns - self->idle_since_ns;
+    if (self->error.code != 0)
+        request->result = ERR_POISONED;
+    else
+        request->result = self->config.run(self->config.user, request->prog, request->item);
+    request->end_ns = clock_ns();
+    self->idle_since_ns = request->end_ns;
+    if (request->result > 0)
+        request->result = 0;
+}
+
+static void announce_finished(lane_worker *self)
+{
+    uint64_t one = 1;
+    ssize_t written;
+    do
+        written = write(self->event_fd, &one, sizeof one);
+    while (written < 0 && errno == EINTR);
+    assert(written == (ssize_t)sizeof one); /* the counter stays far below its limit */
+}
+
+static void *worker_main(void *argument)
+{
+    lane_worker *self = argument;
+    int start_result = self->config.start_thread ? self->config.start_thread(self->config.user) : 0;
+    pthread_mutex_lock(&self->mutex);
+    self->start_result = start_result < 0 ? start_result : 0;
+    if (self->start_result < 0)
+        err_save(&self->error, self->start_result);
+    self->ready = true;
+    self->idle_since_ns = clock_ns();
+    pthread_cond_broadcast(&self->work);
+    while (self->start_result == 0) {
+        request_list *queue = pick(self);
+        if (!queue && self->stop)
+            break;
+        if (!queue) {
+            pthread_cond_wait(&self->work, &self->mutex);
+            continue;
+        }
+        lane_request *request = queue->first; /* stays the head while it runs: see may_run */
+        pthread_mutex_unlock(&self->mutex);
+        run_request(self, request);
+        pthread_mutex_lock(&self->mutex);
+        if (request->result < 0 && self->error.code == 0)
+            err_save(&self->error, request->result);
+        list_pop(queue);
+        bool was_empty = !self->finished.first;
+        list_push(&self->finished, request);
+        if (was_empty)
+            announce_finished(self);
+    }
+    pthread_mutex_unlock(&self->mutex);
+    return NULL;
+}
+
+static int worker_submit(lane *base, lane_request *request)
+{
+    lane_worker *self = (lane_worker *)base;
+    int rc = 0;
+    pthread_mutex_lock(&self->mutex);
+    if (self->in_flight >= self->config.request_capacity) {
+        rc = -EAGAIN;
+    } else {
+        self->in_flight++;
+        list_push(&self->queues[request->item->lane], request);
+        pthread_cond_signal(&self->work);
+    }
+    pthread_mutex_unlock(&self->mutex);
+    if (rc < 0)
+        err_set(rc, "lane %s: all %u requests are in flight", self->config.name,
+                self->config.request_capacity);
+    return rc;
+}
+
+static int worker_poll(lane *base, lane_request **done, size_t max)
+{
+    lane_worker *self = (lane_worker *)base;
+    size_t count = 0;
+    pthread_mutex_lock(&self->mutex);
+    while (count < max && self->finished.first)
+        done[count++] = list_pop(&self->finished);
+    self->in_flight -= (uint32_t)count;
+    if (count > 0 && !self->finished.first) {
+        /* Under the mutex, so that it cannot swallow the announcement of what finishes next. */
+        uint64_t news;
+        ssize_t got = read(self->event_fd, &news, sizeof news);
+        (void)got; /* EAGAIN: nothing was announced, nothing to clear */
+    }
+    pthread_mutex_unlock(&self->mutex);
+    return (int)count;
+}
+
+static int worker_event_fd(const lane *base)
+{
+    return ((const lane_worker *)base)->event_fd;
+}
+
+/* Written by the worker before it finishes the failed request and never again, and read after that
+ * request was polled under the mutex. */
+static const err_record *worker_error(const lane *base)
+{
+    return &((const lane_worker *)base)->error;
+}
+
+static void free_parts(lane_worker *self)
+{
+    pthread_mutex_destroy(&self->mutex);
+    pthread_cond_destroy(&self->work);
+    if (self->event_fd >= 0)
+        close(self->event_fd);
+    mem_free(self);
+}
+
+static void worker_destroy(lane *base)
+{
+    if (!base)
+        return;
+    lane_worker *self = (lane_worker *)base;
+    pthread_mutex_lock(&self->mutex);
+    self->stop = true;
+    pthread_cond_broadcast(&self->work);
+    pthread_mutex_unlock(&self->mutex);
+    pthread_join(self->thread, NULL);
+    free_parts(self);
+}
+
+static const struct lane_ops worker_ops = {
+    .name = "worker",
+    .submit = worker_submit,
+    .poll = worker_poll,
+    .event_fd = worker_event_fd,
+    .error = worker_error,
+    .destroy = worker_destroy,
+};
+
+/* Starts the thread and waits until start_thread has returned there. */
+static int start_worker(lane_worker *self)
+{
+    int code = pthread_create(&self->thread, NULL, worker_main, self);
+    if (code != 0)
+        return err_errno(code, "lane %s: starting its thread", self->config.name);
+    pthread_mutex_lock(&self->mutex);
+    while (!self->ready)
+        pthread_cond_wait(&self->work, &self->mutex);
+    pthread_mutex_unlock(&self->mutex);
+    if (self->start_result == 0)
+        return 0;
+    pthread_join(self->thread, NULL);
+    err_restore(&self->error);
+    return err_prefix(self->start_result, "lane %s", self->config.name);
+}
+
+int lane_worker_create(const lane_worker_config *config, lane **out)
+{
+    *out = NULL;
+    if (!config->run || config->depth == 0 || config->request_capacity < config->depth ||
+        (unsigned)config->priority_lane >= LANE_COUNT)
+        return err_set(-EINVAL, "lane %s: needs a callback, a depth and at least as many requests",
+                       config->name ? config->name : "worker");
+    lane_worker *self = mem_alloc(1, sizeof *self, "lane worker");
+    if (!self)
+        return -ENOMEM;
+    self->config = *config;
+    if (!self->config.name)
+        self->config.name = "worker";
+    self->base =
+        (lane){.ops = &worker_ops, .depth = config->depth, .in_order = 1, .owner = config->owner};
+    pthread_mutex_init(&self->mutex, NULL);
+    pthread_cond_init(&self->work, NULL);
+    self->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    int rc = self->event_fd < 0 ? err_errno(errno, "lane %s: making its eventfd", self->config.name)
+                                : start_worker(self);
+    if (rc < 0) {
+        free_parts(self);
+        return rc;
+    }
+    *out = &self->base;
+    return 0;
+}

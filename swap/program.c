@@ -1,0 +1,203 @@
+/* The program's small functions: release, names, look-up, hash. Pure; any thread; only program_fini
+ * touches the heap, to free. */
+#include "swap/program.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include <xxhash.h>
+
+#include "base/mem.h"
+#include "swap/program_internal.h"
+
+void program_fini(program *prog)
+{
+    if (!prog)
+        return;
+    mem_free(prog->ops);
+    mem_free(prog->deps);
+    mem_free(prog->buffers);
+    memset(prog, 0, sizeof *prog);
+}
+
+const operand *op_operand(const op *item, enum operand_role role)
+{
+    for (uint32_t i = 0; i < item->operand_count; i++)
+        if (item->operands[i].role == role)
+            return &item->operands[i];
+    return NULL;
+}
+
+uint64_t op_moved_bytes(const op *item)
+{
+    switch ((enum op_kind)item->kind) {
+    case OP_READ:
+    case OP_WRITE:
+    case OP_H2D:
+    case OP_D2H:
+    case OP_ALL_GATHER:
+    case OP_REDUCE_SCATTER: {
+        const operand *target = op_operand(item, ROLE_TARGET);
+        return target ? target->size_bytes : 0;
+    }
+    default:
+        return 0;
+    }
+}
+
+/* Little-endian words of one op or buffer, so that the hash sees no padding and no byte order. */
+struct canonical {
+    uint8_t bytes[(16 + 4 * OP_OPERANDS_MAX) * 8];
+    size_t count;
+};
+
+static void canonical_put(struct canonical *out, uint64_t value)
+{
+    assert(out->count + 8 <= sizeof out->bytes);
+    for (int i = 0; i < 8; i++)
+        out->bytes[out->count++] = (uint8_t)(value >> (8 * i));
+}
+
+static uint64_t canonical_hash(struct canonical *words, uint64_t hash)
+{
+    hash = XXH3_64bits_withSeed(words->bytes, words->count, hash);
+    words->count = 0;
+    return hash;
+}
+
+static uint64_t hash_op(const program *prog, const op *item, uint64_t hash)
+{
+    struct canonical words = {.count = 0};
+    canonical_put(&words, item->kind);
+    canonical_put(&words, item->lane);
+    canonical_put(&words, item->operand_count);
+    canonical_put(&words, item->first_micro_batch);
+    canonical_put(&words, item->unit);
+    canonical_put(&words, item->stage);
+    canonical_put(&words, item->micro_batch);
+    canonical_put(&words, item->tile);
+    canonical_put(&words, item->state_kind);
+    canonical_put(&words, item->dep_count);
+    canonical_put(&words, item->elem_begin);
+    canonical_put(&words, item->elem_count);
+    uint32_t operand_count =
+        item->operand_count < OP_OPERANDS_MAX ? item->operand_count : OP_OPERANDS_MAX;
+    for (uint32_t i = 0; i < operand_count; i++) {
+        const operand *part = &item->operands[i];
+        canonical_put(&words, part->buffer_idx);
+        canonical_put(&words, (uint64_t)part->role << 8 | part->access);
+        canonical_put(&words, part->offset_bytes);
+        canonical_put(&words, part->size_bytes);
+    }
+    hash = canonical_hash(&words, hash);
+    for (uint32_t i = 0; i < item->dep_count; i++) {
+        canonical_put(&words, prog->deps[item->dep_begin + i]);
+        if (words.count + 8 > sizeof words.bytes)
+            hash = canonical_hash(&words, hash);
+    }
+    return canonical_hash(&words, hash);
+}
+
+uint64_t program_hash(const program *prog)
+{
+    struct canonical words = {.count = 0};
+    canonical_put(&words, prog->kind);
+    canonical_put(&words, prog->op_count);
+    canonical_put(&words, prog->buffer_count);
+    canonical_put(&words, prog->home_count);
+    uint64_t hash = canonical_hash(&words, 0);
+    for (uint64_t i = 0; i < prog->op_count; i++)
+        hash = hash_op(prog, &prog->ops[i], hash);
+    for (uint64_t i = 0; i < prog->buffer_count; i++) {
+        const buffer *item = &prog->buffers[i];
+        canonical_put(&words, item->arena);
+        canonical_put(&words, item->is_home != 0);
+        canonical_put(&words, item->state_kind);
+        canonical_put(&words, item->unit);
+        canonical_put(&words, item->offset_bytes);
+        canonical_put(&words, item->size_bytes);
+        hash = canonical_hash(&words, hash);
+    }
+    return hash;
+}
+
+char *swapi_op_text(const program *prog, uint32_t op_idx, char text[SWAPI_OP_TEXT_BYTES])
+{
+    const op *item = &prog->ops[op_idx];
+    size_t used =
+        (size_t)snprintf(text, SWAPI_OP_TEXT_BYTES, "%s", op_kind_name((enum op_kind)item->kind));
+    if (item->unit != PROGRAM_NONE)
+        used +=
+            (size_t)snprintf(text + used, SWAPI_OP_TEXT_BYTES - used, " of unit %u", item->unit);
+    if (item->tile != PROGRAM_NONE)
+        used += (size_t)snprintf(text + used, SWAPI_OP_TEXT_BYTES - used, ", tile %u", item->tile);
+    if (item->micro_batch != PROGRAM_NONE)
+        used += (size_t)snprintf(text + used, SWAPI_OP_TEXT_BYTES - used, ", micro-batch %u",
+                                 item->micro_batch);
+    snprintf(text + used, SWAPI_OP_TEXT_BYTES - used, " (op %u)", op_idx);
+    return text;
+}
+
+/* A name table's entry, or "unknown" for a value outside of it (a damaged program is printable). */
+static const char *name_at(const char *const *names, unsigned count, unsigned value)
+{
+    return value < count ? names[value] : "unknown";
+}
+
+const char *program_kind_name(enum program_kind kind)
+{
+    static const char *const names[PROGRAM_KIND_COUNT] = {
+        [PROGRAM_INIT] = "init",   [PROGRAM_FIRST] = "first", [PROGRAM_STEADY] = "steady",
+        [PROGRAM_FLUSH] = "flush", [PROGRAM_EVAL] = "eval",   [PROGRAM_SAVE] = "save",
+        [PROGRAM_LOAD] = "load",
+    };
+    return name_at(names, PROGRAM_KIND_COUNT, kind);
+}
+
+const char *arena_kind_name(enum arena_kind kind)
+{
+    static const char *const names[ARENA_COUNT] = {
+        [ARENA_DEVICE] = "device", [ARENA_HOST] = "host", [ARENA_NVME] = "nvme"};
+    return name_at(names, ARENA_COUNT, kind);
+}
+
+const char *lane_kind_name(enum lane_kind kind)
+{
+    static const char *const names[LANE_COUNT] = {
+        [LANE_READ] = "read",     [LANE_WRITE] = "write", [LANE_H2D] = "h2d",
+        [LANE_D2H] = "d2h",       [LANE_COMM] = "comm",   [LANE_COMPUTE] = "compute",
+        [LANE_UPDATE] = "update",
+    };
+    return name_at(names, LANE_COUNT, kind);
+}
+
+const char *state_kind_name(enum state_kind kind)
+{
+    static const char *const names[STATE_KIND_COUNT] = {
+        [STATE_PARAMS] = "params",
+        [STATE_GRADS] = "grads",
+        [STATE_OPTIMIZER] = "optimizer",
+        [STATE_ACTIVATIONS] = "activations",
+    };
+    return name_at(names, STATE_KIND_COUNT, kind);
+}
+
+const char *op_kind_name(enum op_kind kind)
+{
+    static const char *const names[OP_KIND_COUNT] = {
+        [OP_READ] = "read",
+        [OP_WRITE] = "write",
+        [OP_H2D] = "h2d",
+        [OP_D2H] = "d2h",
+        [OP_ALL_GATHER] = "all_gather",
+        [OP_REDUCE_SCATTER] = "reduce_scatter",
+        [OP_FORWARD] = "forward",
+        [OP_BACKWARD] = "backward",
+        [OP_GRAD_CLOSE] = "grad_close",
+        [OP_NORM] = "norm",
+        [OP_UPDATE] = "update",
+        [OP_INIT] = "init",
+        [OP_WORKING_COPY] = "working_copy",
+    };
+    return name_at(names, OP_KIND_COUNT, kind);
+}

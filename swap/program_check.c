@@ -1,0 +1,312 @@
+/* program_check: the structure of a program, then the proofs of program_access.c and program_space.c.
+ *
+ * Knows nothing of how programs are compiled. Called by src/plan's tests and before every run, on any
+ * thread; allocates scratch and frees it. Every failure is ERR_INTERNAL: a compiler must not produce
+ * such a program, so its text names ops, buffers and bytes for the bug report. */
+#include "swap/program.h"
+
+#include <errno.h>
+
+#include "base/mem.h"
+#include "base/size.h"
+#include "base/tile.h"
+#include "swap/program_internal.h"
+
+/* What a kind of op demands of its lane and its operands. */
+struct kind_rule {
+    uint8_t lane;
+    uint8_t is_copy;         /* exactly SOURCE (read) and TARGET (written), of equal size */
+    uint8_t source, target;  /* arenas of the two, for copies */
+    uint8_t host_allowed;    /* all operands in one arena, host or device; else all in device */
+    uint32_t roles_required; /* bit per enum operand_role */
+};
+
+#define ROLE_BIT(role) (UINT32_C(1) << (role))
+
+static const struct kind_rule kind_rules[OP_KIND_COUNT] = {
+    [OP_READ] = {LANE_READ, 1, ARENA_NVME, ARENA_HOST, 0, 0},
+    [OP_WRITE] = {LANE_WRITE, 1, ARENA_HOST, ARENA_NVME, 0, 0},
+    [OP_H2D] = {LANE_H2D, 1, ARENA_HOST, ARENA_DEVICE, 0, 0},
+    [OP_D2H] = {LANE_D2H, 1, ARENA_DEVICE, ARENA_HOST, 0, 0},
+    [OP_ALL_GATHER] = {LANE_COMM, 0, 0, 0, 0, ROLE_BIT(ROLE_SOURCE) | ROLE_BIT(ROLE_TARGET)},
+    [OP_REDUCE_SCATTER] = {LANE_COMM, 0, 0, 0, 0, ROLE_BIT(ROLE_SOURCE) | ROLE_BIT(ROLE_TARGET)},
+    [OP_FORWARD] = {LANE_COMPUTE, 0, 0, 0, 0, 0},
+    [OP_BACKWARD] = {LANE_COMPUTE, 0, 0, 0, 0, 0},
+    [OP_GRAD_CLOSE] = {LANE_COMPUTE, 0, 0, 0, 0, 0},
+    [OP_NORM] = {LANE_COMPUTE, 0, 0, 0, 0, 0},
+    [OP_UPDATE] = {LANE_UPDATE, 0, 0, 0, 1, ROLE_BIT(ROLE_STATE) | ROLE_BIT(ROLE_SOURCE)},
+    [OP_INIT] = {LANE_UPDATE, 0, 0, 0, 1, ROLE_BIT(ROLE_STATE)},
+    [OP_WORKING_COPY] = {LANE_UPDATE, 0, 0, 0, 1, ROLE_BIT(ROLE_STATE) | ROLE_BIT(ROLE_TARGET)},
+};
+
+static_assert(ROLE_COUNT <= 32, "a role is a bit of roles_required");
+
+static int check_header(const program *prog)
+{
+    if ((unsigned)prog->kind >= PROGRAM_KIND_COUNT)
+        return err_set(ERR_INTERNAL, "program: kind %d does not exist", (int)prog->kind);
+    if (prog->op_count >= PROGRAM_NONE || prog->dep_count >= PROGRAM_NONE ||
+        prog->buffer_count >= PROGRAM_NONE / 2 || prog->home_count > prog->buffer_count)
+        return err_set(ERR_INTERNAL,
+                       "program: %llu ops, %llu dependencies, %llu buffers (%llu homes) are out of "
+                       "range",
+                       (unsigned long long)prog->op_count, (unsigned long long)prog->dep_count,
+                       (unsigned long long)prog->buffer_count,
+                       (unsigned long long)prog->home_count);
+    return 0;
+}
+
+static int check_buffer(const program *prog, uint64_t b)
+{
+    const buffer *item = &prog->buffers[b];
+    if (item->arena >= ARENA_COUNT)
+        return err_set(ERR_INTERNAL, "program: buffer %llu lies in arena %u, which does not exist",
+                       (unsigned long long)b, item->arena);
+    if ((item->is_home != 0) != (b < prog->home_count))
+        return err_set(ERR_INTERNAL,
+                       "program: buffer %llu is a %s, but the first %llu buffers are the homes",
+                       (unsigned long long)b, item->is_home ? "home" : "transient",
+                       (unsigned long long)prog->home_count);
+    uint64_t budget = prog->budget_bytes[item->arena];
+    if (item->size_bytes == 0 || item->size_bytes > budget ||
+        item->offset_bytes > budget - item->size_bytes)
+        return err_set(ERR_INTERNAL,
+                       "program: buffer %llu, %llu bytes at offset %llu, does not lie in the %s "
+                       "arena's budget of %llu bytes",
+                       (unsigned long long)b, (unsigned long long)item->size_bytes,
+                       (unsigned long long)item->offset_bytes,
+                       arena_kind_name((enum arena_kind)item->arena), (unsigned long long)budget);
+    if (item->is_home && (item->producer != PROGRAM_NONE || item->last_reader != PROGRAM_NONE))
+        return err_set(ERR_INTERNAL,
+                       "program: buffer %llu is a home but names a producer or reader",
+                       (unsigned long long)b);
+    return 0;
+}
+
+static int operand_error(const program *prog, uint32_t op_idx, uint32_t k, const char *problem)
+{
+    char text[SWAPI_OP_TEXT_BYTES];
+    const operand *part = &prog->ops[op_idx].operands[k];
+    return err_set(ERR_INTERNAL, "program: %s, operand %u (buffer %u, %llu bytes at %llu): %s",
+                   swapi_op_text(prog, op_idx, text), k, part->buffer_idx,
+                   (unsigned long long)part->size_bytes, (unsigned long long)part->offset_bytes,
+                   problem);
+}
+
+/* The residue that the operand's address must have modulo TILE_PERIOD_BYTES, or -1 for any. */
+static int64_t required_residue(const op *item, const operand *part)
+{
+    if (part->role == ROLE_STATE)
+        return TILE_RESIDUE_STATE;
+    if (item->kind == OP_UPDATE && part->role == ROLE_SOURCE)
+        return TILE_RESIDUE_GRADS;
+    bool makes_copy =
+        item->kind == OP_UPDATE || item->kind == OP_INIT || item->kind == OP_WORKING_COPY;
+    if (makes_copy && part->role == ROLE_TARGET)
+        return TILE_RESIDUE_PARAMS;
+    return -1;
+}
+
+static int check_alignment(const program *prog, uint32_t op_idx, uint32_t k)
+{
+    const op *item = &prog->ops[op_idx];
+    const operand *part = &item->operands[k];
+    const buffer *home = &prog->buffers[part->buffer_idx];
+    uint64_t address = home->offset_bytes + part->offset_bytes;
+    bool is_io = item->kind == OP_READ || item->kind == OP_WRITE;
+    if ((is_io || home->arena == ARENA_NVME) &&
+        (address % TILE_BLOCK_BYTES != 0 || part->size_bytes % TILE_BLOCK_BYTES != 0))
+        return operand_error(prog, op_idx, k, "direct I/O takes multiples of 4096 bytes");
+    int64_t residue = required_residue(item, part);
+    if (home->arena != ARENA_NVME && residue >= 0 &&
+        address % TILE_PERIOD_BYTES != (uint64_t)residue) {
+        char text[SWAPI_OP_TEXT_BYTES];
+        return err_set(
+            ERR_INTERNAL,
+            "program: %s, operand %u (buffer %u): %s address %llu is %llu modulo %d, but "
+            "must be %lld (base/tile.h)",
+            swapi_op_text(prog, op_idx, text), k, part->buffer_idx,
+            arena_kind_name((enum arena_kind)home->arena), (unsigned long long)address,
+            (unsigned long long)(address % TILE_PERIOD_BYTES), (int)TILE_PERIOD_BYTES,
+            (long long)residue);
+    }
+    return 0;
+}
+
+static int check_operand(const program *prog, uint32_t op_idx, uint32_t k)
+{
+    const op *item = &prog->ops[op_idx];
+    const operand *part = &item->operands[k];
+    const struct kind_rule *rule = &kind_rules[item->kind];
+    if (part->buffer_idx >= prog->buffer_count)
+        return operand_error(prog, op_idx, k, "the buffer does not exist");
+    if (part->role >= ROLE_COUNT)
+        return operand_error(prog, op_idx, k, "the role does not exist");
+    if (part->access < ACCESS_READ || part->access > ACCESS_UPDATE)
+        return operand_error(prog, op_idx, k, "the access is neither read, write nor both");
+    const buffer *home = &prog->buffers[part->buffer_idx];
+    if (part->size_bytes == 0 || part->size_bytes > home->size_bytes ||
+        part->offset_bytes > home->size_bytes - part->size_bytes)
+        return operand_error(prog, op_idx, k, "out of the bounds of the buffer");
+    uint8_t arena = ARENA_DEVICE;
+    if (rule->is_copy) {
+        bool is_source = part->role == ROLE_SOURCE && part->access == ACCESS_READ;
+        bool is_target = part->role == ROLE_TARGET && part->access == ACCESS_WRITE;
+        if (!is_source && !is_target)
+            return operand_error(prog, op_idx, k, "a copy reads SOURCE, writes TARGET, no more");
+        arena = is_source ? rule->source : rule->target;
+    } else if (rule->host_allowed) {
+        arena = prog->buffers[item->operands[0].buffer_idx].arena;
+        if (arena == ARENA_NVME)
+            return operand_error(prog, op_idx, k, "computing needs memory, not nvme");
+    }
+    if (home->arena != arena)
+        return operand_error(prog, op_idx, k, "the buffer lies in the wrong arena for this op");
+    return check_alignment(prog, op_idx, k);
+}
+
+static int check_op(const program *prog, uint32_t op_idx)
+{
+    const op *item = &prog->ops[op_idx];
+    char text[SWAPI_OP_TEXT_BYTES];
+    if (item->kind >= OP_KIND_COUNT)
+        return err_set(ERR_INTERNAL, "program: op %u has kind %u, which does not exist", op_idx,
+                       item->kind);
+    const struct kind_rule *rule = &kind_rules[item->kind];
+    swapi_op_text(prog, op_idx, text);
+    if (item->lane != rule->lane)
+        return err_set(ERR_INTERNAL, "program: %s is on lane %s but belongs on %s", text,
+                       lane_kind_name((enum lane_kind)item->lane),
+                       lane_kind_name((enum lane_kind)rule->lane));
+    if (item->operand_count > OP_OPERANDS_MAX)
+        return err_set(ERR_INTERNAL, "program: %s has %u operands, more than %d", text,
+                       item->operand_count, (int)OP_OPERANDS_MAX);
+    if (item->dep_begin > prog->dep_count || item->dep_count > prog->dep_count - item->dep_begin)
+        return err_set(ERR_INTERNAL, "program: %s: dependencies %u to %llu of %llu", text,
+                       item->dep_begin, (unsigned long long)item->dep_begin + item->dep_count,
+                       (unsigned long long)prog->dep_count);
+    for (uint32_t k = 0; k < item->dep_count; k++)
+        if (prog->deps[item->dep_begin + k] >= op_idx)
+            return err_set(ERR_INTERNAL, "program: %s depends on op %u, which is not before it",
+                           text, prog->deps[item->dep_begin + k]);
+    uint32_t roles = 0;
+    for (uint32_t k = 0; k < item->operand_count; k++) {
+        TRY(check_operand(prog, op_idx, k));
+        if (roles & ROLE_BIT(item->operands[k].role))
+            return operand_error(prog, op_idx, k, "an operand before it has the same role");
+        roles |= ROLE_BIT(item->operands[k].role);
+    }
+    uint32_t required =
+        rule->is_copy ? ROLE_BIT(ROLE_SOURCE) | ROLE_BIT(ROLE_TARGET) : rule->roles_required;
+    if ((roles & required) != required)
+        return err_set(ERR_INTERNAL, "program: %s lacks an operand: has roles %#x, needs %#x", text,
+                       roles, required);
+    if (rule->is_copy &&
+        op_operand(item, ROLE_SOURCE)->size_bytes != op_operand(item, ROLE_TARGET)->size_bytes)
+        return err_set(ERR_INTERNAL, "program: %s copies %llu bytes to %llu", text,
+                       (unsigned long long)op_operand(item, ROLE_SOURCE)->size_bytes,
+                       (unsigned long long)op_operand(item, ROLE_TARGET)->size_bytes);
+    return 0;
+}
+
+/* Sorts all operands by buffer, keeping the issue order (a counting sort). */
+static int list_uses(swapi_check *check)
+{
+    const program *prog = check->prog;
+    uint64_t use_count = 0;
+    check->use_begin = mem_alloc(prog->buffer_count + 2, sizeof *check->use_begin, "program check");
+    if (!check->use_begin)
+        return -ENOMEM;
+    for (uint64_t i = 0; i < prog->op_count; i++)
+        for (uint32_t k = 0; k < prog->ops[i].operand_count; k++, use_count++)
+            check->use_begin[prog->ops[i].operands[k].buffer_idx + 2]++;
+    check->uses = mem_alloc(use_count, sizeof *check->uses, "program check");
+    if (!check->uses)
+        return -ENOMEM;
+    for (uint64_t b = 0; b < prog->buffer_count; b++)
+        check->use_begin[b + 2] += check->use_begin[b + 1];
+    for (uint64_t i = 0; i < prog->op_count; i++)
+        for (uint32_t k = 0; k < prog->ops[i].operand_count; k++) {
+            uint32_t b = prog->ops[i].operands[k].buffer_idx;
+            check->uses[check->use_begin[b + 1]++] = (swapi_use){(uint32_t)i, k};
+        }
+    return 0;
+}
+
+/* Producers and last readers of transients are what their uses say. */
+static int check_lifetimes(const swapi_check *check)
+{
+    const program *prog = check->prog;
+    for (uint64_t b = prog->home_count; b < prog->buffer_count; b++) {
+        const buffer *item = &prog->buffers[b];
+        uint32_t producer = PROGRAM_NONE, last_reader = PROGRAM_NONE;
+        for (uint64_t i = check->use_begin[b]; i < check->use_begin[b + 1]; i++) {
+            const swapi_use *use = &check->uses[i];
+            const operand *part = &prog->ops[use->op_idx].operands[use->operand_idx];
+            if (producer == PROGRAM_NONE && (part->access & ACCESS_WRITE))
+                producer = use->op_idx;
+            last_reader = use->op_idx;
+        }
+        if (last_reader == PROGRAM_NONE)
+            return err_set(ERR_INTERNAL, "program: buffer %llu is a transient that no op uses",
+                           (unsigned long long)b);
+        if (item->producer != producer || item->last_reader != last_reader)
+            return err_set(
+                ERR_INTERNAL,
+                "program: buffer %llu says it lives from op %u to op %u, but its uses are "
+                "from op %u to op %u",
+                (unsigned long long)b, item->producer, item->last_reader, producer, last_reader);
+    }
+    return 0;
+}
+
+static int check_peaks(const program *prog)
+{
+    uint64_t peaks[ARENA_COUNT] = {0};
+    for (uint64_t b = 0; b < prog->buffer_count; b++) {
+        const buffer *item = &prog->buffers[b];
+        peaks[item->arena] = size_max(peaks[item->arena], item->offset_bytes + item->size_bytes);
+    }
+    for (int a = 0; a < ARENA_COUNT; a++) {
+        const char *name = arena_kind_name((enum arena_kind)a);
+        uint32_t reaches = prog->peak_buffer[a];
+        if (prog->peak_bytes[a] != peaks[a])
+            return err_set(ERR_INTERNAL,
+                           "program: the %s arena's peak is %llu bytes, but the program says %llu",
+                           name, (unsigned long long)peaks[a],
+                           (unsigned long long)prog->peak_bytes[a]);
+        if (peaks[a] == 0 && reaches == PROGRAM_NONE)
+            continue;
+        const buffer *item = reaches < prog->buffer_count ? &prog->buffers[reaches] : NULL;
+        if (!item || item->arena != a || item->offset_bytes + item->size_bytes != peaks[a])
+            return err_set(
+                ERR_INTERNAL,
+                "program: buffer %u is named as the %s arena's highest, but does not end at "
+                "its peak of %llu bytes",
+                reaches, name, (unsigned long long)peaks[a]);
+    }
+    return 0;
+}
+
+int program_check(const program *prog)
+{
+    TRY(check_header(prog));
+    for (uint64_t b = 0; b < prog->buffer_count; b++)
+        TRY(check_buffer(prog, b));
+    for (uint64_t i = 0; i < prog->op_count; i++)
+        TRY(check_op(prog, (uint32_t)i));
+    TRY(check_peaks(prog));
+
+    int rc = 0;
+    swapi_check check = {.prog = prog};
+    TRY_GOTO(rc, list_uses(&check), done);
+    TRY_GOTO(rc, check_lifetimes(&check), done);
+    TRY_GOTO(rc, swapi_order_init(&check.order, prog), done);
+    TRY_GOTO(rc, swapi_check_accesses(&check), done);
+    TRY_GOTO(rc, swapi_check_space(&check), done);
+done:
+    swapi_order_fini(&check.order);
+    mem_free(check.uses);
+    mem_free(check.use_begin);
+    return rc;
+}

@@ -1,0 +1,74 @@
+/* Shared by the files of program_check: the happens-before relation, the list of uses of each buffer,
+ * and the two proofs built on them. Scratch lives in `struct swapi_check` and dies with it; one thread.
+ *
+ *   program_check ─► structure (program_check.c) ─► order (program_order.c)
+ *                                                     ├─► bytes of a buffer  (program_access.c)
+ *                                                     └─► buffers of an arena (program_space.c) */
+#ifndef SLUICE_SWAP_PROGRAM_INTERNAL_H
+#define SLUICE_SWAP_PROGRAM_INTERNAL_H
+
+#include <assert.h>
+
+#include "swap/program.h"
+
+enum {
+    SWAPI_CHAIN_LANES = LANE_COUNT - LANE_H2D, /* lanes whose ops complete one at a time */
+    SWAPI_OP_TEXT_BYTES = 96,
+};
+
+static_assert(LANE_READ == 0 && LANE_WRITE == 1 && LANE_H2D == 2,
+              "the out-of-order lanes come first, so that the chains are LANE_H2D and up");
+
+/* True where ops of the lane complete in issue order, one at a time. */
+static inline bool swapi_lane_is_chain(uint8_t kind)
+{
+    return kind >= LANE_H2D;
+}
+
+/* "update of unit 3, tile 0 (op 12)". Returns `text`. */
+char *swapi_op_text(const program *prog, uint32_t op_idx, char text[SWAPI_OP_TEXT_BYTES]);
+
+/* Happens-before: the closure of dependencies and of the order of the chain lanes. */
+struct swapi_order {
+    const program *prog;
+    uint32_t *latest;   /* [op_count][SWAPI_CHAIN_LANES]: 1 + the latest op of the chain that is, or
+                           comes before, this op; 0: none */
+    uint32_t *earliest; /* [op_count][SWAPI_CHAIN_LANES]: the earliest op of the chain that is, or
+                           comes after, this op; PROGRAM_NONE: none */
+    uint32_t *seen;     /* [op_count] stamp of the last search that met the op */
+    uint32_t *stack;    /* [op_count] of that search */
+    uint32_t stamp;
+};
+typedef struct swapi_order swapi_order;
+
+int swapi_order_init(swapi_order *self, const program *prog) MUST_CHECK; /* -ENOMEM */
+void swapi_order_fini(swapi_order *self);
+
+/* True iff op `first` is complete before op `second` starts, whatever the timing. first < second. */
+bool swapi_order_before(swapi_order *self, uint32_t first, uint32_t second);
+
+/* One operand that names a buffer. */
+struct swapi_use {
+    uint32_t op_idx;
+    uint32_t operand_idx;
+};
+typedef struct swapi_use swapi_use;
+
+struct swapi_check {
+    const program *prog;
+    swapi_order order;
+    uint64_t
+        *use_begin;  /* [buffer_count + 1]: uses of buffer b are use_begin[b] .. use_begin[b+1] */
+    swapi_use *uses; /* by buffer, then in issue order */
+};
+typedef struct swapi_check swapi_check;
+
+/* Within each buffer: reads of transients follow writes of the same bytes, and any two ops that touch
+ * the same bytes, one of them writing, are ordered. 0, -ENOMEM or ERR_INTERNAL. */
+int swapi_check_accesses(swapi_check *check) MUST_CHECK;
+
+/* Within each arena: homes overlap nothing, and of two transients that share bytes all uses of one are
+ * ordered before all uses of the other. 0, -ENOMEM or ERR_INTERNAL. */
+int swapi_check_space(swapi_check *check) MUST_CHECK;
+
+#endif
