@@ -2,6 +2,8 @@
  *
  * A unit is a flat vector of parameters: its tensors one after the other, each beginning on a multiple
  * of MODEL_TENSOR_ALIGN_ELEMS, the whole padded with zeros to a multiple of 4096 (SHARD_ELEMS_STEP).
+ * Llama's k and v lie right behind q, and up right behind gate, without padding, whatever their sizes:
+ * each such group is one matrix for one product.
  * A stage is one step of the forward order and names the unit (or two) whose parameters it needs:
  *
  *   stage 0      embed     unit 0            tokens -> x0
@@ -33,6 +35,7 @@ enum model_family { MODEL_GPT2, MODEL_LLAMA, MODEL_FAMILY_COUNT };
 struct model_spec {
     enum model_family family;
     uint64_t num_layers, hidden_size, num_heads, num_kv_heads, ffn_size, vocab_size, seq_length;
+    /* num_kv_heads 0 means num_heads; ffn_size 0 of gpt2 means 4 * hidden_size */
     bool tie_embeddings;
     double rope_theta;   /* llama; 10000 */
     double norm_epsilon; /* 1e-5 */
@@ -44,7 +47,8 @@ enum tensor_init { TENSOR_INIT_NORMAL, TENSOR_INIT_NORMAL_RESIDUAL, TENSOR_INIT_
 
 struct model_tensor {
     char name[MODEL_NAME_BYTES]; /* as Hugging Face names it, for example "h.0.attn.c_attn.weight" */
-    uint64_t rows, columns;      /* [rows, columns]; a vector has rows 1. Linear weights are [out, in] */
+    uint64_t rows, columns;      /* [rows, columns]; a vector has rows 1. Linear weights are [out, in];
+                                    Hugging Face stores those of GPT-2's blocks (Conv1D) transposed */
     uint64_t offset_elems;       /* within the unit's flat vector */
     enum tensor_init init;
 };
@@ -72,11 +76,12 @@ struct model_stage {
     double forward_flops;           /* matrix products and attention */
     double backward_flops;          /* without recomputation (the head: backward alone) */
     double recompute_flops;         /* what the backward op computes again (0 for embed) */
-    uint64_t forward_dram_bytes, backward_dram_bytes; /* estimates, for the simulator */
+    uint64_t forward_dram_bytes;  /* estimates, for the simulator (shapes.c says how); the backward */
+    uint64_t backward_dram_bytes; /* includes the recomputation */
 };
 typedef struct model_stage model_stage;
 
-typedef struct model_products model_products; /* prepared by model_prepare */
+typedef struct model_products model_products; /* internal: offsets, and what model_prepare makes */
 
 struct model {
     model_spec spec;
@@ -113,7 +118,8 @@ int model_fill_constants(model *self, void *stream, void *constants) MUST_CHECK;
 void model_init_elems(const model *self, uint32_t unit, uint64_t seed, uint64_t begin,
                       uint64_t count, float *master);
 
-/* The memory of one call: one stage, one micro-batch. All device memory. */
+/* The memory of one call: one stage, one micro-batch. All device memory, no two buffers overlapping:
+ * output and input_grad serve as scratch before their value is written. */
 struct model_call {
     const void *params[2]; /* whole flat vectors of stage.units, in `type` */
     float *grads[2];       /* their fp32 accumulators; backward only */
@@ -125,7 +131,7 @@ struct model_call {
     void *input_grad;        /* backward of blocks and head */
     float *losses;           /* [B*T] fp32 nats per token: head */
     float grad_scale;        /* head backward: loss scale / tokens of the whole step */
-    void *saved;             /* [saved_bytes] */
+    void *saved;             /* [saved_bytes]; used up by the backward: undefined after it */
     void *temp;              /* [forward_temp_bytes or backward_temp_bytes] */
     const void *constants;
 };

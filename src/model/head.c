@@ -1,0 +1,201 @@
+/* The ends of the model: embedding, and head (final norm, output matrix, cross-entropy), and the
+ * dispatch over stages. The head goes through the rows in chunks, so that logits for all tokens never
+ * exist; its backward makes losses and gradients in one pass. Allocates nothing. */
+#include <assert.h>
+
+#include "base/size.h"
+#include "model/model_internal.h"
+
+int modeli_embed_forward(model *self, void *stream, const model_call *call)
+{
+    const modeli_shape *shape = &self->products->shape;
+    embedding_args args = {
+        .type = self->type,
+        .batch = self->micro_batch,
+        .tokens = self->tokens,
+        .channels = self->spec.hidden_size,
+        .vocab = self->spec.vocab_size,
+        .token_ids = call->tokens,
+        .token_table = modeli_param(self, call->params[0], shape->token_table),
+        .position_table = modeli_param(self, call->params[0], shape->position_table),
+        .output = call->output,
+    };
+    return self->ops->embedding_forward(self->context, stream, &args);
+}
+
+int modeli_embed_backward(model *self, void *stream, const model_call *call)
+{
+    const modeli_shape *shape = &self->products->shape;
+    embedding_grad_args args = {
+        .type = self->type,
+        .batch = self->micro_batch,
+        .tokens = self->tokens,
+        .channels = self->spec.hidden_size,
+        .vocab = self->spec.vocab_size,
+        .token_ids = call->tokens,
+        .output_grad = call->output_grad,
+        .token_table_grad = modeli_grad(call->grads[0], shape->token_table),
+        .position_table_grad = modeli_grad(call->grads[0], shape->position_table),
+        .scratch = call->temp,
+    };
+    return self->ops->embedding_backward(self->context, stream, &args);
+}
+
+/* The final norm of `rows` rows. */
+static int final_norm(model *self, void *stream, const model_call *call, uint64_t rows,
+                      const void *input, void *output, float *mean, float *rstd)
+{
+    const modeli_shape *shape = &self->products->shape;
+    norm_args args = {
+        .kind = shape->norm,
+        .type = self->type,
+        .rows = rows,
+        .channels = self->spec.hidden_size,
+        .epsilon = (float)self->spec.norm_epsilon,
+        .input = input,
+        .weight = modeli_param(self, call->params[0], shape->norm_final.weight),
+        .bias = modeli_param(self, call->params[0], shape->norm_final.bias),
+        .output = output,
+        .mean = shape->norm == NORM_LAYER ? mean : NULL,
+        .rstd = rstd,
+    };
+    return self->ops->norm_forward(self->context, stream, &args);
+}
+
+static int final_norm_grad(model *self, void *stream, const model_call *call, const float *mean,
+                           const float *rstd, void *scratch)
+{
+    const modeli_shape *shape = &self->products->shape;
+    norm_grad_args args = {
+        .kind = shape->norm,
+        .type = self->type,
+        .rows = shape->rows,
+        .channels = self->spec.hidden_size,
+        .input = call->input,
+        .weight = modeli_param(self, call->params[0], shape->norm_final.weight),
+        .mean = shape->norm == NORM_LAYER ? mean : NULL,
+        .rstd = rstd,
+        .output_grad = call->input_grad,
+        .input_grad = call->input_grad,
+        .weight_grad = modeli_grad(call->grads[0], shape->norm_final.weight),
+        .bias_grad = modeli_grad(call->grads[0], shape->norm_final.bias),
+        .scratch = scratch,
+    };
+    return self->ops->norm_backward(self->context, stream, &args);
+}
+
+static const void *output_matrix(const model *self, const model_call *call)
+{
+    const modeli_shape *shape = &self->products->shape;
+    return modeli_param(self, call->params[shape->output_unit], shape->output_matrix);
+}
+
+/* One chunk of rows [row, row + rows): logits, losses and, in the backward, the gradients of the
+ * output matrix and of the normed rows (into call->input_grad). */
+static int head_chunk(model *self, void *stream, const model_call *call,
+                      const modeli_head_layout *at, uint64_t row, uint64_t rows, bool backward)
+{
+    const modeli_shape *shape = &self->products->shape;
+    const kernel_ops *ops = self->ops;
+    kernel_matmul **products =
+        &self->products->matmul[rows == self->chunk_rows ? MODELI_LOGITS : MODELI_LAST_LOGITS];
+    uint64_t row_bytes = self->spec.hidden_size * dtype_bytes(self->type);
+    const void *matrix = output_matrix(self, call);
+    const void *normed = modeli_at(call->saved, at->normed + row * row_bytes);
+    void *logits = modeli_at(call->temp, at->logits);
+    void *scratch = modeli_at(call->temp, backward ? at->backward_scratch : at->forward_scratch);
+
+    TRY(ops->matmul(products[0], stream, normed, matrix, NULL, logits, scratch));
+    cross_entropy_args args = {
+        .type = self->type,
+        .rows = rows,
+        .vocab = self->spec.vocab_size,
+        .logits = logits,
+        .targets = call->targets + row,
+        .losses = call->losses + row,
+        .logits_grad = backward ? modeli_at(call->temp, at->logits_grad) : NULL,
+        .grad_scale = call->grad_scale,
+    };
+    TRY(ops->cross_entropy(self->context, stream, &args));
+    if (!backward)
+        return 0;
+    float *matrix_grad = modeli_grad(call->grads[shape->output_unit], shape->output_matrix);
+    TRY(ops->matmul(products[1], stream, args.logits_grad, matrix, NULL,
+                    modeli_at(call->input_grad, row * row_bytes), scratch));
+    return ops->matmul(products[2], stream, args.logits_grad, normed, NULL, matrix_grad, scratch);
+}
+
+static int head(model *self, void *stream, const model_call *call, bool backward)
+{
+    modeli_head_layout at;
+    modeli_head_layout_of(self, &at);
+    uint64_t rows = self->products->shape.rows;
+    float *mean = modeli_at(call->saved, at.mean), *rstd = modeli_at(call->saved, at.rstd);
+    TRY(final_norm(self, stream, call, rows, call->input, modeli_at(call->saved, at.normed), mean,
+                   rstd));
+    for (uint64_t row = 0; row < rows; row += self->chunk_rows) {
+        uint64_t chunk = size_min(self->chunk_rows, rows - row);
+        TRY(head_chunk(self, stream, call, &at, row, chunk, backward));
+    }
+    if (!backward)
+        return 0;
+    return final_norm_grad(self, stream, call, mean, rstd,
+                           modeli_at(call->temp, at.backward_scratch));
+}
+
+int modeli_head_forward(model *self, void *stream, const model_call *call)
+{
+    return head(self, stream, call, false);
+}
+
+int modeli_head_backward(model *self, void *stream, const model_call *call)
+{
+    return head(self, stream, call, true);
+}
+
+int model_logits(model *self, void *stream, const model_call *call, uint64_t row, float *logits)
+{
+    assert(self->ops != NULL);
+    assert(row < self->products->shape.rows);
+    modeli_head_layout at;
+    modeli_head_layout_of(self, &at);
+    uint64_t row_bytes = self->spec.hidden_size * dtype_bytes(self->type);
+    const void *input = (const char *)call->input + row * row_bytes;
+    void *normed = modeli_at(call->temp, at.row_normed);
+    TRY(final_norm(self, stream, call, 1, input, normed, modeli_at(call->temp, at.row_mean),
+                   modeli_at(call->temp, at.row_rstd)));
+    return self->ops->matmul(self->products->matmul[MODELI_ROW_LOGITS], stream, normed,
+                             output_matrix(self, call), NULL, logits,
+                             modeli_at(call->temp, at.forward_scratch));
+}
+
+int model_forward(model *self, uint32_t stage, void *stream, const model_call *call)
+{
+    assert(self->ops != NULL);
+    assert(stage < self->stage_count);
+    switch (self->stages[stage].kind) {
+    case STAGE_EMBED:
+        return modeli_embed_forward(self, stream, call);
+    case STAGE_BLOCK:
+        return modeli_block_forward(self, stream, call);
+    case STAGE_HEAD:
+        return modeli_head_forward(self, stream, call);
+    }
+    return err_set(ERR_INTERNAL, "stage %u of the model has no kind", stage);
+}
+
+int model_backward(model *self, uint32_t stage, void *stream, const model_call *call,
+                   bool saved_is_valid)
+{
+    assert(self->ops != NULL);
+    assert(stage < self->stage_count);
+    switch (self->stages[stage].kind) {
+    case STAGE_EMBED:
+        return modeli_embed_backward(self, stream, call);
+    case STAGE_BLOCK:
+        return modeli_block_backward(self, stream, call, saved_is_valid);
+    case STAGE_HEAD:
+        return modeli_head_backward(self, stream, call);
+    }
+    return err_set(ERR_INTERNAL, "stage %u of the model has no kind", stage);
+}

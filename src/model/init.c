@@ -1,0 +1,47 @@
+/* Initial weights: a function of (seed, unit, element) alone, so that any rank can make any range.
+ * Allocates nothing; parallel over elements on the caller's OpenMP team. */
+#include <math.h>
+
+#include "base/rng.h"
+#include "base/size.h"
+#include "model/model_internal.h"
+
+/* Elements [begin, end) of one tensor, counted from the tensor's start. */
+static void fill_normal(uint64_t seed, uint64_t stream, float std, uint64_t begin, uint64_t end,
+                        float *target)
+{
+#pragma omp parallel for schedule(static)
+    for (uint64_t i = begin; i < end; i++)
+        target[i - begin] = rng_normal(seed, stream, i) * std;
+}
+
+static void fill_value(float value, uint64_t count, float *target)
+{
+    for (uint64_t i = 0; i < count; i++)
+        target[i] = value;
+}
+
+void model_init_elems(const model *self, uint32_t unit, uint64_t seed, uint64_t begin,
+                      uint64_t count, float *master)
+{
+    const model_unit *source = &self->units[unit];
+    float std = (float)self->spec.init_std;
+    float std_residual = (float)(self->spec.init_std / sqrt(2.0 * (double)self->spec.num_layers));
+    fill_value(0.0f, count, master); /* padding, and tensors that begin at zero */
+    for (uint32_t i = 0; i < source->tensor_count; i++) {
+        const model_tensor *tensor = &source->tensors[i];
+        uint64_t first = tensor->offset_elems;
+        uint64_t low = size_max(begin, first);
+        uint64_t high = size_min(begin + count, first + tensor->rows * tensor->columns);
+        uint64_t stream = (uint64_t)unit << 32 | i;
+        if (low >= high)
+            continue;
+        float *target = master + (low - begin);
+        if (tensor->init == TENSOR_INIT_NORMAL)
+            fill_normal(seed, stream, std, low - first, high - first, target);
+        else if (tensor->init == TENSOR_INIT_NORMAL_RESIDUAL)
+            fill_normal(seed, stream, std_residual, low - first, high - first, target);
+        else if (tensor->init == TENSOR_INIT_ONE)
+            fill_value(1.0f, high - low, target);
+    }
+}

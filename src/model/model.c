@@ -1,0 +1,280 @@
+/* Models as lists of units and stages: create, destroy, checks, FLOPs of a step. See model.h.
+ * Allocates in model_create only. One thread. */
+#include "model/model.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+
+#include "base/mem.h"
+#include "base/size.h"
+#include "base/tile.h"
+#include "model/model_internal.h"
+
+enum {
+    HEAD_DIM_MAX = 256,
+    LAYERS_MAX = 1 << 20,
+    CHUNK_ROWS_MIN = 64,
+    CHUNK_ROWS_STEP = 16,
+};
+
+/* Far below 2^63, so that sums of a few such terms and their bytes cannot wrap. */
+#define ELEMS_MAX 0x1p56
+
+static const modeli_family *const families[MODEL_FAMILY_COUNT] = {
+    [MODEL_GPT2] = &modeli_gpt2,
+    [MODEL_LLAMA] = &modeli_llama,
+};
+
+uint64_t modeli_add(modeli_lister *list, const modeli_row *row)
+{
+    model_unit *unit = list->unit;
+    assert(unit->tensor_count < MODELI_TENSORS_MAX);
+    model_tensor *tensor = &unit->tensors[unit->tensor_count++];
+    snprintf(tensor->name, sizeof tensor->name, row->name, (unsigned long long)list->layer);
+    tensor->rows = row->rows;
+    tensor->columns = row->columns;
+    tensor->init = row->init;
+    tensor->offset_elems = row->with_previous
+                               ? list->end_elems
+                               : size_round_up(list->end_elems, MODEL_TENSOR_ALIGN_ELEMS);
+    list->end_elems = tensor->offset_elems + row->rows * row->columns;
+    unit->param_count += row->rows * row->columns;
+    return tensor->offset_elems;
+}
+
+/* "model.<key>" must lie in [low, high]. */
+static int check_range(const char *key, uint64_t value, uint64_t low, uint64_t high)
+{
+    if (value >= low && value <= high)
+        return 0;
+    return err_set(ERR_CONFIG, "model.%s is %llu, but must lie between %llu and %llu", key,
+                   (unsigned long long)value, (unsigned long long)low, (unsigned long long)high);
+}
+
+static int check_heads(const model_spec *spec)
+{
+    unsigned long long channels = spec->hidden_size, heads = spec->num_heads;
+    unsigned long long kv_heads = spec->num_kv_heads;
+    if (channels % heads != 0)
+        return err_set(ERR_CONFIG,
+                       "model.num_heads is %llu, which does not divide model.hidden_size %llu",
+                       heads, channels);
+    if (heads % kv_heads != 0)
+        return err_set(ERR_CONFIG,
+                       "model.num_kv_heads is %llu, which does not divide model.num_heads %llu",
+                       kv_heads, heads);
+    if (spec->family == MODEL_GPT2 && kv_heads != heads)
+        return err_set(
+            ERR_CONFIG,
+            "model.num_kv_heads is %llu, but the gpt2 family has no grouped heads: leave "
+            "it out or set it to model.num_heads %llu",
+            kv_heads, heads);
+    if (channels / heads > HEAD_DIM_MAX)
+        return err_set(ERR_CONFIG,
+                       "model.hidden_size %llu / model.num_heads %llu gives heads of %llu, but the "
+                       "largest supported is %d: use at least %llu heads",
+                       channels, heads, channels / heads, HEAD_DIM_MAX,
+                       (unsigned long long)size_div_up(channels, HEAD_DIM_MAX));
+    if (spec->family == MODEL_LLAMA && channels / heads % 2 != 0)
+        return err_set(ERR_CONFIG,
+                       "model.hidden_size %llu / model.num_heads %llu gives heads of %llu, but "
+                       "rotary positions turn pairs: it must be even",
+                       channels, heads, channels / heads);
+    return 0;
+}
+
+/* A product of sizes that the model would need; refuses what does not fit in 64-bit arithmetic. */
+static int check_elems(const char *what, double elems)
+{
+    if (elems <= ELEMS_MAX)
+        return 0;
+    return err_set(ERR_CONFIG,
+                   "the model's sizes overflow: %s would have %.3g elements, at most %.3g are "
+                   "possible; check the keys of the model block and train_micro_batch_size_per_gpu",
+                   what, elems, ELEMS_MAX);
+}
+
+static int check_sizes(const model_spec *spec, uint64_t micro_batch)
+{
+    double channels = (double)spec->hidden_size, ffn = (double)spec->ffn_size;
+    double vocab = (double)spec->vocab_size, layers = (double)spec->num_layers;
+    double rows = (double)micro_batch * (double)spec->seq_length;
+    double block = channels * (4 * channels + 3 * ffn + 16);
+    double widest = fmax(16 * channels + 4 * ffn, (double)spec->num_heads);
+    TRY(check_elems("the embedding", (vocab + (double)spec->seq_length) * channels));
+    TRY(check_elems("the sum of all blocks", layers * block));
+    TRY(check_elems("the activations of a block", rows * widest));
+    return check_elems("a chunk of logits", fmin(rows, channels + CHUNK_ROWS_MIN) * vocab);
+}
+
+static int check_spec(const model_spec *spec, enum dtype type, uint64_t micro_batch)
+{
+    if ((unsigned)spec->family >= MODEL_FAMILY_COUNT)
+        return err_set(ERR_CONFIG, "model.family is number %d, which is none of gpt2, llama",
+                       (int)spec->family);
+    if (type != DTYPE_FP32 && type != DTYPE_BF16)
+        return err_set(ERR_CONFIG,
+                       "the working type %s is not supported by the models: use bf16 or "
+                       "fp32",
+                       (unsigned)type < DTYPE_COUNT ? dtype_name(type) : "?");
+    TRY(check_range("num_layers", spec->num_layers, 1, LAYERS_MAX));
+    TRY(check_range("hidden_size", spec->hidden_size, 1, INT32_MAX));
+    TRY(check_range("num_heads", spec->num_heads, 1, spec->hidden_size));
+    TRY(check_range("num_kv_heads", spec->num_kv_heads, 1, spec->num_heads));
+    TRY(check_range("ffn_size", spec->ffn_size, 1, INT32_MAX));
+    TRY(check_range("vocab_size", spec->vocab_size, 2, INT32_MAX));
+    TRY(check_range("seq_length", spec->seq_length, 1, INT32_MAX));
+    if (micro_batch < 1 || micro_batch > INT32_MAX)
+        return err_set(ERR_CONFIG,
+                       "train_micro_batch_size_per_gpu is %llu, but must lie between 1 and %d",
+                       (unsigned long long)micro_batch, INT32_MAX);
+    if (!(spec->norm_epsilon > 0 && spec->norm_epsilon < 1))
+        return err_set(ERR_CONFIG, "model.norm_epsilon is %g, but must lie between 0 and 1",
+                       spec->norm_epsilon);
+    if (!(spec->init_std >= 0 && isfinite(spec->init_std)))
+        return err_set(ERR_CONFIG, "model.init_std is %g, but must be a number not below 0",
+                       spec->init_std);
+    if (spec->family == MODEL_LLAMA && !(spec->rope_theta > 1 && isfinite(spec->rope_theta)))
+        return err_set(ERR_CONFIG, "model.rope_theta is %g, but must be a number above 1",
+                       spec->rope_theta);
+    TRY(check_heads(spec));
+    return check_sizes(spec, micro_batch);
+}
+
+/* The logits of a chunk and their gradient take chunk * V * 6 bytes (bf16), the output matrix and its
+ * fp32 gradient C * V * 6. With a quarter of C rows the chunk stays a quarter of what the head needs
+ * anyway, while adding into the fp32 gradient (8 V C bytes a chunk) stays small against the chunk's
+ * products. GPT-2's C = 768: 192 rows, 37 MiB of logits. */
+static uint64_t chunk_rows_of(uint64_t channels, uint64_t rows)
+{
+    uint64_t chunk = size_round_up(channels / 4, CHUNK_ROWS_STEP);
+    return size_min(size_max(chunk, CHUNK_ROWS_MIN), rows);
+}
+
+static void fill_shape(const model *self, modeli_shape *shape)
+{
+    const model_spec *spec = &self->spec;
+    bool is_llama = spec->family == MODEL_LLAMA;
+    shape->norm = is_llama ? NORM_RMS : NORM_LAYER;
+    shape->activation = is_llama ? ACTIVATION_SWIGLU : ACTIVATION_GELU;
+    shape->has_rope = is_llama;
+    shape->rows = self->micro_batch * self->tokens;
+    shape->head_dim = spec->hidden_size / spec->num_heads;
+    shape->qkv_columns = (spec->num_heads + 2 * spec->num_kv_heads) * shape->head_dim;
+    shape->ffn_columns = is_llama ? 2 * spec->ffn_size : spec->ffn_size;
+    /* Where the embedding is tied the output matrix is unit 0's token table, which begins at 0. */
+    shape->output_unit = spec->tie_embeddings ? 1 : 0;
+    shape->output_matrix = 0;
+}
+
+static int list_unit(model *self, uint32_t unit_idx)
+{
+    const modeli_family *family = families[self->spec.family];
+    modeli_shape *shape = &self->products->shape;
+    model_unit *unit = &self->units[unit_idx];
+    uint32_t head_idx = self->unit_count - 1;
+    unit->tensors = mem_alloc(MODELI_TENSORS_MAX, sizeof *unit->tensors, "model.tensors");
+    if (unit->tensors == NULL)
+        return -ENOMEM;
+    modeli_lister list = {.unit = unit, .layer = unit_idx - 1u};
+    if (unit_idx == 0) {
+        snprintf(unit->name, sizeof unit->name, "embed");
+        family->embed(&self->spec, &list, shape);
+        assert(shape->token_table == 0);
+    } else if (unit_idx == head_idx) {
+        snprintf(unit->name, sizeof unit->name, "head");
+        family->head(&self->spec, &list, shape);
+    } else {
+        snprintf(unit->name, sizeof unit->name, "block.%u", unit_idx - 1u);
+        family->block(&self->spec, &list, shape);
+    }
+    unit->elems = size_round_up(list.end_elems, SHARD_ELEMS_STEP);
+    self->param_count += unit->param_count;
+    return 0;
+}
+
+static void list_stages(model *self)
+{
+    uint32_t last = self->stage_count - 1;
+    for (uint32_t i = 0; i <= last; i++) {
+        model_stage *stage = &self->stages[i];
+        stage->kind = i == 0 ? STAGE_EMBED : i == last ? STAGE_HEAD : STAGE_BLOCK;
+        stage->units[0] = i;
+        stage->unit_count = 1;
+    }
+    if (self->spec.tie_embeddings) {
+        self->stages[last].units[1] = 0;
+        self->stages[last].unit_count = 2;
+    }
+    modeli_size_stages(self);
+}
+
+int model_create(const model_spec *spec, enum dtype type, uint64_t micro_batch, model **out)
+{
+    *out = NULL;
+    model_spec full = *spec;
+    if (full.num_kv_heads == 0)
+        full.num_kv_heads = full.num_heads;
+    if (full.ffn_size == 0 && full.family == MODEL_GPT2 && full.hidden_size <= INT32_MAX)
+        full.ffn_size = 4 * full.hidden_size;
+    TRY(check_spec(&full, type, micro_batch));
+
+    model *self = mem_alloc(1, sizeof *self, "model");
+    if (self == NULL)
+        return -ENOMEM;
+    int rc = -ENOMEM;
+    self->spec = full;
+    self->type = type;
+    self->micro_batch = micro_batch;
+    self->tokens = full.seq_length;
+    self->stage_count = (uint32_t)full.num_layers + 2;
+    self->products = mem_alloc(1, sizeof *self->products, "model.products");
+    self->units = mem_alloc(self->stage_count, sizeof *self->units, "model.units");
+    self->stages = mem_alloc(self->stage_count, sizeof *self->stages, "model.stages");
+    if (self->products == NULL || self->units == NULL || self->stages == NULL)
+        goto fail;
+    self->unit_count = self->stage_count; /* from here model_destroy looks into the units */
+    fill_shape(self, &self->products->shape);
+    for (uint32_t i = 0; i < self->unit_count; i++)
+        TRY_GOTO(rc, list_unit(self, i), fail);
+    uint64_t rows = self->products->shape.rows;
+    self->boundary_bytes = rows * full.hidden_size * dtype_bytes(type);
+    self->chunk_rows = chunk_rows_of(full.hidden_size, rows);
+    if (self->products->shape.has_rope)
+        self->constants_bytes = self->tokens * self->products->shape.head_dim * sizeof(float);
+    list_stages(self);
+    *out = self;
+    return 0;
+
+fail:
+    model_destroy(self);
+    return rc;
+}
+
+void model_destroy(model *self)
+{
+    if (self == NULL)
+        return;
+    if (self->products != NULL)
+        modeli_release_products(self);
+    for (uint32_t i = 0; i < self->unit_count; i++)
+        mem_free(self->units[i].tensors);
+    mem_free(self->units);
+    mem_free(self->stages);
+    mem_free(self->products);
+    mem_free(self);
+}
+
+double model_step_flops(const model *self, uint64_t tokens)
+{
+    const model_spec *spec = &self->spec;
+    const modeli_shape *shape = &self->products->shape;
+    double channels = (double)spec->hidden_size, layers = (double)spec->num_layers;
+    double ffn = (double)spec->ffn_size, context = (double)self->tokens;
+    double block = channels * ((double)shape->qkv_columns + channels) +
+                   channels * ((double)shape->ffn_columns + ffn);
+    double matrices = layers * block + (double)spec->vocab_size * channels;
+    return 6 * matrices * (double)tokens + 12 * layers * channels * context * (double)tokens / 2;
+}

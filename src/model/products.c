@@ -1,0 +1,209 @@
+/* model_prepare: every matrix product and the attention of a model, made once per shape on one backend
+ * (all blocks share them), and the scratch that the backend's library wants. Allocates through the
+ * backend; nothing after it does. */
+#include <math.h>
+
+#include "base/size.h"
+#include "model/model_internal.h"
+
+/* Y[rows, out] = X[rows, in] W^T (+ b), the weight stored [out, in]. */
+static matmul_desc forward_desc(const model *self, uint64_t rows, uint64_t in, uint64_t out)
+{
+    matmul_desc desc = {
+        .m = rows,
+        .n = out,
+        .k = in,
+        .b_transposed = true,
+        .a_stride = in,
+        .b_stride = in,
+        .c_stride = out,
+        .ab_type = self->type,
+        .c_type = self->type,
+        .has_bias = self->products->shape.qkv.bias != MODELI_ABSENT,
+    };
+    return desc;
+}
+
+/* dX[rows, in] = dY[rows, out] W. */
+static matmul_desc input_desc(const model *self, uint64_t rows, uint64_t in, uint64_t out)
+{
+    matmul_desc desc = {
+        .m = rows,
+        .n = in,
+        .k = out,
+        .a_stride = out,
+        .b_stride = in,
+        .c_stride = in,
+        .ab_type = self->type,
+        .c_type = self->type,
+    };
+    return desc;
+}
+
+/* dW[out, in] += dY^T X, in fp32. */
+static matmul_desc weight_desc(const model *self, uint64_t rows, uint64_t in, uint64_t out)
+{
+    matmul_desc desc = {
+        .m = out,
+        .n = in,
+        .k = rows,
+        .a_transposed = true,
+        .a_stride = out,
+        .b_stride = in,
+        .c_stride = in,
+        .ab_type = self->type,
+        .c_type = DTYPE_FP32,
+        .accumulate = true,
+    };
+    return desc;
+}
+
+static int make(model *self, enum modeli_product which, matmul_desc desc)
+{
+    return self->ops->matmul_create(self->context, &desc, &self->products->matmul[which]);
+}
+
+/* The three products of one linear layer of a block. */
+static int make_linear(model *self, enum modeli_product forward, uint64_t in, uint64_t out)
+{
+    uint64_t rows = self->products->shape.rows;
+    uint32_t input = MODELI_QKV_INPUT - MODELI_QKV, weight = MODELI_QKV_WEIGHT - MODELI_QKV;
+    TRY(make(self, forward, forward_desc(self, rows, in, out)));
+    TRY(make(self, forward + input, input_desc(self, rows, in, out)));
+    return make(self, forward + weight, weight_desc(self, rows, in, out));
+}
+
+/* The three products of a chunk of logits, which are fp32 and have no bias. */
+static int make_logits(model *self, enum modeli_product first, uint64_t rows)
+{
+    uint64_t channels = self->spec.hidden_size, vocab = self->spec.vocab_size;
+    matmul_desc logits = forward_desc(self, rows, channels, vocab);
+    logits.c_type = DTYPE_FP32;
+    logits.has_bias = false;
+    TRY(make(self, first, logits));
+    if (first == MODELI_ROW_LOGITS)
+        return 0;
+    TRY(make(self, first + 1, input_desc(self, rows, channels, vocab)));
+    return make(self, first + 2, weight_desc(self, rows, channels, vocab));
+}
+
+static int make_attention(model *self)
+{
+    const modeli_shape *shape = &self->products->shape;
+    attention_desc desc = {
+        .batch = self->micro_batch,
+        .tokens = self->tokens,
+        .heads = self->spec.num_heads,
+        .kv_heads = self->spec.num_kv_heads,
+        .head_dim = shape->head_dim,
+        .qkv_stride = shape->qkv_columns,
+        .type = self->type,
+        .scale = (float)(1.0 / sqrt((double)shape->head_dim)),
+    };
+    return self->ops->attention_create(self->context, &desc, &self->products->attention);
+}
+
+static int make_all(model *self)
+{
+    const modeli_shape *shape = &self->products->shape;
+    uint64_t channels = self->spec.hidden_size, ffn = self->spec.ffn_size;
+    TRY(make_linear(self, MODELI_QKV, channels, shape->qkv_columns));
+    TRY(make_linear(self, MODELI_PROJ, channels, channels));
+    TRY(make_linear(self, MODELI_UP, channels, shape->ffn_columns));
+    TRY(make_linear(self, MODELI_DOWN, ffn, channels));
+    TRY(make_attention(self));
+    TRY(make_logits(self, MODELI_LOGITS, self->chunk_rows));
+    uint64_t last_rows = shape->rows % self->chunk_rows;
+    if (last_rows != 0)
+        TRY(make_logits(self, MODELI_LAST_LOGITS, last_rows));
+    return make_logits(self, MODELI_ROW_LOGITS, 1);
+}
+
+/* The largest scratch of the products [first, end), absent ones left out. */
+static uint64_t scratch_of(const model *self, uint32_t first, uint32_t end)
+{
+    uint64_t bytes = 0;
+    for (uint32_t i = first; i < end; i++) {
+        const kernel_matmul *product = self->products->matmul[i];
+        if (product != NULL)
+            bytes = size_max(bytes, self->ops->matmul_scratch_bytes(product));
+    }
+    return bytes;
+}
+
+static uint64_t bias_scratch(const model *self)
+{
+    const modeli_shape *shape = &self->products->shape;
+    if (shape->qkv.bias == MODELI_ABSENT)
+        return 0;
+    uint64_t widths[] = {shape->qkv_columns, shape->ffn_columns, self->spec.hidden_size};
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < sizeof widths / sizeof widths[0]; i++)
+        bytes = size_max(
+            bytes, self->ops->bias_backward_scratch_bytes(self->context, shape->rows, widths[i]));
+    return bytes;
+}
+
+static void find_scratch(model *self)
+{
+    model_products *products = self->products;
+    const kernel_ops *ops = self->ops;
+    uint64_t rows = products->shape.rows;
+    uint64_t norm = ops->norm_grad_scratch_bytes(self->context, rows, self->spec.hidden_size);
+    products->embed_backward_scratch_bytes =
+        ops->embedding_grad_scratch_bytes(self->context, rows, self->spec.vocab_size);
+
+    uint64_t forward = scratch_of(self, MODELI_QKV, MODELI_DOWN + 1);
+    forward = size_max(forward, ops->attention_forward_scratch_bytes(products->attention));
+    uint64_t backward = scratch_of(self, MODELI_QKV_INPUT, MODELI_DOWN_WEIGHT + 1);
+    backward = size_max(backward, ops->attention_backward_scratch_bytes(products->attention));
+    backward = size_max(backward, size_max(norm, bias_scratch(self)));
+    products->block_forward_scratch_bytes = forward;
+    products->block_backward_scratch_bytes = size_max(forward, backward);
+
+    products->head_backward_scratch_bytes =
+        size_max(scratch_of(self, MODELI_LOGITS, MODELI_PRODUCT_COUNT), norm);
+    forward = scratch_of(self, MODELI_LOGITS, MODELI_LOGITS + 1);
+    forward = size_max(forward, scratch_of(self, MODELI_LAST_LOGITS, MODELI_LAST_LOGITS + 1));
+    forward = size_max(forward, scratch_of(self, MODELI_ROW_LOGITS, MODELI_ROW_LOGITS + 1));
+    products->head_forward_scratch_bytes = forward;
+}
+
+int model_prepare(model *self, const kernel_ops *ops, kernel_context *context)
+{
+    if (self->ops != NULL)
+        return err_set(ERR_INTERNAL, "model_prepare was called twice on one model");
+    self->ops = ops;
+    self->context = context;
+    int rc = make_all(self);
+    if (rc < 0) {
+        modeli_release_products(self);
+        return rc;
+    }
+    find_scratch(self);
+    modeli_size_stages(self);
+    return 0;
+}
+
+void modeli_release_products(model *self)
+{
+    model_products *products = self->products;
+    for (uint32_t i = 0; i < MODELI_PRODUCT_COUNT; i++) {
+        if (products->matmul[i] != NULL)
+            self->ops->matmul_destroy(products->matmul[i]);
+        products->matmul[i] = NULL;
+    }
+    if (products->attention != NULL)
+        self->ops->attention_destroy(products->attention);
+    products->attention = NULL;
+    self->ops = NULL;
+    self->context = NULL;
+}
+
+int model_fill_constants(model *self, void *stream, void *constants)
+{
+    if (!self->products->shape.has_rope)
+        return 0;
+    return self->ops->rope_table(self->context, stream, constants, self->tokens,
+                                 self->products->shape.head_dim, self->spec.rope_theta);
+}

@@ -1,0 +1,162 @@
+/* Bytes and flops of the stages, and the layouts of `saved` and `temp`. Pure functions of the model
+ * and, once model_prepare knows them, of the library's scratch sizes.
+ *
+ * FLOPs: a product [m,k] x [k,n] counts 2 m n k. Causal attention counts half of the T x T scores:
+ * forward 2 products (Q K^T, P V), so 2 B T T H D; backward 5 (scores again, and the gradients of P,
+ * V, Q, K), so 5 B T T H D. Norms, activations and softmax are not counted.
+ *
+ * DRAM bytes assume that every activation is written once and read by each of its readers, that
+ * weights are read once per product and fp32 gradients read and written once: an upper estimate,
+ * since small activations stay in the cache. Those of a backward include its recomputation. */
+#include <assert.h>
+
+#include "base/size.h"
+#include "model/model_internal.h"
+
+static uint64_t place(uint64_t *end_bytes, uint64_t bytes)
+{
+    uint64_t offset = *end_bytes;
+    *end_bytes = size_round_up(offset + bytes, MODELI_ALIGN_BYTES);
+    return offset;
+}
+
+void modeli_block_layout_of(const model *self, modeli_block_layout *layout)
+{
+    const modeli_shape *shape = &self->products->shape;
+    uint64_t rows = shape->rows, heads = self->spec.num_heads;
+    uint64_t row_bytes = rows * dtype_bytes(self->type); /* of one column */
+    uint64_t channels = self->spec.hidden_size;
+    uint64_t mean_bytes = shape->norm == NORM_LAYER ? rows * sizeof(float) : 0;
+    uint64_t end = 0;
+    layout->mean1 = place(&end, mean_bytes);
+    layout->rstd1 = place(&end, rows * sizeof(float));
+    layout->mean2 = place(&end, mean_bytes);
+    layout->rstd2 = place(&end, rows * sizeof(float));
+    layout->lse = place(&end, rows * heads * sizeof(float));
+    layout->normed1 = place(&end, row_bytes * channels);
+    layout->qkv = place(&end, row_bytes * shape->qkv_columns);
+    layout->attention = place(&end, row_bytes * channels);
+    layout->middle = place(&end, row_bytes * channels);
+    layout->normed2 = place(&end, row_bytes * channels);
+
+    uint64_t ffn_end = end, attention_end = end;
+    layout->ffn_input = place(&ffn_end, row_bytes * shape->ffn_columns);
+    layout->ffn_output = place(&ffn_end, row_bytes * self->spec.ffn_size);
+    layout->qkv_grad = place(&attention_end, row_bytes * shape->qkv_columns);
+    layout->attention_grad = place(&attention_end, row_bytes * channels);
+    layout->total_bytes = size_max(ffn_end, attention_end);
+}
+
+void modeli_head_layout_of(const model *self, modeli_head_layout *layout)
+{
+    const modeli_shape *shape = &self->products->shape;
+    uint64_t elem_bytes = dtype_bytes(self->type);
+    uint64_t channels_bytes = self->spec.hidden_size * elem_bytes;
+    uint64_t logits_elems = self->chunk_rows * self->spec.vocab_size;
+    uint64_t end = 0;
+    layout->mean = place(&end, shape->norm == NORM_LAYER ? shape->rows * sizeof(float) : 0);
+    layout->rstd = place(&end, shape->rows * sizeof(float));
+    layout->normed = place(&end, shape->rows * channels_bytes);
+    layout->saved_total_bytes = end;
+
+    uint64_t row_end = 0;
+    layout->row_mean = place(&row_end, sizeof(float));
+    layout->row_rstd = place(&row_end, sizeof(float));
+    layout->row_normed = place(&row_end, channels_bytes);
+
+    end = 0;
+    layout->logits = place(&end, logits_elems * sizeof(float));
+    layout->forward_scratch = size_max(end, row_end);
+    layout->logits_grad =
+        self->type == DTYPE_FP32 ? layout->logits : place(&end, logits_elems * elem_bytes);
+    layout->backward_scratch = end;
+}
+
+static void size_embed(const model *self, model_stage *stage)
+{
+    uint64_t boundary = self->boundary_bytes, elem_bytes = dtype_bytes(self->type);
+    uint64_t boundary_elems = boundary / elem_bytes;
+    stage->saved_bytes = 0;
+    stage->forward_temp_bytes = 0;
+    stage->backward_temp_bytes = self->products->embed_backward_scratch_bytes;
+    stage->forward_flops = stage->backward_flops = stage->recompute_flops = 0;
+    stage->forward_dram_bytes = 3 * boundary;
+    stage->backward_dram_bytes = 2 * boundary + 2 * 2 * sizeof(float) * boundary_elems;
+}
+
+static void size_block(const model *self, model_stage *stage)
+{
+    const modeli_shape *shape = &self->products->shape;
+    const model_spec *spec = &self->spec;
+    modeli_block_layout layout;
+    modeli_block_layout_of(self, &layout);
+    stage->saved_bytes = layout.total_bytes;
+    stage->forward_temp_bytes = self->products->block_forward_scratch_bytes;
+    stage->backward_temp_bytes = self->products->block_backward_scratch_bytes;
+
+    double rows = (double)shape->rows, channels = (double)spec->hidden_size;
+    double down = 2 * rows * channels * (double)spec->ffn_size;
+    double products =
+        2 * rows * channels * ((double)shape->qkv_columns + channels + (double)shape->ffn_columns) +
+        down;
+    double attention = 2 * rows * (double)self->tokens * channels;
+    stage->forward_flops = products + attention;
+    stage->backward_flops = 2 * products + 2.5 * attention;
+    stage->recompute_flops = products + attention - down; /* the last product is not needed */
+
+    uint64_t elem_bytes = dtype_bytes(self->type), unit_elems = self->units[stage->units[0]].elems;
+    uint64_t columns = 14 * spec->hidden_size + 2 * shape->qkv_columns + 2 * shape->ffn_columns +
+                       2 * spec->ffn_size;
+    if (shape->has_rope)
+        columns += 2 * (spec->num_heads + spec->num_kv_heads) * shape->head_dim;
+    uint64_t activations = shape->rows * columns * elem_bytes;
+    stage->forward_dram_bytes = activations + unit_elems * elem_bytes;
+    stage->backward_dram_bytes =
+        3 * activations + 2 * unit_elems * elem_bytes + 2 * sizeof(float) * unit_elems;
+}
+
+static void size_head(const model *self, model_stage *stage)
+{
+    const modeli_shape *shape = &self->products->shape;
+    uint64_t channels = self->spec.hidden_size, vocab = self->spec.vocab_size;
+    uint64_t elem_bytes = dtype_bytes(self->type);
+    modeli_head_layout layout;
+    modeli_head_layout_of(self, &layout);
+    stage->saved_bytes = layout.saved_total_bytes;
+    stage->forward_temp_bytes = layout.forward_scratch + self->products->head_forward_scratch_bytes;
+    stage->backward_temp_bytes =
+        layout.backward_scratch + self->products->head_backward_scratch_bytes;
+
+    double product = 2 * (double)shape->rows * (double)channels * (double)vocab;
+    stage->forward_flops = product;
+    stage->backward_flops = 2 * product;
+    stage->recompute_flops = product;
+
+    uint64_t chunks = size_div_up(shape->rows, self->chunk_rows);
+    uint64_t matrix = vocab * channels, logits = shape->rows * vocab;
+    stage->forward_dram_bytes =
+        3 * self->boundary_bytes + chunks * matrix * elem_bytes + 3 * logits * sizeof(float);
+    stage->backward_dram_bytes = stage->forward_dram_bytes + 5 * self->boundary_bytes +
+                                 chunks * matrix * (elem_bytes + 2 * sizeof(float)) +
+                                 3 * logits * elem_bytes;
+}
+
+void modeli_size_stages(model *self)
+{
+    for (uint32_t i = 0; i < self->stage_count; i++) {
+        model_stage *stage = &self->stages[i];
+        if (stage->kind == STAGE_EMBED)
+            size_embed(self, stage);
+        else if (stage->kind == STAGE_BLOCK)
+            size_block(self, stage);
+        else
+            size_head(self, stage);
+    }
+}
+
+void modeli_set_chunk_rows(model *self, uint64_t rows)
+{
+    assert(rows > 0 && self->ops == NULL);
+    self->chunk_rows = size_min(rows, self->products->shape.rows);
+    modeli_size_stages(self);
+}

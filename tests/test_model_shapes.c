@@ -1,0 +1,305 @@
+/* Models as lists: published parameter counts, where tensors lie, what is refused, initial weights. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/mem.h"
+#include "base/rng.h"
+#include "base/tile.h"
+#include "model/model.h"
+
+static const model_spec gpt2_small = {
+    .family = MODEL_GPT2,
+    .num_layers = 12,
+    .hidden_size = 768,
+    .num_heads = 12,
+    .vocab_size = 50257,
+    .seq_length = 1024,
+    .tie_embeddings = true,
+    .norm_epsilon = 1e-5,
+    .init_std = 0.02,
+};
+
+static model_spec llama(uint64_t layers, uint64_t hidden, uint64_t heads, uint64_t kv_heads,
+                        uint64_t ffn, uint64_t vocab, bool tied)
+{
+    model_spec spec = {
+        .family = MODEL_LLAMA,
+        .num_layers = layers,
+        .hidden_size = hidden,
+        .num_heads = heads,
+        .num_kv_heads = kv_heads,
+        .ffn_size = ffn,
+        .vocab_size = vocab,
+        .seq_length = 2048,
+        .tie_embeddings = tied,
+        .rope_theta = 500000,
+        .norm_epsilon = 1e-5,
+        .init_std = 0.02,
+    };
+    return spec;
+}
+
+/* Tensors in order, aligned (groups: at their head), without overlap, within the padded unit. */
+static void check_units(const model *self)
+{
+    uint64_t params = 0;
+    for (uint32_t u = 0; u < self->unit_count; u++) {
+        const model_unit *unit = &self->units[u];
+        uint64_t end = 0, unit_params = 0;
+        for (uint32_t i = 0; i < unit->tensor_count; i++) {
+            const model_tensor *tensor = &unit->tensors[i];
+            bool grouped = strstr(tensor->name, "k_proj") || strstr(tensor->name, "v_proj") ||
+                           strstr(tensor->name, "up_proj");
+            if (grouped)
+                assert_int_equal(tensor->offset_elems, end);
+            else
+                assert_int_equal(tensor->offset_elems % MODEL_TENSOR_ALIGN_ELEMS, 0);
+            assert_true(tensor->offset_elems >= end);
+            assert_true(tensor->offset_elems - end < MODEL_TENSOR_ALIGN_ELEMS);
+            end = tensor->offset_elems + tensor->rows * tensor->columns;
+            unit_params += tensor->rows * tensor->columns;
+        }
+        assert_true(end <= unit->elems);
+        assert_int_equal(unit->elems % SHARD_ELEMS_STEP, 0);
+        assert_true(unit->elems - end < SHARD_ELEMS_STEP);
+        assert_int_equal(unit->param_count, unit_params);
+        params += unit_params;
+    }
+    assert_int_equal(self->param_count, params);
+}
+
+static void expect_params(const model_spec *spec, uint64_t expected)
+{
+    model *self;
+    assert_int_equal(model_create(spec, DTYPE_BF16, 2, &self), 0);
+    assert_int_equal(self->param_count, expected);
+    assert_int_equal(self->unit_count, spec->num_layers + 2);
+    assert_int_equal(self->stage_count, spec->num_layers + 2);
+    assert_int_equal(self->stages[self->stage_count - 1].unit_count, spec->tie_embeddings ? 2 : 1);
+    assert_int_equal(self->boundary_bytes, 2 * spec->seq_length * spec->hidden_size * 2);
+    check_units(self);
+    model_destroy(self);
+}
+
+static void published_parameter_counts(void **state)
+{
+    (void)state;
+    expect_params(&gpt2_small, 124439808);
+    model_spec xl = gpt2_small;
+    xl.num_layers = 48;
+    xl.hidden_size = 1600;
+    xl.num_heads = 25;
+    expect_params(&xl, 1557611200);
+    model_spec spec = llama(32, 4096, 32, 8, 14336, 128256, false);
+    expect_params(&spec, 8030261248);
+    spec = llama(16, 2048, 32, 8, 8192, 128256, true);
+    expect_params(&spec, 1235814400);
+}
+
+static void names_and_order(void **state)
+{
+    (void)state;
+    model *self;
+    assert_int_equal(model_create(&gpt2_small, DTYPE_BF16, 1, &self), 0);
+    assert_string_equal(self->units[0].name, "embed");
+    assert_string_equal(self->units[0].tensors[1].name, "wpe.weight");
+    assert_string_equal(self->units[12].name, "block.11");
+    assert_string_equal(self->units[12].tensors[2].name, "h.11.attn.c_attn.weight");
+    assert_int_equal(self->units[12].tensors[2].rows, 3 * 768);
+    assert_string_equal(self->units[13].tensors[0].name, "ln_f.weight");
+    assert_int_equal(self->units[13].tensor_count, 2);
+    assert_int_equal(self->constants_bytes, 0);
+    model_destroy(self);
+
+    model_spec spec = llama(2, 64, 4, 2, 100, 300, false);
+    assert_int_equal(model_create(&spec, DTYPE_BF16, 1, &self), 0);
+    assert_string_equal(self->units[2].tensors[3].name, "model.layers.1.self_attn.v_proj.weight");
+    assert_int_equal(self->units[2].tensors[3].rows, 32);
+    assert_string_equal(self->units[3].tensors[1].name, "lm_head.weight");
+    assert_int_equal(self->constants_bytes, 2048 * 8 * 2 * 4);
+    model_destroy(self);
+
+    /* Odd sizes: groups stay without gaps, their heads aligned. */
+    spec = llama(2, 30, 3, 1, 7, 5, false);
+    assert_int_equal(model_create(&spec, DTYPE_FP32, 3, &self), 0);
+    check_units(self);
+    model_destroy(self);
+}
+
+/* Counted by hand for GPT-2 124M at B = 2, T = 1024. */
+static void flops_and_bytes(void **state)
+{
+    (void)state;
+    model *self;
+    assert_int_equal(model_create(&gpt2_small, DTYPE_BF16, 2, &self), 0);
+    double rows = 2048, products = 2 * rows * 12 * 768 * 768, down = 2 * rows * 4 * 768 * 768;
+    double attention = 2 * 2.0 * 1024 * 1024 * 768;
+    const model_stage *block = &self->stages[1], *head = &self->stages[13];
+    assert_true(block->forward_flops == products + attention);
+    assert_true(block->recompute_flops == products + attention - down);
+    assert_true(block->backward_flops == 2 * products + 2.5 * attention);
+    assert_true(head->forward_flops == 2 * rows * 768 * 50257);
+    assert_true(head->recompute_flops == head->forward_flops);
+    assert_true(self->stages[0].forward_flops == 0);
+    uint64_t stats = (4 + 12) * 2048 * 4; /* two means, two rstds, lse of 12 heads */
+    assert_int_equal(block->saved_bytes, stats + 2048ull * 768 * 2 * (1 + 3 + 1 + 1 + 1 + 4 + 4));
+    assert_int_equal(self->chunk_rows, 192);
+    assert_true(head->forward_temp_bytes >= 192ull * 50257 * 4);
+    assert_true(head->backward_temp_bytes >= 192ull * 50257 * 6);
+    double matrices = 12 * 12.0 * 768 * 768 + 768.0 * 50257;
+    assert_true(
+        fabs(model_step_flops(self, 4096) / (4096 * (6 * matrices + 12 * 12.0 * 768 * 1024 / 2)) -
+             1) < 1e-12);
+    uint64_t chunk_rows = self->chunk_rows;
+    model_destroy(self);
+
+    /* The chunk is the model's alone but never more than there are rows. */
+    model_spec spec = gpt2_small;
+    spec.seq_length = 16;
+    assert_int_equal(model_create(&spec, DTYPE_FP32, 2, &self), 0);
+    assert_int_equal(self->chunk_rows, 32);
+    model_destroy(self);
+    assert_int_equal(model_create(&gpt2_small, DTYPE_FP32, 7, &self), 0);
+    assert_int_equal(self->chunk_rows, chunk_rows);
+    model_destroy(self);
+}
+
+static void expect_refused(const model_spec *spec, enum dtype type, uint64_t micro_batch,
+                           const char *word)
+{
+    model *self = (model *)spec;
+    assert_int_equal(model_create(spec, type, micro_batch, &self), ERR_CONFIG);
+    assert_null(self);
+    if (strstr(err_text(), word) == NULL)
+        fail_msg("'%s' does not mention '%s'", err_text(), word);
+}
+
+static void impossible_specs_are_refused(void **state)
+{
+    (void)state;
+    const model_spec good = llama(2, 64, 4, 2, 100, 300, false);
+    model_spec spec = good;
+    spec.num_heads = 5;
+    expect_refused(&spec, DTYPE_BF16, 1, "model.num_heads is 5, which does not divide");
+    spec = good;
+    spec.num_kv_heads = 3;
+    expect_refused(&spec, DTYPE_BF16, 1, "model.num_kv_heads is 3");
+    spec = good;
+    spec.num_heads = spec.num_kv_heads = 64;
+    expect_refused(&spec, DTYPE_BF16, 1, "even");
+    spec = good;
+    spec.hidden_size = 1028;
+    expect_refused(&spec, DTYPE_BF16, 1, "at least 5 heads");
+    spec = good;
+    spec.vocab_size = 1;
+    expect_refused(&spec, DTYPE_BF16, 1, "model.vocab_size");
+    spec = good;
+    spec.seq_length = 0;
+    expect_refused(&spec, DTYPE_BF16, 1, "model.seq_length");
+    spec = good;
+    spec.num_layers = 0;
+    expect_refused(&spec, DTYPE_BF16, 1, "model.num_layers");
+    spec = good;
+    spec.ffn_size = 0;
+    expect_refused(&spec, DTYPE_BF16, 1, "model.ffn_size");
+    spec = good;
+    spec.rope_theta = NAN;
+    expect_refused(&spec, DTYPE_BF16, 1, "model.rope_theta");
+    spec = good;
+    spec.norm_epsilon = 0;
+    expect_refused(&spec, DTYPE_BF16, 1, "model.norm_epsilon");
+    expect_refused(&good, DTYPE_FP16, 1, "fp16");
+    expect_refused(&good, DTYPE_BF16, 0, "train_micro_batch_size_per_gpu");
+    spec = good;
+    spec.hidden_size = spec.ffn_size = spec.vocab_size = spec.seq_length = (1u << 31) - 256;
+    spec.num_heads = spec.num_kv_heads = spec.hidden_size / 256;
+    expect_refused(&spec, DTYPE_BF16, 1u << 30, "overflow");
+    spec = gpt2_small;
+    spec.num_kv_heads = 4;
+    expect_refused(&spec, DTYPE_BF16, 1, "grouped");
+}
+
+enum { INIT_SEED = 11 };
+
+static void initial_weights(void **state)
+{
+    (void)state;
+    printf("seed %d\n", INIT_SEED);
+    model_spec spec = llama(2, 30, 3, 1, 70, 50, false);
+    model *self;
+    assert_int_equal(model_create(&spec, DTYPE_BF16, 1, &self), 0);
+    for (uint32_t u = 0; u < self->unit_count; u++) {
+        const model_unit *unit = &self->units[u];
+        float *whole = mem_alloc(unit->elems, sizeof *whole, "test");
+        float *pieces = mem_alloc(unit->elems, sizeof *pieces, "test");
+        memset(whole, 0xff, unit->elems * sizeof *whole);
+        memset(pieces, 0xff, unit->elems * sizeof *pieces);
+        model_init_elems(self, u, INIT_SEED, 0, unit->elems, whole);
+        uint64_t step = 1;
+        for (uint64_t begin = 0; begin < unit->elems; begin += step, step = step * 3 + 1) {
+            if (step > unit->elems - begin)
+                step = unit->elems - begin;
+            model_init_elems(self, u, INIT_SEED, begin, step, pieces + begin);
+        }
+        assert_memory_equal(whole, pieces, unit->elems * sizeof *whole);
+
+        uint64_t end = 0;
+        for (uint32_t i = 0; i < unit->tensor_count; i++) {
+            const model_tensor *tensor = &unit->tensors[i];
+            for (; end < tensor->offset_elems; end++)
+                assert_true(whole[end] == 0);
+            double squares = 0;
+            end += tensor->rows * tensor->columns;
+            for (uint64_t k = tensor->offset_elems; k < end; k++)
+                squares += (double)whole[k] * whole[k];
+            double std = sqrt(squares / (double)(tensor->rows * tensor->columns));
+            double expected = strstr(tensor->name, "norm") != NULL        ? 1
+                              : strstr(tensor->name, "o_proj") != NULL    ? 0.01
+                              : strstr(tensor->name, "down_proj") != NULL ? 0.01
+                                                                          : 0.02;
+            assert_true(fabs(std / expected - 1) < 0.15);
+        }
+        for (; end < unit->elems; end++)
+            assert_true(whole[end] == 0);
+        mem_free(whole);
+        mem_free(pieces);
+    }
+    float first;
+    model_init_elems(self, 1, INIT_SEED, self->units[1].tensors[2].offset_elems + 5, 1, &first);
+    assert_true(first == rng_normal(INIT_SEED, (uint64_t)1 << 32 | 2, 5) * 0.02f);
+    model_destroy(self);
+}
+
+/* What create allocates, destroy frees. */
+static void nothing_leaks(void **state)
+{
+    (void)state;
+    mem_stats before, after;
+    mem_get_stats(&before);
+    model *self;
+    assert_int_equal(model_create(&gpt2_small, DTYPE_BF16, 2, &self), 0);
+    model_destroy(self);
+    model_destroy(NULL);
+    mem_get_stats(&after);
+    assert_int_equal(before.live_bytes, after.live_bytes);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(published_parameter_counts),
+        cmocka_unit_test(names_and_order),
+        cmocka_unit_test(flops_and_bytes),
+        cmocka_unit_test(impossible_specs_are_refused),
+        cmocka_unit_test(initial_weights),
+        cmocka_unit_test(nothing_leaks),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
