@@ -1,0 +1,10 @@
+# Data, stored formats and the profile's output.
+if(TARGET sluice_data)
+    sluice_test(test_data_sampler LIBS sluice_data LABELS cpu)
+endif()
+if(TARGET sluice_format)
+    sluice_test(test_format_manifest LIBS sluice_format LABELS cpu)
+endif()
+if(TARGET sluice_prof)
+    sluice_test(test_prof_output LIBS sluice_prof PkgConfig::JANSSON LABELS cpu)
+endif()
