@@ -1,0 +1,470 @@
+/* The reference backend against itself: each backward op against finite differences of its forward op,
+ * in fp32, so that a backend which agrees with the reference has the right gradients.
+ *
+ * The loss is sum(weight[i] * output[i]) in double. Derivatives are taken by the five-point stencil with
+ * h = 1/32: its error is h^4 f'''''/30 (below 1e-6 for these functions) and the rounding of outputs to
+ * fp32 costs about 2^-24 / h per output, 2e-6 each; the tolerance 2e-4 (1 + |gradient|) leaves room for
+ * sums of some hundred outputs. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/mem.h"
+#include "base/rng.h"
+#include "kernels/ops.h"
+
+static const kernel_ops *const ops = &kernels_reference;
+enum { SEED = 20260 };
+
+static float *draw(uint64_t count, uint64_t stream)
+{
+    float *x = mem_alloc(count, sizeof *x, "test");
+    assert_non_null(x);
+    for (uint64_t i = 0; i < count; i++)
+        x[i] = rng_normal(SEED, stream, i);
+    return x;
+}
+
+static float *zeros(uint64_t count)
+{
+    float *x = mem_alloc(count, sizeof *x, "test");
+    assert_non_null(x);
+    return x;
+}
+
+/* A forward op as a function of whatever `self` points to: writes `output`. */
+struct probe {
+    int (*forward)(struct probe *self);
+    const void *args;
+    void *object, *scratch;
+    const float *output, *weight;
+    uint64_t output_count;
+};
+
+static double loss(struct probe *probe)
+{
+    double sum = 0.0;
+    assert_int_equal(probe->forward(probe), 0);
+    for (uint64_t i = 0; i < probe->output_count; i++)
+        sum += (double)probe->weight[i] * (double)probe->output[i];
+    return sum;
+}
+
+/* Compares grad[count] with the derivative of the loss by each x[i]. */
+static void check_gradient(const char *name, struct probe *probe, float *x, const float *grad,
+                           uint64_t count)
+{
+    static const double factor[4] = {1.0, -8.0, 8.0, -1.0};
+    static const float offset[4] = {-2.0f, -1.0f, 1.0f, 2.0f};
+    const float h = 1.0f / 32.0f;
+    for (uint64_t i = 0; i < count; i++) {
+        float kept = x[i];
+        double slope = 0.0, steps = 0.0;
+        for (int k = 0; k < 4; k++) {
+            x[i] = kept + offset[k] * h; /* rounded: `steps` is the distance really gone */
+            steps += factor[k] * (double)(x[i] - kept);
+            slope += factor[k] * loss(probe);
+        }
+        x[i] = kept;
+        slope /= steps; /* exactly 12 h when no step was rounded */
+        double error = fabs(slope - (double)grad[i]);
+        if (!(error <= 2e-4 * (1.0 + fabs(slope))))
+            fail_msg("%s: element %llu: gradient %.8g, finite difference %.8g", name,
+                     (unsigned long long)i, (double)grad[i], slope);
+    }
+    assert_int_equal(probe->forward(probe), 0); /* outputs as they were */
+}
+
+static int forward_norm(struct probe *self)
+{
+    return ops->norm_forward(NULL, NULL, self->args);
+}
+
+static void norm_gradients(void **state)
+{
+    (void)state;
+    enum { ROWS = 3, C = 7, N = ROWS * C };
+    for (int kind = NORM_LAYER; kind <= NORM_RMS; kind++) {
+        float *x = draw(N, 1), *residual = draw(N, 2), *w = draw(C, 3), *b = draw(C, 4);
+        float *sum = zeros(N), *y = zeros(N), *mean = zeros(ROWS), *rstd = zeros(ROWS);
+        float *dy = draw(N, 5), *skip = draw(N, 6), *dx = zeros(N), *dw = draw(C, 7);
+        float *db = draw(C, 8), *scratch = zeros(4 * C), *zero = zeros(N);
+        norm_args args = {.kind = (enum norm_kind)kind,
+                          .rows = ROWS,
+                          .channels = C,
+                          .epsilon = 0.1f,
+                          .input = x,
+                          .residual = residual,
+                          .sum = sum,
+                          .weight = w,
+                          .bias = kind == NORM_LAYER ? b : NULL,
+                          .output = y,
+                          .mean = kind == NORM_LAYER ? mean : NULL,
+                          .rstd = rstd};
+        struct probe probe = {
+            .forward = forward_norm, .args = &args, .output = y, .weight = dy, .output_count = N};
+        assert_int_equal(probe.forward(&probe), 0);
+        norm_grad_args back = {.kind = args.kind,
+                               .rows = ROWS,
+                               .channels = C,
+                               .input = sum,
+                               .weight = w,
+                               .mean = args.mean,
+                               .rstd = rstd,
+                               .output_grad = dy,
+                               .residual_grad = zero,
+                               .input_grad = dx,
+                               .weight_grad = dw,
+                               .bias_grad = kind == NORM_LAYER ? db : NULL,
+                               .scratch = scratch};
+        memset(dw, 0, C * sizeof *dw);
+        memset(db, 0, C * sizeof *db);
+        assert_true(ops->norm_grad_scratch_bytes(NULL, ROWS, C) <= 4 * C * sizeof *scratch);
+        assert_int_equal(ops->norm_backward(NULL, NULL, &back), 0);
+        check_gradient("norm input", &probe, x, dx, N);
+        check_gradient("norm residual", &probe, residual, dx, N);
+        check_gradient("norm weight", &probe, w, dw, C);
+        if (kind == NORM_LAYER)
+            check_gradient("norm bias", &probe, b, db, C);
+        /* The skip connection is added, and the parameters' gradients accumulate. */
+        float *dx_skip = zeros(N), *dw_once = zeros(C);
+        memcpy(dw_once, dw, C * sizeof *dw);
+        back.residual_grad = skip;
+        back.input_grad = dx_skip;
+        assert_int_equal(ops->norm_backward(NULL, NULL, &back), 0);
+        for (int i = 0; i < N; i++)
+            assert_true(fabsf(dx_skip[i] - dx[i] - skip[i]) < 1e-5f);
+        for (int i = 0; i < C; i++)
+            assert_true(fabsf(dw[i] - 2 * dw_once[i]) < 1e-5f);
+        float *all[] = {x,    residual, w,  b,  sum,     y,    mean,    rstd,   dy,
+                        skip, dx,       dw, db, scratch, zero, dx_skip, dw_once};
+        for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+            mem_free(all[i]);
+    }
+}
+
+static int forward_activation(struct probe *self)
+{
+    return ops->activation_forward(NULL, NULL, self->args);
+}
+
+static void activation_gradients(void **state)
+{
+    (void)state;
+    enum { ROWS = 3, F = 5 };
+    for (int kind = ACTIVATION_GELU; kind <= ACTIVATION_SWIGLU; kind++) {
+        uint64_t in_count = (uint64_t)ROWS * F * (kind == ACTIVATION_SWIGLU ? 2 : 1);
+        float *x = draw(in_count, 1), *y = zeros(ROWS * F), *dy = draw(ROWS * F, 2);
+        float *dx = zeros(in_count);
+        activation_args args = {.kind = (enum activation_kind)kind,
+                                .rows = ROWS,
+                                .features = F,
+                                .input = x,
+                                .output = y,
+                                .output_grad = dy,
+                                .input_grad = dx};
+        struct probe probe = {.forward = forward_activation,
+                              .args = &args,
+                              .output = y,
+                              .weight = dy,
+                              .output_count = ROWS * F};
+        assert_int_equal(ops->activation_backward(NULL, NULL, &args), 0);
+        check_gradient(kind == ACTIVATION_GELU ? "gelu" : "swiglu", &probe, x, dx, in_count);
+        mem_free(x);
+        mem_free(y);
+        mem_free(dy);
+        mem_free(dx);
+    }
+}
+
+/* rope works in place: forward on a copy of the input. */
+static int forward_rope(struct probe *self)
+{
+    const rope_args *args = self->args;
+    memcpy(args->data, self->object, self->output_count * sizeof(float));
+    return ops->rope(NULL, NULL, args);
+}
+
+static void rope_gradients(void **state)
+{
+    (void)state;
+    enum { B = 2, T = 3, H = 2, D = 4, STRIDE = 10, N = B * T * STRIDE };
+    float *x = draw(N, 1), *y = zeros(N), *dy = draw(N, 2), *dx = zeros(N);
+    float table[T * D];
+    assert_int_equal(ops->rope_table(NULL, NULL, table, T, D, 10000.0), 0);
+    assert_true(table[0] == 1.0f && table[1] == 0.0f); /* position 0 does not turn */
+    assert_true(fabsf(table[D] - cosf(1.0f)) < 1e-6f && fabsf(table[D + 3] - 0.01f) < 1e-6f);
+    rope_args args = {.batch = B,
+                      .tokens = T,
+                      .heads = H,
+                      .head_dim = D,
+                      .stride = STRIDE,
+                      .data = y,
+                      .table = table};
+    struct probe probe = {.forward = forward_rope,
+                          .args = &args,
+                          .object = x,
+                          .output = y,
+                          .weight = dy,
+                          .output_count = N};
+    rope_args back = args;
+    memcpy(dx, dy, N * sizeof *dx);
+    back.data = dx;
+    back.inverse = true;
+    assert_int_equal(ops->rope(NULL, NULL, &back), 0);
+    check_gradient("rope", &probe, x, dx, N);
+    mem_free(x);
+    mem_free(y);
+    mem_free(dy);
+    mem_free(dx);
+}
+
+static int forward_cross_entropy(struct probe *self)
+{
+    return ops->cross_entropy(NULL, NULL, self->args);
+}
+
+static void cross_entropy_gradients(void **state)
+{
+    (void)state;
+    enum { ROWS = 4, V = 9 };
+    const int32_t targets[ROWS] = {0, -1, 8, 3};
+    const float weight[ROWS] = {0.25f, 0.25f, 0.25f, 0.25f};
+    float *x = draw(ROWS * V, 1), *grad = zeros(ROWS * V), losses[ROWS];
+    cross_entropy_args args = {.rows = ROWS,
+                               .vocab = V,
+                               .logits = x,
+                               .targets = targets,
+                               .losses = losses,
+                               .grad_scale = 0.25f};
+    struct probe probe = {.forward = forward_cross_entropy,
+                          .args = &args,
+                          .output = losses,
+                          .weight = weight,
+                          .output_count = ROWS};
+    cross_entropy_args back = args;
+    back.logits_grad = grad;
+    assert_int_equal(ops->cross_entropy(NULL, NULL, &back), 0);
+    check_gradient("cross-entropy", &probe, x, grad, ROWS * V);
+    assert_true(losses[1] == 0.0f && grad[V] == 0.0f);
+    mem_free(x);
+    mem_free(grad);
+}
+
+static int forward_embedding(struct probe *self)
+{
+    return ops->embedding_forward(NULL, NULL, self->args);
+}
+
+static void embedding_gradients(void **state)
+{
+    (void)state;
+    enum { B = 2, T = 3, C = 4, V = 5 };
+    const int32_t ids[B * T] = {1, 4, 1, 0, 1, 4};
+    float *table = draw(V * C, 1), *positions = draw(T * C, 2), *y = zeros(B * T * C);
+    float *dy = draw(B * T * C, 3), *dtable = zeros(V * C), *dpositions = zeros(T * C);
+    embedding_args args = {.batch = B,
+                           .tokens = T,
+                           .channels = C,
+                           .vocab = V,
+                           .token_ids = ids,
+                           .token_table = table,
+                           .position_table = positions,
+                           .output = y};
+    struct probe probe = {.forward = forward_embedding,
+                          .args = &args,
+                          .output = y,
+                          .weight = dy,
+                          .output_count = B * T * C};
+    embedding_grad_args back = {.batch = B,
+                                .tokens = T,
+                                .channels = C,
+                                .vocab = V,
+                                .token_ids = ids,
+                                .output_grad = dy,
+                                .token_table_grad = dtable,
+                                .position_table_grad = dpositions};
+    assert_int_equal(ops->embedding_backward(NULL, NULL, &back), 0);
+    check_gradient("token table", &probe, table, dtable, V * C);
+    check_gradient("position table", &probe, positions, dpositions, T * C);
+    float *all[] = {table, positions, y, dy, dtable, dpositions};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        mem_free(all[i]);
+}
+
+static int forward_attention(struct probe *self)
+{
+    float *const *qkv = self->object; /* q, k, v, output, lse */
+    return ops->attention_forward((kernel_attention *)(uintptr_t)self->args, NULL, qkv[0], qkv[1],
+                                  qkv[2], qkv[3], qkv[4], self->scratch);
+}
+
+static void attention_gradients(void **state)
+{
+    (void)state;
+    enum { B = 2, T = 4, H = 4, G = 2, D = 3, STRIDE = (H + 2 * G) * D, N = B * T * STRIDE };
+    attention_desc desc = {.batch = B,
+                           .tokens = T,
+                           .heads = H,
+                           .kv_heads = G,
+                           .head_dim = D,
+                           .qkv_stride = STRIDE,
+                           .scale = 0.57735f};
+    kernel_attention *attention;
+    assert_int_equal(ops->attention_create(NULL, &desc, &attention), 0);
+    float *qkv = draw(N, 1), *dqkv = zeros(N), *y = zeros(B * T * H * D),
+          *dy = draw(B * T * H * D, 2);
+    float lse[B * H * T];
+    void *scratch = mem_alloc(ops->attention_backward_scratch_bytes(attention), 1, "test");
+    float *parts[] = {qkv, qkv + H * D, qkv + (H + G) * D, y, lse};
+    struct probe probe = {.forward = forward_attention,
+                          .args = attention,
+                          .object = parts,
+                          .scratch = scratch,
+                          .output = y,
+                          .weight = dy,
+                          .output_count = B * T * H * D};
+    assert_int_equal(probe.forward(&probe), 0);
+    assert_int_equal(ops->attention_backward(attention, NULL, parts[0], parts[1], parts[2], y, lse,
+                                             dy, dqkv, dqkv + H * D, dqkv + (H + G) * D, scratch),
+                     0);
+    check_gradient("attention", &probe, qkv, dqkv, N);
+    /* Token 0 sees itself alone: its output is its value, its log-sum its own score. */
+    double score = 0.0;
+    for (int d = 0; d < D; d++) {
+        assert_true(y[d] == parts[2][d]);
+        score += (double)(qkv[d] * parts[1][d]);
+    }
+    assert_true(fabs((double)lse[0] - score * 0.57735) < 1e-5);
+    ops->attention_destroy(attention);
+    mem_free(scratch);
+    mem_free(qkv);
+    mem_free(dqkv);
+    mem_free(y);
+    mem_free(dy);
+}
+
+static int forward_matmul(struct probe *self)
+{
+    float *const *abc = self->object; /* a, b, bias, c */
+    return ops->matmul((kernel_matmul *)(uintptr_t)self->args, NULL, abc[0], abc[1], abc[2], abc[3],
+                       NULL);
+}
+
+/* y = x w^T + bias, as a Linear does; dx = dy w, dw = dy^T x (accumulated), dbias = column sums. */
+static void matmul_gradients(void **state)
+{
+    (void)state;
+    enum { M = 3, N = 5, K = 4, X_STRIDE = 6 };
+    float *x = draw(M * X_STRIDE, 1), *w = draw(N * K, 2), *bias = draw(N, 3), *y = zeros(M * N);
+    float *dy = draw(M * N, 4), *dx = zeros(M * X_STRIDE), *dw = zeros(N * K), *dbias = zeros(N);
+    float *abc[] = {x, w, bias, y};
+    matmul_desc descs[] = {
+        {.m = M,
+         .n = N,
+         .k = K,
+         .b_transposed = true,
+         .a_stride = X_STRIDE,
+         .b_stride = K,
+         .c_stride = N,
+         .has_bias = true},
+        {.m = M, .n = K, .k = N, .a_stride = N, .b_stride = K, .c_stride = X_STRIDE},
+        {.m = N,
+         .n = K,
+         .k = M,
+         .a_transposed = true,
+         .a_stride = N,
+         .b_stride = X_STRIDE,
+         .c_stride = K,
+         .accumulate = true},
+    };
+    kernel_matmul *products[3];
+    for (int i = 0; i < 3; i++)
+        assert_int_equal(ops->matmul_create(NULL, &descs[i], &products[i]), 0);
+    struct probe probe = {.forward = forward_matmul,
+                          .args = products[0],
+                          .object = abc,
+                          .output = y,
+                          .weight = dy,
+                          .output_count = M * N};
+    assert_int_equal(ops->matmul(products[1], NULL, dy, w, NULL, dx, NULL), 0);
+    assert_int_equal(ops->matmul(products[2], NULL, dy, x, NULL, dw, NULL), 0);
+    assert_int_equal(ops->bias_backward(NULL, NULL, DTYPE_FP32, M, N, dy, dbias, NULL), 0);
+    check_gradient("matmul a", &probe, x, dx, M * X_STRIDE);
+    check_gradient("matmul b", &probe, w, dw, N * K);
+    check_gradient("matmul bias", &probe, bias, dbias, N);
+    float once = dw[1];
+    assert_int_equal(ops->matmul(products[2], NULL, dy, x, NULL, dw, NULL), 0);
+    assert_true(fabsf(dw[1] - 2 * once) < 1e-5f);
+    descs[2].c_type = DTYPE_BF16;
+    kernel_matmul *refused;
+    assert_true(ops->matmul_create(NULL, &descs[2], &refused) < 0);
+    for (int i = 0; i < 3; i++)
+        ops->matmul_destroy(products[i]);
+    float *all[] = {x, w, bias, y, dy, dx, dw, dbias};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        mem_free(all[i]);
+}
+
+static void optimizer_by_hand(void **state)
+{
+    (void)state;
+    float master = 1.0f, m = 0.0f, v = 0.0f, grad = 0.5f;
+    uint16_t param;
+    adam_scalars scalars = {.learning_rate = 0.1f,
+                            .beta1 = 0.9f,
+                            .beta2 = 0.99f,
+                            .epsilon = 0.0f,
+                            .weight_decay = 0.01f,
+                            .decoupled = true,
+                            .bias_correction1 = 0.1f,
+                            .bias_correction2_sqrt = 0.1f,
+                            .grad_scale = 2.0f};
+    adam_args args = {.count = 1,
+                      .master = &master,
+                      .m = &m,
+                      .v = &v,
+                      .grads = &grad,
+                      .params = &param,
+                      .param_type = DTYPE_BF16,
+                      .scalars = &scalars};
+    assert_int_equal(ops->adam(NULL, NULL, &args), 0);
+    /* First step: m/bc1 = g = 1, sqrt(v)/bc2 = 1, so the step is lr * (1 + 0.01). */
+    assert_true(fabsf(master - 0.899f) < 1e-6f && fabsf(m - 0.1f) < 1e-6f);
+    assert_int_equal(param, bf16_working_copy(master));
+
+    double sums[5] = {1.0, 2.0, 3.0, 4.0, 5.0}, total = 0.0, block_sum = 0.0;
+    assert_int_equal(ops->norm_reduce(NULL, NULL, sums, 5, &total), 0);
+    assert_true(total == 15.0);
+    float *accumulator = zeros(4096);
+    uint16_t *grads = mem_alloc(4096, sizeof *grads, "test");
+    accumulator[7] = 3.0f;
+    accumulator[4095] = -4.0f;
+    grad_close_args close = {.count = 4096,
+                             .accumulator = accumulator,
+                             .grads = grads,
+                             .grad_type = DTYPE_BF16,
+                             .block_sums = &block_sum};
+    assert_int_equal(ops->grad_close(NULL, NULL, &close), 0);
+    assert_true(block_sum == 25.0 && grads[7] == bf16_from_fp32(3.0f));
+    mem_free(accumulator);
+    mem_free(grads);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(norm_gradients),      cmocka_unit_test(activation_gradients),
+        cmocka_unit_test(rope_gradients),      cmocka_unit_test(cross_entropy_gradients),
+        cmocka_unit_test(embedding_gradients), cmocka_unit_test(attention_gradients),
+        cmocka_unit_test(matmul_gradients),    cmocka_unit_test(optimizer_by_hand),
+    };
+    printf("seed %d\n", SEED);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
