@@ -1,0 +1,198 @@
+/* A whole small model in memory, for the tests of src/model: parameters, gradients, all boundary
+ * activations; forward and backward through every stage in order. Before each call `saved`, `temp` and
+ * every output are filled with NaN, so that nothing can depend on what was there. */
+#ifndef SLUICE_TESTS_MODEL_HARNESS_H
+#define SLUICE_TESTS_MODEL_HARNESS_H
+
+#include <string.h>
+
+#include "base/mem.h"
+#include "base/rng.h"
+#include "base/size.h"
+#include "model/model.h"
+#include "model/model_internal.h"
+
+struct harness {
+    const kernel_ops *ops;
+    kernel_context *context;
+    model *self;
+    float **masters; /* [unit_count] fp32 */
+    void **params;   /* [unit_count] working copies */
+    float **grads;   /* [unit_count] fp32 */
+    void **boundary; /* [stage_count - 1]: output of stage i */
+    void *grad[2];   /* gradients of a boundary, used in turn */
+    int32_t *tokens, *targets;
+    float *losses;
+    void *saved, *temp, *constants;
+    uint64_t saved_bytes, temp_bytes;
+    int poison; /* byte that fills scratch: 0xff is NaN in every type */
+};
+typedef struct harness harness;
+
+static inline void *harness_alloc(uint64_t bytes)
+{
+    void *block = mem_alloc(bytes, 1, "test");
+    assert_non_null(block);
+    return block;
+}
+
+static inline void harness_init_weights(harness *h, uint64_t seed)
+{
+    for (uint32_t u = 0; u < h->self->unit_count; u++) {
+        uint64_t elems = h->self->units[u].elems;
+        model_init_elems(h->self, u, seed, 0, elems, h->masters[u]);
+    }
+}
+
+/* chunk_rows 0: the model's own. */
+static inline void harness_create(harness *h, const kernel_ops *ops, const model_spec *spec,
+                                  enum dtype type, uint64_t micro_batch, uint64_t chunk_rows)
+{
+    memset(h, 0, sizeof *h);
+    h->ops = ops;
+    h->poison = 0xff;
+    kernel_context_config config = {.thread_count = 2};
+    assert_int_equal(ops->context_create(&config, &h->context), 0);
+    assert_int_equal(model_create(spec, type, micro_batch, &h->self), 0);
+    if (chunk_rows != 0)
+        modeli_set_chunk_rows(h->self, chunk_rows);
+    assert_int_equal(model_prepare(h->self, ops, h->context), 0);
+    const model *self = h->self;
+    h->masters = harness_alloc(self->unit_count * sizeof(void *));
+    h->params = harness_alloc(self->unit_count * sizeof(void *));
+    h->grads = harness_alloc(self->unit_count * sizeof(void *));
+    h->boundary = harness_alloc(self->stage_count * sizeof(void *));
+    for (uint32_t u = 0; u < self->unit_count; u++) {
+        h->masters[u] = harness_alloc(self->units[u].elems * 4);
+        h->params[u] = harness_alloc(self->units[u].elems * dtype_bytes(type));
+        h->grads[u] = harness_alloc(self->units[u].elems * 4);
+    }
+    for (uint32_t i = 0; i < self->stage_count; i++) {
+        const model_stage *stage = &self->stages[i];
+        h->saved_bytes = size_max(h->saved_bytes, stage->saved_bytes);
+        h->temp_bytes = size_max(h->temp_bytes,
+                                 size_max(stage->forward_temp_bytes, stage->backward_temp_bytes));
+        h->boundary[i] = harness_alloc(self->boundary_bytes);
+    }
+    uint64_t rows = self->micro_batch * self->tokens;
+    h->grad[0] = harness_alloc(self->boundary_bytes);
+    h->grad[1] = harness_alloc(self->boundary_bytes);
+    h->tokens = harness_alloc(rows * sizeof(int32_t));
+    h->targets = harness_alloc(rows * sizeof(int32_t));
+    h->losses = harness_alloc(rows * sizeof(float));
+    h->saved = harness_alloc(h->saved_bytes);
+    h->temp = harness_alloc(h->temp_bytes);
+    h->constants = harness_alloc(self->constants_bytes);
+    assert_int_equal(model_fill_constants(h->self, NULL, h->constants), 0);
+}
+
+static inline void harness_destroy(harness *h)
+{
+    for (uint32_t u = 0; u < h->self->unit_count; u++) {
+        mem_free(h->masters[u]);
+        mem_free(h->params[u]);
+        mem_free(h->grads[u]);
+    }
+    for (uint32_t i = 0; i < h->self->stage_count; i++)
+        mem_free(h->boundary[i]);
+    void *blocks[] = {h->masters, h->params,  h->grads,  h->boundary, h->grad[0], h->grad[1],
+                      h->tokens,  h->targets, h->losses, h->saved,    h->temp,    h->constants};
+    for (uint32_t i = 0; i < sizeof blocks / sizeof blocks[0]; i++)
+        mem_free(blocks[i]);
+    model_destroy(h->self);
+    h->ops->context_destroy(h->context);
+}
+
+/* Working copies of all masters, as the optimizer writes them. */
+static inline void harness_copy_params(harness *h)
+{
+    for (uint32_t u = 0; u < h->self->unit_count; u++)
+        assert_int_equal(h->ops->working_copy(h->context, NULL, h->masters[u], h->params[u],
+                                              h->self->type, h->self->units[u].elems),
+                         0);
+}
+
+static inline void harness_zero_grads(harness *h)
+{
+    for (uint32_t u = 0; u < h->self->unit_count; u++)
+        memset(h->grads[u], 0, h->self->units[u].elems * 4);
+}
+
+/* Random tokens; targets likewise, every seventh ignored where asked. */
+static inline void harness_random_tokens(harness *h, uint64_t seed, bool with_ignored)
+{
+    uint64_t rows = h->self->micro_batch * h->self->tokens, vocab = h->self->spec.vocab_size;
+    for (uint64_t i = 0; i < rows; i++) {
+        h->tokens[i] = (int32_t)rng_below(seed, 1, i, vocab);
+        h->targets[i] = (int32_t)rng_below(seed, 2, i, vocab);
+        if (with_ignored && i % 7 == 3)
+            h->targets[i] = -1;
+    }
+}
+
+static inline model_call harness_call(harness *h, uint32_t stage, float grad_scale)
+{
+    const model_stage *source = &h->self->stages[stage];
+    uint32_t last = h->self->stage_count - 1;
+    model_call call = {
+        .tokens = h->tokens,
+        .targets = h->targets,
+        .input = stage > 0 ? h->boundary[stage - 1] : NULL,
+        .output = stage < last ? h->boundary[stage] : NULL,
+        .losses = h->losses,
+        .grad_scale = grad_scale,
+        .saved = h->saved,
+        .temp = h->temp,
+        .constants = h->constants,
+    };
+    for (uint32_t i = 0; i < source->unit_count; i++) {
+        call.params[i] = h->params[source->units[i]];
+        call.grads[i] = h->grads[source->units[i]];
+    }
+    memset(h->saved, h->poison, h->saved_bytes);
+    memset(h->temp, h->poison, h->temp_bytes);
+    return call;
+}
+
+/* Forward through all stages but the head, which is left out unless `with_head`. */
+static inline void harness_forward(harness *h, bool with_head)
+{
+    uint32_t stages = h->self->stage_count - (with_head ? 0 : 1);
+    for (uint32_t i = 0; i < stages; i++) {
+        model_call call = harness_call(h, i, 0);
+        if (call.output != NULL)
+            memset(call.output, h->poison, h->self->boundary_bytes);
+        assert_int_equal(model_forward(h->self, i, NULL, &call), 0);
+    }
+}
+
+/* Head and all backwards after harness_forward. With `keep_saved` each block's saved is filled by a
+ * forward of its own first, and the backward is told so. */
+static inline void harness_backward(harness *h, float grad_scale, bool keep_saved)
+{
+    for (uint32_t i = h->self->stage_count; i-- > 0;) {
+        model_call call = harness_call(h, i, grad_scale);
+        bool is_block = h->self->stages[i].kind == STAGE_BLOCK;
+        if (is_block && keep_saved) {
+            assert_int_equal(model_forward(h->self, i, NULL, &call), 0);
+            memset(h->temp, h->poison, h->temp_bytes);
+        }
+        call.output = NULL;
+        call.input_grad = i > 0 ? h->grad[i % 2] : NULL;
+        call.output_grad = h->grad[(i + 1) % 2];
+        if (call.input_grad != NULL)
+            memset(call.input_grad, h->poison, h->self->boundary_bytes);
+        assert_int_equal(model_backward(h->self, i, NULL, &call, is_block && keep_saved), 0);
+    }
+}
+
+/* Sum of losses over tokens that count, in double. */
+static inline double harness_loss_sum(const harness *h)
+{
+    double sum = 0;
+    for (uint64_t i = 0; i < h->self->micro_batch * h->self->tokens; i++)
+        sum += h->losses[i];
+    return sum;
+}
+
+#endif
