@@ -85,7 +85,7 @@ struct job {
         uint64_t lookahead;  /* ops that a prefetch may run ahead; 0: as far as memory allows */
     } schedule;
     struct {
-        char backend[JOB_NAME_BYTES];              /* "auto", "uring", "pool" (io.backend) */
+        char backend[JOB_NAME_BYTES];      /* "auto", "uring", "pool" (io.backend) */
         uint64_t block_bytes, queue_depth; /* aio */
     } io;
     uint64_t train_batch_size, micro_batch, accumulation; /* resolved; world 1 here */
@@ -116,6 +116,10 @@ typedef struct job job;
  * and (for an unknown key) the nearest known key; ERR_INPUT when the file cannot be read. */
 int job_read(const char *path, const char *const *set, uint32_t set_count, job **out) MUST_CHECK;
 void job_destroy(job *self);
+
+/* What training needs beyond a valid job (planning does not): data.train, and data.valid where the run
+ * evaluates. ERR_CONFIG. */
+int job_check_for_training(const job *self) MUST_CHECK;
 
 /* The learning rate of optimizer step `step`, the first being 1 (DeepSpeed's last_batch_iteration
  * is step - 1). */

@@ -1,0 +1,497 @@
+/* A document against the options table: names, types, ranges, refusals; and access to what passed.
+ * See config_internal.h. Allocates nothing of its own. */
+#include <assert.h>
+#include <inttypes.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+#include "base/log.h"
+#include "base/size.h"
+#include "config/config_internal.h"
+
+bool configi_join(char path[CONFIGI_PATH_BYTES], const char *parent, const char *key)
+{
+    int length = snprintf(path, CONFIGI_PATH_BYTES, "%s%s%s", parent, parent[0] ? "." : "", key);
+    for (char *byte = path; *byte != '\0'; byte++) {
+        if ((unsigned char)*byte < ' ' || *byte == 0x7f)
+            *byte = '?';
+    }
+    return length < CONFIGI_PATH_BYTES;
+}
+
+/* What a message about a path begins with: the file, or --set where that gave the value. */
+static const char *label(const configi_reader *reader, const char *path)
+{
+    for (uint32_t i = reader->set_count; i-- > 0;) {
+        size_t length = strlen(reader->set_paths[i]);
+        if (strncmp(reader->set_paths[i], path, length) == 0 &&
+            (path[length] == '\0' || path[length] == '.'))
+            return "--set";
+    }
+    return reader->file;
+}
+
+int configi_error(const configi_reader *reader, const char *path, const char *format, ...)
+{
+    char text[ERR_TEXT_BYTES];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    return err_set(ERR_CONFIG, "%s: %s: %s", label(reader, path), path, text);
+}
+
+/* The key of a row's path that follows `parent`; false where the row is not below it or the next key
+ * is an index. */
+static bool key_below(const char *row_path, const char *parent, char key[CONFIGI_PATH_BYTES])
+{
+    if (configi_relate(row_path, parent) != CONFIGI_ABOVE)
+        return false;
+    if (parent[0] != '\0') {
+        row_path = strchr(row_path, '.') + 1;
+        for (const char *dot = strchr(parent, '.'); dot; dot = strchr(dot + 1, '.'))
+            row_path = strchr(row_path, '.') + 1;
+    }
+    snprintf(key, CONFIGI_PATH_BYTES, "%.*s", (int)strcspn(row_path, "."), row_path);
+    return strcmp(key, "*") != 0;
+}
+
+/* The nearest key of a level, and its distance. */
+static uint32_t nearest_key(const char *parent, const char *key, char best[CONFIGI_PATH_BYTES])
+{
+    uint32_t best_distance = UINT32_MAX;
+    best[0] = '\0';
+    const option *row;
+    for (uint32_t idx = 0; (row = option_at(idx)); idx++) {
+        char other[CONFIGI_PATH_BYTES];
+        if (!key_below(row->path, parent, other))
+            continue;
+        uint32_t distance = configi_distance(key, other);
+        if (distance < best_distance || best[0] == '\0') {
+            best_distance = distance;
+            memcpy(best, other, sizeof other);
+        }
+    }
+    return best_distance;
+}
+
+/* A known path, of a row or of a block, whose last key is this one; "" where there is none. */
+static void known_elsewhere(const char *key, char path[CONFIGI_PATH_BYTES])
+{
+    const option *row;
+    size_t length = strlen(key);
+    for (uint32_t idx = 0; (row = option_at(idx)); idx++) {
+        const char *at = row->path;
+        while (true) {
+            size_t key_length = strcspn(at, ".");
+            if (key_length == length && strncasecmp(at, key, length) == 0) {
+                snprintf(path, CONFIGI_PATH_BYTES, "%.*s", (int)(at - row->path + (long)length),
+                         row->path);
+                return;
+            }
+            if (at[key_length] == '\0')
+                break;
+            at += key_length + 1;
+        }
+    }
+    path[0] = '\0';
+}
+
+int configi_unknown(const configi_reader *reader, const char *parent, const char *key)
+{
+    enum { LETTERS_PER_SLIP = 3 }; /* more edits than one in so many letters are no misspelling */
+    char path[CONFIGI_PATH_BYTES], best[CONFIGI_PATH_BYTES], elsewhere[CONFIGI_PATH_BYTES];
+    char shown[CONFIGI_VALUE_BYTES];
+    configi_join(path, parent, key);
+    snprintf(shown, sizeof shown, "%.64s", path + (parent[0] ? strlen(parent) + 1 : 0));
+    if (strchr(key, '.') != NULL && configi_is_known(path))
+        return configi_error(reader, path, "\"%s\" is one key; write nested objects instead",
+                             shown);
+    const option *row = option_find(parent);
+    if (row && row->type == OPTION_BLOCKS)
+        return configi_error(reader, path, "%s is a list: its entries are %s.0, %s.1, ...", parent,
+                             parent, parent);
+    uint32_t distance = nearest_key(parent, key, best);
+    known_elsewhere(key, elsewhere);
+    if ((uint64_t)distance * LETTERS_PER_SLIP > strlen(key) && elsewhere[0] != '\0')
+        return configi_error(reader, path, "unknown key \"%s\" here; it belongs at %s", shown,
+                             elsewhere);
+    if (best[0] == '\0')
+        return configi_error(reader, path, "unknown key \"%s\"; %s holds no keys", shown, parent);
+    return configi_error(reader, path, "unknown key \"%s\"; the nearest known key is \"%s\"", shown,
+                         best);
+}
+
+/* A row's range in words. */
+static const char *range_text(const option *row, char text[CONFIGI_VALUE_BYTES])
+{
+    const char *range = row->range;
+    size_t length = strlen(range);
+    if (range[length - 2] == ',')
+        snprintf(text, CONFIGI_VALUE_BYTES, "must be %s %.*s",
+                 range[0] == '[' ? "at least" : "above", (int)strcspn(range + 1, ","), range + 1);
+    else
+        snprintf(text, CONFIGI_VALUE_BYTES, "must be in %s", range);
+    return text;
+}
+
+static int check_range(const configi_reader *reader, const option *row, const char *path,
+                       const json_t *value, double number)
+{
+    char shown[CONFIGI_VALUE_BYTES], range[CONFIGI_VALUE_BYTES];
+    if (configi_in_range(row, number))
+        return 0;
+    return configi_error(reader, path, "%s is out of range: %s %s", configi_show(value, shown),
+                         range_text(row, range), row->unit ? row->unit : "");
+}
+
+static int wrong_type(const configi_reader *reader, const option *row, const char *path,
+                      const json_t *value, const char *expected)
+{
+    char shown[CONFIGI_VALUE_BYTES];
+    return configi_error(reader, path, "%s is not %s%s%s", configi_show(value, shown), expected,
+                         row->fallback ? "; the default is " : "",
+                         row->fallback ? row->fallback : "");
+}
+
+/* A choice given as text. `text` is the value of an ENUM or TIER, or "true" or "false" of a BOOL. */
+static int check_choice(const configi_reader *reader, const option *row, const char *path,
+                        const char *text)
+{
+    if (!row->choices || configi_list_find(row->choices, text) >= 0)
+        return 0;
+    if (configi_list_find(row->later, text) >= 0)
+        return configi_error(reader, path, "\"%s\" is not built yet; supported: %s. %s", text,
+                             row->choices, row->help);
+    char best[JOB_NAME_BYTES] = "", entry[JOB_NAME_BYTES];
+    uint32_t best_distance = UINT32_MAX;
+    for (int idx = 0; configi_list_entry(row->choices, idx, entry, sizeof entry); idx++) {
+        uint32_t distance = configi_distance(text, entry);
+        if (distance < best_distance || best[0] == '\0') {
+            best_distance = distance;
+            memcpy(best, entry, sizeof best);
+        }
+    }
+    return configi_error(reader, path, "\"%.64s\" is none of %s; the nearest is \"%s\"", text,
+                         row->choices, best);
+}
+
+static int check_int(const configi_reader *reader, const option *row, const char *path,
+                     const json_t *value)
+{
+    if (!json_is_number(value))
+        return wrong_type(reader, row, path, value, "a whole number");
+    double number = json_number_value(value);
+    if (json_is_real(value) && (number != floor(number) || fabs(number) >= 0x1p63))
+        return wrong_type(reader, row, path, value, "a whole number");
+    return check_range(reader, row, path, value, number);
+}
+
+static int check_size(const configi_reader *reader, const option *row, const char *path,
+                      const json_t *value)
+{
+    uint64_t bytes;
+    if (json_is_string(value)) {
+        if (size_parse(json_string_value(value), &bytes) < 0) {
+            err_record record;
+            err_save(&record, ERR_CONFIG);
+            return configi_error(reader, path, "%s", record.text);
+        }
+        return 0;
+    }
+    TRY(check_int(reader, row, path, value));
+    if (json_number_value(value) < 0) {
+        char shown[CONFIGI_VALUE_BYTES];
+        return configi_error(reader, path, "%s is out of range: must be at least 0 bytes",
+                             configi_show(value, shown));
+    }
+    return 0;
+}
+
+static int check_strings(const configi_reader *reader, const option *row, const char *path,
+                         const json_t *value)
+{
+    if (!json_is_string(value) && !json_is_array(value))
+        return wrong_type(reader, row, path, value, "a string or an array of strings");
+    size_t idx;
+    json_t *item;
+    json_array_foreach(value, idx, item)
+    {
+        if (!json_is_string(item))
+            return wrong_type(reader, row, path, item, "a string");
+    }
+    return 0;
+}
+
+static int check_floats(const configi_reader *reader, const option *row, const char *path,
+                        const json_t *value)
+{
+    if (!json_is_array(value))
+        return wrong_type(reader, row, path, value, "an array of numbers");
+    size_t idx;
+    json_t *item;
+    json_array_foreach(value, idx, item)
+    {
+        if (!json_is_number(item))
+            return wrong_type(reader, row, path, item, "a number");
+        TRY(check_range(reader, row, path, item, json_number_value(item)));
+    }
+    return 0;
+}
+
+static int check_blocks(const configi_reader *reader, const option *row, const char *path,
+                        const json_t *value)
+{
+    if (!json_is_array(value))
+        return wrong_type(reader, row, path, value, "an array of objects");
+    size_t count = json_array_size(value);
+    if (!configi_in_range(row, (double)count)) {
+        char range[CONFIGI_VALUE_BYTES];
+        return configi_error(reader, path, "%zu entries: their number %s", count,
+                             range_text(row, range));
+    }
+    size_t idx;
+    json_t *item;
+    json_array_foreach(value, idx, item)
+    {
+        char key[32], child[CONFIGI_PATH_BYTES], shown[CONFIGI_VALUE_BYTES];
+        snprintf(key, sizeof key, "%zu", idx);
+        configi_join(child, path, key);
+        if (!json_is_object(item))
+            return configi_error(reader, child, "%s is not an object", configi_show(item, shown));
+        TRY(configi_check(reader, child, item));
+    }
+    return 0;
+}
+
+static int check_switch(const configi_reader *reader, const option *row, const char *path,
+                        const json_t *value)
+{
+    if (!json_is_object(value))
+        return wrong_type(reader, row, path, value, "an object");
+    if (json_is_true(json_object_get(value, "enabled")))
+        return configi_error(reader, path, "\"enabled\": true is refused: %s", row->help);
+    return 0;
+}
+
+static int check_bool(const configi_reader *reader, const option *row, const char *path,
+                      const json_t *value)
+{
+    const char *text = json_is_true(value) ? "true" : "false";
+    if (json_is_string(value) && strncmp(row->path, "aio.", 4) == 0)
+        text = json_string_value(value); /* as ds_nvme_tune writes it */
+    else if (!json_is_boolean(value))
+        return wrong_type(reader, row, path, value, "true or false");
+    if (strcmp(text, "true") != 0 && strcmp(text, "false") != 0)
+        return wrong_type(reader, row, path, value, "true or false");
+    return check_choice(reader, row, path, text);
+}
+
+static int check_row(const configi_reader *reader, const option *row, const char *path,
+                     const json_t *value)
+{
+    switch (row->type) {
+    case OPTION_BOOL:
+        return check_bool(reader, row, path, value);
+    case OPTION_INT:
+        return check_int(reader, row, path, value);
+    case OPTION_SIZE:
+        return check_size(reader, row, path, value);
+    case OPTION_FLOAT:
+        if (!json_is_number(value))
+            return wrong_type(reader, row, path, value, "a number");
+        return check_range(reader, row, path, value, json_number_value(value));
+    case OPTION_STRING:
+        if (!json_is_string(value))
+            return wrong_type(reader, row, path, value, "a string");
+        if (configi_is_own(row) && json_string_length(value) == 0)
+            return configi_error(reader, path, "\"\" is empty");
+        return 0;
+    case OPTION_ENUM:
+    case OPTION_TIER:
+        if (!json_is_string(value))
+            return wrong_type(reader, row, path, value, row->choices);
+        return check_choice(reader, row, path, json_string_value(value));
+    case OPTION_FLOATS:
+        return check_floats(reader, row, path, value);
+    case OPTION_STRINGS:
+        return check_strings(reader, row, path, value);
+    case OPTION_BLOCKS:
+        return check_blocks(reader, row, path, value);
+    case OPTION_SWITCH:
+        return check_switch(reader, row, path, value);
+    case OPTION_UNITS: /* job_place.c reads it */
+    case OPTION_ANY:
+        break;
+    }
+    return 0;
+}
+
+/* Whether a value says nothing: null, or "auto" where that is no text of its own. */
+static bool is_absent(const option *row, const json_t *value)
+{
+    if (!value || json_is_null(value))
+        return true;
+    bool is_text =
+        row && configi_is_own(row) && (row->type == OPTION_STRING || row->type == OPTION_STRINGS);
+    return !is_text && json_is_string(value) && strcmp(json_string_value(value), "auto") == 0;
+}
+
+static int check_key(const configi_reader *reader, const char *parent, const char *key,
+                     const json_t *value)
+{
+    char path[CONFIGI_PATH_BYTES];
+    bool fits = configi_join(path, parent, key);
+    if (!fits || key[0] == '\0' || strchr(key, '.') != NULL || !configi_is_known(path))
+        return configi_unknown(reader, parent, key);
+    return configi_check(reader, path, value);
+}
+
+/* The key "type" goes first: where it is refused, the keys that belong to it are no further error. */
+static int check_object(const configi_reader *reader, const char *path, const json_t *value)
+{
+    char shown[CONFIGI_VALUE_BYTES];
+    if (!json_is_object(value))
+        return configi_error(reader, path, "%s is not an object", configi_show(value, shown));
+    const json_t *type = json_object_get(value, "type");
+    if (type)
+        TRY(check_key(reader, path, "type", type));
+    const char *key;
+    json_t *child;
+    json_object_foreach((json_t *)value, key, child) TRY(check_key(reader, path, key, child));
+    return 0;
+}
+
+int configi_check(const configi_reader *reader, const char *path, const json_t *value)
+{
+    const option *row = option_find(path);
+    if (is_absent(row, value))
+        return 0;
+    if (!row)
+        return check_object(reader, path, value);
+    if (row->effect == OPTION_REFUSED)
+        return configi_error(reader, path, "%s", row->help);
+    return check_row(reader, row, path, value);
+}
+
+const json_t *configi_get(const configi_reader *reader, const char *path)
+{
+    const json_t *node = reader->doc;
+    for (const char *at = path; node; at++) {
+        char key[CONFIGI_PATH_BYTES];
+        size_t length = strcspn(at, ".");
+        snprintf(key, sizeof key, "%.*s", (int)length, at);
+        if (json_is_array(node))
+            node = json_array_get(node, (size_t)strtoul(key, NULL, 10));
+        else
+            node = json_object_get(node, key); /* NULL for what is no object */
+        at += length;
+        if (*at == '\0')
+            break;
+    }
+    return is_absent(option_find(path), node) ? NULL : node;
+}
+
+bool configi_bool(const configi_reader *reader, const char *path)
+{
+    const json_t *value = configi_get(reader, path);
+    if (json_is_string(value))
+        return strcmp(json_string_value(value), "true") == 0;
+    if (value)
+        return json_is_true(value);
+    const option *row = option_find(path);
+    assert(row && row->type == OPTION_BOOL);
+    return row->fallback && strcmp(row->fallback, "true") == 0;
+}
+
+uint64_t configi_uint(const configi_reader *reader, const char *path)
+{
+    const json_t *value = configi_get(reader, path);
+    if (json_is_integer(value))
+        return (uint64_t)json_integer_value(value);
+    if (json_is_real(value))
+        return (uint64_t)json_real_value(value);
+    uint64_t number = 0;
+    if (json_is_string(value)) { /* a SIZE that passed its check */
+        int rc = size_parse(json_string_value(value), &number);
+        return rc < 0 ? 0 : number;
+    }
+    const option *row = option_find(path);
+    assert(row && (row->type == OPTION_INT || row->type == OPTION_SIZE));
+    return row->fallback ? strtoull(row->fallback, NULL, 10) : 0;
+}
+
+double configi_double(const configi_reader *reader, const char *path)
+{
+    const json_t *value = configi_get(reader, path);
+    if (value)
+        return json_number_value(value);
+    const option *row = option_find(path);
+    assert(row && row->type == OPTION_FLOAT);
+    return row->fallback ? strtod(row->fallback, NULL) : 0.0;
+}
+
+const char *configi_text(const configi_reader *reader, const char *path)
+{
+    const json_t *value = configi_get(reader, path);
+    if (value)
+        return json_string_value(value);
+    const option *row = option_find(path);
+    assert(row);
+    return row->fallback ? row->fallback : "";
+}
+
+const char *configi_choice(const configi_reader *reader, const char *path)
+{
+    static _Thread_local char entry[JOB_NAME_BYTES];
+    const option *row = option_find(path);
+    assert(row && row->choices);
+    const char *text = configi_text(reader, path);
+    int idx = configi_list_find(row->choices, text);
+    if (idx < 0 || !configi_list_entry(row->choices, idx, entry, sizeof entry))
+        entry[0] = '\0';
+    return entry;
+}
+
+int configi_copy_text(const configi_reader *reader, const char *path, char *target,
+                      size_t target_bytes)
+{
+    const char *text = configi_text(reader, path);
+    size_t length = strlen(text);
+    if (length >= target_bytes)
+        return configi_error(reader, path, "%zu bytes long; at most %zu", length, target_bytes - 1);
+    memcpy(target, text, length + 1);
+    return 0;
+}
+
+void configi_log_no_effect(const configi_reader *reader)
+{
+    const option *row, *other;
+    for (uint32_t idx = 0; (row = option_at(idx)); idx++) {
+        if (row->effect != OPTION_NO_EFFECT || row->type == OPTION_SWITCH ||
+            !configi_get(reader, row->path))
+            continue;
+        bool is_named = false;
+        for (uint32_t before = 0; before < idx && !is_named; before++) {
+            other = option_at(before);
+            is_named = other->effect == OPTION_NO_EFFECT && other->type != OPTION_SWITCH &&
+                       strcmp(other->help, row->help) == 0 && configi_get(reader, other->path);
+        }
+        if (is_named)
+            continue;
+        char keys[ERR_TEXT_BYTES] = "";
+        size_t used = 0;
+        for (uint32_t i = idx; (other = option_at(i)); i++) {
+            if (other->effect != OPTION_NO_EFFECT || strcmp(other->help, row->help) != 0 ||
+                !configi_get(reader, other->path) || used + strlen(other->path) + 3 > sizeof keys)
+                continue;
+            used += (size_t)snprintf(keys + used, sizeof keys - used, "%s%s", used ? ", " : "",
+                                     other->path);
+        }
+        log_info("%s: no effect here: %s (%s)", reader->file, keys, row->help);
+    }
+}

@@ -1,0 +1,152 @@
+/* What the files of src/config share: the document being read, and access to its values.
+ *
+ *   json.c      bytes -> document             options*.c  the table and its listing
+ *   job_set.c   --set, aliases                check.c     document against table
+ *   job_model.c presets, the model block      job_place.c the tiers block
+ *   schedule.c  optimizer, scheduler          job.c       puts them together
+ *
+ * All of it belongs to the thread that called job_read. */
+#ifndef SLUICE_CONFIG_CONFIG_INTERNAL_H
+#define SLUICE_CONFIG_CONFIG_INTERNAL_H
+
+#include <jansson.h>
+
+#include "config/job.h"
+#include "config/options.h"
+
+enum {
+    CONFIGI_PATH_BYTES = 512,   /* of a key path */
+    CONFIGI_VALUE_BYTES = 96,   /* of a value as shown in messages */
+    CONFIGI_LABEL_BYTES = 4224, /* of what a message begins with: a file, or --set and a path */
+    CONFIGI_FILE_BYTES_MAX = 1 << 22,
+};
+
+/* The document with what messages need. */
+struct configi_reader {
+    const char *file;                      /* as messages name it */
+    json_t *doc;                           /* owned by job_read */
+    char (*set_paths)[CONFIGI_PATH_BYTES]; /* canonical paths given by --set */
+    uint32_t set_count;
+};
+typedef struct configi_reader configi_reader;
+
+/* --- json.c --- */
+
+/* Blanks comments (double slash, slash-star, hash) and trailing commas of `text` in place, outside of
+ * strings, so that every line and column stays. Returns the new length (one blank per character, so
+ * never longer), or ERR_CONFIG for a comment that does not end. */
+int64_t configi_strip(const char *file, char *text, size_t text_bytes) MUST_CHECK;
+
+/* Reads a whole file ("-": standard input) into *text, which the caller frees with mem_free.
+ * ERR_INPUT when it cannot be read. */
+int configi_read_file(const char *path, char **text, size_t *text_bytes) MUST_CHECK;
+
+/* Parses text, which is changed. The caller owns *doc (json_decref). ERR_CONFIG with
+ * file:line:column. `any` allows a bare value instead of an object or array. */
+int configi_parse(const char *file, char *text, size_t text_bytes, bool any,
+                  json_t **doc) MUST_CHECK;
+
+/* The document as indented text from mem_alloc, with the fewest digits that read back equal. */
+int configi_dump(const json_t *doc, char **text) MUST_CHECK;
+
+/* The value as messages show it, cut where it is long. Returns `text`. */
+char *configi_show(const json_t *value, char text[CONFIGI_VALUE_BYTES]);
+
+/* --- check.c --- */
+
+/* Sets "<file or --set path>: <path>: <text>" and returns ERR_CONFIG. */
+__attribute__((format(printf, 3, 4))) int configi_error(const configi_reader *reader,
+                                                        const char *path, const char *format, ...);
+
+/* ERR_CONFIG for a key that the table does not have below `parent`, with the nearest name. */
+int configi_unknown(const configi_reader *reader, const char *parent, const char *key);
+
+/* Checks a value and all below it against the table: names, types, ranges, refusals. */
+int configi_check(const configi_reader *reader, const char *path, const json_t *value) MUST_CHECK;
+
+/* Names the keys of the document that have no effect, one log line per reason. */
+void configi_log_no_effect(const configi_reader *reader);
+
+/* <parent>.<key>, or the key alone below the top. Characters that would spoil a message are replaced.
+ * Returns false where it does not fit. */
+bool configi_join(char path[CONFIGI_PATH_BYTES], const char *parent, const char *key);
+
+/* --- access to a checked document --- */
+
+/* The value at a path, NULL when it, or a block above it, is absent, null or "auto". */
+const json_t *configi_get(const configi_reader *reader, const char *path);
+
+/* The value at a path, or the row's default. The path must have a row of that type. */
+bool configi_bool(const configi_reader *reader, const char *path);
+uint64_t configi_uint(const configi_reader *reader, const char *path); /* INT or SIZE */
+double configi_double(const configi_reader *reader, const char *path);
+
+/* Text, or the row's default, or "". Borrowed from the document or the table. */
+const char *configi_text(const configi_reader *reader, const char *path);
+
+/* As configi_text for ENUM and TIER, in the spelling of the table. */
+const char *configi_choice(const configi_reader *reader, const char *path);
+
+/* Copies text (or the default); ERR_CONFIG where it is longer than the job holds. */
+int configi_copy_text(const configi_reader *reader, const char *path, char *target,
+                      size_t target_bytes) MUST_CHECK;
+
+/* --- options.c --- */
+
+enum configi_relation {
+    CONFIGI_APART,
+    CONFIGI_EQUAL,
+    CONFIGI_ABOVE, /* the path is a block that holds the row */
+    CONFIGI_BELOW  /* the path lies below the row */
+};
+
+/* How a path lies to the path of a row. "" is above all. */
+enum configi_relation configi_relate(const char *row_path, const char *path);
+
+/* True where some row lies at, or below, the path. */
+bool configi_is_known(const char *path);
+
+/* True for rows of Sluice's own blocks, whose texts may be "auto". */
+bool configi_is_own(const option *row);
+
+/* Whether a number lies in a row's range (also where the row has none). */
+bool configi_in_range(const option *row, double value);
+
+/* The entry of a list "a|b|c" that equals the text, any case: its index, or -1. */
+int configi_list_find(const char *list, const char *text);
+
+/* Copies entry `idx` of a list; false beyond its end. */
+bool configi_list_entry(const char *list, int idx, char *entry, size_t entry_bytes);
+
+/* Edits (insert, delete, replace, swap of neighbours) between two names, any case. */
+uint32_t configi_distance(const char *a, const char *b);
+
+extern const option configi_own_rows[];
+extern const uint32_t configi_own_row_count;
+extern const option configi_deepspeed_rows[];
+extern const uint32_t configi_deepspeed_row_count;
+extern const option configi_zero_rows[];
+extern const uint32_t configi_zero_row_count;
+
+/* --- the parts of job_read --- */
+
+/* Moves DeepSpeed's older and shorter names to the table's. ERR_CONFIG where both are there. */
+int configi_rename_aliases(const configi_reader *reader) MUST_CHECK;
+
+/* Applies --set arguments to the document and notes their paths. */
+int configi_apply_set(configi_reader *reader, const char *const *set,
+                      uint32_t set_count) MUST_CHECK;
+
+/* Replaces model.preset by the preset's keys beneath the job's own. `job_path` names the job file. */
+int configi_expand_preset(const configi_reader *reader, const char *job_path) MUST_CHECK;
+
+int configi_fill_model(const configi_reader *reader, struct job_model *model) MUST_CHECK;
+int configi_fill_tiers(const configi_reader *reader, job *target) MUST_CHECK;
+int configi_fill_optimizer(const configi_reader *reader, job *target) MUST_CHECK;
+int configi_fill_scheduler(const configi_reader *reader, job *target) MUST_CHECK;
+
+/* Completes the three batch sizes as DeepSpeed does; 0 is "not given". */
+int configi_resolve_batch(const configi_reader *reader, uint64_t world, uint64_t *train,
+                          uint64_t *micro, uint64_t *accumulation) MUST_CHECK;
+
+#endif

@@ -1,0 +1,188 @@
+/* From a job file to a checked struct job: puts the parts of config_internal.h together. See job.h. */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "config/config_internal.h"
+
+enum { WORLD = 1 }; /* ranks of this version */
+
+static int fill_files(const configi_reader *reader, const char *path, struct job_files *files)
+{
+    const json_t *value = configi_get(reader, path);
+    size_t count = json_is_array(value) ? json_array_size(value) : value ? 1 : 0;
+    if (count > JOB_FILES_MAX)
+        return configi_error(reader, path, "%zu files; at most %d", count, JOB_FILES_MAX);
+    for (size_t i = 0; i < count; i++) {
+        const json_t *item = json_is_array(value) ? json_array_get(value, i) : value;
+        size_t length = json_string_length(item);
+        if (length == 0 || length >= JOB_PATH_BYTES)
+            return configi_error(reader, path,
+                                 "file %zu: a path of %zu bytes; 1 to %d are possible", i, length,
+                                 JOB_PATH_BYTES - 1);
+        memcpy(files->path[i], json_string_value(item), length + 1);
+    }
+    files->count = (uint32_t)count;
+    return 0;
+}
+
+static int fill_data(const configi_reader *reader, job *target)
+{
+    TRY(fill_files(reader, "data.train", &target->data.train));
+    TRY(fill_files(reader, "data.valid", &target->data.valid));
+    snprintf(target->data.tokenizer, JOB_NAME_BYTES, "%s",
+             configi_choice(reader, "data.tokenizer"));
+    target->data.seed = configi_uint(reader, "data.seed");
+    return 0;
+}
+
+static int fill_run(const configi_reader *reader, job *target)
+{
+    if (!configi_get(reader, "run.dir"))
+        return configi_error(reader, "run.dir",
+                             "missing; name the run directory, as in \"run\": {\"dir\": "
+                             "\"runs/first\"}");
+    TRY(configi_copy_text(reader, "run.dir", target->run.dir, JOB_PATH_BYTES));
+    target->run.steps = configi_uint(reader, "run.steps");
+    target->run.seed = configi_uint(reader, "run.seed");
+    target->run.eval_every = configi_uint(reader, "run.eval_every");
+    target->run.eval_batches = configi_uint(reader, "run.eval_batches");
+    target->run.commit_every = configi_uint(reader, "run.commit_every");
+    target->run.fresh = configi_bool(reader, "run.fresh");
+    bool is_printed =
+        !configi_get(reader, "run.log_every") && configi_get(reader, "steps_per_print");
+    target->run.log_every = configi_uint(reader, is_printed ? "steps_per_print" : "run.log_every");
+    return 0;
+}
+
+static int fill_schedule(const configi_reader *reader, job *target)
+{
+    snprintf(target->schedule.order, JOB_NAME_BYTES, "%s",
+             configi_choice(reader, "schedule.order"));
+    const char *update_choices = option_find("schedule.update")->choices;
+    target->schedule.update =
+        (enum job_update)configi_list_find(update_choices, configi_text(reader, "schedule.update"));
+    target->schedule.lookahead = configi_uint(reader, "schedule.lookahead");
+    target->sub_group_size = configi_uint(reader, "zero_optimization.sub_group_size");
+    target->schedule.tile_elems = configi_uint(reader, "schedule.tile_elems");
+    if (target->schedule.tile_elems > target->sub_group_size)
+        return configi_error(reader, "schedule.tile_elems",
+                             "%" PRIu64 " is above zero_optimization.sub_group_size, %" PRIu64
+                             ", the largest tile",
+                             target->schedule.tile_elems, target->sub_group_size);
+    return 0;
+}
+
+static int fill_device(const configi_reader *reader, job *target)
+{
+    enum { BLOCK_STEP = 4096 }; /* direct I/O moves whole blocks */
+    snprintf(target->device.backend, JOB_NAME_BYTES, "%s",
+             configi_choice(reader, "device.backend"));
+    target->device.threads = configi_uint(reader, "device.threads");
+    snprintf(target->io.backend, JOB_NAME_BYTES, "%s", configi_choice(reader, "io.backend"));
+    target->io.queue_depth = configi_uint(reader, "aio.queue_depth");
+    target->io.block_bytes = configi_uint(reader, "aio.block_size");
+    if (target->io.block_bytes % BLOCK_STEP != 0)
+        return configi_error(reader, "aio.block_size", "%" PRIu64 " is no multiple of %d bytes",
+                             target->io.block_bytes, (int)BLOCK_STEP);
+    return 0;
+}
+
+static int fill_precision(const configi_reader *reader, job *target)
+{
+    static const char path[] = "data_types.grad_accum_dtype";
+    target->bf16 = configi_bool(reader, "bf16.enabled");
+    target->zero_stage = (uint32_t)configi_uint(reader, "zero_optimization.stage");
+    target->gradient_clipping = configi_double(reader, "gradient_clipping");
+    target->grad_dtype = target->bf16 ? DTYPE_BF16 : DTYPE_FP32;
+    if (!configi_get(reader, path))
+        return 0;
+    bool is_bf16 = strcmp(configi_choice(reader, path), "bf16") == 0;
+    if (is_bf16 && !target->bf16)
+        return configi_error(reader, path,
+                             "\"bf16\" needs bf16.enabled; without it gradients are fp32");
+    target->grad_dtype = is_bf16 ? DTYPE_BF16 : DTYPE_FP32;
+    return 0;
+}
+
+/* Everything from the checked document. */
+static int fill_job(const configi_reader *reader, job *target)
+{
+    target->train_batch_size = configi_uint(reader, "train_batch_size");
+    target->micro_batch = configi_uint(reader, "train_micro_batch_size_per_gpu");
+    target->accumulation = configi_uint(reader, "gradient_accumulation_steps");
+    TRY(configi_fill_model(reader, &target->model));
+    TRY(fill_data(reader, target));
+    TRY(fill_run(reader, target));
+    TRY(configi_resolve_batch(reader, WORLD, &target->train_batch_size, &target->micro_batch,
+                              &target->accumulation));
+    TRY(fill_device(reader, target));
+    TRY(configi_fill_tiers(reader, target));
+    TRY(fill_schedule(reader, target));
+    TRY(fill_precision(reader, target));
+    TRY(configi_fill_optimizer(reader, target));
+    TRY(configi_fill_scheduler(reader, target));
+    return configi_dump(reader->doc, &target->text);
+}
+
+static int read_document(configi_reader *reader, const char *path, const char *const *set,
+                         uint32_t set_count)
+{
+    char *text;
+    size_t text_bytes;
+    TRY(configi_read_file(path, &text, &text_bytes));
+    int rc = configi_parse(reader->file, text, text_bytes, false, &reader->doc);
+    mem_free(text);
+    if (rc < 0)
+        return rc;
+    if (!json_is_object(reader->doc))
+        return err_set(ERR_CONFIG, "%s: the job must be an object, { ... }", reader->file);
+    TRY(configi_rename_aliases(reader));
+    TRY(configi_apply_set(reader, set, set_count));
+    TRY(configi_expand_preset(reader, path));
+    return configi_check(reader, "", reader->doc);
+}
+
+int job_read(const char *path, const char *const *set, uint32_t set_count, job **out)
+{
+    *out = NULL;
+    configi_reader reader = {.file = strcmp(path, "-") == 0 ? "standard input" : path};
+    job *self = NULL;
+    int rc = read_document(&reader, path, set, set_count);
+    if (rc == 0) {
+        self = mem_alloc(1, sizeof *self, "job");
+        rc = self ? fill_job(&reader, self) : -ENOMEM;
+    }
+    if (rc == 0) {
+        configi_log_no_effect(&reader);
+        *out = self;
+    } else {
+        job_destroy(self);
+    }
+    json_decref(reader.doc);
+    mem_free(reader.set_paths);
+    return rc;
+}
+
+void job_destroy(job *self)
+{
+    if (!self)
+        return;
+    mem_free(self->text);
+    mem_free(self);
+}
+
+int job_check_for_training(const job *self)
+{
+    if (self->data.train.count == 0)
+        return err_set(ERR_CONFIG, "data.train: missing; name a file of training text");
+    if (self->run.eval_every > 0 && self->data.valid.count == 0)
+        return err_set(ERR_CONFIG,
+                       "run.eval_every: %" PRIu64
+                       " needs held-out text: name a file in data.valid, "
+                       "or set it to 0",
+                       self->run.eval_every);
+    return 0;
+}

@@ -1,0 +1,209 @@
+/* The tiers block, with DeepSpeed's offload blocks as statements of the same thing.
+ * See config_internal.h. Called by job_read; pure. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "config/config_internal.h"
+
+static enum job_tier tier_of(const char *name)
+{
+    if (strcmp(name, "device") == 0 || strcmp(name, "none") == 0)
+        return JOB_TIER_DEVICE;
+    if (strcmp(name, "host") == 0 || strcmp(name, "cpu") == 0)
+        return JOB_TIER_HOST;
+    return strcmp(name, "nvme") == 0 ? JOB_TIER_NVME : JOB_TIER_AUTO;
+}
+
+static const char *tier_name(enum job_tier tier)
+{
+    static const char *const names[] = {
+        [JOB_TIER_AUTO] = "auto",
+        [JOB_TIER_DEVICE] = "device",
+        [JOB_TIER_HOST] = "host",
+        [JOB_TIER_NVME] = "nvme",
+    };
+    return names[tier];
+}
+
+static const char *const place_paths[JOB_KIND_COUNT] = {
+    [JOB_PARAMS] = "tiers.place.params",
+    [JOB_GRADS] = "tiers.place.grads",
+    [JOB_OPTIMIZER] = "tiers.place.optimizer",
+    [JOB_ACTIVATIONS] = "tiers.place.activations",
+};
+
+/* Adds a drive unless its directory is already there. */
+static int add_drive(const configi_reader *reader, job *target, const char *path,
+                     uint64_t budget_bytes)
+{
+    const char *text = configi_text(reader, path);
+    for (uint32_t i = 0; i < target->tiers.nvme_count; i++) {
+        if (strcmp(target->tiers.nvme[i].path, text) == 0)
+            return 0;
+    }
+    if (target->tiers.nvme_count == JOB_DRIVES_MAX)
+        return configi_error(reader, path, "more than %d drives", JOB_DRIVES_MAX);
+    struct job_drive *drive = &target->tiers.nvme[target->tiers.nvme_count];
+    TRY(configi_copy_text(reader, path, drive->path, sizeof drive->path));
+    drive->budget_bytes = budget_bytes;
+    target->tiers.nvme_count++;
+    return 0;
+}
+
+static int fill_drives(const configi_reader *reader, job *target)
+{
+    size_t count = json_array_size(configi_get(reader, "tiers.nvme"));
+    for (size_t i = 0; i < count; i++) {
+        char path[CONFIGI_PATH_BYTES], budget[CONFIGI_PATH_BYTES];
+        snprintf(path, sizeof path, "tiers.nvme.%zu.path", i);
+        snprintf(budget, sizeof budget, "tiers.nvme.%zu.budget", i);
+        if (!configi_get(reader, path))
+            return configi_error(reader, path, "missing; name a directory on the drive");
+        TRY(add_drive(reader, target, path, configi_uint(reader, budget)));
+        if (target->tiers.nvme_count != i + 1)
+            return configi_error(reader, path, "\"%s\" is given twice", configi_text(reader, path));
+    }
+    return 0;
+}
+
+/* Takes what `key` (whose value shows as `shown`) says about a kind; ERR_CONFIG where tiers.place says
+ * something else. */
+static int state_place(const configi_reader *reader, job *target, enum job_kind kind,
+                       enum job_tier tier, const char *key, const char *shown)
+{
+    enum job_tier *place = &target->tiers.place[kind];
+    if (*place != JOB_TIER_AUTO && *place != tier)
+        return configi_error(reader, place_paths[kind],
+                             "\"%s\" disagrees with %s, which is %s and means \"%s\"; give one of "
+                             "them",
+                             tier_name(*place), key, shown, tier_name(tier));
+    *place = tier;
+    return 0;
+}
+
+/* offload_optimizer or offload_param, and the older switch that means its device cpu. */
+static int fill_offload(const configi_reader *reader, job *target, enum job_kind kind,
+                        const char *block, const char *older)
+{
+    char device[CONFIGI_PATH_BYTES], nvme_path[CONFIGI_PATH_BYTES];
+    configi_join(device, block, "device");
+    configi_join(nvme_path, block, "nvme_path");
+    if (configi_bool(reader, older)) {
+        if (configi_get(reader, block))
+            return configi_error(reader, older, "given beside %s; give one of them", block);
+        return state_place(reader, target, kind, JOB_TIER_HOST, older, "true");
+    }
+    if (!configi_get(reader, device))
+        return 0;
+    enum job_tier tier = tier_of(configi_choice(reader, device));
+    char shown[CONFIGI_VALUE_BYTES];
+    TRY(state_place(reader, target, kind, tier, device,
+                    configi_show(configi_get(reader, device), shown)));
+    if (tier == JOB_TIER_NVME && configi_get(reader, nvme_path))
+        return add_drive(reader, target, nvme_path, 0);
+    return 0;
+}
+
+/* A number of units at the start of a text; NULL where there is none. */
+static const char *parse_unit(const char *text, uint32_t *unit)
+{
+    if (text[0] < '0' || text[0] > '9')
+        return NULL;
+    char *end;
+    unsigned long long number = strtoull(text, &end, 10);
+    if (number >= UINT32_MAX)
+        return NULL;
+    *unit = (uint32_t)number;
+    return end;
+}
+
+static int parse_units(const configi_reader *reader, const char *path, struct job_rule *rule)
+{
+    char shown[CONFIGI_VALUE_BYTES], number[CONFIGI_VALUE_BYTES];
+    const json_t *value = configi_get(reader, path);
+    const char *text = json_string_value(value);
+    if (json_is_integer(value)) {
+        snprintf(number, sizeof number, "%" JSON_INTEGER_FORMAT, json_integer_value(value));
+        text = number;
+    }
+    if (text && strcmp(text, "all") == 0) {
+        rule->unit_first = 0;
+        rule->unit_last = UINT32_MAX;
+        return 0;
+    }
+    const char *at = text ? parse_unit(text, &rule->unit_first) : NULL;
+    rule->unit_last = rule->unit_first;
+    if (at && *at == '-')
+        at = parse_unit(at + 1, &rule->unit_last);
+    if (!at || *at != '\0')
+        return configi_error(reader, path, "%s names no units: write \"all\", \"3\" or \"0-11\"",
+                             configi_show(value, shown));
+    if (rule->unit_first > rule->unit_last)
+        return configi_error(reader, path, "%s begins after its end", configi_show(value, shown));
+    return 0;
+}
+
+static int fill_rule(const configi_reader *reader, size_t idx, struct job_rule *rule)
+{
+    static const char *const keys[] = {"units", "kind", "tier"};
+    char paths[3][CONFIGI_PATH_BYTES];
+    for (int i = 0; i < 3; i++) {
+        snprintf(paths[i], sizeof paths[i], "tiers.place.rules.%zu.%s", idx, keys[i]);
+        if (!configi_get(reader, paths[i]))
+            return configi_error(reader, paths[i], "missing; a rule has units, kind and tier");
+    }
+    TRY(parse_units(reader, paths[0], rule));
+    rule->kind = (enum job_kind)configi_list_find(option_find(paths[1])->choices,
+                                                  configi_text(reader, paths[1]));
+    rule->tier = tier_of(configi_choice(reader, paths[2]));
+    return 0;
+}
+
+/* NVMe as a home needs a drive. */
+static int check_drives(const configi_reader *reader, const job *target)
+{
+    static const char advice[] = "needs a drive: give tiers.nvme, as in "
+                                 "\"nvme\": [{\"path\": \"/mnt/nvme0/sluice\"}], or nvme_path";
+    if (target->tiers.nvme_count > 0)
+        return 0;
+    for (int kind = 0; kind < JOB_KIND_COUNT; kind++) {
+        if (target->tiers.place[kind] != JOB_TIER_NVME)
+            continue;
+        const char *path = place_paths[kind];
+        if (kind == JOB_OPTIMIZER && !configi_get(reader, path))
+            path = "zero_optimization.offload_optimizer.device";
+        if (kind == JOB_PARAMS && !configi_get(reader, path))
+            path = "zero_optimization.offload_param.device";
+        return configi_error(reader, path, "\"nvme\" %s", advice);
+    }
+    for (uint32_t i = 0; i < target->tiers.rule_count; i++) {
+        char path[CONFIGI_PATH_BYTES];
+        snprintf(path, sizeof path, "tiers.place.rules.%" PRIu32 ".tier", i);
+        if (target->tiers.rules[i].tier == JOB_TIER_NVME)
+            return configi_error(reader, path, "\"nvme\" %s", advice);
+    }
+    return 0;
+}
+
+int configi_fill_tiers(const configi_reader *reader, job *target)
+{
+    target->tiers.device_budget = configi_uint(reader, "tiers.device.budget");
+    target->tiers.host_budget = configi_uint(reader, "tiers.host.budget");
+    TRY(fill_drives(reader, target));
+    for (int kind = 0; kind < JOB_KIND_COUNT; kind++)
+        target->tiers.place[kind] = tier_of(configi_choice(reader, place_paths[kind]));
+    TRY(fill_offload(reader, target, JOB_OPTIMIZER, "zero_optimization.offload_optimizer",
+                     "zero_optimization.cpu_offload"));
+    TRY(fill_offload(reader, target, JOB_PARAMS, "zero_optimization.offload_param",
+                     "zero_optimization.cpu_offload_param"));
+    static const char checkpointing[] = "activation_checkpointing.cpu_checkpointing";
+    if (configi_bool(reader, checkpointing))
+        TRY(state_place(reader, target, JOB_ACTIVATIONS, JOB_TIER_HOST, checkpointing, "true"));
+    size_t rule_count = json_array_size(configi_get(reader, "tiers.place.rules"));
+    for (size_t i = 0; i < rule_count; i++)
+        TRY(fill_rule(reader, i, &target->tiers.rules[i]));
+    target->tiers.rule_count = (uint32_t)rule_count;
+    return check_drives(reader, target);
+}

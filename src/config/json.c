@@ -1,0 +1,251 @@
+/* JSON as people write it: comments and trailing commas, with exact places in messages.
+ * See config_internal.h. Called by job_read; allocates the text and (jansson) the document. */
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/mem.h"
+#include "config/config_internal.h"
+
+/* Where configi_strip is. Output never overtakes input, so both share the buffer. */
+struct strip {
+    const char *file;
+    const char *text;
+    size_t text_bytes;
+    size_t in;        /* next byte to read */
+    size_t out;       /* next byte to write */
+    size_t comma_out; /* where the last significant character is a comma after a value */
+    bool comma;
+    char last; /* last significant character: neither blank nor comment */
+    uint64_t line, column;
+};
+typedef struct strip strip;
+
+static char strip_peek(const strip *self, size_t ahead)
+{
+    return self->in + ahead < self->text_bytes ? self->text[self->in + ahead] : '\0';
+}
+
+/* Passes one byte on, or a blank in its place: one for a character however many bytes it has, so that
+ * columns, which count characters, stay. */
+static void strip_pass(strip *self, char *target, bool blank)
+{
+    char byte = self->text[self->in++];
+    bool is_continuation = ((unsigned char)byte & 0xc0u) == 0x80u;
+    if (byte == '\n') {
+        self->line++;
+        self->column = 1;
+    } else if (!is_continuation) {
+        self->column++;
+    }
+    if (!blank || byte == '\n')
+        target[self->out++] = byte;
+    else if (!is_continuation)
+        target[self->out++] = ' ';
+}
+
+/* A string up to its closing quote. A line end also ends it: the parser then names the place. */
+static void strip_string(strip *self, char *target)
+{
+    strip_pass(self, target, false);
+    while (self->in < self->text_bytes && strip_peek(self, 0) != '\n') {
+        char byte = strip_peek(self, 0);
+        strip_pass(self, target, false);
+        if (byte == '"')
+            return;
+        if (byte == '\\' && self->in < self->text_bytes && strip_peek(self, 0) != '\n')
+            strip_pass(self, target, false);
+    }
+}
+
+static void strip_line_comment(strip *self, char *target)
+{
+    while (self->in < self->text_bytes && strip_peek(self, 0) != '\n')
+        strip_pass(self, target, true);
+}
+
+static int strip_block_comment(strip *self, char *target)
+{
+    uint64_t line = self->line, column = self->column;
+    strip_pass(self, target, true);
+    strip_pass(self, target, true);
+    while (self->in < self->text_bytes) {
+        if (strip_peek(self, 0) == '*' && strip_peek(self, 1) == '/') {
+            strip_pass(self, target, true);
+            strip_pass(self, target, true);
+            return 0;
+        }
+        strip_pass(self, target, true);
+    }
+    return err_set(ERR_CONFIG, "%s:%" PRIu64 ":%" PRIu64 ": the comment that begins here has no */",
+                   self->file, line, column);
+}
+
+/* One character that means something to the parser. */
+static void strip_significant(strip *self, char *target)
+{
+    char byte = strip_peek(self, 0);
+    if ((byte == '}' || byte == ']') && self->comma)
+        target[self->comma_out] = ' ';
+    self->comma = byte == ',' && self->last != ',' && self->last != '[' && self->last != '{' &&
+                  self->last != ':' && self->last != '\0';
+    self->comma_out = self->out;
+    self->last = byte;
+    if (byte == '"')
+        strip_string(self, target);
+    else
+        strip_pass(self, target, false);
+}
+
+int64_t configi_strip(const char *file, char *text, size_t text_bytes)
+{
+    strip self = {.file = file, .text = text, .text_bytes = text_bytes, .line = 1, .column = 1};
+    if (text_bytes >= 3 && memcmp(text, "\xef\xbb\xbf", 3) == 0)
+        self.in = 3; /* a byte order mark is no character of the first line */
+    while (self.in < text_bytes) {
+        char byte = strip_peek(&self, 0);
+        char next = strip_peek(&self, 1);
+        if (byte == '#' || (byte == '/' && next == '/'))
+            strip_line_comment(&self, text);
+        else if (byte == '/' && next == '*')
+            TRY(strip_block_comment(&self, text));
+        else if (byte == ' ' || byte == '\t' || byte == '\r' || byte == '\n')
+            strip_pass(&self, text, false);
+        else
+            strip_significant(&self, text);
+    }
+    return (int64_t)self.out;
+}
+
+static int read_all(int fd, const char *name, char **text, size_t *text_bytes)
+{
+    size_t capacity = 65536, used = 0;
+    char *buffer = mem_alloc(capacity, 1, "job file");
+    if (!buffer)
+        return -ENOMEM;
+    int rc = 0;
+    while (true) {
+        if (used == capacity) {
+            char *larger = mem_resize(buffer, capacity * 2, 1, "job file");
+            if (!larger) {
+                rc = -ENOMEM;
+                break;
+            }
+            buffer = larger;
+            capacity *= 2;
+        }
+        ssize_t got = read(fd, buffer + used, capacity - used);
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got < 0)
+            rc = err_set(ERR_INPUT, "%s: cannot read: %s", name, strerror(errno));
+        if (got <= 0)
+            break;
+        used += (size_t)got;
+        if (used > CONFIGI_FILE_BYTES_MAX) {
+            rc = err_set(ERR_INPUT, "%s: more than %d bytes: this is not a job file", name,
+                         (int)CONFIGI_FILE_BYTES_MAX);
+            break;
+        }
+    }
+    if (rc < 0) {
+        mem_free(buffer);
+        return rc;
+    }
+    *text = buffer;
+    *text_bytes = used;
+    return 0;
+}
+
+int configi_read_file(const char *path, char **text, size_t *text_bytes)
+{
+    *text = NULL;
+    *text_bytes = 0;
+    if (strcmp(path, "-") == 0)
+        return read_all(STDIN_FILENO, "standard input", text, text_bytes);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return err_set(ERR_INPUT, "%s: cannot open the job file: %s", path, strerror(errno));
+    int rc = read_all(fd, path, text, text_bytes);
+    close(fd);
+    return rc;
+}
+
+int configi_parse(const char *file, char *text, size_t text_bytes, bool any, json_t **doc)
+{
+    *doc = NULL;
+    int64_t stripped_bytes = configi_strip(file, text, text_bytes);
+    if (stripped_bytes < 0)
+        return (int)stripped_bytes;
+    json_error_t error;
+    size_t flags = JSON_REJECT_DUPLICATES | (any ? JSON_DECODE_ANY : 0);
+    *doc = json_loadb(text, (size_t)stripped_bytes, flags, &error);
+    if (!*doc)
+        return err_set(ERR_CONFIG, "%s:%d:%d: %s", file, error.line, error.column, error.text);
+    return 0;
+}
+
+/* Whether the text reads back as the same document. */
+static bool reads_back(const json_t *doc, const char *text, size_t text_bytes)
+{
+    json_t *again = json_loadb(text, text_bytes, JSON_DECODE_ANY, NULL);
+    bool equal = again && json_equal(again, doc);
+    json_decref(again);
+    return equal;
+}
+
+int configi_dump(const json_t *doc, char **text)
+{
+    enum { DIGITS_USUAL = 15, DIGITS_EXACT = 17 };
+    *text = NULL;
+    for (int digits = DIGITS_USUAL; digits <= DIGITS_EXACT; digits++) {
+        size_t flags = JSON_INDENT(2) | JSON_ENCODE_ANY | JSON_REAL_PRECISION((size_t)digits);
+        size_t bytes = json_dumpb(doc, NULL, 0, flags);
+        if (bytes == 0)
+            return err_set(ERR_INTERNAL, "the job cannot be written as JSON");
+        char *buffer = mem_alloc(bytes + 2, 1, "job text");
+        if (!buffer)
+            return -ENOMEM;
+        json_dumpb(doc, buffer, bytes, flags);
+        if (digits == DIGITS_EXACT || reads_back(doc, buffer, bytes)) {
+            buffer[bytes] = '\n';
+            *text = buffer;
+            return 0;
+        }
+        mem_free(buffer);
+    }
+    return err_set(ERR_INTERNAL, "the job's numbers cannot be written exactly");
+}
+
+/* A string value in quotes, on one line, cut between characters. */
+static void show_string(const char *value, char text[CONFIGI_VALUE_BYTES])
+{
+    enum { ROOM = CONFIGI_VALUE_BYTES - 6 }; /* two quotes, three dots, the end */
+    size_t length = strlen(value), shown = length < ROOM ? length : ROOM;
+    while (shown < length && shown > 0 && ((unsigned char)value[shown] & 0xc0u) == 0x80u)
+        shown--;
+    snprintf(text, CONFIGI_VALUE_BYTES, "\"%.*s%s\"", (int)shown, value,
+             shown < length ? "..." : "");
+    for (char *byte = text; *byte != '\0'; byte++) {
+        if ((unsigned char)*byte < ' ' || *byte == 0x7f)
+            *byte = '?';
+    }
+}
+
+char *configi_show(const json_t *value, char text[CONFIGI_VALUE_BYTES])
+{
+    enum { ROOM = CONFIGI_VALUE_BYTES - 4 };
+    if (json_is_string(value)) {
+        show_string(json_string_value(value), text);
+        return text;
+    }
+    /* What does not fit is left out by the library; the zeros end what did. */
+    memset(text, 0, CONFIGI_VALUE_BYTES);
+    size_t flags = JSON_ENCODE_ANY | JSON_COMPACT | JSON_ENSURE_ASCII | JSON_REAL_PRECISION(12);
+    if (json_dumpb(value, text, ROOM, flags) > ROOM)
+        strcat(text, "...");
+    return text;
+}

@@ -1,0 +1,89 @@
+/* Shared by the tests of src/config: a job file in a directory of its own. */
+#ifndef SLUICE_TESTS_TEST_CONFIG_COMMON_H
+#define SLUICE_TESTS_TEST_CONFIG_COMMON_H
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "config/job.h"
+
+/* The least that is a job. */
+#define SMALL_MODEL                                                                                \
+    "\"model\": {\"family\": \"gpt2\", \"num_layers\": 2, \"hidden_size\": 64, \"num_heads\": 4, " \
+    "\"seq_length\": 32}"
+#define SMALL_REST "\"run\": {\"dir\": \"runs/test\"}, \"train_micro_batch_size_per_gpu\": 1"
+#define SMALL_JOB  "{" SMALL_MODEL ", " SMALL_REST "}"
+/* The same with further keys, each ending in a comma. */
+#define SMALL_WITH(keys) "{" keys SMALL_MODEL ", " SMALL_REST "}"
+
+static char test_dir[64];
+static char test_file[96];
+
+static int test_setup(void **state)
+{
+    (void)state;
+    log_set_level(LOG_WARN);
+    strcpy(test_dir, "test_config.XXXXXX");
+    if (!mkdtemp(test_dir))
+        return -1;
+    snprintf(test_file, sizeof test_file, "%s/job.json", test_dir);
+    return 0;
+}
+
+static int test_teardown(void **state)
+{
+    (void)state;
+    unlink(test_file);
+    return rmdir(test_dir);
+}
+
+static void write_job(const char *text, size_t text_bytes)
+{
+    FILE *file = fopen(test_file, "wb");
+    assert_non_null(file);
+    assert_int_equal(fwrite(text, 1, text_bytes, file), text_bytes);
+    assert_int_equal(fclose(file), 0);
+}
+
+/* Reads a job from text; at most one --set. */
+static int read_text(const char *text, const char *set, job **out)
+{
+    write_job(text, strlen(text));
+    return job_read(test_file, &set, set ? 1 : 0, out);
+}
+
+/* As read_text for a job that must be right. The caller destroys it. */
+__attribute__((unused)) static job *read_good(const char *text, const char *set)
+{
+    job *self;
+    int rc = read_text(text, set, &self);
+    if (rc < 0)
+        fail_msg("%s: %s", err_name(rc), err_text());
+    return self;
+}
+
+/* Two jobs say the same; their texts aside. */
+__attribute__((unused)) static void assert_jobs_equal(const job *a, const job *b)
+{
+    job *x = mem_alloc(1, sizeof *x, "test job"), *y = mem_alloc(1, sizeof *y, "test job");
+    assert_true(x && y);
+    *x = *a;
+    *y = *b;
+    x->text = y->text = NULL;
+    assert_memory_equal(x, y, sizeof *x);
+    mem_free(x);
+    mem_free(y);
+}
+
+#endif

@@ -1,0 +1,251 @@
+/* Wrong job files: each with its code and what the message must name (place, key, value, rule or
+ * nearest name). A case without text uses the small right job, so that the --set alone is wrong. */
+#include "test_config_common.h"
+
+#include <stdbool.h>
+
+enum { SAYS_MAX = 4 };
+
+struct wrong {
+    const char *text; /* NULL: SMALL_JOB */
+    const char *set;
+    const char *says[SAYS_MAX]; /* each must be in the message */
+};
+
+static const struct wrong cases[] = {
+    /* syntax, with its place */
+    {"{\n  \"run\": {\"dir\" \"x\"}\n}", NULL, {"job.json:2:", "':' expected"}},
+    {"{\n  // \xc3\xa4\xc3\xb6\n  /* \xc3\xa4 */ \"run\": tru }", NULL, {"job.json:3:20: "}},
+    {"{ \"run\": {} ", NULL, {"job.json:1:", "end of file"}},
+    {"{\n /* never ends", NULL, {"job.json:2:2:", "*/"}},
+    {"{\"a\": [1,,2]}", NULL, {"job.json:1:"}},
+    {"{\"a\": [,]}", NULL, {"job.json:1:"}},
+    {"{\"a\": \"x\ny\"}", NULL, {"job.json:1:"}},
+    {"{\"a\": 1} x", NULL, {"job.json:1:", "end of file expected"}},
+    {"", NULL, {"job.json:"}},
+    {"[1, 2]", NULL, {"job.json: ", "must be an object"}},
+    {"{\"run\": {\"steps\": 1, \"steps\": 2}}", NULL, {"job.json:1:", "duplicate", "steps"}},
+    {"{\"gradient_clipping\": 1e999}", NULL, {"job.json:1:", "real number overflow"}},
+    /* unknown keys, with the nearest */
+    {SMALL_WITH("\"trian_batch_size\": 1,"), NULL, {"trian_batch_size", "\"train_batch_size\""}},
+    {SMALL_WITH("\"optimiser\": {},"), NULL, {"\"optimiser\"", "nearest", "\"optimizer\""}},
+    {SMALL_WITH("\"optimizer\": {\"params\": {\"beta\": [0, 0]}},"),
+     NULL,
+     {"optimizer.params.beta: ", "\"betas\""}},
+    {SMALL_WITH("\"lr\": 1,"), NULL, {"unknown key \"lr\"", "optimizer.params.lr"}},
+    {SMALL_WITH("\"zero_optimization\": {\"aio\": {}},"),
+     NULL,
+     {"zero_optimization.aio", "at aio"}},
+    {SMALL_WITH("\"zero_optimization\": {\"stag\": 3},"), NULL, {"stag", "\"stage\""}},
+    {SMALL_WITH("\"tiers\": {\"nvme\": [{\"pth\": \"/x\"}]},"),
+     NULL,
+     {"tiers.nvme.0.pth", "\"path\""}},
+    {SMALL_WITH("\"run.steps\": 5,"), NULL, {"\"run.steps\"", "nested"}},
+    {SMALL_WITH("\"\": 5,"), NULL, {"unknown key \"\""}},
+    {SMALL_WITH("\"a\\u001bb\": 5,"), NULL, {"unknown key \"a?b\""}},
+    /* wrong types */
+    {NULL, "run.steps=many", {"--set: run.steps: ", "\"many\"", "whole number", "1000"}},
+    {NULL, "run.steps=1.5", {"run.steps", "1.5", "whole number"}},
+    {NULL, "run.fresh=1", {"run.fresh", "1 is not true or false"}},
+    {NULL, "run.fresh=\"true\"", {"run.fresh", "\"true\"", "true or false"}},
+    {SMALL_WITH("\"tiers\": 5,"), NULL, {"job.json: tiers: ", "5 is not an object"}},
+    {SMALL_WITH("\"tiers\": {\"nvme\": {\"path\": \"/x\"}},"), NULL, {"tiers.nvme", "array"}},
+    {NULL, "tiers.nvme=[3]", {"tiers.nvme.0", "3 is not an object"}},
+    {NULL, "optimizer.params.betas=0.9", {"betas", "0.9", "array of numbers"}},
+    {NULL, "optimizer.params.betas=[0.9]", {"betas", "[0.9]", "two numbers"}},
+    {NULL, "optimizer.params.betas=[0.9, \"x\"]", {"betas", "\"x\"", "a number"}},
+    {NULL, "data.train=[\"a\", 3]", {"data.train", "3 is not a string"}},
+    {NULL, "data.train=[\"\"]", {"data.train", "file 0"}},
+    {NULL, "run.dir={}", {"run.dir", "{}", "a string"}},
+    {NULL, "run.dir=", {"run.dir", "empty"}},
+    {NULL, "aio.single_submit=maybe", {"aio.single_submit", "\"maybe\""}},
+    {NULL, "schedule.update=3", {"schedule.update", "3", "after_backward"}},
+    /* ranges */
+    {NULL, "run.steps=0", {"run.steps", "0 is out of range", "at least 1"}},
+    {NULL, "run.commit_every=50", {"run.commit_every", "50", "[0,0]"}},
+    {NULL, "train_micro_batch_size_per_gpu=0", {"train_micro_batch_size_per_gpu", "at least 1"}},
+    {NULL, "gradient_accumulation_steps=-2", {"gradient_accumulation_steps", "-2", "at least 1"}},
+    {NULL, "optimizer.params.betas=[0.9, 1.0]", {"betas", "1.0", "[0,1)"}},
+    {NULL, "optimizer.params.lr=-1e-3", {"optimizer.params.lr", "-0.001", "at least 0"}},
+    {NULL, "optimizer.params.eps=-1", {"optimizer.params.eps", "-1", "at least 0"}},
+    {NULL, "gradient_clipping=-1", {"gradient_clipping", "-1", "at least 0"}},
+    {NULL, "zero_optimization.stage=4", {"zero_optimization.stage", "4", "[0,3]"}},
+    {NULL, "aio.block_size=5000", {"aio.block_size", "5000", "4096"}},
+    {NULL, "aio.queue_depth=0", {"aio.queue_depth", "0", "[1,32768]"}},
+    {NULL, "model.rope_theta=0", {"model.rope_theta", "0", "above 0"}},
+    {NULL, "model.num_layers=0", {"model.num_layers", "0", "[1,65536]"}},
+    {NULL, "model.vocab_size=255", {"model.vocab_size", "255", "bytes", "256"}},
+    {NULL, "zero_optimization.sub_group_size=0", {"sub_group_size", "at least 1"}},
+    {NULL, "schedule.tile_elems=2000000000", {"schedule.tile_elems", "2000000000", "1000000000"}},
+    /* sizes */
+    {NULL, "tiers.host.budget=12 parsecs", {"tiers.host.budget", "12 parsecs", "GiB"}},
+    {NULL, "tiers.device.budget=-5", {"tiers.device.budget", "-5", "at least 0"}},
+    {NULL, "tiers.device.budget=9e9TiB", {"tiers.device.budget", "9e9TiB", "2^63"}},
+    /* choices, and what is not built */
+    {NULL, "model.family=gtp2", {"model.family", "\"gtp2\"", "gpt2|llama", "\"gpt2\""}},
+    {NULL, "data.tokenizer=gpt2", {"data.tokenizer", "\"gpt2\"", "bytes"}},
+    {NULL, "device.backend=gpu", {"device.backend", "\"gpu\"", "auto|cpu|cuda"}},
+    {NULL, "schedule.order=batch_major", {"schedule.order", "not built yet", "layer_major"}},
+    {NULL, "schedule.update=delayed_one_step", {"schedule.update", "not built yet"}},
+    {NULL, "tiers.place.grads=cpu", {"tiers.place.grads", "\"cpu\"", "device|host|nvme"}},
+    {SMALL_WITH("\"optimizer\": {\"params\": {\"freeze_step\": 2}, \"type\": \"OneBitAdam\"},"),
+     NULL,
+     {"optimizer.type", "OneBitAdam", "not built yet", "Adam|AdamW"}},
+    {NULL, "optimizer.type=Adamm", {"optimizer.type", "nearest", "\"Adam\""}},
+    {NULL, "optimizer.params.max_grad_norm=1", {"max_grad_norm", "gradient_clipping"}},
+    {SMALL_WITH("\"scheduler\": {\"type\": \"OneCycle\", \"params\": {\"cycle_min_lr\": 0}},"),
+     NULL,
+     {"scheduler.type", "OneCycle", "not built yet", "WarmupLR"}},
+    {NULL, "fp16.enabled=true", {"fp16.enabled", "not built yet", "bf16"}},
+    {NULL, "bf16.bf16_optimizer_states=true", {"bf16_optimizer_states", "not built yet"}},
+    {NULL, "data_types.grad_accum_dtype=fp16", {"grad_accum_dtype", "fp16", "fp32|bf16"}},
+    {NULL, "data_types.grad_accum_dtype=bf16", {"grad_accum_dtype", "bf16.enabled"}},
+    {NULL, "model.hf=some/dir", {"model.hf", "not built yet", "family"}},
+    {NULL, "zero_optimization.zenflow={\"topk_ratio\": 0.1}", {"zenflow", "not built"}},
+    {NULL, "curriculum_learning={\"enabled\": true}", {"curriculum_learning", "not built"}},
+    /* relations */
+    {"{" SMALL_MODEL ", \"run\": {\"dir\": \"r\"}}", NULL, {"train_micro_batch_size_per_gpu"}},
+    {"{" SMALL_MODEL ", \"train_batch_size\": 1}", NULL, {"run.dir", "missing"}},
+    {"{" SMALL_REST "}", NULL, {"model: missing", "preset"}},
+    {"{\"model\": {\"num_layers\": 2}, " SMALL_REST "}", NULL, {"model.family", "missing"}},
+    {"{\"model\": {\"family\": \"llama\"}, " SMALL_REST "}", NULL, {"model.num_layers", "missing"}},
+    {SMALL_WITH("\"train_batch_size\": 7, \"gradient_accumulation_steps\": 3,"),
+     NULL,
+     {"train_batch_size", "7", "1", "3"}},
+    {NULL, "scheduler.params.warmup_min_lr=0", {"scheduler.type", "missing"}},
+    {SMALL_WITH("\"scheduler\": {\"type\": \"WarmupDecayLR\"},"),
+     NULL,
+     {"scheduler.params.total_num_steps", "WarmupDecayLR"}},
+    {SMALL_WITH("\"scheduler\": {\"type\": \"WarmupLR\", \"params\": {\"cos_min_ratio\": 0}},"),
+     NULL,
+     {"scheduler.params.cos_min_ratio", "WarmupLR", "warmup_max_lr"}},
+    {SMALL_WITH("\"bf16\": {}, \"bfloat16\": {},"), NULL, {"bfloat16", "bf16"}},
+    {SMALL_WITH("\"zero_optimization\": {\"offload_optimizer\": {\"device\": \"cpu\"}},"),
+     "tiers.place.optimizer=device",
+     {"--set: tiers.place.optimizer", "zero_optimization.offload_optimizer.device", "\"cpu\"",
+      "\"host\""}},
+    {SMALL_WITH("\"zero_optimization\": {\"cpu_offload\": true, \"offload_optimizer\": "
+                "{\"device\": \"none\"}},"),
+     NULL,
+     {"zero_optimization.cpu_offload", "offload_optimizer"}},
+    {NULL, "tiers.place.params=nvme", {"tiers.place.params", "drive", "tiers.nvme"}},
+    {NULL, "zero_optimization.offload_param.device=nvme", {"offload_param.device", "nvme_path"}},
+    {NULL,
+     "tiers.place.rules=[{\"units\": \"all\", \"kind\": \"grads\", \"tier\": \"nvme\"}]",
+     {"tiers.place.rules.0.tier", "drive"}},
+    {NULL,
+     "tiers.place.rules=[{\"units\": \"5-2\", \"kind\": \"grads\", \"tier\": \"host\"}]",
+     {"tiers.place.rules.0.units", "\"5-2\""}},
+    {NULL,
+     "tiers.place.rules=[{\"units\": \"1,2\", \"kind\": \"grads\", \"tier\": \"host\"}]",
+     {"tiers.place.rules.0.units", "\"1,2\"", "0-11"}},
+    {NULL, "tiers.place.rules=[{\"units\": 1}]", {"tiers.place.rules.0.kind", "missing"}},
+    {NULL, "tiers.nvme=[{\"budget\": 5}]", {"tiers.nvme.0.path", "missing"}},
+    {NULL,
+     "tiers.nvme=[{\"path\": \"/x\"}, {\"path\": \"/x\"}]",
+     {"tiers.nvme.1.path", "\"/x\"", "twice"}},
+    /* --set itself */
+    {NULL, "run.steps", {"--set run.steps", "key.path=value"}},
+    {NULL, "=5", {"--set =5", "key.path=value"}},
+    {NULL, "run.stps=5", {"--set: run.stps", "\"steps\""}},
+    {NULL, "runn.steps=5", {"--set: runn", "\"run\""}},
+    {NULL, "run..steps=5", {"--set: run.", "unknown key \"\""}},
+    {NULL, "run.steps.x=5", {"run.steps.x", "unknown key \"x\""}},
+    {NULL, "run.steps={", {"--set: run.steps", "not JSON"}},
+    {NULL, "tiers.nvme.2.path=/x", {"tiers.nvme", "no entry 2", "the list has 0"}},
+    {NULL, "tiers.nvme.*.path=/x", {"--set: tiers.nvme.*", "is a list", "tiers.nvme.0"}},
+    {NULL, "run.dir=\xff", {"run.dir", "UTF-8"}},
+};
+
+/* Whether one case ends as it should; prints what is wrong. */
+static bool case_is_refused(size_t idx)
+{
+    const struct wrong *wrong = &cases[idx];
+    const char *text = wrong->text ? wrong->text : SMALL_JOB;
+    const char *set = wrong->set ? wrong->set : "-";
+    job *self = (job *)&self;
+    int rc = read_text(text, wrong->set, &self);
+    if (rc != ERR_CONFIG || self) {
+        print_error("case %zu (%s, --set %s): %s\n", idx, text, set,
+                    rc == 0 ? "accepted" : err_name(rc));
+        return false;
+    }
+    for (int i = 0; i < SAYS_MAX && wrong->says[i]; i++) {
+        if (!strstr(err_text(), wrong->says[i])) {
+            print_error("case %zu (--set %s): '%s' does not say '%s'\n", idx, set, err_text(),
+                        wrong->says[i]);
+            return false;
+        }
+    }
+    return true;
+}
+
+static void wrong_is_refused(void **state)
+{
+    (void)state;
+    size_t count = sizeof cases / sizeof cases[0], refused = 0;
+    for (size_t i = 0; i < count; i++)
+        refused += case_is_refused(i);
+    print_message("%zu of %zu wrong jobs refused\n", refused, count);
+    assert_int_equal(refused, count);
+}
+
+/* The table's canary: what the cases are built on is right. */
+static void base_is_right(void **state)
+{
+    (void)state;
+    job_destroy(read_good(SMALL_JOB, NULL));
+    job_destroy(read_good(SMALL_WITH("\"description\": \"x\","), "run.steps=5"));
+}
+
+static void presets_are_refused(void **state)
+{
+    (void)state;
+    job *self;
+    assert_int_equal(
+        read_text("{\"model\": {\"preset\": \"gpt2-1.5\"}, " SMALL_REST "}", NULL, &self),
+        ERR_CONFIG);
+    assert_non_null(strstr(err_text(), "model.preset"));
+    assert_non_null(strstr(err_text(), "\"gpt2-1.5b\""));
+    assert_int_equal(
+        read_text("{\"model\": {\"preset\": \"../secret\"}, " SMALL_REST "}", NULL, &self),
+        ERR_CONFIG);
+    assert_non_null(strstr(err_text(), "\"../secret\" is no name"));
+}
+
+static void files_are_refused(void **state)
+{
+    (void)state;
+    job *self;
+    assert_int_equal(job_read("no/such/file.json", NULL, 0, &self), ERR_INPUT);
+    assert_non_null(strstr(err_text(), "no/such/file.json"));
+    assert_int_equal(job_read(".", NULL, 0, &self), ERR_INPUT);
+    size_t bytes = (size_t)5 << 20;
+    char *blanks = mem_alloc(bytes, 1, "test text");
+    assert_non_null(blanks);
+    memset(blanks, ' ', bytes);
+    write_job(blanks, bytes);
+    mem_free(blanks);
+    assert_int_equal(job_read(test_file, NULL, 0, &self), ERR_INPUT);
+    write_job("{\"run\": \0}", 10);
+    assert_int_equal(job_read(test_file, NULL, 0, &self), ERR_CONFIG);
+}
+
+static void training_needs_data(void **state)
+{
+    (void)state;
+    job *self = read_good(SMALL_WITH("\"data\": {\"train\": \"x\"},"), "run.eval_every=5");
+    assert_int_equal(job_check_for_training(self), ERR_CONFIG);
+    assert_non_null(strstr(err_text(), "data.valid"));
+    job_destroy(self);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(base_is_right),       cmocka_unit_test(wrong_is_refused),
+        cmocka_unit_test(presets_are_refused), cmocka_unit_test(files_are_refused),
+        cmocka_unit_test(training_needs_data),
+    };
+    return cmocka_run_group_tests(tests, test_setup, test_teardown);
+}

@@ -1,0 +1,352 @@
+/* What a right job file becomes: defaults, DeepSpeed's files, --set, and its text. */
+#include "test_config_common.h"
+
+#include "config/config_internal.h"
+
+static void defaults_hold(void **state)
+{
+    (void)state;
+    job *self = read_good(SMALL_JOB, NULL);
+    assert_string_equal(self->model.family, "gpt2");
+    assert_string_equal(self->model.preset, "");
+    assert_int_equal(self->model.num_kv_heads, 4);
+    assert_int_equal(self->model.ffn_size, 256);
+    assert_int_equal(self->model.vocab_size, 256);
+    assert_true(self->model.tie_embeddings);
+    assert_true(self->model.rope_theta == 10000.0 && self->model.norm_epsilon == 1e-5);
+    assert_true(self->model.init_std == 0.02);
+    assert_int_equal(self->data.train.count, 0);
+    assert_string_equal(self->data.tokenizer, "bytes");
+    assert_int_equal(self->data.seed, 1);
+    assert_int_equal(self->run.steps, 1000);
+    assert_int_equal(self->run.seed, 1);
+    assert_int_equal(self->run.commit_every, 0);
+    assert_int_equal(self->run.log_every, 1);
+    assert_false(self->run.fresh);
+    assert_string_equal(self->device.backend, "auto");
+    assert_int_equal(self->tiers.nvme_count, 0);
+    for (int kind = 0; kind < JOB_KIND_COUNT; kind++)
+        assert_int_equal(self->tiers.place[kind], JOB_TIER_AUTO);
+    assert_string_equal(self->schedule.order, "layer_major");
+    assert_int_equal(self->schedule.update, JOB_UPDATE_AUTO);
+    assert_string_equal(self->io.backend, "auto");
+    assert_int_equal(self->io.block_bytes, 1048576);
+    assert_int_equal(self->io.queue_depth, 8);
+    assert_int_equal(self->train_batch_size, 1);
+    assert_int_equal(self->accumulation, 1);
+    assert_true(self->gradient_clipping == 1.0);
+    assert_false(self->bf16);
+    assert_int_equal(self->grad_dtype, DTYPE_FP32);
+    assert_int_equal(self->sub_group_size, 1000000000);
+    assert_true(self->optimizer.decoupled && self->optimizer.bias_correction);
+    assert_true(self->optimizer.lr == 1e-3 && self->optimizer.beta1 == 0.9);
+    assert_true(self->optimizer.beta2 == 0.999 && self->optimizer.epsilon == 1e-8);
+    assert_true(self->optimizer.weight_decay == 0.0);
+    assert_int_equal(self->scheduler.type, JOB_SCHEDULE_NONE);
+    assert_int_equal(job_check_for_training(self), ERR_CONFIG);
+    assert_non_null(strstr(err_text(), "data.train"));
+    job_destroy(self);
+}
+
+static void llama_follows_its_rules(void **state)
+{
+    (void)state;
+    job *self = read_good("{\"model\": {\"family\": \"LLaMA\", \"num_layers\": 1, "
+                          "\"hidden_size\": 4096, \"num_heads\": 32, \"num_kv_heads\": 8, "
+                          "\"seq_length\": 16}, " SMALL_REST "}",
+                          NULL);
+    assert_string_equal(self->model.family, "llama");
+    assert_int_equal(self->model.ffn_size, 11008); /* as Llama 7B */
+    assert_int_equal(self->model.num_kv_heads, 8);
+    assert_false(self->model.tie_embeddings);
+    job_destroy(self);
+}
+
+static void own_blocks_are_read(void **state)
+{
+    (void)state;
+    job *self = read_good(
+        "# a remark\n{" SMALL_MODEL ", /* // # */\n"
+        "\"data\": {\"train\": [\"a#b\", \"c//d\",], \"valid\": \"e/*f*/\", \"seed\": 7},\n"
+        "\"run\": {\"dir\": \"auto\", \"steps\": 5e2, \"eval_every\": 10, \"fresh\": true},\n"
+        "\"device\": {\"backend\": \"cpu\", \"threads\": 3},\n"
+        "\"tiers\": {\"device\": {\"budget\": \"1.5GiB\"}, \"host\": {\"budget\": 4096},\n"
+        "  \"nvme\": [{\"path\": \"/a\", \"budget\": \"2 GB\"}, {\"path\": \"/b\"}],\n"
+        "  \"place\": {\"optimizer\": \"nvme\", \"activations\": \"host\", \"rules\": [\n"
+        "    {\"units\": \"0-11\", \"kind\": \"params\", \"tier\": \"device\"},\n"
+        "    {\"units\": 3, \"kind\": \"grads\", \"tier\": \"host\"},\n"
+        "    {\"units\": \"all\", \"kind\": \"activations\", \"tier\": \"nvme\"}]}},\n"
+        "\"schedule\": {\"update\": \"in_next_forward\", \"tile_elems\": 65536, \"lookahead\": "
+        "4},\n"
+        "\"io\": {\"backend\": \"pool\"},\n"
+        "\"train_batch_size\": 12, \"gradient_accumulation_steps\": 3,\n"
+        "\"bf16\": {\"enabled\": true}, // the end\n}\n",
+        NULL);
+    assert_int_equal(self->data.train.count, 2);
+    assert_string_equal(self->data.train.path[0], "a#b");
+    assert_string_equal(self->data.train.path[1], "c//d");
+    assert_string_equal(self->data.valid.path[0], "e/*f*/");
+    assert_int_equal(self->data.seed, 7);
+    assert_string_equal(self->run.dir, "auto");
+    assert_int_equal(self->run.steps, 500);
+    assert_true(self->run.fresh);
+    assert_string_equal(self->device.backend, "cpu");
+    assert_int_equal(self->device.threads, 3);
+    assert_int_equal(self->tiers.device_budget, 3ull << 29);
+    assert_int_equal(self->tiers.host_budget, 4096);
+    assert_int_equal(self->tiers.nvme_count, 2);
+    assert_int_equal(self->tiers.nvme[0].budget_bytes, 2000000000);
+    assert_string_equal(self->tiers.nvme[1].path, "/b");
+    assert_int_equal(self->tiers.place[JOB_PARAMS], JOB_TIER_AUTO);
+    assert_int_equal(self->tiers.place[JOB_OPTIMIZER], JOB_TIER_NVME);
+    assert_int_equal(self->tiers.place[JOB_ACTIVATIONS], JOB_TIER_HOST);
+    assert_int_equal(self->tiers.rule_count, 3);
+    assert_int_equal(self->tiers.rules[0].unit_last, 11);
+    assert_int_equal(self->tiers.rules[0].kind, JOB_PARAMS);
+    assert_int_equal(self->tiers.rules[0].tier, JOB_TIER_DEVICE);
+    assert_int_equal(self->tiers.rules[1].unit_first, 3);
+    assert_int_equal(self->tiers.rules[1].unit_last, 3);
+    assert_int_equal(self->tiers.rules[2].unit_last, UINT32_MAX);
+    assert_int_equal(self->schedule.update, JOB_UPDATE_IN_NEXT_FORWARD);
+    assert_int_equal(self->schedule.tile_elems, 65536);
+    assert_int_equal(self->schedule.lookahead, 4);
+    assert_string_equal(self->io.backend, "pool");
+    assert_int_equal(self->micro_batch, 4);
+    assert_int_equal(self->grad_dtype, DTYPE_BF16);
+    assert_int_equal(job_check_for_training(self), 0);
+    job_destroy(self);
+}
+
+/* As a DeepSpeed user has it: aliases, "auto", string booleans, deprecated keys, blocks that are off. */
+static const char deepspeed_job[] =
+    "{" SMALL_MODEL ", \"run\": {\"dir\": \"r\"},\n"
+    "\"train_batch_size\": 32, \"train_micro_batch_size_per_gpu\": 4,\n"
+    "\"gradient_accumulation_steps\": \"auto\", \"steps_per_print\": 2000,\n"
+    "\"optimizer\": {\"type\": \"adam\", \"params\": {\"lr\": 2e-4, \"betas\": [0.8, 0.99],\n"
+    "  \"eps\": 1e-7, \"weight_decay\": 3e-7, \"adam_w_mode\": false}},\n"
+    "\"scheduler\": {\"type\": \"WarmupLR\", \"params\": {\"warmup_min_lr\": 0,\n"
+    "  \"warmup_max_lr\": \"auto\", \"warmup_num_steps\": 10}},\n"
+    "\"bfloat16\": {\"enabled\": true}, \"fp16\": {\"enabled\": false, \"loss_scale\": 0},\n"
+    "\"data_types\": {\"grad_accum_dtype\": \"fp32\"}, \"amp\": {\"enabled\": false},\n"
+    "\"zero_optimization\": {\"stage\": 3, \"overlap_comm\": true, \"sub_group_size\": 5e8,\n"
+    "  \"prefetch_bucket_size\": \"auto\", \"offload_param\": {\"device\": \"cpu\"},\n"
+    "  \"offload_optimizer\": {\"device\": \"nvme\", \"nvme_path\": \"/nvme\",\n"
+    "     \"buffer_count\": 4, \"fast_init\": false}, \"zenflow\": null},\n"
+    "\"aio\": {\"single_submit\": \"false\", \"overlap_events\": \"true\", \"thread_count\": 1,\n"
+    "  \"block_size\": 262144, \"queue_depth\": 32},\n"
+    "\"activation_checkpointing\": {\"cpu_checkpointing\": true},\n"
+    "\"wandb\": {\"enabled\": false}, \"elasticity\": {\"enabled\": false, \"x\": 1},\n"
+    "\"wall_clock_breakdown\": false, \"dump_state\": true}";
+
+static void deepspeed_file_works(void **state)
+{
+    (void)state;
+    job *self = read_good(deepspeed_job, NULL);
+    assert_int_equal(self->accumulation, 8);
+    assert_int_equal(self->run.log_every, 2000);
+    assert_false(self->optimizer.decoupled);
+    assert_true(self->optimizer.lr == 2e-4 && self->optimizer.beta1 == 0.8);
+    assert_true(self->optimizer.beta2 == 0.99 && self->optimizer.weight_decay == 3e-7);
+    assert_int_equal(self->scheduler.type, JOB_WARMUP_LR);
+    assert_false(self->scheduler.warmup_max_lr_given);
+    assert_true(self->bf16);
+    assert_int_equal(self->grad_dtype, DTYPE_FP32);
+    assert_int_equal(self->zero_stage, 3);
+    assert_int_equal(self->sub_group_size, 500000000);
+    assert_int_equal(self->tiers.place[JOB_OPTIMIZER], JOB_TIER_NVME);
+    assert_int_equal(self->tiers.place[JOB_PARAMS], JOB_TIER_HOST);
+    assert_int_equal(self->tiers.place[JOB_ACTIVATIONS], JOB_TIER_HOST);
+    assert_int_equal(self->tiers.place[JOB_GRADS], JOB_TIER_AUTO);
+    assert_int_equal(self->tiers.nvme_count, 1);
+    assert_string_equal(self->tiers.nvme[0].path, "/nvme");
+    assert_int_equal(self->io.block_bytes, 262144);
+    assert_int_equal(self->io.queue_depth, 32);
+    job_destroy(self);
+
+    self = read_good(deepspeed_job, "optimizer.params.adam_w_mode=null");
+    assert_true(self->optimizer.decoupled); /* the type Adam means AdamW */
+    job_destroy(self);
+    self = read_good(SMALL_WITH("\"optimizer\": {\"params\": {\"torch_adam\": true}},"), NULL);
+    assert_true(self->optimizer.weight_decay == 0.01);
+    job_destroy(self);
+    self = read_good(SMALL_WITH("\"zero_optimization\": {\"cpu_offload\": true, "
+                                "\"offload_param\": {\"device\": \"none\"}},"),
+                     NULL);
+    assert_int_equal(self->tiers.place[JOB_OPTIMIZER], JOB_TIER_HOST);
+    assert_int_equal(self->tiers.place[JOB_PARAMS], JOB_TIER_DEVICE);
+    job_destroy(self);
+}
+
+static void batch_follows_deepspeed(void **state)
+{
+    (void)state;
+    static const struct {
+        uint64_t world, train, micro, accumulation; /* 0: not given */
+        uint64_t expected[3];                       /* 0: an error */
+    } cases[] = {
+        {1, 8, 2, 4, {8, 2, 4}},   {1, 8, 2, 0, {8, 2, 4}},
+        {1, 8, 0, 4, {8, 2, 4}},   {1, 0, 2, 4, {8, 2, 4}},
+        {1, 8, 0, 0, {8, 8, 1}},   {1, 0, 2, 0, {2, 2, 1}},
+        {4, 32, 2, 0, {32, 2, 4}}, {4, 32, 0, 0, {32, 8, 1}},
+        {4, 0, 2, 3, {24, 2, 3}},  {1, 8, 3, 0, {0}},
+        {1, 8, 2, 3, {0}},         {1, 0, 0, 4, {0}},
+        {1, 0, 0, 0, {0}},         {4, 30, 2, 0, {0}},
+        {4, 2, 0, 0, {0}},         {2, 0, UINT64_MAX / 2, 4, {0}},
+    };
+    configi_reader reader = {.file = "job"};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        uint64_t train = cases[i].train, micro = cases[i].micro, steps = cases[i].accumulation;
+        int rc = configi_resolve_batch(&reader, cases[i].world, &train, &micro, &steps);
+        if (cases[i].expected[0] == 0) {
+            assert_int_equal(rc, ERR_CONFIG);
+            continue;
+        }
+        assert_int_equal(rc, 0);
+        assert_int_equal(train, cases[i].expected[0]);
+        assert_int_equal(micro, cases[i].expected[1]);
+        assert_int_equal(steps, cases[i].expected[2]);
+    }
+}
+
+static void set_overrides(void **state)
+{
+    (void)state;
+    static const char *const set[] = {
+        "run.steps=7",
+        "run.dir=12",             /* text where text belongs */
+        "tiers.nvme.0.path=/x=y", /* makes the list; the first = parts */
+        "tiers.nvme.1={\"path\": \"/z\", \"budget\": \"1GiB\", /* as in a file */}",
+        "tiers.place.optimizer=nvme",
+        "data.train=[\"a\", \"b\"]",
+        "data.train.1=c",
+        "bfloat16.enabled=true",
+        "optimizer.params.betas.0=0.5",
+        "gradient_clipping=0",
+        "model.preset=null",
+    };
+    const char *text = SMALL_WITH("\"optimizer\": {\"params\": {\"betas\": [0.1, 0.2]}},"
+                                  "\"bf16\": {\"enabled\": false}, \"gradient_clipping\": -5,");
+    write_job(text, strlen(text));
+    job *self;
+    int rc = job_read(test_file, set, sizeof set / sizeof set[0], &self);
+    if (rc < 0)
+        fail_msg("%s", err_text());
+    assert_int_equal(self->run.steps, 7);
+    assert_string_equal(self->run.dir, "12");
+    assert_int_equal(self->tiers.nvme_count, 2);
+    assert_string_equal(self->tiers.nvme[0].path, "/x=y");
+    assert_int_equal(self->tiers.nvme[1].budget_bytes, 1ull << 30);
+    assert_int_equal(self->tiers.place[JOB_OPTIMIZER], JOB_TIER_NVME);
+    assert_string_equal(self->data.train.path[1], "c");
+    assert_true(self->bf16);
+    assert_true(self->optimizer.beta1 == 0.5 && self->optimizer.beta2 == 0.2);
+    assert_true(self->gradient_clipping == 0.0);
+    job_destroy(self);
+}
+
+/* The text of a job is JSON without comments, and reads back as the same job. */
+static void text_round_trips(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text, *set;
+    } cases[] = {
+        {SMALL_JOB, NULL},
+        {deepspeed_job, "optimizer.params.lr=0.00012345678901234567"},
+        {"{\"model\": {\"preset\": \"gpt2-1.5b\", \"seq_length\": 512}, " SMALL_REST "}",
+         "tiers.nvme.0.path=/x"},
+        {"{\"model\": {\"preset\": \"llama-8b\", \"num_layers\": null}, " SMALL_REST "}", NULL},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        job *first = read_good(cases[i].text, cases[i].set);
+        char *text = mem_string(first->text, "test text");
+        assert_non_null(text);
+        json_t *doc = json_loads(text, JSON_REJECT_DUPLICATES, NULL); /* strict: no comments */
+        assert_non_null(doc);
+        json_decref(doc);
+        setenv("SLUICE_CONFIG_DIR", "/nonexistent", 1); /* the presets are in the text */
+        job *second = read_good(text, NULL);
+        unsetenv("SLUICE_CONFIG_DIR");
+        assert_jobs_equal(first, second);
+        assert_string_equal(first->text, second->text);
+        mem_free(text);
+        job_destroy(first);
+        job_destroy(second);
+    }
+}
+
+static void comments_keep_places(void **state)
+{
+    (void)state;
+    char text[] =
+        "\xef\xbb\xbf{ /* \xc3\xa4\n */ \"a\\\"//\": [1, 2,], # x\n \"b\": {\"c\": 1,},\t}";
+    int64_t bytes = configi_strip("f", text, strlen(text));
+    static const char expected[] = "{     \n    \"a\\\"//\": [1, 2 ],    \n \"b\": {\"c\": 1 } \t}";
+    assert_int_equal(bytes, strlen(expected));
+    assert_memory_equal(text, expected, strlen(expected));
+}
+
+static void table_is_sound(void **state)
+{
+    (void)state;
+    const option *row;
+    for (uint32_t i = 0; (row = option_at(i)); i++) {
+        assert_ptr_equal(option_find(row->path), row); /* no path twice */
+        assert_non_null(row->help);
+        assert_true(row->type != OPTION_ENUM || row->choices);
+        if (row->fallback &&
+            (row->type == OPTION_INT || row->type == OPTION_FLOAT || row->type == OPTION_SIZE)) {
+            char *end;
+            assert_true(configi_in_range(row, strtod(row->fallback, &end)));
+            assert_int_equal(*end, '\0');
+        }
+        if (row->fallback && row->choices)
+            assert_true(configi_list_find(row->choices, row->fallback) >= 0);
+        if (row->range) {
+            size_t length = strlen(row->range);
+            assert_non_null(strchr("[(", row->range[0]));
+            assert_non_null(strchr("])", row->range[length - 1]));
+            assert_non_null(strchr(row->range, ','));
+        }
+        for (uint32_t j = 0; option_at(j); j++) /* a row is a value, never also a block of keys */
+            assert_true(configi_relate(option_at(j)->path, row->path) != CONFIGI_ABOVE ||
+                        row->type == OPTION_BLOCKS);
+    }
+    assert_null(option_at(option_count()));
+}
+
+static void table_is_listed(void **state)
+{
+    (void)state;
+    char *text = NULL;
+    size_t text_bytes = 0;
+    FILE *stream = open_memstream(&text, &text_bytes);
+    assert_non_null(stream);
+    options_print(stream);
+    assert_int_equal(fclose(stream), 0);
+    char *json_text = options_json();
+    assert_non_null(json_text);
+    json_t *list = json_loads(json_text, 0, NULL);
+    assert_int_equal(json_array_size(list), option_count());
+    for (uint32_t i = 0; i < option_count(); i++) {
+        assert_non_null(strstr(text, option_at(i)->path));
+        assert_non_null(strstr(text, option_at(i)->help));
+        const json_t *row = json_array_get(list, i);
+        assert_string_equal(json_string_value(json_object_get(row, "path")), option_at(i)->path);
+    }
+    json_decref(list);
+    mem_free(json_text);
+    free(text);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(defaults_hold),           cmocka_unit_test(llama_follows_its_rules),
+        cmocka_unit_test(own_blocks_are_read),     cmocka_unit_test(deepspeed_file_works),
+        cmocka_unit_test(batch_follows_deepspeed), cmocka_unit_test(set_overrides),
+        cmocka_unit_test(text_round_trips),        cmocka_unit_test(comments_keep_places),
+        cmocka_unit_test(table_is_sound),          cmocka_unit_test(table_is_listed),
+    };
+    return cmocka_run_group_tests(tests, test_setup, test_teardown);
+}

@@ -1,0 +1,134 @@
+/* The presets have their published parameter counts, the example jobs read, and files are found. */
+#include "test_config_common.h"
+
+#include <sys/stat.h>
+
+/* Parameters by the dimensions alone. */
+static uint64_t param_count(const struct job_model *m)
+{
+    uint64_t c = m->hidden_size, head = c / m->num_heads, kv = m->num_kv_heads * head;
+    uint64_t out = m->tie_embeddings ? 0 : m->vocab_size * c;
+    if (strcmp(m->family, "gpt2") == 0) {
+        uint64_t attention = c * 3 * c + 3 * c + c * c + c;
+        uint64_t ffn = 2 * c * m->ffn_size + m->ffn_size + c;
+        return (m->vocab_size + m->seq_length) * c + m->num_layers * (attention + ffn + 4 * c) +
+               2 * c + out;
+    }
+    uint64_t attention = 2 * c * c + 2 * c * kv;
+    return m->vocab_size * c + m->num_layers * (attention + 3 * c * m->ffn_size + 2 * c) + c + out;
+}
+
+static void published_sizes(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *name;
+        uint64_t params; /* as published, or by the formula where only a rounded size is */
+    } cases[] = {
+        {"gpt2-124m", 124439808},  {"gpt2-350m", 354823168}, {"gpt2-774m", 774030080},
+        {"gpt2-1.5b", 1557611200}, {"gpt2-xl", 1557611200},  {"gpt2-10b", 10279047168},
+        {"llama-1b", 1235814400},  {"llama-8b", 8030261248},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char text[512];
+        snprintf(text, sizeof text, "{\"model\": {\"preset\": \"%s\"}, " SMALL_REST "}",
+                 cases[i].name);
+        job *self = read_good(text, NULL);
+        assert_string_equal(self->model.preset, cases[i].name);
+        assert_int_equal(param_count(&self->model), cases[i].params);
+        assert_int_equal(self->model.hidden_size % self->model.num_heads, 0);
+        assert_int_equal(self->model.num_heads % self->model.num_kv_heads, 0);
+        job_destroy(self);
+    }
+}
+
+static void keys_override(void **state)
+{
+    (void)state;
+    job *self =
+        read_good("{\"model\": {\"seq_length\": 256, \"preset\": \"llama-1b\"}, " SMALL_REST "}",
+                  "model.num_layers=3");
+    assert_int_equal(self->model.seq_length, 256);
+    assert_int_equal(self->model.num_layers, 3);
+    assert_int_equal(self->model.vocab_size, 128256);
+    assert_true(self->model.rope_theta == 500000.0 && self->model.tie_embeddings);
+    job_destroy(self);
+}
+
+static void write_file(const char *path, const char *text)
+{
+    FILE *file = fopen(path, "wb");
+    assert_non_null(file);
+    assert_true(fputs(text, file) >= 0);
+    assert_int_equal(fclose(file), 0);
+}
+
+/* $SLUICE_CONFIG_DIR/models goes before the built-in place, the job's directory after it. */
+static void places_in_order(void **state)
+{
+    (void)state;
+    static const char preset[] = "{\"family\": \"gpt2\", \"num_layers\": 1, \"hidden_size\": 8, "
+                                 "\"num_heads\": 1, \"seq_length\": 9, // mine\n}";
+    char models[96], first[128], beside[128];
+    snprintf(models, sizeof models, "%s/models", test_dir);
+    snprintf(first, sizeof first, "%s/gpt2-124m.json", models);
+    snprintf(beside, sizeof beside, "%s/mine.json", test_dir);
+    assert_int_equal(mkdir(models, 0700), 0);
+    write_file(first, preset);
+    write_file(beside, preset);
+    static const char standard[] = "{\"model\": {\"preset\": \"gpt2-124m\"}, " SMALL_REST "}";
+    job *self = read_good(standard, NULL);
+    assert_int_equal(self->model.hidden_size, 768);
+    job_destroy(self);
+    setenv("SLUICE_CONFIG_DIR", test_dir, 1);
+    self = read_good(standard, NULL);
+    assert_int_equal(self->model.hidden_size, 8);
+    job_destroy(self);
+    unsetenv("SLUICE_CONFIG_DIR");
+    self = read_good("{\"model\": {\"preset\": \"mine\"}, " SMALL_REST "}", NULL);
+    assert_int_equal(self->model.seq_length, 9);
+    job_destroy(self);
+    write_file(beside, "{\"family\": \"gpt2\", \"num_layer\": 1}");
+    assert_int_equal(read_text("{\"model\": {\"preset\": \"mine\"}, " SMALL_REST "}", NULL, &self),
+                     ERR_CONFIG);
+    assert_non_null(strstr(err_text(), "mine.json: model.num_layer: "));
+    assert_non_null(strstr(err_text(), "\"num_layers\""));
+    assert_int_equal(unlink(first) | unlink(beside) | rmdir(models), 0);
+}
+
+static void examples_read(void **state)
+{
+    (void)state;
+    job *self;
+    int rc = job_read(SLUICE_SOURCE_DIR "/configs/jobs/gpt2-1.5b-nvme.json", NULL, 0, &self);
+    if (rc < 0)
+        fail_msg("%s", err_text());
+    assert_int_equal(self->model.num_layers * self->model.hidden_size, 48 * 1600);
+    assert_int_equal(self->model.num_heads, 16);
+    assert_int_equal(self->micro_batch, 1);
+    assert_int_equal(self->accumulation, 2);
+    assert_int_equal(self->tiers.device_budget, 2ull << 30);
+    assert_int_equal(self->tiers.host_budget, 2ull << 30);
+    assert_int_equal(self->tiers.place[JOB_OPTIMIZER], JOB_TIER_NVME);
+    assert_int_equal(job_check_for_training(self), 0);
+    job_destroy(self);
+    rc = job_read(SLUICE_SOURCE_DIR "/configs/jobs/deepspeed-zero3-nvme.json", NULL, 0, &self);
+    if (rc < 0)
+        fail_msg("%s", err_text());
+    assert_int_equal(self->accumulation, 8);
+    assert_int_equal(self->tiers.nvme_count, 1);
+    assert_int_equal(self->tiers.place[JOB_PARAMS], JOB_TIER_NVME);
+    assert_int_equal(self->io.queue_depth, 32);
+    job_destroy(self);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(published_sizes),
+        cmocka_unit_test(keys_override),
+        cmocka_unit_test(places_in_order),
+        cmocka_unit_test(examples_read),
+    };
+    return cmocka_run_group_tests(tests, test_setup, test_teardown);
+}
