@@ -36,3 +36,13 @@ add_test(NAME repo_install COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/check_install.sh
          ${PROJECT_BINARY_DIR} ${CMAKE_C_COMPILER})
 set_tests_properties(repo_includes repo_includes_canary repo_tree repo_install
                      PROPERTIES LABELS cpu TIMEOUT 60)
+
+sluice_test(test_cli_options LIBS sluice_cli LABELS cpu debug)
+add_test(NAME cli_bigram COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/check_bigram.sh
+         $<TARGET_FILE:sluice-bigram>)
+set_tests_properties(cli_bigram PROPERTIES LABELS "cpu;debug" TIMEOUT 60)
+if(TARGET sluice)
+    add_test(NAME cli_commands COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/check_cli.sh
+             $<TARGET_FILE:sluice> ${PROJECT_VERSION})
+    set_tests_properties(cli_commands PROPERTIES LABELS "cpu;debug" TIMEOUT 60)
+endif()

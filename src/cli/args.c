@@ -1,0 +1,190 @@
+/* Options of a command line. See cli.h. Allocates nothing. */
+#include "cli/cli.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { ARGS_NAME_MAX = 31 };
+
+/* Changes (insert, delete, replace, swap of neighbours) that make one name the other; names longer
+ * than ARGS_NAME_MAX count as far away. */
+static size_t args_distance(const char *a, const char *b)
+{
+    size_t rows[3][ARGS_NAME_MAX + 1];
+    size_t a_count = strlen(a), b_count = strlen(b);
+    if (a_count > ARGS_NAME_MAX || b_count > ARGS_NAME_MAX)
+        return ARGS_NAME_MAX;
+    for (size_t j = 0; j <= b_count; j++)
+        rows[0][j] = j;
+    for (size_t i = 1; i <= a_count; i++) {
+        size_t *now = rows[i % 3];
+        const size_t *before = rows[(i + 2) % 3], *two_before = rows[(i + 1) % 3];
+        now[0] = i;
+        for (size_t j = 1; j <= b_count; j++) {
+            size_t best = before[j - 1] + (a[i - 1] != b[j - 1]);
+            best = best < before[j] + 1 ? best : before[j] + 1;
+            best = best < now[j - 1] + 1 ? best : now[j - 1] + 1;
+            if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1])
+                best = best < two_before[j - 2] + 1 ? best : two_before[j - 2] + 1;
+            now[j] = best;
+        }
+    }
+    return rows[a_count % 3][b_count];
+}
+
+const char *cli_nearest(const char *name, const void *names, size_t count, size_t stride_bytes)
+{
+    const char *nearest = NULL;
+    size_t nearest_distance = SIZE_MAX;
+    for (size_t i = 0; i < count; i++) {
+        const char *candidate;
+        memcpy(&candidate, (const char *)names + i * stride_bytes, sizeof candidate);
+        size_t distance = args_distance(name, candidate);
+        if (distance < nearest_distance && distance <= 1 + strlen(candidate) / 3) {
+            nearest = candidate;
+            nearest_distance = distance;
+        }
+    }
+    return nearest;
+}
+
+static void args_print_option(const char *name, const char *value, const char *help)
+{
+    char left[48];
+    snprintf(left, sizeof left, "--%s%s%s", name, value ? " " : "", value ? value : "");
+    printf("  %-26s ", left);
+    for (const char *c = help; *c; c++) {
+        putchar(*c);
+        if (*c == '\n')
+            printf("  %-26s ", "");
+    }
+    putchar('\n');
+}
+
+static void args_print_help(const cli_command *command, const cli_option *options, size_t count)
+{
+    printf("sluice %s %s [options]\n\n%s\n", command->name, command->operand, command->summary);
+    if (command->details)
+        printf("\n%s\n", command->details);
+    printf("\noptions:\n");
+    for (size_t i = 0; i < count; i++)
+        args_print_option(options[i].name, options[i].value, options[i].help);
+    args_print_option("help", NULL, "this text");
+}
+
+static int args_number(const cli_command *command, const cli_option *option, const char *value)
+{
+    char *end = NULL;
+    errno = 0;
+    double number = strtod(value, &end);
+    bool whole = option->type != CLI_COUNT || number == floor(number);
+    if (end == value || *end != '\0' || errno == ERANGE || !whole || !(number >= option->min) ||
+        !(number <= option->max))
+        return err_set(ERR_USAGE, "%s: --%s is \"%s\", and must be a %s from %.15g to %.15g",
+                       command->name, option->name, value,
+                       option->type == CLI_COUNT ? "whole number" : "number", option->min,
+                       option->max);
+    if (option->type == CLI_COUNT)
+        *(uint64_t *)option->target = (uint64_t)number;
+    else
+        *(double *)option->target = number;
+    return 0;
+}
+
+static int args_assign(const cli_command *command, const cli_option *option, const char *value)
+{
+    cli_texts *texts = option->target;
+    switch (option->type) {
+    case CLI_FLAG:
+        *(bool *)option->target = true;
+        return 0;
+    case CLI_TEXT:
+        *(const char **)option->target = value;
+        return 0;
+    case CLI_TEXTS:
+        if (texts->count == CLI_TEXTS_MAX)
+            return err_set(ERR_USAGE, "%s: --%s is given more than %d times", command->name,
+                           option->name, CLI_TEXTS_MAX);
+        texts->items[texts->count++] = value;
+        return 0;
+    case CLI_COUNT:
+    case CLI_REAL:
+        return args_number(command, option, value);
+    }
+    return err_set(ERR_INTERNAL, "option --%s has no type", option->name);
+}
+
+static int args_unknown(const cli_command *command, const cli_option *options, size_t count,
+                        const char *argument, const char *name)
+{
+    const char *nearest = cli_nearest(name, options, count, sizeof options[0]);
+    if (nearest)
+        return err_set(ERR_USAGE, "%s: unknown option \"%s\"; nearest is --%s", command->name,
+                       argument, nearest);
+    return err_set(ERR_USAGE, "%s: unknown option \"%s\"; sluice %s --help lists them",
+                   command->name, argument, command->name);
+}
+
+/* Reads the option at argv[*idx] and moves *idx to the last argument that belongs to it. */
+static int args_option(const cli_command *command, const cli_option *options, size_t count,
+                       int argc, char **argv, int *idx)
+{
+    const char *argument = argv[*idx];
+    char name[ARGS_NAME_MAX + 1];
+    const char *equals = strchr(argument, '=');
+    size_t dashes = argument[1] == '-' ? 2 : 1;
+    size_t length = (equals ? (size_t)(equals - argument) : strlen(argument)) - dashes;
+    snprintf(name, sizeof name, "%.*s", (int)(length < sizeof name ? length : sizeof name),
+             argument + dashes);
+
+    const cli_option *found = NULL;
+    for (size_t i = 0; i < count && dashes == 2 && length < sizeof name; i++)
+        if (strcmp(options[i].name, name) == 0)
+            found = &options[i];
+    if (!found)
+        return args_unknown(command, options, count, argument, name);
+    if (found->type == CLI_FLAG) {
+        if (equals)
+            return err_set(ERR_USAGE, "%s: --%s takes no value", command->name, found->name);
+        return args_assign(command, found, NULL);
+    }
+    if (equals)
+        return args_assign(command, found, equals + 1);
+    if (*idx + 1 >= argc)
+        return err_set(ERR_USAGE, "%s: --%s needs a value: --%s %s", command->name, found->name,
+                       found->name, found->value);
+    return args_assign(command, found, argv[++*idx]);
+}
+
+int cli_parse(const cli_command *command, const cli_option *options, size_t option_count, int argc,
+              char **argv, const char **operand)
+{
+    *operand = NULL;
+    /* Help wins over whatever else is wrong with the line. */
+    for (int i = 0; i < argc && strcmp(argv[i], "--") != 0; i++) {
+        if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0) {
+            args_print_help(command, options, option_count);
+            return CLI_HELP_SHOWN;
+        }
+    }
+    bool options_ended = false;
+    for (int i = 0; i < argc; i++) {
+        if (!options_ended && strcmp(argv[i], "--") == 0) {
+            options_ended = true;
+        } else if (!options_ended && argv[i][0] == '-' && argv[i][1] != '\0') {
+            TRY(args_option(command, options, option_count, argc, argv, &i));
+        } else if (*operand) {
+            return err_set(ERR_USAGE, "%s: takes one %s, and was given \"%s\" and \"%s\"",
+                           command->name, command->operand, *operand, argv[i]);
+        } else {
+            *operand = argv[i];
+        }
+    }
+    if (!*operand)
+        return err_set(ERR_USAGE, "%s: %s is missing; sluice %s --help says more", command->name,
+                       command->operand, command->name);
+    return 0;
+}

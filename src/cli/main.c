@@ -1,0 +1,69 @@
+/* sluice: reads the command's name and hands over. See cli.h. */
+#include <signal.h>
+#include <string.h>
+
+#include "cli/cli.h"
+#include "sluice.h"
+
+static const cli_command *const main_commands[] = {
+    &cli_train_command,
+    &cli_plan_command,
+    &cli_generate_command,
+};
+enum { MAIN_COMMAND_COUNT = sizeof main_commands / sizeof main_commands[0] };
+
+static void main_print_help(void)
+{
+    printf("sluice %s: trains transformer models larger than the memory of all devices\n\n",
+           sluice_version());
+    for (size_t i = 0; i < MAIN_COMMAND_COUNT; i++)
+        printf("  sluice %-8s %-4s  %s\n", main_commands[i]->name, main_commands[i]->operand,
+               main_commands[i]->summary);
+    printf("\n  sluice COMMAND --help    options of a command, with units and defaults\n"
+           "  sluice --version\n\n"
+           "exit status: 0 done; 1 failed; 2 wrong usage, configuration or input;\n"
+           "             3 does not fit the budgets; 75 stopped on request, run again to resume\n");
+}
+
+static int main_unknown(const char *name)
+{
+    const char *names[MAIN_COMMAND_COUNT];
+    for (size_t i = 0; i < MAIN_COMMAND_COUNT; i++)
+        names[i] = main_commands[i]->name;
+    const char *nearest = cli_nearest(name, names, MAIN_COMMAND_COUNT, sizeof names[0]);
+    if (nearest)
+        return err_set(ERR_USAGE, "unknown command \"%s\"; nearest is %s", name, nearest);
+    return err_set(ERR_USAGE, "unknown command \"%s\"; sluice help lists them", name);
+}
+
+static int main_dispatch(int argc, char **argv)
+{
+    if (argc < 2)
+        return err_set(ERR_USAGE, "a command is missing; sluice help lists them");
+    const char *name = argv[1];
+    if (strcmp(name, "--version") == 0 || strcmp(name, "version") == 0) {
+        printf("sluice %s\n", sluice_version());
+        return 0;
+    }
+    bool asks_help = strcmp(name, "help") == 0;
+    if (strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0 || (asks_help && argc == 2)) {
+        main_print_help();
+        return 0;
+    }
+    const char *wanted = asks_help ? argv[2] : name;
+    char help_option[] = "--help";
+    char *help_argv[] = {help_option, NULL};
+    for (size_t i = 0; i < MAIN_COMMAND_COUNT; i++) {
+        if (strcmp(main_commands[i]->name, wanted) != 0)
+            continue;
+        return asks_help ? main_commands[i]->run(1, help_argv)
+                         : main_commands[i]->run(argc - 2, argv + 2);
+    }
+    return main_unknown(wanted);
+}
+
+int main(int argc, char **argv)
+{
+    signal(SIGPIPE, SIG_IGN); /* a reader of our lines that goes away must not end a run */
+    return cli_finish(main_dispatch(argc, argv));
+}

@@ -1,0 +1,205 @@
+/* The command line's parts: options, suggestions, exit statuses, the line of a step. */
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "cli/cli.h"
+
+static const cli_command command = {.name = "train", .operand = "JOB", .summary = "trains"};
+
+struct values {
+    bool fresh;
+    const char *prompt;
+    uint64_t tokens;
+    double temperature;
+    cli_texts set;
+    const char *operand;
+};
+
+/* Parses `line`, a NULL-ended list. */
+static int parse(struct values *out, const char *const *line)
+{
+    memset(out, 0, sizeof *out);
+    out->tokens = 7;
+    const cli_option options[] = {
+        {.name = "fresh", .type = CLI_FLAG, .help = "h", .target = &out->fresh},
+        {.name = "prompt", .type = CLI_TEXT, .value = "TEXT", .help = "h", .target = &out->prompt},
+        {.name = "tokens",
+         .type = CLI_COUNT,
+         .value = "N",
+         .help = "h",
+         .min = 1,
+         .max = 100,
+         .target = &out->tokens},
+        {.name = "temperature",
+         .type = CLI_REAL,
+         .value = "X",
+         .help = "h",
+         .min = 0,
+         .max = 10,
+         .target = &out->temperature},
+        {.name = "set", .type = CLI_TEXTS, .value = "K=V", .help = "h", .target = &out->set},
+    };
+    char *argv[32];
+    int argc = 0;
+    for (; line[argc]; argc++)
+        argv[argc] = (char *)(uintptr_t)line[argc];
+    return cli_parse(&command, options, sizeof options / sizeof options[0], argc, argv,
+                     &out->operand);
+}
+
+#define PARSE(out, ...) parse(out, (const char *const[]){__VA_ARGS__, NULL})
+
+static void options_are_read(void **state)
+{
+    (void)state;
+    struct values got;
+    assert_int_equal(PARSE(&got, "job.json", "--fresh", "--set", "a.b=1", "--set=c=d e", "--tokens",
+                           "100", "--temperature=0.5", "--prompt", "--set"),
+                     0);
+    assert_string_equal(got.operand, "job.json");
+    assert_true(got.fresh);
+    assert_int_equal(got.set.count, 2);
+    assert_string_equal(got.set.items[0], "a.b=1");
+    assert_string_equal(got.set.items[1], "c=d e");
+    assert_int_equal(got.tokens, 100);
+    assert_true(got.temperature == 0.5);
+    assert_string_equal(got.prompt, "--set");
+
+    assert_int_equal(PARSE(&got, "-"), 0); /* standard input is an operand */
+    assert_string_equal(got.operand, "-");
+    assert_int_equal(got.tokens, 7);
+    assert_int_equal(PARSE(&got, "--", "--fresh"), 0);
+    assert_string_equal(got.operand, "--fresh");
+    assert_false(got.fresh);
+}
+
+static void wrong_lines_are_refused(void **state)
+{
+    (void)state;
+    struct values got;
+    assert_int_equal(PARSE(&got, "job", "--frehs"), ERR_USAGE);
+    assert_non_null(strstr(err_text(), "\"--frehs\"; nearest is --fresh"));
+    assert_int_equal(PARSE(&got, "job", "-fresh"), ERR_USAGE);
+    assert_non_null(strstr(err_text(), "nearest is --fresh"));
+    assert_int_equal(PARSE(&got, "job", "--zzzzzzzz"), ERR_USAGE);
+    assert_non_null(strstr(err_text(), "sluice train --help"));
+    assert_int_equal(PARSE(&got, "job", "--a-name-that-is-longer-than-all-that-we-have-here=1"),
+                     ERR_USAGE);
+    assert_int_equal(PARSE(&got, "--fresh"), ERR_USAGE);
+    assert_non_null(strstr(err_text(), "JOB is missing"));
+    assert_int_equal(PARSE(&got, "one", "two"), ERR_USAGE);
+    assert_non_null(strstr(err_text(), "\"one\" and \"two\""));
+    assert_int_equal(PARSE(&got, "job", "--set"), ERR_USAGE);
+    assert_non_null(strstr(err_text(), "--set needs a value"));
+    assert_int_equal(PARSE(&got, "job", "--fresh=yes"), ERR_USAGE);
+    assert_int_equal(PARSE(&got, "job", "-"), ERR_USAGE);
+
+    static const char *const numbers[] = {"0", "101", "1.5", "ten", "", "1e999", "nan", "5x"};
+    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
+        assert_int_equal(PARSE(&got, "job", "--tokens", numbers[i]), ERR_USAGE);
+        assert_non_null(strstr(err_text(), "whole number from 1 to 100"));
+    }
+}
+
+static void too_many_texts(void **state)
+{
+    (void)state;
+    static char set[] = "--set=a=1";
+    char *argv[CLI_TEXTS_MAX + 2];
+    cli_texts texts = {.count = 0};
+    const cli_option option = {
+        .name = "set", .type = CLI_TEXTS, .value = "K=V", .help = "h", .target = &texts};
+    const char *operand;
+    for (int i = 0; i < CLI_TEXTS_MAX + 1; i++)
+        argv[i] = set;
+    argv[CLI_TEXTS_MAX + 1] = NULL;
+    assert_int_equal(cli_parse(&command, &option, 1, CLI_TEXTS_MAX + 1, argv, &operand), ERR_USAGE);
+    assert_int_equal(texts.count, CLI_TEXTS_MAX);
+}
+
+static void nearest_names(void **state)
+{
+    (void)state;
+    static const char *const names[] = {"train", "plan", "generate"};
+    assert_string_equal(cli_nearest("trian", names, 3, sizeof names[0]), "train");
+    assert_string_equal(cli_nearest("plna", names, 3, sizeof names[0]), "plan");
+    assert_string_equal(cli_nearest("genrate", names, 3, sizeof names[0]), "generate");
+    assert_null(cli_nearest("frobnicate", names, 3, sizeof names[0]));
+    assert_null(cli_nearest("", names, 3, sizeof names[0]));
+}
+
+static void exit_statuses(void **state)
+{
+    (void)state;
+    assert_int_equal(cli_exit_code(0), 0);
+    assert_int_equal(cli_exit_code(3), 0);
+    assert_int_equal(cli_exit_code(ERR_USAGE), 2);
+    assert_int_equal(cli_exit_code(ERR_CONFIG), 2);
+    assert_int_equal(cli_exit_code(ERR_INPUT), 2);
+    assert_int_equal(cli_exit_code(ERR_NO_FIT), 3);
+    assert_int_equal(cli_exit_code(ERR_STOPPED), 75);
+    static const int others[] = {ERR_POISONED, ERR_CORRUPT, ERR_BACKEND, ERR_INTERNAL,
+                                 -ENOSPC,      -EIO,        -ENOMEM};
+    for (size_t i = 0; i < sizeof others / sizeof others[0]; i++)
+        assert_int_equal(cli_exit_code(others[i]), 1);
+}
+
+static void durations(void **state)
+{
+    (void)state;
+    char text[CLI_DURATION_BYTES];
+    assert_string_equal(cli_duration(0, text), "0s");
+    assert_string_equal(cli_duration(59.5, text), "1m 00s");
+    assert_string_equal(cli_duration(200, text), "3m 20s");
+    assert_string_equal(cli_duration(7500, text), "2h 05m");
+    assert_string_equal(cli_duration(273600, text), "3d 04h");
+    assert_string_equal(cli_duration(-1, text), "?");
+    assert_string_equal(cli_duration(1e300, text), "?");
+}
+
+static void step_lines(void **state)
+{
+    (void)state;
+    cli_step step = {
+        .step = 3,
+        .steps = 400,
+        .loss = 2.10434,
+        .tokens_per_second = 8123.4,
+        .stall_share = 0.031,
+        .seconds_left = 100,
+        .lanes = {{"read", 1.204}, {"write", 0.6}},
+        .lane_count = 2,
+    };
+    char text[CLI_LINE_BYTES];
+    assert_string_equal(cli_step_text(&step, text, sizeof text),
+                        "step 3/400  loss 2.1043  8123 tokens/s  GB/s read 1.20 write 0.60"
+                        "  stall 3%  left 1m 40s");
+    step.seconds_left = -1;
+    step.lane_count = 0;
+    step.skipped = true;
+    assert_string_equal(cli_step_text(&step, text, sizeof text),
+                        "step 3/400  loss 2.1043  8123 tokens/s  stall 3%  (update skipped)");
+    for (size_t bytes = 1; bytes < 60; bytes++) { /* cut, never overrun */
+        memset(text, 'x', sizeof text);
+        cli_step_text(&step, text, bytes);
+        assert_int_equal(strlen(text), bytes - 1);
+        assert_int_equal(text[bytes], 'x');
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(options_are_read), cmocka_unit_test(wrong_lines_are_refused),
+        cmocka_unit_test(too_many_texts),   cmocka_unit_test(nearest_names),
+        cmocka_unit_test(exit_statuses),    cmocka_unit_test(durations),
+        cmocka_unit_test(step_lines),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
