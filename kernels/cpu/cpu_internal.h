@@ -1,8 +1,10 @@
 /* What the files of the CPU backend share. The ops table is filled in cpu.c; each group of ops has
  * its own file:
  *   cpu.c        context, table, description
- *   matmul.c     oneDNN products (API 2 and 3), with fp32 stand-ins where the CPU has no bf16
- *   attention.c  block-wise causal attention over oneDNN products
+ *   product.c    one oneDNN matrix product (API 2 and 3), executable by several threads at a time
+ *   matmul.c     the ops table's products, with fp32 stand-ins where the CPU has no bf16
+ *   attention.c, attention_backward.c  block-wise causal attention over single-thread products;
+ *                their softmax rows are attention_rows_body.h, compiled once per instruction set
  *   rows.c       dispatch to rows_body.h: norms, embedding, rope, activations, add, bias,
  *                cross-entropy, convert; compiled once per instruction set
  *   adam.c       dispatch to adam_body.h: Adam, working copies, gradient close; once per
@@ -24,15 +26,37 @@ struct kernel_context {
     const struct rows_table *rows;
     const struct adam_variant *adam; /* chosen by config.adam_variant */
     void *engine, *stream;           /* dnnl_engine_t, dnnl_stream_t */
+    void **worker_streams;           /* [thread_count] dnnl_stream_t, one per thread of a region */
     bool has_bf16_products;          /* oneDNN makes a bf16 matmul here */
     char description[256];
 };
 
 enum cpui_isa cpui_best_isa(void); /* cpu.c, by __builtin_cpu_supports */
 
-/* matmul.c: engine and stream of a context, then the products. */
+/* product.c: engine and streams of a context; reads thread_count, sets has_bf16_products. */
 int cpui_engine_create(kernel_context *context) MUST_CHECK;
 void cpui_engine_destroy(kernel_context *context);
+const char *cpui_engine_version(void); /* "oneDNN 2.6.3"; static storage */
+
+/* One oneDNN product. desc is as for matmul, but fp16 is refused and bf16 needs has_bf16_products;
+ * `threads` is the number of threads that one execution uses (1, or the context's count), `slots` how
+ * many executions may run at the same time, each with its own slot number and scratch. The bits of a
+ * product depend on desc and `threads`. ERR_BACKEND where oneDNN refuses or offers only its unusably
+ * slow reference loop. */
+typedef struct cpui_product cpui_product;
+int cpui_product_create(kernel_context *context, const matmul_desc *desc, int threads, int slots,
+                        cpui_product **product) MUST_CHECK;
+void cpui_product_destroy(cpui_product *product); /* NULL is allowed */
+size_t cpui_product_scratch_bytes(const cpui_product *product);
+/* Returns a dnnl_status_t, 0 on success, and sets no error: it may be called by a worker thread.
+ * The calling thread's OpenMP thread count must be `threads`. scratch is aligned to 64 bytes. */
+int cpui_product_run(const cpui_product *product, int slot, const void *a, const void *b,
+                     const void *bias, void *c, void *scratch);
+/* Turns such a status into ERR_BACKEND with the product's shape. */
+int cpui_product_failed(const cpui_product *product, int status);
+
+/* matmul.c */
+int cpui_matmul_check(const matmul_desc *desc) MUST_CHECK; /* ERR_BACKEND for impossible shapes */
 int cpui_matmul_create(kernel_context *context, const matmul_desc *desc, kernel_matmul **product)
     MUST_CHECK;
 void cpui_matmul_destroy(kernel_matmul *product);

@@ -1,0 +1,350 @@
+/* Causal attention, block by block: create, scratch sizes and the forward pass.
+ *
+ * The forward pass is the online softmax (Milakov and Gimelshein 2018; Dao et al., FlashAttention,
+ * 2022): for each block of query rows, over its key blocks: S = Q K^T, P = exp(S - running maximum),
+ * O = O * correction + P V. One task is one query block of one head; OpenMP threads take tasks in any
+ * order and each task runs oneDNN products on its own thread only, so neither the threads nor their
+ * timing touch a bit.
+ *
+ * All primitives and memory objects are made in create, for thread_count threads. A pass allocates
+ * nothing; its scratch is thread_count times one worker's parts, linear in T. */
+#include <errno.h>
+#include <math.h>
+#include <omp.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "base/size.h"
+#include "kernels/cpu/attention_internal.h"
+
+enum {
+    /* Query rows of a block by T: short sequences lose more on the diagonal, long ones gain from
+     * larger products. Key rows: scores of a block stay in a 1 MiB second-level cache. */
+    QUERY_ROWS_SHORT = 64,
+    QUERY_ROWS_LONG = 128,
+    LONG_TOKENS = 1024,
+    KEY_ROWS = 512,
+    HEAD_DIM_MAX = 256,
+};
+
+const attention_rows *cpui_attention_rows(enum cpui_isa isa)
+{
+#if defined(__x86_64__)
+    if (isa == CPUI_ISA_AVX512)
+        return &cpui_attention_rows_avx512;
+    if (isa == CPUI_ISA_AVX2)
+        return &cpui_attention_rows_avx2;
+#endif
+    (void)isa;
+    return &cpui_attention_rows_base;
+}
+
+/* ---- create ---- */
+
+static int desc_check(const attention_desc *desc)
+{
+    uint64_t bytes;
+    if (desc->batch == 0 || desc->tokens == 0 || desc->heads == 0 || desc->kv_heads == 0 ||
+        desc->head_dim == 0 || desc->head_dim > HEAD_DIM_MAX || desc->heads % desc->kv_heads != 0 ||
+        desc->qkv_stride / desc->head_dim < desc->heads)
+        return err_set(ERR_BACKEND,
+                       "attention B=%llu T=%llu H=%llu G=%llu D=%llu stride=%llu: every dimension "
+                       "must be positive, D at most %d, H a multiple of G, stride at least H*D",
+                       (unsigned long long)desc->batch, (unsigned long long)desc->tokens,
+                       (unsigned long long)desc->heads, (unsigned long long)desc->kv_heads,
+                       (unsigned long long)desc->head_dim, (unsigned long long)desc->qkv_stride,
+                       HEAD_DIM_MAX);
+    TRY(size_mul(desc->batch, desc->tokens, &bytes));
+    TRY(size_mul(bytes, desc->qkv_stride, &bytes));
+    TRY(size_mul(bytes, 8, &bytes));
+    return 0;
+}
+
+/* The product of one kind over r query rows and c key rows. */
+static matmul_desc product_desc(const kernel_attention *attention, enum block_product kind,
+                                uint64_t r, uint64_t c)
+{
+    const attention_desc *desc = &attention->desc;
+    uint64_t dim = desc->head_dim;
+    bool widened = attention->product_type != desc->type;
+    uint64_t qkv_stride = widened ? dim : desc->qkv_stride;
+    uint64_t grad_stride = widened ? dim : desc->heads * dim;
+    uint64_t prob_stride = attention->score_stride * 4 / dtype_bytes(attention->product_type);
+    matmul_desc product = {.n = dim,
+                           .c_stride = attention->head_stride,
+                           .accumulate = true,
+                           .ab_type = attention->product_type,
+                           .c_type = DTYPE_FP32};
+    product.a_transposed = kind == PRODUCT_KEY_GRAD || kind == PRODUCT_VALUE_GRAD;
+    product.m = product.a_transposed ? c : r;
+    product.k = product.a_transposed ? r : c;
+    product.a_stride = prob_stride;
+    product.b_stride = kind == PRODUCT_VALUE_GRAD ? grad_stride : qkv_stride;
+    if (kind == PRODUCT_SCORES || kind == PRODUCT_PROB_GRAD) {
+        product.n = c;
+        product.k = dim;
+        product.a_stride = kind == PRODUCT_SCORES ? qkv_stride : grad_stride;
+        product.b_transposed = true;
+        product.c_stride = attention->score_stride;
+        product.accumulate = false;
+    }
+    return product;
+}
+
+static int shape_create(kernel_attention *attention, uint64_t rows, uint64_t cols)
+{
+    if (cpui_attention_shape(attention, rows, cols))
+        return 0;
+    block_shape *shape = &attention->shapes[attention->shape_count++];
+    shape->rows = rows;
+    shape->cols = cols;
+    for (int kind = 0; kind < PRODUCT_COUNT; kind++) {
+        matmul_desc desc = product_desc(attention, (enum block_product)kind, rows, cols);
+        TRY(cpui_product_create(attention->context, &desc, 1, attention->context->thread_count,
+                                &shape->products[kind]));
+        attention->product_scratch_bytes = size_max(
+            attention->product_scratch_bytes, cpui_product_scratch_bytes(shape->products[kind]));
+    }
+    return 0;
+}
+
+/* Every shape that the loops visit: full key blocks, and the last key block of each query block. */
+static int shapes_create(kernel_attention *attention)
+{
+    uint64_t shapes_max = attention->key_rows / attention->query_rows + 3;
+    attention->shapes = mem_alloc(shapes_max, sizeof *attention->shapes, "attention shapes");
+    if (!attention->shapes)
+        return -ENOMEM;
+    for (uint64_t block = 0; block < attention->query_block_count; block++) {
+        uint64_t rows = attention_block_rows(attention, block);
+        uint64_t keys = block * attention->query_rows + rows;
+        uint64_t last =
+            keys % attention->key_rows ? keys % attention->key_rows : attention->key_rows;
+        TRY(shape_create(attention, rows, last));
+        if (keys > attention->key_rows)
+            TRY(shape_create(attention, rows, attention->key_rows));
+    }
+    return 0;
+}
+
+int cpui_attention_create(kernel_context *context, const attention_desc *desc,
+                          kernel_attention **out)
+{
+    *out = NULL;
+    TRY(desc_check(desc));
+    kernel_attention *attention = mem_alloc(1, sizeof *attention, "attention");
+    if (!attention)
+        return -ENOMEM;
+    attention->context = context;
+    attention->desc = *desc;
+    attention->rows = cpui_attention_rows(context->isa);
+    attention->product_type =
+        desc->type == DTYPE_BF16 && context->has_bf16_products ? DTYPE_BF16 : DTYPE_FP32;
+    uint64_t query_rows = desc->tokens >= LONG_TOKENS ? QUERY_ROWS_LONG : QUERY_ROWS_SHORT;
+    attention->query_rows = query_rows;
+    attention->key_rows = KEY_ROWS;
+    attention->query_block_count = size_div_up(desc->tokens, query_rows);
+    /* One vector more than the columns: rows at a power-of-two distance fall into few cache sets. */
+    attention->score_stride =
+        size_round_up(size_min(KEY_ROWS, desc->tokens), ATTENTION_LANES_MAX) + ATTENTION_LANES_MAX;
+    attention->head_stride = size_round_up(desc->head_dim, ATTENTION_LANES_MAX);
+    int rc = shapes_create(attention);
+    if (rc < 0) {
+        cpui_attention_destroy(attention);
+        return err_prefix(rc, "attention T=%llu D=%llu", (unsigned long long)desc->tokens,
+                          (unsigned long long)desc->head_dim);
+    }
+    attention_worker counted;
+    attention->forward_bytes = cpui_attention_worker_layout(attention, false, NULL, &counted);
+    attention->backward_bytes = cpui_attention_worker_layout(attention, true, NULL, &counted);
+    *out = attention;
+    return 0;
+}
+
+void cpui_attention_destroy(kernel_attention *attention)
+{
+    if (!attention)
+        return;
+    for (size_t i = 0; i < attention->shape_count; i++)
+        for (int kind = 0; kind < PRODUCT_COUNT; kind++)
+            cpui_product_destroy(attention->shapes[i].products[kind]);
+    mem_free(attention->shapes);
+    mem_free(attention);
+}
+
+size_t cpui_attention_forward_scratch_bytes(const kernel_attention *attention)
+{
+    return attention->forward_bytes * (size_t)attention->context->thread_count;
+}
+
+size_t cpui_attention_backward_scratch_bytes(const kernel_attention *attention)
+{
+    return attention->backward_bytes * (size_t)attention->context->thread_count;
+}
+
+/* ---- shared by the passes ---- */
+
+/* The next part of `elems` floats; NULL while only counting. */
+static float *take(char *base, size_t *offset, uint64_t elems)
+{
+    float *part = base ? (float *)(base + *offset) : NULL;
+    *offset += size_round_up(4 * elems, 64);
+    return part;
+}
+
+size_t cpui_attention_worker_layout(const kernel_attention *attention, bool backward, char *base,
+                                    attention_worker *worker)
+{
+    uint64_t rows = size_min(attention->query_rows, attention->desc.tokens);
+    uint64_t keys = size_min(attention->key_rows, attention->desc.tokens);
+    uint64_t dim = attention->desc.head_dim;
+    size_t offset = 0;
+    *worker = (attention_worker){0};
+    worker->scores = take(base, &offset, rows * attention->score_stride);
+    worker->output = take(base, &offset, rows * attention->head_stride);
+    worker->row_max = take(base, &offset, rows);
+    worker->row_sum = take(base, &offset, rows);
+    if (backward) {
+        worker->prob_grads = take(base, &offset, rows * attention->score_stride);
+        worker->key_grads = take(base, &offset, attention->desc.tokens * attention->head_stride);
+        worker->value_grads = take(base, &offset, attention->desc.tokens * attention->head_stride);
+    }
+    if (attention->product_type != attention->desc.type) {
+        worker->wide_q = take(base, &offset, rows * dim);
+        worker->wide_k = take(base, &offset, keys * dim);
+        worker->wide_v = take(base, &offset, keys * dim);
+        if (backward)
+            worker->wide_output_grad = take(base, &offset, rows * dim);
+    }
+    worker->product_scratch = base ? base + offset : NULL;
+    return offset + size_round_up(attention->product_scratch_bytes, 64);
+}
+
+const block_shape *cpui_attention_shape(const kernel_attention *attention, uint64_t rows,
+                                        uint64_t cols)
+{
+    for (size_t i = 0; i < attention->shape_count; i++)
+        if (attention->shapes[i].rows == rows && attention->shapes[i].cols == cols)
+            return &attention->shapes[i];
+    return NULL;
+}
+
+void cpui_attention_product(attention_worker *worker, const block_shape *shape,
+                            enum block_product kind, const void *a, const void *b, void *c)
+{
+    if (worker->status != 0)
+        return;
+    worker->status = cpui_product_run(shape->products[kind], worker->slot, a, b, NULL, c,
+                                      worker->product_scratch);
+    if (worker->status != 0)
+        worker->culprit = shape->products[kind];
+}
+
+const void *cpui_attention_operand(const kernel_attention *attention, const void *source,
+                                   uint64_t first, uint64_t row_stride, uint64_t rows, float *wide)
+{
+    if (attention->product_type == attention->desc.type)
+        return attention_at(attention, source, first);
+    uint64_t dim = attention->desc.head_dim;
+    for (uint64_t row = 0; row < rows; row++)
+        attention->rows->widen(attention_at(attention, source, first + row * row_stride),
+                               attention->desc.type, wide + row * dim, dim);
+    return wide;
+}
+
+/* ---- forward ---- */
+
+struct forward_args {
+    const void *q, *k, *v;
+    void *output;
+    float *lse;
+};
+
+/* Rounds the finished rows of a query block into the caller's output and lse. */
+static void finish_rows(const kernel_attention *attention, const struct forward_args *args,
+                        const attention_worker *worker, uint64_t batch, uint64_t head,
+                        uint64_t first_row, uint64_t rows)
+{
+    const attention_desc *desc = &attention->desc;
+    float *lse = args->lse + (batch * desc->heads + head) * desc->tokens + first_row;
+    for (uint64_t row = 0; row < rows; row++) {
+        uint64_t position = batch * desc->tokens + first_row + row;
+        uint64_t elem = (position * desc->heads + head) * desc->head_dim;
+        float sum = worker->row_sum[row];
+        attention->rows->store(worker->output + row * attention->head_stride, 1.0f / sum,
+                               (void *)attention_at(attention, args->output, elem), desc->type,
+                               desc->head_dim);
+        lse[row] = worker->row_max[row] + logf(sum);
+    }
+}
+
+static void forward_task(const kernel_attention *attention, const struct forward_args *args,
+                         attention_worker *worker, uint64_t batch, uint64_t head,
+                         uint64_t query_block)
+{
+    const attention_desc *desc = &attention->desc;
+    uint64_t rows = attention_block_rows(attention, query_block);
+    uint64_t first_row = query_block * attention->query_rows, keys = first_row + rows;
+    uint64_t batch_first = batch * desc->tokens * desc->qkv_stride;
+    uint64_t kv_first = batch_first + head / (desc->heads / desc->kv_heads) * desc->head_dim;
+    const void *q = cpui_attention_operand(
+        attention, args->q, batch_first + first_row * desc->qkv_stride + head * desc->head_dim,
+        desc->qkv_stride, rows, worker->wide_q);
+    softmax_state state = {worker->row_max, worker->row_sum, worker->output,
+                           attention->head_stride};
+    for (uint64_t row = 0; row < rows; row++) {
+        worker->row_max[row] = -INFINITY;
+        worker->row_sum[row] = 0.0f;
+    }
+    memset(worker->output, 0, rows * attention->head_stride * sizeof *worker->output);
+    for (uint64_t key = 0; key < keys; key += attention->key_rows) {
+        uint64_t cols = size_min(attention->key_rows, keys - key);
+        uint64_t elem = kv_first + key * desc->qkv_stride;
+        const block_shape *shape = cpui_attention_shape(attention, rows, cols);
+        const void *k = cpui_attention_operand(attention, args->k, elem, desc->qkv_stride, cols,
+                                               worker->wide_k);
+        cpui_attention_product(worker, shape, PRODUCT_SCORES, q, k, worker->scores);
+        score_block block = {
+            rows,        cols,           attention->score_stride, first_row - key + 1,
+            desc->scale, worker->scores, attention->product_type, desc->type};
+        attention->rows->softmax(&block, &state);
+        const void *v = cpui_attention_operand(attention, args->v, elem, desc->qkv_stride, cols,
+                                               worker->wide_v);
+        cpui_attention_product(worker, shape, PRODUCT_OUTPUT, worker->scores, v, worker->output);
+    }
+    finish_rows(attention, args, worker, batch, head, first_row, rows);
+}
+
+int cpui_attention_forward(kernel_attention *attention, void *stream, const void *q, const void *k,
+                           const void *v, void *output, float *lse, void *scratch)
+{
+    (void)stream;
+    const attention_desc *desc = &attention->desc;
+    struct forward_args args = {q, k, v, output, lse};
+    uint64_t blocks = attention->query_block_count;
+    uint64_t task_count = desc->batch * desc->heads * blocks;
+    int thread_count = attention->context->thread_count;
+    attention_fault fault = {0};
+    omp_set_num_threads(thread_count);
+#pragma omp parallel num_threads(thread_count)
+    {
+        attention_worker worker;
+        int slot = omp_get_thread_num();
+        cpui_attention_worker_layout(
+            attention, false, (char *)scratch + (size_t)slot * attention->forward_bytes, &worker);
+        worker.slot = slot;
+        omp_set_num_threads(1); /* of this thread's products, until the region ends */
+        /* The longest blocks of a head first: the last tasks to finish are short. */
+#pragma omp for schedule(dynamic, 1)
+        for (uint64_t task = 0; task < task_count; task++) {
+            uint64_t head = task / blocks;
+            forward_task(attention, &args, &worker, head / desc->heads, head % desc->heads,
+                         blocks - 1 - task % blocks);
+        }
+        if (worker.status != 0)
+#pragma omp critical(attention_fault)
+            fault = (attention_fault){worker.status, worker.culprit};
+    }
+    omp_set_num_threads(thread_count);
+    return fault.status == 0 ? 0 : cpui_product_failed(fault.culprit, fault.status);
+}

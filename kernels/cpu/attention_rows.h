@@ -1,0 +1,79 @@
+/* The row work of attention between its products: softmax of a block of scores and its gradient, in
+ * fp32, with an exponential of our own. attention_rows_body.h is the one loop body; it is compiled
+ * once per instruction set (attention_rows_base.c, _avx2.c, _avx512.c) into a table each.
+ *
+ * Pure functions on the calling thread's scratch; no allocation. A table's results depend on its
+ * arguments alone; the tables agree with each other within rounding, not to the bit. */
+#ifndef SLUICE_KERNELS_ATTENTION_ROWS_H
+#define SLUICE_KERNELS_ATTENTION_ROWS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/dtype.h"
+#include "kernels/cpu/cpu_internal.h"
+
+/* Rows of blocks start at multiples of this many floats: whole vectors may be read and written. */
+enum { ATTENTION_LANES_MAX = 16 };
+
+/* A block of scores, replaced in place by probabilities for the next product.
+ *
+ *   scores  [rows, stride] fp32 -> [rows, 2*stride] bf16 or [rows, stride] fp32: element c of a row
+ *           lies at the row's first byte + c * dtype_bytes(store_type), so a store never overtakes
+ *           the loads.
+ * Row r sees the columns below min(cols, first_valid + r), at least one; the others become 0. */
+struct score_block {
+    uint64_t rows, cols, stride; /* stride in floats, a multiple of ATTENTION_LANES_MAX, >= cols */
+    uint64_t first_valid;        /* > 0 */
+    float scale;
+    float *scores;
+    enum dtype store_type; /* fp32 or bf16: what the products take */
+    enum dtype round_type; /* values are rounded to this type, also where they are stored as fp32 */
+};
+typedef struct score_block score_block;
+
+/* The running state of a block of query rows over its key blocks. */
+struct softmax_state {
+    float *row_max;         /* [rows] largest scaled score so far; -inf before the first block */
+    float *row_sum;         /* [rows] sum of exp(score - row_max) so far; 0 before */
+    float *output;          /* [rows, output_stride] fp32, scaled down as row_max grows */
+    uint64_t output_stride; /* a multiple of ATTENTION_LANES_MAX, >= head_dim */
+};
+typedef struct softmax_state softmax_state;
+
+struct attention_rows {
+    const char *name;
+
+    /* scores -> exp(scale * score - row_max), with the state brought up to date. */
+    void (*softmax)(const score_block *block, const softmax_state *state);
+
+    /* scores -> P = exp(scale * score - lse[r]); prob_grads (same layout) -> P * (prob_grad -
+     * delta[r]) * scale. */
+    void (*softmax_grad)(const score_block *block, float *prob_grads, const float *lse,
+                         const float *delta);
+
+    /* target[i] = source[i] * factor, rounded to type. */
+    void (*store)(const float *source, float factor, void *target, enum dtype type, uint64_t count);
+
+    /* target[i] = source[i] as fp32. */
+    void (*widen)(const void *source, enum dtype type, float *target, uint64_t count);
+
+    /* Sum of a[i] * b[i] in fp32, in a fixed order. */
+    float (*dot)(const void *a, const void *b, enum dtype type, uint64_t count);
+
+    /* target[i] = e^source[i]: within 2 units in the last place from -87.3 to 88, 0 below -87.7; the
+     * arguments are clamped to [-88, 88]; NaN stays NaN. For tests. */
+    void (*exponential)(const float *source, float *target, uint64_t count);
+};
+typedef struct attention_rows attention_rows;
+
+extern const attention_rows cpui_attention_rows_base;
+#if defined(__x86_64__)
+extern const attention_rows cpui_attention_rows_avx2;
+extern const attention_rows cpui_attention_rows_avx512;
+#endif
+
+/* The table for an instruction set; the base table where it is not built. attention.c */
+const attention_rows *cpui_attention_rows(enum cpui_isa isa);
+
+#endif

@@ -1,0 +1,4 @@
+/* attention_rows_body.h for the base instruction set. */
+#define ATTENTION_ROWS_TABLE cpui_attention_rows_base
+#define ATTENTION_ROWS_NAME  "base"
+#include "kernels/cpu/attention_rows_body.h"

@@ -1,0 +1,212 @@
+/* The loop body of attention_rows.h. The including file defines ATTENTION_ROWS_TABLE (the table's
+ * name) and ATTENTION_ROWS_NAME (its text) and is compiled with its instruction set's flags.
+ *
+ * exp(x): x = n ln 2 + r with |r| <= ln 2 / 2; e^r = 1 + r + r^2 q(r) with q of degree 4, fitted by
+ * Remez exchange to a relative error of 3.1e-9 (0.05 units in the last place); 2^n is put together in
+ * the exponent. Adding EXP_SHIFT = 1.5 * 2^23 + 127 rounds to an integer and leaves n + 127 in the
+ * low bits. */
+#include <math.h>
+
+#include "kernels/cpu/attention_lanes.h"
+#include "kernels/cpu/attention_rows.h"
+
+#define EXP_SHIFT  12583039.0f
+#define EXP_LOG2E  0x1.715476p+0f
+#define EXP_LN2_HI 0x1.62e4p-1f /* 15 bits: n * EXP_LN2_HI is exact */
+#define EXP_LN2_LO 0x1.7f7d1cp-20f
+#define EXP_CLAMP  88.0f
+
+static inline lanes exp_lanes(lanes x)
+{
+    x = lanes_max(lanes_set(-EXP_CLAMP), x);
+    x = lanes_min(lanes_set(EXP_CLAMP), x);
+    lanes shifted = lanes_fma(x, lanes_set(EXP_LOG2E), lanes_set(EXP_SHIFT));
+    lanes n = shifted - lanes_set(EXP_SHIFT);
+    lanes r = lanes_fma(n, lanes_set(-EXP_LN2_HI), x);
+    r = lanes_fma(n, lanes_set(-EXP_LN2_LO), r);
+    lanes q = lanes_set(0x1.6a23dp-10f);
+    q = lanes_fma(q, r, lanes_set(0x1.123a2p-7f));
+    q = lanes_fma(q, r, lanes_set(0x1.5558f2p-5f));
+    q = lanes_fma(q, r, lanes_set(0x1.555492p-3f));
+    q = lanes_fma(q, r, lanes_set(0x1.fffffcp-2f));
+    lanes power = lanes_fma(r * r, q, r) + lanes_set(1.0f);
+    return power * lanes_exponent(shifted);
+}
+
+/* Columns that row `row` sees. */
+static inline uint64_t valid_cols(const score_block *block, uint64_t row)
+{
+    uint64_t valid = block->first_valid + row;
+    return valid < block->cols ? valid : block->cols;
+}
+
+/* Stores the vector of columns [col, col + LANES) of a row in the block's type. */
+static inline void store_lanes(const score_block *block, void *row, uint64_t col, lanes values)
+{
+    if (block->store_type == DTYPE_BF16) {
+        lanes_store_bf16((uint16_t *)row + col, values);
+    } else if (block->round_type == DTYPE_BF16) {
+        lanes_store((float *)row + col, lanes_round_bf16(values));
+    } else {
+        float *target = (float *)row + col;
+        lanes_store(target, values);
+        if (block->round_type == DTYPE_FP16)
+            for (int i = 0; i < LANES; i++)
+                target[i] = fp32_from_fp16(fp16_from_fp32(target[i]));
+    }
+}
+
+/* Zeroes from column `col` (a multiple of LANES) to the block's end. */
+static inline void clear_tail(const score_block *block, void *row, uint64_t col)
+{
+    size_t elem_bytes = dtype_bytes(block->store_type);
+    if (col < block->cols)
+        memset((char *)row + col * elem_bytes, 0, (block->cols - col) * elem_bytes);
+}
+
+static inline uint64_t lanes_at(uint64_t valid, uint64_t col)
+{
+    return valid - col < LANES ? valid - col : LANES;
+}
+
+static float row_largest(const float *row, uint64_t valid, float scale)
+{
+    lanes factor = lanes_set(scale), lowest = lanes_set(-INFINITY), largest = lowest;
+    uint64_t col = 0;
+    for (; col + LANES <= valid; col += LANES)
+        largest = lanes_max(lanes_load(row + col) * factor, largest);
+    if (col < valid)
+        largest =
+            lanes_max(lanes_first(lanes_load(row + col) * factor, valid - col, lowest), largest);
+    return lanes_largest(largest);
+}
+
+static float one_exp(float x)
+{
+    float values[LANES];
+    lanes_store(values, exp_lanes(lanes_set(x)));
+    return values[0];
+}
+
+static void softmax(const score_block *block, const softmax_state *state)
+{
+    lanes scale = lanes_set(block->scale), zero = lanes_set(0.0f);
+    for (uint64_t row = 0; row < block->rows; row++) {
+        float *scores = block->scores + row * block->stride;
+        uint64_t valid = valid_cols(block, row);
+        float before = state->row_max[row];
+        float largest = row_largest(scores, valid, block->scale);
+        if (largest > before) {
+            float factor = before == -INFINITY ? 0.0f : one_exp(before - largest);
+            float *output = state->output + row * state->output_stride;
+            for (uint64_t i = 0; i < state->output_stride; i += LANES)
+                lanes_store(output + i, lanes_load(output + i) * lanes_set(factor));
+            state->row_sum[row] *= factor;
+            state->row_max[row] = largest;
+        } else {
+            largest = before;
+        }
+        lanes offset = lanes_set(-largest), sum = zero;
+        uint64_t col = 0;
+        for (; col < valid; col += LANES) {
+            lanes p = exp_lanes(lanes_fma(lanes_load(scores + col), scale, offset));
+            p = lanes_first(p, lanes_at(valid, col), zero);
+            sum = sum + p;
+            store_lanes(block, scores, col, p);
+        }
+        clear_tail(block, scores, col);
+        state->row_sum[row] += lanes_sum(sum);
+    }
+}
+
+static void softmax_grad(const score_block *block, float *prob_grads, const float *lse,
+                         const float *delta)
+{
+    lanes scale = lanes_set(block->scale), zero = lanes_set(0.0f);
+    for (uint64_t row = 0; row < block->rows; row++) {
+        float *scores = block->scores + row * block->stride;
+        float *grads = prob_grads + row * block->stride;
+        uint64_t valid = valid_cols(block, row), col = 0;
+        lanes offset = lanes_set(-lse[row]), row_delta = lanes_set(delta[row]);
+        for (; col < valid; col += LANES) {
+            lanes p = exp_lanes(lanes_fma(lanes_load(scores + col), scale, offset));
+            lanes grad = p * (lanes_load(grads + col) - row_delta) * scale;
+            uint64_t count = lanes_at(valid, col);
+            store_lanes(block, scores, col, lanes_first(p, count, zero));
+            store_lanes(block, grads, col, lanes_first(grad, count, zero));
+        }
+        clear_tail(block, scores, col);
+        clear_tail(block, grads, col);
+    }
+}
+
+static void store(const float *source, float factor, void *target, enum dtype type, uint64_t count)
+{
+    uint64_t i = 0;
+    if (type == DTYPE_FP32) {
+        float *values = target;
+        for (; i < count; i++)
+            values[i] = source[i] * factor;
+        return;
+    }
+    uint16_t *halves = target;
+    if (type == DTYPE_BF16)
+        for (; i + LANES <= count; i += LANES)
+            lanes_store_bf16(halves + i, lanes_load(source + i) * lanes_set(factor));
+    for (; i < count; i++)
+        halves[i] = type == DTYPE_BF16 ? bf16_from_fp32(source[i] * factor)
+                                       : fp16_from_fp32(source[i] * factor);
+}
+
+static void widen(const void *source, enum dtype type, float *target, uint64_t count)
+{
+    if (type == DTYPE_BF16) {
+        const uint16_t *halves = source;
+        for (uint64_t i = 0; i < count; i++)
+            target[i] = fp32_from_bf16(halves[i]);
+    } else {
+        dtype_convert(source, type, target, DTYPE_FP32, count);
+    }
+}
+
+static inline float load_one(const void *source, enum dtype type, uint64_t i)
+{
+    if (type == DTYPE_FP32)
+        return ((const float *)source)[i];
+    uint16_t half = ((const uint16_t *)source)[i];
+    return type == DTYPE_BF16 ? fp32_from_bf16(half) : fp32_from_fp16(half);
+}
+
+static float dot(const void *a, const void *b, enum dtype type, uint64_t count)
+{
+    lanes sum = lanes_set(0.0f);
+    uint64_t i = 0;
+    if (type == DTYPE_BF16)
+        for (; i + LANES <= count; i += LANES)
+            sum = lanes_fma(lanes_load_bf16((const uint16_t *)a + i),
+                            lanes_load_bf16((const uint16_t *)b + i), sum);
+    else if (type == DTYPE_FP32)
+        for (; i + LANES <= count; i += LANES)
+            sum =
+                lanes_fma(lanes_load((const float *)a + i), lanes_load((const float *)b + i), sum);
+    float total = lanes_sum(sum);
+    for (; i < count; i++)
+        total += load_one(a, type, i) * load_one(b, type, i);
+    return total;
+}
+
+static void exponential(const float *source, float *target, uint64_t count)
+{
+    for (uint64_t i = 0; i < count; i++)
+        target[i] = one_exp(source[i]);
+}
+
+const attention_rows ATTENTION_ROWS_TABLE = {
+    .name = ATTENTION_ROWS_NAME,
+    .softmax = softmax,
+    .softmax_grad = softmax_grad,
+    .store = store,
+    .widen = widen,
+    .dot = dot,
+    .exponential = exponential,
+};

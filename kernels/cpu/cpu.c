@@ -1,0 +1,103 @@
+/* The CPU backend's context and ops table.
+ *
+ * A context holds the choice of instruction set and Adam variant and oneDNN's engine. It is used by
+ * one thread at a time, which need not be the thread that made it; the ops start OpenMP teams of
+ * thread_count threads. Only context_create and the *_create calls allocate. */
+#include <errno.h>
+#include <stdio.h>
+
+#include "base/mem.h"
+#include "kernels/cpu/cpu_internal.h"
+
+enum cpui_isa cpui_best_isa(void)
+{
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+        __builtin_cpu_supports("fma"))
+        return CPUI_ISA_AVX512;
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
+        return CPUI_ISA_AVX2;
+#endif
+    return CPUI_ISA_REFERENCE;
+}
+
+static void context_destroy(kernel_context *context)
+{
+    if (!context)
+        return;
+    cpui_engine_destroy(context);
+    mem_free(context);
+}
+
+static int context_create(const kernel_context_config *config, kernel_context **out)
+{
+    static const char *const isa_names[CPUI_ISA_COUNT] = {"reference", "avx2", "avx512"};
+    *out = NULL;
+    if (config->thread_count <= 0)
+        return err_set(ERR_CONFIG, "cpu backend: thread count %d is not positive",
+                       config->thread_count);
+    kernel_context *context = mem_alloc(1, sizeof *context, "cpu context");
+    if (!context)
+        return -ENOMEM;
+    context->thread_count = config->thread_count;
+    context->isa = cpui_best_isa();
+    cpui_rows_select(context);
+    int rc;
+    TRY_GOTO(rc, cpui_adam_select(context, config->adam_variant ? config->adam_variant : "auto"),
+             failed);
+    TRY_GOTO(rc, cpui_engine_create(context), failed);
+    snprintf(context->description, sizeof context->description,
+             "cpu: %d thread%s, %s, Adam %s, %s, bf16 products: %s", context->thread_count,
+             context->thread_count == 1 ? "" : "s", isa_names[context->isa],
+             cpui_adam_name(context), cpui_engine_version(),
+             context->has_bf16_products ? "yes" : "no (widened to fp32)");
+    *out = context;
+    return 0;
+failed:
+    context_destroy(context);
+    return rc;
+}
+
+static const char *describe(const kernel_context *context)
+{
+    return context->description;
+}
+
+const kernel_ops kernels_cpu = {
+    .name = "cpu",
+    .context_create = context_create,
+    .context_destroy = context_destroy,
+    .describe = describe,
+    .matmul_create = cpui_matmul_create,
+    .matmul_destroy = cpui_matmul_destroy,
+    .matmul_scratch_bytes = cpui_matmul_scratch_bytes,
+    .matmul = cpui_matmul,
+    .attention_create = cpui_attention_create,
+    .attention_destroy = cpui_attention_destroy,
+    .attention_forward_scratch_bytes = cpui_attention_forward_scratch_bytes,
+    .attention_backward_scratch_bytes = cpui_attention_backward_scratch_bytes,
+    .attention_forward = cpui_attention_forward,
+    .attention_backward = cpui_attention_backward,
+    .norm_forward = cpui_norm_forward,
+    .norm_grad_scratch_bytes = cpui_norm_grad_scratch_bytes,
+    .norm_backward = cpui_norm_backward,
+    .embedding_forward = cpui_embedding_forward,
+    .embedding_grad_scratch_bytes = cpui_embedding_grad_scratch_bytes,
+    .embedding_backward = cpui_embedding_backward,
+    .rope_table = cpui_rope_table,
+    .rope = cpui_rope,
+    .activation_forward = cpui_activation_forward,
+    .activation_backward = cpui_activation_backward,
+    .add = cpui_add,
+    .bias_backward = cpui_bias_backward,
+    .bias_backward_scratch_bytes = cpui_bias_backward_scratch_bytes,
+    .cross_entropy = cpui_cross_entropy,
+    .zero = cpui_zero,
+    .convert = cpui_convert,
+    .grad_close = cpui_grad_close,
+    .norm_reduce = cpui_norm_reduce,
+    .adam = cpui_adam,
+    .working_copy = cpui_working_copy,
+};

@@ -1,0 +1,14 @@
+# oneDNN matrix products, attention and the CPU backend's ops table. The row work of attention is one
+# loop body per instruction set, by flags per file.
+add_library(kernels_products OBJECT
+    cpu/cpu.c cpu/product.c cpu/matmul.c cpu/attention.c cpu/attention_backward.c
+    cpu/attention_rows_base.c)
+target_link_libraries(kernels_products PUBLIC sluice_options sluice_base OpenMP::OpenMP_C
+                      ${DNNL_LIBRARY})
+target_include_directories(kernels_products PRIVATE ${DNNL_INCLUDE_DIR})
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
+    target_sources(kernels_products PRIVATE cpu/attention_rows_avx2.c cpu/attention_rows_avx512.c)
+    set_source_files_properties(cpu/attention_rows_avx2.c PROPERTIES COMPILE_OPTIONS "-mavx2;-mfma")
+    set_source_files_properties(cpu/attention_rows_avx512.c PROPERTIES COMPILE_OPTIONS
+        "-mavx512f;-mavx512bw;-mavx512dq;-mavx512vl;-mfma")
+endif()

@@ -1,0 +1,354 @@
+/* Matrix products of the CPU backend: every combination of transposition, dtype, bias and
+ * accumulation over odd shapes against a loop in double, and the promise that only shapes, dtypes and
+ * the thread count touch the bits. */
+#include <omp.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+#include <math.h>
+
+#include "base/mem.h"
+#include "base/rng.h"
+#include "base/size.h"
+#include "kernels/cpu/cpu_internal.h"
+#include "kernels/ops.h"
+
+enum { THREADS = 2, SEED = 20, GAP = 3 };
+
+struct operands {
+    void *a, *b, *bias, *c; /* c holds `elem shift` + m * stride elements */
+    size_t c_bytes;
+};
+
+static kernel_context *new_context(int threads)
+{
+    kernel_context_config config = {.thread_count = threads};
+    kernel_context *context;
+    assert_int_equal(kernels_cpu.context_create(&config, &context), 0);
+    return context;
+}
+
+static double value_at(const void *data, enum dtype type, uint64_t i)
+{
+    float value;
+    dtype_convert((const char *)data + i * dtype_bytes(type), type, &value, DTYPE_FP32, 1);
+    return (double)value;
+}
+
+/* `count` normal numbers of a type, from element `shift` of a fresh block on. */
+static void *new_random(enum dtype type, uint64_t count, uint64_t stream, uint64_t shift)
+{
+    char *data = mem_alloc(count + shift, dtype_bytes(type), "test operand");
+    assert_non_null(data);
+    for (uint64_t i = 0; i < count; i++) {
+        float value = rng_normal(SEED, stream, i);
+        dtype_convert(&value, DTYPE_FP32, data + (i + shift) * dtype_bytes(type), type, 1);
+    }
+    return data;
+}
+
+static uint64_t a_count(const matmul_desc *desc)
+{
+    return (desc->a_transposed ? desc->k : desc->m) * desc->a_stride;
+}
+
+static uint64_t b_count(const matmul_desc *desc)
+{
+    return (desc->b_transposed ? desc->n : desc->k) * desc->b_stride;
+}
+
+static void operands_init(struct operands *operands, const matmul_desc *desc, uint64_t shift)
+{
+    operands->a = new_random(desc->ab_type, a_count(desc), 1, shift);
+    operands->b = new_random(desc->ab_type, b_count(desc), 2, shift);
+    operands->bias = new_random(desc->ab_type, desc->n, 3, shift);
+    operands->c = new_random(desc->c_type, desc->m * desc->c_stride, 4, shift);
+    operands->c_bytes = desc->m * desc->c_stride * dtype_bytes(desc->c_type);
+}
+
+static void operands_fini(struct operands *operands)
+{
+    mem_free(operands->a);
+    mem_free(operands->b);
+    mem_free(operands->bias);
+    mem_free(operands->c);
+}
+
+static int execute(kernel_matmul *product, const matmul_desc *desc, const struct operands *operands,
+                   uint64_t shift)
+{
+    void *scratch = mem_alloc(kernels_cpu.matmul_scratch_bytes(product), 1, "test scratch");
+    assert_non_null(scratch);
+    size_t ab = shift * dtype_bytes(desc->ab_type), c = shift * dtype_bytes(desc->c_type);
+    int rc = kernels_cpu.matmul(product, NULL, (char *)operands->a + ab, (char *)operands->b + ab,
+                                desc->has_bias ? (char *)operands->bias + ab : NULL,
+                                (char *)operands->c + c, scratch);
+    mem_free(scratch);
+    return rc;
+}
+
+/* Unit roundoff: half a unit in the last place of 24, 8 and 11 significant bits, relative. */
+static double roundoff(enum dtype type)
+{
+    return type == DTYPE_FP32 ? 0x1p-24 : type == DTYPE_BF16 ? 0x1p-8 : 0x1p-11;
+}
+
+/* An fp32 sum of k products in any order errs by at most about k 2^-24 times the sum of magnitudes
+ * (Higham, Accuracy and Stability, section 3.1); a 16-bit C is rounded once more. */
+static void check_result(const matmul_desc *desc, const struct operands *before, const void *c)
+{
+    for (uint64_t i = 0; i < desc->m; i++) {
+        for (uint64_t j = 0; j < desc->n; j++) {
+            double sum = 0, magnitude = 0;
+            for (uint64_t l = 0; l < desc->k; l++) {
+                uint64_t a = desc->a_transposed ? l * desc->a_stride + i : i * desc->a_stride + l;
+                uint64_t b = desc->b_transposed ? j * desc->b_stride + l : l * desc->b_stride + j;
+                double term =
+                    value_at(before->a, desc->ab_type, a) * value_at(before->b, desc->ab_type, b);
+                sum += term;
+                magnitude += fabs(term);
+            }
+            uint64_t at = i * desc->c_stride + j;
+            double bias = desc->has_bias ? value_at(before->bias, desc->ab_type, j) : 0;
+            double old = desc->accumulate ? value_at(before->c, DTYPE_FP32, at) : 0;
+            sum += bias + old;
+            magnitude += fabs(bias) + fabs(old);
+            double limit = (double)(desc->k + 3) * 0x1p-24 * magnitude;
+            if (desc->c_type != DTYPE_FP32)
+                limit += roundoff(desc->c_type) * (fabs(sum) + limit) + 0x1p-25;
+            double got = value_at(c, desc->c_type, at);
+            if (!(fabs(got - sum) <= limit)) {
+                print_error("m=%d n=%d k=%d ta=%d tb=%d bias=%d acc=%d %s -> %s at (%d,%d): %g, "
+                            "expected %g within %g\n",
+                            (int)desc->m, (int)desc->n, (int)desc->k, desc->a_transposed,
+                            desc->b_transposed, desc->has_bias, desc->accumulate,
+                            dtype_name(desc->ab_type), dtype_name(desc->c_type), (int)i, (int)j,
+                            got, sum, limit);
+                fail();
+            }
+        }
+        size_t elem = dtype_bytes(desc->c_type), gap = (i * desc->c_stride + desc->n) * elem;
+        assert_memory_equal((const char *)c + gap, (char *)before->c + gap,
+                            (desc->c_stride - desc->n) * elem);
+    }
+}
+
+static void check_one(kernel_context *context, const matmul_desc *desc)
+{
+    struct operands operands, before;
+    operands_init(&operands, desc, 0);
+    operands_init(&before, desc, 0);
+    kernel_matmul *product;
+    assert_int_equal(kernels_cpu.matmul_create(context, desc, &product), 0);
+    mem_stats stats_before, stats_after;
+    mem_get_stats(&stats_before);
+    assert_int_equal(execute(product, desc, &operands, 0), 0);
+    mem_get_stats(&stats_after);
+    /* The scratch of this test is the only allocation. */
+    assert_int_equal(stats_after.call_count, stats_before.call_count + 1);
+    check_result(desc, &before, operands.c);
+    kernels_cpu.matmul_destroy(product);
+    operands_fini(&operands);
+    operands_fini(&before);
+}
+
+static matmul_desc make_desc(uint64_t m, uint64_t n, uint64_t k, unsigned flags, enum dtype ab_type,
+                             enum dtype c_type)
+{
+    matmul_desc desc = {.m = m, .n = n, .k = k, .ab_type = ab_type, .c_type = c_type};
+    desc.a_transposed = flags & 1;
+    desc.b_transposed = flags & 2;
+    desc.has_bias = flags & 4;
+    desc.accumulate = flags & 8;
+    desc.a_stride = (desc.a_transposed ? m : k) + GAP;
+    desc.b_stride = (desc.b_transposed ? k : n) + GAP;
+    desc.c_stride = n + GAP;
+    return desc;
+}
+
+static void check_all(enum dtype ab_type, bool native)
+{
+    static const uint64_t shapes[][3] = {{1, 1, 1},      {7, 5, 3},   {64, 64, 64}, {33, 65, 17},
+                                         {130, 47, 101}, {5, 200, 1}, {1, 96, 256}, {16, 1, 300}};
+    kernel_context *context = new_context(THREADS);
+    if (!native)
+        context->has_bf16_products = false;
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
+        for (unsigned flags = 0; flags < 16; flags++)
+            for (int same = 0; same < 2; same++) {
+                enum dtype c_type = same ? ab_type : DTYPE_FP32;
+                if ((same && ab_type == DTYPE_FP32) || (c_type != DTYPE_FP32 && flags & 8))
+                    continue;
+                matmul_desc desc =
+                    make_desc(shapes[i][0], shapes[i][1], shapes[i][2], flags, ab_type, c_type);
+                check_one(context, &desc);
+            }
+    kernels_cpu.context_destroy(context);
+}
+
+static void products_fp32(void **state)
+{
+    (void)state;
+    check_all(DTYPE_FP32, true);
+}
+
+static void products_bf16(void **state)
+{
+    (void)state;
+    check_all(DTYPE_BF16, true);
+}
+
+static void products_bf16_widened(void **state)
+{
+    (void)state;
+    check_all(DTYPE_BF16, false);
+}
+
+static void products_fp16(void **state)
+{
+    (void)state;
+    check_all(DTYPE_FP16, true);
+}
+
+/* Shapes whose work oneDNN cuts among the threads in different ways; the third has a long k. */
+static const uint64_t bit_shapes[][3] = {
+    {96, 160, 128}, {257, 129, 100}, {8, 8, 4096}, {1, 513, 64}};
+enum { BIT_SHAPES = sizeof bit_shapes / sizeof *bit_shapes };
+
+static void alignment_keeps_bits(void **state)
+{
+    (void)state;
+    kernel_context *context = new_context(THREADS);
+    for (size_t i = 0; i < BIT_SHAPES; i++)
+        for (int type = 0; type < DTYPE_COUNT; type++)
+            for (unsigned flags = 0; flags < 16; flags++) {
+                matmul_desc desc = make_desc(bit_shapes[i][0], bit_shapes[i][1], bit_shapes[i][2],
+                                             flags, (enum dtype)type, DTYPE_FP32);
+                kernel_matmul *product;
+                assert_int_equal(kernels_cpu.matmul_create(context, &desc, &product), 0);
+                struct operands aligned;
+                operands_init(&aligned, &desc, 0);
+                assert_int_equal(execute(product, &desc, &aligned, 0), 0);
+                for (uint64_t shift = 1; shift < 6; shift += 2) {
+                    struct operands shifted;
+                    operands_init(&shifted, &desc, shift);
+                    assert_int_equal(execute(product, &desc, &shifted, shift), 0);
+                    assert_memory_equal(aligned.c, (float *)shifted.c + shift, aligned.c_bytes);
+                    operands_fini(&shifted);
+                }
+                operands_fini(&aligned);
+                kernels_cpu.matmul_destroy(product);
+            }
+    kernels_cpu.context_destroy(context);
+}
+
+struct other_thread {
+    kernel_matmul *product;
+    const matmul_desc *desc;
+    struct operands *operands;
+    int openmp_threads, rc;
+};
+
+static void *run_other_thread(void *user)
+{
+    struct other_thread *job = user;
+    omp_set_num_threads(job->openmp_threads);
+    job->rc = execute(job->product, job->desc, job->operands, 0);
+    return NULL;
+}
+
+/* The same product, again, on other threads, whatever OpenMP's count of those threads is. */
+static void thread_keeps_bits(void **state)
+{
+    (void)state;
+    for (int threads = 1; threads <= 3; threads++) {
+        kernel_context *context = new_context(threads);
+        for (size_t i = 0; i < BIT_SHAPES; i++)
+            for (int type = 0; type < DTYPE_COUNT; type++) {
+                matmul_desc desc = make_desc(bit_shapes[i][0], bit_shapes[i][1], bit_shapes[i][2],
+                                             2, (enum dtype)type, DTYPE_FP32);
+                kernel_matmul *product;
+                struct operands first;
+                omp_set_num_threads(5);
+                assert_int_equal(kernels_cpu.matmul_create(context, &desc, &product), 0);
+                operands_init(&first, &desc, 0);
+                assert_int_equal(execute(product, &desc, &first, 0), 0);
+                for (int run = 0; run < 4; run++) {
+                    struct operands again;
+                    operands_init(&again, &desc, 0);
+                    struct other_thread job = {product, &desc, &again, run + 1, -1};
+                    pthread_t thread;
+                    assert_int_equal(pthread_create(&thread, NULL, run_other_thread, &job), 0);
+                    assert_int_equal(pthread_join(thread, NULL), 0);
+                    assert_int_equal(job.rc, 0);
+                    assert_memory_equal(first.c, again.c, first.c_bytes);
+                    operands_fini(&again);
+                }
+                operands_fini(&first);
+                kernels_cpu.matmul_destroy(product);
+            }
+        kernels_cpu.context_destroy(context);
+    }
+}
+
+static void refusals(void **state)
+{
+    (void)state;
+    kernel_context *context = new_context(1);
+    kernel_matmul *product = (kernel_matmul *)context;
+    matmul_desc desc = make_desc(0, 4, 4, 0, DTYPE_FP32, DTYPE_FP32);
+    assert_int_equal(kernels_cpu.matmul_create(context, &desc, &product), ERR_BACKEND);
+    assert_null(product);
+    assert_non_null(strstr(err_text(), "m=0 n=4 k=4"));
+    desc = make_desc(4, 4, 4, 0, DTYPE_FP32, DTYPE_FP32);
+    desc.b_stride = 3;
+    assert_int_equal(kernels_cpu.matmul_create(context, &desc, &product), ERR_BACKEND);
+    desc = make_desc(4, 4, 4, 0, DTYPE_FP32, DTYPE_BF16);
+    assert_int_equal(kernels_cpu.matmul_create(context, &desc, &product), ERR_BACKEND);
+    desc = make_desc(4, 4, 4, 8, DTYPE_BF16, DTYPE_BF16);
+    assert_int_equal(kernels_cpu.matmul_create(context, &desc, &product), ERR_BACKEND);
+    desc = make_desc(UINT64_MAX / 8, 4, UINT64_MAX / 8, 0, DTYPE_BF16, DTYPE_FP32);
+    assert_true(kernels_cpu.matmul_create(context, &desc, &product) < 0);
+    kernels_cpu.context_destroy(context);
+
+    kernel_context_config config = {.thread_count = 0};
+    assert_int_equal(kernels_cpu.context_create(&config, &context), ERR_CONFIG);
+    assert_null(context);
+    config = (kernel_context_config){.thread_count = 1, .adam_variant = "abacus"};
+    assert_int_equal(kernels_cpu.context_create(&config, &context), ERR_CONFIG);
+    assert_null(context);
+}
+
+static void context_describes_itself(void **state)
+{
+    (void)state;
+    kernel_context *context = new_context(THREADS);
+    const char *text = kernels_cpu.describe(context);
+    print_message("%s\n", text);
+    assert_non_null(strstr(text, "2 threads"));
+    assert_non_null(strstr(text, "oneDNN"));
+    assert_null(strchr(text, '\n'));
+    kernels_cpu.context_destroy(context);
+}
+
+int main(void)
+{
+    print_message("seed %d\n", SEED);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(context_describes_itself),
+        cmocka_unit_test(products_fp32),
+        cmocka_unit_test(products_bf16),
+        cmocka_unit_test(products_bf16_widened),
+        cmocka_unit_test(products_fp16),
+        cmocka_unit_test(alignment_keeps_bits),
+        cmocka_unit_test(thread_keeps_bits),
+        cmocka_unit_test(refusals),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
