@@ -1,0 +1,5 @@
+# Programs, the executor and its lanes.
+add_library(swap_fixture STATIC swap_fixture.c fake_lane.c)
+target_link_libraries(swap_fixture PUBLIC sluice_executor sluice_program sluice_base)
+
+sluice_test(test_swap_check LIBS swap_fixture sluice_program LABELS cpu)

@@ -1,0 +1,62 @@
+/* What the tests of swap share: a builder of programs, random valid programs, a slow and simple
+ * checker to hold program_check against, and arenas on which ops compute values that depend on all
+ * bytes read and on the op, so that a wrong order shows. */
+#ifndef SLUICE_TESTS_SWAP_FIXTURE_H
+#define SLUICE_TESTS_SWAP_FIXTURE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "swap/program.h"
+
+/* Grows a program op by op; dependencies and operands always go to the latest op. */
+struct builder {
+    program prog;
+    uint64_t op_capacity, dep_capacity, buffer_capacity;
+};
+typedef struct builder builder;
+
+void builder_init(builder *self, enum program_kind kind, uint64_t device_bytes, uint64_t host_bytes,
+                  uint64_t nvme_bytes);
+uint32_t builder_home(builder *self, enum arena_kind arena, uint64_t offset, uint64_t size_bytes);
+uint32_t builder_transient(builder *self, enum arena_kind arena, uint64_t offset,
+                           uint64_t size_bytes);
+uint32_t builder_op(builder *self, enum op_kind kind); /* on the lane of its kind */
+void builder_use(builder *self, enum operand_role role, enum operand_access access,
+                 uint32_t buffer_idx, uint64_t offset, uint64_t size_bytes);
+void builder_dep(builder *self, uint32_t op_idx);
+/* Fills producers, last readers and peaks. Free the result with program_fini. */
+void builder_finish(builder *self, program *out);
+
+/* Removes dependency `k` of op `op_idx` (shortens the op's list; the deps array keeps its length). */
+void program_drop_dep(program *prog, uint32_t op_idx, uint32_t k);
+
+/* A copy that shares nothing with `from`. */
+void program_copy(program *out, const program *from);
+
+/* A valid program of op_count ops over all lanes, with exactly the dependencies it needs and a few
+ * that others imply. */
+void random_program(uint64_t seed, uint32_t op_count, program *out);
+
+/* The promises of program_check about order and space, proved over all pairs. O(ops^3): small ones. */
+bool oracle_accepts(const program *prog);
+
+/* Memory for the three arenas of a program. */
+struct fixture_arenas {
+    unsigned char *base[ARENA_COUNT];
+    uint64_t size_bytes[ARENA_COUNT];
+};
+typedef struct fixture_arenas fixture_arenas;
+
+void fixture_arenas_init(fixture_arenas *self, const program *prog, uint64_t seed);
+void fixture_arenas_fini(fixture_arenas *self);
+
+/* Executes one op: `user` is a fixture_arenas. Copies copy; other ops mix. Returns 0. */
+int fixture_execute(void *user, const program *prog, const op *item);
+
+/* Executes all ops in issue order. */
+void fixture_execute_all(fixture_arenas *arenas, const program *prog);
+
+bool fixture_arenas_equal(const fixture_arenas *a, const fixture_arenas *b);
+
+#endif
