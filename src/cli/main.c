@@ -3,7 +3,6 @@
 #include <string.h>
 
 #include "cli/cli.h"
-#include "sluice.h"
 
 static const cli_command *const main_commands[] = {
     &cli_train_command,
@@ -15,7 +14,7 @@ enum { MAIN_COMMAND_COUNT = sizeof main_commands / sizeof main_commands[0] };
 static void main_print_help(void)
 {
     printf("sluice %s: trains transformer models larger than the memory of all devices\n\n",
-           sluice_version());
+           SLUICE_VERSION);
     for (size_t i = 0; i < MAIN_COMMAND_COUNT; i++)
         printf("  sluice %-8s %-4s  %s\n", main_commands[i]->name, main_commands[i]->operand,
                main_commands[i]->summary);
@@ -42,7 +41,7 @@ static int main_dispatch(int argc, char **argv)
         return err_set(ERR_USAGE, "a command is missing; sluice help lists them");
     const char *name = argv[1];
     if (strcmp(name, "--version") == 0 || strcmp(name, "version") == 0) {
-        printf("sluice %s\n", sluice_version());
+        printf("sluice %s\n", SLUICE_VERSION);
         return 0;
     }
     bool asks_help = strcmp(name, "help") == 0;
