@@ -129,6 +129,7 @@ static const char deepspeed_job[] =
     "\"bfloat16\": {\"enabled\": true}, \"fp16\": {\"enabled\": false, \"loss_scale\": 0},\n"
     "\"data_types\": {\"grad_accum_dtype\": \"fp32\"}, \"amp\": {\"enabled\": false},\n"
     "\"zero_optimization\": {\"stage\": 3, \"overlap_comm\": true, \"sub_group_size\": 5e8,\n"
+    "  \"stage3_model_persistence_threshold\": 9223372036854775807,\n"
     "  \"prefetch_bucket_size\": \"auto\", \"offload_param\": {\"device\": \"cpu\"},\n"
     "  \"offload_optimizer\": {\"device\": \"nvme\", \"nvme_path\": \"/nvme\",\n"
     "     \"buffer_count\": 4, \"fast_init\": false}, \"zenflow\": null},\n"
@@ -175,6 +176,60 @@ static void deepspeed_file_works(void **state)
     assert_int_equal(self->tiers.place[JOB_OPTIMIZER], JOB_TIER_HOST);
     assert_int_equal(self->tiers.place[JOB_PARAMS], JOB_TIER_DEVICE);
     job_destroy(self);
+}
+
+/* Counts a text in what a job's reading logs. */
+static uint32_t count_logged(const char *job_text, const char *const *wanted, uint32_t *counts)
+{
+    char log[16384], path[96];
+    snprintf(path, sizeof path, "%s/log", test_dir);
+    FILE *file = fopen(path, "wb+");
+    assert_non_null(file);
+    fflush(stderr);
+    int saved = dup(STDERR_FILENO);
+    assert_true(saved >= 0 && dup2(fileno(file), STDERR_FILENO) >= 0);
+    log_set_level(LOG_INFO);
+    job *self = read_good(job_text, NULL);
+    log_set_level(LOG_WARN);
+    assert_true(dup2(saved, STDERR_FILENO) >= 0);
+    close(saved);
+    job_destroy(self);
+    rewind(file);
+    size_t bytes = fread(log, 1, sizeof log - 1, file);
+    log[bytes] = '\0';
+    fclose(file);
+    unlink(path);
+    for (; *wanted; wanted++, counts++) {
+        *counts = 0;
+        for (const char *at = strstr(log, *wanted); at; at = strstr(at + 1, *wanted))
+            (*counts)++;
+    }
+    return (uint32_t)bytes;
+}
+
+/* What does nothing here is named once, with its reason; what is used or off is not. */
+static void no_effect_is_logged(void **state)
+{
+    (void)state;
+    static const char *const wanted[] = {"zero_optimization.overlap_comm",
+                                         "zero_optimization.offload_optimizer.buffer_count",
+                                         "planned from the budgets in tiers",
+                                         "aio.intra_op_parallelism",
+                                         "dump_state",
+                                         "wandb.enabled",
+                                         "queue_depth,",
+                                         "amp",
+                                         "elasticity",
+                                         "prefetch_bucket_size", /* "auto" says nothing */
+                                         NULL};
+    static const uint32_t expected[] = {1, 1, 1, 1, 1, 1, 0, 0, 0, 0};
+    uint32_t counts[sizeof expected / sizeof expected[0]];
+    assert_true(count_logged(deepspeed_job, wanted, counts) > 0);
+    for (size_t i = 0; wanted[i]; i++) {
+        if (counts[i] != expected[i])
+            fail_msg("\"%s\" is logged %u times", wanted[i], counts[i]);
+    }
+    assert_int_equal(count_logged(SMALL_JOB, wanted, counts), 0);
 }
 
 static void batch_follows_deepspeed(void **state)
@@ -345,8 +400,9 @@ int main(void)
         cmocka_unit_test(defaults_hold),           cmocka_unit_test(llama_follows_its_rules),
         cmocka_unit_test(own_blocks_are_read),     cmocka_unit_test(deepspeed_file_works),
         cmocka_unit_test(batch_follows_deepspeed), cmocka_unit_test(set_overrides),
-        cmocka_unit_test(text_round_trips),        cmocka_unit_test(comments_keep_places),
-        cmocka_unit_test(table_is_sound),          cmocka_unit_test(table_is_listed),
+        cmocka_unit_test(no_effect_is_logged),     cmocka_unit_test(text_round_trips),
+        cmocka_unit_test(comments_keep_places),    cmocka_unit_test(table_is_sound),
+        cmocka_unit_test(table_is_listed),
     };
     return cmocka_run_group_tests(tests, test_setup, test_teardown);
 }

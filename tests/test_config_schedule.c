@@ -67,6 +67,9 @@ static void formulas_agree(void **state)
          "\"warmup_num_steps\": 30, \"warmup_min_lr\": 1e-5, \"warmup_max_lr\": 4e-3, "
          "\"warmup_type\": \"linear\"}}",
          {JOB_WARMUP_DECAY_LR, 2e-3, 1e-5, 4e-3, 0, 0, 30, 20, true}},
+        {"{\"type\": \"WarmupDecayLR\", \"params\": {\"total_num_steps\": 50, "
+         "\"warmup_num_steps\": 10, \"warmup_max_lr\": null}}",
+         {JOB_WARMUP_DECAY_LR, 2e-3, 0, 2e-3, 0, 0, 10, 50, false}},
         {"{\"type\": \"WarmupCosineLR\", \"params\": {\"total_num_steps\": 60, "
          "\"warmup_num_steps\": 10}}",
          {JOB_WARMUP_COSINE_LR, 2e-3, 0, 0, 0, 1e-4, 10, 60, false}},

@@ -155,10 +155,13 @@ int configi_fill_scheduler(const configi_reader *reader, job *target)
     target->scheduler.warmup_linear =
         strcmp(configi_choice(reader, "scheduler.params.warmup_type"), "linear") == 0;
     target->scheduler.warmup_max_lr = target->optimizer.lr;
+    /* A null that is written out means the optimizer's rate to both; left out, it depends. */
+    const json_t *written =
+        json_object_get(configi_get(reader, "scheduler.params"), "warmup_max_lr");
     if (configi_get(reader, max_path)) {
         target->scheduler.warmup_max_lr_given = true;
         target->scheduler.warmup_max_lr = configi_double(reader, max_path);
-    } else if (target->scheduler.type == JOB_WARMUP_DECAY_LR) {
+    } else if (target->scheduler.type == JOB_WARMUP_DECAY_LR && !json_is_null(written)) {
         target->scheduler.warmup_max_lr_given = true;
         target->scheduler.warmup_max_lr = decay_max_lr;
     }
