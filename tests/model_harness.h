@@ -44,14 +44,14 @@ static inline void harness_init_weights(harness *h, uint64_t seed)
     }
 }
 
-/* chunk_rows 0: the model's own. */
+/* One thread of computing: these models are too small for more. chunk_rows 0: the model's own. */
 static inline void harness_create(harness *h, const kernel_ops *ops, const model_spec *spec,
                                   enum dtype type, uint64_t micro_batch, uint64_t chunk_rows)
 {
     memset(h, 0, sizeof *h);
     h->ops = ops;
     h->poison = 0xff;
-    kernel_context_config config = {.thread_count = 2};
+    kernel_context_config config = {.thread_count = 1};
     assert_int_equal(ops->context_create(&config, &h->context), 0);
     assert_int_equal(model_create(spec, type, micro_batch, &h->self), 0);
     if (chunk_rows != 0)
