@@ -328,12 +328,13 @@ struct fault {
     }
 
 static const struct fault faults[] = {
-    FAULT(drop_update_after_read, "read of unit 0 (op 0) writes and update of unit 1 (op 1) reads "
-                                  "bytes 0 to 8192 of buffer 3 "
-                                  "(host, transient) and nothing orders them"),
+    FAULT(drop_update_after_read, "nothing orders them"),
     FAULT(drop_write_after_update, "nothing orders them"),
     FAULT(drop_h2d_after_update, "nothing orders them"),
-    FAULT(drop_forward_after_h2d, "nothing orders them"),
+    FAULT(
+        drop_forward_after_h2d, /* what kept the D2H behind the update ran through this edge */
+        "update of unit 1 (op 1) reads and d2h of unit 0 (op 7) writes bytes 0 to 4096 of buffer 1 "
+        "(host, home) and nothing orders them"),
     FAULT(drop_d2h_after_close, "nothing orders them"),
     FAULT(drop_host_reuse, "buffers 3 and 4 share bytes 0 to 8192 of the host arena"),
     FAULT(drop_device_reuse, "buffers 5 and 6 share bytes 0 to 4096 of the device arena"),
