@@ -1,10 +1,10 @@
-/* The reference backend against itself: each backward op against finite differences of its forward op,
- * in fp32, so that a backend which agrees with the reference has the right gradients.
+/* The reference backend against itself: each backward op against finite differences of its forward
+ * op, in fp32, so that a backend which agrees with the reference has the right gradients.
  *
- * The loss is sum(weight[i] * output[i]) in double. Derivatives are taken by the five-point stencil with
- * h = 1/32: its error is h^4 f'''''/30 (below 1e-6 for these functions) and the rounding of outputs to
- * fp32 costs about 2^-24 / h per output, 2e-6 each; the tolerance 2e-4 (1 + |gradient|) leaves room for
- * sums of some hundred outputs. */
+ * The loss is sum(weight[i] * output[i]) in double. Derivatives are taken by the five-point stencil
+ * with h = 1/32: its error is h^4 f'''''/30 (below 1e-6 for these functions) and the rounding of
+ * outputs to fp32 costs about 2^-24 / h per output, 2e-6 each; the tolerance 2e-4 (1 + |gradient|)
+ * leaves room for sums of some hundred outputs. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>

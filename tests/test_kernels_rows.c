@@ -1,9 +1,10 @@
 /* The CPU's row ops of one instruction set (the program's argument: baseline, avx2 or avx512).
  *
- * Each case draws inputs from a seed, runs an op and emits its outputs widened to fp32. The case runs
- * on the reference (compared within a tolerance: one unit of rounding of the output's type, since the
- * fp32 arithmetic before it may tip a tie, plus a stated absolute part for what cancels), then on the
- * instruction set with 1, 2 and 3 threads and on the baseline: those must agree to the bit. */
+ * Each case draws inputs from a seed, runs an op and emits its outputs widened to fp32. The case
+ * runs on the reference (compared within a tolerance: one unit of rounding of the output's type,
+ * since the fp32 arithmetic before it may tip a tie, plus a stated absolute part for what cancels),
+ * then on the instruction set with 1, 2 and 3 threads and on the baseline: those must agree to the
+ * bit. */
 #include <assert.h>
 #include <math.h>
 #include <setjmp.h>
@@ -192,8 +193,9 @@ static void norm_forward_case(struct run *run, const struct shape *shape)
         emit(run, type, args.sum, count, 0.0f);
 }
 
-/* variant bit 0: RMSNorm; bits 1-2: no residual gradient, one, input_grad over output_grad, input_grad
- * over residual_grad. The absolute tolerance covers rstd up to 316 (one channel) times 2^-24. */
+/* variant bit 0: RMSNorm; bits 1-2: no residual gradient, one, input_grad over output_grad,
+ * input_grad over residual_grad. The absolute tolerance covers rstd up to 316 (one channel) times
+ * 2^-24. */
 static void norm_backward_case(struct run *run, const struct shape *shape)
 {
     enum dtype type = shape->type;
@@ -267,8 +269,8 @@ static void embedding_case(struct run *run, const struct shape *shape)
         emit(run, DTYPE_FP32, back.position_table_grad, tokens * channels, 1e-6f);
 }
 
-/* `channels` pairs a head, 3 heads, 5 elements between the last head and the next row, which must not
- * change. variant bit 0: inverse. */
+/* `channels` pairs a head, 3 heads, 5 elements between the last head and the next row, which must
+ * not change. variant bit 0: inverse. */
 static void rope_case(struct run *run, const struct shape *shape)
 {
     uint64_t dim = 2 * shape->channels, stride = 3 * dim + 5, count = shape->rows * stride;
@@ -334,9 +336,10 @@ static void bias_case(struct run *run, const struct shape *shape)
     emit(run, DTYPE_FP32, grad, n, 1e-5f);
 }
 
-/* channels is the vocabulary. variant bit 0: gradient over logits (fp32 only); bit 1: logits up to the
- * thousands, so that all but one or two probabilities vanish; bit 2: loss only. Each third target is
- * ignored. A probability's relative error is that of exp of a rounded difference, |x| 2^-24. */
+/* channels is the vocabulary. variant bit 0: gradient over logits (fp32 only); bit 1: logits up to
+ * the thousands, so that all but one or two probabilities vanish; bit 2: loss only. Each third
+ * target is ignored. A probability's relative error is that of exp of a rounded difference, |x|
+ * 2^-24. */
 static void cross_entropy_case(struct run *run, const struct shape *shape)
 {
     uint64_t count = shape->rows * shape->channels;

@@ -1,8 +1,9 @@
-/* The row ops of the CPU backend: picks the table of an instruction set, checks what a caller's data
- * could break (token ids, targets), and hands on. The arithmetic is in rows_body.h.
+/* The row ops of the CPU backend: picks the table of an instruction set, checks what a caller's
+ * data could break (token ids, targets), and hands on. The arithmetic is in rows_body.h.
  *
- * Every op here gives the same bits on every instruction set and with every number of threads, except
- * rope_table, whose libm may differ between machines. Scratch is only used by norm_backward and
+ * Every op here gives the same bits on every instruction set and with every number of threads. libm
+ * is called, in double and rounded once, by rope_table and cross_entropy (the loss and the target's
+ * gradient); its last bit may differ between machines. Scratch is only used by norm_backward and
  * bias_backward. Nothing allocates. */
 #include <assert.h>
 #include <math.h>

@@ -1,7 +1,8 @@
-/* The row ops, included once per instruction set by a file that defines ROWS_TABLE (the table's name)
- * and ROWS_NAME (its text). All functions here are static to that file; the table is its only external
- * name. Threads are OpenMP's. Every result is independent of the number of threads: threads share out
- * rows or columns whose results do not meet, or fixed blocks of rows that are summed in order. */
+/* The row ops, included once per instruction set by a file that defines ROWS_TABLE (the table's
+ * name) and ROWS_NAME (its text). All functions here are static to that file; the table is its only
+ * external name. Threads are OpenMP's. Every result is independent of the number of threads:
+ * threads share out rows or columns whose results do not meet, or fixed blocks of rows that are
+ * summed in order. */
 #include "kernels/cpu/rows_internal.h"
 #include "kernels/cpu/rows_math.h"
 

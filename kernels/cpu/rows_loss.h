@@ -1,9 +1,9 @@
 /* Softmax cross-entropy of one chunk of rows. Part of rows_body.h.
  *
- * Three passes over a row (maximum, sum of exponentials, gradient): a row of 256K logits is 1 MiB, so
- * the later passes come from the second-level cache. The exponentials are computed twice rather than
- * stored, because a 16-bit gradient has no room for them. A row that holds NaN or +infinity gives a NaN
- * loss, which the step's check sees. */
+ * Three passes over a row (maximum, sum of exponentials, gradient): a row of 256K logits is 1 MiB,
+ * so the later passes come from the second-level cache. The exponentials are computed twice rather
+ * than stored, because a 16-bit gradient has no room for them. A row that holds NaN or +infinity
+ * gives a NaN loss, which the step's check sees. */
 
 static void cross_entropy_grad(const cross_entropy_args *args, uint64_t row, float max, double sum)
 {

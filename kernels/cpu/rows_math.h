@@ -1,12 +1,12 @@
 /* Arithmetic of the row ops on blocks of fp32: conversion in and out, sums, exp and sigmoid.
  *
- * Rows are worked on in blocks of ROWS_BLOCK elements that stay in the first-level cache. A block of
- * a 16-bit type is widened into a buffer on the stack, an fp32 block is used where it lies, so that
- * each op is written once. `#pragma omp simd` says that element i depends on element i alone: in-place
- * ops are therefore vectorized although input and output may be the same memory.
+ * Rows are worked on in blocks of ROWS_BLOCK elements that stay in the first-level cache. A block
+ * of a 16-bit type is widened into a buffer on the stack, an fp32 block is used where it lies, so
+ * that each op is written once. `#pragma omp simd` says that element i depends on element i alone:
+ * in-place ops are therefore vectorized although input and output may be the same memory.
  *
- * No fused multiply-add and no order that depends on the vector width: every instruction set gives the
- * same bits. Included by rows_body.h only. Pure; any thread; allocates nothing. */
+ * No fused multiply-add and no order that depends on the vector width: every instruction set gives
+ * the same bits. Included by rows_body.h only. Pure; any thread; allocates nothing. */
 #ifndef SLUICE_KERNELS_CPU_ROWS_MATH_H
 #define SLUICE_KERNELS_CPU_ROWS_MATH_H
 
@@ -76,7 +76,8 @@ static inline uint16_t narrow_bf16(float value)
     return (uint16_t)((bits & 0x7fffffffu) > 0x7f800000u ? nan : rounded);
 }
 
-/* Elements [at, at + n) of `source` as fp32: where they lie, or widened into buffer [ROWS_BLOCK]. */
+/* Elements [at, at + n) of `source` as fp32: where they lie, or widened into buffer [ROWS_BLOCK].
+ * */
 static inline const float *load_block(enum dtype type, const void *source, uint64_t at, size_t n,
                                       float *buffer)
 {
@@ -184,12 +185,12 @@ static inline float block_max(float start, const float *x, size_t n)
 
 /* ---- elementary functions ---- */
 
-/* e^x within 1.1 ulp for every x (measured by the tests over all of fp32's exponents): overflow to infinity,
- * gradual underflow, e^-inf = 0, NaN stays NaN.
+/* e^x within 1.1 ulp for every x (measured by the tests over all of fp32's exponents): overflow to
+ * infinity, gradual underflow, e^-inf = 0, NaN stays NaN.
  *
  * x = n ln2 + r with |r| <= ln2/2; e^r = 1 + r + r^2 P(r), P through the five Chebyshev nodes of
- * (e^r - 1 - r) / r^2 on that range (relative error of e^r 9.8e-9, a sixth of an ulp); then two factors
- * 2^(n/2), so that only the last product can round into the subnormals. n comes from adding
+ * (e^r - 1 - r) / r^2 on that range (relative error of e^r 9.8e-9, a sixth of an ulp); then two
+ * factors 2^(n/2), so that only the last product can round into the subnormals. n comes from adding
  * 1.5 * 2^23, whose low bits then hold it: no conversion that is undefined for NaN. */
 static inline float exp_one(float x)
 {
@@ -212,8 +213,8 @@ static inline float exp_one(float x)
     return p * fp32_from_bits((first + 127u) << 23) * fp32_from_bits((second + 127u) << 23);
 }
 
-/* 1 / (1 + e^-x). GELU's (1 + tanh u) / 2 is sigmoid(2u): no cancellation in its left tail, which the
- * form with tanh has. */
+/* 1 / (1 + e^-x). GELU's (1 + tanh u) / 2 is sigmoid(2u): no cancellation in its left tail, which
+ * the form with tanh has. */
 static inline float sigmoid_one(float x)
 {
     return 1.0f / (1.0f + exp_one(-x));

@@ -1,7 +1,7 @@
 /* LayerNorm and RMSNorm, and column sums over rows. Part of rows_body.h.
  *
- * Statistics are two passes (mean, then squared distances from it) with fp32 lanes folded in double.
- * RMSNorm is the same arithmetic with the mean taken as 0. */
+ * Statistics are two passes (mean, then squared distances from it) with fp32 lanes folded in
+ * double. RMSNorm is the same arithmetic with the mean taken as 0. */
 
 /* sum = round(x + residual); one row at element `at` of each. */
 static void residual_row(const norm_args *args, uint64_t at)

@@ -14,8 +14,8 @@ static void gelu_forward_block(const float *x, float *y, size_t n)
     }
 }
 
-/* dx = dy (s + x s (1 - s) d(2u)/dx) with s = sigmoid(2u), 1 - s = s e^-2u. Beyond |x| = 10 the factor
- * is 0 or 1 to fp32's precision; the clamp keeps e^-2u finite there. */
+/* dx = dy (s + x s (1 - s) d(2u)/dx) with s = sigmoid(2u), 1 - s = s e^-2u. Beyond |x| = 10 the
+ * factor is 0 or 1 to fp32's precision; the clamp keeps e^-2u finite there. */
 static void gelu_backward_block(const float *x, const float *dy, float *dx, size_t n)
 {
 #pragma omp simd
@@ -138,8 +138,8 @@ static void activation_backward(int threads, const activation_args *args)
         swiglu_backward(threads, args);
 }
 
-/* Turns pairs [first, first + n) of all heads of one row. cosine and sine: [n], of this position; the
- * sine's sign makes the direction. */
+/* Turns pairs [first, first + n) of all heads of one row. cosine and sine: [n], of this position;
+ * the sine's sign makes the direction. */
 static void rope_pairs(const rope_args *args, uint64_t row, uint64_t first, size_t n,
                        const float *cosine, const float *sine)
 {
@@ -271,8 +271,9 @@ static void embedding_grad_columns(const embedding_grad_args *args, uint64_t c, 
     }
 }
 
-/* Each thread owns columns, so equal tokens need no atomics and no sorting. The width (of one thread's
- * piece) is a whole number of cache lines and does not touch the result: columns never meet. */
+/* Each thread owns columns, so equal tokens need no atomics and no sorting. The width (of one
+ * thread's piece) is a whole number of cache lines and does not touch the result: columns never
+ * meet. */
 static void embedding_backward(int threads, const embedding_grad_args *args)
 {
     uint64_t channels = args->channels;

@@ -1,8 +1,8 @@
-/* The reference backend: every op of kernels/ops.h written as its formula, in double, on one thread.
- * The other backends are tested against it, and whole tiny models are checked with it; nothing else
- * links it. fp32, bf16 and fp16 everywhere: an element is widened to double when read and rounded once
- * when stored. No op looks at the context, so that a test may pass any context or NULL. Only the
- * create functions allocate. */
+/* The reference backend: every op of kernels/ops.h written as its formula, in double, on one
+ * thread. The other backends are tested against it, and whole tiny models are checked with it;
+ * nothing else links it. fp32, bf16 and fp16 everywhere: an element is widened to double when read
+ * and rounded once when stored. No op looks at the context, so that a test may pass any context or
+ * NULL. Only the create functions allocate. */
 #include <errno.h>
 #include <string.h>
 

@@ -1,5 +1,5 @@
-/* What the files of the reference backend share: element access in double. Names refi_ are shared by
- * these files only. */
+/* What the files of the reference backend share: element access in double. Names refi_ are shared
+ * by these files only. */
 #ifndef SLUICE_KERNELS_REFERENCE_INTERNAL_H
 #define SLUICE_KERNELS_REFERENCE_INTERNAL_H
 

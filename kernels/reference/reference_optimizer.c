@@ -1,6 +1,6 @@
 /* Gradient closing, norms, AdamW and working copies of the reference backend. Adam is the textbook
- * form in double (Loshchilov and Hutter, "Decoupled weight decay regularization", algorithm 2), to hold
- * the backends against within a tolerance; the bit-exact sequence is kernels/cpu's. */
+ * form in double (Loshchilov and Hutter, "Decoupled weight decay regularization", algorithm 2), to
+ * hold the backends against within a tolerance; the bit-exact sequence is kernels/cpu's. */
 #include <math.h>
 
 #include "base/tile.h"
