@@ -1,5 +1,5 @@
 # What `cmake --install` puts where: the binary, one archive of all folders with its public header and
-# pkg-config file, and the job files. Included by the top level after all folders.
+# pkg-config file (src/config installs the job files). Included by the top level after all folders.
 include(GNUInstallDirs)
 
 # libsluice.a: the objects of every library, so that a user links one file.
@@ -41,7 +41,6 @@ configure_file(${PROJECT_SOURCE_DIR}/src/sluice.pc.in ${PROJECT_BINARY_DIR}/src/
 install(TARGETS sluice_archive ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
 install(FILES src/sluice.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 install(FILES ${PROJECT_BINARY_DIR}/src/sluice.pc DESTINATION ${pc_dir})
-install(DIRECTORY configs/ DESTINATION ${CMAKE_INSTALL_DATADIR}/sluice/configs)
 install(FILES LICENSE README.md CHANGELOG.md DESTINATION ${CMAKE_INSTALL_DOCDIR})
 if(TARGET sluice)
     install(TARGETS sluice RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})

@@ -41,7 +41,7 @@ if [ -x "$scratch/prefix/bin/sluice" ]; then
     echo "binary: $said"
     [ "$said" = "sluice $version" ] || { echo "pkg-config says $version"; exit 1; }
 fi
-[ -s "$scratch/prefix/share/sluice/configs/jobs/quickstart.json" ] || {
+[ -s "$scratch/prefix/share/sluice/jobs/quickstart.json" ] || {
     echo "the configs were not installed"
     exit 1
 }

@@ -1,0 +1,132 @@
+/* sluice train JOB: trains, with a line a step. See cli.h. */
+#include "base/log.h"
+#include "cli/cli.h"
+#include "cli/cli_report.h"
+
+const cli_command cli_train_command = {
+    .name = "train",
+    .operand = "JOB",
+    .summary = "trains the model of a job file",
+    .details = "Writes metrics.jsonl, plan.json and trace.json to the job's run.dir. JOB \"-\" is "
+               "standard\n"
+               "input. SIGINT or SIGTERM finishes the step and exits with 75; a second one stops "
+               "at once.\n"
+               "Speeds are in GB/s (10^9 bytes), losses in nats per token.",
+    .run = cli_train,
+};
+
+struct train_screen {
+    struct plan_summary plan;
+    bool quiet; /* no tables, no lines */
+};
+
+static void train_show_plan(void *user, const struct plan_summary *plan)
+{
+    struct train_screen *screen = user;
+    screen->plan = *plan;
+    if (screen->quiet)
+        return;
+    cli_print_plan(stdout, plan);
+    fputc('\n', stdout);
+    fflush(stdout);
+}
+
+static void train_show_step(void *user, const struct train_progress *progress)
+{
+    (void)user;
+    cli_step step = {
+        .step = progress->step,
+        .steps = progress->steps,
+        .loss = progress->loss,
+        .tokens_per_second = progress->tokens_per_second,
+        .seconds_left = progress->seconds_left,
+        .skipped = progress->skipped,
+    };
+    double stall_seconds = 0;
+    for (int lane = 0; lane < LANE_COUNT; lane++) {
+        const struct lane_numbers *numbers = &progress->lanes[lane];
+        stall_seconds += numbers->stall_seconds;
+        if (numbers->bytes == 0 || progress->seconds <= 0)
+            continue;
+        step.lanes[step.lane_count].name = lane_kind_name((enum lane_kind)lane);
+        step.lanes[step.lane_count++].gb_per_second =
+            (double)numbers->bytes / progress->seconds / 1e9;
+    }
+    if (progress->seconds > 0)
+        step.stall_share = stall_seconds / progress->seconds;
+    cli_live_step(&step);
+}
+
+static void train_show_eval(void *user, const struct train_eval *eval)
+{
+    (void)user;
+    cli_live_note("step %llu  held-out loss %.4f nats per token", (unsigned long long)eval->step,
+                  eval->loss);
+}
+
+static int train_job(const job *asked, bool fresh, bool json, bool quiet)
+{
+    static struct train_screen screen; /* large */
+    static struct train_summary summary;
+    screen.quiet = quiet || json;
+    struct train_options options = {
+        .job = asked,
+        .fresh = fresh,
+        .stop = cli_stop_install(),
+        .on_plan = train_show_plan,
+        .on_step = train_show_step,
+        .on_eval = train_show_eval,
+        .user = &screen,
+    };
+    cli_live_begin(asked->run.log_every, screen.quiet);
+    int rc = train_run(&options, &summary);
+    cli_live_end();
+    if (rc < 0 && rc != ERR_STOPPED)
+        return rc;
+    int printed = 0;
+    if (json)
+        printed = cli_summary_json(stdout, &summary);
+    else if (!quiet)
+        cli_print_summary(stdout, &screen.plan, &summary);
+    return rc < 0 ? rc : printed;
+}
+
+int cli_train(int argc, char **argv)
+{
+    cli_texts set = {.count = 0};
+    bool fresh = false, json = false, quiet = false;
+    const cli_option options[] = {
+        {.name = "set",
+         .type = CLI_TEXTS,
+         .value = "KEY.PATH=VALUE",
+         .help = "overrides a key of the job; JSON or a bare word; repeatable",
+         .target = &set},
+        {.name = "fresh",
+         .type = CLI_FLAG,
+         .help = "begins anew where the run directory holds a run\n(default: such a run is not "
+                 "overwritten)",
+         .target = &fresh},
+        {.name = "json",
+         .type = CLI_FLAG,
+         .help = "no lines; at the end one JSON object, bytes and seconds\n(default: a line a "
+                 "step, tables)",
+         .target = &json},
+        {.name = "quiet",
+         .type = CLI_FLAG,
+         .help = "warnings and errors alone (default: a line a step, tables)",
+         .target = &quiet},
+    };
+    const char *path;
+    int rc = cli_parse(&cli_train_command, options, sizeof options / sizeof options[0], argc, argv,
+                       &path);
+    if (rc != 0)
+        return rc;
+    if (quiet || json)
+        log_set_level(LOG_WARN);
+
+    job *asked = NULL;
+    TRY(job_read(path, set.items, set.count, &asked));
+    rc = train_job(asked, fresh || asked->run.fresh, json, quiet);
+    job_destroy(asked);
+    return rc;
+}

@@ -1,0 +1,77 @@
+/* Plans and runs as JSON: bytes, seconds, tokens; numbers only where they are known.
+ * See cli_report.h. */
+#include <errno.h>
+#include <jansson.h>
+
+#include "cli/cli.h"
+#include "cli/cli_report.h"
+
+static json_t *report_tiers(const uint64_t bytes[ARENA_COUNT])
+{
+    json_t *object = json_object();
+    for (int arena = 0; arena < ARENA_COUNT; arena++)
+        json_object_set_new(object, arena_kind_name((enum arena_kind)arena),
+                            json_integer((json_int_t)bytes[arena]));
+    return object;
+}
+
+/* Prints the object and frees it; what could not be built shows as a failed dump. */
+static int report_dump(FILE *out, json_t *object)
+{
+    int failed = object == NULL || json_dumpf(object, out, JSON_INDENT(2) | JSON_REAL_PRECISION(9));
+    json_decref(object);
+    if (failed)
+        return err_set(-ENOMEM, "cannot print the result as JSON");
+    fputc('\n', out);
+    return 0;
+}
+
+int cli_plan_json(FILE *out, const struct plan_summary *plan)
+{
+    json_t *homes = json_object(), *lanes = json_object(), *object = json_object();
+    for (int kind = 0; kind < STATE_KIND_COUNT; kind++)
+        json_object_set_new(homes, state_kind_name((enum state_kind)kind),
+                            report_tiers(plan->home_bytes[kind]));
+    for (int lane = 0; lane < LANE_COUNT; lane++)
+        json_object_set_new(lanes, lane_kind_name((enum lane_kind)lane),
+                            json_pack("{s:I, s:f}", "bytes", (json_int_t)plan->lane_bytes[lane],
+                                      "busy_seconds", plan->lane_seconds[lane]));
+    json_object_set_new(object, "model", json_string(plan->model_name));
+    json_object_set_new(object, "parameters", json_integer((json_int_t)plan->param_count));
+    json_object_set_new(object, "units", json_integer((json_int_t)plan->unit_count));
+    json_object_set_new(object, "tokens_per_step", json_integer((json_int_t)plan->tokens_per_step));
+    json_object_set_new(object, "update", json_string(plan->update));
+    json_object_set_new(object, "homes", homes);
+    json_object_set_new(object, "budget_bytes", report_tiers(plan->budget_bytes));
+    json_object_set_new(object, "peak_bytes", report_tiers(plan->peak_bytes));
+    json_object_set_new(object, "lanes", lanes);
+    if (plan->step_seconds > 0) {
+        json_object_set_new(object, "step_seconds", json_real(plan->step_seconds));
+        json_object_set_new(object, "bottleneck", json_string(plan->bottleneck));
+    }
+    return report_dump(out, object);
+}
+
+int cli_summary_json(FILE *out, const struct train_summary *summary)
+{
+    json_t *lanes = json_object(), *object = json_object();
+    for (int lane = 0; lane < LANE_COUNT; lane++) {
+        const struct lane_numbers *numbers = &summary->lanes[lane];
+        json_object_set_new(lanes, lane_kind_name((enum lane_kind)lane),
+                            json_pack("{s:I, s:f, s:f}", "bytes", (json_int_t)numbers->bytes,
+                                      "busy_seconds", numbers->busy_seconds, "stall_seconds",
+                                      numbers->stall_seconds));
+    }
+    json_object_set_new(object, "steps", json_integer((json_int_t)summary->steps_done));
+    json_object_set_new(object, "tokens", json_integer((json_int_t)summary->tokens));
+    json_object_set_new(object, "seconds", json_real(summary->seconds));
+    if (summary->steps_done > 0)
+        json_object_set_new(object, "train_loss", json_real(summary->train_loss));
+    if (summary->eval_given)
+        json_object_set_new(object, "heldout_loss", json_real(summary->eval_loss));
+    json_object_set_new(object, "lanes", lanes);
+    json_object_set_new(object, "peak_bytes", report_tiers(summary->peak_bytes));
+    json_object_set_new(object, "resident_bytes_max",
+                        json_integer((json_int_t)summary->resident_bytes_max));
+    return report_dump(out, object);
+}
