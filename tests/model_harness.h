@@ -1,6 +1,7 @@
 /* A whole small model in memory, for the tests of src/model: parameters, gradients, all boundary
- * activations; forward and backward through every stage in order. Before each call `saved`, `temp` and
- * every output are filled with NaN, so that nothing can depend on what was there. */
+ * activations; forward and backward through every stage in order. Each call gets `saved` and `temp` of
+ * exactly the stage's bytes at a fresh place, filled with NaN like every output: nothing can depend on
+ * what was there, and the address sanitizer sees what is written beyond. */
 #ifndef SLUICE_TESTS_MODEL_HARNESS_H
 #define SLUICE_TESTS_MODEL_HARNESS_H
 
@@ -24,7 +25,6 @@ struct harness {
     int32_t *tokens, *targets;
     float *losses;
     void *saved, *temp, *constants;
-    uint64_t saved_bytes, temp_bytes;
     int poison; /* byte that fills scratch: 0xff is NaN in every type */
 };
 typedef struct harness harness;
@@ -68,10 +68,6 @@ static inline void harness_create(harness *h, const kernel_ops *ops, const model
         h->grads[u] = harness_alloc(self->units[u].elems * 4);
     }
     for (uint32_t i = 0; i < self->stage_count; i++) {
-        const model_stage *stage = &self->stages[i];
-        h->saved_bytes = size_max(h->saved_bytes, stage->saved_bytes);
-        h->temp_bytes = size_max(h->temp_bytes,
-                                 size_max(stage->forward_temp_bytes, stage->backward_temp_bytes));
         h->boundary[i] = harness_alloc(self->boundary_bytes);
     }
     uint64_t rows = self->micro_batch * self->tokens;
@@ -80,8 +76,6 @@ static inline void harness_create(harness *h, const kernel_ops *ops, const model
     h->tokens = harness_alloc(rows * sizeof(int32_t));
     h->targets = harness_alloc(rows * sizeof(int32_t));
     h->losses = harness_alloc(rows * sizeof(float));
-    h->saved = harness_alloc(h->saved_bytes);
-    h->temp = harness_alloc(h->temp_bytes);
     h->constants = harness_alloc(self->constants_bytes);
     assert_int_equal(model_fill_constants(h->self, NULL, h->constants), 0);
 }
@@ -130,7 +124,19 @@ static inline void harness_random_tokens(harness *h, uint64_t seed, bool with_ig
     }
 }
 
-static inline model_call harness_call(harness *h, uint32_t stage, float grad_scale)
+/* A new block instead of the old one, poisoned. */
+static inline void *harness_fresh(harness *h, void **block, uint64_t bytes)
+{
+    void *fresh = harness_alloc(bytes);
+    memset(fresh, h->poison, bytes);
+    mem_free(*block);
+    *block = fresh;
+    return fresh;
+}
+
+/* The memory of one call, with a fresh `saved` and, of temp_bytes, `temp`. */
+static inline model_call harness_call(harness *h, uint32_t stage, uint64_t temp_bytes,
+                                      float grad_scale)
 {
     const model_stage *source = &h->self->stages[stage];
     uint32_t last = h->self->stage_count - 1;
@@ -141,16 +147,14 @@ static inline model_call harness_call(harness *h, uint32_t stage, float grad_sca
         .output = stage < last ? h->boundary[stage] : NULL,
         .losses = h->losses,
         .grad_scale = grad_scale,
-        .saved = h->saved,
-        .temp = h->temp,
+        .saved = harness_fresh(h, &h->saved, source->saved_bytes),
+        .temp = harness_fresh(h, &h->temp, temp_bytes),
         .constants = h->constants,
     };
     for (uint32_t i = 0; i < source->unit_count; i++) {
         call.params[i] = h->params[source->units[i]];
         call.grads[i] = h->grads[source->units[i]];
     }
-    memset(h->saved, h->poison, h->saved_bytes);
-    memset(h->temp, h->poison, h->temp_bytes);
     return call;
 }
 
@@ -159,7 +163,7 @@ static inline void harness_forward(harness *h, bool with_head)
 {
     uint32_t stages = h->self->stage_count - (with_head ? 0 : 1);
     for (uint32_t i = 0; i < stages; i++) {
-        model_call call = harness_call(h, i, 0);
+        model_call call = harness_call(h, i, h->self->stages[i].forward_temp_bytes, 0);
         if (call.output != NULL)
             memset(call.output, h->poison, h->self->boundary_bytes);
         assert_int_equal(model_forward(h->self, i, NULL, &call), 0);
@@ -171,12 +175,12 @@ static inline void harness_forward(harness *h, bool with_head)
 static inline void harness_backward(harness *h, float grad_scale, bool keep_saved)
 {
     for (uint32_t i = h->self->stage_count; i-- > 0;) {
-        model_call call = harness_call(h, i, grad_scale);
-        bool is_block = h->self->stages[i].kind == STAGE_BLOCK;
-        if (is_block && keep_saved) {
+        const model_stage *stage = &h->self->stages[i];
+        bool is_block = stage->kind == STAGE_BLOCK;
+        model_call call = harness_call(h, i, stage->forward_temp_bytes, grad_scale);
+        if (is_block && keep_saved)
             assert_int_equal(model_forward(h->self, i, NULL, &call), 0);
-            memset(h->temp, h->poison, h->temp_bytes);
-        }
+        call.temp = harness_fresh(h, &h->temp, stage->backward_temp_bytes);
         call.output = NULL;
         call.input_grad = i > 0 ? h->grad[i % 2] : NULL;
         call.output_grad = h->grad[(i + 1) % 2];

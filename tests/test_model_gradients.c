@@ -298,7 +298,7 @@ static void logits_of_a_row(void **state)
     uint32_t head = h.self->stage_count - 1;
     float *logits = harness_alloc(spec.vocab_size * sizeof *logits);
     for (uint64_t row = 0; row < 18; row += 5) {
-        model_call call = harness_call(&h, head, 0);
+        model_call call = harness_call(&h, head, h.self->stages[head].forward_temp_bytes, 0);
         call.saved = NULL;
         assert_int_equal(model_logits(h.self, NULL, &call, row, logits), 0);
         double sum = 0;
@@ -309,6 +309,42 @@ static void logits_of_a_row(void **state)
     }
     mem_free(logits);
     harness_destroy(&h);
+}
+
+/* A backend whose nth product cannot be made. */
+static int products_left;
+
+static int failing_create(kernel_context *context, const matmul_desc *desc, kernel_matmul **product)
+{
+    if (products_left-- == 0)
+        return err_set(ERR_BACKEND, "no product for this shape");
+    return kernels_reference.matmul_create(context, desc, product);
+}
+
+/* model_prepare that fails leaves the model as it was: nothing leaks, and another backend works. */
+static void failed_prepare_can_be_repeated(void **state)
+{
+    (void)state;
+    kernel_ops failing = kernels_reference;
+    failing.matmul_create = failing_create;
+    kernel_context_config config = {.thread_count = 1};
+    kernel_context *context;
+    mem_stats before, after;
+    assert_int_equal(failing.context_create(&config, &context), 0);
+    mem_get_stats(&before);
+    model_spec spec = tiny(true);
+    model *self;
+    assert_int_equal(model_create(&spec, DTYPE_FP32, 2, &self), 0);
+    for (int count = 0; count < MODELI_ROW_LOGITS - 3; count++) {
+        products_left = count;
+        assert_int_equal(model_prepare(self, &failing, context), ERR_BACKEND);
+    }
+    assert_int_equal(model_prepare(self, &kernels_reference, context), 0);
+    assert_int_equal(model_prepare(self, &kernels_reference, context), ERR_INTERNAL);
+    model_destroy(self);
+    mem_get_stats(&after);
+    assert_int_equal(before.live_bytes, after.live_bytes);
+    failing.context_destroy(context);
 }
 
 /* Attention and positions look back only: a later token changes no earlier loss. */
@@ -332,10 +368,15 @@ int main(int argc, char **argv)
 {
     family = argc > 1 && strcmp(argv[1], "llama") == 0 ? MODEL_LLAMA : MODEL_GPT2;
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(finite_differences),  cmocka_unit_test(chunks_agree),
-        cmocka_unit_test(cpu_agrees),          cmocka_unit_test(scratch_changes_nothing),
-        cmocka_unit_test(gradients_are_added), cmocka_unit_test(ignored_targets),
-        cmocka_unit_test(logits_of_a_row),     cmocka_unit_test(later_tokens_change_nothing),
+        cmocka_unit_test(finite_differences),
+        cmocka_unit_test(chunks_agree),
+        cmocka_unit_test(cpu_agrees),
+        cmocka_unit_test(scratch_changes_nothing),
+        cmocka_unit_test(gradients_are_added),
+        cmocka_unit_test(ignored_targets),
+        cmocka_unit_test(logits_of_a_row),
+        cmocka_unit_test(later_tokens_change_nothing),
+        cmocka_unit_test(failed_prepare_can_be_repeated),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
