@@ -16,18 +16,18 @@
 #include "base/error.h"
 
 struct arena_config {
-    const char *name;      /* "device", "host": for messages */
-    uint64_t size_bytes;   /* > 0; mapped size is rounded up to 4 KiB */
-    int numa_node;         /* bind to this node; -1: no binding; -2: interleave over all nodes */
-    int touch_threads;     /* threads that touch the memory, > 0 */
+    const char *name;    /* "device", "host": for messages */
+    uint64_t size_bytes; /* > 0; mapped size is rounded up to 4 KiB */
+    int numa_node;       /* bind to this node; -1: no binding; -2: interleave over all nodes */
+    int touch_threads;   /* threads that touch the memory, > 0 */
 };
 typedef struct arena_config arena_config;
 
 struct arena {
-    unsigned char *base;   /* aligned to 2 MiB where size allows */
+    unsigned char *base; /* aligned to 2 MiB where size allows */
     uint64_t size_bytes;
-    uint64_t huge_bytes;   /* backed by huge pages after the touch (from smaps) */
-    int numa_node;         /* node it was bound to, or -1 */
+    uint64_t huge_bytes; /* backed by huge pages after the touch (from smaps) */
+    int numa_node;       /* node it was bound to, or -1 */
     char name[16];
 };
 typedef struct arena arena;
@@ -42,5 +42,10 @@ void arena_fini(arena *self);
  * of its mappings (VmSize); any may be NULL. Allocates nothing. */
 int arena_process_memory(uint64_t *resident_bytes, uint64_t *resident_bytes_max,
                          uint64_t *mapped_bytes) MUST_CHECK;
+
+/* Bytes that this process can still take without swapping or the OOM killer: MemAvailable, capped by
+ * what each memory control group above it (v1 or v2) has left. An estimate of this moment. Allocates
+ * nothing. */
+int arena_available_memory(uint64_t *available_bytes) MUST_CHECK;
 
 #endif

@@ -7,7 +7,12 @@
  * With one drive the address is the file offset plus the header block. The file begins with one 4 KiB
  * header (magic, version, uuid, rank, drive index, drive count, stripe bytes, sizes, XXH3 of the rest;
  * little-endian): a slab of another run is refused. Space is allocated with fallocate at creation, so
- * a later write cannot run out of it (except on copy-on-write file systems, which is said once).
+ * a later write cannot run out of it; where the file system has no fallocate that is said once.
+ *
+ * Shares. Each drive gets stripes in proportion to its weight, but never more than its budget and free
+ * space hold; what a full drive cannot take goes to the others. The counts are stored in the headers,
+ * and the place of every stripe follows from them by arithmetic, so that a reopened slab maps as
+ * before whatever the weights and budgets are then.
  * One thread creates and destroys; reading and writing go through tiers/io.h. */
 #ifndef SLUICE_TIERS_SLAB_H
 #define SLUICE_TIERS_SLAB_H
@@ -17,7 +22,14 @@
 
 #include "base/error.h"
 
-enum { SLAB_DRIVES_MAX = 16, SLAB_PATH_BYTES = 4096, SLAB_UUID_BYTES = 16 };
+enum {
+    SLAB_DRIVES_MAX = 16,
+    SLAB_PATH_BYTES = 4096,
+    SLAB_UUID_BYTES = 16,
+    SLAB_HEADER_BYTES = 4096, /* in front of each file's data; see FORMAT.md */
+    SLAB_PATTERN_MAX = 256,   /* stripes in one turn of a zone's pattern */
+    SLAB_ZONES_MAX = 16,
+};
 
 struct slab_drive {
     char path[SLAB_PATH_BYTES]; /* the directory as the user named it */
@@ -39,20 +51,37 @@ typedef struct slab_config slab_config;
 
 struct slab_file {
     int fd;
-    bool direct;             /* O_DIRECT took; else buffered, warned once */
-    uint32_t align_bytes;    /* of offsets, lengths and memory for direct I/O (statx, else 4096) */
+    bool direct;          /* O_DIRECT took; else buffered, warned once */
+    uint32_t align_bytes; /* of offsets, lengths and memory for direct I/O (statx, else 4096) */
     uint64_t file_bytes;
     char path[SLAB_PATH_BYTES];
 };
 typedef struct slab_file slab_file;
 
+/* A run of stripes dealt out by one repeated pattern. Most slabs have one zone; further ones hold the
+ * rest that whole turns of the first pattern leave, so that each drive gets its exact count. */
+struct slab_zone {
+    uint64_t first_stripe;                   /* of the address space */
+    uint64_t stripe_count;                   /* whole turns of the pattern */
+    uint32_t pattern_count;                  /* stripes in one turn */
+    uint8_t pattern_drive[SLAB_PATTERN_MAX]; /* [pattern_count] drive of the turn's i-th stripe */
+    uint8_t pattern_rank[SLAB_PATTERN_MAX];  /* [pattern_count] how many before it in the turn are
+                                                on the same drive */
+    uint64_t drive_first[SLAB_DRIVES_MAX];   /* the drive's stripes used by earlier zones */
+    uint32_t drive_count_in_turn[SLAB_DRIVES_MAX];
+};
+typedef struct slab_zone slab_zone;
+
+/* About 100 KiB: keep it in static or heap memory. */
 struct slab {
     slab_file files[SLAB_DRIVES_MAX];
     uint32_t drive_count;
-    uint64_t total_bytes;
+    uint32_t rank;
+    uint64_t total_bytes; /* a multiple of stripe_bytes */
     uint64_t stripe_bytes;
-    uint32_t stripe_pattern[256]; /* drive of stripe i at i % pattern_count */
-    uint32_t pattern_count;
+    uint64_t drive_stripes[SLAB_DRIVES_MAX]; /* stripes on each drive; stored in every header */
+    slab_zone zones[SLAB_ZONES_MAX];         /* follows from drive_stripes alone */
+    uint32_t zone_count;
     uint8_t uuid[SLAB_UUID_BYTES];
 };
 typedef struct slab slab;
@@ -70,14 +99,15 @@ typedef struct slab_piece slab_piece;
  * ERR_NO_FIT with needed and allowed bytes per drive; ERR_INPUT for a path that cannot be used. */
 int slab_check_space(const slab_config *config) MUST_CHECK;
 
-/* The nvme capacity in bytes that these drives offer: sum of budgets, each capped by free space. */
+/* The nvme capacity in bytes that these drives offer: sum of budgets, each capped by free space (drives
+ * of one file system share it). A slab of total_bytes up to this less one stripe per drive fits. */
 int slab_capacity(const slab_drive *drives, uint32_t drive_count, uint64_t *bytes) MUST_CHECK;
 
 /* Creates or opens. On failure what was created is removed. Errors: -ENOSPC, -EACCES, -EROFS, ...
  * with the path; ERR_CORRUPT for a header that does not match (foreign uuid, other size). */
 int slab_open(slab *out, const slab_config *config) MUST_CHECK;
-void slab_close(slab *self);               /* keeps the files */
-int slab_remove(slab *self) MUST_CHECK;    /* closes and deletes files and their directory */
+void slab_close(slab *self);            /* keeps the files */
+int slab_remove(slab *self) MUST_CHECK; /* closes and deletes files and their directory */
 
 /* The first piece of the range [offset, offset+size) of the address space; call again from
  * offset + piece.size_bytes for the rest. */

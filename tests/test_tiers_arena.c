@@ -1,0 +1,157 @@
+/* Arenas: exact size, alignment, refusal of what cannot be had, and what the kernel says of memory. */
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include <cmocka.h>
+
+#include "base/log.h"
+#include "base/mem.h"
+#include "base/size.h"
+#include "tiers/arena.h"
+
+static arena_config config_of(uint64_t size_bytes)
+{
+    return (arena_config){
+        .name = "host", .size_bytes = size_bytes, .numa_node = -1, .touch_threads = 2};
+}
+
+static int is_mapped(const unsigned char *page)
+{
+    unsigned char state;
+    return mincore((void *)(uintptr_t)page, 4096, &state) == 0;
+}
+
+static void exact_size_and_alignment(void **state)
+{
+    (void)state;
+    static const uint64_t sizes[] = {1,       4096,           4097,    2 * MIB - 4096,
+                                     2 * MIB, 2 * MIB + 4096, 5 * MIB, 33 * MIB + 12288,
+                                     64 * MIB};
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        arena_config config = config_of(sizes[i]);
+        arena host;
+        assert_int_equal(arena_init(&host, &config), 0);
+        assert_int_equal(host.size_bytes, size_round_up(sizes[i], 4096));
+        assert_int_equal((uintptr_t)host.base % (sizes[i] >= 2 * MIB ? 2 * MIB : 4096), 0);
+        assert_string_equal(host.name, "host");
+        assert_int_equal(host.numa_node, -1);
+        assert_true(host.huge_bytes <= host.size_bytes);
+        for (uint64_t at = 0; at < host.size_bytes; at += 4096)
+            assert_true(host.base[at] == 0 && is_mapped(host.base + at));
+        host.base[host.size_bytes - 1] = 1;
+        unsigned char *base = host.base;
+        arena_fini(&host);
+        assert_null(host.base);
+        assert_false(is_mapped(base));
+    }
+}
+
+static void every_page_is_resident(void **state)
+{
+    (void)state;
+    arena_config config = config_of(48 * MIB);
+    uint64_t before, after, peak, mapped;
+    assert_int_equal(arena_process_memory(&before, NULL, NULL), 0);
+    arena host;
+    assert_int_equal(arena_init(&host, &config), 0);
+    assert_int_equal(arena_process_memory(&after, &peak, &mapped), 0);
+    assert_true(after >= before + 47 * MIB);
+    assert_true(after <= before + 52 * MIB);
+    assert_true(peak >= after && mapped >= after);
+    unsigned char resident[48 * MIB / 4096];
+    assert_int_equal(mincore(host.base, host.size_bytes, resident), 0);
+    for (size_t i = 0; i < sizeof resident; i++)
+        assert_true(resident[i] & 1);
+    arena_fini(&host);
+    assert_int_equal(arena_process_memory(&after, NULL, NULL), 0);
+    assert_true(after < before + 8 * MIB);
+}
+
+static void too_much_is_refused(void **state)
+{
+    (void)state;
+    uint64_t available;
+    assert_int_equal(arena_available_memory(&available), 0);
+    assert_true(available > 64 * MIB && available < (uint64_t)1 << 50);
+    arena host;
+    arena_config config = config_of(available + available / 2);
+    assert_int_equal(arena_init(&host, &config), -ENOMEM);
+    assert_null(host.base);
+    assert_non_null(strstr(err_text(), "host arena needs"));
+    assert_non_null(strstr(err_text(), "available"));
+    config.size_bytes = UINT64_MAX;
+    assert_true(arena_init(&host, &config) < 0);
+    config.size_bytes = UINT64_MAX / 2;
+    assert_int_equal(arena_init(&host, &config), -ENOMEM);
+    config.size_bytes = 0;
+    assert_int_equal(arena_init(&host, &config), -EINVAL);
+    arena_fini(&host); /* of one that never was: harmless */
+}
+
+static void nodes(void **state)
+{
+    (void)state;
+    arena host;
+    arena_config config = config_of(4 * MIB);
+    config.numa_node = 100000;
+    assert_int_equal(arena_init(&host, &config), -EINVAL);
+    assert_non_null(strstr(err_text(), "100000"));
+    config.numa_node = -3;
+    assert_int_equal(arena_init(&host, &config), -EINVAL);
+    config.numa_node = -2;
+    assert_int_equal(arena_init(&host, &config), 0);
+    assert_int_equal(host.numa_node, -1);
+    arena_fini(&host);
+    config.numa_node = 0; /* every machine has it; a container may forbid the binding */
+    assert_int_equal(arena_init(&host, &config), 0);
+    assert_true(host.numa_node == 0 || host.numa_node == -1);
+    arena_fini(&host);
+}
+
+static void two_arenas_are_counted_apart(void **state)
+{
+    (void)state;
+    arena_config config = config_of(8 * MIB);
+    arena first, second;
+    assert_int_equal(arena_init(&first, &config), 0);
+    config.name = "device";
+    assert_int_equal(arena_init(&second, &config), 0);
+    assert_true(first.huge_bytes <= 8 * MIB && second.huge_bytes <= 8 * MIB);
+    memset(first.base, 1, first.size_bytes);
+    for (uint64_t at = 0; at < second.size_bytes; at++)
+        assert_int_equal(second.base[at], 0);
+    arena_fini(&first);
+    arena_fini(&second);
+}
+
+static void process_memory_allocates_nothing(void **state)
+{
+    (void)state;
+    mem_stats before, after;
+    mem_get_stats(&before);
+    uint64_t resident, peak, mapped;
+    for (int i = 0; i < 10; i++)
+        assert_int_equal(arena_process_memory(&resident, &peak, &mapped), 0);
+    assert_int_equal(arena_process_memory(NULL, NULL, NULL), 0);
+    mem_get_stats(&after);
+    assert_int_equal(after.call_count, before.call_count);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(exact_size_and_alignment),
+        cmocka_unit_test(every_page_is_resident),
+        cmocka_unit_test(too_much_is_refused),
+        cmocka_unit_test(nodes),
+        cmocka_unit_test(two_arenas_are_counted_apart),
+        cmocka_unit_test(process_memory_allocates_nothing),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,4 @@
+# The memory and the drives, and raw I/O between them.
+sluice_test(test_tiers_arena LIBS sluice_tiers LABELS cpu)
+sluice_test(test_tiers_slab LIBS sluice_tiers LABELS cpu nvme)
+sluice_test(test_tiers_striping LIBS sluice_tiers LABELS cpu)

@@ -1,0 +1,233 @@
+/* Arenas: exact anonymous memory on huge pages, bound to NUMA nodes, touched once. See arena.h.
+ * Runs at start, on one thread and its short-lived helpers; nothing comes from the heap except what
+ * libnuma takes for a node mask. */
+#include "tiers/arena.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <numa.h>
+#include <numaif.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+
+#include "base/log.h"
+#include "base/size.h"
+#include "tiers/tiers_internal.h"
+
+enum { ARENA_PAGE_BYTES = 4096, ARENA_TOUCH_THREADS_MAX = 256 };
+
+#define ARENA_HUGE_BYTES (2 * MIB)
+/* Below this size a few small pages at the end weigh more than 10% and cost nothing: no warning. */
+#define ARENA_WARN_BYTES (64 * MIB)
+
+enum { ARENA_NODE_NONE = -1, ARENA_NODE_ALL = -2 };
+
+/* Refuses what the machine or the control group cannot give, before the OOM killer does it later. */
+static int check_available(const arena_config *config, uint64_t size_bytes)
+{
+    uint64_t available_bytes;
+    char needed[SIZE_TEXT_BYTES], available[SIZE_TEXT_BYTES];
+    TRY(arena_available_memory(&available_bytes));
+    if (size_bytes > available_bytes)
+        return err_set(-ENOMEM,
+                       "the %s arena needs %s of memory, but only %s are available (machine and "
+                       "control group); lower tiers.%s.budget",
+                       config->name, size_format(size_bytes, needed),
+                       size_format(available_bytes, available), config->name);
+    if (config->numa_node < 0)
+        return 0;
+    available_bytes = tieri_node_available_bytes(config->numa_node);
+    if (size_bytes > available_bytes)
+        return err_set(-ENOMEM,
+                       "the %s arena needs %s on NUMA node %d, which has only %s left; lower "
+                       "tiers.%s.budget or do not bind it to one node",
+                       config->name, size_format(size_bytes, needed), config->numa_node,
+                       size_format(available_bytes, available), config->name);
+    return 0;
+}
+
+static int check_config(const arena_config *config, uint64_t *size_bytes)
+{
+    if (config->size_bytes == 0 || config->touch_threads <= 0)
+        return err_set(-EINVAL, "arena %s: size and thread count must be above 0", config->name);
+    TRY(size_add(config->size_bytes, ARENA_PAGE_BYTES - 1, size_bytes));
+    *size_bytes -= *size_bytes % ARENA_PAGE_BYTES;
+    if (*size_bytes > (UINT64_MAX >> 2))
+        return err_set(-ENOMEM, "arena %s: %llu bytes are more than any machine has", config->name,
+                       (unsigned long long)*size_bytes);
+    int node = config->numa_node;
+    if (node < ARENA_NODE_ALL)
+        return err_set(-EINVAL, "arena %s: NUMA node %d: give a node, -1 (any) or -2 (all)",
+                       config->name, node);
+    if (node < 0)
+        return 0;
+    if (numa_available() < 0) {
+        if (node > 0)
+            return err_set(-EINVAL, "arena %s: NUMA node %d: this kernel has no NUMA support",
+                           config->name, node);
+    } else if (node > numa_max_node() ||
+               !numa_bitmask_isbitset(numa_all_nodes_ptr, (unsigned)node)) {
+        return err_set(-EINVAL,
+                       "arena %s: NUMA node %d does not exist or is not allowed to this process "
+                       "(highest node: %d)",
+                       config->name, node, numa_max_node());
+    }
+    return 0;
+}
+
+/* Maps exactly size_bytes at a 2 MiB boundary, by mapping more and giving back both ends. */
+static int map_exact(const arena_config *config, uint64_t size_bytes, unsigned char **base)
+{
+    uint64_t extra_bytes = size_bytes >= ARENA_HUGE_BYTES ? ARENA_HUGE_BYTES : 0;
+    int flags = MAP_PRIVATE | MAP_ANONYMOUS;
+    void *raw = mmap(NULL, size_bytes + extra_bytes, PROT_READ | PROT_WRITE, flags, -1, 0);
+    if (raw == MAP_FAILED) {
+        char needed[SIZE_TEXT_BYTES];
+        return err_errno(errno, "arena %s: mapping %s of memory", config->name,
+                         size_format(size_bytes, needed));
+    }
+    unsigned char *begin = raw;
+    if (extra_bytes) {
+        uintptr_t address = (uintptr_t)raw;
+        uint64_t head_bytes = size_round_up(address, ARENA_HUGE_BYTES) - address;
+        begin += head_bytes;
+        if (head_bytes)
+            munmap(raw, head_bytes);
+        if (head_bytes < extra_bytes)
+            munmap(begin + size_bytes, extra_bytes - head_bytes);
+    }
+    *base = begin;
+    return 0;
+}
+
+/* Binds before the first touch. Where the kernel or a container forbids it the arena works unbound. */
+static void bind_nodes(arena *self, int node)
+{
+    if (node == ARENA_NODE_NONE || numa_available() < 0)
+        return;
+    if (node == ARENA_NODE_ALL && numa_max_node() == 0)
+        return;
+    struct bitmask *nodes = node == ARENA_NODE_ALL ? NULL : numa_allocate_nodemask();
+    if (nodes)
+        numa_bitmask_setbit(nodes, (unsigned)node);
+    const struct bitmask *mask = nodes ? nodes : numa_all_nodes_ptr;
+    /* The kernel reads one bit less than maxnode says. */
+    long rc = mbind(self->base, self->size_bytes, node >= 0 ? MPOL_BIND : MPOL_INTERLEAVE,
+                    mask->maskp, mask->size + 1, 0);
+    int errno_value = errno;
+    if (nodes)
+        numa_free_nodemask(nodes);
+    if (rc == 0)
+        self->numa_node = node >= 0 ? node : ARENA_NODE_NONE;
+    else if (numa_max_node() > 0)
+        log_warn("the %s arena cannot be bound to its NUMA node (%s): transfers may cross nodes, "
+                 "which is slower; a container needs CAP_SYS_NICE or a seccomp profile with mbind",
+                 self->name, strerror(errno_value));
+}
+
+struct touch_job {
+    unsigned char *base;
+    uint64_t size_bytes;
+    _Atomic uint64_t next_step; /* 2 MiB step to take next */
+};
+typedef struct touch_job touch_job;
+
+static void *touch_run(void *argument)
+{
+    touch_job *job = argument;
+    for (;;) {
+        /* Relaxed: the steps share no data, and the join orders the writes. */
+        uint64_t step = atomic_fetch_add_explicit(&job->next_step, 1, memory_order_relaxed);
+        if (step >= size_div_up(job->size_bytes, ARENA_HUGE_BYTES))
+            return NULL;
+        uint64_t begin = step * ARENA_HUGE_BYTES;
+        uint64_t end = size_min(begin + ARENA_HUGE_BYTES, job->size_bytes);
+        for (uint64_t at = begin; at < end; at += ARENA_PAGE_BYTES)
+            ((volatile unsigned char *)job->base)[at] = 0;
+    }
+}
+
+/* Touches every page once, so that no later first touch costs time or fails. The calling thread takes
+ * part; a thread that cannot be had leaves more to the others. */
+static void touch_all(arena *self, int thread_count)
+{
+    touch_job job = {.base = self->base, .size_bytes = self->size_bytes};
+    uint64_t step_count = size_div_up(self->size_bytes, ARENA_HUGE_BYTES);
+    uint64_t wanted =
+        size_min(size_min((uint64_t)thread_count, ARENA_TOUCH_THREADS_MAX), step_count);
+    pthread_t threads[ARENA_TOUCH_THREADS_MAX];
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all,
+                    &before); /* signals stay with the threads that expect them */
+    uint64_t started = 0;
+    while (started + 1 < wanted && pthread_create(&threads[started], NULL, touch_run, &job) == 0)
+        started++;
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    touch_run(&job);
+    for (uint64_t i = 0; i < started; i++)
+        pthread_join(threads[i], NULL);
+}
+
+static void warn_small_pages(const arena *self)
+{
+    static atomic_bool warned;
+    if (self->size_bytes < ARENA_WARN_BYTES || self->huge_bytes >= self->size_bytes / 10 * 9)
+        return;
+    if (atomic_exchange(&warned, true))
+        return;
+    char huge[SIZE_TEXT_BYTES], all[SIZE_TEXT_BYTES], mode[128];
+    if (tieri_read_small_file("/sys/kernel/mm/transparent_hugepage/enabled", mode, sizeof mode) <=
+        0)
+        snprintf(mode, sizeof mode, "this kernel has none");
+    mode[strcspn(mode, "\n")] = 0;
+    log_warn(
+        "only %s of the %s arena's %s are on huge pages (%s): expect about half the disk speed "
+        "(reads of 1.3-1.4 instead of 2.9-3.2 GB/s on the machine measured) and 4 to 10 times "
+        "the CPU time per GB; to allow them: echo madvise > "
+        "/sys/kernel/mm/transparent_hugepage/enabled, or free fragmented memory",
+        size_format(self->huge_bytes, huge), self->name, size_format(self->size_bytes, all), mode);
+}
+
+int arena_init(arena *out, const arena_config *config)
+{
+    memset(out, 0, sizeof *out);
+    out->numa_node = ARENA_NODE_NONE;
+    uint64_t size_bytes;
+    TRY(check_config(config, &size_bytes));
+    TRY(check_available(config, size_bytes));
+
+    unsigned char *base = NULL;
+    TRY(map_exact(config, size_bytes, &base));
+    out->base = base;
+    out->size_bytes = size_bytes;
+    snprintf(out->name, sizeof out->name, "%s", config->name);
+    /* The three hints may be refused (old or small kernels) without harm; the name also keeps the
+     * mapping apart from its neighbours, so that its huge pages can be counted. */
+    char label[64];
+    snprintf(label, sizeof label, "sluice %s arena", out->name);
+#ifdef PR_SET_VMA
+    (void)prctl(PR_SET_VMA, PR_SET_VMA_ANON_NAME, base, size_bytes, label);
+#endif
+    (void)madvise(base, size_bytes, MADV_HUGEPAGE);
+    bind_nodes(out, config->numa_node);
+    touch_all(out, config->touch_threads);
+    out->huge_bytes = tieri_huge_bytes(base, size_bytes);
+    warn_small_pages(out);
+    return 0;
+}
+
+void arena_fini(arena *self)
+{
+    if (self->base) {
+        int rc = munmap(self->base, self->size_bytes);
+        assert(rc == 0);
+    }
+    memset(self, 0, sizeof *self);
+    self->numa_node = ARENA_NODE_NONE;
+}

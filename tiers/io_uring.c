@@ -1,0 +1,202 @@
+/* The io_uring backend: one ring, registered files and buffers where the kernel allows them, one
+ * io_uring_enter for all transfers of a flush, completions read from the ring without a system call.
+ * Owner thread only; allocates at open.
+ *
+ * Without polling modes: SQPOLL takes a core from computing, and IOPOLL sets up but then fails each
+ * read on many drives. */
+#include <assert.h>
+#include <errno.h>
+#include <liburing.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "base/mem.h"
+#include "base/size.h"
+#include "tiers/io_internal.h"
+
+#define URING_IOVEC_MAX_BYTES GIB /* the kernel refuses a longer one with EFAULT */
+
+enum { URING_BUFFERS_MAX = 16384 /* the kernel's limit, and within sqe->buf_index */ };
+
+/* A registered region and the index of its first buffer. */
+struct uring_region {
+    uintptr_t begin;
+    uint64_t size_bytes;
+    uint32_t first_buffer;
+};
+typedef struct uring_region uring_region;
+
+struct uring_state {
+    struct io_uring ring;
+    const slab *target;
+    uring_region *regions; /* [region_count]; no region where buffers are not registered */
+    uint32_t region_count;
+    bool files_registered;
+};
+typedef struct uring_state uring_state;
+
+static const uring_region *find_region(const uring_state *self, uintptr_t address)
+{
+    for (uint32_t i = 0; i < self->region_count; i++)
+        if (address - self->regions[i].begin < self->regions[i].size_bytes)
+            return &self->regions[i];
+    return NULL;
+}
+
+/* Up to the end of the registered buffer that data begins in. */
+static uint64_t uring_span(void *state, const void *data, uint64_t size_bytes)
+{
+    const uring_region *region = find_region(state, (uintptr_t)data);
+    if (!region)
+        return size_bytes;
+    uint64_t inside = (uintptr_t)data - region->begin;
+    uint64_t to_cut = URING_IOVEC_MAX_BYTES - inside % URING_IOVEC_MAX_BYTES;
+    return size_min(size_bytes, size_min(to_cut, region->size_bytes - inside));
+}
+
+static void uring_submit(void *state, tieri_transfer *item)
+{
+    uring_state *self = state;
+    struct io_uring_sqe *sqe = io_uring_get_sqe(&self->ring);
+    assert(sqe); /* the ring has room for all transfers there are */
+    int fd =
+        self->files_registered ? (int)item->drive_idx : self->target->files[item->drive_idx].fd;
+    unsigned size = (unsigned)item->ask_bytes;
+    const uring_region *region = find_region(self, (uintptr_t)item->data);
+    if (region) {
+        uint64_t inside = (uintptr_t)item->data - region->begin;
+        int buffer = (int)(region->first_buffer + inside / URING_IOVEC_MAX_BYTES);
+        if (item->direction == IO_READ)
+            io_uring_prep_read_fixed(sqe, fd, item->data, size, item->file_offset, buffer);
+        else
+            io_uring_prep_write_fixed(sqe, fd, item->data, size, item->file_offset, buffer);
+    } else if (item->direction == IO_READ) {
+        io_uring_prep_read(sqe, fd, item->data, size, item->file_offset);
+    } else {
+        io_uring_prep_write(sqe, fd, item->data, size, item->file_offset);
+    }
+    if (self->files_registered)
+        sqe->flags |= IOSQE_FIXED_FILE;
+    io_uring_sqe_set_data(sqe, item);
+}
+
+static int uring_flush(void *state)
+{
+    uring_state *self = state;
+    if (io_uring_sq_ready(&self->ring) == 0)
+        return 0;
+    int rc = io_uring_submit(&self->ring);
+    if (rc < 0 && rc != -EINTR && rc != -EAGAIN && rc != -EBUSY)
+        return err_errno(-rc, "io_uring_enter");
+    return io_uring_sq_ready(&self->ring) > 0;
+}
+
+static tieri_transfer *uring_reap(void *state)
+{
+    uring_state *self = state;
+    unsigned head, seen = 0;
+    struct io_uring_cqe *cqe;
+    tieri_transfer *item = NULL;
+    io_uring_for_each_cqe(&self->ring, head, cqe)
+    {
+        item = io_uring_cqe_get_data(cqe);
+        item->result = cqe->res;
+        seen = 1;
+        break;
+    }
+    io_uring_cq_advance(&self->ring, seen);
+    return item;
+}
+
+static void uring_close(void *state)
+{
+    uring_state *self = state;
+    io_uring_queue_exit(&self->ring);
+    mem_free(self->regions);
+    mem_free(self);
+}
+
+/* Cuts the regions into buffers of at most 1 GiB and registers them. Without a message where memory
+ * may not be locked: then transfers go on unregistered. */
+static int register_buffers(uring_state *self, const tieri_backend_config *config)
+{
+    uint64_t count = 0;
+    for (uint32_t i = 0; i < config->region_count; i++)
+        count += size_div_up(config->regions[i].size_bytes, URING_IOVEC_MAX_BYTES);
+    if (count > URING_BUFFERS_MAX)
+        return -E2BIG;
+    struct iovec *buffers = mem_alloc(count, sizeof *buffers, "io_uring buffers");
+    self->regions = mem_alloc(config->region_count, sizeof *self->regions, "io_uring regions");
+    if (!buffers || !self->regions) {
+        mem_free(buffers);
+        return -ENOMEM;
+    }
+    uint32_t used = 0;
+    for (uint32_t i = 0; i < config->region_count; i++) {
+        const io_region *region = &config->regions[i];
+        self->regions[i] = (uring_region){.begin = (uintptr_t)region->base,
+                                          .size_bytes = region->size_bytes,
+                                          .first_buffer = used};
+        for (uint64_t at = 0; at < region->size_bytes; at += URING_IOVEC_MAX_BYTES)
+            buffers[used++] =
+                (struct iovec){.iov_base = (unsigned char *)region->base + at,
+                               .iov_len = size_min(URING_IOVEC_MAX_BYTES, region->size_bytes - at)};
+    }
+    assert(used == count);
+    int rc = io_uring_register_buffers(&self->ring, buffers, used);
+    mem_free(buffers);
+    if (rc == 0)
+        self->region_count = config->region_count;
+    return rc;
+}
+
+static void register_memory(uring_state *self, const tieri_backend_config *config, io_stats *stats)
+{
+    int fds[SLAB_DRIVES_MAX];
+    for (uint32_t i = 0; i < self->target->drive_count; i++)
+        fds[i] = self->target->files[i].fd;
+    int rc = io_uring_register_files(&self->ring, fds, self->target->drive_count);
+    self->files_registered = stats->files_registered = rc == 0;
+    if (rc < 0)
+        log_info("io_uring without registered files (%s): a little more CPU time per transfer",
+                 strerror(-rc));
+    rc = register_buffers(self, config);
+    stats->buffers_registered = rc == 0;
+    if (rc < 0)
+        log_info("io_uring without registered buffers (%s): a little more CPU time per transfer; "
+                 "they need CAP_IPC_LOCK or a larger limit on locked memory (ulimit -l)",
+                 strerror(-rc));
+}
+
+int tieri_uring_open(const tieri_backend_config *config, io_stats *stats, void **state)
+{
+    *state = NULL;
+    stats->files_registered = stats->buffers_registered = false;
+    uring_state *self = mem_alloc(1, sizeof *self, "io_uring");
+    if (!self)
+        return -ENOMEM;
+    self->target = config->target;
+    int rc = io_uring_queue_init(config->transfer_count, &self->ring, 0);
+    if (rc < 0) {
+        mem_free(self);
+        return err_errno(-rc, "io_uring_setup");
+    }
+    rc = io_uring_register_eventfd(&self->ring, config->event_fd);
+    if (rc < 0) {
+        uring_close(self);
+        return err_errno(-rc, "io_uring: registering an eventfd");
+    }
+    if (config->register_memory)
+        register_memory(self, config, stats);
+    *state = self;
+    return 0;
+}
+
+const tieri_backend tieri_uring_backend = {
+    .span = uring_span,
+    .submit = uring_submit,
+    .flush = uring_flush,
+    .reap = uring_reap,
+    .close = uring_close,
+};

@@ -1,0 +1,403 @@
+/* The slab's files: directories, space, headers, O_DIRECT, sync, removal. See slab.h for the contract
+ * and FORMAT.md for the bytes. One thread, at start and end (slab_sync: at a commit); nothing from the
+ * heap.
+ *
+ *   (nothing) --slab_open(create)--> OPEN --slab_close--> on disk --slab_open(existing)--> OPEN
+ *                                     OPEN --slab_remove--> (nothing)
+ */
+#include "tiers/slab.h"
+
+#include <assert.h>
+#include <endian.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <xxhash.h>
+
+#include "base/log.h"
+#include "base/size.h"
+#include "tiers/slab_internal.h"
+
+enum { SLAB_VERSION = 1, SLAB_ALIGN_DEFAULT_BYTES = 4096 };
+
+static const char slab_magic[8] = {'S', 'L', 'U', 'I', 'C', 'E', 'S', 'B'};
+
+/* The first block of each file; FORMAT.md, section "slab". All integers little-endian. */
+struct slab_header {
+    char magic[8];
+    uint32_t version;
+    uint32_t header_bytes;
+    uint8_t uuid[SLAB_UUID_BYTES];
+    uint32_t rank;
+    uint32_t drive_idx;
+    uint32_t drive_count;
+    uint32_t reserved;
+    uint64_t stripe_bytes;
+    uint64_t total_bytes;
+    uint64_t file_bytes;
+    uint64_t drive_stripes[SLAB_DRIVES_MAX];
+    uint8_t zero[3888];
+    uint64_t checksum; /* XXH3-64 of the bytes before it */
+};
+typedef struct slab_header slab_header;
+
+static_assert(sizeof(slab_header) == SLAB_HEADER_BYTES, "one block");
+static_assert(offsetof(slab_header, version) == 8, "FORMAT.md");
+static_assert(offsetof(slab_header, header_bytes) == 12, "FORMAT.md");
+static_assert(offsetof(slab_header, uuid) == 16, "FORMAT.md");
+static_assert(offsetof(slab_header, rank) == 32, "FORMAT.md");
+static_assert(offsetof(slab_header, drive_idx) == 36, "FORMAT.md");
+static_assert(offsetof(slab_header, drive_count) == 40, "FORMAT.md");
+static_assert(offsetof(slab_header, stripe_bytes) == 48, "FORMAT.md");
+static_assert(offsetof(slab_header, total_bytes) == 56, "FORMAT.md");
+static_assert(offsetof(slab_header, file_bytes) == 64, "FORMAT.md");
+static_assert(offsetof(slab_header, drive_stripes) == 72, "FORMAT.md");
+static_assert(offsetof(slab_header, zero) == 200, "FORMAT.md");
+static_assert(offsetof(slab_header, checksum) == 4088, "FORMAT.md");
+
+/* mkdir -p. *made_count: how many of the last components are new, so that a failure can undo them. */
+static int make_directories(const char *directory, uint32_t *made_count)
+{
+    char path[SLAB_PATH_BYTES];
+    snprintf(path, sizeof path, "%s", directory);
+    *made_count = 0;
+    for (char *at = path + 1;; at++) {
+        if (*at != '/' && *at != 0)
+            continue;
+        char saved = *at;
+        *at = 0;
+        if (mkdir(path, 0777) == 0)
+            ++*made_count;
+        else if (errno != EEXIST)
+            return err_errno(errno, "making the directory %s for the nvme tier", path);
+        *at = saved;
+        if (saved == 0)
+            break;
+        while (at[1] == '/')
+            at++;
+    }
+    return 0;
+}
+
+/* Removes the directory and the parents that make_directories made, as far as they are empty. */
+static void unmake_directories(const char *directory, uint32_t made_count)
+{
+    char path[SLAB_PATH_BYTES];
+    snprintf(path, sizeof path, "%s", directory);
+    while (made_count-- && rmdir(path) == 0) {
+        char *slash = strrchr(path, '/');
+        if (!slash)
+            return;
+        while (slash > path && slash[-1] == '/')
+            slash--;
+        *slash = 0;
+    }
+}
+
+/* What direct I/O on fd asks of offsets and memory; 0: direct I/O is not possible there. The names of
+ * the two statx fields are younger than some C libraries, so they are read by their place in the
+ * kernel's stable struct (linux/stat.h). */
+static uint32_t direct_align_bytes(int fd)
+{
+    enum { MASK_DIOALIGN = 0x2000, AT_MEM_ALIGN = 152, AT_OFFSET_ALIGN = 156 };
+    static_assert(sizeof(struct statx) == 256, "the kernel's struct, spare space included");
+    struct statx status;
+    memset(&status, 0, sizeof status);
+    if (statx(fd, "", AT_EMPTY_PATH, MASK_DIOALIGN, &status) != 0 ||
+        !(status.stx_mask & MASK_DIOALIGN))
+        return SLAB_ALIGN_DEFAULT_BYTES;
+    uint32_t memory_align, offset_align;
+    memcpy(&memory_align, (const char *)&status + AT_MEM_ALIGN, sizeof memory_align);
+    memcpy(&offset_align, (const char *)&status + AT_OFFSET_ALIGN, sizeof offset_align);
+    return memory_align && offset_align ? (uint32_t)size_max(memory_align, offset_align) : 0;
+}
+
+/* Turns direct I/O on where the file takes it and our 4 KiB blocks suit it. */
+static void set_direct(slab_file *file)
+{
+    static atomic_bool warned;
+    file->align_bytes = direct_align_bytes(file->fd);
+    if (file->align_bytes && file->align_bytes <= SLAB_HEADER_BYTES) {
+        int flags = fcntl(file->fd, F_GETFL);
+        if (flags >= 0 && fcntl(file->fd, F_SETFL, flags | O_DIRECT) == 0) {
+            file->direct = true;
+            return;
+        }
+    }
+    file->align_bytes = SLAB_ALIGN_DEFAULT_BYTES;
+    file->direct = false;
+    if (!atomic_exchange(&warned, true))
+        log_warn(
+            "%s: the file system takes no direct I/O: transfers go through the page cache, which "
+            "costs a copy in memory each and competes with the arenas for memory",
+            file->path);
+}
+
+/* Makes the file's space its own, so that no later write can run out of it. */
+static int reserve_space(const slab_file *file)
+{
+    static atomic_bool warned;
+    char size[SIZE_TEXT_BYTES];
+    int rc;
+    do
+        rc = fallocate(file->fd, 0, 0, (off_t)file->file_bytes);
+    while (rc != 0 && errno == EINTR);
+    if (rc == 0)
+        return 0;
+    if (errno != EOPNOTSUPP && errno != ENOSYS)
+        return err_errno(errno, "reserving %s for the slab %s", size_format(file->file_bytes, size),
+                         file->path);
+    if (ftruncate(file->fd, (off_t)file->file_bytes) != 0)
+        return err_errno(errno, "setting the slab %s to %s", file->path,
+                         size_format(file->file_bytes, size));
+    if (!atomic_exchange(&warned, true))
+        log_warn("%s: the file system cannot reserve space (no fallocate): a later write may fail "
+                 "with ENOSPC if others fill the drive",
+                 file->path);
+    return 0;
+}
+
+/* Moves one header in either direction. */
+static int move_header(const slab_file *file, slab_header *header, bool write_it)
+{
+    size_t done = 0;
+    while (done < sizeof *header) {
+        char *at = (char *)header + done;
+        ssize_t got = write_it ? pwrite(file->fd, at, sizeof *header - done, (off_t)done)
+                               : pread(file->fd, at, sizeof *header - done, (off_t)done);
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got < 0)
+            return err_errno(errno, "%s of the header of the slab %s", write_it ? "write" : "read",
+                             file->path);
+        if (got == 0)
+            return err_set(ERR_CORRUPT, "the slab %s ends within its header", file->path);
+        done += (size_t)got;
+    }
+    return 0;
+}
+
+static int write_header(const slab *self, uint32_t drive_idx)
+{
+    _Alignas(SLAB_HEADER_BYTES) slab_header header;
+    memset(&header, 0, sizeof header);
+    memcpy(header.magic, slab_magic, sizeof header.magic);
+    header.version = htole32(SLAB_VERSION);
+    header.header_bytes = htole32(SLAB_HEADER_BYTES);
+    memcpy(header.uuid, self->uuid, sizeof header.uuid);
+    header.rank = htole32(self->rank);
+    header.drive_idx = htole32(drive_idx);
+    header.drive_count = htole32(self->drive_count);
+    header.stripe_bytes = htole64(self->stripe_bytes);
+    header.total_bytes = htole64(self->total_bytes);
+    header.file_bytes = htole64(self->files[drive_idx].file_bytes);
+    for (uint32_t i = 0; i < self->drive_count; i++)
+        header.drive_stripes[i] = htole64(self->drive_stripes[i]);
+    header.checksum = htole64(XXH3_64bits(&header, offsetof(slab_header, checksum)));
+    return move_header(&self->files[drive_idx], &header, true);
+}
+
+/* Is this a header, and of this slab? The first drive's header then says how stripes are shared. */
+static int check_header(slab *self, const slab_header *header, uint32_t drive_idx)
+{
+    const char *path = self->files[drive_idx].path;
+    if (memcmp(header->magic, slab_magic, sizeof slab_magic) != 0)
+        return err_set(ERR_CORRUPT, "%s is not a slab (magic number)", path);
+    if (le64toh(header->checksum) != XXH3_64bits(header, offsetof(slab_header, checksum)))
+        return err_set(ERR_CORRUPT, "the header of the slab %s does not match its checksum", path);
+    if (le32toh(header->version) != SLAB_VERSION ||
+        le32toh(header->header_bytes) != SLAB_HEADER_BYTES)
+        return err_set(ERR_CORRUPT, "the slab %s has format version %u, this program knows %d",
+                       path, le32toh(header->version), SLAB_VERSION);
+    if (memcmp(header->uuid, self->uuid, sizeof header->uuid) != 0)
+        return err_set(ERR_CORRUPT, "the slab %s belongs to another run (its uuid differs)", path);
+    if (le32toh(header->rank) != self->rank || le32toh(header->drive_idx) != drive_idx ||
+        le32toh(header->drive_count) != self->drive_count)
+        return err_set(
+            ERR_CORRUPT,
+            "the slab %s is of rank %u, drive %u of %u; expected rank %u, drive %u of %u", path,
+            le32toh(header->rank), le32toh(header->drive_idx), le32toh(header->drive_count),
+            self->rank, drive_idx, self->drive_count);
+    if (le64toh(header->stripe_bytes) != self->stripe_bytes ||
+        le64toh(header->total_bytes) != self->total_bytes)
+        return err_set(
+            ERR_CORRUPT, "the slab %s has %llu bytes in stripes of %llu; expected %llu in %llu",
+            path, (unsigned long long)le64toh(header->total_bytes),
+            (unsigned long long)le64toh(header->stripe_bytes),
+            (unsigned long long)self->total_bytes, (unsigned long long)self->stripe_bytes);
+    uint64_t sum = 0, stripe_count = self->total_bytes / self->stripe_bytes;
+    for (uint32_t i = 0; i < self->drive_count; i++) {
+        uint64_t count = le64toh(header->drive_stripes[i]);
+        if (drive_idx == 0)
+            self->drive_stripes[i] = count;
+        if (count != self->drive_stripes[i])
+            return err_set(ERR_CORRUPT, "the slabs %s and %s disagree on the shares of the drives",
+                           self->files[0].path, path);
+        sum += size_min(count, stripe_count + 1); /* cannot wrap, whatever is stored */
+    }
+    if (sum != stripe_count)
+        return err_set(ERR_CORRUPT, "the shares in the header of the slab %s do not add up", path);
+    return 0;
+}
+
+static int open_existing_file(slab *self, uint32_t drive_idx)
+{
+    slab_file *file = &self->files[drive_idx];
+    file->fd = open(file->path, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+    if (file->fd < 0)
+        return err_errno(errno, "opening the slab %s", file->path);
+    struct stat status;
+    if (fstat(file->fd, &status) != 0)
+        return err_errno(errno, "fstat of the slab %s", file->path);
+    if (!S_ISREG(status.st_mode) || status.st_size < SLAB_HEADER_BYTES)
+        return err_set(ERR_CORRUPT, "%s is not a slab: %lld bytes", file->path,
+                       (long long)status.st_size);
+    set_direct(file);
+    _Alignas(SLAB_HEADER_BYTES) slab_header header;
+    TRY(move_header(file, &header, false));
+    TRY(check_header(self, &header, drive_idx));
+    file->file_bytes = SLAB_HEADER_BYTES + self->drive_stripes[drive_idx] * self->stripe_bytes;
+    if (le64toh(header.file_bytes) != file->file_bytes ||
+        (uint64_t)status.st_size != file->file_bytes)
+        return err_set(ERR_CORRUPT, "the slab %s is %lld bytes long; its header says %llu",
+                       file->path, (long long)status.st_size, (unsigned long long)file->file_bytes);
+    return 0;
+}
+
+static int sync_directory(const char *directory)
+{
+    int fd = open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0)
+        return err_errno(errno, "opening the directory %s", directory);
+    int rc = fsync(fd) == 0 ? 0 : err_errno(errno, "fsync of the directory %s", directory);
+    close(fd);
+    return rc;
+}
+
+static int create_file(slab *self, uint32_t drive_idx, const char *directory, bool *created)
+{
+    slab_file *file = &self->files[drive_idx];
+    file->file_bytes = SLAB_HEADER_BYTES + self->drive_stripes[drive_idx] * self->stripe_bytes;
+    file->fd = open(file->path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0666);
+    if (file->fd < 0 && errno == EEXIST)
+        return err_set(-EEXIST,
+                       "the slab %s exists already: it was left by an earlier start of this run; "
+                       "resume it or delete the file",
+                       file->path);
+    if (file->fd < 0)
+        return err_errno(errno, "creating the slab %s", file->path);
+    *created = true;
+    TRY(reserve_space(file));
+    set_direct(file);
+    TRY(write_header(self, drive_idx));
+    if (fsync(file->fd) != 0)
+        return err_errno(errno, "fsync of the slab %s", file->path);
+    return sync_directory(directory);
+}
+
+/* Creates all files or none. */
+static int create_all(slab *self, const slab_config *config, uint64_t stripe_count)
+{
+    bool created[SLAB_DRIVES_MAX] = {false};
+    uint32_t made_count[SLAB_DRIVES_MAX] = {0};
+    char directory[SLAB_PATH_BYTES];
+    TRY(tieri_slab_plan(config, self->stripe_bytes, stripe_count, self->drive_stripes));
+    int rc = tieri_slab_layout(self);
+    for (uint32_t i = 0; i < self->drive_count && rc == 0; i++) {
+        rc = tieri_slab_directory(config, i, directory);
+        if (rc == 0)
+            rc = make_directories(directory, &made_count[i]);
+        if (rc == 0)
+            rc = create_file(self, i, directory, &created[i]);
+    }
+    if (rc == 0)
+        return 0;
+    err_record first;
+    err_save(&first, rc);
+    for (uint32_t i = self->drive_count; i-- > 0;) {
+        if (created[i])
+            unlink(self->files[i].path);
+        if (tieri_slab_directory(config, i, directory) == 0)
+            unmake_directories(directory, made_count[i]);
+    }
+    return err_restore(&first);
+}
+
+int slab_open(slab *out, const slab_config *config)
+{
+    memset(out, 0, sizeof *out);
+    uint64_t stripe_count;
+    TRY(tieri_slab_check_config(config, &out->stripe_bytes, &stripe_count));
+    out->drive_count = config->drive_count;
+    out->rank = config->rank;
+    out->total_bytes = stripe_count * out->stripe_bytes;
+    memcpy(out->uuid, config->uuid, sizeof out->uuid);
+    int rc = 0;
+    for (uint32_t i = 0; i < out->drive_count; i++)
+        out->files[i].fd = -1;
+    for (uint32_t i = 0; i < out->drive_count && rc == 0; i++)
+        rc = tieri_slab_file_path(config, i, out->files[i].path);
+    if (rc == 0 && !config->open_existing)
+        rc = create_all(out, config, stripe_count);
+    for (uint32_t i = 0; i < out->drive_count && rc == 0 && config->open_existing; i++)
+        rc = open_existing_file(out, i);
+    if (rc == 0 && config->open_existing)
+        rc = tieri_slab_layout(out);
+    if (rc < 0)
+        slab_close(out);
+    return rc;
+}
+
+void slab_close(slab *self)
+{
+    for (uint32_t i = 0; i < self->drive_count; i++)
+        if (self->files[i].fd >= 0)
+            close(self->files[i].fd); /* slab_sync has reported what could be lost */
+    memset(self, 0, sizeof *self);
+}
+
+int slab_remove(slab *self)
+{
+    int rc = 0;
+    err_record first = {0};
+    for (uint32_t i = 0; i < self->drive_count; i++) {
+        char *path = self->files[i].path;
+        if (unlink(path) != 0 && errno != ENOENT && rc == 0) {
+            rc = err_errno(errno, "deleting the slab %s", path);
+            err_save(&first, rc);
+        }
+        *strrchr(path, '/') = 0;
+    }
+    /* A directory that is not empty holds the slabs of other ranks: the last of them removes it. */
+    for (uint32_t i = 0; i < self->drive_count; i++) {
+        const char *path = self->files[i].path;
+        if (rmdir(path) != 0 && errno != ENOENT && errno != ENOTEMPTY && errno != EEXIST &&
+            rc == 0) {
+            rc = err_errno(errno, "deleting the directory %s", path);
+            err_save(&first, rc);
+        }
+    }
+    slab_close(self);
+    return rc < 0 ? err_restore(&first) : 0;
+}
+
+int slab_sync(slab *self)
+{
+    int rc = 0;
+    err_record first = {0};
+    for (uint32_t i = 0; i < self->drive_count; i++) {
+        if (fdatasync(self->files[i].fd) != 0 && rc == 0) {
+            rc = err_errno(errno,
+                           "fdatasync of the slab %s: what was written since the last commit "
+                           "may be lost",
+                           self->files[i].path);
+            err_save(&first, rc);
+        }
+    }
+    return rc < 0 ? err_restore(&first) : 0;
+}

@@ -1,0 +1,30 @@
+/* What the files of the slab share: the plan of shares (slab_space.c), the mapping (slab_layout.c) and
+ * the files themselves (slab.c). */
+#ifndef SLUICE_TIERS_SLAB_INTERNAL_H
+#define SLUICE_TIERS_SLAB_INTERNAL_H
+
+#include "tiers/slab.h"
+
+/* Fills config defaults into *stripe_bytes and *stripe_count; -EINVAL for what a caller must not ask. */
+int tieri_slab_check_config(const slab_config *config, uint64_t *stripe_bytes,
+                            uint64_t *stripe_count) MUST_CHECK;
+
+/* Decides how many stripes each drive gets; ERR_NO_FIT, ERR_INPUT as slab_check_space. */
+int tieri_slab_plan(const slab_config *config, uint64_t stripe_bytes, uint64_t stripe_count,
+                    uint64_t drive_stripes[SLAB_DRIVES_MAX]) MUST_CHECK;
+
+/* stripe_count stripes in proportion to weights, none above its limit; the limits hold them all. */
+void tieri_slab_share(uint32_t drive_count, const double *weights, const uint64_t *limits,
+                      uint64_t stripe_count, uint64_t *shares);
+
+/* Computes zones from drive_count and drive_stripes. ERR_CORRUPT if they need too many zones (which
+ * only a forged header can cause). */
+int tieri_slab_layout(slab *self) MUST_CHECK;
+
+/* "<path>/sluice-<uuid hex>" and the file in it; -ENAMETOOLONG. */
+int tieri_slab_directory(const slab_config *config, uint32_t drive_idx,
+                         char directory[SLAB_PATH_BYTES]) MUST_CHECK;
+int tieri_slab_file_path(const slab_config *config, uint32_t drive_idx,
+                         char path[SLAB_PATH_BYTES]) MUST_CHECK;
+
+#endif
