@@ -6,7 +6,11 @@
  * submit never blocks for long and never calls back; completions appear only in poll. Each lane has a
  * file descriptor that becomes readable when poll may have something, so the executor sleeps in
  * poll(2) on all lanes at once and no lane burns a core while it waits. One thread (the executor's)
- * calls submit and poll; a lane may have threads of its own behind them. */
+ * calls submit and poll; a lane may have threads of its own behind them.
+ *
+ * Two kinds of lanes may share one worker: then the SAME lane object stands in both slots of
+ * executor_config.lanes (compute and update on the CPU backend). Its depth holds for each of the two
+ * kinds; whoever made it destroys it once. */
 #ifndef SLUICE_SWAP_LANE_H
 #define SLUICE_SWAP_LANE_H
 
@@ -24,7 +28,7 @@ struct lane_request {
     int result;        /* 0 or a negative code */
     uint64_t start_ns; /* when work on it began */
     uint64_t end_ns;
-    uint64_t wait_ns;  /* worker lanes: how long the worker was idle right before start_ns */
+    uint64_t wait_ns; /* worker lanes: how long the worker was idle right before start_ns */
     /* The lane's own: */
     struct lane_request *next;
     void *lane_private;
@@ -36,7 +40,8 @@ typedef struct lane lane;
 
 struct lane_ops {
     const char *name;
-    /* Takes the request. On failure the request was not taken and never appears in poll. */
+    /* Takes the request. On failure the request was not taken and never appears in poll. -EAGAIN while
+     * requests are in flight here means "full for now": the executor tries again after a completion. */
     int (*submit)(lane *self, lane_request *request) MUST_CHECK;
     /* Stores up to `max` finished requests; returns how many, or a negative code when the lane itself
      * failed. A failed op is no failure of poll: its request carries the result. The text of a failed
@@ -51,15 +56,20 @@ struct lane_ops {
 
 struct lane {
     const struct lane_ops *ops;
-    uint32_t depth;     /* requests the executor may keep in flight here */
-    uint8_t in_order;   /* completes in submit order: a request may be submitted while those that it
-                           depends on are still in flight on the same `owner` */
-    uint32_t owner;     /* lanes with equal owner share one worker */
+    uint32_t depth;   /* requests the executor may keep in flight here */
+    uint8_t in_order; /* the ops of one kind of lane complete in submit order; and a request may be
+                           submitted while those that it depends on are still in flight on in-order
+                           lanes of the same `owner`: the worker runs it after them */
+    uint32_t owner;   /* in-order lanes with equal owner share one worker; 0 is a worker like any
+                           other, so workers that know nothing of each other need different ones */
 };
 
 /* A thread that executes ops by a callback, for one or more lanes that share cores: requests of
- * `priority_lane` first, each lane in order. `run` is called on the thread, with `start_thread` called
- * once before (to bind cores, for example; may be NULL). It sleeps when there is nothing to do. */
+ * `priority_lane` first, each lane in order, and no op before one on another lane of this worker that
+ * it depends on. `run` is called on the thread and returns 0 or a negative code with the error set;
+ * `start_thread` is called there once before (to bind cores, for example; may be NULL). It sleeps when
+ * there is nothing to do. After a failed op nothing more is run: later requests complete with
+ * ERR_POISONED, and `error` keeps the first failure. */
 struct lane_worker_config {
     const char *name;
     int (*run)(void *user, const program *prog, const op *item);
@@ -68,10 +78,13 @@ struct lane_worker_config {
     uint32_t owner;
     uint32_t depth;
     enum lane_kind priority_lane;
-    uint32_t request_capacity; /* most requests in flight */
+    uint32_t request_capacity; /* most requests in flight, over all kinds; >= depth */
 };
 typedef struct lane_worker_config lane_worker_config;
 
+/* Starts the thread and waits until start_thread has returned; allocates nothing afterwards. The
+ * config is copied, `name` and `user` are borrowed. Errors: -EINVAL for a bad config, -ENOMEM, the
+ * system's error where no thread is to be had, or that of start_thread. destroy joins the thread. */
 int lane_worker_create(const lane_worker_config *config, lane **out) MUST_CHECK;
 
 #endif

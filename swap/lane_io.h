@@ -8,14 +8,17 @@
 #include "tiers/io.h"
 
 struct lane_io_config {
-    io *transport;            /* borrowed */
-    unsigned char *host_base; /* start of the host arena */
-    uint32_t depth;           /* ops in flight per lane */
-    uint32_t request_capacity;
+    io *transport;             /* borrowed */
+    unsigned char *host_base;  /* start of the host arena */
+    uint32_t depth;            /* ops in flight per lane */
+    uint32_t request_capacity; /* requests kept ready per lane, >= depth */
 };
 typedef struct lane_io_config lane_io_config;
 
-/* Creates the pair; destroy both, in any order. */
+/* Creates the pair; destroy both, in any order, before the transport. Offsets of buffers in the nvme
+ * arena are addresses of the slab. One op is one io_request; where the transport is full, submit says
+ * -EAGAIN. Each lane's descriptor is readable also for completions that the other's poll has found.
+ * Errors: -EINVAL for a bad config, -ENOMEM, or the system's for descriptors. */
 int lane_io_create(const lane_io_config *config, lane **read_lane, lane **write_lane) MUST_CHECK;
 
 #endif

@@ -187,21 +187,28 @@ void program_fini(program *prog);
 /* The operand of `item` with the role, or NULL. */
 const operand *op_operand(const op *item, enum operand_role role);
 
-/* Bytes that the op moves: the size of its target for transfers, else 0. */
+/* Bytes that the op moves: the size of its target for copies and collectives, else 0. */
 uint64_t op_moved_bytes(const op *item);
 
-/* Proves the program safe under any timing; O(ops * dependencies / 64) time.
- *  - every operand lies in its buffer, every buffer in its arena's budget, arenas match op kinds;
- *  - dependencies point backward; each lane's order is the issue order;
- *  - every read of a transient follows, through dependencies, a write of those bytes;
+/* Proves the program safe under any timing. What the lanes guarantee is taken as known: an op waits for
+ * its dependencies, and on every lane but read and write for the op before it. Given that:
+ *  - every operand lies in its buffer, every buffer in its arena's budget; lane, arenas and operands
+ *    match the op kind; copies move equal sizes; no role appears twice in an op;
+ *  - dependencies point backward;
+ *  - every read of a transient follows, through dependencies, a write of those bytes (scratch, and an
+ *    accumulator that the op zeroes first, are not read);
  *  - two ops that touch the same bytes of a buffer, one of them writing, are ordered;
- *  - two buffers that overlap in an arena are never live together: all uses of one are ordered before
- *    the first writer of the other;
- *  - residues of tiles, gradients and params (base/tile.h) hold in device and host memory.
- * Returns 0, or ERR_INTERNAL with the two ops and bytes named. Allocates scratch. */
+ *  - homes overlap nothing; two transients that overlap in an arena are never live together: all uses
+ *    of one are ordered before all uses of the other;
+ *  - reads and writes of nvme are in multiples of 4 KiB on both sides; the residues of tiles, gradients
+ *    and params (base/tile.h) hold in device and host memory (arenas start on 2 MiB);
+ *  - producers, last readers and peaks are what the ops say; every transient is used.
+ * Time and scratch memory grow about linearly with ops, dependencies and operands (100 000 ops: a
+ * fraction of a second). Returns 0, ERR_INTERNAL with the ops, buffers and bytes named, or -ENOMEM. */
 int program_check(const program *prog) MUST_CHECK;
 
-/* A 64-bit hash of all ops, operands and offsets: equal on all ranks, or they must not start. */
+/* A 64-bit hash of all ops, dependencies, operands and offsets: equal on all ranks, or they must not
+ * start. Demands, predictions and budgets are not part of it; element ranges are. */
 uint64_t program_hash(const program *prog);
 
 const char *program_kind_name(enum program_kind kind);
