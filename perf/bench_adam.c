@@ -1,11 +1,11 @@
-/* Adam on the CPU against the memory limit: every variant and 1..N threads, beside a kernel with the
- * same streams and trivial arithmetic, measured in turn with them in one run.
+/* Adam on the CPU against the memory limit: every variant and 1..N threads, beside a kernel with
+ * the same streams and trivial arithmetic, measured in turn with them in one run.
  *
  *   bench_adam [MILLIONS_OF_ELEMENTS] [RUNS] [THREADS]     defaults 8 (1..64), 9 (>= 7), all cores
  *
  * The working set is laid out as in training: tiles of 1 Mi elements (base/tile.h), gradient and
- * working copy at their residues, on huge pages where the system gives them. Before anything is timed,
- * one update of each variant is compared with the reference. */
+ * working copy at their residues, on huge pages where the system gives them. Before anything is
+ * timed, one update of each variant is compared with the reference. */
 #include <omp.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -200,7 +200,7 @@ static void resumes_by_number(void **state)
     corpus_close(source);
 }
 
-/* Neighbours in the visiting order should be far apart, for small and for odd numbers of windows. */
+/* Neighbours in the visiting order should be far apart, for odd numbers of windows too. */
 static void order_is_shuffled(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* The manifest's slots: what is written is read; damage of any byte or length never gets through and
- * falls back to the older slot. */
+/* The manifest's slots: what is written is read; damage of any byte or length never gets through
+ * and falls back to the older slot. */
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>

@@ -136,8 +136,8 @@ static adam_scalars scalars_at(bool decoupled, float weight_decay, bool is_corre
     return s;
 }
 
-/* Two contexts run the same steps on equal tiles; all five streams must stay equal, what lies around
- * them included. */
+/* Two contexts run the same steps on equal tiles; all five streams must stay equal, what lies
+ * around them included. */
 static void compare_runs(kernel_context *a, kernel_context *b, uint64_t count, enum dtype grad_type,
                          enum dtype param_type, int mode, bool is_special)
 {

@@ -10,7 +10,7 @@
  *                 c2   = 1 / bias_correction2_sqrt
  *                 decay = decoupled ? fma(-learning_rate, weight_decay, 1) : 1
  *   an element    g = widen(grads[i]) * grad_scale
- *                 g = fma(weight_decay, master, g)       only if not decoupled and weight_decay != 0
+ *                 g = fma(weight_decay, master, g)    only if L2: not decoupled, weight_decay != 0
  *                 m = fma(beta1, m, a1 * g)
  *                 v = fma(beta2, v, (a2 * g) * g)
  *                 d = fma(sqrt(v), c2, epsilon)
@@ -19,22 +19,24 @@
  *
  * In exact arithmetic this is PyTorch's AdamW (Loshchilov and Hutter, "Decoupled weight decay
  * regularization", 2019) or Adam with L2 (Kingma and Ba, 2015). PyTorch divides sqrt(v) by
- * sqrt(bias_correction2); multiplying by the rounded reciprocal differs by one rounding and saves one
- * of two divisions, which are what bounds the loop where memory does not. 1 - beta is exact in fp32
- * for beta >= 0.5: the moments decay by the fp32 betas, so bias corrections should be made from them.
+ * sqrt(bias_correction2); multiplying by the rounded reciprocal differs by one rounding and saves
+ * one of two divisions, which are what bounds the loop where memory does not. 1 - beta is exact in
+ * fp32 for beta >= 0.5: the moments decay by the fp32 betas, so bias corrections should be made
+ * from them.
  *
- * Not a number: infinities and NaN go through as IEEE says. A stored result that is NaN has the bits
- * 0x7fc00000 whatever NaN went in, since hardware differs in the sign and payload it propagates.
+ * Not a number: infinities and NaN go through as IEEE says. A stored result that is NaN has the
+ * bits 0x7fc00000 whatever NaN went in, since hardware differs in the sign and payload it
+ * propagates.
  *
  * Working copy: fp32 as is; bf16 (bits + 0x8000) >> 16; fp16 nearest even (base/dtype.h).
  *
  * Gradient close: each element is rounded to nearest even into the gradient dtype. The squares of
  * the rounded values are summed in fp64 for each block of 4096: 16 lanes, lane j over elements
- * j, j + 16, ...; then lane j += lane j + 8, + 4, + 2, + 1. Each square is exact in fp64, so only the
- * order of additions matters. A sum that is NaN has the bits 0x7ff8000000000000.
+ * j, j + 16, ...; then lane j += lane j + 8, + 4, + 2, + 1. Each square is exact in fp64, so only
+ * the order of additions matters. A sum that is NaN has the bits 0x7ff8000000000000.
  *
- * Norm: tree(n) = tree(first p) + tree(other n - p) with p the largest power of two below n: the same
- * as adding neighbours level by level and carrying an odd last one up.
+ * Norm: tree(n) = tree(first p) + tree(other n - p) with p the largest power of two below n: the
+ * same as adding neighbours level by level and carrying an odd last one up.
  *
  * Threads: the caller's, plus OpenMP's workers for the length of a call. Nothing is allocated here.
  * All loads of an element come before its stores, ordinary stores only: the pass is in place, where
@@ -213,8 +215,8 @@ int cpui_grad_close(kernel_context *context, void *stream, const grad_close_args
     return 0;
 }
 
-/* tree(count) of the head comment in one pass: waiting[k] is the sum of a full subtree of 2^k leaves
- * that waits for its right neighbour; bit k of the leaf number says whether there is one. */
+/* tree(count) of the head comment in one pass: waiting[k] is the sum of a full subtree of 2^k
+ * leaves that waits for its right neighbour; bit k of the leaf number says whether there is one. */
 static double tree_sum(const double *sums, uint64_t count)
 {
     double waiting[64];

@@ -1,5 +1,5 @@
-/* The loops of Adam over vectors: one body, included by adam_avx2.c and adam_avx512.c after they have
- * defined, for their instruction set,
+/* The loops of Adam over vectors: one body, included by adam_avx2.c and adam_avx512.c after they
+ * have defined, for their instruction set,
  *
  *   vec, VEC_ELEMS                     a vector of fp32 and its elements
  *   vec_set, vec_load, vec_store       fp32; no alignment needed
@@ -142,8 +142,8 @@ static void vector_copy(const float *master, void *params, enum dtype param_type
     adami_reference.copy(master, params, param_type, whole_end, end);
 }
 
-/* Stores one vector of the closed gradient and returns its values as stored. In place (fp32 grads on
- * the accumulator) the store writes what is there. */
+/* Stores one vector of the closed gradient and returns its values as stored. In place (fp32 grads
+ * on the accumulator) the store writes what is there. */
 ADAM_INLINE vec close_vector(void *grads, enum dtype type, uint64_t i, vec value)
 {
     if (type == DTYPE_BF16)

@@ -1,7 +1,7 @@
 /* Files as one sequence of byte tokens. See corpus.h.
  *
- * One thread. Everything is allocated in corpus_open; a read allocates nothing and goes by pread into
- * the caller's memory, where the bytes are widened in place. */
+ * One thread. Everything is allocated in corpus_open; a read allocates nothing and goes by pread
+ * into the caller's memory, where the bytes are widened in place. */
 #include "data/corpus.h"
 
 #include <errno.h>

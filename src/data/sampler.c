@@ -1,7 +1,8 @@
 /* Which window comes when: a function of (seed, window number) alone. See corpus.h.
  *
  * A corpus of N tokens has W = (N - 2) / T windows an epoch. They need W T + 1 tokens, so 1 to T
- * tokens are left over; the epoch's shift, drawn from 0 to that number, decides at which end they lie:
+ * tokens are left over; the epoch's shift, drawn from 0 to that number, decides at which end they
+ * lie:
  *
  *   | shift | window 0 | window 1 | ... | window W-1 |+1| rest |
  *

@@ -2,10 +2,10 @@
  *
  *   [ header 192 bytes ][ drive paths, each ended by NUL, padded to 8 ][ extents, 48 bytes each ]
  *
- * One thread. Writing allocates nothing, so a commit may happen while memory is sealed: checksum and
- * file are made piece by piece from where the parts lie. Reading allocates the extents and, for a
- * moment, the file. Nothing read from a file is used before its checksum is right, and no length in it
- * is believed even then. */
+ * One thread. Writing allocates nothing, so a commit may happen while memory is sealed: checksum
+ * and file are made piece by piece from where the parts lie. Reading allocates the extents and, for
+ * a moment, the file. Nothing read from a file is used before its checksum is right, and no length
+ * in it is believed even then. */
 #include "format/manifest.h"
 
 #include <assert.h>

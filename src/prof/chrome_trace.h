@@ -1,9 +1,9 @@
 /* trace.json: the trace ring as Chrome trace events, for chrome://tracing and ui.perfetto.dev.
  *
- * One track per lane; each op is a complete event ("ph":"X") named like "forward block.3 mb 1", with
- * its bytes, step, program and stall as args. Requests of a lane that overlap in time (read and write
- * keep many in flight) go to further tracks of the lane, "read 2" and so on, since one track shows
- * nested events only. Times are microseconds from the earliest event of the ring.
+ * One track per lane; each op is a complete event ("ph":"X") named like "forward block.3 mb 1",
+ * with its bytes, step, program and stall as args. Requests of a lane that overlap in time (read
+ * and write keep many in flight) go to further tracks of the lane, "read 2" and so on, since one
+ * track shows nested events only. Times are microseconds from the earliest event of the ring.
  *
  * On the owner's thread, between steps or at the end; blocks on the file; allocates nothing itself
  * (stdio does). */
@@ -23,8 +23,8 @@ struct chrome_trace_names {
 };
 typedef struct chrome_trace_names chrome_trace_names;
 
-/* Writes the ring's events to `path` by way of `path`.tmp and a rename: the old file stays where this
- * fails. -errno. */
+/* Writes the ring's events to `path` by way of `path`.tmp and a rename: the old file stays where
+ * this fails. -errno. */
 int chrome_trace_write(const char *path, const trace *ring,
                        const chrome_trace_names *names) MUST_CHECK;
 

@@ -8,8 +8,8 @@
  *
  * Numbers that are not finite become null. Lanes and tiers are named as swap/program.h names them.
  * Nothing here allocates, so a line may be written while memory is sealed. A file has one owner
- * thread; a line is one write, so a reader that follows the file sees whole lines. There is no fsync:
- * what a crash loses is written again by the resumed run. */
+ * thread; a line is one write, so a reader that follows the file sees whole lines. There is no
+ * fsync: what a crash loses is written again by the resumed run. */
 #ifndef SLUICE_PROF_METRICS_H
 #define SLUICE_PROF_METRICS_H
 
@@ -49,8 +49,8 @@ struct metrics_line {
 };
 typedef struct metrics_line metrics_line;
 
-/* Writes the line's JSON object and a newline to text[text_bytes]. Returns the length without NUL, or
- * -ENOSPC with the error set where it does not fit (METRICS_LINE_BYTES always fits). */
+/* Writes the line's JSON object and a newline to text[text_bytes]. Returns the length without NUL,
+ * or -ENOSPC with the error set where it does not fit (METRICS_LINE_BYTES always fits). */
 int metrics_format(const metrics_line *line, char *text, size_t text_bytes) MUST_CHECK;
 
 struct metrics_file {
@@ -59,14 +59,14 @@ struct metrics_file {
 };
 typedef struct metrics_file metrics_file;
 
-/* Opens or creates the file for appending after its first `keep_lines` lines; what follows them is cut
- * off, and so is a last line without its newline (METRICS_KEEP_ALL: only that). 0 empties the file.
- * -errno; -EINVAL where it is not a regular file or has fewer lines than `keep_lines` (other than
- * METRICS_KEEP_ALL); the file is then unchanged. Blocks on the file. */
+/* Opens or creates the file for appending after its first `keep_lines` lines; what follows them is
+ * cut off, and so is a last line without its newline (METRICS_KEEP_ALL: only that). 0 empties the
+ * file. -errno; -EINVAL where it is not a regular file or has fewer lines than `keep_lines` (other
+ * than METRICS_KEEP_ALL); the file is then unchanged. Blocks on the file. */
 int metrics_file_open(metrics_file *self, const char *path, uint64_t keep_lines) MUST_CHECK;
 
-/* Resuming after `step`: *lines is how many leading lines of the file have a "step" not above it; the
- * number to give to metrics_file_open. 0 lines where the file does not exist. -errno. */
+/* Resuming after `step`: *lines is how many leading lines of the file have a "step" not above it;
+ * the number to give to metrics_file_open. 0 lines where the file does not exist. -errno. */
 int metrics_lines_through(const char *path, uint64_t step, uint64_t *lines) MUST_CHECK;
 
 /* Appends one line with one write. -errno where it fails; the file is then back at its last whole

@@ -1,5 +1,6 @@
-/* Text into a caller's buffer, for the files of src/prof: appends until it is full, remembers that it
- * was. No allocation; one thread per buffer. Names that begin with profi_ are shared by them only. */
+/* Text into a caller's buffer, for the files of src/prof: appends until it is full, remembers that
+ * it was. No allocation; one thread per buffer. Names that begin with profi_ are shared by them
+ * only. */
 #ifndef SLUICE_PROF_INTERNAL_H
 #define SLUICE_PROF_INTERNAL_H
 
