@@ -62,7 +62,9 @@ static void every_page_is_resident(void **state)
     assert_int_equal(arena_init(&host, &config), 0);
     assert_int_equal(arena_process_memory(&after, &peak, &mapped), 0);
     assert_true(after >= before + 47 * MIB);
+#ifndef __SANITIZE_THREAD__ /* whose shadow memory grows with ours */
     assert_true(after <= before + 52 * MIB);
+#endif
     assert_true(peak >= after && mapped >= after);
     unsigned char resident[48 * MIB / 4096];
     assert_int_equal(mincore(host.base, host.size_bytes, resident), 0);
@@ -70,7 +72,9 @@ static void every_page_is_resident(void **state)
         assert_true(resident[i] & 1);
     arena_fini(&host);
     assert_int_equal(arena_process_memory(&after, NULL, NULL), 0);
+#ifndef __SANITIZE_THREAD__
     assert_true(after < before + 8 * MIB);
+#endif
 }
 
 static void too_much_is_refused(void **state)

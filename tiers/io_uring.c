@@ -112,6 +112,12 @@ static tieri_transfer *uring_reap(void *state)
 static void uring_close(void *state)
 {
     uring_state *self = state;
+    /* The kernel takes a ring apart some time after its end. Given back by name, the slab's space and
+     * the arenas' pages are free when this returns, for whoever deletes or unmaps them next. */
+    if (self->region_count)
+        (void)io_uring_unregister_buffers(&self->ring);
+    if (self->files_registered)
+        (void)io_uring_unregister_files(&self->ring);
     io_uring_queue_exit(&self->ring);
     mem_free(self->regions);
     mem_free(self);

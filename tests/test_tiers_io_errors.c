@@ -1,0 +1,238 @@
+/* What goes wrong on a drive reaches the caller as a typed error that names file and offset, fails only
+ * the requests concerned, and leaves the queue usable. The argument names the backend. */
+#include <errno.h>
+#include <poll.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/mem.h"
+#include "tiers/arena.h"
+#include "tiers/io.h"
+#include "tiers_helpers.h"
+
+static enum io_backend backend = IO_POOL;
+static slab_drive drives[2];
+static slab store;
+static arena memory;
+
+static int setup(void **state)
+{
+    arena_config config = {
+        .name = "host", .size_bytes = 8 * MIB, .numa_node = -1, .touch_threads = 1};
+    if (helper_setup(state) != 0 || arena_init(&memory, &config) < 0)
+        return -1;
+    helper_drive(&drives[0], "x", 64 * MIB, 1);
+    helper_drive(&drives[1], "y", 64 * MIB, 1);
+    slab_config slab_settings = {
+        .drives = drives, .drive_count = 2, .total_bytes = 16 * MIB, .stripe_bytes = MIB};
+    return slab_open(&store, &slab_settings);
+}
+
+static int teardown(void **state)
+{
+    arena_fini(&memory);
+    return slab_remove(&store) == 0 ? helper_teardown(state) : -1;
+}
+
+static io *create(const io_faults *faults)
+{
+    const io_region region = {memory.base, memory.size_bytes};
+    io_config config = {.target = &store,
+                        .backend = backend,
+                        .queue_depth = 2,
+                        .block_bytes = 128 * KIB,
+                        .regions = &region,
+                        .region_count = 1,
+                        .faults = faults};
+    io *self = NULL;
+    if (io_create(&config, &self) < 0)
+        fail_msg("io_create: %s", err_text());
+    return self;
+}
+
+static void wait_for(io *self, int count)
+{
+    while (count > 0) {
+        io_request *done[4];
+        int got = io_poll(self, done, 4);
+        assert_true(got >= 0);
+        count -= got;
+        struct pollfd waiter = {.fd = io_event_fd(self), .events = POLLIN};
+        if (count > 0 && got == 0)
+            assert_int_equal(poll(&waiter, 1, 20000), 1);
+    }
+}
+
+static void a_truncated_file_is_named(void **state)
+{
+    (void)state;
+    io *self = create(NULL);
+    /* Drive 1 loses its third stripe and all after it, and a part of the second that is no block. */
+    uint64_t kept_bytes = SLAB_HEADER_BYTES + 2 * MIB - 100 * KIB - 1000;
+    assert_int_equal(ftruncate(store.files[1].fd, (off_t)kept_bytes), 0);
+    io_request requests[3] = {
+        {.offset = 0, .data = memory.base, .size_bytes = 2 * MIB},
+        {.offset = 2 * MIB, .data = memory.base + 2 * MIB, .size_bytes = 2 * MIB},
+        {.offset = 4 * MIB, .data = memory.base + 4 * MIB, .size_bytes = 4 * MIB},
+    };
+    /* Stripe 3 is the second one of drive 1. */
+    slab_piece piece;
+    slab_map(&store, 3 * MIB, MIB, &piece);
+    assert_int_equal(piece.drive_idx, 1);
+    assert_int_equal(piece.file_offset, SLAB_HEADER_BYTES + MIB);
+    assert_int_equal(io_submit(self, &requests[0]), 0);
+    wait_for(self, 1);
+    assert_int_equal(requests[0].result, 0);
+    assert_int_equal(io_error(self)->code, 0);
+    assert_int_equal(io_submit(self, &requests[1]), 0);
+    wait_for(self, 1);
+    assert_int_equal(requests[1].result, -EIO);
+    assert_int_equal(requests[1].in_flight, 0);
+    const err_record *error = io_error(self);
+    assert_int_equal(error->code, -EIO);
+    assert_non_null(strstr(error->text, store.files[1].path));
+    assert_non_null(strstr(error->text, "end of file"));
+    /* The offset is within the transfer that met the end, on a block boundary. */
+    const char *at = strstr(error->text, "offset ");
+    assert_non_null(at);
+    unsigned long long offset = strtoull(at + 7, NULL, 10);
+    assert_in_range(offset, kept_bytes - 128 * KIB, kept_bytes);
+    /* Long requests stop early; the first error stays; other places still work. */
+    assert_int_equal(io_submit(self, &requests[2]), 0);
+    wait_for(self, 1);
+    assert_int_equal(requests[2].result, -EIO);
+    assert_true(requests[2].done_bytes < requests[2].size_bytes);
+    assert_non_null(strstr(io_error(self)->text, at));
+    assert_int_equal(io_transfer(self, IO_READ, 0, memory.base, MIB), 0);
+    assert_int_equal(io_transfer(self, IO_READ, 5 * MIB, memory.base, MIB), -EIO);
+    assert_non_null(strstr(err_text(), "end of file"));
+    io_destroy(self);
+}
+
+static void simulated_errors_are_typed(void **state)
+{
+    (void)state;
+    static const struct {
+        io_faults faults;
+        enum io_direction direction;
+        int code;
+        const char *word;
+    } cases[] = {
+        {{.seed = 1, .eio_rate = 1000}, IO_READ, -EIO, "read of 131072 bytes at offset 4096"},
+        {{.seed = 2, .eio_rate = 1000}, IO_WRITE, -EIO, "write of 131072 bytes"},
+        {{.seed = 3, .torn_rate = 1000}, IO_WRITE, -EIO, "Input/output error"},
+        {{.seed = 4, .enospc_rate = 1000}, IO_WRITE, -ENOSPC, "No space left on device"},
+        {{.seed = 5, .retry_rate = 1000}, IO_READ, -EAGAIN, "read of"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        io *self = create(&cases[i].faults);
+        int rc = io_transfer(self, cases[i].direction, 0, memory.base, 3 * MIB);
+        if (cases[i].code == -EAGAIN) /* endless interruptions end, as one of the two */
+            assert_true(rc == -EAGAIN || rc == -EINTR);
+        else
+            assert_int_equal(rc, cases[i].code);
+        if (!strstr(err_text(), cases[i].word))
+            fail_msg("'%s' lacks '%s'", err_text(), cases[i].word);
+        assert_non_null(strstr(err_text(), ".slab"));
+        assert_int_equal(io_error(self)->code, rc);
+        io_destroy(self);
+    }
+}
+
+/* Some transfers fail: each request ends, with the right result, and what succeeded is whole. */
+static void rare_errors_fail_only_their_requests(void **state)
+{
+    (void)state;
+    const io_faults faults = {
+        .seed = 11, .eio_rate = 30, .short_rate = 200, .retry_rate = 100, .latency_us_max = 100};
+    io *self = create(&faults);
+    int failed = 0, passed = 0;
+    for (int round = 0; round < 12; round++) {
+        io_request requests[8];
+        for (int i = 0; i < 8; i++) {
+            requests[i] = (io_request){.direction = i % 2 ? IO_WRITE : IO_READ,
+                                       .offset = (uint64_t)i * 2 * MIB,
+                                       .data = memory.base + (uint64_t)i * MIB,
+                                       .size_bytes = MIB};
+            assert_int_equal(io_submit(self, &requests[i]), 0);
+        }
+        wait_for(self, 8);
+        for (int i = 0; i < 8; i++) {
+            assert_int_equal(requests[i].in_flight, 0);
+            if (requests[i].result == 0) {
+                assert_int_equal(requests[i].done_bytes, MIB);
+                passed++;
+            } else {
+                assert_int_equal(requests[i].result, -EIO);
+                failed++;
+            }
+        }
+    }
+    assert_true(failed > 5 && passed > 20);
+    io_destroy(self);
+}
+
+/* Destroyed in the midst of failing and retried work: waits, frees, leaks nothing. */
+static void destroyed_while_busy(void **state)
+{
+    (void)state;
+    const io_faults faults = {
+        .seed = 12, .eio_rate = 100, .short_rate = 300, .retry_rate = 300, .latency_us_max = 500};
+    int fds = helper_count_fds();
+    mem_stats before, after;
+    mem_get_stats(&before);
+    for (int round = 0; round < 10; round++) {
+        io *self = create(&faults);
+        io_request requests[8];
+        for (int i = 0; i < 8; i++) {
+            requests[i] = (io_request){.direction = i % 2 ? IO_WRITE : IO_READ,
+                                       .offset = (uint64_t)i * 2 * MIB,
+                                       .data = memory.base + (uint64_t)i * MIB,
+                                       .size_bytes = MIB};
+            assert_int_equal(io_submit(self, &requests[i]), 0);
+        }
+        io_request *done[8];
+        for (int i = 0; i < round; i++)
+            assert_true(io_poll(self, done, 8) >= 0);
+        io_destroy(self);
+    }
+    assert_int_equal(helper_count_fds(), fds);
+    mem_get_stats(&after);
+    assert_int_equal(after.live_bytes, before.live_bytes);
+}
+
+static int skip_without_uring(void)
+{
+    int rc = setup(NULL);
+    if (rc < 0)
+        return 1;
+    io_config config = {.target = &store, .backend = IO_URING};
+    io *self;
+    rc = io_create(&config, &self);
+    if (rc < 0)
+        fprintf(stderr, "skipped: io_uring is not available: %s\n", err_text());
+    io_destroy(self);
+    return teardown(NULL) < 0 ? 1 : rc < 0 ? 77 : 0;
+}
+
+int main(int argc, char **argv)
+{
+    const char *name = argc > 1 ? argv[1] : "pool";
+    backend = strcmp(name, "uring") == 0 ? IO_URING : IO_POOL;
+    int skip = backend == IO_URING ? skip_without_uring() : 0;
+    if (skip)
+        return skip;
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(a_truncated_file_is_named, setup, teardown),
+        cmocka_unit_test_setup_teardown(simulated_errors_are_typed, setup, teardown),
+        cmocka_unit_test_setup_teardown(rare_errors_fail_only_their_requests, setup, teardown),
+        cmocka_unit_test_setup_teardown(destroyed_while_busy, setup, teardown),
+    };
+    return cmocka_run_group_tests_name(name, tests, NULL, NULL);
+}
