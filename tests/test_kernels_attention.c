@@ -365,7 +365,7 @@ static void threads_and_addresses_keep_bits(void **state)
             kernel_context *context = new_context(1, true);
             run_both(context, &first);
             kernels_cpu.context_destroy(context);
-            for (int threads = 1; threads <= 4; threads++) {
+            for (int threads = 1; threads <= 3; threads++) {
                 struct tensors again;
                 tensors_init(&again, &shapes[i], (enum dtype)type, (uint64_t)threads - 1);
                 context = new_context(threads, true);

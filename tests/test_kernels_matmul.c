@@ -224,18 +224,19 @@ enum { BIT_SHAPES = sizeof bit_shapes / sizeof *bit_shapes };
 static void alignment_keeps_bits(void **state)
 {
     (void)state;
+    static const unsigned flag_sets[] = {0, 1, 2, 3, 14}; /* each transposition; all the rest */
     kernel_context *context = new_context(THREADS);
     for (size_t i = 0; i < BIT_SHAPES; i++)
         for (int type = 0; type < DTYPE_COUNT; type++)
-            for (unsigned flags = 0; flags < 16; flags++) {
+            for (size_t f = 0; f < sizeof flag_sets / sizeof *flag_sets; f++) {
                 matmul_desc desc = make_desc(bit_shapes[i][0], bit_shapes[i][1], bit_shapes[i][2],
-                                             flags, (enum dtype)type, DTYPE_FP32);
+                                             flag_sets[f], (enum dtype)type, DTYPE_FP32);
                 kernel_matmul *product;
                 assert_int_equal(kernels_cpu.matmul_create(context, &desc, &product), 0);
                 struct operands aligned;
                 operands_init(&aligned, &desc, 0);
                 assert_int_equal(execute(product, &desc, &aligned, 0), 0);
-                for (uint64_t shift = 1; shift < 6; shift += 2) {
+                for (uint64_t shift = 1; shift < 4; shift += 2) {
                     struct operands shifted;
                     operands_init(&shifted, &desc, shift);
                     assert_int_equal(execute(product, &desc, &shifted, shift), 0);
@@ -267,7 +268,7 @@ static void *run_other_thread(void *user)
 static void thread_keeps_bits(void **state)
 {
     (void)state;
-    for (int threads = 1; threads <= 3; threads++) {
+    for (int threads = 1; threads <= THREADS; threads++) {
         kernel_context *context = new_context(threads);
         for (size_t i = 0; i < BIT_SHAPES; i++)
             for (int type = 0; type < DTYPE_COUNT; type++) {

@@ -67,7 +67,7 @@ struct attention_worker {
 };
 typedef struct attention_worker attention_worker;
 
-/* The first failure among the threads of a pass. */
+/* One failure among the threads of a pass, whichever thread reported last. */
 struct attention_fault {
     int status;
     const cpui_product *culprit;
