@@ -5,6 +5,7 @@
 set -u
 sluice=${1:?use: check_cli.sh SLUICE VERSION}
 version=$2
+[ -x "$sluice" ] || { echo "no program $sluice"; exit 2; }
 scratch=$(mktemp -d ./check_cli.XXXXXX) || exit 2
 trap 'rm -rf "$scratch"' EXIT
 failures=0

@@ -1,4 +1,4 @@
-/* The command line's parts: options, suggestions, exit statuses, the line of a step. */
+/* The command line's parts: options, suggestions, exit statuses, durations. */
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -163,43 +163,12 @@ static void durations(void **state)
     assert_string_equal(cli_duration(1e300, text), "?");
 }
 
-static void step_lines(void **state)
-{
-    (void)state;
-    cli_step step = {
-        .step = 3,
-        .steps = 400,
-        .loss = 2.10434,
-        .tokens_per_second = 8123.4,
-        .stall_share = 0.031,
-        .seconds_left = 100,
-        .lanes = {{"read", 1.204}, {"write", 0.6}},
-        .lane_count = 2,
-    };
-    char text[CLI_LINE_BYTES];
-    assert_string_equal(cli_step_text(&step, text, sizeof text),
-                        "step 3/400  loss 2.1043  8123 tokens/s  GB/s read 1.20 write 0.60"
-                        "  stall 3%  left 1m 40s");
-    step.seconds_left = -1;
-    step.lane_count = 0;
-    step.skipped = true;
-    assert_string_equal(cli_step_text(&step, text, sizeof text),
-                        "step 3/400  loss 2.1043  8123 tokens/s  stall 3%  (update skipped)");
-    for (size_t bytes = 1; bytes < 60; bytes++) { /* cut, never overrun */
-        memset(text, 'x', sizeof text);
-        cli_step_text(&step, text, bytes);
-        assert_int_equal(strlen(text), bytes - 1);
-        assert_int_equal(text[bytes], 'x');
-    }
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(options_are_read), cmocka_unit_test(wrong_lines_are_refused),
         cmocka_unit_test(too_many_texts),   cmocka_unit_test(nearest_names),
         cmocka_unit_test(exit_statuses),    cmocka_unit_test(durations),
-        cmocka_unit_test(step_lines),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -18,6 +18,7 @@
 #include <stdio.h>
 
 #include "base/error.h"
+#include "prof/live.h"
 
 /* Exit statuses. 75 is EX_TEMPFAIL of sysexits.h: the same command continues. */
 enum cli_exit {
@@ -93,29 +94,7 @@ const volatile sig_atomic_t *cli_stop_install(void);
 
 /* --- live.c --- */
 
-enum { CLI_LANES_MAX = 8, CLI_LINE_BYTES = 512, CLI_DURATION_BYTES = 32 };
-
-struct cli_lane {
-    const char *name;
-    double gb_per_second;
-};
-typedef struct cli_lane cli_lane;
-
-/* What a line says about a step. */
-struct cli_step {
-    uint64_t step, steps;
-    double loss;              /* nats per token */
-    double tokens_per_second; /* of this step */
-    double stall_share;       /* of the step's time, [0, 1]: computing waited for a lane */
-    double seconds_left;      /* negative: not known yet */
-    cli_lane lanes[CLI_LANES_MAX];
-    uint32_t lane_count;
-    bool skipped; /* the gradient was not finite: no update */
-};
-typedef struct cli_step cli_step;
-
-/* Formats one line without a newline, at most `bytes` with its NUL. Returns `text`. */
-char *cli_step_text(const cli_step *step, char *text, size_t bytes);
+enum { CLI_DURATION_BYTES = 32 };
 
 /* "12s", "3m 20s", "2h 05m", "3d 04h". Returns `text`. */
 char *cli_duration(double seconds, char text[CLI_DURATION_BYTES]);
@@ -124,7 +103,7 @@ char *cli_duration(double seconds, char text[CLI_DURATION_BYTES]);
  * for each step whose number is a multiple of `every` and for the last. Log lines clear the live line
  * first. Allocates nothing later. */
 void cli_live_begin(uint64_t every, bool quiet);
-void cli_live_step(const cli_step *step);
+void cli_live_step(const live_status *status);
 
 /* A line that stays, such as a held-out loss. */
 __attribute__((format(printf, 1, 2))) void cli_live_note(const char *format, ...);

@@ -34,27 +34,25 @@ static void train_show_plan(void *user, const struct plan_summary *plan)
 static void train_show_step(void *user, const struct train_progress *progress)
 {
     (void)user;
-    cli_step step = {
+    live_status status = {
         .step = progress->step,
         .steps = progress->steps,
         .loss = progress->loss,
+        .grad_norm = progress->grad_norm,
+        .lr = progress->learning_rate,
+        .skipped = progress->skipped,
+        .step_seconds = progress->seconds,
         .tokens_per_second = progress->tokens_per_second,
         .seconds_left = progress->seconds_left,
-        .skipped = progress->skipped,
     };
     double stall_seconds = 0;
     for (int lane = 0; lane < LANE_COUNT; lane++) {
-        const struct lane_numbers *numbers = &progress->lanes[lane];
-        stall_seconds += numbers->stall_seconds;
-        if (numbers->bytes == 0 || progress->seconds <= 0)
-            continue;
-        step.lanes[step.lane_count].name = lane_kind_name((enum lane_kind)lane);
-        step.lanes[step.lane_count++].gb_per_second =
-            (double)numbers->bytes / progress->seconds / 1e9;
+        status.lane_bytes[lane] = progress->lanes[lane].bytes;
+        stall_seconds += progress->lanes[lane].stall_seconds;
     }
     if (progress->seconds > 0)
-        step.stall_share = stall_seconds / progress->seconds;
-    cli_live_step(&step);
+        status.stall_share = stall_seconds / progress->seconds;
+    cli_live_step(&status);
 }
 
 static void train_show_eval(void *user, const struct train_eval *eval)

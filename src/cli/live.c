@@ -19,7 +19,7 @@ static struct {
     uint64_t every;
     uint64_t drawn_ns; /* when the line was last drawn */
     atomic_bool shown; /* a live line stands on the terminal */
-    char last[CLI_LINE_BYTES];
+    live_status last;  /* what the live line says; step 0: nothing yet */
 } live;
 
 char *cli_duration(double seconds, char text[CLI_DURATION_BYTES])
@@ -37,37 +37,6 @@ char *cli_duration(double seconds, char text[CLI_DURATION_BYTES])
         snprintf(text, CLI_DURATION_BYTES, "%luh %02lum", whole / 3600, whole / 60 % 60);
     else
         snprintf(text, CLI_DURATION_BYTES, "%lud %02luh", whole / 86400, whole / 3600 % 24);
-    return text;
-}
-
-/* Appends to text[*used .. bytes), cutting what does not fit. */
-__attribute__((format(printf, 4, 5))) static void live_append(char *text, size_t bytes,
-                                                              size_t *used, const char *format, ...)
-{
-    va_list args;
-    va_start(args, format);
-    int more = vsnprintf(text + *used, bytes - *used, format, args);
-    va_end(args);
-    if (more > 0)
-        *used += (size_t)more < bytes - *used ? (size_t)more : bytes - *used - 1;
-}
-
-char *cli_step_text(const cli_step *step, char *text, size_t bytes)
-{
-    size_t used = 0;
-    char left[CLI_DURATION_BYTES];
-    text[0] = '\0';
-    live_append(text, bytes, &used, "step %llu/%llu  loss %.4f  %.0f tokens/s",
-                (unsigned long long)step->step, (unsigned long long)step->steps, step->loss,
-                step->tokens_per_second);
-    for (uint32_t i = 0; i < step->lane_count; i++)
-        live_append(text, bytes, &used, "%s%s %.2f", i ? " " : "  GB/s ", step->lanes[i].name,
-                    step->lanes[i].gb_per_second);
-    live_append(text, bytes, &used, "  stall %.0f%%", 100 * step->stall_share);
-    if (step->seconds_left >= 0)
-        live_append(text, bytes, &used, "  left %s", cli_duration(step->seconds_left, left));
-    if (step->skipped)
-        live_append(text, bytes, &used, "  (update skipped)");
     return text;
 }
 
@@ -95,36 +64,39 @@ void cli_live_begin(uint64_t every, bool quiet)
     live.every = every ? every : 1;
     live.terminal = isatty(STDOUT_FILENO) == 1;
     live.drawn_ns = 0;
-    live.last[0] = '\0';
+    live.last.step = 0;
     if (live.terminal && !quiet)
         log_set_hook(live_clear, NULL);
 }
 
 static void live_draw(void)
 {
-    char line[CLI_LINE_BYTES + 8];
+    char text[LIVE_LINE_BYTES], line[LIVE_LINE_BYTES + 8];
     struct winsize window;
-    int columns = CLI_LINE_BYTES - 1;
+    unsigned columns = 79;
     if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &window) == 0 && window.ws_col > 1)
-        columns = window.ws_col - 1; /* the last column would wrap on some terminals */
-    snprintf(line, sizeof line, "\r%.*s\033[K", columns, live.last);
+        columns = window.ws_col - 1u; /* the last column would wrap on some terminals */
+    live_format(&live.last, columns, text, sizeof text);
+    snprintf(line, sizeof line, "\r%s\033[K", text);
     live_write(line);
     atomic_store(&live.shown, true);
     live.drawn_ns = clock_ns();
 }
 
-void cli_live_step(const cli_step *step)
+void cli_live_step(const live_status *status)
 {
     if (live.quiet)
         return;
-    cli_step_text(step, live.last, sizeof live.last);
-    bool last = step->step == step->steps;
+    live.last = *status;
+    bool last = status->step == status->steps;
     if (live.terminal) {
         if (last || clock_ns() - live.drawn_ns >= LIVE_REDRAW_NS)
             live_draw();
-    } else if (last || step->step % live.every == 0) {
-        char line[CLI_LINE_BYTES + 1];
-        snprintf(line, sizeof line, "%s\n", live.last);
+    } else if (last || status->step % live.every == 0) {
+        char line[LIVE_LINE_BYTES + 1];
+        size_t length = live_format_plain(status, line, sizeof line - 1);
+        line[length] = '\n';
+        line[length + 1] = '\0';
         live_write(line);
     }
 }
@@ -133,7 +105,7 @@ void cli_live_note(const char *format, ...)
 {
     if (live.quiet)
         return;
-    char line[CLI_LINE_BYTES];
+    char line[LIVE_LINE_BYTES];
     va_list args;
     va_start(args, format);
     vsnprintf(line, sizeof line - 1, format, args);
@@ -146,7 +118,7 @@ void cli_live_note(const char *format, ...)
 void cli_live_end(void)
 {
     log_set_hook(NULL, NULL);
-    if (live.terminal && !live.quiet && live.last[0]) {
+    if (live.terminal && !live.quiet && live.last.step > 0) {
         live_draw();
         atomic_store(&live.shown, false);
         live_write("\n");
