@@ -1,7 +1,6 @@
 /* See fake_lane.h. */
 #include "fake_lane.h"
 
-#include <assert.h>
 #include <errno.h>
 #include <pthread.h>
 #include <string.h>
@@ -12,6 +11,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/rng.h"
+#include "swap_fixture.h"
 
 enum { FAKE_DEPTH_MAX = 64 };
 
@@ -40,7 +40,7 @@ void fake_watch_init(fake_watch *self, const program *prog)
     memset(self, 0, sizeof *self);
     self->prog = prog;
     self->states = mem_alloc(prog->op_count, 1, "fake watch");
-    assert(self->states != NULL);
+    must(self->states != NULL, "self->states != NULL");
 }
 
 void fake_watch_fini(fake_watch *self)
@@ -76,7 +76,7 @@ static void watch_submit(fake_watch *self, const lane_request *request)
 
 static void watch_done(fake_watch *self, const lane_request *request)
 {
-    assert(self->states[request->op_idx] == 1);
+    must(self->states[request->op_idx] == 1, "self->states[request->op_idx] == 1");
     self->states[request->op_idx] = 2;
     self->in_flight[request->item->lane]--;
     self->failed |= request->result < 0;
@@ -97,7 +97,7 @@ static void set_event(fake_lane *self, bool set)
         return;
     ssize_t moved = set ? write(self->event_fd, &value, sizeof value)
                         : read(self->event_fd, &value, sizeof value);
-    assert(moved == (ssize_t)sizeof value);
+    must(moved == (ssize_t)sizeof value, "moved == (ssize_t)sizeof value");
     self->event_set = set;
 }
 
@@ -165,7 +165,8 @@ static int fake_submit(lane *base, lane_request *request)
     bool busy = self->pending_count + self->finished_count > 0 && self->config.busy_one_in > 0 &&
                 draw(self, self->config.busy_one_in) == 0;
     if (!busy) {
-        assert(self->pending_count < FAKE_DEPTH_MAX * LANE_COUNT);
+        must(self->pending_count < FAKE_DEPTH_MAX * LANE_COUNT,
+             "self->pending_count < FAKE_DEPTH_MAX * LANE_COUNT");
         self->pending[self->pending_count++] = request;
         if (self->config.watch)
             watch_submit(self->config.watch, request);
@@ -237,7 +238,8 @@ static void fake_destroy(lane *base)
         pthread_mutex_unlock(&self->mutex);
         pthread_join(self->thread, NULL);
     }
-    assert(self->pending_count == 0 && self->finished_count == 0);
+    must(self->pending_count == 0 && self->finished_count == 0,
+         "self->pending_count == 0 && self->finished_count == 0");
     pthread_mutex_destroy(&self->mutex);
     pthread_cond_destroy(&self->work);
     close(self->event_fd);
@@ -256,19 +258,20 @@ static const struct lane_ops fake_ops = {
 lane *fake_lane_create(const fake_lane_config *config)
 {
     fake_lane *self = mem_alloc(1, sizeof *self, "fake lane");
-    assert(self != NULL && config->depth <= FAKE_DEPTH_MAX);
+    must(self != NULL && config->depth <= FAKE_DEPTH_MAX,
+         "self != NULL && config->depth <= FAKE_DEPTH_MAX");
     self->config = *config;
     self->base = (lane){.ops = &fake_ops,
                         .depth = config->depth,
                         .in_order = config->in_order,
                         .owner = config->owner};
     self->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    assert(self->event_fd >= 0);
+    must(self->event_fd >= 0, "self->event_fd >= 0");
     pthread_mutex_init(&self->mutex, NULL);
     pthread_cond_init(&self->work, NULL);
     if (config->threaded) {
         int code = pthread_create(&self->thread, NULL, fake_main, self);
-        assert(code == 0);
+        must(code == 0, "code == 0");
     }
     return &self->base;
 }

@@ -1,7 +1,7 @@
-/* See swap_fixture.h. Aborts through assert where a test asks for the impossible. */
+/* See swap_fixture.h. Aborts where a test asks for the impossible. */
 #include "swap_fixture.h"
 
-#include <assert.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -11,13 +11,21 @@
 
 enum { STEP = 256, BLOCK = 4096 };
 
+void must(bool good, const char *what)
+{
+    if (good)
+        return;
+    fprintf(stderr, "test fixture: %s does not hold\n", what);
+    abort();
+}
+
 static void *grown(void *block, uint64_t count, uint64_t *capacity, size_t elem_bytes)
 {
     if (count < *capacity)
         return block;
     *capacity = *capacity ? 2 * *capacity : 64;
     block = mem_resize(block, *capacity, elem_bytes, "test program");
-    assert(block != NULL);
+    must(block != NULL, "block != NULL");
     return block;
 }
 
@@ -51,7 +59,8 @@ uint32_t builder_transient(builder *self, enum arena_kind arena, uint64_t offset
 
 uint32_t builder_home(builder *self, enum arena_kind arena, uint64_t offset, uint64_t size_bytes)
 {
-    assert(self->prog.home_count == self->prog.buffer_count);
+    must(self->prog.home_count == self->prog.buffer_count,
+         "self->prog.home_count == self->prog.buffer_count");
     uint32_t idx = builder_transient(self, arena, offset, size_bytes);
     self->prog.buffers[idx].is_home = 1;
     self->prog.home_count++;
@@ -94,7 +103,7 @@ void builder_use(builder *self, enum operand_role role, enum operand_access acce
                  uint32_t buffer_idx, uint64_t offset, uint64_t size_bytes)
 {
     op *item = &self->prog.ops[self->prog.op_count - 1];
-    assert(item->operand_count < OP_OPERANDS_MAX);
+    must(item->operand_count < OP_OPERANDS_MAX, "item->operand_count < OP_OPERANDS_MAX");
     item->operands[item->operand_count++] = (operand){
         .buffer_idx = buffer_idx,
         .role = (uint8_t)role,
@@ -142,7 +151,7 @@ void program_drop_dep(program *prog, uint32_t op_idx, uint32_t k)
 {
     op *item = &prog->ops[op_idx];
     uint32_t *deps = &prog->deps[item->dep_begin];
-    assert(k < item->dep_count);
+    must(k < item->dep_count, "k < item->dep_count");
     deps[k] = deps[--item->dep_count];
 }
 
@@ -152,7 +161,7 @@ void program_copy(program *out, const program *from)
     out->ops = mem_alloc(from->op_count, sizeof *out->ops, "test program");
     out->deps = mem_alloc(from->dep_count, sizeof *out->deps, "test program");
     out->buffers = mem_alloc(from->buffer_count, sizeof *out->buffers, "test program");
-    assert(out->ops && out->deps && out->buffers);
+    must(out->ops && out->deps && out->buffers, "out->ops && out->deps && out->buffers");
     memcpy(out->ops, from->ops, from->op_count * sizeof *out->ops);
     if (from->dep_count > 0)
         memcpy(out->deps, from->deps, from->dep_count * sizeof *out->deps);
@@ -218,7 +227,7 @@ bool oracle_accepts(const program *prog)
     uint32_t count = (uint32_t)prog->op_count;
     uint64_t words = size_div_up(count, 64);
     uint64_t *reach = mem_alloc(count * words, sizeof *reach, "test oracle");
-    assert(reach != NULL);
+    must(reach != NULL, "reach != NULL");
     bool good = true;
     for (uint32_t i = 0; i < count; i++) {
         add_lane_order(prog, reach, words, i);
@@ -452,7 +461,7 @@ void random_program(uint64_t seed, uint32_t op_count, program *out)
     generator self = {.seed = seed};
     uint64_t words = size_div_up(op_count, 64);
     uint64_t *reach = mem_alloc(op_count * words, sizeof *reach, "test program");
-    assert(reach != NULL);
+    must(reach != NULL, "reach != NULL");
     builder_init(&self.build, PROGRAM_STEADY, DEVICE_BYTES, HOST_BYTES, NVME_BYTES);
     add_home(&self, ARENA_NVME, 0, NVME_BYTES);
     add_home(&self, ARENA_DEVICE, 0, 34 * STEP);
@@ -475,7 +484,7 @@ void fixture_arenas_init(fixture_arenas *self, const program *prog, uint64_t see
     for (int a = 0; a < ARENA_COUNT; a++) {
         self->size_bytes[a] = prog->budget_bytes[a];
         self->base[a] = mem_alloc(self->size_bytes[a], 1, "test arena");
-        assert(self->base[a] != NULL);
+        must(self->base[a] != NULL, "self->base[a] != NULL");
         for (uint64_t i = 0; i + 8 <= self->size_bytes[a]; i += 8) {
             uint64_t value = rng_u64(seed, (uint64_t)a, i);
             memcpy(self->base[a] + i, &value, 8);

@@ -9,6 +9,9 @@
 
 #include "swap/program.h"
 
+/* Aborts with the text unless it is good; unlike assert also where NDEBUG is defined. */
+void must(bool good, const char *what);
+
 /* Grows a program op by op; dependencies and operands always go to the latest op. */
 struct builder {
     program prog;
