@@ -31,7 +31,7 @@ typedef struct live_status live_status;
 
 /* Formats the live line for a terminal of `width` columns; the least telling parts are left out
  * until it fits (first the seconds left, then the lanes, the stall, the speed, the loss), and what
- * still is too wide is cut. Returns its length, below min(width + 1, text_bytes). */
+ * still is too wide is cut. Returns its length, below min(width + 1, text_bytes > 0). */
 size_t live_format(const live_status *status, unsigned width, char *text, size_t text_bytes);
 
 /* The step's line for a log: everything, no width. Returns the length. text_bytes > 0. */

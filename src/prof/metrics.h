@@ -4,7 +4,8 @@
  *    "skipped":false,"tokens":4096,"seconds":2.1,"tokens_per_second":1950.5,"model_tflops":0.9,
  *    "lanes":{"read":{"bytes":1,"busy_seconds":0.2,"stall_seconds":0.1}, ...all seven...},
  *    "peak_bytes":{"device":1,"host":2,"nvme":3}}
- *   {"event":"eval","step":3,"valid_loss":5.6,"valid_loss_bits":"40b33333","tokens":4096,"seconds":0.4}
+ *   {"event":"eval","step":3,"valid_loss":5.6,"valid_loss_bits":"40b33333","tokens":4096,
+ *    "seconds":0.4}
  *
  * Numbers that are not finite become null. Lanes and tiers are named as swap/program.h names them.
  * Nothing here allocates, so a line may be written while memory is sealed. A file has one owner
