@@ -115,11 +115,11 @@ static void too_many_texts(void **state)
     cli_texts texts = {.count = 0};
     const cli_option option = {
         .name = "set", .type = CLI_TEXTS, .value = "K=V", .help = "h", .target = &texts};
-    const char *operand;
+    const char *job;
     for (int i = 0; i < CLI_TEXTS_MAX + 1; i++)
         argv[i] = set;
     argv[CLI_TEXTS_MAX + 1] = NULL;
-    assert_int_equal(cli_parse(&command, &option, 1, CLI_TEXTS_MAX + 1, argv, &operand), ERR_USAGE);
+    assert_int_equal(cli_parse(&command, &option, 1, CLI_TEXTS_MAX + 1, argv, &job), ERR_USAGE);
     assert_int_equal(texts.count, CLI_TEXTS_MAX);
 }
 

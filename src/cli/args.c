@@ -160,9 +160,9 @@ static int args_option(const cli_command *command, const cli_option *options, si
 }
 
 int cli_parse(const cli_command *command, const cli_option *options, size_t option_count, int argc,
-              char **argv, const char **operand)
+              char **argv, const char **positional)
 {
-    *operand = NULL;
+    *positional = NULL;
     /* Help wins over whatever else is wrong with the line. */
     for (int i = 0; i < argc && strcmp(argv[i], "--") != 0; i++) {
         if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0) {
@@ -176,14 +176,14 @@ int cli_parse(const cli_command *command, const cli_option *options, size_t opti
             options_ended = true;
         } else if (!options_ended && argv[i][0] == '-' && argv[i][1] != '\0') {
             TRY(args_option(command, options, option_count, argc, argv, &i));
-        } else if (*operand) {
+        } else if (*positional) {
             return err_set(ERR_USAGE, "%s: takes one %s, and was given \"%s\" and \"%s\"",
-                           command->name, command->operand, *operand, argv[i]);
+                           command->name, command->operand, *positional, argv[i]);
         } else {
-            *operand = argv[i];
+            *positional = argv[i];
         }
     }
-    if (!*operand)
+    if (!*positional)
         return err_set(ERR_USAGE, "%s: %s is missing; sluice %s --help says more", command->name,
                        command->operand, command->name);
     return 0;

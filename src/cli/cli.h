@@ -71,7 +71,7 @@ typedef struct cli_command cli_command;
  * options; `--help` prints the help and returns CLI_HELP_SHOWN. ERR_USAGE with one sentence (and the
  * nearest name) for anything else that does not fit. */
 int cli_parse(const cli_command *command, const cli_option *options, size_t option_count, int argc,
-              char **argv, const char **operand) MUST_CHECK;
+              char **argv, const char **positional) MUST_CHECK;
 
 /* The name nearest to `name` among `count` names that lie `stride_bytes` apart, each the first member
  * (const char *) of its element; NULL when none is near enough to be meant. */

@@ -58,8 +58,8 @@ static void live_clear(void *user)
 
 void cli_live_begin(uint64_t every, bool quiet)
 {
-    static char buffer[4096]; /* so that stdio allocates none */
-    setvbuf(stdout, buffer, _IOFBF, sizeof buffer);
+    static char stdout_bytes[4096]; /* so that stdio allocates none */
+    setvbuf(stdout, stdout_bytes, _IOFBF, sizeof stdout_bytes);
     live.quiet = quiet;
     live.every = every ? every : 1;
     live.terminal = isatty(STDOUT_FILENO) == 1;
