@@ -10,6 +10,7 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include <cmocka.h>
 
@@ -289,6 +290,52 @@ static void a_flipped_bit_is_seen(void **state)
     io_destroy(self);
 }
 
+/* A region above 1 GiB is registered in pieces, and a request across their border works. The region is
+ * one file of 4 MiB mapped again and again, so it takes no more memory than that. */
+static void regions_beyond_one_iovec(void **state)
+{
+    (void)state;
+    const uint64_t file_bytes = 4 * MIB, region_bytes = GIB + 8 * MIB;
+    int fd = memfd_create("sluice-test", MFD_CLOEXEC);
+    assert_true(fd >= 0);
+    assert_int_equal(ftruncate(fd, (off_t)file_bytes), 0);
+    unsigned char *base =
+        mmap(NULL, region_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    assert_true(base != MAP_FAILED);
+    for (uint64_t at = 0; at < region_bytes; at += file_bytes)
+        assert_true(mmap(base + at, file_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd,
+                         0) != MAP_FAILED);
+    assert_int_equal(open_slab(1), 0);
+    const io_region region = {base, region_bytes};
+    io_config config = {.target = &store,
+                        .backend = backend,
+                        .regions = &region,
+                        .region_count = 1,
+                        .deny_registration = deny_registration};
+    io *self;
+    assert_int_equal(io_create(&config, &self), 0);
+    unsigned char *data = base + GIB - 600 * KIB; /* the first transfer of 1 MiB meets the border */
+    for (uint32_t i = 0; i < 300; i++)
+        fill_block(data + (uint64_t)i * BLOCK, i, 9);
+    assert_int_equal(io_transfer(self, IO_WRITE, 8 * BLOCK, data, 300 * BLOCK), 0);
+    for (uint64_t i = 0; i < 300 * BLOCK; i++)
+        data[i] = 0;
+    assert_int_equal(io_transfer(self, IO_READ, 8 * BLOCK, data, 300 * BLOCK), 0);
+    unsigned char expected[BLOCK];
+    for (uint32_t i = 0; i < 300; i++) {
+        fill_block(expected, i, 9);
+        assert_memory_equal(data + (uint64_t)i * BLOCK, expected, BLOCK);
+    }
+    io_stats stats;
+    io_get_stats(self, &stats);
+    print_message("buffers registered: %d\n", stats.buffers_registered);
+    /* Registered: 600 + 600 KiB, cut at the border (else the kernel says EFAULT); if not: 1024 + 176. */
+    assert_int_equal(stats.transfers[IO_READ], 2);
+    io_destroy(self);
+    munmap(base, region_bytes);
+    close(fd);
+}
+
 static void bad_requests_are_not_taken(void **state)
 {
     (void)state;
@@ -472,6 +519,7 @@ int main(int argc, char **argv)
         cmocka_unit_test_setup_teardown(random_requests_against_shadow, setup, teardown),
         cmocka_unit_test_setup_teardown(a_bad_day_changes_nothing, setup, teardown),
         cmocka_unit_test_setup_teardown(a_flipped_bit_is_seen, setup, teardown),
+        cmocka_unit_test_setup_teardown(regions_beyond_one_iovec, setup, teardown),
         cmocka_unit_test_setup_teardown(bad_requests_are_not_taken, setup, teardown),
         cmocka_unit_test_setup_teardown(capacity_is_a_limit, setup, teardown),
         cmocka_unit_test_setup_teardown(the_descriptor_gets_quiet, setup, teardown),

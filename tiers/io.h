@@ -48,7 +48,7 @@ struct io_config {
     uint32_t queue_depth;    /* transfers in flight per direction and drive (a sum: a busy drive may
                                 use what an idle one leaves); 0: 16; at most 1024 */
     uint64_t block_bytes;    /* largest single transfer; multiple of 4 KiB; 0: 1 MiB */
-    uint32_t pool_threads;   /* of the stand-in; 0: 4; at most 64 */
+    uint32_t pool_threads;   /* of the stand-in; 0: 4 per drive; at most 64 */
     const io_region *regions;
     uint32_t region_count;
     uint32_t request_capacity; /* most requests submitted and not yet polled; 0: 4096 */
