@@ -1,0 +1,299 @@
+/* Transfers and per-tile work as ops.
+ *
+ * One tile of an update, optimizer and gradient homed on nvme, params on nvme and wanted on the device:
+ *
+ *   read   nvme state -> T (host)      read  nvme grads -> G (host)
+ *   update T, G -> T, P (host)
+ *   write  T -> nvme state             write P -> nvme params        h2d  P -> device params
+ *
+ * The update runs where the optimizer's home is (device, or host for host and nvme homes); what it
+ * needs from elsewhere is brought there tile by tile, and what it makes is taken home tile by tile. */
+#include <assert.h>
+
+#include "base/size.h"
+#include "base/tile.h"
+#include "plan/plan_internal.h"
+
+static enum arena_kind arena_of(const plani_builder *b, plani_range range)
+{
+    return b->error < 0 ? ARENA_HOST : (enum arena_kind)b->buffers[range.buffer_idx].base.arena;
+}
+
+/* One hop between neighbouring arenas. */
+static uint32_t hop(plani_builder *b, plani_range source, plani_range target)
+{
+    enum arena_kind from = arena_of(b, source), to = arena_of(b, target);
+    enum op_kind kind = from == ARENA_NVME     ? OP_READ
+                        : to == ARENA_NVME     ? OP_WRITE
+                        : from == ARENA_DEVICE ? OP_D2H
+                                               : OP_H2D;
+    enum lane_kind lane = kind == OP_READ    ? LANE_READ
+                          : kind == OP_WRITE ? LANE_WRITE
+                          : kind == OP_D2H   ? LANE_D2H
+                                             : LANE_H2D;
+    assert(b->error < 0 || source.size_bytes == target.size_bytes);
+    uint32_t idx = plani_op(b, kind, lane);
+    plani_use(b, idx, source, ROLE_SOURCE, ACCESS_READ);
+    plani_use(b, idx, target, ROLE_TARGET, ACCESS_WRITE);
+    if (b->error < 0)
+        return idx;
+    op_demand *demand = &b->ops[idx].demand;
+    uint64_t bytes = target.size_bytes;
+    demand->dram_bytes = bytes;
+    if (kind == OP_READ)
+        demand->drive_read_bytes = bytes;
+    else if (kind == OP_WRITE)
+        demand->drive_write_bytes = bytes;
+    else if (kind == OP_H2D)
+        demand->h2d_bytes = bytes;
+    else
+        demand->d2h_bytes = bytes;
+    if ((kind == OP_H2D || kind == OP_D2H) && b->job->machine.device_is_cpu)
+        demand->dram_bytes = 3 * bytes; /* read, read for ownership, write */
+    return idx;
+}
+
+void plani_transfer(plani_builder *b, plani_range source, plani_range target, enum state_kind kind,
+                    uint32_t unit, uint32_t tile, uint32_t micro_batch)
+{
+    enum arena_kind from = arena_of(b, source), to = arena_of(b, target);
+    uint64_t first_op = b->op_count;
+    if ((from == ARENA_NVME && to == ARENA_DEVICE) || (from == ARENA_DEVICE && to == ARENA_NVME)) {
+        uint32_t middle = plani_transient(b, ARENA_HOST, source.size_bytes, PLANI_ANY, kind, unit);
+        plani_range stop = {middle, 0, source.size_bytes};
+        hop(b, source, stop);
+        hop(b, stop, target);
+    } else {
+        hop(b, source, target);
+    }
+    for (uint64_t i = first_op; b->error >= 0 && i < b->op_count; i++) {
+        b->ops[i].unit = unit;
+        b->ops[i].tile = tile;
+        b->ops[i].micro_batch = micro_batch;
+        b->ops[i].state_kind = kind;
+    }
+}
+
+/* The bytes of elements [begin, begin + count) in a buffer of `elem_bytes` each. */
+static plani_range elems_range(uint32_t buffer_idx, uint64_t begin, uint64_t count,
+                               uint64_t elem_bytes)
+{
+    return (plani_range){buffer_idx, begin * elem_bytes, count * elem_bytes};
+}
+
+/* Tile work of one unit and tile. */
+struct tile_job {
+    uint32_t unit, tile;
+    uint64_t begin, count;  /* elements */
+    enum arena_kind where;  /* where the work runs */
+    uint32_t device_params; /* also wanted there, or PROGRAM_NONE */
+    enum plani_tile_work work;
+    uint32_t after;
+};
+
+/* The tile's state in the arena of the work. A transient for nvme homes. */
+static plani_range tile_state(plani_builder *b, const struct tile_job *t)
+{
+    uint64_t bytes = tile_bytes(t->count);
+    uint64_t offset = t->tile * tile_pitch(b->set->tile_elems);
+    uint32_t home = b->set->homes.optimizer[t->unit];
+    uint32_t save = b->set->homes.saves[t->unit];
+    plani_range at_home = {home, offset, bytes};
+    if (home != PROGRAM_NONE && b->buffers[home].base.arena != ARENA_NVME) {
+        if (t->work == PLANI_WORK_LOAD)
+            plani_transfer(b, (plani_range){save, offset, bytes}, at_home, STATE_OPTIMIZER, t->unit,
+                           t->tile, PROGRAM_NONE);
+        return at_home;
+    }
+    plani_range staged = {
+        plani_transient(b, t->where, bytes, TILE_RESIDUE_STATE, STATE_OPTIMIZER, t->unit), 0,
+        bytes};
+    if (home == PROGRAM_NONE)
+        at_home.buffer_idx = save; /* evaluation only: the state is read, never kept */
+    if (t->work != PLANI_WORK_INIT)
+        plani_transfer(b, at_home, staged, STATE_OPTIMIZER, t->unit, t->tile, PROGRAM_NONE);
+    return staged;
+}
+
+static plani_range tile_grads(plani_builder *b, const struct tile_job *t)
+{
+    uint32_t home = b->set->homes.grads[t->unit];
+    plani_range at_home = elems_range(home, t->begin, t->count, b->job->grad_bytes);
+    if (arena_of(b, at_home) == t->where)
+        return at_home;
+    plani_range staged = {
+        plani_transient(b, t->where, at_home.size_bytes, TILE_RESIDUE_GRADS, STATE_GRADS, t->unit),
+        0, at_home.size_bytes};
+    plani_transfer(b, at_home, staged, STATE_GRADS, t->unit, t->tile, PROGRAM_NONE);
+    return staged;
+}
+
+/* Where the work writes the new working copy: its home or the wanted device buffer when they lie in
+ * the arena of the work, else a transient. */
+static plani_range tile_params(plani_builder *b, const struct tile_job *t)
+{
+    uint32_t home = b->set->homes.params[t->unit];
+    plani_range at_home = elems_range(home, t->begin, t->count, b->job->param_bytes);
+    if (arena_of(b, at_home) == t->where)
+        return at_home;
+    if (t->where == ARENA_DEVICE && t->device_params != PROGRAM_NONE)
+        return elems_range(t->device_params, t->begin, t->count, b->job->param_bytes);
+    return (plani_range){plani_transient(b, t->where, at_home.size_bytes, TILE_RESIDUE_PARAMS,
+                                         STATE_PARAMS, t->unit),
+                         0, at_home.size_bytes};
+}
+
+static void work_demand(plani_builder *b, uint32_t idx, const struct tile_job *t)
+{
+    if (b->error < 0)
+        return;
+    op_demand *demand = &b->ops[idx].demand;
+    uint64_t streams = t->work == PLANI_WORK_UPDATE ? 24 + b->job->grad_bytes
+                       : t->work == PLANI_WORK_INIT ? 12
+                                                    : 4;
+    demand->dram_bytes = t->count * (streams + b->job->param_bytes);
+    if (t->where == ARENA_DEVICE && !b->job->machine.device_is_cpu)
+        return;
+    /* Arithmetic per element on one core; the initial normals take a logarithm and a cosine. */
+    double seconds = t->work == PLANI_WORK_INIT ? 40e-9 : 0.6e-9;
+    demand->core_seconds = (double)t->count * seconds;
+}
+
+static void emit_tile(plani_builder *b, const struct tile_job *t)
+{
+    plani_range state = tile_state(b, t);
+    plani_range grads = {0};
+    if (t->work == PLANI_WORK_UPDATE)
+        grads = tile_grads(b, t);
+    plani_range params = tile_params(b, t);
+    uint32_t idx = plani_op(b,
+                            t->work == PLANI_WORK_UPDATE ? OP_UPDATE
+                            : t->work == PLANI_WORK_INIT ? OP_INIT
+                                                         : OP_WORKING_COPY,
+                            LANE_UPDATE);
+    if (b->error >= 0) {
+        b->ops[idx].unit = t->unit;
+        b->ops[idx].tile = t->tile;
+        b->ops[idx].elem_begin = t->begin;
+        b->ops[idx].elem_count = t->count;
+    }
+    plani_use(b, idx, state, ROLE_STATE,
+              t->work == PLANI_WORK_UPDATE ? ACCESS_UPDATE
+              : t->work == PLANI_WORK_INIT ? ACCESS_WRITE
+                                           : ACCESS_READ);
+    if (t->work == PLANI_WORK_UPDATE)
+        plani_use(b, idx, grads, ROLE_SOURCE, ACCESS_READ);
+    plani_use(b, idx, params, ROLE_TARGET, ACCESS_WRITE);
+    plani_depend(b, idx, t->after);
+    work_demand(b, idx, t);
+    if (b->error < 0)
+        return;
+
+    uint32_t state_home = b->set->homes.optimizer[t->unit];
+    if (state.buffer_idx != state_home && state_home != PROGRAM_NONE && t->work != PLANI_WORK_LOAD)
+        plani_transfer(
+            b, state,
+            (plani_range){state_home, t->tile * tile_pitch(b->set->tile_elems), state.size_bytes},
+            STATE_OPTIMIZER, t->unit, t->tile, PROGRAM_NONE);
+    plani_range home =
+        elems_range(b->set->homes.params[t->unit], t->begin, t->count, b->job->param_bytes);
+    if (params.buffer_idx != home.buffer_idx)
+        plani_transfer(b, params, home, STATE_PARAMS, t->unit, t->tile, PROGRAM_NONE);
+    if (t->device_params != PROGRAM_NONE && t->device_params != params.buffer_idx &&
+        t->device_params != home.buffer_idx)
+        plani_transfer(b, params,
+                       elems_range(t->device_params, t->begin, t->count, b->job->param_bytes),
+                       STATE_PARAMS, t->unit, t->tile, PROGRAM_NONE);
+}
+
+void plani_unit_work(plani_builder *b, uint32_t unit, enum plani_tile_work work,
+                     uint32_t device_params, uint32_t after)
+{
+    uint64_t tile_elems = b->set->tile_elems, elems = b->job->unit_elems[unit];
+    enum arena_kind home = b->job->homes[STATE_OPTIMIZER][unit];
+    for (uint64_t k = 0; k < tile_count(elems, tile_elems) && b->error >= 0; k++) {
+        struct tile_job t = {
+            .unit = unit,
+            .tile = (uint32_t)k,
+            .begin = k * tile_elems,
+            .count = tile_elems_at(elems, tile_elems, k),
+            .where = home == ARENA_DEVICE && !b->job->only_eval ? ARENA_DEVICE : ARENA_HOST,
+            .device_params = device_params,
+            .work = work,
+            .after = after,
+        };
+        emit_tile(b, &t);
+    }
+}
+
+uint32_t plani_device_params(plani_builder *b, uint32_t unit)
+{
+    uint32_t home = b->set->homes.params[unit];
+    if (b->error < 0 || b->buffers[home].base.arena == ARENA_DEVICE)
+        return home;
+    return plani_transient(b, ARENA_DEVICE, b->job->unit_elems[unit] * b->job->param_bytes,
+                           TILE_RESIDUE_PARAMS, STATE_PARAMS, unit);
+}
+
+uint32_t plani_fetch_params(plani_builder *b, uint32_t unit)
+{
+    uint32_t device = plani_device_params(b, unit);
+    uint32_t home = b->set->homes.params[unit];
+    if (device == home)
+        return device;
+    uint64_t tile_elems = b->set->tile_elems, elems = b->job->unit_elems[unit];
+    for (uint64_t k = 0; k < tile_count(elems, tile_elems) && b->error >= 0; k++) {
+        uint64_t count = tile_elems_at(elems, tile_elems, k);
+        plani_transfer(b, elems_range(home, k * tile_elems, count, b->job->param_bytes),
+                       elems_range(device, k * tile_elems, count, b->job->param_bytes),
+                       STATE_PARAMS, unit, (uint32_t)k, PROGRAM_NONE);
+    }
+    return device;
+}
+
+void plani_close_grads(plani_builder *b, uint32_t unit, uint32_t accumulator)
+{
+    uint64_t tile_elems = b->set->tile_elems, elems = b->job->unit_elems[unit];
+    uint32_t home = b->set->homes.grads[unit];
+    for (uint64_t k = 0; k < tile_count(elems, tile_elems) && b->error >= 0; k++) {
+        uint64_t begin = k * tile_elems, count = tile_elems_at(elems, tile_elems, k);
+        plani_range at_home = elems_range(home, begin, count, b->job->grad_bytes);
+        plani_range closed = at_home;
+        if (arena_of(b, at_home) != ARENA_DEVICE)
+            closed = (plani_range){plani_transient(b, ARENA_DEVICE, at_home.size_bytes,
+                                                   TILE_RESIDUE_GRADS, STATE_GRADS, unit),
+                                   0, at_home.size_bytes};
+        uint32_t idx = plani_op(b, OP_GRAD_CLOSE, LANE_COMPUTE);
+        if (b->error < 0)
+            return;
+        op *item = &b->ops[idx];
+        item->unit = unit;
+        item->tile = (uint32_t)k;
+        item->elem_begin = begin;
+        item->elem_count = count;
+        item->demand.dram_bytes = count * (4 + b->job->grad_bytes);
+        plani_use(b, idx, elems_range(accumulator, begin, count, 4), ROLE_GRADS0, ACCESS_READ);
+        plani_use(b, idx, closed, ROLE_TARGET, ACCESS_WRITE);
+        uint64_t first_block = b->set->norm_block_begin[unit] + begin / SHARD_ELEMS_STEP;
+        plani_use(b, idx,
+                  elems_range(b->set->homes.norm_sums, first_block, count / SHARD_ELEMS_STEP,
+                              sizeof(double)),
+                  ROLE_NORM_SUMS, ACCESS_WRITE);
+        if (closed.buffer_idx != home)
+            plani_transfer(b, closed, at_home, STATE_GRADS, unit, (uint32_t)k, PROGRAM_NONE);
+    }
+}
+
+void plani_save_unit(plani_builder *b, uint32_t unit)
+{
+    uint32_t home = b->set->homes.optimizer[unit], save = b->set->homes.saves[unit];
+    if (save == PROGRAM_NONE || home == PROGRAM_NONE)
+        return;
+    uint64_t tile_elems = b->set->tile_elems, elems = b->job->unit_elems[unit];
+    for (uint64_t k = 0; k < tile_count(elems, tile_elems) && b->error >= 0; k++) {
+        uint64_t bytes = tile_bytes(tile_elems_at(elems, tile_elems, k));
+        uint64_t offset = k * tile_pitch(tile_elems);
+        plani_transfer(b, (plani_range){home, offset, bytes}, (plani_range){save, offset, bytes},
+                       STATE_OPTIMIZER, unit, (uint32_t)k, PROGRAM_NONE);
+    }
+}

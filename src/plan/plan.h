@@ -1,0 +1,103 @@
+/* From numbers to programs: where every state rests, and every op of a step with its address.
+ *
+ *   plan_job (units, stages, homes, budgets, machine)
+ *     -> layout    homes get their offsets, the same in every program
+ *     -> ops       the step in serial order: the order of a machine that never looks ahead
+ *     -> schedule  an event-driven simulation walks the lanes in time, reserves memory in serial order
+ *                  as early as the budgets allow, and gives each buffer its offset
+ *     -> program   ops sorted by their simulated start, with dependencies and predictions
+ *
+ * Pure: numbers in, programs out; no device, no file, no clock. Deterministic: equal jobs give equal
+ * programs on every machine and rank.
+ *
+ * Fit. Reservation in serial order cannot deadlock, since the earliest unfinished op always has its
+ * memory. What the serial order itself needs is the least that any lookahead needs, so it is the
+ * figure of a refusal: plan_compile fails with ERR_NO_FIT naming tier, needed and allowed bytes, and
+ * the same job with exactly the needed bytes compiles. */
+#ifndef SLUICE_PLAN_PLAN_H
+#define SLUICE_PLAN_PLAN_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/error.h"
+#include "swap/program.h"
+
+enum plan_update { PLAN_UPDATE_AFTER_BACKWARD, PLAN_UPDATE_IN_NEXT_FORWARD };
+
+/* What the simulator knows of the machine. Rates of one rank with all its drives. */
+struct plan_machine {
+    double drive_read_bytes_per_second, drive_write_bytes_per_second; /* shared: r/R + w/W <= 1 */
+    double h2d_bytes_per_second, d2h_bytes_per_second;
+    double dram_bytes_per_second;
+    double device_flops_per_second;
+    double core_count;
+    bool device_is_cpu; /* products run on the cores, copies to the device use DRAM */
+    double op_seconds;  /* fixed cost of any op */
+    bool is_measured;   /* false: stated defaults */
+};
+typedef struct plan_machine plan_machine;
+
+struct plan_stage {
+    uint32_t units[2];
+    uint32_t unit_count;
+    bool has_input, has_output; /* a boundary activation before and after */
+    bool backward_needs_params; /* not the embedding's */
+    double forward_flops;       /* of one micro-batch */
+    double backward_flops;      /* with recomputation; the head: forward, loss and backward */
+    uint64_t forward_dram_bytes, backward_dram_bytes;
+};
+typedef struct plan_stage plan_stage;
+
+struct plan_job {
+    uint32_t unit_count, stage_count;
+    const uint64_t *unit_elems; /* [unit_count] multiples of SHARD_ELEMS_STEP */
+    const plan_stage *stages;   /* [stage_count] in forward order; the last is the head */
+    const uint8_t
+        *homes[STATE_KIND_COUNT]; /* [unit_count] enum arena_kind each; activations: of the
+                                               boundary before the stage whose own unit it is */
+    uint32_t micro_batch_count;
+    uint64_t boundary_bytes; /* of one micro-batch */
+    uint64_t workspace_bytes, constants_bytes;
+    uint64_t tokens_bytes, losses_bytes; /* of a whole step */
+    uint32_t param_bytes, grad_bytes;    /* per element: 2 or 4 */
+    enum plan_update update;
+    uint64_t tile_elems;    /* 0: chosen by simulated time */
+    uint64_t lookahead_ops; /* how far ahead of the oldest unfinished op memory is reserved;
+                                     0: as far as memory allows */
+    bool needs_save_places; /* give optimizer state homed in memory a place on the slab */
+    bool only_eval;         /* compile just EVAL and LOAD (generation, evaluation) */
+    uint64_t budget_bytes[ARENA_COUNT];
+    plan_machine machine;
+};
+typedef struct plan_job plan_job;
+
+/* Buffer indices of the homes, equal in all programs of the set. PROGRAM_NONE where there is none. */
+struct plan_homes {
+    uint32_t *params, *grads, *optimizer, *saves; /* [unit_count] */
+    uint32_t *activations; /* [stage_count * micro_batch_count], input of the stage */
+    uint32_t workspace, constants, tokens_host, tokens_device, losses_host, losses_device,
+        norm_sums;
+};
+typedef struct plan_homes plan_homes;
+
+struct plan_set {
+    program programs[PROGRAM_KIND_COUNT];
+    plan_homes homes;
+    uint64_t tile_elems;
+    uint32_t held_stages;       /* stages nearest the turn whose params stay for the backward */
+    uint64_t *norm_block_begin; /* [unit_count + 1] index of a unit's first norm block */
+    uint64_t home_bytes[STATE_KIND_COUNT][ARENA_COUNT];
+    uint64_t bound_ns; /* the steady step's bound: per phase, the busiest resource */
+};
+typedef struct plan_set plan_set;
+
+/* Compiles all programs and checks them. ERR_NO_FIT (see above); ERR_INTERNAL if a program fails its
+ * own check, which is a bug. On failure *out is empty. */
+int plan_compile(const plan_job *job, plan_set *out) MUST_CHECK;
+void plan_set_fini(plan_set *set);
+
+/* Rough figures for a machine that was not measured, named as defaults wherever they are printed. */
+void plan_machine_default_cpu(plan_machine *machine, uint32_t core_count);
+
+#endif

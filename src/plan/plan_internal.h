@@ -1,0 +1,124 @@
+/* What the files of src/plan share: the builder, which holds a program while it is made.
+ *
+ *   layout.c    homes and their offsets          emit.c      transfers, updates, fetches
+ *   steps.c     the seven programs as ops        builder.c   ops, operands, data dependencies
+ *   schedule.c  simulation, memory, order        share.c     rates of ops that run together
+ *   compile.c   the search over tile size, lookahead and held stages; refusals */
+#ifndef SLUICE_PLAN_INTERNAL_H
+#define SLUICE_PLAN_INTERNAL_H
+
+#include "plan/plan.h"
+
+struct plani_access {
+    uint32_t op_idx;
+    bool writes;
+    uint64_t begin, end; /* bytes within the buffer */
+};
+
+struct plani_buffer {
+    buffer base;
+    uint64_t residue; /* of the offset modulo TILE_PERIOD_BYTES; PLANI_ANY: 4 KiB alignment only */
+    struct plani_access *recent; /* accesses that a later one may depend on */
+    uint32_t recent_count, recent_capacity;
+    uint32_t *users; /* ops that use a transient, in serial order, each once */
+    uint32_t user_count, user_capacity;
+};
+
+enum { PLANI_ANY = 0xffff };
+
+struct plani_edge {
+    uint32_t from, to; /* `to` depends on `from` */
+};
+
+/* One program under construction: ops in serial order. */
+struct plani_builder {
+    const plan_job *job;
+    const plan_set *set; /* homes, tile size */
+    uint32_t held_stages;
+    op *ops;
+    uint64_t op_count, op_capacity;
+    struct plani_buffer *buffers;
+    uint64_t buffer_count, buffer_capacity, home_count;
+    struct plani_edge *edges;
+    uint64_t edge_count, edge_capacity;
+    int error; /* first failure; later calls do nothing */
+};
+typedef struct plani_builder plani_builder;
+
+/* A byte range of a buffer. */
+struct plani_range {
+    uint32_t buffer_idx;
+    uint64_t offset_bytes, size_bytes;
+};
+typedef struct plani_range plani_range;
+
+/* layout.c: fills set->homes and the home buffers, which every builder copies. need[arena] gets the
+ * end of the last home in each arena. No budget is checked here. */
+struct plani_layout {
+    buffer *buffers;
+    uint64_t *residues;
+    uint64_t count, capacity;
+    uint64_t end_bytes[ARENA_COUNT];
+};
+typedef struct plani_layout plani_layout;
+int plani_layout_make(const plan_job *job, plan_set *set, plani_layout *layout) MUST_CHECK;
+void plani_layout_fini(plani_layout *layout);
+
+/* builder.c */
+int plani_builder_init(plani_builder *b, const plan_job *job, const plan_set *set,
+                       const plani_layout *layout, uint32_t held_stages) MUST_CHECK;
+void plani_builder_fini(plani_builder *b);
+uint32_t plani_transient(plani_builder *b, enum arena_kind arena, uint64_t size_bytes,
+                         uint64_t residue, enum state_kind kind, uint32_t unit);
+/* Appends an op and returns its index; unit, stage and the like are PROGRAM_NONE until set. */
+uint32_t plani_op(plani_builder *b, enum op_kind kind, enum lane_kind lane);
+/* Adds the operand and the data dependencies on earlier ops that touch the same bytes. */
+void plani_use(plani_builder *b, uint32_t op_idx, plani_range range, enum operand_role role,
+               enum operand_access access);
+void plani_depend(plani_builder *b, uint32_t op_idx, uint32_t on_op_idx);
+plani_range plani_whole(const plani_builder *b, uint32_t buffer_idx);
+
+/* emit.c: transfers between arenas and the per-tile work of a unit. */
+void plani_transfer(plani_builder *b, plani_range source, plani_range target, enum state_kind kind,
+                    uint32_t unit, uint32_t tile, uint32_t micro_batch);
+enum plani_tile_work { PLANI_WORK_UPDATE, PLANI_WORK_INIT, PLANI_WORK_LOAD };
+/* Updates (or initializes, or loads) all tiles of a unit; with device_params not PROGRAM_NONE the new
+ * working copy is also brought there. `after` is an op the updates wait for, or PROGRAM_NONE. */
+void plani_unit_work(plani_builder *b, uint32_t unit, enum plani_tile_work work,
+                     uint32_t device_params, uint32_t after);
+/* Brings a unit's params into device memory; returns the buffer that holds them: the home where that
+ * is the device, else a transient. */
+uint32_t plani_fetch_params(plani_builder *b, uint32_t unit);
+uint32_t plani_device_params(plani_builder *b, uint32_t unit);
+void plani_close_grads(plani_builder *b, uint32_t unit, uint32_t accumulator);
+void plani_save_unit(plani_builder *b, uint32_t unit);
+
+/* steps.c */
+void plani_emit_program(plani_builder *b, enum program_kind kind);
+
+/* share.c: max-min fair rates. */
+enum plani_resource {
+    RESOURCE_DRIVE,
+    RESOURCE_H2D,
+    RESOURCE_D2H,
+    RESOURCE_DRAM,
+    RESOURCE_CORES,
+    RESOURCE_DEVICE,
+    RESOURCE_COUNT
+};
+struct plani_share {
+    double demand[RESOURCE_COUNT]; /* seconds of the whole resource that the op needs */
+    double alone_seconds;          /* its time when nothing else runs */
+    double rate;                   /* out: share of the op done per second */
+};
+void plani_demand(const plan_machine *machine, const op_demand *demand, struct plani_share *share);
+void plani_share_rates(struct plani_share *const *running, uint32_t count);
+
+/* schedule.c: places and orders the builder's ops; on success fills *out. `lookahead_ops` 0 is no
+ * limit, 1 is serial. ERR_NO_FIT when memory ran out; then need_bytes says how much the serial order
+ * needs when budgets are ignored (budget UINT64_MAX). */
+int plani_schedule(plani_builder *b, enum program_kind kind,
+                   const uint64_t budget_bytes[ARENA_COUNT], uint64_t lookahead_ops,
+                   program *out) MUST_CHECK;
+
+#endif

@@ -1,0 +1,534 @@
+/* From serial order to a program: an event-driven simulation with memory.
+ *
+ *   at each event   complete ops -> free their last buffers
+ *                   reserve buffers, in serial order of first use, while the arenas have room
+ *                   start, per lane in serial order, the next op whose dependencies are complete and
+ *                   whose buffers are reserved
+ *                   share the machine among what runs (share.c); advance to the next completion
+ *
+ * A buffer's place is the lowest address that fits (first fit). Where it takes over the bytes of an
+ * earlier buffer, the last uses of that one become dependencies of its first uses. The program's order
+ * is the order of simulated starts. Heap scratch, freed on return. */
+#include <assert.h>
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "base/size.h"
+#include "base/tile.h"
+#include "plan/plan_internal.h"
+
+/* A stretch of an arena and the transient that used it last. */
+struct piece {
+    uint64_t begin, end;
+    uint32_t buffer_idx;
+    bool live;
+};
+
+struct space {
+    struct piece *pieces; /* sorted by begin, disjoint; gaps were never used */
+    uint64_t count, capacity;
+    uint64_t floor_bytes, budget_bytes; /* transients live in [floor, budget) */
+    uint64_t peak_bytes;
+    uint32_t peak_buffer;
+    uint32_t *queue; /* transients of this arena by first use */
+    uint64_t queue_count, queue_next;
+};
+
+enum op_state { OP_WAITING, OP_RUNNING, OP_COMPLETE };
+
+struct sim_op {
+    struct plani_share share;
+    double done;                     /* 0..1 */
+    double start, end;               /* seconds */
+    uint32_t missing;                /* dependencies not complete */
+    uint32_t unreserved;             /* buffers first used here and not reserved yet */
+    uint32_t edge_begin, edge_count; /* data dependencies in builder.edges */
+    uint8_t state;
+};
+
+struct sim {
+    plani_builder *b;
+    struct sim_op *ops;
+    uint32_t *lane_ops[LANE_COUNT]; /* op indices in serial order */
+    uint64_t lane_count[LANE_COUNT], lane_next[LANE_COUNT];
+    uint32_t running[LANE_COUNT];
+    uint32_t running_count;
+    uint32_t *uses_left; /* [buffer_count] transients: users not complete */
+    uint32_t *out_edges; /* successors by op, CSR */
+    uint64_t *out_begin;
+    struct space spaces[ARENA_COUNT];
+    uint64_t data_edge_count;
+    uint64_t oldest; /* first op not complete, serial */
+    uint64_t lookahead_ops;
+    double now;
+};
+
+static bool in_order(uint8_t lane)
+{
+    return lane != LANE_READ && lane != LANE_WRITE;
+}
+
+/* ---- space ---------------------------------------------------------------------------------- */
+
+static uint64_t align_offset(uint64_t offset, uint64_t residue)
+{
+    if (residue == PLANI_ANY)
+        return size_round_up(offset, TILE_BLOCK_BYTES);
+    uint64_t placed = offset / TILE_PERIOD_BYTES * TILE_PERIOD_BYTES + residue;
+    return placed >= offset ? placed : placed + TILE_PERIOD_BYTES;
+}
+
+/* The lowest fitting offset, or UINT64_MAX. */
+static uint64_t first_fit(const struct space *arena, uint64_t size_bytes, uint64_t residue)
+{
+    uint64_t offset = align_offset(arena->floor_bytes, residue);
+    for (uint64_t i = 0; i < arena->count; i++) {
+        const struct piece *item = &arena->pieces[i];
+        if (!item->live || item->end <= offset)
+            continue;
+        if (item->begin >= offset + size_bytes)
+            break;
+        offset = align_offset(item->end, residue);
+    }
+    return offset + size_bytes <= arena->budget_bytes ? offset : UINT64_MAX;
+}
+
+/* Ops of `users` that no other op of it follows by dependency or lane order. */
+static bool is_last_use(const struct sim *s, const struct plani_buffer *held, uint32_t position)
+{
+    uint32_t idx = held->users[position];
+    uint8_t lane = s->b->ops[idx].lane;
+    for (uint32_t j = position + 1; j < held->user_count; j++) {
+        uint32_t other = held->users[j];
+        if (in_order(lane) && s->b->ops[other].lane == lane)
+            return false;
+        const struct sim_op *o = &s->ops[other];
+        for (uint32_t e = 0; e < o->edge_count; e++)
+            if (s->b->edges[o->edge_begin + e].from == idx)
+                return false;
+    }
+    return true;
+}
+
+static bool is_first_use(const struct sim *s, const struct plani_buffer *fresh, uint32_t position)
+{
+    uint32_t idx = fresh->users[position];
+    uint8_t lane = s->b->ops[idx].lane;
+    const struct sim_op *o = &s->ops[idx];
+    for (uint32_t j = 0; j < position; j++) {
+        uint32_t other = fresh->users[j];
+        if (in_order(lane) && s->b->ops[other].lane == lane)
+            return false;
+        for (uint32_t e = 0; e < o->edge_count; e++)
+            if (s->b->edges[o->edge_begin + e].from == other)
+                return false;
+    }
+    return true;
+}
+
+static int add_edge(plani_builder *b, uint32_t from, uint32_t to)
+{
+    if (b->edge_count == b->edge_capacity) {
+        void *fresh =
+            mem_resize(b->edges, b->edge_capacity * 2 + 64, sizeof *b->edges, "plan edges");
+        if (!fresh)
+            return -ENOMEM;
+        b->edges = fresh;
+        b->edge_capacity = b->edge_capacity * 2 + 64;
+    }
+    b->edges[b->edge_count++] = (struct plani_edge){from, to};
+    return 0;
+}
+
+/* All last uses of `held` before all first uses of `fresh`. */
+static int order_buffers(struct sim *s, uint32_t held_idx, uint32_t fresh_idx)
+{
+    const struct plani_buffer *held = &s->b->buffers[held_idx];
+    const struct plani_buffer *fresh = &s->b->buffers[fresh_idx];
+    for (uint32_t i = held->user_count; i-- > 0;) {
+        if (!is_last_use(s, held, i))
+            continue;
+        for (uint32_t j = 0; j < fresh->user_count; j++)
+            if (is_first_use(s, fresh, j) &&
+                !(in_order(s->b->ops[held->users[i]].lane) &&
+                  s->b->ops[held->users[i]].lane == s->b->ops[fresh->users[j]].lane))
+                TRY(add_edge(s->b, held->users[i], fresh->users[j]));
+    }
+    return 0;
+}
+
+/* Makes [begin, end) the fresh buffer's, cutting older pieces; they get their ordering edges. */
+static int occupy(struct sim *s, struct space *arena, uint64_t begin, uint64_t end, uint32_t fresh)
+{
+    if (arena->count + 2 >= arena->capacity) {
+        uint64_t wanted = arena->capacity ? arena->capacity * 2 : 256;
+        void *bigger = mem_resize(arena->pieces, wanted, sizeof *arena->pieces, "plan space");
+        if (!bigger)
+            return -ENOMEM;
+        arena->pieces = bigger;
+        arena->capacity = wanted;
+    }
+    uint64_t first = 0;
+    while (first < arena->count && arena->pieces[first].end <= begin)
+        first++;
+    uint64_t last = first; /* pieces [first, last) overlap */
+    struct piece left = {0}, right = {0};
+    uint32_t before = PROGRAM_NONE;
+    while (last < arena->count && arena->pieces[last].begin < end) {
+        struct piece *item = &arena->pieces[last];
+        assert(!item->live);
+        if (item->buffer_idx != before)
+            TRY(order_buffers(s, item->buffer_idx, fresh));
+        before = item->buffer_idx;
+        if (item->begin < begin)
+            left = (struct piece){item->begin, begin, item->buffer_idx, false};
+        if (item->end > end)
+            right = (struct piece){end, item->end, item->buffer_idx, false};
+        last++;
+    }
+    struct piece fill[3];
+    uint64_t fill_count = 0;
+    if (left.end > left.begin)
+        fill[fill_count++] = left;
+    fill[fill_count++] = (struct piece){begin, end, fresh, true};
+    if (right.end > right.begin)
+        fill[fill_count++] = right;
+    memmove(arena->pieces + first + fill_count, arena->pieces + last,
+            (arena->count - last) * sizeof *arena->pieces);
+    memcpy(arena->pieces + first, fill, fill_count * sizeof *fill);
+    arena->count += fill_count - (last - first);
+    return 0;
+}
+
+static void release(struct sim *s, uint32_t buffer_idx)
+{
+    struct space *arena = &s->spaces[s->b->buffers[buffer_idx].base.arena];
+    for (uint64_t i = 0; i < arena->count; i++)
+        if (arena->pieces[i].live && arena->pieces[i].buffer_idx == buffer_idx)
+            arena->pieces[i].live = false;
+}
+
+/* Reserves what it can in one arena; returns how many. */
+static int reserve(struct sim *s, struct space *arena)
+{
+    int made = 0;
+    while (arena->queue_next < arena->queue_count) {
+        uint32_t idx = arena->queue[arena->queue_next];
+        struct plani_buffer *fresh = &s->b->buffers[idx];
+        uint32_t first_user = fresh->users[0];
+        if (s->lookahead_ops && first_user >= s->oldest + s->lookahead_ops)
+            break;
+        uint64_t offset = first_fit(arena, fresh->base.size_bytes, fresh->residue);
+        if (offset == UINT64_MAX)
+            break;
+        uint64_t end = offset + fresh->base.size_bytes;
+        TRY(occupy(s, arena, offset, end, idx));
+        fresh->base.offset_bytes = offset;
+        if (end > arena->peak_bytes) {
+            arena->peak_bytes = end;
+            arena->peak_buffer = idx;
+        }
+        s->ops[first_user].unreserved--;
+        arena->queue_next++;
+        made++;
+    }
+    return made;
+}
+
+/* ---- simulation ------------------------------------------------------------------------------ */
+
+static int compare_by_first_user(const void *left, const void *right, void *context)
+{
+    const struct plani_buffer *buffers = context;
+    uint32_t a = *(const uint32_t *)left, c = *(const uint32_t *)right;
+    uint32_t first_a = buffers[a].users[0], first_c = buffers[c].users[0];
+    if (first_a != first_c)
+        return first_a < first_c ? -1 : 1;
+    return a < c ? -1 : a > c;
+}
+
+static int sim_buffers(struct sim *s, const uint64_t budget_bytes[ARENA_COUNT])
+{
+    plani_builder *b = s->b;
+    s->uses_left = mem_alloc(b->buffer_count, sizeof *s->uses_left, "plan uses");
+    if (!s->uses_left)
+        return -ENOMEM;
+    for (int a = 0; a < ARENA_COUNT; a++) {
+        struct space *arena = &s->spaces[a];
+        arena->budget_bytes = budget_bytes[a];
+        arena->peak_buffer = PROGRAM_NONE;
+        arena->queue = mem_alloc(b->buffer_count, sizeof *arena->queue, "plan reserve queue");
+        if (!arena->queue)
+            return -ENOMEM;
+    }
+    for (uint64_t i = 0; i < b->buffer_count; i++) {
+        struct plani_buffer *item = &b->buffers[i];
+        struct space *arena = &s->spaces[item->base.arena];
+        if (i < b->home_count) {
+            uint64_t end = item->base.offset_bytes + item->base.size_bytes;
+            if (end > arena->floor_bytes) {
+                arena->floor_bytes = arena->peak_bytes = end;
+                arena->peak_buffer = (uint32_t)i;
+            }
+        } else {
+            assert(item->user_count > 0);
+            arena->queue[arena->queue_count++] = (uint32_t)i;
+            s->uses_left[i] = item->user_count;
+            s->ops[item->users[0]].unreserved++;
+        }
+    }
+    for (int a = 0; a < ARENA_COUNT; a++)
+        qsort_r(s->spaces[a].queue, s->spaces[a].queue_count, sizeof(uint32_t),
+                compare_by_first_user, b->buffers);
+    return 0;
+}
+
+static int sim_init(struct sim *s, plani_builder *b, const uint64_t budget_bytes[ARENA_COUNT],
+                    uint64_t lookahead_ops)
+{
+    memset(s, 0, sizeof *s);
+    s->b = b;
+    s->lookahead_ops = lookahead_ops;
+    s->data_edge_count = b->edge_count;
+    s->ops = mem_alloc(b->op_count, sizeof *s->ops, "plan simulation");
+    s->out_begin = mem_alloc(b->op_count + 1, sizeof *s->out_begin, "plan successors");
+    s->out_edges = mem_alloc(b->edge_count, sizeof *s->out_edges, "plan successors");
+    if (!s->ops || !s->out_begin || !s->out_edges)
+        return -ENOMEM;
+    for (int lane = 0; lane < LANE_COUNT; lane++) {
+        s->lane_ops[lane] = mem_alloc(b->op_count, sizeof(uint32_t), "plan lanes");
+        s->running[lane] = PROGRAM_NONE;
+        if (!s->lane_ops[lane])
+            return -ENOMEM;
+    }
+    for (uint64_t i = 0; i < b->op_count; i++) {
+        plani_demand(&b->job->machine, &b->ops[i].demand, &s->ops[i].share);
+        s->lane_ops[b->ops[i].lane][s->lane_count[b->ops[i].lane]++] = (uint32_t)i;
+    }
+    for (uint64_t e = 0; e < b->edge_count; e++) {
+        struct sim_op *to = &s->ops[b->edges[e].to];
+        if (to->edge_count++ == 0)
+            to->edge_begin = (uint32_t)e;
+        to->missing++;
+        s->out_begin[b->edges[e].from + 1]++;
+    }
+    for (uint64_t i = 0; i < b->op_count; i++)
+        s->out_begin[i + 1] += s->out_begin[i];
+    uint64_t *cursor = mem_alloc(b->op_count, sizeof *cursor, "plan successors");
+    if (!cursor)
+        return -ENOMEM;
+    for (uint64_t e = 0; e < b->edge_count; e++) {
+        uint32_t from = b->edges[e].from;
+        s->out_edges[s->out_begin[from] + cursor[from]++] = b->edges[e].to;
+    }
+    mem_free(cursor);
+    return sim_buffers(s, budget_bytes);
+}
+
+static void sim_fini(struct sim *s)
+{
+    mem_free(s->ops);
+    mem_free(s->out_begin);
+    mem_free(s->out_edges);
+    mem_free(s->uses_left);
+    for (int lane = 0; lane < LANE_COUNT; lane++)
+        mem_free(s->lane_ops[lane]);
+    for (int a = 0; a < ARENA_COUNT; a++) {
+        mem_free(s->spaces[a].pieces);
+        mem_free(s->spaces[a].queue);
+    }
+}
+
+static void complete(struct sim *s, uint32_t idx)
+{
+    struct sim_op *o = &s->ops[idx];
+    o->state = OP_COMPLETE;
+    o->end = s->now;
+    s->running[s->b->ops[idx].lane] = PROGRAM_NONE;
+    for (uint64_t e = s->out_begin[idx]; e < s->out_begin[idx + 1]; e++)
+        s->ops[s->out_edges[e]].missing--;
+    const op *item = &s->b->ops[idx];
+    for (uint32_t i = 0; i < item->operand_count; i++) {
+        uint32_t used = item->operands[i].buffer_idx;
+        bool repeated = used < s->b->home_count;
+        for (uint32_t j = 0; j < i; j++)
+            repeated = repeated || item->operands[j].buffer_idx == used;
+        if (!repeated && --s->uses_left[used] == 0)
+            release(s, used);
+    }
+    while (s->oldest < s->b->op_count && s->ops[s->oldest].state == OP_COMPLETE)
+        s->oldest++;
+}
+
+/* Starts what can start; returns how many. */
+static int start_ready(struct sim *s)
+{
+    int started = 0;
+    for (int lane = 0; lane < LANE_COUNT; lane++) {
+        if (s->running[lane] != PROGRAM_NONE || s->lane_next[lane] == s->lane_count[lane])
+            continue;
+        uint32_t idx = s->lane_ops[lane][s->lane_next[lane]];
+        struct sim_op *o = &s->ops[idx];
+        if (o->missing > 0 || o->unreserved > 0)
+            continue;
+        o->state = OP_RUNNING;
+        o->start = s->now;
+        s->running[lane] = idx;
+        s->lane_next[lane]++;
+        started++;
+    }
+    return started;
+}
+
+/* Advances to the next completion. */
+static void advance(struct sim *s)
+{
+    struct plani_share *shares[LANE_COUNT];
+    uint32_t indices[LANE_COUNT], count = 0;
+    for (int lane = 0; lane < LANE_COUNT; lane++)
+        if (s->running[lane] != PROGRAM_NONE) {
+            indices[count] = s->running[lane];
+            shares[count++] = &s->ops[s->running[lane]].share;
+        }
+    plani_share_rates(shares, count);
+    double step = INFINITY;
+    for (uint32_t i = 0; i < count; i++)
+        step = fmin(step, (1.0 - s->ops[indices[i]].done) / shares[i]->rate);
+    s->now += step;
+    for (uint32_t i = 0; i < count; i++) {
+        struct sim_op *o = &s->ops[indices[i]];
+        o->done += step * o->share.rate;
+        if (o->done >= 1.0 - 1e-9)
+            complete(s, indices[i]);
+    }
+}
+
+static int simulate(struct sim *s)
+{
+    while (s->oldest < s->b->op_count) {
+        for (int a = 0; a < ARENA_COUNT; a++)
+            TRY(reserve(s, &s->spaces[a]));
+        start_ready(s);
+        bool runs = false;
+        for (int lane = 0; lane < LANE_COUNT; lane++)
+            runs = runs || s->running[lane] != PROGRAM_NONE;
+        if (!runs)
+            return err_set(ERR_NO_FIT, "no memory for op %llu of %llu",
+                           (unsigned long long)s->oldest, (unsigned long long)s->b->op_count);
+        advance(s);
+    }
+    return 0;
+}
+
+/* ---- the program ----------------------------------------------------------------------------- */
+
+static int compare_by_start(const void *left, const void *right, void *context)
+{
+    const struct sim_op *ops = context;
+    uint32_t a = *(const uint32_t *)left, c = *(const uint32_t *)right;
+    if (ops[a].start != ops[c].start)
+        return ops[a].start < ops[c].start ? -1 : 1;
+    return a < c ? -1 : a > c;
+}
+
+static int compare_edges(const void *left, const void *right)
+{
+    const struct plani_edge *a = left, *c = right;
+    if (a->to != c->to)
+        return a->to < c->to ? -1 : 1;
+    return a->from < c->from ? -1 : a->from > c->from;
+}
+
+static void fill_buffers(const struct sim *s, program *out)
+{
+    for (uint64_t i = 0; i < out->buffer_count; i++)
+        out->buffers[i] = s->b->buffers[i].base;
+    for (uint64_t i = 0; i < out->op_count; i++) {
+        const op *item = &out->ops[i];
+        for (uint32_t j = 0; j < item->operand_count; j++) {
+            buffer *used = &out->buffers[item->operands[j].buffer_idx];
+            if (used->is_home)
+                continue;
+            if (used->producer == PROGRAM_NONE)
+                used->producer = (uint32_t)i;
+            used->last_reader = (uint32_t)i;
+        }
+    }
+    for (int a = 0; a < ARENA_COUNT; a++) {
+        out->budget_bytes[a] = s->spaces[a].budget_bytes;
+        out->peak_bytes[a] = s->spaces[a].peak_bytes;
+        out->peak_buffer[a] = s->spaces[a].peak_buffer;
+    }
+}
+
+static int fill_program(struct sim *s, enum program_kind kind, program *out)
+{
+    plani_builder *b = s->b;
+    out->kind = kind;
+    out->op_count = b->op_count;
+    out->buffer_count = b->buffer_count;
+    out->home_count = b->home_count;
+    out->ops = mem_alloc(b->op_count, sizeof *out->ops, "program ops");
+    out->buffers = mem_alloc(b->buffer_count, sizeof *out->buffers, "program buffers");
+    out->deps = mem_alloc(b->edge_count, sizeof *out->deps, "program dependencies");
+    uint32_t *order = mem_alloc(b->op_count, sizeof *order, "program order");
+    uint32_t *place = mem_alloc(b->op_count, sizeof *place, "program order");
+    int rc = out->ops && out->buffers && out->deps && order && place ? 0 : -ENOMEM;
+    for (uint64_t i = 0; rc == 0 && i < b->op_count; i++)
+        order[i] = (uint32_t)i;
+    if (rc == 0) {
+        qsort_r(order, b->op_count, sizeof *order, compare_by_start, s->ops);
+        for (uint64_t i = 0; i < b->op_count; i++)
+            place[order[i]] = (uint32_t)i;
+        for (uint64_t e = 0; e < b->edge_count; e++) {
+            b->edges[e].from = place[b->edges[e].from];
+            b->edges[e].to = place[b->edges[e].to];
+        }
+        if (b->edge_count)
+            qsort(b->edges, b->edge_count, sizeof *b->edges, compare_edges);
+    }
+    uint64_t e = 0;
+    for (uint64_t i = 0; rc == 0 && i < b->op_count; i++) {
+        op *item = &out->ops[i];
+        *item = b->ops[order[i]];
+        item->predicted_start_ns = (uint64_t)llround(s->ops[order[i]].start * 1e9);
+        item->predicted_end_ns = (uint64_t)llround(s->ops[order[i]].end * 1e9);
+        item->dep_begin = (uint32_t)out->dep_count;
+        for (; e < b->edge_count && b->edges[e].to == i; e++)
+            if (item->dep_count == 0 || out->deps[out->dep_count - 1] != b->edges[e].from) {
+                assert(b->edges[e].from < i);
+                out->deps[out->dep_count++] = b->edges[e].from;
+                item->dep_count++;
+            }
+        out->lane_bytes[item->lane] += op_moved_bytes(item);
+        out->lane_busy_ns[item->lane] += item->predicted_end_ns - item->predicted_start_ns;
+    }
+    if (rc == 0) {
+        out->predicted_ns = (uint64_t)llround(s->now * 1e9);
+        fill_buffers(s, out);
+    }
+    mem_free(order);
+    mem_free(place);
+    return rc;
+}
+
+int plani_schedule(plani_builder *b, enum program_kind kind,
+                   const uint64_t budget_bytes[ARENA_COUNT], uint64_t lookahead_ops, program *out)
+{
+    memset(out, 0, sizeof *out);
+    struct sim s;
+    int rc = sim_init(&s, b, budget_bytes, lookahead_ops);
+    if (rc == 0)
+        rc = simulate(&s);
+    if (rc == 0)
+        rc = fill_program(&s, kind, out);
+    if (rc < 0) {
+        b->edge_count = s.data_edge_count; /* a next try starts from the data dependencies */
+        program_fini(out);
+    }
+    sim_fini(&s);
+    return rc;
+}

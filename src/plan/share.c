@@ -1,0 +1,76 @@
+/* How fast ops run that run together: max-min fair sharing of the machine's resources.
+ *
+ * Each op is a vector of seconds per resource; its time alone is the longest of them (plus a fixed
+ * cost). Running together, all ops speed up together until a resource is full; the ops that use it
+ * keep their rate, the others go on growing (progressive filling). Pure; no memory. */
+#include <string.h>
+
+#include "plan/plan_internal.h"
+
+void plani_demand(const plan_machine *machine, const op_demand *demand, struct plani_share *share)
+{
+    memset(share, 0, sizeof *share);
+    double *d = share->demand;
+    d[RESOURCE_DRIVE] = (double)demand->drive_read_bytes / machine->drive_read_bytes_per_second +
+                        (double)demand->drive_write_bytes / machine->drive_write_bytes_per_second;
+    d[RESOURCE_H2D] = (double)demand->h2d_bytes / machine->h2d_bytes_per_second;
+    d[RESOURCE_D2H] = (double)demand->d2h_bytes / machine->d2h_bytes_per_second;
+    d[RESOURCE_DRAM] = (double)demand->dram_bytes / machine->dram_bytes_per_second;
+    d[RESOURCE_CORES] = demand->core_seconds / machine->core_count;
+    double device_seconds = demand->device_flops / machine->device_flops_per_second;
+    d[machine->device_is_cpu ? RESOURCE_CORES : RESOURCE_DEVICE] += device_seconds;
+    double longest = 0;
+    for (int r = 0; r < RESOURCE_COUNT; r++)
+        longest = d[r] > longest ? d[r] : longest;
+    share->alone_seconds = longest + machine->op_seconds;
+}
+
+void plani_share_rates(struct plani_share *const *running, uint32_t count)
+{
+    double left[RESOURCE_COUNT];
+    bool fixed[LANE_COUNT] = {false};
+    for (int r = 0; r < RESOURCE_COUNT; r++)
+        left[r] = 1.0;
+    uint32_t open = count;
+    while (open > 0) {
+        /* The level (share of its own full speed) at which the next resource fills. */
+        double level = 1.0;
+        for (int r = 0; r < RESOURCE_COUNT; r++) {
+            double wanted = 0;
+            for (uint32_t i = 0; i < count; i++)
+                if (!fixed[i])
+                    wanted += running[i]->demand[r] / running[i]->alone_seconds;
+            if (wanted > 0 && left[r] / wanted < level)
+                level = left[r] / wanted;
+        }
+        if (level < 1e-9)
+            level = 1e-9;
+        double used[RESOURCE_COUNT] = {0};
+        for (uint32_t i = 0; i < count; i++)
+            for (int r = 0; r < RESOURCE_COUNT && !fixed[i]; r++)
+                used[r] += level * running[i]->demand[r] / running[i]->alone_seconds;
+        /* Fix the ops that use a full resource, or all when each has reached its own full speed. */
+        uint32_t newly = 0;
+        bool fixes[LANE_COUNT] = {false};
+        for (uint32_t i = 0; i < count; i++) {
+            if (fixed[i])
+                continue;
+            bool full = level >= 1.0;
+            for (int r = 0; r < RESOURCE_COUNT; r++)
+                full = full || (running[i]->demand[r] > 0 && used[r] >= left[r] * (1.0 - 1e-9));
+            fixes[i] = full;
+            newly += full;
+        }
+        for (uint32_t i = 0; i < count; i++) {
+            if (fixed[i] || !(fixes[i] || newly == 0))
+                continue;
+            fixed[i] = true;
+            open--;
+            running[i]->rate = level / running[i]->alone_seconds;
+            for (int r = 0; r < RESOURCE_COUNT; r++) {
+                left[r] -= running[i]->demand[r] * running[i]->rate;
+                left[r] = left[r] > 0 ? left[r] : 0;
+            }
+        }
+    }
+}

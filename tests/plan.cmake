@@ -1,0 +1,1 @@
+sluice_test(test_plan_compile LIBS sluice_plan sluice_program sluice_base LABELS "cpu;debug")
