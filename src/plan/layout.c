@@ -65,9 +65,12 @@ static void add_unit(const plan_job *job, plan_set *set, plani_layout *layout, u
             add_state(layout, set, job->homes[STATE_GRADS][unit], elems * job->grad_bytes,
                       TILE_RESIDUE_GRADS, STATE_GRADS, unit);
     }
-    if (job->only_eval || (optimizer_home != ARENA_NVME && job->needs_save_places))
+    if (job->only_eval || (optimizer_home != ARENA_NVME && job->needs_save_places)) {
         homes->saves[unit] =
             add_home(layout, ARENA_NVME, state_bytes, TILE_RESIDUE_STATE, STATE_OPTIMIZER, unit);
+        if (job->only_eval && job->save_offsets)
+            layout->buffers[homes->saves[unit]].offset_bytes = job->save_offsets[unit];
+    }
     homes->params[unit] =
         add_state(layout, set, job->homes[STATE_PARAMS][unit], elems * job->param_bytes,
                   TILE_RESIDUE_PARAMS, STATE_PARAMS, unit);

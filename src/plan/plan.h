@@ -67,6 +67,9 @@ struct plan_job {
                                      0: as far as memory allows */
     bool needs_save_places; /* give optimizer state homed in memory a place on the slab */
     bool only_eval;         /* compile just EVAL and LOAD (generation, evaluation) */
+    const uint64_t
+        *save_offsets; /* only_eval: [unit_count] where each unit's optimizer state lies on
+                                     an existing slab; NULL: laid out afresh */
     uint64_t budget_bytes[ARENA_COUNT];
     plan_machine machine;
 };

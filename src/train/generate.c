@@ -1,0 +1,192 @@
+/* Sampling from a trained run: its parameters are made from the slab's master weights, then one
+ * forward pass per token over a window of seq_length. Causal attention makes what follows the last
+ * token irrelevant, so the window is padded with zeros. */
+#include <errno.h>
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/mem.h"
+#include "base/rng.h"
+#include "base/tile.h"
+#include "train/train_internal.h"
+
+enum { GENERATE_STREAM = 0x67656e }; /* of the counter-based generator */
+
+struct generator {
+    const struct generate_options *asked;
+    struct job *job;
+    manifest record;
+    uint64_t *offsets; /* [unit_count] of the optimizer state on the slab */
+    traini_setup *setup;
+    traini_engine *engine;
+    struct traini_run_dir dir;
+    uint8_t *text; /* prompt and what was generated */
+    uint64_t text_count;
+    float *sorted; /* [V] */
+};
+
+static int open_run(struct generator *self)
+{
+    const char *path = self->asked->run_dir;
+    char job_path[JOB_PATH_BYTES + 16];
+    snprintf(job_path, sizeof job_path, "%s/job.json", path);
+    if (access(job_path, R_OK) != 0)
+        return err_set(ERR_INPUT, "%s is no run directory: it has no job.json", path);
+    TRY(job_read(job_path, NULL, 0, &self->job));
+    TRY(traini_run_dir_open(&self->dir, path));
+    int found = 0;
+    TRY(manifest_read(self->dir.state, &self->record, &found));
+    if (!found)
+        return err_set(ERR_INPUT, "%s has no committed state: train it first", path);
+    if (self->record.state != MANIFEST_CLEAN)
+        return err_set(ERR_INPUT,
+                       "the run in %s is not stopped cleanly: its state was changed in place after "
+                       "step %" PRIu64,
+                       path, self->record.step);
+    /* One sequence at a time, nothing but parameters; those on nvme are brought to host memory. */
+    self->job->micro_batch = self->job->accumulation = 1;
+    if (self->job->tiers.place[JOB_PARAMS] == JOB_TIER_NVME)
+        self->job->tiers.place[JOB_PARAMS] = JOB_TIER_AUTO;
+    self->job->tiers.rule_count = 0;
+    self->job->tiers.device_budget = self->job->tiers.host_budget = 0;
+    self->job->tiers.nvme_count = 0;
+    return 0;
+}
+
+/* The first tile of each unit says where the unit's state begins. */
+static int read_offsets(struct generator *self)
+{
+    uint64_t count = 0;
+    for (uint64_t i = 0; i < self->record.extent_count; i++)
+        count = size_max(count, (uint64_t)self->record.extents[i].unit + 1);
+    self->offsets = mem_alloc(count, sizeof *self->offsets, "state offsets");
+    if (!self->offsets)
+        return -ENOMEM;
+    for (uint64_t i = 0; i < self->record.extent_count; i++)
+        if (self->record.extents[i].tile == 0)
+            self->offsets[self->record.extents[i].unit] = self->record.extents[i].offset_bytes;
+    return 0;
+}
+
+static int start(struct generator *self)
+{
+    TRY(open_run(self));
+    TRY(read_offsets(self));
+    struct traini_setup_options asked = {.only_eval = true,
+                                         .save_offsets = self->offsets,
+                                         .tile_elems = self->record.tile_elems,
+                                         .found = &self->record};
+    TRY(traini_setup_create(self->job, &asked, &self->setup));
+    struct traini_engine_options engine = {.open_existing = true,
+                                           .slab_bytes = self->record.total_bytes,
+                                           .stripe_bytes = self->record.stripe_bytes};
+    memcpy(engine.uuid, self->record.uuid, sizeof engine.uuid);
+    TRY(traini_engine_create(self->setup, &engine, &self->engine));
+    TRY(traini_engine_run(self->engine, PROGRAM_LOAD, self->record.step, NULL));
+    uint64_t vocab = self->setup->net->spec.vocab_size;
+    self->engine->logits = mem_alloc(vocab, sizeof(float), "logits");
+    self->sorted = mem_alloc(vocab, sizeof(float), "sorted logits");
+    self->text = mem_alloc(self->asked->prompt_bytes + self->asked->token_count, 1, "text");
+    if (!self->engine->logits || !self->sorted || !self->text)
+        return -ENOMEM;
+    memcpy(self->text, self->asked->prompt, self->asked->prompt_bytes);
+    self->text_count = self->asked->prompt_bytes;
+    return 0;
+}
+
+static int compare_descending(const void *left, const void *right)
+{
+    float a = *(const float *)left, b = *(const float *)right;
+    return a > b ? -1 : a < b;
+}
+
+/* Draws from softmax(logits / temperature) over the top_k likeliest. */
+static uint64_t draw(struct generator *self, uint64_t idx)
+{
+    const float *logits = self->engine->logits;
+    uint64_t vocab = self->setup->net->spec.vocab_size, best = 0;
+    for (uint64_t i = 1; i < vocab; i++)
+        if (logits[i] > logits[best])
+            best = i;
+    if (self->asked->temperature <= 0)
+        return best;
+    double least = -INFINITY;
+    if (self->asked->top_k > 0 && self->asked->top_k < vocab) {
+        memcpy(self->sorted, logits, vocab * sizeof *logits);
+        qsort(self->sorted, vocab, sizeof *self->sorted, compare_descending);
+        least = (double)self->sorted[self->asked->top_k - 1];
+    }
+    double total = 0, top = (double)logits[best];
+    for (uint64_t i = 0; i < vocab; i++)
+        if ((double)logits[i] >= least)
+            total += exp(((double)logits[i] - top) / self->asked->temperature);
+    double point = rng_uniform(self->asked->seed, GENERATE_STREAM, idx) * total;
+    for (uint64_t i = 0; i < vocab; i++) {
+        if ((double)logits[i] < least)
+            continue;
+        point -= exp(((double)logits[i] - top) / self->asked->temperature);
+        if (point < 0)
+            return i;
+    }
+    return best;
+}
+
+static int next_token(struct generator *self, uint64_t idx)
+{
+    uint64_t window = self->setup->net->tokens;
+    uint64_t used = size_min(self->text_count, window);
+    int32_t *tokens =
+        (int32_t *)(void *)traini_home(self->engine, self->setup->set.homes.tokens_host);
+    memset(tokens, 0, 2 * window * sizeof *tokens);
+    for (uint64_t i = 0; i < used; i++)
+        tokens[i] = self->text[self->text_count - used + i];
+    self->engine->logits_row = (int64_t)used - 1;
+    TRY(traini_engine_run(self->engine, PROGRAM_EVAL, self->record.step, NULL));
+    self->text[self->text_count++] = (uint8_t)draw(self, idx);
+    return 0;
+}
+
+static int generate_all(struct generator *self)
+{
+    const struct generate_options *asked = self->asked;
+    if (asked->prompt_bytes == 0)
+        return err_set(ERR_USAGE, "the prompt is empty: give at least one byte to continue");
+    TRY(start(self));
+    if (self->setup->net->spec.vocab_size > 256)
+        return err_set(ERR_INPUT,
+                       "generation knows the byte tokenizer alone, but the model has %llu "
+                       "tokens",
+                       (unsigned long long)self->setup->net->spec.vocab_size);
+    TRY(asked->on_token(asked->user, asked->prompt, asked->prompt_bytes));
+    for (uint64_t i = 0; i < asked->token_count; i++) {
+        TRY(next_token(self, i));
+        TRY(asked->on_token(asked->user, (const char *)&self->text[self->text_count - 1], 1));
+        if (asked->stop && *asked->stop)
+            return err_set(ERR_STOPPED, "stopped on request");
+    }
+    return 0;
+}
+
+int generate_run(const struct generate_options *options)
+{
+    struct generator *self = mem_alloc(1, sizeof *self, "generator");
+    if (!self)
+        return -ENOMEM;
+    self->asked = options;
+    self->dir.lock_fd = -1;
+    int rc = generate_all(self);
+    traini_engine_destroy(self->engine);
+    traini_setup_destroy(self->setup);
+    traini_run_dir_close(&self->dir);
+    manifest_fini(&self->record);
+    job_destroy(self->job);
+    mem_free(self->offsets);
+    mem_free(self->sorted);
+    mem_free(self->text);
+    mem_free(self);
+    return rc;
+}

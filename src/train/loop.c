@@ -1,0 +1,499 @@
+/* The training loop: one program a step, scalars between programs, metrics after each.
+ *
+ *   start --(no run here)--> INIT -----\
+ *         --(clean manifest)--> LOAD ---+--> FIRST --> STEADY ... --> FLUSH --> SAVE --> manifest CLEAN
+ *
+ * With update in_next_forward the gradients of step t are applied by the program of step t + 1 (or by
+ * FLUSH), with the scalars that the norm of step t gave. A step whose gradient norm is not finite is
+ * skipped: nothing is pending after it, so the next program is FIRST again. */
+#include <errno.h>
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/random.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "base/mem.h"
+#include "prof/chrome_trace.h"
+#include "train/train_internal.h"
+
+enum { SEAL_AFTER_STEPS = 2 };
+
+struct traini_loop {
+    const struct train_options *options;
+    const struct job *job;
+    traini_setup *setup;
+    traini_engine *engine;
+    struct traini_run_dir dir;
+    manifest record;
+    corpus *train_source, *valid_source;
+    sampler train_sampler, valid_sampler;
+    metrics_file metrics;
+    bool pending; /* gradients of the step before wait to be applied */
+    bool resumed;
+    uint64_t mapped_at_seal;
+    uint64_t begin_ns, begin_step;
+    struct train_summary *summary;
+};
+typedef struct traini_loop traini_loop;
+
+void traini_make_scalars(traini_engine *self)
+{
+    const struct job *asked = self->setup->job;
+    struct traini_step *step = &self->step;
+    step->skip = !isfinite(step->grad_norm);
+    if (step->skip)
+        return;
+    step->applied++;
+    /* As torch.nn.utils.clip_grad_norm_: norms below the limit leave the gradient as it is. */
+    double clip = asked->gradient_clipping;
+    double factor = clip > 0 ? fmin(1.0, clip / (step->grad_norm + 1e-6)) : 1.0;
+    adam_scalars *s = &step->scalars;
+    s->learning_rate = (float)job_learning_rate(asked, step->applied);
+    s->beta1 = (float)asked->optimizer.beta1;
+    s->beta2 = (float)asked->optimizer.beta2;
+    s->epsilon = (float)asked->optimizer.epsilon;
+    s->weight_decay = (float)asked->optimizer.weight_decay;
+    s->decoupled = asked->optimizer.decoupled;
+    s->bias_correction1 = 1.0f;
+    s->bias_correction2_sqrt = 1.0f;
+    if (asked->optimizer.bias_correction) {
+        double t = (double)step->applied;
+        s->bias_correction1 = (float)(1.0 - pow((double)s->beta1, t));
+        s->bias_correction2_sqrt = (float)sqrt(1.0 - pow((double)s->beta2, t));
+    }
+    s->grad_scale = (float)factor;
+}
+
+/* ---- start ----------------------------------------------------------------------------------- */
+
+static int open_corpus(const struct job_files *files, corpus **out)
+{
+    const char *paths[JOB_FILES_MAX];
+    for (uint32_t i = 0; i < files->count; i++)
+        paths[i] = files->path[i];
+    return corpus_open(paths, files->count, out);
+}
+
+static int open_data(traini_loop *self)
+{
+    const struct job *asked = self->job;
+    TRY(job_check_for_training(asked));
+    TRY(open_corpus(&asked->data.train, &self->train_source));
+    TRY(sampler_init(&self->train_sampler, self->train_source, asked->data.seed,
+                     asked->model.seq_length));
+    if (asked->data.valid.count == 0)
+        return 0;
+    TRY(open_corpus(&asked->data.valid, &self->valid_source));
+    return sampler_init(&self->valid_sampler, self->valid_source, asked->data.seed,
+                        asked->model.seq_length);
+}
+
+/* Reads what the directory holds and decides: fresh, resume, or a refusal. */
+static int find_run(traini_loop *self, manifest *found, bool *exists)
+{
+    int has_manifest = 0;
+    *exists = false;
+    int rc = manifest_read(self->dir.state, found, &has_manifest);
+    if (rc < 0 && !self->options->fresh)
+        return rc;
+    if (self->options->fresh) {
+        TRY(traini_run_dir_clear(&self->dir, rc >= 0 && has_manifest ? found : NULL));
+        return 0;
+    }
+    *exists = has_manifest;
+    if (has_manifest && found->state != MANIFEST_CLEAN)
+        return err_set(ERR_INPUT,
+                       "the run in %s was not stopped cleanly at step %" PRIu64
+                       " or later, and its state was changed in place: it cannot be resumed; begin "
+                       "anew with --fresh or in another run.dir",
+                       self->dir.path, found->step);
+    return 0;
+}
+
+static int new_record(traini_loop *self)
+{
+    manifest *record = &self->record;
+    const slab *disk = self->engine->disk;
+    record->fingerprint = self->setup->fingerprint;
+    record->seed = self->job->run.seed;
+    record->loss_scale = 1.0;
+    record->tile_elems = self->setup->set.tile_elems;
+    record->total_bytes = disk->total_bytes;
+    record->stripe_bytes = disk->stripe_bytes;
+    record->drive_count = self->setup->drive_count;
+    for (uint32_t d = 0; d < record->drive_count; d++)
+        snprintf(record->drives[d], sizeof record->drives[d], "%s", self->setup->drives[d].path);
+    return traini_extents_fill(self->setup, record);
+}
+
+/* Setup, then memory, then the state. `found` is the manifest of a run to resume, or NULL. */
+static int start(traini_loop *self, manifest *found)
+{
+    struct traini_setup_options asked = {0};
+    struct traini_engine_options engine = {0};
+    if (found) {
+        asked.tile_elems = found->tile_elems;
+        engine.open_existing = true;
+        engine.slab_bytes = found->total_bytes;
+        engine.stripe_bytes = found->stripe_bytes;
+        asked.found = found;
+        memcpy(engine.uuid, found->uuid, sizeof engine.uuid);
+    } else if (getrandom(engine.uuid, sizeof engine.uuid, 0) != (ssize_t)sizeof engine.uuid) {
+        return err_errno(errno, "cannot draw a run id");
+    }
+    TRY(traini_setup_create(self->job, &asked, &self->setup));
+    if (found && found->fingerprint != self->setup->fingerprint)
+        return err_set(
+            ERR_INPUT,
+            "the run in %s was made with another model, precision, micro-batch, thread "
+            "count or CPU: its bits cannot be continued; use its own job.json, or --fresh",
+            self->dir.path);
+    if (found)
+        TRY(traini_extents_match(self->setup, found));
+    struct plan_summary summary;
+    traini_setup_summary(self->setup, &summary);
+    if (self->options->on_plan)
+        self->options->on_plan(self->options->user, &summary);
+    for (int a = 0; a < ARENA_COUNT; a++)
+        self->summary->peak_bytes[a] = summary.peak_bytes[a];
+    log_info("cpu backend: %s", self->setup->ops->describe(self->setup->context));
+    TRY(traini_engine_create(self->setup, &engine, &self->engine));
+    TRY(new_record(self));
+    memcpy(self->record.uuid, engine.uuid, sizeof engine.uuid);
+    if (!found)
+        return 0;
+    self->resumed = true;
+    self->record.generation = found->generation;
+    self->record.step = found->step;
+    self->record.window_count = found->window_count;
+    self->record.skipped_count = found->skipped_count;
+    self->engine->step.step = found->step;
+    self->engine->step.applied = found->step - found->skipped_count;
+    return 0;
+}
+
+static int open_metrics(traini_loop *self)
+{
+    char path[JOB_PATH_BYTES + 16];
+    snprintf(path, sizeof path, "%s/metrics.jsonl", self->dir.path);
+    uint64_t lines = 0;
+    if (self->resumed)
+        TRY(metrics_lines_through(path, self->record.step, &lines));
+    return metrics_file_open(&self->metrics, path, lines);
+}
+
+/* The state of step 0, or of the step where the run stopped. From here on the slab is changed in
+ * place, which the manifest says first. */
+static int make_state(traini_loop *self)
+{
+    TRY(traini_run_dir_write(&self->dir, "job.json", self->job->text));
+    TRY(traini_write_plan(&self->dir, self->setup));
+    TRY(open_metrics(self));
+    if (self->resumed) {
+        log_info("resuming %s at step %" PRIu64, self->dir.path, self->record.step);
+        TRY(traini_engine_run(self->engine, PROGRAM_LOAD, self->record.step, NULL));
+    }
+    TRY(traini_commit(self->engine, self->dir.state, &self->record, MANIFEST_RUNNING));
+    if (!self->resumed)
+        TRY(traini_engine_run(self->engine, PROGRAM_INIT, 0, NULL));
+    memset(self->engine->totals, 0, sizeof self->engine->totals);
+    return 0;
+}
+
+/* ---- steps ----------------------------------------------------------------------------------- */
+
+/* Tokens and targets of `count` windows from window `first` into the host buffer. */
+static int load_windows(traini_loop *self, sampler *from, bool shuffled, uint64_t first)
+{
+    const model *net = self->setup->net;
+    uint64_t windows = self->job->accumulation * net->micro_batch;
+    int32_t *tokens =
+        (int32_t *)(void *)traini_home(self->engine, self->setup->set.homes.tokens_host);
+    int32_t *targets = tokens + windows * net->tokens;
+    for (uint64_t w = 0; w < windows; w++) {
+        int32_t *in = tokens + w * net->tokens, *out = targets + w * net->tokens;
+        TRY(shuffled ? sampler_window(from, first + w, in, out)
+                     : sampler_window_in_order(from, first + w, in, out));
+    }
+    return 0;
+}
+
+/* Mean of the step's losses, summed in double in order. */
+static double mean_loss(const traini_loop *self)
+{
+    const model *net = self->setup->net;
+    uint64_t count = self->job->accumulation * net->micro_batch * net->tokens;
+    const float *losses =
+        (const float *)(const void *)traini_home(self->engine, self->setup->set.homes.losses_host);
+    double sum = 0;
+    for (uint64_t i = 0; i < count; i++)
+        sum += (double)losses[i];
+    return sum / (double)count;
+}
+
+static int apply_pending(traini_loop *self)
+{
+    if (!self->pending)
+        return 0;
+    self->pending = false;
+    return traini_engine_run(self->engine, PROGRAM_FLUSH, self->record.step, NULL);
+}
+
+static int evaluate(traini_loop *self)
+{
+    if (!self->valid_source)
+        return 0;
+    uint64_t begin_ns = clock_ns();
+    TRY(apply_pending(self));
+    uint64_t windows = self->job->accumulation * self->setup->net->micro_batch;
+    uint64_t runs = self->job->run.eval_batches / self->job->accumulation;
+    runs = runs ? runs : 1;
+    double sum = 0;
+    for (uint64_t r = 0; r < runs; r++) {
+        TRY(load_windows(self, &self->valid_sampler, false, r * windows));
+        TRY(traini_engine_run(self->engine, PROGRAM_EVAL, self->record.step, NULL));
+        sum += mean_loss(self);
+    }
+    struct train_eval eval = {.step = self->record.step, .loss = sum / (double)runs};
+    self->summary->eval_loss = eval.loss;
+    self->summary->eval_given = true;
+    metrics_line line = {
+        .is_eval = true,
+        .step = eval.step,
+        .valid_loss = (float)eval.loss,
+        .tokens = runs * windows * self->setup->net->tokens,
+        .seconds = (double)(clock_ns() - begin_ns) * 1e-9,
+    };
+    TRY(metrics_file_write(&self->metrics, &line));
+    if (self->options->on_eval)
+        self->options->on_eval(self->options->user, &eval);
+    return 0;
+}
+
+static void fill_line(const traini_loop *self, const run_totals *run, double loss, double seconds,
+                      metrics_line *line)
+{
+    const traini_engine *engine = self->engine;
+    uint64_t tokens =
+        self->job->accumulation * self->setup->net->micro_batch * self->setup->net->tokens;
+    *line = (metrics_line){
+        .step = engine->step.step,
+        .loss = (float)loss,
+        .grad_norm = engine->step.grad_norm,
+        .lr = engine->step.skip ? 0.0 : (double)engine->step.scalars.learning_rate,
+        .loss_scale = 1.0,
+        .skipped = engine->step.skip,
+        .tokens = tokens,
+        .seconds = seconds,
+        .tokens_per_second = (double)tokens / seconds,
+        .model_tflops = model_step_flops(self->setup->net, tokens) / seconds * 1e-12,
+    };
+    for (int i = 0; i < LANE_COUNT; i++)
+        line->lanes[i] = (metrics_lane){
+            .bytes = run->lanes[i].bytes,
+            .busy_seconds = (double)run->lanes[i].busy_ns * 1e-9,
+            .stall_seconds = (double)run->lanes[i].stall_ns * 1e-9,
+        };
+    for (int a = 0; a < ARENA_COUNT; a++)
+        line->peak_bytes[a] = self->summary->peak_bytes[a];
+}
+
+static void tell_step(const traini_loop *self, const metrics_line *line)
+{
+    if (!self->options->on_step)
+        return;
+    uint64_t done = line->step - self->begin_step;
+    double elapsed = (double)(clock_ns() - self->begin_ns) * 1e-9;
+    struct train_progress progress = {
+        .step = line->step,
+        .steps = self->job->run.steps,
+        .tokens = line->tokens,
+        .loss = (double)line->loss,
+        .grad_norm = line->grad_norm,
+        .learning_rate = line->lr,
+        .seconds = line->seconds,
+        .tokens_per_second = line->tokens_per_second,
+        .seconds_left = elapsed / (double)done * (double)(self->job->run.steps - line->step),
+        .skipped = line->skipped,
+    };
+    for (int i = 0; i < LANE_COUNT; i++)
+        progress.lanes[i] = (struct lane_numbers){line->lanes[i].bytes, line->lanes[i].busy_seconds,
+                                                  line->lanes[i].stall_seconds};
+    self->options->on_step(self->options->user, &progress);
+}
+
+static int one_step(traini_loop *self)
+{
+    traini_engine *engine = self->engine;
+    const model *net = self->setup->net;
+    bool next_forward = self->setup->plan.update == PLAN_UPDATE_IN_NEXT_FORWARD;
+    uint64_t begin_ns = clock_ns();
+    TRY(load_windows(self, &self->train_sampler, true, self->record.window_count));
+    engine->step.step = self->record.step + 1;
+    enum program_kind kind = self->pending || !next_forward ? PROGRAM_STEADY : PROGRAM_FIRST;
+    run_totals run;
+    int rc = traini_engine_run(engine, kind, engine->step.step, &run);
+    if (rc < 0)
+        return err_prefix(rc, "step %" PRIu64, engine->step.step);
+    if (next_forward)
+        traini_make_scalars(engine);
+    self->pending = next_forward && !engine->step.skip;
+    self->record.step++;
+    self->record.window_count += self->job->accumulation * net->micro_batch;
+    self->record.skipped_count += engine->step.skip;
+    double loss = mean_loss(self);
+    if (engine->step.skip)
+        log_warn("step %" PRIu64
+                 ": the gradient norm is not finite (loss %g); the update is skipped",
+                 engine->step.step, loss);
+    metrics_line line;
+    fill_line(self, &run, loss, (double)(clock_ns() - begin_ns) * 1e-9, &line);
+    TRY(metrics_file_write(&self->metrics, &line));
+    self->summary->steps_done++;
+    self->summary->tokens += line.tokens;
+    self->summary->train_loss = loss;
+    tell_step(self, &line);
+    return 0;
+}
+
+static void check_seal(traini_loop *self, bool last)
+{
+    if (!last) {
+        mem_seal();
+        if (arena_process_memory(NULL, NULL, &self->mapped_at_seal) < 0)
+            self->mapped_at_seal = 0;
+        return;
+    }
+    mem_stats stats;
+    mem_unseal();
+    mem_get_stats(&stats);
+    uint64_t mapped = 0;
+    if (self->mapped_at_seal == 0 || arena_process_memory(NULL, NULL, &mapped) < 0)
+        return;
+    self->summary->sealed_alloc_count = stats.call_count_after_seal;
+    self->summary->sealed_mapped_bytes =
+        mapped > self->mapped_at_seal ? mapped - self->mapped_at_seal : 0;
+    if (stats.call_count_after_seal)
+        log_warn("%" PRIu64 " allocations after memory was sealed, the first for %s",
+                 stats.call_count_after_seal, stats.first_tag_after_seal);
+}
+
+/* Steps until the last or a stop. 1 when stopped on request. */
+static int run_steps(traini_loop *self)
+{
+    uint64_t every = self->job->run.eval_every;
+    bool stopped = false, sealed = false;
+    self->begin_ns = clock_ns();
+    self->begin_step = self->record.step;
+    int rc = 0;
+    while (rc == 0 && self->record.step < self->job->run.steps && !stopped) {
+        rc = one_step(self);
+        if (rc == 0 && every && self->record.step % every == 0 &&
+            self->record.step < self->job->run.steps)
+            rc = evaluate(self);
+        if (!sealed && self->record.step - self->begin_step >= SEAL_AFTER_STEPS) {
+            sealed = true;
+            check_seal(self, false);
+        }
+        stopped = self->options->stop && *self->options->stop;
+    }
+    if (sealed)
+        check_seal(self, true);
+    self->summary->seconds = (double)(clock_ns() - self->begin_ns) * 1e-9;
+    if (rc < 0)
+        return rc;
+    return stopped && self->record.step < self->job->run.steps;
+}
+
+static int write_trace(const traini_loop *self)
+{
+    char path[JOB_PATH_BYTES + 16];
+    snprintf(path, sizeof path, "%s/trace.json", self->dir.path);
+    const model *net = self->setup->net;
+    const char **names = mem_alloc(net->unit_count, sizeof *names, "trace names");
+    if (!names)
+        return -ENOMEM;
+    for (uint32_t u = 0; u < net->unit_count; u++)
+        names[u] = net->units[u].name;
+    chrome_trace_names labels = {
+        .process = "sluice rank 0", .unit_names = names, .unit_count = net->unit_count};
+    int rc = chrome_trace_write(path, &self->engine->ring, &labels);
+    mem_free(names);
+    return rc;
+}
+
+/* After the last step: pending updates, the last evaluation, the commit, the trace. */
+static int finish(traini_loop *self, bool stopped)
+{
+    TRY(apply_pending(self));
+    bool evaluates = self->valid_source && !stopped && self->summary->steps_done > 0;
+    TRY(write_trace(self)); /* before evaluation overwrites the ring's training steps */
+    if (evaluates)
+        TRY(evaluate(self));
+    TRY(traini_commit(self->engine, self->dir.state, &self->record, MANIFEST_CLEAN));
+    if (self->options->hash_weights)
+        TRY(traini_weights_hash(self->engine, &self->summary->weights_hash));
+    return 0;
+}
+
+static int run_all(traini_loop *self)
+{
+    manifest *found = &(manifest){0};
+    bool exists;
+    /* Refusals first, each before any file is made: data, then fit (within start). A directory that
+     * is not there yet is made only after the plan fits. */
+    TRY(open_data(self));
+    struct plan_summary fits;
+    if (access(self->job->run.dir, F_OK) != 0)
+        TRY(train_plan(self->job, &fits));
+    TRY(traini_run_dir_open(&self->dir, self->job->run.dir));
+    int rc = find_run(self, found, &exists);
+    if (rc == 0)
+        rc = start(self, exists ? found : NULL);
+    manifest_fini(found);
+    TRY(rc);
+    self->summary->was_resumed = self->resumed;
+    TRY(make_state(self));
+    int stopped = run_steps(self);
+    TRY(stopped);
+    TRY(finish(self, stopped == 1));
+    for (int i = 0; i < LANE_COUNT; i++)
+        self->summary->lanes[i] = self->engine->totals[i];
+    if (stopped)
+        return err_set(ERR_STOPPED,
+                       "stopped on request after step %" PRIu64 " of %" PRIu64
+                       "; state is committed, resume with the same command",
+                       self->record.step, self->job->run.steps);
+    return 0;
+}
+
+int train_run(const struct train_options *options, struct train_summary *summary)
+{
+    memset(summary, 0, sizeof *summary);
+    traini_loop *self = mem_alloc(1, sizeof *self, "training loop");
+    if (!self)
+        return -ENOMEM;
+    self->options = options;
+    self->job = options->job;
+    self->summary = summary;
+    self->dir.lock_fd = -1;
+    self->metrics.fd = -1;
+    int rc = run_all(self);
+    int memory = arena_process_memory(NULL, &summary->resident_bytes_max, NULL);
+    if (memory < 0 && rc == 0)
+        rc = memory;
+    metrics_file_close(&self->metrics);
+    traini_engine_destroy(self->engine);
+    traini_setup_destroy(self->setup);
+    manifest_fini(&self->record);
+    if (self->train_source)
+        corpus_close(self->train_source);
+    if (self->valid_source)
+        corpus_close(self->valid_source);
+    traini_run_dir_close(&self->dir);
+    mem_free(self);
+    return rc;
+}

@@ -1,0 +1,195 @@
+/* The run directory: job.json, plan.json, metrics.jsonl, trace.json, state/ with the manifests and the
+ * lock. See train.h and README. */
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "base/mem.h"
+#include "train/train_internal.h"
+
+/* mkdir -p. */
+static int make_directories(const char *path)
+{
+    char part[JOB_PATH_BYTES];
+    snprintf(part, sizeof part, "%s", path);
+    for (char *at = part + 1; *at; at++) {
+        if (*at != '/')
+            continue;
+        *at = '\0';
+        if (mkdir(part, 0777) != 0 && errno != EEXIST)
+            return err_set(ERR_INPUT, "run.dir: cannot make directory %s: %s", part,
+                           strerror(errno));
+        *at = '/';
+    }
+    if (mkdir(part, 0777) != 0 && errno != EEXIST)
+        return err_set(ERR_INPUT, "run.dir: cannot make directory %s: %s", part, strerror(errno));
+    return 0;
+}
+
+/* path/name in `out`. */
+static int join(char out[JOB_PATH_BYTES], const char *path, const char *name)
+{
+    int length = snprintf(out, JOB_PATH_BYTES, "%s/%s", path, name);
+    if (length < 0 || length >= JOB_PATH_BYTES)
+        return err_set(ERR_INPUT, "the path %s/%s is longer than %d bytes", path, name,
+                       JOB_PATH_BYTES - 1);
+    return 0;
+}
+
+int traini_run_dir_open(struct traini_run_dir *self, const char *path)
+{
+    memset(self, 0, sizeof *self);
+    self->lock_fd = -1;
+    char lock_path[JOB_PATH_BYTES];
+    snprintf(self->path, sizeof self->path, "%s", path);
+    TRY(join(self->state, path, "state"));
+    TRY(make_directories(self->state));
+    TRY(join(lock_path, self->state, "lock"));
+    self->lock_fd = open(lock_path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    if (self->lock_fd < 0)
+        return err_set(ERR_INPUT, "run.dir: cannot open %s: %s", lock_path, strerror(errno));
+    if (flock(self->lock_fd, LOCK_EX | LOCK_NB) != 0) {
+        traini_run_dir_close(self);
+        return err_set(ERR_INPUT,
+                       "run.dir %s is in use by another process: wait for it or name another "
+                       "directory",
+                       path);
+    }
+    return 0;
+}
+
+void traini_run_dir_close(struct traini_run_dir *self)
+{
+    if (self->lock_fd >= 0)
+        close(self->lock_fd); /* releases the lock */
+    self->lock_fd = -1;
+}
+
+int traini_run_dir_write(const struct traini_run_dir *self, const char *name, const char *text)
+{
+    char path[JOB_PATH_BYTES], temporary[JOB_PATH_BYTES];
+    TRY(join(path, self->path, name));
+    char temporary_name[64];
+    snprintf(temporary_name, sizeof temporary_name, "%s.tmp", name);
+    TRY(join(temporary, self->path, temporary_name));
+    FILE *file = fopen(temporary, "we");
+    if (!file)
+        return err_errno(errno, "cannot write %s", temporary);
+    bool good = fputs(text, file) >= 0;
+    good = fclose(file) == 0 && good;
+    if (!good || rename(temporary, path) != 0)
+        return err_errno(errno ? errno : EIO, "cannot write %s", path);
+    return 0;
+}
+
+/* Removes the slabs that the manifest names and our own files; anything else stays. */
+int traini_run_dir_clear(const struct traini_run_dir *self, const manifest *found)
+{
+    if (found) {
+        slab *old = mem_alloc(1, sizeof *old, "slab");
+        slab_drive *drives = mem_alloc(SLAB_DRIVES_MAX, sizeof *drives, "slab drives");
+        if (!old || !drives) {
+            mem_free(old);
+            mem_free(drives);
+            return -ENOMEM;
+        }
+        for (uint32_t d = 0; d < found->drive_count; d++)
+            snprintf(drives[d].path, sizeof drives[d].path, "%s", found->drives[d]);
+        slab_config config = {.drives = drives,
+                              .drive_count = found->drive_count,
+                              .total_bytes = found->total_bytes,
+                              .stripe_bytes = found->stripe_bytes,
+                              .open_existing = true};
+        memcpy(config.uuid, found->uuid, sizeof config.uuid);
+        int rc = slab_open(old, &config);
+        if (rc == 0)
+            rc = slab_remove(old);
+        if (rc < 0)
+            log_warn("the slabs of the former run could not be removed: %s", err_text());
+        mem_free(old);
+        mem_free(drives);
+    }
+    static const char *const names[] = {"state/manifest-0", "state/manifest-1", "metrics.jsonl",
+                                        "trace.json",       "plan.json",        "job.json"};
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        char path[JOB_PATH_BYTES];
+        TRY(join(path, self->path, names[i]));
+        if (unlink(path) != 0 && errno != ENOENT)
+            return err_errno(errno, "--fresh: cannot remove %s", path);
+    }
+    return 0;
+}
+
+/* One home per line of units with equal homes: "0-11": "nvme". */
+static size_t write_homes(char *text, size_t room, const traini_setup *setup, int kind)
+{
+    size_t used = 0;
+    uint32_t count = setup->net->unit_count;
+    for (uint32_t first = 0; first < count;) {
+        uint32_t last = first;
+        while (last + 1 < count && setup->homes[kind][last + 1] == setup->homes[kind][first])
+            last++;
+        int length = snprintf(text + used, room - used,
+                              "%s{\"units\": \"%u-%u\", \"tier\": \"%s\"}", used ? ", " : "", first,
+                              last, arena_kind_name((enum arena_kind)setup->homes[kind][first]));
+        if (length < 0 || (size_t)length >= room - used)
+            break;
+        used += (size_t)length;
+        first = last + 1;
+    }
+    return used;
+}
+
+int traini_write_plan(const struct traini_run_dir *self, const traini_setup *setup)
+{
+    enum { PLAN_TEXT_BYTES = 1 << 16, HOMES_BYTES = 1 << 13 };
+    struct plan_summary sum;
+    traini_setup_summary(setup, &sum);
+    char *text = mem_alloc(PLAN_TEXT_BYTES, 1, "plan.json");
+    char *homes = mem_alloc(HOMES_BYTES, 1, "plan.json");
+    if (!text || !homes) {
+        mem_free(text);
+        mem_free(homes);
+        return -ENOMEM;
+    }
+    size_t used = (size_t)snprintf(
+        text, PLAN_TEXT_BYTES,
+        "{\n  \"world_size\": 1,\n  \"parameters\": %" PRIu64 ",\n  \"units\": %" PRIu64
+        ",\n  \"tokens_per_step\": %" PRIu64 ",\n  \"update\": \"%s\",\n  \"tile_elems\": %" PRIu64
+        ",\n  \"held_stages\": %" PRIu64 ",\n  \"ops\": %" PRIu64
+        ",\n  \"predicted_step_seconds\": %.6g,\n  \"bound_seconds\": %.6g,\n"
+        "  \"machine\": \"%s\",\n  \"placement\": {",
+        sum.param_count, sum.unit_count, sum.tokens_per_step, sum.update, sum.tile_elems,
+        sum.held_stages, sum.op_count, sum.step_seconds, sum.bound_seconds,
+        sum.machine_is_measured ? "measured" : "defaults");
+    for (int kind = 0; kind < STATE_KIND_COUNT; kind++) {
+        homes[0] = '\0';
+        write_homes(homes, HOMES_BYTES, setup, kind);
+        used += (size_t)snprintf(text + used, PLAN_TEXT_BYTES - used, "%s\n    \"%s\": [%s]",
+                                 kind ? "," : "", state_kind_name((enum state_kind)kind), homes);
+    }
+    used += (size_t)snprintf(text + used, PLAN_TEXT_BYTES - used, "\n  },\n  \"tiers\": {");
+    for (int a = 0; a < ARENA_COUNT; a++)
+        used += (size_t)snprintf(text + used, PLAN_TEXT_BYTES - used,
+                                 "%s\n    \"%s\": {\"budget_bytes\": %" PRIu64
+                                 ", \"peak_bytes\": %" PRIu64 "}",
+                                 a ? "," : "", arena_kind_name((enum arena_kind)a),
+                                 sum.budget_bytes[a], sum.peak_bytes[a]);
+    used += (size_t)snprintf(text + used, PLAN_TEXT_BYTES - used, "\n  },\n  \"lanes\": {");
+    for (int i = 0; i < LANE_COUNT; i++)
+        used += (size_t)snprintf(
+            text + used, PLAN_TEXT_BYTES - used,
+            "%s\n    \"%s\": {\"bytes\": %" PRIu64 ", \"predicted_seconds\": %.6g}", i ? "," : "",
+            lane_kind_name((enum lane_kind)i), sum.lane_bytes[i], sum.lane_seconds[i]);
+    snprintf(text + used, PLAN_TEXT_BYTES - used, "\n  }\n}\n");
+    int rc = traini_run_dir_write(self, "plan.json", text);
+    mem_free(text);
+    mem_free(homes);
+    return rc;
+}

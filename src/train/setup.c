@@ -1,0 +1,361 @@
+/* From a job to a model and its programs. Nothing large is allocated and no file is made: a job that
+ * does not fit is refused here. */
+#include <errno.h>
+#include <sched.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <xxhash.h>
+
+#include "base/log.h"
+#include "base/mem.h"
+#include "base/size.h"
+#include "base/tile.h"
+#include "train/train_internal.h"
+
+static int available_cores(void)
+{
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    if (sched_getaffinity(0, sizeof set, &set) != 0)
+        return 1;
+    int count = CPU_COUNT(&set);
+    return count > 0 ? count : 1;
+}
+
+static int make_model(traini_setup *self)
+{
+    const struct job_model *m = &self->job->model;
+    model_spec spec = {
+        .family = strcmp(m->family, "llama") == 0 ? MODEL_LLAMA : MODEL_GPT2,
+        .num_layers = m->num_layers,
+        .hidden_size = m->hidden_size,
+        .num_heads = m->num_heads,
+        .num_kv_heads = m->num_kv_heads,
+        .ffn_size = m->ffn_size,
+        .vocab_size = m->vocab_size,
+        .seq_length = m->seq_length,
+        .tie_embeddings = m->tie_embeddings,
+        .rope_theta = m->rope_theta,
+        .norm_epsilon = m->norm_epsilon,
+        .init_std = m->init_std,
+    };
+    enum dtype type = self->job->bf16 ? DTYPE_BF16 : DTYPE_FP32;
+    TRY(model_create(&spec, type, self->job->micro_batch, &self->net));
+    self->thread_count =
+        self->job->device.threads ? (int)self->job->device.threads : available_cores();
+    self->ops = &kernels_cpu;
+    if (strcmp(self->job->device.backend, "cuda") == 0)
+        return err_set(ERR_CONFIG,
+                       "device.backend is \"cuda\", but this build has no CUDA backend; "
+                       "use \"cpu\" or \"auto\"");
+    kernel_context_config config = {.thread_count = self->thread_count, .adam_variant = "auto"};
+    TRY(self->ops->context_create(&config, &self->context));
+    return model_prepare(self->net, self->ops, self->context);
+}
+
+/* What the bits of a run depend on besides its data: model, dtypes, micro-batch, kernels. */
+static uint64_t fingerprint_of(const traini_setup *self)
+{
+    char text[1024];
+    const model_spec *s = &self->net->spec;
+    int length = snprintf(
+        text, sizeof text,
+        "%d %llu %llu %llu %llu %llu %llu %llu %d %a %a %a | %d %llu %llu %d | %s %s %d",
+        (int)s->family, (unsigned long long)s->num_layers, (unsigned long long)s->hidden_size,
+        (unsigned long long)s->num_heads, (unsigned long long)s->num_kv_heads,
+        (unsigned long long)s->ffn_size, (unsigned long long)s->vocab_size,
+        (unsigned long long)s->seq_length, s->tie_embeddings, s->rope_theta, s->norm_epsilon,
+        s->init_std, (int)self->net->type, (unsigned long long)self->net->micro_batch,
+        (unsigned long long)self->net->chunk_rows, (int)self->job->grad_dtype, self->ops->name,
+        self->ops->describe(self->context), self->thread_count);
+    return XXH3_64bits(text, (size_t)length);
+}
+
+static int make_plan_inputs(traini_setup *self, const struct traini_setup_options *options)
+{
+    const model *net = self->net;
+    plan_job *plan = &self->plan;
+    self->stages = mem_alloc(net->stage_count, sizeof *self->stages, "plan stages");
+    self->unit_elems = mem_alloc(net->unit_count, sizeof *self->unit_elems, "plan units");
+    if (!self->stages || !self->unit_elems)
+        return -ENOMEM;
+    uint64_t saved = 0, temp = 0;
+    for (uint32_t s = 0; s < net->stage_count; s++) {
+        const model_stage *from = &net->stages[s];
+        self->stages[s] = (plan_stage){
+            .units = {from->units[0], from->units[1]},
+            .unit_count = from->unit_count,
+            .has_input = from->kind != STAGE_EMBED,
+            .has_output = from->kind != STAGE_HEAD,
+            .backward_needs_params = from->kind != STAGE_EMBED,
+            .forward_flops = from->forward_flops,
+            .backward_flops = from->backward_flops + from->recompute_flops,
+            .forward_dram_bytes = from->forward_dram_bytes,
+            .backward_dram_bytes = from->backward_dram_bytes,
+        };
+        saved = size_max(saved, from->saved_bytes);
+        temp = size_max(temp, size_max(from->forward_temp_bytes, from->backward_temp_bytes));
+    }
+    for (uint32_t u = 0; u < net->unit_count; u++)
+        self->unit_elems[u] = net->units[u].elems;
+    self->workspace_temp_offset = size_round_up(saved, 256);
+    uint64_t step_tokens = self->job->accumulation * net->micro_batch * net->tokens;
+    *plan = (plan_job){
+        .unit_count = net->unit_count,
+        .stage_count = net->stage_count,
+        .unit_elems = self->unit_elems,
+        .stages = self->stages,
+        .micro_batch_count = (uint32_t)self->job->accumulation,
+        .boundary_bytes = net->boundary_bytes,
+        .workspace_bytes = self->workspace_temp_offset + temp,
+        .constants_bytes = net->constants_bytes,
+        .tokens_bytes = 2 * step_tokens * sizeof(int32_t),
+        .losses_bytes = step_tokens * sizeof(float),
+        .param_bytes = (uint32_t)dtype_bytes(net->type),
+        .grad_bytes = (uint32_t)dtype_bytes(self->job->grad_dtype),
+        .tile_elems = options->tile_elems ? options->tile_elems : self->job->schedule.tile_elems,
+        .lookahead_ops = self->job->schedule.lookahead,
+        .needs_save_places = true,
+        .only_eval = options->only_eval,
+        .save_offsets = options->save_offsets,
+    };
+    if (plan->tile_elems)
+        plan->tile_elems = size_round_up(plan->tile_elems, TILE_ELEMS_STEP);
+    plan_machine_default_cpu(&plan->machine, (uint32_t)self->thread_count);
+    for (int kind = 0; kind < STATE_KIND_COUNT; kind++) {
+        self->homes[kind] = mem_alloc(net->unit_count, 1, "plan homes");
+        if (!self->homes[kind])
+            return -ENOMEM;
+        plan->homes[kind] = self->homes[kind];
+    }
+    return 0;
+}
+
+/* Drives: the job's, those of an existing slab, or the run directory for the final state alone. */
+static int make_drives(traini_setup *self, const struct traini_setup_options *options)
+{
+    const struct job *asked = self->job;
+    if (options->found) {
+        self->drive_count = options->found->drive_count;
+        for (uint32_t d = 0; d < self->drive_count; d++)
+            snprintf(self->drives[d].path, sizeof self->drives[d].path, "%s",
+                     options->found->drives[d]);
+        self->plan.budget_bytes[ARENA_NVME] = options->found->total_bytes;
+        return 0;
+    }
+    self->drive_count = asked->tiers.nvme_count;
+    for (uint32_t d = 0; d < self->drive_count; d++) {
+        snprintf(self->drives[d].path, sizeof self->drives[d].path, "%s",
+                 asked->tiers.nvme[d].path);
+        self->drives[d].budget_bytes = asked->tiers.nvme[d].budget_bytes;
+    }
+    if (self->drive_count == 0) {
+        self->drive_count = 1;
+        int length =
+            snprintf(self->drives[0].path, sizeof self->drives[0].path, "%s/state", asked->run.dir);
+        if (length < 0 || (size_t)length >= sizeof self->drives[0].path)
+            return err_set(ERR_CONFIG, "run.dir is longer than %d bytes", SLAB_PATH_BYTES - 7);
+    }
+    uint64_t capacity;
+    TRY(slab_capacity(self->drives, self->drive_count, &capacity));
+    uint64_t slack = self->drive_count * 8 * MIB; /* a stripe a drive may be cut off */
+    self->plan.budget_bytes[ARENA_NVME] = capacity > slack ? capacity - slack : 0;
+    return 0;
+}
+
+static int make_budgets(traini_setup *self)
+{
+    uint64_t available = 0;
+    if (self->job->tiers.device_budget == 0 || self->job->tiers.host_budget == 0)
+        TRY(arena_available_memory(&available));
+    /* Without a word from the user: a quarter of what is free for the device's arena, half for host
+     * memory; the rest is the machine's. */
+    uint64_t *budget = self->plan.budget_bytes;
+    budget[ARENA_DEVICE] =
+        self->job->tiers.device_budget ? self->job->tiers.device_budget : available / 4;
+    budget[ARENA_HOST] =
+        self->job->tiers.host_budget ? self->job->tiers.host_budget : available / 2;
+    for (int a = ARENA_DEVICE; a <= ARENA_HOST; a++)
+        budget[a] = budget[a] / TILE_BLOCK_BYTES * TILE_BLOCK_BYTES;
+    return 0;
+}
+
+static const enum job_kind job_kind_of[STATE_KIND_COUNT] = {
+    [STATE_PARAMS] = JOB_PARAMS,
+    [STATE_GRADS] = JOB_GRADS,
+    [STATE_OPTIMIZER] = JOB_OPTIMIZER,
+    [STATE_ACTIVATIONS] = JOB_ACTIVATIONS,
+};
+
+static uint8_t arena_of_tier(enum job_tier tier, uint8_t automatic)
+{
+    switch (tier) {
+    case JOB_TIER_DEVICE:
+        return ARENA_DEVICE;
+    case JOB_TIER_HOST:
+        return ARENA_HOST;
+    case JOB_TIER_NVME:
+        return ARENA_NVME;
+    case JOB_TIER_AUTO:
+        break;
+    }
+    return automatic;
+}
+
+/* Homes from the job's words, with `automatic` for the kinds left to us. */
+static int place(traini_setup *self, const uint8_t automatic[STATE_KIND_COUNT])
+{
+    const struct job *asked = self->job;
+    for (int kind = 0; kind < STATE_KIND_COUNT; kind++) {
+        enum job_kind named = job_kind_of[kind];
+        uint8_t home = arena_of_tier(asked->tiers.place[named], automatic[kind]);
+        memset(self->homes[kind], home, self->net->unit_count);
+        for (uint32_t r = 0; r < asked->tiers.rule_count; r++) {
+            const struct job_rule *rule = &asked->tiers.rules[r];
+            if (rule->kind != named)
+                continue;
+            if (rule->unit_last != UINT32_MAX && rule->unit_last >= self->net->unit_count)
+                return err_set(ERR_CONFIG,
+                               "tiers.place.rules[%u].units is \"%u-%u\", but the model has units "
+                               "0 to %u",
+                               r, rule->unit_first, rule->unit_last, self->net->unit_count - 1);
+            for (uint32_t u = rule->unit_first; u <= rule->unit_last && u < self->net->unit_count;
+                 u++)
+                self->homes[kind][u] = arena_of_tier(rule->tier, automatic[kind]);
+        }
+    }
+    bool offloaded = false;
+    for (uint32_t u = 0; u < self->net->unit_count; u++)
+        offloaded = offloaded || self->homes[STATE_OPTIMIZER][u] != ARENA_DEVICE;
+    bool next = asked->schedule.update == JOB_UPDATE_IN_NEXT_FORWARD ||
+                (asked->schedule.update == JOB_UPDATE_AUTO && offloaded);
+    self->plan.update = next ? PLAN_UPDATE_IN_NEXT_FORWARD : PLAN_UPDATE_AFTER_BACKWARD;
+    return 0;
+}
+
+/* Placements for what is left automatic, dearest tiers first; the first that fits is taken. */
+static const uint8_t placements[][STATE_KIND_COUNT] = {
+    /* params, grads, optimizer, activations */
+    {ARENA_DEVICE, ARENA_DEVICE, ARENA_DEVICE, ARENA_DEVICE},
+    {ARENA_DEVICE, ARENA_DEVICE, ARENA_HOST, ARENA_DEVICE},
+    {ARENA_DEVICE, ARENA_HOST, ARENA_HOST, ARENA_DEVICE},
+    {ARENA_HOST, ARENA_HOST, ARENA_HOST, ARENA_DEVICE},
+    {ARENA_HOST, ARENA_HOST, ARENA_HOST, ARENA_HOST},
+    {ARENA_DEVICE, ARENA_HOST, ARENA_NVME, ARENA_DEVICE},
+    {ARENA_HOST, ARENA_HOST, ARENA_NVME, ARENA_DEVICE},
+    {ARENA_HOST, ARENA_HOST, ARENA_NVME, ARENA_HOST},
+    {ARENA_NVME, ARENA_HOST, ARENA_NVME, ARENA_HOST},
+    {ARENA_NVME, ARENA_NVME, ARENA_NVME, ARENA_HOST},
+    {ARENA_NVME, ARENA_NVME, ARENA_NVME, ARENA_NVME},
+};
+
+static int compile_placed(traini_setup *self)
+{
+    uint8_t tried[STATE_KIND_COUNT] = {UINT8_MAX, UINT8_MAX, UINT8_MAX, UINT8_MAX};
+    bool has_drives = self->job->tiers.nvme_count > 0;
+    int rc = ERR_NO_FIT;
+    for (size_t i = 0; i < sizeof placements / sizeof placements[0] && rc == ERR_NO_FIT; i++) {
+        uint8_t wanted[STATE_KIND_COUNT];
+        bool differs = false, uses_drives = false;
+        for (int kind = 0; kind < STATE_KIND_COUNT; kind++) {
+            wanted[kind] =
+                arena_of_tier(self->job->tiers.place[job_kind_of[kind]], placements[i][kind]);
+            bool is_automatic = self->job->tiers.place[job_kind_of[kind]] == JOB_TIER_AUTO;
+            uses_drives = uses_drives || (is_automatic && wanted[kind] == ARENA_NVME);
+            differs = differs || wanted[kind] != tried[kind];
+        }
+        if (!differs || (uses_drives && !has_drives))
+            continue;
+        memcpy(tried, wanted, sizeof tried);
+        TRY(place(self, placements[i]));
+        rc = plan_compile(&self->plan, &self->set);
+    }
+    return rc;
+}
+
+static int setup_fill(traini_setup *self, const struct traini_setup_options *options)
+{
+    TRY(make_model(self));
+    TRY(make_plan_inputs(self, options));
+    TRY(make_drives(self, options));
+    TRY(make_budgets(self));
+    self->fingerprint = fingerprint_of(self);
+    return compile_placed(self);
+}
+
+int traini_setup_create(const struct job *asked, const struct traini_setup_options *options,
+                        traini_setup **out)
+{
+    *out = NULL;
+    traini_setup *self = mem_alloc(1, sizeof *self, "setup");
+    if (!self)
+        return -ENOMEM;
+    self->job = asked;
+    int rc = setup_fill(self, options);
+    if (rc < 0) {
+        traini_setup_destroy(self);
+        return rc;
+    }
+    *out = self;
+    return 0;
+}
+
+void traini_setup_destroy(traini_setup *self)
+{
+    if (!self)
+        return;
+    plan_set_fini(&self->set);
+    for (int kind = 0; kind < STATE_KIND_COUNT; kind++)
+        mem_free(self->homes[kind]);
+    mem_free(self->stages);
+    mem_free(self->unit_elems);
+    if (self->net)
+        model_destroy(self->net);
+    if (self->context)
+        self->ops->context_destroy(self->context);
+    mem_free(self);
+}
+
+void traini_setup_summary(const traini_setup *self, struct plan_summary *out)
+{
+    memset(out, 0, sizeof *out);
+    const program *steady = &self->set.programs[PROGRAM_STEADY];
+    const struct job_model *m = &self->job->model;
+    snprintf(out->model_name, sizeof out->model_name, "%s", m->preset[0] ? m->preset : m->family);
+    out->param_count = self->net->param_count;
+    out->unit_count = self->net->unit_count;
+    memcpy(out->home_bytes, self->set.home_bytes, sizeof out->home_bytes);
+    for (int a = 0; a < ARENA_COUNT; a++) {
+        out->budget_bytes[a] = self->plan.budget_bytes[a];
+        for (int k = 0; k < PROGRAM_KIND_COUNT; k++)
+            out->peak_bytes[a] = size_max(out->peak_bytes[a], self->set.programs[k].peak_bytes[a]);
+    }
+    int busiest = LANE_COMPUTE;
+    for (int i = 0; i < LANE_COUNT; i++) {
+        out->lane_bytes[i] = steady->lane_bytes[i];
+        out->lane_seconds[i] = (double)steady->lane_busy_ns[i] * 1e-9;
+        if (steady->lane_busy_ns[i] > steady->lane_busy_ns[busiest])
+            busiest = i;
+    }
+    out->step_seconds = (double)steady->predicted_ns * 1e-9;
+    out->bound_seconds = (double)self->set.bound_ns * 1e-9;
+    out->tokens_per_step = self->job->accumulation * self->net->micro_batch * self->net->tokens;
+    out->tile_elems = self->set.tile_elems;
+    out->held_stages = self->set.held_stages;
+    out->op_count = steady->op_count;
+    out->bottleneck = lane_kind_name((enum lane_kind)busiest);
+    out->update =
+        self->plan.update == PLAN_UPDATE_IN_NEXT_FORWARD ? "in_next_forward" : "after_backward";
+    out->machine_is_measured = self->plan.machine.is_measured;
+}
+
+int train_plan(const struct job *asked, struct plan_summary *out)
+{
+    traini_setup *setup;
+    struct traini_setup_options options = {0};
+    TRY(traini_setup_create(asked, &options, &setup));
+    traini_setup_summary(setup, out);
+    traini_setup_destroy(setup);
+    return 0;
+}

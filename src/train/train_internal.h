@@ -1,0 +1,124 @@
+/* What the files of src/train share.
+ *
+ *   setup.c       job -> model, placement, plan          engine.c      memory, slabs, lanes, start, end
+ *   compute.c     ops -> calls of the ops table          run_dir.c     files of the run directory
+ *   loop.c        steps, evaluation, metrics             commit.c      clean stop and resume
+ *   generate.c    sampling from a trained run */
+#ifndef SLUICE_TRAIN_INTERNAL_H
+#define SLUICE_TRAIN_INTERNAL_H
+
+#include "base/trace.h"
+#include "data/corpus.h"
+#include "format/manifest.h"
+#include "kernels/ops.h"
+#include "model/model.h"
+#include "plan/plan.h"
+#include "prof/metrics.h"
+#include "swap/executor.h"
+#include "swap/lane_io.h"
+#include "tiers/arena.h"
+#include "tiers/io.h"
+#include "tiers/slab.h"
+#include "train/train.h"
+
+/* A job made into a model and programs; no memory of the tiers yet. setup.c */
+struct traini_setup {
+    const struct job *job;
+    const kernel_ops *ops;
+    kernel_context *context;
+    model *net;
+    plan_job plan;
+    plan_stage *stages;
+    uint64_t *unit_elems;
+    uint8_t *homes[STATE_KIND_COUNT];
+    plan_set set;
+    uint64_t fingerprint; /* of what the bits depend on */
+    int thread_count;
+    uint64_t workspace_temp_offset; /* model's `saved` lies at 0 of the workspace, temp here */
+    slab_drive drives[SLAB_DRIVES_MAX];
+    uint32_t drive_count;
+};
+typedef struct traini_setup traini_setup;
+
+struct traini_setup_options {
+    bool only_eval;               /* parameters and forward alone */
+    const uint64_t *save_offsets; /* only_eval: where each unit's state lies on the slab */
+    uint64_t tile_elems;          /* of an existing slab; 0: chosen */
+    const manifest *found;        /* drives of an existing slab; NULL: the job's */
+};
+
+int traini_setup_create(const struct job *asked, const struct traini_setup_options *options,
+                        traini_setup **out) MUST_CHECK;
+void traini_setup_destroy(traini_setup *self);
+void traini_setup_summary(const traini_setup *self, struct plan_summary *out);
+
+/* Scalars of a step, written between programs by the loop's thread, read by the workers in them. */
+struct traini_step {
+    uint64_t step;        /* optimizer step being computed, from 1 */
+    uint64_t applied;     /* optimizer steps begun so far: the t of the bias correction */
+    adam_scalars scalars; /* of the pending (or, after_backward, this step's) update */
+    bool skip;            /* the update of these scalars is skipped: overflow */
+    bool is_eval;
+    double grad_norm; /* out: of this step */
+};
+
+/* A setup with its memory and lanes. engine.c */
+struct traini_engine {
+    traini_setup *setup;
+    arena arenas[2]; /* device, host */
+    slab *disk;
+    bool disk_is_open;
+    io *transport;
+    lane *read_lane, *write_lane, *core_lane, *copy_lane;
+    executor *runner;
+    trace ring;
+    struct traini_step step;
+    int64_t logits_row; /* >= 0: the head's forward writes logits of this row instead of losses */
+    float *logits;      /* [V] */
+    struct lane_numbers totals[LANE_COUNT];
+};
+typedef struct traini_engine traini_engine;
+
+struct traini_engine_options {
+    uint8_t uuid[SLAB_UUID_BYTES];
+    bool open_existing;
+    uint64_t slab_bytes; /* of an existing slab; 0: as the plan needs */
+    uint64_t stripe_bytes;
+};
+
+int traini_engine_create(traini_setup *setup, const struct traini_engine_options *options,
+                         traini_engine **out) MUST_CHECK;
+void traini_engine_destroy(traini_engine *self);
+/* Runs a program of the set; adds to self->totals; run may be NULL. */
+int traini_engine_run(traini_engine *self, enum program_kind kind, uint64_t step,
+                      run_totals *run) MUST_CHECK;
+unsigned char *traini_home(const traini_engine *self, uint32_t buffer_idx);
+
+/* compute.c: the workers' callbacks; `user` is the engine. */
+int traini_run_op(void *user, const program *prog, const op *item);
+int traini_run_copy(void *user, const program *prog, const op *item);
+/* The clip factor and skip flag from the norm; scalars of update `applied` (1-based). loop.c */
+void traini_make_scalars(traini_engine *self);
+
+/* run_dir.c */
+struct traini_run_dir {
+    char path[JOB_PATH_BYTES];
+    char state[JOB_PATH_BYTES];
+    int lock_fd;
+};
+/* Makes the directories and takes the lock. ERR_INPUT where another process holds it. */
+int traini_run_dir_open(struct traini_run_dir *self, const char *path) MUST_CHECK;
+void traini_run_dir_close(struct traini_run_dir *self);
+int traini_run_dir_write(const struct traini_run_dir *self, const char *name,
+                         const char *text) MUST_CHECK;
+int traini_run_dir_clear(const struct traini_run_dir *self, const manifest *found) MUST_CHECK;
+int traini_write_plan(const struct traini_run_dir *self, const traini_setup *setup) MUST_CHECK;
+
+/* commit.c */
+int traini_commit(traini_engine *self, const char *state_dir, manifest *record,
+                  enum manifest_state state) MUST_CHECK;
+int traini_extents_fill(const traini_setup *setup, manifest *record) MUST_CHECK;
+int traini_extents_match(const traini_setup *setup, const manifest *found) MUST_CHECK;
+int traini_weights_hash(traini_engine *self, uint64_t *hash) MUST_CHECK;
+
+#endif
