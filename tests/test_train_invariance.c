@@ -1,0 +1,158 @@
+/* Where states rest, in what pieces they move and when they are updated changes no bit: losses of all
+ * steps and final weights against a run with everything on the device. Argument: FAMILY-DTYPE. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/rng.h"
+#include "train_fixture.h"
+
+enum { SHAPE_COMBINATIONS = 27, RANDOM_SEED = 20, TIERS = 3, NO_FIT_BYTES = 65536 };
+
+static fixture_model shape = {.family = "gpt2", .layers = 3, .hidden = 128};
+static fixture_result baseline;
+
+static const char *const kinds[] = {"params", "grads", "optimizer", "activations"};
+static const char *const tiers[TIERS] = {"device", "host", "nvme"};
+
+struct combination {
+    fixture_sets sets;
+    char text[256];
+    bool uses_nvme, is_tight;
+    uint64_t tile_elems;
+};
+
+/* The nine placements in which every pair of kinds meets every pair of tiers. */
+static void place_kinds(struct combination *c, unsigned i)
+{
+    unsigned a = i / 3 % 3, b = i % 3;
+    unsigned tier[4] = {a, b, (a + b) % 3, (a + 2 * b) % 3};
+    for (int k = 0; k < 4; k++) {
+        fixture_set(&c->sets, "tiers.place.%s=%s", kinds[k], tiers[tier[k]]);
+        c->uses_nvme = c->uses_nvme || tier[k] == 2;
+    }
+    snprintf(c->text, sizeof c->text, "%s %s %s %s", tiers[tier[0]], tiers[tier[1]], tiers[tier[2]],
+             tiers[tier[3]]);
+}
+
+/* A tier of its own for every unit and kind. */
+static void place_units(struct combination *c, unsigned i, uint64_t unit_count)
+{
+    char rules[2000];
+    size_t used = (size_t)snprintf(rules, sizeof rules, "[");
+    assert_true(unit_count * 4 <= JOB_RULES_MAX);
+    for (uint64_t u = 0; u < unit_count; u++)
+        for (unsigned k = 0; k < 4; k++) {
+            uint64_t tier = rng_below(RANDOM_SEED, i, u * 4 + k, TIERS);
+            c->uses_nvme = c->uses_nvme || tier == 2;
+            used += (size_t)snprintf(rules + used, sizeof rules - used,
+                                     "%s{\"units\":\"%u\",\"kind\":\"%s\",\"tier\":\"%s\"}",
+                                     used > 1 ? "," : "", (unsigned)u, kinds[k], tiers[tier]);
+            assert_true(used < sizeof rules - 2);
+        }
+    fixture_set(&c->sets, "tiers.place.rules=%s]", rules);
+    snprintf(c->text, sizeof c->text, "mixed by unit, draw %u", i);
+}
+
+static void make_combination(struct combination *c, unsigned i, uint64_t unit_count)
+{
+    static const uint64_t tile_elems[] = {32768, 65536, 0}, lookahead[] = {0, 1, 8};
+    memset(c, 0, sizeof *c);
+    if (i < 9)
+        place_kinds(c, i);
+    else
+        place_units(c, i, unit_count);
+    c->tile_elems = tile_elems[(i + i / 3) % 3];
+    bool next = (i + i / 9) % 2;
+    uint64_t ahead = lookahead[(i / 2 + i / 7) % 3];
+    const char *backend = i % 5 < 3 ? "uring" : "pool";
+    c->is_tight = i % 4 != 1;
+    fixture_set(&c->sets, "schedule.tile_elems=%llu", (unsigned long long)c->tile_elems);
+    fixture_set(&c->sets, "schedule.update=%s", next ? "in_next_forward" : "after_backward");
+    fixture_set(&c->sets, "schedule.lookahead=%llu", (unsigned long long)ahead);
+    fixture_set(&c->sets, "io.backend=%s", backend);
+    size_t used = strlen(c->text);
+    snprintf(c->text + used, sizeof c->text - used, "; tile %llu, %s, lookahead %llu, %s, %s",
+             (unsigned long long)c->tile_elems, next ? "in next forward" : "after backward",
+             (unsigned long long)ahead, backend, c->is_tight ? "least budgets" : "large budgets");
+}
+
+/* Asks for almost nothing and takes the budgets that the refusal names. */
+static void tighten(const char *name, struct combination *c)
+{
+    fixture_sets small = c->sets;
+    fixture_set(&small, "tiers.device.budget=%d", NO_FIT_BYTES);
+    fixture_set(&small, "tiers.host.budget=%d", NO_FIT_BYTES);
+    job *asked = fixture_job(name, &shape, &small);
+    struct plan_summary plan;
+    assert_int_equal(train_plan(asked, &plan), ERR_NO_FIT);
+    job_destroy(asked);
+    static const char *const keys[] = {"tiers.device.budget", "tiers.host.budget"};
+    for (int i = 0; i < 2; i++) {
+        uint64_t bytes = fixture_budget_named(err_text(), keys[i]);
+        if (bytes > 0) /* else NO_FIT_BYTES is enough of this tier */
+            fixture_set(&c->sets, "%s=%llu", keys[i], (unsigned long long)bytes);
+    }
+}
+
+static void placements_give_equal_bits(void **state)
+{
+    (void)state;
+    static struct combination c;
+    static fixture_result result;
+    fixture_train_good("baseline", &shape, NULL, &baseline);
+    assert_int_equal(baseline.step_count, 20);
+    /* It learned something, and nothing left the device. */
+    assert_true(baseline.losses[19] < baseline.losses[0] - 1.0);
+    assert_int_equal(baseline.plan.lane_bytes[LANE_READ], 0);
+    for (unsigned i = 0; i < SHAPE_COMBINATIONS; i++) {
+        make_combination(&c, i, baseline.plan.unit_count);
+        if (c.is_tight)
+            tighten("moved", &c);
+        printf("%2u: %s\n", i, c.text);
+        fflush(stdout);
+        fixture_train_good("moved", &shape, &c.sets, &result);
+        if (c.tile_elems)
+            assert_int_equal(result.plan.tile_elems, c.tile_elems);
+        if (c.uses_nvme && c.is_tight) /* with room, what is near the turn may stay */
+            assert_true(result.summary.lanes[LANE_READ].bytes > 0);
+        fixture_assert_same(&baseline, &result);
+        fixture_remove("moved");
+    }
+}
+
+/* The comparison can fail: each of these changes the losses or the weights. */
+static void other_settings_give_other_bits(void **state)
+{
+    (void)state;
+    static const char *const changes[] = {
+        "run.seed=8", "data.seed=4", "optimizer.params.lr=2.001e-3", "gradient_clipping=0.999"};
+    static fixture_result result;
+    for (size_t i = 0; i < sizeof changes / sizeof changes[0]; i++) {
+        fixture_sets sets = {.count = 0};
+        fixture_set(&sets, "%s", changes[i]);
+        fixture_train_good("other", &shape, &sets, &result);
+        assert_int_equal(result.step_count, baseline.step_count);
+        assert_true(memcmp(result.loss_bits, baseline.loss_bits, sizeof result.loss_bits) != 0);
+        assert_true(result.summary.weights_hash != baseline.summary.weights_hash);
+        fixture_remove("other");
+    }
+}
+
+int main(int argc, char **argv)
+{
+    if (argc > 1) {
+        shape.family = strstr(argv[1], "llama") ? "llama" : "gpt2";
+        shape.bf16 = strstr(argv[1], "bf16") != NULL;
+    }
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(placements_give_equal_bits),
+        cmocka_unit_test(other_settings_give_other_bits),
+    };
+    return cmocka_run_group_tests(tests, fixture_setup, fixture_teardown);
+}

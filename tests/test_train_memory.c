@@ -1,0 +1,147 @@
+/* Reserved, sealed, and nothing afterwards: no allocation of ours and no new mapping after the second
+ * step, arenas exactly as large as the plan's peaks, and a process that stays within its budgets. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/mem.h"
+#include "base/size.h"
+#include "base/tile.h"
+#include "tiers/arena.h"
+#include "train_fixture.h"
+
+/* Beside the arenas a process holds code, thread stacks, the product library's own buffers, the trace
+ * ring (4 MiB), programs and io_uring's rings. Sanitizers shadow all of it and are not measured. */
+#define SLACK_BYTES (96 * MIB)
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+enum { IS_SANITIZED = 1 };
+#else
+enum { IS_SANITIZED = 0 };
+#endif
+
+static const fixture_model shape = {.family = "gpt2", .bf16 = true, .layers = 3, .hidden = 128};
+
+static uint64_t mapped_bytes[2]; /* of the device and the host arena, in a step */
+static bool maps_are_named;
+
+/* Sizes of the mappings that carry the arenas' names (kernels from 5.17 on). */
+static void look_at_maps(uint64_t step)
+{
+    if (step != 3)
+        return;
+    FILE *maps = fopen("/proc/self/maps", "r");
+    assert_non_null(maps);
+    char line[512];
+    while (fgets(line, sizeof line, maps)) {
+        unsigned long long begin, end;
+        const char *name = strstr(line, "sluice ");
+        if (!name || sscanf(line, "%llx-%llx", &begin, &end) != 2)
+            continue;
+        maps_are_named = true;
+        mapped_bytes[strstr(name, "host") ? 1 : 0] += end - begin;
+    }
+    fclose(maps);
+}
+
+static void place_on_nvme(fixture_sets *sets)
+{
+    fixture_set(sets, "tiers.place.params=nvme");
+    fixture_set(sets, "tiers.place.grads=nvme");
+    fixture_set(sets, "tiers.place.optimizer=nvme");
+    fixture_set(sets, "tiers.place.activations=nvme");
+}
+
+static void run_sealed(const char *update, const char *backend, const char *eval)
+{
+    static fixture_result result;
+    fixture_sets sets = {.count = 0};
+    place_on_nvme(&sets);
+    fixture_set(&sets, "schedule.update=%s", update);
+    fixture_set(&sets, "io.backend=%s", backend);
+    fixture_set(&sets, "run.eval_every=%s", eval);
+    uint64_t resident_before = 0, live_before;
+    assert_int_equal(arena_process_memory(&resident_before, NULL, NULL), 0);
+    mem_stats stats;
+    mem_get_stats(&stats);
+    job *asked = fixture_job("sealed", &shape, &sets);
+    fixture_call call = {.name = "sealed", .on_step = look_at_maps};
+    live_before = stats.live_bytes;
+    memset(mapped_bytes, 0, sizeof mapped_bytes);
+    fixture_train(asked, &call, &result);
+    job_destroy(asked);
+    if (result.rc < 0)
+        fail_msg("%s", result.error);
+    assert_int_equal(result.step_count, 20); /* 18 of them sealed */
+    assert_int_equal(result.summary.sealed_alloc_count, 0);
+    if (!IS_SANITIZED) /* a sanitizer's own heap grows */
+        assert_int_equal(result.summary.sealed_mapped_bytes, 0);
+    mem_get_stats(&stats);
+    assert_int_equal(stats.live_bytes, live_before); /* and all is given back */
+
+    const uint64_t *peak = result.summary.peak_bytes;
+    for (int a = 0; a < ARENA_COUNT; a++) {
+        assert_true(peak[a] > 0);
+        assert_int_equal(peak[a], result.plan.peak_bytes[a]);
+        assert_true(peak[a] <= result.plan.budget_bytes[a]);
+    }
+    if (maps_are_named && !IS_SANITIZED)
+        for (int a = ARENA_DEVICE; a <= ARENA_HOST; a++)
+            assert_int_equal(mapped_bytes[a], size_round_up(peak[a], TILE_BLOCK_BYTES));
+    printf("%s, %s: peaks %.1f, %.1f and %.1f MiB; resident at most %.1f MiB, %.1f before\n",
+           update, backend, (double)peak[0] / MIB, (double)peak[1] / MIB, (double)peak[2] / MIB,
+           (double)result.summary.resident_bytes_max / MIB, (double)resident_before / MIB);
+    if (!IS_SANITIZED) {
+        assert_true(result.summary.resident_bytes_max > peak[0] + peak[1]);
+        assert_true(result.summary.resident_bytes_max < peak[0] + peak[1] + SLACK_BYTES);
+    }
+    fixture_remove("sealed");
+}
+
+static void nothing_is_taken_after_the_seal(void **state)
+{
+    (void)state;
+    run_sealed("in_next_forward", "uring", "0");
+    run_sealed("after_backward", "pool", "0");
+}
+
+static void evaluation_takes_nothing_either(void **state)
+{
+    (void)state;
+    run_sealed("in_next_forward", "uring", "4");
+}
+
+/* The seal sees an allocation: without this the zero above could be a counter that never counts. */
+static void allocate_in_a_step(uint64_t step)
+{
+    if (step == 5)
+        mem_free(mem_alloc(1, 64, "canary"));
+}
+
+static void the_seal_counts(void **state)
+{
+    (void)state;
+    static fixture_result result;
+    job *asked = fixture_job("canary", &shape, NULL);
+    fixture_call call = {.name = "canary", .on_step = allocate_in_a_step};
+    fixture_train(asked, &call, &result);
+    job_destroy(asked);
+    assert_int_equal(result.rc, 0);
+    assert_int_equal(result.summary.sealed_alloc_count, 1);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(nothing_is_taken_after_the_seal),
+        cmocka_unit_test(evaluation_takes_nothing_either),
+        cmocka_unit_test(the_seal_counts),
+    };
+    return cmocka_run_group_tests(tests, fixture_setup, fixture_teardown);
+}

@@ -1,0 +1,20 @@
+# The engine as a whole, through train_run. Idle OpenMP threads sleep: tests share the machine.
+if(TARGET sluice_train)
+    add_library(train_fixture STATIC train_fixture.c)
+    target_link_libraries(train_fixture PUBLIC sluice_train PkgConfig::JANSSON PkgConfig::CMOCKA)
+
+    set(train_shapes gpt2-bf16 gpt2-fp32 llama-bf16 llama-fp32)
+    set(train_curves gpt2-tied gpt2-untied llama-tied llama-untied)
+    sluice_test(test_train_invariance LIBS train_fixture LABELS cpu nvme TIMEOUT 120
+                INSTANCES ${train_shapes})
+    sluice_test(test_train_pytorch LIBS train_fixture LABELS cpu nvme INSTANCES ${train_curves})
+    target_compile_definitions(test_train_pytorch PRIVATE
+                               FIXTURE_DIR="${CMAKE_CURRENT_LIST_DIR}/reference")
+    sluice_test(test_train_memory LIBS train_fixture LABELS cpu nvme debug)
+    sluice_test(test_train_fit LIBS train_fixture LABELS cpu nvme debug)
+
+    list(TRANSFORM train_shapes PREPEND test_train_invariance. OUTPUT_VARIABLE names)
+    list(TRANSFORM train_curves PREPEND test_train_pytorch. OUTPUT_VARIABLE curves)
+    set_tests_properties(${names} ${curves} test_train_memory test_train_fit
+                         PROPERTIES ENVIRONMENT OMP_WAIT_POLICY=passive)
+endif()

@@ -1,0 +1,91 @@
+/* What the tests of src/train share: a directory of their own, a text, job files, and runs of them
+ * through job_read and train_run, with the metrics lines that the run left.
+ *
+ * Include after cmocka.h. Every fixture function fails the test where it cannot do its part. */
+#ifndef SLUICE_TESTS_TRAIN_FIXTURE_H
+#define SLUICE_TESTS_TRAIN_FIXTURE_H
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "train/train.h"
+
+enum {
+    FIXTURE_STEPS_MAX = 64,
+    FIXTURE_SETS_MAX = 40,
+    FIXTURE_PATH_BYTES = 512,
+    FIXTURE_BUDGET_BYTES = 64 << 20, /* of device and of host, where a test says nothing else */
+    FIXTURE_TRAIN_BYTES = 30000,
+};
+
+/* Where the runs lie; made by fixture_setup, with all in it removed by fixture_teardown. */
+extern char fixture_dir[FIXTURE_PATH_BYTES];
+
+int fixture_setup(void **state);
+int fixture_teardown(void **state);
+
+/* Overrides of a job, "key.path=value" as for --set. */
+struct fixture_sets {
+    char text[FIXTURE_SETS_MAX][2048];
+    uint32_t count;
+};
+typedef struct fixture_sets fixture_sets;
+
+__attribute__((format(printf, 2, 3))) void fixture_set(fixture_sets *sets, const char *format, ...);
+
+/* The shape of the models here: "gpt2" or "llama", 3 blocks, units of several tiles of 65536. */
+struct fixture_model {
+    const char *family;
+    bool bf16;
+    uint32_t layers, hidden;
+};
+typedef struct fixture_model fixture_model;
+
+/* The job "NAME": run.dir is NAME in the fixture's directory, the drive NAME.nvme; 2 rows of 32
+ * tokens, 2 micro-batches a step, clipping, warm-up and cosine over 20 steps; every state on the
+ * device. Written to NAME.json and read with the overrides. The caller destroys it. */
+job *fixture_job(const char *name, const fixture_model *shape, const fixture_sets *sets);
+
+/* What one call of train_run gave. */
+struct fixture_result {
+    int rc;
+    char error[ERR_TEXT_BYTES];
+    struct train_summary summary;
+    struct plan_summary plan;
+    bool planned; /* on_plan was called */
+    uint64_t step_count;
+    uint32_t loss_bits[FIXTURE_STEPS_MAX]; /* of step i + 1, from metrics.jsonl */
+    double losses[FIXTURE_STEPS_MAX], rates[FIXTURE_STEPS_MAX];
+};
+typedef struct fixture_result fixture_result;
+
+struct fixture_call {
+    const char *name;
+    bool fresh;
+    uint64_t stop_after;            /* step after which a stop is asked for; 0: none */
+    void (*on_step)(uint64_t step); /* or NULL */
+};
+typedef struct fixture_call fixture_call;
+
+/* Runs the job (and hashes its weights); fills the result, errors included. */
+void fixture_train(const job *asked, const fixture_call *call, fixture_result *result);
+/* fixture_job and fixture_train in one, expecting success. */
+void fixture_train_good(const char *name, const fixture_model *shape, const fixture_sets *sets,
+                        fixture_result *result);
+
+/* Same losses in every bit for all steps and same weights. */
+void fixture_assert_same(const fixture_result *a, const fixture_result *b);
+
+/* Path of a file of the run NAME; valid until the fourth call after this one. */
+const char *fixture_path(const char *name, const char *file);
+bool fixture_exists(const char *path);
+/* Removes a run's directory and its drive's. */
+void fixture_remove(const char *name);
+/* A JSON file, and all lines of a run's metrics.jsonl as an array. The caller drops the reference. */
+json_t *fixture_json(const char *path);
+json_t *fixture_metrics(const char *name);
+/* The budget that a refusal names for a key such as "tiers.host.budget"; 0 where it names none. */
+uint64_t fixture_budget_named(const char *error, const char *key);
+
+#endif
