@@ -12,9 +12,11 @@ if(TARGET sluice_train)
                                FIXTURE_DIR="${CMAKE_CURRENT_LIST_DIR}/reference")
     sluice_test(test_train_memory LIBS train_fixture LABELS cpu nvme debug)
     sluice_test(test_train_fit LIBS train_fixture LABELS cpu nvme debug)
+    sluice_test(test_train_resume LIBS train_fixture LABELS cpu nvme debug)
+    sluice_test(test_train_overlap LIBS train_fixture LABELS cpu nvme)
 
     list(TRANSFORM train_shapes PREPEND test_train_invariance. OUTPUT_VARIABLE names)
     list(TRANSFORM train_curves PREPEND test_train_pytorch. OUTPUT_VARIABLE curves)
     set_tests_properties(${names} ${curves} test_train_memory test_train_fit
-                         PROPERTIES ENVIRONMENT OMP_WAIT_POLICY=passive)
+                         test_train_resume test_train_overlap PROPERTIES ENVIRONMENT OMP_WAIT_POLICY=passive)
 endif()

@@ -1,0 +1,284 @@
+/* A clean stop and its resumption give the bits of an uninterrupted run; what cannot be resumed is
+ * refused with a sentence that says what to do. Arguments "victim DIR": the run that kills itself. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "train_fixture.h"
+
+static const fixture_model shape = {.family = "llama", .bf16 = true, .layers = 2, .hidden = 128};
+
+enum { STEPS = 10, KILL_STEP = 4 };
+
+/* Placements of every kind, update mode. */
+static fixture_sets make_sets(const char *tier, const char *update)
+{
+    fixture_sets sets = {.count = 0};
+    static const char *const kinds[] = {"params", "grads", "optimizer", "activations"};
+    for (int k = 0; k < 4; k++)
+        fixture_set(&sets, "tiers.place.%s=%s", kinds[k], tier);
+    fixture_set(&sets, "schedule.update=%s", update);
+    fixture_set(&sets, "run.steps=%d", STEPS);
+    return sets;
+}
+
+static int run(const char *name, const fixture_model *model, const fixture_sets *sets,
+               const fixture_call *call, fixture_result *result)
+{
+    job *asked = fixture_job(name, model, sets);
+    fixture_train(asked, call, result);
+    job_destroy(asked);
+    return result->rc;
+}
+
+static void assert_good(const fixture_result *result)
+{
+    if (result->rc < 0)
+        fail_msg("%s", result->error);
+}
+
+/* Stops after each of `stops` (0 ends the list), then runs to the end. */
+static void stop_and_resume(const fixture_sets *sets, const fixture_result *whole,
+                            const uint64_t *stops)
+{
+    static fixture_result result;
+    uint64_t before = 0;
+    for (; *stops; stops++) {
+        fixture_call call = {.name = "parts", .stop_after = *stops};
+        assert_int_equal(run("parts", &shape, sets, &call, &result), ERR_STOPPED);
+        assert_int_equal(result.step_count, *stops);
+        assert_int_equal(result.summary.steps_done, *stops - before);
+        assert_int_equal(result.summary.was_resumed, before > 0);
+        assert_non_null(strstr(result.error, "resume"));
+        before = *stops;
+    }
+    fixture_call call = {.name = "parts"};
+    run("parts", &shape, sets, &call, &result);
+    assert_good(&result);
+    assert_true(result.summary.was_resumed);
+    assert_int_equal(result.step_count, STEPS);
+    assert_int_equal(result.summary.steps_done, STEPS - before);
+    fixture_assert_same(whole, &result);
+    fixture_remove("parts");
+}
+
+static void resumed_runs_give_the_same_bits(void **state)
+{
+    (void)state;
+    static const char *const tiers[] = {"device", "host", "nvme"};
+    static const char *const updates[] = {"after_backward", "in_next_forward"};
+    static const uint64_t stops[][4] = {{1}, {5}, {9}, {2, 3, 7}};
+    static fixture_result whole;
+    for (int t = 0; t < 3; t++)
+        for (int u = 0; u < 2; u++) {
+            fixture_sets sets = make_sets(tiers[t], updates[u]);
+            fixture_train_good("whole", &shape, &sets, &whole);
+            assert_int_equal(whole.step_count, STEPS);
+            for (int i = 0; i < 4; i++)
+                stop_and_resume(&sets, &whole, stops[i]);
+            fixture_remove("whole");
+        }
+}
+
+/* Evaluation draws from other data and leaves training as it is, also across a resume. */
+static void evaluation_changes_nothing(void **state)
+{
+    (void)state;
+    static fixture_result whole, result;
+    fixture_sets sets = make_sets("nvme", "in_next_forward"), evaluated = sets;
+    fixture_set(&evaluated, "run.eval_every=3");
+    fixture_train_good("whole", &shape, &sets, &whole);
+    fixture_call call = {.name = "parts", .stop_after = 6};
+    assert_int_equal(run("parts", &shape, &evaluated, &call, &result), ERR_STOPPED);
+    call.stop_after = 0;
+    run("parts", &shape, &evaluated, &call, &result);
+    assert_good(&result);
+    assert_true(result.summary.eval_given);
+    assert_true(result.summary.eval_loss > 0 && result.summary.eval_loss < 7);
+    fixture_assert_same(&whole, &result);
+    fixture_remove("whole");
+    fixture_remove("parts");
+}
+
+static void completed_run_goes_on(void **state)
+{
+    (void)state;
+    static fixture_result whole, result;
+    fixture_sets sets = make_sets("nvme", "in_next_forward"), shorter = sets;
+    fixture_set(&shorter, "run.steps=6");
+    fixture_train_good("whole", &shape, &sets, &whole);
+    fixture_train_good("parts", &shape, &shorter, &result);
+    assert_int_equal(result.step_count, 6);
+    uint64_t hash = result.summary.weights_hash;
+    /* Nothing left to do: nothing done, and the state stays. */
+    fixture_train_good("parts", &shape, &shorter, &result);
+    assert_int_equal(result.summary.steps_done, 0);
+    assert_int_equal(result.step_count, 6);
+    assert_true(result.summary.weights_hash == hash);
+    fixture_train_good("parts", &shape, &sets, &result);
+    assert_true(result.summary.was_resumed);
+    fixture_assert_same(&whole, &result);
+    fixture_remove("whole");
+    fixture_remove("parts");
+}
+
+/* Expects a refusal with ERR_INPUT whose sentence holds the words. */
+static void refused(const fixture_model *model, const fixture_sets *sets, const char *words)
+{
+    static fixture_result result;
+    fixture_call call = {.name = "parts"};
+    int rc = run("parts", model, sets, &call, &result);
+    if (rc != ERR_INPUT || !strstr(result.error, words))
+        fail_msg("expected ERR_INPUT with \"%s\", got %s: %s", words, err_name(rc), result.error);
+}
+
+static int try_lock(void)
+{
+    int fd = open(fixture_path("parts", "state/lock"), O_RDWR | O_CLOEXEC);
+    assert_true(fd >= 0);
+    if (flock(fd, LOCK_EX | LOCK_NB) == 0)
+        return fd;
+    close(fd);
+    return -1;
+}
+
+static bool was_locked;
+
+static void look_at_lock(uint64_t step)
+{
+    (void)step;
+    int fd = try_lock();
+    was_locked = fd < 0;
+    if (fd >= 0)
+        close(fd);
+}
+
+static void two_cannot_share_a_run(void **state)
+{
+    (void)state;
+    static fixture_result result;
+    fixture_sets sets = make_sets("nvme", "in_next_forward");
+    fixture_call call = {.name = "parts", .stop_after = 2, .on_step = look_at_lock};
+    assert_int_equal(run("parts", &shape, &sets, &call, &result), ERR_STOPPED);
+    assert_true(was_locked);
+    int fd = try_lock();
+    assert_true(fd >= 0); /* given back */
+    refused(&shape, &sets, "in use by another process");
+    close(fd);
+    call = (fixture_call){.name = "parts"};
+    run("parts", &shape, &sets, &call, &result);
+    assert_good(&result);
+    assert_int_equal(result.step_count, STEPS);
+    fixture_remove("parts");
+}
+
+static void other_jobs_are_refused(void **state)
+{
+    (void)state;
+    static fixture_result whole, result;
+    fixture_sets sets = make_sets("nvme", "in_next_forward");
+    fixture_train_good("whole", &shape, &sets, &whole);
+    fixture_call call = {.name = "parts", .stop_after = 5};
+    assert_int_equal(run("parts", &shape, &sets, &call, &result), ERR_STOPPED);
+
+    fixture_model other = shape;
+    other.layers = 3;
+    refused(&other, &sets, "--fresh");
+    other = shape;
+    other.bf16 = false;
+    refused(&other, &sets, "--fresh");
+    fixture_sets changed = sets;
+    fixture_set(&changed, "train_micro_batch_size_per_gpu=1");
+    refused(&shape, &changed, "--fresh");
+    changed = sets;
+    fixture_set(&changed, "device.threads=1");
+    refused(&shape, &changed, "--fresh");
+
+    /* None of them touched the state. */
+    call.stop_after = 0;
+    run("parts", &shape, &sets, &call, &result);
+    assert_good(&result);
+    assert_true(result.summary.was_resumed);
+    fixture_assert_same(&whole, &result);
+    fixture_remove("whole");
+    fixture_remove("parts");
+}
+
+/* ---- a run that is killed --------------------------------------------------------------------- */
+
+static void die(uint64_t step)
+{
+    if (step == KILL_STEP)
+        raise(SIGKILL);
+}
+
+/* A process of its own, since a fork of one that has run OpenMP cannot compute. */
+static int be_victim(const char *dir)
+{
+    log_set_level(LOG_WARN);
+    snprintf(fixture_dir, sizeof fixture_dir, "%s", dir);
+    static fixture_result result;
+    fixture_sets sets = make_sets("nvme", "in_next_forward");
+    fixture_call call = {.name = "parts", .on_step = die};
+    run("parts", &shape, &sets, &call, &result);
+    return 1; /* it should not have come here */
+}
+
+static void killed_run_is_refused_until_fresh(void **state)
+{
+    (void)state;
+    static fixture_result whole, result;
+    fixture_sets sets = make_sets("nvme", "in_next_forward");
+    fixture_train_good("whole", &shape, &sets, &whole);
+    fflush(NULL);
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        execl("/proc/self/exe", "test_train_resume", "victim", fixture_dir, (char *)NULL);
+        _exit(127);
+    }
+    int status;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+
+    refused(&shape, &sets, "--fresh");
+    refused(&shape, &sets, "not stopped cleanly");
+    fixture_call call = {.name = "parts", .fresh = true};
+    run("parts", &shape, &sets, &call, &result);
+    assert_good(&result);
+    assert_false(result.summary.was_resumed);
+    assert_int_equal(result.step_count, STEPS);
+    fixture_assert_same(&whole, &result);
+    /* Fresh again over a run that ended well. */
+    run("parts", &shape, &sets, &call, &result);
+    assert_good(&result);
+    assert_int_equal(result.summary.steps_done, STEPS);
+    fixture_assert_same(&whole, &result);
+    fixture_remove("whole");
+    fixture_remove("parts");
+}
+
+int main(int argc, char **argv)
+{
+    if (argc == 3 && strcmp(argv[1], "victim") == 0)
+        return be_victim(argv[2]);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(resumed_runs_give_the_same_bits),
+        cmocka_unit_test(evaluation_changes_nothing),
+        cmocka_unit_test(completed_run_goes_on),
+        cmocka_unit_test(two_cannot_share_a_run),
+        cmocka_unit_test(other_jobs_are_refused),
+        cmocka_unit_test(killed_run_is_refused_until_fresh),
+    };
+    return cmocka_run_group_tests(tests, fixture_setup, fixture_teardown);
+}
