@@ -76,7 +76,7 @@ static void make_job(struct random_job *r, uint64_t seed)
     for (int a = 0; a < ARENA_COUNT; a++)
         job->budget_bytes[a] = draw(seed, &n, 3) ? 64 * MIB : 4096 * draw(seed, &n, 2000);
     job->budget_bytes[ARENA_NVME] = 512 * MIB;
-    plan_machine_default_cpu(&job->machine, 2);
+    plan_machine_default_cpu(&job->machine, 2, true);
     if (draw(seed, &n, 2))
         job->machine.device_is_cpu = false;
 }

@@ -101,6 +101,6 @@ int plan_compile(const plan_job *job, plan_set *out) MUST_CHECK;
 void plan_set_fini(plan_set *set);
 
 /* Rough figures for a machine that was not measured, named as defaults wherever they are printed. */
-void plan_machine_default_cpu(plan_machine *machine, uint32_t core_count);
+void plan_machine_default_cpu(plan_machine *machine, uint32_t core_count, bool bf16_products);
 
 #endif

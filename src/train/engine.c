@@ -10,6 +10,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/size.h"
+#include "base/thread.h"
 #include "base/tile.h"
 #include "train/train_internal.h"
 
@@ -63,6 +64,13 @@ static int make_disk(traini_engine *self, const struct traini_engine_options *op
     return 0;
 }
 
+static int copies_start(void *user)
+{
+    (void)user;
+    thread_ask_short_slice();
+    return 0;
+}
+
 static int make_lanes(traini_engine *self)
 {
     const struct job *asked = self->setup->job;
@@ -96,6 +104,7 @@ static int make_lanes(traini_engine *self)
     TRY(lane_worker_create(&cores, &self->core_lane));
     lane_worker_config copies = {.name = "copies",
                                  .run = traini_run_copy,
+                                 .start_thread = copies_start,
                                  .user = self,
                                  .owner = OWNER_COPIES,
                                  .depth = LANE_DEPTH,
@@ -140,6 +149,7 @@ int traini_engine_create(traini_setup *setup, const struct traini_engine_options
         rc = make_lanes(self);
     if (rc == 0)
         rc = make_executor(self);
+    thread_ask_short_slice(); /* this thread runs the executor; the workers exist */
     if (rc == 0 && setup->set.homes.constants != PROGRAM_NONE)
         rc = model_fill_constants(setup->net, NULL, traini_home(self, setup->set.homes.constants));
     if (rc < 0) {

@@ -447,7 +447,9 @@ static int run_all(traini_loop *self)
      * is not there yet is made only after the plan fits. */
     TRY(open_data(self));
     struct plan_summary fits;
-    if (access(self->job->run.dir, F_OK) != 0)
+    char state[JOB_PATH_BYTES + 16];
+    snprintf(state, sizeof state, "%s/state", self->job->run.dir);
+    if (access(state, F_OK) != 0)
         TRY(train_plan(self->job, &fits));
     TRY(traini_run_dir_open(&self->dir, self->job->run.dir));
     int rc = find_run(self, found, &exists);

@@ -122,7 +122,8 @@ static int make_plan_inputs(traini_setup *self, const struct traini_setup_option
     };
     if (plan->tile_elems)
         plan->tile_elems = size_round_up(plan->tile_elems, TILE_ELEMS_STEP);
-    plan_machine_default_cpu(&plan->machine, (uint32_t)self->thread_count);
+    plan_machine_default_cpu(&plan->machine, (uint32_t)self->thread_count,
+                             net->type == DTYPE_BF16);
     for (int kind = 0; kind < STATE_KIND_COUNT; kind++) {
         self->homes[kind] = mem_alloc(net->unit_count, 1, "plan homes");
         if (!self->homes[kind])
