@@ -1,6 +1,6 @@
 # The job file: one program per behaviour, all pure but for the files they write.
 foreach(behaviour errors fuzz job presets schedule)
-    sluice_test(test_config_${behaviour} LIBS sluice_config LABELS cpu)
+    sluice_test(test_config_${behaviour} LIBS sluice_config LABELS cpu debug)
 endforeach()
 target_compile_definitions(test_config_presets PRIVATE SLUICE_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
 target_compile_definitions(test_config_fuzz PRIVATE SLUICE_SOURCE_DIR="${PROJECT_SOURCE_DIR}")

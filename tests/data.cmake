@@ -1,10 +1,10 @@
 # Data, stored formats and the profile's output.
 if(TARGET sluice_data)
-    sluice_test(test_data_sampler LIBS sluice_data LABELS cpu)
+    sluice_test(test_data_sampler LIBS sluice_data LABELS cpu debug)
 endif()
 if(TARGET sluice_format)
-    sluice_test(test_format_manifest LIBS sluice_format PkgConfig::XXHASH LABELS cpu)
+    sluice_test(test_format_manifest LIBS sluice_format PkgConfig::XXHASH LABELS cpu debug)
 endif()
 if(TARGET sluice_prof AND EXISTS ${CMAKE_CURRENT_SOURCE_DIR}/test_prof_output.c)
-    sluice_test(test_prof_output LIBS sluice_prof PkgConfig::JANSSON LABELS cpu)
+    sluice_test(test_prof_output LIBS sluice_prof PkgConfig::JANSSON LABELS cpu debug)
 endif()

@@ -1,4 +1,4 @@
 # One CTest line per variant; a CPU without its instructions skips it.
 if(TARGET kernels_adam)
-    sluice_test(test_kernels_adam LIBS kernels_adam LABELS cpu INSTANCES reference avx2 avx512)
+    sluice_test(test_kernels_adam LIBS kernels_adam LABELS cpu debug INSTANCES reference avx2 avx512)
 endif()

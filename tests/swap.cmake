@@ -2,7 +2,7 @@
 add_library(swap_fixture STATIC swap_fixture.c fake_lane.c)
 target_link_libraries(swap_fixture PUBLIC sluice_executor sluice_program sluice_base)
 
-sluice_test(test_swap_check LIBS swap_fixture sluice_program LABELS cpu)
-sluice_test(test_swap_executor LIBS swap_fixture sluice_executor LABELS cpu)
-sluice_test(test_swap_worker LIBS swap_fixture sluice_executor LABELS cpu)
-sluice_test(test_swap_io LIBS swap_fixture sluice_swap LABELS cpu nvme INSTANCES uring pool)
+sluice_test(test_swap_check LIBS swap_fixture sluice_program LABELS cpu debug tsan)
+sluice_test(test_swap_executor LIBS swap_fixture sluice_executor LABELS cpu debug tsan)
+sluice_test(test_swap_worker LIBS swap_fixture sluice_executor LABELS cpu debug tsan)
+sluice_test(test_swap_io LIBS swap_fixture sluice_swap LABELS cpu nvme debug tsan INSTANCES uring pool)
