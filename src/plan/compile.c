@@ -106,6 +106,7 @@ static int serial_needs(const plan_job *job, uint64_t tile_elems, uint64_t need[
             need[a] = size_max(need[a], serial.peak_bytes[a]);
         program_fini(&serial);
     }
+    need[ARENA_NVME] += job->nvme_overhead_bytes;
     plani_layout_fini(&layout);
     plan_set_fini(&set);
     return rc;

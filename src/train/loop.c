@@ -91,6 +91,16 @@ static int open_data(traini_loop *self)
                         asked->model.seq_length);
 }
 
+/* Whether the job fits where `freed_bytes` more of the drives become free. */
+static int check_fit(const struct job *asked, uint64_t freed_bytes)
+{
+    traini_setup *setup;
+    struct traini_setup_options options = {.freed_bytes = freed_bytes};
+    TRY(traini_setup_create(asked, &options, &setup));
+    traini_setup_destroy(setup);
+    return 0;
+}
+
 /* Reads what the directory holds and decides: fresh, resume, or a refusal. */
 static int find_run(traini_loop *self, manifest *found, bool *exists)
 {
@@ -100,7 +110,10 @@ static int find_run(traini_loop *self, manifest *found, bool *exists)
     if (rc < 0 && !self->options->fresh)
         return rc;
     if (self->options->fresh) {
-        TRY(traini_run_dir_clear(&self->dir, rc >= 0 && has_manifest ? found : NULL));
+        const manifest *former = rc >= 0 && has_manifest ? found : NULL;
+        if (former) /* which stays where the new job does not fit */
+            TRY(check_fit(self->job, former->total_bytes));
+        TRY(traini_run_dir_clear(&self->dir, former));
         return 0;
     }
     *exists = has_manifest;

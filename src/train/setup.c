@@ -160,8 +160,17 @@ static int make_drives(traini_setup *self, const struct traini_setup_options *op
     }
     uint64_t capacity;
     TRY(slab_capacity(self->drives, self->drive_count, &capacity));
-    uint64_t slack = self->drive_count * 8 * MIB; /* a stripe a drive may be cut off */
-    self->plan.budget_bytes[ARENA_NVME] = capacity > slack ? capacity - slack : 0;
+    /* Of what a drive may hold, its header and up to a stripe are not for us; the budget stays the one
+     * that the user knows, so that a refusal names a figure to set. */
+    uint64_t header_bytes = (uint64_t)self->drive_count * SLAB_HEADER_BYTES;
+    uint64_t bytes = capacity + header_bytes + options->freed_bytes, stated = 0;
+    bool is_stated = asked->tiers.nvme_count > 0;
+    for (uint32_t d = 0; d < asked->tiers.nvme_count; d++) {
+        stated += asked->tiers.nvme[d].budget_bytes;
+        is_stated = is_stated && asked->tiers.nvme[d].budget_bytes > 0;
+    }
+    self->plan.budget_bytes[ARENA_NVME] = is_stated ? size_min(bytes, stated) : bytes;
+    self->plan.nvme_overhead_bytes = header_bytes + self->drive_count * 8 * MIB;
     return 0;
 }
 

@@ -45,6 +45,7 @@ struct traini_setup_options {
     const uint64_t *save_offsets; /* only_eval: where each unit's state lies on the slab */
     uint64_t tile_elems;          /* of an existing slab; 0: chosen */
     const manifest *found;        /* drives of an existing slab; NULL: the job's */
+    uint64_t freed_bytes;         /* of the former run's slab, which is removed before this one is made */
 };
 
 int traini_setup_create(const struct job *asked, const struct traini_setup_options *options,

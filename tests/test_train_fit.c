@@ -1,0 +1,200 @@
+/* A job that does not fit is refused before anything is made, with figures that are right: with the
+ * budgets named it runs, and with a block less it does not. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/log.h"
+#include "base/size.h"
+#include "base/tile.h"
+#include "tiers/arena.h"
+#include "train_fixture.h"
+
+static const fixture_model shape = {.family = "llama", .bf16 = true, .layers = 3, .hidden = 128};
+
+/* The key of each tier's budget as a refusal names it. */
+static const struct {
+    const char *tier, *key;
+} budgets[ARENA_COUNT] = {
+    {"device", "tiers.device.budget"},
+    {"host", "tiers.host.budget"},
+    {"nvme", "tiers.nvme[].budget"},
+};
+
+static void set_budget(fixture_sets *sets, const char *name, int tier, uint64_t bytes)
+{
+    if (tier == ARENA_NVME)
+        fixture_set(sets, "tiers.nvme=[{\"path\":\"%s\",\"budget\":%llu}]",
+                    fixture_path(name, ".nvme"), (unsigned long long)bytes);
+    else
+        fixture_set(sets, "%s=%llu", budgets[tier].key, (unsigned long long)bytes);
+}
+
+static fixture_sets place_all(const char *tier)
+{
+    fixture_sets sets = {.count = 0};
+    fixture_set(&sets, "tiers.place.params=%s", tier);
+    fixture_set(&sets, "tiers.place.grads=%s", tier);
+    fixture_set(&sets, "tiers.place.optimizer=%s", tier);
+    fixture_set(&sets, "tiers.place.activations=%s", tier);
+    fixture_set(&sets, "run.steps=2");
+    return sets;
+}
+
+static void run(const char *name, const fixture_sets *sets, bool fresh, fixture_result *result)
+{
+    job *asked = fixture_job(name, &shape, sets);
+    fixture_call call = {.name = name, .fresh = fresh};
+    fixture_train(asked, &call, result);
+    job_destroy(asked);
+}
+
+static void assert_nothing_made(const char *name)
+{
+    assert_false(fixture_exists(fixture_path(name, NULL)));
+    assert_false(fixture_exists(fixture_path(name, ".nvme")));
+}
+
+/* A budget that is too small for one tier: refused with that tier's figures, which then fit. */
+static void refuse_one(const char *place, int tier, uint64_t bytes)
+{
+    static fixture_result result;
+    fixture_sets sets = place_all(place), small = sets;
+    char allowed[64];
+    set_budget(&small, "tight", tier, bytes);
+    run("tight", &small, false, &result);
+    assert_int_equal(result.rc, ERR_NO_FIT);
+    assert_nothing_made("tight");
+    assert_false(result.planned);
+    printf("%s\n", result.error);
+    snprintf(allowed, sizeof allowed, "of %s, has ", budgets[tier].tier);
+    assert_non_null(strstr(result.error, "does not fit"));
+    assert_non_null(strstr(result.error, "needs "));
+    assert_non_null(strstr(result.error, allowed));
+    for (int a = 0; a < ARENA_COUNT; a++)
+        if (a != tier) /* the others are large enough and not blamed */
+            assert_int_equal(fixture_budget_named(result.error, budgets[a].key), 0);
+    uint64_t named = fixture_budget_named(result.error, budgets[tier].key);
+    assert_true(named > bytes);
+
+    fixture_sets less = sets;
+    set_budget(&less, "tight", tier, named - TILE_BLOCK_BYTES);
+    run("tight", &less, false, &result);
+    assert_int_equal(result.rc, ERR_NO_FIT);
+    assert_nothing_made("tight");
+
+    set_budget(&sets, "tight", tier, named);
+    run("tight", &sets, false, &result);
+    if (result.rc < 0)
+        fail_msg("%s=%llu was said to fit: %s", budgets[tier].key, (unsigned long long)named,
+                 result.error);
+    assert_int_equal(result.step_count, 2);
+    assert_true(result.summary.peak_bytes[tier] <= named);
+    fixture_remove("tight");
+}
+
+static void too_little_device_memory(void **state)
+{
+    (void)state;
+    refuse_one("device", ARENA_DEVICE, 4 * MIB);
+    refuse_one("nvme", ARENA_DEVICE, 65536);
+}
+
+static void too_little_host_memory(void **state)
+{
+    (void)state;
+    refuse_one("host", ARENA_HOST, 4 * MIB);
+    refuse_one("nvme", ARENA_HOST, 65536);
+}
+
+static void too_little_nvme(void **state)
+{
+    (void)state;
+    refuse_one("nvme", ARENA_NVME, 12 * MIB);
+    refuse_one("device", ARENA_NVME, 9 * MIB); /* the place of the final state alone */
+}
+
+/* Two tiers at once are named together, and together they fit. */
+static void too_little_of_both(void **state)
+{
+    (void)state;
+    static fixture_result result;
+    fixture_sets sets = place_all("nvme"), small = sets;
+    set_budget(&small, "both", ARENA_DEVICE, 65536);
+    set_budget(&small, "both", ARENA_HOST, 65536);
+    run("both", &small, false, &result);
+    assert_int_equal(result.rc, ERR_NO_FIT);
+    assert_nothing_made("both");
+    for (int a = ARENA_DEVICE; a <= ARENA_HOST; a++) {
+        uint64_t named = fixture_budget_named(result.error, budgets[a].key);
+        assert_true(named > 65536);
+        set_budget(&sets, "both", a, named);
+    }
+    run("both", &sets, false, &result);
+    if (result.rc < 0)
+        fail_msg("%s", result.error);
+    fixture_remove("both");
+}
+
+/* The refusal costs no memory of the size asked for: a model of 2 GiB against budgets of 64 MiB. */
+static void refusal_takes_no_memory(void **state)
+{
+    (void)state;
+    static fixture_result result;
+    fixture_sets sets = place_all("host");
+    fixture_set(&sets, "model.hidden_size=1024");
+    fixture_set(&sets, "model.num_heads=16");
+    fixture_set(&sets, "model.num_kv_heads=8");
+    fixture_set(&sets, "model.num_layers=10");
+    uint64_t before, after;
+    assert_int_equal(arena_process_memory(NULL, &before, NULL), 0);
+    run("large", &sets, false, &result);
+    assert_int_equal(arena_process_memory(NULL, &after, NULL), 0);
+    assert_int_equal(result.rc, ERR_NO_FIT);
+    assert_nothing_made("large");
+    assert_true(after - before < 192 * MIB);
+}
+
+/* A refused job leaves an existing run as it is, also where --fresh would remove it. */
+static void refusal_keeps_the_former_run(void **state)
+{
+    (void)state;
+    static fixture_result first, result;
+    fixture_sets sets = place_all("nvme"), small = sets, longer = sets;
+    run("kept", &sets, false, &first);
+    assert_int_equal(first.rc, 0);
+    set_budget(&small, "kept", ARENA_DEVICE, 65536);
+    run("kept", &small, true, &result);
+    assert_int_equal(result.rc, ERR_NO_FIT);
+    run("kept", &small, false, &result);
+    assert_int_equal(result.rc, ERR_NO_FIT);
+    small = sets;
+    set_budget(&small, "kept", ARENA_NVME, 20 * MIB); /* the former slab's bytes do not add to it */
+    run("kept", &small, true, &result);
+    assert_int_equal(result.rc, ERR_NO_FIT);
+    fixture_set(&longer, "run.steps=3");
+    run("kept", &longer, false, &result);
+    if (result.rc < 0)
+        fail_msg("%s", result.error);
+    assert_true(result.summary.was_resumed);
+    assert_int_equal(result.step_count, 3);
+    fixture_remove("kept");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(refusal_takes_no_memory), /* first: it looks at the process's peak */
+        cmocka_unit_test(too_little_device_memory),
+        cmocka_unit_test(too_little_host_memory),
+        cmocka_unit_test(too_little_nvme),
+        cmocka_unit_test(too_little_of_both),
+        cmocka_unit_test(refusal_keeps_the_former_run),
+    };
+    return cmocka_run_group_tests(tests, fixture_setup, fixture_teardown);
+}
