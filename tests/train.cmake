@@ -19,4 +19,10 @@ if(TARGET sluice_train)
     list(TRANSFORM train_curves PREPEND test_train_pytorch. OUTPUT_VARIABLE curves)
     set_tests_properties(${names} ${curves} test_train_memory test_train_fit
                          test_train_resume test_train_overlap PROPERTIES ENVIRONMENT OMP_WAIT_POLICY=passive)
+
+    if(TARGET sluice)
+        add_test(NAME train_bad_input COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/check_bad_input.sh
+                 $<TARGET_FILE:sluice>)
+        set_tests_properties(train_bad_input PROPERTIES LABELS "cpu;debug" TIMEOUT 60)
+    endif()
 endif()

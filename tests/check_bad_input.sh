@@ -1,0 +1,178 @@
+#!/bin/sh
+# Wrong job files, data, budgets and command lines through the binary, each with its exit status and
+# its one sentence: check_bad_input.sh SLUICE
+#
+# A job that is refused before it starts leaves nothing behind: no run directory, no drive directory.
+set -u
+sluice=$(realpath "${1:?use: check_bad_input.sh SLUICE}")
+[ -x "$sluice" ] || { echo "no program $sluice"; exit 2; }
+scratch=$(mktemp -d ./check_bad_input.XXXXXX) || exit 2
+scratch=$(realpath "$scratch")
+trap 'rm -rf "$scratch"' EXIT
+cd "$scratch" || exit 2
+OMP_WAIT_POLICY=passive
+export OMP_WAIT_POLICY
+failures=0
+count=0
+
+cat >good.json <<'END'
+{
+  "model": {"family": "gpt2", "num_layers": 2, "hidden_size": 64, "num_heads": 4, "seq_length": 32},
+  "data": {"train": ["text.txt"], "valid": ["text.txt"]},
+  "run": {"dir": "run", "steps": 2},
+  "device": {"backend": "cpu"},
+  "tiers": {
+    "device": {"budget": "16MiB"}, "host": {"budget": "16MiB"},
+    "nvme": [{"path": "drive", "budget": "64MiB"}],
+    "place": {"params": "host", "grads": "host", "optimizer": "nvme", "activations": "nvme"}
+  },
+  "train_micro_batch_size_per_gpu": 2,
+  "gradient_clipping": 1.0,
+  "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}}
+}
+END
+i=0
+while [ $i -lt 60 ]; do
+    echo "line $i of a text that is long enough for a window of the sampler"
+    i=$((i + 1))
+done >text.txt
+: >empty.txt
+printf 'short' >short.txt
+mkdir directory
+: >file
+
+fail()
+{
+    echo "FAILED: $1"
+    sed 's/^/    /' out err
+    failures=$((failures + 1))
+}
+
+# refused STATUS TEXT ARGS...: exit STATUS, one line of error with TEXT in it, and nothing made.
+refused()
+{
+    want=$1
+    text=$2
+    shift 2
+    count=$((count + 1))
+    "$sluice" "$@" >out 2>err </dev/null
+    status=$?
+    [ "$status" -eq "$want" ] || fail "sluice $*: exit $status, expected $want"
+    [ "$(grep -c '' err)" -eq 1 ] || fail "sluice $*: not one line of error"
+    grep '^sluice: error: ' err | grep -qF -- "$text" || fail "sluice $*: no '$text'"
+    [ ! -e "${made:-run}" ] && [ ! -e drive ] || fail "sluice $*: something was made"
+    rm -rf run drive
+}
+
+# with STATUS TEXT KEY=VALUE...: the good job with these overrides, to train.
+with()
+{
+    want=$1
+    text=$2
+    shift 2
+    sets=
+    for one in "$@"; do
+        sets="$sets --set $one"
+    done
+    # shellcheck disable=SC2086 # values without blanks, split on purpose
+    refused "$want" "$text" train good.json $sets
+}
+
+# job STATUS TEXT JSON: a job file of this text.
+job()
+{
+    printf '%s' "$3" >bad.json
+    refused "$1" "$2" train bad.json
+}
+
+# The job that all others are made from is good: without this, everything could be refused.
+"$sluice" train good.json --quiet >out 2>err || fail "the good job"
+[ -s run/metrics.jsonl ] && [ -d drive ] || fail "the good job left no metrics or no slab"
+rm -rf run drive
+
+# Files and JSON.
+refused 2 "none.json" train none.json
+refused 2 "directory" train directory
+refused 2 "empty.txt" train empty.txt
+job 2 "bad.json:" '{"model": {"family": "gpt2"'
+job 2 "duplicate" '{"run": {"dir": "run"}, "run": {"dir": "run"}}'
+job 2 "object" '[1, 2]'
+job 2 "run.dir: missing" '{"model": {"family": "gpt2", "num_layers": 1, "hidden_size": 64, "num_heads": 4, "seq_length": 32}, "train_micro_batch_size_per_gpu": 1}'
+job 2 "model: missing" '{"run": {"dir": "run"}, "train_micro_batch_size_per_gpu": 1}'
+
+# Keys and values.
+with 2 'nearest known key is "num_layers"' model.num_layer=3
+with 2 "model.num_layers" model.num_layers=0
+with 2 "model.num_layers" model.num_layers='"two"'
+with 2 "model.num_layers" model.num_layers=2.5
+with 2 "model.num_heads" model.num_heads=5
+with 2 "model.num_kv_heads" model.num_kv_heads=3
+with 2 "model.family" model.family=bert
+with 2 "vocab_size" model.vocab_size=100
+with 2 "run.steps" run.steps=0
+with 2 "run.steps" run.steps=-1
+with 2 "schedule.update" schedule.update=sometimes
+with 2 "schedule.tile_elems" schedule.tile_elems=-1
+with 2 "io.backend" io.backend=posix
+with 2 "cuda" device.backend=cuda
+with 2 "optimizer.params.lr" optimizer.params.lr=fast
+with 2 "optimizer.params.betas" 'optimizer.params.betas=[0.9]'
+with 2 "optimizer.type" optimizer.type=SGDW
+with 2 "gradient_clipping" gradient_clipping=-1
+with 2 "scheduler.params.total_num_steps" scheduler.type=WarmupCosineLR
+with 2 "train_batch_size" train_batch_size=3
+with 2 "zero_optimization.stage" zero_optimization.stage=4
+with 2 "fp16" fp16.enabled=true
+
+# Tiers.
+with 2 "tiers.device.budget" tiers.device.budget=lots
+with 2 "tiers.place.params" tiers.place.params=disk
+with 2 "tiers.place.rules" 'tiers.place.rules=[{"units":"0-99","kind":"params","tier":"host"}]'
+with 2 "tiers.place.rules" 'tiers.place.rules=[{"units":"3-1","kind":"params","tier":"host"}]'
+with 2 "tiers.nvme" 'tiers.nvme=[]'
+with 2 "file/drive cannot be used" 'tiers.nvme=[{"path":"file/drive"}]'
+with 3 "tiers.device.budget=" tiers.device.budget=64KiB
+with 3 "tiers.host.budget=" tiers.host.budget=64KiB
+with 3 "tiers.nvme[].budget=" 'tiers.nvme=[{"path":"drive","budget":"1MiB"}]'
+with 3 "tiers.device.budget=" model.hidden_size=512
+refused 3 "needs" plan good.json --set tiers.device.budget=64KiB
+
+# Data and the run directory.
+with 2 "data.train" 'data.train=[]'
+with 2 "none.txt" 'data.train=["none.txt"]'
+with 2 "empty.txt" 'data.train=["empty.txt"]'
+with 2 "the data has 5 tokens" 'data.train=["short.txt"]'
+with 2 "directory" 'data.train=["directory"]'
+with 2 "none.txt" 'data.valid=["none.txt"]'
+with 2 "the data has 5 tokens" 'data.valid=["short.txt"]'
+with 2 "data.valid" run.eval_every=1 'data.valid=[]'
+made=file/run
+with 2 "run.dir" run.dir=file/run
+made=
+
+# Command lines.
+refused 2 "JOB" train
+refused 2 "nearest is --fresh" train good.json --frash
+refused 2 "key.path=value" train good.json --set novalue
+refused 2 'unknown key "nothing"' train good.json --set nothing.here=1
+refused 2 "run is no run directory" generate run --prompt x
+
+# A directory with a run in it: another model is refused and the run stays as it is.
+"$sluice" train good.json --quiet >out 2>err || fail "the good job"
+cp -r run kept
+"$sluice" train good.json --set model.num_layers=3 >out 2>err
+[ $? -eq 2 ] || fail "another model in the run directory was not refused"
+grep -q -- '--fresh' err || fail "the refusal does not name --fresh"
+diff -r run kept >out 2>&1 || fail "the refused job changed the run"
+"$sluice" train good.json --set run.steps=4 --quiet >out 2>err || fail "the run does not go on"
+# A manifest that is not one.
+for manifest in run/state/manifest-*; do
+    head -c 100 /dev/zero >"$manifest"
+done
+count=$((count + 2))
+"$sluice" train good.json >out 2>err
+[ $? -eq 1 ] || [ $? -eq 2 ] || fail "damaged manifests were not refused"
+[ "$(grep -c '^sluice: error: ' err)" -eq 1 ] || fail "damaged manifests: not one line of error"
+
+echo "$count bad inputs, $failures failures"
+[ "$failures" -eq 0 ]
