@@ -44,11 +44,11 @@ static int make_model(traini_setup *self)
     TRY(model_create(&spec, type, self->job->micro_batch, &self->net));
     self->thread_count =
         self->job->device.threads ? (int)self->job->device.threads : available_cores();
-    self->ops = &kernels_cpu;
-    if (strcmp(self->job->device.backend, "cuda") == 0)
-        return err_set(ERR_CONFIG,
-                       "device.backend is \"cuda\", but this build has no CUDA backend; "
-                       "use \"cpu\" or \"auto\"");
+    const kernel_ops *cuda = kernels_cuda();
+    if (strcmp(self->job->device.backend, "cuda") == 0 && !cuda)
+        return err_set(ERR_CONFIG, "device.backend is \"cuda\", but this build has no CUDA backend; "
+                                   "use \"cpu\" or \"auto\"");
+    self->ops = cuda && strcmp(self->job->device.backend, "cpu") != 0 ? cuda : &kernels_cpu;
     kernel_context_config config = {.thread_count = self->thread_count, .adam_variant = "auto"};
     TRY(self->ops->context_create(&config, &self->context));
     return model_prepare(self->net, self->ops, self->context);
