@@ -62,6 +62,43 @@ run 2 "$scratch/none" generate "$scratch/none" --prompt x
 run 2 'whole number from' generate "$scratch" --tokens 0
 run 2 'number from' generate "$scratch" --temperature -1
 
+# Commands that compute start anew once, so that idle OpenMP threads sleep soon; never twice, never
+# against the user's own word, and not where the running program is the loader.
+# environment TEXT ASSIGNMENTS...: what the process has in its environment while it reads its job.
+environment()
+{
+    pattern=$1
+    shift
+    count=$((count + 1))
+    rm -f "$scratch/job"
+    mkfifo "$scratch/job"
+    env -u OMP_WAIT_POLICY -u GOMP_SPINCOUNT -u KMP_BLOCKTIME "$@" "$sluice" train "$scratch/job" \
+        >"$scratch/out" 2>"$scratch/err" &
+    pid=$!
+    timeout 20 sh -c "exec 3>'$scratch/job'; tr '\\0' '\\n' </proc/$pid/environ" >"$scratch/environ"
+    wait "$pid"
+    status=$?
+    [ "$status" -eq 2 ] || fail "an empty job with $*: exit $status, expected 2"
+    found=$(grep -E '^(GOMP_SPINCOUNT|OMP_WAIT_POLICY|SLUICE_RESTARTED)=' "$scratch/environ" | sort |
+        tr '\n' ' ')
+    [ "$found" = "$pattern" ] || fail "with $*: environment '$found', expected '$pattern'"
+}
+
+if [ -r /proc/self/environ ]; then
+    environment "GOMP_SPINCOUNT=3000 SLUICE_RESTARTED=1 " HOME=/
+    environment "OMP_WAIT_POLICY=active " OMP_WAIT_POLICY=active
+    environment "GOMP_SPINCOUNT=77 " GOMP_SPINCOUNT=77
+    environment "SLUICE_RESTARTED=1 " SLUICE_RESTARTED=1
+fi
+for loader in /lib64/ld-linux-x86-64.so.2 /lib/ld-linux-aarch64.so.1; do
+    [ -x "$loader" ] || continue
+    count=$((count + 1))
+    "$loader" "$sluice" train "$scratch/none.json" >"$scratch/out" 2>"$scratch/err"
+    status=$?
+    [ "$status" -eq 2 ] || fail "$loader sluice train: exit $status, expected 2"
+    grep -qF -- "$scratch/none.json" "$scratch/err" || fail "$loader sluice train: wrong message"
+done
+
 # What cannot be written is an error, and a reader that goes away is none.
 if [ -c /dev/full ]; then
     "$sluice" help >/dev/full 2>"$scratch/err"

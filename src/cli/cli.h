@@ -4,6 +4,7 @@
  *   cmd_train.c    sluice train JOB                           exit.c    code -> exit status, one line
  *   cmd_plan.c     sluice plan JOB                            stop.c    SIGINT, SIGTERM
  *   cmd_generate.c sluice generate RUN                        live.c    a line a step
+ *   threads.c      how idle threads wait
  *   bigram.c       sluice-bigram, a baseline for the quickstart, not installed
  *
  * Only this folder prints results and exits; results go to standard output, log lines and the one
@@ -91,6 +92,14 @@ int cli_finish(int code);
 /* From here on SIGINT and SIGTERM ask for a stop: the first sets the flag that is returned, the second
  * ends the process at once. A signal that was ignored at the start stays ignored. */
 const volatile sig_atomic_t *cli_stop_install(void);
+
+/* --- threads.c --- */
+
+/* Starts the process anew, once, so that OpenMP threads without work sleep soon instead of spinning on
+ * cores that copies and I/O need: OpenMP reads this from the environment before main. Does nothing
+ * where the user has set OMP_WAIT_POLICY, GOMP_SPINCOUNT or KMP_BLOCKTIME, and where the program cannot
+ * be started again (no /proc). For the very beginning of main: on success it does not return. */
+void cli_threads_settle(char **argv);
 
 /* --- live.c --- */
 

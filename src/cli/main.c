@@ -61,8 +61,17 @@ static int main_dispatch(int argc, char **argv)
     return main_unknown(wanted);
 }
 
+/* Whether the command uses all cores for long. */
+static bool main_computes(int argc, char **argv)
+{
+    return argc > 2 && (strcmp(argv[1], cli_train_command.name) == 0 ||
+                        strcmp(argv[1], cli_generate_command.name) == 0);
+}
+
 int main(int argc, char **argv)
 {
+    if (main_computes(argc, argv))
+        cli_threads_settle(argv);
     signal(SIGPIPE, SIG_IGN); /* a reader of our lines that goes away must not end a run */
     return cli_finish(main_dispatch(argc, argv));
 }
