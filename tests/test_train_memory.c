@@ -17,14 +17,8 @@
 #include "train_fixture.h"
 
 /* Beside the arenas a process holds code, thread stacks, the product library's own buffers, the trace
- * ring (4 MiB), programs and io_uring's rings. Sanitizers shadow all of it and are not measured. */
+ * ring (4 MiB), programs and io_uring's rings. */
 #define SLACK_BYTES (96 * MIB)
-
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-enum { IS_SANITIZED = 1 };
-#else
-enum { IS_SANITIZED = 0 };
-#endif
 
 static const fixture_model shape = {.family = "gpt2", .bf16 = true, .layers = 3, .hidden = 128};
 
@@ -80,7 +74,7 @@ static void run_sealed(const char *update, const char *backend, const char *eval
         fail_msg("%s", result.error);
     assert_int_equal(result.step_count, 20); /* 18 of them sealed */
     assert_int_equal(result.summary.sealed_alloc_count, 0);
-    if (!IS_SANITIZED) /* a sanitizer's own heap grows */
+    if (!FIXTURE_IS_SANITIZED) /* a sanitizer's own heap grows */
         assert_int_equal(result.summary.sealed_mapped_bytes, 0);
     mem_get_stats(&stats);
     assert_int_equal(stats.live_bytes, live_before); /* and all is given back */
@@ -91,13 +85,13 @@ static void run_sealed(const char *update, const char *backend, const char *eval
         assert_int_equal(peak[a], result.plan.peak_bytes[a]);
         assert_true(peak[a] <= result.plan.budget_bytes[a]);
     }
-    if (maps_are_named && !IS_SANITIZED)
+    if (maps_are_named && !FIXTURE_IS_SANITIZED)
         for (int a = ARENA_DEVICE; a <= ARENA_HOST; a++)
             assert_int_equal(mapped_bytes[a], size_round_up(peak[a], TILE_BLOCK_BYTES));
     printf("%s, %s: peaks %.1f, %.1f and %.1f MiB; resident at most %.1f MiB, %.1f before\n",
            update, backend, (double)peak[0] / MIB, (double)peak[1] / MIB, (double)peak[2] / MIB,
            (double)result.summary.resident_bytes_max / MIB, (double)resident_before / MIB);
-    if (!IS_SANITIZED) {
+    if (!FIXTURE_IS_SANITIZED) {
         assert_true(result.summary.resident_bytes_max > peak[0] + peak[1]);
         assert_true(result.summary.resident_bytes_max < peak[0] + peak[1] + SLACK_BYTES);
     }

@@ -189,6 +189,7 @@ static void read_steps(const char *name, fixture_result *result)
         result->loss_bits[at] = (uint32_t)strtoul(bits, NULL, 16);
         result->losses[at] = json_number_value(json_object_get(line, "loss"));
         result->rates[at] = json_number_value(json_object_get(line, "lr"));
+        result->skipped[at] = json_is_true(json_object_get(line, "skipped"));
     }
     json_decref(lines);
 }

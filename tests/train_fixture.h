@@ -19,6 +19,13 @@ enum {
     FIXTURE_TRAIN_BYTES = 30000,
 };
 
+/* Sanitizers shadow memory and keep what is freed: a process's size says nothing there. */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+enum { FIXTURE_IS_SANITIZED = 1 };
+#else
+enum { FIXTURE_IS_SANITIZED = 0 };
+#endif
+
 /* Where the runs lie; made by fixture_setup, with all in it removed by fixture_teardown. */
 extern char fixture_dir[FIXTURE_PATH_BYTES];
 
@@ -57,6 +64,7 @@ struct fixture_result {
     uint64_t step_count;
     uint32_t loss_bits[FIXTURE_STEPS_MAX]; /* of step i + 1, from metrics.jsonl */
     double losses[FIXTURE_STEPS_MAX], rates[FIXTURE_STEPS_MAX];
+    bool skipped[FIXTURE_STEPS_MAX];
 };
 typedef struct fixture_result fixture_result;
 
