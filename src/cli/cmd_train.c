@@ -9,8 +9,8 @@ const cli_command cli_train_command = {
     .summary = "trains the model of a job file",
     .details = "Writes metrics.jsonl, plan.json and trace.json to the job's run.dir. JOB \"-\" is "
                "standard\n"
-               "input. SIGINT or SIGTERM finishes the step and exits with 75; a second one stops "
-               "at once.\n"
+               "input. SIGINT or SIGTERM finishes the step and exits with 75 (the same command\n"
+               "without --fresh goes on); a second one stops at once, and the run cannot go on.\n"
                "Speeds are in GB/s (10^9 bytes), losses in nats per token.",
     .run = cli_train,
 };
@@ -101,8 +101,9 @@ int cli_train(int argc, char **argv)
          .target = &set},
         {.name = "fresh",
          .type = CLI_FLAG,
-         .help = "begins anew where the run directory holds a run\n(default: such a run is not "
-                 "overwritten)",
+         .help =
+             "begins anew where the run directory holds a run\n(default: goes on with a run that "
+             "stopped cleanly, refuses another)",
          .target = &fresh},
         {.name = "json",
          .type = CLI_FLAG,

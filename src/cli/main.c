@@ -21,7 +21,8 @@ static void main_print_help(void)
     printf("\n  sluice COMMAND --help    options of a command, with units and defaults\n"
            "  sluice --version\n\n"
            "exit status: 0 done; 1 failed; 2 wrong usage, configuration or input;\n"
-           "             3 does not fit the budgets; 75 stopped on request, run again to resume\n");
+           "             3 does not fit the budgets; 75 stopped on request, the same command "
+           "without --fresh resumes\n");
 }
 
 static int main_unknown(const char *name)
