@@ -141,6 +141,32 @@ static void too_little_of_both(void **state)
     fixture_remove("both");
 }
 
+/* The nvme figure is that of all drives together. */
+static void too_little_on_two_drives(void **state)
+{
+    (void)state;
+    static fixture_result result;
+    unsigned long long each = 9 * MIB;
+    for (int round = 0; round < 2; round++) {
+        fixture_sets sets = place_all("nvme");
+        const char *path = fixture_path("drives", ".nvme");
+        fixture_set(&sets,
+                    "tiers.nvme=[{\"path\":\"%s/a\",\"budget\":%llu},"
+                    "{\"path\":\"%s/b\",\"budget\":%llu}]",
+                    path, each, path, each);
+        run("drives", &sets, false, &result);
+        if (round == 1)
+            break;
+        assert_int_equal(result.rc, ERR_NO_FIT);
+        assert_nothing_made("drives");
+        each = fixture_budget_named(result.error, budgets[ARENA_NVME].key) / 2;
+        assert_true(each > 9 * MIB);
+    }
+    if (result.rc < 0)
+        fail_msg("%s", result.error);
+    fixture_remove("drives");
+}
+
 /* The refusal costs no memory of the size asked for: a model of 2 GiB against budgets of 64 MiB. */
 static void refusal_takes_no_memory(void **state)
 {
@@ -190,11 +216,9 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(refusal_takes_no_memory), /* first: it looks at the process's peak */
-        cmocka_unit_test(too_little_device_memory),
-        cmocka_unit_test(too_little_host_memory),
-        cmocka_unit_test(too_little_nvme),
-        cmocka_unit_test(too_little_of_both),
-        cmocka_unit_test(refusal_keeps_the_former_run),
+        cmocka_unit_test(too_little_device_memory), cmocka_unit_test(too_little_host_memory),
+        cmocka_unit_test(too_little_nvme),          cmocka_unit_test(too_little_on_two_drives),
+        cmocka_unit_test(too_little_of_both),       cmocka_unit_test(refusal_keeps_the_former_run),
     };
     return cmocka_run_group_tests(tests, fixture_setup, fixture_teardown);
 }

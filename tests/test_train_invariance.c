@@ -76,10 +76,17 @@ static void make_combination(struct combination *c, unsigned i, uint64_t unit_co
     fixture_set(&c->sets, "schedule.update=%s", next ? "in_next_forward" : "after_backward");
     fixture_set(&c->sets, "schedule.lookahead=%llu", (unsigned long long)ahead);
     fixture_set(&c->sets, "io.backend=%s", backend);
+    bool has_two_drives = i % 3 == 2;
+    if (has_two_drives)
+        fixture_set(&c->sets,
+                    "tiers.nvme=[{\"path\":\"%s/a\",\"budget\":\"64MiB\"},"
+                    "{\"path\":\"%s/b\",\"budget\":\"128MiB\"}]",
+                    fixture_path("moved", ".nvme"), fixture_path("moved", ".nvme"));
     size_t used = strlen(c->text);
-    snprintf(c->text + used, sizeof c->text - used, "; tile %llu, %s, lookahead %llu, %s, %s",
+    snprintf(c->text + used, sizeof c->text - used, "; tile %llu, %s, lookahead %llu, %s%s, %s",
              (unsigned long long)c->tile_elems, next ? "in next forward" : "after backward",
-             (unsigned long long)ahead, backend, c->is_tight ? "least budgets" : "large budgets");
+             (unsigned long long)ahead, backend, has_two_drives ? ", two drives" : "",
+             c->is_tight ? "least budgets" : "large budgets");
 }
 
 /* Asks for almost nothing and takes the budgets that the refusal names. */
@@ -167,11 +174,11 @@ static void skipped_updates_are_equal_too(void **state)
         make_combination(&c, i, baseline.plan.unit_count);
         fixture_set(&c.sets, "optimizer.params.lr=1e38");
         fixture_set(&c.sets, "run.steps=6");
-        fixture_train_good("skip", &shape, &c.sets, &result);
+        fixture_train_good("moved", &shape, &c.sets, &result);
         assert_memory_equal(first.skipped, result.skipped, sizeof first.skipped);
         assert_int_equal(first.loss_bits[0], result.loss_bits[0]);
         assert_true(first.summary.weights_hash == result.summary.weights_hash);
-        fixture_remove("skip");
+        fixture_remove("moved");
     }
 }
 

@@ -214,6 +214,32 @@ static void other_jobs_are_refused(void **state)
     fixture_remove("parts");
 }
 
+/* A run may go on under another schedule, other budgets and in other memory: the state on the drive lies
+ * as before. Under a placement that lays the drive out anew it is refused, and not harmed. */
+static void run_goes_on_elsewhere(void **state)
+{
+    (void)state;
+    static fixture_result whole, result;
+    fixture_sets on_device = make_sets("device", "after_backward");
+    fixture_sets on_host = make_sets("host", "in_next_forward");
+    fixture_set(&on_host, "tiers.device.budget=48MiB");
+    fixture_set(&on_host, "schedule.lookahead=4");
+    fixture_set(&on_host, "io.backend=pool");
+    fixture_sets on_nvme = make_sets("nvme", "in_next_forward");
+    fixture_train_good("whole", &shape, &on_device, &whole);
+    fixture_call call = {.name = "parts", .stop_after = 3};
+    assert_int_equal(run("parts", &shape, &on_device, &call, &result), ERR_STOPPED);
+    refused(&shape, &on_nvme, "another placement");
+    call.stop_after = 6;
+    assert_int_equal(run("parts", &shape, &on_host, &call, &result), ERR_STOPPED);
+    call.stop_after = 0;
+    run("parts", &shape, &on_device, &call, &result);
+    assert_good(&result);
+    fixture_assert_same(&whole, &result);
+    fixture_remove("whole");
+    fixture_remove("parts");
+}
+
 /* ---- a run that is killed --------------------------------------------------------------------- */
 
 static void die(uint64_t step)
@@ -278,6 +304,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(completed_run_goes_on),
         cmocka_unit_test(two_cannot_share_a_run),
         cmocka_unit_test(other_jobs_are_refused),
+        cmocka_unit_test(run_goes_on_elsewhere),
         cmocka_unit_test(killed_run_is_refused_until_fresh),
     };
     return cmocka_run_group_tests(tests, fixture_setup, fixture_teardown);

@@ -17,8 +17,8 @@ if(TARGET sluice_train)
 
     list(TRANSFORM train_shapes PREPEND test_train_invariance. OUTPUT_VARIABLE names)
     list(TRANSFORM train_curves PREPEND test_train_pytorch. OUTPUT_VARIABLE curves)
-    set_tests_properties(${names} ${curves} test_train_memory test_train_fit
-                         test_train_resume test_train_overlap PROPERTIES ENVIRONMENT OMP_WAIT_POLICY=passive)
+    set_tests_properties(${names} ${curves} test_train_memory test_train_fit test_train_resume
+                         test_train_overlap PROPERTIES ENVIRONMENT OMP_WAIT_POLICY=passive)
 
     if(TARGET sluice)
         add_test(NAME train_bad_input COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/check_bad_input.sh
