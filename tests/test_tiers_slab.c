@@ -116,6 +116,102 @@ static void remove_deletes_only_its_own(void **state)
     assert_int_equal(helper_count_entries(drives[0].path), 2);
 }
 
+/* What a kill leaves at any point of slab_open: later files missing, one without its header or its
+ * length, directories alone, nothing at all. */
+static void files_of_a_killed_start_are_removed(void **state)
+{
+    (void)state;
+    static char path[SLAB_PATH_BYTES];
+    for (int point = 0; point < 6; point++) {
+        slab_config config = config_of(3, 6 * MIB);
+        if (point < 5) {
+            assert_int_equal(slab_open(&store, &config), 0);
+            snprintf(path, sizeof path, "%s", store.files[1].path);
+            if (point >= 1)
+                assert_int_equal(unlink(store.files[2].path), 0);
+            if (point == 2) /* in the midst of the reservation: any length */
+                assert_int_equal(truncate(path, 5000), 0);
+            if (point == 3)
+                assert_int_equal(truncate(path, 0), 0);
+            if (point == 4)
+                assert_int_equal(unlink(path), 0); /* its directory alone */
+            slab_close(&store);
+        }
+        config.total_bytes = 0; /* uuid, rank and drives suffice */
+        config.stripe_bytes = 0;
+        assert_int_equal(slab_remove_files(&config), 0);
+        for (uint32_t i = 0; i < 3; i++)
+            assert_int_equal(helper_count_entries(drives[i].path), point < 5 ? 2 : -1);
+        assert_int_equal(slab_remove_files(&config), 0); /* nothing there: no error */
+        helper_teardown(NULL);
+        assert_int_equal(mkdir(helper_directory, 0700), 0);
+    }
+}
+
+static void only_known_names_are_removed(void **state)
+{
+    (void)state;
+    static char path[SLAB_PATH_BYTES + 64];
+    slab_config config = config_of(2, 4 * MIB);
+    static slab other;
+    assert_int_equal(slab_open(&store, &config), 0);
+    config.rank = 4;
+    assert_int_equal(slab_open(&other, &config), 0);
+    slab_close(&store);
+    snprintf(path, sizeof path, "%s", other.files[1].path);
+    snprintf(strrchr(path, '/'), 32, "/stranger");
+    int fd = open(path, O_CREAT | O_WRONLY | O_CLOEXEC, 0600);
+    assert_true(fd >= 0);
+    close(fd);
+    config.uuid[0] ^= 1; /* another run: nothing of ours goes */
+    assert_int_equal(slab_remove_files(&config), 0);
+    for (int i = 0; i < 2; i++)
+        assert_int_equal(access(other.files[i].path, F_OK), 0);
+    config.uuid[0] ^= 1;
+    config.rank = 3;
+    assert_int_equal(slab_remove_files(&config), 0);
+    for (int i = 0; i < 2; i++)
+        assert_int_equal(access(other.files[i].path, F_OK), 0);
+    config.rank = 4;
+    slab_close(&other);
+    assert_int_equal(slab_remove_files(&config), 0);
+    assert_int_equal(helper_count_entries(drives[0].path), 2);
+    assert_int_equal(helper_count_entries(drives[1].path), 3); /* the stranger's directory */
+    assert_int_equal(access(path, F_OK), 0);
+
+    /* What cannot be deleted is named, and the rest goes all the same. */
+    config.open_existing = false;
+    assert_int_equal(slab_open(&store, &config), 0);
+    static char second[SLAB_PATH_BYTES];
+    snprintf(second, sizeof second, "%s", store.files[1].path);
+    assert_int_equal(unlink(store.files[0].path), 0);
+    assert_int_equal(mkdir(store.files[0].path, 0700), 0); /* a directory of a slab's name */
+    slab_close(&store);
+    assert_true(slab_remove_files(&config) < 0);
+    assert_non_null(strstr(err_text(), "rank-4-drive-0.slab"));
+    assert_int_not_equal(access(second, F_OK), 0);
+
+    drives[1].path[0] = 0;
+    assert_int_equal(slab_remove_files(&config), -EINVAL);
+    config.drive_count = SLAB_DRIVES_MAX + 1;
+    assert_int_equal(slab_remove_files(&config), -EINVAL);
+    config.drive_count = 0;
+    assert_int_equal(slab_remove_files(&config), 0);
+}
+
+/* A path whose end cannot be made: the directories made above it go again. */
+static void half_made_directories_are_undone(void **state)
+{
+    (void)state;
+    char name[400] = "new//deep/";
+    size_t used = strlen(name);
+    memset(name + used, 'x', 300); /* longer than a name may be */
+    slab_config config = config_of(1, 4 * MIB);
+    helper_drive(&drives[0], name, 64 * MIB, 1);
+    assert_int_equal(slab_open(&store, &config), -ENAMETOOLONG);
+    assert_nothing_left();
+}
+
 static void damage(const char *path, uint64_t offset, const void *bytes, size_t count)
 {
     int fd = open(path, O_RDWR);
@@ -303,6 +399,12 @@ int main(void)
         cmocka_unit_test_setup_teardown(leftovers_are_refused_and_kept, helper_setup,
                                         helper_teardown),
         cmocka_unit_test_setup_teardown(remove_deletes_only_its_own, helper_setup, helper_teardown),
+        cmocka_unit_test_setup_teardown(files_of_a_killed_start_are_removed, helper_setup,
+                                        helper_teardown),
+        cmocka_unit_test_setup_teardown(only_known_names_are_removed, helper_setup,
+                                        helper_teardown),
+        cmocka_unit_test_setup_teardown(half_made_directories_are_undone, helper_setup,
+                                        helper_teardown),
         cmocka_unit_test_setup_teardown(foreign_and_damaged_are_refused, helper_setup,
                                         helper_teardown),
         cmocka_unit_test_setup_teardown(budgets_are_hard, helper_setup, helper_teardown),

@@ -4,6 +4,7 @@
  *
  *   (nothing) --slab_open(create)--> OPEN --slab_close--> on disk --slab_open(existing)--> OPEN
  *                                     OPEN --slab_remove--> (nothing)
+ *   in any state, also cut short by a crash -----slab_remove_files--> (nothing)
  */
 #include "tiers/slab.h"
 
@@ -60,7 +61,29 @@ static_assert(offsetof(slab_header, drive_stripes) == 72, "FORMAT.md");
 static_assert(offsetof(slab_header, zero) == 200, "FORMAT.md");
 static_assert(offsetof(slab_header, checksum) == 4088, "FORMAT.md");
 
-/* mkdir -p. *made_count: how many of the last components are new, so that a failure can undo them. */
+/* "/a//b" becomes "/a"; false where there is no parent left. */
+static bool cut_last_component(char *path)
+{
+    char *slash = strrchr(path, '/');
+    if (!slash || slash == path)
+        return false;
+    while (slash > path + 1 && slash[-1] == '/')
+        slash--;
+    *slash = 0;
+    return true;
+}
+
+/* Removes the directory and those above it that make_directories made, as far as they are empty. */
+static void unmake_directories(const char *directory, uint32_t made_count)
+{
+    char path[SLAB_PATH_BYTES];
+    snprintf(path, sizeof path, "%s", directory);
+    while (made_count-- && rmdir(path) == 0 && cut_last_component(path))
+        ;
+}
+
+/* mkdir -p. *made_count: how many of the last components are new, so that a later failure can undo
+ * them; its own failure undoes them itself. */
 static int make_directories(const char *directory, uint32_t *made_count)
 {
     char path[SLAB_PATH_BYTES];
@@ -73,8 +96,15 @@ static int make_directories(const char *directory, uint32_t *made_count)
         *at = 0;
         if (mkdir(path, 0777) == 0)
             ++*made_count;
-        else if (errno != EEXIST)
-            return err_errno(errno, "making the directory %s for the nvme tier", path);
+        else if (errno != EEXIST) {
+            int rc = err_errno(errno, "making the directory %s for the nvme tier", path);
+            if (*made_count) {
+                cut_last_component(path); /* this one is not there */
+                unmake_directories(path, *made_count);
+            }
+            *made_count = 0;
+            return rc;
+        }
         *at = saved;
         if (saved == 0)
             break;
@@ -82,21 +112,6 @@ static int make_directories(const char *directory, uint32_t *made_count)
             at++;
     }
     return 0;
-}
-
-/* Removes the directory and the parents that make_directories made, as far as they are empty. */
-static void unmake_directories(const char *directory, uint32_t made_count)
-{
-    char path[SLAB_PATH_BYTES];
-    snprintf(path, sizeof path, "%s", directory);
-    while (made_count-- && rmdir(path) == 0) {
-        char *slash = strrchr(path, '/');
-        if (!slash)
-            return;
-        while (slash > path && slash[-1] == '/')
-            slash--;
-        *slash = 0;
-    }
 }
 
 /* What direct I/O on fd asks of offsets and memory; 0: direct I/O is not possible there. The names of
@@ -361,29 +376,66 @@ void slab_close(slab *self)
     memset(self, 0, sizeof *self);
 }
 
+/* Deletes the file; one that is absent is no error, whatever is missing of its path. */
+static int remove_file(const char *path)
+{
+    if (unlink(path) == 0 || errno == ENOENT || errno == ENOTDIR)
+        return 0;
+    return err_errno(errno, "deleting the slab %s", path);
+}
+
+/* Deletes the directory if it is empty: else it holds the slabs of other ranks, and the last of them
+ * deletes it. */
+static int remove_directory(const char *path)
+{
+    if (rmdir(path) == 0 || errno == ENOENT || errno == ENOTDIR || errno == ENOTEMPTY ||
+        errno == EEXIST)
+        return 0;
+    return err_errno(errno, "deleting the directory %s", path);
+}
+
+/* Goes on where something failed before; `first` keeps the first error. */
+static void keep_first(err_record *first, int rc)
+{
+    if (rc < 0 && first->code == 0)
+        err_save(first, rc);
+}
+
 int slab_remove(slab *self)
 {
-    int rc = 0;
     err_record first = {0};
     for (uint32_t i = 0; i < self->drive_count; i++) {
-        char *path = self->files[i].path;
-        if (unlink(path) != 0 && errno != ENOENT && rc == 0) {
-            rc = err_errno(errno, "deleting the slab %s", path);
-            err_save(&first, rc);
-        }
-        *strrchr(path, '/') = 0;
+        keep_first(&first, remove_file(self->files[i].path));
+        *strrchr(self->files[i].path, '/') = 0;
     }
-    /* A directory that is not empty holds the slabs of other ranks: the last of them removes it. */
-    for (uint32_t i = 0; i < self->drive_count; i++) {
-        const char *path = self->files[i].path;
-        if (rmdir(path) != 0 && errno != ENOENT && errno != ENOTEMPTY && errno != EEXIST &&
-            rc == 0) {
-            rc = err_errno(errno, "deleting the directory %s", path);
-            err_save(&first, rc);
-        }
-    }
+    for (uint32_t i = 0; i < self->drive_count; i++)
+        keep_first(&first, remove_directory(self->files[i].path));
     slab_close(self);
-    return rc < 0 ? err_restore(&first) : 0;
+    return first.code < 0 ? err_restore(&first) : 0;
+}
+
+int slab_remove_files(const slab_config *config)
+{
+    char path[SLAB_PATH_BYTES];
+    if (config->drive_count > SLAB_DRIVES_MAX)
+        return err_set(-EINVAL, "nvme tier: %u drives; at most %d are possible",
+                       config->drive_count, SLAB_DRIVES_MAX);
+    for (uint32_t i = 0; i < config->drive_count; i++) {
+        if (config->drives[i].path[0] == 0)
+            return err_set(-EINVAL, "drive %u of the nvme tier has an empty path", i);
+        TRY(tieri_slab_file_path(config, i, path));
+    }
+    err_record first = {0};
+    for (uint32_t i = 0; i < config->drive_count; i++) {
+        int rc = tieri_slab_file_path(config, i, path);
+        keep_first(&first, rc < 0 ? rc : remove_file(path));
+    }
+    /* Two drives may be one directory: only when all files are gone is it empty. */
+    for (uint32_t i = 0; i < config->drive_count; i++) {
+        int rc = tieri_slab_directory(config, i, path);
+        keep_first(&first, rc < 0 ? rc : remove_directory(path));
+    }
+    return first.code < 0 ? err_restore(&first) : 0;
 }
 
 int slab_sync(slab *self)

@@ -109,6 +109,20 @@ int slab_open(slab *out, const slab_config *config) MUST_CHECK;
 void slab_close(slab *self);            /* keeps the files */
 int slab_remove(slab *self) MUST_CHECK; /* closes and deletes files and their directory */
 
+/* Deletes the files of a run that is not open here, whatever state they are in: whole, cut short while
+ * slab_open was making them, or absent. For a run that is to begin afresh: who notes uuid and drives
+ * durably before slab_open creates anything, and calls this with them before forgetting the note,
+ * leaves nothing behind whenever it was killed.
+ * Of the config only `drives` (their `path` alone, in the order of creation; the order is part of the
+ * names), `drive_count` (0 is allowed), `uuid` and `rank` are read. Only the names that slab_open gives
+ * are deleted: "<path>/sluice-<uuid>/rank-<r>-drive-<d>.slab", then "<path>/sluice-<uuid>" where it is
+ * empty (other ranks' files keep it). The drives' own directories and anything else stay. What is
+ * absent, the drive's directory included, is no error. Does not look at the contents and allocates
+ * nothing; blocks on the file system; no process may have the slab in use.
+ * -EINVAL or -ENAMETOOLONG for drives that no slab can be on: then nothing was deleted. Else 0, or the
+ * first error (-EACCES, -EROFS, ...) with the path, after trying all the others; calling again goes on. */
+int slab_remove_files(const slab_config *config) MUST_CHECK;
+
 /* The first piece of the range [offset, offset+size) of the address space; call again from
  * offset + piece.size_bytes for the rest. */
 void slab_map(const slab *self, uint64_t offset, uint64_t size, slab_piece *piece);
