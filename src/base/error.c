@@ -65,6 +65,8 @@ const char *err_name(int code)
         return "ERR_CORRUPT";
     case ERR_BACKEND:
         return "ERR_BACKEND";
+    case ERR_DIVERGED:
+        return "ERR_DIVERGED";
     case ERR_INTERNAL:
         return "ERR_INTERNAL";
     default:

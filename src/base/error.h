@@ -19,6 +19,7 @@ enum err_code {
     ERR_POISONED = -10006, /* the object failed before and refuses further work */
     ERR_CORRUPT = -10007,  /* stored bytes disagree with their checksum or format */
     ERR_BACKEND = -10008,  /* a library (oneDNN, CUDA, MPI, ...) refused; its own code is in the text */
+    ERR_DIVERGED = -10010, /* training no longer gives finite numbers */
     ERR_INTERNAL = -10009, /* our own invariant is broken; please report */
 };
 

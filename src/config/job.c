@@ -124,6 +124,10 @@ static int fill_job(const configi_reader *reader, job *target)
     TRY(fill_precision(reader, target));
     TRY(configi_fill_optimizer(reader, target));
     TRY(configi_fill_scheduler(reader, target));
+    /* A request for this start alone: the run's own copy must resume, not begin anew. */
+    json_t *run = json_object_get(reader->doc, "run");
+    if (json_object_get(run, "fresh"))
+        json_object_del(run, "fresh");
     return configi_dump(reader->doc, &target->text);
 }
 

@@ -47,6 +47,11 @@ static int open_run(struct generator *self)
                        "the run in %s is not stopped cleanly: its state was changed in place after "
                        "step %" PRIu64,
                        path, self->record.step);
+    if (self->job->model.vocab_size > 256)
+        return err_set(ERR_INPUT,
+                       "generation knows the byte tokenizer alone, but the model has %llu "
+                       "tokens",
+                       (unsigned long long)self->job->model.vocab_size);
     /* One sequence at a time, nothing but parameters; those on nvme are brought to host memory. */
     self->job->micro_batch = self->job->accumulation = 1;
     if (self->job->tiers.place[JOB_PARAMS] == JOB_TIER_NVME)
@@ -156,11 +161,6 @@ static int generate_all(struct generator *self)
     if (asked->prompt_bytes == 0)
         return err_set(ERR_USAGE, "the prompt is empty: give at least one byte to continue");
     TRY(start(self));
-    if (self->setup->net->spec.vocab_size > 256)
-        return err_set(ERR_INPUT,
-                       "generation knows the byte tokenizer alone, but the model has %llu "
-                       "tokens",
-                       (unsigned long long)self->setup->net->spec.vocab_size);
     TRY(asked->on_token(asked->user, asked->prompt, asked->prompt_bytes));
     for (uint64_t i = 0; i < asked->token_count; i++) {
         TRY(next_token(self, i));

@@ -16,28 +16,14 @@
 
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/size.h"
 #include "prof/chrome_trace.h"
 #include "train/train_internal.h"
 
-enum { SEAL_AFTER_STEPS = 2 };
-
-struct traini_loop {
-    const struct train_options *options;
-    const struct job *job;
-    traini_setup *setup;
-    traini_engine *engine;
-    struct traini_run_dir dir;
-    manifest record;
-    corpus *train_source, *valid_source;
-    sampler train_sampler, valid_sampler;
-    metrics_file metrics;
-    bool pending; /* gradients of the step before wait to be applied */
-    bool resumed;
-    uint64_t mapped_at_seal;
-    uint64_t begin_ns, begin_step;
-    struct train_summary *summary;
+enum {
+    SEAL_AFTER_STEPS = 2,
+    SKIPS_IN_A_ROW_MAX = 10, /* without loss scaling a skip changes nothing: more will not help */
 };
-typedef struct traini_loop traini_loop;
 
 void traini_make_scalars(traini_engine *self)
 {
@@ -66,157 +52,6 @@ void traini_make_scalars(traini_engine *self)
     }
     s->grad_scale = (float)factor;
 }
-
-/* ---- start ----------------------------------------------------------------------------------- */
-
-static int open_corpus(const struct job_files *files, corpus **out)
-{
-    const char *paths[JOB_FILES_MAX];
-    for (uint32_t i = 0; i < files->count; i++)
-        paths[i] = files->path[i];
-    return corpus_open(paths, files->count, out);
-}
-
-static int open_data(traini_loop *self)
-{
-    const struct job *asked = self->job;
-    TRY(job_check_for_training(asked));
-    TRY(open_corpus(&asked->data.train, &self->train_source));
-    TRY(sampler_init(&self->train_sampler, self->train_source, asked->data.seed,
-                     asked->model.seq_length));
-    if (asked->data.valid.count == 0)
-        return 0;
-    TRY(open_corpus(&asked->data.valid, &self->valid_source));
-    return sampler_init(&self->valid_sampler, self->valid_source, asked->data.seed,
-                        asked->model.seq_length);
-}
-
-/* Whether the job fits where `freed_bytes` more of the drives become free. */
-static int check_fit(const struct job *asked, uint64_t freed_bytes)
-{
-    traini_setup *setup;
-    struct traini_setup_options options = {.freed_bytes = freed_bytes};
-    TRY(traini_setup_create(asked, &options, &setup));
-    traini_setup_destroy(setup);
-    return 0;
-}
-
-/* Reads what the directory holds and decides: fresh, resume, or a refusal. */
-static int find_run(traini_loop *self, manifest *found, bool *exists)
-{
-    int has_manifest = 0;
-    *exists = false;
-    int rc = manifest_read(self->dir.state, found, &has_manifest);
-    if (rc < 0 && !self->options->fresh)
-        return rc;
-    if (self->options->fresh) {
-        const manifest *former = rc >= 0 && has_manifest ? found : NULL;
-        if (former) /* which stays where the new job does not fit */
-            TRY(check_fit(self->job, former->total_bytes));
-        TRY(traini_run_dir_clear(&self->dir, former));
-        return 0;
-    }
-    *exists = has_manifest;
-    if (has_manifest && found->state != MANIFEST_CLEAN)
-        return err_set(ERR_INPUT,
-                       "the run in %s was not stopped cleanly at step %" PRIu64
-                       " or later, and its state was changed in place: it cannot be resumed; begin "
-                       "anew with --fresh or in another run.dir",
-                       self->dir.path, found->step);
-    return 0;
-}
-
-static int new_record(traini_loop *self)
-{
-    manifest *record = &self->record;
-    const slab *disk = self->engine->disk;
-    record->fingerprint = self->setup->fingerprint;
-    record->seed = self->job->run.seed;
-    record->loss_scale = 1.0;
-    record->tile_elems = self->setup->set.tile_elems;
-    record->total_bytes = disk->total_bytes;
-    record->stripe_bytes = disk->stripe_bytes;
-    record->drive_count = self->setup->drive_count;
-    for (uint32_t d = 0; d < record->drive_count; d++)
-        snprintf(record->drives[d], sizeof record->drives[d], "%s", self->setup->drives[d].path);
-    return traini_extents_fill(self->setup, record);
-}
-
-/* Setup, then memory, then the state. `found` is the manifest of a run to resume, or NULL. */
-static int start(traini_loop *self, manifest *found)
-{
-    struct traini_setup_options asked = {0};
-    struct traini_engine_options engine = {0};
-    if (found) {
-        asked.tile_elems = found->tile_elems;
-        engine.open_existing = true;
-        engine.slab_bytes = found->total_bytes;
-        engine.stripe_bytes = found->stripe_bytes;
-        asked.found = found;
-        memcpy(engine.uuid, found->uuid, sizeof engine.uuid);
-    } else if (getrandom(engine.uuid, sizeof engine.uuid, 0) != (ssize_t)sizeof engine.uuid) {
-        return err_errno(errno, "cannot draw a run id");
-    }
-    TRY(traini_setup_create(self->job, &asked, &self->setup));
-    if (found && found->fingerprint != self->setup->fingerprint)
-        return err_set(
-            ERR_INPUT,
-            "the run in %s was made with another model, precision, micro-batch, thread "
-            "count or CPU: its bits cannot be continued; use its own job.json, or --fresh",
-            self->dir.path);
-    if (found)
-        TRY(traini_extents_match(self->setup, found));
-    struct plan_summary summary;
-    traini_setup_summary(self->setup, &summary);
-    if (self->options->on_plan)
-        self->options->on_plan(self->options->user, &summary);
-    for (int a = 0; a < ARENA_COUNT; a++)
-        self->summary->peak_bytes[a] = summary.peak_bytes[a];
-    log_info("cpu backend: %s", self->setup->ops->describe(self->setup->context));
-    TRY(traini_engine_create(self->setup, &engine, &self->engine));
-    TRY(new_record(self));
-    memcpy(self->record.uuid, engine.uuid, sizeof engine.uuid);
-    if (!found)
-        return 0;
-    self->resumed = true;
-    self->record.generation = found->generation;
-    self->record.step = found->step;
-    self->record.window_count = found->window_count;
-    self->record.skipped_count = found->skipped_count;
-    self->engine->step.step = found->step;
-    self->engine->step.applied = found->step - found->skipped_count;
-    return 0;
-}
-
-static int open_metrics(traini_loop *self)
-{
-    char path[JOB_PATH_BYTES + 16];
-    snprintf(path, sizeof path, "%s/metrics.jsonl", self->dir.path);
-    uint64_t lines = 0;
-    if (self->resumed)
-        TRY(metrics_lines_through(path, self->record.step, &lines));
-    return metrics_file_open(&self->metrics, path, lines);
-}
-
-/* The state of step 0, or of the step where the run stopped. From here on the slab is changed in
- * place, which the manifest says first. */
-static int make_state(traini_loop *self)
-{
-    TRY(traini_run_dir_write(&self->dir, "job.json", self->job->text));
-    TRY(traini_write_plan(&self->dir, self->setup));
-    TRY(open_metrics(self));
-    if (self->resumed) {
-        log_info("resuming %s at step %" PRIu64, self->dir.path, self->record.step);
-        TRY(traini_engine_run(self->engine, PROGRAM_LOAD, self->record.step, NULL));
-    }
-    TRY(traini_commit(self->engine, self->dir.state, &self->record, MANIFEST_RUNNING));
-    if (!self->resumed)
-        TRY(traini_engine_run(self->engine, PROGRAM_INIT, 0, NULL));
-    memset(self->engine->totals, 0, sizeof self->engine->totals);
-    return 0;
-}
-
-/* ---- steps ----------------------------------------------------------------------------------- */
 
 /* Tokens and targets of `count` windows from window `first` into the host buffer. */
 static int load_windows(traini_loop *self, sampler *from, bool shuffled, uint64_t first)
@@ -255,17 +90,26 @@ static int apply_pending(traini_loop *self)
     return traini_engine_run(self->engine, PROGRAM_FLUSH, self->record.step, NULL);
 }
 
-static int evaluate(traini_loop *self)
+static bool is_stopped(const traini_loop *self)
+{
+    return self->options->stop && *self->options->stop;
+}
+
+/* The last evaluation is finished whatever was asked since: the run is over. */
+static int evaluate(traini_loop *self, bool is_last)
 {
     if (!self->valid_source)
         return 0;
     uint64_t begin_ns = clock_ns();
     TRY(apply_pending(self));
+    /* Whole programs of windows that are not repeated; at least one, which may wrap around. */
     uint64_t windows = self->job->accumulation * self->setup->net->micro_batch;
-    uint64_t runs = self->job->run.eval_batches / self->job->accumulation;
-    runs = runs ? runs : 1;
+    uint64_t asked = size_div_up(self->job->run.eval_batches, self->job->accumulation);
+    uint64_t runs = size_max(size_min(asked, self->valid_sampler.windows_per_epoch / windows), 1);
     double sum = 0;
     for (uint64_t r = 0; r < runs; r++) {
+        if (is_stopped(self) && !is_last)
+            return 0; /* the stop comes first; an unfinished evaluation says nothing */
         TRY(load_windows(self, &self->valid_sampler, false, r * windows));
         TRY(traini_engine_run(self->engine, PROGRAM_EVAL, self->record.step, NULL));
         sum += mean_loss(self);
@@ -358,6 +202,7 @@ static int one_step(traini_loop *self)
     self->record.window_count += self->job->accumulation * net->micro_batch;
     self->record.skipped_count += engine->step.skip;
     double loss = mean_loss(self);
+    self->skips_in_a_row = engine->step.skip ? self->skips_in_a_row + 1 : 0;
     if (engine->step.skip)
         log_warn("step %" PRIu64
                  ": the gradient norm is not finite (loss %g); the update is skipped",
@@ -369,7 +214,13 @@ static int one_step(traini_loop *self)
     self->summary->tokens += line.tokens;
     self->summary->train_loss = loss;
     tell_step(self, &line);
-    return 0;
+    if (self->skips_in_a_row < SKIPS_IN_A_ROW_MAX)
+        return 0;
+    return err_set(ERR_DIVERGED,
+                   "step %" PRIu64 ": the gradient norm was not finite in %u steps in a row, so "
+                   "training has diverged; begin anew with a lower learning rate (the last was %g)",
+                   engine->step.step, self->skips_in_a_row,
+                   (double)engine->step.scalars.learning_rate);
 }
 
 static void check_seal(traini_loop *self, bool last)
@@ -398,27 +249,26 @@ static void check_seal(traini_loop *self, bool last)
 static int run_steps(traini_loop *self)
 {
     uint64_t every = self->job->run.eval_every;
-    bool stopped = false, sealed = false;
+    bool sealed = false;
     self->begin_ns = clock_ns();
     self->begin_step = self->record.step;
     int rc = 0;
-    while (rc == 0 && self->record.step < self->job->run.steps && !stopped) {
+    while (rc == 0 && self->record.step < self->job->run.steps && !is_stopped(self)) {
         rc = one_step(self);
         if (rc == 0 && every && self->record.step % every == 0 &&
             self->record.step < self->job->run.steps)
-            rc = evaluate(self);
+            rc = evaluate(self, false);
         if (!sealed && self->record.step - self->begin_step >= SEAL_AFTER_STEPS) {
             sealed = true;
             check_seal(self, false);
         }
-        stopped = self->options->stop && *self->options->stop;
     }
     if (sealed)
         check_seal(self, true);
     self->summary->seconds = (double)(clock_ns() - self->begin_ns) * 1e-9;
     if (rc < 0)
         return rc;
-    return stopped && self->record.step < self->job->run.steps;
+    return is_stopped(self) && self->record.step < self->job->run.steps;
 }
 
 static int write_trace(const traini_loop *self)
@@ -438,49 +288,70 @@ static int write_trace(const traini_loop *self)
     return rc;
 }
 
-/* After the last step: pending updates, the last evaluation, the commit, the trace. */
-static int finish(traini_loop *self, bool stopped)
+static int commit_clean(traini_loop *self)
 {
     TRY(apply_pending(self));
-    bool evaluates = self->valid_source && !stopped && self->summary->steps_done > 0;
-    TRY(write_trace(self)); /* before evaluation overwrites the ring's training steps */
-    if (evaluates)
-        TRY(evaluate(self));
-    TRY(traini_commit(self->engine, self->dir.state, &self->record, MANIFEST_CLEAN));
+    return traini_commit(self->engine, self->dir.state, &self->record, MANIFEST_CLEAN);
+}
+
+/* After the last step: the commit first, so that nothing after it can cost the run. */
+static int finish(traini_loop *self, bool stopped)
+{
+    TRY(commit_clean(self));
     if (self->options->hash_weights)
         TRY(traini_weights_hash(self->engine, &self->summary->weights_hash));
-    return 0;
+    if (self->summary->steps_done == 0)
+        return 0;
+    if (write_trace(self) < 0) /* before evaluation overwrites the ring's training steps */
+        log_warn("trace.json is not written: %s", err_text());
+    return self->valid_source && !stopped ? evaluate(self, true) : 0;
+}
+
+/* After a failure that left the engine whole (a metrics file that cannot be written, data that cannot
+ * be read): what was trained is committed all the same. The first error stays. */
+static int rescue(traini_loop *self, int failed)
+{
+    err_record first;
+    err_save(&first, failed);
+    if (commit_clean(self) < 0)
+        return err_restore(&first); /* the engine itself failed: the state is in between */
+    (void)err_restore(&first);
+    return err_set(failed, "%s; the state after step %" PRIu64 " is committed", first.text,
+                   self->record.step);
 }
 
 static int run_all(traini_loop *self)
 {
     manifest *found = &(manifest){0};
-    bool exists;
-    /* Refusals first, each before any file is made: data, then fit (within start). A directory that
-     * is not there yet is made only after the plan fits. */
-    TRY(open_data(self));
-    struct plan_summary fits;
+    bool exists = false;
+    /* Refusals first, each before any file is made: data, then fit. The directory is made only after
+     * the plan fits. */
+    TRY(traini_open_data(self));
     char state[JOB_PATH_BYTES + 16];
     snprintf(state, sizeof state, "%s/state", self->job->run.dir);
-    if (access(state, F_OK) != 0)
-        TRY(train_plan(self->job, &fits));
+    if (access(state, F_OK) != 0) {
+        struct traini_setup_options asked = {0};
+        TRY(traini_setup_create(self->job, &asked, &self->setup));
+    }
     TRY(traini_run_dir_open(&self->dir, self->job->run.dir));
-    int rc = find_run(self, found, &exists);
+    int rc = traini_find_run(self, found, &exists);
     if (rc == 0)
-        rc = start(self, exists ? found : NULL);
+        rc = traini_start(self, exists ? found : NULL);
+    if (rc == 0)
+        rc = traini_make_state(self);
     manifest_fini(found);
     TRY(rc);
     self->summary->was_resumed = self->resumed;
-    TRY(make_state(self));
     int stopped = run_steps(self);
-    TRY(stopped);
+    if (stopped < 0)
+        return rescue(self, stopped);
     TRY(finish(self, stopped == 1));
     for (int i = 0; i < LANE_COUNT; i++)
         self->summary->lanes[i] = self->engine->totals[i];
     if (stopped)
         return err_set(ERR_STOPPED,
                        "stopped on request after step %" PRIu64 " of %" PRIu64
-                       "; state is committed, resume with the same command",
+                       "; state is committed, resume with the same command (without --fresh)",
                        self->record.step, self->job->run.steps);
     return 0;
 }

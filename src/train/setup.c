@@ -46,8 +46,9 @@ static int make_model(traini_setup *self)
         self->job->device.threads ? (int)self->job->device.threads : available_cores();
     const kernel_ops *cuda = kernels_cuda();
     if (strcmp(self->job->device.backend, "cuda") == 0 && !cuda)
-        return err_set(ERR_CONFIG, "device.backend is \"cuda\", but this build has no CUDA backend; "
-                                   "use \"cpu\" or \"auto\"");
+        return err_set(ERR_CONFIG,
+                       "device.backend is \"cuda\", but this build has no CUDA backend; "
+                       "use \"cpu\" or \"auto\"");
     self->ops = cuda && strcmp(self->job->device.backend, "cpu") != 0 ? cuda : &kernels_cpu;
     kernel_context_config config = {.thread_count = self->thread_count, .adam_variant = "auto"};
     TRY(self->ops->context_create(&config, &self->context));
@@ -69,11 +70,16 @@ static uint64_t fingerprint_of(const traini_setup *self)
         s->init_std, (int)self->net->type, (unsigned long long)self->net->micro_batch,
         (unsigned long long)self->net->chunk_rows, (int)self->job->grad_dtype, self->ops->name,
         self->ops->describe(self->context), self->thread_count);
-    return XXH3_64bits(text, (size_t)length);
+    return XXH3_64bits(text, size_min((uint64_t)length, sizeof text - 1));
 }
 
 static int make_plan_inputs(traini_setup *self, const struct traini_setup_options *options)
 {
+    if (self->job->accumulation >= UINT32_MAX)
+        return err_set(ERR_CONFIG,
+                       "gradient_accumulation_steps is %llu: a step may have fewer than 2^32 "
+                       "micro-batches",
+                       (unsigned long long)self->job->accumulation);
     const model *net = self->net;
     plan_job *plan = &self->plan;
     self->stages = mem_alloc(net->stage_count, sizeof *self->stages, "plan stages");
@@ -122,8 +128,7 @@ static int make_plan_inputs(traini_setup *self, const struct traini_setup_option
     };
     if (plan->tile_elems)
         plan->tile_elems = size_round_up(plan->tile_elems, TILE_ELEMS_STEP);
-    plan_machine_default_cpu(&plan->machine, (uint32_t)self->thread_count,
-                             net->type == DTYPE_BF16);
+    plan_machine_default_cpu(&plan->machine, (uint32_t)self->thread_count, net->type == DTYPE_BF16);
     for (int kind = 0; kind < STATE_KIND_COUNT; kind++) {
         self->homes[kind] = mem_alloc(net->unit_count, 1, "plan homes");
         if (!self->homes[kind])

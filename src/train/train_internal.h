@@ -3,7 +3,7 @@
  *   setup.c       job -> model, placement, plan          engine.c      memory, slabs, lanes, start, end
  *   compute.c     ops -> calls of the ops table          run_dir.c     files of the run directory
  *   loop.c        steps, evaluation, metrics             commit.c      clean stop and resume
- *   generate.c    sampling from a trained run */
+ *   start.c       data, run directory, first state   generate.c    sampling from a trained run */
 #ifndef SLUICE_TRAIN_INTERNAL_H
 #define SLUICE_TRAIN_INTERNAL_H
 
@@ -45,7 +45,7 @@ struct traini_setup_options {
     const uint64_t *save_offsets; /* only_eval: where each unit's state lies on the slab */
     uint64_t tile_elems;          /* of an existing slab; 0: chosen */
     const manifest *found;        /* drives of an existing slab; NULL: the job's */
-    uint64_t freed_bytes;         /* of the former run's slab, which is removed before this one is made */
+    uint64_t freed_bytes; /* of the former run's slab, which is removed before this one is made */
 };
 
 int traini_setup_create(const struct job *asked, const struct traini_setup_options *options,
@@ -121,5 +121,34 @@ int traini_commit(traini_engine *self, const char *state_dir, manifest *record,
 int traini_extents_fill(const traini_setup *setup, manifest *record) MUST_CHECK;
 int traini_extents_match(const traini_setup *setup, const manifest *found) MUST_CHECK;
 int traini_weights_hash(traini_engine *self, uint64_t *hash) MUST_CHECK;
+
+/* One run of the loop. loop.c and start.c */
+struct traini_loop {
+    const struct train_options *options;
+    const struct job *job;
+    traini_setup *setup;
+    traini_engine *engine;
+    struct traini_run_dir dir;
+    manifest record;
+    corpus *train_source, *valid_source;
+    sampler train_sampler, valid_sampler;
+    metrics_file metrics;
+    bool pending; /* gradients of the step before wait to be applied */
+    bool resumed;
+    uint32_t skips_in_a_row;
+    uint64_t mapped_at_seal;
+    uint64_t begin_ns, begin_step;
+    struct train_summary *summary;
+};
+typedef struct traini_loop traini_loop;
+
+int traini_open_data(traini_loop *self) MUST_CHECK;
+/* Reads what the directory holds and decides: fresh, resume (*exists), or a refusal. */
+int traini_find_run(traini_loop *self, manifest *found, bool *exists) MUST_CHECK;
+/* Setup, then memory. `found` is the manifest of a run to resume, or NULL. */
+int traini_start(traini_loop *self, manifest *found) MUST_CHECK;
+/* The state of step 0, or of the step where the run stopped. From here on the slab is changed in
+ * place, which the manifest says first. */
+int traini_make_state(traini_loop *self) MUST_CHECK;
 
 #endif

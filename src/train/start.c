@@ -1,0 +1,159 @@
+/* The start of a run: data, what the run directory holds, setup, memory, and the state of step 0 or of
+ * the step where the run stopped. Everything that can be refused is refused before anything is made. */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/random.h>
+
+#include "base/log.h"
+#include "base/mem.h"
+#include "train/train_internal.h"
+
+static int open_corpus(const struct job_files *files, corpus **out)
+{
+    const char *paths[JOB_FILES_MAX];
+    for (uint32_t i = 0; i < files->count; i++)
+        paths[i] = files->path[i];
+    return corpus_open(paths, files->count, out);
+}
+
+int traini_open_data(traini_loop *self)
+{
+    const struct job *asked = self->job;
+    TRY(job_check_for_training(asked));
+    TRY(open_corpus(&asked->data.train, &self->train_source));
+    TRY(sampler_init(&self->train_sampler, self->train_source, asked->data.seed,
+                     asked->model.seq_length));
+    if (asked->data.valid.count == 0)
+        return 0;
+    TRY(open_corpus(&asked->data.valid, &self->valid_source));
+    return sampler_init(&self->valid_sampler, self->valid_source, asked->data.seed,
+                        asked->model.seq_length);
+}
+
+/* Whether the job fits where `freed_bytes` more of the drives become free. */
+static int check_fit(const struct job *asked, uint64_t freed_bytes)
+{
+    traini_setup *setup;
+    struct traini_setup_options options = {.freed_bytes = freed_bytes};
+    TRY(traini_setup_create(asked, &options, &setup));
+    traini_setup_destroy(setup);
+    return 0;
+}
+
+/* Reads what the directory holds and decides: fresh, resume, or a refusal. */
+int traini_find_run(traini_loop *self, manifest *found, bool *exists)
+{
+    int has_manifest = 0;
+    *exists = false;
+    int rc = manifest_read(self->dir.state, found, &has_manifest);
+    if (rc < 0 && !self->options->fresh)
+        return rc;
+    if (self->options->fresh) {
+        const manifest *former = rc >= 0 && has_manifest ? found : NULL;
+        if (former) /* which stays where the new job does not fit */
+            TRY(check_fit(self->job, former->total_bytes));
+        TRY(traini_run_dir_clear(&self->dir, former));
+        return 0;
+    }
+    *exists = has_manifest;
+    if (has_manifest && found->state != MANIFEST_CLEAN)
+        return err_set(ERR_INPUT,
+                       "the run in %s was not stopped cleanly at step %" PRIu64
+                       " or later, and its state was changed in place: it cannot be resumed; begin "
+                       "anew with --fresh or in another run.dir",
+                       self->dir.path, found->step);
+    return 0;
+}
+
+static int new_record(traini_loop *self)
+{
+    manifest *record = &self->record;
+    const slab *disk = self->engine->disk;
+    record->fingerprint = self->setup->fingerprint;
+    record->seed = self->job->run.seed;
+    record->loss_scale = 1.0;
+    record->tile_elems = self->setup->set.tile_elems;
+    record->total_bytes = disk->total_bytes;
+    record->stripe_bytes = disk->stripe_bytes;
+    record->drive_count = self->setup->drive_count;
+    for (uint32_t d = 0; d < record->drive_count; d++)
+        snprintf(record->drives[d], sizeof record->drives[d], "%s", self->setup->drives[d].path);
+    return traini_extents_fill(self->setup, record);
+}
+
+/* Setup, then memory, then the state. `found` is the manifest of a run to resume, or NULL. */
+int traini_start(traini_loop *self, manifest *found)
+{
+    struct traini_setup_options asked = {0};
+    struct traini_engine_options engine = {0};
+    if (found) {
+        asked.tile_elems = found->tile_elems;
+        engine.open_existing = true;
+        engine.slab_bytes = found->total_bytes;
+        engine.stripe_bytes = found->stripe_bytes;
+        asked.found = found;
+        memcpy(engine.uuid, found->uuid, sizeof engine.uuid);
+    } else if (getrandom(engine.uuid, sizeof engine.uuid, 0) != (ssize_t)sizeof engine.uuid) {
+        return err_errno(errno, "cannot draw a run id");
+    }
+    if (!self->setup)
+        TRY(traini_setup_create(self->job, &asked, &self->setup));
+    if (found && found->fingerprint != self->setup->fingerprint)
+        return err_set(
+            ERR_INPUT,
+            "the run in %s was made with another model, precision, micro-batch, thread "
+            "count or CPU: its bits cannot be continued; use its own job.json, or --fresh",
+            self->dir.path);
+    if (found)
+        TRY(traini_extents_match(self->setup, found));
+    struct plan_summary summary;
+    traini_setup_summary(self->setup, &summary);
+    if (self->options->on_plan)
+        self->options->on_plan(self->options->user, &summary);
+    for (int a = 0; a < ARENA_COUNT; a++)
+        self->summary->peak_bytes[a] = summary.peak_bytes[a];
+    log_info("cpu backend: %s", self->setup->ops->describe(self->setup->context));
+    TRY(traini_engine_create(self->setup, &engine, &self->engine));
+    TRY(new_record(self));
+    memcpy(self->record.uuid, engine.uuid, sizeof engine.uuid);
+    if (!found)
+        return 0;
+    self->resumed = true;
+    self->record.generation = found->generation;
+    self->record.step = found->step;
+    self->record.window_count = found->window_count;
+    self->record.skipped_count = found->skipped_count;
+    self->engine->step.step = found->step;
+    self->engine->step.applied = found->step - found->skipped_count;
+    return 0;
+}
+
+static int open_metrics(traini_loop *self)
+{
+    char path[JOB_PATH_BYTES + 16];
+    snprintf(path, sizeof path, "%s/metrics.jsonl", self->dir.path);
+    uint64_t lines = 0;
+    if (self->resumed)
+        TRY(metrics_lines_through(path, self->record.step, &lines));
+    return metrics_file_open(&self->metrics, path, lines);
+}
+
+/* The state of step 0, or of the step where the run stopped. From here on the slab is changed in
+ * place, which the manifest says first. */
+int traini_make_state(traini_loop *self)
+{
+    TRY(traini_run_dir_write(&self->dir, "job.json", self->job->text));
+    TRY(traini_write_plan(&self->dir, self->setup));
+    TRY(open_metrics(self));
+    if (self->resumed) {
+        log_info("resuming %s at step %" PRIu64, self->dir.path, self->record.step);
+        TRY(traini_engine_run(self->engine, PROGRAM_LOAD, self->record.step, NULL));
+    }
+    TRY(traini_commit(self->engine, self->dir.state, &self->record, MANIFEST_RUNNING));
+    if (!self->resumed)
+        TRY(traini_engine_run(self->engine, PROGRAM_INIT, 0, NULL));
+    memset(self->engine->totals, 0, sizeof self->engine->totals);
+    return 0;
+}
