@@ -231,6 +231,30 @@ static void metrics_file_is_cut(void **state)
     unlink(path);
 }
 
+/* What has no end, or no beginning, is refused: it is not waited for. */
+static void only_regular_files_are_read(void **state)
+{
+    (void)state;
+    const char *path = in_directory("odd.jsonl");
+    static const char *const devices[] = {"/dev/zero", "/dev/full", "/dev/null"};
+    uint64_t lines = 9;
+    for (size_t i = 0; i < sizeof devices / sizeof devices[0]; i++) {
+        assert_int_equal(symlink(devices[i], path), 0);
+        assert_int_equal(metrics_lines_through(path, 5, &lines), -EINVAL);
+        assert_non_null(strstr(err_text(), "odd.jsonl is not a regular file"));
+        assert_int_equal(lines, 0);
+        unlink(path);
+    }
+    assert_int_equal(mkfifo(path, 0600), 0);
+    assert_int_equal(metrics_lines_through(path, 5, &lines), -EINVAL);
+    metrics_file file;
+    assert_int_equal(metrics_file_open(&file, path, METRICS_KEEP_ALL), -EINVAL);
+    unlink(path);
+    assert_int_equal(mkdir(path, 0700), 0);
+    assert_int_equal(metrics_lines_through(path, 5, &lines), -EINVAL);
+    rmdir(path);
+}
+
 /* A disk that is full in the middle of a line: an error, and the lines before it stay whole. */
 static void failed_write_leaves_whole_lines(void **state)
 {
@@ -463,6 +487,7 @@ int main(void)
         cmocka_unit_test(metrics_are_json),
         cmocka_unit_test(odd_metrics_are_json),
         cmocka_unit_test(metrics_file_is_cut),
+        cmocka_unit_test(only_regular_files_are_read),
         cmocka_unit_test(failed_write_leaves_whole_lines),
         cmocka_unit_test(trace_is_json),
         cmocka_unit_test(live_line_fits),

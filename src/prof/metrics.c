@@ -134,6 +134,17 @@ static bool keep_line(const char *line, void *user)
     return true;
 }
 
+/* A device may never end, a pipe may never begin, and neither can be cut. */
+static int check_regular(int fd, const char *path)
+{
+    struct stat info;
+    if (fstat(fd, &info) < 0)
+        return err_errno(errno, "cannot examine the metrics file %s", path);
+    if (!S_ISREG(info.st_mode))
+        return err_set(-EINVAL, "the metrics file %s is not a regular file", path);
+    return 0;
+}
+
 int metrics_file_open(metrics_file *self, const char *path, uint64_t keep_lines)
 {
     self->fd = -1;
@@ -144,12 +155,7 @@ int metrics_file_open(metrics_file *self, const char *path, uint64_t keep_lines)
     if (fd < 0)
         return err_errno(errno, "cannot open the metrics file %s", path);
     uint64_t left = keep_lines, end_bytes = 0;
-    struct stat info;
-    int rc = 0;
-    if (fstat(fd, &info) < 0)
-        rc = err_errno(errno, "cannot examine the metrics file %s", path);
-    else if (!S_ISREG(info.st_mode)) /* a device may never end, and cannot be cut */
-        rc = err_set(-EINVAL, "the metrics file %s is not a regular file", path);
+    int rc = check_regular(fd, path);
     if (rc == 0)
         rc = walk_lines(fd, path, keep_line, &left, &end_bytes);
     if (rc == 0 && left != 0 && left != METRICS_KEEP_ALL)
@@ -188,14 +194,16 @@ static bool line_within(const char *line, void *user)
 int metrics_lines_through(const char *path, uint64_t step, uint64_t *lines)
 {
     *lines = 0;
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a fifo would wait for a writer */
     if (fd < 0 && errno == ENOENT)
         return 0;
     if (fd < 0)
         return err_errno(errno, "cannot open the metrics file %s", path);
     struct step_limit limit = {.step = step};
     uint64_t end_bytes;
-    int rc = walk_lines(fd, path, line_within, &limit, &end_bytes);
+    int rc = check_regular(fd, path);
+    if (rc == 0)
+        rc = walk_lines(fd, path, line_within, &limit, &end_bytes);
     close(fd);
     if (rc == 0)
         *lines = limit.lines;

@@ -67,7 +67,8 @@ typedef struct metrics_file metrics_file;
 int metrics_file_open(metrics_file *self, const char *path, uint64_t keep_lines) MUST_CHECK;
 
 /* Resuming after `step`: *lines is how many leading lines of the file have a "step" not above it;
- * the number to give to metrics_file_open. 0 lines where the file does not exist. -errno. */
+ * the number to give to metrics_file_open. 0 lines where the file does not exist. -errno; -EINVAL
+ * where it is not a regular file (a link to a device, a fifo), which is not read. */
 int metrics_lines_through(const char *path, uint64_t step, uint64_t *lines) MUST_CHECK;
 
 /* Appends one line with one write. -errno where it fails; the file is then back at its last whole
