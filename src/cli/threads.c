@@ -13,10 +13,11 @@
 
 static const char threads_mark[] = "SLUICE_RESTARTED"; /* set: this is the second start */
 
-/* Rounds of waiting, some 0.1 ms: longer than the pauses between the regions of one op, shorter than a
- * copy. Quickstart's model on two cores of a shared machine, medians of 9 alternating runs: 3744 tokens/s
- * with the default of 300000, 3775 with OMP_WAIT_POLICY=passive, 3847 with 1000, 3986 with 3000; single
- * runs spread by 15%, so the order of the last three is not certain. */
+/* Rounds of waiting, some 0.1 ms: long enough that waking a region's threads stays cheap within one op,
+ * short enough that an idle team leaves the cores to copies. No significant difference was shown: with
+ * quickstart's model on two cores of a machine under a load of 3 to 4, 8 or 9 runs a value, the medians
+ * were 3744 tokens/s with the default of 300000, 3775 with OMP_WAIT_POLICY=passive, 3847 with 1000 and
+ * 3986 with 3000, but single runs went from 2700 to 5800. */
 static const char threads_spin_count[] = "3000";
 
 /* The user's own word, in any of the ways that OpenMP's runtimes know. */
