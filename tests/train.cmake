@@ -13,6 +13,7 @@ if(TARGET sluice_train)
     sluice_test(test_train_memory LIBS train_fixture LABELS cpu nvme debug)
     sluice_test(test_train_fit LIBS train_fixture LABELS cpu nvme debug)
     sluice_test(test_train_resume LIBS train_fixture LABELS cpu nvme debug)
+    sluice_test(test_train_rescue LIBS train_fixture LABELS cpu nvme debug)
     sluice_test(test_train_overlap LIBS train_fixture LABELS cpu nvme)
 
     list(TRANSFORM train_shapes PREPEND test_train_invariance. OUTPUT_VARIABLE names)
