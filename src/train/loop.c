@@ -320,6 +320,18 @@ static int rescue(traini_loop *self, int failed)
                    self->record.step);
 }
 
+/* A new run that could not start leaves nothing but its directory. The first error stays. */
+static int withdraw(traini_loop *self, int failed)
+{
+    err_record first;
+    err_save(&first, failed);
+    traini_engine_destroy(self->engine);
+    self->engine = NULL;
+    if (traini_run_dir_clear(&self->dir, &self->record) < 0)
+        log_warn("after the failed start: %s", err_text());
+    return err_restore(&first);
+}
+
 static int run_all(traini_loop *self)
 {
     manifest *found = &(manifest){0};
@@ -340,7 +352,8 @@ static int run_all(traini_loop *self)
     if (rc == 0)
         rc = traini_make_state(self);
     manifest_fini(found);
-    TRY(rc);
+    if (rc < 0)
+        return self->announced ? withdraw(self, rc) : rc;
     self->summary->was_resumed = self->resumed;
     int stopped = run_steps(self);
     if (stopped < 0)

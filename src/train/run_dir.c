@@ -92,27 +92,15 @@ int traini_run_dir_write(const struct traini_run_dir *self, const char *name, co
 int traini_run_dir_clear(const struct traini_run_dir *self, const manifest *found)
 {
     if (found) {
-        slab *old = mem_alloc(1, sizeof *old, "slab");
         slab_drive *drives = mem_alloc(SLAB_DRIVES_MAX, sizeof *drives, "slab drives");
-        if (!old || !drives) {
-            mem_free(old);
-            mem_free(drives);
+        if (!drives)
             return -ENOMEM;
-        }
         for (uint32_t d = 0; d < found->drive_count; d++)
             snprintf(drives[d].path, sizeof drives[d].path, "%s", found->drives[d]);
-        slab_config config = {.drives = drives,
-                              .drive_count = found->drive_count,
-                              .total_bytes = found->total_bytes,
-                              .stripe_bytes = found->stripe_bytes,
-                              .open_existing = true};
+        slab_config config = {.drives = drives, .drive_count = found->drive_count};
         memcpy(config.uuid, found->uuid, sizeof config.uuid);
-        int rc = slab_open(old, &config);
-        if (rc == 0)
-            rc = slab_remove(old);
-        if (rc < 0)
+        if (slab_remove_files(&config) < 0)
             log_warn("the slabs of the former run could not be removed: %s", err_text());
-        mem_free(old);
         mem_free(drives);
     }
     static const char *const names[] = {"state/manifest-0", "state/manifest-1", "metrics.jsonl",

@@ -42,7 +42,6 @@ static int check_fit(const struct job *asked, uint64_t freed_bytes)
     return 0;
 }
 
-/* Reads what the directory holds and decides: fresh, resume, or a refusal. */
 int traini_find_run(traini_loop *self, manifest *found, bool *exists)
 {
     int has_manifest = 0;
@@ -67,23 +66,31 @@ int traini_find_run(traini_loop *self, manifest *found, bool *exists)
     return 0;
 }
 
-static int new_record(traini_loop *self)
+/* The record of this run but for what the open slab says. */
+static int new_record(traini_loop *self, const uint8_t uuid[SLAB_UUID_BYTES])
 {
     manifest *record = &self->record;
-    const slab *disk = self->engine->disk;
+    memcpy(record->uuid, uuid, sizeof record->uuid);
     record->fingerprint = self->setup->fingerprint;
     record->seed = self->job->run.seed;
     record->loss_scale = 1.0;
     record->tile_elems = self->setup->set.tile_elems;
-    record->total_bytes = disk->total_bytes;
-    record->stripe_bytes = disk->stripe_bytes;
     record->drive_count = self->setup->drive_count;
     for (uint32_t d = 0; d < record->drive_count; d++)
         snprintf(record->drives[d], sizeof record->drives[d], "%s", self->setup->drives[d].path);
     return traini_extents_fill(self->setup, record);
 }
 
-/* Setup, then memory, then the state. `found` is the manifest of a run to resume, or NULL. */
+/* Before a new run's slab is made, the manifest names it: whenever the start is killed, --fresh finds
+ * what it left. */
+static int announce(traini_loop *self)
+{
+    self->announced = true;
+    self->record.state = MANIFEST_RUNNING;
+    self->record.generation++;
+    return manifest_write(self->dir.state, &self->record);
+}
+
 int traini_start(traini_loop *self, manifest *found)
 {
     struct traini_setup_options asked = {0};
@@ -115,9 +122,12 @@ int traini_start(traini_loop *self, manifest *found)
     for (int a = 0; a < ARENA_COUNT; a++)
         self->summary->peak_bytes[a] = summary.peak_bytes[a];
     log_info("cpu backend: %s", self->setup->ops->describe(self->setup->context));
+    TRY(new_record(self, engine.uuid));
+    if (!found)
+        TRY(announce(self));
     TRY(traini_engine_create(self->setup, &engine, &self->engine));
-    TRY(new_record(self));
-    memcpy(self->record.uuid, engine.uuid, sizeof engine.uuid);
+    self->record.total_bytes = self->engine->disk->total_bytes;
+    self->record.stripe_bytes = self->engine->disk->stripe_bytes;
     if (!found)
         return 0;
     self->resumed = true;
@@ -140,8 +150,6 @@ static int open_metrics(traini_loop *self)
     return metrics_file_open(&self->metrics, path, lines);
 }
 
-/* The state of step 0, or of the step where the run stopped. From here on the slab is changed in
- * place, which the manifest says first. */
 int traini_make_state(traini_loop *self)
 {
     TRY(traini_run_dir_write(&self->dir, "job.json", self->job->text));

@@ -135,6 +135,7 @@ struct traini_loop {
     metrics_file metrics;
     bool pending; /* gradients of the step before wait to be applied */
     bool resumed;
+    bool announced; /* a new run whose manifest names its slab */
     uint32_t skips_in_a_row;
     uint64_t mapped_at_seal;
     uint64_t begin_ns, begin_step;
