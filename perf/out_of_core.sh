@@ -22,13 +22,13 @@ one_run()
     local name=$1
     shift
     "$sluice" train configs/jobs/quickstart.json --fresh --quiet \
-        --set "run.dir=$work/run" --set "tiers.nvme.0.path=$work/nvme" --set "data.train=$text" \
+        --set "run.dir=$work/run" --set "tiers.nvme.0.path=$work/drive" --set "data.train=$text" \
         --set "run.steps=$steps" --set run.eval_every=0 --set gradient_accumulation_steps=8 \
         --set data.valid=[] "$@" 2>"$work/log" || { cat "$work/log"; exit 1; }
     sed -n 's/.*"step":\([0-9]*\),.*"tokens_per_second":\([0-9.]*\).*/\1 \2/p' \
         "$work/run/metrics.jsonl" | awk '$1 > 2 {print $2}' | sort -n |
-        awk '{v[NR]=$1} END {print v[int((NR+1)/2)]}' >>"$work/$name"
-    rm -rf "$work/run" "$work/nvme"
+        awk '{v[NR]=$1} END {print v[int((NR+1)/2)]}' >>"$work/$name.txt"
+    rm -rf "$work/run" "$work/drive"
 }
 
 for _ in $(seq "$runs"); do
@@ -42,13 +42,13 @@ done
 
 summary()
 {
-    sort -n "$work/$1" | awk -v name="$1" '
+    sort -n "$work/$1.txt" | awk -v name="$1" '
         {v[NR] = $1}
         END {printf "%-8s median %9.1f tokens/s   lowest %9.1f   highest %9.1f   of %d runs\n",
              name, v[int((NR + 1) / 2)], v[1], v[NR], NR}'
 }
 summary memory
 summary nvme
-median() { sort -n "$work/$1" | awk '{v[NR] = $1} END {print v[int((NR + 1) / 2)]}'; }
+median() { sort -n "$work/$1.txt" | awk '{v[NR] = $1} END {print v[int((NR + 1) / 2)]}'; }
 awk -v a="$(median nvme)" -v b="$(median memory)" \
     'BEGIN {printf "ratio of medians, nvme / memory: %.3f\n", a / b}'
