@@ -16,7 +16,7 @@ static int grow(void **array, uint64_t count, uint64_t *capacity, size_t elem_by
 {
     if (count < *capacity)
         return 0;
-    uint64_t wanted = *capacity ? *capacity * 2 : 64;
+    uint64_t wanted = *capacity ? *capacity * 2 : 4; /* most buffers have few users */
     void *fresh = mem_resize(*array, wanted, elem_bytes, tag);
     if (!fresh)
         return -ENOMEM;
@@ -63,6 +63,7 @@ void plani_builder_fini(plani_builder *b)
     }
     mem_free(b->buffers);
     mem_free(b->ops);
+    mem_free(b->dependents);
     mem_free(b->edges);
     memset(b, 0, sizeof *b);
 }
@@ -93,6 +94,9 @@ uint32_t plani_op(plani_builder *b, enum op_kind kind, enum lane_kind lane)
     if (b->error < 0)
         return 0;
     b->error = grow((void **)&b->ops, b->op_count, &b->op_capacity, sizeof *b->ops, "plan ops");
+    if (b->error >= 0)
+        b->error = grow((void **)&b->dependents, b->op_count, &b->dependent_capacity,
+                        sizeof *b->dependents, "plan ops");
     if (b->error < 0)
         return 0;
     op *fresh = &b->ops[b->op_count];
@@ -117,13 +121,14 @@ void plani_depend(plani_builder *b, uint32_t op_idx, uint32_t on_op_idx)
     const op *to = &b->ops[op_idx], *from = &b->ops[on_op_idx];
     if (to->lane == from->lane && lane_is_in_order(to->lane))
         return; /* the lane's own order says it */
-    for (uint64_t i = b->edge_count; i > 0 && b->edges[i - 1].to == op_idx; i--)
-        if (b->edges[i - 1].from == on_op_idx)
-            return;
+    if (b->dependents[on_op_idx] == op_idx)
+        return; /* known; edges are added to the newest op only */
+    assert((uint64_t)op_idx + 1 == b->op_count);
     b->error =
         grow((void **)&b->edges, b->edge_count, &b->edge_capacity, sizeof *b->edges, "plan edges");
     if (b->error < 0)
         return;
+    b->dependents[on_op_idx] = op_idx;
     b->edges[b->edge_count].from = on_op_idx;
     b->edges[b->edge_count++].to = op_idx;
 }
@@ -133,34 +138,96 @@ plani_range plani_whole(const plani_builder *b, uint32_t buffer_idx)
     return (plani_range){buffer_idx, 0, b->error < 0 ? 0 : b->buffers[buffer_idx].base.size_bytes};
 }
 
-/* Records the access; a write forgets earlier accesses that it covers. */
+static uint32_t size_class(const struct plani_access *item)
+{
+    uint64_t bytes = item->end - item->begin;
+    return bytes ? 63 - (uint32_t)__builtin_clzll(bytes) : 0;
+}
+
+/* The first recorded access of the class, or of a later one, that begins at `begin` or above. */
+static uint32_t recent_from(const struct plani_buffer *target, uint32_t class, uint64_t begin)
+{
+    uint32_t low = 0, high = target->recent_count;
+    while (low < high) {
+        uint32_t middle = low + (high - low) / 2;
+        uint32_t found = size_class(&target->recent[middle]);
+        if (found < class || (found == class && target->recent[middle].begin < begin))
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+/* The new access depends on an overlapping one where either writes. True when the older one is to be
+ * forgotten: a write covers it, or a later read on the same in-order lane stands for it. */
+static bool meet(plani_builder *b, const struct plani_access *fresh,
+                 const struct plani_access *item)
+{
+    bool overlaps = item->begin < fresh->end && fresh->begin < item->end;
+    if (overlaps && item->op_idx != fresh->op_idx && (fresh->writes || item->writes))
+        plani_depend(b, fresh->op_idx, item->op_idx);
+    bool covered = fresh->begin <= item->begin && item->end <= fresh->end;
+    if (fresh->writes)
+        return covered;
+    uint8_t lane = b->ops[fresh->op_idx].lane;
+    return covered && !item->writes && b->ops[item->op_idx].lane == lane && lane_is_in_order(lane);
+}
+
+static void put_access(struct plani_access *list, uint32_t begin, uint32_t end,
+                       const struct plani_access *fresh)
+{
+    while (end > begin && list[end - 1].begin > fresh->begin) {
+        list[end] = list[end - 1];
+        end--;
+    }
+    list[end] = *fresh;
+}
+
+/* Records the access and adds what it depends on. Accesses are sorted by size class, then begin: those
+ * of one class that overlap the new one begin less than twice the class's size before it, so a unit's
+ * many tiles are not looked at again for each of them. */
 static void note_access(plani_builder *b, uint32_t op_idx, plani_range range, bool writes)
 {
     struct plani_buffer *target = &b->buffers[range.buffer_idx];
-    uint64_t begin = range.offset_bytes, end = begin + range.size_bytes;
-    uint32_t kept = 0;
-    for (uint32_t i = 0; i < target->recent_count; i++) {
-        struct plani_access *item = &target->recent[i];
-        bool overlaps = item->begin < end && begin < item->end;
-        if (overlaps && item->op_idx != op_idx && (writes || item->writes))
-            plani_depend(b, op_idx, item->op_idx);
-        bool covered = begin <= item->begin && item->end <= end;
-        /* A later read on the same in-order lane stands for an earlier one of the same bytes. */
-        bool repeated = !writes && !item->writes && covered &&
-                        b->ops[item->op_idx].lane == b->ops[op_idx].lane &&
-                        lane_is_in_order(b->ops[op_idx].lane);
-        if (!(writes && covered) && !repeated)
-            target->recent[kept++] = *item;
-    }
-    target->recent_count = kept;
-    b->error = b->error < 0
-                   ? b->error
-                   : grow32((void **)&target->recent, target->recent_count,
-                            &target->recent_capacity, sizeof *target->recent, "plan accesses");
+    b->error = grow32((void **)&target->recent, target->recent_count, &target->recent_capacity,
+                      sizeof *target->recent, "plan accesses");
     if (b->error < 0)
         return;
-    target->recent[target->recent_count++] =
-        (struct plani_access){.op_idx = op_idx, .writes = writes, .begin = begin, .end = end};
+    struct plani_access fresh = {.op_idx = op_idx,
+                                 .writes = writes,
+                                 .begin = range.offset_bytes,
+                                 .end = range.offset_bytes + range.size_bytes};
+    struct plani_access *list = target->recent;
+    uint32_t own = size_class(&fresh);
+    bool placed = false;
+    for (uint64_t open = target->recent_classes; open; open &= open - 1) {
+        uint32_t class = (uint32_t)__builtin_ctzll(open);
+        uint64_t reach = UINT64_C(2) << class;
+        uint32_t first = recent_from(target, class, fresh.begin > reach ? fresh.begin - reach : 0);
+        uint32_t kept = first, i = first;
+        for (; i < target->recent_count && list[i].begin < fresh.end; i++) {
+            if (size_class(&list[i]) != class)
+                break;
+            if (!meet(b, &fresh, &list[i]))
+                list[kept++] = list[i];
+        }
+        if (kept == i)
+            continue;
+        if (class == own) { /* takes the place of a forgotten one */
+            put_access(list, first, kept++, &fresh);
+            placed = true;
+        }
+        memmove(list + kept, list + i, (target->recent_count - i) * sizeof *list);
+        target->recent_count -= i - kept;
+    }
+    if (placed)
+        return;
+    uint32_t at = recent_from(target, own, fresh.begin);
+    memmove(list + at + 1, list + at, (target->recent_count - at) * sizeof *list);
+    list[at] = fresh;
+    target->recent_count++;
+    target->recent_classes |= UINT64_C(1) << own;
 }
 
 void plani_use(plani_builder *b, uint32_t op_idx, plani_range range, enum operand_role role,

@@ -2,7 +2,8 @@
  *
  *   layout.c    homes and their offsets          emit.c      transfers, updates, fetches
  *   steps.c     the seven programs as ops        builder.c   ops, operands, data dependencies
- *   schedule.c  simulation, memory, order        share.c     rates of ops that run together
+ *   schedule.c  simulation, order                share.c     rates of ops that run together
+ *   space.c     one arena's memory in time
  *   compile.c   the search over tile size, lookahead and held stages; refusals */
 #ifndef SLUICE_PLAN_INTERNAL_H
 #define SLUICE_PLAN_INTERNAL_H
@@ -18,9 +19,10 @@ struct plani_access {
 struct plani_buffer {
     buffer base;
     uint64_t residue; /* of the offset modulo TILE_PERIOD_BYTES; PLANI_ANY: 4 KiB alignment only */
-    struct plani_access *recent; /* accesses that a later one may depend on */
+    struct plani_access *recent; /* accesses that a later one may depend on, by size class, begin */
     uint32_t recent_count, recent_capacity;
-    uint32_t *users; /* ops that use a transient, in serial order, each once */
+    uint64_t recent_classes; /* bit c: accesses of 2^c bytes and more, below 2^(c+1), were seen */
+    uint32_t *users;         /* ops that use a transient, in serial order, each once */
     uint32_t user_count, user_capacity;
 };
 
@@ -37,6 +39,8 @@ struct plani_builder {
     uint32_t held_stages;
     op *ops;
     uint64_t op_count, op_capacity;
+    uint32_t *dependents; /* by op: the last op that got an edge from it, 0: none */
+    uint64_t dependent_capacity;
     struct plani_buffer *buffers;
     uint64_t buffer_count, buffer_capacity, home_count;
     struct plani_edge *edges;
@@ -113,6 +117,37 @@ struct plani_share {
 };
 void plani_demand(const plan_machine *machine, const op_demand *demand, struct plani_share *share);
 void plani_share_rates(struct plani_share *const *running, uint32_t count);
+
+/* space.c: an arena's memory while a program is scheduled. */
+struct plani_piece { /* a stretch and the transient that used it last */
+    uint64_t begin, end;
+    uint32_t buffer_idx;
+    bool live;
+};
+struct plani_space_class { /* buffers of one size and residue */
+    uint64_t size_bytes, residue;
+    uint64_t lowest; /* no place for one below; UINT64_MAX: no place at all */
+};
+struct plani_space {
+    struct plani_piece *pieces; /* sorted, disjoint; what lies between them was never used */
+    uint64_t count, capacity;
+    struct plani_space_class *classes;
+    uint32_t class_count, class_capacity, class_recent;
+    uint64_t floor_bytes, budget_bytes; /* transients live in [floor, budget) */
+};
+/* Called for each buffer whose bytes a fresh one takes over; below 0 stops. */
+typedef int plani_space_order(void *context, uint32_t held_idx, uint32_t fresh_idx);
+
+void plani_space_init(struct plani_space *space, uint64_t floor_bytes, uint64_t budget_bytes);
+void plani_space_fini(struct plani_space *space);
+/* The lowest place for such a buffer in *offset; UINT64_MAX where there is none now. */
+int plani_space_find(struct plani_space *space, uint64_t size_bytes, uint64_t residue,
+                     uint64_t *offset) MUST_CHECK;
+/* Gives [begin, end), a place just found, to the buffer. */
+int plani_space_take(struct plani_space *space, uint64_t begin, uint64_t end, uint32_t fresh,
+                     plani_space_order *order, void *context) MUST_CHECK;
+/* Frees the whole of the live buffer that begins there. */
+void plani_space_release(struct plani_space *space, uint64_t begin);
 
 /* schedule.c: places and orders the builder's ops; on success fills *out. `lookahead_ops` 0 is no
  * limit, 1 is serial. ERR_NO_FIT when memory ran out; then need_bytes says how much the serial order

@@ -6,7 +6,7 @@
  *                   whose buffers are reserved
  *                   share the machine among what runs (share.c); advance to the next completion
  *
- * A buffer's place is the lowest address that fits (first fit). Where it takes over the bytes of an
+ * A buffer's place is the lowest address that fits (space.c). Where it takes over the bytes of an
  * earlier buffer, the last uses of that one become dependencies of its first uses. The program's order
  * is the order of simulated starts. Heap scratch, freed on return. */
 #include <assert.h>
@@ -20,17 +20,10 @@
 #include "base/tile.h"
 #include "plan/plan_internal.h"
 
-/* A stretch of an arena and the transient that used it last. */
-struct piece {
-    uint64_t begin, end;
-    uint32_t buffer_idx;
-    bool live;
-};
-
-struct space {
-    struct piece *pieces; /* sorted by begin, disjoint; gaps were never used */
-    uint64_t count, capacity;
-    uint64_t floor_bytes, budget_bytes; /* transients live in [floor, budget) */
+/* An arena: its memory, and the transients that wait for a place in it. */
+struct arena_state {
+    struct plani_space space; /* transients live in [end of the homes, budget) */
+    uint64_t floor_bytes, budget_bytes;
     uint64_t peak_bytes;
     uint32_t peak_buffer;
     uint32_t *queue; /* transients of this arena by first use */
@@ -59,7 +52,7 @@ struct sim {
     uint32_t *uses_left; /* [buffer_count] transients: users not complete */
     uint32_t *out_edges; /* successors by op, CSR */
     uint64_t *out_begin;
-    struct space spaces[ARENA_COUNT];
+    struct arena_state arenas[ARENA_COUNT];
     uint64_t data_edge_count;
     uint64_t oldest; /* first op not complete, serial */
     uint64_t lookahead_ops;
@@ -71,30 +64,7 @@ static bool in_order(uint8_t lane)
     return lane != LANE_READ && lane != LANE_WRITE;
 }
 
-/* ---- space ---------------------------------------------------------------------------------- */
-
-static uint64_t align_offset(uint64_t offset, uint64_t residue)
-{
-    if (residue == PLANI_ANY)
-        return size_round_up(offset, TILE_BLOCK_BYTES);
-    uint64_t placed = offset / TILE_PERIOD_BYTES * TILE_PERIOD_BYTES + residue;
-    return placed >= offset ? placed : placed + TILE_PERIOD_BYTES;
-}
-
-/* The lowest fitting offset, or UINT64_MAX. */
-static uint64_t first_fit(const struct space *arena, uint64_t size_bytes, uint64_t residue)
-{
-    uint64_t offset = align_offset(arena->floor_bytes, residue);
-    for (uint64_t i = 0; i < arena->count; i++) {
-        const struct piece *item = &arena->pieces[i];
-        if (!item->live || item->end <= offset)
-            continue;
-        if (item->begin >= offset + size_bytes)
-            break;
-        offset = align_offset(item->end, residue);
-    }
-    return offset + size_bytes <= arena->budget_bytes ? offset : UINT64_MAX;
-}
+/* ---- memory --------------------------------------------------------------------------------- */
 
 /* Ops of `users` that no other op of it follows by dependency or lane order. */
 static bool is_last_use(const struct sim *s, const struct plani_buffer *held, uint32_t position)
@@ -143,9 +113,10 @@ static int add_edge(plani_builder *b, uint32_t from, uint32_t to)
     return 0;
 }
 
-/* All last uses of `held` before all first uses of `fresh`. */
-static int order_buffers(struct sim *s, uint32_t held_idx, uint32_t fresh_idx)
+/* All last uses of `held` before all first uses of `fresh`, which takes over bytes of it. */
+static int order_buffers(void *context, uint32_t held_idx, uint32_t fresh_idx)
 {
+    struct sim *s = context;
     const struct plani_buffer *held = &s->b->buffers[held_idx];
     const struct plani_buffer *fresh = &s->b->buffers[fresh_idx];
     for (uint32_t i = held->user_count; i-- > 0;) {
@@ -160,72 +131,29 @@ static int order_buffers(struct sim *s, uint32_t held_idx, uint32_t fresh_idx)
     return 0;
 }
 
-/* Makes [begin, end) the fresh buffer's, cutting older pieces; they get their ordering edges. */
-static int occupy(struct sim *s, struct space *arena, uint64_t begin, uint64_t end, uint32_t fresh)
-{
-    if (arena->count + 2 >= arena->capacity) {
-        uint64_t wanted = arena->capacity ? arena->capacity * 2 : 256;
-        void *bigger = mem_resize(arena->pieces, wanted, sizeof *arena->pieces, "plan space");
-        if (!bigger)
-            return -ENOMEM;
-        arena->pieces = bigger;
-        arena->capacity = wanted;
-    }
-    uint64_t first = 0;
-    while (first < arena->count && arena->pieces[first].end <= begin)
-        first++;
-    uint64_t last = first; /* pieces [first, last) overlap */
-    struct piece left = {0}, right = {0};
-    uint32_t before = PROGRAM_NONE;
-    while (last < arena->count && arena->pieces[last].begin < end) {
-        struct piece *item = &arena->pieces[last];
-        assert(!item->live);
-        if (item->buffer_idx != before)
-            TRY(order_buffers(s, item->buffer_idx, fresh));
-        before = item->buffer_idx;
-        if (item->begin < begin)
-            left = (struct piece){item->begin, begin, item->buffer_idx, false};
-        if (item->end > end)
-            right = (struct piece){end, item->end, item->buffer_idx, false};
-        last++;
-    }
-    struct piece fill[3];
-    uint64_t fill_count = 0;
-    if (left.end > left.begin)
-        fill[fill_count++] = left;
-    fill[fill_count++] = (struct piece){begin, end, fresh, true};
-    if (right.end > right.begin)
-        fill[fill_count++] = right;
-    memmove(arena->pieces + first + fill_count, arena->pieces + last,
-            (arena->count - last) * sizeof *arena->pieces);
-    memcpy(arena->pieces + first, fill, fill_count * sizeof *fill);
-    arena->count += fill_count - (last - first);
-    return 0;
-}
-
 static void release(struct sim *s, uint32_t buffer_idx)
 {
-    struct space *arena = &s->spaces[s->b->buffers[buffer_idx].base.arena];
-    for (uint64_t i = 0; i < arena->count; i++)
-        if (arena->pieces[i].live && arena->pieces[i].buffer_idx == buffer_idx)
-            arena->pieces[i].live = false;
+    const buffer *freed = &s->b->buffers[buffer_idx].base;
+    struct arena_state *arena = &s->arenas[freed->arena];
+    if (arena->queue_next < arena->queue_count) /* else nobody waits */
+        plani_space_release(&arena->space, freed->offset_bytes);
 }
 
-/* Reserves what it can in one arena; returns how many. */
-static int reserve(struct sim *s, struct space *arena)
+/* Reserves what it can in one arena. */
+static int reserve(struct sim *s, struct arena_state *arena)
 {
-    int made = 0;
     while (arena->queue_next < arena->queue_count) {
         uint32_t idx = arena->queue[arena->queue_next];
         struct plani_buffer *fresh = &s->b->buffers[idx];
         uint32_t first_user = fresh->users[0];
         if (s->lookahead_ops && first_user >= s->oldest + s->lookahead_ops)
             break;
-        uint64_t offset = first_fit(arena, fresh->base.size_bytes, fresh->residue);
+        uint64_t offset;
+        TRY(plani_space_find(&arena->space, fresh->base.size_bytes, fresh->residue, &offset));
         if (offset == UINT64_MAX)
             break;
         uint64_t end = offset + fresh->base.size_bytes;
-        TRY(occupy(s, arena, offset, end, idx));
+        TRY(plani_space_take(&arena->space, offset, end, idx, order_buffers, s));
         fresh->base.offset_bytes = offset;
         if (end > arena->peak_bytes) {
             arena->peak_bytes = end;
@@ -233,9 +161,8 @@ static int reserve(struct sim *s, struct space *arena)
         }
         s->ops[first_user].unreserved--;
         arena->queue_next++;
-        made++;
     }
-    return made;
+    return 0;
 }
 
 /* ---- simulation ------------------------------------------------------------------------------ */
@@ -257,7 +184,7 @@ static int sim_buffers(struct sim *s, const uint64_t budget_bytes[ARENA_COUNT])
     if (!s->uses_left)
         return -ENOMEM;
     for (int a = 0; a < ARENA_COUNT; a++) {
-        struct space *arena = &s->spaces[a];
+        struct arena_state *arena = &s->arenas[a];
         arena->budget_bytes = budget_bytes[a];
         arena->peak_buffer = PROGRAM_NONE;
         arena->queue = mem_alloc(b->buffer_count, sizeof *arena->queue, "plan reserve queue");
@@ -266,7 +193,7 @@ static int sim_buffers(struct sim *s, const uint64_t budget_bytes[ARENA_COUNT])
     }
     for (uint64_t i = 0; i < b->buffer_count; i++) {
         struct plani_buffer *item = &b->buffers[i];
-        struct space *arena = &s->spaces[item->base.arena];
+        struct arena_state *arena = &s->arenas[item->base.arena];
         if (i < b->home_count) {
             uint64_t end = item->base.offset_bytes + item->base.size_bytes;
             if (end > arena->floor_bytes) {
@@ -280,9 +207,12 @@ static int sim_buffers(struct sim *s, const uint64_t budget_bytes[ARENA_COUNT])
             s->ops[item->users[0]].unreserved++;
         }
     }
-    for (int a = 0; a < ARENA_COUNT; a++)
-        qsort_r(s->spaces[a].queue, s->spaces[a].queue_count, sizeof(uint32_t),
-                compare_by_first_user, b->buffers);
+    for (int a = 0; a < ARENA_COUNT; a++) {
+        struct arena_state *arena = &s->arenas[a];
+        qsort_r(arena->queue, arena->queue_count, sizeof(uint32_t), compare_by_first_user,
+                b->buffers);
+        plani_space_init(&arena->space, arena->floor_bytes, arena->budget_bytes);
+    }
     return 0;
 }
 
@@ -337,8 +267,8 @@ static void sim_fini(struct sim *s)
     for (int lane = 0; lane < LANE_COUNT; lane++)
         mem_free(s->lane_ops[lane]);
     for (int a = 0; a < ARENA_COUNT; a++) {
-        mem_free(s->spaces[a].pieces);
-        mem_free(s->spaces[a].queue);
+        plani_space_fini(&s->arenas[a].space);
+        mem_free(s->arenas[a].queue);
     }
 }
 
@@ -410,7 +340,7 @@ static int simulate(struct sim *s)
 {
     while (s->oldest < s->b->op_count) {
         for (int a = 0; a < ARENA_COUNT; a++)
-            TRY(reserve(s, &s->spaces[a]));
+            TRY(reserve(s, &s->arenas[a]));
         start_ready(s);
         bool runs = false;
         for (int lane = 0; lane < LANE_COUNT; lane++)
@@ -458,9 +388,9 @@ static void fill_buffers(const struct sim *s, program *out)
         }
     }
     for (int a = 0; a < ARENA_COUNT; a++) {
-        out->budget_bytes[a] = s->spaces[a].budget_bytes;
-        out->peak_bytes[a] = s->spaces[a].peak_bytes;
-        out->peak_buffer[a] = s->spaces[a].peak_buffer;
+        out->budget_bytes[a] = s->arenas[a].budget_bytes;
+        out->peak_bytes[a] = s->arenas[a].peak_bytes;
+        out->peak_buffer[a] = s->arenas[a].peak_buffer;
     }
 }
 
