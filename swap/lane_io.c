@@ -42,6 +42,7 @@ struct lane_io_pair {
     io *transport;
     unsigned char *host_base;
     uint32_t request_capacity;
+    bool dead;        /* poll failed: requests in flight never come back */
     lane_io lanes[2]; /* by enum io_direction */
 };
 typedef struct lane_io_pair lane_io_pair;
@@ -133,9 +134,8 @@ static int show_pending(lane_io *self)
     return 0;
 }
 
-static int io_lane_poll(lane *base, lane_request **done, size_t max)
+static int poll_pair(lane_io *self, lane_request **done, size_t max)
 {
-    lane_io *self = (lane_io *)base;
     lane_io_pair *pair = self->pair;
     io_request *transfers[COLLECT_MAX];
     int found;
@@ -156,6 +156,15 @@ static int io_lane_poll(lane *base, lane_request **done, size_t max)
     TRY(show_pending(&pair->lanes[IO_READ]));
     TRY(show_pending(&pair->lanes[IO_WRITE]));
     return (int)count;
+}
+
+static int io_lane_poll(lane *base, lane_request **done, size_t max)
+{
+    lane_io *self = (lane_io *)base;
+    int count = poll_pair(self, done, max);
+    if (count < 0)
+        self->pair->dead = true;
+    return count;
 }
 
 static int io_lane_event_fd(const lane *base)
@@ -183,14 +192,16 @@ static void lane_fini(lane_io *self)
     self->alive = false;
 }
 
-/* The pair goes with its second lane. */
+/* The pair goes with its second lane. After a failure of poll requests may still be out, and the kernel
+ * may be working on them: io_destroy, which comes next, waits for that and does not look at the
+ * requests, so their pool may go now. */
 static void io_lane_destroy(lane *base)
 {
     if (!base)
         return;
     lane_io *self = (lane_io *)base;
     lane_io_pair *pair = self->pair;
-    assert(self->free_count == pair->request_capacity);
+    assert(pair->dead || self->free_count == pair->request_capacity);
     lane_fini(self);
     if (!pair->lanes[IO_READ].alive && !pair->lanes[IO_WRITE].alive)
         mem_free(pair);

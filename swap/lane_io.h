@@ -15,9 +15,12 @@ struct lane_io_config {
 };
 typedef struct lane_io_config lane_io_config;
 
-/* Creates the pair; destroy both, in any order, before the transport. Offsets of buffers in the nvme
- * arena are addresses of the slab. One op is one io_request; where the transport is full, submit says
- * -EAGAIN. Each lane's descriptor is readable also for completions that the other's poll has found.
+/* Creates the pair. Offsets of buffers in the nvme arena are addresses of the slab. One op is one
+ * io_request; where the transport is full, submit says -EAGAIN. Each lane's descriptor is readable also
+ * for completions that the other's poll has found.
+ * Destroy both, in any order, before the transport, and only when no request is in flight or a poll of
+ * either lane has failed: then what was in flight never comes back, and the arena may go once io_destroy
+ * has returned.
  * Errors: -EINVAL for a bad config, -ENOMEM, or the system's for descriptors. */
 int lane_io_create(const lane_io_config *config, lane **read_lane, lane **write_lane) MUST_CHECK;
 

@@ -238,6 +238,30 @@ static void drive_errors_stop_the_run(void **state)
     assert_true(failed >= 6);
 }
 
+/* The queue itself breaks with requests of both lanes in flight: the run ends with an error, and all
+ * can be taken down, in the order that the engine uses. */
+static void a_broken_queue_ends_the_run(void **state)
+{
+    (void)state;
+    for (uint64_t seed = 500; seed < 506; seed++) {
+        program prog;
+        random_program(seed, 160, &prog);
+        rig r;
+        rig_init(&r, &prog, seed);
+        io_faults faults = {
+            .seed = seed, .break_after = 1 + 4 * (seed - 500), .latency_us_max = 300};
+        rig_start(&r, &faults);
+        int fds = helper_count_fds();
+        assert_int_equal(executor_run(r.exec, &prog, 1, NULL), -EIO);
+        if (!strstr(err_text(), "queue of reads and writes"))
+            fail_msg("seed %llu: \"%s\"", (unsigned long long)seed, err_text());
+        assert_int_equal(executor_run(r.exec, &prog, 2, NULL), ERR_POISONED);
+        assert_int_equal(helper_count_fds(), fds);
+        rig_fini(&r);
+        program_fini(&prog);
+    }
+}
+
 /* One lane's poll may collect the other's completions: its descriptor must then wake the executor. */
 static void completions_wake_their_own_lane(void **state)
 {
@@ -284,6 +308,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(values_over_a_real_drive),
         cmocka_unit_test(values_over_a_bad_drive),
         cmocka_unit_test(drive_errors_stop_the_run),
+        cmocka_unit_test(a_broken_queue_ends_the_run),
         cmocka_unit_test(completions_wake_their_own_lane),
     };
     return cmocka_run_group_tests(tests, helper_setup, helper_teardown);

@@ -1,7 +1,9 @@
 /* What goes wrong on a drive reaches the caller as a typed error that names file and offset, fails only
  * the requests concerned, and leaves the queue usable. The argument names the backend. */
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
+#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -40,6 +42,8 @@ static int teardown(void **state)
     return slab_remove(&store) == 0 ? helper_teardown(state) : -1;
 }
 
+static bool deny_registration;
+
 static io *create(const io_faults *faults)
 {
     const io_region region = {memory.base, memory.size_bytes};
@@ -49,6 +53,7 @@ static io *create(const io_faults *faults)
                         .block_bytes = 128 * KIB,
                         .regions = &region,
                         .region_count = 1,
+                        .deny_registration = deny_registration,
                         .faults = faults};
     io *self = NULL;
     if (io_create(&config, &self) < 0)
@@ -207,6 +212,155 @@ static void destroyed_while_busy(void **state)
     assert_int_equal(after.live_bytes, before.live_bytes);
 }
 
+/* Fills the queue with reads. The requests are the caller's heap, so that it can go first. */
+static io_request *submit_reads(io *self, int count)
+{
+    io_request *requests = mem_alloc((size_t)count, sizeof *requests, "test requests");
+    assert_non_null(requests);
+    for (int i = 0; i < count; i++) {
+        requests[i] = (io_request){.direction = IO_READ,
+                                   .offset = (uint64_t)i * 2 * MIB,
+                                   .data = memory.base + (uint64_t)i * MIB,
+                                   .size_bytes = MIB};
+        assert_int_equal(io_submit(self, &requests[i]), 0);
+    }
+    return requests;
+}
+
+/* Polls until the queue says that it is broken. */
+static int poll_to_the_end(io *self)
+{
+    for (;;) {
+        io_request *done[8];
+        int rc = io_poll(self, done, 8);
+        if (rc < 0)
+            return rc;
+        struct pollfd waiter = {.fd = io_event_fd(self), .events = POLLIN};
+        if (rc == 0)
+            assert_int_equal(poll(&waiter, 1, 20000), 1);
+    }
+}
+
+/* Frees the requests, destroys, and then nothing writes into the memory any more. */
+static void destroy_broken(io *self, io_request *requests)
+{
+    io_request *done[8];
+    assert_int_equal(io_poll(self, done, 8), ERR_POISONED);
+    mem_free(requests);
+    io_destroy(self);
+    memset(memory.base, 0xa5, memory.size_bytes);
+    (void)poll(NULL, 0, 20); /* for a straggler to show itself */
+    for (uint64_t i = 0; i < memory.size_bytes; i++)
+        if (memory.base[i] != 0xa5)
+            fail_msg("byte %llu was written after io_destroy", (unsigned long long)i);
+}
+
+static void destroyed_after_the_queue_broke(void **state)
+{
+    (void)state;
+    int fds = helper_count_fds();
+    mem_stats before, after;
+    mem_get_stats(&before);
+    for (uint64_t round = 0; round < 10; round++) {
+        const io_faults faults = {
+            .seed = round, .break_after = 1 + 3 * round, .latency_us_max = 50};
+        io *self = create(&faults);
+        io_request *requests = submit_reads(self, 8);
+        assert_int_equal(poll_to_the_end(self), -EIO);
+        assert_non_null(strstr(err_text(), "queue of reads and writes"));
+        destroy_broken(self, requests);
+    }
+    assert_int_equal(helper_count_fds(), fds);
+    mem_get_stats(&after);
+    assert_int_equal(after.live_bytes, before.live_bytes);
+}
+
+/* The descriptor of the one ring there is. */
+static int find_ring(void)
+{
+    for (int fd = 0; fd < 256; fd++) {
+        char link[64], target[64] = "";
+        snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+        if (readlink(link, target, sizeof target - 1) > 0 && strstr(target, "[io_uring]"))
+            return fd;
+    }
+    return -1;
+}
+
+/* Makes the ring refuse every call from now on. */
+static void kill_ring(void)
+{
+    int ring = find_ring(), null = open("/dev/null", O_RDWR | O_CLOEXEC);
+    assert_true(ring >= 0 && null >= 0);
+    assert_int_equal(dup2(null, ring), ring);
+    close(null);
+}
+
+/* The ring's descriptor becomes one of /dev/null while the kernel has transfers: it refuses every call
+ * from then on, and yet what it has must be over before io_destroy returns. */
+static void destroyed_after_the_ring_died(void **state)
+{
+    (void)state;
+    if (backend != IO_URING)
+        skip();
+    int fds = helper_count_fds();
+    for (int round = 0; round < 10; round++) {
+        io *self = create(NULL);
+        io_request *requests = submit_reads(self, 8);
+        io_request *done[8];
+        assert_true(io_poll(self, done, 8) >= 0);
+        kill_ring();
+        assert_true(poll_to_the_end(self) < 0);
+        assert_non_null(strstr(err_text(), "queue of reads and writes"));
+        destroy_broken(self, requests);
+    }
+    assert_int_equal(helper_count_fds(), fds);
+}
+
+static void *fill_pipe_later(void *argument)
+{
+    static unsigned char page[4096];
+    memset(page, 0x5a, sizeof page);
+    (void)poll(NULL, 0, 50);
+    if (write(*(int *)argument, page, sizeof page) != (ssize_t)sizeof page)
+        abort();
+    return NULL;
+}
+
+/* A drive that takes its time, here a pipe in the place of the slab's file: the transfer that the kernel
+ * has when the queue breaks is over when io_destroy returns, so what it read has arrived by then. */
+static void a_broken_queue_is_waited_for(void **state)
+{
+    (void)state;
+    if (backend != IO_URING)
+        skip(); /* the pool's pread refuses a pipe */
+    const io_faults faults = {.seed = 1, .break_after = 1};
+    deny_registration = true; /* else the ring keeps the file itself */
+    for (int round = 0; round < 2; round++) {
+        io *self = create(&faults);
+        int ends[2], kept = dup(store.files[0].fd);
+        assert_int_equal(pipe(ends), 0);
+        assert_int_equal(dup2(ends[0], store.files[0].fd), store.files[0].fd);
+        memset(memory.base, 0, 4096);
+        io_request request = {.direction = IO_READ, .data = memory.base, .size_bytes = 4096};
+        assert_int_equal(io_submit(self, &request), 0);
+        assert_int_equal(poll_to_the_end(self), -EIO);
+        if (round == 1)
+            kill_ring();
+        pthread_t writer;
+        assert_int_equal(pthread_create(&writer, NULL, fill_pipe_later, &ends[1]), 0);
+        io_destroy(self);
+        for (int i = 0; i < 4096; i++)
+            assert_int_equal(memory.base[i], 0x5a);
+        pthread_join(writer, NULL);
+        assert_int_equal(dup2(kept, store.files[0].fd), store.files[0].fd);
+        close(kept);
+        close(ends[0]);
+        close(ends[1]);
+    }
+    deny_registration = false;
+}
+
 static int skip_without_uring(void)
 {
     int rc = setup(NULL);
@@ -233,6 +387,9 @@ int main(int argc, char **argv)
         cmocka_unit_test_setup_teardown(simulated_errors_are_typed, setup, teardown),
         cmocka_unit_test_setup_teardown(rare_errors_fail_only_their_requests, setup, teardown),
         cmocka_unit_test_setup_teardown(destroyed_while_busy, setup, teardown),
+        cmocka_unit_test_setup_teardown(destroyed_after_the_queue_broke, setup, teardown),
+        cmocka_unit_test_setup_teardown(destroyed_after_the_ring_died, setup, teardown),
+        cmocka_unit_test_setup_teardown(a_broken_queue_is_waited_for, setup, teardown),
     };
     return cmocka_run_group_tests_name(name, tests, NULL, NULL);
 }

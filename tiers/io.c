@@ -274,6 +274,9 @@ static uint32_t progress_once(io *self, int *rc)
     uint32_t count = collect(self);
     count += issue_all(self);
     *rc = self->backend->flush(self->state);
+    if (*rc >= 0 && self->faults.active && tieri_faults_broken(&self->faults))
+        *rc = err_set(-EIO, "simulated: after %llu transfers",
+                      (unsigned long long)self->faults.number);
     if (*rc < 0)
         self->broken = err_prefix(*rc, "the queue of reads and writes to the nvme tier broke");
     if (*rc > 0 || self->faults.held.first)
@@ -434,6 +437,7 @@ static int allocate(io *self, const io_config *config)
     return 0;
 }
 
+/* The kernel may write into the caller's memory until the backend is closed. */
 static void release(io *self)
 {
     if (self->backend)
@@ -477,13 +481,8 @@ int io_create(const io_config *config, io **out)
 
 void io_destroy(io *self)
 {
-    if (!self)
-        return;
-    /* The kernel may write into the caller's memory until the last transfer is back. */
-    self->queue[IO_READ] = self->queue[IO_WRITE] = (request_list){NULL, NULL};
-    while (self->out_count && progress(self) == 0 && self->out_count)
-        event_wait(self);
-    release(self);
+    if (self)
+        release(self); /* the backend waits for what the kernel has; requests are not looked at */
 }
 
 /* ---- the caller's side ---- */

@@ -38,6 +38,7 @@ struct io_faults {
     uint32_t torn_rate;   /* writes only: a part is written, then EIO */
     uint32_t enospc_rate; /* writes only: ENOSPC, nothing is written */
     uint32_t flip_rate; /* reads only: one bit of what was read is wrong, and nothing is reported */
+    uint64_t break_after; /* the queue itself breaks once so many transfers were tried; 0: never */
     uint32_t latency_us_max; /* completions are held back for up to this long, so order changes */
 };
 typedef struct io_faults io_faults;
@@ -90,7 +91,12 @@ typedef struct io io;
  * the pool). */
 int io_create(const io_config *config, io **out) MUST_CHECK;
 
-/* Waits for what is in flight; what is still queued never runs. NULL is allowed. */
+/* Waits for what is in flight, also after the queue broke: when it returns, no transfer touches the
+ * regions any more. What is still queued never runs. Requests that io_poll has not returned are
+ * forgotten: they are not read or written, so their memory may be gone already. Only where io_uring
+ * itself no longer answers does the waiting end after 5 s, which is logged: the ring is then closed,
+ * which makes the kernel end what is in flight in its own time (direct I/O keeps the pages concerned
+ * pinned until then, so that unmapping the regions is safe). NULL is allowed. */
 void io_destroy(io *self);
 
 /* Queues the request; never blocks on the disk, never calls back. -EINVAL for a misaligned or

@@ -101,6 +101,11 @@ bool tieri_faults_after(tieri_faults *self, tieri_transfer *item)
     return true;
 }
 
+bool tieri_faults_broken(const tieri_faults *self)
+{
+    return self->config.break_after > 0 && self->number >= self->config.break_after;
+}
+
 tieri_transfer *tieri_faults_release(tieri_faults *self)
 {
     uint64_t now_ns = clock_ns();

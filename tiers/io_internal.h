@@ -77,7 +77,8 @@ struct tieri_backend {
     int (*flush)(void *state);
     /* The next finished transfer with its result, or NULL. */
     tieri_transfer *(*reap)(void *state);
-    /* All transfers have been reaped. */
+    /* Ends everything: what the kernel has is waited for and what it has not never runs. Afterwards no
+     * transfer and none of its memory is touched. Results are lost. */
     void (*close)(void *state);
 };
 typedef struct tieri_backend tieri_backend;
@@ -103,6 +104,9 @@ bool tieri_faults_before(tieri_faults *self, tieri_transfer *item);
 
 /* After the backend: may change result and data; true: the transfer was put into `held`. */
 bool tieri_faults_after(tieri_faults *self, tieri_transfer *item);
+
+/* Has the simulated queue broken? */
+bool tieri_faults_broken(const tieri_faults *self);
 
 /* The next held transfer whose time has come, or NULL. */
 tieri_transfer *tieri_faults_release(tieri_faults *self);

@@ -117,6 +117,7 @@ static void pool_close(void *state)
     pool_state *self = state;
     pthread_mutex_lock(&self->mutex);
     self->stop = true;
+    self->todo = (tieri_list){NULL, NULL}; /* what no thread has begun never runs */
     pthread_mutex_unlock(&self->mutex);
     pthread_cond_broadcast(&self->wake);
     for (uint32_t i = 0; i < self->thread_count; i++)

@@ -8,6 +8,7 @@
 #include <errno.h>
 #include <liburing.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/log.h"
@@ -17,7 +18,10 @@
 
 #define URING_IOVEC_MAX_BYTES GIB /* the kernel refuses a longer one with EFAULT */
 
-enum { URING_BUFFERS_MAX = 16384 /* the kernel's limit, and within sqe->buf_index */ };
+enum {
+    URING_BUFFERS_MAX = 16384, /* the kernel's limit, and within sqe->buf_index */
+    URING_DEAD_WAIT_MS = 5000, /* for completions of a ring that no longer answers */
+};
 
 /* A registered region and the index of its first buffer. */
 struct uring_region {
@@ -30,7 +34,8 @@ typedef struct uring_region uring_region;
 struct uring_state {
     struct io_uring ring;
     const slab *target;
-    uring_region *regions; /* [region_count]; no region where buffers are not registered */
+    uint32_t in_kernel_count; /* transfers handed to the kernel and not yet back */
+    uring_region *regions;    /* [region_count]; no region where buffers are not registered */
     uint32_t region_count;
     bool files_registered;
 };
@@ -89,6 +94,8 @@ static int uring_flush(void *state)
     int rc = io_uring_submit(&self->ring);
     if (rc < 0 && rc != -EINTR && rc != -EAGAIN && rc != -EBUSY)
         return err_errno(-rc, "io_uring_enter");
+    if (rc > 0)
+        self->in_kernel_count += (uint32_t)rc;
     return io_uring_sq_ready(&self->ring) > 0;
 }
 
@@ -102,6 +109,7 @@ static tieri_transfer *uring_reap(void *state)
     {
         item = io_uring_cqe_get_data(cqe);
         item->result = cqe->res;
+        self->in_kernel_count--;
         seen = 1;
         break;
     }
@@ -109,9 +117,37 @@ static tieri_transfer *uring_reap(void *state)
     return item;
 }
 
+/* Until the kernel has nothing of ours any more. Reads and writes of a drive end by themselves, and one
+ * that has reached it cannot be recalled, so they are waited for and not cancelled. Where the ring does
+ * not answer, completions still arrive in the memory that it shares, for as long as it is mapped. */
+static void uring_drain(uring_state *self)
+{
+    uint32_t waited_ms = 0;
+    while (self->in_kernel_count > 0) {
+        struct io_uring_cqe *cqe = NULL;
+        unsigned count = io_uring_cq_ready(&self->ring);
+        assert(count <= self->in_kernel_count);
+        self->in_kernel_count -= count;
+        io_uring_cq_advance(&self->ring, count);
+        if (self->in_kernel_count == 0)
+            break;
+        int rc = io_uring_wait_cqe(&self->ring, &cqe);
+        if (rc == 0 || rc == -EINTR)
+            continue;
+        if (waited_ms++ == URING_DEAD_WAIT_MS) {
+            log_warn("io_uring no longer answers (%s): %u reads and writes are left to the kernel",
+                     strerror(-rc), self->in_kernel_count);
+            return;
+        }
+        const struct timespec one_ms = {.tv_nsec = 1000000};
+        (void)nanosleep(&one_ms, NULL);
+    }
+}
+
 static void uring_close(void *state)
 {
     uring_state *self = state;
+    uring_drain(self);
     /* The kernel takes a ring apart some time after its end. Given back by name, the slab's space and
      * the arenas' pages are free when this returns, for whoever deletes or unmaps them next. */
     if (self->region_count)
