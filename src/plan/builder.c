@@ -3,6 +3,7 @@
  * emitting code reads straight. */
 #include <assert.h>
 #include <errno.h>
+#include <inttypes.h>
 #include <string.h>
 
 #include "base/mem.h"
@@ -34,6 +35,18 @@ static int grow32(void **array, uint32_t count, uint32_t *capacity, size_t elem_
     TRY(grow(array, count, &wide, elem_bytes, tag));
     *capacity = (uint32_t)wide;
     return 0;
+}
+
+/* Programs index ops, buffers and dependencies with 32 bits; PROGRAM_NONE stands for none. */
+static int check_index(const plani_builder *b, uint64_t count, const char *what)
+{
+    if (count < PROGRAM_NONE - 1)
+        return 0;
+    return err_set(ERR_CONFIG,
+                   "a program of %" PRIu64 " ops and more has over %" PRIu64
+                   " %s, more than 32 bits count: lower gradient_accumulation_steps (now %" PRIu32
+                   ") or raise schedule.tile_elems (now %" PRIu64 ")",
+                   b->op_count, count, what, b->job->micro_batch_count, b->set->tile_elems);
 }
 
 int plani_builder_init(plani_builder *b, const plan_job *job, const plan_set *set,
@@ -73,6 +86,9 @@ uint32_t plani_transient(plani_builder *b, enum arena_kind arena, uint64_t size_
 {
     if (b->error < 0)
         return 0;
+    b->error = check_index(b, b->buffer_count, "buffers");
+    if (b->error < 0)
+        return 0;
     b->error = grow((void **)&b->buffers, b->buffer_count, &b->buffer_capacity, sizeof *b->buffers,
                     "plan buffers");
     if (b->error < 0)
@@ -91,6 +107,9 @@ uint32_t plani_transient(plani_builder *b, enum arena_kind arena, uint64_t size_
 
 uint32_t plani_op(plani_builder *b, enum op_kind kind, enum lane_kind lane)
 {
+    if (b->error < 0)
+        return 0;
+    b->error = check_index(b, b->op_count, "ops");
     if (b->error < 0)
         return 0;
     b->error = grow((void **)&b->ops, b->op_count, &b->op_capacity, sizeof *b->ops, "plan ops");
@@ -113,6 +132,14 @@ static bool lane_is_in_order(uint8_t lane)
     return lane != LANE_READ && lane != LANE_WRITE;
 }
 
+int plani_add_edge(plani_builder *b, uint32_t from, uint32_t to)
+{
+    TRY(check_index(b, b->edge_count, "dependencies"));
+    TRY(grow((void **)&b->edges, b->edge_count, &b->edge_capacity, sizeof *b->edges, "plan edges"));
+    b->edges[b->edge_count++] = (struct plani_edge){from, to};
+    return 0;
+}
+
 void plani_depend(plani_builder *b, uint32_t op_idx, uint32_t on_op_idx)
 {
     if (b->error < 0 || on_op_idx == PROGRAM_NONE || on_op_idx == op_idx)
@@ -124,13 +151,8 @@ void plani_depend(plani_builder *b, uint32_t op_idx, uint32_t on_op_idx)
     if (b->dependents[on_op_idx] == op_idx)
         return; /* known; edges are added to the newest op only */
     assert((uint64_t)op_idx + 1 == b->op_count);
-    b->error =
-        grow((void **)&b->edges, b->edge_count, &b->edge_capacity, sizeof *b->edges, "plan edges");
-    if (b->error < 0)
-        return;
     b->dependents[on_op_idx] = op_idx;
-    b->edges[b->edge_count].from = on_op_idx;
-    b->edges[b->edge_count++].to = op_idx;
+    b->error = plani_add_edge(b, on_op_idx, op_idx);
 }
 
 plani_range plani_whole(const plani_builder *b, uint32_t buffer_idx)

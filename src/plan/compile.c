@@ -1,9 +1,13 @@
 /* The search: which tile size, how many held stages, how much lookahead; and the refusal.
  *
- * The steady step decides. For each tile size, largest first, and each number of held stages, fewest
- * first, its program is scheduled; the shortest simulated step wins, and a longer lookahead is tried
- * before a shorter one. A gain under PLAN_GAIN does not justify a smaller tile or more held stages.
- * When nothing fits, the serial order of the smallest tile says what is needed. */
+ * The steady step decides. For each candidate tile size, largest first, and each number of held stages,
+ * fewest first, its program is simulated; the shortest step wins, and a longer lookahead is tried before
+ * a shorter one. A gain under plan_gain does not justify a smaller tile or more held stages.
+ *
+ * A tile size fits if and only if the budgets cover what the serial order of its programs needs. Needs
+ * are found step by step (homes first, which cost nothing to lay out, then program by program) and only
+ * as far as the question asks: the search stops where a budget is exceeded; the refusal, which names the
+ * candidate that comes nearest to the budgets, where a nearer one is known. */
 #include <assert.h>
 #include <errno.h>
 #include <inttypes.h>
@@ -20,33 +24,46 @@ static const double plan_gain = 0.005;
 
 enum {
     TILE_ELEMS_LARGEST = 4 << 20, /* 48 MiB of state: far above the 1 MiB at which reads saturate */
+    TILES_OF_UNIT_LEAST = 256,    /* units of more than as many largest tiles get larger ones */
+    TILES_MOST = 1 << 16,         /* of the whole model, where the tile size is chosen here */
     TILE_ELEMS_SEARCHED = 256 << 10, /* smaller tiles only where larger ones do not fit */
     LOOKAHEAD_TRIES = 6,
+    CANDIDATES_MAX = 64,  /* each is about half of the one before */
+    SLOTS_MOST = 4000000, /* stages times micro-batches */
 };
 
 static const uint64_t lookaheads[LOOKAHEAD_TRIES] = {0, 4096, 512, 64, 8, 1};
 
-/* One program at given tile size and held stages. lookahead 0: the job's own, then shorter ones. */
+/* How a program is compiled. */
+struct order {
+    enum program_kind kind;
+    uint32_t held;
+    bool serial; /* no lookahead; else the job's own, then shorter ones until it fits */
+    bool whole;  /* all of the program, not just its figures */
+};
+
 static int compile_one(const plan_job *job, const plan_set *set, const plani_layout *layout,
-                       enum program_kind kind, uint32_t held, const uint64_t *budgets, bool serial,
-                       program *out)
+                       const struct order *asked, const uint64_t *budgets, program *out)
 {
     plani_builder b;
     memset(out, 0, sizeof *out);
-    int rc = plani_builder_init(&b, job, set, layout, held);
+    int rc = plani_builder_init(&b, job, set, layout, asked->held);
     if (rc == 0) {
-        plani_emit_program(&b, kind);
+        plani_emit_program(&b, asked->kind);
         rc = b.error;
     }
-    for (int i = serial ? LOOKAHEAD_TRIES - 1 : 0; rc == 0 && i < LOOKAHEAD_TRIES; i++) {
+    int first = asked->serial ? LOOKAHEAD_TRIES - 1 : 0;
+    for (int i = first; rc == 0 && i < LOOKAHEAD_TRIES; i++) {
         uint64_t lookahead = lookaheads[i];
         if (job->lookahead_ops && (lookahead == 0 || lookahead > job->lookahead_ops))
             lookahead = job->lookahead_ops;
-        int tried = plani_schedule(&b, kind, budgets, lookahead, out);
+        int tried = plani_schedule(&b, asked->kind, budgets, lookahead, asked->whole, out);
         if (tried == 0)
             break;
         if (tried != ERR_NO_FIT || i + 1 == LOOKAHEAD_TRIES)
             rc = tried;
+        else if (i == first && asked->held > 0) /* too many held stages fit in no order */
+            rc = plani_schedule(&b, asked->kind, budgets, 1, false, out);
     }
     plani_builder_fini(&b);
     return rc;
@@ -66,12 +83,14 @@ void plan_set_fini(plan_set *set)
     memset(set, 0, sizeof *set);
 }
 
-static bool covers(const uint64_t budgets[ARENA_COUNT], const uint64_t need[ARENA_COUNT])
+/* Bytes beyond the budgets, all arenas together. */
+static double excess(const plan_job *job, const uint64_t need[ARENA_COUNT])
 {
+    double bytes = 0;
     for (int a = 0; a < ARENA_COUNT; a++)
-        if (need[a] > budgets[a])
-            return false;
-    return true;
+        if (need[a] > job->budget_bytes[a])
+            bytes += (double)(need[a] - job->budget_bytes[a]);
+    return bytes;
 }
 
 /* A layout of homes at a tile size, in a set without programs. */
@@ -87,26 +106,49 @@ static int set_begin(const plan_job *job, uint64_t tile_elems, plan_set *set, pl
     return rc;
 }
 
-/* What the serial order needs, per arena, over all programs. First fit does not look at the end of an
- * arena, so budgets of exactly these bytes give the same places: the job fits at this tile size if and
- * only if its budgets cover them. */
-static int serial_needs(const plan_job *job, uint64_t tile_elems, uint64_t need[ARENA_COUNT])
+/* A tile size, and what is known of its needs: the homes and the first `kinds_done` programs. */
+struct candidate {
+    uint64_t tile_elems;
+    bool has_homes;
+    int kinds_done;
+    uint64_t need[ARENA_COUNT]; /* so far: at least this */
+};
+
+/* The steady step needs the most in nearly every job. */
+static const enum program_kind need_order[PROGRAM_KIND_COUNT] = {
+    PROGRAM_STEADY, PROGRAM_FIRST, PROGRAM_EVAL, PROGRAM_INIT,
+    PROGRAM_LOAD,   PROGRAM_FLUSH, PROGRAM_SAVE,
+};
+
+static bool is_known(const struct candidate *c)
+{
+    return c->has_homes && c->kinds_done == PROGRAM_KIND_COUNT;
+}
+
+/* Finds what the serial order needs, per arena, until all is known or the excess reaches `most`. First
+ * fit does not look at the end of an arena, so budgets of exactly these bytes give the same places: the
+ * job fits at this tile size if and only if its budgets cover them. */
+static int learn_needs(const plan_job *job, struct candidate *c, double most)
 {
     static const uint64_t unlimited[ARENA_COUNT] = {UINT64_MAX / 2, UINT64_MAX / 2, UINT64_MAX / 2};
+    if (c->has_homes && (is_known(c) || excess(job, c->need) >= most))
+        return 0;
     plan_set set;
     plani_layout layout;
-    TRY(set_begin(job, tile_elems, &set, &layout));
+    TRY(set_begin(job, c->tile_elems, &set, &layout));
+    uint64_t extra[ARENA_COUNT] = {[ARENA_NVME] = job->nvme_overhead_bytes};
+    for (int a = 0; a < ARENA_COUNT && !c->has_homes; a++)
+        c->need[a] = layout.end_bytes[a] + extra[a];
+    c->has_homes = true;
     int rc = 0;
-    for (int a = 0; a < ARENA_COUNT; a++)
-        need[a] = layout.end_bytes[a];
-    for (int k = 0; k < PROGRAM_KIND_COUNT && rc == 0; k++) {
+    while (rc == 0 && !is_known(c) && excess(job, c->need) < most) {
+        struct order asked = {.kind = need_order[c->kinds_done++], .serial = true};
         program serial;
-        rc = compile_one(job, &set, &layout, (enum program_kind)k, 0, unlimited, true, &serial);
+        rc = compile_one(job, &set, &layout, &asked, unlimited, &serial);
         for (int a = 0; a < ARENA_COUNT && rc == 0; a++)
-            need[a] = size_max(need[a], serial.peak_bytes[a]);
+            c->need[a] = size_max(c->need[a], serial.peak_bytes[a] + extra[a]);
         program_fini(&serial);
     }
-    need[ARENA_NVME] += job->nvme_overhead_bytes;
     plani_layout_fini(&layout);
     plan_set_fini(&set);
     return rc;
@@ -119,22 +161,22 @@ struct choice {
 };
 
 /* Tries the steady step at one tile size with 0, 1, 2, 4, ... held stages. */
-static int try_tile(const plan_job *job, uint64_t tile_elems, struct choice *best)
+static int try_tile(const plan_job *job, struct candidate *c, struct choice *best)
 {
-    uint64_t need[ARENA_COUNT];
-    TRY(serial_needs(job, tile_elems, need));
-    if (!covers(job->budget_bytes, need))
+    TRY(learn_needs(job, c, 1));
+    if (excess(job, c->need) > 0)
         return 0;
     plan_set set;
     plani_layout layout;
-    TRY(set_begin(job, tile_elems, &set, &layout));
+    TRY(set_begin(job, c->tile_elems, &set, &layout));
     int rc = 0;
     enum program_kind decisive = job->only_eval ? PROGRAM_EVAL : PROGRAM_STEADY;
     uint32_t most = job->only_eval ? 0 : job->stage_count - 1;
     bool open = true;
     for (uint32_t held = 0; open; held = held == 0 ? 1 : size_min(2 * (uint64_t)held, most)) {
         program trial;
-        rc = compile_one(job, &set, &layout, decisive, held, job->budget_bytes, false, &trial);
+        struct order asked = {.kind = decisive, .held = held};
+        rc = compile_one(job, &set, &layout, &asked, job->budget_bytes, &trial);
         if (rc == ERR_NO_FIT) {
             rc = 0;
             break; /* more held stages need more memory */
@@ -145,7 +187,7 @@ static int try_tile(const plan_job *job, uint64_t tile_elems, struct choice *bes
                           ? 1.0
                           : 1.0 - (double)trial.predicted_ns / (double)best->predicted_ns;
         if (gain > plan_gain)
-            *best = (struct choice){tile_elems, held, trial.predicted_ns};
+            *best = (struct choice){c->tile_elems, held, trial.predicted_ns};
         program_fini(&trial);
         open = held < most;
     }
@@ -154,26 +196,53 @@ static int try_tile(const plan_job *job, uint64_t tile_elems, struct choice *bes
     return rc;
 }
 
-static uint64_t largest_unit(const plan_job *job)
+static uint64_t half_tile(uint64_t tile_elems)
 {
-    uint64_t largest = 0;
-    for (uint32_t u = 0; u < job->unit_count; u++)
-        largest = size_max(largest, job->unit_elems[u]);
-    return size_round_up(largest, TILE_ELEMS_STEP);
+    return size_round_up(tile_elems / 2, TILE_ELEMS_STEP);
 }
 
-static int search(const plan_job *job, struct choice *best)
+/* The tile sizes in question, largest first; returns how many. The job's own alone, or halves of the
+ * largest that is worth its memory, down to the one that cuts the model into TILES_MOST: a drive is as
+ * fast at any of them, and smaller ones only make the plan long. */
+static uint32_t list_candidates(const plan_job *job, struct candidate list[CANDIDATES_MAX])
+{
+    memset(list, 0, CANDIDATES_MAX * sizeof *list);
+    list[0].tile_elems = job->tile_elems;
+    if (job->tile_elems)
+        return 1;
+    uint64_t largest_unit = 0, total = 0;
+    for (uint32_t u = 0; u < job->unit_count; u++) {
+        largest_unit = size_max(largest_unit, job->unit_elems[u]);
+        total += job->unit_elems[u];
+    }
+    uint64_t floor = size_round_up(size_div_up(total, TILES_MOST), TILE_ELEMS_STEP);
+    uint64_t tile = size_round_up(size_div_up(largest_unit, TILES_OF_UNIT_LEAST), TILE_ELEMS_STEP);
+    tile = size_max(size_max(tile, TILE_ELEMS_LARGEST), floor);
+    if (job->tile_elems_max) {
+        uint64_t cap = size_round_up(job->tile_elems_max, TILE_ELEMS_STEP);
+        tile = size_min(tile, cap);
+        floor = size_min(floor, cap);
+    }
+    uint64_t enough = size_max(size_round_up(largest_unit, TILE_ELEMS_STEP), floor);
+    while (half_tile(tile) >= enough && half_tile(tile) < tile)
+        tile = half_tile(tile);
+    uint32_t count = 0;
+    list[count++].tile_elems = tile;
+    while (tile > floor && count < CANDIDATES_MAX) {
+        tile = size_max(half_tile(tile), floor);
+        list[count++].tile_elems = tile;
+    }
+    return count;
+}
+
+static int search(const plan_job *job, struct candidate *list, uint32_t count, struct choice *best)
 {
     memset(best, 0, sizeof *best);
-    if (job->tile_elems)
-        return try_tile(job, job->tile_elems, best);
-    uint64_t tile = TILE_ELEMS_LARGEST;
-    while (tile / 2 >= largest_unit(job) && tile > TILE_ELEMS_STEP)
-        tile /= 2;
-    for (; tile >= TILE_ELEMS_STEP; tile /= 2) {
+    for (uint32_t i = 0; i < count; i++) {
         uint64_t before = best->predicted_ns;
-        TRY(try_tile(job, tile, best));
-        if (best->predicted_ns && (best->predicted_ns == before || tile <= TILE_ELEMS_SEARCHED))
+        TRY(try_tile(job, &list[i], best));
+        if (best->predicted_ns &&
+            (best->predicted_ns == before || list[i].tile_elems <= TILE_ELEMS_SEARCHED))
             break;
     }
     return 0;
@@ -182,35 +251,36 @@ static int search(const plan_job *job, struct choice *best)
 static const char *const budget_keys[ARENA_COUNT] = {"tiers.device.budget", "tiers.host.budget",
                                                      "tiers.nvme[].budget"};
 
-static double excess(const plan_job *job, const uint64_t need[ARENA_COUNT])
+/* The candidate that comes nearest to the budgets, its needs known. What is known of one so far bounds
+ * its excess from below, so the least is looked at first, and none that a finished one undercuts. */
+static int nearest(const plan_job *job, struct candidate *list, uint32_t count,
+                   struct candidate **found)
 {
-    double bytes = 0;
-    for (int a = 0; a < ARENA_COUNT; a++)
-        if (need[a] > job->budget_bytes[a])
-            bytes += (double)(need[a] - job->budget_bytes[a]);
-    return bytes;
-}
-
-/* The needs of the tile size that comes nearest to the budgets. */
-static int least_needs(const plan_job *job, uint64_t need[ARENA_COUNT])
-{
-    uint64_t tile = job->tile_elems ? job->tile_elems : TILE_ELEMS_STEP;
-    TRY(serial_needs(job, tile, need));
-    while (!job->tile_elems && tile < TILE_ELEMS_LARGEST && tile < largest_unit(job)) {
-        uint64_t other[ARENA_COUNT];
-        tile *= 2;
-        TRY(serial_needs(job, tile, other));
-        if (excess(job, other) < excess(job, need))
-            memcpy(need, other, sizeof other);
+    *found = NULL;
+    double least = INFINITY;
+    for (;;) {
+        struct candidate *next = NULL;
+        for (uint32_t i = 0; i < count; i++) {
+            double bound = excess(job, list[i].need);
+            if (&list[i] != *found && bound < least && (!next || bound < excess(job, next->need)))
+                next = &list[i];
+        }
+        if (!next)
+            return 0;
+        TRY(learn_needs(job, next, least));
+        if (is_known(next) && excess(job, next->need) < least) {
+            least = excess(job, next->need);
+            *found = next;
+        }
     }
-    return 0;
 }
 
 /* ERR_NO_FIT with, for every tier that is too small, what is needed and what is allowed. */
-static int refuse(const plan_job *job)
+static int refuse(const plan_job *job, struct candidate *list, uint32_t count)
 {
-    uint64_t need[ARENA_COUNT];
-    TRY(least_needs(job, need));
+    struct candidate *closest;
+    TRY(nearest(job, list, count, &closest));
+    const uint64_t *need = closest->need;
     char text[640] = "", fits[256] = "";
     size_t used = 0, fits_used = 0;
     for (int a = 0; a < ARENA_COUNT; a++) {
@@ -261,11 +331,11 @@ static int compile_all(const plan_job *job, const struct choice *best, plan_set 
     out->held_stages = best->held;
     int rc = 0;
     for (int k = 0; k < PROGRAM_KIND_COUNT && rc == 0; k++) {
-        rc = compile_one(job, out, &layout, (enum program_kind)k, best->held, job->budget_bytes,
-                         false, &out->programs[k]);
+        struct order asked = {.kind = (enum program_kind)k, .held = best->held, .whole = true};
+        rc = compile_one(job, out, &layout, &asked, job->budget_bytes, &out->programs[k]);
+        asked.held = 0;
         if (rc == ERR_NO_FIT && best->held > 0)
-            rc = compile_one(job, out, &layout, (enum program_kind)k, 0, job->budget_bytes, false,
-                             &out->programs[k]);
+            rc = compile_one(job, out, &layout, &asked, job->budget_bytes, &out->programs[k]);
         if (rc == 0)
             rc = program_check(&out->programs[k]);
     }
@@ -280,14 +350,25 @@ static int compile_all(const plan_job *job, const struct choice *best, plan_set 
 int plan_compile(const plan_job *job, plan_set *out)
 {
     memset(out, 0, sizeof *out);
-    assert(job->stage_count >= 2 && job->micro_batch_count > 0);
+    assert(job->stage_count >= 2);
+    if (job->micro_batch_count == 0)
+        return err_set(ERR_CONFIG, "gradient_accumulation_steps is 0: a step has at least one "
+                                   "micro-batch");
+    if ((uint64_t)job->stage_count * job->micro_batch_count > SLOTS_MOST)
+        return err_set(ERR_CONFIG,
+                       "gradient_accumulation_steps %" PRIu32 " times %" PRIu32
+                       " stages is more than %d passes in a step: at most %" PRIu32 " fit",
+                       job->micro_batch_count, job->stage_count, SLOTS_MOST,
+                       (uint32_t)SLOTS_MOST / job->stage_count);
+    struct candidate list[CANDIDATES_MAX];
+    uint32_t count = list_candidates(job, list);
     struct choice best;
-    TRY(search(job, &best));
+    TRY(search(job, list, count, &best));
     if (best.predicted_ns == 0)
-        return refuse(job);
+        return refuse(job, list, count);
     int rc = compile_all(job, &best, out);
     if (rc == ERR_NO_FIT)
-        return refuse(job);
+        return refuse(job, list, count);
     return rc;
 }
 

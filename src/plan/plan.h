@@ -62,7 +62,9 @@ struct plan_job {
     uint64_t tokens_bytes, losses_bytes; /* of a whole step */
     uint32_t param_bytes, grad_bytes;    /* per element: 2 or 4 */
     enum plan_update update;
-    uint64_t tile_elems;    /* 0: chosen by simulated time */
+    uint64_t tile_elems; /* 0: chosen by simulated time */
+    uint64_t
+        tile_elems_max; /* chosen ones are at most this, rounded up to TILE_ELEMS_STEP; 0: any */
     uint64_t lookahead_ops; /* how far ahead of the oldest unfinished op memory is reserved;
                                      0: as far as memory allows */
     bool needs_save_places; /* give optimizer state homed in memory a place on the slab */
@@ -96,8 +98,11 @@ struct plan_set {
 };
 typedef struct plan_set plan_set;
 
-/* Compiles all programs and checks them. ERR_NO_FIT (see above); ERR_INTERNAL if a program fails its
- * own check, which is a bug. On failure *out is empty. */
+/* Compiles all programs and checks them. Time and memory grow about linearly with tiles and stages times
+ * micro-batches; chosen tile sizes cut a model into at most about 2^16 tiles. ERR_NO_FIT (see above);
+ * ERR_CONFIG for no micro-batch, for more than 4 million stages times micro-batches, and where ops,
+ * buffers or dependencies outgrow 32 bits; ERR_INTERNAL if a program fails its own check, which is a
+ * bug. On failure *out is empty. */
 int plan_compile(const plan_job *job, plan_set *out) MUST_CHECK;
 void plan_set_fini(plan_set *set);
 

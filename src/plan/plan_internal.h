@@ -80,6 +80,8 @@ uint32_t plani_op(plani_builder *b, enum op_kind kind, enum lane_kind lane);
 void plani_use(plani_builder *b, uint32_t op_idx, plani_range range, enum operand_role role,
                enum operand_access access);
 void plani_depend(plani_builder *b, uint32_t op_idx, uint32_t on_op_idx);
+/* Adds an edge as it is. Like ops and buffers, edges are counted in 32 bits: ERR_CONFIG beyond. */
+int plani_add_edge(plani_builder *b, uint32_t from, uint32_t to) MUST_CHECK;
 plani_range plani_whole(const plani_builder *b, uint32_t buffer_idx);
 
 /* emit.c: transfers between arenas and the per-tile work of a unit. */
@@ -149,11 +151,11 @@ int plani_space_take(struct plani_space *space, uint64_t begin, uint64_t end, ui
 /* Frees the whole of the live buffer that begins there. */
 void plani_space_release(struct plani_space *space, uint64_t begin);
 
-/* schedule.c: places and orders the builder's ops; on success fills *out. `lookahead_ops` 0 is no
- * limit, 1 is serial. ERR_NO_FIT when memory ran out; then need_bytes says how much the serial order
- * needs when budgets are ignored (budget UINT64_MAX). */
+/* schedule.c: simulates and places the builder's ops. With `whole` it fills *out; without, only what a
+ * choice between programs needs: predicted_ns, peaks, budgets. `lookahead_ops` 0 is no limit, 1 is
+ * serial. ERR_NO_FIT when memory ran out. The builder can be scheduled again. */
 int plani_schedule(plani_builder *b, enum program_kind kind,
-                   const uint64_t budget_bytes[ARENA_COUNT], uint64_t lookahead_ops,
+                   const uint64_t budget_bytes[ARENA_COUNT], uint64_t lookahead_ops, bool whole,
                    program *out) MUST_CHECK;
 
 #endif

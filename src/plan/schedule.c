@@ -99,20 +99,6 @@ static bool is_first_use(const struct sim *s, const struct plani_buffer *fresh, 
     return true;
 }
 
-static int add_edge(plani_builder *b, uint32_t from, uint32_t to)
-{
-    if (b->edge_count == b->edge_capacity) {
-        void *fresh =
-            mem_resize(b->edges, b->edge_capacity * 2 + 64, sizeof *b->edges, "plan edges");
-        if (!fresh)
-            return -ENOMEM;
-        b->edges = fresh;
-        b->edge_capacity = b->edge_capacity * 2 + 64;
-    }
-    b->edges[b->edge_count++] = (struct plani_edge){from, to};
-    return 0;
-}
-
 /* All last uses of `held` before all first uses of `fresh`, which takes over bytes of it. */
 static int order_buffers(void *context, uint32_t held_idx, uint32_t fresh_idx)
 {
@@ -126,7 +112,7 @@ static int order_buffers(void *context, uint32_t held_idx, uint32_t fresh_idx)
             if (is_first_use(s, fresh, j) &&
                 !(in_order(s->b->ops[held->users[i]].lane) &&
                   s->b->ops[held->users[i]].lane == s->b->ops[fresh->users[j]].lane))
-                TRY(add_edge(s->b, held->users[i], fresh->users[j]));
+                TRY(plani_add_edge(s->b, held->users[i], fresh->users[j]));
     }
     return 0;
 }
@@ -364,12 +350,39 @@ static int compare_by_start(const void *left, const void *right, void *context)
     return a < c ? -1 : a > c;
 }
 
-static int compare_edges(const void *left, const void *right)
+static int compare_indices(const void *left, const void *right)
 {
-    const struct plani_edge *a = left, *c = right;
-    if (a->to != c->to)
-        return a->to < c->to ? -1 : 1;
-    return a->from < c->from ? -1 : a->from > c->from;
+    uint32_t a = *(const uint32_t *)left, c = *(const uint32_t *)right;
+    return a < c ? -1 : a > c;
+}
+
+/* Dependencies by op, ascending, each once; `place` says where an op of the serial order went. */
+static int fill_deps(const plani_builder *b, const uint32_t *place, program *out)
+{
+    uint64_t *end = mem_alloc(b->op_count + 1, sizeof *end, "program dependencies");
+    if (!end)
+        return -ENOMEM;
+    for (uint64_t e = 0; e < b->edge_count; e++)
+        end[place[b->edges[e].to] + 1]++;
+    for (uint64_t i = 0; i < b->op_count; i++)
+        end[i + 1] += end[i];
+    for (uint64_t e = 0; e < b->edge_count;
+         e++) /* end[i] runs from the first to the last of op i */
+        out->deps[end[place[b->edges[e].to]]++] = place[b->edges[e].from];
+    uint64_t first = 0;
+    for (uint64_t i = 0; i < b->op_count; i++) {
+        op *item = &out->ops[i];
+        qsort(out->deps + first, end[i] - first, sizeof *out->deps, compare_indices);
+        item->dep_begin = (uint32_t)out->dep_count;
+        for (; first < end[i]; first++)
+            if (item->dep_count == 0 || out->deps[out->dep_count - 1] != out->deps[first]) {
+                assert(out->deps[first] < i);
+                out->deps[out->dep_count++] = out->deps[first];
+                item->dep_count++;
+            }
+    }
+    mem_free(end);
+    return 0;
 }
 
 static void fill_buffers(const struct sim *s, program *out)
@@ -387,6 +400,13 @@ static void fill_buffers(const struct sim *s, program *out)
             used->last_reader = (uint32_t)i;
         }
     }
+}
+
+/* What the simulation says of the program as a whole. */
+static void fill_figures(const struct sim *s, enum program_kind kind, program *out)
+{
+    out->kind = kind;
+    out->predicted_ns = (uint64_t)llround(s->now * 1e9);
     for (int a = 0; a < ARENA_COUNT; a++) {
         out->budget_bytes[a] = s->arenas[a].budget_bytes;
         out->peak_bytes[a] = s->arenas[a].peak_bytes;
@@ -394,10 +414,9 @@ static void fill_buffers(const struct sim *s, program *out)
     }
 }
 
-static int fill_program(struct sim *s, enum program_kind kind, program *out)
+static int fill_program(const struct sim *s, program *out)
 {
-    plani_builder *b = s->b;
-    out->kind = kind;
+    const plani_builder *b = s->b;
     out->op_count = b->op_count;
     out->buffer_count = b->buffer_count;
     out->home_count = b->home_count;
@@ -413,52 +432,40 @@ static int fill_program(struct sim *s, enum program_kind kind, program *out)
         qsort_r(order, b->op_count, sizeof *order, compare_by_start, s->ops);
         for (uint64_t i = 0; i < b->op_count; i++)
             place[order[i]] = (uint32_t)i;
-        for (uint64_t e = 0; e < b->edge_count; e++) {
-            b->edges[e].from = place[b->edges[e].from];
-            b->edges[e].to = place[b->edges[e].to];
-        }
-        if (b->edge_count)
-            qsort(b->edges, b->edge_count, sizeof *b->edges, compare_edges);
     }
-    uint64_t e = 0;
     for (uint64_t i = 0; rc == 0 && i < b->op_count; i++) {
         op *item = &out->ops[i];
         *item = b->ops[order[i]];
         item->predicted_start_ns = (uint64_t)llround(s->ops[order[i]].start * 1e9);
         item->predicted_end_ns = (uint64_t)llround(s->ops[order[i]].end * 1e9);
-        item->dep_begin = (uint32_t)out->dep_count;
-        for (; e < b->edge_count && b->edges[e].to == i; e++)
-            if (item->dep_count == 0 || out->deps[out->dep_count - 1] != b->edges[e].from) {
-                assert(b->edges[e].from < i);
-                out->deps[out->dep_count++] = b->edges[e].from;
-                item->dep_count++;
-            }
         out->lane_bytes[item->lane] += op_moved_bytes(item);
         out->lane_busy_ns[item->lane] += item->predicted_end_ns - item->predicted_start_ns;
     }
-    if (rc == 0) {
-        out->predicted_ns = (uint64_t)llround(s->now * 1e9);
+    if (rc == 0)
+        rc = fill_deps(b, place, out);
+    if (rc == 0)
         fill_buffers(s, out);
-    }
     mem_free(order);
     mem_free(place);
     return rc;
 }
 
 int plani_schedule(plani_builder *b, enum program_kind kind,
-                   const uint64_t budget_bytes[ARENA_COUNT], uint64_t lookahead_ops, program *out)
+                   const uint64_t budget_bytes[ARENA_COUNT], uint64_t lookahead_ops, bool whole,
+                   program *out)
 {
     memset(out, 0, sizeof *out);
     struct sim s;
     int rc = sim_init(&s, b, budget_bytes, lookahead_ops);
     if (rc == 0)
         rc = simulate(&s);
+    if (rc == 0 && whole)
+        rc = fill_program(&s, out);
     if (rc == 0)
-        rc = fill_program(&s, kind, out);
-    if (rc < 0) {
-        b->edge_count = s.data_edge_count; /* a next try starts from the data dependencies */
+        fill_figures(&s, kind, out);
+    else
         program_fini(out);
-    }
+    b->edge_count = s.data_edge_count; /* a next try starts from the data dependencies */
     sim_fini(&s);
     return rc;
 }
