@@ -121,6 +121,7 @@ static int make_plan_inputs(traini_setup *self, const struct traini_setup_option
         .param_bytes = (uint32_t)dtype_bytes(net->type),
         .grad_bytes = (uint32_t)dtype_bytes(self->job->grad_dtype),
         .tile_elems = options->tile_elems ? options->tile_elems : self->job->schedule.tile_elems,
+        .tile_elems_max = self->job->sub_group_size,
         .lookahead_ops = self->job->schedule.lookahead,
         .needs_save_places = true,
         .only_eval = options->only_eval,
