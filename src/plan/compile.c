@@ -26,7 +26,9 @@ enum {
     TILE_ELEMS_LARGEST = 4 << 20, /* 48 MiB of state: far above the 1 MiB at which reads saturate */
     TILES_OF_UNIT_LEAST = 256,    /* units of more than as many largest tiles get larger ones */
     TILES_MOST = 1 << 16,         /* of the whole model, where the tile size is chosen here */
-    TILE_ELEMS_SEARCHED = 256 << 10, /* smaller tiles only where larger ones do not fit */
+    /* Smaller tiles, or more of them, only where larger ones do not fit. */
+    TILE_ELEMS_SEARCHED = 256 << 10,
+    TILES_SEARCHED = 1 << 14,
     LOOKAHEAD_TRIES = 6,
     CANDIDATES_MAX = 64,  /* each is about half of the one before */
     SLOTS_MOST = 4000000, /* stages times micro-batches */
@@ -196,6 +198,14 @@ static int try_tile(const plan_job *job, struct candidate *c, struct choice *bes
     return rc;
 }
 
+static uint64_t total_elems(const plan_job *job)
+{
+    uint64_t total = 0;
+    for (uint32_t u = 0; u < job->unit_count; u++)
+        total += job->unit_elems[u];
+    return total;
+}
+
 static uint64_t half_tile(uint64_t tile_elems)
 {
     return size_round_up(tile_elems / 2, TILE_ELEMS_STEP);
@@ -210,12 +220,10 @@ static uint32_t list_candidates(const plan_job *job, struct candidate list[CANDI
     list[0].tile_elems = job->tile_elems;
     if (job->tile_elems)
         return 1;
-    uint64_t largest_unit = 0, total = 0;
-    for (uint32_t u = 0; u < job->unit_count; u++) {
+    uint64_t largest_unit = 0;
+    for (uint32_t u = 0; u < job->unit_count; u++)
         largest_unit = size_max(largest_unit, job->unit_elems[u]);
-        total += job->unit_elems[u];
-    }
-    uint64_t floor = size_round_up(size_div_up(total, TILES_MOST), TILE_ELEMS_STEP);
+    uint64_t floor = size_round_up(size_div_up(total_elems(job), TILES_MOST), TILE_ELEMS_STEP);
     uint64_t tile = size_round_up(size_div_up(largest_unit, TILES_OF_UNIT_LEAST), TILE_ELEMS_STEP);
     tile = size_max(size_max(tile, TILE_ELEMS_LARGEST), floor);
     if (job->tile_elems_max) {
@@ -238,11 +246,11 @@ static uint32_t list_candidates(const plan_job *job, struct candidate list[CANDI
 static int search(const plan_job *job, struct candidate *list, uint32_t count, struct choice *best)
 {
     memset(best, 0, sizeof *best);
+    uint64_t enough = size_max(TILE_ELEMS_SEARCHED, total_elems(job) / TILES_SEARCHED);
     for (uint32_t i = 0; i < count; i++) {
         uint64_t before = best->predicted_ns;
         TRY(try_tile(job, &list[i], best));
-        if (best->predicted_ns &&
-            (best->predicted_ns == before || list[i].tile_elems <= TILE_ELEMS_SEARCHED))
+        if (best->predicted_ns && (best->predicted_ns == before || list[i].tile_elems <= enough))
             break;
     }
     return 0;

@@ -2,7 +2,11 @@
  *
  *   device  [workspace][constants][tokens][losses][norm sums][params u0][grads u0][optimizer u0] ...
  *   host    [tokens][losses][params ..][grads ..][optimizer ..][activations ..]
- *   nvme    [optimizer u0][params u0][grads u0] ... [saves] [activations ..]
+ *   nvme    [state u0][state u1] ... [params u0] ... [grads u0] ... [activations ..]
+ *
+ * The state of a unit on nvme is its optimizer home or, for one homed in memory, the place it is saved
+ * to. It comes first, so that it does not move when params, gradients, activations or the optimizer
+ * itself get another home: a run goes on with the slab it has.
  */
 #include <assert.h>
 #include <errno.h>
@@ -51,29 +55,67 @@ static uint32_t add_state(plani_layout *layout, plan_set *set, enum arena_kind a
     return add_home(layout, arena, size_bytes, residue, kind, unit);
 }
 
-static void add_unit(const plan_job *job, plan_set *set, plani_layout *layout, uint32_t unit)
+static bool rests_on(const plan_job *job, enum state_kind kind, uint32_t unit, bool nvme)
 {
-    uint64_t elems = job->unit_elems[unit];
-    enum arena_kind optimizer_home = job->homes[STATE_OPTIMIZER][unit];
-    uint64_t state_bytes = tile_unit_bytes(elems, set->tile_elems);
-    plan_homes *homes = &set->homes;
-    homes->optimizer[unit] = homes->grads[unit] = homes->saves[unit] = PROGRAM_NONE;
-    if (!job->only_eval) {
-        homes->optimizer[unit] = add_state(layout, set, optimizer_home, state_bytes,
+    return (job->homes[kind][unit] == ARENA_NVME) == nvme;
+}
+
+static void add_optimizer(const plan_job *job, plan_set *set, plani_layout *layout, uint32_t unit)
+{
+    uint64_t bytes = tile_unit_bytes(job->unit_elems[unit], set->tile_elems);
+    set->homes.optimizer[unit] = add_state(layout, set, job->homes[STATE_OPTIMIZER][unit], bytes,
                                            TILE_RESIDUE_STATE, STATE_OPTIMIZER, unit);
-        homes->grads[unit] =
-            add_state(layout, set, job->homes[STATE_GRADS][unit], elems * job->grad_bytes,
-                      TILE_RESIDUE_GRADS, STATE_GRADS, unit);
+}
+
+static void add_save(const plan_job *job, plan_set *set, plani_layout *layout, uint32_t unit)
+{
+    uint64_t bytes = tile_unit_bytes(job->unit_elems[unit], set->tile_elems);
+    uint32_t save = add_home(layout, ARENA_NVME, bytes, TILE_RESIDUE_STATE, STATE_OPTIMIZER, unit);
+    set->homes.saves[unit] = save;
+    if (job->only_eval && job->save_offsets)
+        layout->buffers[save].offset_bytes = job->save_offsets[unit];
+}
+
+static void add_params(const plan_job *job, plan_set *set, plani_layout *layout, uint32_t unit)
+{
+    set->homes.params[unit] = add_state(layout, set, job->homes[STATE_PARAMS][unit],
+                                        job->unit_elems[unit] * job->param_bytes,
+                                        TILE_RESIDUE_PARAMS, STATE_PARAMS, unit);
+}
+
+static void add_grads(const plan_job *job, plan_set *set, plani_layout *layout, uint32_t unit)
+{
+    set->homes.grads[unit] =
+        add_state(layout, set, job->homes[STATE_GRADS][unit],
+                  job->unit_elems[unit] * job->grad_bytes, TILE_RESIDUE_GRADS, STATE_GRADS, unit);
+}
+
+/* On nvme kind by kind, in memory unit by unit. */
+static void add_units(const plan_job *job, plan_set *set, plani_layout *layout)
+{
+    bool trains = !job->only_eval;
+    for (uint32_t u = 0; u < job->unit_count; u++) {
+        plan_homes *homes = &set->homes;
+        homes->optimizer[u] = homes->grads[u] = homes->saves[u] = PROGRAM_NONE;
+        if (trains && rests_on(job, STATE_OPTIMIZER, u, true))
+            add_optimizer(job, set, layout, u);
+        else if (!trains || job->needs_save_places)
+            add_save(job, set, layout, u);
     }
-    if (job->only_eval || (optimizer_home != ARENA_NVME && job->needs_save_places)) {
-        homes->saves[unit] =
-            add_home(layout, ARENA_NVME, state_bytes, TILE_RESIDUE_STATE, STATE_OPTIMIZER, unit);
-        if (job->only_eval && job->save_offsets)
-            layout->buffers[homes->saves[unit]].offset_bytes = job->save_offsets[unit];
+    for (uint32_t u = 0; u < job->unit_count; u++)
+        if (rests_on(job, STATE_PARAMS, u, true))
+            add_params(job, set, layout, u);
+    for (uint32_t u = 0; u < job->unit_count; u++)
+        if (trains && rests_on(job, STATE_GRADS, u, true))
+            add_grads(job, set, layout, u);
+    for (uint32_t u = 0; u < job->unit_count; u++) {
+        if (trains && rests_on(job, STATE_OPTIMIZER, u, false))
+            add_optimizer(job, set, layout, u);
+        if (trains && rests_on(job, STATE_GRADS, u, false))
+            add_grads(job, set, layout, u);
+        if (rests_on(job, STATE_PARAMS, u, false))
+            add_params(job, set, layout, u);
     }
-    homes->params[unit] =
-        add_state(layout, set, job->homes[STATE_PARAMS][unit], elems * job->param_bytes,
-                  TILE_RESIDUE_PARAMS, STATE_PARAMS, unit);
 }
 
 /* Checkpoints of the boundaries before each stage but the last: the head's input is used at the turn
@@ -128,8 +170,7 @@ int plani_layout_make(const plan_job *job, plan_set *set, plani_layout *layout)
         add_scratch(layout, ARENA_DEVICE, job->only_eval ? 0 : blocks * sizeof(double));
     homes->tokens_host = add_scratch(layout, ARENA_HOST, job->tokens_bytes);
     homes->losses_host = add_scratch(layout, ARENA_HOST, job->losses_bytes);
-    for (uint32_t u = 0; u < job->unit_count; u++)
-        add_unit(job, set, layout, u);
+    add_units(job, set, layout);
     add_activations(job, set, layout);
     return 0;
 }
