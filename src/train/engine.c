@@ -24,7 +24,7 @@ static int make_arenas(traini_engine *self)
         arena_config config = {
             .name = names[a],
             .size_bytes = setup->plan.budget_bytes[a],
-            .numa_node = -1,
+            .numa_node = arena_local_node(),
             .touch_threads = setup->thread_count,
         };
         /* Budgets are limits; what no program reaches need not be taken from the machine. */
