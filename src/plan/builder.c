@@ -127,11 +127,6 @@ uint32_t plani_op(plani_builder *b, enum op_kind kind, enum lane_kind lane)
     return (uint32_t)b->op_count++;
 }
 
-static bool lane_is_in_order(uint8_t lane)
-{
-    return lane != LANE_READ && lane != LANE_WRITE;
-}
-
 int plani_add_edge(plani_builder *b, uint32_t from, uint32_t to)
 {
     TRY(check_index(b, b->edge_count, "dependencies"));
@@ -146,7 +141,7 @@ void plani_depend(plani_builder *b, uint32_t op_idx, uint32_t on_op_idx)
         return;
     assert(on_op_idx < op_idx);
     const op *to = &b->ops[op_idx], *from = &b->ops[on_op_idx];
-    if (to->lane == from->lane && lane_is_in_order(to->lane))
+    if (to->lane == from->lane && plani_lane_in_order(to->lane))
         return; /* the lane's own order says it */
     if (b->dependents[on_op_idx] == op_idx)
         return; /* known; edges are added to the newest op only */
@@ -193,7 +188,8 @@ static bool meet(plani_builder *b, const struct plani_access *fresh,
     if (fresh->writes)
         return covered;
     uint8_t lane = b->ops[fresh->op_idx].lane;
-    return covered && !item->writes && b->ops[item->op_idx].lane == lane && lane_is_in_order(lane);
+    return covered && !item->writes && b->ops[item->op_idx].lane == lane &&
+           plani_lane_in_order(lane);
 }
 
 static void put_access(struct plani_access *list, uint32_t begin, uint32_t end,

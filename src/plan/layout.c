@@ -21,11 +21,8 @@ static uint32_t add_home(plani_layout *layout, enum arena_kind arena, uint64_t s
                          uint64_t residue, enum state_kind kind, uint32_t unit)
 {
     assert(layout->count < layout->capacity);
-    uint64_t offset = layout->end_bytes[arena];
-    if (arena != ARENA_NVME && residue != PLANI_ANY) {
-        uint64_t rounded = offset / TILE_PERIOD_BYTES * TILE_PERIOD_BYTES + residue;
-        offset = rounded >= offset ? rounded : rounded + TILE_PERIOD_BYTES;
-    }
+    uint64_t offset =
+        plani_align_offset(layout->end_bytes[arena], arena == ARENA_NVME ? PLANI_ANY : residue);
     buffer *fresh = &layout->buffers[layout->count];
     memset(fresh, 0, sizeof *fresh);
     fresh->arena = (uint8_t)arena;

@@ -8,6 +8,8 @@
 #ifndef SLUICE_PLAN_INTERNAL_H
 #define SLUICE_PLAN_INTERNAL_H
 
+#include "base/size.h"
+#include "base/tile.h"
 #include "plan/plan.h"
 
 struct plani_access {
@@ -27,6 +29,21 @@ struct plani_buffer {
 };
 
 enum { PLANI_ANY = 0xffff };
+
+/* The lowest place from `offset` on with the residue (or, for PLANI_ANY, the block alignment). */
+static inline uint64_t plani_align_offset(uint64_t offset, uint64_t residue)
+{
+    if (residue == PLANI_ANY)
+        return size_round_up(offset, TILE_BLOCK_BYTES);
+    uint64_t placed = offset / TILE_PERIOD_BYTES * TILE_PERIOD_BYTES + residue;
+    return placed >= offset ? placed : placed + TILE_PERIOD_BYTES;
+}
+
+/* Whether ops of the lane complete one at a time, in order: all lanes but the drives'. */
+static inline bool plani_lane_in_order(uint8_t lane)
+{
+    return lane != LANE_READ && lane != LANE_WRITE;
+}
 
 struct plani_edge {
     uint32_t from, to; /* `to` depends on `from` */

@@ -59,11 +59,6 @@ struct sim {
     double now;
 };
 
-static bool in_order(uint8_t lane)
-{
-    return lane != LANE_READ && lane != LANE_WRITE;
-}
-
 /* ---- memory --------------------------------------------------------------------------------- */
 
 /* Ops of `users` that no other op of it follows by dependency or lane order. */
@@ -73,7 +68,7 @@ static bool is_last_use(const struct sim *s, const struct plani_buffer *held, ui
     uint8_t lane = s->b->ops[idx].lane;
     for (uint32_t j = position + 1; j < held->user_count; j++) {
         uint32_t other = held->users[j];
-        if (in_order(lane) && s->b->ops[other].lane == lane)
+        if (plani_lane_in_order(lane) && s->b->ops[other].lane == lane)
             return false;
         const struct sim_op *o = &s->ops[other];
         for (uint32_t e = 0; e < o->edge_count; e++)
@@ -90,7 +85,7 @@ static bool is_first_use(const struct sim *s, const struct plani_buffer *fresh, 
     const struct sim_op *o = &s->ops[idx];
     for (uint32_t j = 0; j < position; j++) {
         uint32_t other = fresh->users[j];
-        if (in_order(lane) && s->b->ops[other].lane == lane)
+        if (plani_lane_in_order(lane) && s->b->ops[other].lane == lane)
             return false;
         for (uint32_t e = 0; e < o->edge_count; e++)
             if (s->b->edges[o->edge_begin + e].from == other)
@@ -110,7 +105,7 @@ static int order_buffers(void *context, uint32_t held_idx, uint32_t fresh_idx)
             continue;
         for (uint32_t j = 0; j < fresh->user_count; j++)
             if (is_first_use(s, fresh, j) &&
-                !(in_order(s->b->ops[held->users[i]].lane) &&
+                !(plani_lane_in_order(s->b->ops[held->users[i]].lane) &&
                   s->b->ops[held->users[i]].lane == s->b->ops[fresh->users[j]].lane))
                 TRY(plani_add_edge(s->b, held->users[i], fresh->users[j]));
     }

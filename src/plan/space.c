@@ -19,14 +19,6 @@
 #include "base/tile.h"
 #include "plan/plan_internal.h"
 
-static uint64_t align_offset(uint64_t offset, uint64_t residue)
-{
-    if (residue == PLANI_ANY)
-        return size_round_up(offset, TILE_BLOCK_BYTES);
-    uint64_t placed = offset / TILE_PERIOD_BYTES * TILE_PERIOD_BYTES + residue;
-    return placed >= offset ? placed : placed + TILE_PERIOD_BYTES;
-}
-
 void plani_space_init(struct plani_space *space, uint64_t floor_bytes, uint64_t budget_bytes)
 {
     memset(space, 0, sizeof *space);
@@ -65,7 +57,7 @@ static struct plani_space_class *class_of(struct plani_space *space, uint64_t si
     struct plani_space_class *fresh = &space->classes[space->class_count++];
     *fresh = (struct plani_space_class){.size_bytes = size_bytes,
                                         .residue = residue,
-                                        .lowest = align_offset(space->floor_bytes, residue)};
+                                        .lowest = plani_align_offset(space->floor_bytes, residue)};
     return fresh;
 }
 
@@ -99,7 +91,7 @@ int plani_space_find(struct plani_space *space, uint64_t size_bytes, uint64_t re
             continue;
         if (item->begin >= place + size_bytes)
             break;
-        place = align_offset(item->end, residue);
+        place = plani_align_offset(item->end, residue);
     }
     sought->lowest = place + size_bytes <= space->budget_bytes ? place : UINT64_MAX;
     *offset = sought->lowest;
@@ -161,7 +153,7 @@ void plani_space_release(struct plani_space *space, uint64_t begin)
     uint64_t gap_end = high < space->count ? space->pieces[high].begin : space->budget_bytes;
     for (uint32_t i = 0; i < space->class_count; i++) {
         struct plani_space_class *item = &space->classes[i];
-        uint64_t place = align_offset(gap_begin, item->residue);
+        uint64_t place = plani_align_offset(gap_begin, item->residue);
         if (place < item->lowest && place + item->size_bytes <= gap_end)
             item->lowest = place;
     }

@@ -315,7 +315,6 @@ static int rescue(traini_loop *self, int failed)
     err_save(&first, failed);
     if (commit_clean(self) < 0)
         return err_restore(&first); /* the engine itself failed: the state is in between */
-    (void)err_restore(&first);
     return err_set(failed, "%s; the state after step %" PRIu64 " is committed", first.text,
                    self->record.step);
 }
