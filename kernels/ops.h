@@ -33,7 +33,7 @@ typedef struct kernel_matmul kernel_matmul;       /* a prepared matrix product *
 typedef struct kernel_attention kernel_attention; /* a prepared attention */
 
 struct kernel_context_config {
-    int thread_count;      /* CPU: OpenMP threads of computing, > 0 */
+    int thread_count;         /* CPU: OpenMP threads of computing, > 0 */
     const char *adam_variant; /* NULL or "auto": the best; else "reference", "avx2", "avx512" */
 };
 typedef struct kernel_context_config kernel_context_config;
@@ -93,32 +93,42 @@ struct norm_grad_args {
     const float *mean;       /* [rows] or NULL */
     const float *rstd;       /* [rows] */
     const void *output_grad; /* [rows, C] type */
-    const void *residual_grad; /* [rows, C] type or NULL: added to input_grad (the skip connection) */
-    void *input_grad;        /* [rows, C] type, overwritten; may be output_grad or residual_grad */
-    float *weight_grad;      /* [C] fp32, += */
-    float *bias_grad;        /* [C] fp32, += ; NULL for NORM_RMS */
-    void *scratch;           /* norm_grad_scratch_bytes */
+    const void
+        *residual_grad; /* [rows, C] type or NULL: added to input_grad (the skip connection) */
+    void *input_grad;   /* [rows, C] type, overwritten; may be output_grad or residual_grad */
+    float *weight_grad; /* [C] fp32, += */
+    float *bias_grad;   /* [C] fp32, += ; NULL for NORM_RMS */
+    void *scratch;      /* norm_grad_scratch_bytes */
 };
 typedef struct norm_grad_args norm_grad_args;
 
+/* A table may be given in parts: token_table then holds rows [row_begin, row_begin + row_count) of the
+ * vocabulary, and rows of the output whose token lies elsewhere are left as they are. A call with
+ * token_table NULL adds the position rows to what the output holds. One call with both tables and the
+ * calls of all parts followed by that of the positions give the same bits. */
 struct embedding_args {
     enum dtype type;
     uint64_t batch, tokens, channels, vocab;
-    const int32_t *token_ids;   /* [B,T], each in [0, V) */
-    const void *token_table;    /* [V,C] type */
-    const void *position_table; /* [>= T, C] type or NULL */
-    void *output;               /* [B,T,C] type */
+    uint64_t row_begin, row_count; /* row_count 0: the whole vocabulary (row_begin is 0 then) */
+    const int32_t *token_ids;      /* [B,T], each in [0, V) */
+    const void *token_table;       /* [row_count or V, C] type, or NULL: positions alone */
+    const void
+        *position_table; /* [>= T, C] type or NULL; only with the whole table or without one */
+    void *output;        /* [B,T,C] type */
 };
 typedef struct embedding_args embedding_args;
 
+/* Parts as above: token_table_grad of the rows named, or NULL: positions alone. */
 struct embedding_grad_args {
     enum dtype type;
     uint64_t batch, tokens, channels, vocab;
+    uint64_t row_begin, row_count; /* row_count 0: the whole vocabulary */
     const int32_t *token_ids;
-    const void *output_grad;   /* [B,T,C] type */
-    float *token_table_grad;   /* [V,C] fp32, += in order of rows: no atomics */
+    const void *output_grad; /* [B,T,C] type */
+    float
+        *token_table_grad; /* [row_count or V, C] fp32, += in order of rows: no atomics; or NULL */
     float *position_table_grad; /* [>= T, C] fp32, += ; or NULL */
-    void *scratch;             /* embedding_grad_scratch_bytes */
+    void *scratch;              /* embedding_grad_scratch_bytes */
 };
 typedef struct embedding_grad_args embedding_grad_args;
 
@@ -129,8 +139,8 @@ struct rope_args {
     uint64_t batch, tokens, heads, head_dim; /* D even */
     uint64_t stride;                         /* elements between rows */
     void *data;                              /* first head of row 0 */
-    const float *table; /* [T, D/2, 2] fp32 (cos, sin) from rope_table */
-    bool inverse;       /* turn back: the backward pass */
+    const float *table;                      /* [T, D/2, 2] fp32 (cos, sin) from rope_table */
+    bool inverse;                            /* turn back: the backward pass */
 };
 typedef struct rope_args rope_args;
 
@@ -154,20 +164,39 @@ typedef struct activation_args activation_args;
 struct cross_entropy_args {
     enum dtype type;
     uint64_t rows, vocab;
-    const float *logits;     /* [rows, V] fp32 */
-    const int32_t *targets;  /* [rows]; -1 is ignored: loss 0 and gradient 0 */
-    float *losses;           /* [rows] fp32 nats */
-    void *logits_grad;       /* [rows, V] type, (softmax - onehot) * grad_scale; NULL: loss only.
+    const float *logits;    /* [rows, V] fp32 */
+    const int32_t *targets; /* [rows]; -1 is ignored: loss 0 and gradient 0 */
+    float *losses;          /* [rows] fp32 nats */
+    void *logits_grad;      /* [rows, V] type, (softmax - onehot) * grad_scale; NULL: loss only.
                                 It may lie at the address of logits where type is fp32. */
     float grad_scale;
 };
 typedef struct cross_entropy_args cross_entropy_args;
 
+/* Softmax cross-entropy over a vocabulary that comes in parts of columns, for an output matrix cut by
+ * rows. First softmax_part for every part in order, then softmax_losses once, then
+ * cross_entropy_part for every part. The stats of a row are its largest logit so far, the sum of
+ * exp(logit - largest) so far and the logit of its target (0 until its part came). */
+struct softmax_part_args {
+    enum dtype type;                     /* of logits_grad */
+    uint64_t rows, columns;              /* of this part */
+    uint64_t column_begin;               /* of the vocabulary */
+    bool is_first;                       /* the first part begins the stats */
+    const float *logits;                 /* [rows, columns] fp32 */
+    const int32_t *targets;              /* [rows]; -1 is ignored: loss 0 and gradient 0 */
+    float *largest, *sum, *target_logit; /* [rows] fp32 each: read and written by softmax_part, read
+                                            by the two others */
+    float *losses;                       /* [rows] fp32 nats: softmax_losses */
+    void *logits_grad; /* [rows, columns] type: cross_entropy_part; may lie at logits for fp32 */
+    float grad_scale;  /* cross_entropy_part */
+};
+typedef struct softmax_part_args softmax_part_args;
+
 /* Closes a gradient: fp32 accumulator to the gradient dtype, with the norm taken on the way. */
 struct grad_close_args {
     uint64_t count;           /* elements, a multiple of SHARD_ELEMS_STEP (4096) */
     const float *accumulator; /* [count] */
-    void *grads;              /* [count] grad_type, rounded to nearest even; may be accumulator if fp32 */
+    void *grads; /* [count] grad_type, rounded to nearest even; may be accumulator if fp32 */
     enum dtype grad_type;
     double *block_sums; /* [count / 4096]: sum of squares of the rounded values, in a fixed order.
                            Not finite where an element is not finite. */
@@ -177,10 +206,10 @@ typedef struct grad_close_args grad_close_args;
 /* The step's scalars of Adam/AdamW; the same struct for all tiles of a step. */
 struct adam_scalars {
     float learning_rate, beta1, beta2, epsilon, weight_decay;
-    bool decoupled;         /* AdamW; false: L2 term added to the gradient */
-    float bias_correction1; /* 1 - beta1^t, or 1 where bias correction is off */
+    bool decoupled;              /* AdamW; false: L2 term added to the gradient */
+    float bias_correction1;      /* 1 - beta1^t, or 1 where bias correction is off */
     float bias_correction2_sqrt; /* sqrt(1 - beta2^t), or 1 */
-    float grad_scale;       /* clip factor / loss scale: multiplied onto each gradient first */
+    float grad_scale;            /* clip factor / loss scale: multiplied onto each gradient first */
 };
 typedef struct adam_scalars adam_scalars;
 
@@ -196,6 +225,45 @@ struct adam_args {
 };
 typedef struct adam_args adam_args;
 
+/* Lion (Chen et al. 2023, algorithm 2, as DeepSpeed's CPU Lion has it), one tile, in place:
+ *   c = beta1 m + (1 - beta1) g;  master = master (1 - lr wd) - lr sign(c);  m = beta2 m + (1 - beta2) g
+ * with g = gradient * grad_scale. sign(0) is 0. */
+struct lion_scalars {
+    float learning_rate, beta1, beta2, weight_decay;
+    float grad_scale;
+};
+typedef struct lion_scalars lion_scalars;
+
+struct lion_args {
+    uint64_t count;
+    float *master, *m; /* [count] fp32, read and written */
+    const void *grads; /* [count] grad_type */
+    enum dtype grad_type;
+    void *params; /* [count] param_type, written: as Adam's */
+    enum dtype param_type;
+    const lion_scalars *scalars;
+};
+typedef struct lion_args lion_args;
+
+/* Adagrad (Duchi et al. 2011, as DeepSpeed's CPU Adagrad has it), one tile, in place:
+ *   g = gradient * grad_scale + wd master;  v = v + g^2;  master = master - lr g / (sqrt(v) + eps) */
+struct adagrad_scalars {
+    float learning_rate, epsilon, weight_decay;
+    float grad_scale;
+};
+typedef struct adagrad_scalars adagrad_scalars;
+
+struct adagrad_args {
+    uint64_t count;
+    float *master, *v; /* [count] fp32, read and written; v: sum of squares */
+    const void *grads; /* [count] grad_type */
+    enum dtype grad_type;
+    void *params; /* [count] param_type, written: as Adam's */
+    enum dtype param_type;
+    const adagrad_scalars *scalars;
+};
+typedef struct adagrad_args adagrad_args;
+
 struct kernel_ops {
     const char *name; /* "cpu", "reference" */
 
@@ -206,8 +274,8 @@ struct kernel_ops {
     const char *(*describe)(const kernel_context *context);
 
     /* Prepared products: everything a library compiles or allocates happens in create. */
-    int (*matmul_create)(kernel_context *context, const matmul_desc *desc, kernel_matmul **product)
-        MUST_CHECK;
+    int (*matmul_create)(kernel_context *context, const matmul_desc *desc,
+                         kernel_matmul **product) MUST_CHECK;
     void (*matmul_destroy)(kernel_matmul *product);
     size_t (*matmul_scratch_bytes)(const kernel_matmul *product);
     int (*matmul)(kernel_matmul *product, void *stream, const void *a, const void *b,
@@ -220,8 +288,8 @@ struct kernel_ops {
     size_t (*attention_backward_scratch_bytes)(const kernel_attention *attention);
     /* lse: [B,H,T] fp32, log of the softmax denominator of each scaled score row. */
     int (*attention_forward)(kernel_attention *attention, void *stream, const void *q,
-                             const void *k, const void *v, void *output, float *lse, void *scratch)
-        MUST_CHECK;
+                             const void *k, const void *v, void *output, float *lse,
+                             void *scratch) MUST_CHECK;
     /* Gradients have the layout of q, k, v (same stride) and are overwritten. */
     int (*attention_backward)(kernel_attention *attention, void *stream, const void *q,
                               const void *k, const void *v, const void *output, const float *lse,
@@ -230,11 +298,11 @@ struct kernel_ops {
 
     int (*norm_forward)(kernel_context *context, void *stream, const norm_args *args) MUST_CHECK;
     size_t (*norm_grad_scratch_bytes)(kernel_context *context, uint64_t rows, uint64_t channels);
-    int (*norm_backward)(kernel_context *context, void *stream, const norm_grad_args *args)
-        MUST_CHECK;
+    int (*norm_backward)(kernel_context *context, void *stream,
+                         const norm_grad_args *args) MUST_CHECK;
 
-    int (*embedding_forward)(kernel_context *context, void *stream, const embedding_args *args)
-        MUST_CHECK;
+    int (*embedding_forward)(kernel_context *context, void *stream,
+                             const embedding_args *args) MUST_CHECK;
     size_t (*embedding_grad_scratch_bytes)(kernel_context *context, uint64_t rows, uint64_t vocab);
     int (*embedding_backward)(kernel_context *context, void *stream,
                               const embedding_grad_args *args) MUST_CHECK;
@@ -244,34 +312,43 @@ struct kernel_ops {
                       uint64_t head_dim, double theta) MUST_CHECK;
     int (*rope)(kernel_context *context, void *stream, const rope_args *args) MUST_CHECK;
 
-    int (*activation_forward)(kernel_context *context, void *stream, const activation_args *args)
-        MUST_CHECK;
-    int (*activation_backward)(kernel_context *context, void *stream, const activation_args *args)
-        MUST_CHECK;
+    int (*activation_forward)(kernel_context *context, void *stream,
+                              const activation_args *args) MUST_CHECK;
+    int (*activation_backward)(kernel_context *context, void *stream,
+                               const activation_args *args) MUST_CHECK;
 
     /* out[count] = a + b, rounded to type; out may be a or b. */
     int (*add)(kernel_context *context, void *stream, enum dtype type, uint64_t count,
                const void *a, const void *b, void *out) MUST_CHECK;
     /* bias_grad[n] += column sums of output_grad [rows, n] type, in a fixed order. */
     int (*bias_backward)(kernel_context *context, void *stream, enum dtype type, uint64_t rows,
-                         uint64_t n, const void *output_grad, float *bias_grad, void *scratch)
-        MUST_CHECK;
+                         uint64_t n, const void *output_grad, float *bias_grad,
+                         void *scratch) MUST_CHECK;
     size_t (*bias_backward_scratch_bytes)(kernel_context *context, uint64_t rows, uint64_t n);
 
-    int (*cross_entropy)(kernel_context *context, void *stream, const cross_entropy_args *args)
-        MUST_CHECK;
+    int (*cross_entropy)(kernel_context *context, void *stream,
+                         const cross_entropy_args *args) MUST_CHECK;
+    /* The same over parts of the vocabulary; see softmax_part_args. */
+    int (*softmax_part)(kernel_context *context, void *stream,
+                        const softmax_part_args *args) MUST_CHECK;
+    int (*softmax_losses)(kernel_context *context, void *stream,
+                          const softmax_part_args *args) MUST_CHECK;
+    int (*cross_entropy_part)(kernel_context *context, void *stream,
+                              const softmax_part_args *args) MUST_CHECK;
     int (*zero)(kernel_context *context, void *stream, void *data, uint64_t bytes) MUST_CHECK;
     int (*convert)(kernel_context *context, void *stream, const void *source,
-                   enum dtype source_type, void *target, enum dtype target_type, uint64_t count)
-        MUST_CHECK;
+                   enum dtype source_type, void *target, enum dtype target_type,
+                   uint64_t count) MUST_CHECK;
 
-    int (*grad_close)(kernel_context *context, void *stream, const grad_close_args *args)
-        MUST_CHECK;
+    int (*grad_close)(kernel_context *context, void *stream,
+                      const grad_close_args *args) MUST_CHECK;
     /* *total = sum of sums[0..count) in a fixed binary tree over the index. */
     int (*norm_reduce)(kernel_context *context, void *stream, const double *sums, uint64_t count,
                        double *total) MUST_CHECK;
 
     int (*adam)(kernel_context *context, void *stream, const adam_args *args) MUST_CHECK;
+    int (*lion)(kernel_context *context, void *stream, const lion_args *args) MUST_CHECK;
+    int (*adagrad)(kernel_context *context, void *stream, const adagrad_args *args) MUST_CHECK;
     /* params[count] = working copy of master (bf16_working_copy, fp16 nearest even, or fp32). */
     int (*working_copy)(kernel_context *context, void *stream, const float *master, void *params,
                         enum dtype param_type, uint64_t count) MUST_CHECK;

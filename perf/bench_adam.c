@@ -53,7 +53,7 @@ static adam_args tile_at(const struct working_set *set, uint64_t tile, enum dtyp
 static int set_create(struct working_set *set, uint64_t tile_count)
 {
     set->tile_count = tile_count;
-    set->state_pitch = tile_pitch(TILE_ELEMS);
+    set->state_pitch = tile_pitch(TILE_ELEMS, TILE_STREAMS_MAX);
     set->flat_pitch =
         size_round_up(4 * (uint64_t)TILE_ELEMS, TILE_PERIOD_BYTES) + TILE_PERIOD_BYTES;
     set->bytes = tile_count * (set->state_pitch + 2 * set->flat_pitch) + 2 * MIB;

@@ -47,7 +47,7 @@ uint64_t op_moved_bytes(const op *item)
 
 /* Little-endian words of one op or buffer, so that the hash sees no padding and no byte order. */
 struct canonical {
-    uint8_t bytes[(16 + 4 * OP_OPERANDS_MAX) * 8];
+    uint8_t bytes[(18 + 4 * OP_OPERANDS_MAX) * 8];
     size_t count;
 };
 
@@ -73,7 +73,9 @@ static uint64_t hash_op(const program *prog, const op *item, uint64_t hash)
     canonical_put(&words, item->operand_count);
     canonical_put(&words, item->first_micro_batch);
     canonical_put(&words, item->unit);
+    canonical_put(&words, item->if_applied);
     canonical_put(&words, item->stage);
+    canonical_put(&words, item->pass);
     canonical_put(&words, item->micro_batch);
     canonical_put(&words, item->tile);
     canonical_put(&words, item->state_kind);
@@ -178,6 +180,7 @@ const char *state_kind_name(enum state_kind kind)
         [STATE_GRADS] = "grads",
         [STATE_OPTIMIZER] = "optimizer",
         [STATE_ACTIVATIONS] = "activations",
+        [STATE_INNER_ACTIVATIONS] = "inner activations",
     };
     return name_at(names, STATE_KIND_COUNT, kind);
 }
@@ -192,6 +195,7 @@ const char *op_kind_name(enum op_kind kind)
         [OP_ALL_GATHER] = "all_gather",
         [OP_REDUCE_SCATTER] = "reduce_scatter",
         [OP_FORWARD] = "forward",
+        [OP_RECOMPUTE] = "recompute",
         [OP_BACKWARD] = "backward",
         [OP_GRAD_CLOSE] = "grad_close",
         [OP_NORM] = "norm",

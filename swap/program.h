@@ -64,7 +64,14 @@ enum lane_kind {
     LANE_COUNT
 };
 
-enum state_kind { STATE_PARAMS, STATE_GRADS, STATE_OPTIMIZER, STATE_ACTIVATIONS, STATE_KIND_COUNT };
+enum state_kind {
+    STATE_PARAMS,
+    STATE_GRADS, /* closed gradients, and fp32 accumulators that rest between micro-batches */
+    STATE_OPTIMIZER,
+    STATE_ACTIVATIONS,       /* boundaries between stages */
+    STATE_INNER_ACTIVATIONS, /* `saved` of a stage, kept or carried */
+    STATE_KIND_COUNT
+};
 
 enum op_kind {
     OP_READ,           /* copy operand SOURCE (nvme) to TARGET (host) */
@@ -74,28 +81,30 @@ enum op_kind {
     OP_ALL_GATHER,     /* SOURCE (own shard) to TARGET (whole), device */
     OP_REDUCE_SCATTER, /* SOURCE (whole, fp32) to TARGET (own shard), device */
     OP_FORWARD,        /* stage, micro-batch: PARAMS, INPUT -> OUTPUT (the head: losses) */
-    OP_BACKWARD,       /* stage, micro-batch: recompute, then INPUT_GRAD and GRADS += ;
+    OP_RECOMPUTE,  /* stage, pass, micro-batch: PARAMS, INPUT -> SAVED, for a stage cut in parts */
+    OP_BACKWARD,   /* stage, micro-batch: recompute, then INPUT_GRAD and GRADS += ;
                           the head's does forward, loss and backward in one */
-    OP_GRAD_CLOSE,     /* unit, tile: GRADS (fp32 accumulator) -> TARGET (gradient dtype), norm sums */
-    OP_NORM,           /* global norm of all closed gradients -> the step's clip factor, skip flag */
-    OP_UPDATE,         /* unit, tile: STATE, SOURCE (gradient) -> STATE, TARGET (working copy) */
-    OP_INIT,           /* unit, tile: initial STATE and TARGET (working copy) */
-    OP_WORKING_COPY,   /* unit, tile: STATE -> TARGET (working copy) */
+    OP_GRAD_CLOSE, /* unit, tile: GRADS (fp32 accumulator) -> TARGET (gradient dtype), norm sums */
+    OP_NORM,       /* global norm of all closed gradients -> the step's clip factor, skip flag */
+    OP_UPDATE,     /* unit, tile: STATE, SOURCE (gradient) -> STATE, TARGET (working copy) */
+    OP_INIT,       /* unit, tile: initial STATE and TARGET (working copy) */
+    OP_WORKING_COPY, /* unit, tile: STATE -> TARGET (working copy) */
     OP_KIND_COUNT
 };
 
 enum operand_role {
     ROLE_SOURCE,
     ROLE_TARGET,
-    ROLE_PARAMS0, /* working copy of the stage's own unit, whole, device */
-    ROLE_PARAMS1, /* of the second unit of a stage (a tied embedding at the head) */
-    ROLE_GRADS0,  /* fp32 accumulator of the stage's own unit, whole, device */
+    ROLE_PARAMS0, /* working copy of the pass's own unit, whole, device */
+    ROLE_PARAMS1, /* of the second unit of a pass (a tied embedding at the head) */
+    ROLE_GRADS0,  /* fp32 accumulator of the pass's own unit, whole, device */
     ROLE_GRADS1,
     ROLE_INPUT,       /* boundary activation into the stage [B,T,C] */
     ROLE_OUTPUT,      /* boundary activation out of the stage */
     ROLE_INPUT_GRAD,  /* gradient of INPUT: written by the stage's backward */
     ROLE_OUTPUT_GRAD, /* gradient of OUTPUT: read by it */
-    ROLE_SAVED,       /* inner activations kept from forward to backward in place of recomputation */
+    ROLE_SAVED,       /* inner activations: kept from forward to backward in place of recomputation,
+                         or carried from pass to pass of a stage cut in parts */
     ROLE_STATE,       /* a tile of master, m, v (base/tile.h) */
     ROLE_TOKENS,      /* token ids of the whole step, int32 */
     ROLE_WORKSPACE,   /* scratch of the compute lane, device */
@@ -137,15 +146,22 @@ struct op {
     uint8_t kind; /* enum op_kind */
     uint8_t lane; /* enum lane_kind */
     uint8_t operand_count;
-    uint8_t first_micro_batch; /* OP_BACKWARD: 1 = this op zeroes GRADS0 first, 2 = GRADS1, 3 = both */
-    uint32_t unit;             /* the unit served, or PROGRAM_NONE */
-    uint32_t stage;            /* place in the forward order, or PROGRAM_NONE */
-    uint32_t micro_batch;      /* or PROGRAM_NONE */
-    uint32_t tile;             /* or PROGRAM_NONE */
-    uint32_t state_kind;       /* transfers: enum state_kind of what is moved, or PROGRAM_NONE */
-    uint32_t dep_begin;        /* dependencies: program.deps[dep_begin .. dep_begin + dep_count) */
+    uint8_t
+        first_micro_batch; /* OP_BACKWARD: 1 = this op zeroes GRADS0 first, 2 = GRADS1, 3 = both */
+    uint8_t
+        if_applied; /* 1: only for an update that is applied: not run where the step is skipped */
+    uint8_t reserved[3];
+    uint32_t unit;        /* the unit served, or PROGRAM_NONE */
+    uint32_t stage;       /* place in the forward order, or PROGRAM_NONE */
+    uint32_t pass;        /* which part of the stage's phase: 0 but where units are cut */
+    uint32_t micro_batch; /* or PROGRAM_NONE */
+    uint32_t tile;        /* or PROGRAM_NONE */
+    uint32_t state_kind;  /* transfers: enum state_kind of what is moved, or PROGRAM_NONE */
+    uint32_t dep_begin;   /* dependencies: program.deps[dep_begin .. dep_begin + dep_count) */
     uint32_t dep_count;
-    uint64_t elem_begin; /* per-tile ops: first element within the unit */
+    uint64_t
+        elem_begin; /* per-tile ops, and transfers of a tile of optimizer state, of gradients or of
+                            params: first element within the unit; other ops: both 0 */
     uint64_t elem_count;
     operand operands[OP_OPERANDS_MAX];
     op_demand demand;
@@ -158,7 +174,7 @@ struct buffer {
     uint8_t is_home;    /* live all the time, equal offsets in all programs of a set */
     uint8_t state_kind; /* enum state_kind, or STATE_KIND_COUNT for scratch, tokens and the like */
     uint8_t reserved;
-    uint32_t unit;      /* or PROGRAM_NONE */
+    uint32_t unit; /* or PROGRAM_NONE */
     uint64_t offset_bytes, size_bytes;
     uint32_t producer;    /* transient: index of its first writer; homes: PROGRAM_NONE */
     uint32_t last_reader; /* transient: index of the last op that uses it; homes: PROGRAM_NONE */
@@ -173,11 +189,11 @@ struct program {
     buffer *buffers; /* [buffer_count]; homes first, the same in every program of a set */
     uint64_t home_count;
     uint64_t budget_bytes[ARENA_COUNT];
-    uint64_t peak_bytes[ARENA_COUNT];    /* end of the highest byte ever live */
-    uint32_t peak_buffer[ARENA_COUNT];   /* the buffer that reaches it, or PROGRAM_NONE */
-    uint64_t predicted_ns;               /* length of the program */
-    uint64_t lane_busy_ns[LANE_COUNT];   /* predicted */
-    uint64_t lane_bytes[LANE_COUNT];     /* moved by the lane's ops */
+    uint64_t peak_bytes[ARENA_COUNT];  /* end of the highest byte ever live */
+    uint32_t peak_buffer[ARENA_COUNT]; /* the buffer that reaches it, or PROGRAM_NONE */
+    uint64_t predicted_ns;             /* length of the program */
+    uint64_t lane_busy_ns[LANE_COUNT]; /* predicted */
+    uint64_t lane_bytes[LANE_COUNT];   /* moved by the lane's ops */
 };
 typedef struct program program;
 
@@ -214,7 +230,7 @@ uint64_t program_hash(const program *prog);
 const char *program_kind_name(enum program_kind kind);
 const char *arena_kind_name(enum arena_kind kind); /* "device", "host", "nvme" */
 const char *lane_kind_name(enum lane_kind kind);   /* "read", "write", "h2d", ... */
-const char *state_kind_name(enum state_kind kind); /* "params", "grads", "optimizer", "activations" */
+const char *state_kind_name(enum state_kind kind); /* "params", "grads", ... */
 const char *op_kind_name(enum op_kind kind);       /* "forward", "update", ... */
 
 #endif

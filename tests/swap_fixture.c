@@ -77,6 +77,7 @@ uint32_t builder_op(builder *self, enum op_kind kind)
         [OP_ALL_GATHER] = LANE_COMM,
         [OP_REDUCE_SCATTER] = LANE_COMM,
         [OP_FORWARD] = LANE_COMPUTE,
+        [OP_RECOMPUTE] = LANE_COMPUTE,
         [OP_BACKWARD] = LANE_COMPUTE,
         [OP_GRAD_CLOSE] = LANE_COMPUTE,
         [OP_NORM] = LANE_COMPUTE,

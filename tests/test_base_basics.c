@@ -119,11 +119,11 @@ static void tiles(void **state)
 {
     (void)state;
     assert_int_equal(tile_stream_stride(32768) % TILE_PERIOD_BYTES, TILE_SKEW_BYTES);
-    assert_int_equal(tile_bytes(4096) % TILE_BLOCK_BYTES, 0);
-    assert_int_equal(tile_pitch(65536) % TILE_PERIOD_BYTES, 0);
+    assert_int_equal(tile_bytes(4096, 3) % TILE_BLOCK_BYTES, 0);
+    assert_int_equal(tile_pitch(65536, 3) % TILE_PERIOD_BYTES, 0);
     assert_int_equal(tile_count(100000, 32768), 4);
     assert_int_equal(tile_elems_at(100000, 32768, 3), 100000 - 3 * 32768);
-    assert_int_equal(tile_unit_bytes(32768, 32768), tile_bytes(32768));
+    assert_int_equal(tile_unit_bytes(32768, 32768, 3), tile_bytes(32768, 3));
 }
 
 static void errors(void **state)

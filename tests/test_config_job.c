@@ -27,7 +27,7 @@ static void defaults_hold(void **state)
     assert_int_equal(self->tiers.nvme_count, 0);
     for (int kind = 0; kind < JOB_KIND_COUNT; kind++)
         assert_int_equal(self->tiers.place[kind], JOB_TIER_AUTO);
-    assert_string_equal(self->schedule.order, "layer_major");
+    assert_int_equal(self->schedule.order, JOB_LAYER_MAJOR);
     assert_int_equal(self->schedule.update, JOB_UPDATE_AUTO);
     assert_string_equal(self->io.backend, "auto");
     assert_int_equal(self->io.block_bytes, 1048576);
@@ -35,7 +35,7 @@ static void defaults_hold(void **state)
     assert_int_equal(self->train_batch_size, 1);
     assert_int_equal(self->accumulation, 1);
     assert_true(self->gradient_clipping == 1.0);
-    assert_false(self->bf16);
+    assert_int_equal(self->type, DTYPE_FP32);
     assert_int_equal(self->grad_dtype, DTYPE_FP32);
     assert_int_equal(self->sub_group_size, 1000000000);
     assert_true(self->optimizer.decoupled && self->optimizer.bias_correction);
@@ -150,7 +150,7 @@ static void deepspeed_file_works(void **state)
     assert_true(self->optimizer.beta2 == 0.99 && self->optimizer.weight_decay == 3e-7);
     assert_int_equal(self->scheduler.type, JOB_WARMUP_LR);
     assert_false(self->scheduler.warmup_max_lr_given);
-    assert_true(self->bf16);
+    assert_int_equal(self->type, DTYPE_BF16);
     assert_int_equal(self->grad_dtype, DTYPE_FP32);
     assert_int_equal(self->zero_stage, 3);
     assert_int_equal(self->sub_group_size, 500000000);
@@ -293,7 +293,7 @@ static void set_overrides(void **state)
     assert_int_equal(self->tiers.nvme[1].budget_bytes, 1ull << 30);
     assert_int_equal(self->tiers.place[JOB_OPTIMIZER], JOB_TIER_NVME);
     assert_string_equal(self->data.train.path[1], "c");
-    assert_true(self->bf16);
+    assert_int_equal(self->type, DTYPE_BF16);
     assert_true(self->optimizer.beta1 == 0.5 && self->optimizer.beta2 == 0.2);
     assert_true(self->gradient_clipping == 0.0);
     job_destroy(self);

@@ -68,6 +68,7 @@ static void make_job(struct random_job *r, uint64_t seed)
     job->losses_bytes = 4096 * job->micro_batch_count;
     job->param_bytes = draw(seed, &n, 2) ? 2 : 4;
     job->grad_bytes = draw(seed, &n, 2) ? 2 : 4;
+    job->state_streams = draw(seed, &n, 2) ? 3 : 2;
     job->update = draw(seed, &n, 2) ? PLAN_UPDATE_IN_NEXT_FORWARD : PLAN_UPDATE_AFTER_BACKWARD;
     job->tile_elems = draw(seed, &n, 3) ? TILE_ELEMS_STEP << draw(seed, &n, 3) : 0;
     job->lookahead_ops = draw(seed, &n, 3) ? 0 : 1 + draw(seed, &n, 50);

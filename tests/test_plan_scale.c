@@ -67,6 +67,7 @@ static void make_job(struct large_job *l, uint32_t layers, uint64_t hidden)
     job->tokens_bytes = 16384;
     job->losses_bytes = 8192;
     job->param_bytes = job->grad_bytes = 2;
+    job->state_streams = 3;
     job->update = PLAN_UPDATE_IN_NEXT_FORWARD;
     job->needs_save_places = true;
     job->budget_bytes[ARENA_DEVICE] = job->budget_bytes[ARENA_HOST] = 16 * GIB;

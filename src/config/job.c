@@ -59,8 +59,7 @@ static int fill_run(const configi_reader *reader, job *target)
 
 static int fill_schedule(const configi_reader *reader, job *target)
 {
-    snprintf(target->schedule.order, JOB_NAME_BYTES, "%s",
-             configi_choice(reader, "schedule.order"));
+    target->schedule.order = JOB_LAYER_MAJOR;
     const char *update_choices = option_find("schedule.update")->choices;
     target->schedule.update =
         (enum job_update)configi_list_find(update_choices, configi_text(reader, "schedule.update"));
@@ -93,14 +92,15 @@ static int fill_device(const configi_reader *reader, job *target)
 static int fill_precision(const configi_reader *reader, job *target)
 {
     static const char path[] = "data_types.grad_accum_dtype";
-    target->bf16 = configi_bool(reader, "bf16.enabled");
+    target->type = configi_bool(reader, "bf16.enabled") ? DTYPE_BF16 : DTYPE_FP32;
+    target->check_grad_overflow = true;
     target->zero_stage = (uint32_t)configi_uint(reader, "zero_optimization.stage");
     target->gradient_clipping = configi_double(reader, "gradient_clipping");
-    target->grad_dtype = target->bf16 ? DTYPE_BF16 : DTYPE_FP32;
+    target->grad_dtype = target->type;
     if (!configi_get(reader, path))
         return 0;
     bool is_bf16 = strcmp(configi_choice(reader, path), "bf16") == 0;
-    if (is_bf16 && !target->bf16)
+    if (is_bf16 && target->type != DTYPE_BF16)
         return configi_error(reader, path,
                              "\"bf16\" needs bf16.enabled; without it gradients are fp32");
     target->grad_dtype = is_bf16 ? DTYPE_BF16 : DTYPE_FP32;

@@ -24,10 +24,46 @@ enum {
     JOB_NAME_BYTES = 64,
 };
 
-enum job_tier { JOB_TIER_AUTO, JOB_TIER_DEVICE, JOB_TIER_HOST, JOB_TIER_NVME };
-enum job_kind { JOB_PARAMS, JOB_GRADS, JOB_OPTIMIZER, JOB_ACTIVATIONS, JOB_KIND_COUNT };
-enum job_update { JOB_UPDATE_AUTO, JOB_UPDATE_AFTER_BACKWARD, JOB_UPDATE_IN_NEXT_FORWARD };
-enum job_schedule { JOB_SCHEDULE_NONE, JOB_WARMUP_LR, JOB_WARMUP_DECAY_LR, JOB_WARMUP_COSINE_LR };
+enum job_tier {
+    JOB_TIER_AUTO,
+    JOB_TIER_DEVICE,
+    JOB_TIER_HOST,
+    JOB_TIER_NVME,
+    JOB_TIER_RECOMPUTE /* inner activations alone: not kept, computed again in the backward */
+};
+enum job_kind {
+    JOB_PARAMS,
+    JOB_GRADS,
+    JOB_OPTIMIZER,
+    JOB_ACTIVATIONS,       /* checkpoints between blocks */
+    JOB_INNER_ACTIVATIONS, /* those within a block, where kept from forward to backward */
+    JOB_KIND_COUNT
+};
+enum job_order { JOB_LAYER_MAJOR, JOB_BATCH_MAJOR };
+enum job_update {
+    JOB_UPDATE_AUTO,
+    JOB_UPDATE_AFTER_BACKWARD,
+    JOB_UPDATE_IN_NEXT_FORWARD,
+    JOB_UPDATE_IN_BACKWARD,     /* exact only without clipping, loss scaling and overflow check */
+    JOB_UPDATE_DELAYED_ONE_STEP /* approximate: gradients of one step late */
+};
+enum job_optimizer { JOB_ADAM, JOB_LION, JOB_ADAGRAD };
+enum job_schedule {
+    JOB_SCHEDULE_NONE,
+    JOB_WARMUP_LR,
+    JOB_WARMUP_DECAY_LR,
+    JOB_WARMUP_COSINE_LR,
+    JOB_ONE_CYCLE,
+    JOB_LR_RANGE_TEST
+};
+enum job_data_format {                /* of the files in data.train and data.valid */
+                       JOB_DATA_AUTO, /* by what the file begins with; text where nothing is recognized */
+                       JOB_DATA_TEXT, /* bytes */
+                       JOB_DATA_LLMC, /* llm.c .bin, both header versions */
+                       JOB_DATA_U16,  /* raw little-endian token ids */
+                       JOB_DATA_U32,
+                       JOB_DATA_MEGATRON /* .bin beside an .idx */
+};
 
 struct job_model {
     char preset[JOB_NAME_BYTES]; /* as given, or "" */
@@ -35,6 +71,7 @@ struct job_model {
     uint64_t num_layers, hidden_size, num_heads, num_kv_heads, ffn_size, vocab_size, seq_length;
     bool tie_embeddings;
     double rope_theta, norm_epsilon, init_std;
+    uint64_t max_part_bytes; /* units whose working params are larger are cut into parts; 0: none */
 };
 
 struct job_files {
@@ -59,17 +96,24 @@ struct job {
     struct {
         struct job_files train, valid;
         char tokenizer[JOB_NAME_BYTES]; /* "bytes" */
+        enum job_data_format format;
         uint64_t seed;
     } data;
     struct {
         char dir[JOB_PATH_BYTES];
         uint64_t steps, seed, eval_every, eval_batches, commit_every, log_every;
         bool fresh;
+        bool paranoid; /* fresh addresses, NaN-fill, compare, poison: finds our own bugs, slow */
     } run;
     struct {
         char backend[JOB_NAME_BYTES]; /* "auto", "cpu", "cuda" */
         uint64_t threads;             /* of computing; 0: all cores of the affinity mask */
+        char cores[JOB_NAME_BYTES];   /* core set of computing, "0-7,16"; "": automatic */
     } device;
+    struct {
+        uint64_t threads;           /* of the optimizer on the CPU; 0: as device.threads */
+        char cores[JOB_NAME_BYTES]; /* "": automatic */
+    } update;
     struct {
         uint64_t device_budget, host_budget; /* 0: automatic (see README) */
         struct job_drive nvme[JOB_DRIVES_MAX];
@@ -79,7 +123,7 @@ struct job {
         uint32_t rule_count;
     } tiers;
     struct {
-        char order[JOB_NAME_BYTES]; /* "layer_major" */
+        enum job_order order;
         enum job_update update;
         uint64_t tile_elems; /* 0: automatic */
         uint64_t lookahead;  /* ops that a prefetch may run ahead; 0: as far as memory allows */
@@ -87,15 +131,28 @@ struct job {
     struct {
         char backend[JOB_NAME_BYTES];      /* "auto", "uring", "pool" (io.backend) */
         uint64_t block_bytes, queue_depth; /* aio */
+        uint64_t threads;                  /* of the pread/pwrite pool, per drive; 0: automatic */
+        char cores[JOB_NAME_BYTES];        /* of the pool and the scheduler; "": automatic */
+        double stuck_seconds;              /* a request is reported after so long; 0: never */
     } io;
     uint64_t train_batch_size, micro_batch, accumulation; /* resolved; world 1 here */
     double gradient_clipping;
-    bool bf16;
+    enum dtype type;       /* of params in compute and of activations: fp32, bf16 or fp16 */
+    struct {               /* fp16.enabled: loss scaling, as DeepSpeed has it */
+        double loss_scale; /* static where above 0; 0: dynamic */
+        uint64_t initial_scale_power, loss_scale_window, hysteresis;
+        bool consecutive_hysteresis;
+        double min_loss_scale;
+    } fp16;
+    bool
+        check_grad_overflow; /* a step whose gradient norm is not finite is skipped: always for fp16,
+                                 bf16.check_grad_overflow for bf16, true for fp32 */
     uint32_t zero_stage;
     uint64_t sub_group_size;
     enum dtype grad_dtype; /* of gradients at rest: data_types.grad_accum_dtype; default the 16-bit
                               dtype when one is enabled, else fp32 */
     struct {
+        enum job_optimizer type;
         bool decoupled; /* AdamW */
         double lr, beta1, beta2, epsilon, weight_decay;
         bool bias_correction;
@@ -106,6 +163,17 @@ struct job {
         bool warmup_max_lr_given; /* else the optimizer's lr */
         uint64_t warmup_num_steps, total_num_steps;
         bool warmup_linear; /* else logarithmic */
+        struct {            /* OneCycle */
+            double min_lr, max_lr, decay_lr_rate, min_mom, max_mom, decay_mom_rate;
+            uint64_t first_step_size, second_step_size, first_stair_count, second_stair_count;
+            uint64_t decay_step_size;
+            bool momentum;
+        } cycle;
+        struct { /* LRRangeTest */
+            double min_lr, step_rate;
+            uint64_t step_size;
+            bool staircase;
+        } range_test;
     } scheduler;
     char *text; /* the merged job as JSON, for the run directory; mem_alloc'd */
 };
@@ -124,5 +192,8 @@ int job_check_for_training(const job *self) MUST_CHECK;
 /* The learning rate of optimizer step `step`, the first being 1 (DeepSpeed's last_batch_iteration
  * is step - 1). */
 double job_learning_rate(const job *self, uint64_t step);
+
+/* beta1 of optimizer step `step`: the optimizer's own but where OneCycle moves the momentum. */
+double job_momentum(const job *self, uint64_t step);
 
 #endif

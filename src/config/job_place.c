@@ -13,6 +13,8 @@ static enum job_tier tier_of(const char *name)
         return JOB_TIER_DEVICE;
     if (strcmp(name, "host") == 0 || strcmp(name, "cpu") == 0)
         return JOB_TIER_HOST;
+    if (strcmp(name, "recompute") == 0)
+        return JOB_TIER_RECOMPUTE;
     return strcmp(name, "nvme") == 0 ? JOB_TIER_NVME : JOB_TIER_AUTO;
 }
 
@@ -23,6 +25,7 @@ static const char *tier_name(enum job_tier tier)
         [JOB_TIER_DEVICE] = "device",
         [JOB_TIER_HOST] = "host",
         [JOB_TIER_NVME] = "nvme",
+        [JOB_TIER_RECOMPUTE] = "recompute",
     };
     return names[tier];
 }
@@ -32,6 +35,7 @@ static const char *const place_paths[JOB_KIND_COUNT] = {
     [JOB_GRADS] = "tiers.place.grads",
     [JOB_OPTIMIZER] = "tiers.place.optimizer",
     [JOB_ACTIVATIONS] = "tiers.place.activations",
+    [JOB_INNER_ACTIVATIONS] = "tiers.place.inner_activations",
 };
 
 /* Adds a drive unless its directory is already there. */

@@ -196,6 +196,12 @@ const option configi_own_rows[] = {
      .fallback = "auto",
      .choices = "auto|device|host|nvme",
      .help = "Home of the activation checkpoints between blocks."},
+    {.path = "tiers.place.inner_activations",
+     .type = OPTION_TIER,
+     .fallback = "auto",
+     .choices = "auto|recompute|device|host|nvme",
+     .help = "Activations within a block: recompute them in the backward, or keep them from the "
+             "forward on this tier; auto: what is predicted to be faster."},
     {.path = "tiers.place.rules",
      .type = OPTION_BLOCKS,
      .range = "[0,64]",

@@ -58,6 +58,8 @@ double job_learning_rate(const job *self, uint64_t step)
     double share = 1.0;
     switch (self->scheduler.type) {
     case JOB_SCHEDULE_NONE:
+    case JOB_ONE_CYCLE: /* no job file leads here yet */
+    case JOB_LR_RANGE_TEST:
         return self->optimizer.lr;
     case JOB_WARMUP_LR:
         if (iteration < warmup)

@@ -15,6 +15,20 @@
  * recomputes its inner activations from its boundary input into `saved`. The head's backward does
  * forward, loss and backward in one, by chunks of rows, so that logits for all tokens never exist.
  *
+ * Parts. A unit whose working params would be larger than spec.max_part_bytes is cut (memory-centric
+ * tiling): every linear layer into blocks of its output columns, which are rows of the stored matrix,
+ * the embedding and an untied output matrix into blocks of vocabulary rows. Each part is a unit of its
+ * own. A stage over a cut unit runs as several passes, each with the params of one part, and what one
+ * pass leaves for the next ones lies in `saved`:
+ *
+ *   block, forward   norm1+qkv.0 qkv.1 .. | proj.0 .. | norm2+up.0 .. | down.0 ..
+ *          backward  [recompute as forward without down]  .. down.1 down.0 | .. up.0 | .. | .. qkv.0
+ *   embed            table.0 table.1 .. | positions
+ *   head             norm | logits.0 .. (softmax over all parts) | gradients .0 .. | norm backward
+ *
+ * Which parts there are is a function of the spec, the dtype and max_part_bytes alone. Initial weights
+ * do not depend on the cut. Stages whose units are small enough have one pass, as ever.
+ *
  * model_create needs no device: shapes, bytes and flops are known before anything is allocated.
  * model_prepare makes the products for one backend. One thread. */
 #ifndef SLUICE_MODEL_MODEL_H
@@ -37,19 +51,29 @@ struct model_spec {
     uint64_t num_layers, hidden_size, num_heads, num_kv_heads, ffn_size, vocab_size, seq_length;
     /* num_kv_heads 0 means num_heads; ffn_size 0 of gpt2 means 4 * hidden_size */
     bool tie_embeddings;
-    double rope_theta;   /* llama; 10000 */
-    double norm_epsilon; /* 1e-5 */
-    double init_std;     /* of normal initial weights; 0.02. Residual projections: / sqrt(2L) */
+    double rope_theta;       /* llama; 10000 */
+    double norm_epsilon;     /* 1e-5 */
+    double init_std;         /* of normal initial weights; 0.02. Residual projections: / sqrt(2L) */
+    uint64_t max_part_bytes; /* most bytes of a unit's working params; 0: units are never cut */
 };
 typedef struct model_spec model_spec;
 
-enum tensor_init { TENSOR_INIT_NORMAL, TENSOR_INIT_NORMAL_RESIDUAL, TENSOR_INIT_ZERO, TENSOR_INIT_ONE };
+enum tensor_init {
+    TENSOR_INIT_NORMAL,
+    TENSOR_INIT_NORMAL_RESIDUAL,
+    TENSOR_INIT_ZERO,
+    TENSOR_INIT_ONE
+};
 
 struct model_tensor {
-    char name[MODEL_NAME_BYTES]; /* as Hugging Face names it, for example "h.0.attn.c_attn.weight" */
-    uint64_t rows, columns;      /* [rows, columns]; a vector has rows 1. Linear weights are [out, in];
+    char
+        name[MODEL_NAME_BYTES]; /* as Hugging Face names it, for example "h.0.attn.c_attn.weight" */
+    uint64_t rows, columns; /* [rows, columns]; a vector has rows 1. Linear weights are [out, in];
                                     Hugging Face stores those of GPT-2's blocks (Conv1D) transposed */
-    uint64_t offset_elems;       /* within the unit's flat vector */
+    uint64_t offset_elems;  /* within the unit's flat vector */
+    uint64_t row_begin,
+        whole_rows; /* a part holds rows [row_begin, row_begin + rows) of a matrix of
+                                       whole_rows; uncut: 0 and rows */
     enum tensor_init init;
 };
 typedef struct model_tensor model_tensor;
@@ -65,18 +89,47 @@ typedef struct model_unit model_unit;
 
 enum stage_kind { STAGE_EMBED, STAGE_BLOCK, STAGE_HEAD };
 
+enum model_phase {
+    MODEL_FORWARD,   /* the head's: losses alone, for evaluation */
+    MODEL_RECOMPUTE, /* of a cut block: fills `saved` again; no passes elsewhere */
+    MODEL_BACKWARD,
+    MODEL_PHASE_COUNT
+};
+
+/* How a pass uses a buffer; the values of swap's enum operand_access. WRITE: it needs nothing of what
+ * was there; the passes after it in the phase UPDATE. */
+enum model_access { MODEL_NONE, MODEL_READ, MODEL_WRITE, MODEL_UPDATE };
+
+/* One pass of a stage: what runs for each micro-batch while the params of its units are there. All of a
+ * phase's passes run in order, for every micro-batch; a backward may follow its own recompute or,
+ * where `saved` was kept, its forward directly. */
+struct model_pass {
+    uint32_t units[2];
+    uint32_t unit_count;
+    bool reads_params[2]; /* whether params[i] are needed */
+    bool adds_grads[2];   /* whether grads[i] are added to */
+    uint8_t input, output, output_grad, input_grad, saved, losses; /* enum model_access */
+    double flops;
+    uint64_t dram_bytes, temp_bytes; /* temp: scratch of this pass alone */
+};
+typedef struct model_pass model_pass;
+
 /* All bytes and flops are for one micro-batch of B x T tokens. */
 struct model_stage {
     enum stage_kind kind;
     uint32_t units[2]; /* the own unit first; unit_count 1 or 2 */
     uint32_t unit_count;
-    uint64_t saved_bytes;           /* inner activations that the backward needs */
-    uint64_t forward_temp_bytes;    /* further scratch of the forward */
-    uint64_t backward_temp_bytes;   /* further scratch of recompute and backward */
-    double forward_flops;           /* matrix products and attention */
-    double backward_flops;          /* without recomputation (the head: backward alone) */
-    double recompute_flops;         /* what the backward op computes again (0 for embed) */
-    uint64_t forward_dram_bytes;  /* estimates, for the simulator (shapes.c says how); the backward */
+    bool is_cut; /* more than one pass in a phase: `saved` goes from pass to pass */
+    model_pass *passes[MODEL_PHASE_COUNT];  /* after model_prepare; owned by the model */
+    uint32_t pass_count[MODEL_PHASE_COUNT]; /* uncut: 1, 0, 1 */
+    uint64_t saved_bytes;                   /* inner activations that the backward needs */
+    uint64_t forward_temp_bytes;            /* further scratch of the forward */
+    uint64_t backward_temp_bytes;           /* further scratch of recompute and backward */
+    double forward_flops;                   /* matrix products and attention */
+    double backward_flops;                  /* without recomputation (the head: backward alone) */
+    double recompute_flops;                 /* what the backward op computes again (0 for embed) */
+    uint64_t
+        forward_dram_bytes; /* estimates, for the simulator (shapes.c says how); the backward */
     uint64_t backward_dram_bytes; /* includes the recomputation */
 };
 typedef struct model_stage model_stage;
@@ -85,16 +138,16 @@ typedef struct model_products model_products; /* internal: offsets, and what mod
 
 struct model {
     model_spec spec;
-    enum dtype type; /* of params in compute and of activations: fp32 or bf16 */
+    enum dtype type;              /* of params in compute and of activations: fp32 or bf16 */
     uint64_t micro_batch, tokens; /* B, T */
     uint32_t unit_count, stage_count;
     model_unit *units;
     model_stage *stages;
-    uint64_t param_count;    /* true parameters of the whole model; a tied embedding counts once */
-    uint64_t boundary_bytes; /* B*T*C in `type` */
+    uint64_t param_count;     /* true parameters of the whole model; a tied embedding counts once */
+    uint64_t boundary_bytes;  /* B*T*C in `type` */
     uint64_t constants_bytes; /* rope tables; 0 for gpt2 */
-    uint64_t chunk_rows;     /* rows of logits that exist at a time: a function of the model alone */
-    const kernel_ops *ops;   /* after model_prepare */
+    uint64_t chunk_rows;   /* rows of logits that exist at a time: a function of the model alone */
+    const kernel_ops *ops; /* after model_prepare */
     kernel_context *context;
     model_products *products;
 };
@@ -102,8 +155,8 @@ typedef struct model model;
 
 /* Checks the spec and lists units, stages, shapes, bytes and flops. `type` fp32 or bf16.
  * ERR_CONFIG with key, value and rule for an impossible spec (heads that do not divide, ...). */
-int model_create(const model_spec *spec, enum dtype type, uint64_t micro_batch, model **out)
-    MUST_CHECK;
+int model_create(const model_spec *spec, enum dtype type, uint64_t micro_batch,
+                 model **out) MUST_CHECK;
 void model_destroy(model *self);
 
 /* Prepares all products and attentions on this backend (borrowed until model_destroy). Sets the
@@ -121,12 +174,12 @@ void model_init_elems(const model *self, uint32_t unit, uint64_t seed, uint64_t 
 /* The memory of one call: one stage, one micro-batch. All device memory, no two buffers overlapping:
  * output and input_grad serve as scratch before their value is written. */
 struct model_call {
-    const void *params[2]; /* whole flat vectors of stage.units, in `type` */
-    float *grads[2];       /* their fp32 accumulators; backward only */
-    const int32_t *tokens;  /* [B,T]: embed and head only (may be set always) */
-    const int32_t *targets; /* [B,T]; -1 ignored: head */
-    const void *input;      /* [B,T,C]; NULL for embed */
-    void *output;           /* forward of embed and blocks */
+    const void *params[2];   /* whole flat vectors of stage.units, in `type` */
+    float *grads[2];         /* their fp32 accumulators; backward only */
+    const int32_t *tokens;   /* [B,T]: embed and head only (may be set always) */
+    const int32_t *targets;  /* [B,T]; -1 ignored: head */
+    const void *input;       /* [B,T,C]; NULL for embed */
+    void *output;            /* forward of embed and blocks */
     const void *output_grad; /* backward of embed and blocks */
     void *input_grad;        /* backward of blocks and head */
     float *losses;           /* [B*T] fp32 nats per token: head */
@@ -146,10 +199,17 @@ int model_forward(model *self, uint32_t stage, void *stream, const model_call *c
 int model_backward(model *self, uint32_t stage, void *stream, const model_call *call,
                    bool saved_is_valid) MUST_CHECK;
 
+/* One pass of one phase; the two calls above are its whole stages where nothing is cut. For a cut stage
+ * `saved` holds what its passes leave for each other. In an uncut stage's backward `saved_is_valid`
+ * says that the caller kept `saved` from the forward; a cut stage's always finds it filled. */
+int model_run(model *self, enum model_phase phase, uint32_t stage, uint32_t pass, void *stream,
+              const model_call *call, bool saved_is_valid) MUST_CHECK;
+
 /* fp32 logits [V] of one position (row b*T + t) from the last boundary activation: for generation.
- * temp as for the head's forward. */
-int model_logits(model *self, void *stream, const model_call *call, uint64_t row, float *logits)
-    MUST_CHECK;
+ * temp as for the head's forward. Of a cut head: pass `pass` of its forward, in order; each fills its
+ * own part of the logits. */
+int model_logits(model *self, void *stream, const model_call *call, uint64_t row,
+                 float *logits) MUST_CHECK;
 
 /* Model FLOPs of a training step over `tokens` tokens, as the field counts them: 6 * parameters (the
  * matrix ones) * tokens plus 12 * L * C * T * tokens / 2 for causal attention; recomputation not

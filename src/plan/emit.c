@@ -94,8 +94,8 @@ struct tile_job {
 /* The tile's state in the arena of the work. A transient for nvme homes. */
 static plani_range tile_state(plani_builder *b, const struct tile_job *t)
 {
-    uint64_t bytes = tile_bytes(t->count);
-    uint64_t offset = t->tile * tile_pitch(b->set->tile_elems);
+    uint64_t bytes = tile_bytes(t->count, b->job->state_streams);
+    uint64_t offset = t->tile * tile_pitch(b->set->tile_elems, b->job->state_streams);
     uint32_t home = b->set->homes.optimizer[t->unit];
     uint32_t save = b->set->homes.saves[t->unit];
     plani_range at_home = {home, offset, bytes};
@@ -193,7 +193,9 @@ static void emit_tile(plani_builder *b, const struct tile_job *t)
     if (state.buffer_idx != state_home && state_home != PROGRAM_NONE && t->work != PLANI_WORK_LOAD)
         plani_transfer(
             b, state,
-            (plani_range){state_home, t->tile * tile_pitch(b->set->tile_elems), state.size_bytes},
+            (plani_range){state_home,
+                          t->tile * tile_pitch(b->set->tile_elems, b->job->state_streams),
+                          state.size_bytes},
             STATE_OPTIMIZER, t->unit, t->tile, PROGRAM_NONE);
     plani_range home =
         elems_range(b->set->homes.params[t->unit], t->begin, t->count, b->job->param_bytes);
@@ -291,8 +293,8 @@ void plani_save_unit(plani_builder *b, uint32_t unit)
         return;
     uint64_t tile_elems = b->set->tile_elems, elems = b->job->unit_elems[unit];
     for (uint64_t k = 0; k < tile_count(elems, tile_elems) && b->error >= 0; k++) {
-        uint64_t bytes = tile_bytes(tile_elems_at(elems, tile_elems, k));
-        uint64_t offset = k * tile_pitch(tile_elems);
+        uint64_t bytes = tile_bytes(tile_elems_at(elems, tile_elems, k), b->job->state_streams);
+        uint64_t offset = k * tile_pitch(tile_elems, b->job->state_streams);
         plani_transfer(b, (plani_range){home, offset, bytes}, (plani_range){save, offset, bytes},
                        STATE_OPTIMIZER, unit, (uint32_t)k, PROGRAM_NONE);
     }

@@ -59,14 +59,14 @@ static bool rests_on(const plan_job *job, enum state_kind kind, uint32_t unit, b
 
 static void add_optimizer(const plan_job *job, plan_set *set, plani_layout *layout, uint32_t unit)
 {
-    uint64_t bytes = tile_unit_bytes(job->unit_elems[unit], set->tile_elems);
+    uint64_t bytes = tile_unit_bytes(job->unit_elems[unit], set->tile_elems, job->state_streams);
     set->homes.optimizer[unit] = add_state(layout, set, job->homes[STATE_OPTIMIZER][unit], bytes,
                                            TILE_RESIDUE_STATE, STATE_OPTIMIZER, unit);
 }
 
 static void add_save(const plan_job *job, plan_set *set, plani_layout *layout, uint32_t unit)
 {
-    uint64_t bytes = tile_unit_bytes(job->unit_elems[unit], set->tile_elems);
+    uint64_t bytes = tile_unit_bytes(job->unit_elems[unit], set->tile_elems, job->state_streams);
     uint32_t save = add_home(layout, ARENA_NVME, bytes, TILE_RESIDUE_STATE, STATE_OPTIMIZER, unit);
     set->homes.saves[unit] = save;
     if (job->only_eval && job->save_offsets)

@@ -61,6 +61,7 @@ struct plan_job {
     uint64_t workspace_bytes, constants_bytes;
     uint64_t tokens_bytes, losses_bytes; /* of a whole step */
     uint32_t param_bytes, grad_bytes;    /* per element: 2 or 4 */
+    uint32_t state_streams;              /* of a tile: 3 (Adam) or 2 (base/tile.h) */
     enum plan_update update;
     uint64_t tile_elems; /* 0: chosen by simulated time */
     uint64_t

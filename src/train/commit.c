@@ -36,8 +36,8 @@ int traini_extents_fill(const traini_setup *setup, manifest *record)
             record->extents[record->extent_count++] = (manifest_extent){
                 .unit = u,
                 .tile = (uint32_t)k,
-                .offset_bytes = offset + k * tile_pitch(tile_elems),
-                .size_bytes = tile_bytes(held),
+                .offset_bytes = offset + k * tile_pitch(tile_elems, setup->plan.state_streams),
+                .size_bytes = tile_bytes(held, setup->plan.state_streams),
                 .elem_begin = k * tile_elems,
                 .elem_count = held,
             };
@@ -113,7 +113,8 @@ int traini_weights_hash(traini_engine *self, uint64_t *hash)
         uint64_t elems = setup->unit_elems[u];
         for (uint64_t k = 0; k < tile_count(elems, tile_elems) && rc == 0; k++)
             rc = hash_tile(self, state,
-                           state_place(setup, u)->offset_bytes + k * tile_pitch(tile_elems),
+                           state_place(setup, u)->offset_bytes +
+                               k * tile_pitch(tile_elems, setup->plan.state_streams),
                            tile_elems_at(elems, tile_elems, k), scratch, SCRATCH_BYTES);
     }
     if (rc == 0)

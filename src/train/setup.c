@@ -40,7 +40,7 @@ static int make_model(traini_setup *self)
         .norm_epsilon = m->norm_epsilon,
         .init_std = m->init_std,
     };
-    enum dtype type = self->job->bf16 ? DTYPE_BF16 : DTYPE_FP32;
+    enum dtype type = self->job->type;
     TRY(model_create(&spec, type, self->job->micro_batch, &self->net));
     self->thread_count =
         self->job->device.threads ? (int)self->job->device.threads : available_cores();
@@ -120,6 +120,7 @@ static int make_plan_inputs(traini_setup *self, const struct traini_setup_option
         .losses_bytes = step_tokens * sizeof(float),
         .param_bytes = (uint32_t)dtype_bytes(net->type),
         .grad_bytes = (uint32_t)dtype_bytes(self->job->grad_dtype),
+        .state_streams = self->job->optimizer.type == JOB_ADAM ? 3 : 2,
         .tile_elems = options->tile_elems ? options->tile_elems : self->job->schedule.tile_elems,
         .tile_elems_max = self->job->sub_group_size,
         .lookahead_ops = self->job->schedule.lookahead,
@@ -202,6 +203,7 @@ static const enum job_kind job_kind_of[STATE_KIND_COUNT] = {
     [STATE_GRADS] = JOB_GRADS,
     [STATE_OPTIMIZER] = JOB_OPTIMIZER,
     [STATE_ACTIVATIONS] = JOB_ACTIVATIONS,
+    [STATE_INNER_ACTIVATIONS] = JOB_INNER_ACTIVATIONS,
 };
 
 static uint8_t arena_of_tier(enum job_tier tier, uint8_t automatic)
@@ -213,6 +215,8 @@ static uint8_t arena_of_tier(enum job_tier tier, uint8_t automatic)
         return ARENA_HOST;
     case JOB_TIER_NVME:
         return ARENA_NVME;
+    case JOB_TIER_RECOMPUTE:
+        return ARENA_COUNT;
     case JOB_TIER_AUTO:
         break;
     }
