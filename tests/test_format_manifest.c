@@ -45,12 +45,15 @@ static void fill(manifest *self, uint64_t generation, uint32_t drives, uint64_t 
     self->generation = generation;
     for (int i = 0; i < MANIFEST_UUID_BYTES; i++)
         self->uuid[i] = (uint8_t)rng_u64(SEED, generation, (uint64_t)i);
-    uint64_t *numbers[] = {&self->fingerprint, &self->step,          &self->window_count,
-                           &self->seed,        &self->skipped_count, &self->tile_elems,
-                           &self->total_bytes, &self->stripe_bytes};
-    for (uint64_t i = 0; i < 8; i++)
+    uint64_t *numbers[] = {&self->fingerprint,     &self->step,
+                           &self->window_count,    &self->seed,
+                           &self->skipped_count,   &self->tile_elems,
+                           &self->total_bytes,     &self->stripe_bytes,
+                           &self->scale_iteration, &self->scale_hysteresis_left};
+    for (uint64_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++)
         *numbers[i] = rng_u64(SEED, generation, 100 + i);
     self->loss_scale = 65536.5;
+    self->scale_last_overflow = generation % 2 ? -1 : (int64_t)generation * 1000;
     self->drive_count = drives;
     for (uint32_t d = 0; d < drives; d++)
         snprintf(self->drives[d], MANIFEST_TEXT_BYTES, "/mnt/nvme%u/%.*s", d, (int)d * 3,
@@ -73,6 +76,9 @@ static void assert_same(const manifest *a, const manifest *b)
     assert_int_equal(a->seed, b->seed);
     assert_int_equal(a->skipped_count, b->skipped_count);
     assert_true(a->loss_scale == b->loss_scale);
+    assert_int_equal(a->scale_iteration, b->scale_iteration);
+    assert_true(a->scale_last_overflow == b->scale_last_overflow);
+    assert_int_equal(a->scale_hysteresis_left, b->scale_hysteresis_left);
     assert_int_equal(a->tile_elems, b->tile_elems);
     assert_int_equal(a->total_bytes, b->total_bytes);
     assert_int_equal(a->stripe_bytes, b->stripe_bytes);
@@ -148,7 +154,7 @@ static void layout_is_as_documented(void **state)
     size_t count = load(0, bytes);
     uint64_t drives_bytes = (strlen(in.drives[0]) + 1 + strlen(in.drives[1]) + 1 + 7) / 8 * 8;
     assert_int_equal(count, 192 + drives_bytes + 3 * 48);
-    assert_memory_equal(bytes, "SLUMANIF\x01\0\0\0\x01\0\0\0", 16);
+    assert_memory_equal(bytes, "SLUMANIF\x02\0\0\0\x01\0\0\0", 16);
     uint64_t checksum, value;
     memcpy(&checksum, bytes + 24, 8);
     memset(bytes + 24, 0, 8);
@@ -159,8 +165,57 @@ static void layout_is_as_documented(void **state)
     assert_int_equal(value, in.step);
     memcpy(&value, bytes + 136, 8);
     assert_int_equal(value, 3);
+    memcpy(&value, bytes + 152, 8);
+    assert_int_equal(value, in.scale_iteration);
+    memcpy(&value, bytes + 160, 8);
+    assert_int_equal(value, in.scale_last_overflow);
+    memcpy(&value, bytes + 168, 8);
+    assert_int_equal(value, in.scale_hysteresis_left);
     assert_string_equal((char *)bytes + 192, in.drives[0]);
     assert_memory_equal(bytes + 192 + drives_bytes, in.extents, 3 * 48);
+    manifest_fini(&in);
+    remove_slots();
+}
+
+static void sign(unsigned char *bytes, size_t count)
+{
+    memset(bytes + 24, 0, 8);
+    uint64_t checksum = XXH3_64bits(bytes, count);
+    memcpy(bytes + 24, &checksum, 8);
+}
+
+/* Version 1 had no state of the loss scaler: it is read as that of a run that never scaled. */
+static void version_1_is_read(void **state)
+{
+    (void)state;
+    static manifest in, out;
+    static unsigned char bytes[FILE_MAX];
+    int found;
+    fill(&in, 8, 2, 3);
+    in.scale_iteration = in.scale_hysteresis_left = 0;
+    in.scale_last_overflow = 0;
+    assert_int_equal(manifest_write(directory, &in), 0);
+    size_t count = load(0, bytes);
+    bytes[8] = 1;
+    sign(bytes, count);
+    store(0, bytes, count);
+    assert_int_equal(manifest_read(directory, &out, &found), 1);
+    in.scale_last_overflow = -1;
+    in.scale_hysteresis_left = 1;
+    assert_same(&in, &out);
+    manifest_fini(&out);
+    bytes[160] = 7; /* reserved then */
+    sign(bytes, count);
+    store(0, bytes, count);
+    assert_int_equal(manifest_read(directory, &out, &found), ERR_CORRUPT);
+    bytes[160] = 0;
+    for (int version = 0; version < 5; version += 3) { /* 0 and 3 */
+        bytes[8] = (unsigned char)version;
+        sign(bytes, count);
+        store(0, bytes, count);
+        assert_int_equal(manifest_read(directory, &out, &found), ERR_CORRUPT);
+        assert_non_null(strstr(err_text(), "reads versions 1 to 2"));
+    }
     manifest_fini(&in);
     remove_slots();
 }
@@ -267,7 +322,8 @@ static void lengths_are_not_trusted(void **state)
     static manifest out;
     static const struct {
         size_t offset, width;
-    } fields[] = {{8, 4}, {12, 4}, {16, 8}, {128, 8}, {136, 8}, {144, 4}, {148, 4}};
+    } fields[] = {{8, 4},   {12, 4},  {16, 8},  {128, 8}, {136, 8},
+                  {144, 4}, {148, 4}, {176, 8}, {184, 8}};
     static const uint64_t values[] = {0,         3,          5,
                                       15,        17,         48,
                                       1u << 20,  UINT32_MAX, UINT64_MAX / 48 + 2,
@@ -282,9 +338,7 @@ static void lengths_are_not_trusted(void **state)
             memcpy(old, bytes + fields[f].offset, fields[f].width);
             memcpy(bytes + fields[f].offset, &values[v], fields[f].width);
             bool is_same = memcmp(old, bytes + fields[f].offset, fields[f].width) == 0;
-            memset(bytes + 24, 0, 8);
-            uint64_t checksum = XXH3_64bits(bytes, count);
-            memcpy(bytes + 24, &checksum, 8);
+            sign(bytes, count);
             store(0, bytes, count);
             if (!is_same)
                 assert_int_equal(manifest_read(directory, &out, &found), ERR_CORRUPT);
@@ -292,16 +346,12 @@ static void lengths_are_not_trusted(void **state)
         }
     /* A generation in the wrong slot, and a path that runs into the extents. */
     bytes[32] ^= 1;
-    memset(bytes + 24, 0, 8);
-    uint64_t checksum = XXH3_64bits(bytes, count);
-    memcpy(bytes + 24, &checksum, 8);
+    sign(bytes, count);
     store(0, bytes, count);
     assert_int_equal(manifest_read(directory, &out, &found), ERR_CORRUPT);
     bytes[32] ^= 1;
     memset(bytes + 192, 'x', count - 192);
-    memset(bytes + 24, 0, 8);
-    checksum = XXH3_64bits(bytes, count);
-    memcpy(bytes + 24, &checksum, 8);
+    sign(bytes, count);
     store(0, bytes, count);
     assert_int_equal(manifest_read(directory, &out, &found), ERR_CORRUPT);
     remove_slots();
@@ -337,6 +387,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(written_is_read),
         cmocka_unit_test(layout_is_as_documented),
+        cmocka_unit_test(version_1_is_read),
         cmocka_unit_test(newest_wins),
         cmocka_unit_test(any_flipped_byte_falls_back),
         cmocka_unit_test(any_length_falls_back),

@@ -29,7 +29,8 @@
 #include "base/size.h"
 
 enum {
-    MANIFEST_VERSION = 1,
+    MANIFEST_VERSION = 2,
+    MANIFEST_VERSION_MIN = 1, /* without the state of the loss scaler: bytes 152 to 175 are 0 */
     SLOT_COUNT = 2,
     DRIVES_MAX = sizeof((manifest *)0)->drives / MANIFEST_TEXT_BYTES,
     REASON_BYTES = 160,
@@ -58,7 +59,11 @@ struct slot_header {
     uint64_t drives_bytes; /* of the paths, NULs and padding included */
     uint64_t extent_count;
     uint32_t drive_count;
-    uint32_t reserved[11]; /* 0 */
+    uint32_t reserved; /* 0 */
+    uint64_t scale_iteration;
+    int64_t scale_last_overflow;
+    uint64_t scale_hysteresis_left;
+    uint64_t reserved_end[2]; /* 0 */
 };
 typedef struct slot_header slot_header;
 
@@ -75,6 +80,9 @@ static_assert(offsetof(slot_header, drives_bytes) == 128, "stored header");
 static_assert(offsetof(slot_header, extent_count) == 136, "stored header");
 static_assert(offsetof(slot_header, drive_count) == 144, "stored header");
 static_assert(offsetof(slot_header, reserved) == 148, "stored header");
+static_assert(offsetof(slot_header, scale_iteration) == 152, "stored header");
+static_assert(offsetof(slot_header, scale_hysteresis_left) == 168, "stored header");
+static_assert(offsetof(slot_header, reserved_end) == 176, "stored header");
 /* Extents are written as they lie in memory. */
 static_assert(sizeof(manifest_extent) == 48, "stored extent");
 static_assert(offsetof(manifest_extent, tile) == 4, "stored extent");
@@ -155,6 +163,9 @@ static int collect_parts(const manifest *self, slot_header *header, struct slot_
         .drives_bytes = padded_bytes,
         .extent_count = self->extent_count,
         .drive_count = self->drive_count,
+        .scale_iteration = self->scale_iteration,
+        .scale_last_overflow = self->scale_last_overflow,
+        .scale_hysteresis_left = self->scale_hysteresis_left,
     };
     memcpy(header->magic, MANIFEST_MAGIC, sizeof header->magic);
     memcpy(header->uuid, self->uuid, sizeof header->uuid);
@@ -297,10 +308,11 @@ static bool drives_agree(const slot_header *header, const char *text)
 
 static bool values_agree(const slot_header *header, unsigned slot)
 {
-    for (size_t i = 0; i < sizeof header->reserved / sizeof header->reserved[0]; i++)
-        if (header->reserved[i] != 0)
-            return false;
-    return (header->state == MANIFEST_CLEAN || header->state == MANIFEST_RUNNING) &&
+    uint64_t unused = header->reserved | header->reserved_end[0] | header->reserved_end[1];
+    if (header->version == 1)
+        unused |= header->scale_iteration | (uint64_t)header->scale_last_overflow |
+                  header->scale_hysteresis_left;
+    return unused == 0 && (header->state == MANIFEST_CLEAN || header->state == MANIFEST_RUNNING) &&
            header->generation % SLOT_COUNT == slot;
 }
 
@@ -323,9 +335,9 @@ static int examine_open(int fd, unsigned slot, struct slot_view *view)
                        got < 0 ? strerror((int)-got) : "it ends early");
     if (memcmp(header.magic, MANIFEST_MAGIC, sizeof header.magic) != 0)
         return damaged(view, "it does not begin with %s", MANIFEST_MAGIC);
-    if (header.version != MANIFEST_VERSION)
-        return damaged(view, "it has version %u and this program reads version %d", header.version,
-                       MANIFEST_VERSION);
+    if (header.version < MANIFEST_VERSION_MIN || header.version > MANIFEST_VERSION)
+        return damaged(view, "it has version %u and this program reads versions %d to %d",
+                       header.version, MANIFEST_VERSION_MIN, MANIFEST_VERSION);
     if (!lengths_agree(&header, file_bytes))
         return damaged(view, "its lengths do not match its %llu bytes",
                        (unsigned long long)file_bytes);
@@ -383,6 +395,9 @@ static int decode(const char *bytes, manifest *out)
     out->seed = header.seed;
     out->skipped_count = header.skipped_count;
     out->loss_scale = header.loss_scale;
+    out->scale_iteration = header.scale_iteration;
+    out->scale_last_overflow = header.version == 1 ? -1 : header.scale_last_overflow;
+    out->scale_hysteresis_left = header.version == 1 ? 1 : header.scale_hysteresis_left;
     out->tile_elems = header.tile_elems;
     out->total_bytes = header.total_bytes;
     out->stripe_bytes = header.stripe_bytes;

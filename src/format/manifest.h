@@ -32,13 +32,16 @@ struct manifest {
     enum manifest_state state;
     uint64_t generation; /* grows by one with each write; slot = generation mod 2 */
     uint8_t uuid[MANIFEST_UUID_BYTES];
-    uint64_t fingerprint;   /* hash of model, dtypes, micro-batch and kernel variant: what the bits
+    uint64_t fingerprint;  /* hash of model, dtypes, micro-batch and kernel variant: what the bits
                                depend on */
-    uint64_t step;          /* optimizer steps completed */
-    uint64_t window_count;  /* sampler position */
+    uint64_t step;         /* optimizer steps completed */
+    uint64_t window_count; /* sampler position */
     uint64_t seed;
     uint64_t skipped_count;
-    double loss_scale;
+    double loss_scale; /* of the next step; with the three below the state of train/loss_scale.h */
+    uint64_t scale_iteration;       /* steps that the loss scaler has counted */
+    int64_t scale_last_overflow;    /* of them the last one that overflowed, from 0; -1: none */
+    uint64_t scale_hysteresis_left; /* overflows until the scale is halved */
     uint64_t tile_elems, total_bytes, stripe_bytes;
     uint32_t drive_count;
     char drives[16][MANIFEST_TEXT_BYTES]; /* slab directories */
