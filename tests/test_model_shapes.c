@@ -215,7 +215,7 @@ static void impossible_specs_are_refused(void **state)
     spec = good;
     spec.norm_epsilon = 0;
     expect_refused(&spec, DTYPE_BF16, 1, "model.norm_epsilon");
-    expect_refused(&good, DTYPE_FP16, 1, "fp16");
+    expect_refused(&good, DTYPE_COUNT, 1, "fp16");
     expect_refused(&good, DTYPE_BF16, 0, "train_micro_batch_size_per_gpu");
     spec = good;
     spec.hidden_size = spec.ffn_size = spec.vocab_size = spec.seq_length = (1u << 31) - 256;

@@ -1,8 +1,5 @@
-/* The ends of the model: embedding, and head (final norm, output matrix, cross-entropy), and the
- * dispatch over stages. The head goes through the rows in chunks, so that logits for all tokens never
+/* The ends of the model: embedding, and head (final norm, output matrix, cross-entropy). The head goes through the rows in chunks, so that logits for all tokens never
  * exist; its backward makes losses and gradients in one pass. Allocates nothing. */
-#include <assert.h>
-
 #include "base/size.h"
 #include "model/model_internal.h"
 
@@ -167,35 +164,4 @@ int model_logits(model *self, void *stream, const model_call *call, uint64_t row
     return self->ops->matmul(self->products->matmul[MODELI_ROW_LOGITS], stream, normed,
                              output_matrix(self, call), NULL, logits,
                              modeli_at(call->temp, at.forward_scratch));
-}
-
-int model_forward(model *self, uint32_t stage, void *stream, const model_call *call)
-{
-    assert(self->ops != NULL);
-    assert(stage < self->stage_count);
-    switch (self->stages[stage].kind) {
-    case STAGE_EMBED:
-        return modeli_embed_forward(self, stream, call);
-    case STAGE_BLOCK:
-        return modeli_block_forward(self, stream, call);
-    case STAGE_HEAD:
-        return modeli_head_forward(self, stream, call);
-    }
-    return err_set(ERR_INTERNAL, "stage %u of the model has no kind", stage);
-}
-
-int model_backward(model *self, uint32_t stage, void *stream, const model_call *call,
-                   bool saved_is_valid)
-{
-    assert(self->ops != NULL);
-    assert(stage < self->stage_count);
-    switch (self->stages[stage].kind) {
-    case STAGE_EMBED:
-        return modeli_embed_backward(self, stream, call);
-    case STAGE_BLOCK:
-        return modeli_block_backward(self, stream, call, saved_is_valid);
-    case STAGE_HEAD:
-        return modeli_head_backward(self, stream, call);
-    }
-    return err_set(ERR_INTERNAL, "stage %u of the model has no kind", stage);
 }

@@ -35,6 +35,7 @@ uint64_t modeli_add(modeli_lister *list, const modeli_row *row)
     snprintf(tensor->name, sizeof tensor->name, row->name, (unsigned long long)list->layer);
     tensor->rows = row->rows;
     tensor->columns = row->columns;
+    tensor->whole_rows = row->rows;
     tensor->init = row->init;
     tensor->offset_elems = row->with_previous
                                ? list->end_elems
@@ -114,11 +115,10 @@ static int check_spec(const model_spec *spec, enum dtype type, uint64_t micro_ba
     if ((unsigned)spec->family >= MODEL_FAMILY_COUNT)
         return err_set(ERR_CONFIG, "model.family is number %d, which is none of gpt2, llama",
                        (int)spec->family);
-    if (type != DTYPE_FP32 && type != DTYPE_BF16)
+    if ((unsigned)type >= DTYPE_COUNT)
         return err_set(ERR_CONFIG,
-                       "the working type %s is not supported by the models: use bf16 or "
-                       "fp32",
-                       (unsigned)type < DTYPE_COUNT ? dtype_name(type) : "?");
+                       "the working type is number %d, which is none of fp32, bf16, fp16",
+                       (int)type);
     TRY(check_range("num_layers", spec->num_layers, 1, LAYERS_MAX));
     TRY(check_range("hidden_size", spec->hidden_size, 1, INT32_MAX));
     TRY(check_range("num_heads", spec->num_heads, 1, spec->hidden_size));
@@ -208,7 +208,6 @@ static void list_stages(model *self)
         self->stages[last].units[1] = 0;
         self->stages[last].unit_count = 2;
     }
-    modeli_size_stages(self);
 }
 
 int model_create(const model_spec *spec, enum dtype type, uint64_t micro_batch, model **out)
@@ -245,6 +244,8 @@ int model_create(const model_spec *spec, enum dtype type, uint64_t micro_batch, 
     if (self->products->shape.has_rope)
         self->constants_bytes = self->tokens * self->products->shape.head_dim * sizeof(float);
     list_stages(self);
+    TRY_GOTO(rc, modeli_create_passes(self), fail);
+    modeli_size_stages(self);
     *out = self;
     return 0;
 
@@ -262,6 +263,8 @@ void model_destroy(model *self)
     for (uint32_t i = 0; i < self->unit_count; i++)
         mem_free(self->units[i].tensors);
     mem_free(self->units);
+    if (self->stages != NULL)
+        modeli_destroy_passes(self);
     mem_free(self->stages);
     mem_free(self->products);
     mem_free(self);

@@ -138,7 +138,7 @@ typedef struct model_products model_products; /* internal: offsets, and what mod
 
 struct model {
     model_spec spec;
-    enum dtype type;              /* of params in compute and of activations: fp32 or bf16 */
+    enum dtype type;              /* of params in compute and of activations: fp32, bf16, fp16 */
     uint64_t micro_batch, tokens; /* B, T */
     uint32_t unit_count, stage_count;
     model_unit *units;
@@ -153,7 +153,7 @@ struct model {
 };
 typedef struct model model;
 
-/* Checks the spec and lists units, stages, shapes, bytes and flops. `type` fp32 or bf16.
+/* Checks the spec and lists units, stages, shapes, bytes and flops. `type` fp32, bf16 or fp16.
  * ERR_CONFIG with key, value and rule for an impossible spec (heads that do not divide, ...). */
 int model_create(const model_spec *spec, enum dtype type, uint64_t micro_batch,
                  model **out) MUST_CHECK;

@@ -4,6 +4,7 @@
  *   gpt2.c     the tensors of the GPT-2 family        llama.c   those of the Llama family
  *   shapes.c   layouts of `saved` and `temp`, bytes and flops of the stages
  *   products.c model_prepare: matrix products, attention, scratch sizes
+ *   passes.c   the passes of the stages               run.c     dispatch over stages and passes
  *   block.c    forward and backward of a block        head.c    embedding, head, logits
  *
  * Both families are the same block of two residual branches; what differs is said by modeli_shape.
@@ -146,6 +147,11 @@ void modeli_size_stages(model *self); /* bytes and flops of all stages, from the
 
 /* Sets the rows of a logits chunk, for tests of the chunk boundary. Before model_prepare. */
 void modeli_set_chunk_rows(model *self, uint64_t rows);
+
+/* passes.c: the lists of passes of all stages, and what is in them. */
+int modeli_create_passes(model *self) MUST_CHECK;
+void modeli_size_passes(model *self); /* after the stages' bytes and flops */
+void modeli_destroy_passes(model *self);
 
 /* products.c */
 void modeli_release_products(model *self);

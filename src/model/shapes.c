@@ -152,6 +152,7 @@ void modeli_size_stages(model *self)
         else
             size_head(self, stage);
     }
+    modeli_size_passes(self);
 }
 
 void modeli_set_chunk_rows(model *self, uint64_t rows)
