@@ -1,5 +1,8 @@
-/* The ends of the model: embedding, and head (final norm, output matrix, cross-entropy). The head goes through the rows in chunks, so that logits for all tokens never
- * exist; its backward makes losses and gradients in one pass. Allocates nothing. */
+/* The ends of the model: embedding, and head (final norm, output matrix, cross-entropy). The head goes
+ * through the rows in chunks, so that logits for all tokens never exist; its backward makes losses and
+ * gradients in one pass. Allocates nothing. */
+#include <assert.h>
+
 #include "base/size.h"
 #include "model/model_internal.h"
 
