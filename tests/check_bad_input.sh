@@ -122,7 +122,7 @@ with 2 "gradient_clipping" gradient_clipping=-1
 with 2 "scheduler.params.total_num_steps" scheduler.type=WarmupCosineLR
 with 2 "train_batch_size" train_batch_size=3
 with 2 "zero_optimization.stage" zero_optimization.stage=4
-with 2 "fp16" fp16.enabled=true
+with 2 "fp16.loss_scale" fp16.enabled=true fp16.loss_scale=-1
 
 # Tiers.
 with 2 "tiers.device.budget" tiers.device.budget=lots

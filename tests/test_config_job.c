@@ -48,6 +48,99 @@ static void defaults_hold(void **state)
     job_destroy(self);
 }
 
+/* The keys of fp16, and what each mode of a step is called. */
+static void modes_are_read(void **state)
+{
+    (void)state;
+    job *self = read_good(
+        SMALL_WITH("\"fp16\": {\"enabled\": true},\"schedule\": {\"order\": \"Batch_Major\","
+                   "\"update\": \"delayed_one_step\"},"),
+        "tiers.place.inner_activations=host");
+    assert_int_equal(self->type, DTYPE_FP16);
+    assert_int_equal(self->grad_dtype, DTYPE_FP16);
+    assert_true(self->fp16.loss_scale == 0.0 && self->fp16.min_loss_scale == 1.0);
+    assert_int_equal(self->fp16.initial_scale_power, 16);
+    assert_int_equal(self->fp16.loss_scale_window, 1000);
+    assert_int_equal(self->fp16.hysteresis, 2);
+    assert_false(self->fp16.consecutive_hysteresis);
+    assert_true(self->check_grad_overflow);
+    assert_int_equal(self->schedule.order, JOB_BATCH_MAJOR);
+    assert_int_equal(self->schedule.update, JOB_UPDATE_DELAYED_ONE_STEP);
+    assert_int_equal(self->tiers.place[JOB_INNER_ACTIVATIONS], JOB_TIER_HOST);
+    job_destroy(self);
+    /* A static scale makes the dynamic keys idle, as in DeepSpeed. */
+    self =
+        read_good(SMALL_WITH("\"fp16\": {\"enabled\": true, \"loss_scale\": 128,"
+                             "\"loss_scale_window\": 0, \"min_loss_scale\": 0, \"hysteresis\": 3,"
+                             "\"consecutive_hysteresis\": true, \"initial_scale_power\": 8},"),
+                  "data_types.grad_accum_dtype=fp32");
+    assert_true(self->fp16.loss_scale == 128.0);
+    assert_int_equal(self->fp16.hysteresis, 3);
+    assert_int_equal(self->fp16.initial_scale_power, 8);
+    assert_true(self->fp16.consecutive_hysteresis);
+    assert_int_equal(self->grad_dtype, DTYPE_FP32);
+    job_destroy(self);
+    static const char bf16[] = SMALL_WITH("\"bf16\": {\"enabled\": true, \"check_grad_overflow\": "
+                                          "false}, \"gradient_clipping\": 0,");
+    self = read_good(bf16, "schedule.update=in_backward");
+    assert_int_equal(self->schedule.update, JOB_UPDATE_IN_BACKWARD);
+    assert_false(self->check_grad_overflow);
+    job_destroy(self);
+    self = read_good(SMALL_WITH("\"gradient_clipping\": 0,"), "schedule.update=in_backward");
+    assert_int_equal(self->type, DTYPE_FP32);
+    assert_false(self->check_grad_overflow);
+    job_destroy(self);
+    self = read_good(SMALL_WITH("\"bf16\": {\"enabled\": true},"), "data_types.param_dtype=bf16");
+    assert_true(self->check_grad_overflow);
+    job_destroy(self);
+}
+
+static void machine_keys_are_read(void **state)
+{
+    (void)state;
+    job *self = read_good(SMALL_JOB, NULL);
+    assert_true(self->io.stuck_seconds == 30.0);
+    assert_int_equal(self->io.threads, 0);
+    assert_int_equal(self->update.threads, 0);
+    assert_string_equal(self->device.cores, "");
+    assert_int_equal(self->data.format, JOB_DATA_AUTO);
+    assert_int_equal(self->model.max_part_bytes, 0);
+    assert_false(self->run.paranoid);
+    job_destroy(self);
+    self = read_good(
+        SMALL_WITH(
+            "\"io\": {\"threads\": 4, \"cores\": \"3\", \"stuck_seconds\": 0},"
+            "\"update\": {\"threads\": 6, \"cores\": \"0-7,16\"},"
+            "\"device\": {\"cores\": \"8-15\"},"
+            "\"tiers\": {\"place\": {\"rules\": [{\"units\": 1, \"kind\": \"inner_activations\","
+            " \"tier\": \"recompute\"}]}},"
+            "\"data\": {\"format\": \"text\"},"),
+        "run.paranoid=true");
+    assert_true(self->io.stuck_seconds == 0.0 && self->run.paranoid);
+    assert_int_equal(self->io.threads, 4);
+    assert_int_equal(self->update.threads, 6);
+    assert_string_equal(self->io.cores, "3");
+    assert_string_equal(self->update.cores, "0-7,16");
+    assert_string_equal(self->device.cores, "8-15");
+    assert_int_equal(self->tiers.rules[0].kind, JOB_INNER_ACTIVATIONS);
+    assert_int_equal(self->tiers.rules[0].tier, JOB_TIER_RECOMPUTE);
+    job_destroy(self);
+    static const char tokens[] =
+        "{\"model\": {\"family\": \"gpt2\", \"num_layers\": 2, \"hidden_size\": 64, "
+        "\"num_heads\": 4, \"seq_length\": 32, \"vocab_size\": 100, "
+        "\"max_part_bytes\": \"2MiB\"}, " SMALL_REST "}";
+    static const char *const formats[] = {"llmc", "u16", "u32", "megatron"};
+    for (int i = 0; i < 4; i++) {
+        char set[64];
+        snprintf(set, sizeof set, "data.format=%s", formats[i]);
+        self = read_good(tokens, set);
+        assert_int_equal(self->data.format, JOB_DATA_LLMC + i);
+        assert_int_equal(self->model.vocab_size, 100);
+        assert_int_equal(self->model.max_part_bytes, 2 << 20);
+        job_destroy(self);
+    }
+}
+
 static void llama_follows_its_rules(void **state)
 {
     (void)state;
@@ -398,6 +491,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(defaults_hold),           cmocka_unit_test(llama_follows_its_rules),
+        cmocka_unit_test(modes_are_read),          cmocka_unit_test(machine_keys_are_read),
         cmocka_unit_test(own_blocks_are_read),     cmocka_unit_test(deepspeed_file_works),
         cmocka_unit_test(batch_follows_deepspeed), cmocka_unit_test(set_overrides),
         cmocka_unit_test(no_effect_is_logged),     cmocka_unit_test(text_round_trips),

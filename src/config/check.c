@@ -291,6 +291,44 @@ static int check_bool(const configi_reader *reader, const option *row, const cha
     return check_choice(reader, row, path, text);
 }
 
+/* A core set: numbers and ranges, rising within a range, joined by commas, without blanks. Whether the
+ * machine has these cores is known where they are used. */
+static int check_cores(const configi_reader *reader, const option *row, const char *path,
+                       const json_t *value)
+{
+    enum { DIGITS_MAX = 5 };
+    char shown[CONFIGI_VALUE_BYTES];
+    if (!json_is_string(value))
+        return wrong_type(reader, row, path, value, "a core set, as in \"0-7,16\"");
+    const char *text = json_string_value(value);
+    if (strlen(text) >= JOB_NAME_BYTES)
+        return configi_error(reader, path, "%zu bytes long; at most %d", strlen(text),
+                             JOB_NAME_BYTES - 1);
+    for (const char *at = text;; at++) {
+        unsigned long ends[2] = {0};
+        int count = 0;
+        for (; count < 2; count++) {
+            size_t digits = strspn(at, "0123456789");
+            if (digits == 0 || digits > DIGITS_MAX)
+                return configi_error(reader, path, "%s is no core set: write \"0-7,16\"",
+                                     configi_show(value, shown));
+            ends[count] = strtoul(at, NULL, 10);
+            at += digits;
+            if (count > 0 || *at != '-')
+                break;
+            at++;
+        }
+        if (count > 0 && ends[0] > ends[1])
+            return configi_error(reader, path, "%s has a range that begins after its end, %lu-%lu",
+                                 configi_show(value, shown), ends[0], ends[1]);
+        if (*at == '\0')
+            return 0;
+        if (*at != ',')
+            return configi_error(reader, path, "%s is no core set: write \"0-7,16\"",
+                                 configi_show(value, shown));
+    }
+}
+
 static int check_row(const configi_reader *reader, const option *row, const char *path,
                      const json_t *value)
 {
@@ -316,6 +354,8 @@ static int check_row(const configi_reader *reader, const option *row, const char
         if (!json_is_string(value))
             return wrong_type(reader, row, path, value, row->choices);
         return check_choice(reader, row, path, json_string_value(value));
+    case OPTION_CORES:
+        return check_cores(reader, row, path, value);
     case OPTION_FLOATS:
         return check_floats(reader, row, path, value);
     case OPTION_STRINGS:

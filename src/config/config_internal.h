@@ -3,7 +3,9 @@
  *   json.c      bytes -> document             options*.c  the table and its listing
  *   job_set.c   --set, aliases                check.c     document against table
  *   job_model.c presets, the model block      job_place.c the tiers block
- *   schedule.c  optimizer, scheduler          job.c       puts them together
+ *   schedule.c  learning rates                job_optimizer.c the optimizer
+ *   job_precision.c dtypes, loss scaling, when the update runs
+ *   job.c       puts them together
  *
  * All of it belongs to the thread that called job_read. */
 #ifndef SLUICE_CONFIG_CONFIG_INTERNAL_H
@@ -141,6 +143,12 @@ int configi_apply_set(configi_reader *reader, const char *const *set,
 int configi_expand_preset(const configi_reader *reader, const char *job_path) MUST_CHECK;
 
 int configi_fill_model(const configi_reader *reader, struct job_model *model) MUST_CHECK;
+/* Dtypes, loss scaling and clipping. */
+int configi_fill_precision(const configi_reader *reader, job *target) MUST_CHECK;
+
+/* schedule.update against precision and clipping, which are filled. Warns of what is approximate. */
+int configi_fill_update(const configi_reader *reader, job *target) MUST_CHECK;
+
 int configi_fill_tiers(const configi_reader *reader, job *target) MUST_CHECK;
 int configi_fill_optimizer(const configi_reader *reader, job *target) MUST_CHECK;
 int configi_fill_scheduler(const configi_reader *reader, job *target) MUST_CHECK;

@@ -28,12 +28,19 @@ static int fill_files(const configi_reader *reader, const char *path, struct job
     return 0;
 }
 
+/* Place of an ENUM's value among the choices of its row, which are in the order of their enum. */
+static int choice_index(const configi_reader *reader, const char *path)
+{
+    return configi_list_find(option_find(path)->choices, configi_text(reader, path));
+}
+
 static int fill_data(const configi_reader *reader, job *target)
 {
     TRY(fill_files(reader, "data.train", &target->data.train));
     TRY(fill_files(reader, "data.valid", &target->data.valid));
     snprintf(target->data.tokenizer, JOB_NAME_BYTES, "%s",
              configi_choice(reader, "data.tokenizer"));
+    target->data.format = (enum job_data_format)choice_index(reader, "data.format");
     target->data.seed = configi_uint(reader, "data.seed");
     return 0;
 }
@@ -51,6 +58,7 @@ static int fill_run(const configi_reader *reader, job *target)
     target->run.eval_batches = configi_uint(reader, "run.eval_batches");
     target->run.commit_every = configi_uint(reader, "run.commit_every");
     target->run.fresh = configi_bool(reader, "run.fresh");
+    target->run.paranoid = configi_bool(reader, "run.paranoid");
     bool is_printed =
         !configi_get(reader, "run.log_every") && configi_get(reader, "steps_per_print");
     target->run.log_every = configi_uint(reader, is_printed ? "steps_per_print" : "run.log_every");
@@ -59,10 +67,8 @@ static int fill_run(const configi_reader *reader, job *target)
 
 static int fill_schedule(const configi_reader *reader, job *target)
 {
-    target->schedule.order = JOB_LAYER_MAJOR;
-    const char *update_choices = option_find("schedule.update")->choices;
-    target->schedule.update =
-        (enum job_update)configi_list_find(update_choices, configi_text(reader, "schedule.update"));
+    target->schedule.order = (enum job_order)choice_index(reader, "schedule.order");
+    target->schedule.update = (enum job_update)choice_index(reader, "schedule.update");
     target->schedule.lookahead = configi_uint(reader, "schedule.lookahead");
     target->sub_group_size = configi_uint(reader, "zero_optimization.sub_group_size");
     target->schedule.tile_elems = configi_uint(reader, "schedule.tile_elems");
@@ -80,30 +86,18 @@ static int fill_device(const configi_reader *reader, job *target)
     snprintf(target->device.backend, JOB_NAME_BYTES, "%s",
              configi_choice(reader, "device.backend"));
     target->device.threads = configi_uint(reader, "device.threads");
+    target->update.threads = configi_uint(reader, "update.threads");
+    target->io.threads = configi_uint(reader, "io.threads");
+    target->io.stuck_seconds = configi_double(reader, "io.stuck_seconds");
+    TRY(configi_copy_text(reader, "device.cores", target->device.cores, JOB_NAME_BYTES));
+    TRY(configi_copy_text(reader, "update.cores", target->update.cores, JOB_NAME_BYTES));
+    TRY(configi_copy_text(reader, "io.cores", target->io.cores, JOB_NAME_BYTES));
     snprintf(target->io.backend, JOB_NAME_BYTES, "%s", configi_choice(reader, "io.backend"));
     target->io.queue_depth = configi_uint(reader, "aio.queue_depth");
     target->io.block_bytes = configi_uint(reader, "aio.block_size");
     if (target->io.block_bytes % BLOCK_STEP != 0)
         return configi_error(reader, "aio.block_size", "%" PRIu64 " is no multiple of %d bytes",
                              target->io.block_bytes, (int)BLOCK_STEP);
-    return 0;
-}
-
-static int fill_precision(const configi_reader *reader, job *target)
-{
-    static const char path[] = "data_types.grad_accum_dtype";
-    target->type = configi_bool(reader, "bf16.enabled") ? DTYPE_BF16 : DTYPE_FP32;
-    target->check_grad_overflow = true;
-    target->zero_stage = (uint32_t)configi_uint(reader, "zero_optimization.stage");
-    target->gradient_clipping = configi_double(reader, "gradient_clipping");
-    target->grad_dtype = target->type;
-    if (!configi_get(reader, path))
-        return 0;
-    bool is_bf16 = strcmp(configi_choice(reader, path), "bf16") == 0;
-    if (is_bf16 && target->type != DTYPE_BF16)
-        return configi_error(reader, path,
-                             "\"bf16\" needs bf16.enabled; without it gradients are fp32");
-    target->grad_dtype = is_bf16 ? DTYPE_BF16 : DTYPE_FP32;
     return 0;
 }
 
@@ -121,7 +115,8 @@ static int fill_job(const configi_reader *reader, job *target)
     TRY(fill_device(reader, target));
     TRY(configi_fill_tiers(reader, target));
     TRY(fill_schedule(reader, target));
-    TRY(fill_precision(reader, target));
+    TRY(configi_fill_precision(reader, target));
+    TRY(configi_fill_update(reader, target));
     TRY(configi_fill_optimizer(reader, target));
     TRY(configi_fill_scheduler(reader, target));
     /* A request for this start alone: the run's own copy must resume, not begin anew. */

@@ -183,7 +183,9 @@ static int fill_vocabulary(const configi_reader *reader, struct job_model *model
 {
     enum { BYTE_VALUES = 256 };
     static const char path[] = "model.vocab_size";
-    bool is_bytes = strcmp(configi_choice(reader, "data.tokenizer"), "bytes") == 0;
+    /* A format of token ids that is named says that no text is cut into bytes. */
+    const char *format = configi_choice(reader, "data.format");
+    bool is_bytes = strcmp(format, "auto") == 0 || strcmp(format, "text") == 0;
     if (is_bytes && !configi_get(reader, path))
         model->vocab_size = BYTE_VALUES;
     else
@@ -224,5 +226,6 @@ int configi_fill_model(const configi_reader *reader, struct job_model *model)
     model->rope_theta = configi_double(reader, "model.rope_theta");
     model->norm_epsilon = configi_double(reader, "model.norm_epsilon");
     model->init_std = configi_double(reader, "model.init_std");
+    model->max_part_bytes = configi_uint(reader, "model.max_part_bytes");
     return 0;
 }

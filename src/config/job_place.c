@@ -21,11 +21,8 @@ static enum job_tier tier_of(const char *name)
 static const char *tier_name(enum job_tier tier)
 {
     static const char *const names[] = {
-        [JOB_TIER_AUTO] = "auto",
-        [JOB_TIER_DEVICE] = "device",
-        [JOB_TIER_HOST] = "host",
-        [JOB_TIER_NVME] = "nvme",
-        [JOB_TIER_RECOMPUTE] = "recompute",
+        [JOB_TIER_AUTO] = "auto", [JOB_TIER_DEVICE] = "device",       [JOB_TIER_HOST] = "host",
+        [JOB_TIER_NVME] = "nvme", [JOB_TIER_RECOMPUTE] = "recompute",
     };
     return names[tier];
 }
@@ -162,6 +159,11 @@ static int fill_rule(const configi_reader *reader, size_t idx, struct job_rule *
     rule->kind = (enum job_kind)configi_list_find(option_find(paths[1])->choices,
                                                   configi_text(reader, paths[1]));
     rule->tier = tier_of(configi_choice(reader, paths[2]));
+    if (rule->tier == JOB_TIER_RECOMPUTE && rule->kind != JOB_INNER_ACTIVATIONS)
+        return configi_error(reader, paths[2],
+                             "\"recompute\" is for the kind inner_activations; %s must rest on "
+                             "device, host or nvme",
+                             configi_text(reader, paths[1]));
     return 0;
 }
 

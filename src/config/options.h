@@ -27,6 +27,7 @@ enum option_type {
     OPTION_ENUM,    /* one of `choices`, any case */
     OPTION_TIER,    /* one of `choices`, which are tiers */
     OPTION_UNITS,   /* "all", "3", "0-11" or a whole number */
+    OPTION_CORES,   /* core set: "0-7,16" */
     OPTION_FLOATS,  /* array of numbers */
     OPTION_STRINGS, /* text or array of texts */
     OPTION_BLOCKS,  /* array of objects, described by the rows below it */

@@ -75,8 +75,11 @@ const option configi_own_rows[] = {
              "square root of 2 num_layers."},
     {.path = "model.max_part_bytes",
      .type = OPTION_SIZE,
-     .effect = OPTION_REFUSED,
-     .help = "units cannot be cut into parts yet; leave it out"},
+     .fallback = "0",
+     .unit = "bytes",
+     .help =
+         "Units whose working parameters are larger are cut into parts, each fetched by itself; "
+         "0: no parts. The sizes of parts are part of the arithmetic."},
 
     {.path = "data.train",
      .type = OPTION_STRINGS,
@@ -96,6 +99,13 @@ const option configi_own_rows[] = {
      .fallback = "1",
      .range = "[0,]",
      .help = "Order of the training samples."},
+    {.path = "data.format",
+     .type = OPTION_ENUM,
+     .fallback = "auto",
+     .choices = "auto|text|llmc|u16|u32|megatron",
+     .help = "What the files hold: text (bytes), llm.c's .bin, raw 16-bit or 32-bit token ids, "
+             "little-endian, or Megatron's .bin beside its .idx. auto: by how a file begins, else "
+             "text. Token ids need model.vocab_size."},
 
     {.path = "run.dir",
      .type = OPTION_STRING,
@@ -139,6 +149,12 @@ const option configi_own_rows[] = {
      .type = OPTION_BOOL,
      .fallback = "false",
      .help = "Start anew instead of resuming what run.dir holds."},
+    {.path = "run.paranoid",
+     .type = OPTION_BOOL,
+     .fallback = "false",
+     .help =
+         "Looks for faults of this program: fresh addresses, memory filled with NaN before it is "
+         "written, compared while it is only read, poisoned when released. Slow; the same bits."},
 
     {.path = "device.backend",
      .type = OPTION_ENUM,
@@ -151,6 +167,19 @@ const option configi_own_rows[] = {
      .range = "[0,65536]",
      .unit = "threads",
      .help = "Threads that compute; 0: all cores that this process may use."},
+    {.path = "device.cores",
+     .type = OPTION_CORES,
+     .help = "Cores that compute, as in \"0-7,16\". Default: automatic."},
+
+    {.path = "update.threads",
+     .type = OPTION_INT,
+     .fallback = "0",
+     .range = "[0,65536]",
+     .unit = "threads",
+     .help = "Threads of the optimizer on the CPU; 0: as device.threads."},
+    {.path = "update.cores",
+     .type = OPTION_CORES,
+     .help = "Cores of the optimizer on the CPU, as in \"0-7,16\". Default: automatic."},
 
     {.path = "tiers.device.budget",
      .type = OPTION_SIZE,
@@ -212,27 +241,28 @@ const option configi_own_rows[] = {
      .help = "\"all\", \"3\" or \"0-11\", both ends included; 0 is the embedding. Required."},
     {.path = "tiers.place.rules.*.kind",
      .type = OPTION_ENUM,
-     .choices = "params|grads|optimizer|activations",
+     .choices = "params|grads|optimizer|activations|inner_activations",
      .help = "What the rule places. Required."},
     {.path = "tiers.place.rules.*.tier",
      .type = OPTION_TIER,
-     .choices = "device|host|nvme",
-     .help = "Where it rests. Required."},
+     .choices = "recompute|device|host|nvme",
+     .help = "Where it rests; recompute is for inner_activations alone. Required."},
 
     {.path = "schedule.order",
      .type = OPTION_ENUM,
      .fallback = "layer_major",
-     .choices = "layer_major",
-     .later = "batch_major",
-     .help = "layer_major: all micro-batches pass a unit before the next unit is fetched."},
+     .choices = "layer_major|batch_major",
+     .help = "layer_major: all micro-batches pass a unit before the next unit is fetched; "
+             "batch_major: each micro-batch passes all units, so that less of the activations "
+             "rests. Both give the same bits."},
     {.path = "schedule.update",
      .type = OPTION_ENUM,
      .fallback = "auto",
-     .choices = "auto|after_backward|in_next_forward",
-     .later = "in_backward|delayed_one_step",
+     .choices = "auto|after_backward|in_next_forward|in_backward|delayed_one_step",
      .help =
          "When the optimizer runs; in_next_forward hides its I/O behind the next forward, to the "
-         "same bits."},
+         "same bits. in_backward, as each gradient is complete, needs gradient_clipping 0, no fp16 "
+         "and no overflow check. delayed_one_step is approximate: gradients are one step late."},
     {.path = "schedule.tile_elems",
      .type = OPTION_INT,
      .fallback = "0",
@@ -254,6 +284,21 @@ const option configi_own_rows[] = {
      .help =
          "How drives are driven: io_uring, or threads with pread and pwrite; auto: io_uring where "
          "the kernel allows it."},
+    {.path = "io.threads",
+     .type = OPTION_INT,
+     .fallback = "0",
+     .range = "[0,1024]",
+     .unit = "threads",
+     .help = "Threads with pread and pwrite, per drive, where io_uring is not used; 0: automatic."},
+    {.path = "io.cores",
+     .type = OPTION_CORES,
+     .help = "Cores of I/O and of the scheduler, as in \"0-7,16\". Default: automatic."},
+    {.path = "io.stuck_seconds",
+     .type = OPTION_FLOAT,
+     .fallback = "30",
+     .range = "[0,]",
+     .unit = "seconds",
+     .help = "A request to a drive that takes longer is reported; 0: never."},
 };
 
 const uint32_t configi_own_row_count = sizeof configi_own_rows / sizeof configi_own_rows[0];

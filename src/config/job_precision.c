@@ -1,0 +1,144 @@
+/* Dtypes, loss scaling, and whether the update may run when the job says. See config_internal.h.
+ * Called by job_read; pure.
+ *
+ * The rules are those of deepspeed/runtime/precision_config.py and of its engine: fp16 and bf16 exclude
+ * each other; a window and a floor of 0 are errors only where the loss scale is dynamic; gradients rest
+ * in the working dtype unless data_types.grad_accum_dtype says otherwise. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "config/config_internal.h"
+
+static enum dtype dtype_named(const char *name)
+{
+    if (strcmp(name, "fp16") == 0)
+        return DTYPE_FP16;
+    return strcmp(name, "bf16") == 0 ? DTYPE_BF16 : DTYPE_FP32;
+}
+
+static int fill_working_dtype(const configi_reader *reader, job *target)
+{
+    static const char param_path[] = "data_types.param_dtype";
+    bool is_bf16 = configi_bool(reader, "bf16.enabled");
+    target->type = is_bf16 ? DTYPE_BF16 : DTYPE_FP32;
+    if (configi_bool(reader, "fp16.enabled")) {
+        if (is_bf16)
+            return configi_error(reader, "fp16.enabled",
+                                 "true beside bf16.enabled true; enable one of them");
+        target->type = DTYPE_FP16;
+    }
+    if (configi_get(reader, param_path) &&
+        dtype_named(configi_choice(reader, param_path)) != target->type)
+        return configi_error(reader, param_path,
+                             "\"%s\" disagrees with fp16.enabled and bf16.enabled, which mean %s; "
+                             "leave it out",
+                             configi_choice(reader, param_path), dtype_name(target->type));
+    return 0;
+}
+
+static int fill_grad_dtype(const configi_reader *reader, job *target)
+{
+    static const char path[] = "data_types.grad_accum_dtype";
+    target->grad_dtype = target->type;
+    if (!configi_get(reader, path))
+        return 0;
+    enum dtype type = dtype_named(configi_choice(reader, path));
+    if (type != DTYPE_FP32 && target->type == DTYPE_FP32)
+        return configi_error(reader, path, "\"%s\" needs %s.enabled; without it gradients are fp32",
+                             dtype_name(type), dtype_name(type));
+    if (type != DTYPE_FP32 && type != target->type)
+        return configi_error(
+            reader, path,
+            "\"%s\" beside %s.enabled: gradients leave the backward in %s, and "
+            "nothing is gained by a second 16-bit rounding; give \"fp32\" or \"%s\"",
+            dtype_name(type), dtype_name(target->type), dtype_name(target->type),
+            dtype_name(target->type));
+    target->grad_dtype = type;
+    return 0;
+}
+
+/* A bound that DeepSpeed asks for only where the loss scale is dynamic. */
+static int check_dynamic(const configi_reader *reader, const char *path, double number)
+{
+    char shown[CONFIGI_VALUE_BYTES];
+    if (number > 0)
+        return 0;
+    return configi_error(reader, path,
+                         "%s is out of range: must be above 0 where fp16.loss_scale is 0 (dynamic)",
+                         configi_show(configi_get(reader, path), shown));
+}
+
+static int fill_loss_scaling(const configi_reader *reader, job *target)
+{
+    static const char window_path[] = "fp16.loss_scale_window";
+    static const char floor_path[] = "fp16.min_loss_scale";
+    if (target->type != DTYPE_FP16)
+        return 0;
+    target->fp16.loss_scale = configi_double(reader, "fp16.loss_scale");
+    target->fp16.initial_scale_power = configi_uint(reader, "fp16.initial_scale_power");
+    target->fp16.hysteresis = configi_uint(reader, "fp16.hysteresis");
+    target->fp16.consecutive_hysteresis = configi_bool(reader, "fp16.consecutive_hysteresis");
+    target->fp16.min_loss_scale = configi_double(reader, floor_path);
+    /* Through double: a negative window is allowed where it has no use. */
+    const json_t *window = configi_get(reader, window_path);
+    double steps = window ? json_number_value(window) : (double)configi_uint(reader, window_path);
+    if (target->fp16.loss_scale == 0) {
+        TRY(check_dynamic(reader, window_path, steps));
+        TRY(check_dynamic(reader, floor_path, target->fp16.min_loss_scale));
+    }
+    target->fp16.loss_scale_window = steps > 0 ? configi_uint(reader, window_path) : 0;
+    return 0;
+}
+
+int configi_fill_precision(const configi_reader *reader, job *target)
+{
+    target->zero_stage = (uint32_t)configi_uint(reader, "zero_optimization.stage");
+    target->gradient_clipping = configi_double(reader, "gradient_clipping");
+    TRY(fill_working_dtype(reader, target));
+    TRY(fill_grad_dtype(reader, target));
+    TRY(fill_loss_scaling(reader, target));
+    target->check_grad_overflow =
+        target->type != DTYPE_BF16 || configi_bool(reader, "bf16.check_grad_overflow");
+    return 0;
+}
+
+/* in_backward updates a unit before the others' gradients are known. */
+static int check_in_backward(const configi_reader *reader, job *target)
+{
+    static const char path[] = "schedule.update";
+    char wants[ERR_TEXT_BYTES] = "";
+    size_t used = 0;
+    if (target->type == DTYPE_FP16)
+        return configi_error(reader, path,
+                             "in_backward updates a unit before all gradients are known, and with "
+                             "fp16.enabled an overflow in any of them skips the step: set "
+                             "fp16.enabled to false, or choose after_backward or in_next_forward");
+    if (target->gradient_clipping != 0)
+        used += (size_t)snprintf(wants, sizeof wants, "gradient_clipping to 0 (it is %g%s)",
+                                 target->gradient_clipping,
+                                 configi_get(reader, "gradient_clipping") ? "" : " by default");
+    if (target->type == DTYPE_BF16 && target->check_grad_overflow)
+        snprintf(wants + used, sizeof wants - used,
+                 "%sbf16.check_grad_overflow to false (it is true%s)", used > 0 ? " and " : "",
+                 configi_get(reader, "bf16.check_grad_overflow") ? "" : " by default");
+    if (wants[0] != '\0')
+        return configi_error(reader, path,
+                             "in_backward updates a unit before all gradients are known: set %s, "
+                             "or choose after_backward or in_next_forward",
+                             wants);
+    target->check_grad_overflow = false; /* fp32: DeepSpeed has no such check there either */
+    return 0;
+}
+
+int configi_fill_update(const configi_reader *reader, job *target)
+{
+    if (target->schedule.update == JOB_UPDATE_IN_BACKWARD)
+        return check_in_backward(reader, target);
+    if (target->schedule.update == JOB_UPDATE_DELAYED_ONE_STEP)
+        log_warn("%s: schedule.update: delayed_one_step is approximate: each step trains with the "
+                 "gradients of the step before; in_next_forward hides the same work exactly",
+                 reader->file);
+    return 0;
+}
