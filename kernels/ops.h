@@ -176,7 +176,11 @@ typedef struct cross_entropy_args cross_entropy_args;
 /* Softmax cross-entropy over a vocabulary that comes in parts of columns, for an output matrix cut by
  * rows. First softmax_part for every part in order, then softmax_losses once, then
  * cross_entropy_part for every part. The stats of a row are its largest logit so far, the sum of
- * exp(logit - largest) so far and the logit of its target (0 until its part came). */
+ * exp(logit - largest) so far and the logit of its target (0 until its part came); those of an
+ * ignored row mean nothing. Parts together agree with cross_entropy within fp32's rounding; which
+ * columns make a part is part of the numerics. Infinities and NaN go through: a row with +infinity or
+ * NaN, or with nothing but -infinity, has a NaN loss. Targets lie below the vocabulary, which a part
+ * cannot check. */
 struct softmax_part_args {
     enum dtype type;                     /* of logits_grad */
     uint64_t rows, columns;              /* of this part */

@@ -102,6 +102,12 @@ int cpui_bias_backward(kernel_context *context, void *stream, enum dtype type, u
 size_t cpui_bias_backward_scratch_bytes(kernel_context *context, uint64_t rows, uint64_t n);
 int cpui_cross_entropy(kernel_context *context, void *stream, const cross_entropy_args *args)
     MUST_CHECK;
+int cpui_softmax_part(kernel_context *context, void *stream, const softmax_part_args *args)
+    MUST_CHECK;
+int cpui_softmax_losses(kernel_context *context, void *stream, const softmax_part_args *args)
+    MUST_CHECK;
+int cpui_cross_entropy_part(kernel_context *context, void *stream, const softmax_part_args *args)
+    MUST_CHECK;
 int cpui_zero(kernel_context *context, void *stream, void *data, uint64_t bytes) MUST_CHECK;
 int cpui_convert(kernel_context *context, void *stream, const void *source, enum dtype source_type,
                  void *target, enum dtype target_type, uint64_t count) MUST_CHECK;

@@ -2,7 +2,7 @@
  * data could break (token ids, targets), and hands on. The arithmetic is in rows_body.h.
  *
  * Every op here gives the same bits on every instruction set and with every number of threads. libm
- * is called, in double and rounded once, by rope_table and cross_entropy (the loss and the target's
+ * is called, in double and rounded once, by rope_table and cross-entropy (the loss and the target's
  * gradient); its last bit may differ between machines. Scratch is only used by norm_backward and
  * bias_backward. Nothing allocates. */
 #include <assert.h>
@@ -68,6 +68,10 @@ static int token_ids_check(const int32_t *token_ids, uint64_t rows, uint64_t voc
 int cpui_embedding_forward(kernel_context *context, void *stream, const embedding_args *args)
 {
     (void)stream;
+    assert(args->row_begin <= args->vocab && args->row_count <= args->vocab - args->row_begin);
+    assert(args->row_count || args->row_begin == 0);
+    assert(!args->token_table || !args->position_table || args->row_count == 0 ||
+           args->row_count == args->vocab);
     TRY(token_ids_check(args->token_ids, args->batch * args->tokens, args->vocab));
     context->rows->embedding_forward(context->thread_count, args);
     return 0;
@@ -84,6 +88,8 @@ size_t cpui_embedding_grad_scratch_bytes(kernel_context *context, uint64_t rows,
 int cpui_embedding_backward(kernel_context *context, void *stream, const embedding_grad_args *args)
 {
     (void)stream;
+    assert(args->row_begin <= args->vocab && args->row_count <= args->vocab - args->row_begin);
+    assert(args->row_count || args->row_begin == 0);
     TRY(token_ids_check(args->token_ids, args->batch * args->tokens, args->vocab));
     context->rows->embedding_backward(context->thread_count, args);
     return 0;
@@ -164,6 +170,51 @@ int cpui_cross_entropy(kernel_context *context, void *stream, const cross_entrop
                            args->targets[row], (unsigned long long)row,
                            (unsigned long long)args->vocab);
     context->rows->cross_entropy(context->thread_count, args);
+    return 0;
+}
+
+/* A part does not know the vocabulary; a target beyond it would look like one of another part. The
+ * embedding has refused such tokens before. */
+static int part_targets_check(const softmax_part_args *args)
+{
+    for (uint64_t row = 0; row < args->rows; row++)
+        if (args->targets[row] < -1)
+            return err_set(ERR_INPUT,
+                           "cross-entropy: target %d in row %llu is neither -1 nor in the "
+                           "vocabulary; were the tokens made with this model's tokenizer?",
+                           args->targets[row], (unsigned long long)row);
+    return 0;
+}
+
+int cpui_softmax_part(kernel_context *context, void *stream, const softmax_part_args *args)
+{
+    (void)stream;
+    TRY(part_targets_check(args));
+    context->rows->softmax_part(context->thread_count, args);
+    return 0;
+}
+
+int cpui_softmax_losses(kernel_context *context, void *stream, const softmax_part_args *args)
+{
+    (void)context;
+    (void)stream;
+    TRY(part_targets_check(args));
+    for (uint64_t row = 0; row < args->rows; row++) {
+        double distance = (double)args->largest[row] - (double)args->target_logit[row];
+        double loss = log((double)args->sum[row]) + distance;
+        args->losses[row] = args->targets[row] < 0 ? 0.0f
+                            : isnan(loss)          ? fp32_from_bits(0x7fc00000u)
+                                                   : (float)loss;
+    }
+    return 0;
+}
+
+int cpui_cross_entropy_part(kernel_context *context, void *stream, const softmax_part_args *args)
+{
+    (void)stream;
+    assert((const void *)args->logits != args->logits_grad || args->type == DTYPE_FP32);
+    TRY(part_targets_check(args));
+    context->rows->cross_entropy_part(context->thread_count, args);
     return 0;
 }
 

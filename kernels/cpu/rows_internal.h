@@ -40,6 +40,8 @@ struct rows_table {
     void (*bias_backward)(int threads, enum dtype type, uint64_t rows, uint64_t n,
                           const void *output_grad, float *bias_grad, float *scratch);
     void (*cross_entropy)(int threads, const cross_entropy_args *args);
+    void (*softmax_part)(int threads, const softmax_part_args *args);
+    void (*cross_entropy_part)(int threads, const softmax_part_args *args);
     void (*convert)(int threads, const void *source, enum dtype source_type, void *target,
                     enum dtype target_type, uint64_t count);
     /* The elementary functions, for their accuracy tests: out[count] = f(x), out may be x. */

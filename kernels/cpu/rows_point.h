@@ -222,32 +222,48 @@ static void convert(int threads, const void *source, enum dtype source_type, voi
     }
 }
 
+/* output[row] = source[source_at..] + position_table[position_at..]; the source may be the output. */
+static void embedding_add_row(const embedding_args *args, uint64_t out_at, const void *source,
+                              uint64_t source_at, uint64_t position_at)
+{
+    for (uint64_t c = 0; c < args->channels; c += ROWS_BLOCK) {
+        float token_buffer[ROWS_BLOCK], position_buffer[ROWS_BLOCK], out_buffer[ROWS_BLOCK];
+        size_t n = block_elems(args->channels, c);
+        const float *token = load_block(args->type, source, source_at + c, n, token_buffer);
+        const float *position =
+            load_block(args->type, args->position_table, position_at + c, n, position_buffer);
+        float *out = store_place(args->type, args->output, out_at + c, out_buffer);
+#pragma omp simd
+        for (size_t i = 0; i < n; i++)
+            out[i] = token[i] + position[i];
+        store_block(args->type, args->output, out_at + c, n, out);
+    }
+}
+
+/* A part copies the rows of its tokens, so that adding the positions to the output later rounds the
+ * same sum as adding them at once. */
 static void embedding_forward(int threads, const embedding_args *args)
 {
     uint64_t rows = args->batch * args->tokens, channels = args->channels;
+    uint64_t part_rows = args->row_count ? args->row_count : args->vocab;
     size_t elem_bytes = dtype_bytes(args->type);
 #pragma omp parallel for schedule(static) num_threads(team(threads, rows *channels))
     for (uint64_t row = 0; row < rows; row++) {
-        uint64_t token_at = (uint64_t)args->token_ids[row] * channels;
         uint64_t position_at = (row % args->tokens) * channels, out_at = row * channels;
-        if (!args->position_table) {
-            memcpy((char *)args->output + out_at * elem_bytes,
-                   (const char *)args->token_table + token_at * elem_bytes, channels * elem_bytes);
+        if (!args->token_table) {
+            if (args->position_table)
+                embedding_add_row(args, out_at, args->output, out_at, position_at);
             continue;
         }
-        for (uint64_t c = 0; c < channels; c += ROWS_BLOCK) {
-            float token_buffer[ROWS_BLOCK], position_buffer[ROWS_BLOCK], out_buffer[ROWS_BLOCK];
-            size_t n = block_elems(channels, c);
-            const float *token =
-                load_block(args->type, args->token_table, token_at + c, n, token_buffer);
-            const float *position =
-                load_block(args->type, args->position_table, position_at + c, n, position_buffer);
-            float *out = store_place(args->type, args->output, out_at + c, out_buffer);
-#pragma omp simd
-            for (size_t i = 0; i < n; i++)
-                out[i] = token[i] + position[i];
-            store_block(args->type, args->output, out_at + c, n, out);
-        }
+        uint64_t part_row = (uint64_t)args->token_ids[row] - args->row_begin; /* wraps if before */
+        if (part_row >= part_rows)
+            continue;
+        if (args->position_table)
+            embedding_add_row(args, out_at, args->token_table, part_row * channels, position_at);
+        else
+            memcpy((char *)args->output + out_at * elem_bytes,
+                   (const char *)args->token_table + part_row * channels * elem_bytes,
+                   channels * elem_bytes);
     }
 }
 
@@ -255,19 +271,26 @@ static void embedding_forward(int threads, const embedding_args *args)
 static void embedding_grad_columns(const embedding_grad_args *args, uint64_t c, size_t n)
 {
     uint64_t rows = args->batch * args->tokens, channels = args->channels;
+    uint64_t part_rows = args->row_count ? args->row_count : args->vocab;
     float buffer[ROWS_BLOCK];
     for (uint64_t row = 0; row < rows; row++) {
-        const float *dy = load_block(args->type, args->output_grad, row * channels + c, n, buffer);
-        float *token = args->token_table_grad + (uint64_t)args->token_ids[row] * channels + c;
-#pragma omp simd
-        for (size_t i = 0; i < n; i++)
-            token[i] += dy[i];
-        if (!args->position_table_grad)
+        uint64_t part_row = (uint64_t)args->token_ids[row] - args->row_begin; /* wraps if before */
+        bool in_part = args->token_table_grad && part_row < part_rows;
+        if (!in_part && !args->position_table_grad)
             continue;
-        float *position = args->position_table_grad + (row % args->tokens) * channels + c;
+        const float *dy = load_block(args->type, args->output_grad, row * channels + c, n, buffer);
+        if (in_part) {
+            float *token = args->token_table_grad + part_row * channels + c;
 #pragma omp simd
-        for (size_t i = 0; i < n; i++)
-            position[i] += dy[i];
+            for (size_t i = 0; i < n; i++)
+                token[i] += dy[i];
+        }
+        if (args->position_table_grad) {
+            float *position = args->position_table_grad + (row % args->tokens) * channels + c;
+#pragma omp simd
+            for (size_t i = 0; i < n; i++)
+                position[i] += dy[i];
+        }
     }
 }
 

@@ -68,6 +68,12 @@ int refi_bias_backward(kernel_context *context, void *stream, enum dtype type, u
 size_t refi_bias_backward_scratch_bytes(kernel_context *context, uint64_t rows, uint64_t n);
 int refi_cross_entropy(kernel_context *context, void *stream,
                        const cross_entropy_args *args) MUST_CHECK;
+int refi_softmax_part(kernel_context *context, void *stream,
+                      const softmax_part_args *args) MUST_CHECK;
+int refi_softmax_losses(kernel_context *context, void *stream,
+                        const softmax_part_args *args) MUST_CHECK;
+int refi_cross_entropy_part(kernel_context *context, void *stream,
+                            const softmax_part_args *args) MUST_CHECK;
 
 /* reference_optimizer.c */
 int refi_grad_close(kernel_context *context, void *stream, const grad_close_args *args) MUST_CHECK;

@@ -102,6 +102,12 @@ static int index_check(int32_t idx, int32_t lowest, uint64_t vocab)
                    (unsigned long long)vocab);
 }
 
+/* Whether row `idx` of a table lies in the part; row_count 0 is the whole table. */
+static bool is_in_part(uint64_t idx, uint64_t row_begin, uint64_t row_count)
+{
+    return row_count == 0 || (idx >= row_begin && idx - row_begin < row_count);
+}
+
 int refi_embedding_forward(kernel_context *context, void *stream, const embedding_args *args)
 {
     (void)context;
@@ -109,8 +115,13 @@ int refi_embedding_forward(kernel_context *context, void *stream, const embeddin
     for (uint64_t row = 0; row < args->batch * args->tokens; row++) {
         TRY(index_check(args->token_ids[row], 0, args->vocab));
         uint64_t token = (uint64_t)args->token_ids[row], position = row % args->tokens;
+        if (args->token_table && !is_in_part(token, args->row_begin, args->row_count))
+            continue;
+        token -= args->row_begin;
         for (uint64_t c = 0; c < args->channels; c++) {
-            double x = refi_load(args->type, args->token_table, token * args->channels + c);
+            double x = args->token_table
+                           ? refi_load(args->type, args->token_table, token * args->channels + c)
+                           : refi_load(args->type, args->output, row * args->channels + c);
             if (args->position_table)
                 x += refi_load(args->type, args->position_table, position * args->channels + c);
             refi_store(args->type, args->output, row * args->channels + c, x);
@@ -134,9 +145,12 @@ int refi_embedding_backward(kernel_context *context, void *stream, const embeddi
     for (uint64_t row = 0; row < args->batch * args->tokens; row++) {
         TRY(index_check(args->token_ids[row], 0, args->vocab));
         uint64_t token = (uint64_t)args->token_ids[row], position = row % args->tokens;
+        bool in_part =
+            args->token_table_grad && is_in_part(token, args->row_begin, args->row_count);
         for (uint64_t c = 0; c < args->channels; c++) {
             float dy = (float)refi_load(args->type, args->output_grad, row * args->channels + c);
-            args->token_table_grad[token * args->channels + c] += dy;
+            if (in_part)
+                args->token_table_grad[(token - args->row_begin) * args->channels + c] += dy;
             if (args->position_table_grad)
                 args->position_table_grad[position * args->channels + c] += dy;
         }
@@ -292,6 +306,63 @@ int refi_cross_entropy(kernel_context *context, void *stream, const cross_entrop
             double grad = softmax - ((uint64_t)target == i ? 1.0 : 0.0);
             refi_store(args->type, args->logits_grad, row * args->vocab + i,
                        target < 0 ? 0.0 : grad * (double)args->grad_scale);
+        }
+    }
+    return 0;
+}
+
+int refi_softmax_part(kernel_context *context, void *stream, const softmax_part_args *args)
+{
+    (void)context;
+    (void)stream;
+    for (uint64_t row = 0; row < args->rows; row++) {
+        const float *logits = args->logits + row * args->columns;
+        int32_t target = args->targets[row];
+        double before = args->is_first ? -INFINITY : (double)args->largest[row], max = before;
+        double sum = args->is_first ? 0.0 : (double)args->sum[row];
+        TRY(index_check(target, -1, INT32_MAX));
+        if (args->is_first)
+            args->target_logit[row] = 0.0f;
+        for (uint64_t i = 0; i < args->columns; i++) {
+            max = fmax(max, (double)logits[i]);
+            if (target >= 0 && (uint64_t)target == args->column_begin + i)
+                args->target_logit[row] = logits[i];
+        }
+        double shift = max == -INFINITY ? 0.0 : max;
+        sum *= exp(before - shift);
+        for (uint64_t i = 0; i < args->columns; i++)
+            sum += exp((double)logits[i] - shift);
+        args->largest[row] = (float)max;
+        args->sum[row] = (float)sum;
+    }
+    return 0;
+}
+
+int refi_softmax_losses(kernel_context *context, void *stream, const softmax_part_args *args)
+{
+    (void)context;
+    (void)stream;
+    for (uint64_t row = 0; row < args->rows; row++) {
+        double distance = (double)args->largest[row] - (double)args->target_logit[row];
+        args->losses[row] =
+            args->targets[row] < 0 ? 0.0f : (float)(log((double)args->sum[row]) + distance);
+    }
+    return 0;
+}
+
+int refi_cross_entropy_part(kernel_context *context, void *stream, const softmax_part_args *args)
+{
+    (void)context;
+    (void)stream;
+    for (uint64_t row = 0; row < args->rows; row++) {
+        int32_t target = args->targets[row];
+        for (uint64_t i = 0; i < args->columns; i++) {
+            uint64_t at = row * args->columns + i;
+            double softmax =
+                exp((double)args->logits[at] - (double)args->largest[row]) / (double)args->sum[row];
+            bool is_target = target >= 0 && (uint64_t)target == args->column_begin + i;
+            double grad = (softmax - (is_target ? 1.0 : 0.0)) * (double)args->grad_scale;
+            refi_store(args->type, args->logits_grad, at, target < 0 ? 0.0 : grad);
         }
     }
     return 0;
