@@ -15,6 +15,7 @@
 #include <stdatomic.h>
 #include <stddef.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -82,8 +83,41 @@ static void unmake_directories(const char *directory, uint32_t made_count)
         ;
 }
 
-/* mkdir -p. *made_count: how many of the last components are new, so that a later failure can undo
- * them; its own failure undoes them itself. */
+/* Makes the entries of a directory durable. EINVAL is the answer of file systems that keep none. */
+static int sync_directory(const char *directory)
+{
+    int fd = open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0)
+        return err_errno(errno, "opening the directory %s to sync it", directory);
+    int rc = fsync(fd) == 0 || errno == EINVAL
+                 ? 0
+                 : err_errno(errno, "fsync of the directory %s", directory);
+    close(fd);
+    return rc;
+}
+
+/* Makes the directory's own entry, in the one above it, durable. A parent that may be written and not
+ * read cannot be opened: then its whole file system is synced, through the directory itself. */
+static int sync_entry(const char *directory)
+{
+    char parent[SLAB_PATH_BYTES];
+    snprintf(parent, sizeof parent, "%s", directory);
+    if (!cut_last_component(parent))
+        snprintf(parent, sizeof parent, "%s", directory[0] == '/' ? "/" : ".");
+    int rc = sync_directory(parent);
+    if (rc != -EACCES)
+        return rc;
+    int fd = open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0)
+        return err_errno(errno, "opening the directory %s to sync it", directory);
+    rc = syncfs(fd) == 0 ? 0 : err_errno(errno, "syncfs at %s", directory);
+    close(fd);
+    return rc;
+}
+
+/* mkdir -p, durable: the entry of each new directory and of the last one is synced. *made_count: how
+ * many of the last components are new, so that a later failure can undo them; its own failure undoes
+ * them itself. */
 static int make_directories(const char *directory, uint32_t *made_count)
 {
     char path[SLAB_PATH_BYTES];
@@ -94,9 +128,8 @@ static int make_directories(const char *directory, uint32_t *made_count)
             continue;
         char saved = *at;
         *at = 0;
-        if (mkdir(path, 0777) == 0)
-            ++*made_count;
-        else if (errno != EEXIST) {
+        bool is_new = mkdir(path, 0777) == 0;
+        if (!is_new && errno != EEXIST) {
             int rc = err_errno(errno, "making the directory %s for the nvme tier", path);
             if (*made_count) {
                 cut_last_component(path); /* this one is not there */
@@ -104,6 +137,15 @@ static int make_directories(const char *directory, uint32_t *made_count)
             }
             *made_count = 0;
             return rc;
+        }
+        *made_count += is_new;
+        int rc = is_new || saved == 0 ? sync_entry(path) : 0;
+        if (rc < 0) {
+            err_record first;
+            err_save(&first, rc);
+            unmake_directories(path, *made_count);
+            *made_count = 0;
+            return err_restore(&first);
         }
         *at = saved;
         if (saved == 0)
@@ -284,16 +326,6 @@ static int open_existing_file(slab *self, uint32_t drive_idx)
     return 0;
 }
 
-static int sync_directory(const char *directory)
-{
-    int fd = open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fd < 0)
-        return err_errno(errno, "opening the directory %s", directory);
-    int rc = fsync(fd) == 0 ? 0 : err_errno(errno, "fsync of the directory %s", directory);
-    close(fd);
-    return rc;
-}
-
 static int create_file(slab *self, uint32_t drive_idx, const char *directory, bool *created)
 {
     slab_file *file = &self->files[drive_idx];
@@ -362,6 +394,50 @@ int slab_open(slab *out, const slab_config *config)
     for (uint32_t i = 0; i < out->drive_count && rc == 0 && config->open_existing; i++)
         rc = open_existing_file(out, i);
     if (rc == 0 && config->open_existing)
+        rc = tieri_slab_layout(out);
+    if (rc < 0)
+        slab_close(out);
+    return rc;
+}
+
+/* A file that no other process sees and that is gone when its descriptor is closed, also by kill -9.
+ * Where the file system has none without a name, the name lives from here to the next line. */
+static int open_unnamed(const char *directory, slab_file *file)
+{
+    snprintf(file->path, sizeof file->path, "%s", directory);
+    file->fd = open(directory, O_RDWR | O_TMPFILE | O_EXCL | O_CLOEXEC, 0600);
+    if (file->fd >= 0)
+        return 0;
+    if (errno != EOPNOTSUPP && errno != EISDIR && errno != EINVAL)
+        return err_errno(errno, "making a temporary file in %s", directory);
+    int used = snprintf(file->path, sizeof file->path, "%s/.sluice-speed-XXXXXX", directory);
+    if (used < 0 || (size_t)used >= sizeof file->path)
+        return err_set(-ENAMETOOLONG, "the path of a drive is too long: %.200s...", directory);
+    file->fd = mkostemp(file->path, O_CLOEXEC);
+    if (file->fd < 0)
+        return err_errno(errno, "making a temporary file in %s", directory);
+    if (unlink(file->path) != 0)
+        return err_errno(errno, "deleting the temporary file %s", file->path);
+    return 0;
+}
+
+int tieri_slab_open_unnamed(slab *out, const char *directory, uint64_t stripe_count)
+{
+    memset(out, 0, sizeof *out);
+    out->drive_count = 1;
+    out->stripe_bytes = MIB;
+    out->drive_stripes[0] = stripe_count;
+    out->total_bytes = stripe_count * MIB;
+    slab_file *file = &out->files[0];
+    file->file_bytes = SLAB_HEADER_BYTES + out->total_bytes;
+    int rc = open_unnamed(directory, file);
+    if (rc == 0)
+        rc = reserve_space(file);
+    if (rc == 0) {
+        set_direct(file);
+        rc = write_header(out, 0);
+    }
+    if (rc == 0)
         rc = tieri_slab_layout(out);
     if (rc < 0)
         slab_close(out);

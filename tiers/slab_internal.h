@@ -21,6 +21,16 @@ void tieri_slab_share(uint32_t drive_count, const double *weights, const uint64_
  * only a forged header can cause). */
 int tieri_slab_layout(slab *self) MUST_CHECK;
 
+/* A slab of stripe_count stripes of 1 MiB in one file without a name in `directory`: gone with
+ * slab_close, with the process, with a failure. To measure a drive by. */
+int tieri_slab_open_unnamed(slab *out, const char *directory, uint64_t stripe_count) MUST_CHECK;
+
+/* The nearest directory at or above `path` that exists ("." above a relative one), where new files can
+ * be made. ERR_INPUT names path and reason. */
+struct stat;
+int tieri_slab_existing(const char *path, char existing[SLAB_PATH_BYTES],
+                        struct stat *status) MUST_CHECK;
+
 /* "<path>/sluice-<uuid hex>" and the file in it; -ENAMETOOLONG. */
 int tieri_slab_directory(const slab_config *config, uint32_t drive_idx,
                          char directory[SLAB_PATH_BYTES]) MUST_CHECK;

@@ -15,9 +15,13 @@
 
 static_assert(SLAB_HEADER_BYTES % 4096 == 0, "data begins on a block");
 
+/* ext4 needs a block of 4 KiB for each 340 extents of at most 128 MiB; others are of the same order. */
+#define FS_TABLES_MIN_BYTES (256 * KIB)
+#define FS_TABLES_PART      1024
+
 struct drive_space {
     dev_t device;        /* of the file system */
-    uint64_t free_bytes; /* that this user may take from it */
+    uint64_t free_bytes; /* that slabs may take from it */
 };
 typedef struct drive_space drive_space;
 
@@ -71,42 +75,59 @@ int tieri_slab_file_path(const slab_config *config, uint32_t drive_idx, char pat
     return 0;
 }
 
-/* The drive's directory, or the nearest one above it that exists, must take new files. */
-static int probe_drive(const slab_drive *drive, drive_space *space)
+int tieri_slab_existing(const char *path, char existing[SLAB_PATH_BYTES], struct stat *status)
 {
-    char path[SLAB_PATH_BYTES];
-    snprintf(path, sizeof path, "%s", drive->path);
+    snprintf(existing, SLAB_PATH_BYTES, "%s", path);
     if (path[0] == 0)
         return err_set(ERR_INPUT, "a drive of the nvme tier has an empty path");
-    struct stat status;
-    while (stat(path, &status) != 0) {
+    while (stat(existing, status) != 0) {
         if (errno != ENOENT)
             return err_set(ERR_INPUT,
                            "the drive directory %s cannot be used (%s: %s); name a "
                            "directory that this user can write",
-                           drive->path, path, strerror(errno));
-        char *slash = strrchr(path, '/');
+                           path, existing, strerror(errno));
+        char *slash = strrchr(existing, '/');
         if (!slash)
-            snprintf(path, sizeof path, ".");
-        else if (slash == path)
-            path[1] = 0;
+            snprintf(existing, SLAB_PATH_BYTES, ".");
+        else if (slash == existing)
+            existing[1] = 0;
         else
             *slash = 0;
     }
-    if (!S_ISDIR(status.st_mode))
+    if (!S_ISDIR(status->st_mode))
         return err_set(ERR_INPUT, "the drive directory %s cannot be used: %s is not a directory",
-                       drive->path, path);
-    struct statvfs volume;
-    if (access(path, W_OK | X_OK) != 0 || statvfs(path, &volume) != 0)
+                       path, existing);
+    if (access(existing, W_OK | X_OK) != 0)
         return err_set(ERR_INPUT,
                        "the drive directory %s cannot be used: %s: %s; name a directory "
                        "that this user can write",
+                       path, existing, strerror(errno));
+    return 0;
+}
+
+/* What this user may take from a file system: its free space less what its own tables may need to name
+ * that space (block maps, directories), so that a slab that fits by this can be reserved. */
+static uint64_t usable_bytes(uint64_t free_bytes)
+{
+    uint64_t tables_bytes = size_max(FS_TABLES_MIN_BYTES, free_bytes / FS_TABLES_PART);
+    return free_bytes > tables_bytes ? free_bytes - tables_bytes : 0;
+}
+
+/* The drive's directory, or the nearest one above it that exists, must take new files. */
+static int probe_drive(const slab_drive *drive, drive_space *space)
+{
+    char path[SLAB_PATH_BYTES];
+    struct stat status;
+    struct statvfs volume;
+    TRY(tieri_slab_existing(drive->path, path, &status));
+    if (statvfs(path, &volume) != 0)
+        return err_set(ERR_INPUT, "the drive directory %s cannot be used: statvfs of %s: %s",
                        drive->path, path, strerror(errno));
     if (volume.f_flag & ST_RDONLY)
         return err_set(ERR_INPUT, "the drive directory %s cannot be used: mounted read-only",
                        drive->path);
     space->device = status.st_dev;
-    space->free_bytes = (uint64_t)volume.f_bavail * volume.f_frsize;
+    space->free_bytes = usable_bytes((uint64_t)volume.f_bavail * volume.f_frsize);
     return 0;
 }
 
@@ -192,15 +213,19 @@ void tieri_slab_share(uint32_t drive_count, const double *weights, const uint64_
     }
 }
 
-/* "drive 0 PATH: 1.00 GiB, ..." for the message of a slab that does not fit. */
+/* "PATH: 1.00 GiB, ..." for the message of a slab that does not fit: every drive is there, so the more
+ * there are the shorter are their paths, whose ends say most. */
 static void list_drives(const slab_config *config, const uint64_t *allowed, char *text,
                         size_t capacity)
 {
     size_t used = 0;
+    int room = (int)(capacity / config->drive_count) - SIZE_TEXT_BYTES / 2 - 4;
     for (uint32_t i = 0; i < config->drive_count && used < capacity - 1; i++) {
         char size[SIZE_TEXT_BYTES];
-        int more = snprintf(text + used, capacity - used, "%s%.80s: %s", i ? ", " : "",
-                            config->drives[i].path, size_format(allowed[i], size));
+        const char *path = config->drives[i].path;
+        int length = (int)strlen(path), cut = length > room ? length - room + 2 : 0;
+        int more = snprintf(text + used, capacity - used, "%s%s%s: %s", i ? ", " : "",
+                            cut ? ".." : "", path + cut, size_format(allowed[i], size));
         used = size_min(used + (size_t)(more > 0 ? more : 0), capacity - 1);
     }
 }

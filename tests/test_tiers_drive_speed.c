@@ -1,0 +1,226 @@
+/* Drives measured and weighed: the arithmetic of weights, directories of one device, what the measuring
+ * leaves behind (nothing), and what it does where it cannot measure. No test asserts on a rate's size,
+ * only that it is one. The argument names the backend. */
+#include <errno.h>
+#include <fcntl.h>
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/vfs.h>
+
+#include <cmocka.h>
+
+#include "base/rng.h"
+#include "tiers/drive_speed.h"
+#include "tiers_helpers.h"
+
+static enum io_backend backend = IO_AUTO;
+static slab_drive drives[SLAB_DRIVES_MAX];
+static char other_directory[64]; /* on another file system, or "" */
+
+static uint64_t free_bytes_of(const char *path)
+{
+    struct statfs status;
+    return statfs(path, &status) == 0 ? (uint64_t)status.f_bfree * (uint64_t)status.f_bsize : 0;
+}
+
+static void measured_and_nothing_left(void **state)
+{
+    (void)state;
+    int fds = helper_count_fds();
+    drive_speed speed;
+    char path[512];
+    snprintf(path, sizeof path, "%s/not/made/yet", helper_directory);
+    assert_int_equal(drive_speed_measure(path, 16 * MIB, backend, &speed), 0);
+    assert_true(speed.read > 0 && speed.write > 0);
+    assert_true(speed.mixed <= fmax(speed.read, speed.write) * 1.000001);
+    assert_true(speed.mixed >= fmin(speed.read, speed.write) * 0.999999);
+    assert_int_equal(speed.file_bytes, 16 * MIB + SLAB_HEADER_BYTES);
+    assert_true(speed.moved_bytes >= 3 * 8 * MIB);
+    if (backend != IO_AUTO)
+        assert_int_equal(speed.backend, backend);
+    assert_int_equal(helper_count_entries(helper_directory), 2);
+    assert_int_equal(helper_count_fds(), fds);
+    (void)free_bytes_of;
+}
+
+/* The directory that cannot take new files, the drive without room, the path that is a file. */
+static void failures_name_the_path_and_leave_nothing(void **state)
+{
+    (void)state;
+    int fds = helper_count_fds();
+    drive_speed speed = {.read = 1};
+    assert_int_equal(drive_speed_measure("", 0, backend, &speed), ERR_INPUT);
+    assert_int_equal(drive_speed_measure(helper_directory, 7 * MIB, backend, &speed), -ENOSPC);
+    assert_non_null(strstr(err_text(), helper_directory));
+    assert_true(speed.read == 0);
+    assert_true(drive_speed_measure("/proc/1", 16 * MIB, backend, &speed) < 0);
+    assert_non_null(strstr(err_text(), "/proc/1"));
+    char file[512];
+    snprintf(file, sizeof file, "%s/plain", helper_directory);
+    close(open(file, O_CREAT | O_WRONLY | O_CLOEXEC, 0600));
+    assert_int_equal(drive_speed_measure(file, 16 * MIB, backend, &speed), ERR_INPUT);
+    assert_int_equal(helper_count_entries(helper_directory), 3); /* the file alone */
+    assert_int_equal(helper_count_fds(), fds);
+}
+
+static void weights_follow_rates_in_steps(void **state)
+{
+    (void)state;
+    double weights[SLAB_DRIVES_MAX];
+    const uint32_t apart[] = {0, 1, 2, 3};
+    /* Within half a step: equal to the bit. */
+    const double noisy[] = {3.00e9, 3.05e9, 2.99e9, 3.06e9};
+    drive_speed_weights(noisy, apart, 4, weights);
+    for (int i = 0; i < 4; i++)
+        assert_true(weights[i] == weights[0]);
+    const double wide[] = {6e9, 3e9, 0.06e9, 1e9};
+    drive_speed_weights(wide, apart, 4, weights);
+    assert_true(fabs(weights[0] - 6.0) < 1e-9);
+    for (int i = 0; i < 4; i++)
+        assert_in_range((int)(1000 * weights[i] / (wide[i] * 1e-9)), 975, 1025);
+    /* Two directories of one device share its weight, the third has its own. */
+    const uint32_t shared[] = {0, 1, 0, 0};
+    const double same[] = {4e9, 2e9, 4e9, 4e9};
+    drive_speed_weights(same, shared, 4, weights);
+    assert_true(fabs(weights[0] - 4.0 / 3) < 1e-9 && weights[0] == weights[2] &&
+                weights[0] == weights[3]);
+    assert_in_range((int)(1000 * weights[1]), 1950, 2050);
+    /* Unknown rates: the slowest known, or all equal. */
+    const double unknown[] = {4e9, 0, 1e9, 2e9};
+    drive_speed_weights(unknown, apart, 4, weights);
+    assert_true(weights[1] == weights[2] && weights[1] > 0);
+    const double none[] = {0, 0, 0, 0};
+    drive_speed_weights(none, apart, 4, weights);
+    for (int i = 0; i < 4; i++)
+        assert_true(weights[i] == 1.0);
+
+    /* Any rates give weights that a slab takes, in few levels, within half a step of the rates. */
+    uint64_t seed = 20261122;
+    print_message("seed %llu\n", (unsigned long long)seed);
+    for (uint64_t trial = 0; trial < 500; trial++) {
+        double rates[SLAB_DRIVES_MAX], fastest = 0;
+        uint32_t devices[SLAB_DRIVES_MAX];
+        for (uint32_t i = 0; i < SLAB_DRIVES_MAX; i++) {
+            rates[i] = exp(7.0 + 18.0 * rng_uniform(seed, trial, i)); /* 1 kB/s to 70 GB/s */
+            devices[i] = i;
+            fastest = fmax(fastest, rates[i]);
+        }
+        drive_speed_weights(rates, devices, SLAB_DRIVES_MAX, weights);
+        for (uint32_t i = 0; i < SLAB_DRIVES_MAX; i++) {
+            double steps = log(fastest * 1e-9 / weights[i]) / log(1.05);
+            assert_true(fabs(steps - nearbyint(steps)) < 1e-6);
+            assert_true(fabs(log(weights[i] / (rates[i] * 1e-9))) < 0.5001 * log(1.05));
+        }
+    }
+}
+
+static void one_device_is_not_measured(void **state)
+{
+    (void)state;
+    for (uint32_t count = 1; count <= 3; count++) {
+        for (uint32_t i = 0; i < count; i++) {
+            char name[16];
+            snprintf(name, sizeof name, "d%u", i);
+            helper_drive(&drives[i], name, 64 * MIB, 7.0 + i);
+        }
+        assert_int_equal(slab_weigh_drives(drives, count), 0);
+        for (uint32_t i = 0; i < count; i++)
+            assert_true(drives[i].weight == drives[0].weight && drives[i].weight > 0);
+    }
+    assert_int_equal(helper_count_entries(helper_directory), 2);
+    assert_int_equal(slab_weigh_drives(drives, 0), -EINVAL);
+    assert_int_equal(slab_weigh_drives(drives, SLAB_DRIVES_MAX + 1), -EINVAL);
+    drives[0].weight = 5;
+    drives[1].path[0] = 0;
+    assert_int_equal(slab_weigh_drives(drives, 2), ERR_INPUT);
+    assert_true(drives[0].weight == 5);
+}
+
+/* Two directories here and one on another file system: the two have one measurement and equal parts. */
+static void two_devices_share_by_speed(void **state)
+{
+    (void)state;
+    if (!other_directory[0]) {
+        print_message("skipped: no second file system can be written here\n");
+        skip();
+    }
+    int fds = helper_count_fds();
+    int entries = helper_count_entries(other_directory);
+    helper_drive(&drives[0], "a", 16 * MIB, 0);
+    helper_drive(&drives[1], "b", 4 * MIB, 0);
+    helper_drive(&drives[2], "c", 16 * MIB, 0);
+    snprintf(drives[1].path, sizeof drives[1].path, "%s/new", other_directory);
+    drives[1].budget_bytes = 16 * MIB;
+    assert_int_equal(slab_weigh_drives_by(drives, 3, backend), 0);
+    assert_true(drives[0].weight == drives[2].weight);
+    assert_true(drives[0].weight > 0 && drives[1].weight > 0);
+    /* Too small to be measured: it counts as the slowest that is known. */
+    drives[1].budget_bytes = MIB;
+    assert_int_equal(slab_weigh_drives_by(drives, 3, backend), 0);
+    assert_true(fabs(drives[1].weight - 2 * drives[0].weight) < 1e-9 * drives[1].weight);
+    assert_int_equal(helper_count_entries(helper_directory), 2);
+    assert_int_equal(helper_count_entries(other_directory), entries);
+    assert_int_equal(helper_count_fds(), fds);
+
+    /* A slab over them reopens the same whatever is measured then. */
+    static slab store, again;
+    slab_config config = {
+        .drives = drives, .drive_count = 3, .total_bytes = 24 * MIB, .stripe_bytes = MIB};
+    drives[1].budget_bytes = 16 * MIB;
+    assert_int_equal(slab_open(&store, &config), 0);
+    slab_close(&store);
+    static slab first;
+    config.open_existing = true;
+    assert_int_equal(slab_open(&first, &config), 0);
+    slab_close(&first);
+    drives[0].weight = 1e-3;
+    drives[2].weight = 1e3;
+    assert_int_equal(slab_open(&again, &config), 0);
+    config.open_existing = false;
+    for (uint64_t at = 0; at < 24 * MIB; at += 4096) {
+        slab_piece piece;
+        slab_map(&again, at, 4096, &piece);
+        assert_true(piece.drive_idx < 3);
+    }
+    assert_int_equal(slab_remove(&again), 0);
+}
+
+/* A directory on another file system than the tests' own, if one can be written. */
+static void find_other(void)
+{
+    static const char *const places[] = {"/dev/shm", "/tmp", "/run"};
+    struct stat here, there;
+    if (stat(".", &here) != 0)
+        return;
+    for (size_t i = 0; i < sizeof places / sizeof places[0]; i++) {
+        snprintf(other_directory, sizeof other_directory, "%s/sluice_test_XXXXXX", places[i]);
+        if (stat(places[i], &there) == 0 && there.st_dev != here.st_dev &&
+            free_bytes_of(places[i]) > 64 * MIB && mkdtemp(other_directory))
+            return;
+    }
+    other_directory[0] = 0;
+}
+
+int main(int argc, char **argv)
+{
+    const char *name = argc > 1 ? argv[1] : "auto";
+    backend = strcmp(name, "pool") == 0 ? IO_POOL : IO_AUTO;
+    find_other();
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(measured_and_nothing_left, helper_setup, helper_teardown),
+        cmocka_unit_test_setup_teardown(failures_name_the_path_and_leave_nothing, helper_setup,
+                                        helper_teardown),
+        cmocka_unit_test(weights_follow_rates_in_steps),
+        cmocka_unit_test_setup_teardown(one_device_is_not_measured, helper_setup, helper_teardown),
+        cmocka_unit_test_setup_teardown(two_devices_share_by_speed, helper_setup, helper_teardown),
+    };
+    int rc = cmocka_run_group_tests_name(name, tests, NULL, NULL);
+    if (other_directory[0])
+        rmdir(other_directory);
+    return rc;
+}
