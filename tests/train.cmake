@@ -16,6 +16,10 @@ if(TARGET sluice_train)
     sluice_test(test_train_rescue LIBS train_fixture LABELS cpu nvme debug)
     sluice_test(test_train_overlap LIBS train_fixture LABELS cpu nvme)
 
+    sluice_test(test_train_loss_scale LIBS sluice_train PkgConfig::JANSSON LABELS cpu debug)
+    target_compile_definitions(test_train_loss_scale PRIVATE
+                               FIXTURE_DIR="${CMAKE_CURRENT_LIST_DIR}/reference")
+
     list(TRANSFORM train_shapes PREPEND test_train_invariance. OUTPUT_VARIABLE names)
     list(TRANSFORM train_curves PREPEND test_train_pytorch. OUTPUT_VARIABLE curves)
     set_tests_properties(${names} ${curves} test_train_memory test_train_fit test_train_resume

@@ -18,7 +18,9 @@
  *
  * A static scale (fp16.loss_scale > 0) and that of other precisions (1) never change. Pure: numbers in,
  * numbers out; any thread, one at a time.
- * Source: deepspeed/runtime/fp16/loss_scaler.py, LossScaler and DynamicLossScaler (0.19). */
+ * Source: deepspeed/runtime/fp16/loss_scaler.py, LossScaler and DynamicLossScaler, up to 0.16. By
+ * 0.18 DeepSpeed doubles one step later, after loss_scale_window + 1 steps without overflow; PyTorch
+ * does not, and its steps are the ones that are kept here. */
 #ifndef SLUICE_TRAIN_LOSS_SCALE_H
 #define SLUICE_TRAIN_LOSS_SCALE_H
 
