@@ -1,7 +1,10 @@
-/* Thread hints. See thread.h. */
+/* Where threads run, and how soon. See thread.h. */
 #include "base/thread.h"
 
-#include <stdint.h>
+#include <assert.h>
+#include <errno.h>
+#include <omp.h>
+#include <sched.h>
 #include <string.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -28,4 +31,73 @@ void thread_ask_short_slice(void)
     attr.runtime_ns = THREAD_SLICE_NS;
     (void)syscall(SYS_sched_setattr, 0, &attr, 0); /* a hint: refused is as good as ignored */
 #endif
+}
+
+static_assert(CORE_SET_MAX == CPU_SETSIZE, "a core set holds what an affinity mask does");
+
+/* The places of an OpenMP runtime that binds threads itself; adds nothing where it does not. */
+static void add_places(core_set *cores)
+{
+    if (omp_get_proc_bind() == omp_proc_bind_false)
+        return;
+    int place_count = omp_get_num_places();
+    for (int p = 0; p < place_count; p++) {
+        int numbers[CORE_SET_MAX];
+        int count = omp_get_place_num_procs(p);
+        if (count <= 0 || count > CORE_SET_MAX)
+            continue;
+        omp_get_place_proc_ids(p, numbers);
+        for (int i = 0; i < count; i++)
+            if (numbers[i] >= 0 && numbers[i] < CORE_SET_MAX)
+                core_set_add(cores, numbers[i]);
+    }
+}
+
+int thread_allowed_cores(core_set *out)
+{
+    memset(out, 0, sizeof *out);
+    cpu_set_t mask;
+    CPU_ZERO(&mask);
+    if (sched_getaffinity(0, sizeof mask, &mask) != 0)
+        return err_errno(errno, "asking which cores this process may use");
+    for (int core = 0; core < CORE_SET_MAX; core++)
+        if (CPU_ISSET(core, &mask))
+            core_set_add(out, core);
+    add_places(out);
+    return 0;
+}
+
+/* Without a message: threads of a team must not each make one. */
+static int set_affinity(const core_set *cores)
+{
+    cpu_set_t mask;
+    CPU_ZERO(&mask);
+    for (int core = core_set_next(cores, 0); core >= 0; core = core_set_next(cores, core + 1))
+        CPU_SET(core, &mask);
+    return sched_setaffinity(0, sizeof mask, &mask) == 0 ? 0 : errno;
+}
+
+static int bind_error(int errno_value, const core_set *cores)
+{
+    char text[CORE_SET_TEXT_BYTES];
+    return err_errno(errno_value, "binding a thread to the cores %s", core_set_format(cores, text));
+}
+
+int thread_bind(const core_set *cores)
+{
+    int errno_value = set_affinity(cores);
+    return errno_value ? bind_error(errno_value, cores) : 0;
+}
+
+int thread_bind_team(const core_set *cores, uint32_t thread_count)
+{
+    omp_set_num_threads((int)thread_count);
+    if (omp_get_proc_bind() != omp_proc_bind_false)
+        return 0;
+    int failed = set_affinity(cores); /* first: new threads of the team inherit it */
+    if (failed)
+        return bind_error(failed, cores);
+#pragma omp parallel num_threads((int)thread_count) reduction(max : failed)
+    failed = set_affinity(cores);
+    return failed ? bind_error(failed, cores) : 0;
 }

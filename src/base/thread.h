@@ -1,6 +1,17 @@
-/* Hints to the operating system about the calling thread. */
+/* Threads and the operating system: where they may run, and how soon after waking.
+ *
+ * How the engine uses this, each call on the thread that it is for:
+ *     thread_bind(&cores->io.cores);                        the scheduler, pool and copy threads
+ *     thread_bind_team(&cores->compute.cores, thread_count); the worker that computes, before its
+ *                                                            first op (lane_worker's start_thread)
+ * A thread that pthread_create makes inherits its maker's cores: bind each thread on itself. */
 #ifndef SLUICE_BASE_THREAD_H
 #define SLUICE_BASE_THREAD_H
+
+#include <stdint.h>
+
+#include "base/core_set.h"
+#include "base/error.h"
 
 /* Asks the scheduler to run this thread soon after it wakes: for threads that only hand work over (the
  * executor's, the copies'), while computing threads keep every core busy. Linux 6.12 and later honour
@@ -10,5 +21,30 @@
  * Measured on two cores kept busy by two other threads, nvme transfers of 1 MiB at depth 8 and 16:
  * mixed reads and writes 2.3-2.9 GB/s without, 2.7-4.0 with; writes 1.8-3.3 without, 4.7-5.2 with. */
 void thread_ask_short_slice(void);
+
+/* The cores that this thread was given when the process began: its affinity mask, which control groups
+ * (cpusets) and offline cores already narrow. Where the user has OpenMP bind its threads
+ * (OMP_PROC_BIND, OMP_PLACES, GOMP_CPU_AFFINITY), the runtime has put the first thread on one core
+ * before main began; then the cores of all its places count too. Call it before any binding of ours.
+ * The system's error, which no machine of up to CORE_SET_MAX cores gives. Allocates nothing. */
+int thread_allowed_cores(core_set *out) MUST_CHECK;
+
+/* Lets the calling thread run on these cores alone. -EINVAL for a set without an allowed core; the
+ * thread's cores are then unchanged. Allocates nothing. */
+int thread_bind(const core_set *cores) MUST_CHECK;
+
+/* Creates the calling thread's OpenMP team of `thread_count` (> 0) and binds every thread of it, the
+ * caller too, to `cores`. The thread_count also becomes what omp_get_max_threads says to this thread.
+ *
+ * All threads get the whole set, not a core each: GCC's runtime ends threads when a region asks for
+ * fewer (seen: 4, then 2, then 4 threads; two of the last team were new) and makes new ones with the
+ * caller's mask, so a caller bound to one core would in time draw its whole team there. The kernel
+ * spreads as many threads as cores by itself, and moves one away from a core that I/O wants, where a
+ * bound thread would hold its whole team up.
+ *
+ * Where the user has OpenMP bind its threads, that is left as it is and nothing is bound here. An
+ * error as thread_bind's, of the first thread that failed. OpenMP's runtime allocates; nothing of
+ * ours does. */
+int thread_bind_team(const core_set *cores, uint32_t thread_count) MUST_CHECK;
 
 #endif
