@@ -6,3 +6,18 @@ sluice_test(test_tiers_io LIBS sluice_tiers LABELS cpu nvme debug tsan INSTANCES
 sluice_test(test_tiers_io_errors LIBS sluice_tiers LABELS cpu nvme debug tsan INSTANCES uring pool)
 sluice_test(test_tiers_io_enospc LIBS sluice_tiers LABELS cpu nvme debug tsan INSTANCES uring pool)
 sluice_test(test_tiers_drive_speed LIBS sluice_tiers LABELS cpu nvme debug tsan INSTANCES auto pool)
+
+# The whole program, as the kernel sees it, and with io_uring forbidden.
+if(TARGET sluice)
+    add_executable(deny_uring deny_uring.c)
+    target_link_libraries(deny_uring PRIVATE sluice_options)
+    foreach(mode trace denied)
+        add_test(NAME tiers_io_path.${mode} COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/check_io_path.sh ${mode}
+                 $<TARGET_FILE:sluice> $<TARGET_FILE:deny_uring>)
+    endforeach()
+    # Not under a sanitizer: leaks cannot be looked for in a process that is traced.
+    set_tests_properties(tiers_io_path.trace PROPERTIES LABELS "cpu;nvme" TIMEOUT 60
+                         SKIP_RETURN_CODE 77)
+    set_tests_properties(tiers_io_path.denied PROPERTIES LABELS "cpu;nvme;debug" TIMEOUT 60
+                         SKIP_RETURN_CODE 77)
+endif()

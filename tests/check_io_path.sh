@@ -1,0 +1,199 @@
+#!/bin/sh
+# Which way the bytes of the slab go, as the kernel sees it, and what happens where io_uring is not to be
+# had: check_io_path.sh trace|denied SLUICE DENY_URING
+#
+#   trace   a small job under strace: io_uring alone, pread and pwrite alone, or these in place of an
+#           io_uring that is forbidden; and that new directories are made durable. Exit 77 where no
+#           process may be traced.
+#   denied  the same job with io_uring forbidden by a seccomp filter, as unknown to the kernel (ENOSYS)
+#           and as not permitted (EPERM, the answer of kernel.io_uring_disabled=2 too): one warning that
+#           says what it costs, and the losses of every step to the bit.
+set -u
+mode=${1:?use: check_io_path.sh trace|denied SLUICE DENY_URING}
+sluice=$(realpath "${2:?use: check_io_path.sh trace|denied SLUICE DENY_URING}")
+deny=$(realpath "${3:?use: check_io_path.sh trace|denied SLUICE DENY_URING}")
+[ -x "$sluice" ] || { echo "no program $sluice"; exit 2; }
+[ -x "$deny" ] || { echo "no program $deny"; exit 2; }
+scratch=$(mktemp -d ./check_io_path.XXXXXX) || exit 2
+scratch=$(realpath "$scratch")
+trap 'rm -rf "$scratch"' EXIT
+cd "$scratch" || exit 2
+OMP_WAIT_POLICY=passive
+export OMP_WAIT_POLICY
+failures=0
+
+cat >job.json <<'END'
+{
+  "model": {"family": "gpt2", "num_layers": 2, "hidden_size": 64, "num_heads": 4, "seq_length": 32},
+  "data": {"train": ["text.txt"]},
+  "run": {"dir": "run", "steps": 3},
+  "device": {"backend": "cpu"},
+  "tiers": {
+    "device": {"budget": "16MiB"}, "host": {"budget": "16MiB"},
+    "nvme": [{"path": "new/drive", "budget": "64MiB"}],
+    "place": {"params": "nvme", "grads": "nvme", "optimizer": "nvme", "activations": "nvme"}
+  },
+  "train_micro_batch_size_per_gpu": 2,
+  "gradient_clipping": 1.0,
+  "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}}
+}
+END
+i=0
+while [ $i -lt 60 ]; do
+    echo "line $i of a text that is long enough for a window of the sampler"
+    i=$((i + 1))
+done >text.txt
+
+fail()
+{
+    echo "FAILED: $1"
+    [ -s log ] && sed 's/^/    /' log
+    failures=$((failures + 1))
+}
+
+# train NAME BACKEND LAUNCHER...: a fresh run; its log in NAME.log, its losses in NAME.bits.
+train()
+{
+    name=$1
+    backend=$2
+    shift 2
+    rm -rf run new
+    "$@" "$sluice" train job.json --set "io.backend=$backend" >out 2>"$name.log" </dev/null
+    status=$?
+    cp "$name.log" log
+    sed -n 's/.*"loss_bits": *"\([0-9a-f]*\)".*/\1/p' run/metrics.jsonl >"$name.bits" 2>/dev/null
+    return $status
+}
+
+# The run NAME went through and has a loss for each step.
+trained()
+{
+    [ "$2" -eq 0 ] || fail "$1: exit $2"
+    [ "$(grep -c . "$1.bits")" -eq 3 ] || fail "$1: no loss_bits of three steps"
+}
+
+# Is io_uring itself to be had here? Else its parts of both modes cannot run.
+train uring uring env
+status=$?
+if [ $status -eq 0 ]; then
+    has_uring=yes
+else
+    has_uring=no
+    echo "this machine has no io_uring: $(grep -m 1 'error:' log)"
+fi
+
+# One warning of io_uring in NAME.log, with the kernel's REASON and the price.
+warned_once()
+{
+    [ "$(grep -c 'warning: .*io_uring' "$1.log")" -eq 1 ] || fail "$1: not one warning of io_uring"
+    grep 'warning: io_uring cannot be used' "$1.log" | grep -F "$2" | grep -q 'CPU time' ||
+        fail "$1: the warning lacks '$2' or what it costs"
+}
+
+check_denied()
+{
+    "$deny" ENOSYS true
+    [ $? -ne 77 ] || exit 77
+    reference=uring
+    if [ $has_uring = no ]; then
+        reference=pool
+        train pool pool env
+        trained pool $?
+    fi
+    for error in ENOSYS EPERM; do
+        reason='Function not implemented'
+        [ $error = EPERM ] && reason='Operation not permitted'
+        train "$error" auto "$deny" "$error"
+        trained "$error" $?
+        warned_once "$error" "$reason"
+        cmp -s "$reference.bits" "$error.bits" ||
+            fail "$error: other losses than with io.backend=$reference"
+        # Asked for by name it is not replaced in silence.
+        train "$error-uring" uring "$deny" "$error"
+        status=$?
+        [ $status -eq 1 ] || fail "io.backend=uring with $error: exit $status, expected 1"
+        grep '^sluice: error: ' log | grep -F io_uring | grep -qF "$reason" ||
+            fail "io.backend=uring with $error: the error lacks io_uring or '$reason'"
+        # The pool by name needs no warning.
+        train "$error-pool" pool "$deny" "$error"
+        trained "$error-pool" $?
+        ! grep -q 'io_uring' log || fail "io.backend=pool with $error: speaks of io_uring"
+        cmp -s "$reference.bits" "$error-pool.bits" || fail "$error-pool: other losses"
+    done
+}
+
+# traced NAME BACKEND LAUNCHER...: the run under strace. Sets enters (of io_uring that went through),
+# reads and writes (of slab data by system calls: all but the header at offset 0).
+traced()
+{
+    name=$1
+    backend=$2
+    shift 2
+    train "$name" "$backend" strace -f -y -q -o "$name.trace" \
+        -e trace=io_uring_setup,io_uring_enter,io_uring_register,pread64,pwrite64,preadv,pwritev,preadv2,pwritev2,read,write,fsync \
+        "$@"
+    trained "$name" $?
+    enters=$(grep -c 'io_uring_enter(.*= [0-9]' "$name.trace")
+    setups=$(grep -c 'io_uring_setup(' "$name.trace")
+    # A call that another thread's call interrupts is printed in two lines, the first with its file.
+    header=', 0(\) +=| <unfinished)'
+    reads=$(grep -E '[ ]p?read(64|v2?)?\([0-9]+<[^>]*\.slab>' "$name.trace" | grep -vcE "$header")
+    writes=$(grep -E '[ ]p?write(64|v2?)?\([0-9]+<[^>]*\.slab>' "$name.trace" | grep -vcE "$header")
+    echo "$name: $enters io_uring_enter, $reads reads and $writes writes of slab data by system call"
+}
+
+# NAME: the directory that holds the slab, the drive's and all that was made above it, are synced.
+synced_directories()
+{
+    for directory in "$scratch/new/drive/sluice-[0-9a-f]*" "$scratch/new/drive" "$scratch/new" "$scratch"; do
+        grep -qE "fsync\([0-9]+<$directory>\)" "$1.trace" || fail "$1: no fsync of $directory"
+    done
+}
+
+check_traced()
+{
+    if ! command -v strace >/dev/null 2>&1; then
+        echo "skipped: strace is not installed"
+        exit 77
+    fi
+    if ! strace -f -o /dev/null true 2>err; then
+        echo "skipped: no process may be traced here: $(head -n 1 err)"
+        exit 77
+    fi
+    if [ $has_uring = yes ]; then
+        for backend in uring auto; do
+            traced "$backend-traced" $backend
+            [ "$enters" -gt 0 ] || fail "io.backend=$backend: no io_uring_enter"
+            [ "$reads" -eq 0 ] && [ "$writes" -eq 0 ] ||
+                fail "io.backend=$backend: slab data goes by system calls too"
+        done
+        synced_directories uring-traced
+    fi
+    traced pool-traced pool
+    [ "$setups" -eq 0 ] && [ "$enters" -eq 0 ] || fail "io.backend=pool: io_uring is in use"
+    [ "$reads" -gt 0 ] && [ "$writes" -gt 0 ] || fail "io.backend=pool: no pread or no pwrite"
+    synced_directories pool-traced
+    "$deny" ENOSYS true
+    if [ $? -ne 77 ]; then
+        traced denied-traced auto "$deny" ENOSYS
+        [ "$setups" -gt 0 ] && [ "$enters" -eq 0 ] || fail "denied: io_uring was not tried, or worked"
+        [ "$reads" -gt 0 ] && [ "$writes" -gt 0 ] || fail "denied: no pread or no pwrite"
+        cmp -s pool-traced.bits denied-traced.bits || fail "denied: other losses than the pool's"
+    fi
+    [ $has_uring = no ] || cmp -s uring-traced.bits pool-traced.bits ||
+        fail "pool: other losses than io_uring's"
+}
+
+case $mode in
+trace) check_traced ;;
+denied) check_denied ;;
+*)
+    echo "unknown mode $mode"
+    exit 2
+    ;;
+esac
+if [ "$failures" -gt 0 ]; then
+    echo "$failures checks failed"
+    exit 1
+fi
+echo "all checks passed"
