@@ -6,7 +6,8 @@
  *   sleep: in poll(2) on their descriptors, when a whole round brought nothing
  *
  * A dependency opens when it is complete, or already when it is submitted where both ops are on
- * in-order lanes of one owner: that worker keeps the order itself and is fed ahead. */
+ * in-order lanes of one owner: that worker keeps the order itself and is fed ahead. A conditional op
+ * is so too once the norm that decides is complete and said "apply"; to be skipped it waits for all. */
 #include "swap/executor.h"
 
 #include <assert.h>
@@ -25,79 +26,7 @@ enum { COLLECT_MAX = 64 };
 
 static const char tag[] = "executor";
 
-/* --- preparation ------------------------------------------------------------------------------ */
-
-static void prepared_fini(swapi_prepared *self)
-{
-    mem_free(self->next_begin);
-    mem_free(self->next);
-    mem_free(self->lane_ops);
-    memset(self, 0, sizeof *self);
-}
-
-/* What the loop relies on; all else is program_check's business. */
-static int check_usable(const executor *self, const program *prog)
-{
-    if (prog->op_count >= PROGRAM_NONE)
-        return err_set(ERR_INTERNAL, "executor: a program of %llu ops is too long",
-                       (unsigned long long)prog->op_count);
-    for (uint64_t i = 0; i < prog->op_count; i++) {
-        const op *item = &prog->ops[i];
-        if (item->lane >= LANE_COUNT || !self->lanes[item->lane])
-            return err_set(ERR_INTERNAL,
-                           "executor: op %llu of the %s program needs lane %s, which "
-                           "was not given",
-                           (unsigned long long)i, program_kind_name(prog->kind),
-                           lane_kind_name((enum lane_kind)item->lane));
-        if (item->dep_begin > prog->dep_count ||
-            item->dep_count > prog->dep_count - item->dep_begin)
-            return err_set(ERR_INTERNAL, "executor: op %llu's dependencies lie outside of the list",
-                           (unsigned long long)i);
-        for (uint32_t k = 0; k < item->dep_count; k++)
-            if (prog->deps[item->dep_begin + k] >= prog->op_count)
-                return err_set(ERR_INTERNAL, "executor: op %llu depends on op %u of %llu",
-                               (unsigned long long)i, prog->deps[item->dep_begin + k],
-                               (unsigned long long)prog->op_count);
-    }
-    return 0;
-}
-
-/* Fills the tables by two counting sorts: dependents by what they depend on, ops by lane. */
-static int prepare(const executor *self, const program *prog, swapi_prepared *out)
-{
-    TRY(check_usable(self, prog));
-    uint64_t count = prog->op_count, edge_count = 0;
-    for (uint64_t i = 0; i < count; i++)
-        edge_count += prog->ops[i].dep_count;
-    out->prog = prog;
-    out->next_begin = mem_alloc(count + 2, sizeof *out->next_begin, tag);
-    out->next = mem_alloc(edge_count, sizeof *out->next, tag);
-    out->lane_ops = mem_alloc(count, sizeof *out->lane_ops, tag);
-    if (!out->next_begin || !out->next || !out->lane_ops) {
-        prepared_fini(out);
-        return -ENOMEM;
-    }
-    uint64_t lane_at[LANE_COUNT] = {0};
-    for (uint64_t i = 0; i < count; i++) {
-        const op *item = &prog->ops[i];
-        lane_at[item->lane]++;
-        for (uint32_t k = 0; k < item->dep_count; k++)
-            out->next_begin[prog->deps[item->dep_begin + k] + 2]++;
-    }
-    for (int kind = 0; kind < LANE_COUNT; kind++) {
-        out->lane_begin[kind + 1] = out->lane_begin[kind] + lane_at[kind];
-        lane_at[kind] = out->lane_begin[kind];
-    }
-    for (uint64_t i = 0; i < count; i++)
-        out->next_begin[i + 2] += out->next_begin[i + 1];
-    for (uint64_t i = 0; i < count; i++) {
-        const op *item = &prog->ops[i];
-        out->lane_ops[lane_at[item->lane]++] = (uint32_t)i;
-        for (uint32_t k = 0; k < item->dep_count; k++)
-            out->next[out->next_begin[prog->deps[item->dep_begin + k] + 1]++] = (uint32_t)i;
-    }
-    return 0;
-}
+/* --- creation ---------------------------------------------------------------------------------- */
 
 static int take_lanes(executor *self, const executor_config *config)
 {
@@ -123,11 +52,13 @@ static int create_parts(executor *self, const executor_config *config)
 {
     TRY(take_lanes(self, config));
     uint64_t op_count_max = 0;
+    self->is_skipped = config->is_skipped;
+    self->paranoid = config->paranoid;
     self->prepared = mem_alloc(config->program_count, sizeof *self->prepared, tag);
     if (!self->prepared)
         return -ENOMEM;
     for (uint32_t i = 0; i < config->program_count; i++) {
-        TRY(prepare(self, config->programs[i], &self->prepared[i]));
+        TRY(swapi_prepare(self, config->programs[i], &self->prepared[i]));
         self->prepared_count++;
         op_count_max = size_max(op_count_max, config->programs[i]->op_count);
     }
@@ -137,7 +68,7 @@ static int create_parts(executor *self, const executor_config *config)
     self->order = mem_alloc(op_count_max, sizeof *self->order, tag);
     if (!self->requests || !self->closed_deps || !self->states || !self->order)
         return -ENOMEM;
-    return 0;
+    return self->paranoid ? swapi_paranoid_create(self, config) : 0;
 }
 
 int executor_create(const executor_config *config, executor **out)
@@ -161,12 +92,13 @@ void executor_destroy(executor *self)
     if (!self)
         return;
     for (uint32_t i = 0; i < self->prepared_count; i++)
-        prepared_fini(&self->prepared[i]);
+        swapi_prepared_fini(&self->prepared[i]);
     mem_free(self->prepared);
     mem_free(self->requests);
     mem_free(self->closed_deps);
     mem_free(self->states);
     mem_free(self->order);
+    mem_free(self->users_left);
     mem_free(self);
 }
 
@@ -203,27 +135,90 @@ static void open_dependents(executor *self, uint32_t op_idx, bool at_submit)
     uint8_t lane_kind_of_op = now->prog->ops[op_idx].lane;
     for (uint64_t i = now->next_begin[op_idx]; i < now->next_begin[op_idx + 1]; i++) {
         uint32_t dependent = now->next[i];
-        if (swapi_same_worker(self, lane_kind_of_op, now->prog->ops[dependent].lane) == at_submit)
+        bool fed_ahead = !self->paranoid &&
+                         swapi_same_worker(self, lane_kind_of_op, now->prog->ops[dependent].lane);
+        if (fed_ahead == at_submit)
             self->closed_deps[dependent]--;
     }
 }
 
-/* Submits what can be submitted on one lane; returns how many, or the error of submit. */
+enum head_action { HEAD_WAIT, HEAD_SUBMIT, HEAD_SKIP };
+
+/* True where all that a skipped op would have waited for is complete. */
+static bool may_skip_now(const executor *self, const op *item)
+{
+    if (swapi_lane_is_chain(item->lane) && self->in_flight[item->lane] > 0)
+        return false;
+    const uint32_t *deps = &self->now->prog->deps[item->dep_begin];
+    for (uint32_t k = 0; k < item->dep_count; k++)
+        if (self->states[deps[k]] < SWAPI_DONE)
+            return false;
+    return true;
+}
+
+/* What to do with the head of a lane whose dependencies are open. */
+static enum head_action decide_head(const executor *self, uint32_t op_idx)
+{
+    const swapi_prepared *now = self->now;
+    const op *item = &now->prog->ops[op_idx];
+    if (!item->if_applied || !self->is_skipped)
+        return HEAD_SUBMIT;
+    uint32_t norm = now->norms[op_idx];
+    bool skips;
+    if (norm == PROGRAM_NONE)
+        skips = !now->decides && self->skips_pending;
+    else if (self->states[norm] != SWAPI_DONE)
+        return HEAD_WAIT;
+    else
+        skips = self->skips_decided;
+    if (!skips)
+        return HEAD_SUBMIT;
+    return may_skip_now(self, item) ? HEAD_SKIP : HEAD_WAIT;
+}
+
+static void skip_op(executor *self, uint32_t op_idx)
+{
+    const op *item = &self->now->prog->ops[op_idx];
+    self->states[op_idx] = SWAPI_SKIPPED;
+    self->done_count++;
+    self->totals[item->lane].skipped_count++;
+    swapi_paranoid_done(self, item);
+    open_dependents(self, op_idx, true);
+    open_dependents(self, op_idx, false);
+}
+
+static bool has_room(const executor *self, int kind)
+{
+    bool one_at_a_time = self->paranoid && swapi_lane_is_chain((uint8_t)kind);
+    return self->in_flight[kind] < (one_at_a_time ? 1 : self->lanes[kind]->depth);
+}
+
+/* Submits or skips what can be on one lane; returns how many, or the error of submit. */
 static int issue_lane(executor *self, int kind)
 {
     const swapi_prepared *now = self->now;
     lane *to = self->lanes[kind];
     int issued = 0;
-    while (self->cursor[kind] < now->lane_begin[kind + 1] && self->in_flight[kind] < to->depth) {
+    while (self->cursor[kind] < now->lane_begin[kind + 1] && has_room(self, kind)) {
         uint32_t op_idx = now->lane_ops[self->cursor[kind]];
         if (self->closed_deps[op_idx] > 0)
             break;
+        enum head_action action = decide_head(self, op_idx);
+        if (action == HEAD_WAIT)
+            break;
+        if (action == HEAD_SKIP) {
+            self->cursor[kind]++;
+            skip_op(self, op_idx);
+            issued++;
+            continue;
+        }
+        swapi_paranoid_issue(self, &now->prog->ops[op_idx]);
         lane_request *request = &self->requests[op_idx];
         *request =
             (lane_request){.prog = now->prog, .item = &now->prog->ops[op_idx], .op_idx = op_idx};
         int rc = to->ops->submit(to, request);
-        if (rc == -EAGAIN && self->object_in_flight[self->object_of[kind]] > 0)
-            break; /* full below the lane: a completion makes room */
+        if (rc == -EAGAIN && self->in_flight_total > 0)
+            break; /* full below the lane, perhaps for another lane's ops: a completion makes room */
         if (rc < 0) {
             char text[SWAPI_OP_TEXT_BYTES];
             return err_prefix(rc, "%s", swapi_op_text(now->prog, op_idx, text));
@@ -271,6 +266,9 @@ static void finish_request(executor *self, const lane_request *request)
         return;
     }
     swapi_record_done(self, request);
+    if (request->item->kind == OP_NORM && self->is_skipped)
+        self->skips_decided = *self->is_skipped;
+    swapi_paranoid_done(self, request->item);
     open_dependents(self, request->op_idx, false);
 }
 
@@ -326,7 +324,7 @@ static void sleep_for_news(executor *self)
     if (failed)
         keep_failure(self, err_errno(errno, "executor: poll on %u lanes", (unsigned)count));
     for (nfds_t i = 0; i < count && rc > 0; i++)
-        if (fds[i].revents & (POLLNVAL | POLLERR)) {
+        if (fds[i].revents & (POLLNVAL | POLLERR | POLLHUP)) {
             keep_failure(self, err_set(ERR_INTERNAL, "executor: descriptor %d of a lane is broken",
                                        fds[i].fd));
             failed = true;
@@ -353,7 +351,7 @@ static int stuck_error(const executor *self)
     swapi_op_text(prog, stuck, text);
     for (uint32_t k = 0; k < item->dep_count; k++) {
         uint32_t dep = prog->deps[item->dep_begin + k];
-        if (self->states[dep] != SWAPI_DONE)
+        if (self->states[dep] < SWAPI_DONE)
             return err_set(
                 ERR_INTERNAL,
                 "executor: deadlock in the %s program after %llu of %llu ops: %s waits for "
@@ -375,6 +373,8 @@ static void begin_run(executor *self, const swapi_prepared *now, uint64_t step)
     self->in_flight_total = 0;
     self->cores_end_ns = 0;
     self->last_op_idx = PROGRAM_NONE;
+    self->skips_pending = self->is_skipped && *self->is_skipped;
+    self->skips_decided = false;
     memset(self->totals, 0, sizeof self->totals);
     memset(self->states, SWAPI_WAITING, prog->op_count);
     for (int kind = 0; kind < LANE_COUNT; kind++) {
@@ -384,6 +384,7 @@ static void begin_run(executor *self, const swapi_prepared *now, uint64_t step)
     }
     for (uint64_t i = 0; i < prog->op_count; i++)
         self->closed_deps[i] = prog->ops[i].dep_count;
+    swapi_paranoid_begin(self);
 }
 
 int executor_run(executor *self, const program *prog, uint64_t step, run_totals *totals)
@@ -409,7 +410,7 @@ int executor_run(executor *self, const program *prog, uint64_t step, run_totals 
                 keep_failure(self, rc);
         }
         if (self->in_flight_total == 0) {
-            if (self->failure.code == 0)
+            if (self->failure.code == 0 && self->done_count < prog->op_count)
                 keep_failure(self, stuck_error(self));
             break;
         }

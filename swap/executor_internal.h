@@ -1,4 +1,9 @@
-/* What executor.c and executor_totals.c share: the executor and its per-program tables. */
+/* What the files of the executor share: the executor and its per-program tables.
+ *
+ *   executor.c           the loop: issue, collect, sleep
+ *   executor_prepare.c   the tables that it walks, made at creation
+ *   executor_totals.c    times and counters, the trace
+ *   executor_paranoid.c  what is poisoned when */
 #ifndef SLUICE_SWAP_EXECUTOR_INTERNAL_H
 #define SLUICE_SWAP_EXECUTOR_INTERNAL_H
 
@@ -9,6 +14,13 @@
 /* Idle time of the cores below this is the hand-over between two ops, not a wait for a lane. */
 enum { SWAPI_STALL_NS_MIN = 2000 };
 
+/* Bytes of an arena that a home occupies. */
+struct swapi_home {
+    uint32_t arena; /* ARENA_DEVICE or ARENA_HOST */
+    uint64_t begin, end;
+};
+typedef struct swapi_home swapi_home;
+
 /* A program as the executor walks it; read-only once made. */
 struct swapi_prepared {
     const program *prog;
@@ -16,10 +28,16 @@ struct swapi_prepared {
     uint32_t *next;       /* [dep_count] op indices, one per dependency */
     uint32_t *lane_ops;   /* [op_count] op indices by lane, in issue order */
     uint64_t lane_begin[LANE_COUNT + 1];
+    uint32_t
+        *norms;   /* [op_count] the OP_NORM that the op comes after, or PROGRAM_NONE; NULL where the
+                        program has no conditional ops */
+    bool decides; /* a conditional op comes after a norm */
+    swapi_home *homes; /* [home_count] by arena and place; paranoid only */
+    uint32_t home_count;
 };
 typedef struct swapi_prepared swapi_prepared;
 
-enum swapi_op_state { SWAPI_WAITING, SWAPI_IN_FLIGHT, SWAPI_DONE };
+enum swapi_op_state { SWAPI_WAITING, SWAPI_IN_FLIGHT, SWAPI_DONE, SWAPI_SKIPPED };
 
 struct executor {
     lane *lanes[LANE_COUNT];
@@ -31,6 +49,10 @@ struct executor {
     trace *ring;
     swapi_prepared *prepared; /* [prepared_count] */
     uint32_t prepared_count;
+    const bool *is_skipped; /* or NULL */
+    bool paranoid;
+    unsigned char *arena_base[ARENA_COUNT];
+    uint64_t peak_bytes[ARENA_COUNT]; /* the highest of all programs */
 
     /* Of the present run; arrays are sized for the largest program. */
     const swapi_prepared *now;
@@ -44,11 +66,18 @@ struct executor {
     uint32_t in_flight[LANE_COUNT];
     uint32_t in_flight_total;
     uint64_t done_count;
+    bool skips_pending;    /* *is_skipped at the start of the run */
+    bool skips_decided;    /* *is_skipped after the latest norm */
+    uint32_t *users_left;  /* [buffer_count] operands of ops to come; paranoid only */
     uint64_t cores_end_ns; /* latest end of a compute or update op */
     uint32_t last_op_idx;  /* the op that ended last, or PROGRAM_NONE */
     lane_totals totals[LANE_COUNT];
     err_record failure; /* first error; code 0: none. Sticky: not 0 means POISONED */
 };
+
+/* Fills *out with the tables of `prog`; on failure there is nothing to free. executor_prepare.c */
+int swapi_prepare(const executor *self, const program *prog, swapi_prepared *out) MUST_CHECK;
+void swapi_prepared_fini(swapi_prepared *self);
 
 /* True where one worker serves both lanes and keeps the order of their ops by itself. */
 static inline bool swapi_same_worker(const executor *self, uint8_t one, uint8_t other)
@@ -62,5 +91,11 @@ void swapi_record_done(executor *self, const lane_request *request);
 
 /* After the last op: busy time of each lane, and the cores' wait for the last op. */
 void swapi_finish_totals(executor *self, run_totals *totals);
+
+/* executor_paranoid.c; all but _create do nothing unless the executor is paranoid. */
+int swapi_paranoid_create(executor *self, const executor_config *config) MUST_CHECK; /* -ENOMEM */
+void swapi_paranoid_begin(executor *self);
+void swapi_paranoid_issue(executor *self, const op *item); /* before it is submitted */
+void swapi_paranoid_done(executor *self, const op *item);  /* complete or skipped */
 
 #endif

@@ -86,8 +86,10 @@ static uint64_t lane_busy_ns(executor *self, int kind)
 {
     const swapi_prepared *now = self->now;
     const lane_request *requests = self->requests;
-    uint64_t count = now->lane_begin[kind + 1] - now->lane_begin[kind];
-    memcpy(self->order, &now->lane_ops[now->lane_begin[kind]], count * sizeof *self->order);
+    uint64_t count = 0;
+    for (uint64_t i = now->lane_begin[kind]; i < now->lane_begin[kind + 1]; i++)
+        if (self->states[now->lane_ops[i]] == SWAPI_DONE) /* not skipped */
+            self->order[count++] = now->lane_ops[i];
     for (uint64_t i = 1; i < count; i++) {
         uint32_t moved = self->order[i];
         uint64_t at = i;

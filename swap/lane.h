@@ -41,7 +41,8 @@ typedef struct lane lane;
 struct lane_ops {
     const char *name;
     /* Takes the request. On failure the request was not taken and never appears in poll. -EAGAIN while
-     * requests are in flight here means "full for now": the executor tries again after a completion. */
+     * requests are in flight, here or on a lane that shares something with this one, means "full for
+     * now": the executor tries again after a completion. */
     int (*submit)(lane *self, lane_request *request) MUST_CHECK;
     /* Stores up to `max` finished requests; returns how many, or a negative code when the lane itself
      * failed. A failed op is no failure of poll: its request carries the result. The text of a failed
@@ -63,6 +64,15 @@ struct lane {
     uint32_t owner;   /* in-order lanes with equal owner share one worker; 0 is a worker like any
                            other, so workers that know nothing of each other need different ones */
 };
+
+/* Address of an operand whose arena starts at `base`. Added as integers: in paranoid mode offsets lead
+ * out of the arena, and below its start they wrap, which pointers may not. */
+static inline void *lane_operand_address(const unsigned char *base, const program *prog,
+                                         const operand *part)
+{
+    return (void *)((uintptr_t)base + prog->buffers[part->buffer_idx].offset_bytes +
+                    part->offset_bytes);
+}
 
 /* A thread that executes ops by a callback, for one or more lanes that share cores: requests of
  * `priority_lane` first, each lane in order, and no op before one on another lane of this worker that

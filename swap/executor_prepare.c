@@ -1,0 +1,195 @@
+/* The tables by which the executor walks a program: dependents of each op, ops of each lane, and for
+ * conditional ops the norm that decides on them. Made once, at creation, and then only read; allocates
+ * through base/mem. See executor_internal.h. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "swap/executor_internal.h"
+#include "swap/program_internal.h"
+
+static const char tag[] = "executor";
+
+void swapi_prepared_fini(swapi_prepared *self)
+{
+    mem_free(self->next_begin);
+    mem_free(self->next);
+    mem_free(self->lane_ops);
+    mem_free(self->norms);
+    mem_free(self->homes);
+    memset(self, 0, sizeof *self);
+}
+
+/* What the loop relies on; all else is program_check's business. */
+static int check_usable(const executor *self, const program *prog)
+{
+    if (prog->op_count >= PROGRAM_NONE)
+        return err_set(ERR_INTERNAL, "executor: a program of %llu ops is too long",
+                       (unsigned long long)prog->op_count);
+    for (uint64_t i = 0; i < prog->op_count; i++) {
+        const op *item = &prog->ops[i];
+        if (item->lane >= LANE_COUNT || !self->lanes[item->lane])
+            return err_set(ERR_INTERNAL,
+                           "executor: op %llu of the %s program needs lane %s, which "
+                           "was not given",
+                           (unsigned long long)i, program_kind_name(prog->kind),
+                           lane_kind_name((enum lane_kind)item->lane));
+        if (item->dep_begin > prog->dep_count ||
+            item->dep_count > prog->dep_count - item->dep_begin)
+            return err_set(ERR_INTERNAL, "executor: op %llu's dependencies lie outside of the list",
+                           (unsigned long long)i);
+        for (uint32_t k = 0; k < item->dep_count; k++)
+            if (prog->deps[item->dep_begin + k] >= prog->op_count)
+                return err_set(ERR_INTERNAL, "executor: op %llu depends on op %u of %llu",
+                               (unsigned long long)i, prog->deps[item->dep_begin + k],
+                               (unsigned long long)prog->op_count);
+    }
+    return 0;
+}
+
+/* Fills the tables by two counting sorts: dependents by what they depend on, ops by lane. */
+static int sort_ops(const program *prog, swapi_prepared *out)
+{
+    uint64_t count = prog->op_count, edge_count = 0;
+    for (uint64_t i = 0; i < count; i++)
+        edge_count += prog->ops[i].dep_count;
+    out->next_begin = mem_alloc(count + 2, sizeof *out->next_begin, tag);
+    out->next = mem_alloc(edge_count, sizeof *out->next, tag);
+    out->lane_ops = mem_alloc(count, sizeof *out->lane_ops, tag);
+    if (!out->next_begin || !out->next || !out->lane_ops)
+        return -ENOMEM;
+    uint64_t lane_at[LANE_COUNT] = {0};
+    for (uint64_t i = 0; i < count; i++) {
+        const op *item = &prog->ops[i];
+        lane_at[item->lane]++;
+        for (uint32_t k = 0; k < item->dep_count; k++)
+            out->next_begin[prog->deps[item->dep_begin + k] + 2]++;
+    }
+    for (int kind = 0; kind < LANE_COUNT; kind++) {
+        out->lane_begin[kind + 1] = out->lane_begin[kind] + lane_at[kind];
+        lane_at[kind] = out->lane_begin[kind];
+    }
+    for (uint64_t i = 0; i < count; i++)
+        out->next_begin[i + 2] += out->next_begin[i + 1];
+    for (uint64_t i = 0; i < count; i++) {
+        const op *item = &prog->ops[i];
+        out->lane_ops[lane_at[item->lane]++] = (uint32_t)i;
+        for (uint32_t k = 0; k < item->dep_count; k++)
+            out->next[out->next_begin[prog->deps[item->dep_begin + k] + 1]++] = (uint32_t)i;
+    }
+    return 0;
+}
+
+/* --- conditional ops -------------------------------------------------------------------------- */
+
+/* The norm that `first` is, or comes after; else PROGRAM_NONE. */
+static uint32_t norm_through(const swapi_prepared *out, uint32_t first)
+{
+    return out->prog->ops[first].kind == OP_NORM ? first : out->norms[first];
+}
+
+/* Of two norms the later one: norms are on one chain, so the earlier is complete by then. */
+static uint32_t later_norm(uint32_t a, uint32_t b)
+{
+    return a == PROGRAM_NONE || (b != PROGRAM_NONE && b > a) ? b : a;
+}
+
+/* For each op the norm that it comes after, by dependencies and by the order of the chain lanes. */
+static void find_norms(swapi_prepared *out)
+{
+    const program *prog = out->prog;
+    uint32_t last_of_lane[LANE_COUNT];
+    for (int kind = 0; kind < LANE_COUNT; kind++)
+        last_of_lane[kind] = PROGRAM_NONE;
+    for (uint32_t i = 0; i < prog->op_count; i++) {
+        const op *item = &prog->ops[i];
+        uint32_t norm = PROGRAM_NONE;
+        if (swapi_lane_is_chain(item->lane) && last_of_lane[item->lane] != PROGRAM_NONE)
+            norm = norm_through(out, last_of_lane[item->lane]);
+        last_of_lane[item->lane] = i;
+        for (uint32_t k = 0; k < item->dep_count; k++) {
+            uint32_t dep = prog->deps[item->dep_begin + k];
+            if (dep < i)
+                norm = later_norm(norm, norm_through(out, dep));
+        }
+        out->norms[i] = norm;
+        out->decides |= item->if_applied && norm != PROGRAM_NONE;
+    }
+}
+
+/* Where a norm of the program decides, what comes before it runs in any case: it may not touch what
+ * lasts. */
+static int check_ahead(const swapi_prepared *out)
+{
+    const program *prog = out->prog;
+    for (uint32_t i = 0; out->decides && i < prog->op_count; i++) {
+        const op *item = &prog->ops[i];
+        if (!item->if_applied || out->norms[i] != PROGRAM_NONE)
+            continue;
+        for (uint32_t k = 0; k < item->operand_count; k++) {
+            const operand *part = &item->operands[k];
+            char text[SWAPI_OP_TEXT_BYTES];
+            if ((part->access & ACCESS_WRITE) && prog->buffers[part->buffer_idx].is_home)
+                return err_set(ERR_INTERNAL,
+                               "executor: %s is conditional and writes a home (buffer %u), but "
+                               "nothing orders it after the norm that decides",
+                               swapi_op_text(prog, i, text), part->buffer_idx);
+        }
+    }
+    return 0;
+}
+
+static int prepare_conditions(swapi_prepared *out)
+{
+    bool conditional = false;
+    for (uint64_t i = 0; i < out->prog->op_count; i++)
+        conditional |= out->prog->ops[i].if_applied != 0;
+    if (!conditional)
+        return 0;
+    out->norms = mem_alloc(out->prog->op_count, sizeof *out->norms, tag);
+    if (!out->norms)
+        return -ENOMEM;
+    find_norms(out);
+    return check_ahead(out);
+}
+
+/* --- homes, for paranoid mode ----------------------------------------------------------------- */
+
+static int compare_homes(const void *left, const void *right)
+{
+    const swapi_home *a = left, *b = right;
+    if (a->arena != b->arena)
+        return a->arena < b->arena ? -1 : 1;
+    return (a->begin > b->begin) - (a->begin < b->begin);
+}
+
+static int list_homes(swapi_prepared *out)
+{
+    const program *prog = out->prog;
+    out->homes = mem_alloc(prog->home_count, sizeof *out->homes, tag);
+    if (!out->homes)
+        return -ENOMEM;
+    for (uint64_t b = 0; b < prog->home_count; b++) {
+        const buffer *item = &prog->buffers[b];
+        if (item->arena != ARENA_NVME)
+            out->homes[out->home_count++] = (swapi_home){item->arena, item->offset_bytes,
+                                                         item->offset_bytes + item->size_bytes};
+    }
+    qsort(out->homes, out->home_count, sizeof *out->homes, compare_homes);
+    return 0;
+}
+
+int swapi_prepare(const executor *self, const program *prog, swapi_prepared *out)
+{
+    TRY(check_usable(self, prog));
+    out->prog = prog;
+    int rc = sort_ops(prog, out);
+    if (rc == 0)
+        rc = prepare_conditions(out);
+    if (rc == 0 && self->paranoid)
+        rc = list_homes(out);
+    if (rc < 0)
+        swapi_prepared_fini(out);
+    return rc;
+}
