@@ -231,7 +231,8 @@ typedef struct adam_args adam_args;
 
 /* Lion (Chen et al. 2023, algorithm 2, as DeepSpeed's CPU Lion has it), one tile, in place:
  *   c = beta1 m + (1 - beta1) g;  master = master (1 - lr wd) - lr sign(c);  m = beta2 m + (1 - beta2) g
- * with g = gradient * grad_scale. sign(0) is 0. */
+ * with g = gradient * grad_scale. sign(0) is 0, as in the paper and PyTorch; DeepSpeed's CPU loop
+ * copies the sign bit there, so an element whose m and g are 0 moves by lr. */
 struct lion_scalars {
     float learning_rate, beta1, beta2, weight_decay;
     float grad_scale;
@@ -249,8 +250,10 @@ struct lion_args {
 };
 typedef struct lion_args lion_args;
 
-/* Adagrad (Duchi et al. 2011, as DeepSpeed's CPU Adagrad has it), one tile, in place:
- *   g = gradient * grad_scale + wd master;  v = v + g^2;  master = master - lr g / (sqrt(v) + eps) */
+/* Adagrad (Duchi et al. 2011, as PyTorch has it), one tile, in place:
+ *   g = gradient * grad_scale + wd master;  v = v + g^2;  master = master - lr g / (sqrt(v) + eps)
+ * DeepSpeed's CPU Adagrad is the same where wd is 0; else it adds the decay to what is squared into
+ * v, but not to the g of the step. */
 struct adagrad_scalars {
     float learning_rate, epsilon, weight_decay;
     float grad_scale;

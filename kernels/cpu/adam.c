@@ -1,10 +1,12 @@
-/* Adam and AdamW on the CPU: choice of the instruction set, threads, and the definition.
+/* Adam, AdamW, Lion and Adagrad on the CPU: choice of the instruction set, threads, and the
+ * definitions.
  *
- * The definition. Each line is one correctly rounded fp32 operation, or two where written as a
+ * The definitions. Each line is one correctly rounded fp32 operation, or two where written as a
  * product of products; fma(a, b, c) rounds a*b + c once; nothing else is contracted; division and
  * square root are IEEE's; rounding is to nearest even and subnormals are kept. All variants (here
  * reference, AVX2 and AVX-512) give these bits, whatever the thread count, alignment or tile size.
  *
+ * Adam
  *   once a call   a1 = 1 - beta1              a2 = 1 - beta2
  *                 step = learning_rate / bias_correction1
  *                 c2   = 1 / bias_correction2_sqrt
@@ -23,6 +25,24 @@
  * one of two divisions, which are what bounds the loop where memory does not. 1 - beta is exact in
  * fp32 for beta >= 0.5: the moments decay by the fp32 betas, so bias corrections should be made
  * from them.
+ *
+ * Lion (Chen et al., "Symbolic discovery of optimization algorithms", 2023, algorithm 2)
+ *   once a call   a1 = 1 - beta1              a2 = 1 - beta2
+ *                 decay = fma(-learning_rate, weight_decay, 1)
+ *   an element    g = widen(grads[i]) * grad_scale
+ *                 c = fma(beta1, m, a1 * g)
+ *                 m = fma(beta2, m, a2 * g)
+ *                 step = -learning_rate if c > 0, learning_rate if c < 0, +0 if c is 0, else NaN
+ *                 master = fma(master, decay, step)
+ *                 params[i] = working copy of master
+ *
+ * Adagrad (Duchi, Hazan and Singer, "Adaptive subgradient methods", 2011)
+ *   an element    g = widen(grads[i]) * grad_scale
+ *                 g = fma(weight_decay, master, g)    only if weight_decay != 0
+ *                 v = fma(g, g, v)
+ *                 d = sqrt(v) + epsilon
+ *                 master = fma(-learning_rate, g / d, master)
+ *                 params[i] = working copy of master
  *
  * Not a number: infinities and NaN go through as IEEE says. A stored result that is NaN has the
  * bits 0x7fc00000 whatever NaN went in, since hardware differs in the sign and payload it
@@ -133,45 +153,126 @@ static adami_scalars prepare_scalars(const adam_scalars *scalars)
     return out;
 }
 
-int cpui_adam(kernel_context *context, void *stream, const adam_args *args)
+/* A function on elements [begin, end) of what `work` describes. */
+typedef void (*range_fn)(const struct adam_variant *variant, const void *work, uint64_t begin,
+                         uint64_t end);
+
+/* All of [0, count) in whole blocks, shared out to the context's threads. */
+static void over_ranges(const kernel_context *context, uint64_t count, range_fn fn,
+                        const void *work)
 {
-    (void)stream;
-    const adami_scalars scalars = prepare_scalars(args->scalars);
     const struct adam_variant *variant = context->adam;
-    uint64_t block_count = size_div_up(args->count, ADAMI_BLOCK_ELEMS);
+    uint64_t block_count = size_div_up(count, ADAMI_BLOCK_ELEMS);
     int thread_count = threads_for(context, block_count);
     if (thread_count == 1) {
-        variant->update(args, &scalars, 0, args->count);
-        return 0;
+        fn(variant, work, 0, count);
+        return;
     }
 #pragma omp parallel num_threads(thread_count)
     {
         uint64_t begin, end;
         thread_share(block_count, &begin, &end);
-        variant->update(args, &scalars, size_min(begin * ADAMI_BLOCK_ELEMS, args->count),
-                        size_min(end * ADAMI_BLOCK_ELEMS, args->count));
+        fn(variant, work, size_min(begin * ADAMI_BLOCK_ELEMS, count),
+           size_min(end * ADAMI_BLOCK_ELEMS, count));
     }
+}
+
+struct adam_work {
+    const adam_args *args;
+    adami_scalars scalars;
+};
+
+static void adam_range(const struct adam_variant *variant, const void *work, uint64_t begin,
+                       uint64_t end)
+{
+    const struct adam_work *adam = work;
+    variant->update(adam->args, &adam->scalars, begin, end);
+}
+
+int cpui_adam(kernel_context *context, void *stream, const adam_args *args)
+{
+    (void)stream;
+    struct adam_work work = {args, prepare_scalars(args->scalars)};
+    over_ranges(context, args->count, adam_range, &work);
     return 0;
+}
+
+struct lion_work {
+    const lion_args *args;
+    adami_lion_scalars scalars;
+};
+
+static void lion_range(const struct adam_variant *variant, const void *work, uint64_t begin,
+                       uint64_t end)
+{
+    const struct lion_work *lion = work;
+    variant->lion(lion->args, &lion->scalars, begin, end);
+}
+
+int cpui_lion(kernel_context *context, void *stream, const lion_args *args)
+{
+    (void)stream;
+    const lion_scalars *s = args->scalars;
+    struct lion_work work = {
+        .args = args,
+        .scalars = {.grad_scale = s->grad_scale,
+                    .beta1 = s->beta1,
+                    .one_minus_beta1 = 1.0f - s->beta1,
+                    .beta2 = s->beta2,
+                    .one_minus_beta2 = 1.0f - s->beta2,
+                    .decay = fmaf(-s->learning_rate, s->weight_decay, 1.0f),
+                    .learning_rate = s->learning_rate},
+    };
+    over_ranges(context, args->count, lion_range, &work);
+    return 0;
+}
+
+struct adagrad_work {
+    const adagrad_args *args;
+    adami_adagrad_scalars scalars;
+};
+
+static void adagrad_range(const struct adam_variant *variant, const void *work, uint64_t begin,
+                          uint64_t end)
+{
+    const struct adagrad_work *adagrad = work;
+    variant->adagrad(adagrad->args, &adagrad->scalars, begin, end);
+}
+
+int cpui_adagrad(kernel_context *context, void *stream, const adagrad_args *args)
+{
+    (void)stream;
+    const adagrad_scalars *s = args->scalars;
+    struct adagrad_work work = {
+        .args = args,
+        .scalars = {.grad_scale = s->grad_scale,
+                    .l2 = s->weight_decay,
+                    .epsilon = s->epsilon,
+                    .minus_rate = -s->learning_rate},
+    };
+    over_ranges(context, args->count, adagrad_range, &work);
+    return 0;
+}
+
+struct copy_work {
+    const float *master;
+    void *params;
+    enum dtype param_type;
+};
+
+static void copy_range(const struct adam_variant *variant, const void *work, uint64_t begin,
+                       uint64_t end)
+{
+    const struct copy_work *copy = work;
+    variant->copy(copy->master, copy->params, copy->param_type, begin, end);
 }
 
 int cpui_working_copy(kernel_context *context, void *stream, const float *master, void *params,
                       enum dtype param_type, uint64_t count)
 {
     (void)stream;
-    const struct adam_variant *variant = context->adam;
-    uint64_t block_count = size_div_up(count, ADAMI_BLOCK_ELEMS);
-    int thread_count = threads_for(context, block_count);
-    if (thread_count == 1) {
-        variant->copy(master, params, param_type, 0, count);
-        return 0;
-    }
-#pragma omp parallel num_threads(thread_count)
-    {
-        uint64_t begin, end;
-        thread_share(block_count, &begin, &end);
-        variant->copy(master, params, param_type, size_min(begin * ADAMI_BLOCK_ELEMS, count),
-                      size_min(end * ADAMI_BLOCK_ELEMS, count));
-    }
+    struct copy_work work = {master, params, param_type};
+    over_ranges(context, count, copy_range, &work);
     return 0;
 }
 

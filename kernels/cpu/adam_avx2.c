@@ -1,4 +1,4 @@
-/* Adam's loops for AVX2 with FMA and F16C. Eight elements a vector. */
+/* The optimizers' loops for AVX2 with FMA and F16C. Eight elements a vector. */
 #include <immintrin.h>
 
 #include "kernels/cpu/adam_internal.h"
@@ -91,6 +91,11 @@ static inline vec vec_mul(vec a, vec b)
     return _mm256_mul_ps(a, b);
 }
 
+static inline vec vec_add(vec a, vec b)
+{
+    return _mm256_add_ps(a, b);
+}
+
 static inline vec vec_div(vec a, vec b)
 {
     return _mm256_div_ps(a, b);
@@ -112,6 +117,14 @@ static inline vec vec_one_nan(vec value)
     return select_nan(value, quiet, value);
 }
 
+static inline vec vec_step_against(vec direction, vec rate)
+{
+    vec sign = _mm256_set1_ps(-0.0f);
+    vec turned = _mm256_xor_ps(rate, _mm256_andnot_ps(direction, sign)); /* -rate where positive */
+    vec is_zero = _mm256_cmp_ps(direction, _mm256_setzero_ps(), _CMP_EQ_OQ);
+    return select_nan(direction, direction, _mm256_andnot_ps(is_zero, turned));
+}
+
 /* A square of an fp32 is exact in fp64, so that fused and separate rounding are the same. */
 static inline void vec_sums_add(vec_sums *sums, const vec values[2])
 {
@@ -130,6 +143,7 @@ static inline void vec_sums_store(const vec_sums *sums, double lanes[ADAMI_SUM_L
 }
 
 #include "kernels/cpu/adam_body.h"
+#include "kernels/cpu/adam_siblings_body.h"
 
 static bool avx2_supported(void)
 {
@@ -141,6 +155,8 @@ const struct adam_variant adami_avx2 = {
     .name = "avx2",
     .is_supported = avx2_supported,
     .update = vector_update,
+    .lion = vector_lion,
+    .adagrad = vector_adagrad,
     .copy = vector_copy,
     .close = vector_close,
 };

@@ -1,5 +1,5 @@
-/* Adam's loops for AVX-512 (F, BW, DQ, VL, with FMA and F16C). Sixteen elements a vector. bf16 is
- * rounded by integers: vcvtneps2bf16 flushes subnormals. */
+/* The optimizers' loops for AVX-512 (F, BW, DQ, VL, with FMA and F16C). Sixteen elements a vector.
+ * bf16 is rounded by integers: vcvtneps2bf16 flushes subnormals. */
 #include <immintrin.h>
 
 #include "kernels/cpu/adam_internal.h"
@@ -88,6 +88,11 @@ static inline vec vec_mul(vec a, vec b)
     return _mm512_mul_ps(a, b);
 }
 
+static inline vec vec_add(vec a, vec b)
+{
+    return _mm512_add_ps(a, b);
+}
+
 static inline vec vec_div(vec a, vec b)
 {
     return _mm512_div_ps(a, b);
@@ -110,6 +115,15 @@ static inline vec vec_one_nan(vec value)
     return _mm512_mask_mov_ps(value, is_nan, quiet);
 }
 
+static inline vec vec_step_against(vec direction, vec rate)
+{
+    vec sign = _mm512_set1_ps(-0.0f);
+    vec turned = _mm512_xor_ps(rate, _mm512_andnot_ps(direction, sign)); /* -rate where positive */
+    __mmask16 is_moving = _mm512_cmp_ps_mask(direction, _mm512_setzero_ps(), _CMP_NEQ_UQ);
+    __mmask16 is_nan = _mm512_cmp_ps_mask(direction, direction, _CMP_UNORD_Q);
+    return _mm512_mask_mov_ps(_mm512_maskz_mov_ps(is_moving, turned), is_nan, direction);
+}
+
 /* A square of an fp32 is exact in fp64, so that fused and separate rounding are the same. */
 static inline void vec_sums_add(vec_sums *sums, const vec values[1])
 {
@@ -126,6 +140,7 @@ static inline void vec_sums_store(const vec_sums *sums, double lanes[ADAMI_SUM_L
 }
 
 #include "kernels/cpu/adam_body.h"
+#include "kernels/cpu/adam_siblings_body.h"
 
 static bool avx512_supported(void)
 {
@@ -138,6 +153,8 @@ const struct adam_variant adami_avx512 = {
     .name = "avx512",
     .is_supported = avx512_supported,
     .update = vector_update,
+    .lion = vector_lion,
+    .adagrad = vector_adagrad,
     .copy = vector_copy,
     .close = vector_close,
 };

@@ -6,7 +6,8 @@
  *   vec_load_bf16, vec_load_fp16       widening
  *   vec_store_bf16_away                working copy: ties away from zero, as bf16_working_copy
  *   vec_store_fp16                     nearest even
- *   vec_mul, vec_div, vec_sqrt         correctly rounded
+ *   vec_mul, vec_add, vec_div, vec_sqrt   correctly rounded
+ *   vec_step_against(d, r)             -r where d > 0, r where d < 0, +0 where d is 0, else NaN
  *   vec_fma(a, b, c)                   a * b + c, rounded once
  *   vec_one_nan                        every NaN becomes ADAMI_QUIET_NAN_BITS
  *   vec_round_bf16, vec_round_fp16     store to nearest even and return what was stored, widened

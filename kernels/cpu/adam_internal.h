@@ -1,4 +1,5 @@
-/* What the files of the Adam kernels share: the precomputed scalars and the table of variants.
+/* What the files of the optimizer kernels (Adam, Lion, Adagrad) share: the precomputed scalars and
+ * the table of variants.
  *
  * A variant is one instruction set's compilation of the same arithmetic; its functions work on a
  * range of elements in the calling thread. adam.c splits the work among threads. Names that begin
@@ -30,6 +31,24 @@ struct adami_scalars {
 };
 typedef struct adami_scalars adami_scalars;
 
+/* Lion's and Adagrad's, likewise. */
+struct adami_lion_scalars {
+    float grad_scale;
+    float beta1, one_minus_beta1;
+    float beta2, one_minus_beta2;
+    float decay; /* fma(-learning_rate, weight_decay, 1) */
+    float learning_rate;
+};
+typedef struct adami_lion_scalars adami_lion_scalars;
+
+struct adami_adagrad_scalars {
+    float grad_scale;
+    float l2; /* weight_decay; 0: no L2 term */
+    float epsilon;
+    float minus_rate; /* -learning_rate */
+};
+typedef struct adami_adagrad_scalars adami_adagrad_scalars;
+
 struct adam_variant {
     const char *name; /* "reference", "avx2", "avx512" */
 
@@ -39,6 +58,11 @@ struct adam_variant {
     /* Elements [begin, end) of a tile. */
     void (*update)(const adam_args *args, const adami_scalars *scalars, uint64_t begin,
                    uint64_t end);
+
+    void (*lion)(const lion_args *args, const adami_lion_scalars *scalars, uint64_t begin,
+                 uint64_t end);
+    void (*adagrad)(const adagrad_args *args, const adami_adagrad_scalars *scalars, uint64_t begin,
+                    uint64_t end);
 
     /* params[begin, end) = working copy of master[begin, end). */
     void (*copy)(const float *master, void *params, enum dtype param_type, uint64_t begin,

@@ -1,6 +1,6 @@
-/* Adam in plain C, one element after another: the definition (see adam.c) as code. It is also what
- * the vector variants run on the last elements of a range, which do not fill a vector. Any thread;
- * allocates nothing. Compiled without contraction, so only fmaf is fused. */
+/* Adam, Lion and Adagrad in plain C, one element after another: the definitions (see adam.c) as code.
+ * It is also what the vector variants run on the last elements of a range, which do not fill a vector.
+ * Any thread; allocates nothing. Compiled without contraction, so only fmaf is fused. */
 #include <math.h>
 
 #include "kernels/cpu/adam_internal.h"
@@ -53,6 +53,48 @@ static void reference_update(const adam_args *args, const adami_scalars *s, uint
     }
 }
 
+/* -rate * sign(direction): +0 for either zero, NaN for NaN. */
+static float step_against(float direction, float rate)
+{
+    if (direction > 0)
+        return -rate;
+    if (direction < 0)
+        return rate;
+    return direction == 0 ? 0.0f : direction;
+}
+
+static void reference_lion(const lion_args *args, const adami_lion_scalars *s, uint64_t begin,
+                           uint64_t end)
+{
+    for (uint64_t i = begin; i < end; i++) {
+        float weight = args->master[i], m = args->m[i];
+        float grad = load_element(args->grads, args->grad_type, i) * s->grad_scale;
+        float direction = fmaf(s->beta1, m, s->one_minus_beta1 * grad);
+        m = fmaf(s->beta2, m, s->one_minus_beta2 * grad);
+        weight = one_nan(fmaf(weight, s->decay, step_against(direction, s->learning_rate)));
+        args->m[i] = one_nan(m);
+        args->master[i] = weight;
+        store_working_copy(args->params, args->param_type, i, weight);
+    }
+}
+
+static void reference_adagrad(const adagrad_args *args, const adami_adagrad_scalars *s,
+                              uint64_t begin, uint64_t end)
+{
+    for (uint64_t i = begin; i < end; i++) {
+        float weight = args->master[i];
+        float grad = load_element(args->grads, args->grad_type, i) * s->grad_scale;
+        if (s->l2 != 0)
+            grad = fmaf(s->l2, weight, grad);
+        float v = fmaf(grad, grad, args->v[i]);
+        float denominator = sqrtf(v) + s->epsilon;
+        weight = one_nan(fmaf(s->minus_rate, grad / denominator, weight));
+        args->v[i] = one_nan(v);
+        args->master[i] = weight;
+        store_working_copy(args->params, args->param_type, i, weight);
+    }
+}
+
 static void reference_copy(const float *master, void *params, enum dtype param_type, uint64_t begin,
                            uint64_t end)
 {
@@ -84,6 +126,8 @@ const struct adam_variant adami_reference = {
     .name = "reference",
     .is_supported = reference_supported,
     .update = reference_update,
+    .lion = reference_lion,
+    .adagrad = reference_adagrad,
     .copy = reference_copy,
     .close = reference_close,
 };

@@ -7,8 +7,8 @@
  *                their softmax rows are attention_rows_body.h, compiled once per instruction set
  *   rows.c       dispatch to rows_body.h: norms, embedding, rope, activations, add, bias,
  *                cross-entropy, convert; compiled once per instruction set
- *   adam.c       dispatch to adam_body.h: Adam, working copies, gradient close; once per
- *                instruction set, equal to the bit
+ *   adam.c       dispatch to adam_body.h and adam_siblings_body.h: Adam, Lion, Adagrad, working
+ *                copies, gradient close; once per instruction set, equal to the bit
  * Names that begin with cpui_ are shared by these files only. */
 #ifndef SLUICE_KERNELS_CPU_INTERNAL_H
 #define SLUICE_KERNELS_CPU_INTERNAL_H
@@ -22,7 +22,7 @@ struct rows_table;   /* rows.c */
 
 struct kernel_context {
     int thread_count;
-    enum cpui_isa isa;               /* best of this CPU, for rows */
+    enum cpui_isa isa; /* best of this CPU, for rows */
     const struct rows_table *rows;
     const struct adam_variant *adam; /* chosen by config.adam_variant */
     void *engine, *stream;           /* dnnl_engine_t, dnnl_stream_t */
@@ -57,8 +57,8 @@ int cpui_product_failed(const cpui_product *product, int status);
 
 /* matmul.c */
 int cpui_matmul_check(const matmul_desc *desc) MUST_CHECK; /* ERR_BACKEND for impossible shapes */
-int cpui_matmul_create(kernel_context *context, const matmul_desc *desc, kernel_matmul **product)
-    MUST_CHECK;
+int cpui_matmul_create(kernel_context *context, const matmul_desc *desc,
+                       kernel_matmul **product) MUST_CHECK;
 void cpui_matmul_destroy(kernel_matmul *product);
 size_t cpui_matmul_scratch_bytes(const kernel_matmul *product);
 int cpui_matmul(kernel_matmul *product, void *stream, const void *a, const void *b,
@@ -72,8 +72,8 @@ size_t cpui_attention_forward_scratch_bytes(const kernel_attention *attention);
 size_t cpui_attention_backward_scratch_bytes(const kernel_attention *attention);
 int cpui_attention_forward(kernel_attention *attention, void *stream, const void *q, const void *k,
                            const void *v, void *output, float *lse, void *scratch) MUST_CHECK;
-int cpui_attention_backward(kernel_attention *attention, void *stream, const void *q,
-                            const void *k, const void *v, const void *output, const float *lse,
+int cpui_attention_backward(kernel_attention *attention, void *stream, const void *q, const void *k,
+                            const void *v, const void *output, const float *lse,
                             const void *output_grad, void *q_grad, void *k_grad, void *v_grad,
                             void *scratch) MUST_CHECK;
 
@@ -81,33 +81,34 @@ int cpui_attention_backward(kernel_attention *attention, void *stream, const voi
 void cpui_rows_select(kernel_context *context);
 int cpui_norm_forward(kernel_context *context, void *stream, const norm_args *args) MUST_CHECK;
 size_t cpui_norm_grad_scratch_bytes(kernel_context *context, uint64_t rows, uint64_t channels);
-int cpui_norm_backward(kernel_context *context, void *stream, const norm_grad_args *args) MUST_CHECK;
-int cpui_embedding_forward(kernel_context *context, void *stream, const embedding_args *args)
-    MUST_CHECK;
+int cpui_norm_backward(kernel_context *context, void *stream,
+                       const norm_grad_args *args) MUST_CHECK;
+int cpui_embedding_forward(kernel_context *context, void *stream,
+                           const embedding_args *args) MUST_CHECK;
 size_t cpui_embedding_grad_scratch_bytes(kernel_context *context, uint64_t rows, uint64_t vocab);
-int cpui_embedding_backward(kernel_context *context, void *stream, const embedding_grad_args *args)
-    MUST_CHECK;
+int cpui_embedding_backward(kernel_context *context, void *stream,
+                            const embedding_grad_args *args) MUST_CHECK;
 int cpui_rope_table(kernel_context *context, void *stream, float *table, uint64_t tokens,
                     uint64_t head_dim, double theta) MUST_CHECK;
 int cpui_rope(kernel_context *context, void *stream, const rope_args *args) MUST_CHECK;
-int cpui_activation_forward(kernel_context *context, void *stream, const activation_args *args)
-    MUST_CHECK;
-int cpui_activation_backward(kernel_context *context, void *stream, const activation_args *args)
-    MUST_CHECK;
+int cpui_activation_forward(kernel_context *context, void *stream,
+                            const activation_args *args) MUST_CHECK;
+int cpui_activation_backward(kernel_context *context, void *stream,
+                             const activation_args *args) MUST_CHECK;
 int cpui_add(kernel_context *context, void *stream, enum dtype type, uint64_t count, const void *a,
              const void *b, void *out) MUST_CHECK;
 int cpui_bias_backward(kernel_context *context, void *stream, enum dtype type, uint64_t rows,
-                       uint64_t n, const void *output_grad, float *bias_grad, void *scratch)
-    MUST_CHECK;
+                       uint64_t n, const void *output_grad, float *bias_grad,
+                       void *scratch) MUST_CHECK;
 size_t cpui_bias_backward_scratch_bytes(kernel_context *context, uint64_t rows, uint64_t n);
-int cpui_cross_entropy(kernel_context *context, void *stream, const cross_entropy_args *args)
-    MUST_CHECK;
-int cpui_softmax_part(kernel_context *context, void *stream, const softmax_part_args *args)
-    MUST_CHECK;
-int cpui_softmax_losses(kernel_context *context, void *stream, const softmax_part_args *args)
-    MUST_CHECK;
-int cpui_cross_entropy_part(kernel_context *context, void *stream, const softmax_part_args *args)
-    MUST_CHECK;
+int cpui_cross_entropy(kernel_context *context, void *stream,
+                       const cross_entropy_args *args) MUST_CHECK;
+int cpui_softmax_part(kernel_context *context, void *stream,
+                      const softmax_part_args *args) MUST_CHECK;
+int cpui_softmax_losses(kernel_context *context, void *stream,
+                        const softmax_part_args *args) MUST_CHECK;
+int cpui_cross_entropy_part(kernel_context *context, void *stream,
+                            const softmax_part_args *args) MUST_CHECK;
 int cpui_zero(kernel_context *context, void *stream, void *data, uint64_t bytes) MUST_CHECK;
 int cpui_convert(kernel_context *context, void *stream, const void *source, enum dtype source_type,
                  void *target, enum dtype target_type, uint64_t count) MUST_CHECK;
@@ -116,6 +117,8 @@ int cpui_convert(kernel_context *context, void *stream, const void *source, enum
 int cpui_adam_select(kernel_context *context, const char *name) MUST_CHECK;
 const char *cpui_adam_name(const kernel_context *context);
 int cpui_adam(kernel_context *context, void *stream, const adam_args *args) MUST_CHECK;
+int cpui_lion(kernel_context *context, void *stream, const lion_args *args) MUST_CHECK;
+int cpui_adagrad(kernel_context *context, void *stream, const adagrad_args *args) MUST_CHECK;
 int cpui_working_copy(kernel_context *context, void *stream, const float *master, void *params,
                       enum dtype param_type, uint64_t count) MUST_CHECK;
 int cpui_grad_close(kernel_context *context, void *stream, const grad_close_args *args) MUST_CHECK;

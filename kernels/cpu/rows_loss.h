@@ -1,5 +1,5 @@
-/* Softmax cross-entropy of one chunk of rows, over the whole vocabulary or over parts of its columns.
- * Part of rows_body.h.
+/* Softmax cross-entropy of one chunk of rows, over the whole vocabulary or parts of its columns. Part
+ * of rows_body.h.
  *
  * Three passes over a row (maximum, sum of exponentials, gradient): a row of 256K logits is 1 MiB,
  * so the later passes come from the second-level cache. The exponentials are computed twice rather

@@ -80,6 +80,8 @@ int refi_grad_close(kernel_context *context, void *stream, const grad_close_args
 int refi_norm_reduce(kernel_context *context, void *stream, const double *sums, uint64_t count,
                      double *total) MUST_CHECK;
 int refi_adam(kernel_context *context, void *stream, const adam_args *args) MUST_CHECK;
+int refi_lion(kernel_context *context, void *stream, const lion_args *args) MUST_CHECK;
+int refi_adagrad(kernel_context *context, void *stream, const adagrad_args *args) MUST_CHECK;
 int refi_working_copy(kernel_context *context, void *stream, const float *master, void *params,
                       enum dtype param_type, uint64_t count) MUST_CHECK;
 

@@ -1,6 +1,7 @@
-/* Gradient closing, norms, AdamW and working copies of the reference backend. Adam is the textbook
- * form in double (Loshchilov and Hutter, "Decoupled weight decay regularization", algorithm 2), to
- * hold the backends against within a tolerance; the bit-exact sequence is kernels/cpu's. */
+/* Gradient closing, norms, optimizers and working copies of the reference backend. Adam (Loshchilov
+ * and Hutter, "Decoupled weight decay regularization", algorithm 2), Lion (Chen et al. 2023) and
+ * Adagrad (Duchi et al. 2011) are the textbook forms in double, to hold the backends against within a
+ * tolerance; the bit-exact sequences are kernels/cpu's. */
 #include <math.h>
 
 #include "base/tile.h"
@@ -63,6 +64,39 @@ int refi_adam(kernel_context *context, void *stream, const adam_args *args)
         args->m[i] = (float)m;
         args->v[i] = (float)v;
         args->master[i] = (float)(w - lr * step);
+    }
+    return refi_working_copy(context, stream, args->master, args->params, args->param_type,
+                             args->count);
+}
+
+int refi_lion(kernel_context *context, void *stream, const lion_args *args)
+{
+    const lion_scalars *scalars = args->scalars;
+    double lr = (double)scalars->learning_rate, decay = (double)scalars->weight_decay;
+    double beta1 = (double)scalars->beta1, beta2 = (double)scalars->beta2;
+    for (uint64_t i = 0; i < args->count; i++) {
+        double w = (double)args->master[i], m = (double)args->m[i];
+        double g = refi_load(args->grad_type, args->grads, i) * (double)scalars->grad_scale;
+        double c = beta1 * m + (1.0 - beta1) * g;
+        double sign = c > 0 ? 1.0 : c < 0 ? -1.0 : c; /* 0, or NaN */
+        args->m[i] = (float)(beta2 * m + (1.0 - beta2) * g);
+        args->master[i] = (float)(w * (1.0 - lr * decay) - lr * sign);
+    }
+    return refi_working_copy(context, stream, args->master, args->params, args->param_type,
+                             args->count);
+}
+
+int refi_adagrad(kernel_context *context, void *stream, const adagrad_args *args)
+{
+    const adagrad_scalars *scalars = args->scalars;
+    for (uint64_t i = 0; i < args->count; i++) {
+        double w = (double)args->master[i];
+        double g = refi_load(args->grad_type, args->grads, i) * (double)scalars->grad_scale +
+                   (double)scalars->weight_decay * w;
+        double v = (double)args->v[i] + g * g;
+        args->v[i] = (float)v;
+        args->master[i] =
+            (float)(w - (double)scalars->learning_rate * g / (sqrt(v) + (double)scalars->epsilon));
     }
     return refi_working_copy(context, stream, args->master, args->params, args->param_type,
                              args->count);
