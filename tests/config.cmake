@@ -2,5 +2,7 @@
 foreach(behaviour errors fuzz job presets schedule)
     sluice_test(test_config_${behaviour} LIBS sluice_config LABELS cpu debug)
 endforeach()
-target_compile_definitions(test_config_presets PRIVATE SLUICE_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
-target_compile_definitions(test_config_fuzz PRIVATE SLUICE_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
+foreach(behaviour fuzz presets schedule)
+    target_compile_definitions(test_config_${behaviour} PRIVATE
+        SLUICE_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
+endforeach()

@@ -263,6 +263,23 @@ static void deepspeed_file_works(void **state)
     self = read_good(SMALL_WITH("\"optimizer\": {\"params\": {\"torch_adam\": true}},"), NULL);
     assert_true(self->optimizer.weight_decay == 0.01);
     job_destroy(self);
+    self = read_good(SMALL_WITH("\"optimizer\": {\"type\": \"adagrad\"},"), NULL);
+    assert_int_equal(self->optimizer.type, JOB_ADAGRAD);
+    assert_true(self->optimizer.lr == 1e-2 && self->optimizer.epsilon == 1e-10);
+    assert_true(!self->optimizer.decoupled && !self->optimizer.bias_correction);
+    job_destroy(self);
+    self = read_good(SMALL_WITH("\"optimizer\": {\"type\": \"Lion\", \"params\": {\"lr\": 1e-4, "
+                                "\"betas\": [0.95, 0.98], \"weight_decay\": 0.5}},"),
+                     NULL);
+    assert_int_equal(self->optimizer.type, JOB_LION);
+    assert_true(self->optimizer.beta1 == 0.95 && self->optimizer.beta2 == 0.98);
+    assert_true(self->optimizer.lr == 1e-4 && self->optimizer.weight_decay == 0.5);
+    assert_true(self->optimizer.decoupled);
+    job_destroy(self);
+    self = read_good(SMALL_WITH("\"optimizer\": {\"type\": \"LION\"},"), NULL);
+    assert_true(self->optimizer.lr == 1e-3 && self->optimizer.beta1 == 0.9);
+    assert_true(self->optimizer.beta2 == 0.999);
+    job_destroy(self);
     self = read_good(SMALL_WITH("\"zero_optimization\": {\"cpu_offload\": true, "
                                 "\"offload_param\": {\"device\": \"none\"}},"),
                      NULL);

@@ -119,7 +119,7 @@ static void follow(const char *update)
         if (!(fabs(result.losses[i] / loss - 1) < 1e-4))
             fail_msg("step %llu: loss %.7f, PyTorch's %.7f", (unsigned long long)i + 1,
                      result.losses[i], loss);
-        if (!(fabs(result.rates[i] / rate - 1) < 1e-6)) /* fp32 in the metrics */
+        if (!(fabs(result.rates[i] - rate) <= 1e-6 * rate)) /* fp32 in the metrics */
             fail_msg("step %llu: learning rate %.9g, not %.9g", (unsigned long long)i + 1,
                      result.rates[i], rate);
     }

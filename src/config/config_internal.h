@@ -3,7 +3,7 @@
  *   json.c      bytes -> document             options*.c  the table and its listing
  *   job_set.c   --set, aliases                check.c     document against table
  *   job_model.c presets, the model block      job_place.c the tiers block
- *   schedule.c  learning rates                job_optimizer.c the optimizer
+ *   schedule.c  learning rates                job_optimizer.c optimizer, batch sizes
  *   job_precision.c dtypes, loss scaling, when the update runs
  *   job.c       puts them together
  *
@@ -151,6 +151,12 @@ int configi_fill_update(const configi_reader *reader, job *target) MUST_CHECK;
 
 int configi_fill_tiers(const configi_reader *reader, job *target) MUST_CHECK;
 int configi_fill_optimizer(const configi_reader *reader, job *target) MUST_CHECK;
+
+/* ERR_CONFIG for a key of <block>.params that is not in the list "a|b|c" of what <block>.type has. */
+int configi_check_params(const configi_reader *reader, const char *block,
+                         const char *params) MUST_CHECK;
+
+/* After the optimizer, whose rate and second beta it may replace. */
 int configi_fill_scheduler(const configi_reader *reader, job *target) MUST_CHECK;
 
 /* Completes the three batch sizes as DeepSpeed does; 0 is "not given". */

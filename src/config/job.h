@@ -189,11 +189,15 @@ void job_destroy(job *self);
  * evaluates. ERR_CONFIG. */
 int job_check_for_training(const job *self) MUST_CHECK;
 
-/* The learning rate of optimizer step `step`, the first being 1 (DeepSpeed's last_batch_iteration
- * is step - 1). */
+/* The learning rate of optimizer step `step`, the first being 1: what DeepSpeed's update of that number
+ * runs with, whose scheduler then stands at last_batch_iteration step - 2 (it is made with -1 and
+ * stepped after each update). `step` counts updates that are applied: a skipped step (overflow) takes
+ * the same number again, as DeepSpeed's scheduler waits too. Pure; any thread. */
 double job_learning_rate(const job *self, uint64_t step);
 
-/* beta1 of optimizer step `step`: the optimizer's own but where OneCycle moves the momentum. */
+/* beta1 of optimizer step `step`, counted as above: the optimizer's own but where OneCycle moves the
+ * momentum (then optimizer.beta2 is 0.99, as in DeepSpeed). Where bias is corrected, this beta1 stands
+ * for that of all steps before, as in DeepSpeed: 1 - beta1^step. Pure; any thread. */
 double job_momentum(const job *self, uint64_t step);
 
 #endif

@@ -1,18 +1,28 @@
-/* Optimizer, batch sizes and the learning rate, as DeepSpeed has them. See job.h. Pure.
+/* The learning rate and the momentum of each update, as DeepSpeed has them. See job.h. Pure.
  *
- * The rates are those of deepspeed/runtime/lr_schedules.py. With t = step - 1 (its
- * last_batch_iteration), w = max(2, warmup_num_steps) and n = total_num_steps:
+ * The classes are those of deepspeed/runtime/lr_schedules.py, and so is the step that an update sees:
+ * the engine makes the scheduler, which sets the rate of last_batch_iteration -1, and steps it after
+ * each optimizer step that was not skipped. So update s, the first being 1, runs with the rate of
+ *
+ *   t = s - 2   the rate set after update s - 1; t = -1, before the first, is a case of its own
+ *
+ * With w = max(2, warmup_num_steps) and n = total_num_steps:
  *
  *   warm-up, t < w       g = ln(t + 1) / ln(w), or t / w where warmup_type is linear
- *   WarmupLR             min + (max - min) g; then max
+ *   WarmupLR             min + (max - min) g; then max; at t = -1 min
  *   WarmupDecayLR        the same; then min + (max - min) max(0, (n - t) / max(1, n - w))
  *   WarmupCosineLR       lr (r + (1 - r) g), r = warmup_min_ratio; then
  *                        lr max(0, c + (1 - c) (1 + cos(pi p)) / 2), c = cos_min_ratio,
- *                        p = min(1, (t - w + 1) / max(1, n - w)) */
+ *                        p = min(1, (t - w + 1) / max(1, n - w)); at t = -1 0
+ *   OneCycle             i = t + 1, in cycles of a + b steps (cycle_first_step_size and
+ *                        cycle_second_step_size) up and down between min and max, f the height:
+ *                        min + (max - min) f; momentum max - (max - min) f; at t = -1 both are min.
+ *                        From t = a + b on: min / (1 + decay_lr_rate d / decay_step_size),
+ *                        max (1 + decay_mom_rate d / decay_step_size), d = t - a - b + 1
+ *   LRRangeTest          min (1 + step_rate (t + 1) / step_size), or the floor of the quotient */
 #include <inttypes.h>
 #include <math.h>
 #include <string.h>
-#include <strings.h>
 
 #include "base/log.h"
 #include "base/size.h"
@@ -20,91 +30,139 @@
 
 enum { WARMUP_STEPS_MIN = 2 };
 
+/* DeepSpeed's last_batch_iteration when an update runs. */
+static int64_t iteration_of(uint64_t step)
+{
+    return step > 0 ? (int64_t)step - 2 : -1;
+}
+
 static uint64_t warmup_steps(const job *self)
 {
     return size_max(self->scheduler.warmup_num_steps, WARMUP_STEPS_MIN);
 }
 
 /* How far the warm-up is, 0 to 1, in its iterations. */
-static double warmup_share(const job *self, uint64_t iteration)
+static double warmup_share(const job *self, double iteration)
 {
     double steps = (double)warmup_steps(self);
     if (self->scheduler.warmup_linear)
-        return (double)iteration / steps;
-    return log((double)iteration + 1.0) / log(steps);
+        return iteration / steps;
+    return 1.0 / log(steps) * log(iteration + 1.0);
 }
 
-static double cosine_ratio(const job *self, uint64_t iteration)
+static double warmup_rate(const job *self, double iteration)
 {
-    uint64_t warmup = warmup_steps(self), total = self->scheduler.total_num_steps;
-    double floor_ratio = self->scheduler.cos_min_ratio;
-    if (iteration < warmup) {
-        double start = self->scheduler.warmup_min_ratio;
-        return start + warmup_share(self, iteration) * (1.0 - start);
-    }
-    double steps = total > warmup ? (double)(total - warmup) : 1.0;
-    double progress = fmin(1.0, (double)(iteration - warmup + 1) / steps);
-    double wave = (1.0 + cos(M_PI * progress)) / 2.0;
-    return fmax(0.0, floor_ratio + (1.0 - floor_ratio) * wave);
-}
-
-double job_learning_rate(const job *self, uint64_t step)
-{
-    uint64_t iteration = step > 0 ? step - 1 : 0;
-    uint64_t warmup = warmup_steps(self), total = self->scheduler.total_num_steps;
+    double warmup = (double)warmup_steps(self), total = (double)self->scheduler.total_num_steps;
     double low = self->scheduler.warmup_min_lr;
     double high =
         self->scheduler.warmup_max_lr_given ? self->scheduler.warmup_max_lr : self->optimizer.lr;
     double share = 1.0;
-    switch (self->scheduler.type) {
-    case JOB_SCHEDULE_NONE:
-    case JOB_ONE_CYCLE: /* no job file leads here yet */
-    case JOB_LR_RANGE_TEST:
-        return self->optimizer.lr;
-    case JOB_WARMUP_LR:
-        if (iteration < warmup)
-            share = warmup_share(self, iteration);
-        break;
-    case JOB_WARMUP_DECAY_LR:
-        if (iteration < warmup)
-            share = warmup_share(self, iteration);
-        else
-            share = fmax(0.0, ((double)total - (double)iteration) /
-                                  fmax(1.0, (double)total - (double)warmup));
-        break;
-    case JOB_WARMUP_COSINE_LR:
-        return self->optimizer.lr * cosine_ratio(self, iteration);
-    }
+    if (iteration < 0)
+        return low;
+    if (iteration < warmup)
+        share = warmup_share(self, iteration);
+    else if (self->scheduler.type == JOB_WARMUP_DECAY_LR)
+        share = fmax(0.0, (total - iteration) / fmax(1.0, total - warmup));
     return low + (high - low) * share;
 }
 
-int configi_fill_optimizer(const configi_reader *reader, job *target)
+static double cosine_ratio(const job *self, double iteration)
 {
-    enum { BETA_COUNT = 2 };
-    static const char betas_path[] = "optimizer.params.betas";
-    static const double torch_weight_decay = 0.01; /* the default of torch.optim.AdamW */
-    bool is_adamw = strcmp(configi_choice(reader, "optimizer.type"), "AdamW") == 0;
-    target->optimizer.decoupled = is_adamw || configi_bool(reader, "optimizer.params.adam_w_mode");
-    target->optimizer.lr = configi_double(reader, "optimizer.params.lr");
-    target->optimizer.epsilon = configi_double(reader, "optimizer.params.eps");
-    target->optimizer.bias_correction = configi_bool(reader, "optimizer.params.bias_correction");
-    target->optimizer.weight_decay = configi_double(reader, "optimizer.params.weight_decay");
-    if (configi_bool(reader, "optimizer.params.torch_adam") && target->optimizer.decoupled &&
-        !configi_get(reader, "optimizer.params.weight_decay"))
-        target->optimizer.weight_decay = torch_weight_decay;
-    target->optimizer.beta1 = 0.9;
-    target->optimizer.beta2 = 0.999;
-    const json_t *betas = configi_get(reader, betas_path);
-    if (!betas)
-        return 0;
-    if (json_array_size(betas) != BETA_COUNT) {
-        char shown[CONFIGI_VALUE_BYTES];
-        return configi_error(reader, betas_path, "%s: two numbers are needed, as in [0.9, 0.999]",
-                             configi_show(betas, shown));
+    double warmup = (double)warmup_steps(self), total = (double)self->scheduler.total_num_steps;
+    double floor_ratio = self->scheduler.cos_min_ratio;
+    if (iteration < 0)
+        return 0.0;
+    if (iteration < warmup) {
+        double start = self->scheduler.warmup_min_ratio;
+        return start + warmup_share(self, iteration) * (1.0 - start);
     }
-    target->optimizer.beta1 = json_number_value(json_array_get(betas, 0));
-    target->optimizer.beta2 = json_number_value(json_array_get(betas, 1));
-    return 0;
+    double progress = fmin(1.0, (iteration - warmup + 1) / fmax(1.0, total - warmup));
+    double wave = (1.0 + cos(M_PI * progress)) / 2.0;
+    return fmax(0.0, floor_ratio + (1.0 - floor_ratio) * wave);
+}
+
+static double cycle_steps(const job *self)
+{
+    return (double)self->scheduler.cycle.first_step_size +
+           (double)self->scheduler.cycle.second_step_size;
+}
+
+/* The height in the cycle, 0 to 1; on stairs where they are asked for. Stairs are counted in whole
+ * steps, as there, so that rounding never drops one. */
+static double cycle_height(const job *self, double iteration)
+{
+    double first = (double)self->scheduler.cycle.first_step_size;
+    double second = (double)self->scheduler.cycle.second_step_size;
+    double total = first + second, ratio = first / total;
+    double batch = iteration + 1.0;
+    double x = 1.0 + batch / total - floor(1.0 + batch / total);
+    bool rises = x <= ratio;
+    double height = rises ? x / ratio : (x - 1.0) / (ratio - 1.0);
+    double stairs = (double)(rises ? self->scheduler.cycle.first_stair_count
+                                   : self->scheduler.cycle.second_stair_count);
+    if (stairs == 0)
+        return height;
+    double at = fmod(batch, total);
+    double position = at <= first ? at * stairs / first : (total - at) * stairs / second;
+    return floor(position) / stairs;
+}
+
+/* Decay steps past the cycle, in units of decay_step_size; 0 where nothing decays. */
+static double cycle_decay(const job *self, double iteration)
+{
+    double interval = (double)self->scheduler.cycle.decay_step_size;
+    return interval > 0 ? (iteration - cycle_steps(self) + 1.0) / interval : 0.0;
+}
+
+static double cycle_rate(const job *self, double iteration)
+{
+    double low = self->scheduler.cycle.min_lr, high = self->scheduler.cycle.max_lr;
+    if (iteration < 0)
+        return low;
+    if (iteration < cycle_steps(self))
+        return low + (high - low) * cycle_height(self, iteration);
+    return low / (1.0 + self->scheduler.cycle.decay_lr_rate * cycle_decay(self, iteration));
+}
+
+static double range_test_rate(const job *self, double iteration)
+{
+    double interval = (iteration + 1.0) / (double)self->scheduler.range_test.step_size;
+    if (self->scheduler.range_test.staircase)
+        interval = floor(interval);
+    return self->scheduler.range_test.min_lr *
+           (1.0 + self->scheduler.range_test.step_rate * interval);
+}
+
+double job_learning_rate(const job *self, uint64_t step)
+{
+    double iteration = (double)iteration_of(step);
+    switch (self->scheduler.type) {
+    case JOB_SCHEDULE_NONE:
+        break;
+    case JOB_WARMUP_LR:
+    case JOB_WARMUP_DECAY_LR:
+        return warmup_rate(self, iteration);
+    case JOB_WARMUP_COSINE_LR:
+        return self->optimizer.lr * cosine_ratio(self, iteration);
+    case JOB_ONE_CYCLE:
+        return cycle_rate(self, iteration);
+    case JOB_LR_RANGE_TEST:
+        return range_test_rate(self, iteration);
+    }
+    return self->optimizer.lr;
+}
+
+double job_momentum(const job *self, uint64_t step)
+{
+    double iteration = (double)iteration_of(step);
+    if (self->scheduler.type != JOB_ONE_CYCLE || !self->scheduler.cycle.momentum)
+        return self->optimizer.beta1;
+    double low = self->scheduler.cycle.min_mom, high = self->scheduler.cycle.max_mom;
+    if (iteration < 0)
+        return low;
+    if (iteration < cycle_steps(self))
+        return high - (high - low) * cycle_height(self, iteration);
+    return high * (1.0 + self->scheduler.cycle.decay_mom_rate * cycle_decay(self, iteration));
 }
 
 /* The parameters of each scheduler; another's is an error, as it is there. */
@@ -118,37 +176,25 @@ static const struct {
                           "warmup_type|last_batch_iteration"},
     {JOB_WARMUP_COSINE_LR, "total_num_steps|warmup_min_ratio|warmup_num_steps|cos_min_ratio|"
                            "warmup_type|last_batch_iteration"},
+    {JOB_ONE_CYCLE, "cycle_min_lr|cycle_max_lr|decay_lr_rate|cycle_first_step_size|"
+                    "cycle_second_step_size|cycle_first_stair_count|cycle_second_stair_count|"
+                    "decay_step_size|cycle_momentum|cycle_min_mom|cycle_max_mom|decay_mom_rate|"
+                    "last_batch_iteration"},
+    {JOB_LR_RANGE_TEST, "lr_range_test_min_lr|lr_range_test_step_size|lr_range_test_step_rate|"
+                        "lr_range_test_staircase|last_batch_iteration"},
 };
 
-static int check_scheduler_params(const configi_reader *reader, const char *params)
+static int missing(const configi_reader *reader, const char *path)
 {
-    const char *key;
-    json_t *value;
-    json_object_foreach((json_t *)configi_get(reader, "scheduler.params"), key, value)
-    {
-        char path[CONFIGI_PATH_BYTES];
-        configi_join(path, "scheduler.params", key);
-        if (configi_list_find(params, key) < 0)
-            return configi_error(reader, path, "no parameter of %s, which has %s",
-                                 configi_text(reader, "scheduler.type"), params);
-    }
-    return 0;
+    return configi_error(reader, path, "missing; %s needs it",
+                         configi_text(reader, "scheduler.type"));
 }
 
-int configi_fill_scheduler(const configi_reader *reader, job *target)
+static int fill_warmup(const configi_reader *reader, job *target)
 {
     static const char total_path[] = "scheduler.params.total_num_steps";
     static const char max_path[] = "scheduler.params.warmup_max_lr";
     static const double decay_max_lr = 0.001; /* WarmupDecayLR's own default */
-    if (!configi_get(reader, "scheduler.type")) {
-        if (configi_get(reader, "scheduler.params"))
-            return configi_error(reader, "scheduler.type", "missing beside scheduler.params");
-        return 0;
-    }
-    const char *choices = option_find("scheduler.type")->choices;
-    int idx = configi_list_find(choices, configi_text(reader, "scheduler.type"));
-    target->scheduler.type = schedules[idx].type;
-    TRY(check_scheduler_params(reader, schedules[idx].params));
     target->scheduler.warmup_min_lr = configi_double(reader, "scheduler.params.warmup_min_lr");
     target->scheduler.warmup_min_ratio =
         configi_double(reader, "scheduler.params.warmup_min_ratio");
@@ -157,56 +203,105 @@ int configi_fill_scheduler(const configi_reader *reader, job *target)
     target->scheduler.warmup_linear =
         strcmp(configi_choice(reader, "scheduler.params.warmup_type"), "linear") == 0;
     target->scheduler.warmup_max_lr = target->optimizer.lr;
-    /* A null that is written out means the optimizer's rate to both; left out, it depends. */
-    const json_t *written =
-        json_object_get(configi_get(reader, "scheduler.params"), "warmup_max_lr");
+    /* Left out, the highest rate depends on the class; null, or the "auto" that a trainer above
+     * DeepSpeed fills in, is the optimizer's rate for both. */
+    bool is_written = json_object_get(configi_get(reader, "scheduler.params"), "warmup_max_lr");
     if (configi_get(reader, max_path)) {
         target->scheduler.warmup_max_lr_given = true;
         target->scheduler.warmup_max_lr = configi_double(reader, max_path);
-    } else if (target->scheduler.type == JOB_WARMUP_DECAY_LR && !json_is_null(written)) {
+    } else if (target->scheduler.type == JOB_WARMUP_DECAY_LR && !is_written) {
         target->scheduler.warmup_max_lr_given = true;
         target->scheduler.warmup_max_lr = decay_max_lr;
     }
     if (target->scheduler.type == JOB_WARMUP_LR)
         return 0;
-    if (!configi_get(reader, total_path))
-        return configi_error(reader, total_path, "missing; %s needs it",
-                             configi_text(reader, "scheduler.type"));
-    target->scheduler.total_num_steps = configi_uint(reader, total_path);
+    const json_t *total =
+        json_object_get(configi_get(reader, "scheduler.params"), "total_num_steps");
+    if (configi_get(reader, total_path))
+        target->scheduler.total_num_steps = configi_uint(reader, total_path);
+    else if (json_is_string(total)) /* "auto": such a trainer's number of steps */
+        target->scheduler.total_num_steps = target->run.steps;
+    else
+        return missing(reader, total_path);
     if (target->scheduler.total_num_steps < target->scheduler.warmup_num_steps)
         log_warn("%s: %s %" PRIu64 " is less than warmup_num_steps %" PRIu64, reader->file,
                  total_path, target->scheduler.total_num_steps, target->scheduler.warmup_num_steps);
     return 0;
 }
 
-int configi_resolve_batch(const configi_reader *reader, uint64_t world, uint64_t *train,
-                          uint64_t *micro, uint64_t *accumulation)
+/* OneCycle moves the betas too: the first between two bounds, the second to a number of its own. */
+static void fill_cycle_momentum(const configi_reader *reader, job *target)
 {
-    if (*train == 0 && *micro == 0)
-        return configi_error(reader, "train_micro_batch_size_per_gpu",
-                             "missing; give it or train_batch_size");
-    uint64_t product;
-    if (*train > 0 && *micro > 0 && *accumulation == 0) {
-        *accumulation = *train / *micro / world;
-    } else if (*train > 0 && *micro == 0) {
-        if (*accumulation == 0)
-            *accumulation = 1;
-        *micro = *train / world / *accumulation;
-    } else if (*train == 0) {
-        if (*accumulation == 0)
-            *accumulation = 1;
-        if (size_mul(*micro, *accumulation, train) < 0 || size_mul(*train, world, train) < 0)
-            return configi_error(reader, "train_batch_size",
-                                 "%" PRIu64 " micro-batch times %" PRIu64 " accumulation times "
-                                 "%" PRIu64 " ranks is more than 64 bits hold",
-                                 *micro, *accumulation, world);
+    static const double cycle_beta2 = 0.99; /* as DeepSpeed's class has it, whatever betas says */
+    target->scheduler.cycle.min_mom = configi_double(reader, "scheduler.params.cycle_min_mom");
+    target->scheduler.cycle.max_mom = configi_double(reader, "scheduler.params.cycle_max_mom");
+    target->scheduler.cycle.decay_mom_rate =
+        configi_double(reader, "scheduler.params.decay_mom_rate");
+    if (target->optimizer.type == JOB_ADAGRAD) {
+        log_warn("%s: scheduler.params.cycle_momentum: Adagrad has no momentum to cycle, as "
+                 "DeepSpeed warns too; only the learning rate cycles",
+                 reader->file);
+        return;
     }
-    bool fits =
-        size_mul(*micro, *accumulation, &product) == 0 && size_mul(product, world, &product) == 0;
-    if (fits && product == *train && product > 0)
+    target->scheduler.cycle.momentum = true;
+    target->optimizer.beta2 = cycle_beta2;
+    if (configi_get(reader, "optimizer.params.betas"))
+        log_warn("%s: optimizer.params.betas: OneCycle with cycle_momentum sets the first beta to "
+                 "cycle_min_mom up to cycle_max_mom and the second to %g, as in DeepSpeed",
+                 reader->file, cycle_beta2);
+}
+
+static int fill_cycle(const configi_reader *reader, job *target)
+{
+    static const char min_path[] = "scheduler.params.cycle_min_lr";
+    static const char max_path[] = "scheduler.params.cycle_max_lr";
+    static const char second_path[] = "scheduler.params.cycle_second_step_size";
+    static const char stair_path[] = "scheduler.params.cycle_second_stair_count";
+    if (!configi_get(reader, min_path))
+        return missing(reader, min_path);
+    if (!configi_get(reader, max_path))
+        return missing(reader, max_path);
+    target->scheduler.cycle.min_lr = configi_double(reader, min_path);
+    target->scheduler.cycle.max_lr = configi_double(reader, max_path);
+    target->scheduler.cycle.decay_lr_rate =
+        configi_double(reader, "scheduler.params.decay_lr_rate");
+    target->scheduler.cycle.decay_step_size =
+        configi_uint(reader, "scheduler.params.decay_step_size");
+    uint64_t first = configi_uint(reader, "scheduler.params.cycle_first_step_size");
+    uint64_t stairs = configi_uint(reader, "scheduler.params.cycle_first_stair_count");
+    target->scheduler.cycle.first_step_size = first;
+    target->scheduler.cycle.first_stair_count = stairs;
+    target->scheduler.cycle.second_step_size =
+        configi_get(reader, second_path) ? configi_uint(reader, second_path) : first;
+    target->scheduler.cycle.second_stair_count =
+        configi_get(reader, stair_path) ? configi_uint(reader, stair_path) : stairs;
+    if (configi_bool(reader, "scheduler.params.cycle_momentum"))
+        fill_cycle_momentum(reader, target);
+    return 0;
+}
+
+int configi_fill_scheduler(const configi_reader *reader, job *target)
+{
+    if (!configi_get(reader, "scheduler.type")) {
+        if (configi_get(reader, "scheduler.params"))
+            return configi_error(reader, "scheduler.type", "missing beside scheduler.params");
         return 0;
-    return configi_error(reader, "train_batch_size",
-                         "%" PRIu64 " is not train_micro_batch_size_per_gpu %" PRIu64
-                         " times gradient_accumulation_steps %" PRIu64 " times %" PRIu64 " rank%s",
-                         *train, *micro, *accumulation, world, world == 1 ? "" : "s");
+    }
+    const char *choices = option_find("scheduler.type")->choices;
+    int idx = configi_list_find(choices, configi_text(reader, "scheduler.type"));
+    target->scheduler.type = schedules[idx].type;
+    TRY(configi_check_params(reader, "scheduler", schedules[idx].params));
+    if (target->scheduler.type == JOB_ONE_CYCLE)
+        return fill_cycle(reader, target);
+    if (target->scheduler.type != JOB_LR_RANGE_TEST)
+        return fill_warmup(reader, target);
+    target->scheduler.range_test.min_lr =
+        configi_double(reader, "scheduler.params.lr_range_test_min_lr");
+    target->scheduler.range_test.step_size =
+        configi_uint(reader, "scheduler.params.lr_range_test_step_size");
+    target->scheduler.range_test.step_rate =
+        configi_double(reader, "scheduler.params.lr_range_test_step_rate");
+    target->scheduler.range_test.staircase =
+        configi_bool(reader, "scheduler.params.lr_range_test_staircase");
+    return 0;
 }

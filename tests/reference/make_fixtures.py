@@ -110,8 +110,14 @@ def window_begin(idx, length):
 
 
 def learning_rate(step):
-    """DeepSpeed's WarmupCosineLR with linear warm-up, for step 1, 2, ..."""
-    t, w, n = step - 1, TRAINING["warmup_steps"], STEPS
+    """DeepSpeed's WarmupCosineLR with linear warm-up, for step 1, 2, ...
+
+    The engine steps the scheduler after the optimizer, so step s runs with last_batch_iteration s - 2,
+    and the first with the rate of a scheduler that has not started, 0.
+    """
+    t, w, n = step - 2, TRAINING["warmup_steps"], STEPS
+    if t < 0:
+        return 0.0
     if t < w:
         low = TRAINING["warmup_min_ratio"]
         ratio = low + (1 - low) * t / w
