@@ -1,4 +1,5 @@
-/* Reads and writes through one backend (the argument: uring, uring_unregistered, pool) against a shadow
+/* Reads and writes through one backend (the argument: uring, uring_unregistered, pool,
+ * sim) against a shadow
  * copy in memory: random requests of both directions in any order, tiny and deep queues, small and large
  * blocks, one to three drives, a drive that cuts, interrupts and delays, and no allocation on the way. */
 #include <assert.h>
@@ -107,7 +108,7 @@ static io *create(uint32_t queue_depth, uint64_t block_bytes, const io_faults *f
     io_stats stats;
     io_get_stats(self, &stats);
     assert_int_equal(stats.backend, backend);
-    if (backend == IO_POOL || deny_registration)
+    if (backend != IO_URING || deny_registration)
         assert_false(stats.buffers_registered);
     return self;
 }
@@ -490,29 +491,12 @@ static void bad_configs_are_refused(void **state)
     assert_int_equal(after.live_bytes, before.live_bytes);
 }
 
-/* Is io_uring really not to be had here? Then this instance is a named skip. */
-static int skip_without_uring(void)
-{
-    if (helper_setup(NULL) != 0 || open_slab(1) < 0)
-        return 1;
-    io_config config = {.target = &store, .backend = IO_URING};
-    io *self;
-    int rc = io_create(&config, &self);
-    if (rc < 0)
-        fprintf(stderr, "skipped: io_uring is not available: %s\n", err_text());
-    io_destroy(self);
-    if (slab_remove(&store) < 0)
-        return 1;
-    helper_teardown(NULL);
-    return rc < 0 ? 77 : 0;
-}
-
 int main(int argc, char **argv)
 {
     const char *name = argc > 1 ? argv[1] : "pool";
-    backend = strncmp(name, "uring", 5) == 0 ? IO_URING : IO_POOL;
+    backend = helper_backend(name);
     deny_registration = strcmp(name, "uring_unregistered") == 0;
-    int skip = backend == IO_URING ? skip_without_uring() : 0;
+    int skip = helper_skip(backend);
     if (skip)
         return skip;
     const struct CMUnitTest tests[] = {

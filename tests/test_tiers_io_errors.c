@@ -43,6 +43,7 @@ static int teardown(void **state)
 }
 
 static bool deny_registration;
+static sim_store *bytes; /* of the simulated drives */
 
 static io *create(const io_faults *faults)
 {
@@ -54,7 +55,8 @@ static io *create(const io_faults *faults)
                         .regions = &region,
                         .region_count = 1,
                         .deny_registration = deny_registration,
-                        .faults = faults};
+                        .faults = faults,
+                        .store = bytes};
     io *self = NULL;
     if (io_create(&config, &self) < 0)
         fail_msg("io_create: %s", err_text());
@@ -77,10 +79,14 @@ static void wait_for(io *self, int count)
 static void a_truncated_file_is_named(void **state)
 {
     (void)state;
+    if (backend == IO_SIM)
+        assert_int_equal(sim_store_create(&store, false, &bytes), 0);
     io *self = create(NULL);
     /* Drive 1 loses its third stripe and all after it, and a part of the second that is no block. */
     uint64_t kept_bytes = SLAB_HEADER_BYTES + 2 * MIB - 100 * KIB - 1000;
     assert_int_equal(ftruncate(store.files[1].fd, (off_t)kept_bytes), 0);
+    if (bytes)
+        sim_store_cut(bytes, 1, kept_bytes);
     io_request requests[3] = {
         {.offset = 0, .data = memory.base, .size_bytes = 2 * MIB},
         {.offset = 2 * MIB, .data = memory.base + 2 * MIB, .size_bytes = 2 * MIB},
@@ -117,7 +123,16 @@ static void a_truncated_file_is_named(void **state)
     assert_int_equal(io_transfer(self, IO_READ, 0, memory.base, MIB), 0);
     assert_int_equal(io_transfer(self, IO_READ, 5 * MIB, memory.base, MIB), -EIO);
     assert_non_null(strstr(err_text(), "end of file"));
+    /* Each failed request has its own text. */
+    assert_int_equal(io_request_error(self, &requests[0]), 0);
+    assert_int_equal(io_request_error(self, &requests[1]), -EIO);
+    assert_string_equal(err_text(), io_error(self)->text);
+    assert_int_equal(io_request_error(self, &requests[2]), -EIO);
+    assert_string_not_equal(err_text(), io_error(self)->text);
+    assert_non_null(strstr(err_text(), store.files[1].path));
     io_destroy(self);
+    sim_store_destroy(bytes);
+    bytes = NULL;
 }
 
 static void simulated_errors_are_typed(void **state)
@@ -367,25 +382,11 @@ static void a_broken_queue_is_waited_for(void **state)
     deny_registration = false;
 }
 
-static int skip_without_uring(void)
-{
-    int rc = setup(NULL);
-    if (rc < 0)
-        return 1;
-    io_config config = {.target = &store, .backend = IO_URING};
-    io *self;
-    rc = io_create(&config, &self);
-    if (rc < 0)
-        fprintf(stderr, "skipped: io_uring is not available: %s\n", err_text());
-    io_destroy(self);
-    return teardown(NULL) < 0 ? 1 : rc < 0 ? 77 : 0;
-}
-
 int main(int argc, char **argv)
 {
     const char *name = argc > 1 ? argv[1] : "pool";
-    backend = strcmp(name, "uring") == 0 ? IO_URING : IO_POOL;
-    int skip = backend == IO_URING ? skip_without_uring() : 0;
+    backend = helper_backend(name);
+    int skip = helper_skip(backend);
     if (skip)
         return skip;
     const struct CMUnitTest tests[] = {

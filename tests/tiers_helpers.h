@@ -1,5 +1,5 @@
-/* What the tests of tiers/ share: a directory of one's own, slabs in it, a count of descriptors. Include
- * after cmocka.h. */
+/* What the tests over drives share: a directory of one's own, slabs in it, a count of descriptors, the
+ * backends by name. Include after cmocka.h. */
 #ifndef SLUICE_TESTS_TIERS_HELPERS_H
 #define SLUICE_TESTS_TIERS_HELPERS_H
 
@@ -12,6 +12,8 @@
 #include <unistd.h>
 
 #include "base/size.h"
+#include "tiers/io.h"
+#include "tiers/sim.h"
 #include "tiers/slab.h"
 
 static char helper_directory[256];
@@ -61,6 +63,46 @@ __attribute__((unused)) static int helper_count_entries(const char *path)
         count++;
     closedir(directory);
     return count;
+}
+
+/* "uring...", "pool", "sim". */
+__attribute__((unused)) static enum io_backend helper_backend(const char *name)
+{
+    if (strncmp(name, "uring", 5) == 0)
+        return IO_URING;
+    if (strcmp(name, "pool") != 0 && strcmp(name, "sim") != 0) {
+        fprintf(stderr, "no backend is called %s\n", name);
+        exit(1);
+    }
+    return strcmp(name, "sim") == 0 ? IO_SIM : IO_POOL;
+}
+
+/* 0, or 77 with a word to the reader where io_uring was asked for and is really absent: asked of the
+ * kernel by a slab of its own in a directory of its own, both gone when it returns. */
+__attribute__((unused)) static int helper_skip(enum io_backend backend)
+{
+    static slab probe;
+    static slab_drive place;
+    if (backend != IO_URING)
+        return 0;
+    if (helper_setup(NULL) != 0)
+        return 1;
+    memset(&place, 0, sizeof place);
+    snprintf(place.path, sizeof place.path, "%s/probe", helper_directory);
+    slab_config config = {
+        .drives = &place, .drive_count = 1, .total_bytes = MIB, .stripe_bytes = MIB};
+    io_config settings = {.target = &probe, .backend = IO_URING};
+    io *self = NULL;
+    if (slab_open(&probe, &config) < 0)
+        return 1;
+    int rc = io_create(&settings, &self);
+    if (rc < 0)
+        fprintf(stderr, "skipped: io_uring is not available: %s\n", err_text());
+    io_destroy(self);
+    if (slab_remove(&probe) < 0)
+        return 1;
+    nftw(helper_directory, helper_remove_entry, 16, FTW_DEPTH | FTW_PHYS);
+    return rc < 0 ? 77 : 0;
 }
 
 __attribute__((unused)) static int helper_count_fds(void)

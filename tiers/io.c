@@ -1,5 +1,5 @@
 /* Requests, cut into transfers and put together again. See io.h for the contract and io_internal.h for
- * what lies below. Owner thread only; everything is allocated by io_create.
+ * what lies below. Owner thread only; everything is allocated by io_create (io_open.c).
  *
  *   request   QUEUED --issue_one--> ISSUED (all transfers out) --finish--> DONE --io_poll--> caller
  *   transfer  free --issue_one--> backend --finish--> free | retry --> backend
@@ -10,67 +10,18 @@
 #include <assert.h>
 #include <errno.h>
 #include <poll.h>
-#include <stdatomic.h>
-#include <string.h>
-#include <sys/eventfd.h>
 #include <unistd.h>
 
 #include "base/log.h"
-#include "base/mem.h"
 #include "base/size.h"
 #include "tiers/io_internal.h"
 
-enum {
-    IO_ALIGN_BYTES = 4096,
-    IO_DEPTH_DEFAULT = 16, /* reads saturate at 1 MiB x 4 or 256 KiB x 8; the rest is slack */
-    IO_DEPTH_MAX = 1024,
-    IO_THREADS_DEFAULT = 4, /* per drive */
-    IO_THREADS_MAX = 64,
-    IO_CAPACITY_DEFAULT = 4096,
-    IO_RETRIES_MAX = 4096, /* tries in a row that move nothing, before EAGAIN counts as an error */
-    IO_DIRECTIONS = 2,
-};
-
-#define IO_BLOCK_DEFAULT_BYTES MIB
-#define IO_BLOCK_MAX_BYTES     GIB /* one transfer's length must fit the kernel's 31 bits */
+/* Tries in a row that move nothing, before EAGAIN counts as an error. */
+enum { IO_RETRIES_MAX = 4096 };
 
 static_assert(IO_READ == 0 && IO_WRITE == 1, "directions index the statistics");
-static_assert(IO_THREADS_DEFAULT * SLAB_DRIVES_MAX <= IO_THREADS_MAX, "the default is allowed");
-static_assert((uint64_t)IO_DEPTH_MAX * SLAB_DRIVES_MAX * IO_DIRECTIONS <= 32768,
-              "the most entries that an io_uring has");
 
-struct request_list {
-    io_request *first, *last;
-};
-typedef struct request_list request_list;
-
-struct io {
-    slab *target;
-    const tieri_backend *backend;
-    void *state; /* of the backend */
-    int event_fd;
-    bool signalled; /* event_fd has been written to since it was last drained */
-    int broken;     /* the backend's error; 0 while it works */
-    uint64_t block_bytes;
-    tieri_transfer *transfers; /* [transfer_count] all there are */
-    uint32_t transfer_count;
-    tieri_list unused[IO_DIRECTIONS];
-    tieri_list again;                  /* to be continued or retried */
-    request_list queue[IO_DIRECTIONS]; /* not yet wholly issued */
-    request_list done;
-    uint32_t taken_count, request_capacity;
-    uint32_t out_count; /* transfers with the backend or held by the fault simulator */
-    io_region *regions; /* [region_count] the caller's, then the probe page */
-    uint32_t region_count;
-    unsigned char *page_block, *probe_page; /* 4 KiB aligned page within its block */
-    tieri_faults faults;
-    io_stats stats;
-    err_record first_error;
-    const io_request *awaited; /* by io_transfer */
-    err_record awaited_error;
-};
-
-static void list_push(request_list *list, io_request *request)
+static void list_push(tieri_request_list *list, io_request *request)
 {
     request->next = NULL;
     if (list->last)
@@ -80,7 +31,7 @@ static void list_push(request_list *list, io_request *request)
     list->last = request;
 }
 
-static io_request *list_pop(request_list *list)
+static io_request *list_pop(tieri_request_list *list)
 {
     io_request *request = list->first;
     list->first = request->next;
@@ -90,7 +41,7 @@ static io_request *list_pop(request_list *list)
     return request;
 }
 
-static void list_remove(request_list *list, io_request *request)
+static void list_remove(tieri_request_list *list, io_request *request)
 {
     io_request *before = NULL;
     for (io_request *at = list->first; at != request; at = at->next)
@@ -114,7 +65,7 @@ static void event_signal(io *self)
     self->signalled = true;
 }
 
-static void event_drain(io *self)
+void tieri_event_drain(io *self)
 {
     uint64_t count;
     while (read(self->event_fd, &count, sizeof count) < 0 && errno == EINTR)
@@ -122,10 +73,10 @@ static void event_drain(io *self)
     self->signalled = false;
 }
 
-/* Sleeps until event_fd is readable. */
+/* Sleeps until io_poll has something to do. */
 static void event_wait(const io *self)
 {
-    struct pollfd waiter = {.fd = self->event_fd, .events = POLLIN};
+    struct pollfd waiter = {.fd = self->epoll_fd, .events = POLLIN};
     while (poll(&waiter, 1, -1) < 0 && errno == EINTR)
         ;
 }
@@ -137,6 +88,10 @@ static void hand_over(io *self, tieri_transfer *item)
     self->out_count++;
     self->stats.transfers[item->direction]++;
     item->ask_bytes = item->left_bytes;
+    if (self->stuck_ns && item->retry_count == 0) {
+        item->issued_ns = clock_ns();
+        item->report_count = 0;
+    }
     if (!self->faults.active || tieri_faults_before(&self->faults, item))
         self->backend->submit(self->state, item);
 }
@@ -183,6 +138,25 @@ static uint32_t issue_all(io *self)
     return count;
 }
 
+int tieri_request_error(const io *self, const io_request *request)
+{
+    const char *path = self->target->files[request->failed_drive_idx].path;
+    const char *verb = request->direction == IO_READ ? "read" : "write";
+    unsigned long long size = request->failed_bytes, offset = request->failed_offset;
+    if (request->failed_result < 0)
+        err_errno((int)-request->failed_result, "%s of %llu bytes at offset %llu of %s", verb, size,
+                  offset, path);
+    else if (request->direction == IO_READ)
+        err_set(request->result,
+                "read of %llu bytes at offset %llu of %s: end of file; the slab has been cut off",
+                size, offset, path);
+    else
+        err_set(request->result,
+                "write of %llu bytes at offset %llu of %s: the kernel wrote nothing", size, offset,
+                path);
+    return request->result;
+}
+
 /* The request's first error decides its result; the rest of it is not issued. */
 static void fail_request(io *self, const tieri_transfer *item, int code)
 {
@@ -190,20 +164,13 @@ static void fail_request(io *self, const tieri_transfer *item, int code)
     if (request->result < 0)
         return;
     request->result = code;
+    request->failed_drive_idx = item->drive_idx;
+    request->failed_offset = item->file_offset;
+    request->failed_bytes = item->left_bytes;
+    request->failed_result = item->result;
     if (self->queue[item->direction].first == request)
         list_pop(&self->queue[item->direction]); /* it was partly issued */
-    const char *path = self->target->files[item->drive_idx].path;
-    const char *verb = item->direction == IO_READ ? "read" : "write";
-    unsigned long long size = item->left_bytes, offset = item->file_offset;
-    if (item->result >= 0 && item->direction == IO_READ)
-        err_set(code,
-                "read of %llu bytes at offset %llu of %s: end of file; the slab has been cut off",
-                size, offset, path);
-    else if (item->result >= 0)
-        err_set(code, "write of %llu bytes at offset %llu of %s: the kernel wrote nothing", size,
-                offset, path);
-    else
-        err_errno(-code, "%s of %llu bytes at offset %llu of %s", verb, size, offset, path);
+    tieri_request_error(self, request);
     if (self->first_error.code == 0)
         err_save(&self->first_error, code);
     if (request == self->awaited)
@@ -256,6 +223,14 @@ static void finish(io *self, tieri_transfer *item)
     }
 }
 
+/* What was held back before the backend had it goes there now. */
+static void unpark(io *self, tieri_transfer *item)
+{
+    item->parked = false;
+    item->fault = IO_FAULT_NONE;
+    self->backend->submit(self->state, item);
+}
+
 static uint32_t collect(io *self)
 {
     uint32_t count = 0;
@@ -263,8 +238,12 @@ static uint32_t collect(io *self)
         if (!self->faults.active || !tieri_faults_after(&self->faults, item))
             finish(self, item);
     if (self->faults.active)
-        for (tieri_transfer *item; (item = tieri_faults_release(&self->faults)); count++)
-            finish(self, item);
+        for (tieri_transfer *item; (item = tieri_faults_release(&self->faults)); count++) {
+            if (item->parked)
+                unpark(self, item);
+            else
+                finish(self, item);
+        }
     return count;
 }
 
@@ -279,7 +258,7 @@ static uint32_t progress_once(io *self, int *rc)
                       (unsigned long long)self->faults.number);
     if (*rc < 0)
         self->broken = err_prefix(*rc, "the queue of reads and writes to the nvme tier broke");
-    if (*rc > 0 || self->faults.held.first)
+    if (*rc > 0)
         event_signal(self); /* something is to be done that no completion will announce */
     return count;
 }
@@ -294,195 +273,14 @@ static int progress(io *self)
     int rc = 0;
     uint32_t count = progress_once(self, &rc);
     if (rc >= 0 && count == 0) {
-        event_drain(self);
+        tieri_event_drain(self);
         progress_once(self, &rc);
     }
+    if (rc >= 0)
+        tieri_watch(self);
     if (rc < 0 && self->first_error.code == 0)
         err_save(&self->first_error, rc);
     return rc < 0 ? rc : 0;
-}
-
-/* ---- opening ---- */
-
-static int check_config(const io_config *config)
-{
-    if (!config->target || config->target->drive_count == 0)
-        return err_set(-EINVAL, "io: no open slab");
-    if (config->block_bytes % IO_ALIGN_BYTES || config->block_bytes > IO_BLOCK_MAX_BYTES)
-        return err_set(-EINVAL, "io: a block of %llu bytes is not a multiple of 4 KiB up to 1 GiB",
-                       (unsigned long long)config->block_bytes);
-    if (config->queue_depth > IO_DEPTH_MAX || config->pool_threads > IO_THREADS_MAX)
-        return err_set(-EINVAL, "io: queue depth %u (at most %d), %u threads (at most %d)",
-                       config->queue_depth, IO_DEPTH_MAX, config->pool_threads, IO_THREADS_MAX);
-    for (uint32_t i = 0; i < config->region_count; i++)
-        if ((uintptr_t)config->regions[i].base % IO_ALIGN_BYTES ||
-            config->regions[i].size_bytes % IO_ALIGN_BYTES || config->regions[i].size_bytes == 0)
-            return err_set(-EINVAL, "io: region %u is not aligned to 4 KiB", i);
-    return 0;
-}
-
-/* Reads the header of each slab file through the backend: only a real read proves that it works. */
-static int probe_backend(io *self)
-{
-    for (uint32_t drive = 0; drive < self->target->drive_count; drive++) {
-        tieri_transfer item = {.data = self->probe_page,
-                               .left_bytes = IO_ALIGN_BYTES,
-                               .ask_bytes = IO_ALIGN_BYTES,
-                               .drive_idx = drive,
-                               .direction = IO_READ};
-        memset(self->probe_page, 0, IO_ALIGN_BYTES);
-        self->backend->submit(self->state, &item);
-        tieri_transfer *back = NULL;
-        do {
-            TRY(self->backend->flush(self->state));
-            back = self->backend->reap(self->state);
-            if (!back) {
-                struct pollfd waiter = {.fd = self->event_fd, .events = POLLIN};
-                (void)poll(&waiter, 1, 10);
-            }
-        } while (!back);
-        event_drain(self);
-        const char *path = self->target->files[drive].path;
-        if (item.result < 0)
-            return err_errno((int)-item.result, "first read of %s", path);
-        if (item.result != IO_ALIGN_BYTES || memcmp(self->probe_page, "SLUICESB", 8) != 0)
-            return err_set(-EIO, "first read of %s: its header did not arrive (%lld bytes)", path,
-                           (long long)item.result);
-    }
-    return 0;
-}
-
-static int open_backend(io *self, const tieri_backend_config *config, enum io_backend kind)
-{
-    int rc = kind == IO_URING ? tieri_uring_open(config, &self->stats, &self->state)
-                              : tieri_pool_open(config, &self->stats, &self->state);
-    if (rc < 0)
-        return rc;
-    self->backend = kind == IO_URING ? &tieri_uring_backend : &tieri_pool_backend;
-    rc = probe_backend(self);
-    if (rc < 0) {
-        self->backend->close(self->state);
-        self->backend = NULL;
-        return rc;
-    }
-    self->stats.backend = kind;
-    return 0;
-}
-
-static int open_uring(io *self, tieri_backend_config *config, bool deny)
-{
-    if (deny)
-        return err_set(-EPERM, "io_uring was denied by request");
-    int rc = open_backend(self, config, IO_URING);
-    if (rc < 0 && (self->stats.buffers_registered || self->stats.files_registered)) {
-        log_info("io_uring does not work with registered memory here (%s): going on without",
-                 err_text());
-        config->register_memory = false;
-        rc = open_backend(self, config, IO_URING);
-    }
-    return rc;
-}
-
-static int choose_backend(io *self, const io_config *config)
-{
-    static atomic_bool warned;
-    uint32_t thread_count = config->pool_threads ? config->pool_threads
-                                                 : IO_THREADS_DEFAULT * self->target->drive_count;
-    tieri_backend_config backend_config = {
-        .target = self->target,
-        .regions = self->regions,
-        .region_count = self->region_count,
-        .transfer_count = self->transfer_count,
-        .thread_count = thread_count,
-        .event_fd = self->event_fd,
-        .register_memory = !config->deny_registration,
-    };
-    if (config->backend != IO_POOL) {
-        int rc = open_uring(self, &backend_config, config->deny_uring);
-        if (rc >= 0 || config->backend == IO_URING)
-            return rc;
-        if (!atomic_exchange(&warned, true))
-            log_warn(
-                "io_uring cannot be used (%s): %u threads call pread and pwrite instead, about as "
-                "fast but at 2 to 4 times the CPU time per GB (0.02-0.04 instead of 0.006-0.013 "
-                "s at 1 MiB on the machine measured), which computing loses; allow it by sysctl "
-                "kernel.io_uring_disabled=0 and in the container's seccomp profile",
-                err_text(), backend_config.thread_count);
-    }
-    return open_backend(self, &backend_config, IO_POOL);
-}
-
-static int allocate(io *self, const io_config *config)
-{
-    uint32_t depth = config->queue_depth ? config->queue_depth : IO_DEPTH_DEFAULT;
-    uint32_t per_direction = depth * self->target->drive_count;
-    self->transfer_count = IO_DIRECTIONS * per_direction;
-    self->transfers = mem_alloc(self->transfer_count, sizeof *self->transfers, "io transfers");
-    self->region_count = config->region_count + 1;
-    self->regions = mem_alloc(self->region_count, sizeof *self->regions, "io regions");
-    self->page_block = mem_alloc(2 * IO_ALIGN_BYTES, 1, "io probe page");
-    if (!self->transfers || !self->regions || !self->page_block)
-        return -ENOMEM;
-    for (uint32_t i = 0; i < self->transfer_count; i++) {
-        tieri_transfer *item = &self->transfers[i];
-        item->direction = i < per_direction ? IO_READ : IO_WRITE;
-        tieri_list_push(&self->unused[item->direction], item);
-    }
-    uintptr_t page = size_round_up((uintptr_t)self->page_block, IO_ALIGN_BYTES);
-    self->probe_page = self->page_block + (page - (uintptr_t)self->page_block);
-    for (uint32_t i = 0; i < config->region_count; i++)
-        self->regions[i] = config->regions[i];
-    self->regions[config->region_count] =
-        (io_region){.base = self->probe_page, .size_bytes = IO_ALIGN_BYTES};
-    return 0;
-}
-
-/* The kernel may write into the caller's memory until the backend is closed. */
-static void release(io *self)
-{
-    if (self->backend)
-        self->backend->close(self->state);
-    if (self->event_fd >= 0)
-        close(self->event_fd);
-    mem_free(self->transfers);
-    mem_free(self->regions);
-    mem_free(self->page_block);
-    mem_free(self);
-}
-
-int io_create(const io_config *config, io **out)
-{
-    *out = NULL;
-    TRY(check_config(config));
-    io *self = mem_alloc(1, sizeof *self, "io");
-    if (!self)
-        return -ENOMEM;
-    self->target = config->target;
-    self->block_bytes = config->block_bytes ? config->block_bytes : IO_BLOCK_DEFAULT_BYTES;
-    self->request_capacity =
-        config->request_capacity ? config->request_capacity : IO_CAPACITY_DEFAULT;
-    if (config->faults) {
-        self->faults.config = *config->faults;
-        self->faults.active = true;
-    }
-    self->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    int rc = self->event_fd >= 0 ? 0 : err_errno(errno, "io: eventfd");
-    if (rc == 0)
-        rc = allocate(self, config);
-    if (rc == 0)
-        rc = choose_backend(self, config);
-    if (rc < 0) {
-        release(self);
-        return rc;
-    }
-    *out = self;
-    return 0;
-}
-
-void io_destroy(io *self)
-{
-    if (self)
-        release(self); /* the backend waits for what the kernel has; requests are not looked at */
 }
 
 /* ---- the caller's side ---- */
@@ -492,8 +290,8 @@ int io_submit(io *self, io_request *request)
     uint64_t total_bytes = self->target->total_bytes;
     if (request->direction != IO_READ && request->direction != IO_WRITE)
         return err_set(-EINVAL, "io request: direction %d", (int)request->direction);
-    if (request->size_bytes == 0 || request->size_bytes % IO_ALIGN_BYTES ||
-        request->offset % IO_ALIGN_BYTES || (uintptr_t)request->data % IO_ALIGN_BYTES ||
+    if (request->size_bytes == 0 || request->size_bytes % TIERI_ALIGN_BYTES ||
+        request->offset % TIERI_ALIGN_BYTES || (uintptr_t)request->data % TIERI_ALIGN_BYTES ||
         !request->data)
         return err_set(-EINVAL,
                        "io request: offset %llu, %llu bytes, memory %p: all must be multiples of "
@@ -512,6 +310,7 @@ int io_submit(io *self, io_request *request)
     request->start_ns = request->end_ns = 0;
     request->issued_bytes = request->done_bytes = 0;
     request->in_flight = 0;
+    request->failed_result = 0;
     self->taken_count++;
     list_push(&self->queue[request->direction], request);
     event_signal(self);
@@ -533,7 +332,7 @@ int io_poll(io *self, io_request **done, size_t max)
 
 int io_event_fd(const io *self)
 {
-    return self->event_fd;
+    return self->epoll_fd;
 }
 
 int io_transfer(io *self, enum io_direction direction, uint64_t offset, void *data,
@@ -561,6 +360,16 @@ int io_transfer(io *self, enum io_direction direction, uint64_t offset, void *da
 const err_record *io_error(const io *self)
 {
     return &self->first_error;
+}
+
+int io_request_error(const io *self, const io_request *request)
+{
+    return request->result < 0 ? tieri_request_error(self, request) : 0;
+}
+
+const slab *io_target(const io *self)
+{
+    return self->target;
 }
 
 void io_get_stats(const io *self, io_stats *stats)

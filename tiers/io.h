@@ -2,12 +2,13 @@
  *
  *   submit --> [ split by stripe and block size ] --> queue --> in flight (<= queue_depth) --> DONE
  *
- * Two backends with one interface: io_uring with registered files and buffers, and a pool of threads
+ * Three backends with one interface: io_uring with registered files and buffers; a pool of threads
  * calling pread/pwrite where the kernel or a container forbids io_uring (one warning says what it
- * costs). Requests are owned by the caller and hold their own completion; nothing is allocated after
- * io_create. Short transfers are continued, EINTR and EAGAIN retried; any other error fails the
- * request with a text that names file and offset. Completion order is not submit order.
- * One thread calls everything; no callback. */
+ * costs); and the simulated drive, which keeps the bytes in memory (tiers/sim.h) and completes transfers
+ * in an order drawn from a seed. Requests are owned by the caller and hold their own completion; nothing
+ * is allocated after io_create. Short transfers are continued, EINTR and EAGAIN retried; any other error
+ * fails the request with a text that names file and offset. Completion order is not submit order.
+ * One thread calls everything. */
 #ifndef SLUICE_TIERS_IO_H
 #define SLUICE_TIERS_IO_H
 
@@ -18,7 +19,12 @@
 #include "base/error.h"
 #include "tiers/slab.h"
 
-enum io_backend { IO_AUTO, IO_URING, IO_POOL };
+enum io_backend {
+    IO_AUTO,  /* io_uring if a real read through it works, else the pool */
+    IO_URING, /* or an error */
+    IO_POOL,
+    IO_SIM /* never chosen by IO_AUTO; see tiers/sim.h */
+};
 enum io_direction { IO_READ, IO_WRITE };
 
 struct io_region {
@@ -27,35 +33,57 @@ struct io_region {
 };
 typedef struct io_region io_region;
 
-/* The simulated drive: what a real one may do, by seed, for tests. Each rate is in transfers of a
- * thousand, drawn per transfer from (seed, number of the transfer) alone. */
+/* What may happen to a transfer. Kinds that need a write (torn, ENOSPC) do nothing to a read, and a flip
+ * does nothing to a write. */
+enum io_fault_kind {
+    IO_FAULT_NONE,
+    IO_FAULT_SHORT,   /* moves only a part, as a signal or a busy drive may cause: is continued */
+    IO_FAULT_RETRY,   /* ends with EINTR or EAGAIN before moving anything: is retried */
+    IO_FAULT_EIO,     /* fails with EIO after moving all: reads are garbage, writes are done */
+    IO_FAULT_TORN,    /* writes only: a part is written, then EIO */
+    IO_FAULT_ENOSPC,  /* writes only: ENOSPC, nothing is written */
+    IO_FAULT_FLIP,    /* reads only: one bit of what was read is wrong, and nothing is reported */
+    IO_FAULT_LATENCY, /* is done, but its completion is held back for latency_us_max, or 1 ms */
+    IO_FAULT_STUCK,   /* is not begun before stuck_us have passed; with 0 never, until io_destroy */
+    IO_FAULT_KIND_COUNT
+};
+
+/* A drive's bad days, by seed, for tests; the same on every backend. Plain data. Transfers are counted
+ * from 1, reads and writes together, in the order in which they are handed to the backend; what is
+ * continued or retried counts again. Each rate is in transfers of a thousand, drawn per transfer from
+ * (seed, its number) alone. */
 struct io_faults {
     uint64_t seed;
-    uint32_t
-        short_rate; /* moves only a part, as a signal or a busy drive may cause: is continued */
-    uint32_t retry_rate;  /* ends with EINTR or EAGAIN before moving anything: is retried */
-    uint32_t eio_rate;    /* fails with EIO after moving all: reads are garbage, writes are done */
-    uint32_t torn_rate;   /* writes only: a part is written, then EIO */
-    uint32_t enospc_rate; /* writes only: ENOSPC, nothing is written */
-    uint32_t flip_rate; /* reads only: one bit of what was read is wrong, and nothing is reported */
+    uint32_t short_rate, retry_rate, eio_rate, torn_rate, enospc_rate, flip_rate, stuck_rate;
+    uint64_t at_transfer; /* exactly this transfer gets at_kind, whatever the rates; 0: none */
+    enum io_fault_kind at_kind;
     uint64_t break_after; /* the queue itself breaks once so many transfers were tried; 0: never */
+    uint64_t stuck_us;
     uint32_t latency_us_max; /* completions are held back for up to this long, so order changes */
 };
 typedef struct io_faults io_faults;
 
+struct sim_store; /* tiers/sim.h */
+
 struct io_config {
-    slab *target;            /* borrowed for the life of the io */
-    enum io_backend backend; /* IO_AUTO: io_uring if a real read through it works, else the pool */
-    uint32_t queue_depth;    /* transfers in flight per direction and drive (a sum: a busy drive may
+    slab *target; /* borrowed for the life of the io */
+    enum io_backend backend;
+    uint32_t queue_depth;  /* transfers in flight per direction and drive (a sum: a busy drive may
                                 use what an idle one leaves); 0: 16; at most 1024 */
-    uint64_t block_bytes;    /* largest single transfer; multiple of 4 KiB; 0: 1 MiB */
-    uint32_t pool_threads;   /* of the stand-in; 0: 4 per drive; at most 64 */
+    uint64_t block_bytes;  /* largest single transfer; multiple of 4 KiB; 0: 1 MiB */
+    uint32_t pool_threads; /* of the stand-in; 0: 4 per drive; at most 64 */
     const io_region *regions;
     uint32_t region_count;
     uint32_t request_capacity; /* most requests submitted and not yet polled; 0: 4096 */
     bool deny_uring;           /* tests: act as if the kernel refused io_uring */
     bool deny_registration;    /* tests: act as if RLIMIT_MEMLOCK forbade registered buffers */
-    const io_faults *faults;   /* tests: copied; NULL: none */
+    uint64_t
+        stuck_ns; /* a transfer in flight for longer is named in a warning, again at each doubling
+                          of that time, and waited for all the same; 0: never */
+    const io_faults *faults; /* tests: copied; NULL: none */
+    struct sim_store
+        *store; /* IO_SIM: where the bytes live, borrowed, made for `target`; NULL: the io
+                                makes its own, which begins as zeros and is gone with it */
 };
 typedef struct io_config io_config;
 
@@ -65,20 +93,27 @@ struct io_request {
     void *data;          /* host memory, aligned to 4 KiB */
     uint64_t size_bytes; /* multiple of 4 KiB, > 0 */
     void *user;
+    /* Names the work that this request is for ("read of unit 3, tile 2 (op 17)"), for the warning about
+     * a transfer that does not return; called from io_poll alone. NULL: has no name. */
+    void (*describe)(const struct io_request *request, char *text, size_t capacity);
     /* Set before io_poll returns it: */
     int result;                /* 0, or a negative code; the text is in `error` of the io */
     uint64_t start_ns, end_ns; /* first transfer handed to the kernel, last one complete */
     /* Private to io: */
     struct io_request *next;
     uint64_t issued_bytes, done_bytes;
-    uint32_t in_flight;
+    uint32_t in_flight, failed_drive_idx;
+    uint64_t failed_offset, failed_bytes;
+    int64_t failed_result;
 };
 typedef struct io_request io_request;
 
 struct io_stats {
     uint64_t bytes[2];     /* by direction */
-    uint64_t transfers[2]; /* requests to the kernel */
+    uint64_t transfers[2]; /* handed to the backend; their sum is the number of the latest one for
+                              io_faults.at_transfer */
     uint64_t short_count, retry_count;
+    uint64_t stuck_count;    /* warnings about transfers that did not return in time */
     enum io_backend backend; /* in use */
     bool buffers_registered, files_registered;
 };
@@ -108,8 +143,8 @@ int io_submit(io *self, io_request *request) MUST_CHECK;
  * broke (never for a failed request): then no request completes any more, and only io_destroy helps. */
 int io_poll(io *self, io_request **done, size_t max) MUST_CHECK;
 
-/* Readable when io_poll has something to do: requests to return, completions to collect, or requests
- * submitted since the last io_poll. Do not read from it: io_poll does when it finds nothing. So the
+/* Readable when io_poll has something to do: requests to return, completions to collect, requests
+ * submitted since the last io_poll, or a transfer to be reported as stuck. Do not read from it: io_poll does when it finds nothing. So the
  * loop { submit all there is; io_poll; if nothing came, poll(2) } neither spins nor sleeps too long. */
 int io_event_fd(const io *self);
 
@@ -120,6 +155,15 @@ int io_transfer(io *self, enum io_direction direction, uint64_t offset, void *da
 
 /* The first failed request's error, code 0 if none failed. */
 const err_record *io_error(const io *self);
+
+/* Makes the text of a failed request that io_poll returned this thread's error; returns its result. */
+int io_request_error(const io *self, const io_request *request);
+
+/* The slab that requests go to. */
+const slab *io_target(const io *self);
+
+/* "short", "eio", ... Static storage. */
+const char *io_fault_kind_name(enum io_fault_kind kind);
 
 void io_get_stats(const io *self, io_stats *stats);
 

@@ -1,6 +1,8 @@
-/* What io.c shares with its two backends and the fault simulator.
+/* What the files of io share: the queue, its backends, the faults and the watch over time.
  *
  *   io.c       requests -> transfers, order, retries, results       (owner thread)
+ *   io_open.c  creation and end
+ *   io_watch.c the timer: held completions, stuck transfers
  *   backend    transfers -> kernel -> results                       (pool: its own threads)
  *   io_faults  between the two: changes sizes before, results after
  *
@@ -20,10 +22,14 @@ struct tieri_transfer {
     uint64_t ask_bytes;  /* given to the kernel this time, <= left_bytes */
     int64_t result;      /* bytes moved or -errno */
     uint64_t release_ns; /* faults: held back until then */
-    uint64_t number;     /* faults: of this try */
+    uint64_t number;     /* faults: of this try, from 1 */
+    uint64_t issued_ns;  /* watch: last time that it moved on; 0 where nobody watches */
+    uint64_t due;        /* simulated drive: its virtual time of completion */
     uint32_t drive_idx;
-    uint32_t retry_count; /* tries in a row that moved nothing */
-    int fault;            /* faults: enum of io_faults.c */
+    uint32_t retry_count;  /* tries in a row that moved nothing */
+    uint32_t report_count; /* watch: warnings given since issued_ns */
+    enum io_fault_kind fault;
+    bool parked; /* faults: held back before it reached the backend */
     enum io_direction direction;
 };
 typedef struct tieri_transfer tieri_transfer;
@@ -62,8 +68,10 @@ struct tieri_backend_config {
     uint32_t region_count;
     uint32_t transfer_count; /* most in flight */
     uint32_t thread_count;
-    int event_fd;         /* made readable with each completion that may wait for reap */
-    bool register_memory; /* try registered buffers */
+    int event_fd;            /* made readable with each completion that may wait for reap */
+    bool register_memory;    /* try registered buffers */
+    struct sim_store *store; /* the simulated drive's; NULL: its own */
+    uint64_t seed;           /* the simulated drive's */
 };
 typedef struct tieri_backend_config tieri_backend_config;
 
@@ -83,18 +91,19 @@ struct tieri_backend {
 };
 typedef struct tieri_backend tieri_backend;
 
-extern const tieri_backend tieri_uring_backend, tieri_pool_backend;
+extern const tieri_backend tieri_uring_backend, tieri_pool_backend, tieri_sim_backend;
 
 /* Open; *state is what the calls take. */
 int tieri_uring_open(const tieri_backend_config *config, io_stats *stats, void **state) MUST_CHECK;
 int tieri_pool_open(const tieri_backend_config *config, io_stats *stats, void **state) MUST_CHECK;
+int tieri_sim_open(const tieri_backend_config *config, io_stats *stats, void **state) MUST_CHECK;
 
-/* The simulated drive. */
+/* The faults of a drive. */
 struct tieri_faults {
     io_faults config;
     bool active;
     uint64_t number; /* transfers seen */
-    tieri_list held; /* finished, held back */
+    tieri_list held; /* parked, or finished and held back */
 };
 typedef struct tieri_faults tieri_faults;
 
@@ -108,7 +117,62 @@ bool tieri_faults_after(tieri_faults *self, tieri_transfer *item);
 /* Has the simulated queue broken? */
 bool tieri_faults_broken(const tieri_faults *self);
 
-/* The next held transfer whose time has come, or NULL. */
+/* The next held transfer whose time has come, or NULL. One that is `parked` now goes to the backend, any
+ * other is finished. */
 tieri_transfer *tieri_faults_release(tieri_faults *self);
+
+/* When the next held transfer's time comes, in clock_ns; UINT64_MAX where there is none. */
+uint64_t tieri_faults_next_ns(const tieri_faults *self);
+
+enum {
+    TIERI_ALIGN_BYTES = 4096,
+    TIERI_DIRECTIONS = 2,
+};
+
+/* A FIFO of requests. */
+struct tieri_request_list {
+    io_request *first, *last;
+};
+typedef struct tieri_request_list tieri_request_list;
+
+struct io {
+    slab *target;
+    const tieri_backend *backend;
+    void *state;    /* of the backend */
+    int event_fd;   /* eventfd: written by backends and by io_submit */
+    int timer_fd;   /* the watch's */
+    int epoll_fd;   /* of the two: what the caller waits for */
+    bool signalled; /* event_fd has been written to since it was last drained */
+    int broken;     /* the backend's error; 0 while it works */
+    uint64_t block_bytes;
+    tieri_transfer *transfers; /* [transfer_count] all there are */
+    uint32_t transfer_count;
+    tieri_list unused[TIERI_DIRECTIONS];
+    tieri_list again;                           /* to be continued or retried */
+    tieri_request_list queue[TIERI_DIRECTIONS]; /* not yet wholly issued */
+    tieri_request_list done;
+    uint32_t taken_count, request_capacity;
+    uint32_t out_count; /* transfers with the backend or held by the faults */
+    io_region *regions; /* [region_count] the caller's, then the probe page */
+    uint32_t region_count;
+    unsigned char *page_block, *probe_page; /* 4 KiB aligned page within its block */
+    tieri_faults faults;
+    uint64_t stuck_ns;    /* 0: nobody watches */
+    uint64_t look_ns;     /* when to look for stuck transfers next; 0: when one is out again */
+    uint64_t timer_at_ns; /* when timer_fd becomes, or became, readable; 0: not set */
+    io_stats stats;
+    err_record first_error;
+    const io_request *awaited; /* by io_transfer */
+    err_record awaited_error;
+};
+
+/* Makes event_fd quiet. */
+void tieri_event_drain(io *self);
+
+/* After each round of work: reports what is stuck, sets the timer for what comes next. */
+void tieri_watch(io *self);
+
+/* Makes the failed request's text this thread's error; returns its result. */
+int tieri_request_error(const io *self, const io_request *request);
 
 #endif
