@@ -1,6 +1,5 @@
 /* Arenas: exact anonymous memory on huge pages, bound to NUMA nodes, touched once. See arena.h.
- * Runs at start, on one thread and its short-lived helpers; nothing comes from the heap except what
- * libnuma takes for a node mask. */
+ * Runs at start, on one thread and its short-lived helpers; nothing comes from the heap. */
 #include "tiers/arena.h"
 
 #include <assert.h>
@@ -18,6 +17,7 @@
 
 #include "base/log.h"
 #include "base/size.h"
+#include "base/thread.h"
 #include "tiers/tiers_internal.h"
 
 enum { ARENA_PAGE_BYTES = 4096, ARENA_TOUCH_THREADS_MAX = 256 };
@@ -28,11 +28,30 @@ enum { ARENA_PAGE_BYTES = 4096, ARENA_TOUCH_THREADS_MAX = 256 };
 
 enum { ARENA_NODE_NONE = -1, ARENA_NODE_ALL = -2 };
 
+/* The configuration's two forms as one. Node -2 leaves the set empty where this kernel has no NUMA. */
+static arena_nodes nodes_of(const arena_config *config)
+{
+    if (config->nodes)
+        return *config->nodes;
+    arena_nodes wanted = {.spread = ARENA_ANYWHERE};
+    if (config->numa_node >= 0 && config->numa_node < CORE_SET_MAX) {
+        wanted.spread = ARENA_BIND;
+        core_set_add(&wanted.nodes, config->numa_node);
+    } else if (config->numa_node == ARENA_NODE_ALL && numa_available() >= 0) {
+        wanted.spread = ARENA_INTERLEAVE;
+        for (int node = 0; node <= numa_max_node() && node < CORE_SET_MAX; node++)
+            if (numa_bitmask_isbitset(numa_all_nodes_ptr, (unsigned)node))
+                core_set_add(&wanted.nodes, node);
+    }
+    return wanted;
+}
+
 /* Refuses what the machine or the control group cannot give, before the OOM killer does it later. */
-static int check_available(const arena_config *config, uint64_t size_bytes)
+static int check_available(const arena_config *config, const arena_nodes *wanted,
+                           uint64_t size_bytes)
 {
     uint64_t available_bytes;
-    char needed[SIZE_TEXT_BYTES], available[SIZE_TEXT_BYTES];
+    char needed[SIZE_TEXT_BYTES], available[SIZE_TEXT_BYTES], nodes[CORE_SET_TEXT_BYTES];
     TRY(arena_available_memory(&available_bytes));
     if (size_bytes > available_bytes)
         return err_set(-ENOMEM,
@@ -40,15 +59,49 @@ static int check_available(const arena_config *config, uint64_t size_bytes)
                        "control group); lower tiers.%s.budget",
                        config->name, size_format(size_bytes, needed),
                        size_format(available_bytes, available), config->name);
-    if (config->numa_node < 0)
+    if (wanted->spread != ARENA_BIND) /* interleaving takes from other nodes what these lack */
         return 0;
-    available_bytes = tieri_node_available_bytes(config->numa_node);
+    available_bytes = 0;
+    for (int n = core_set_next(&wanted->nodes, 0); n >= 0;
+         n = core_set_next(&wanted->nodes, n + 1)) {
+        uint64_t node_bytes = tieri_node_available_bytes(n);
+        available_bytes =
+            node_bytes > UINT64_MAX - available_bytes ? UINT64_MAX : available_bytes + node_bytes;
+    }
     if (size_bytes > available_bytes)
         return err_set(-ENOMEM,
-                       "the %s arena needs %s on NUMA node %d, which has only %s left; lower "
+                       "the %s arena needs %s on NUMA node %s, which has only %s left; lower "
                        "tiers.%s.budget or do not bind it to one node",
-                       config->name, size_format(size_bytes, needed), config->numa_node,
+                       config->name, size_format(size_bytes, needed),
+                       core_set_format(&wanted->nodes, nodes),
                        size_format(available_bytes, available), config->name);
+    return 0;
+}
+
+static int check_nodes(const arena_config *config, const arena_nodes *wanted)
+{
+    bool has_numa = numa_available() >= 0;
+    if (config->nodes) {
+        bool is_empty = core_set_next(&wanted->nodes, 0) < 0;
+        if (is_empty != (wanted->spread == ARENA_ANYWHERE))
+            return err_set(-EINVAL, "arena %s: nodes are for memory that is bound or interleaved",
+                           config->name);
+    } else if (config->numa_node < ARENA_NODE_ALL || config->numa_node >= CORE_SET_MAX) {
+        return err_set(-EINVAL, "arena %s: NUMA node %d: give a node, -1 (any) or -2 (all)",
+                       config->name, config->numa_node);
+    }
+    for (int n = core_set_next(&wanted->nodes, 0); n >= 0;
+         n = core_set_next(&wanted->nodes, n + 1)) {
+        if (!has_numa && n > 0)
+            return err_set(-EINVAL, "arena %s: NUMA node %d: this kernel has no NUMA support",
+                           config->name, n);
+        if (has_numa &&
+            (n > numa_max_node() || !numa_bitmask_isbitset(numa_all_nodes_ptr, (unsigned)n)))
+            return err_set(-EINVAL,
+                           "arena %s: NUMA node %d does not exist or is not allowed to this "
+                           "process (highest node: %d)",
+                           config->name, n, numa_max_node());
+    }
     return 0;
 }
 
@@ -61,23 +114,6 @@ static int check_config(const arena_config *config, uint64_t *size_bytes)
     if (*size_bytes > (UINT64_MAX >> 2))
         return err_set(-ENOMEM, "arena %s: %llu bytes are more than any machine has", config->name,
                        (unsigned long long)*size_bytes);
-    int node = config->numa_node;
-    if (node < ARENA_NODE_ALL)
-        return err_set(-EINVAL, "arena %s: NUMA node %d: give a node, -1 (any) or -2 (all)",
-                       config->name, node);
-    if (node < 0)
-        return 0;
-    if (numa_available() < 0) {
-        if (node > 0)
-            return err_set(-EINVAL, "arena %s: NUMA node %d: this kernel has no NUMA support",
-                           config->name, node);
-    } else if (node > numa_max_node() ||
-               !numa_bitmask_isbitset(numa_all_nodes_ptr, (unsigned)node)) {
-        return err_set(-EINVAL,
-                       "arena %s: NUMA node %d does not exist or is not allowed to this process "
-                       "(highest node: %d)",
-                       config->name, node, numa_max_node());
-    }
     return 0;
 }
 
@@ -107,33 +143,34 @@ static int map_exact(const arena_config *config, uint64_t size_bytes, unsigned c
 }
 
 /* Binds before the first touch. Where the kernel or a container forbids it the arena works unbound. */
-static void bind_nodes(arena *self, int node)
+static void bind_nodes(arena *self, const arena_nodes *wanted)
 {
-    if (node == ARENA_NODE_NONE || numa_available() < 0)
+    uint32_t count = core_set_count(&wanted->nodes);
+    if (wanted->spread == ARENA_ANYWHERE || numa_available() < 0)
         return;
-    if (node == ARENA_NODE_ALL && numa_max_node() == 0)
+    if (wanted->spread == ARENA_INTERLEAVE && numa_max_node() == 0)
         return;
-    struct bitmask *nodes = node == ARENA_NODE_ALL ? NULL : numa_allocate_nodemask();
-    if (nodes)
-        numa_bitmask_setbit(nodes, (unsigned)node);
-    const struct bitmask *mask = nodes ? nodes : numa_all_nodes_ptr;
+    unsigned long mask[CORE_SET_MAX / (8 * sizeof(unsigned long))];
+    static_assert(sizeof mask == sizeof wanted->nodes.words, "the kernel's mask has our layout");
+    memcpy(mask, wanted->nodes.words, sizeof mask);
+    int mode = wanted->spread == ARENA_BIND ? MPOL_BIND : MPOL_INTERLEAVE;
     /* The kernel reads one bit less than maxnode says. */
-    long rc = mbind(self->base, self->size_bytes, node >= 0 ? MPOL_BIND : MPOL_INTERLEAVE,
-                    mask->maskp, mask->size + 1, 0);
-    int errno_value = errno;
-    if (nodes)
-        numa_free_nodemask(nodes);
-    if (rc == 0)
-        self->numa_node = node >= 0 ? node : ARENA_NODE_NONE;
-    else if (numa_max_node() > 0)
-        log_warn("the %s arena cannot be bound to its NUMA node (%s): transfers may cross nodes, "
+    if (mbind(self->base, self->size_bytes, mode, mask, CORE_SET_MAX + 1, 0) == 0) {
+        self->nodes = wanted->nodes;
+        if (count == 1)
+            self->numa_node = core_set_next(&wanted->nodes, 0);
+    } else if (numa_max_node() > 0) {
+        char nodes[CORE_SET_TEXT_BYTES];
+        log_warn("the %s arena cannot be bound to NUMA node %s (%s): transfers may cross nodes, "
                  "which is slower; a container needs CAP_SYS_NICE or a seccomp profile with mbind",
-                 self->name, strerror(errno_value));
+                 self->name, core_set_format(&wanted->nodes, nodes), strerror(errno));
+    }
 }
 
 struct touch_job {
     unsigned char *base;
     uint64_t size_bytes;
+    const core_set *cores;      /* empty: anywhere */
     _Atomic uint64_t next_step; /* 2 MiB step to take next */
 };
 typedef struct touch_job touch_job;
@@ -141,6 +178,9 @@ typedef struct touch_job touch_job;
 static void *touch_run(void *argument)
 {
     touch_job *job = argument;
+    /* Where it is not allowed, pages are only touched from farther away. */
+    if (core_set_next(job->cores, 0) >= 0 && thread_bind(job->cores) < 0)
+        log_debug("touching memory from any core: %s", err_text());
     for (;;) {
         /* Relaxed: the steps share no data, and the join orders the writes. */
         uint64_t step = atomic_fetch_add_explicit(&job->next_step, 1, memory_order_relaxed);
@@ -155,9 +195,9 @@ static void *touch_run(void *argument)
 
 /* Touches every page once, so that no later first touch costs time or fails. The calling thread takes
  * part; a thread that cannot be had leaves more to the others. */
-static void touch_all(arena *self, int thread_count)
+static void touch_all(arena *self, int thread_count, const core_set *cores)
 {
-    touch_job job = {.base = self->base, .size_bytes = self->size_bytes};
+    touch_job job = {.base = self->base, .size_bytes = self->size_bytes, .cores = cores};
     uint64_t step_count = size_div_up(self->size_bytes, ARENA_HUGE_BYTES);
     uint64_t wanted =
         size_min(size_min((uint64_t)thread_count, ARENA_TOUCH_THREADS_MAX), step_count);
@@ -170,7 +210,11 @@ static void touch_all(arena *self, int thread_count)
     while (started + 1 < wanted && pthread_create(&threads[started], NULL, touch_run, &job) == 0)
         started++;
     pthread_sigmask(SIG_SETMASK, &before, NULL);
+    cpu_set_t own;
+    bool is_known = sched_getaffinity(0, sizeof own, &own) == 0;
     touch_run(&job);
+    if (is_known)
+        (void)sched_setaffinity(0, sizeof own, &own); /* what it had cannot be refused */
     for (uint64_t i = 0; i < started; i++)
         pthread_join(threads[i], NULL);
 }
@@ -201,7 +245,9 @@ int arena_init(arena *out, const arena_config *config)
     out->numa_node = ARENA_NODE_NONE;
     uint64_t size_bytes;
     TRY(check_config(config, &size_bytes));
-    TRY(check_available(config, size_bytes));
+    const arena_nodes wanted = nodes_of(config);
+    TRY(check_nodes(config, &wanted));
+    TRY(check_available(config, &wanted, size_bytes));
 
     unsigned char *base = NULL;
     TRY(map_exact(config, size_bytes, &base));
@@ -216,8 +262,8 @@ int arena_init(arena *out, const arena_config *config)
     (void)prctl(PR_SET_VMA, PR_SET_VMA_ANON_NAME, base, size_bytes, label);
 #endif
     (void)madvise(base, size_bytes, MADV_HUGEPAGE);
-    bind_nodes(out, config->numa_node);
-    touch_all(out, config->touch_threads);
+    bind_nodes(out, &wanted);
+    touch_all(out, config->touch_threads, &wanted.touch_cores);
     out->huge_bytes = tieri_huge_bytes(base, size_bytes);
     warn_small_pages(out);
     return 0;

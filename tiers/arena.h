@@ -13,13 +13,29 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "base/core_set.h"
 #include "base/error.h"
 
+enum arena_spread {
+    ARENA_ANYWHERE,  /* no binding: the kernel's choice, normally the node of the touching thread */
+    ARENA_BIND,      /* these nodes alone: nearest to the touching thread first, then the next */
+    ARENA_INTERLEAVE /* over these nodes in turn, a (huge) page at a time */
+};
+
+/* Where memory lies and who touches it first. topology_place decides it. */
+struct arena_nodes {
+    enum arena_spread spread;
+    node_set nodes;       /* by the kernel's numbers; empty for ARENA_ANYWHERE */
+    core_set touch_cores; /* the touching threads run here; empty: anywhere */
+};
+typedef struct arena_nodes arena_nodes;
+
 struct arena_config {
-    const char *name;    /* "device", "host": for messages */
-    uint64_t size_bytes; /* > 0; mapped size is rounded up to 4 KiB */
-    int numa_node;       /* bind to this node; -1: no binding; -2: interleave over all nodes */
-    int touch_threads;   /* threads that touch the memory, > 0 */
+    const char *name;         /* "device", "host": for messages */
+    uint64_t size_bytes;      /* > 0; mapped size is rounded up to 4 KiB */
+    int numa_node;            /* bind to this node; -1: no binding; -2: interleave over all nodes */
+    int touch_threads;        /* threads that touch the memory, > 0 */
+    const arena_nodes *nodes; /* NULL: as numa_node says; else it is not read */
 };
 typedef struct arena_config arena_config;
 
@@ -28,13 +44,16 @@ struct arena {
     uint64_t size_bytes;
     uint64_t huge_bytes; /* backed by huge pages after the touch (from smaps) */
     int numa_node;       /* node it was bound to, or -1 */
+    node_set nodes;      /* nodes it was bound to or interleaved over; empty: none */
     char name[16];
 };
 typedef struct arena arena;
 
-/* Maps, binds, touches. Takes seconds for many GiB (on some machines 1 s per GiB).
+/* Maps, binds, touches. Takes seconds for many GiB (on some machines 1 s per GiB). The calling thread
+ * takes part in touching, so it runs on touch_cores meanwhile.
  * -ENOMEM where the system cannot give the memory (says how much is available), -EINVAL for a bad
- * node. Where huge pages cannot be had, warns once with what it costs and how to allow them. */
+ * node. Where a container forbids the binding the arena works unbound, with a warning. Where huge pages
+ * cannot be had, warns once with what it costs and how to allow them. */
 int arena_init(arena *out, const arena_config *config) MUST_CHECK;
 void arena_fini(arena *self);
 

@@ -1,9 +1,10 @@
 /* What the kernel says about memory: of this process, of the machine, of the control group and of a
- * NUMA node. Called by arena.c at start and by the metrics between steps. Allocates nothing. */
+ * NUMA node; and about the control group's CPU time. Called at start and by the metrics between steps. Allocates nothing. */
 #include <ctype.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -104,9 +105,13 @@ static uint64_t group_available(const char *directory, int version)
     return limit > busy ? limit - busy : 0;
 }
 
-/* The least that any group from `root``group` up to `root` may still use: limits nest. In a container
- * the group's own path may not exist below the mount; the levels that exist still count. */
-static uint64_t hierarchy_available(const char *root, const char *group, int version)
+/* What one group allows; UINT64_MAX: no limit. */
+typedef uint64_t group_limit(const char *directory, int version);
+
+/* The least that any group from `root``group` up to `root` allows: limits nest. In a container the
+ * group's own path may not exist below the mount; the levels that exist still count. */
+static uint64_t hierarchy_least(group_limit *limit, const char *root, const char *group,
+                                int version)
 {
     char directory[GROUP_PATH_BYTES];
     int used = snprintf(directory, sizeof directory, "%s%s", root, group);
@@ -115,7 +120,7 @@ static uint64_t hierarchy_available(const char *root, const char *group, int ver
     size_t root_bytes = strlen(root);
     uint64_t least = UINT64_MAX;
     for (;;) {
-        least = size_min(least, group_available(directory, version));
+        least = size_min(least, limit(directory, version));
         char *slash = strrchr(directory, '/');
         if (!slash || slash < directory + root_bytes)
             return least;
@@ -123,11 +128,22 @@ static uint64_t hierarchy_available(const char *root, const char *group, int ver
     }
 }
 
-/* Lines of /proc/self/cgroup are "id:controllers:path"; version 2 has id 0 and no controllers. */
-static uint64_t groups_available(void)
+static bool names_controller(const char *list, const char *controller)
 {
-    char text[8192];
-    if (tieri_read_small_file("/proc/self/cgroup", text, sizeof text) <= 0)
+    size_t length = strlen(controller);
+    for (const char *at = list; (at = strstr(at, controller)) != NULL; at += length)
+        if ((at == list || at[-1] == ',') && (at[length] == 0 || at[length] == ','))
+            return true;
+    return false;
+}
+
+/* The least that the groups of this process allow. Lines of /proc/self/cgroup are
+ * "id:controllers:path"; version 2 has id 0 and no controllers. */
+static uint64_t groups_least(group_limit *limit, const char *root, const char *controller)
+{
+    char text[8192], path[GROUP_FILE_BYTES];
+    snprintf(path, sizeof path, "%s/proc/self/cgroup", root);
+    if (tieri_read_small_file(path, text, sizeof text) <= 0)
         return UINT64_MAX;
     uint64_t least = UINT64_MAX;
     char *rest = text;
@@ -138,12 +154,39 @@ static uint64_t groups_available(void)
             continue;
         *group++ = 0;
         controllers++;
-        if (*controllers == 0)
-            least = size_min(least, hierarchy_available("/sys/fs/cgroup", group, 2));
-        else if (strcmp(controllers, "memory") == 0)
-            least = size_min(least, hierarchy_available("/sys/fs/cgroup/memory", group, 1));
+        bool is_second = *controllers == 0;
+        if (!is_second && !names_controller(controllers, controller))
+            continue;
+        snprintf(path, sizeof path, "%s/sys/fs/cgroup%s%s", root, is_second ? "" : "/",
+                 is_second ? "" : controller);
+        least = size_min(least, hierarchy_least(limit, path, group, is_second ? 2 : 1));
     }
     return least;
+}
+
+/* CPU time in cores, rounded up. Version 2 has "quota period" or "max period" in one file. */
+static uint64_t group_quota(const char *directory, int version)
+{
+    uint64_t quota_us, period_us;
+    if (version == 1) {
+        quota_us = group_value(directory, "cpu.cfs_quota_us"); /* -1: no limit */
+        period_us = group_value(directory, "cpu.cfs_period_us");
+    } else {
+        char path[GROUP_FILE_BYTES], text[64];
+        snprintf(path, sizeof path, "%s/cpu.max", directory);
+        if (tieri_read_small_file(path, text, sizeof text) <= 0 ||
+            sscanf(text, "%" SCNu64 " %" SCNu64, &quota_us, &period_us) != 2)
+            return UINT64_MAX;
+    }
+    if (quota_us == UINT64_MAX || period_us == UINT64_MAX || quota_us == 0 || period_us == 0)
+        return UINT64_MAX;
+    return size_div_up(quota_us, period_us);
+}
+
+uint32_t tieri_group_quota_cores(const char *root)
+{
+    uint64_t least = groups_least(group_quota, root, "cpu");
+    return least <= INT32_MAX ? (uint32_t)least : 0;
 }
 
 int arena_available_memory(uint64_t *available_bytes)
@@ -154,16 +197,13 @@ int arena_available_memory(uint64_t *available_bytes)
     if (rc < 0)
         return err_errno(-rc, "read of /proc/meminfo, to learn the available memory");
     uint64_t machine = tieri_value_of(text, "MemAvailable:", KIB, UINT64_MAX);
-    *available_bytes = size_min(machine, groups_available());
+    *available_bytes = size_min(machine, groups_least(group_available, "", "memory"));
     return 0;
 }
 
-uint64_t tieri_node_available_bytes(int node)
+uint64_t tieri_node_available(const char *text, int node)
 {
-    char path[64], text[8192], key[48];
-    snprintf(path, sizeof path, "/sys/devices/system/node/node%d/meminfo", node);
-    if (tieri_read_small_file(path, text, sizeof text) <= 0)
-        return UINT64_MAX;
+    char key[48];
     static const char *const names[3] = {"MemFree:", "FilePages:", "Shmem:"};
     uint64_t values[3];
     for (int i = 0; i < 3; i++) {
@@ -173,6 +213,15 @@ uint64_t tieri_node_available_bytes(int node)
     if (values[0] == UINT64_MAX)
         return UINT64_MAX;
     return values[0] + (values[1] > values[2] ? values[1] - values[2] : 0);
+}
+
+uint64_t tieri_node_available_bytes(int node)
+{
+    char path[64], text[8192];
+    snprintf(path, sizeof path, "/sys/devices/system/node/node%d/meminfo", node);
+    if (tieri_read_small_file(path, text, sizeof text) <= 0)
+        return UINT64_MAX;
+    return tieri_node_available(text, node);
 }
 
 /* One line of smaps: a mapping's head sets *overlap, its AnonHugePages line is added. */

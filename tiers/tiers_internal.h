@@ -6,7 +6,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/core_set.h"
 #include "base/error.h"
+
+struct topology;
 
 /* Reads a small file whole into text[capacity] and ends it with 0; longer files are cut. Returns the
  * bytes read or -errno, without a message. */
@@ -20,5 +23,19 @@ uint64_t tieri_huge_bytes(const void *base, uint64_t size_bytes);
 
 /* Bytes that NUMA node `node` can still give (free and clean page cache); UINT64_MAX if unknown. */
 uint64_t tieri_node_available_bytes(int node);
+
+/* The same from the text of the node's meminfo file. */
+uint64_t tieri_node_available(const char *text, int node);
+
+/* CPU time that the control groups above this process allow (cpu.max, cpu.cfs_quota_us), in cores,
+ * rounded up; 0: no limit. Files are read below `root`, "" for this machine. */
+uint32_t tieri_group_quota_cores(const char *root);
+
+/* topology_read, topology_drive_node and topology_pci_node on the files below `root` ("" for this
+ * machine), with the cores that the affinity mask has. */
+int tieri_topology_read(const char *root, const core_set *affinity,
+                        struct topology *out) MUST_CHECK;
+int tieri_block_node(const char *root, unsigned device_major, unsigned device_minor);
+int tieri_pci_node(const char *root, const char *address);
 
 #endif

@@ -1,0 +1,455 @@
+/* Who works where: the policy of topology.h. Pure: reads the machine and the request, writes the plan. */
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/size.h"
+#include "tiers/topology.h"
+
+enum {
+    RESERVE_FROM = 8,            /* physical cores; see rule 5 */
+    THREADS_MAX = 65536,         /* more is a slip of the pen */
+    POOL_THREADS_PER_DRIVE = 4,  /* as io.h */
+    POOL_THREADS_MAX = 64,       /* as io.h */
+    DISTANCE_UNKNOWN = UINT8_MAX /* sorts last */
+};
+
+__attribute__((format(printf, 2, 3))) static void add_note(core_plan *plan, const char *format, ...)
+{
+    if (plan->note_count == CORE_PLAN_NOTES_MAX)
+        return;
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(plan->notes[plan->note_count++], CORE_PLAN_NOTE_BYTES, format, arguments);
+    va_end(arguments);
+}
+
+/* One core of each physical core that has allowed ones in `cores`: the lowest of these. */
+static core_set physical_of(const topology *machine, const core_set *cores)
+{
+    core_set seen = {0}, result = {0};
+    for (int c = core_set_next(cores, 0); c >= 0; c = core_set_next(cores, c + 1)) {
+        if (core_set_has(&seen, machine->physical[c]))
+            continue;
+        core_set_add(&seen, machine->physical[c]);
+        core_set_add(&result, c);
+    }
+    return result;
+}
+
+static bool overlaps(const core_set *a, const core_set *b)
+{
+    core_set both;
+    core_set_and(&both, a, b);
+    return core_set_next(&both, 0) >= 0;
+}
+
+/* --- what the job says --- */
+
+static int check_ask(const topology *machine, const core_ask *ask, core_set *cores)
+{
+    char allowed[CORE_SET_TEXT_BYTES], bad[CORE_SET_TEXT_BYTES];
+    memset(cores, 0, sizeof *cores);
+    core_set_format(&machine->allowed, allowed);
+    if (ask->threads > THREADS_MAX)
+        return err_set(ERR_CONFIG, "%s.threads is %llu: at most %d threads make sense", ask->key,
+                       (unsigned long long)ask->threads, THREADS_MAX);
+    if (!ask->cores || !*ask->cores)
+        return 0;
+    if (core_set_parse(ask->cores, cores) < 0) {
+        err_record why;
+        err_save(&why, ERR_CONFIG);
+        return err_set(ERR_CONFIG,
+                       "%s.cores is \"%s\": %.200s; give numbers and ranges such as \"0-3,8\", out "
+                       "of the cores that this process may use: %s",
+                       ask->key, ask->cores, why.text, allowed);
+    }
+    if (core_set_next(cores, 0) < 0)
+        return err_set(ERR_CONFIG,
+                       "%s.cores is \"%s\", which names no core; leave it out for the automatic "
+                       "choice, or choose from those that this process may use: %s",
+                       ask->key, ask->cores, allowed);
+    core_set outside;
+    core_set_minus(&outside, cores, &machine->allowed);
+    if (core_set_next(&outside, 0) < 0)
+        return 0;
+    core_set absent = outside;
+    for (uint32_t n = 0; n < machine->node_count; n++)
+        core_set_minus(&absent, &absent, &machine->nodes[n].cores);
+    bool is_absent = core_set_next(&absent, 0) >= 0;
+    core_set_format(is_absent ? &absent : &outside, bad);
+    return err_set(ERR_CONFIG, "%s.cores is \"%s\", but core %s %s; this process may use: %s",
+                   ask->key, ask->cores, bad,
+                   is_absent ? "does not exist or is offline"
+                             : "is not allowed to it (affinity mask or control group)",
+                   allowed);
+}
+
+static void note_threads(core_plan *plan, const char *key, const core_group *group)
+{
+    char text[CORE_SET_TEXT_BYTES];
+    uint32_t core_count = core_set_count(&group->cores);
+    if (group->thread_count > core_count)
+        add_note(plan,
+                 "%s.threads is %u, but these threads have %u core%s (%s): they take turns, which "
+                 "is slower",
+                 key, group->thread_count, core_count, core_count == 1 ? "" : "s",
+                 core_set_format(&group->cores, text));
+}
+
+/* --- nodes in order --- */
+
+static int index_of(const topology *machine, int id)
+{
+    for (uint32_t n = 0; n < machine->node_count; n++)
+        if (machine->nodes[n].id == id)
+            return (int)n;
+    return -1;
+}
+
+static uint32_t distance_between(const topology *machine, uint32_t from, uint32_t to)
+{
+    uint8_t known = machine->nodes[from].distance[to];
+    return known ? known : from == to ? 10 : DISTANCE_UNKNOWN;
+}
+
+/* The distance from the nearest node of `home` (ids); 0 for those of home themselves. */
+static uint32_t distance_from(const topology *machine, const node_set *home, uint32_t to)
+{
+    if (core_set_has(home, machine->nodes[to].id))
+        return 0;
+    uint32_t least = DISTANCE_UNKNOWN;
+    for (uint32_t n = 0; n < machine->node_count; n++)
+        if (core_set_has(home, machine->nodes[n].id))
+            least = (uint32_t)size_min(least, distance_between(machine, n, to));
+    return least;
+}
+
+/* All nodes by their distance from home; equal ones by number. `order` holds indices. */
+static void order_by_distance(const topology *machine, const node_set *home,
+                              uint32_t order[TOPOLOGY_NODES_MAX])
+{
+    for (uint32_t n = 0; n < machine->node_count; n++) {
+        uint32_t distance = distance_from(machine, home, n), at = n;
+        for (; at > 0 && distance_from(machine, home, order[at - 1]) > distance; at--)
+            order[at] = order[at - 1];
+        order[at] = n;
+    }
+}
+
+static uint32_t drives_on(const topology *machine, int id)
+{
+    uint32_t count = 0;
+    for (uint32_t d = 0; d < machine->drive_count; d++)
+        count += machine->drive_nodes[d] == id;
+    return count;
+}
+
+/* Node `a` before node `b` where the cores of some nodes are enough: rule 3. */
+static bool is_preferred(const topology_node *a, uint32_t drives_a, const topology_node *b,
+                         uint32_t drives_b)
+{
+    if (drives_a != drives_b)
+        return drives_a > drives_b;
+    return a->available_bytes > b->available_bytes;
+}
+
+static void order_by_preference(const topology *machine, uint32_t order[TOPOLOGY_NODES_MAX])
+{
+    for (uint32_t n = 0; n < machine->node_count; n++) {
+        const topology_node *node = &machine->nodes[n];
+        uint32_t at = n;
+        for (; at > 0; at--) {
+            const topology_node *before = &machine->nodes[order[at - 1]];
+            if (!is_preferred(node, drives_on(machine, node->id), before,
+                              drives_on(machine, before->id)))
+                break;
+            order[at] = order[at - 1];
+        }
+        order[at] = n;
+    }
+}
+
+/* --- cores --- */
+
+/* The nodes that have any of the cores, by id. */
+static node_set nodes_with(const topology *machine, const core_set *cores)
+{
+    node_set nodes = {0};
+    for (uint32_t n = 0; n < machine->node_count; n++)
+        if (overlaps(&machine->nodes[n].cores, cores))
+            core_set_add(&nodes, machine->nodes[n].id);
+    return nodes;
+}
+
+/* Allowed cores of the nodes of a set. */
+static core_set cores_of(const topology *machine, const node_set *nodes)
+{
+    core_set cores = {0};
+    for (uint32_t n = 0; n < machine->node_count; n++)
+        if (core_set_has(nodes, machine->nodes[n].id))
+            core_set_or(&cores, &cores, &machine->nodes[n].cores);
+    core_set_and(&cores, &cores, &machine->allowed);
+    return cores;
+}
+
+/* Allowed cores of the first nodes in the order that have cores, until `wanted` physical cores are
+ * found; all of them where there are not so many. */
+static core_set gather(const topology *machine, const uint32_t *order, uint32_t wanted)
+{
+    core_set gathered = {0};
+    for (uint32_t i = 0; i < machine->node_count; i++) {
+        core_set_or(&gathered, &gathered, &machine->nodes[order[i]].cores);
+        core_set_and(&gathered, &gathered, &machine->allowed);
+        core_set physical = physical_of(machine, &gathered);
+        uint32_t count = core_set_count(&physical);
+        if (count > 0 && count >= wanted)
+            break;
+    }
+    return gathered;
+}
+
+/* One thread per physical core, hyperthreads where more are asked for. */
+static core_set spread(const topology *machine, const core_set *cores, uint32_t thread_count)
+{
+    core_set physical = physical_of(machine, cores);
+    return thread_count > core_set_count(&physical) ? *cores : physical;
+}
+
+/* Takes the cores of io.cores, or else the one core of rule 5, out of an automatic group. */
+static void reserve(const topology *machine, const core_set *io_cores, const node_set *home,
+                    core_set *physical, core_plan *plan)
+{
+    uint32_t count = core_set_count(physical);
+    if (count < RESERVE_FROM)
+        return;
+    core_set taken = {0};
+    if (core_set_next(io_cores, 0) >= 0) {
+        for (int c = core_set_next(physical, 0); c >= 0; c = core_set_next(physical, c + 1))
+            for (int i = core_set_next(io_cores, 0); i >= 0; i = core_set_next(io_cores, i + 1))
+                if (machine->physical[i] == machine->physical[c])
+                    core_set_add(&taken, c);
+    } else {
+        core_set near = {0};
+        for (uint32_t d = 0; d < machine->drive_count && core_set_next(&near, 0) < 0; d++) {
+            int n = index_of(machine, machine->drive_nodes[d]);
+            if (n >= 0 && core_set_has(home, machine->nodes[n].id))
+                core_set_and(&near, physical, &machine->nodes[n].cores);
+        }
+        core_set_add(&taken, core_set_next(core_set_next(&near, 0) >= 0 ? &near : physical, 0));
+    }
+    if (core_set_count(&taken) > count / 2)
+        return;
+    core_set_minus(physical, physical, &taken);
+    plan->reserved = core_set_count(&taken);
+}
+
+/* What a team gets when the job does not name its cores. `candidates`: the allowed cores it may have;
+ * `asked`: its thread count or 0; `limit`: of a count that is left to us, 0 for none. */
+static core_group automatic(const topology *machine, const core_set *candidates,
+                            const core_set *io_cores, uint64_t asked, uint32_t limit,
+                            core_plan *plan)
+{
+    core_group group = {.cores = physical_of(machine, candidates)};
+    uint32_t count = core_set_count(&group.cores);
+    if (asked || (limit && limit <= count)) {
+        group.thread_count = asked ? (uint32_t)asked : limit;
+        group.cores = spread(machine, candidates, group.thread_count);
+        return group;
+    }
+    node_set home = nodes_with(machine, candidates);
+    reserve(machine, io_cores, &home, &group.cores, plan);
+    group.thread_count = core_set_count(&group.cores);
+    return group;
+}
+
+/* A team whose cores the job names: one thread for each physical core of them. */
+static core_group named(const topology *machine, const core_set *cores, uint64_t asked,
+                        uint32_t limit)
+{
+    core_set physical = physical_of(machine, cores);
+    uint32_t count = core_set_count(&physical);
+    if (limit && limit < count)
+        count = limit;
+    return (core_group){.cores = *cores, .thread_count = asked ? (uint32_t)asked : count};
+}
+
+/* --- the two kinds of device --- */
+
+static core_set compute_candidates(const topology *machine, uint64_t asked)
+{
+    uint64_t wanted = asked ? asked : machine->quota_cores ? machine->quota_cores : UINT32_MAX;
+    uint32_t order[TOPOLOGY_NODES_MAX];
+    order_by_preference(machine, order);
+    return gather(machine, order, (uint32_t)wanted);
+}
+
+static void place_cpu(const topology *machine, const core_request *asked,
+                      const core_set named_sets[3], core_plan *plan)
+{
+    const core_set *compute_cores = &named_sets[0], *update_cores = &named_sets[1];
+    if (core_set_next(compute_cores, 0) >= 0) {
+        plan->compute = named(machine, compute_cores, asked->compute.threads, machine->quota_cores);
+    } else {
+        core_set candidates = compute_candidates(machine, asked->compute.threads);
+        plan->compute = automatic(machine, &candidates, &named_sets[2], asked->compute.threads,
+                                  machine->quota_cores, plan);
+    }
+    plan->home = nodes_with(machine, &plan->compute.cores);
+    plan->update = plan->compute;
+    if (core_set_next(update_cores, 0) >= 0) {
+        plan->update = named(machine, update_cores, asked->update.threads, machine->quota_cores);
+    } else if (asked->update.threads) {
+        plan->update.thread_count = (uint32_t)asked->update.threads;
+        if (plan->update.thread_count > core_set_count(&plan->update.cores) &&
+            core_set_next(compute_cores, 0) < 0) {
+            core_set all = cores_of(machine, &plan->home);
+            plan->update.cores = spread(machine, &all, plan->update.thread_count);
+        }
+    }
+}
+
+static void place_gpu(const topology *machine, const core_request *asked,
+                      const core_set named_sets[3], core_plan *plan)
+{
+    const core_set *compute_cores = &named_sets[0], *update_cores = &named_sets[1];
+    int device = index_of(machine, machine->device_node);
+    if (device >= 0)
+        core_set_add(&plan->home, machine->device_node);
+    else
+        plan->home = nodes_with(machine, core_set_next(update_cores, 0) >= 0 ? update_cores
+                                                                             : &machine->allowed);
+    /* As job.h has it, update.threads 0 is device.threads. */
+    uint64_t threads = asked->update.threads ? asked->update.threads : asked->compute.threads;
+    uint32_t order[TOPOLOGY_NODES_MAX];
+    order_by_distance(machine, &plan->home, order);
+    uint32_t wanted = device >= 0 ? (uint32_t)(threads ? threads : 1) : UINT32_MAX;
+    core_set candidates = gather(machine, order, wanted);
+    plan->update =
+        core_set_next(update_cores, 0) >= 0
+            ? named(machine, update_cores, threads, machine->quota_cores)
+            : automatic(machine, &candidates, &named_sets[2], threads, machine->quota_cores, plan);
+    core_set near = gather(machine, order, 1);
+    plan->compute.cores = core_set_next(compute_cores, 0) >= 0 ? *compute_cores
+                          : device >= 0                        ? near
+                                                               : candidates;
+    plan->compute.thread_count = 1;
+    if (device >= 0 && !overlaps(&machine->nodes[device].cores, &machine->allowed)) {
+        char text[CORE_SET_TEXT_BYTES];
+        add_note(plan,
+                 "the GPU is on NUMA node %d, where this process may use no core; the update runs "
+                 "on the cores %s, so its memory traffic crosses nodes",
+                 machine->device_node, core_set_format(&plan->update.cores, text));
+    }
+}
+
+static void place_io(const topology *machine, const core_request *asked, const core_set *io_cores,
+                     core_plan *plan)
+{
+    uint32_t order[TOPOLOGY_NODES_MAX];
+    order_by_distance(machine, &plan->home, order);
+    core_set cores = cores_of(machine, &plan->home);
+    if (core_set_next(&cores, 0) < 0)
+        cores = gather(machine, order, 1);
+    plan->io.cores = core_set_next(io_cores, 0) >= 0 ? *io_cores : cores;
+    uint64_t each = asked->io.threads ? asked->io.threads : POOL_THREADS_PER_DRIVE;
+    plan->io.thread_count = (uint32_t)size_min(each * machine->drive_count, POOL_THREADS_MAX);
+}
+
+int topology_place(const topology *machine, const core_request *asked, core_plan *out)
+{
+    memset(out, 0, sizeof *out);
+    core_set named_sets[3];
+    TRY(check_ask(machine, &asked->compute, &named_sets[0]));
+    TRY(check_ask(machine, &asked->update, &named_sets[1]));
+    TRY(check_ask(machine, &asked->io, &named_sets[2]));
+    if (asked->device_is_cpu)
+        place_cpu(machine, asked, named_sets, out);
+    else
+        place_gpu(machine, asked, named_sets, out);
+    out->update_is_compute = asked->device_is_cpu &&
+                             core_set_equals(&out->update.cores, &out->compute.cores) &&
+                             out->update.thread_count == out->compute.thread_count;
+    place_io(machine, asked, &named_sets[2], out);
+    note_threads(out, asked->compute.key, &out->compute);
+    if (!out->update_is_compute)
+        note_threads(out, asked->update.threads ? asked->update.key : asked->compute.key,
+                     &out->update);
+    topology_place_memory(machine, 0, 0, out);
+    return 0;
+}
+
+/* --- memory --- */
+
+static uint64_t room_of(const topology_node *node)
+{
+    return node->available_bytes / 16 * 15;
+}
+
+/* The first `count` nodes of the order as a binding. */
+static void bind_to(const topology *machine, const uint32_t *order, uint32_t count,
+                    uint64_t need_bytes, arena_nodes *out)
+{
+    bool are_peers = true;
+    for (uint32_t i = 0; i < count; i++) {
+        const topology_node *node = &machine->nodes[order[i]];
+        core_set_add(&out->nodes, node->id);
+        are_peers =
+            are_peers && core_set_next(&node->cores, 0) >= 0 && room_of(node) >= need_bytes / count;
+    }
+    out->spread = count > 1 && are_peers ? ARENA_INTERLEAVE : ARENA_BIND;
+}
+
+static void note_memory(const topology *machine, const arena_nodes *bound, uint32_t home_count,
+                        uint32_t count, uint64_t need_bytes, core_plan *plan)
+{
+    char home[CORE_SET_TEXT_BYTES], nodes[CORE_SET_TEXT_BYTES], needed[SIZE_TEXT_BYTES];
+    core_set_format(&plan->home, home);
+    core_set_format(&bound->nodes, nodes);
+    if (home_count == 0) {
+        add_note(plan,
+                 "NUMA node %s has no memory that this process may use: the arenas lie on node %s, "
+                 "and transfers cross nodes",
+                 home, nodes);
+    } else if (count > home_count) {
+        uint64_t room_bytes = 0;
+        for (uint32_t n = 0; n < machine->node_count; n++)
+            if (core_set_has(&plan->home, machine->nodes[n].id))
+                room_bytes += room_of(&machine->nodes[n]);
+        char room[SIZE_TEXT_BYTES];
+        add_note(plan,
+                 "the arenas need %s, but NUMA node %s has room for %s: they are %s the nodes %s, "
+                 "and a part of the traffic crosses nodes",
+                 size_format(need_bytes, needed), home, size_format(room_bytes, room),
+                 bound->spread == ARENA_INTERLEAVE ? "spread evenly over"
+                                                   : "filled in order of distance over",
+                 nodes);
+    }
+}
+
+void topology_place_memory(const topology *machine, uint64_t host_bytes, uint64_t device_bytes,
+                           core_plan *plan)
+{
+    memset(&plan->host, 0, sizeof plan->host);
+    uint32_t order[TOPOLOGY_NODES_MAX], usable[TOPOLOGY_NODES_MAX], count = 0, home_count = 0;
+    order_by_distance(machine, &plan->home, order);
+    for (uint32_t i = 0; i < machine->node_count; i++) {
+        const topology_node *node = &machine->nodes[order[i]];
+        if (!node->memory_is_allowed || node->memory_bytes == 0)
+            continue;
+        home_count += core_set_has(&plan->home, node->id);
+        usable[count++] = order[i];
+    }
+    if (count > 1) {
+        uint64_t need_bytes = host_bytes + device_bytes, room_bytes = 0;
+        uint32_t taken = 0;
+        while (taken < count && (taken < home_count || taken == 0 || room_bytes < need_bytes))
+            room_bytes += room_of(&machine->nodes[usable[taken++]]);
+        bind_to(machine, usable, taken, need_bytes, &plan->host);
+        plan->host.touch_cores = cores_of(machine, &plan->home);
+        if (core_set_next(&plan->host.touch_cores, 0) < 0)
+            plan->host.touch_cores = plan->io.cores;
+        note_memory(machine, &plan->host, home_count, taken, need_bytes, plan);
+    }
+    plan->device = plan->host;
+}

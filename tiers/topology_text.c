@@ -1,0 +1,88 @@
+/* A machine and a plan in one line each, for the log. Pure. */
+#include <stdarg.h>
+#include <stdio.h>
+
+#include "base/size.h"
+#include "tiers/topology.h"
+
+/* A line that grows; what does not fit is cut. */
+struct line {
+    char *text; /* [TOPOLOGY_TEXT_BYTES] */
+    size_t used;
+};
+
+__attribute__((format(printf, 2, 3))) static void say(struct line *self, const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    int length =
+        vsnprintf(self->text + self->used, TOPOLOGY_TEXT_BYTES - self->used, format, arguments);
+    va_end(arguments);
+    if (length > 0)
+        self->used = size_min(self->used + (size_t)length, TOPOLOGY_TEXT_BYTES - 1);
+}
+
+static uint32_t physical_count(const topology *self, const core_set *cores)
+{
+    core_set seen = {0};
+    for (int c = core_set_next(cores, 0); c >= 0; c = core_set_next(cores, c + 1))
+        core_set_add(&seen, self->physical[c]);
+    return core_set_count(&seen);
+}
+
+char *topology_describe(const topology *self, char text[TOPOLOGY_TEXT_BYTES])
+{
+    struct line line = {.text = text};
+    char set[CORE_SET_TEXT_BYTES], bytes[SIZE_TEXT_BYTES];
+    uint32_t allowed = core_set_count(&self->allowed),
+             physical = physical_count(self, &self->allowed);
+    text[0] = 0;
+    say(&line, "machine: %u core%s (%s)", allowed, allowed == 1 ? "" : "s",
+        core_set_format(&self->allowed, set));
+    if (physical < allowed)
+        say(&line, " on %u physical", physical);
+    if (self->quota_cores)
+        say(&line, ", CPU time for %u", self->quota_cores);
+    say(&line, ", %u NUMA node%s", self->node_count, self->node_count == 1 ? "" : "s");
+    for (uint32_t n = 0; n < self->node_count; n++) {
+        const topology_node *node = &self->nodes[n];
+        say(&line, "%s %d: %s%s, cores %s", n ? ";" : " -", node->id,
+            size_format(node->memory_bytes, bytes), node->memory_is_allowed ? "" : " (not allowed)",
+            core_set_format(&node->cores, set));
+    }
+    if (self->device_node >= 0)
+        say(&line, "; GPU on node %d", self->device_node);
+    for (uint32_t d = 0; d < self->drive_count; d++)
+        if (self->drive_nodes[d] >= 0)
+            say(&line, "; drive %u on node %d", d, self->drive_nodes[d]);
+    return text;
+}
+
+static void say_group(struct line *line, const char *name, const core_group *group)
+{
+    char set[CORE_SET_TEXT_BYTES];
+    say(line, "%s %u thread%s on cores %s", name, group->thread_count,
+        group->thread_count == 1 ? "" : "s", core_set_format(&group->cores, set));
+}
+
+char *core_plan_describe(const core_plan *self, char text[TOPOLOGY_TEXT_BYTES])
+{
+    struct line line = {.text = text};
+    char set[CORE_SET_TEXT_BYTES];
+    text[0] = 0;
+    if (self->update_is_compute) {
+        say_group(&line, "cores: compute and update", &self->compute);
+    } else {
+        say_group(&line, "cores: compute", &self->compute);
+        say_group(&line, ", update", &self->update);
+    }
+    say(&line, ", scheduler and I/O on cores %s", core_set_format(&self->io.cores, set));
+    if (self->reserved)
+        say(&line, " (%u left to %s)", self->reserved, self->reserved == 1 ? "it" : "them");
+    static const char *const spreads[] = {[ARENA_ANYWHERE] = "; memory not bound",
+                                          [ARENA_BIND] = "; memory on node ",
+                                          [ARENA_INTERLEAVE] = "; memory interleaved over nodes "};
+    say(&line, "%s%s", spreads[self->host.spread],
+        self->host.spread == ARENA_ANYWHERE ? "" : core_set_format(&self->host.nodes, set));
+    return text;
+}
