@@ -347,6 +347,16 @@ static int create_file(slab *self, uint32_t drive_idx, const char *directory, bo
     return sync_directory(directory);
 }
 
+static void warn_of_idle_drives(const slab *self, const slab_config *config)
+{
+    char stripe[SIZE_TEXT_BYTES];
+    for (uint32_t i = 0; i < self->drive_count; i++)
+        if (self->drive_stripes[i] == 0)
+            log_warn("the drive %s stays empty: its share by budget, free space and speed is below "
+                     "one stripe of %s",
+                     config->drives[i].path, size_format(self->stripe_bytes, stripe));
+}
+
 /* Creates all files or none. */
 static int create_all(slab *self, const slab_config *config, uint64_t stripe_count)
 {
@@ -362,8 +372,10 @@ static int create_all(slab *self, const slab_config *config, uint64_t stripe_cou
         if (rc == 0)
             rc = create_file(self, i, directory, &created[i]);
     }
-    if (rc == 0)
+    if (rc == 0) {
+        warn_of_idle_drives(self, config);
         return 0;
+    }
     err_record first;
     err_save(&first, rc);
     for (uint32_t i = self->drive_count; i-- > 0;) {
