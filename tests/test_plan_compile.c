@@ -11,88 +11,32 @@
 #include <cmocka.h>
 
 #include "base/mem.h"
-#include "base/rng.h"
-#include "base/size.h"
-#include "base/tile.h"
-#include "plan/plan.h"
+#include "plan_fixture.h"
 
-enum { UNITS_MAX = 10 };
-
-struct random_job {
-    plan_job job;
-    uint64_t elems[UNITS_MAX];
-    plan_stage stages[UNITS_MAX];
-    uint8_t homes[STATE_KIND_COUNT][UNITS_MAX];
-};
-
-static uint64_t draw(uint64_t seed, uint64_t *counter, uint64_t bound)
+static bool is_cut(const random_job *r)
 {
-    return rng_below(seed, 77, (*counter)++, bound);
-}
-
-/* embed, blocks, head; tied where the draw says so. */
-static void make_job(struct random_job *r, uint64_t seed)
-{
-    uint64_t n = 0;
-    memset(r, 0, sizeof *r);
-    plan_job *job = &r->job;
-    job->unit_count = job->stage_count = 3 + (uint32_t)draw(seed, &n, UNITS_MAX - 3);
-    bool tied = draw(seed, &n, 2);
-    uint64_t block_elems = SHARD_ELEMS_STEP * (1 + draw(seed, &n, 60));
-    for (uint32_t u = 0; u < job->unit_count; u++) {
-        bool head = u + 1 == job->unit_count;
-        r->elems[u] = u == 0 ? SHARD_ELEMS_STEP * (1 + draw(seed, &n, 90))
-                      : head ? SHARD_ELEMS_STEP
-                             : block_elems;
-        r->stages[u] = (plan_stage){.units = {u, 0},
-                                    .unit_count = head && tied ? 2 : 1,
-                                    .has_input = u > 0,
-                                    .has_output = !head,
-                                    .backward_needs_params = u > 0,
-                                    .forward_flops = 1e6 * (double)draw(seed, &n, 2000),
-                                    .backward_flops = 3e6 * (double)draw(seed, &n, 2000),
-                                    .forward_dram_bytes = 1 << 20,
-                                    .backward_dram_bytes = 3 << 20};
-        for (int k = 0; k < STATE_KIND_COUNT; k++)
-            r->homes[k][u] = (uint8_t)draw(seed, &n, ARENA_COUNT);
-    }
-    for (int k = 0; k < STATE_KIND_COUNT; k++)
-        job->homes[k] = r->homes[k];
-    job->unit_elems = r->elems;
-    job->stages = r->stages;
-    job->micro_batch_count = 1 + (uint32_t)draw(seed, &n, 4);
-    job->boundary_bytes = 4096 * (1 + draw(seed, &n, 64));
-    job->workspace_bytes = 4096 * draw(seed, &n, 300);
-    job->constants_bytes = 4096 * draw(seed, &n, 2);
-    job->tokens_bytes = 4096;
-    job->losses_bytes = 4096 * job->micro_batch_count;
-    job->param_bytes = draw(seed, &n, 2) ? 2 : 4;
-    job->grad_bytes = draw(seed, &n, 2) ? 2 : 4;
-    job->state_streams = draw(seed, &n, 2) ? 3 : 2;
-    job->update = draw(seed, &n, 2) ? PLAN_UPDATE_IN_NEXT_FORWARD : PLAN_UPDATE_AFTER_BACKWARD;
-    job->tile_elems = draw(seed, &n, 3) ? TILE_ELEMS_STEP << draw(seed, &n, 3) : 0;
-    job->lookahead_ops = draw(seed, &n, 3) ? 0 : 1 + draw(seed, &n, 50);
-    job->needs_save_places = draw(seed, &n, 2);
-    job->only_eval = draw(seed, &n, 8) == 0;
-    for (int a = 0; a < ARENA_COUNT; a++)
-        job->budget_bytes[a] = draw(seed, &n, 3) ? 64 * MIB : 4096 * draw(seed, &n, 2000);
-    job->budget_bytes[ARENA_NVME] = 512 * MIB;
-    plan_machine_default_cpu(&job->machine, 2, true);
-    if (draw(seed, &n, 2))
-        job->machine.device_is_cpu = false;
+    for (uint32_t s = 0; s < r->job.stage_count; s++)
+        if (r->stages[s].is_cut)
+            return true;
+    return false;
 }
 
 static void random_jobs(void **state)
 {
     (void)state;
-    int fitted = 0, refused = 0;
+    int fitted = 0, refused = 0, cut = 0, orders[2] = {0}, updates[4] = {0};
     for (uint64_t seed = 1; seed <= 400; seed++) {
-        struct random_job r;
-        make_job(&r, seed);
+        random_job r;
+        fixture_random_job(&r, seed);
         plan_set set;
         int rc = plan_compile(&r.job, &set);
         if (rc == 0) {
             fitted++;
+            cut += is_cut(&r);
+            for (int o = 0; o < 2; o++)
+                orders[o] += (int)r.job.order == o;
+            for (int u = 0; u < 4; u++)
+                updates[u] += (int)r.job.update == u;
             for (int k = 0; k < PROGRAM_KIND_COUNT; k++)
                 assert_int_equal(program_check(&set.programs[k]), 0);
             assert_true(set.programs[PROGRAM_STEADY].predicted_ns + 1000 >= set.bound_ns);
@@ -132,8 +76,12 @@ static void random_jobs(void **state)
             r.job.budget_bytes[a] = need[a];
         }
     }
-    print_message("%d compiled, %d refused\n", fitted, refused);
-    assert_true(fitted > 100 && refused > 30);
+    print_message("seeds 1 to 400: %d compiled (%d cut), %d refused\n", fitted, cut, refused);
+    assert_true(fitted > 100 && refused > 30 && cut > 20);
+    for (int o = 0; o < 2; o++)
+        assert_true(orders[o] > 20);
+    for (int u = 0; u < 4; u++)
+        assert_true(updates[u] > 20);
 }
 
 static void nothing_leaks(void **state)
@@ -141,9 +89,9 @@ static void nothing_leaks(void **state)
     (void)state;
     mem_stats before, after;
     mem_get_stats(&before);
-    struct random_job r;
+    random_job r;
     for (uint64_t seed = 500; seed < 520; seed++) {
-        make_job(&r, seed);
+        fixture_random_job(&r, seed);
         plan_set set;
         if (plan_compile(&r.job, &set) == 0)
             plan_set_fini(&set);
@@ -155,8 +103,8 @@ static void nothing_leaks(void **state)
 static void equal_jobs_give_equal_programs(void **state)
 {
     (void)state;
-    struct random_job r;
-    make_job(&r, 3);
+    random_job r;
+    fixture_random_job(&r, 3);
     for (int a = 0; a < ARENA_COUNT; a++)
         r.job.budget_bytes[a] = 512 * MIB;
     plan_set one, two;

@@ -24,6 +24,7 @@ struct large_job {
     plan_job job;
     uint64_t elems[UNITS_MAX];
     plan_stage stages[UNITS_MAX];
+    plan_pass passes[UNITS_MAX][2];
     uint8_t homes[STATE_KIND_COUNT][UNITS_MAX];
 };
 
@@ -33,7 +34,8 @@ static void make_job(struct large_job *l, uint32_t layers, uint64_t hidden)
     static const uint8_t rests[STATE_KIND_COUNT] = {[STATE_PARAMS] = ARENA_NVME,
                                                     [STATE_GRADS] = ARENA_NVME,
                                                     [STATE_OPTIMIZER] = ARENA_NVME,
-                                                    [STATE_ACTIVATIONS] = ARENA_HOST};
+                                                    [STATE_ACTIVATIONS] = ARENA_HOST,
+                                                    [STATE_INNER_ACTIVATIONS] = ARENA_COUNT};
     memset(l, 0, sizeof *l);
     plan_job *job = &l->job;
     job->unit_count = job->stage_count = layers + 2;
@@ -44,15 +46,28 @@ static void make_job(struct large_job *l, uint32_t layers, uint64_t hidden)
                          : head ? 2 * hidden
                                 : (12 * hidden + 13) * hidden;
         l->elems[u] = size_round_up(elems, SHARD_ELEMS_STEP);
-        l->stages[u] = (plan_stage){.units = {u, 0},
-                                    .unit_count = head ? 2 : 1,
+        plan_pass *forward = &l->passes[u][0], *backward = &l->passes[u][1];
+        *forward = (plan_pass){.units = {u, 0},
+                               .unit_count = head ? 2 : 1,
+                               .reads_params = {true, head},
+                               .input = u > 0 ? ACCESS_READ : 0,
+                               .output = head ? 0 : ACCESS_WRITE,
+                               .losses = head ? ACCESS_WRITE : 0,
+                               .flops = 2.0 * TOKENS * (double)elems,
+                               .dram_bytes = 2 * elems};
+        *backward = *forward;
+        backward->reads_params[0] = u > 0;
+        backward->adds_grads[0] = true;
+        backward->adds_grads[1] = head;
+        backward->output = 0;
+        backward->output_grad = head ? 0 : ACCESS_READ;
+        backward->input_grad = u > 0 ? ACCESS_WRITE : 0;
+        backward->flops = 6.0 * TOKENS * (double)elems;
+        backward->dram_bytes = 6 * elems;
+        l->stages[u] = (plan_stage){.passes = {forward, NULL, backward},
+                                    .pass_count = {1, 0, 1},
                                     .has_input = u > 0,
-                                    .has_output = !head,
-                                    .backward_needs_params = u > 0,
-                                    .forward_flops = 2.0 * TOKENS * (double)elems,
-                                    .backward_flops = 6.0 * TOKENS * (double)elems,
-                                    .forward_dram_bytes = 2 * elems,
-                                    .backward_dram_bytes = 6 * elems};
+                                    .has_output = !head};
         for (int k = 0; k < STATE_KIND_COUNT; k++)
             l->homes[k][u] = rests[k];
     }

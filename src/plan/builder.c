@@ -124,6 +124,7 @@ uint32_t plani_op(plani_builder *b, enum op_kind kind, enum lane_kind lane)
     fresh->lane = (uint8_t)lane;
     fresh->unit = fresh->stage = fresh->micro_batch = fresh->tile = PROGRAM_NONE;
     fresh->state_kind = PROGRAM_NONE;
+    fresh->if_applied = b->if_applied;
     return (uint32_t)b->op_count++;
 }
 

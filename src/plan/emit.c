@@ -89,42 +89,81 @@ struct tile_job {
     uint32_t device_params; /* also wanted there, or PROGRAM_NONE */
     enum plani_tile_work work;
     uint32_t after;
+    plani_range closed; /* the tile's gradient where it never rests; else of 0 bytes */
 };
+
+static struct tile_job tile_job_at(const plani_builder *b, uint32_t unit, uint64_t tile)
+{
+    uint64_t tile_elems = b->set->tile_elems;
+    enum arena_kind home = b->job->homes[STATE_OPTIMIZER][unit];
+    return (struct tile_job){
+        .unit = unit,
+        .tile = (uint32_t)tile,
+        .begin = tile * tile_elems,
+        .count = tile_elems_at(b->job->unit_elems[unit], tile_elems, tile),
+        .where = home == ARENA_DEVICE && !b->job->only_eval ? ARENA_DEVICE : ARENA_HOST,
+        .device_params = PROGRAM_NONE,
+        .after = PROGRAM_NONE,
+    };
+}
+
+static uint64_t unit_tiles(const plani_builder *b, uint32_t unit)
+{
+    return b->error < 0 ? 0 : tile_count(b->job->unit_elems[unit], b->set->tile_elems);
+}
+
+/* The tile's place in a buffer of the unit's optimizer state. */
+static plani_range state_range(const plani_builder *b, const struct tile_job *t,
+                               uint32_t buffer_idx)
+{
+    uint32_t streams = b->job->state_streams;
+    return (plani_range){buffer_idx, t->tile * tile_pitch(b->set->tile_elems, streams),
+                         tile_bytes(t->count, streams)};
+}
+
+/* A transfer of the tile's share of a state. */
+static void tile_transfer(plani_builder *b, const struct tile_job *t, plani_range source,
+                          plani_range target, enum state_kind kind)
+{
+    uint64_t first_op = b->op_count;
+    plani_transfer(b, source, target, kind, t->unit, t->tile, PROGRAM_NONE);
+    for (uint64_t i = first_op; b->error >= 0 && i < b->op_count; i++) {
+        b->ops[i].elem_begin = t->begin;
+        b->ops[i].elem_count = t->count;
+    }
+}
 
 /* The tile's state in the arena of the work. A transient for nvme homes. */
 static plani_range tile_state(plani_builder *b, const struct tile_job *t)
 {
-    uint64_t bytes = tile_bytes(t->count, b->job->state_streams);
-    uint64_t offset = t->tile * tile_pitch(b->set->tile_elems, b->job->state_streams);
     uint32_t home = b->set->homes.optimizer[t->unit];
     uint32_t save = b->set->homes.saves[t->unit];
-    plani_range at_home = {home, offset, bytes};
+    /* Evaluation only: the state is read from where it was saved, never kept. */
+    plani_range at_home = state_range(b, t, home == PROGRAM_NONE ? save : home);
     if (home != PROGRAM_NONE && b->buffers[home].base.arena != ARENA_NVME) {
         if (t->work == PLANI_WORK_LOAD)
-            plani_transfer(b, (plani_range){save, offset, bytes}, at_home, STATE_OPTIMIZER, t->unit,
-                           t->tile, PROGRAM_NONE);
+            tile_transfer(b, t, state_range(b, t, save), at_home, STATE_OPTIMIZER);
         return at_home;
     }
-    plani_range staged = {
-        plani_transient(b, t->where, bytes, TILE_RESIDUE_STATE, STATE_OPTIMIZER, t->unit), 0,
-        bytes};
-    if (home == PROGRAM_NONE)
-        at_home.buffer_idx = save; /* evaluation only: the state is read, never kept */
+    plani_range staged = {plani_transient(b, t->where, at_home.size_bytes, TILE_RESIDUE_STATE,
+                                          STATE_OPTIMIZER, t->unit),
+                          0, at_home.size_bytes};
     if (t->work != PLANI_WORK_INIT)
-        plani_transfer(b, at_home, staged, STATE_OPTIMIZER, t->unit, t->tile, PROGRAM_NONE);
+        tile_transfer(b, t, at_home, staged, STATE_OPTIMIZER);
     return staged;
 }
 
 static plani_range tile_grads(plani_builder *b, const struct tile_job *t)
 {
-    uint32_t home = b->set->homes.grads[t->unit];
-    plani_range at_home = elems_range(home, t->begin, t->count, b->job->grad_bytes);
-    if (arena_of(b, at_home) == t->where)
-        return at_home;
+    plani_range found = t->closed;
+    if (found.size_bytes == 0)
+        found = elems_range(b->set->homes.grads[t->unit], t->begin, t->count, b->job->grad_bytes);
+    if (arena_of(b, found) == t->where)
+        return found;
     plani_range staged = {
-        plani_transient(b, t->where, at_home.size_bytes, TILE_RESIDUE_GRADS, STATE_GRADS, t->unit),
-        0, at_home.size_bytes};
-    plani_transfer(b, at_home, staged, STATE_GRADS, t->unit, t->tile, PROGRAM_NONE);
+        plani_transient(b, t->where, found.size_bytes, TILE_RESIDUE_GRADS, STATE_GRADS, t->unit), 0,
+        found.size_bytes};
+    tile_transfer(b, t, found, staged, STATE_GRADS);
     return staged;
 }
 
@@ -148,8 +187,9 @@ static void work_demand(plani_builder *b, uint32_t idx, const struct tile_job *t
     if (b->error < 0)
         return;
     op_demand *demand = &b->ops[idx].demand;
-    uint64_t streams = t->work == PLANI_WORK_UPDATE ? 24 + b->job->grad_bytes
-                       : t->work == PLANI_WORK_INIT ? 12
+    uint64_t state_bytes = 4 * (uint64_t)b->job->state_streams;
+    uint64_t streams = t->work == PLANI_WORK_UPDATE ? 2 * state_bytes + b->job->grad_bytes
+                       : t->work == PLANI_WORK_INIT ? state_bytes
                                                     : 4;
     demand->dram_bytes = t->count * (streams + b->job->param_bytes);
     if (t->where == ARENA_DEVICE && !b->job->machine.device_is_cpu)
@@ -159,71 +199,64 @@ static void work_demand(plani_builder *b, uint32_t idx, const struct tile_job *t
     demand->core_seconds = (double)t->count * seconds;
 }
 
+/* Takes what the work made to where it belongs. */
+static void tile_results(plani_builder *b, const struct tile_job *t, plani_range state,
+                         plani_range params)
+{
+    uint32_t state_home = b->set->homes.optimizer[t->unit];
+    if (state.buffer_idx != state_home && state_home != PROGRAM_NONE && t->work != PLANI_WORK_LOAD)
+        tile_transfer(b, t, state, state_range(b, t, state_home), STATE_OPTIMIZER);
+    plani_range home =
+        elems_range(b->set->homes.params[t->unit], t->begin, t->count, b->job->param_bytes);
+    if (params.buffer_idx != home.buffer_idx)
+        tile_transfer(b, t, params, home, STATE_PARAMS);
+    if (t->device_params != PROGRAM_NONE && t->device_params != params.buffer_idx &&
+        t->device_params != home.buffer_idx)
+        tile_transfer(b, t, params,
+                      elems_range(t->device_params, t->begin, t->count, b->job->param_bytes),
+                      STATE_PARAMS);
+}
+
 static void emit_tile(plani_builder *b, const struct tile_job *t)
 {
+    static const struct {
+        enum op_kind kind;
+        enum operand_access state;
+    } works[] = {
+        [PLANI_WORK_UPDATE] = {OP_UPDATE, ACCESS_UPDATE},
+        [PLANI_WORK_INIT] = {OP_INIT, ACCESS_WRITE},
+        [PLANI_WORK_LOAD] = {OP_WORKING_COPY, ACCESS_READ},
+    };
     plani_range state = tile_state(b, t);
     plani_range grads = {0};
     if (t->work == PLANI_WORK_UPDATE)
         grads = tile_grads(b, t);
     plani_range params = tile_params(b, t);
-    uint32_t idx = plani_op(b,
-                            t->work == PLANI_WORK_UPDATE ? OP_UPDATE
-                            : t->work == PLANI_WORK_INIT ? OP_INIT
-                                                         : OP_WORKING_COPY,
-                            LANE_UPDATE);
+    uint32_t idx = plani_op(b, works[t->work].kind, LANE_UPDATE);
     if (b->error >= 0) {
         b->ops[idx].unit = t->unit;
         b->ops[idx].tile = t->tile;
         b->ops[idx].elem_begin = t->begin;
         b->ops[idx].elem_count = t->count;
     }
-    plani_use(b, idx, state, ROLE_STATE,
-              t->work == PLANI_WORK_UPDATE ? ACCESS_UPDATE
-              : t->work == PLANI_WORK_INIT ? ACCESS_WRITE
-                                           : ACCESS_READ);
+    plani_use(b, idx, state, ROLE_STATE, works[t->work].state);
     if (t->work == PLANI_WORK_UPDATE)
         plani_use(b, idx, grads, ROLE_SOURCE, ACCESS_READ);
     plani_use(b, idx, params, ROLE_TARGET, ACCESS_WRITE);
     plani_depend(b, idx, t->after);
     work_demand(b, idx, t);
-    if (b->error < 0)
-        return;
-
-    uint32_t state_home = b->set->homes.optimizer[t->unit];
-    if (state.buffer_idx != state_home && state_home != PROGRAM_NONE && t->work != PLANI_WORK_LOAD)
-        plani_transfer(
-            b, state,
-            (plani_range){state_home,
-                          t->tile * tile_pitch(b->set->tile_elems, b->job->state_streams),
-                          state.size_bytes},
-            STATE_OPTIMIZER, t->unit, t->tile, PROGRAM_NONE);
-    plani_range home =
-        elems_range(b->set->homes.params[t->unit], t->begin, t->count, b->job->param_bytes);
-    if (params.buffer_idx != home.buffer_idx)
-        plani_transfer(b, params, home, STATE_PARAMS, t->unit, t->tile, PROGRAM_NONE);
-    if (t->device_params != PROGRAM_NONE && t->device_params != params.buffer_idx &&
-        t->device_params != home.buffer_idx)
-        plani_transfer(b, params,
-                       elems_range(t->device_params, t->begin, t->count, b->job->param_bytes),
-                       STATE_PARAMS, t->unit, t->tile, PROGRAM_NONE);
+    if (b->error >= 0)
+        tile_results(b, t, state, params);
 }
 
 void plani_unit_work(plani_builder *b, uint32_t unit, enum plani_tile_work work,
                      uint32_t device_params, uint32_t after)
 {
-    uint64_t tile_elems = b->set->tile_elems, elems = b->job->unit_elems[unit];
-    enum arena_kind home = b->job->homes[STATE_OPTIMIZER][unit];
-    for (uint64_t k = 0; k < tile_count(elems, tile_elems) && b->error >= 0; k++) {
-        struct tile_job t = {
-            .unit = unit,
-            .tile = (uint32_t)k,
-            .begin = k * tile_elems,
-            .count = tile_elems_at(elems, tile_elems, k),
-            .where = home == ARENA_DEVICE && !b->job->only_eval ? ARENA_DEVICE : ARENA_HOST,
-            .device_params = device_params,
-            .work = work,
-            .after = after,
-        };
+    for (uint64_t k = 0; k < unit_tiles(b, unit) && b->error >= 0; k++) {
+        struct tile_job t = tile_job_at(b, unit, k);
+        t.device_params = device_params;
+        t.work = work;
+        t.after = after;
         emit_tile(b, &t);
     }
 }
@@ -237,52 +270,74 @@ uint32_t plani_device_params(plani_builder *b, uint32_t unit)
                            TILE_RESIDUE_PARAMS, STATE_PARAMS, unit);
 }
 
+/* Moves elements of `elem_bytes` each, tile by tile. */
+static void move_elems(plani_builder *b, uint32_t unit, uint32_t source, uint32_t target,
+                       uint64_t elem_bytes, enum state_kind kind)
+{
+    for (uint64_t k = 0; k < unit_tiles(b, unit) && b->error >= 0; k++) {
+        struct tile_job t = tile_job_at(b, unit, k);
+        tile_transfer(b, &t, elems_range(source, t.begin, t.count, elem_bytes),
+                      elems_range(target, t.begin, t.count, elem_bytes), kind);
+    }
+}
+
 uint32_t plani_fetch_params(plani_builder *b, uint32_t unit)
 {
     uint32_t device = plani_device_params(b, unit);
     uint32_t home = b->set->homes.params[unit];
-    if (device == home)
-        return device;
-    uint64_t tile_elems = b->set->tile_elems, elems = b->job->unit_elems[unit];
-    for (uint64_t k = 0; k < tile_count(elems, tile_elems) && b->error >= 0; k++) {
-        uint64_t count = tile_elems_at(elems, tile_elems, k);
-        plani_transfer(b, elems_range(home, k * tile_elems, count, b->job->param_bytes),
-                       elems_range(device, k * tile_elems, count, b->job->param_bytes),
-                       STATE_PARAMS, unit, (uint32_t)k, PROGRAM_NONE);
-    }
+    if (device != home)
+        move_elems(b, unit, home, device, b->job->param_bytes, STATE_PARAMS);
     return device;
+}
+
+void plani_move_accumulator(plani_builder *b, uint32_t unit, uint32_t source, uint32_t target)
+{
+    move_elems(b, unit, source, target, sizeof(float), STATE_GRADS);
+}
+
+/* Closes one tile: rounds the sums to the gradient dtype and takes their squares. */
+static void close_tile(plani_builder *b, const struct tile_job *t, uint32_t accumulator,
+                       plani_range closed)
+{
+    uint32_t idx = plani_op(b, OP_GRAD_CLOSE, LANE_COMPUTE);
+    if (b->error < 0)
+        return;
+    op *item = &b->ops[idx];
+    item->unit = t->unit;
+    item->tile = t->tile;
+    item->elem_begin = t->begin;
+    item->elem_count = t->count;
+    item->demand.dram_bytes = t->count * (4 + b->job->grad_bytes);
+    plani_use(b, idx, elems_range(accumulator, t->begin, t->count, 4), ROLE_GRADS0, ACCESS_READ);
+    plani_use(b, idx, closed, ROLE_TARGET, ACCESS_WRITE);
+    uint64_t first_block = b->set->norm_block_begin[t->unit] + t->begin / SHARD_ELEMS_STEP;
+    plani_use(b, idx,
+              elems_range(b->set->homes.norm_sums, first_block, t->count / SHARD_ELEMS_STEP,
+                          sizeof(double)),
+              ROLE_NORM_SUMS, ACCESS_WRITE);
 }
 
 void plani_close_grads(plani_builder *b, uint32_t unit, uint32_t accumulator)
 {
-    uint64_t tile_elems = b->set->tile_elems, elems = b->job->unit_elems[unit];
-    uint32_t home = b->set->homes.grads[unit];
-    for (uint64_t k = 0; k < tile_count(elems, tile_elems) && b->error >= 0; k++) {
-        uint64_t begin = k * tile_elems, count = tile_elems_at(elems, tile_elems, k);
-        plani_range at_home = elems_range(home, begin, count, b->job->grad_bytes);
+    uint32_t home = b->set->homes.grads[unit]; /* none where the update follows at once */
+    for (uint64_t k = 0; k < unit_tiles(b, unit) && b->error >= 0; k++) {
+        struct tile_job t = tile_job_at(b, unit, k);
+        plani_range at_home = elems_range(home, t.begin, t.count, b->job->grad_bytes);
         plani_range closed = at_home;
-        if (arena_of(b, at_home) != ARENA_DEVICE)
+        if (home == PROGRAM_NONE || arena_of(b, at_home) != ARENA_DEVICE)
             closed = (plani_range){plani_transient(b, ARENA_DEVICE, at_home.size_bytes,
                                                    TILE_RESIDUE_GRADS, STATE_GRADS, unit),
                                    0, at_home.size_bytes};
-        uint32_t idx = plani_op(b, OP_GRAD_CLOSE, LANE_COMPUTE);
+        close_tile(b, &t, accumulator, closed);
         if (b->error < 0)
             return;
-        op *item = &b->ops[idx];
-        item->unit = unit;
-        item->tile = (uint32_t)k;
-        item->elem_begin = begin;
-        item->elem_count = count;
-        item->demand.dram_bytes = count * (4 + b->job->grad_bytes);
-        plani_use(b, idx, elems_range(accumulator, begin, count, 4), ROLE_GRADS0, ACCESS_READ);
-        plani_use(b, idx, closed, ROLE_TARGET, ACCESS_WRITE);
-        uint64_t first_block = b->set->norm_block_begin[unit] + begin / SHARD_ELEMS_STEP;
-        plani_use(b, idx,
-                  elems_range(b->set->homes.norm_sums, first_block, count / SHARD_ELEMS_STEP,
-                              sizeof(double)),
-                  ROLE_NORM_SUMS, ACCESS_WRITE);
-        if (closed.buffer_idx != home)
-            plani_transfer(b, closed, at_home, STATE_GRADS, unit, (uint32_t)k, PROGRAM_NONE);
+        if (home == PROGRAM_NONE) {
+            t.closed = closed;
+            t.work = PLANI_WORK_UPDATE;
+            emit_tile(b, &t);
+        } else if (closed.buffer_idx != home) {
+            tile_transfer(b, &t, closed, at_home, STATE_GRADS);
+        }
     }
 }
 
@@ -291,11 +346,8 @@ void plani_save_unit(plani_builder *b, uint32_t unit)
     uint32_t home = b->set->homes.optimizer[unit], save = b->set->homes.saves[unit];
     if (save == PROGRAM_NONE || home == PROGRAM_NONE)
         return;
-    uint64_t tile_elems = b->set->tile_elems, elems = b->job->unit_elems[unit];
-    for (uint64_t k = 0; k < tile_count(elems, tile_elems) && b->error >= 0; k++) {
-        uint64_t bytes = tile_bytes(tile_elems_at(elems, tile_elems, k), b->job->state_streams);
-        uint64_t offset = k * tile_pitch(tile_elems, b->job->state_streams);
-        plani_transfer(b, (plani_range){home, offset, bytes}, (plani_range){save, offset, bytes},
-                       STATE_OPTIMIZER, unit, (uint32_t)k, PROGRAM_NONE);
+    for (uint64_t k = 0; k < unit_tiles(b, unit) && b->error >= 0; k++) {
+        struct tile_job t = tile_job_at(b, unit, k);
+        tile_transfer(b, &t, state_range(b, &t, home), state_range(b, &t, save), STATE_OPTIMIZER);
     }
 }

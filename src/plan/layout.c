@@ -1,8 +1,11 @@
 /* Homes: one buffer for each state that rests somewhere, laid end to end from the start of each arena.
  *
  *   device  [workspace][constants][tokens][losses][norm sums][params u0][grads u0][optimizer u0] ...
- *   host    [tokens][losses][params ..][grads ..][optimizer ..][activations ..]
+ *   host    [tokens][losses][optimizer ..][grads ..][accumulators ..][params ..][activations ..]
  *   nvme    [state u0][state u1] ... [params u0] ... [grads u0] ... [activations ..]
+ *
+ * Accumulators rest beside the gradients where one is left and taken up again within a step: between the
+ * micro-batches of a batch-major step, and between head and embedding where these are tied and cut.
  *
  * The state of a unit on nvme is its optimizer home or, for one homed in memory, the place it is saved
  * to. It comes first, so that it does not move when params, gradients, activations or the optimizer
@@ -82,9 +85,15 @@ static void add_params(const plan_job *job, plan_set *set, plani_layout *layout,
 
 static void add_grads(const plan_job *job, plan_set *set, plani_layout *layout, uint32_t unit)
 {
-    set->homes.grads[unit] =
-        add_state(layout, set, job->homes[STATE_GRADS][unit],
-                  job->unit_elems[unit] * job->grad_bytes, TILE_RESIDUE_GRADS, STATE_GRADS, unit);
+    enum arena_kind home = job->homes[STATE_GRADS][unit];
+    if (job->update != PLAN_UPDATE_IN_BACKWARD)
+        set->homes.grads[unit] =
+            add_state(layout, set, home, job->unit_elems[unit] * job->grad_bytes,
+                      TILE_RESIDUE_GRADS, STATE_GRADS, unit);
+    if ((job->order == PLAN_BATCH_MAJOR && job->micro_batch_count > 1) ||
+        (layout->is_cut && layout->grad_uses[unit] > 1))
+        set->homes.accumulators[unit] = add_state(
+            layout, set, home, job->unit_elems[unit] * sizeof(float), PLANI_ANY, STATE_GRADS, unit);
 }
 
 /* On nvme kind by kind, in memory unit by unit. */
@@ -94,6 +103,7 @@ static void add_units(const plan_job *job, plan_set *set, plani_layout *layout)
     for (uint32_t u = 0; u < job->unit_count; u++) {
         plan_homes *homes = &set->homes;
         homes->optimizer[u] = homes->grads[u] = homes->saves[u] = PROGRAM_NONE;
+        homes->accumulators[u] = PROGRAM_NONE;
         if (trains && rests_on(job, STATE_OPTIMIZER, u, true))
             add_optimizer(job, set, layout, u);
         else if (!trains || job->needs_save_places)
@@ -115,41 +125,98 @@ static void add_units(const plan_job *job, plan_set *set, plani_layout *layout)
     }
 }
 
+/* One home per stage and micro-batch; in a batch-major step, which has one micro-batch under way, one
+ * per stage. */
+static void add_slots(const plan_job *job, plan_set *set, plani_layout *layout, uint32_t stage,
+                      enum state_kind kind, uint64_t size_bytes, uint32_t *slots)
+{
+    enum arena_kind home = job->homes[kind][plani_stage_unit(job, stage)];
+    bool shares = job->order == PLAN_BATCH_MAJOR;
+    for (uint32_t mb = 0; mb < job->micro_batch_count; mb++) {
+        uint32_t *slot = &slots[(uint64_t)stage * job->micro_batch_count + mb];
+        *slot = size_bytes == 0    ? PROGRAM_NONE
+                : shares && mb > 0 ? slot[-1]
+                                   : add_state(layout, set, home, size_bytes, PLANI_ANY, kind,
+                                               plani_stage_unit(job, stage));
+    }
+}
+
 /* Checkpoints of the boundaries before each stage but the last: the head's input is used at the turn
- * and never rests. */
+ * and never rests. Inner activations where a stage keeps them. */
 static void add_activations(const plan_job *job, plan_set *set, plani_layout *layout)
 {
-    for (uint32_t s = 0; s < job->stage_count; s++)
-        for (uint32_t mb = 0; mb < job->micro_batch_count; mb++) {
-            uint32_t *slot = &set->homes.activations[(uint64_t)s * job->micro_batch_count + mb];
-            *slot = PROGRAM_NONE;
-            uint32_t unit = job->stages[s].units[0];
-            if (job->stages[s].has_input && s + 1 < job->stage_count && !job->only_eval)
-                *slot = add_state(layout, set, job->homes[STATE_ACTIVATIONS][unit],
-                                  job->boundary_bytes, PLANI_ANY, STATE_ACTIVATIONS, unit);
+    bool trains = !job->only_eval;
+    for (uint32_t s = 0; s < job->stage_count; s++) {
+        const plan_stage *stage = &job->stages[s];
+        bool rests = trains && stage->has_input && s + 1 < job->stage_count;
+        add_slots(job, set, layout, s, STATE_ACTIVATIONS, rests ? job->boundary_bytes : 0,
+                  set->homes.activations);
+        uint8_t inner = job->homes[STATE_INNER_ACTIVATIONS][plani_stage_unit(job, s)];
+        bool keeps = trains && inner < ARENA_COUNT;
+        add_slots(job, set, layout, s, STATE_INNER_ACTIVATIONS, keeps ? stage->saved_bytes : 0,
+                  set->homes.saved);
+    }
+    for (uint32_t mb = 0; mb < job->micro_batch_count; mb++)
+        set->homes.deferred[mb] =
+            trains && layout->defers_first
+                ? add_state(layout, set, job->homes[STATE_ACTIVATIONS][plani_stage_unit(job, 1)],
+                            job->boundary_bytes, PLANI_ANY, STATE_ACTIVATIONS,
+                            plani_stage_unit(job, 1))
+                : PROGRAM_NONE;
+}
+
+void plani_count_grad_uses(const plan_job *job, uint32_t *uses, bool *defers_first)
+{
+    memset(uses, 0, job->unit_count * sizeof *uses);
+    *defers_first = false;
+    for (uint32_t s = job->stage_count; s-- > 0;)
+        for (uint32_t p = 0; p < job->stages[s].pass_count[PLAN_BACKWARD]; p++) {
+            const plan_pass *pass = &job->stages[s].passes[PLAN_BACKWARD][p];
+            for (uint32_t i = 0; i < pass->unit_count; i++) {
+                if (!pass->adds_grads[i])
+                    continue;
+                if (s == 0 && uses[pass->units[i]] > 0)
+                    *defers_first = job->order == PLAN_BATCH_MAJOR && job->micro_batch_count > 1;
+                uses[pass->units[i]]++;
+            }
         }
+}
+
+static int make_tables(const plan_job *job, plan_set *set, plani_layout *layout)
+{
+    uint64_t slots = (uint64_t)job->stage_count * job->micro_batch_count;
+    uint64_t units = job->unit_count;
+    layout->capacity = 16 + 5 * units + 2 * slots + job->micro_batch_count;
+    layout->buffers = mem_alloc(layout->capacity, sizeof *layout->buffers, "plan layout");
+    layout->residues = mem_alloc(layout->capacity, sizeof *layout->residues, "plan layout");
+    layout->grad_uses = mem_alloc(units, sizeof *layout->grad_uses, "plan layout");
+    plan_homes *homes = &set->homes;
+    uint32_t *tables =
+        mem_alloc(5 * units + 2 * slots + job->micro_batch_count, sizeof *tables, "plan homes");
+    set->norm_block_begin = mem_alloc(units + 1, sizeof *set->norm_block_begin, "plan norm blocks");
+    homes->params = tables; /* one allocation, owned through params */
+    if (!layout->buffers || !layout->residues || !layout->grad_uses || !tables ||
+        !set->norm_block_begin)
+        return -ENOMEM;
+    homes->grads = tables + units;
+    homes->optimizer = tables + 2 * units;
+    homes->saves = tables + 3 * units;
+    homes->accumulators = tables + 4 * units;
+    homes->activations = tables + 5 * units;
+    homes->saved = homes->activations + slots;
+    homes->deferred = homes->saved + slots;
+    return 0;
 }
 
 int plani_layout_make(const plan_job *job, plan_set *set, plani_layout *layout)
 {
     memset(layout, 0, sizeof *layout);
-    uint64_t slots = (uint64_t)job->stage_count * job->micro_batch_count;
-    layout->capacity = 16 + 4 * (uint64_t)job->unit_count + slots;
-    layout->buffers = mem_alloc(layout->capacity, sizeof *layout->buffers, "plan layout");
-    layout->residues = mem_alloc(layout->capacity, sizeof *layout->residues, "plan layout");
+    TRY(make_tables(job, set, layout));
     plan_homes *homes = &set->homes;
-    uint32_t *tables =
-        mem_alloc(4 * (uint64_t)job->unit_count + slots, sizeof *tables, "plan homes");
-    set->norm_block_begin =
-        mem_alloc((uint64_t)job->unit_count + 1, sizeof *set->norm_block_begin, "plan norm blocks");
-    homes->params = tables; /* one allocation, owned through params */
-    if (!layout->buffers || !layout->residues || !tables || !set->norm_block_begin)
-        return -ENOMEM;
-    homes->grads = tables + job->unit_count;
-    homes->optimizer = tables + 2 * (uint64_t)job->unit_count;
-    homes->saves = tables + 3 * (uint64_t)job->unit_count;
-    homes->activations = tables + 4 * (uint64_t)job->unit_count;
     memset(set->home_bytes, 0, sizeof set->home_bytes);
+    plani_count_grad_uses(job, layout->grad_uses, &layout->defers_first);
+    for (uint32_t s = 0; s < job->stage_count; s++)
+        layout->is_cut = layout->is_cut || job->stages[s].is_cut;
 
     uint64_t blocks = 0;
     for (uint32_t u = 0; u < job->unit_count; u++) {
@@ -176,5 +243,6 @@ void plani_layout_fini(plani_layout *layout)
 {
     mem_free(layout->buffers);
     mem_free(layout->residues);
+    mem_free(layout->grad_uses);
     memset(layout, 0, sizeof *layout);
 }

@@ -23,7 +23,19 @@
 #include "base/error.h"
 #include "swap/program.h"
 
-enum plan_update { PLAN_UPDATE_AFTER_BACKWARD, PLAN_UPDATE_IN_NEXT_FORWARD };
+enum plan_update {
+    PLAN_UPDATE_AFTER_BACKWARD,
+    PLAN_UPDATE_IN_NEXT_FORWARD,
+    PLAN_UPDATE_IN_BACKWARD,     /* each unit as its gradient completes, which never rests */
+    PLAN_UPDATE_DELAYED_ONE_STEP /* with the gradient of the step before, behind the unit's backward */
+};
+
+enum plan_order {
+    PLAN_LAYER_MAJOR, /* all micro-batches pass a stage before the next one */
+    PLAN_BATCH_MAJOR  /* each micro-batch passes all stages; fp32 accumulators rest in between */
+};
+
+enum plan_phase { PLAN_FORWARD, PLAN_RECOMPUTE, PLAN_BACKWARD, PLAN_PHASE_COUNT };
 
 /* What the simulator knows of the machine. Rates of one rank with all its drives. */
 struct plan_machine {
@@ -38,14 +50,30 @@ struct plan_machine {
 };
 typedef struct plan_machine plan_machine;
 
-struct plan_stage {
+/* What runs for each micro-batch while the params of the pass's units are on the device. */
+struct plan_pass {
     uint32_t units[2];
     uint32_t unit_count;
-    bool has_input, has_output; /* a boundary activation before and after */
-    bool backward_needs_params; /* not the embedding's */
-    double forward_flops;       /* of one micro-batch */
-    double backward_flops;      /* with recomputation; the head: forward, loss and backward */
-    uint64_t forward_dram_bytes, backward_dram_bytes;
+    bool reads_params[2], adds_grads[2];
+    uint8_t input, output, output_grad, input_grad, saved,
+        losses;   /* enum operand_access; 0: unused.
+                                   WRITE: nothing of what was there is needed */
+    double flops; /* of one micro-batch */
+    uint64_t dram_bytes;
+};
+typedef struct plan_pass plan_pass;
+
+/* The stage's own unit is the first of its first pass; homes of its activations go by that unit. The
+ * last stage is the head: its BACKWARD does forward, loss and backward, its FORWARD the losses alone. */
+struct plan_stage {
+    const plan_pass *passes[PLAN_PHASE_COUNT];
+    uint32_t pass_count[PLAN_PHASE_COUNT]; /* forward and backward: at least 1 */
+    bool has_input, has_output;            /* a boundary activation before and after */
+    bool is_cut; /* `saved` goes from pass to pass; else only its one backward pass uses it, which
+                    makes it itself unless it is kept */
+    uint64_t saved_bytes;   /* of one micro-batch; 0: there is nothing to keep */
+    double recompute_flops; /* uncut: what the backward pass need not do where `saved` is kept */
+    uint64_t recompute_dram_bytes;
 };
 typedef struct plan_stage plan_stage;
 
@@ -55,7 +83,8 @@ struct plan_job {
     const plan_stage *stages;   /* [stage_count] in forward order; the last is the head */
     const uint8_t
         *homes[STATE_KIND_COUNT]; /* [unit_count] enum arena_kind each; activations: of the
-                                               boundary before the stage whose own unit it is */
+                                               boundary before the stage whose own unit it is; inner
+                                               activations: of that stage, ARENA_COUNT: not kept */
     uint32_t micro_batch_count;
     uint64_t boundary_bytes; /* of one micro-batch */
     uint64_t workspace_bytes, constants_bytes;
@@ -63,6 +92,7 @@ struct plan_job {
     uint32_t param_bytes, grad_bytes;    /* per element: 2 or 4 */
     uint32_t state_streams;              /* of a tile: 3 (Adam) or 2 (base/tile.h) */
     enum plan_update update;
+    enum plan_order order;
     uint64_t tile_elems; /* 0: chosen by simulated time */
     uint64_t
         tile_elems_max; /* chosen ones are at most this, rounded up to TILE_ELEMS_STEP; 0: any */
@@ -82,7 +112,13 @@ typedef struct plan_job plan_job;
 /* Buffer indices of the homes, equal in all programs of the set. PROGRAM_NONE where there is none. */
 struct plan_homes {
     uint32_t *params, *grads, *optimizer, *saves; /* [unit_count] */
-    uint32_t *activations; /* [stage_count * micro_batch_count], input of the stage */
+    uint32_t *accumulators; /* [unit_count] fp32, where one rests between micro-batches or stages */
+    uint32_t
+        *activations;   /* [stage_count * micro_batch_count], input of the stage; batch-major: the
+                               micro-batches of a stage share one */
+    uint32_t *saved;    /* likewise: inner activations that are kept */
+    uint32_t *deferred; /* [micro_batch_count] gradients of the first stage's output, which wait
+                               for the end of a batch-major step where the embedding is tied */
     uint32_t workspace, constants, tokens_host, tokens_device, losses_host, losses_device,
         norm_sums;
 };

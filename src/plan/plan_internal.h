@@ -2,6 +2,7 @@
  *
  *   layout.c    homes and their offsets          emit.c      transfers, updates, fetches
  *   steps.c     the seven programs as ops        builder.c   ops, operands, data dependencies
+ *   passes.c    one pass of one stage
  *   schedule.c  simulation, order                share.c     rates of ops that run together
  *   space.c     one arena's memory in time
  *   compile.c   the search over tile size, lookahead and held stages; refusals */
@@ -54,6 +55,7 @@ struct plani_builder {
     const plan_job *job;
     const plan_set *set; /* homes, tile size */
     uint32_t held_stages;
+    bool if_applied; /* ops that are appended run only where the step's update is applied */
     op *ops;
     uint64_t op_count, op_capacity;
     uint32_t *dependents; /* by op: the last op that got an edge from it, 0: none */
@@ -79,11 +81,23 @@ struct plani_layout {
     buffer *buffers;
     uint64_t *residues;
     uint64_t count, capacity;
+    uint32_t *grad_uses; /* [unit_count] */
+    bool defers_first, is_cut;
     uint64_t end_bytes[ARENA_COUNT];
 };
 typedef struct plani_layout plani_layout;
 int plani_layout_make(const plan_job *job, plan_set *set, plani_layout *layout) MUST_CHECK;
 void plani_layout_fini(plani_layout *layout);
+/* How many backward passes of a step add to each unit's gradient. *defers_first: micro-batches come one
+ * by one, and the first stage adds to a gradient that others add to: so that all of a unit's sums are
+ * taken in one order whatever the order of the step, its backward waits for the end of the others'. */
+void plani_count_grad_uses(const plan_job *job, uint32_t *uses, bool *defers_first);
+
+/* The unit whose placement the activations of a stage follow. */
+static inline uint32_t plani_stage_unit(const plan_job *job, uint32_t stage)
+{
+    return job->stages[stage].passes[PLAN_FORWARD][0].units[0];
+}
 
 /* builder.c */
 int plani_builder_init(plani_builder *b, const plan_job *job, const plan_set *set,
@@ -113,7 +127,10 @@ void plani_unit_work(plani_builder *b, uint32_t unit, enum plani_tile_work work,
  * is the device, else a transient. */
 uint32_t plani_fetch_params(plani_builder *b, uint32_t unit);
 uint32_t plani_device_params(plani_builder *b, uint32_t unit);
+/* Closes the unit's gradient tile by tile and takes it home, or (in_backward) to the optimizer. */
 void plani_close_grads(plani_builder *b, uint32_t unit, uint32_t accumulator);
+/* Brings an open accumulator [unit_elems] fp32 to `target`, tile by tile. */
+void plani_move_accumulator(plani_builder *b, uint32_t unit, uint32_t source, uint32_t target);
 void plani_save_unit(plani_builder *b, uint32_t unit);
 
 /* steps.c */

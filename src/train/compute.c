@@ -30,6 +30,7 @@ static void fill_call(const traini_engine *self, const program *prog, const op *
     uint64_t step_tokens = setup->job->accumulation * rows;
     const int32_t *tokens = role_address(self, prog, item, ROLE_TOKENS);
     unsigned char *workspace = role_address(self, prog, item, ROLE_WORKSPACE);
+    void *saved = role_address(self, prog, item, ROLE_SAVED);
     *call = (model_call){
         .params = {role_address(self, prog, item, ROLE_PARAMS0),
                    role_address(self, prog, item, ROLE_PARAMS1)},
@@ -42,8 +43,8 @@ static void fill_call(const traini_engine *self, const program *prog, const op *
         .input_grad = role_address(self, prog, item, ROLE_INPUT_GRAD),
         .output_grad = role_address(self, prog, item, ROLE_OUTPUT_GRAD),
         .losses = role_address(self, prog, item, ROLE_LOSSES),
-        .grad_scale = (float)(1.0 / (double)step_tokens),
-        .saved = workspace,
+        .grad_scale = (float)(self->step.loss_scale / (double)step_tokens),
+        .saved = saved ? saved : workspace,
         .temp = workspace + setup->workspace_temp_offset,
         .constants = role_address(self, prog, item, ROLE_CONSTANTS),
     };
@@ -56,7 +57,8 @@ static int run_forward(traini_engine *self, const program *prog, const op *item)
     fill_call(self, prog, item, &call);
     if (net->stages[item->stage].kind == STAGE_HEAD && self->logits_row >= 0)
         return model_logits(net, NULL, &call, (uint64_t)self->logits_row, self->logits);
-    return model_forward(net, item->stage, NULL, &call);
+    enum model_phase phase = item->kind == OP_RECOMPUTE ? MODEL_RECOMPUTE : MODEL_FORWARD;
+    return model_run(net, phase, item->stage, item->pass, NULL, &call, false);
 }
 
 static int run_backward(traini_engine *self, const program *prog, const op *item)
@@ -71,7 +73,9 @@ static int run_backward(traini_engine *self, const program *prog, const op *item
             TRY(setup->ops->zero(setup->context, NULL, address(self, prog, grads),
                                  grads->size_bytes));
     }
-    return model_backward(setup->net, item->stage, NULL, &call, false);
+    bool saved_is_valid = op_operand(item, ROLE_SAVED) != NULL;
+    return model_run(setup->net, MODEL_BACKWARD, item->stage, item->pass, NULL, &call,
+                     saved_is_valid);
 }
 
 static int run_grad_close(traini_engine *self, const program *prog, const op *item)
@@ -93,47 +97,109 @@ static int run_norm(traini_engine *self, const program *prog, const op *item)
     uint64_t blocks = setup->set.norm_block_begin[setup->net->unit_count];
     double total;
     TRY(setup->ops->norm_reduce(setup->context, NULL, sums, blocks, &total));
-    self->step.grad_norm = sqrt(total);
+    self->step.grad_norm = sqrt(total) / self->step.loss_scale;
     if (setup->plan.update == PLAN_UPDATE_AFTER_BACKWARD)
         traini_make_scalars(self); /* the updates that follow in this program use them */
     return 0;
 }
 
-/* The streams of a tile as base/tile.h lays them. */
-static void tile_streams(unsigned char *state, uint64_t elems, float **master, float **m, float **v)
+/* Stream `idx` of a tile, as base/tile.h lays them. */
+static float *tile_stream(unsigned char *state, uint64_t elems, uint32_t idx)
 {
-    uint64_t stride = tile_stream_stride(elems);
-    *master = (float *)(void *)state;
-    *m = (float *)(void *)(state + stride);
-    *v = (float *)(void *)(state + 2 * stride);
+    return (float *)(void *)(state + idx * tile_stream_stride(elems));
+}
+
+/* What all optimizers share. */
+struct update_tile {
+    uint64_t count;
+    unsigned char *state;
+    const void *grads;
+    void *params;
+    enum dtype grad_type, param_type;
+};
+
+static int run_adam(const traini_engine *self, const struct update_tile *tile)
+{
+    adam_args args = {
+        .count = tile->count,
+        .master = tile_stream(tile->state, tile->count, 0),
+        .m = tile_stream(tile->state, tile->count, 1),
+        .v = tile_stream(tile->state, tile->count, 2),
+        .grads = tile->grads,
+        .grad_type = tile->grad_type,
+        .params = tile->params,
+        .param_type = tile->param_type,
+        .scalars = &self->step.scalars,
+    };
+    return self->setup->ops->adam(self->setup->context, NULL, &args);
+}
+
+static int run_lion(const traini_engine *self, const struct update_tile *tile)
+{
+    const adam_scalars *s = &self->step.scalars;
+    lion_scalars scalars = {s->learning_rate, s->beta1, s->beta2, s->weight_decay, s->grad_scale};
+    lion_args args = {
+        .count = tile->count,
+        .master = tile_stream(tile->state, tile->count, 0),
+        .m = tile_stream(tile->state, tile->count, 1),
+        .grads = tile->grads,
+        .grad_type = tile->grad_type,
+        .params = tile->params,
+        .param_type = tile->param_type,
+        .scalars = &scalars,
+    };
+    return self->setup->ops->lion(self->setup->context, NULL, &args);
+}
+
+static int run_adagrad(const traini_engine *self, const struct update_tile *tile)
+{
+    const adam_scalars *s = &self->step.scalars;
+    adagrad_scalars scalars = {s->learning_rate, s->epsilon, s->weight_decay, s->grad_scale};
+    adagrad_args args = {
+        .count = tile->count,
+        .master = tile_stream(tile->state, tile->count, 0),
+        .v = tile_stream(tile->state, tile->count, 1),
+        .grads = tile->grads,
+        .grad_type = tile->grad_type,
+        .params = tile->params,
+        .param_type = tile->param_type,
+        .scalars = &scalars,
+    };
+    return self->setup->ops->adagrad(self->setup->context, NULL, &args);
 }
 
 static int run_update(traini_engine *self, const program *prog, const op *item)
 {
     const traini_setup *setup = self->setup;
-    adam_args args = {
+    struct update_tile tile = {
         .count = item->elem_count,
+        .state = role_address(self, prog, item, ROLE_STATE),
         .grads = role_address(self, prog, item, ROLE_SOURCE),
-        .grad_type = setup->job->grad_dtype,
         .params = role_address(self, prog, item, ROLE_TARGET),
+        .grad_type = setup->job->grad_dtype,
         .param_type = setup->net->type,
-        .scalars = &self->step.scalars,
     };
-    tile_streams(role_address(self, prog, item, ROLE_STATE), item->elem_count, &args.master,
-                 &args.m, &args.v);
     if (self->step.skip) /* an overflow: the state stays, its working copy is made again */
-        return setup->ops->working_copy(setup->context, NULL, args.master, args.params,
-                                        args.param_type, args.count);
-    return setup->ops->adam(setup->context, NULL, &args);
+        return setup->ops->working_copy(setup->context, NULL,
+                                        tile_stream(tile.state, tile.count, 0), tile.params,
+                                        tile.param_type, tile.count);
+    switch (setup->job->optimizer.type) {
+    case JOB_ADAM:
+        return run_adam(self, &tile);
+    case JOB_LION:
+        return run_lion(self, &tile);
+    case JOB_ADAGRAD:
+        return run_adagrad(self, &tile);
+    }
+    return err_set(ERR_INTERNAL, "optimizer %d does not exist", (int)setup->job->optimizer.type);
 }
 
 static int run_init(traini_engine *self, const program *prog, const op *item)
 {
     const traini_setup *setup = self->setup;
-    float *master, *m, *v;
     unsigned char *state = role_address(self, prog, item, ROLE_STATE);
     memset(state, 0, op_operand(item, ROLE_STATE)->size_bytes); /* padding too goes to disk */
-    tile_streams(state, item->elem_count, &master, &m, &v);
+    float *master = tile_stream(state, item->elem_count, 0);
     model_init_elems(setup->net, item->unit, setup->job->run.seed, item->elem_begin,
                      item->elem_count, master);
     return setup->ops->working_copy(setup->context, NULL, master,
@@ -154,6 +220,7 @@ int traini_run_op(void *user, const program *prog, const op *item)
     traini_engine *self = user;
     switch ((enum op_kind)item->kind) {
     case OP_FORWARD:
+    case OP_RECOMPUTE:
         return run_forward(self, prog, item);
     case OP_BACKWARD:
         return run_backward(self, prog, item);

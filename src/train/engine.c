@@ -142,6 +142,7 @@ int traini_engine_create(traini_setup *setup, const struct traini_engine_options
         return -ENOMEM;
     self->setup = setup;
     self->logits_row = -1;
+    self->step.loss_scale = 1.0;
     int rc = make_disk(self, options); /* refuses sooner than memory can be touched */
     if (rc == 0)
         rc = make_arenas(self);

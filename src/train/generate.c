@@ -56,6 +56,7 @@ static int open_run(struct generator *self)
     self->job->micro_batch = self->job->accumulation = 1;
     if (self->job->tiers.place[JOB_PARAMS] == JOB_TIER_NVME)
         self->job->tiers.place[JOB_PARAMS] = JOB_TIER_AUTO;
+    self->job->tiers.place[JOB_INNER_ACTIVATIONS] = JOB_TIER_RECOMPUTE;
     self->job->tiers.rule_count = 0;
     self->job->tiers.device_budget = self->job->tiers.host_budget = 0;
     self->job->tiers.nvme_count = 0;

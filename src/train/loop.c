@@ -25,34 +25,6 @@ enum {
     SKIPS_IN_A_ROW_MAX = 10, /* without loss scaling a skip changes nothing: more will not help */
 };
 
-void traini_make_scalars(traini_engine *self)
-{
-    const struct job *asked = self->setup->job;
-    struct traini_step *step = &self->step;
-    step->skip = !isfinite(step->grad_norm);
-    if (step->skip)
-        return;
-    step->applied++;
-    /* As torch.nn.utils.clip_grad_norm_: norms below the limit leave the gradient as it is. */
-    double clip = asked->gradient_clipping;
-    double factor = clip > 0 ? fmin(1.0, clip / (step->grad_norm + 1e-6)) : 1.0;
-    adam_scalars *s = &step->scalars;
-    s->learning_rate = (float)job_learning_rate(asked, step->applied);
-    s->beta1 = (float)asked->optimizer.beta1;
-    s->beta2 = (float)asked->optimizer.beta2;
-    s->epsilon = (float)asked->optimizer.epsilon;
-    s->weight_decay = (float)asked->optimizer.weight_decay;
-    s->decoupled = asked->optimizer.decoupled;
-    s->bias_correction1 = 1.0f;
-    s->bias_correction2_sqrt = 1.0f;
-    if (asked->optimizer.bias_correction) {
-        double t = (double)step->applied;
-        s->bias_correction1 = (float)(1.0 - pow((double)s->beta1, t));
-        s->bias_correction2_sqrt = (float)sqrt(1.0 - pow((double)s->beta2, t));
-    }
-    s->grad_scale = (float)factor;
-}
-
 /* Tokens and targets of `count` windows from window `first` into the host buffer. */
 static int load_windows(traini_loop *self, sampler *from, bool shuffled, uint64_t first)
 {
@@ -141,7 +113,7 @@ static void fill_line(const traini_loop *self, const run_totals *run, double los
         .loss = (float)loss,
         .grad_norm = engine->step.grad_norm,
         .lr = engine->step.skip ? 0.0 : (double)engine->step.scalars.learning_rate,
-        .loss_scale = 1.0,
+        .loss_scale = engine->step.loss_scale,
         .skipped = engine->step.skip,
         .tokens = tokens,
         .seconds = seconds,
@@ -182,45 +154,87 @@ static void tell_step(const traini_loop *self, const metrics_line *line)
     self->options->on_step(self->options->user, &progress);
 }
 
-static int one_step(traini_loop *self)
+/* A step whose gradient norm is not finite is skipped, or ends the run. */
+static int note_overflow(traini_loop *self, double loss)
 {
-    traini_engine *engine = self->engine;
-    const model *net = self->setup->net;
-    bool next_forward = self->setup->plan.update == PLAN_UPDATE_IN_NEXT_FORWARD;
-    uint64_t begin_ns = clock_ns();
-    TRY(load_windows(self, &self->train_sampler, true, self->record.window_count));
-    engine->step.step = self->record.step + 1;
-    enum program_kind kind = self->pending || !next_forward ? PROGRAM_STEADY : PROGRAM_FIRST;
-    run_totals run;
-    int rc = traini_engine_run(engine, kind, engine->step.step, &run);
-    if (rc < 0)
-        return err_prefix(rc, "step %" PRIu64, engine->step.step);
-    if (next_forward)
-        traini_make_scalars(engine);
-    self->pending = next_forward && !engine->step.skip;
-    self->record.step++;
-    self->record.window_count += self->job->accumulation * net->micro_batch;
-    self->record.skipped_count += engine->step.skip;
-    double loss = mean_loss(self);
-    self->skips_in_a_row = engine->step.skip ? self->skips_in_a_row + 1 : 0;
-    if (engine->step.skip)
-        log_warn("step %" PRIu64
-                 ": the gradient norm is not finite (loss %g); the update is skipped",
-                 engine->step.step, loss);
-    metrics_line line;
-    fill_line(self, &run, loss, (double)(clock_ns() - begin_ns) * 1e-9, &line);
-    TRY(metrics_file_write(&self->metrics, &line));
-    self->summary->steps_done++;
-    self->summary->tokens += line.tokens;
-    self->summary->train_loss = loss;
-    tell_step(self, &line);
+    const struct traini_step *step = &self->engine->step;
+    bool overflows = !isfinite(step->grad_norm);
+    if (self->job->type == DTYPE_FP16) {
+        if (overflows)
+            log_info("step %" PRIu64
+                     ": the gradients overflowed at loss scale %g; the update is skipped",
+                     step->step, step->loss_scale);
+        int rc = loss_scaler_update(&self->scaler, overflows);
+        return rc < 0 ? err_prefix(rc, "step %" PRIu64, step->step) : 0;
+    }
+    self->skips_in_a_row = overflows ? self->skips_in_a_row + 1 : 0;
+    if (!overflows)
+        return 0;
+    if (!self->job->check_grad_overflow || self->setup->plan.update == PLAN_UPDATE_IN_BACKWARD)
+        return err_set(ERR_DIVERGED,
+                       "step %" PRIu64 ": the gradient norm is not finite (loss %g), and %s skip "
+                       "the update: begin anew with a lower learning rate (the last was %g)",
+                       step->step, loss,
+                       self->job->check_grad_overflow
+                           ? "updates in_backward cannot"
+                           : "without bf16.check_grad_overflow no step may",
+                       (double)step->scalars.learning_rate);
+    log_warn("step %" PRIu64 ": the gradient norm is not finite (loss %g); the update is skipped",
+             step->step, loss);
     if (self->skips_in_a_row < SKIPS_IN_A_ROW_MAX)
         return 0;
     return err_set(ERR_DIVERGED,
                    "step %" PRIu64 ": the gradient norm was not finite in %u steps in a row, so "
                    "training has diverged; begin anew with a lower learning rate (the last was %g)",
-                   engine->step.step, self->skips_in_a_row,
-                   (double)engine->step.scalars.learning_rate);
+                   step->step, self->skips_in_a_row, (double)step->scalars.learning_rate);
+}
+
+/* The program of one step, with the scalars before and after it. */
+static int run_step_program(traini_loop *self, run_totals *run)
+{
+    traini_engine *engine = self->engine;
+    bool leaves_update = traini_leaves_update(self->setup);
+    engine->step.step = self->record.step + 1;
+    engine->step.loss_scale = self->scaler.scale;
+    if (!leaves_update)
+        engine->step.skip = false; /* until the norm says otherwise */
+    if (self->setup->plan.update == PLAN_UPDATE_IN_BACKWARD) {
+        engine->step.grad_norm = 0; /* neither clips nor skips */
+        traini_make_scalars(engine);
+    }
+    enum program_kind kind = self->pending || !leaves_update ? PROGRAM_STEADY : PROGRAM_FIRST;
+    int rc = traini_engine_run(engine, kind, engine->step.step, run);
+    if (rc < 0)
+        return err_prefix(rc, "step %" PRIu64, engine->step.step);
+    if (leaves_update)
+        traini_make_scalars(engine);
+    if (self->setup->plan.update == PLAN_UPDATE_IN_BACKWARD)
+        self->spoiled = engine->step.skip = !isfinite(engine->step.grad_norm);
+    self->pending = leaves_update && !engine->step.skip;
+    return 0;
+}
+
+static int one_step(traini_loop *self)
+{
+    const model *net = self->setup->net;
+    uint64_t begin_ns = clock_ns();
+    TRY(load_windows(self, &self->train_sampler, true, self->record.window_count));
+    run_totals run;
+    TRY(run_step_program(self, &run));
+    bool skipped = self->engine->step.skip;
+    self->record.step++;
+    self->record.window_count += self->job->accumulation * net->micro_batch;
+    self->record.skipped_count += skipped;
+    double loss = mean_loss(self);
+    int rc = note_overflow(self, loss);
+    metrics_line line;
+    fill_line(self, &run, loss, (double)(clock_ns() - begin_ns) * 1e-9, &line);
+    TRY_KEEP(rc, metrics_file_write(&self->metrics, &line));
+    self->summary->steps_done++;
+    self->summary->tokens += line.tokens;
+    self->summary->train_loss = loss;
+    tell_step(self, &line);
+    return rc;
 }
 
 static void check_seal(traini_loop *self, bool last)
@@ -291,6 +305,7 @@ static int write_trace(const traini_loop *self)
 static int commit_clean(traini_loop *self)
 {
     TRY(apply_pending(self));
+    loss_scaler_save(&self->scaler, &self->record);
     return traini_commit(self->engine, self->dir.state, &self->record, MANIFEST_CLEAN);
 }
 
@@ -313,7 +328,7 @@ static int rescue(traini_loop *self, int failed)
 {
     err_record first;
     err_save(&first, failed);
-    if (commit_clean(self) < 0)
+    if (self->spoiled || commit_clean(self) < 0)
         return err_restore(&first); /* the engine itself failed: the state is in between */
     return err_set(failed, "%s; the state after step %" PRIu64 " is committed", first.text,
                    self->record.step);

@@ -1,5 +1,6 @@
 /* From a job to a model and its programs. Nothing large is allocated and no file is made: a job that
  * does not fit is refused here. */
+#include <assert.h>
 #include <errno.h>
 #include <sched.h>
 #include <stdio.h>
@@ -39,9 +40,9 @@ static int make_model(traini_setup *self)
         .rope_theta = m->rope_theta,
         .norm_epsilon = m->norm_epsilon,
         .init_std = m->init_std,
+        .max_part_bytes = m->max_part_bytes,
     };
-    enum dtype type = self->job->type;
-    TRY(model_create(&spec, type, self->job->micro_batch, &self->net));
+    TRY(model_create(&spec, self->job->type, self->job->micro_batch, &self->net));
     self->thread_count =
         self->job->device.threads ? (int)self->job->device.threads : available_cores();
     const kernel_ops *cuda = kernels_cuda();
@@ -62,15 +63,75 @@ static uint64_t fingerprint_of(const traini_setup *self)
     const model_spec *s = &self->net->spec;
     int length = snprintf(
         text, sizeof text,
-        "%d %llu %llu %llu %llu %llu %llu %llu %d %a %a %a | %d %llu %llu %d | %s %s %d",
+        "%d %llu %llu %llu %llu %llu %llu %llu %d %a %a %a | %d %llu %llu %llu %d | %s %s %d",
         (int)s->family, (unsigned long long)s->num_layers, (unsigned long long)s->hidden_size,
         (unsigned long long)s->num_heads, (unsigned long long)s->num_kv_heads,
         (unsigned long long)s->ffn_size, (unsigned long long)s->vocab_size,
         (unsigned long long)s->seq_length, s->tie_embeddings, s->rope_theta, s->norm_epsilon,
         s->init_std, (int)self->net->type, (unsigned long long)self->net->micro_batch,
-        (unsigned long long)self->net->chunk_rows, (int)self->job->grad_dtype, self->ops->name,
-        self->ops->describe(self->context), self->thread_count);
+        (unsigned long long)self->net->chunk_rows, (unsigned long long)s->max_part_bytes,
+        (int)self->job->grad_dtype, self->ops->name, self->ops->describe(self->context),
+        self->thread_count);
     return XXH3_64bits(text, size_min((uint64_t)length, sizeof text - 1));
+}
+
+static void fill_pass(const model_pass *from, plan_pass *to)
+{
+    static_assert((int)MODEL_READ == (int)ACCESS_READ && (int)MODEL_WRITE == (int)ACCESS_WRITE &&
+                      (int)MODEL_UPDATE == (int)ACCESS_UPDATE,
+                  "model_access and operand_access are one");
+    static_assert((int)MODEL_FORWARD == (int)PLAN_FORWARD &&
+                      (int)MODEL_RECOMPUTE == (int)PLAN_RECOMPUTE &&
+                      (int)MODEL_BACKWARD == (int)PLAN_BACKWARD,
+                  "model_phase and plan_phase are one");
+    *to = (plan_pass){
+        .units = {from->units[0], from->units[1]},
+        .unit_count = from->unit_count,
+        .reads_params = {from->reads_params[0], from->reads_params[1]},
+        .adds_grads = {from->adds_grads[0], from->adds_grads[1]},
+        .input = from->input,
+        .output = from->output,
+        .output_grad = from->output_grad,
+        .input_grad = from->input_grad,
+        .saved = from->saved,
+        .losses = from->losses,
+        .flops = from->flops,
+        .dram_bytes = from->dram_bytes,
+    };
+}
+
+/* The model's stages and passes as the plan sees them. */
+static int make_stages(traini_setup *self)
+{
+    const model *net = self->net;
+    uint64_t count = 0, next = 0;
+    for (uint32_t i = 0; i < net->stage_count; i++)
+        for (int phase = 0; phase < MODEL_PHASE_COUNT; phase++)
+            count += net->stages[i].pass_count[phase];
+    self->stages = mem_alloc(net->stage_count, sizeof *self->stages, "plan stages");
+    self->passes = mem_alloc(count, sizeof *self->passes, "plan passes");
+    if (!self->stages || !self->passes)
+        return -ENOMEM;
+    for (uint32_t i = 0; i < net->stage_count; i++) {
+        const model_stage *from = &net->stages[i];
+        plan_stage *to = &self->stages[i];
+        bool can_keep = from->is_cut || from->kind == STAGE_BLOCK;
+        *to = (plan_stage){
+            .has_input = from->kind != STAGE_EMBED,
+            .has_output = from->kind != STAGE_HEAD,
+            .is_cut = from->is_cut,
+            .saved_bytes = can_keep ? from->saved_bytes : 0,
+            .recompute_flops = from->recompute_flops,
+            .recompute_dram_bytes = from->forward_dram_bytes,
+        };
+        for (int phase = 0; phase < MODEL_PHASE_COUNT; phase++) {
+            to->passes[phase] = self->passes + next;
+            to->pass_count[phase] = from->pass_count[phase];
+            for (uint32_t p = 0; p < from->pass_count[phase]; p++)
+                fill_pass(&from->passes[phase][p], &self->passes[next++]);
+        }
+    }
+    return 0;
 }
 
 static int make_plan_inputs(traini_setup *self, const struct traini_setup_options *options)
@@ -82,26 +143,18 @@ static int make_plan_inputs(traini_setup *self, const struct traini_setup_option
                        (unsigned long long)self->job->accumulation);
     const model *net = self->net;
     plan_job *plan = &self->plan;
-    self->stages = mem_alloc(net->stage_count, sizeof *self->stages, "plan stages");
     self->unit_elems = mem_alloc(net->unit_count, sizeof *self->unit_elems, "plan units");
-    if (!self->stages || !self->unit_elems)
+    if (!self->unit_elems)
         return -ENOMEM;
+    TRY(make_stages(self));
     uint64_t saved = 0, temp = 0;
-    for (uint32_t s = 0; s < net->stage_count; s++) {
-        const model_stage *from = &net->stages[s];
-        self->stages[s] = (plan_stage){
-            .units = {from->units[0], from->units[1]},
-            .unit_count = from->unit_count,
-            .has_input = from->kind != STAGE_EMBED,
-            .has_output = from->kind != STAGE_HEAD,
-            .backward_needs_params = from->kind != STAGE_EMBED,
-            .forward_flops = from->forward_flops,
-            .backward_flops = from->backward_flops + from->recompute_flops,
-            .forward_dram_bytes = from->forward_dram_bytes,
-            .backward_dram_bytes = from->backward_dram_bytes,
-        };
-        saved = size_max(saved, from->saved_bytes);
-        temp = size_max(temp, size_max(from->forward_temp_bytes, from->backward_temp_bytes));
+    for (uint32_t i = 0; i < net->stage_count; i++) {
+        const model_stage *from = &net->stages[i];
+        if (!from->is_cut) /* a cut one's is a buffer of its own */
+            saved = size_max(saved, from->saved_bytes);
+        for (int phase = 0; phase < MODEL_PHASE_COUNT; phase++)
+            for (uint32_t p = 0; p < from->pass_count[phase]; p++)
+                temp = size_max(temp, from->passes[phase][p].temp_bytes);
     }
     for (uint32_t u = 0; u < net->unit_count; u++)
         self->unit_elems[u] = net->units[u].elems;
@@ -120,6 +173,7 @@ static int make_plan_inputs(traini_setup *self, const struct traini_setup_option
         .losses_bytes = step_tokens * sizeof(float),
         .param_bytes = (uint32_t)dtype_bytes(net->type),
         .grad_bytes = (uint32_t)dtype_bytes(self->job->grad_dtype),
+        .order = self->job->schedule.order == JOB_BATCH_MAJOR ? PLAN_BATCH_MAJOR : PLAN_LAYER_MAJOR,
         .state_streams = self->job->optimizer.type == JOB_ADAM ? 3 : 2,
         .tile_elems = options->tile_elems ? options->tile_elems : self->job->schedule.tile_elems,
         .tile_elems_max = self->job->sub_group_size,
@@ -198,102 +252,6 @@ static int make_budgets(traini_setup *self)
     return 0;
 }
 
-static const enum job_kind job_kind_of[STATE_KIND_COUNT] = {
-    [STATE_PARAMS] = JOB_PARAMS,
-    [STATE_GRADS] = JOB_GRADS,
-    [STATE_OPTIMIZER] = JOB_OPTIMIZER,
-    [STATE_ACTIVATIONS] = JOB_ACTIVATIONS,
-    [STATE_INNER_ACTIVATIONS] = JOB_INNER_ACTIVATIONS,
-};
-
-static uint8_t arena_of_tier(enum job_tier tier, uint8_t automatic)
-{
-    switch (tier) {
-    case JOB_TIER_DEVICE:
-        return ARENA_DEVICE;
-    case JOB_TIER_HOST:
-        return ARENA_HOST;
-    case JOB_TIER_NVME:
-        return ARENA_NVME;
-    case JOB_TIER_RECOMPUTE:
-        return ARENA_COUNT;
-    case JOB_TIER_AUTO:
-        break;
-    }
-    return automatic;
-}
-
-/* Homes from the job's words, with `automatic` for the kinds left to us. */
-static int place(traini_setup *self, const uint8_t automatic[STATE_KIND_COUNT])
-{
-    const struct job *asked = self->job;
-    for (int kind = 0; kind < STATE_KIND_COUNT; kind++) {
-        enum job_kind named = job_kind_of[kind];
-        uint8_t home = arena_of_tier(asked->tiers.place[named], automatic[kind]);
-        memset(self->homes[kind], home, self->net->unit_count);
-        for (uint32_t r = 0; r < asked->tiers.rule_count; r++) {
-            const struct job_rule *rule = &asked->tiers.rules[r];
-            if (rule->kind != named)
-                continue;
-            if (rule->unit_last != UINT32_MAX && rule->unit_last >= self->net->unit_count)
-                return err_set(ERR_CONFIG,
-                               "tiers.place.rules[%u].units is \"%u-%u\", but the model has units "
-                               "0 to %u",
-                               r, rule->unit_first, rule->unit_last, self->net->unit_count - 1);
-            for (uint32_t u = rule->unit_first; u <= rule->unit_last && u < self->net->unit_count;
-                 u++)
-                self->homes[kind][u] = arena_of_tier(rule->tier, automatic[kind]);
-        }
-    }
-    bool offloaded = false;
-    for (uint32_t u = 0; u < self->net->unit_count; u++)
-        offloaded = offloaded || self->homes[STATE_OPTIMIZER][u] != ARENA_DEVICE;
-    bool next = asked->schedule.update == JOB_UPDATE_IN_NEXT_FORWARD ||
-                (asked->schedule.update == JOB_UPDATE_AUTO && offloaded);
-    self->plan.update = next ? PLAN_UPDATE_IN_NEXT_FORWARD : PLAN_UPDATE_AFTER_BACKWARD;
-    return 0;
-}
-
-/* Placements for what is left automatic, dearest tiers first; the first that fits is taken. */
-static const uint8_t placements[][STATE_KIND_COUNT] = {
-    /* params, grads, optimizer, activations */
-    {ARENA_DEVICE, ARENA_DEVICE, ARENA_DEVICE, ARENA_DEVICE},
-    {ARENA_DEVICE, ARENA_DEVICE, ARENA_HOST, ARENA_DEVICE},
-    {ARENA_DEVICE, ARENA_HOST, ARENA_HOST, ARENA_DEVICE},
-    {ARENA_HOST, ARENA_HOST, ARENA_HOST, ARENA_DEVICE},
-    {ARENA_HOST, ARENA_HOST, ARENA_HOST, ARENA_HOST},
-    {ARENA_DEVICE, ARENA_HOST, ARENA_NVME, ARENA_DEVICE},
-    {ARENA_HOST, ARENA_HOST, ARENA_NVME, ARENA_DEVICE},
-    {ARENA_HOST, ARENA_HOST, ARENA_NVME, ARENA_HOST},
-    {ARENA_NVME, ARENA_HOST, ARENA_NVME, ARENA_HOST},
-    {ARENA_NVME, ARENA_NVME, ARENA_NVME, ARENA_HOST},
-    {ARENA_NVME, ARENA_NVME, ARENA_NVME, ARENA_NVME},
-};
-
-static int compile_placed(traini_setup *self)
-{
-    uint8_t tried[STATE_KIND_COUNT] = {UINT8_MAX, UINT8_MAX, UINT8_MAX, UINT8_MAX};
-    bool has_drives = self->job->tiers.nvme_count > 0;
-    int rc = ERR_NO_FIT;
-    for (size_t i = 0; i < sizeof placements / sizeof placements[0] && rc == ERR_NO_FIT; i++) {
-        uint8_t wanted[STATE_KIND_COUNT];
-        bool differs = false, uses_drives = false;
-        for (int kind = 0; kind < STATE_KIND_COUNT; kind++) {
-            wanted[kind] =
-                arena_of_tier(self->job->tiers.place[job_kind_of[kind]], placements[i][kind]);
-            bool is_automatic = self->job->tiers.place[job_kind_of[kind]] == JOB_TIER_AUTO;
-            uses_drives = uses_drives || (is_automatic && wanted[kind] == ARENA_NVME);
-            differs = differs || wanted[kind] != tried[kind];
-        }
-        if (!differs || (uses_drives && !has_drives))
-            continue;
-        memcpy(tried, wanted, sizeof tried);
-        TRY(place(self, placements[i]));
-        rc = plan_compile(&self->plan, &self->set);
-    }
-    return rc;
-}
-
 static int setup_fill(traini_setup *self, const struct traini_setup_options *options)
 {
     TRY(make_model(self));
@@ -301,7 +259,7 @@ static int setup_fill(traini_setup *self, const struct traini_setup_options *opt
     TRY(make_drives(self, options));
     TRY(make_budgets(self));
     self->fingerprint = fingerprint_of(self);
-    return compile_placed(self);
+    return traini_place_and_compile(self);
 }
 
 int traini_setup_create(const struct job *asked, const struct traini_setup_options *options,
@@ -329,6 +287,7 @@ void traini_setup_destroy(traini_setup *self)
     for (int kind = 0; kind < STATE_KIND_COUNT; kind++)
         mem_free(self->homes[kind]);
     mem_free(self->stages);
+    mem_free(self->passes);
     mem_free(self->unit_elems);
     if (self->net)
         model_destroy(self->net);
@@ -365,8 +324,13 @@ void traini_setup_summary(const traini_setup *self, struct plan_summary *out)
     out->held_stages = self->set.held_stages;
     out->op_count = steady->op_count;
     out->bottleneck = lane_kind_name((enum lane_kind)busiest);
-    out->update =
-        self->plan.update == PLAN_UPDATE_IN_NEXT_FORWARD ? "in_next_forward" : "after_backward";
+    static const char *const updates[] = {
+        [PLAN_UPDATE_AFTER_BACKWARD] = "after_backward",
+        [PLAN_UPDATE_IN_NEXT_FORWARD] = "in_next_forward",
+        [PLAN_UPDATE_IN_BACKWARD] = "in_backward",
+        [PLAN_UPDATE_DELAYED_ONE_STEP] = "delayed_one_step",
+    };
+    out->update = updates[self->plan.update];
     out->machine_is_measured = self->plan.machine.is_measured;
 }
 

@@ -73,7 +73,8 @@ static int new_record(traini_loop *self, const uint8_t uuid[SLAB_UUID_BYTES])
     memcpy(record->uuid, uuid, sizeof record->uuid);
     record->fingerprint = self->setup->fingerprint;
     record->seed = self->job->run.seed;
-    record->loss_scale = 1.0;
+    loss_scaler_init(&self->scaler, self->job);
+    loss_scaler_save(&self->scaler, record);
     record->tile_elems = self->setup->set.tile_elems;
     record->drive_count = self->setup->drive_count;
     for (uint32_t d = 0; d < record->drive_count; d++)
@@ -126,6 +127,7 @@ int traini_start(traini_loop *self, manifest *found)
     if (!found)
         TRY(announce(self));
     TRY(traini_engine_create(self->setup, &engine, &self->engine));
+    self->engine->step.loss_scale = self->scaler.scale;
     self->record.total_bytes = self->engine->disk->total_bytes;
     self->record.stripe_bytes = self->engine->disk->stripe_bytes;
     if (!found)
@@ -135,6 +137,7 @@ int traini_start(traini_loop *self, manifest *found)
     self->record.step = found->step;
     self->record.window_count = found->window_count;
     self->record.skipped_count = found->skipped_count;
+    TRY(loss_scaler_load(&self->scaler, found));
     self->engine->step.step = found->step;
     self->engine->step.applied = found->step - found->skipped_count;
     return 0;

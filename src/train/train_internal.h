@@ -3,7 +3,9 @@
  *   setup.c       job -> model, placement, plan          engine.c      memory, slabs, lanes, start, end
  *   compute.c     ops -> calls of the ops table          run_dir.c     files of the run directory
  *   loop.c        steps, evaluation, metrics             commit.c      clean stop and resume
- *   start.c       data, run directory, first state   generate.c    sampling from a trained run */
+ *   start.c       data, run directory, first state   generate.c    sampling from a trained run
+ *   placement.c   where each state rests             scalars.c     a step's update scalars
+ *   loss_scale.c  the loss scale of fp16 */
 #ifndef SLUICE_TRAIN_INTERNAL_H
 #define SLUICE_TRAIN_INTERNAL_H
 
@@ -19,6 +21,7 @@
 #include "tiers/arena.h"
 #include "tiers/io.h"
 #include "tiers/slab.h"
+#include "train/loss_scale.h"
 #include "train/train.h"
 
 /* A job made into a model and programs; no memory of the tiers yet. setup.c */
@@ -29,9 +32,12 @@ struct traini_setup {
     model *net;
     plan_job plan;
     plan_stage *stages;
+    plan_pass *passes; /* of all stages */
     uint64_t *unit_elems;
     uint8_t *homes[STATE_KIND_COUNT];
     plan_set set;
+    uint32_t kept_stages; /* whose inner activations are kept because that was predicted to pay */
+    uint8_t kept_arena;
     uint64_t fingerprint; /* of what the bits depend on */
     int thread_count;
     uint64_t workspace_temp_offset; /* model's `saved` lies at 0 of the workspace, temp here */
@@ -51,16 +57,21 @@ struct traini_setup_options {
 int traini_setup_create(const struct job *asked, const struct traini_setup_options *options,
                         traini_setup **out) MUST_CHECK;
 void traini_setup_destroy(traini_setup *self);
+/* Fills homes and update from the job, choosing what it leaves open, and compiles. placement.c */
+int traini_place_and_compile(traini_setup *self) MUST_CHECK;
 void traini_setup_summary(const traini_setup *self, struct plan_summary *out);
 
 /* Scalars of a step, written between programs by the loop's thread, read by the workers in them. */
 struct traini_step {
-    uint64_t step;        /* optimizer step being computed, from 1 */
-    uint64_t applied;     /* optimizer steps begun so far: the t of the bias correction */
-    adam_scalars scalars; /* of the pending (or, after_backward, this step's) update */
-    bool skip;            /* the update of these scalars is skipped: overflow */
+    uint64_t step;    /* optimizer step being computed, from 1 */
+    uint64_t applied; /* optimizer steps begun so far: the t of the bias correction */
+    adam_scalars
+        scalars;       /* of the pending (or, with no update pending, this step's) update; Lion and
+                             Adagrad take theirs from here */
+    bool skip;         /* the update of these scalars is skipped: overflow */
+    double loss_scale; /* that this step's gradients carry; 1 but for fp16 */
     bool is_eval;
-    double grad_norm; /* out: of this step */
+    double grad_norm; /* out: of this step, without the loss scale */
 };
 
 /* A setup with its memory and lanes. engine.c */
@@ -98,8 +109,10 @@ unsigned char *traini_home(const traini_engine *self, uint32_t buffer_idx);
 /* compute.c: the workers' callbacks; `user` is the engine. */
 int traini_run_op(void *user, const program *prog, const op *item);
 int traini_run_copy(void *user, const program *prog, const op *item);
-/* The clip factor and skip flag from the norm; scalars of update `applied` (1-based). loop.c */
+/* The clip factor and skip flag from the norm; scalars of update `applied` (1-based). scalars.c */
 void traini_make_scalars(traini_engine *self);
+/* Whether a step's gradients wait for a later program to be applied. */
+bool traini_leaves_update(const traini_setup *setup);
 
 /* run_dir.c */
 struct traini_run_dir {
@@ -136,6 +149,8 @@ struct traini_loop {
     bool pending; /* gradients of the step before wait to be applied */
     bool resumed;
     bool announced; /* a new run whose manifest names its slab */
+    bool spoiled;   /* the state holds what must not be committed */
+    loss_scaler scaler;
     uint32_t skips_in_a_row;
     uint64_t mapped_at_seal;
     uint64_t begin_ns, begin_step;

@@ -1,0 +1,188 @@
+/* Where each state rests: the job's words, and what is left automatic tried from the dearest tiers to the
+ * cheapest. Nothing is allocated but plans; every attempt is a whole compilation. */
+#include <math.h>
+#include <string.h>
+
+#include "train/train_internal.h"
+
+static const enum job_kind job_kind_of[STATE_KIND_COUNT] = {
+    [STATE_PARAMS] = JOB_PARAMS,
+    [STATE_GRADS] = JOB_GRADS,
+    [STATE_OPTIMIZER] = JOB_OPTIMIZER,
+    [STATE_ACTIVATIONS] = JOB_ACTIVATIONS,
+    [STATE_INNER_ACTIVATIONS] = JOB_INNER_ACTIVATIONS,
+};
+
+static uint8_t arena_of_tier(enum job_tier tier, uint8_t automatic)
+{
+    switch (tier) {
+    case JOB_TIER_DEVICE:
+        return ARENA_DEVICE;
+    case JOB_TIER_HOST:
+        return ARENA_HOST;
+    case JOB_TIER_NVME:
+        return ARENA_NVME;
+    case JOB_TIER_RECOMPUTE:
+        return ARENA_COUNT;
+    case JOB_TIER_AUTO:
+        break;
+    }
+    return automatic;
+}
+
+static enum plan_update choose_update(const traini_setup *self)
+{
+    switch (self->job->schedule.update) {
+    case JOB_UPDATE_AFTER_BACKWARD:
+        return PLAN_UPDATE_AFTER_BACKWARD;
+    case JOB_UPDATE_IN_NEXT_FORWARD:
+        return PLAN_UPDATE_IN_NEXT_FORWARD;
+    case JOB_UPDATE_IN_BACKWARD:
+        return PLAN_UPDATE_IN_BACKWARD;
+    case JOB_UPDATE_DELAYED_ONE_STEP:
+        return PLAN_UPDATE_DELAYED_ONE_STEP;
+    case JOB_UPDATE_AUTO:
+        break;
+    }
+    for (uint32_t u = 0; u < self->net->unit_count; u++)
+        if (self->homes[STATE_OPTIMIZER][u] != ARENA_DEVICE)
+            return PLAN_UPDATE_IN_NEXT_FORWARD;
+    return PLAN_UPDATE_AFTER_BACKWARD;
+}
+
+/* Homes from the job's words, with `automatic` for the kinds left to us. */
+static int place(traini_setup *self, const uint8_t automatic[STATE_KIND_COUNT])
+{
+    const struct job *asked = self->job;
+    for (int kind = 0; kind < STATE_KIND_COUNT; kind++) {
+        enum job_kind named = job_kind_of[kind];
+        uint8_t home = arena_of_tier(asked->tiers.place[named], automatic[kind]);
+        memset(self->homes[kind], home, self->net->unit_count);
+        for (uint32_t r = 0; r < asked->tiers.rule_count; r++) {
+            const struct job_rule *rule = &asked->tiers.rules[r];
+            if (rule->kind != named)
+                continue;
+            if (rule->unit_last != UINT32_MAX && rule->unit_last >= self->net->unit_count)
+                return err_set(ERR_CONFIG,
+                               "tiers.place.rules[%u].units is \"%u-%u\", but the model has units "
+                               "0 to %u",
+                               r, rule->unit_first, rule->unit_last, self->net->unit_count - 1);
+            for (uint32_t u = rule->unit_first; u <= rule->unit_last && u < self->net->unit_count;
+                 u++)
+                self->homes[kind][u] = arena_of_tier(rule->tier, automatic[kind]);
+        }
+    }
+    self->plan.update = choose_update(self);
+    return 0;
+}
+
+/* Placements for what is left automatic, dearest tiers first; the first that fits is taken. Inner
+ * activations are recomputed at first. */
+static const uint8_t placements[][STATE_KIND_COUNT] = {
+    /* params, grads, optimizer, activations, inner activations */
+    {ARENA_DEVICE, ARENA_DEVICE, ARENA_DEVICE, ARENA_DEVICE, ARENA_COUNT},
+    {ARENA_DEVICE, ARENA_DEVICE, ARENA_HOST, ARENA_DEVICE, ARENA_COUNT},
+    {ARENA_DEVICE, ARENA_HOST, ARENA_HOST, ARENA_DEVICE, ARENA_COUNT},
+    {ARENA_HOST, ARENA_HOST, ARENA_HOST, ARENA_DEVICE, ARENA_COUNT},
+    {ARENA_HOST, ARENA_HOST, ARENA_HOST, ARENA_HOST, ARENA_COUNT},
+    {ARENA_DEVICE, ARENA_HOST, ARENA_NVME, ARENA_DEVICE, ARENA_COUNT},
+    {ARENA_HOST, ARENA_HOST, ARENA_NVME, ARENA_DEVICE, ARENA_COUNT},
+    {ARENA_HOST, ARENA_HOST, ARENA_NVME, ARENA_HOST, ARENA_COUNT},
+    {ARENA_NVME, ARENA_HOST, ARENA_NVME, ARENA_HOST, ARENA_COUNT},
+    {ARENA_NVME, ARENA_NVME, ARENA_NVME, ARENA_HOST, ARENA_COUNT},
+    {ARENA_NVME, ARENA_NVME, ARENA_NVME, ARENA_NVME, ARENA_COUNT},
+};
+
+/* The placement taken, by index, or ERR_NO_FIT. */
+static int compile_placed(traini_setup *self, size_t *taken)
+{
+    uint8_t tried[STATE_KIND_COUNT];
+    memset(tried, UINT8_MAX, sizeof tried);
+    bool has_drives = self->job->tiers.nvme_count > 0;
+    int rc = ERR_NO_FIT;
+    for (size_t i = 0; i < sizeof placements / sizeof placements[0] && rc == ERR_NO_FIT; i++) {
+        uint8_t wanted[STATE_KIND_COUNT];
+        bool differs = false, uses_drives = false;
+        for (int kind = 0; kind < STATE_KIND_COUNT; kind++) {
+            enum job_tier named = self->job->tiers.place[job_kind_of[kind]];
+            wanted[kind] = arena_of_tier(named, placements[i][kind]);
+            uses_drives = uses_drives || (named == JOB_TIER_AUTO && wanted[kind] == ARENA_NVME);
+            differs = differs || wanted[kind] != tried[kind];
+        }
+        if (!differs || (uses_drives && !has_drives))
+            continue;
+        memcpy(tried, wanted, sizeof tried);
+        TRY(place(self, placements[i]));
+        rc = plan_compile(&self->plan, &self->set);
+        *taken = i;
+    }
+    return rc;
+}
+
+/* Keeps the inner activations of the last `count` stages before the head on the tier, where the job
+ * leaves them automatic. */
+static void keep_last(traini_setup *self, uint32_t count, uint8_t tier)
+{
+    const model *net = self->net;
+    for (uint32_t back = 0; back < count && back + 2 < net->stage_count; back++) {
+        uint32_t unit = net->stages[net->stage_count - 2 - back].units[0];
+        if (self->homes[STATE_INNER_ACTIVATIONS][unit] == ARENA_COUNT)
+            self->homes[STATE_INNER_ACTIVATIONS][unit] = tier;
+    }
+}
+
+/* Which stages might keep their inner activations: the device holds those nearest the turn, whose time
+ * there is shortest; the host holds all or none. */
+static const struct {
+    double share;
+    uint8_t arena;
+} keepings[] = {
+    {1.0, ARENA_DEVICE},
+    {0.5, ARENA_DEVICE},
+    {0.25, ARENA_DEVICE},
+    {1.0, ARENA_HOST},
+};
+
+/* A shorter predicted step by less than this does not justify the memory. */
+static const double keep_gain = 0.02;
+
+/* Tries to keep inner activations in place of recomputing them; the shortest predicted step wins. */
+static int choose_kept(traini_setup *self, size_t taken)
+{
+    bool is_automatic = self->job->tiers.place[JOB_INNER_ACTIVATIONS] == JOB_TIER_AUTO;
+    if (!is_automatic || self->plan.only_eval)
+        return 0;
+    for (uint32_t r = 0; r < self->job->tiers.rule_count; r++)
+        if (self->job->tiers.rules[r].kind == JOB_INNER_ACTIVATIONS)
+            return 0; /* the user decides unit by unit */
+    uint32_t blocks = self->net->stage_count - 2;
+    double best = (double)self->set.programs[PROGRAM_STEADY].predicted_ns * (1 - keep_gain);
+    for (size_t i = 0; i < sizeof keepings / sizeof keepings[0]; i++) {
+        plan_set trial;
+        TRY(place(self, placements[taken]));
+        keep_last(self, (uint32_t)ceil(keepings[i].share * blocks), keepings[i].arena);
+        int rc = plan_compile(&self->plan, &trial);
+        if (rc == ERR_NO_FIT)
+            continue;
+        TRY(rc);
+        double predicted = (double)trial.programs[PROGRAM_STEADY].predicted_ns;
+        if (predicted < best) {
+            plan_set_fini(&self->set);
+            self->set = trial;
+            self->kept_arena = keepings[i].arena;
+            self->kept_stages = (uint32_t)ceil(keepings[i].share * blocks);
+            break; /* further ones keep less, or farther away */
+        }
+        plan_set_fini(&trial);
+    }
+    TRY(place(self, placements[taken]));
+    keep_last(self, self->kept_stages, self->kept_arena);
+    return 0;
+}
+
+int traini_place_and_compile(traini_setup *self)
+{
+    size_t taken = 0;
+    TRY(compile_placed(self, &taken));
+    return choose_kept(self, taken);
+}

@@ -1,0 +1,185 @@
+/* Random jobs for the compiler's tests: models of a few stages, cut into parts or not, under every
+ * placement, order and update. A function of the seed alone. */
+#ifndef SLUICE_TESTS_PLAN_FIXTURE_H
+#define SLUICE_TESTS_PLAN_FIXTURE_H
+
+#include <string.h>
+
+#include "base/rng.h"
+#include "base/size.h"
+#include "base/tile.h"
+#include "plan/plan.h"
+
+enum { FIXTURE_STAGES_MAX = 8, FIXTURE_PARTS_MAX = 3, FIXTURE_UNITS_MAX = 40 };
+
+struct random_job {
+    plan_job job;
+    uint64_t elems[FIXTURE_UNITS_MAX];
+    plan_stage stages[FIXTURE_STAGES_MAX];
+    plan_pass passes[FIXTURE_STAGES_MAX * 4 * (FIXTURE_PARTS_MAX + 1)];
+    uint32_t pass_count;
+    uint8_t homes[STATE_KIND_COUNT][FIXTURE_UNITS_MAX];
+    uint64_t seed, counter;
+};
+typedef struct random_job random_job;
+
+static inline uint64_t draw(random_job *r, uint64_t bound)
+{
+    return rng_below(r->seed, 77, r->counter++, bound);
+}
+
+static inline plan_pass *fixture_pass(random_job *r, plan_stage *stage, enum plan_phase phase,
+                                      uint32_t unit)
+{
+    plan_pass *fresh = &r->passes[r->pass_count++];
+    if (stage->pass_count[phase]++ == 0)
+        stage->passes[phase] = fresh;
+    fresh->units[0] = unit;
+    fresh->unit_count = 1;
+    fresh->flops = 1e6 * (double)draw(r, 2000);
+    fresh->dram_bytes = 1 << 20;
+    return fresh;
+}
+
+static inline uint32_t fixture_unit(random_job *r, uint64_t blocks_max)
+{
+    r->elems[r->job.unit_count] = SHARD_ELEMS_STEP * (1 + draw(r, blocks_max));
+    return r->job.unit_count++;
+}
+
+/* What the first of several passes writes, the others update. */
+static inline uint8_t fixture_made(uint32_t idx)
+{
+    return idx == 0 ? ACCESS_WRITE : ACCESS_UPDATE;
+}
+
+static inline void fixture_embed(random_job *r, plan_stage *stage, uint32_t parts)
+{
+    stage->has_output = true;
+    stage->is_cut = parts > 1;
+    uint32_t first = r->job.unit_count;
+    for (uint32_t i = 0; i < parts; i++) {
+        plan_pass *pass = fixture_pass(r, stage, PLAN_FORWARD, fixture_unit(r, 90));
+        pass->reads_params[0] = true;
+        pass->output = fixture_made(i);
+    }
+    for (uint32_t i = 0; i < parts; i++) {
+        plan_pass *pass = fixture_pass(r, stage, PLAN_BACKWARD, first + i);
+        pass->adds_grads[0] = true;
+        pass->output_grad = ACCESS_READ;
+    }
+}
+
+static inline void fixture_block(random_job *r, plan_stage *stage, uint32_t parts)
+{
+    stage->has_input = stage->has_output = true;
+    stage->is_cut = parts > 1;
+    stage->saved_bytes = 4096 * (1 + draw(r, 80));
+    uint32_t first = r->job.unit_count;
+    for (uint32_t i = 0; i < parts; i++) {
+        plan_pass *pass = fixture_pass(r, stage, PLAN_FORWARD, fixture_unit(r, 60));
+        pass->reads_params[0] = true;
+        pass->input = i == 0 || draw(r, 2) ? ACCESS_READ : 0;
+        pass->saved = parts > 1 ? fixture_made(i) : 0;
+        pass->output = i + 1 == parts ? ACCESS_WRITE : 0;
+    }
+    for (uint32_t i = 0; parts > 1 && i + 1 < parts; i++) {
+        plan_pass *pass = fixture_pass(r, stage, PLAN_RECOMPUTE, first + i);
+        pass->reads_params[0] = true;
+        pass->input = ACCESS_READ;
+        pass->saved = fixture_made(i);
+    }
+    for (uint32_t i = 0; i < parts; i++) {
+        plan_pass *pass = fixture_pass(r, stage, PLAN_BACKWARD, first + parts - 1 - i);
+        pass->reads_params[0] = pass->adds_grads[0] = true;
+        pass->input = i + 1 == parts || draw(r, 2) ? ACCESS_READ : 0;
+        pass->saved = parts > 1 ? ACCESS_UPDATE : 0;
+        pass->output_grad = i == 0 || draw(r, 2) ? ACCESS_READ : 0;
+        pass->input_grad = fixture_made(i);
+    }
+    if (parts == 1) {
+        stage->recompute_flops = stage->passes[PLAN_BACKWARD]->flops / 3;
+        stage->recompute_dram_bytes = 1 << 18;
+    }
+}
+
+/* A norm of its own, and the output matrix: the embedding's parts where `tied`, else its own. */
+static inline void fixture_head(random_job *r, plan_stage *stage, uint32_t parts, bool tied)
+{
+    stage->has_input = true;
+    stage->is_cut = parts > 1;
+    stage->saved_bytes = parts > 1 ? 4096 * (1 + draw(r, 20)) : 0;
+    uint32_t norm = fixture_unit(r, 1), matrix = tied ? 0 : r->job.unit_count;
+    for (uint32_t i = 0; !tied && i < parts; i++)
+        fixture_unit(r, 90);
+    for (int phase = PLAN_FORWARD; phase <= PLAN_BACKWARD; phase += PLAN_BACKWARD - PLAN_FORWARD) {
+        bool trains = phase == PLAN_BACKWARD;
+        for (uint32_t i = 0; i < parts; i++) {
+            plan_pass *pass = fixture_pass(r, stage, (enum plan_phase)phase, norm);
+            pass->unit_count = 2;
+            pass->units[1] = matrix + i;
+            pass->reads_params[0] = i == 0;
+            pass->reads_params[1] = true;
+            pass->adds_grads[0] = trains && i + 1 == parts;
+            pass->adds_grads[1] = trains;
+            pass->input = i == 0 || i + 1 == parts ? ACCESS_READ : 0;
+            pass->saved = parts > 1 ? fixture_made(i) : 0;
+            pass->losses = fixture_made(i);
+            pass->input_grad = trains ? fixture_made(i) : 0;
+        }
+    }
+}
+
+static inline void fixture_model(random_job *r)
+{
+    plan_job *job = &r->job;
+    job->stage_count = 3 + (uint32_t)draw(r, FIXTURE_STAGES_MAX - 2);
+    bool tied = draw(r, 2), cuts = draw(r, 3) == 0;
+    uint32_t vocabulary_parts = cuts ? 1 + (uint32_t)draw(r, FIXTURE_PARTS_MAX) : 1;
+    for (uint32_t s = 0; s < job->stage_count; s++) {
+        plan_stage *stage = &r->stages[s];
+        if (s == 0)
+            fixture_embed(r, stage, vocabulary_parts);
+        else if (s + 1 < job->stage_count)
+            fixture_block(r, stage, cuts ? 1 + (uint32_t)draw(r, FIXTURE_PARTS_MAX) : 1);
+        else
+            fixture_head(r, stage, vocabulary_parts, tied);
+    }
+    for (uint32_t u = 0; u < job->unit_count; u++)
+        for (int k = 0; k < STATE_KIND_COUNT; k++)
+            r->homes[k][u] =
+                (uint8_t)draw(r, k == STATE_INNER_ACTIVATIONS ? ARENA_COUNT + 1 : ARENA_COUNT);
+    for (int k = 0; k < STATE_KIND_COUNT; k++)
+        job->homes[k] = r->homes[k];
+    job->unit_elems = r->elems;
+    job->stages = r->stages;
+}
+
+static inline void fixture_random_job(random_job *r, uint64_t seed)
+{
+    memset(r, 0, sizeof *r);
+    r->seed = seed;
+    fixture_model(r);
+    plan_job *job = &r->job;
+    job->micro_batch_count = 1 + (uint32_t)draw(r, 4);
+    job->boundary_bytes = 4096 * (1 + draw(r, 64));
+    job->workspace_bytes = 4096 * draw(r, 300);
+    job->constants_bytes = 4096 * draw(r, 2);
+    job->tokens_bytes = 4096;
+    job->losses_bytes = 4096 * job->micro_batch_count;
+    job->param_bytes = draw(r, 2) ? 2 : 4;
+    job->grad_bytes = draw(r, 2) ? 2 : 4;
+    job->state_streams = draw(r, 2) ? 3 : 2;
+    job->update = (enum plan_update)draw(r, 4);
+    job->order = (enum plan_order)draw(r, 2);
+    job->tile_elems = draw(r, 3) ? TILE_ELEMS_STEP << draw(r, 3) : 0;
+    job->lookahead_ops = draw(r, 3) ? 0 : 1 + draw(r, 50);
+    job->needs_save_places = draw(r, 2);
+    job->only_eval = draw(r, 8) == 0;
+    for (int a = 0; a < ARENA_COUNT; a++)
+        job->budget_bytes[a] = draw(r, 3) ? 64 * MIB : 4096 * draw(r, 2000);
+    job->budget_bytes[ARENA_NVME] = 512 * MIB;
+    plan_machine_default_cpu(&job->machine, 2, true);
+}
+
+#endif
