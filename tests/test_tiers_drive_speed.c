@@ -5,12 +5,14 @@
 #include <fcntl.h>
 #include <math.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/vfs.h>
+#include <sys/wait.h>
 
 #include <cmocka.h>
 
@@ -45,7 +47,6 @@ static void measured_and_nothing_left(void **state)
         assert_int_equal(speed.backend, backend);
     assert_int_equal(helper_count_entries(helper_directory), 2);
     assert_int_equal(helper_count_fds(), fds);
-    (void)free_bytes_of;
 }
 
 /* The directory that cannot take new files, the drive without room, the path that is a file. */
@@ -173,21 +174,46 @@ static void two_devices_share_by_speed(void **state)
         .drives = drives, .drive_count = 3, .total_bytes = 24 * MIB, .stripe_bytes = MIB};
     drives[1].budget_bytes = 16 * MIB;
     assert_int_equal(slab_open(&store, &config), 0);
-    slab_close(&store);
-    static slab first;
     config.open_existing = true;
-    assert_int_equal(slab_open(&first, &config), 0);
-    slab_close(&first);
     drives[0].weight = 1e-3;
     drives[2].weight = 1e3;
     assert_int_equal(slab_open(&again, &config), 0);
-    config.open_existing = false;
-    for (uint64_t at = 0; at < 24 * MIB; at += 4096) {
-        slab_piece piece;
-        slab_map(&again, at, 4096, &piece);
-        assert_true(piece.drive_idx < 3);
+    assert_memory_equal(again.drive_stripes, store.drive_stripes, sizeof store.drive_stripes);
+    assert_memory_equal(again.zones, store.zones, sizeof store.zones);
+    slab_close(&again);
+    assert_int_equal(slab_remove(&store), 0);
+    rmdir(drives[1].path);
+}
+
+/* However the process ends: killed at any moment, it leaves no file. */
+static void killed_and_nothing_left(void **state)
+{
+    (void)state;
+    for (int trial = 0; trial < 6; trial++) {
+        int pipe_fds[2];
+        assert_int_equal(pipe(pipe_fds), 0);
+        pid_t child = fork();
+        assert_true(child >= 0);
+        if (child == 0) {
+            drive_speed speed;
+            for (;;) {
+                ssize_t put = write(pipe_fds[1], "x", 1);
+                if (put != 1 ||
+                    drive_speed_measure(helper_directory, 16 * MIB, backend, &speed) < 0)
+                    _exit(1);
+            }
+        }
+        char byte;
+        assert_int_equal(read(pipe_fds[0], &byte, 1), 1);
+        usleep((useconds_t)(3000 * trial));
+        kill(child, SIGKILL);
+        int status;
+        assert_int_equal(waitpid(child, &status, 0), child);
+        assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+        assert_int_equal(helper_count_entries(helper_directory), 2);
+        close(pipe_fds[0]);
+        close(pipe_fds[1]);
     }
-    assert_int_equal(slab_remove(&again), 0);
 }
 
 /* A directory on another file system than the tests' own, if one can be written. */
@@ -218,6 +244,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(weights_follow_rates_in_steps),
         cmocka_unit_test_setup_teardown(one_device_is_not_measured, helper_setup, helper_teardown),
         cmocka_unit_test_setup_teardown(two_devices_share_by_speed, helper_setup, helper_teardown),
+        cmocka_unit_test_setup_teardown(killed_and_nothing_left, helper_setup, helper_teardown),
     };
     int rc = cmocka_run_group_tests_name(name, tests, NULL, NULL);
     if (other_directory[0])

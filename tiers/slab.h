@@ -34,7 +34,7 @@ enum {
 struct slab_drive {
     char path[SLAB_PATH_BYTES]; /* the directory as the user named it */
     uint64_t budget_bytes;      /* at most this many bytes on this drive; 0: free space less 10% */
-    double weight;              /* share of the stripes, for example measured GB/s; 0 acts as 1 */
+    double weight; /* share of the stripes: GB/s as measured (tiers/drive_speed.h); 0 acts as 1 */
 };
 typedef struct slab_drive slab_drive;
 
@@ -99,12 +99,14 @@ typedef struct slab_piece slab_piece;
  * ERR_NO_FIT with needed and allowed bytes per drive; ERR_INPUT for a path that cannot be used. */
 int slab_check_space(const slab_config *config) MUST_CHECK;
 
-/* The nvme capacity in bytes that these drives offer: sum of budgets, each capped by free space (drives
- * of one file system share it). A slab of total_bytes up to this less one stripe per drive fits. */
+/* The nvme capacity in bytes that these drives offer: sum of budgets less headers, each capped by free
+ * space (drives of one file system share it; a little of it is left to the file system's own tables).
+ * A slab of total_bytes up to this less one stripe per drive fits, whatever budgets and weights are. */
 int slab_capacity(const slab_drive *drives, uint32_t drive_count, uint64_t *bytes) MUST_CHECK;
 
-/* Creates or opens. On failure what was created is removed. Errors: -ENOSPC, -EACCES, -EROFS, ...
- * with the path; ERR_CORRUPT for a header that does not match (foreign uuid, other size). */
+/* Creates or opens. What is created is durable when this returns: files, their space, and the entries
+ * of all directories that were made. On failure what was created is removed. Errors: -ENOSPC, -EACCES,
+ * -EROFS, ... with the path; ERR_CORRUPT for a header that does not match (foreign uuid, other size). */
 int slab_open(slab *out, const slab_config *config) MUST_CHECK;
 void slab_close(slab *self);            /* keeps the files */
 int slab_remove(slab *self) MUST_CHECK; /* closes and deletes files and their directory */
