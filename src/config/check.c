@@ -9,7 +9,6 @@
 #include <string.h>
 #include <strings.h>
 
-#include "base/log.h"
 #include "base/size.h"
 #include "config/config_internal.h"
 
@@ -268,12 +267,28 @@ static int check_blocks(const configi_reader *reader, const option *row, const c
     return 0;
 }
 
+/* Whether something in a block is switched on: the block, or one in it unless the block is off. */
+static bool has_enabled(const json_t *value)
+{
+    const json_t *enabled = json_object_get(value, "enabled");
+    if (enabled)
+        return !json_is_false(enabled);
+    const char *key;
+    json_t *child;
+    json_object_foreach((json_t *)value, key, child)
+    {
+        if (json_is_object(child) && has_enabled(child))
+            return true;
+    }
+    return false;
+}
+
 static int check_switch(const configi_reader *reader, const option *row, const char *path,
                         const json_t *value)
 {
     if (!json_is_object(value))
         return wrong_type(reader, row, path, value, "an object");
-    if (json_is_true(json_object_get(value, "enabled")))
+    if (has_enabled(value))
         return configi_error(reader, path, "\"enabled\": true is refused: %s", row->help);
     return 0;
 }
@@ -406,6 +421,13 @@ static int check_object(const configi_reader *reader, const char *path, const js
     return 0;
 }
 
+/* A block that says itself that it does nothing. */
+static bool is_off(const json_t *value)
+{
+    return json_is_object(value) &&
+           (json_object_size(value) == 0 || json_is_false(json_object_get(value, "enabled")));
+}
+
 int configi_check(const configi_reader *reader, const char *path, const json_t *value)
 {
     const option *row = option_find(path);
@@ -413,12 +435,14 @@ int configi_check(const configi_reader *reader, const char *path, const json_t *
         return 0;
     if (!row)
         return check_object(reader, path, value);
-    if (row->effect == OPTION_REFUSED)
+    if (row->effect == OPTION_REFUSED && !is_off(value))
         return configi_error(reader, path, "%s", row->help);
+    if (row->effect == OPTION_REFUSED)
+        return 0;
     return check_row(reader, row, path, value);
 }
 
-const json_t *configi_get(const configi_reader *reader, const char *path)
+const json_t *configi_written(const configi_reader *reader, const char *path)
 {
     const json_t *node = reader->doc;
     for (const char *at = path; node; at++) {
@@ -433,6 +457,12 @@ const json_t *configi_get(const configi_reader *reader, const char *path)
         if (*at == '\0')
             break;
     }
+    return node;
+}
+
+const json_t *configi_get(const configi_reader *reader, const char *path)
+{
+    const json_t *node = configi_written(reader, path);
     return is_absent(option_find(path), node) ? NULL : node;
 }
 
@@ -506,32 +536,4 @@ int configi_copy_text(const configi_reader *reader, const char *path, char *targ
         return configi_error(reader, path, "%zu bytes long; at most %zu", length, target_bytes - 1);
     memcpy(target, text, length + 1);
     return 0;
-}
-
-void configi_log_no_effect(const configi_reader *reader)
-{
-    const option *row, *other;
-    for (uint32_t idx = 0; (row = option_at(idx)); idx++) {
-        if (row->effect != OPTION_NO_EFFECT || row->type == OPTION_SWITCH ||
-            !configi_get(reader, row->path))
-            continue;
-        bool is_named = false;
-        for (uint32_t before = 0; before < idx && !is_named; before++) {
-            other = option_at(before);
-            is_named = other->effect == OPTION_NO_EFFECT && other->type != OPTION_SWITCH &&
-                       strcmp(other->help, row->help) == 0 && configi_get(reader, other->path);
-        }
-        if (is_named)
-            continue;
-        char keys[ERR_TEXT_BYTES] = "";
-        size_t used = 0;
-        for (uint32_t i = idx; (other = option_at(i)); i++) {
-            if (other->effect != OPTION_NO_EFFECT || strcmp(other->help, row->help) != 0 ||
-                !configi_get(reader, other->path) || used + strlen(other->path) + 3 > sizeof keys)
-                continue;
-            used += (size_t)snprintf(keys + used, sizeof keys - used, "%s%s", used ? ", " : "",
-                                     other->path);
-        }
-        log_info("%s: no effect here: %s (%s)", reader->file, keys, row->help);
-    }
 }

@@ -5,7 +5,7 @@
  *   job_model.c presets, the model block      job_place.c the tiers block
  *   schedule.c  learning rates                job_optimizer.c optimizer, batch sizes
  *   job_precision.c dtypes, loss scaling, when the update runs
- *   job.c       puts them together
+ *   report.c    what the log says            job.c       puts them together
  *
  * All of it belongs to the thread that called job_read. */
 #ifndef SLUICE_CONFIG_CONFIG_INTERNAL_H
@@ -66,14 +66,22 @@ int configi_unknown(const configi_reader *reader, const char *parent, const char
 /* Checks a value and all below it against the table: names, types, ranges, refusals. */
 int configi_check(const configi_reader *reader, const char *path, const json_t *value) MUST_CHECK;
 
-/* Names the keys of the document that have no effect, one log line per reason. */
-void configi_log_no_effect(const configi_reader *reader);
-
 /* <parent>.<key>, or the key alone below the top. Characters that would spoil a message are replaced.
  * Returns false where it does not fit. */
 bool configi_join(char path[CONFIGI_PATH_BYTES], const char *parent, const char *key);
 
+/* --- report.c --- */
+
+/* Names the keys of the document that have no effect, one log line per reason. */
+void configi_log_no_effect(const configi_reader *reader);
+
+/* Names DeepSpeed's keys that are "auto", with the defaults that hold, in one log line. */
+void configi_log_auto(const configi_reader *reader);
+
 /* --- access to a checked document --- */
+
+/* The value as it is written at a path, "auto" and null too; NULL where there is none. */
+const json_t *configi_written(const configi_reader *reader, const char *path);
 
 /* The value at a path, NULL when it, or a block above it, is absent, null or "auto". */
 const json_t *configi_get(const configi_reader *reader, const char *path);
@@ -129,6 +137,8 @@ extern const option configi_deepspeed_rows[];
 extern const uint32_t configi_deepspeed_row_count;
 extern const option configi_zero_rows[];
 extern const uint32_t configi_zero_row_count;
+extern const option configi_block_rows[];
+extern const uint32_t configi_block_row_count;
 
 /* --- the parts of job_read --- */
 

@@ -156,6 +156,7 @@ int job_read(const char *path, const char *const *set, uint32_t set_count, job *
     }
     if (rc == 0) {
         configi_log_no_effect(&reader);
+        configi_log_auto(&reader);
         *out = self;
     } else {
         job_destroy(self);

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/log.h"
 #include "config/config_internal.h"
 
 static enum job_tier tier_of(const char *name)
@@ -104,6 +105,40 @@ static int fill_offload(const configi_reader *reader, job *target, enum job_kind
                     configi_show(configi_get(reader, device), shown)));
     if (tier == JOB_TIER_NVME && configi_get(reader, nvme_path))
         return add_drive(reader, target, nvme_path, 0);
+    return 0;
+}
+
+/* offload_optimizer.ratio: the first blocks keep their optimizer state on the device, before all rules of
+ * the job, which win. Unit 0 is the embedding. */
+static int fill_ratio(const configi_reader *reader, job *target)
+{
+    enum { STAGE_WEIGHTS = 3 };
+    static const char path[] = "zero_optimization.offload_optimizer.ratio";
+    double ratio = configi_double(reader, path);
+    enum job_tier home = target->tiers.place[JOB_OPTIMIZER];
+    if (ratio >= 1 || (home != JOB_TIER_HOST && home != JOB_TIER_NVME))
+        return 0;
+    if (configi_uint(reader, "zero_optimization.stage") != STAGE_WEIGHTS)
+        return configi_error(reader, path, "%g: below 1 it needs zero_optimization.stage 3", ratio);
+    if (target->model.max_part_bytes > 0)
+        return configi_error(reader, path,
+                             "%g beside model.max_part_bytes: parts are placed one by one; write "
+                             "tiers.place.rules instead",
+                             ratio);
+    double share = (1.0 - ratio) * (double)target->model.num_layers;
+    uint32_t blocks = (uint32_t)(share + 1e-9); /* 0.1 of 10 is 1, however it rounds */
+    if (blocks == 0)
+        return 0;
+    if (target->tiers.rule_count == JOB_RULES_MAX)
+        return configi_error(reader, path,
+                             "%g stands for one more rule than tiers.place.rules holds", ratio);
+    memmove(&target->tiers.rules[1], target->tiers.rules,
+            target->tiers.rule_count * sizeof target->tiers.rules[0]);
+    target->tiers.rules[0] = (struct job_rule){
+        .unit_first = 1, .unit_last = blocks, .kind = JOB_OPTIMIZER, .tier = JOB_TIER_DEVICE};
+    target->tiers.rule_count++;
+    log_info("%s: %s %g: the optimizer state of units 1 to %" PRIu32 " rests on the device",
+             reader->file, path, ratio, blocks);
     return 0;
 }
 
@@ -211,5 +246,6 @@ int configi_fill_tiers(const configi_reader *reader, job *target)
     for (size_t i = 0; i < rule_count; i++)
         TRY(fill_rule(reader, i, &target->tiers.rules[i]));
     target->tiers.rule_count = (uint32_t)rule_count;
-    return check_drives(reader, target);
+    TRY(check_drives(reader, target));
+    return fill_ratio(reader, target);
 }

@@ -92,6 +92,23 @@ static int fill_loss_scaling(const configi_reader *reader, job *target)
     return 0;
 }
 
+/* The sum of one rank's gradients is their mean; where DeepSpeed has no sum, a file that asks for it is
+ * wrong on any number of ranks. */
+static int check_reduction(const configi_reader *reader, const job *target)
+{
+    enum { STAGE_WEIGHTS = 3 };
+    static const char path[] = "gradient_allreduce_op";
+    const json_t *deepcompile = json_object_get(configi_get(reader, "compile"), "deepcompile");
+    if (strcmp(configi_choice(reader, path), "sum") != 0)
+        return 0;
+    if (target->zero_stage == STAGE_WEIGHTS)
+        return configi_error(reader, path,
+                             "\"sum\" is not supported with zero_optimization.stage 3");
+    if (json_is_true(deepcompile))
+        return configi_error(reader, path, "\"sum\" is not supported with compile.deepcompile");
+    return 0;
+}
+
 int configi_fill_precision(const configi_reader *reader, job *target)
 {
     target->zero_stage = (uint32_t)configi_uint(reader, "zero_optimization.stage");
@@ -99,6 +116,7 @@ int configi_fill_precision(const configi_reader *reader, job *target)
     TRY(fill_working_dtype(reader, target));
     TRY(fill_grad_dtype(reader, target));
     TRY(fill_loss_scaling(reader, target));
+    TRY(check_reduction(reader, target));
     target->check_grad_overflow =
         target->type != DTYPE_BF16 || configi_bool(reader, "bf16.check_grad_overflow");
     return 0;

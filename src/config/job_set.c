@@ -27,6 +27,7 @@ static const struct alias aliases[] = {
      "zero_optimization.stage3_module_granularity_threshold"},
     {"zero_optimization.use_all_reduce_for_fetch_params",
      "zero_optimization.stage3_use_all_reduce_for_fetch_params"},
+    {"zero_optimization.allgather_sequential", "zero_optimization.stage3_allgather_sequential"},
     {"zero_optimization.gather_16bit_weights_on_model_save",
      "zero_optimization.stage3_gather_16bit_weights_on_model_save"},
     {"zero_optimization.stage3_gather_fp16_weights_on_model_save",
@@ -34,8 +35,21 @@ static const struct alias aliases[] = {
 };
 enum { ALIAS_COUNT = sizeof aliases / sizeof aliases[0] };
 
+/* DeepSpeed's oldest form, "zero_optimization": true, is stage 1; false is stage 0. */
+static int expand_zero_switch(const configi_reader *reader)
+{
+    const json_t *zero = json_object_get(reader->doc, "zero_optimization");
+    if (!json_is_boolean(zero))
+        return 0;
+    json_t *block = json_pack("{s:i}", "stage", json_is_true(zero) ? 1 : 0);
+    if (json_object_set_new(reader->doc, "zero_optimization", block) < 0) /* refuses NULL */
+        return err_set(-ENOMEM, "no memory to read %s", reader->file);
+    return 0;
+}
+
 int configi_rename_aliases(const configi_reader *reader)
 {
+    TRY(expand_zero_switch(reader));
     for (size_t i = 0; i < ALIAS_COUNT; i++) {
         /* Both names of a pair lie in the same block, at most one deep. */
         const char *dot = strchr(aliases[i].path, '.');

@@ -1,5 +1,5 @@
 /* The options table: looking rows up, and listing them. See options.h. The rows are in options_own.c,
- * options_deepspeed.c and options_zero.c. Constant data; options_json allocates its result. */
+ * options_deepspeed.c, options_zero.c and options_blocks.c. Constant data; options_json allocates its result. */
 #include "config/options.h"
 
 #include <assert.h>
@@ -14,7 +14,8 @@
 
 uint32_t option_count(void)
 {
-    return configi_own_row_count + configi_deepspeed_row_count + configi_zero_row_count;
+    return configi_own_row_count + configi_deepspeed_row_count + configi_zero_row_count +
+           configi_block_row_count;
 }
 
 const option *option_at(uint32_t idx)
@@ -25,7 +26,10 @@ const option *option_at(uint32_t idx)
     if (idx < configi_deepspeed_row_count)
         return &configi_deepspeed_rows[idx];
     idx -= configi_deepspeed_row_count;
-    return idx < configi_zero_row_count ? &configi_zero_rows[idx] : NULL;
+    if (idx < configi_zero_row_count)
+        return &configi_zero_rows[idx];
+    idx -= configi_zero_row_count;
+    return idx < configi_block_row_count ? &configi_block_rows[idx] : NULL;
 }
 
 bool configi_is_own(const option *row)
