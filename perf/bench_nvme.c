@@ -3,7 +3,10 @@
  * share of the best rate of this run. Writes the slab once before timing, since the first write into
  * reserved space is slower, and checks that what was written comes back.
  *
- *   bench_nvme [DIRECTORY [SLAB_BYTES [auto|uring|pool]]]     default: . 512MiB auto */
+ *   bench_nvme [DIRECTORY[,DIRECTORY...] [SLAB_BYTES [auto|uring|pool]]]     default: . 512MiB auto
+ *
+ * Several directories are several drives: their speed is measured first, as when a run begins, and the
+ * slab's stripes are shared by it. */
 #include <inttypes.h>
 #include <poll.h>
 #include <stdio.h>
@@ -16,6 +19,7 @@
 #include "base/rng.h"
 #include "base/size.h"
 #include "tiers/arena.h"
+#include "tiers/drive_speed.h"
 #include "tiers/io.h"
 
 enum { RUNS = 7, SLOTS = 16 };
@@ -36,7 +40,7 @@ struct sample {
 };
 typedef struct sample sample;
 
-static slab_drive drive;
+static slab_drive drives[SLAB_DRIVES_MAX];
 static slab store;
 static arena memory;
 static io_request requests[SLOTS];
@@ -189,27 +193,57 @@ static int measure_all(io_config *config)
     return 0;
 }
 
+/* "a,b": two drives, each large enough for the whole slab. Returns how many there are. */
+static int make_drives(const char *list, uint64_t total_bytes, enum io_backend backend)
+{
+    uint32_t count = 0;
+    for (const char *at = list; count < SLAB_DRIVES_MAX; at++) {
+        size_t length = strcspn(at, ",");
+        snprintf(drives[count].path, sizeof drives[count].path, "%.*s", (int)length, at);
+        drives[count++].budget_bytes = total_bytes + 64 * MIB;
+        at += length;
+        if (*at == 0)
+            break;
+    }
+    if (count > 1)
+        TRY(slab_weigh_drives_by(drives, count, backend));
+    return (int)count;
+}
+
+static void print_shares(void)
+{
+    uint64_t stripe_count = store.total_bytes / store.stripe_bytes;
+    for (uint32_t i = 0; i < store.drive_count && store.drive_count > 1; i++)
+        printf("drive %s: weight %.2f, %" PRIu64 " of %" PRIu64 " stripes\n", drives[i].path,
+               drives[i].weight, store.drive_stripes[i], stripe_count);
+}
+
 static int run(int argc, char **argv)
 {
     uint64_t total_bytes = 512 * MIB;
-    snprintf(drive.path, sizeof drive.path, "%s", argc > 1 ? argv[1] : ".");
+    const char *backend_name = argc > 3 ? argv[3] : "auto";
+    enum io_backend backend = strcmp(backend_name, "uring") == 0  ? IO_URING
+                              : strcmp(backend_name, "pool") == 0 ? IO_POOL
+                                                                  : IO_AUTO;
     if (argc > 2)
         TRY(size_parse(argv[2], &total_bytes));
-    drive.budget_bytes = total_bytes + 64 * MIB;
-    slab_config slab_settings = {.drives = &drive, .drive_count = 1, .total_bytes = total_bytes};
+    int drive_count = make_drives(argc > 1 ? argv[1] : ".", total_bytes, backend);
+    TRY(drive_count);
+    slab_config slab_settings = {
+        .drives = drives, .drive_count = (uint32_t)drive_count, .total_bytes = total_bytes};
     for (int i = 0; i < SLAB_UUID_BYTES; i++)
         slab_settings.uuid[i] = (uint8_t)rng_u64((uint64_t)getpid(), clock_ns(), (uint64_t)i);
     arena_config arena_settings = {
         .name = "host", .size_bytes = ARENA_BYTES, .numa_node = -1, .touch_threads = 2};
     TRY(arena_init(&memory, &arena_settings));
     TRY(slab_open(&store, &slab_settings));
+    print_shares();
     io_region region = {memory.base, memory.size_bytes};
-    io_config config = {.target = &store, .regions = &region, .region_count = 1};
-    if (argc > 3 && strcmp(argv[3], "uring") == 0)
-        config.backend = IO_URING;
-    if (argc > 3 && strcmp(argv[3], "pool") == 0)
-        config.backend = IO_POOL;
-    config.pool_threads = 8;
+    io_config config = {.target = &store,
+                        .backend = backend,
+                        .regions = &region,
+                        .region_count = 1,
+                        .pool_threads = 8};
     int rc = prove(&config);
     if (rc == 0)
         rc = measure_all(&config);

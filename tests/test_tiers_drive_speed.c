@@ -151,7 +151,6 @@ static void two_devices_share_by_speed(void **state)
         skip();
     }
     int fds = helper_count_fds();
-    int entries = helper_count_entries(other_directory);
     helper_drive(&drives[0], "a", 16 * MIB, 0);
     helper_drive(&drives[1], "b", 4 * MIB, 0);
     helper_drive(&drives[2], "c", 16 * MIB, 0);
@@ -165,7 +164,7 @@ static void two_devices_share_by_speed(void **state)
     assert_int_equal(slab_weigh_drives_by(drives, 3, backend), 0);
     assert_true(fabs(drives[1].weight - 2 * drives[0].weight) < 1e-9 * drives[1].weight);
     assert_int_equal(helper_count_entries(helper_directory), 2);
-    assert_int_equal(helper_count_entries(other_directory), entries);
+    assert_int_equal(helper_count_entries(other_directory), 2);
     assert_int_equal(helper_count_fds(), fds);
 
     /* A slab over them reopens the same whatever is measured then. */
@@ -182,7 +181,6 @@ static void two_devices_share_by_speed(void **state)
     assert_memory_equal(again.zones, store.zones, sizeof store.zones);
     slab_close(&again);
     assert_int_equal(slab_remove(&store), 0);
-    rmdir(drives[1].path);
 }
 
 /* However the process ends: killed at any moment, it leaves no file. */
@@ -247,7 +245,9 @@ int main(int argc, char **argv)
         cmocka_unit_test_setup_teardown(killed_and_nothing_left, helper_setup, helper_teardown),
     };
     int rc = cmocka_run_group_tests_name(name, tests, NULL, NULL);
-    if (other_directory[0])
-        rmdir(other_directory);
+    if (other_directory[0]) {
+        snprintf(helper_directory, sizeof helper_directory, "%s", other_directory);
+        helper_teardown(NULL);
+    }
     return rc;
 }

@@ -22,15 +22,15 @@
 
 enum {
     SPEED_SLOTS = 8,        /* requests in flight: reads saturate at 4 of this size */
-    SPEED_ROUNDS_MAX = 3,   /* a write pass and a read pass each */
+    SPEED_ROUNDS_MAX = 5,   /* a write pass and a read pass each; the first ones are often slow */
     SPEED_STEP_PERCENT = 5, /* weights lie on powers of 1.05: drives within 2.5% are equal */
 };
 
 #define SPEED_BLOCK_BYTES   MIB
 #define SPEED_DEFAULT_BYTES (128 * MIB)
 #define SPEED_MIN_BYTES     (SPEED_SLOTS * SPEED_BLOCK_BYTES)
-/* Of a pass; seven of them make the second. A pass ends early only after each slot was used once. */
-#define SPEED_PASS_NS  140000000u
+/* Of a pass; eleven of them make the second. A pass ends early only after each slot was used once. */
+#define SPEED_PASS_NS  90000000u
 #define SPEED_TOTAL_NS 1000000000u
 
 struct bench {

@@ -4,8 +4,8 @@
  *
  * Measured is what training does: direct I/O of 1 MiB, several requests in flight, through tiers/io.h
  * (io_uring, or the pool of threads where it is not to be had), in a file in the drive's own file system
- * that has no name and is gone with the descriptor, so nothing stays behind however the process ends.
- * The file is written once before timing, since the first write of reserved space is slower.
+ * that has no name (or loses it at once, where the file system knows only named ones) and is gone with
+ * the descriptor, so nothing stays behind however the process ends. The file is written once before timing, since the first write of reserved space is slower.
  *
  * A drive's weight is its rate under a mixed load of as many bytes read as written, which is what an
  * update of optimizer state is: where a drive serves one or the other, 1 byte each way takes 1/R + 1/W,
