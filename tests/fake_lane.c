@@ -48,6 +48,26 @@ void fake_watch_fini(fake_watch *self)
     mem_free(self->states);
 }
 
+/* Done for whoever waits for it: seen so, or skipped and all that it had to wait for done. */
+static bool is_done(fake_watch *self, uint32_t op_idx)
+{
+    const program *prog = self->prog;
+    const op *item = &prog->ops[op_idx];
+    if (self->states[op_idx] != 0 || !self->skipped || !self->skipped[op_idx])
+        return self->states[op_idx] == 2;
+    for (uint32_t k = 0; k < item->dep_count; k++)
+        if (!is_done(self, prog->deps[item->dep_begin + k]))
+            return false;
+    for (uint32_t before = op_idx; before-- > 0 && item->lane >= LANE_H2D;)
+        if (prog->ops[before].lane == item->lane) {
+            if (!is_done(self, before))
+                return false;
+            break;
+        }
+    self->states[op_idx] = 2;
+    return true;
+}
+
 static void watch_submit(fake_watch *self, const lane_request *request)
 {
     const op *item = request->item;
@@ -57,7 +77,7 @@ static void watch_submit(fake_watch *self, const lane_request *request)
     for (uint32_t k = 0; k < item->dep_count; k++) {
         uint32_t dep = self->prog->deps[item->dep_begin + k];
         const lane *a = self->lanes[self->prog->ops[dep].lane], *b = self->lanes[item->lane];
-        if (self->states[dep] == 2)
+        if (is_done(self, dep))
             continue;
         if (self->states[dep] == 1 && a->in_order && b->in_order && a->owner == b->owner)
             early = true;
@@ -66,6 +86,7 @@ static void watch_submit(fake_watch *self, const lane_request *request)
     }
     self->early_submits += early;
     self->submits_after_failure += self->failed;
+    self->skipped_submits += self->skipped && self->skipped[request->op_idx];
     self->states[request->op_idx] = 1;
     self->in_flight[item->lane]++;
     if (self->in_flight[item->lane] > self->in_flight_max[item->lane])

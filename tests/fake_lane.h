@@ -13,7 +13,8 @@
 struct fake_watch {
     const program *prog;
     lane *lanes[LANE_COUNT];
-    uint8_t *states; /* [op_count] 0 not seen, 1 in flight, 2 done */
+    uint8_t *states;     /* [op_count] 0 not seen, 1 in flight, 2 done */
+    const bool *skipped; /* [op_count] ops that must never be seen; NULL: none */
     uint32_t in_flight[LANE_COUNT];
     uint32_t in_flight_max[LANE_COUNT];
     uint32_t next_min[LANE_COUNT]; /* op index that the next submit of the lane may not be below */
@@ -22,7 +23,8 @@ struct fake_watch {
     uint64_t dep_violations; /* submits before a dependency was done, or in flight on the owner */
     uint64_t early_submits;  /* submits with a dependency still in flight on the same owner */
     uint64_t submits_after_failure;
-    bool failed; /* a failed request was handed back */
+    uint64_t skipped_submits; /* of ops that must never be seen */
+    bool failed;              /* a failed request was handed back */
 };
 typedef struct fake_watch fake_watch;
 

@@ -1,8 +1,13 @@
 # Programs, the executor and its lanes.
-add_library(swap_fixture STATIC swap_fixture.c fake_lane.c)
-target_link_libraries(swap_fixture PUBLIC sluice_executor sluice_program sluice_base)
+add_library(swap_fixture STATIC swap_fixture.c swap_values.c swap_rig.c fake_lane.c)
+target_link_libraries(swap_fixture PUBLIC sluice_executor sluice_program sluice_base
+                      PRIVATE PkgConfig::CMOCKA)
 
 sluice_test(test_swap_check LIBS swap_fixture sluice_program LABELS cpu debug tsan)
-sluice_test(test_swap_executor LIBS swap_fixture sluice_executor LABELS cpu debug tsan)
+sluice_test(test_swap_executor LIBS swap_fixture sluice_executor LABELS cpu debug tsan
+            INSTANCES plain paranoid)
+sluice_test(test_swap_conditional LIBS swap_fixture sluice_executor LABELS cpu debug tsan
+            INSTANCES plain paranoid)
+sluice_test(test_swap_paranoid LIBS swap_fixture sluice_executor LABELS cpu debug tsan)
 sluice_test(test_swap_worker LIBS swap_fixture sluice_executor LABELS cpu debug tsan)
 sluice_test(test_swap_io LIBS swap_fixture sluice_swap LABELS cpu nvme debug tsan INSTANCES uring pool)

@@ -70,20 +70,13 @@ uint32_t builder_home(builder *self, enum arena_kind arena, uint64_t offset, uin
 uint32_t builder_op(builder *self, enum op_kind kind)
 {
     static const uint8_t lanes[OP_KIND_COUNT] = {
-        [OP_READ] = LANE_READ,
-        [OP_WRITE] = LANE_WRITE,
-        [OP_H2D] = LANE_H2D,
-        [OP_D2H] = LANE_D2H,
-        [OP_ALL_GATHER] = LANE_COMM,
-        [OP_REDUCE_SCATTER] = LANE_COMM,
-        [OP_FORWARD] = LANE_COMPUTE,
-        [OP_RECOMPUTE] = LANE_COMPUTE,
-        [OP_BACKWARD] = LANE_COMPUTE,
-        [OP_GRAD_CLOSE] = LANE_COMPUTE,
-        [OP_NORM] = LANE_COMPUTE,
-        [OP_UPDATE] = LANE_UPDATE,
-        [OP_INIT] = LANE_UPDATE,
-        [OP_WORKING_COPY] = LANE_UPDATE,
+        [OP_READ] = LANE_READ,        [OP_WRITE] = LANE_WRITE,
+        [OP_H2D] = LANE_H2D,          [OP_D2H] = LANE_D2H,
+        [OP_ALL_GATHER] = LANE_COMM,  [OP_REDUCE_SCATTER] = LANE_COMM,
+        [OP_FORWARD] = LANE_COMPUTE,  [OP_RECOMPUTE] = LANE_COMPUTE,
+        [OP_BACKWARD] = LANE_COMPUTE, [OP_GRAD_CLOSE] = LANE_COMPUTE,
+        [OP_NORM] = LANE_COMPUTE,     [OP_UPDATE] = LANE_UPDATE,
+        [OP_INIT] = LANE_UPDATE,      [OP_WORKING_COPY] = LANE_UPDATE,
     };
     program *prog = &self->prog;
     prog->ops = grown(prog->ops, prog->op_count, &self->op_capacity, sizeof *prog->ops);
@@ -260,10 +253,15 @@ struct live_buffer {
 struct generator {
     builder build;
     uint64_t seed, draws;
+    uint32_t op_count;
     struct live_buffer live[ARENA_COUNT][LIVE_MAX + 2];
     uint32_t live_count[ARENA_COUNT];
     uint32_t home_count[ARENA_COUNT]; /* the first of live, never dropped */
     uint32_t state, grads, params;    /* homes of the update ops */
+    bool conditional;                 /* with an OP_NORM, op `norm`, and conditional ops */
+    uint32_t norm;                    /* the last op, or (it decides) one in the middle */
+    uint64_t condition_draws;
+    uint8_t *tainted; /* [buffers] transients that a skipped op would leave unwritten */
 };
 typedef struct generator generator;
 
@@ -450,6 +448,74 @@ static void add_needed_deps(generator *self, uint64_t *reach, uint64_t words)
     }
 }
 
+/* --- conditional ops -------------------------------------------------------------------------- */
+
+/* Draws of their own, so that a seed gives the same ops with and without conditions. */
+static uint64_t draw_condition(generator *self, uint64_t bound)
+{
+    return rng_below(self->seed, 12, self->condition_draws++, bound);
+}
+
+static bool is_transfer_ahead(const program *prog, const op *item)
+{
+    bool is_copy = item->kind == OP_READ || item->kind == OP_H2D || item->kind == OP_D2H;
+    const operand *target = op_operand(item, ROLE_TARGET);
+    return is_copy && !prog->buffers[target->buffer_idx].is_home;
+}
+
+/* Decides whether the latest op is conditional. One that reads what a skipped op would not have written
+ * must be; else the draw says. Where the norm decides, only transfers may come before it. */
+static void draw_if_applied(generator *self)
+{
+    program *prog = &self->build.prog;
+    uint32_t i = (uint32_t)prog->op_count - 1;
+    op *item = &prog->ops[i];
+    bool decides = self->norm + 1 < self->op_count;
+    if (i == self->norm)
+        return;
+    if (decides && i < self->norm) {
+        item->if_applied = is_transfer_ahead(prog, item) && draw_condition(self, 2) == 0;
+        return; /* it runs in any case */
+    }
+    item->if_applied = draw_condition(self, 4) == 0;
+    for (uint32_t k = 0; k < item->operand_count; k++)
+        if ((item->operands[k].access & ACCESS_READ) && self->tainted[item->operands[k].buffer_idx])
+            item->if_applied = 1;
+    for (uint32_t k = 0; k < item->operand_count && item->if_applied; k++) {
+        uint32_t buffer_idx = item->operands[k].buffer_idx;
+        if ((item->operands[k].access & ACCESS_WRITE) && !prog->buffers[buffer_idx].is_home)
+            self->tainted[buffer_idx] = 1;
+    }
+}
+
+/* Where the norm decides, a conditional op comes after it: mostly by a dependency, or by others. */
+static void add_norm_dep(generator *self, uint64_t *reach, uint64_t words)
+{
+    uint32_t i = (uint32_t)self->build.prog.op_count - 1;
+    if (!self->build.prog.ops[i].if_applied || i <= self->norm)
+        return;
+    if (is_before(reach, words, self->norm, i) && draw_condition(self, 2) != 0)
+        return;
+    builder_dep(&self->build, self->norm);
+    add_before(reach, words, i, self->norm);
+}
+
+static void random_norm(generator *self)
+{
+    builder_op(&self->build, OP_NORM);
+    builder_use(&self->build, ROLE_NORM_SUMS, ACCESS_READ, self->live[ARENA_DEVICE][0].idx, 0,
+                8 * STEP);
+}
+
+bool fixture_skips(const program *prog, uint32_t op_idx)
+{
+    uint32_t norm = 0;
+    while (norm < prog->op_count && prog->ops[norm].kind != OP_NORM)
+        norm++;
+    bool decides = norm + 1 < prog->op_count;
+    return prog->ops[op_idx].if_applied && (!decides || op_idx > norm);
+}
+
 static void add_home(generator *self, enum arena_kind arena, uint64_t offset, uint64_t size_bytes)
 {
     uint32_t idx = builder_home(&self->build, arena, offset, size_bytes);
@@ -457,9 +523,10 @@ static void add_home(generator *self, enum arena_kind arena, uint64_t offset, ui
     self->home_count[arena]++;
 }
 
-void random_program(uint64_t seed, uint32_t op_count, program *out)
+static void generate(generator from, program *out)
 {
-    generator self = {.seed = seed};
+    generator self = from;
+    uint32_t op_count = self.op_count;
     uint64_t words = size_div_up(op_count, 64);
     uint64_t *reach = mem_alloc(op_count * words, sizeof *reach, "test program");
     must(reach != NULL, "reach != NULL");
@@ -471,86 +538,31 @@ void random_program(uint64_t seed, uint32_t op_count, program *out)
     self.grads = builder_home(&self.build, ARENA_HOST, 49152, BLOCK);
     self.params = builder_home(&self.build, ARENA_HOST, 57344, BLOCK);
     for (uint32_t i = 0; i < op_count; i++) {
-        random_op(&self);
+        if (self.conditional && i == self.norm)
+            random_norm(&self);
+        else
+            random_op(&self);
+        if (self.conditional)
+            draw_if_applied(&self);
         add_needed_deps(&self, reach, words);
+        if (self.conditional)
+            add_norm_dep(&self, reach, words);
     }
     mem_free(reach);
     builder_finish(&self.build, out);
 }
 
-/* --- values ----------------------------------------------------------------------------------- */
-
-void fixture_arenas_init(fixture_arenas *self, const program *prog, uint64_t seed)
+void random_program(uint64_t seed, uint32_t op_count, program *out)
 {
-    for (int a = 0; a < ARENA_COUNT; a++) {
-        self->size_bytes[a] = prog->budget_bytes[a];
-        self->base[a] = mem_alloc(self->size_bytes[a], 1, "test arena");
-        must(self->base[a] != NULL, "self->base[a] != NULL");
-        for (uint64_t i = 0; i + 8 <= self->size_bytes[a]; i += 8) {
-            uint64_t value = rng_u64(seed, (uint64_t)a, i);
-            memcpy(self->base[a] + i, &value, 8);
-        }
-    }
+    generate((generator){.seed = seed, .op_count = op_count}, out);
 }
 
-void fixture_arenas_fini(fixture_arenas *self)
+void random_conditional_program(uint64_t seed, uint32_t op_count, bool decides, program *out)
 {
-    for (int a = 0; a < ARENA_COUNT; a++)
-        mem_free(self->base[a]);
-}
-
-static unsigned char *operand_memory(fixture_arenas *self, const program *prog, const operand *part)
-{
-    const buffer *item = &prog->buffers[part->buffer_idx];
-    return self->base[item->arena] + item->offset_bytes + part->offset_bytes;
-}
-
-static uint64_t mix(uint64_t hash, uint64_t value)
-{
-    hash = (hash ^ value) * UINT64_C(0x9e3779b97f4a7c15);
-    return hash ^ (hash >> 29);
-}
-
-int fixture_execute(void *user, const program *prog, const op *item)
-{
-    fixture_arenas *self = user;
-    if (item->lane < LANE_COMM) {
-        const operand *source = op_operand(item, ROLE_SOURCE);
-        memcpy(operand_memory(self, prog, op_operand(item, ROLE_TARGET)),
-               operand_memory(self, prog, source), source->size_bytes);
-        return 0;
-    }
-    uint64_t hash = (uint64_t)(item - prog->ops) + 1, word;
-    for (uint32_t k = 0; k < item->operand_count; k++) {
-        const operand *part = &item->operands[k];
-        const unsigned char *from = operand_memory(self, prog, part);
-        for (uint64_t i = 0; i < part->size_bytes && (part->access & ACCESS_READ); i += 8) {
-            memcpy(&word, from + i, 8);
-            hash = mix(hash, word);
-        }
-    }
-    for (uint32_t k = 0; k < item->operand_count; k++) {
-        const operand *part = &item->operands[k];
-        unsigned char *to = operand_memory(self, prog, part);
-        for (uint64_t i = 0; i < part->size_bytes && (part->access & ACCESS_WRITE); i += 8) {
-            word = mix(hash, i);
-            memcpy(to + i, &word, 8);
-        }
-    }
-    return 0;
-}
-
-void fixture_execute_all(fixture_arenas *arenas, const program *prog)
-{
-    for (uint64_t i = 0; i < prog->op_count; i++)
-        (void)fixture_execute(arenas, prog, &prog->ops[i]);
-}
-
-bool fixture_arenas_equal(const fixture_arenas *a, const fixture_arenas *b)
-{
-    for (int k = 0; k < ARENA_COUNT; k++)
-        if (a->size_bytes[k] != b->size_bytes[k] ||
-            memcmp(a->base[k], b->base[k], a->size_bytes[k]) != 0)
-            return false;
-    return true;
+    generator self = {.seed = seed, .op_count = op_count, .conditional = true};
+    self.norm = decides ? op_count / 3 : op_count - 1;
+    self.tainted = mem_alloc(2 * op_count + 16, 1, "test program");
+    must(self.tainted != NULL, "self.tainted != NULL");
+    generate(self, out);
+    mem_free(self.tainted);
 }

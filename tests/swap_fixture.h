@@ -41,6 +41,15 @@ void program_copy(program *out, const program *from);
  * that others imply. */
 void random_program(uint64_t seed, uint32_t op_count, program *out);
 
+/* The same ops with an OP_NORM and conditional ops. decides: the norm stands at a third; after it
+ * conditional ops that depend on it, before it conditional transfers to transients, which always run.
+ * Else the norm is the last op and decides on nothing. No op that always runs reads from a transient
+ * what only a skipped one writes. */
+void random_conditional_program(uint64_t seed, uint32_t op_count, bool decides, program *out);
+
+/* True where op op_idx of such a program is not run when the update is skipped. */
+bool fixture_skips(const program *prog, uint32_t op_idx);
+
 /* The promises of program_check about order and space, proved over all pairs. O(ops^3): small ones. */
 bool oracle_accepts(const program *prog);
 
@@ -48,9 +57,12 @@ bool oracle_accepts(const program *prog);
 struct fixture_arenas {
     unsigned char *base[ARENA_COUNT];
     uint64_t size_bytes[ARENA_COUNT];
+    bool is_skipped; /* what the executor reads */
+    bool norm_skips; /* what an OP_NORM stores there */
 };
 typedef struct fixture_arenas fixture_arenas;
 
+/* Content drawn from the seed; both flags false. */
 void fixture_arenas_init(fixture_arenas *self, const program *prog, uint64_t seed);
 void fixture_arenas_fini(fixture_arenas *self);
 
@@ -59,7 +71,10 @@ int fixture_execute(void *user, const program *prog, const op *item);
 
 /* Executes all ops in issue order. */
 void fixture_execute_all(fixture_arenas *arenas, const program *prog);
+/* skipped: but those that fixture_skips names. */
+void fixture_execute_unless(fixture_arenas *arenas, const program *prog, bool skipped);
 
 bool fixture_arenas_equal(const fixture_arenas *a, const fixture_arenas *b);
+bool fixture_homes_equal(const program *prog, const fixture_arenas *a, const fixture_arenas *b);
 
 #endif
