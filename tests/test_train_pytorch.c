@@ -90,7 +90,7 @@ static void follow(const char *update)
     char path[1024];
     snprintf(path, sizeof path, "%s/%s.json", FIXTURE_DIR, fixture_name);
     json_t *fixture = fixture_json(path);
-    const char *corpus = fixture_path(NULL, "corpus.bin");
+    const char *corpus = fixture_path(NULL, "corpus.txt");
     write_corpus(fixture, corpus);
     json_t *made = make_job(fixture, corpus);
     assert_int_equal(json_dump_file(made, fixture_path("curve", ".json"), JSON_INDENT(1)), 0);

@@ -1,61 +1,120 @@
-/* Files as one sequence of byte tokens. See corpus.h.
+/* Files as one sequence of tokens. See corpus.h.
  *
- * One thread. Everything is allocated in corpus_open; a read allocates nothing and goes by pread
- * into the caller's memory, where the bytes are widened in place. */
+ * One thread. Everything is allocated in corpus_open_as; a read allocates nothing: it goes by pread
+ * through a piece of the stack, where tokens are widened and held against the vocabulary. */
 #include "data/corpus.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
+#include "base/log.h"
 #include "base/mem.h"
 #include "base/size.h"
+#include "data/data_internal.h"
 
-enum { BYTE_VOCAB = 256 };
+enum { BYTE_VOCAB = 256, PIECE_BYTES = 32768 };
 
-struct corpus_file {
-    int fd; /* -1 while not open */
-    char *path;
-    uint64_t token_begin, token_count; /* in the whole sequence */
-};
+/* Tokens that are checked before a run begins. Reading them takes about 0.1 s; a file of another
+ * tokenizer or format shows itself there. */
+#define SCAN_BYTES (64 * MIB)
 
 struct corpus {
-    struct corpus_file *files; /* [file_count] */
+    datai_file *files; /* [file_count] */
     uint32_t file_count;
     uint64_t token_count;
+    uint64_t vocab_size;
 };
 
-static int file_open(struct corpus_file *file, const char *path, uint64_t token_begin)
+static int64_t token_at(const unsigned char *raw, datai_type type, uint64_t idx)
 {
-    file->path = mem_string(path, "corpus path");
-    if (!file->path)
-        return -ENOMEM;
-    /* Not blocking: opening a pipe would wait for its writer before it can be refused. */
-    file->fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (file->fd < 0)
-        return err_set(ERR_INPUT, "cannot open the token file %s: %s", path, strerror(errno));
-    struct stat info;
-    if (fstat(file->fd, &info) < 0)
-        return err_set(ERR_INPUT, "cannot examine the token file %s: %s", path, strerror(errno));
-    if (S_ISDIR(info.st_mode))
-        return err_set(ERR_INPUT, "%s is a directory; name the text files in it", path);
-    if (!S_ISREG(info.st_mode))
-        return err_set(ERR_INPUT, "%s is not a regular file; windows are read in random order",
-                       path);
-    if (info.st_size == 0)
-        return err_set(ERR_INPUT, "the token file %s is empty", path);
-    file->token_begin = token_begin;
-    file->token_count = (uint64_t)info.st_size;
+    raw += idx * type.bytes;
+    switch (type.bytes) {
+    case 1:
+        return type.is_signed ? (int64_t)(int8_t)raw[0] : (int64_t)raw[0];
+    case 2: {
+        uint16_t value;
+        memcpy(&value, raw, sizeof value);
+        return type.is_signed ? (int64_t)(int16_t)value : (int64_t)value;
+    }
+    case 4: {
+        uint32_t value;
+        memcpy(&value, raw, sizeof value);
+        return type.is_signed ? (int64_t)(int32_t)value : (int64_t)value;
+    }
+    default: {
+        int64_t value;
+        memcpy(&value, raw, sizeof value);
+        return value;
+    }
+    }
+}
+
+static int refuse_token(const datai_file *file, uint64_t idx, int64_t token, uint64_t vocab_size)
+{
+    return err_set(ERR_INPUT,
+                   "token %llu (from 0) of %s is %lld, but model.vocab_size is %llu: the file was "
+                   "made with another tokenizer, or it is not in the format that data.format says",
+                   (unsigned long long)idx, file->path, (long long)token,
+                   (unsigned long long)vocab_size);
+}
+
+/* Tokens [begin, begin + count) of one file; `tokens` may be NULL: they are only checked. */
+static int read_file_tokens(const datai_file *file, uint64_t begin, uint64_t count,
+                            uint64_t vocab_size, int32_t *tokens)
+{
+    _Alignas(64) unsigned char raw[PIECE_BYTES];
+    for (uint64_t done = 0; done < count;) {
+        uint64_t part = size_min(count - done, PIECE_BYTES / file->type.bytes);
+        uint64_t offset = file->data_begin + (begin + done) * file->type.bytes;
+        TRY(datai_pread(file->fd, file->path, offset, part * file->type.bytes, raw));
+        for (uint64_t i = 0; i < part; i++) {
+            int64_t token = token_at(raw, file->type, i);
+            if ((uint64_t)token >= vocab_size) /* a negative one too */
+                return refuse_token(file, begin + done + i, token, vocab_size);
+            if (tokens)
+                tokens[done + i] = (int32_t)token;
+        }
+        done += part;
+    }
     return 0;
 }
 
-int corpus_open(const char *const *paths, uint32_t path_count, corpus **out)
+static int scan_first_tokens(const corpus *self)
+{
+    for (uint32_t i = 0; i < self->file_count; i++) {
+        const datai_file *file = &self->files[i];
+        uint64_t share = SCAN_BYTES / self->file_count / file->type.bytes;
+        TRY(read_file_tokens(file, 0, size_min(file->token_count, share), self->vocab_size, NULL));
+    }
+    return 0;
+}
+
+static int open_files(corpus *self, const char *const *paths, enum corpus_format format)
+{
+    for (uint32_t i = 0; i < self->file_count; i++) {
+        datai_file *file = &self->files[i];
+        TRY(datai_file_open(file, paths[i], format));
+        file->token_begin = self->token_count;
+        TRY(size_add(self->token_count, file->token_count, &self->token_count));
+        const datai_file *first = &self->files[0];
+        if ((file->format == CORPUS_TEXT) != (first->format == CORPUS_TEXT))
+            return err_set(ERR_INPUT,
+                           "%s is %s and %s is %s, and both cannot be in one corpus; give files of "
+                           "one kind, or set data.format",
+                           first->path, first->format == CORPUS_TEXT ? "text" : "a token file",
+                           file->path, file->format == CORPUS_TEXT ? "text" : "a token file");
+    }
+    return 0;
+}
+
+int corpus_open_as(const char *const *paths, uint32_t path_count, enum corpus_format format,
+                   uint64_t vocab_size, corpus **out)
 {
     *out = NULL;
     if (path_count == 0)
-        return err_set(ERR_INPUT, "the data block names no file; give at least one text file");
+        return err_set(ERR_INPUT, "the data block names no file; give at least one");
+    if ((unsigned)format >= CORPUS_FORMAT_COUNT)
+        return err_set(-EINVAL, "there is no data format of number %d", (int)format);
     corpus *self = mem_alloc(1, sizeof *self, "corpus");
     if (!self)
         return -ENOMEM;
@@ -66,11 +125,15 @@ int corpus_open(const char *const *paths, uint32_t path_count, corpus **out)
     self->file_count = path_count;
     for (uint32_t i = 0; i < path_count; i++)
         self->files[i].fd = -1;
-    for (uint32_t i = 0; i < path_count; i++) {
-        TRY_GOTO(rc, file_open(&self->files[i], paths[i], self->token_count), failed);
-        TRY_GOTO(rc, size_add(self->token_count, self->files[i].token_count, &self->token_count),
-                 failed);
-    }
+    TRY_GOTO(rc, open_files(self, paths, format), failed);
+    self->vocab_size = size_min(vocab_size ? vocab_size : UINT64_MAX, (uint64_t)INT32_MAX + 1);
+    if (corpus_is_text(self))
+        self->vocab_size = size_min(self->vocab_size, BYTE_VOCAB);
+    TRY_GOTO(rc, scan_first_tokens(self), failed);
+    if (!corpus_is_text(self))
+        log_info("%s%s: %llu tokens of %u bits", self->files[0].path,
+                 self->file_count > 1 ? " and others" : "", (unsigned long long)self->token_count,
+                 8 * self->files[0].type.bytes);
     *out = self;
     return 0;
 failed:
@@ -78,15 +141,17 @@ failed:
     return rc;
 }
 
+int corpus_open(const char *const *paths, uint32_t path_count, corpus **out)
+{
+    return corpus_open_as(paths, path_count, CORPUS_TEXT, 0, out);
+}
+
 void corpus_close(corpus *self)
 {
     if (!self)
         return;
-    for (uint32_t i = 0; i < self->file_count; i++) {
-        if (self->files[i].fd >= 0)
-            close(self->files[i].fd);
-        mem_free(self->files[i].path);
-    }
+    for (uint32_t i = 0; i < self->file_count; i++)
+        datai_file_close(&self->files[i]);
     mem_free(self->files);
     mem_free(self);
 }
@@ -98,31 +163,12 @@ uint64_t corpus_token_count(const corpus *self)
 
 uint64_t corpus_vocab(const corpus *self)
 {
-    (void)self;
-    return BYTE_VOCAB;
+    return self->vocab_size;
 }
 
-static int file_read(const struct corpus_file *file, uint64_t begin, uint64_t count,
-                     unsigned char *bytes)
+bool corpus_is_text(const corpus *self)
 {
-    uint64_t done = 0;
-    while (done < count) {
-        ssize_t got = pread(file->fd, bytes + done, count - done, (off_t)(begin + done));
-        if (got < 0 && errno == EINTR)
-            continue;
-        if (got < 0)
-            return err_errno(errno, "cannot read %llu bytes at %llu of the token file %s",
-                             (unsigned long long)(count - done), (unsigned long long)(begin + done),
-                             file->path);
-        if (got == 0)
-            return err_set(ERR_INPUT,
-                           "the token file %s ends at byte %llu of the %llu it had when it was "
-                           "opened; it must not change during a run",
-                           file->path, (unsigned long long)(begin + done),
-                           (unsigned long long)file->token_count);
-        done += (uint64_t)got;
-    }
-    return 0;
+    return self->files[0].format == CORPUS_TEXT;
 }
 
 /* The file that holds a token: binary search, since a corpus may be thousands of files. */
@@ -147,20 +193,13 @@ int corpus_read(corpus *self, uint64_t begin, uint64_t count, int32_t *tokens)
         return err_set(-EINVAL, "tokens %llu to %llu were asked of a corpus of %llu",
                        (unsigned long long)begin, (unsigned long long)(begin + count),
                        (unsigned long long)self->token_count);
-    /* The bytes go to the last quarter of `tokens`; widening from the front never overtakes them:
-     * token i ends at byte 4i + 4, byte i + 1 lies at 3 count + i + 1, and i < count. */
-    unsigned char *bytes = (unsigned char *)tokens + 3 * count;
     uint64_t done = 0;
     for (uint32_t i = file_of(self, begin); done < count; i++) {
-        const struct corpus_file *file = &self->files[i];
+        const datai_file *file = &self->files[i];
         uint64_t file_begin = begin + done - file->token_begin;
         uint64_t part = size_min(count - done, file->token_count - file_begin);
-        TRY(file_read(file, file_begin, part, bytes + done));
+        TRY(read_file_tokens(file, file_begin, part, self->vocab_size, tokens + done));
         done += part;
-    }
-    for (uint64_t i = 0; i < count; i++) {
-        int32_t token = bytes[i];
-        memcpy((char *)tokens + 4 * i, &token, sizeof token);
     }
     return 0;
 }

@@ -1,27 +1,65 @@
 /* Token sources and the sampler.
  *
- * A corpus is one or more files seen as one sequence of tokens; it is opened once and read with pread
- * per window, so its size does not count against any budget. The sampler is a function of (seed,
- * window number) alone: resuming needs only the number. Windows of T + 1 tokens are laid end to end
- * (stride T) and visited in a seeded permutation per epoch, with a seeded shift per epoch, so every
- * token is seen once before any is seen twice. One thread. */
+ * A corpus is one or more files seen as one sequence of tokens, file after file as they were named: a
+ * window may begin in one file and end in the next, and in one document and the next. It is opened once
+ * and read with pread per window, so neither its size nor its index counts against any budget. The
+ * sampler is a function of (seed, window number) alone: resuming needs only the number. Windows of
+ * T + 1 tokens are laid end to end (stride T) and visited in a seeded permutation per epoch, with a
+ * seeded shift per epoch, so every token is seen once before any is seen twice. One thread.
+ *
+ *   format    what a file holds                                         recognized by
+ *   text      bytes; token = byte value                                 nothing else fits, and its name
+ *                                                                       does not end in .bin
+ *   llmc      llm.c's .bin: 256 int32 (magic, version, token count,     magic 20240520 (version 1, uint16
+ *             zeros), then the tokens                                   tokens) or 20240801 (version 7,
+ *                                                                       uint32)
+ *   u16, u32  token ids alone, little-endian                            must be named: data.format
+ *   megatron  NAME.bin: token ids alone; NAME.idx: "MMIDIDX", version   NAME.idx beside it; NAME, NAME.bin
+ *             1, type, counts, lengths and places of sequences,         or NAME.idx may be given
+ *             documents
+ *
+ * All are little-endian. Megatron's tokens may be 8-, 16-, 32- and 64-bit integers; its documents follow
+ * one another in their order. */
 #ifndef SLUICE_DATA_CORPUS_H
 #define SLUICE_DATA_CORPUS_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "base/error.h"
 
 typedef struct corpus corpus;
 
-/* Opens the files (text, byte tokenizer: token = byte value, vocabulary 256). ERR_INPUT with the path
- * for a missing, unreadable, empty or too short file; a directory is refused. */
+/* In the order of the job's enum job_data_format. */
+enum corpus_format {
+    CORPUS_AUTO, /* of each file by what it begins with and what lies beside it */
+    CORPUS_TEXT,
+    CORPUS_LLMC,
+    CORPUS_U16,
+    CORPUS_U32,
+    CORPUS_MEGATRON,
+    CORPUS_FORMAT_COUNT
+};
+
+/* Opens token files of the given format (data.format). vocab_size is the model's; 0: any token up to
+ * 2^31 - 1. Headers and indices are checked whole; of the tokens, the first of each file are held
+ * against vocab_size now (64 MiB of all files together), each of them whenever it is read.
+ *
+ * ERR_INPUT with the path for a missing, unreadable, empty, truncated or foreign file, a directory, a
+ * .bin whose format cannot be told, text among token files, and a token outside the vocabulary. */
+int corpus_open_as(const char *const *paths, uint32_t path_count, enum corpus_format format,
+                   uint64_t vocab_size, corpus **out) MUST_CHECK;
+
+/* As corpus_open_as with CORPUS_TEXT: bytes, vocabulary 256, whatever the files begin with. */
 int corpus_open(const char *const *paths, uint32_t path_count, corpus **out) MUST_CHECK;
 void corpus_close(corpus *self);
 uint64_t corpus_token_count(const corpus *self);
-uint64_t corpus_vocab(const corpus *self); /* 256 for bytes */
+/* Every token is below it: 256 for text, else the vocab_size given (2^31 for 0). */
+uint64_t corpus_vocab(const corpus *self);
+bool corpus_is_text(const corpus *self);
 
-/* Tokens [begin, begin + count) of the whole sequence as int32. */
+/* Tokens [begin, begin + count) of the whole sequence as int32. ERR_INPUT where a token is not in the
+ * vocabulary (file, position, token) or a file has become shorter. */
 int corpus_read(corpus *self, uint64_t begin, uint64_t count, int32_t *tokens) MUST_CHECK;
 
 struct sampler {
@@ -33,12 +71,14 @@ struct sampler {
 typedef struct sampler sampler;
 
 /* ERR_INPUT when the corpus has fewer than T + 2 tokens. */
-int sampler_init(sampler *self, corpus *source, uint64_t seed, uint64_t tokens_per_window) MUST_CHECK;
+int sampler_init(sampler *self, corpus *source, uint64_t seed,
+                 uint64_t tokens_per_window) MUST_CHECK;
 
 /* Window number `idx` (0, 1, 2, ... over all epochs): inputs [T] and targets [T] (the next tokens). */
 int sampler_window(sampler *self, uint64_t idx, int32_t *inputs, int32_t *targets) MUST_CHECK;
 
 /* For evaluation: window `idx` of the corpus in order, no shuffling; wraps around. */
-int sampler_window_in_order(sampler *self, uint64_t idx, int32_t *inputs, int32_t *targets) MUST_CHECK;
+int sampler_window_in_order(sampler *self, uint64_t idx, int32_t *inputs,
+                            int32_t *targets) MUST_CHECK;
 
 #endif

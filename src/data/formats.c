@@ -1,0 +1,306 @@
+/* Opening token files: which format a path names, and the formats without an index. See corpus.h.
+ *
+ * One thread. A path is allocated per file; nothing read from a file is used as a length before it
+ * was held against the file's own. */
+#include <assert.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/mem.h"
+#include "base/size.h"
+#include "data/data_internal.h"
+
+enum {
+    LLMC_HEADER_INTS = 256,
+    LLMC_HEADER_BYTES = 4 * LLMC_HEADER_INTS,
+    BEGIN_BYTES = 16, /* of a file, enough for every magic */
+};
+
+static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "token files are little-endian");
+
+/* llm.c's token files: dev/data/data_common.py, HEADERS_INFO. */
+static const struct llmc_kind {
+    uint32_t magic, version;
+    datai_type type;
+} llmc_kinds[] = {
+    {20240520, 1, {.bytes = 2}},
+    {20240801, 7, {.bytes = 4}},
+};
+enum { LLMC_KIND_COUNT = sizeof llmc_kinds / sizeof llmc_kinds[0] };
+
+/* Files that are often met where token files are meant. */
+static const struct foreign {
+    const char *begin;
+    uint32_t bytes;
+    const char *what;
+} foreigners[] = {
+    {"\x01\x34\xd8\x88", 4, "an llm.c token file in big-endian order; write it little-endian"},
+    {"\x01\x34\xd9\xa1", 4, "an llm.c token file in big-endian order; write it little-endian"},
+    {"\x8a\xd8\x34\x01", 4, "an llm.c evaluation file (magic 20240522); give a token file"},
+    {"\xc6\xd7\x34\x01", 4, "an llm.c model checkpoint (magic 20240326); give a token file"},
+    {"\xc7\xd7\x34\x01", 4, "an llm.c optimizer state (magic 20240327); give a token file"},
+    {"\x93NUMPY", 6,
+     "a NumPy array with a header; write its tokens with tofile() as uint16 or uint32 and set "
+     "data.format to u16 or u32"},
+    {"TNTIDX\0\0", 8,
+     "an index of the oldest Megatron format (TNTIDX), which is not supported; make it anew with "
+     "Megatron's preprocess_data.py"},
+};
+
+int datai_open(const char *path, int *out, uint64_t *bytes)
+{
+    *out = -1;
+    /* Not blocking: opening a pipe would wait for its writer before it can be refused. */
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0)
+        return err_set(ERR_INPUT, "cannot open the token file %s: %s", path, strerror(errno));
+    struct stat info;
+    int rc = 0;
+    if (fstat(fd, &info) < 0)
+        rc = err_set(ERR_INPUT, "cannot examine the token file %s: %s", path, strerror(errno));
+    else if (S_ISDIR(info.st_mode))
+        rc = err_set(ERR_INPUT, "%s is a directory; name the files in it", path);
+    else if (!S_ISREG(info.st_mode))
+        rc = err_set(ERR_INPUT, "%s is not a regular file; windows are read in random order", path);
+    else if (info.st_size == 0)
+        rc = err_set(ERR_INPUT, "the token file %s is empty", path);
+    if (rc < 0) {
+        close(fd);
+        return rc;
+    }
+    *out = fd;
+    *bytes = (uint64_t)info.st_size;
+    return 0;
+}
+
+int datai_pread(int fd, const char *path, uint64_t offset, uint64_t bytes, void *target)
+{
+    for (uint64_t done = 0; done < bytes;) {
+        ssize_t got = pread(fd, (char *)target + done, bytes - done, (off_t)(offset + done));
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got < 0)
+            return err_errno(errno, "cannot read %llu bytes at %llu of the token file %s",
+                             (unsigned long long)(bytes - done),
+                             (unsigned long long)(offset + done), path);
+        if (got == 0)
+            return err_set(ERR_INPUT,
+                           "the token file %s ends at byte %llu, earlier than when it was opened; "
+                           "it must not change during a run",
+                           path, (unsigned long long)(offset + done));
+        done += (uint64_t)got;
+    }
+    return 0;
+}
+
+/* ---- llm.c ---- */
+
+static const struct llmc_kind *llmc_kind_of(const unsigned char *begin)
+{
+    uint32_t magic;
+    memcpy(&magic, begin, sizeof magic);
+    for (int i = 0; i < LLMC_KIND_COUNT; i++)
+        if (llmc_kinds[i].magic == magic)
+            return &llmc_kinds[i];
+    return NULL;
+}
+
+static int read_llmc(datai_file *self, const unsigned char *begin)
+{
+    const struct llmc_kind *kind = llmc_kind_of(begin);
+    uint32_t header[LLMC_HEADER_INTS];
+    memcpy(header, begin, BEGIN_BYTES);
+    if (!kind)
+        return err_set(ERR_INPUT,
+                       "%s begins with %u and not with a magic of llm.c's token files, %u or %u; "
+                       "where it holds token ids alone, set data.format to u16 or u32",
+                       self->path, header[0], llmc_kinds[0].magic, llmc_kinds[1].magic);
+    if (self->file_bytes < LLMC_HEADER_BYTES)
+        return err_set(ERR_INPUT,
+                       "%s has %llu bytes, fewer than the %d of the header of an llm.c token file; "
+                       "it is truncated",
+                       self->path, (unsigned long long)self->file_bytes, LLMC_HEADER_BYTES);
+    TRY(datai_pread(self->fd, self->path, 0, sizeof header, header));
+    if (header[1] != kind->version)
+        return err_set(ERR_INPUT,
+                       "%s is an llm.c token file of version %u with the magic %u, whose version "
+                       "should be %u",
+                       self->path, header[1], header[0], kind->version);
+    uint64_t token_count = header[2];
+    if (token_count == 0)
+        return err_set(ERR_INPUT, "%s is an llm.c token file without tokens", self->path);
+    uint64_t expected = LLMC_HEADER_BYTES + token_count * kind->type.bytes;
+    if (self->file_bytes != expected)
+        return err_set(ERR_INPUT,
+                       "%s says that %llu tokens of %u bytes follow its header, which makes %llu "
+                       "bytes, but has %llu: it is %s",
+                       self->path, (unsigned long long)token_count, kind->type.bytes,
+                       (unsigned long long)expected, (unsigned long long)self->file_bytes,
+                       self->file_bytes < expected ? "truncated" : "no whole llm.c token file");
+    self->type = kind->type;
+    self->data_begin = LLMC_HEADER_BYTES;
+    self->token_count = token_count;
+    return 0;
+}
+
+/* ---- ids or bytes alone ---- */
+
+static int read_raw(datai_file *self, const unsigned char *begin, uint32_t token_bytes)
+{
+    const struct llmc_kind *kind = self->file_bytes >= BEGIN_BYTES ? llmc_kind_of(begin) : NULL;
+    uint32_t version;
+    memcpy(&version, begin + 4, sizeof version);
+    if (kind && version == kind->version)
+        return err_set(ERR_INPUT,
+                       "%s has the header of an llm.c token file, but data.format is u%u; set it "
+                       "to llmc or auto",
+                       self->path, 8 * token_bytes);
+    if (self->file_bytes % token_bytes != 0)
+        return err_set(ERR_INPUT,
+                       "%s has %llu bytes, which is no multiple of %u: it is truncated, or it is "
+                       "not in the format u%u",
+                       self->path, (unsigned long long)self->file_bytes, token_bytes,
+                       8 * token_bytes);
+    self->type = (datai_type){.bytes = token_bytes};
+    self->token_count = self->file_bytes / token_bytes;
+    return 0;
+}
+
+static int read_text(datai_file *self)
+{
+    self->type = (datai_type){.bytes = 1};
+    self->token_count = self->file_bytes;
+    return 0;
+}
+
+/* ---- which format ---- */
+
+static bool ends_with(const char *text, const char *end)
+{
+    size_t length = strlen(text), end_length = strlen(end);
+    return length > end_length && strcmp(text + length - end_length, end) == 0;
+}
+
+/* `path` with its .bin or .idx, if it has one, replaced by `end`. */
+static int sibling(const char *path, const char *end, char out[PATH_MAX])
+{
+    bool has_end = ends_with(path, ".bin") || ends_with(path, ".idx");
+    int stem = (int)(strlen(path) - (has_end ? 4 : 0));
+    int length = snprintf(out, PATH_MAX, "%.*s%s", stem, path, end);
+    if (length < 0 || length >= PATH_MAX)
+        return err_set(ERR_INPUT, "the path of the token file %.100s... is too long", path);
+    return 0;
+}
+
+static bool exists(const char *path)
+{
+    return access(path, F_OK) == 0;
+}
+
+/* Whether a path names a pair of Megatron's files: its index, its tokens with the index beside them, or
+ * what the names of both have in common. */
+static int is_megatron(const char *path, bool *out)
+{
+    char idx_path[PATH_MAX], bin_path[PATH_MAX];
+    *out = false;
+    TRY(sibling(path, ".idx", idx_path));
+    TRY(sibling(path, ".bin", bin_path));
+    if (ends_with(path, ".idx") || ends_with(path, ".bin"))
+        *out = datai_megatron_is_index(idx_path);
+    else
+        *out = !exists(path) && datai_megatron_is_index(idx_path);
+    return 0;
+}
+
+static int open_megatron(datai_file *self, const char *path)
+{
+    char idx_path[PATH_MAX], bin_path[PATH_MAX];
+    TRY(sibling(path, ".idx", idx_path));
+    TRY(sibling(path, ".bin", bin_path));
+    self->path = mem_string(bin_path, "corpus path");
+    if (!self->path)
+        return -ENOMEM;
+    if (!exists(idx_path))
+        return err_set(ERR_INPUT,
+                       "there is no %s, the index of Megatron's %s; both are needed, or another "
+                       "data.format",
+                       idx_path, bin_path);
+    TRY(datai_open(bin_path, &self->fd, &self->file_bytes));
+    return datai_megatron_index(self, idx_path);
+}
+
+/* Refuses files of other programs by what they begin with, at least `bytes_min` bytes of it: token ids
+ * alone may begin with any four bytes. */
+static int refuse_foreign(const datai_file *self, const unsigned char begin[BEGIN_BYTES],
+                          uint32_t bytes_min)
+{
+    for (size_t i = 0; i < sizeof foreigners / sizeof foreigners[0]; i++)
+        if (foreigners[i].bytes >= bytes_min && self->file_bytes >= foreigners[i].bytes &&
+            memcmp(begin, foreigners[i].begin, foreigners[i].bytes) == 0)
+            return err_set(ERR_INPUT, "%s is %s", self->path, foreigners[i].what);
+    return 0;
+}
+
+static int recognize(const datai_file *self, const unsigned char begin[BEGIN_BYTES],
+                     enum corpus_format *format)
+{
+    if (self->file_bytes >= 4 && llmc_kind_of(begin)) {
+        *format = CORPUS_LLMC;
+        return 0;
+    }
+    TRY(refuse_foreign(self, begin, 4));
+    if (ends_with(self->path, ".idx"))
+        return err_set(ERR_INPUT,
+                       "%s does not begin as the index of Megatron's token files does (MMIDIDX)",
+                       self->path);
+    if (ends_with(self->path, ".bin"))
+        return err_set(ERR_INPUT,
+                       "the format of %s cannot be told: it has no header of llm.c and no .idx of "
+                       "Megatron beside it; set data.format to u16 or u32 for token ids alone, or "
+                       "to text for bytes",
+                       self->path);
+    *format = CORPUS_TEXT;
+    return 0;
+}
+
+int datai_file_open(datai_file *self, const char *path, enum corpus_format format)
+{
+    bool megatron = format == CORPUS_MEGATRON;
+    if (format == CORPUS_AUTO)
+        TRY(is_megatron(path, &megatron));
+    if (megatron) {
+        self->format = CORPUS_MEGATRON;
+        return open_megatron(self, path);
+    }
+    self->path = mem_string(path, "corpus path");
+    if (!self->path)
+        return -ENOMEM;
+    TRY(datai_open(path, &self->fd, &self->file_bytes));
+    unsigned char begin[BEGIN_BYTES] = {0};
+    TRY(datai_pread(self->fd, path, 0, size_min(self->file_bytes, sizeof begin), begin));
+    if (format == CORPUS_AUTO)
+        TRY(recognize(self, begin, &format));
+    self->format = format;
+    if (format == CORPUS_TEXT)
+        return read_text(self);
+    if (format == CORPUS_U16 || format == CORPUS_U32) {
+        TRY(refuse_foreign(self, begin, 6));
+        return read_raw(self, begin, format == CORPUS_U16 ? 2 : 4);
+    }
+    TRY(refuse_foreign(self, begin, 4));
+    return read_llmc(self, begin);
+}
+
+void datai_file_close(datai_file *self)
+{
+    if (self->fd >= 0)
+        close(self->fd);
+    self->fd = -1;
+    mem_free(self->path);
+    self->path = NULL;
+}
