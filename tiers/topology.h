@@ -125,6 +125,8 @@ struct core_plan {
         reserved; /* physical cores left to I/O: allowed, of a home node, in no automatic group */
     char notes[CORE_PLAN_NOTES_MAX][CORE_PLAN_NOTE_BYTES]; /* sentences, each worth a warning */
     uint32_t note_count;
+    uint32_t
+        core_note_count; /* the first of them, about cores; topology_place_memory adds the others */
 };
 typedef struct core_plan core_plan;
 
@@ -146,11 +148,11 @@ typedef struct core_plan core_plan;
  *     Compute is the one thread that launches.
  *  5. From 8 physical cores on, one is left to the scheduler, the copies and the I/O (the lowest of the
  *     first drive's home node, else of the lowest home node: interrupts go to low numbers by default).
- *     A parallel region ends with its slowest thread; when the others take a share s of one core, it
- *     runs up to s longer, while leaving a core costs 1/n. Here copies and I/O take s of 5-10% (the loss
- *     of Adam measured beside full disk load), more where copies run; so at 8 and more it pays or is
- *     even, below it does not. No core is left where its count was given: device.threads (CPU) or
- *     update.threads (GPU), or a quota, or the cores themselves.
+ *     A parallel region ends with its slowest thread, so where the others take a share s of one core,
+ *     it runs up to s longer, while leaving a core costs 1/n. Beside full disk load Adam was seen to lose
+ *     5-10% on two cores, and copies come to that, so s is some 1/8. An estimate: no machine of 8 cores
+ *     and more was there to measure; device.threads has the last word. No core is left where the count
+ *     was given: by device.threads (CPU), update.threads (GPU), a quota, or the cores themselves.
  *     DeepSpeed leaves 20% (cpuadam_cores_perc 0.8), since its cores also run Python and libaio.
  *  6. I/O may run on all allowed cores of the home (or nearest) nodes, hyperthreads and the core left
  *     included: the kernel puts it where it is idle, and on 2 cores it shares them (see
@@ -165,8 +167,8 @@ typedef struct core_plan core_plan;
  * threads than cores is a note. */
 int topology_place(const topology *machine, const core_request *asked, core_plan *out) MUST_CHECK;
 
-/* Sets plan->host and plan->device for arenas of these sizes (device_bytes 0 with a GPU: its memory is
- * not ours to bind). A machine with one usable node: no binding. Home nodes that hold everything: one is
+/* Sets plan->host and plan->device, and the notes about memory, for arenas of these sizes (device_bytes
+ * 0 with a GPU: its memory is not ours to bind). May be called again with other sizes. A machine with one usable node: no binding. Home nodes that hold everything: one is
  * bound, several are interleaved (in huge pages), so that each draws on the bandwidth of all. Where
  * they cannot hold it, the nearest further nodes join, with a note: interleaved where all have cores
  * and room for equal shares, else filled in order of distance from the cores that touch first, so that

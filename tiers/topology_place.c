@@ -77,11 +77,13 @@ static int check_ask(const topology *machine, const core_ask *ask, core_set *cor
     for (uint32_t n = 0; n < machine->node_count; n++)
         core_set_minus(&absent, &absent, &machine->nodes[n].cores);
     bool is_absent = core_set_next(&absent, 0) >= 0;
+    bool is_one = core_set_count(is_absent ? &absent : &outside) == 1;
     core_set_format(is_absent ? &absent : &outside, bad);
-    return err_set(ERR_CONFIG, "%s.cores is \"%s\", but core %s %s; this process may use: %s",
-                   ask->key, ask->cores, bad,
-                   is_absent ? "does not exist or is offline"
-                             : "is not allowed to it (affinity mask or control group)",
+    return err_set(ERR_CONFIG, "%s.cores is \"%s\", but %s %s %s; this process may use: %s",
+                   ask->key, ask->cores, is_one ? "core" : "cores", bad,
+                   !is_absent ? "may not be used by this process (affinity mask, control group)"
+                   : is_one   ? "does not exist or is offline"
+                              : "do not exist or are offline",
                    allowed);
 }
 
@@ -375,6 +377,7 @@ int topology_place(const topology *machine, const core_request *asked, core_plan
     if (!out->update_is_compute)
         note_threads(out, asked->update.threads ? asked->update.key : asked->compute.key,
                      &out->update);
+    out->core_note_count = out->note_count;
     topology_place_memory(machine, 0, 0, out);
     return 0;
 }
@@ -418,12 +421,11 @@ static void note_memory(const topology *machine, const arena_nodes *bound, uint3
                 room_bytes += room_of(&machine->nodes[n]);
         char room[SIZE_TEXT_BYTES];
         add_note(plan,
-                 "the arenas need %s, but NUMA node %s has room for %s: they are %s the nodes %s, "
+                 "the arenas need %s, but NUMA node %s has room for %s: they %s the nodes %s%s, "
                  "and a part of the traffic crosses nodes",
                  size_format(need_bytes, needed), home, size_format(room_bytes, room),
-                 bound->spread == ARENA_INTERLEAVE ? "spread evenly over"
-                                                   : "filled in order of distance over",
-                 nodes);
+                 bound->spread == ARENA_INTERLEAVE ? "are spread evenly over" : "fill", nodes,
+                 bound->spread == ARENA_INTERLEAVE ? "" : " in order of distance");
     }
 }
 
@@ -431,6 +433,7 @@ void topology_place_memory(const topology *machine, uint64_t host_bytes, uint64_
                            core_plan *plan)
 {
     memset(&plan->host, 0, sizeof plan->host);
+    plan->note_count = plan->core_note_count; /* what an earlier call said about memory is void */
     uint32_t order[TOPOLOGY_NODES_MAX], usable[TOPOLOGY_NODES_MAX], count = 0, home_count = 0;
     order_by_distance(machine, &plan->home, order);
     for (uint32_t i = 0; i < machine->node_count; i++) {

@@ -79,10 +79,14 @@ char *core_plan_describe(const core_plan *self, char text[TOPOLOGY_TEXT_BYTES])
     say(&line, ", scheduler and I/O on cores %s", core_set_format(&self->io.cores, set));
     if (self->reserved)
         say(&line, " (%u left to %s)", self->reserved, self->reserved == 1 ? "it" : "them");
-    static const char *const spreads[] = {[ARENA_ANYWHERE] = "; memory not bound",
-                                          [ARENA_BIND] = "; memory on node ",
-                                          [ARENA_INTERLEAVE] = "; memory interleaved over nodes "};
-    say(&line, "%s%s", spreads[self->host.spread],
-        self->host.spread == ARENA_ANYWHERE ? "" : core_set_format(&self->host.nodes, set));
+    core_set_format(&self->host.nodes, set);
+    if (self->host.spread == ARENA_ANYWHERE)
+        say(&line, "; memory not bound");
+    else if (self->host.spread == ARENA_INTERLEAVE)
+        say(&line, "; memory interleaved over nodes %s", set);
+    else if (core_set_count(&self->host.nodes) == 1)
+        say(&line, "; memory on node %s", set);
+    else
+        say(&line, "; memory on nodes %s, nearest first", set);
     return text;
 }

@@ -91,12 +91,15 @@ int thread_bind(const core_set *cores)
 
 int thread_bind_team(const core_set *cores, uint32_t thread_count)
 {
-    omp_set_num_threads((int)thread_count);
-    if (omp_get_proc_bind() != omp_proc_bind_false)
-        return 0;
-    int failed = set_affinity(cores); /* first: new threads of the team inherit it */
+    int failed = 0;
+    bool is_bound_by_user = omp_get_proc_bind() != omp_proc_bind_false;
+    if (!is_bound_by_user)
+        failed = set_affinity(cores); /* first: new threads of the team inherit it */
     if (failed)
         return bind_error(failed, cores);
+    omp_set_num_threads((int)thread_count);
+    if (is_bound_by_user)
+        return 0;
 #pragma omp parallel num_threads((int)thread_count) reduction(max : failed)
     failed = set_affinity(cores);
     return failed ? bind_error(failed, cores) : 0;
