@@ -151,6 +151,18 @@ static void huge_slabs_need_few_zones(void **state)
     }
 }
 
+/* No drive that could have another drive's stripe would be done with it before that drive is done with
+ * its own: the slowest part of the slab cannot be made faster by moving a stripe. */
+static void check_no_better(uint32_t count, const double *weights, const uint64_t *limits,
+                            const uint64_t *shares)
+{
+    for (uint32_t from = 0; from < count; from++)
+        for (uint32_t to = 0; to < count; to++)
+            if (to != from && shares[from] > 0 && shares[to] < limits[to])
+                assert_true((double)(shares[to] + 1) / weights[to] >=
+                            (double)shares[from] / weights[from] * (1 - 1e-9));
+}
+
 static void shares_keep_weights_and_limits(void **state)
 {
     (void)state;
@@ -165,6 +177,10 @@ static void shares_keep_weights_and_limits(void **state)
     const uint64_t tight[] = {5, 7, 9};
     tieri_slab_share(3, weights, tight, 21, shares);
     assert_true(shares[0] == 5 && shares[1] == 7 && shares[2] == 9);
+    const uint64_t few[] = {1000, 1000, 1000};
+    const double one_fast[] = {168.0, 664.0, 168.0}; /* exact parts: 0.84, 3.32, 0.84 */
+    tieri_slab_share(3, one_fast, few, 5, shares);
+    assert_true(shares[0] == 1 && shares[1] == 3 && shares[2] == 1);
     for (uint64_t trial = 0; trial < 2000; trial++) {
         double random_weights[SLAB_DRIVES_MAX];
         uint64_t limits[SLAB_DRIVES_MAX], sum = 0, dealt = 0;
@@ -181,6 +197,7 @@ static void shares_keep_weights_and_limits(void **state)
             dealt += shares[i];
         }
         assert_int_equal(dealt, wanted);
+        check_no_better(count, random_weights, limits, shares);
     }
 }
 

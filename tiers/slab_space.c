@@ -175,29 +175,45 @@ int slab_capacity(const slab_drive *drives, uint32_t drive_count, uint64_t *byte
     return 0;
 }
 
+/* Marks the drives that are full when all stripes go out in proportion: each that fills leaves more to
+ * the others, which may fill them too. Returns the stripes left for those not full, *weight_sum theirs. */
+static uint64_t find_full_drives(uint32_t drive_count, const double *weights,
+                                 const uint64_t *limits, uint64_t stripe_count, bool *is_full,
+                                 double *weight_sum)
+{
+    uint64_t left = stripe_count;
+    for (bool changed = true; changed;) {
+        changed = false;
+        *weight_sum = 0;
+        for (uint32_t i = 0; i < drive_count; i++)
+            *weight_sum += is_full[i] ? 0 : weights[i];
+        uint64_t round_left = left;
+        for (uint32_t i = 0; i < drive_count; i++) {
+            if (is_full[i] || (double)round_left * (weights[i] / *weight_sum) < (double)limits[i])
+                continue;
+            is_full[i] = changed = true;
+            left -= size_min(limits[i], left); /* equal limits may differ by a rounding */
+        }
+    }
+    return left;
+}
+
 void tieri_slab_share(uint32_t drive_count, const double *weights, const uint64_t *limits,
                       uint64_t stripe_count, uint64_t *shares)
 {
-    for (uint32_t i = 0; i < drive_count; i++)
-        shares[i] = 0;
-    /* Each round deals what is left to the drives that still have room; a round either deals all but
-     * the remainders of rounding or fills a drive, so drive_count rounds are enough. */
+    bool is_full[SLAB_DRIVES_MAX] = {false};
+    double weight_sum;
+    uint64_t open_left =
+        find_full_drives(drive_count, weights, limits, stripe_count, is_full, &weight_sum);
     uint64_t left = stripe_count;
-    for (uint32_t round = 0; round < drive_count && left; round++) {
-        double weight_sum = 0;
-        for (uint32_t i = 0; i < drive_count; i++)
-            weight_sum += shares[i] < limits[i] ? weights[i] : 0;
-        uint64_t round_left = left;
-        for (uint32_t i = 0; i < drive_count; i++) {
-            if (shares[i] >= limits[i])
-                continue;
-            double part = (double)round_left * (weights[i] / weight_sum);
-            uint64_t count = size_min((uint64_t)part, size_min(limits[i] - shares[i], left));
-            shares[i] += count;
-            left -= count;
-        }
+    for (uint32_t i = 0; i < drive_count; i++) {
+        uint64_t part =
+            is_full[i] ? limits[i] : (uint64_t)((double)open_left * (weights[i] / weight_sum));
+        shares[i] = size_min(part, size_min(limits[i], left));
+        left -= shares[i];
     }
-    /* The remainder one by one, always to the drive furthest below its weight. */
+    /* What rounding left, one by one, always where it ends first: the time that a drive takes for all
+     * of its stripes is shares / weight. */
     while (left) {
         uint32_t best = drive_count;
         for (uint32_t i = 0; i < drive_count; i++) {
