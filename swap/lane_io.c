@@ -12,14 +12,22 @@
 #include <assert.h>
 #include <errno.h>
 #include <stdbool.h>
-#include <string.h>
+#include <stdio.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
 #include "base/mem.h"
+#include "swap/program_internal.h"
 
 enum { COLLECT_MAX = 64 };
+
+/* A request of io and what belongs to it here. */
+struct io_slot {
+    io_request transfer; /* first: an io_request * is an io_slot * */
+    checksum_extent sum; /* writes, with a table */
+};
+typedef struct io_slot io_slot;
 
 struct lane_io {
     lane base; /* first: a lane * is a lane_io * */
@@ -31,8 +39,8 @@ struct lane_io {
     bool pending_set;    /* pending_fd is readable */
     lane_request *first; /* finished, not yet polled; in order of completion */
     lane_request *last;
-    io_request *pool;        /* [request_capacity] */
-    io_request **free_slots; /* [free_count] unused requests of the pool */
+    io_slot *pool;        /* [request_capacity] */
+    io_slot **free_slots; /* [free_count] unused slots of the pool */
     uint32_t free_count;
     err_record error;
 };
@@ -41,6 +49,7 @@ typedef struct lane_io lane_io;
 struct lane_io_pair {
     io *transport;
     unsigned char *host_base;
+    checksum_table *verify;
     uint32_t request_capacity;
     bool dead;        /* poll failed: requests in flight never come back */
     lane_io lanes[2]; /* by enum io_direction */
@@ -55,9 +64,29 @@ static uint64_t operand_offset(const program *prog, const operand *part)
     return prog->buffers[part->buffer_idx].offset_bytes + part->offset_bytes;
 }
 
+/* From here on the extent's old sum does not hold; the new one does once the write is complete. */
+static void begin_write(lane_io_pair *pair, io_slot *slot, const op *item)
+{
+    const io_request *transfer = &slot->transfer;
+    slot->sum = (checksum_extent){.offset = transfer->offset,
+                                  .size_bytes = transfer->size_bytes,
+                                  .elem_count = checksum_elems(item)};
+    checksum_forget(pair->verify, transfer->offset, transfer->size_bytes);
+    slot->sum.sum = checksum_sum(transfer->data, transfer->size_bytes, slot->sum.elem_count);
+}
+
+/* Names the op of a request: for the transport's warnings. */
+static void describe(const io_request *transfer, char *text, size_t capacity)
+{
+    const lane_request *request = transfer->user;
+    char op_text[SWAPI_OP_TEXT_BYTES];
+    snprintf(text, capacity, "%s", swapi_op_text(request->prog, request->op_idx, op_text));
+}
+
 static int io_lane_submit(lane *base, lane_request *request)
 {
     lane_io *self = (lane_io *)base;
+    lane_io_pair *pair = self->pair;
     const program *prog = request->prog;
     const operand *source = op_operand(request->item, ROLE_SOURCE);
     const operand *target = op_operand(request->item, ROLE_TARGET);
@@ -67,43 +96,81 @@ static int io_lane_submit(lane *base, lane_request *request)
         return err_set(
             ERR_INTERNAL, "lane %s: op %u is a %s or lacks a source or target of its size",
             base->ops->name, request->op_idx, op_kind_name((enum op_kind)request->item->kind));
-    if (self->free_count == 0)
+    if (self->free_count == 0 || io_room(pair->transport) == 0) /* before anything is summed */
         return err_set(-EAGAIN, "lane %s: all %u requests are in flight", base->ops->name,
-                       self->pair->request_capacity);
+                       pair->request_capacity);
     const operand *on_drive = is_read ? source : target;
     const operand *in_host = is_read ? target : source;
-    io_request *transfer = self->free_slots[self->free_count - 1];
-    *transfer = (io_request){
+    io_slot *slot = self->free_slots[self->free_count - 1];
+    slot->transfer = (io_request){
         .direction = self->direction,
         .offset = operand_offset(prog, on_drive),
-        .data = self->pair->host_base + operand_offset(prog, in_host),
+        .data = lane_operand_address(pair->host_base, prog, in_host),
         .size_bytes = on_drive->size_bytes,
         .user = request,
+        .describe = describe,
     };
-    TRY(io_submit(self->pair->transport, transfer));
+    if (pair->verify && !is_read)
+        begin_write(pair, slot, request->item);
+    TRY(io_submit(pair->transport, &slot->transfer));
     self->free_count--;
-    request->lane_private = transfer;
+    request->lane_private = slot;
     return 0;
 }
 
-/* Keeps the first error's text while io still knows it. */
+/* Keeps the first error, code and this thread's text. */
 static void keep_error(lane_io *self, int code)
 {
-    if (self->error.code != 0)
-        return;
-    const err_record *record = io_error(self->pair->transport);
-    if (record && record->code == code)
-        self->error = *record;
-    else
-        err_save(&self->error, err_set(code, "lane %s: %s", self->base.ops->name, err_name(code)));
+    if (self->error.code == 0)
+        err_save(&self->error, code);
+}
+
+/* Compares what a read brought with what was written; makes the error's text. */
+static int check_read(const lane_io_pair *pair, const io_slot *slot)
+{
+    const io_request *transfer = &slot->transfer;
+    const lane_request *request = transfer->user;
+    checksum_extent expected;
+    uint64_t found;
+    int rc = checksum_verify(pair->verify, transfer->offset, transfer->size_bytes, transfer->data,
+                             &expected, &found);
+    if (rc == 0)
+        return 0;
+    uint32_t kind = request->item->state_kind;
+    const slab *disk = io_target(pair->transport);
+    slab_piece piece;
+    slab_map(disk, expected.offset, expected.size_bytes, &piece);
+    return err_set(rc,
+                   "%s: %llu bytes at offset %llu of %s have checksum %016llx, but %016llx was "
+                   "written: the drive or the way to it changes bytes; look at its health and the "
+                   "kernel's log, then go on from the last commit, on another drive if it persists",
+                   kind < STATE_KIND_COUNT ? state_kind_name((enum state_kind)kind) : "state",
+                   (unsigned long long)expected.size_bytes, (unsigned long long)piece.file_offset,
+                   disk->files[piece.drive_idx].path, (unsigned long long)found,
+                   (unsigned long long)expected.sum);
+}
+
+/* What a complete transfer means for its op. */
+static int result_of(lane_io_pair *pair, const io_slot *slot)
+{
+    const io_request *transfer = &slot->transfer;
+    if (transfer->result < 0)
+        return io_request_error(pair->transport, transfer);
+    if (!pair->verify)
+        return 0;
+    if (transfer->direction == IO_READ)
+        return check_read(pair, slot);
+    int rc = checksum_put(pair->verify, &slot->sum);
+    return rc == -ENOENT ? 0 : rc; /* a write of no program that the table knows is not verified */
 }
 
 /* Hands a completed transfer to the list of its lane. */
 static void finish_transfer(lane_io_pair *pair, io_request *transfer)
 {
     lane_io *self = &pair->lanes[transfer->direction];
+    io_slot *slot = (io_slot *)transfer;
     lane_request *request = transfer->user;
-    request->result = transfer->result < 0 ? transfer->result : 0;
+    request->result = result_of(pair, slot);
     request->start_ns = transfer->start_ns;
     request->end_ns = transfer->end_ns;
     request->wait_ns = 0;
@@ -111,7 +178,7 @@ static void finish_transfer(lane_io_pair *pair, io_request *transfer)
     request->next = NULL;
     if (request->result < 0)
         keep_error(self, request->result);
-    self->free_slots[self->free_count++] = transfer;
+    self->free_slots[self->free_count++] = slot;
     if (self->last)
         self->last->next = request;
     else
@@ -275,6 +342,7 @@ int lane_io_create(const lane_io_config *config, lane **read_lane, lane **write_
         return -ENOMEM;
     pair->transport = config->transport;
     pair->host_base = config->host_base;
+    pair->verify = config->verify;
     pair->request_capacity = config->request_capacity;
     for (int direction = 0; direction < 2; direction++) {
         pair->lanes[direction].epoll_fd = -1;

@@ -4,6 +4,7 @@
 #ifndef SLUICE_SWAP_LANE_IO_H
 #define SLUICE_SWAP_LANE_IO_H
 
+#include "swap/checksum.h"
 #include "swap/lane.h"
 #include "tiers/io.h"
 
@@ -12,12 +13,23 @@ struct lane_io_config {
     unsigned char *host_base;  /* start of the host arena */
     uint32_t depth;            /* ops in flight per lane */
     uint32_t request_capacity; /* requests kept ready per lane, >= depth */
+    checksum_table *verify;    /* borrowed: made for the programs that will run, outlives the lanes;
+                                  NULL: nothing is summed */
 };
 typedef struct lane_io_config lane_io_config;
 
 /* Creates the pair. Offsets of buffers in the nvme arena are addresses of the slab. One op is one
  * io_request; where the transport is full, submit says -EAGAIN. Each lane's descriptor is readable also
  * for completions that the other's poll has found.
+ *
+ * With a table, each write is summed before it is submitted, its sum is stored when it is complete, and
+ * each read is compared with the sums of what was written there (swap/checksum.h). A difference fails the
+ * read with ERR_CORRUPT and the extent's place, both sums and what to do. Summing runs on the executor's
+ * thread, while the transfers before it go on: 0.05 s of one core per GB where XXH3 has SSE2 alone.
+ *
+ * Errors of requests name direction, file and offset; the executor puts the op before them. A transfer
+ * that the transport reports as stuck is named by its op.
+ *
  * Destroy both, in any order, before the transport, and only when no request is in flight or a poll of
  * either lane has failed: then what was in flight never comes back, and the arena may go once io_destroy
  * has returned.

@@ -317,6 +317,11 @@ int io_submit(io *self, io_request *request)
     return 0;
 }
 
+uint32_t io_room(const io *self)
+{
+    return self->request_capacity - self->taken_count;
+}
+
 int io_poll(io *self, io_request **done, size_t max)
 {
     TRY(progress(self));

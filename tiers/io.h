@@ -138,6 +138,9 @@ void io_destroy(io *self);
  * out-of-range request (then it was not taken), -EAGAIN when request_capacity is used up. */
 int io_submit(io *self, io_request *request) MUST_CHECK;
 
+/* How many more requests io_submit takes before it says -EAGAIN. */
+uint32_t io_room(const io *self);
+
 /* Moves queued work into the kernel, collects completions, stores up to `max` finished requests in
  * `done`, returns how many. Never blocks. ERR_POISONED or an errno code only if the backend itself
  * broke (never for a failed request): then no request completes any more, and only io_destroy helps. */

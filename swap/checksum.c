@@ -1,0 +1,220 @@
+/* The table of sums: the distinct ranges that programs write, sorted, with a flag and a sum each. See
+ * checksum.h. Allocates at creation only.
+ *
+ *   extents by offset, then size; reach[i] = the furthest end of extents 0 .. i, so that a walk back from
+ *   a place stops where nothing before it can overlap any more */
+#include "swap/checksum.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <xxhash.h>
+
+#include "base/mem.h"
+#include "base/tile.h"
+
+struct checksum_table {
+    uint64_t extent_count;
+    checksum_extent *extents; /* [extent_count] by offset, then size */
+    uint64_t *reach;          /* [extent_count] */
+    uint8_t *known;           /* [extent_count] 1: has a sum */
+};
+
+uint64_t checksum_sum(const void *data, uint64_t size_bytes, uint64_t elem_count)
+{
+    uint64_t last_bytes = size_round_up(4 * elem_count, TILE_BLOCK_BYTES);
+    uint64_t stride = tile_stream_stride(elem_count);
+    if (elem_count == 0 || size_bytes < last_bytes || (size_bytes - last_bytes) % stride)
+        return XXH3_64bits(data, size_bytes);
+    uint64_t sum = 0, streams = 1 + (size_bytes - last_bytes) / stride;
+    for (uint64_t i = 0; i < streams; i++)
+        sum = XXH3_64bits_withSeed((const unsigned char *)data + i * stride, 4 * elem_count, sum);
+    return sum;
+}
+
+uint64_t checksum_elems(const op *item)
+{
+    return item->state_kind == STATE_OPTIMIZER ? item->elem_count : 0;
+}
+
+/* ---- creation ---- */
+
+static int compare_extents(const void *left, const void *right)
+{
+    const checksum_extent *a = left, *b = right;
+    if (a->offset != b->offset)
+        return a->offset < b->offset ? -1 : 1;
+    return (a->size_bytes > b->size_bytes) - (a->size_bytes < b->size_bytes);
+}
+
+/* The range of the nvme arena that a write op fills; false for any other op. */
+static bool write_range(const program *prog, const op *item, checksum_extent *extent)
+{
+    const operand *target = item->kind == OP_WRITE ? op_operand(item, ROLE_TARGET) : NULL;
+    if (!target || prog->buffers[target->buffer_idx].arena != ARENA_NVME)
+        return false;
+    *extent = (checksum_extent){
+        .offset = prog->buffers[target->buffer_idx].offset_bytes + target->offset_bytes,
+        .size_bytes = target->size_bytes,
+    };
+    return true;
+}
+
+/* All ranges, sorted, each once: *extents is the caller's to free. */
+static int collect_extents(const program *const *programs, uint32_t program_count,
+                           checksum_extent **extents, uint64_t *count)
+{
+    *extents = NULL;
+    *count = 0;
+    checksum_extent one;
+    uint64_t all = 0, kept = 0;
+    for (uint32_t p = 0; p < program_count; p++)
+        for (uint64_t i = 0; i < programs[p]->op_count; i++)
+            all += write_range(programs[p], &programs[p]->ops[i], &one);
+    checksum_extent *list = mem_alloc(all, sizeof *list, "checksums");
+    if (!list)
+        return -ENOMEM;
+    uint64_t used = 0;
+    for (uint32_t p = 0; p < program_count; p++)
+        for (uint64_t i = 0; i < programs[p]->op_count; i++)
+            if (write_range(programs[p], &programs[p]->ops[i], &one))
+                list[used++] = one;
+    if (all > 0)
+        qsort(list, all, sizeof *list, compare_extents);
+    for (uint64_t i = 0; i < all; i++)
+        if (i == 0 || compare_extents(&list[i], &list[kept - 1]) != 0)
+            list[kept++] = list[i];
+    *extents = list;
+    *count = kept;
+    return 0;
+}
+
+int checksum_count_extents(const program *const *programs, uint32_t program_count, uint64_t *count)
+{
+    checksum_extent *extents;
+    TRY(collect_extents(programs, program_count, &extents, count));
+    mem_free(extents);
+    return 0;
+}
+
+int checksum_create(const program *const *programs, uint32_t program_count, checksum_table **out)
+{
+    *out = NULL;
+    checksum_table *self = mem_alloc(1, sizeof *self, "checksums");
+    if (!self)
+        return -ENOMEM;
+    checksum_extent *all;
+    int rc = collect_extents(programs, program_count, &all, &self->extent_count);
+    if (rc == 0) { /* a copy of its size: the list had one entry per op */
+        self->extents = mem_resize(all, self->extent_count, sizeof *all, "checksums");
+        if (!self->extents)
+            mem_free(all);
+    }
+    self->reach = mem_alloc(self->extent_count, sizeof *self->reach, "checksums");
+    self->known = mem_alloc(self->extent_count, sizeof *self->known, "checksums");
+    if (!self->extents || !self->reach || !self->known) {
+        checksum_destroy(self);
+        return -ENOMEM;
+    }
+    uint64_t reach = 0;
+    for (uint64_t i = 0; i < self->extent_count; i++) {
+        reach = size_max(reach, self->extents[i].offset + self->extents[i].size_bytes);
+        self->reach[i] = reach;
+    }
+    *out = self;
+    return 0;
+}
+
+void checksum_destroy(checksum_table *self)
+{
+    if (!self)
+        return;
+    mem_free(self->extents);
+    mem_free(self->reach);
+    mem_free(self->known);
+    mem_free(self);
+}
+
+/* ---- use ---- */
+
+/* How many extents begin before `offset`. */
+static uint64_t count_before(const checksum_table *self, uint64_t offset)
+{
+    uint64_t low = 0, high = self->extent_count;
+    while (low < high) {
+        uint64_t middle = low + (high - low) / 2;
+        if (self->extents[middle].offset < offset)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+static uint64_t end_of(const checksum_extent *extent)
+{
+    return extent->offset + extent->size_bytes;
+}
+
+uint64_t checksum_capacity(const checksum_table *self)
+{
+    return self->extent_count;
+}
+
+uint64_t checksum_count(const checksum_table *self)
+{
+    uint64_t count = 0;
+    for (uint64_t i = 0; i < self->extent_count; i++)
+        count += self->known[i];
+    return count;
+}
+
+void checksum_forget(checksum_table *self, uint64_t offset, uint64_t size_bytes)
+{
+    for (uint64_t i = count_before(self, offset + size_bytes); i-- > 0 && self->reach[i] > offset;)
+        if (end_of(&self->extents[i]) > offset)
+            self->known[i] = 0;
+}
+
+int checksum_put(checksum_table *self, const checksum_extent *extent)
+{
+    checksum_forget(self, extent->offset, extent->size_bytes);
+    for (uint64_t i = count_before(self, extent->offset);
+         i < self->extent_count && self->extents[i].offset == extent->offset; i++) {
+        if (self->extents[i].size_bytes != extent->size_bytes)
+            continue;
+        self->extents[i].elem_count = extent->elem_count; /* the places are read by others */
+        self->extents[i].sum = extent->sum;
+        self->known[i] = 1;
+        return 0;
+    }
+    return err_set(-ENOENT, "checksums: no program writes %llu bytes at %llu of the nvme tier",
+                   (unsigned long long)extent->size_bytes, (unsigned long long)extent->offset);
+}
+
+uint64_t checksum_export(const checksum_table *self, checksum_extent *extents, uint64_t capacity)
+{
+    uint64_t count = 0;
+    for (uint64_t i = 0; i < self->extent_count && count < capacity; i++)
+        if (self->known[i])
+            extents[count++] = self->extents[i];
+    return count;
+}
+
+int checksum_verify(const checksum_table *self, uint64_t offset, uint64_t size_bytes,
+                    const void *data, checksum_extent *expected, uint64_t *found)
+{
+    for (uint64_t i = count_before(self, offset);
+         i < self->extent_count && self->extents[i].offset < offset + size_bytes; i++) {
+        const checksum_extent *extent = &self->extents[i];
+        if (end_of(extent) > offset + size_bytes || !self->known[i])
+            continue;
+        *found = checksum_sum((const unsigned char *)data + (extent->offset - offset),
+                              extent->size_bytes, extent->elem_count);
+        if (*found != extent->sum) {
+            *expected = *extent;
+            return ERR_CORRUPT;
+        }
+    }
+    return 0;
+}

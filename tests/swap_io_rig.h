@@ -1,0 +1,187 @@
+/* An executor over a slab for one program: the nvme lanes on a transport by name ("uring", "pool",
+ * "sim"), real worker lanes beside them, the fixture's arithmetic in between. Include after cmocka.h. */
+#ifndef SLUICE_TESTS_SWAP_IO_RIG_H
+#define SLUICE_TESTS_SWAP_IO_RIG_H
+
+#include <stdio.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "swap/checksum.h"
+#include "swap/executor.h"
+#include "swap/lane_io.h"
+#include "swap_fixture.h"
+#include "tiers/io.h"
+#include "tiers/sim.h"
+#include "tiers/slab.h"
+#include "tiers_helpers.h"
+
+enum { IO_RIG_PAGE = 4096, IO_RIG_DEPTH = 6, IO_RIG_BLOCK_BYTES = 2 * IO_RIG_PAGE };
+
+struct io_rig {
+    /* Set before io_rig_start: */
+    const char *drive_name; /* in the test's directory; NULL: "drive" */
+    enum io_backend backend;
+    bool verify;
+    uint64_t stuck_ns;
+
+    const program *prog;
+    fixture_arenas arenas; /* host aligned for direct I/O; nvme is a copy for comparing */
+    void *host_block;
+    slab *drive;
+    sim_store *bytes; /* of the simulated drive */
+    io *transport;
+    checksum_table *sums;
+    lane *lanes[LANE_COUNT]; /* each worker in its own slot, update shares compute's */
+    executor *exec;
+};
+typedef struct io_rig io_rig;
+
+static void io_rig_open_drive(io_rig *self)
+{
+    static slab_drive place;
+    helper_drive(&place, self->drive_name ? self->drive_name : "drive", 64 * MIB, 1);
+    slab_config config = {.drives = &place,
+                          .drive_count = 1,
+                          .total_bytes = self->prog->budget_bytes[ARENA_NVME],
+                          .uuid = {1, 2, 3},
+                          .stripe_bytes = MIB};
+    self->drive = mem_alloc(1, sizeof *self->drive, "test slab");
+    assert_non_null(self->drive);
+    bool sim = self->backend == IO_SIM;
+    if ((sim ? sim_slab_init(self->drive, &config) : slab_open(self->drive, &config)) != 0)
+        fail_msg("%s", err_text());
+    if (sim)
+        assert_int_equal(sim_store_create(self->drive, true, &self->bytes), 0);
+}
+
+static void io_rig_open_transport(io_rig *self, const io_faults *faults)
+{
+    io_region region = {self->arenas.base[ARENA_HOST], self->arenas.size_bytes[ARENA_HOST]};
+    io_config transport = {.target = self->drive,
+                           .backend = self->backend,
+                           .queue_depth = 8,
+                           .block_bytes = IO_RIG_BLOCK_BYTES,
+                           .regions = &region,
+                           .region_count = 1,
+                           .request_capacity =
+                               2 * IO_RIG_DEPTH - 2, /* the lanes must cope with less */
+                           .stuck_ns = self->stuck_ns,
+                           .faults = faults,
+                           .store = self->bytes};
+    if (io_create(&transport, &self->transport) != 0)
+        fail_msg("%s", err_text());
+}
+
+/* The nvme arena in memory, to or from the slab, through the host arena's first bytes. */
+static void io_rig_move_slab(io_rig *self, enum io_direction direction)
+{
+    unsigned char *nvme = self->arenas.base[ARENA_NVME];
+    unsigned char saved[IO_RIG_PAGE], *page = self->arenas.base[ARENA_HOST];
+    memcpy(saved, page, IO_RIG_PAGE);
+    for (uint64_t at = 0; at < self->arenas.size_bytes[ARENA_NVME]; at += IO_RIG_PAGE) {
+        if (direction == IO_WRITE)
+            memcpy(page, nvme + at, IO_RIG_PAGE);
+        int rc = io_transfer(self->transport, direction, at, page, IO_RIG_PAGE);
+        if (rc != 0)
+            fail_msg("%s", err_text());
+        if (direction == IO_READ)
+            memcpy(nvme + at, page, IO_RIG_PAGE);
+    }
+    memcpy(page, saved, IO_RIG_PAGE);
+}
+
+static lane *io_rig_worker(io_rig *self, const char *name, uint32_t owner)
+{
+    lane_worker_config config = {.name = name,
+                                 .run = fixture_execute,
+                                 .user = &self->arenas,
+                                 .owner = owner,
+                                 .depth = 3,
+                                 .priority_lane = LANE_COMPUTE,
+                                 .request_capacity = 8};
+    lane *worker;
+    assert_int_equal(lane_worker_create(&config, &worker), 0);
+    return worker;
+}
+
+__attribute__((unused)) static void io_rig_init(io_rig *self, const char *transport_name,
+                                                const program *prog, uint64_t seed)
+{
+    memset(self, 0, sizeof *self);
+    self->backend = helper_backend(transport_name);
+    self->prog = prog;
+    fixture_arenas_init(&self->arenas, prog, seed);
+    unsigned char *plain = self->arenas.base[ARENA_HOST];
+    uint64_t host_bytes = self->arenas.size_bytes[ARENA_HOST];
+    self->host_block = mem_alloc(host_bytes + IO_RIG_PAGE, 1, "test arena");
+    assert_non_null(self->host_block);
+    uintptr_t address = (uintptr_t)self->host_block;
+    self->arenas.base[ARENA_HOST] =
+        (unsigned char *)self->host_block + (IO_RIG_PAGE - address % IO_RIG_PAGE);
+    memcpy(self->arenas.base[ARENA_HOST], plain, host_bytes);
+    mem_free(plain);
+}
+
+/* The slab's first contents are written on a healthy drive, then the faulty one takes over. */
+__attribute__((unused)) static void io_rig_start(io_rig *self, const io_faults *faults)
+{
+    io_rig_open_drive(self);
+    io_rig_open_transport(self, NULL);
+    io_rig_move_slab(self, IO_WRITE);
+    io_destroy(self->transport);
+    io_rig_open_transport(self, faults);
+    if (self->verify)
+        assert_int_equal(checksum_create(&self->prog, 1, &self->sums), 0);
+    lane_io_config config = {.transport = self->transport,
+                             .host_base = self->arenas.base[ARENA_HOST],
+                             .depth = IO_RIG_DEPTH,
+                             .request_capacity = IO_RIG_DEPTH,
+                             .verify = self->sums};
+    assert_int_equal(lane_io_create(&config, &self->lanes[LANE_READ], &self->lanes[LANE_WRITE]), 0);
+    self->lanes[LANE_H2D] = io_rig_worker(self, "h2d", 11);
+    self->lanes[LANE_D2H] = io_rig_worker(self, "d2h", 12);
+    self->lanes[LANE_COMM] = io_rig_worker(self, "comm", 13);
+    self->lanes[LANE_COMPUTE] = io_rig_worker(self, "cores", 14);
+    self->lanes[LANE_UPDATE] = self->lanes[LANE_COMPUTE];
+    executor_config exec = {.programs = &self->prog, .program_count = 1};
+    memcpy(exec.lanes, self->lanes, sizeof exec.lanes);
+    assert_int_equal(executor_create(&exec, &self->exec), 0);
+}
+
+/* As from a manifest: the sums of what io_rig_start wrote, for all that the program writes later. */
+__attribute__((unused)) static void io_rig_preload_sums(io_rig *self)
+{
+    const program *prog = self->prog;
+    for (uint64_t i = 0; i < prog->op_count; i++) {
+        const op *item = &prog->ops[i];
+        if (item->kind != OP_WRITE)
+            continue;
+        const operand *target = op_operand(item, ROLE_TARGET);
+        checksum_extent extent = {.offset = prog->buffers[target->buffer_idx].offset_bytes +
+                                            target->offset_bytes,
+                                  .size_bytes = target->size_bytes,
+                                  .elem_count = checksum_elems(item)};
+        extent.sum = checksum_sum(self->arenas.base[ARENA_NVME] + extent.offset, extent.size_bytes,
+                                  extent.elem_count);
+        assert_int_equal(checksum_put(self->sums, &extent), 0);
+    }
+}
+
+__attribute__((unused)) static void io_rig_fini(io_rig *self)
+{
+    executor_destroy(self->exec);
+    for (int kind = LANE_COMPUTE; kind >= 0; kind--) /* write before read, as the header allows */
+        self->lanes[kind]->ops->destroy(self->lanes[kind]);
+    io_destroy(self->transport);
+    checksum_destroy(self->sums);
+    sim_store_destroy(self->bytes);
+    if (self->backend != IO_SIM)
+        assert_int_equal(slab_remove(self->drive), 0);
+    mem_free(self->drive);
+    mem_free(self->host_block);
+    self->arenas.base[ARENA_HOST] = NULL;
+    fixture_arenas_fini(&self->arenas);
+}
+
+#endif
