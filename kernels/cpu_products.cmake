@@ -8,7 +8,8 @@ target_link_libraries(kernels_products PUBLIC sluice_options sluice_base OpenMP:
 target_include_directories(kernels_products PRIVATE ${DNNL_INCLUDE_DIR})
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
     target_sources(kernels_products PRIVATE cpu/attention_rows_avx2.c cpu/attention_rows_avx512.c)
-    set_source_files_properties(cpu/attention_rows_avx2.c PROPERTIES COMPILE_OPTIONS "-mavx2;-mfma")
+    set_source_files_properties(cpu/attention_rows_avx2.c PROPERTIES COMPILE_OPTIONS
+        "-mavx2;-mfma;-mf16c")
     set_source_files_properties(cpu/attention_rows_avx512.c PROPERTIES COMPILE_OPTIONS
         "-mavx512f;-mavx512bw;-mavx512dq;-mavx512vl;-mfma")
 endif()

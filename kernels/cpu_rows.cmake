@@ -4,7 +4,7 @@ add_library(kernels_rows OBJECT cpu/rows.c cpu/rows_baseline.c)
 target_link_libraries(kernels_rows PUBLIC sluice_options sluice_base OpenMP::OpenMP_C)
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64|amd64")
     target_sources(kernels_rows PRIVATE cpu/rows_avx2.c cpu/rows_avx512.c)
-    set_source_files_properties(cpu/rows_avx2.c PROPERTIES COMPILE_OPTIONS "-mavx2")
+    set_source_files_properties(cpu/rows_avx2.c PROPERTIES COMPILE_OPTIONS "-mavx2;-mf16c")
     set_source_files_properties(cpu/rows_avx512.c PROPERTIES COMPILE_OPTIONS
         "-mavx512f;-mavx512bw;-mavx512dq;-mavx512vl;-mprefer-vector-width=512")
 endif()

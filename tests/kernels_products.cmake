@@ -4,7 +4,10 @@ if(TARGET sluice_kernels)
     sluice_test(test_kernels_matmul LIBS sluice_kernels LABELS cpu)
     sluice_test(test_kernels_attention LIBS sluice_kernels LABELS cpu
                 INSTANCES reference avx2 avx512)
+    sluice_test(test_kernels_fp16 LIBS sluice_kernels LABELS cpu
+                INSTANCES baseline avx2 avx512)
     set_tests_properties(
+        test_kernels_fp16.baseline test_kernels_fp16.avx2 test_kernels_fp16.avx512
         test_kernels_matmul test_kernels_attention.reference test_kernels_attention.avx2
         test_kernels_attention.avx512
         PROPERTIES ENVIRONMENT OMP_WAIT_POLICY=passive)

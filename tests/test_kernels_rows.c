@@ -472,38 +472,6 @@ static void bad_indices_are_refused(void **state)
     }
 }
 
-/* Every pair of types over every 16-bit pattern, or patterns of all kinds of fp32: the bits of
- * dtype_convert. The odd count leaves a remainder in every vector width. */
-static void conversions(void **state)
-{
-    (void)state;
-    enum { COUNT = 65536 + 77 };
-    uint32_t *source = mem_alloc(COUNT, 4, "test");
-    void *got = mem_alloc(COUNT, 4, "test"), *expected = mem_alloc(COUNT, 4, "test");
-    kernel_context context = context_of(tested_isa, 2);
-    for (int from = 0; from < DTYPE_COUNT; from++)
-        for (int to = 0; to < DTYPE_COUNT; to++) {
-            for (uint32_t i = 0; i < COUNT; i++)
-                if (from == DTYPE_FP32) /* all upper halves; lower halves at and around the ties */
-                    source[i] =
-                        (i << 16) | (uint32_t)(0x8000u * (i % 3) + rng_below(SEED, 3, i, 3) +
-                                               (i % 3 ? ~0u : 0));
-                else
-                    ((uint16_t *)source)[i] = (uint16_t)i;
-            dtype_convert(source, (enum dtype)from, expected, (enum dtype)to, COUNT);
-            assert_int_equal(
-                cpui_convert(&context, NULL, source, (enum dtype)from, got, (enum dtype)to, COUNT),
-                0);
-            if (memcmp(got, expected, COUNT * dtype_bytes((enum dtype)to)) != 0)
-                fail_msg("%s to %s differs from dtype_convert", dtype_name((enum dtype)from),
-                         dtype_name((enum dtype)to));
-        }
-    assert_int_equal(cpui_convert(&context, NULL, got, DTYPE_FP32, got, DTYPE_FP32, COUNT), 0);
-    mem_free(source);
-    mem_free(got);
-    mem_free(expected);
-}
-
 static void zeroing(void **state)
 {
     (void)state;
@@ -576,7 +544,6 @@ int main(int argc, char **argv)
         cmocka_unit_test(cross_entropies),
         cmocka_unit_test(cross_entropy_of_bad_logits),
         cmocka_unit_test(bad_indices_are_refused),
-        cmocka_unit_test(conversions),
         cmocka_unit_test(zeroing),
         cmocka_unit_test(elementary_functions),
     };

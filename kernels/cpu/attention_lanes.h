@@ -1,5 +1,5 @@
-/* A vector of LANES floats for attention_rows_body.h: AVX-512, AVX2 with FMA, or GCC's portable
- * vectors, chosen by the flags of the including file. Loads and stores need no alignment and may
+/* A vector of LANES floats for attention_rows_body.h: AVX-512, AVX2 with FMA and F16C, or GCC's
+ * portable vectors, chosen by the flags of the including file. Loads and stores need no alignment and may
  * alias any type. */
 #ifndef SLUICE_KERNELS_ATTENTION_LANES_H
 #define SLUICE_KERNELS_ATTENTION_LANES_H
@@ -37,6 +37,11 @@ static inline lanes lanes_load_bf16(const void *source)
 {
     __m256i halves = _mm256_loadu_si256(source);
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
+}
+
+static inline lanes lanes_load_fp16(const void *source)
+{
+    return _mm512_cvtph_ps(_mm256_loadu_si256(source));
 }
 
 /* a*b + c, rounded once. */
@@ -86,7 +91,18 @@ static inline void lanes_store_bf16(void *target, lanes a)
     _mm256_storeu_si256(target, _mm512_cvtepi32_epi16(_mm512_srli_epi32(bits, 16)));
 }
 
-#elif defined(__AVX2__) && defined(__FMA__)
+/* Rounded to fp16, ties to even, beyond 65504 to infinity. */
+static inline lanes lanes_round_fp16(lanes a)
+{
+    return _mm512_cvtph_ps(_mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+
+static inline void lanes_store_fp16(void *target, lanes a)
+{
+    _mm256_storeu_si256(target, _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+
+#elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 
 enum { LANES = 8 };
 typedef __m256 lanes;
@@ -110,6 +126,11 @@ static inline lanes lanes_load_bf16(const void *source)
 {
     __m256i halves = _mm256_cvtepu16_epi32(_mm_loadu_si128(source));
     return _mm256_castsi256_ps(_mm256_slli_epi32(halves, 16));
+}
+
+static inline lanes lanes_load_fp16(const void *source)
+{
+    return _mm256_cvtph_ps(_mm_loadu_si128(source));
 }
 
 static inline lanes lanes_fma(lanes a, lanes b, lanes c)
@@ -158,6 +179,16 @@ static inline void lanes_store_bf16(void *target, lanes a)
     _mm_storeu_si128(target, _mm256_castsi256_si128(packed));
 }
 
+static inline lanes lanes_round_fp16(lanes a)
+{
+    return _mm256_cvtph_ps(_mm256_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT));
+}
+
+static inline void lanes_store_fp16(void *target, lanes a)
+{
+    _mm_storeu_si128(target, _mm256_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT));
+}
+
 #else
 
 enum { LANES = 4 };
@@ -186,6 +217,14 @@ static inline lanes lanes_load_bf16(const void *source)
     uint16_t halves[LANES];
     memcpy(halves, source, sizeof halves);
     return (lanes)((lane_bits){halves[0], halves[1], halves[2], halves[3]} << 16);
+}
+
+static inline lanes lanes_load_fp16(const void *source)
+{
+    uint16_t halves[LANES];
+    memcpy(halves, source, sizeof halves);
+    return (lanes){fp32_from_fp16(halves[0]), fp32_from_fp16(halves[1]), fp32_from_fp16(halves[2]),
+                   fp32_from_fp16(halves[3])};
 }
 
 /* Two roundings here: the base instruction set need not have a fused operation. */
@@ -234,6 +273,20 @@ static inline void lanes_store_bf16(void *target, lanes a)
     uint16_t halves[LANES] = {(uint16_t)bits[0], (uint16_t)bits[1], (uint16_t)bits[2],
                               (uint16_t)bits[3]};
     memcpy(target, halves, sizeof halves);
+}
+
+static inline void lanes_store_fp16(void *target, lanes a)
+{
+    uint16_t halves[LANES] = {fp16_from_fp32(a[0]), fp16_from_fp32(a[1]), fp16_from_fp32(a[2]),
+                              fp16_from_fp32(a[3])};
+    memcpy(target, halves, sizeof halves);
+}
+
+static inline lanes lanes_round_fp16(lanes a)
+{
+    uint16_t halves[LANES];
+    lanes_store_fp16(halves, a);
+    return lanes_load_fp16(halves);
 }
 
 #endif

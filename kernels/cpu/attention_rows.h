@@ -55,7 +55,7 @@ struct attention_rows {
     /* target[i] = source[i] * factor, rounded to type. */
     void (*store)(const float *source, float factor, void *target, enum dtype type, uint64_t count);
 
-    /* target[i] = source[i] as fp32. */
+    /* target[i] = source[i] as fp32; type is bf16 or fp16. */
     void (*widen)(const void *source, enum dtype type, float *target, uint64_t count);
 
     /* Sum of a[i] * b[i] in fp32, in a fixed order. */

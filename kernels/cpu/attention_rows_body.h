@@ -43,17 +43,14 @@ static inline uint64_t valid_cols(const score_block *block, uint64_t row)
 /* Stores the vector of columns [col, col + LANES) of a row in the block's type. */
 static inline void store_lanes(const score_block *block, void *row, uint64_t col, lanes values)
 {
-    if (block->store_type == DTYPE_BF16) {
+    if (block->store_type == DTYPE_BF16)
         lanes_store_bf16((uint16_t *)row + col, values);
-    } else if (block->round_type == DTYPE_BF16) {
+    else if (block->round_type == DTYPE_BF16)
         lanes_store((float *)row + col, lanes_round_bf16(values));
-    } else {
-        float *target = (float *)row + col;
-        lanes_store(target, values);
-        if (block->round_type == DTYPE_FP16)
-            for (int i = 0; i < LANES; i++)
-                target[i] = fp32_from_fp16(fp16_from_fp32(target[i]));
-    }
+    else if (block->round_type == DTYPE_FP16)
+        lanes_store((float *)row + col, lanes_round_fp16(values));
+    else
+        lanes_store((float *)row + col, values);
 }
 
 /* Zeroes from column `col` (a multiple of LANES) to the block's end. */
@@ -153,6 +150,9 @@ static void store(const float *source, float factor, void *target, enum dtype ty
     if (type == DTYPE_BF16)
         for (; i + LANES <= count; i += LANES)
             lanes_store_bf16(halves + i, lanes_load(source + i) * lanes_set(factor));
+    else
+        for (; i + LANES <= count; i += LANES)
+            lanes_store_fp16(halves + i, lanes_load(source + i) * lanes_set(factor));
     for (; i < count; i++)
         halves[i] = type == DTYPE_BF16 ? bf16_from_fp32(source[i] * factor)
                                        : fp16_from_fp32(source[i] * factor);
@@ -160,13 +160,13 @@ static void store(const float *source, float factor, void *target, enum dtype ty
 
 static void widen(const void *source, enum dtype type, float *target, uint64_t count)
 {
-    if (type == DTYPE_BF16) {
-        const uint16_t *halves = source;
-        for (uint64_t i = 0; i < count; i++)
-            target[i] = fp32_from_bf16(halves[i]);
-    } else {
-        dtype_convert(source, type, target, DTYPE_FP32, count);
-    }
+    const uint16_t *halves = source;
+    uint64_t i = 0;
+    for (; i + LANES <= count; i += LANES)
+        lanes_store(target + i,
+                    type == DTYPE_BF16 ? lanes_load_bf16(halves + i) : lanes_load_fp16(halves + i));
+    for (; i < count; i++)
+        target[i] = type == DTYPE_BF16 ? fp32_from_bf16(halves[i]) : fp32_from_fp16(halves[i]);
 }
 
 static inline float load_one(const void *source, enum dtype type, uint64_t i)
@@ -185,6 +185,10 @@ static float dot(const void *a, const void *b, enum dtype type, uint64_t count)
         for (; i + LANES <= count; i += LANES)
             sum = lanes_fma(lanes_load_bf16((const uint16_t *)a + i),
                             lanes_load_bf16((const uint16_t *)b + i), sum);
+    else if (type == DTYPE_FP16)
+        for (; i + LANES <= count; i += LANES)
+            sum = lanes_fma(lanes_load_fp16((const uint16_t *)a + i),
+                            lanes_load_fp16((const uint16_t *)b + i), sum);
     else if (type == DTYPE_FP32)
         for (; i + LANES <= count; i += LANES)
             sum =

@@ -17,7 +17,8 @@ enum cpui_isa cpui_best_isa(void)
         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
         __builtin_cpu_supports("fma"))
         return CPUI_ISA_AVX512;
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+        __builtin_cpu_supports("f16c"))
         return CPUI_ISA_AVX2;
 #endif
     return CPUI_ISA_REFERENCE;

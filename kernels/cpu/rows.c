@@ -20,7 +20,8 @@ const rows_table *rowsi_table(enum cpui_isa isa)
                    ? &rowsi_avx512
                    : NULL;
     if (isa == CPUI_ISA_AVX2)
-        return __builtin_cpu_supports("avx2") ? &rowsi_avx2 : NULL;
+        return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c") ? &rowsi_avx2
+                                                                                : NULL;
 #endif
     return isa == CPUI_ISA_REFERENCE ? &rowsi_baseline : NULL;
 }

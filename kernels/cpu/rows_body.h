@@ -27,6 +27,7 @@ const rows_table ROWS_TABLE = {
     .softmax_part = softmax_part,
     .cross_entropy_part = cross_entropy_part,
     .convert = convert,
+    .convert_rows = convert_rows,
     .exp = exp_all,
     .sigmoid = sigmoid_all,
 };

@@ -25,6 +25,17 @@ static inline uint64_t rowsi_block_count(uint64_t rows)
     return (rows + step - 1) / step;
 }
 
+/* target[rows, cols] = source[rows, cols], each with its row stride in elements; no overlap. */
+struct rows_conversion {
+    const void *source;
+    enum dtype source_type;
+    uint64_t source_stride;
+    void *target;
+    enum dtype target_type;
+    uint64_t target_stride;
+    uint64_t rows, cols;
+};
+
 /* `threads` is the most threads an op may use; small ops use one. */
 struct rows_table {
     const char *name; /* "baseline", "avx2", "avx512" */
@@ -44,6 +55,7 @@ struct rows_table {
     void (*cross_entropy_part)(int threads, const softmax_part_args *args);
     void (*convert)(int threads, const void *source, enum dtype source_type, void *target,
                     enum dtype target_type, uint64_t count);
+    void (*convert_rows)(int threads, const struct rows_conversion *args);
     /* The elementary functions, for their accuracy tests: out[count] = f(x), out may be x. */
     void (*exp)(const float *x, float *out, size_t count);
     void (*sigmoid)(const float *x, float *out, size_t count);

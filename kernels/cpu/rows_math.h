@@ -17,6 +17,10 @@
 
 #include "base/dtype.h"
 
+#if defined(__AVX512F__) || defined(__F16C__)
+#include <immintrin.h>
+#endif
+
 enum {
     ROWS_BLOCK = 512,        /* elements: 2 KiB of fp32; five such buffers leave room in 32 KiB */
     ROWS_LANES = 32,         /* accumulators of a sum; element i goes to lane i % 32 */
@@ -43,14 +47,15 @@ static inline int team(int threads, uint64_t elems)
     return elems < ROWS_TEAM_ELEMS ? 1 : threads;
 }
 
-/* ---- 16-bit types; the bits of base/dtype.h, without branches ---- */
+/* ---- 16-bit types; the bits of base/dtype.h, without branches, a signalling NaN quieted ---- */
 
 static inline float widen_fp16(uint16_t half)
 {
     uint32_t sign = (uint32_t)(half & 0x8000u) << 16;
     uint32_t rest = (uint32_t)(half & 0x7fffu) << 13;
     uint32_t finite = fp32_bits(fp32_from_bits(rest) * 0x1p112f); /* exact, subnormals too */
-    return fp32_from_bits(sign | (rest >= 0x0f800000u ? rest | 0x7f800000u : finite));
+    uint32_t special = rest == 0x0f800000u ? 0x7f800000u : rest | 0x7fc00000u;
+    return fp32_from_bits(sign | (rest >= 0x0f800000u ? special : finite));
 }
 
 static inline uint16_t narrow_fp16(float value)
@@ -66,6 +71,46 @@ static inline uint16_t narrow_fp16(float value)
     result = magnitude >= 0x477ff000u ? 0x7c00u : result; /* 65520 and above */
     result = magnitude > 0x7f800000u ? nan : result;
     return (uint16_t)(sign | result);
+}
+
+/* The hardware's conversions of fp16 give the bits of the two functions above for every pattern (NaN
+ * is quieted, its payload cut or extended; subnormals are kept whatever MXCSR says). They take whole
+ * vectors from the front of half[0..n), x[0..n) and return how many elements that was. */
+static inline size_t widen_fp16_vectors(const uint16_t *half, float *x, size_t n)
+{
+    size_t i = 0;
+#if defined(__AVX512F__)
+    for (; i + 16 <= n; i += 16)
+        _mm512_storeu_ps(x + i, _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(half + i))));
+#elif defined(__F16C__)
+    for (; i + 8 <= n; i += 8)
+        _mm256_storeu_ps(x + i, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(half + i))));
+#else
+    (void)half;
+    (void)x;
+    (void)n;
+#endif
+    return i;
+}
+
+static inline size_t narrow_fp16_vectors(const float *x, uint16_t *half, size_t n)
+{
+    size_t i = 0;
+#if defined(__AVX512F__)
+    for (; i + 16 <= n; i += 16)
+        _mm256_storeu_si256(
+            (__m256i *)(half + i),
+            _mm512_cvtps_ph(_mm512_loadu_ps(x + i), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+#elif defined(__F16C__)
+    for (; i + 8 <= n; i += 8)
+        _mm_storeu_si128((__m128i *)(half + i),
+                         _mm256_cvtps_ph(_mm256_loadu_ps(x + i), _MM_FROUND_TO_NEAREST_INT));
+#else
+    (void)half;
+    (void)x;
+    (void)n;
+#endif
+    return i;
 }
 
 static inline uint16_t narrow_bf16(float value)
@@ -89,8 +134,9 @@ static inline const float *load_block(enum dtype type, const void *source, uint6
         for (size_t i = 0; i < n; i++)
             buffer[i] = fp32_from_bf16(half[i]);
     } else {
+        size_t done = widen_fp16_vectors(half, buffer, n);
 #pragma omp simd
-        for (size_t i = 0; i < n; i++)
+        for (size_t i = done; i < n; i++)
             buffer[i] = widen_fp16(half[i]);
     }
     return buffer;
@@ -114,8 +160,9 @@ static inline void store_block(enum dtype type, void *target, uint64_t at, size_
         for (size_t i = 0; i < n; i++)
             half[i] = narrow_bf16(buffer[i]);
     } else {
+        size_t done = narrow_fp16_vectors(buffer, half, n);
 #pragma omp simd
-        for (size_t i = 0; i < n; i++)
+        for (size_t i = done; i < n; i++)
             half[i] = narrow_fp16(buffer[i]);
     }
 }

@@ -200,25 +200,48 @@ static void add(int threads, enum dtype type, uint64_t count, const void *a, con
     }
 }
 
+/* n elements, n <= ROWS_BLOCK, of types that differ or not. */
+static void convert_block(const void *source, enum dtype source_type, uint64_t source_at,
+                          void *target, enum dtype target_type, uint64_t target_at, size_t n)
+{
+    float buffer[ROWS_BLOCK];
+    if (source_type == target_type) {
+        size_t elem_bytes = dtype_bytes(source_type);
+        memcpy((char *)target + target_at * elem_bytes,
+               (const char *)source + source_at * elem_bytes, n * elem_bytes);
+        return;
+    }
+    if (target_type == DTYPE_FP32) {
+        (void)load_block(source_type, source, source_at, n, (float *)target + target_at);
+        return;
+    }
+    const float *x = load_block(source_type, source, source_at, n, buffer);
+    store_block(target_type, target, target_at, n, x);
+}
+
 static void convert(int threads, const void *source, enum dtype source_type, void *target,
                     enum dtype target_type, uint64_t count)
 {
-    size_t elem_bytes = dtype_bytes(source_type);
     if (source == target)
         return; /* equal types: the only overlap that is allowed */
 #pragma omp parallel for schedule(static) num_threads(team(threads, count))
-    for (uint64_t at = 0; at < count; at += ROWS_BLOCK) {
-        float buffer[ROWS_BLOCK];
-        size_t n = block_elems(count, at);
-        if (source_type == target_type || target_type == DTYPE_FP32) {
-            if (source_type == target_type)
-                memcpy((char *)target + at * elem_bytes, (const char *)source + at * elem_bytes,
-                       n * elem_bytes);
-            else
-                (void)load_block(source_type, source, at, n, (float *)target + at);
-            continue;
-        }
-        store_block(target_type, target, at, n, load_block(source_type, source, at, n, buffer));
+    for (uint64_t at = 0; at < count; at += ROWS_BLOCK)
+        convert_block(source, source_type, at, target, target_type, at, block_elems(count, at));
+}
+
+/* Threads share pieces of rows, so that few long rows keep all of them busy. */
+static void convert_rows(int threads, const struct rows_conversion *args)
+{
+    enum { PIECE_COLS = 8 * ROWS_BLOCK };
+    const struct rows_conversion c = *args;
+    uint64_t pieces = (c.cols + PIECE_COLS - 1) / PIECE_COLS;
+#pragma omp parallel for schedule(static) num_threads(team(threads, c.rows *c.cols))
+    for (uint64_t piece = 0; piece < c.rows * pieces; piece++) {
+        uint64_t row = piece / pieces, begin = piece % pieces * PIECE_COLS;
+        uint64_t end = begin + PIECE_COLS < c.cols ? begin + PIECE_COLS : c.cols;
+        for (uint64_t col = begin; col < end; col += ROWS_BLOCK)
+            convert_block(c.source, c.source_type, row * c.source_stride + col, c.target,
+                          c.target_type, row * c.target_stride + col, block_elems(end, col));
     }
 }
 
