@@ -26,3 +26,6 @@ if(TARGET sluice)
     set_tests_properties(tiers_io_path.denied PROPERTIES LABELS "cpu;nvme;debug" TIMEOUT 60
                          SKIP_RETURN_CODE 77)
 endif()
+
+# Starting anew must not lose cores that the placement would use.
+sluice_test(test_cli_threads LIBS sluice_cli LABELS cpu)

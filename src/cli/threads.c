@@ -11,6 +11,9 @@
 #include <sys/auxv.h>
 #include <unistd.h>
 
+#include "base/log.h"
+#include "base/thread.h"
+
 static const char threads_mark[] = "SLUICE_RESTARTED"; /* set: this is the second start */
 
 /* Rounds of waiting, some 0.1 ms: long enough that waking a region's threads stays cheap within one op,
@@ -30,6 +33,15 @@ static bool threads_is_set_by_user(void)
     return false;
 }
 
+/* An OpenMP runtime that the user lets bind threads (OMP_PROC_BIND) has already put this one on one
+ * core, which a new start would take for all there are: with it, one thread would compute. */
+static void threads_free_cores(void)
+{
+    core_set allowed;
+    if (thread_allowed_cores(&allowed) < 0 || thread_bind(&allowed) < 0)
+        log_debug("starting anew with the cores as they are: %s", err_text());
+}
+
 void cli_threads_settle(char **argv)
 {
     if (getenv(threads_mark)) {
@@ -46,6 +58,7 @@ void cli_threads_settle(char **argv)
     path[length] = '\0';
     if (setenv("GOMP_SPINCOUNT", threads_spin_count, 1) != 0)
         return;
+    threads_free_cores();
     if (setenv(threads_mark, "1", 1) == 0)
         execv(path, argv);
     /* Still here: the file is gone, or we may not. It is slower so, not wrong. */
