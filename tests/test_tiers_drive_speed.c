@@ -11,6 +11,7 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/sysmacros.h>
 #include <sys/vfs.h>
 #include <sys/wait.h>
 
@@ -18,6 +19,7 @@
 
 #include "base/rng.h"
 #include "tiers/drive_speed.h"
+#include "tiers/slab_internal.h"
 #include "tiers_helpers.h"
 
 static enum io_backend backend = IO_AUTO;
@@ -183,6 +185,50 @@ static void two_devices_share_by_speed(void **state)
     assert_int_equal(slab_remove(&store), 0);
 }
 
+static void put_file(const char *path, const char *text)
+{
+    char whole[600];
+    snprintf(whole, sizeof whole, "%s/%s", helper_directory, path);
+    if (!text) {
+        assert_int_equal(mkdir(whole, 0700), 0);
+        return;
+    }
+    FILE *file = fopen(whole, "we");
+    assert_non_null(file);
+    assert_true(fputs(text, file) >= 0);
+    assert_int_equal(fclose(file), 0);
+}
+
+/* Two partitions are one drive: told by a tree like that of sysfs. */
+static void partitions_lead_to_their_disk(void **state)
+{
+    (void)state;
+    static const char *const entries[][2] = {
+        {"block", NULL},
+        {"disk", NULL},
+        {"disk/dev", "259:0\n"},
+        {"disk/part1", NULL},
+        {"disk/part1/dev", "259:1\n"},
+        {"disk/part1/partition", "1\n"},
+        {"disk/part2", NULL},
+        {"disk/part2/dev", "259:2\n"},
+        {"disk/part2/partition", "2\n"},
+    };
+    for (size_t i = 0; i < sizeof entries / sizeof entries[0]; i++)
+        put_file(entries[i][0], entries[i][1]);
+    static const char *const links[][2] = {
+        {"../disk", "259:0"}, {"../disk/part1", "259:1"}, {"../disk/part2", "259:2"}};
+    char block[300], link[400];
+    snprintf(block, sizeof block, "%s/block", helper_directory);
+    for (size_t i = 0; i < 3; i++) {
+        snprintf(link, sizeof link, "%s/%s", block, links[i][1]);
+        assert_int_equal(symlink(links[i][0], link), 0);
+    }
+    for (unsigned part = 0; part < 3; part++)
+        assert_true(tieri_whole_device(block, makedev(259, part)) == makedev(259, 0));
+    assert_true(tieri_whole_device(block, makedev(0, 42)) == makedev(0, 42)); /* not there */
+}
+
 /* However the process ends: killed at any moment, it leaves no file. */
 static void killed_and_nothing_left(void **state)
 {
@@ -242,6 +288,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(weights_follow_rates_in_steps),
         cmocka_unit_test_setup_teardown(one_device_is_not_measured, helper_setup, helper_teardown),
         cmocka_unit_test_setup_teardown(two_devices_share_by_speed, helper_setup, helper_teardown),
+        cmocka_unit_test_setup_teardown(partitions_lead_to_their_disk, helper_setup,
+                                        helper_teardown),
         cmocka_unit_test_setup_teardown(killed_and_nothing_left, helper_setup, helper_teardown),
     };
     int rc = cmocka_run_group_tests_name(name, tests, NULL, NULL);

@@ -217,12 +217,10 @@ void drive_speed_weights(const double *rates, const uint32_t *devices, uint32_t 
     }
 }
 
-/* The whole disk that a partition belongs to, by sysfs; the device itself where that cannot be told
- * (network and memory file systems, logical volumes). */
-static dev_t whole_device(dev_t device)
+dev_t tieri_whole_device(const char *sysfs_block, dev_t device)
 {
-    char link[64], place[PATH_MAX];
-    snprintf(link, sizeof link, "/sys/dev/block/%u:%u", major(device), minor(device));
+    char link[SLAB_PATH_BYTES], place[PATH_MAX];
+    snprintf(link, sizeof link, "%s/%u:%u", sysfs_block, major(device), minor(device));
     if (!realpath(link, place))
         return device;
     size_t used = strlen(place);
@@ -252,7 +250,7 @@ static int find_devices(const slab_drive *drives, uint32_t drive_count, uint32_t
         char directory[SLAB_PATH_BYTES];
         struct stat status;
         TRY(tieri_slab_existing(drives[i].path, directory, &status));
-        device[i] = whole_device(status.st_dev);
+        device[i] = tieri_whole_device("/sys/dev/block", status.st_dev);
         devices[i] = 0;
         while (device[devices[i]] != device[i])
             devices[i]++;

@@ -54,7 +54,7 @@ void drive_speed_weights(const double *rates, const uint32_t *devices, uint32_t 
 /* Measures the drives one after the other and sets their weights; one log line a drive with the figures
  * and its share. Nothing is measured, and all weights become equal, for one drive and for drives that
  * are all on one device (the latter is logged). Directories are on one device if their file systems are,
- * or are partitions of it. A drive that cannot be measured is warned about and counts as the slowest:
+ * or are partitions of it; a logical volume counts as a device. A drive that cannot be measured is warned about and counts as the slowest:
  * whether it can be used is slab_open's to say. At most its budget is used on each.
  * Errors: ERR_INPUT for a path that cannot be used, -EINVAL, -ENOMEM; then no weight was changed. */
 int slab_weigh_drives_by(slab_drive *drives, uint32_t drive_count,

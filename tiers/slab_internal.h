@@ -3,6 +3,8 @@
 #ifndef SLUICE_TIERS_SLAB_INTERNAL_H
 #define SLUICE_TIERS_SLAB_INTERNAL_H
 
+#include <sys/types.h>
+
 #include "tiers/slab.h"
 
 /* Fills config defaults into *stripe_bytes and *stripe_count; -EINVAL for what a caller must not ask. */
@@ -30,6 +32,10 @@ int tieri_slab_open_unnamed(slab *out, const char *directory, uint64_t stripe_co
 struct stat;
 int tieri_slab_existing(const char *path, char existing[SLAB_PATH_BYTES],
                         struct stat *status) MUST_CHECK;
+
+/* The whole disk that a partition belongs to, by the links of sysfs ("/sys/dev/block"); the device itself
+ * where that cannot be told (network and memory file systems, logical volumes). */
+dev_t tieri_whole_device(const char *sysfs_block, dev_t device);
 
 /* "<path>/sluice-<uuid hex>" and the file in it; -ENAMETOOLONG. */
 int tieri_slab_directory(const slab_config *config, uint32_t drive_idx,
