@@ -8,6 +8,7 @@
 
 void fixture_arenas_init(fixture_arenas *self, const program *prog, uint64_t seed)
 {
+    self->is_skipped = self->norm_skips = false;
     for (int a = 0; a < ARENA_COUNT; a++) {
         self->size_bytes[a] = prog->budget_bytes[a];
         self->base[a] = mem_alloc(self->size_bytes[a], 1, "test arena");

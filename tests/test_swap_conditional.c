@@ -97,7 +97,7 @@ static void run_random(uint64_t seed, bool threaded, struct coverage *seen)
 static void random_flags_give_serial_values(void **state)
 {
     (void)state;
-    enum { PROGRAMS = 120 };
+    enum { PROGRAMS = 100 };
     struct coverage seen = {0};
     for (uint64_t seed = 11000; seed < 11000 + PROGRAMS; seed++)
         run_random(seed, false, &seen);
@@ -110,7 +110,7 @@ static void random_flags_give_serial_values(void **state)
 static void random_threads_give_serial_values(void **state)
 {
     (void)state;
-    enum { PROGRAMS = 24 };
+    enum { PROGRAMS = 16 };
     struct coverage seen = {0};
     for (uint64_t seed = 12000; seed < 12000 + PROGRAMS; seed++)
         run_random(seed, true, &seen);
@@ -122,7 +122,7 @@ static void random_threads_give_serial_values(void **state)
 static void real_worker(void **state)
 {
     (void)state;
-    enum { PROGRAMS = 24 };
+    enum { PROGRAMS = 16 };
     for (uint64_t seed = 13000; seed < 13000 + PROGRAMS; seed++) {
         bool decides = seed % 4 != 0, skip = seed % 3 != 0;
         program prog;
