@@ -10,4 +10,6 @@ sluice_test(test_swap_conditional LIBS swap_fixture sluice_executor LABELS cpu d
             INSTANCES plain paranoid)
 sluice_test(test_swap_paranoid LIBS swap_fixture sluice_executor LABELS cpu debug tsan)
 sluice_test(test_swap_worker LIBS swap_fixture sluice_executor LABELS cpu debug tsan)
-sluice_test(test_swap_io LIBS swap_fixture sluice_swap LABELS cpu nvme debug tsan INSTANCES uring pool)
+sluice_test(test_swap_io LIBS swap_fixture sluice_swap LABELS cpu nvme debug tsan INSTANCES uring pool sim)
+sluice_test(test_swap_faults LIBS swap_fixture sluice_swap LABELS cpu nvme debug tsan INSTANCES uring pool sim)
+sluice_test(test_swap_checksum LIBS swap_fixture sluice_swap LABELS cpu debug tsan)
