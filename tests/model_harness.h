@@ -1,7 +1,8 @@
 /* A whole small model in memory, for the tests of src/model: parameters, gradients, all boundary
- * activations; forward and backward through every stage in order. Each call gets `saved` and `temp` of
- * exactly the stage's bytes at a fresh place, filled with NaN like every output: nothing can depend on
- * what was there, and the address sanitizer sees what is written beyond. */
+ * activations; forward and backward through every pass of every stage in order. Each pass gets what it
+ * says that it uses and nothing else: `temp` of exactly its bytes at a fresh place, and all that it
+ * only writes, are filled with NaN, what it only reads must be the same after it. So nothing can depend
+ * on what was there, and the address sanitizer sees what is written beyond. */
 #ifndef SLUICE_TESTS_MODEL_HARNESS_H
 #define SLUICE_TESTS_MODEL_HARNESS_H
 
@@ -158,15 +159,90 @@ static inline model_call harness_call(harness *h, uint32_t stage, uint64_t temp_
     return call;
 }
 
+/* A buffer as a pass may use it: NULL where it does not, poisoned where it only writes. What it only
+ * reads is copied, for harness_check_read. */
+struct harness_use {
+    void *block, *copy;
+    uint64_t bytes;
+};
+typedef struct harness_use harness_use;
+
+static inline harness_use harness_use_of(const harness *h, enum model_access access, void *block,
+                                         uint64_t bytes)
+{
+    harness_use use = {.block = access == MODEL_NONE ? NULL : block, .bytes = bytes};
+    if (access == MODEL_WRITE)
+        memset(block, h->poison, bytes);
+    if (access == MODEL_READ) {
+        use.copy = harness_alloc(bytes);
+        memcpy(use.copy, block, bytes);
+    }
+    return use;
+}
+
+static inline void harness_check_read(harness_use *use)
+{
+    if (use->copy != NULL)
+        assert_memory_equal(use->copy, use->block, use->bytes);
+    mem_free(use->copy);
+}
+
+/* One pass with h->saved as it is. */
+static inline void harness_pass(harness *h, enum model_phase phase, uint32_t stage, uint32_t pass,
+                                float grad_scale, bool saved_is_valid)
+{
+    const model *self = h->self;
+    const model_stage *source = &self->stages[stage];
+    const model_pass *of = &source->passes[phase][pass];
+    uint64_t bytes = self->boundary_bytes;
+    bool scratch = of->saved == MODEL_NONE; /* an uncut stage's own affair */
+    void *before = stage > 0 ? h->boundary[stage - 1] : NULL;
+    harness_use saved = harness_use_of(h, (enum model_access)(scratch ? MODEL_UPDATE : of->saved),
+                                       h->saved, source->saved_bytes);
+    harness_use input = harness_use_of(h, of->input, before, bytes);
+    harness_use output = harness_use_of(h, of->output, h->boundary[stage], bytes);
+    harness_use output_grad = harness_use_of(h, of->output_grad, h->grad[(stage + 1) % 2], bytes);
+    harness_use input_grad = harness_use_of(h, of->input_grad, h->grad[stage % 2], bytes);
+    harness_use losses =
+        harness_use_of(h, of->losses, h->losses, self->micro_batch * self->tokens * 4);
+    model_call call = {
+        .tokens = h->tokens,
+        .targets = h->targets,
+        .input = input.block,
+        .output = output.block,
+        .output_grad = output_grad.block,
+        .input_grad = input_grad.block,
+        .losses = losses.block,
+        .grad_scale = grad_scale,
+        .saved = saved.block,
+        .temp = harness_fresh(h, &h->temp, of->temp_bytes),
+        .constants = h->constants,
+    };
+    for (uint32_t i = 0; i < of->unit_count; i++) {
+        call.params[i] = of->reads_params[i] ? h->params[of->units[i]] : NULL;
+        call.grads[i] = of->adds_grads[i] ? h->grads[of->units[i]] : NULL;
+    }
+    assert_int_equal(model_run(h->self, phase, stage, pass, NULL, &call, saved_is_valid), 0);
+    harness_use *uses[] = {&saved, &input, &output, &output_grad, &input_grad, &losses};
+    for (uint32_t i = 0; i < sizeof uses / sizeof uses[0]; i++)
+        harness_check_read(uses[i]);
+}
+
+/* All passes of a phase. */
+static inline void harness_phase(harness *h, enum model_phase phase, uint32_t stage,
+                                 float grad_scale, bool saved_is_valid)
+{
+    for (uint32_t i = 0; i < h->self->stages[stage].pass_count[phase]; i++)
+        harness_pass(h, phase, stage, i, grad_scale, saved_is_valid);
+}
+
 /* Forward through all stages but the head, which is left out unless `with_head`. */
 static inline void harness_forward(harness *h, bool with_head)
 {
     uint32_t stages = h->self->stage_count - (with_head ? 0 : 1);
     for (uint32_t i = 0; i < stages; i++) {
-        model_call call = harness_call(h, i, h->self->stages[i].forward_temp_bytes, 0);
-        if (call.output != NULL)
-            memset(call.output, h->poison, h->self->boundary_bytes);
-        assert_int_equal(model_forward(h->self, i, NULL, &call), 0);
+        harness_fresh(h, &h->saved, h->self->stages[i].saved_bytes);
+        harness_phase(h, MODEL_FORWARD, i, 0, false);
     }
 }
 
@@ -177,16 +253,12 @@ static inline void harness_backward(harness *h, float grad_scale, bool keep_save
     for (uint32_t i = h->self->stage_count; i-- > 0;) {
         const model_stage *stage = &h->self->stages[i];
         bool is_block = stage->kind == STAGE_BLOCK;
-        model_call call = harness_call(h, i, stage->forward_temp_bytes, grad_scale);
+        harness_fresh(h, &h->saved, stage->saved_bytes);
         if (is_block && keep_saved)
-            assert_int_equal(model_forward(h->self, i, NULL, &call), 0);
-        call.temp = harness_fresh(h, &h->temp, stage->backward_temp_bytes);
-        call.output = NULL;
-        call.input_grad = i > 0 ? h->grad[i % 2] : NULL;
-        call.output_grad = h->grad[(i + 1) % 2];
-        if (call.input_grad != NULL)
-            memset(call.input_grad, h->poison, h->self->boundary_bytes);
-        assert_int_equal(model_backward(h->self, i, NULL, &call, is_block && keep_saved), 0);
+            harness_phase(h, MODEL_FORWARD, i, 0, false);
+        else
+            harness_phase(h, MODEL_RECOMPUTE, i, 0, false);
+        harness_phase(h, MODEL_BACKWARD, i, grad_scale, is_block && keep_saved);
     }
 }
 

@@ -1,8 +1,6 @@
 /* The ends of the model: embedding, and head (final norm, output matrix, cross-entropy). The head goes
  * through the rows in chunks, so that logits for all tokens never exist; its backward makes losses and
  * gradients in one pass. Allocates nothing. */
-#include <assert.h>
-
 #include "base/size.h"
 #include "model/model_internal.h"
 
@@ -41,8 +39,7 @@ int modeli_embed_backward(model *self, void *stream, const model_call *call)
     return self->ops->embedding_backward(self->context, stream, &args);
 }
 
-/* The final norm of `rows` rows. */
-static int final_norm(model *self, void *stream, const model_call *call, uint64_t rows,
+int modeli_final_norm(model *self, void *stream, const model_call *call, uint64_t rows,
                       const void *input, void *output, float *mean, float *rstd)
 {
     const modeli_shape *shape = &self->products->shape;
@@ -62,7 +59,7 @@ static int final_norm(model *self, void *stream, const model_call *call, uint64_
     return self->ops->norm_forward(self->context, stream, &args);
 }
 
-static int final_norm_grad(model *self, void *stream, const model_call *call, const float *mean,
+int modeli_final_norm_grad(model *self, void *stream, const model_call *call, const float *mean,
                            const float *rstd, void *scratch)
 {
     const modeli_shape *shape = &self->products->shape;
@@ -97,13 +94,16 @@ static int head_chunk(model *self, void *stream, const model_call *call,
 {
     const modeli_shape *shape = &self->products->shape;
     const kernel_ops *ops = self->ops;
+    modeli_chunk_layout chunk;
+    modeli_chunk_layout_of(self, self->spec.vocab_size, &chunk);
     kernel_matmul **products =
         &self->products->matmul[rows == self->chunk_rows ? MODELI_LOGITS : MODELI_LAST_LOGITS];
     uint64_t row_bytes = self->spec.hidden_size * dtype_bytes(self->type);
     const void *matrix = output_matrix(self, call);
     const void *normed = modeli_at(call->saved, at->normed + row * row_bytes);
-    void *logits = modeli_at(call->temp, at->logits);
-    void *scratch = modeli_at(call->temp, backward ? at->backward_scratch : at->forward_scratch);
+    void *logits = modeli_at(call->temp, chunk.logits);
+    void *scratch =
+        modeli_at(call->temp, backward ? chunk.backward_scratch : chunk.forward_scratch);
 
     TRY(ops->matmul(products[0], stream, normed, matrix, NULL, logits, scratch));
     cross_entropy_args args = {
@@ -113,7 +113,7 @@ static int head_chunk(model *self, void *stream, const model_call *call,
         .logits = logits,
         .targets = call->targets + row,
         .losses = call->losses + row,
-        .logits_grad = backward ? modeli_at(call->temp, at->logits_grad) : NULL,
+        .logits_grad = backward ? modeli_at(call->temp, chunk.logits_grad) : NULL,
         .grad_scale = call->grad_scale,
     };
     TRY(ops->cross_entropy(self->context, stream, &args));
@@ -129,18 +129,20 @@ static int head(model *self, void *stream, const model_call *call, bool backward
 {
     modeli_head_layout at;
     modeli_head_layout_of(self, &at);
+    modeli_chunk_layout chunk_at;
+    modeli_chunk_layout_of(self, self->spec.vocab_size, &chunk_at);
     uint64_t rows = self->products->shape.rows;
     float *mean = modeli_at(call->saved, at.mean), *rstd = modeli_at(call->saved, at.rstd);
-    TRY(final_norm(self, stream, call, rows, call->input, modeli_at(call->saved, at.normed), mean,
-                   rstd));
+    TRY(modeli_final_norm(self, stream, call, rows, call->input, modeli_at(call->saved, at.normed),
+                          mean, rstd));
     for (uint64_t row = 0; row < rows; row += self->chunk_rows) {
         uint64_t chunk = size_min(self->chunk_rows, rows - row);
         TRY(head_chunk(self, stream, call, &at, row, chunk, backward));
     }
     if (!backward)
         return 0;
-    return final_norm_grad(self, stream, call, mean, rstd,
-                           modeli_at(call->temp, at.backward_scratch));
+    return modeli_final_norm_grad(self, stream, call, mean, rstd,
+                                  modeli_at(call->temp, chunk_at.backward_scratch));
 }
 
 int modeli_head_forward(model *self, void *stream, const model_call *call)
@@ -153,17 +155,16 @@ int modeli_head_backward(model *self, void *stream, const model_call *call)
     return head(self, stream, call, true);
 }
 
-int model_logits(model *self, void *stream, const model_call *call, uint64_t row, float *logits)
+int modeli_row_logits(model *self, void *stream, const model_call *call, uint64_t row,
+                      float *logits)
 {
-    assert(self->ops != NULL);
-    assert(row < self->products->shape.rows);
-    modeli_head_layout at;
-    modeli_head_layout_of(self, &at);
+    modeli_chunk_layout at;
+    modeli_chunk_layout_of(self, self->spec.vocab_size, &at);
     uint64_t row_bytes = self->spec.hidden_size * dtype_bytes(self->type);
     const void *input = (const char *)call->input + row * row_bytes;
     void *normed = modeli_at(call->temp, at.row_normed);
-    TRY(final_norm(self, stream, call, 1, input, normed, modeli_at(call->temp, at.row_mean),
-                   modeli_at(call->temp, at.row_rstd)));
+    TRY(modeli_final_norm(self, stream, call, 1, input, normed, modeli_at(call->temp, at.row_mean),
+                          modeli_at(call->temp, at.row_rstd)));
     return self->ops->matmul(self->products->matmul[MODELI_ROW_LOGITS], stream, normed,
                              output_matrix(self, call), NULL, logits,
                              modeli_at(call->temp, at.forward_scratch));

@@ -1,4 +1,5 @@
-/* Initial weights: a function of (seed, unit, element) alone, so that any rank can make any range.
+/* Initial weights: a function of (seed, unit, element) alone, so that any rank can make any range. Unit
+ * and element are those of the model that is not cut, so that parts have the weights of the whole.
  * Allocates nothing; parallel over elements on the caller's OpenMP team. */
 #include <math.h>
 
@@ -25,6 +26,7 @@ void model_init_elems(const model *self, uint32_t unit, uint64_t seed, uint64_t 
                       uint64_t count, float *master)
 {
     const model_unit *source = &self->units[unit];
+    const modeli_origin *origin = &self->products->origins[unit];
     float std = (float)self->spec.init_std;
     float std_residual = (float)(self->spec.init_std / sqrt(2.0 * (double)self->spec.num_layers));
     fill_value(0.0f, count, master); /* padding, and tensors that begin at zero */
@@ -33,14 +35,16 @@ void model_init_elems(const model *self, uint32_t unit, uint64_t seed, uint64_t 
         uint64_t first = tensor->offset_elems;
         uint64_t low = size_max(begin, first);
         uint64_t high = size_min(begin + count, first + tensor->rows * tensor->columns);
-        uint64_t stream = (uint64_t)unit << 32 | i;
+        uint64_t stream = (uint64_t)origin->unit << 32 | origin->tensors[i];
+        uint64_t skipped = tensor->row_begin * tensor->columns; /* elements of the parts before */
         if (low >= high)
             continue;
         float *target = master + (low - begin);
         if (tensor->init == TENSOR_INIT_NORMAL)
-            fill_normal(seed, stream, std, low - first, high - first, target);
+            fill_normal(seed, stream, std, skipped + low - first, skipped + high - first, target);
         else if (tensor->init == TENSOR_INIT_NORMAL_RESIDUAL)
-            fill_normal(seed, stream, std_residual, low - first, high - first, target);
+            fill_normal(seed, stream, std_residual, skipped + low - first, skipped + high - first,
+                        target);
         else if (tensor->init == TENSOR_INIT_ONE)
             fill_value(1.0f, high - low, target);
     }

@@ -9,7 +9,6 @@
 
 #include "base/mem.h"
 #include "base/size.h"
-#include "base/tile.h"
 #include "model/model_internal.h"
 
 enum {
@@ -21,29 +20,6 @@ enum {
 
 /* Far below 2^63, so that sums of a few such terms and their bytes cannot wrap. */
 #define ELEMS_MAX 0x1p56
-
-static const modeli_family *const families[MODEL_FAMILY_COUNT] = {
-    [MODEL_GPT2] = &modeli_gpt2,
-    [MODEL_LLAMA] = &modeli_llama,
-};
-
-uint64_t modeli_add(modeli_lister *list, const modeli_row *row)
-{
-    model_unit *unit = list->unit;
-    assert(unit->tensor_count < MODELI_TENSORS_MAX);
-    model_tensor *tensor = &unit->tensors[unit->tensor_count++];
-    snprintf(tensor->name, sizeof tensor->name, row->name, (unsigned long long)list->layer);
-    tensor->rows = row->rows;
-    tensor->columns = row->columns;
-    tensor->whole_rows = row->rows;
-    tensor->init = row->init;
-    tensor->offset_elems = row->with_previous
-                               ? list->end_elems
-                               : size_round_up(list->end_elems, MODEL_TENSOR_ALIGN_ELEMS);
-    list->end_elems = tensor->offset_elems + row->rows * row->columns;
-    unit->param_count += row->rows * row->columns;
-    return tensor->offset_elems;
-}
 
 /* "model.<key>" must lie in [low, high]. */
 static int check_range(const char *key, uint64_t value, uint64_t low, uint64_t high)
@@ -169,42 +145,17 @@ static void fill_shape(const model *self, modeli_shape *shape)
     shape->output_matrix = 0;
 }
 
-static int list_unit(model *self, uint32_t unit_idx)
-{
-    const modeli_family *family = families[self->spec.family];
-    modeli_shape *shape = &self->products->shape;
-    model_unit *unit = &self->units[unit_idx];
-    uint32_t head_idx = self->unit_count - 1;
-    unit->tensors = mem_alloc(MODELI_TENSORS_MAX, sizeof *unit->tensors, "model.tensors");
-    if (unit->tensors == NULL)
-        return -ENOMEM;
-    modeli_lister list = {.unit = unit, .layer = unit_idx - 1u};
-    if (unit_idx == 0) {
-        snprintf(unit->name, sizeof unit->name, "embed");
-        family->embed(&self->spec, &list, shape);
-        assert(shape->token_table == 0);
-    } else if (unit_idx == head_idx) {
-        snprintf(unit->name, sizeof unit->name, "head");
-        family->head(&self->spec, &list, shape);
-    } else {
-        snprintf(unit->name, sizeof unit->name, "block.%u", unit_idx - 1u);
-        family->block(&self->spec, &list, shape);
-    }
-    unit->elems = size_round_up(list.end_elems, SHARD_ELEMS_STEP);
-    self->param_count += unit->param_count;
-    return 0;
-}
-
 static void list_stages(model *self)
 {
     uint32_t last = self->stage_count - 1;
     for (uint32_t i = 0; i <= last; i++) {
         model_stage *stage = &self->stages[i];
         stage->kind = i == 0 ? STAGE_EMBED : i == last ? STAGE_HEAD : STAGE_BLOCK;
-        stage->units[0] = i;
+        stage->units[0] = modeli_stage_unit(self, i);
         stage->unit_count = 1;
+        stage->is_cut = modeli_parts_of(self, i) != NULL;
     }
-    if (self->spec.tie_embeddings) {
+    if (self->spec.tie_embeddings && !self->stages[last].is_cut) {
         self->stages[last].units[1] = 0;
         self->stages[last].unit_count = 2;
     }
@@ -230,14 +181,14 @@ int model_create(const model_spec *spec, enum dtype type, uint64_t micro_batch, 
     self->tokens = full.seq_length;
     self->stage_count = (uint32_t)full.num_layers + 2;
     self->products = mem_alloc(1, sizeof *self->products, "model.products");
-    self->units = mem_alloc(self->stage_count, sizeof *self->units, "model.units");
     self->stages = mem_alloc(self->stage_count, sizeof *self->stages, "model.stages");
-    if (self->products == NULL || self->units == NULL || self->stages == NULL)
+    if (self->products == NULL || self->stages == NULL)
         goto fail;
-    self->unit_count = self->stage_count; /* from here model_destroy looks into the units */
     fill_shape(self, &self->products->shape);
-    for (uint32_t i = 0; i < self->unit_count; i++)
-        TRY_GOTO(rc, list_unit(self, i), fail);
+    modeli_whole whole;
+    modeli_list_whole(self, 0, &whole);
+    TRY_GOTO(rc, modeli_cut(self, &whole), fail);
+    TRY_GOTO(rc, modeli_list_units(self), fail);
     uint64_t rows = self->products->shape.rows;
     self->boundary_bytes = rows * full.hidden_size * dtype_bytes(type);
     self->chunk_rows = chunk_rows_of(full.hidden_size, rows);
@@ -258,8 +209,13 @@ void model_destroy(model *self)
 {
     if (self == NULL)
         return;
-    if (self->products != NULL)
+    if (self->products != NULL) {
         modeli_release_products(self);
+        mem_free(self->products->embed.items);
+        mem_free(self->products->block.items);
+        mem_free(self->products->head.items);
+        mem_free(self->products->origins);
+    }
     for (uint32_t i = 0; i < self->unit_count; i++)
         mem_free(self->units[i].tensors);
     mem_free(self->units);

@@ -18,16 +18,21 @@
  * Parts. A unit whose working params would be larger than spec.max_part_bytes is cut (memory-centric
  * tiling): every linear layer into blocks of its output columns, which are rows of the stored matrix,
  * the embedding and an untied output matrix into blocks of vocabulary rows. Each part is a unit of its
- * own. A stage over a cut unit runs as several passes, each with the params of one part, and what one
- * pass leaves for the next ones lies in `saved`:
+ * own; the norm before a layer lies in the layer's first part, the final norm is a unit. Numbers and
+ * names of units in the order of the forward: embed.0 embed.1 .. embed.positions.0, then for each block
+ * block.0.qkv.0 .. proj.0 .. up.0 .. down.0 .., then head.norm, head.0 .. (a tied head's matrix is the
+ * embedding's parts). A stage over a cut unit runs as several passes, each with the params of one part,
+ * and what one pass leaves for the next ones lies in `saved`:
  *
  *   block, forward   norm1+qkv.0 qkv.1 .. | proj.0 .. | norm2+up.0 .. | down.0 ..
  *          backward  [recompute as forward without down]  .. down.1 down.0 | .. up.0 | .. | .. qkv.0
- *   embed            table.0 table.1 .. | positions
- *   head             norm | logits.0 .. (softmax over all parts) | gradients .0 .. | norm backward
+ *   embed            table.0 table.1 .. | positions; the same order in the backward
+ *   head, forward    norm | logits.0 logits.1 .. (softmax over all parts)
+ *         backward   the same, then gradients  .. logits.1 logits.0 | norm
  *
  * Which parts there are is a function of the spec, the dtype and max_part_bytes alone. Initial weights
- * do not depend on the cut. Stages whose units are small enough have one pass, as ever.
+ * do not depend on the cut. Losses and gradients do, by fp32 rounding: sums over a layer's parts.
+ * Stages whose units are small enough have one pass, as ever.
  *
  * model_create needs no device: shapes, bytes and flops are known before anything is allocated.
  * model_prepare makes the products for one backend. One thread. */
@@ -73,7 +78,8 @@ struct model_tensor {
     uint64_t offset_elems;  /* within the unit's flat vector */
     uint64_t row_begin,
         whole_rows; /* a part holds rows [row_begin, row_begin + rows) of a matrix of
-                                       whole_rows; uncut: 0 and rows */
+                                       whole_rows; uncut: 0 and rows. A slice of a vector (bias) counts
+                                       its elements as rows, of one column */
     enum tensor_init init;
 };
 typedef struct model_tensor model_tensor;
@@ -117,10 +123,10 @@ typedef struct model_pass model_pass;
 /* All bytes and flops are for one micro-batch of B x T tokens. */
 struct model_stage {
     enum stage_kind kind;
-    uint32_t units[2]; /* the own unit first; unit_count 1 or 2 */
-    uint32_t unit_count;
-    bool is_cut; /* more than one pass in a phase: `saved` goes from pass to pass */
-    model_pass *passes[MODEL_PHASE_COUNT];  /* after model_prepare; owned by the model */
+    uint32_t units[2];   /* the own unit first; unit_count 1 or 2. Cut: its first unit alone, the */
+    uint32_t unit_count; /* passes name them all */
+    bool is_cut;         /* more than one pass in a phase: `saved` goes from pass to pass */
+    model_pass *passes[MODEL_PHASE_COUNT];  /* owned by the model; final after model_prepare */
     uint32_t pass_count[MODEL_PHASE_COUNT]; /* uncut: 1, 0, 1 */
     uint64_t saved_bytes;                   /* inner activations that the backward needs */
     uint64_t forward_temp_bytes;            /* further scratch of the forward */
@@ -206,10 +212,14 @@ int model_run(model *self, enum model_phase phase, uint32_t stage, uint32_t pass
               const model_call *call, bool saved_is_valid) MUST_CHECK;
 
 /* fp32 logits [V] of one position (row b*T + t) from the last boundary activation: for generation.
- * temp as for the head's forward. Of a cut head: pass `pass` of its forward, in order; each fills its
- * own part of the logits. */
+ * temp as for the head's forward. For a head that is not cut. */
 int model_logits(model *self, void *stream, const model_call *call, uint64_t row,
                  float *logits) MUST_CHECK;
+
+/* The same for any head: pass `pass` of its forward, all of them in order with one `saved`; each pass
+ * of a cut head fills its own part of the logits. */
+int model_logits_pass(model *self, uint32_t pass, void *stream, const model_call *call,
+                      uint64_t row, float *logits) MUST_CHECK;
 
 /* Model FLOPs of a training step over `tokens` tokens, as the field counts them: 6 * parameters (the
  * matrix ones) * tokens plus 12 * L * C * T * tokens / 2 for causal attention; recomputation not

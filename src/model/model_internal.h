@@ -1,11 +1,15 @@
 /* What the files of the model module share.
  *
- *   model.c    create, destroy, checks, initial weights, FLOPs of a step
+ *   model.c    create, destroy, checks, FLOPs of a step
+ *   units.c    the units and their tensors            init.c    initial weights
  *   gpt2.c     the tensors of the GPT-2 family        llama.c   those of the Llama family
+ *   parts.c    how units that are too large are cut
  *   shapes.c   layouts of `saved` and `temp`, bytes and flops of the stages
- *   products.c model_prepare: matrix products, attention, scratch sizes
  *   passes.c   the passes of the stages               run.c     dispatch over stages and passes
- *   block.c    forward and backward of a block        head.c    embedding, head, logits
+ *   products.c model_prepare: matrix products, attention, scratch sizes; part_products.c: of parts
+ *   block.c    forward and backward of a block        block_parts.c  of a block in parts
+ *   block_steps.c  what both share (block_internal.h)
+ *   head.c     embedding, head, logits                head_parts.c   of both in parts
  *
  * Both families are the same block of two residual branches; what differs is said by modeli_shape.
  * Names that begin with modeli_ are shared by these files and by the tests of the module only. */
@@ -14,7 +18,10 @@
 
 #include "model/model.h"
 
-enum { MODELI_ALIGN_BYTES = 256 }; /* of every part of `saved` and `temp` */
+enum {
+    MODELI_ALIGN_BYTES = 256, /* of every piece of `saved` and `temp` */
+    MODELI_TENSORS_MAX = 12,  /* of one unit */
+};
 
 #define MODELI_ABSENT UINT64_MAX /* the offset of a tensor that the family does not have */
 
@@ -57,23 +64,40 @@ typedef struct modeli_shape modeli_shape;
  *   ffn_output     [N,F]             its activation;         backward: then its gradient
  *
  * Once the ffn's backward is done the space from ffn_input on is free; attention's backward puts
- * qkv_grad [N,P] and attention_grad [N,C] there, so the backward needs no further activations. */
+ * qkv_grad [N,P] and attention_grad [N,C] there, so the backward needs no further activations.
+ *
+ * Of a block in parts the same, and for what its passes leave for each other:
+ *   projected      [N,C]             attention's projection, before the second norm: the place of
+ *                                    ffn_input, which begins after it
+ *   input_sum      [N,max(F,C)] fp32 backward: gradient of a layer's input, summed over its parts
+ *   bias_sums      [max(P,E,C)] fp32 backward: column sums of a layer's output gradient */
 struct modeli_block_layout {
     uint64_t mean1, rstd1, mean2, rstd2, lse, normed1, qkv, attention, middle, normed2;
     uint64_t ffn_input, ffn_output, qkv_grad, attention_grad;
+    uint64_t projected, input_sum, bias_sums; /* 0 where the block is whole */
     uint64_t total_bytes;
 };
 typedef struct modeli_block_layout modeli_block_layout;
 
-/* The head. saved: mean, rstd [N] fp32, normed [N,C]. temp: logits [chunk,V] fp32, then in the
- * backward their gradient [chunk,V] (at the same place where the type is fp32), then the scratch of
- * the library. model_logits lays its one row in temp: mean, rstd, normed [C], scratch. */
+/* The head. saved: mean, rstd [N] fp32, normed [N,C]; of a head in parts also the statistics of the
+ * softmax, [N] fp32 each, and the gradient of normed, [N,C] fp32, summed over the parts. In parts
+ * model_logits keeps its row at the beginning of mean, rstd and normed. */
 struct modeli_head_layout {
-    uint64_t mean, rstd, normed, saved_total_bytes;
+    uint64_t mean, rstd, normed;
+    uint64_t largest, sum, target_logit, normed_grad; /* in parts; else 0 */
+    uint64_t saved_total_bytes;
+};
+typedef struct modeli_head_layout modeli_head_layout;
+
+/* temp of the head, for a chunk of logits of `columns` columns: logits [chunk,columns] fp32, then in
+ * the backward their gradient [chunk,columns] (at the same place where the type is fp32), then the
+ * scratch of the library. model_logits of a whole head lays its one row in temp: mean, rstd, normed
+ * [C], scratch. */
+struct modeli_chunk_layout {
     uint64_t logits, logits_grad, forward_scratch, backward_scratch;
     uint64_t row_mean, row_rstd, row_normed;
 };
-typedef struct modeli_head_layout modeli_head_layout;
+typedef struct modeli_chunk_layout modeli_chunk_layout;
 
 enum modeli_product {
     MODELI_QKV,       /* [N,P] = normed1 Wqkv^T + b */
@@ -98,11 +122,70 @@ enum modeli_product {
     MODELI_PRODUCT_COUNT
 };
 
-/* model.products: the shape from model_create; products and attention from model_prepare. */
+/* The layers by whose rows a unit is cut. */
+enum modeli_layer {
+    MODELI_LAYER_QKV, /* of a block, in the order of the forward */
+    MODELI_LAYER_PROJ,
+    MODELI_LAYER_UP,
+    MODELI_LAYER_DOWN,
+    MODELI_LAYER_TABLE, /* of the embedding */
+    MODELI_LAYER_POSITIONS,
+    MODELI_LAYER_NORM, /* of the head: the final norm, a part without rows */
+    MODELI_LAYER_OUTPUT
+};
+
+/* The products of one part. */
+struct modeli_part_products {
+    kernel_matmul *forward; /* its columns of the layer's output */
+    kernel_matmul
+        *input; /* gradient of the layer's input in fp32: written by the layer's last part,
+                               which runs first in the backward, added to by the others */
+    kernel_matmul *weight; /* gradient of its rows of the weight */
+};
+typedef struct modeli_part_products modeli_part_products;
+
+/* One part of a cut unit: rows [row_begin, row_begin + rows) of one layer. All blocks have the same
+ * parts, with the same offsets. */
+struct modeli_part {
+    enum modeli_layer layer;
+    bool is_first, is_last; /* of its layer, in the order of rows */
+    uint64_t row_begin, rows;
+    uint32_t unit; /* of a block: counted from the block's first unit */
+    modeli_pair norm,
+        weights; /* within the part's unit. norm: first parts of qkv and up, and NORM */
+    modeli_part_products
+        products[2];           /* of rows; OUTPUT: of a chunk, and of the last, shorter one */
+    kernel_matmul *row_logits; /* OUTPUT: one row, for model_logits */
+    uint64_t forward_scratch_bytes, backward_scratch_bytes;
+};
+typedef struct modeli_part modeli_part;
+
+/* The parts of the embedding, of a block or of the head, in the order of the forward. The output parts
+ * of a tied head are the embedding's table parts. count 0: the unit is whole. */
+struct modeli_parts {
+    modeli_part *items;
+    uint32_t count;
+};
+typedef struct modeli_parts modeli_parts;
+
+/* Where the tensors of a unit lie in the model that is not cut; initial weights depend on it. */
+struct modeli_origin {
+    uint32_t unit;
+    uint32_t tensors[MODELI_TENSORS_MAX]; /* index within that unit */
+};
+typedef struct modeli_origin modeli_origin;
+
+/* model.products: shape, parts and origins from model_create; products and attention from
+ * model_prepare. */
 struct model_products {
     modeli_shape shape;
+    modeli_parts embed, block, head;
+    modeli_origin *origins;                      /* [unit_count] */
     kernel_matmul *matmul[MODELI_PRODUCT_COUNT]; /* NULL where absent or not prepared */
     kernel_attention *attention;
+    matmul_desc *part_descs;      /* [part_matmul_count]: the parts' products, one per shape */
+    kernel_matmul **part_matmuls; /* the same */
+    uint32_t part_matmul_count;
     uint64_t embed_backward_scratch_bytes;
     uint64_t block_forward_scratch_bytes, block_backward_scratch_bytes;
     uint64_t head_forward_scratch_bytes, head_backward_scratch_bytes;
@@ -127,8 +210,6 @@ typedef struct modeli_row modeli_row;
 
 uint64_t modeli_add(modeli_lister *list, const modeli_row *row);
 
-enum { MODELI_TENSORS_MAX = 12 }; /* of one unit */
-
 /* The families: each lists the tensors of the three kinds of unit and notes their offsets. */
 struct modeli_family {
     const char *name;
@@ -140,9 +221,34 @@ typedef struct modeli_family modeli_family;
 
 extern const modeli_family modeli_gpt2, modeli_llama;
 
+/* The units of a model that is not cut, of each kind one. */
+struct modeli_whole {
+    model_unit embed, block, head; /* block: of one layer */
+    model_tensor tensors[3][MODELI_TENSORS_MAX];
+};
+typedef struct modeli_whole modeli_whole;
+
+/* units.c: the families' tensors of one layer, and the list of all units and origins. */
+void modeli_list_whole(model *self, uint64_t layer, modeli_whole *whole);
+int modeli_list_units(model *self) MUST_CHECK;                 /* after modeli_cut */
+uint32_t modeli_stage_unit(const model *self, uint32_t stage); /* the first unit of a stage */
+
+/* parts.c: decides which kinds of unit are cut and fills products.embed, block, head but for offsets.
+ * ERR_CONFIG where a row does not fit into model.max_part_bytes. */
+int modeli_cut(model *self, const modeli_whole *whole) MUST_CHECK;
+const char *modeli_layer_name(enum modeli_layer layer);
+modeli_pair modeli_layer_whole(const modeli_shape *shape, enum modeli_layer layer);
+/* [rows, columns] of a layer's matrix; NORM has no rows. */
+uint64_t modeli_layer_rows(const model *self, enum modeli_layer layer);
+uint64_t modeli_layer_columns(const model *self, enum modeli_layer layer);
+
+/* The parts of a stage: NULL where it is not cut. */
+const modeli_parts *modeli_parts_of(const model *self, uint32_t stage);
+
 /* shapes.c: pure functions of the model. */
 void modeli_block_layout_of(const model *self, modeli_block_layout *layout);
 void modeli_head_layout_of(const model *self, modeli_head_layout *layout);
+void modeli_chunk_layout_of(const model *self, uint64_t columns, modeli_chunk_layout *layout);
 void modeli_size_stages(model *self); /* bytes and flops of all stages, from the known scratch */
 
 /* Sets the rows of a logits chunk, for tests of the chunk boundary. Before model_prepare. */
@@ -150,13 +256,23 @@ void modeli_set_chunk_rows(model *self, uint64_t rows);
 
 /* passes.c: the lists of passes of all stages, and what is in them. */
 int modeli_create_passes(model *self) MUST_CHECK;
-void modeli_size_passes(model *self); /* after the stages' bytes and flops */
+void modeli_size_passes(
+    model *self); /* after the stages' bytes and flops; sums those of cut stages */
 void modeli_destroy_passes(model *self);
+/* The part that a pass of a cut stage is about, and whether the pass makes gradients: all of a backward
+ * do but the head's first half. */
+const modeli_part *modeli_pass_part(const model *self, enum model_phase phase, uint32_t stage,
+                                    uint32_t pass, bool *backward);
 
-/* products.c */
+/* products.c, part_products.c */
+matmul_desc modeli_forward_desc(const model *self, uint64_t rows, uint64_t in, uint64_t out);
+matmul_desc modeli_input_desc(const model *self, uint64_t rows, uint64_t in, uint64_t out);
+matmul_desc modeli_weight_desc(const model *self, uint64_t rows, uint64_t in, uint64_t out);
+int modeli_make_part_products(model *self) MUST_CHECK;
+void modeli_release_part_products(model *self);
 void modeli_release_products(model *self);
 
-/* block.c, head.c: the stages. */
+/* block.c, head.c: whole stages. */
 int modeli_embed_forward(model *self, void *stream, const model_call *call) MUST_CHECK;
 int modeli_embed_backward(model *self, void *stream, const model_call *call) MUST_CHECK;
 int modeli_block_forward(model *self, void *stream, const model_call *call) MUST_CHECK;
@@ -164,6 +280,24 @@ int modeli_block_backward(model *self, void *stream, const model_call *call,
                           bool saved_is_valid) MUST_CHECK;
 int modeli_head_forward(model *self, void *stream, const model_call *call) MUST_CHECK;
 int modeli_head_backward(model *self, void *stream, const model_call *call) MUST_CHECK;
+int modeli_row_logits(model *self, void *stream, const model_call *call, uint64_t row,
+                      float *logits) MUST_CHECK;
+
+/* The final norm of `rows` rows, and its gradient in place on call->input_grad. */
+int modeli_final_norm(model *self, void *stream, const model_call *call, uint64_t rows,
+                      const void *input, void *output, float *mean, float *rstd) MUST_CHECK;
+int modeli_final_norm_grad(model *self, void *stream, const model_call *call, const float *mean,
+                           const float *rstd, void *scratch) MUST_CHECK;
+
+/* block_parts.c, head_parts.c: one pass of a stage in parts. */
+int modeli_embed_part(model *self, void *stream, const model_call *call, const modeli_part *part,
+                      bool backward) MUST_CHECK;
+int modeli_block_part(model *self, void *stream, const model_call *call, const modeli_part *part,
+                      bool backward) MUST_CHECK;
+int modeli_head_part(model *self, void *stream, const model_call *call, const modeli_part *part,
+                     bool backward) MUST_CHECK;
+int modeli_row_logits_part(model *self, void *stream, const model_call *call,
+                           const modeli_part *part, uint64_t row, float *logits) MUST_CHECK;
 
 /* Address of element `offset_elems` of a vector in the model's type; NULL for MODELI_ABSENT. */
 static inline const void *modeli_param(const model *self, const void *params, uint64_t offset_elems)

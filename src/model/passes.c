@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "base/size.h"
 #include "model/model_internal.h"
 
 /* ---- stages of one pass in each direction ---- */
@@ -55,11 +56,238 @@ static void fill_uncut(const model_stage *stage)
         fill_head(stage);
 }
 
+/* ---- stages in parts ---- */
+
+const modeli_part *modeli_pass_part(const model *self, enum model_phase phase, uint32_t stage,
+                                    uint32_t pass, bool *backward)
+{
+    const modeli_parts *parts = modeli_parts_of(self, stage);
+    uint32_t idx = pass, last = parts->count - 1;
+    *backward = phase == MODEL_BACKWARD;
+    if (phase == MODEL_BACKWARD && self->stages[stage].kind == STAGE_BLOCK)
+        idx = last - pass;
+    if (phase == MODEL_BACKWARD && self->stages[stage].kind == STAGE_HEAD) {
+        *backward = pass > last;
+        idx = pass > last ? last - (pass - last - 1) : pass;
+    }
+    return &parts->items[idx];
+}
+
+static void count_passes(const model *self, uint32_t stage_idx)
+{
+    model_stage *stage = &self->stages[stage_idx];
+    const modeli_parts *parts = modeli_parts_of(self, stage_idx);
+    uint32_t count = parts == NULL ? 1 : parts->count;
+    stage->pass_count[MODEL_FORWARD] = stage->pass_count[MODEL_BACKWARD] = count;
+    stage->pass_count[MODEL_RECOMPUTE] = 0;
+    if (parts == NULL)
+        return;
+    if (stage->kind == STAGE_HEAD)
+        stage->pass_count[MODEL_BACKWARD] = 2 * count;
+    if (stage->kind == STAGE_BLOCK)
+        while (parts->items[stage->pass_count[MODEL_RECOMPUTE]].layer != MODELI_LAYER_DOWN)
+            stage->pass_count[MODEL_RECOMPUTE]++;
+}
+
+static void embed_access(uint32_t pass_idx, bool backward, model_pass *pass)
+{
+    if (backward)
+        pass->output_grad = MODEL_READ;
+    else
+        pass->output = pass_idx == 0 ? MODEL_WRITE : MODEL_UPDATE;
+}
+
+/* block_parts.c says which layer touches what. */
+static void block_access(const modeli_part *part, uint32_t pass_idx, bool backward,
+                         model_pass *pass)
+{
+    bool is_first = part->is_first;
+    pass->saved = pass_idx == 0 && !backward ? MODEL_WRITE : MODEL_UPDATE;
+    switch (part->layer) {
+    case MODELI_LAYER_QKV:
+        pass->input = is_first ? MODEL_READ : MODEL_NONE;
+        pass->input_grad = is_first && backward ? MODEL_UPDATE : MODEL_NONE;
+        break;
+    case MODELI_LAYER_PROJ:
+        pass->input_grad = backward ? MODEL_READ : MODEL_NONE;
+        break;
+    case MODELI_LAYER_UP:
+        pass->input = is_first && !backward ? MODEL_READ : MODEL_NONE;
+        pass->output_grad = is_first && backward ? MODEL_READ : MODEL_NONE;
+        pass->input_grad = is_first && backward ? MODEL_WRITE : MODEL_NONE;
+        break;
+    default: /* down */
+        if (backward) {
+            pass->output_grad = MODEL_READ;
+        } else {
+            pass->saved = MODEL_READ;
+            pass->output = is_first ? MODEL_WRITE : MODEL_UPDATE;
+        }
+        break;
+    }
+}
+
+static void head_access(const modeli_part *part, uint32_t pass_idx, bool backward, model_pass *pass)
+{
+    pass->saved = pass_idx == 0 ? MODEL_WRITE : MODEL_UPDATE;
+    if (part->layer != MODELI_LAYER_NORM) {
+        pass->losses = part->is_last && !backward ? MODEL_WRITE : MODEL_NONE;
+        return;
+    }
+    pass->input = MODEL_READ;
+    if (backward) {
+        pass->saved = MODEL_READ;
+        pass->input_grad = MODEL_WRITE;
+    }
+}
+
+/* Flops, and DRAM bytes by the rules of shapes.c. */
+static void embed_costs(const model *self, const modeli_part *part, bool backward, model_pass *pass)
+{
+    uint64_t elems = self->boundary_bytes / dtype_bytes(self->type);
+    double share = part->layer == MODELI_LAYER_TABLE
+                       ? (double)part->rows / (double)self->spec.vocab_size
+                       : (double)part->rows / (double)self->spec.seq_length;
+    uint64_t bytes =
+        backward ? self->boundary_bytes + 2 * sizeof(float) * elems : 3 * self->boundary_bytes;
+    pass->dram_bytes = (uint64_t)(share * (double)bytes);
+    pass->temp_bytes = backward ? part->backward_scratch_bytes : 0;
+}
+
+/* Columns of activations that a block's part reads and writes beside its products. */
+static uint64_t side_columns(const model *self, const modeli_part *part, bool backward)
+{
+    const modeli_shape *shape = &self->products->shape;
+    uint64_t channels = self->spec.hidden_size, ffn = self->spec.ffn_size, columns = 0;
+    uint64_t attention = shape->qkv_columns + channels;
+    if (shape->has_rope)
+        attention += 2 * (self->spec.num_heads + self->spec.num_kv_heads) * shape->head_dim;
+    if (part->is_first && part->layer == MODELI_LAYER_QKV)
+        columns += backward ? 4 * channels : 2 * channels; /* norm1 */
+    if (part->is_first && part->layer == MODELI_LAYER_UP)
+        columns += 4 * channels; /* norm2 */
+    if (part->layer == MODELI_LAYER_QKV && part->is_last && !backward)
+        columns += attention;
+    if (part->layer == MODELI_LAYER_PROJ && part->is_first && backward)
+        columns += 2 * attention;
+    if (part->layer == MODELI_LAYER_UP && part->is_last && !backward)
+        columns += shape->ffn_columns + ffn; /* activation */
+    if (part->layer == MODELI_LAYER_DOWN && part->is_first && backward)
+        columns += 2 * shape->ffn_columns + ffn;
+    if (part->layer == MODELI_LAYER_DOWN && part->is_last && !backward)
+        columns += 3 * channels; /* the residual sum */
+    if (backward && part->is_first)
+        columns += modeli_layer_columns(self, part->layer); /* the rounded gradient of the input */
+    if (backward && part->is_last && part->weights.bias != MODELI_ABSENT)
+        columns += modeli_layer_rows(self, part->layer);
+    return columns;
+}
+
+static void block_costs(const model *self, const modeli_part *part, bool backward, model_pass *pass)
+{
+    uint64_t rows = self->products->shape.rows, elem_bytes = dtype_bytes(self->type);
+    uint64_t in = modeli_layer_columns(self, part->layer), columns = in + part->rows;
+    uint64_t unit_elems = self->units[pass->units[0]].elems;
+    double product = 2 * (double)rows * (double)in * (double)part->rows;
+    double attention = 2 * (double)rows * (double)self->tokens * (double)self->spec.hidden_size;
+    bool attends = part->layer == MODELI_LAYER_QKV && part->is_last && !backward;
+    bool attends_back = part->layer == MODELI_LAYER_PROJ && part->is_first && backward;
+    pass->flops = (backward ? 2 * product : product) + (attends ? attention : 0) +
+                  (attends_back ? 2.5 * attention : 0);
+    columns += side_columns(self, part, backward) + (backward ? part->rows : 0);
+    pass->dram_bytes = rows * columns * elem_bytes + unit_elems * elem_bytes;
+    if (backward) /* the sum of input gradients is read but by the pass that begins it */
+        pass->dram_bytes += sizeof(float) * (rows * in * (part->is_last ? 1 : 2) + 2 * unit_elems);
+    pass->temp_bytes = backward ? part->backward_scratch_bytes : part->forward_scratch_bytes;
+}
+
+static void head_costs(const model *self, const modeli_part *part, bool backward, model_pass *pass)
+{
+    uint64_t rows = self->products->shape.rows, elem_bytes = dtype_bytes(self->type);
+    uint64_t channels = self->spec.hidden_size;
+    if (part->layer == MODELI_LAYER_NORM) {
+        pass->dram_bytes = (backward ? 6 : 2) * self->boundary_bytes;
+        pass->temp_bytes = backward ? part->backward_scratch_bytes : part->forward_scratch_bytes;
+        return;
+    }
+    modeli_chunk_layout chunk;
+    modeli_chunk_layout_of(self, part->rows, &chunk);
+    uint64_t chunks = size_div_up(rows, self->chunk_rows);
+    uint64_t matrix = part->rows * channels, logits = rows * part->rows;
+    double product = 2 * (double)rows * (double)channels * (double)part->rows;
+    pass->flops = backward ? 3 * product : product;
+    pass->dram_bytes =
+        self->boundary_bytes + chunks * matrix * elem_bytes + 2 * logits * sizeof(float);
+    pass->temp_bytes = chunk.forward_scratch + part->forward_scratch_bytes;
+    if (!backward)
+        return;
+    pass->dram_bytes += 2 * sizeof(float) * rows * channels + 3 * logits * elem_bytes +
+                        chunks * matrix * (elem_bytes + 2 * sizeof(float));
+    pass->temp_bytes = chunk.backward_scratch + part->backward_scratch_bytes;
+}
+
+static void fill_cut(const model *self, uint32_t stage_idx, enum model_phase phase,
+                     uint32_t pass_idx)
+{
+    const model_stage *stage = &self->stages[stage_idx];
+    model_pass *pass = &stage->passes[phase][pass_idx];
+    bool backward;
+    const modeli_part *part = modeli_pass_part(self, phase, stage_idx, pass_idx, &backward);
+    *pass = (model_pass){.unit_count = 1};
+    pass->units[0] = part->unit + (stage->kind == STAGE_BLOCK ? stage->units[0] : 0);
+    pass->reads_params[0] = stage->kind != STAGE_EMBED || !backward;
+    pass->adds_grads[0] = backward;
+    if (stage->kind == STAGE_EMBED) {
+        embed_access(pass_idx, backward, pass);
+        embed_costs(self, part, backward, pass);
+    } else if (stage->kind == STAGE_BLOCK) {
+        block_access(part, pass_idx, backward, pass);
+        block_costs(self, part, backward, pass);
+    } else {
+        head_access(part, pass_idx, backward, pass);
+        head_costs(self, part, backward, pass);
+    }
+}
+
+/* Bytes and flops of a cut stage from those of its passes. */
+static void sum_cut(const model *self, model_stage *stage)
+{
+    double flops[MODEL_PHASE_COUNT] = {0};
+    uint64_t dram_bytes[MODEL_PHASE_COUNT] = {0}, temp_bytes[MODEL_PHASE_COUNT] = {0};
+    for (uint32_t phase = 0; phase < MODEL_PHASE_COUNT; phase++)
+        for (uint32_t i = 0; i < stage->pass_count[phase]; i++) {
+            const model_pass *pass = &stage->passes[phase][i];
+            flops[phase] += pass->flops;
+            dram_bytes[phase] += pass->dram_bytes;
+            temp_bytes[phase] = size_max(temp_bytes[phase], pass->temp_bytes);
+        }
+    stage->forward_flops = flops[MODEL_FORWARD];
+    stage->recompute_flops = flops[MODEL_RECOMPUTE];
+    stage->backward_flops = flops[MODEL_BACKWARD];
+    if (stage->kind == STAGE_HEAD) { /* the logits are made twice */
+        stage->recompute_flops = 2 * flops[MODEL_FORWARD];
+        stage->backward_flops -= stage->recompute_flops;
+    }
+    stage->forward_dram_bytes = dram_bytes[MODEL_FORWARD];
+    stage->backward_dram_bytes = dram_bytes[MODEL_BACKWARD] + dram_bytes[MODEL_RECOMPUTE];
+    stage->forward_temp_bytes = temp_bytes[MODEL_FORWARD];
+    stage->backward_temp_bytes = size_max(temp_bytes[MODEL_BACKWARD], temp_bytes[MODEL_RECOMPUTE]);
+    modeli_block_layout block;
+    modeli_head_layout head;
+    modeli_block_layout_of(self, &block);
+    modeli_head_layout_of(self, &head);
+    stage->saved_bytes = stage->kind == STAGE_BLOCK  ? block.total_bytes
+                         : stage->kind == STAGE_HEAD ? head.saved_total_bytes
+                                                     : 0;
+}
+
+/* ---- all stages ---- */
+
 int modeli_create_passes(model *self)
 {
     for (uint32_t i = 0; i < self->stage_count; i++) {
         model_stage *stage = &self->stages[i];
-        stage->pass_count[MODEL_FORWARD] = stage->pass_count[MODEL_BACKWARD] = 1;
+        count_passes(self, i);
         uint32_t total = 0;
         for (uint32_t phase = 0; phase < MODEL_PHASE_COUNT; phase++)
             total += stage->pass_count[phase];
@@ -76,8 +304,17 @@ int modeli_create_passes(model *self)
 
 void modeli_size_passes(model *self)
 {
-    for (uint32_t i = 0; i < self->stage_count; i++)
-        fill_uncut(&self->stages[i]);
+    for (uint32_t i = 0; i < self->stage_count; i++) {
+        model_stage *stage = &self->stages[i];
+        if (!stage->is_cut) {
+            fill_uncut(stage);
+            continue;
+        }
+        for (uint32_t phase = 0; phase < MODEL_PHASE_COUNT; phase++)
+            for (uint32_t pass = 0; pass < stage->pass_count[phase]; pass++)
+                fill_cut(self, i, (enum model_phase)phase, pass);
+        sum_cut(self, stage);
+    }
 }
 
 void modeli_destroy_passes(model *self)

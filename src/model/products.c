@@ -1,5 +1,5 @@
 /* model_prepare: every matrix product and the attention of a model, made once per shape on one backend
- * (all blocks share them), and the scratch that the backend's library wants. Allocates through the
+ * (all blocks share them; part_products.c has those of parts), and the scratch that the backend's library wants. Allocates through the
  * backend; nothing after it does. */
 #include <math.h>
 
@@ -7,7 +7,7 @@
 #include "model/model_internal.h"
 
 /* Y[rows, out] = X[rows, in] W^T (+ b), the weight stored [out, in]. */
-static matmul_desc forward_desc(const model *self, uint64_t rows, uint64_t in, uint64_t out)
+matmul_desc modeli_forward_desc(const model *self, uint64_t rows, uint64_t in, uint64_t out)
 {
     matmul_desc desc = {
         .m = rows,
@@ -25,7 +25,7 @@ static matmul_desc forward_desc(const model *self, uint64_t rows, uint64_t in, u
 }
 
 /* dX[rows, in] = dY[rows, out] W. */
-static matmul_desc input_desc(const model *self, uint64_t rows, uint64_t in, uint64_t out)
+matmul_desc modeli_input_desc(const model *self, uint64_t rows, uint64_t in, uint64_t out)
 {
     matmul_desc desc = {
         .m = rows,
@@ -41,7 +41,7 @@ static matmul_desc input_desc(const model *self, uint64_t rows, uint64_t in, uin
 }
 
 /* dW[out, in] += dY^T X, in fp32. */
-static matmul_desc weight_desc(const model *self, uint64_t rows, uint64_t in, uint64_t out)
+matmul_desc modeli_weight_desc(const model *self, uint64_t rows, uint64_t in, uint64_t out)
 {
     matmul_desc desc = {
         .m = out,
@@ -68,23 +68,23 @@ static int make_linear(model *self, enum modeli_product forward, uint64_t in, ui
 {
     uint64_t rows = self->products->shape.rows;
     uint32_t input = MODELI_QKV_INPUT - MODELI_QKV, weight = MODELI_QKV_WEIGHT - MODELI_QKV;
-    TRY(make(self, forward, forward_desc(self, rows, in, out)));
-    TRY(make(self, forward + input, input_desc(self, rows, in, out)));
-    return make(self, forward + weight, weight_desc(self, rows, in, out));
+    TRY(make(self, forward, modeli_forward_desc(self, rows, in, out)));
+    TRY(make(self, forward + input, modeli_input_desc(self, rows, in, out)));
+    return make(self, forward + weight, modeli_weight_desc(self, rows, in, out));
 }
 
 /* The three products of a chunk of logits, which are fp32 and have no bias. */
 static int make_logits(model *self, enum modeli_product first, uint64_t rows)
 {
     uint64_t channels = self->spec.hidden_size, vocab = self->spec.vocab_size;
-    matmul_desc logits = forward_desc(self, rows, channels, vocab);
+    matmul_desc logits = modeli_forward_desc(self, rows, channels, vocab);
     logits.c_type = DTYPE_FP32;
     logits.has_bias = false;
     TRY(make(self, first, logits));
     if (first == MODELI_ROW_LOGITS)
         return 0;
-    TRY(make(self, first + 1, input_desc(self, rows, channels, vocab)));
-    return make(self, first + 2, weight_desc(self, rows, channels, vocab));
+    TRY(make(self, first + 1, modeli_input_desc(self, rows, channels, vocab)));
+    return make(self, first + 2, modeli_weight_desc(self, rows, channels, vocab));
 }
 
 static int make_attention(model *self)
@@ -107,11 +107,16 @@ static int make_all(model *self)
 {
     const modeli_shape *shape = &self->products->shape;
     uint64_t channels = self->spec.hidden_size, ffn = self->spec.ffn_size;
-    TRY(make_linear(self, MODELI_QKV, channels, shape->qkv_columns));
-    TRY(make_linear(self, MODELI_PROJ, channels, channels));
-    TRY(make_linear(self, MODELI_UP, channels, shape->ffn_columns));
-    TRY(make_linear(self, MODELI_DOWN, ffn, channels));
     TRY(make_attention(self));
+    TRY(modeli_make_part_products(self));
+    if (self->products->block.count == 0) {
+        TRY(make_linear(self, MODELI_QKV, channels, shape->qkv_columns));
+        TRY(make_linear(self, MODELI_PROJ, channels, channels));
+        TRY(make_linear(self, MODELI_UP, channels, shape->ffn_columns));
+        TRY(make_linear(self, MODELI_DOWN, ffn, channels));
+    }
+    if (self->products->head.count > 0)
+        return 0;
     TRY(make_logits(self, MODELI_LOGITS, self->chunk_rows));
     uint64_t last_rows = shape->rows % self->chunk_rows;
     if (last_rows != 0)
@@ -193,6 +198,7 @@ void modeli_release_products(model *self)
             self->ops->matmul_destroy(products->matmul[i]);
         products->matmul[i] = NULL;
     }
+    modeli_release_part_products(self);
     if (products->attention != NULL)
         self->ops->attention_destroy(products->attention);
     products->attention = NULL;

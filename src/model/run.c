@@ -39,9 +39,41 @@ int model_backward(model *self, uint32_t stage, void *stream, const model_call *
 int model_run(model *self, enum model_phase phase, uint32_t stage, uint32_t pass, void *stream,
               const model_call *call, bool saved_is_valid)
 {
+    assert(self->ops != NULL);
     assert(stage < self->stage_count);
     assert(pass < self->stages[stage].pass_count[phase]);
-    if (phase == MODEL_FORWARD)
-        return model_forward(self, stage, stream, call);
-    return model_backward(self, stage, stream, call, saved_is_valid);
+    if (!self->stages[stage].is_cut)
+        return phase == MODEL_FORWARD ? model_forward(self, stage, stream, call)
+                                      : model_backward(self, stage, stream, call, saved_is_valid);
+    bool backward;
+    const modeli_part *part = modeli_pass_part(self, phase, stage, pass, &backward);
+    switch (self->stages[stage].kind) {
+    case STAGE_EMBED:
+        return modeli_embed_part(self, stream, call, part, backward);
+    case STAGE_BLOCK:
+        return modeli_block_part(self, stream, call, part, backward);
+    case STAGE_HEAD:
+        return modeli_head_part(self, stream, call, part, backward);
+    }
+    return err_set(ERR_INTERNAL, "stage %u of the model has no kind", stage);
+}
+
+int model_logits(model *self, void *stream, const model_call *call, uint64_t row, float *logits)
+{
+    assert(!self->stages[self->stage_count - 1].is_cut);
+    return model_logits_pass(self, 0, stream, call, row, logits);
+}
+
+int model_logits_pass(model *self, uint32_t pass, void *stream, const model_call *call,
+                      uint64_t row, float *logits)
+{
+    uint32_t head = self->stage_count - 1;
+    assert(self->ops != NULL);
+    assert(row < self->products->shape.rows);
+    assert(pass < self->stages[head].pass_count[MODEL_FORWARD]);
+    if (!self->stages[head].is_cut)
+        return modeli_row_logits(self, stream, call, row, logits);
+    bool backward;
+    const modeli_part *part = modeli_pass_part(self, MODEL_FORWARD, head, pass, &backward);
+    return modeli_row_logits_part(self, stream, call, part, row, logits);
 }

@@ -45,6 +45,18 @@ void modeli_block_layout_of(const model *self, modeli_block_layout *layout)
     layout->qkv_grad = place(&attention_end, row_bytes * shape->qkv_columns);
     layout->attention_grad = place(&attention_end, row_bytes * channels);
     layout->total_bytes = size_max(ffn_end, attention_end);
+    layout->projected = layout->input_sum = layout->bias_sums = 0;
+    if (self->products->block.count == 0)
+        return;
+    uint64_t projected_end = end;
+    layout->projected = place(&projected_end, row_bytes * channels);
+    end = size_max(layout->total_bytes, projected_end);
+    uint64_t widest_in = size_max(self->spec.ffn_size, channels);
+    layout->input_sum = place(&end, rows * widest_in * sizeof(float));
+    uint64_t widest_out = size_max(size_max(shape->qkv_columns, shape->ffn_columns), channels);
+    layout->bias_sums =
+        place(&end, shape->qkv.bias == MODELI_ABSENT ? 0 : widest_out * sizeof(float));
+    layout->total_bytes = end;
 }
 
 void modeli_head_layout_of(const model *self, modeli_head_layout *layout)
@@ -52,19 +64,30 @@ void modeli_head_layout_of(const model *self, modeli_head_layout *layout)
     const modeli_shape *shape = &self->products->shape;
     uint64_t elem_bytes = dtype_bytes(self->type);
     uint64_t channels_bytes = self->spec.hidden_size * elem_bytes;
-    uint64_t logits_elems = self->chunk_rows * self->spec.vocab_size;
     uint64_t end = 0;
     layout->mean = place(&end, shape->norm == NORM_LAYER ? shape->rows * sizeof(float) : 0);
     layout->rstd = place(&end, shape->rows * sizeof(float));
     layout->normed = place(&end, shape->rows * channels_bytes);
+    layout->largest = layout->sum = layout->target_logit = layout->normed_grad = 0;
+    if (self->products->head.count > 0) {
+        layout->largest = place(&end, shape->rows * sizeof(float));
+        layout->sum = place(&end, shape->rows * sizeof(float));
+        layout->target_logit = place(&end, shape->rows * sizeof(float));
+        layout->normed_grad = place(&end, shape->rows * self->spec.hidden_size * sizeof(float));
+    }
     layout->saved_total_bytes = end;
+}
 
+void modeli_chunk_layout_of(const model *self, uint64_t columns, modeli_chunk_layout *layout)
+{
+    uint64_t elem_bytes = dtype_bytes(self->type);
+    uint64_t logits_elems = self->chunk_rows * columns;
     uint64_t row_end = 0;
     layout->row_mean = place(&row_end, sizeof(float));
     layout->row_rstd = place(&row_end, sizeof(float));
-    layout->row_normed = place(&row_end, channels_bytes);
+    layout->row_normed = place(&row_end, self->spec.hidden_size * elem_bytes);
 
-    end = 0;
+    uint64_t end = 0;
     layout->logits = place(&end, logits_elems * sizeof(float));
     layout->forward_scratch = size_max(end, row_end);
     layout->logits_grad =
@@ -122,10 +145,13 @@ static void size_head(const model *self, model_stage *stage)
     uint64_t elem_bytes = dtype_bytes(self->type);
     modeli_head_layout layout;
     modeli_head_layout_of(self, &layout);
+    modeli_chunk_layout chunk_layout;
+    modeli_chunk_layout_of(self, vocab, &chunk_layout);
     stage->saved_bytes = layout.saved_total_bytes;
-    stage->forward_temp_bytes = layout.forward_scratch + self->products->head_forward_scratch_bytes;
+    stage->forward_temp_bytes =
+        chunk_layout.forward_scratch + self->products->head_forward_scratch_bytes;
     stage->backward_temp_bytes =
-        layout.backward_scratch + self->products->head_backward_scratch_bytes;
+        chunk_layout.backward_scratch + self->products->head_backward_scratch_bytes;
 
     double product = 2 * (double)shape->rows * (double)channels * (double)vocab;
     stage->forward_flops = product;
@@ -145,6 +171,8 @@ void modeli_size_stages(model *self)
 {
     for (uint32_t i = 0; i < self->stage_count; i++) {
         model_stage *stage = &self->stages[i];
+        if (stage->is_cut)
+            continue; /* sums over the passes */
         if (stage->kind == STAGE_EMBED)
             size_embed(self, stage);
         else if (stage->kind == STAGE_BLOCK)

@@ -1,0 +1,59 @@
+/* What block.c (whole blocks), block_parts.c (blocks in parts) and block_steps.c share: the steps of a
+ * block between its linear layers, which need no weights but those of the norms. */
+#ifndef SLUICE_MODEL_BLOCK_INTERNAL_H
+#define SLUICE_MODEL_BLOCK_INTERNAL_H
+
+#include "model/model_internal.h"
+
+/* One call with everything that its steps need. */
+struct modeli_block_run {
+    model *self;
+    void *stream;
+    const model_call *call;
+    const modeli_shape *shape;
+    modeli_block_layout at;
+};
+typedef struct modeli_block_run modeli_block_run;
+
+modeli_block_run modeli_block_start(model *self, void *stream, const model_call *call);
+
+static inline const void *modeli_block_param(const modeli_block_run *run, uint64_t offset_elems)
+{
+    return modeli_param(run->self, run->call->params[0], offset_elems);
+}
+
+static inline float *modeli_block_grad(const modeli_block_run *run, uint64_t offset_elems)
+{
+    return modeli_grad(run->call->grads[0], offset_elems);
+}
+
+static inline void *modeli_block_saved(const modeli_block_run *run, uint64_t offset_bytes)
+{
+    return modeli_at(run->call->saved, offset_bytes);
+}
+
+/* normed1 from the input. */
+int modeli_block_norm1(const modeli_block_run *run, modeli_pair weights) MUST_CHECK;
+/* call->input_grad, which holds the gradient of middle, += that through normed1_grad [N,C] in the place
+ * of normed1. */
+int modeli_block_norm1_grad(const modeli_block_run *run, modeli_pair weights) MUST_CHECK;
+
+/* middle = input + projected, normed2. */
+int modeli_block_norm2(const modeli_block_run *run, modeli_pair weights,
+                       const void *projected) MUST_CHECK;
+/* The gradient of middle from that of normed2, both in call->input_grad, and call->output_grad. */
+int modeli_block_norm2_grad(const modeli_block_run *run, modeli_pair weights) MUST_CHECK;
+
+/* Rope on qkv, and attention. The gradient: from attention_grad to qkv_grad. */
+int modeli_block_attend(const modeli_block_run *run) MUST_CHECK;
+int modeli_block_attend_grad(const modeli_block_run *run) MUST_CHECK;
+
+/* ffn_output from ffn_input. The gradient: from that of ffn_output to that of ffn_input, each in the
+ * place of its value. */
+int modeli_block_activate(const modeli_block_run *run) MUST_CHECK;
+int modeli_block_activate_grad(const modeli_block_run *run) MUST_CHECK;
+
+/* call->output += middle, rounded once. */
+int modeli_block_add_middle(const modeli_block_run *run) MUST_CHECK;
+
+#endif

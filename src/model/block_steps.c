@@ -1,0 +1,184 @@
+/* The steps of a block between its linear layers; see block_internal.h. Allocates nothing. */
+#include "model/block_internal.h"
+
+modeli_block_run modeli_block_start(model *self, void *stream, const model_call *call)
+{
+    modeli_block_run run = {.self = self, .stream = stream, .call = call};
+    run.shape = &self->products->shape;
+    modeli_block_layout_of(self, &run.at);
+    return run;
+}
+
+/* The fp32 means of a norm: NULL for RMSNorm, which has none. */
+static float *mean_of(const modeli_block_run *run, uint64_t offset_bytes)
+{
+    return run->shape->norm == NORM_LAYER ? modeli_block_saved(run, offset_bytes) : NULL;
+}
+
+/* ---- norms ---- */
+
+static norm_args norm(const modeli_block_run *run, modeli_pair weights)
+{
+    norm_args args = {
+        .kind = run->shape->norm,
+        .type = run->self->type,
+        .rows = run->shape->rows,
+        .channels = run->self->spec.hidden_size,
+        .epsilon = (float)run->self->spec.norm_epsilon,
+        .input = run->call->input,
+        .weight = modeli_block_param(run, weights.weight),
+        .bias = modeli_block_param(run, weights.bias),
+    };
+    return args;
+}
+
+static norm_grad_args norm_grad(const modeli_block_run *run, modeli_pair weights)
+{
+    norm_grad_args args = {
+        .kind = run->shape->norm,
+        .type = run->self->type,
+        .rows = run->shape->rows,
+        .channels = run->self->spec.hidden_size,
+        .weight = modeli_block_param(run, weights.weight),
+        .input_grad = run->call->input_grad,
+        .weight_grad = modeli_block_grad(run, weights.weight),
+        .bias_grad = modeli_block_grad(run, weights.bias),
+        .scratch = run->call->temp,
+    };
+    return args;
+}
+
+int modeli_block_norm1(const modeli_block_run *run, modeli_pair weights)
+{
+    norm_args args = norm(run, weights);
+    args.output = modeli_block_saved(run, run->at.normed1);
+    args.mean = mean_of(run, run->at.mean1);
+    args.rstd = modeli_block_saved(run, run->at.rstd1);
+    return run->self->ops->norm_forward(run->self->context, run->stream, &args);
+}
+
+int modeli_block_norm1_grad(const modeli_block_run *run, modeli_pair weights)
+{
+    norm_grad_args args = norm_grad(run, weights);
+    args.input = run->call->input;
+    args.mean = mean_of(run, run->at.mean1);
+    args.rstd = modeli_block_saved(run, run->at.rstd1);
+    args.output_grad = modeli_block_saved(run, run->at.normed1);
+    args.residual_grad = run->call->input_grad;
+    return run->self->ops->norm_backward(run->self->context, run->stream, &args);
+}
+
+int modeli_block_norm2(const modeli_block_run *run, modeli_pair weights, const void *projected)
+{
+    norm_args args = norm(run, weights);
+    args.residual = projected;
+    args.sum = modeli_block_saved(run, run->at.middle);
+    args.output = modeli_block_saved(run, run->at.normed2);
+    args.mean = mean_of(run, run->at.mean2);
+    args.rstd = modeli_block_saved(run, run->at.rstd2);
+    return run->self->ops->norm_forward(run->self->context, run->stream, &args);
+}
+
+int modeli_block_norm2_grad(const modeli_block_run *run, modeli_pair weights)
+{
+    norm_grad_args args = norm_grad(run, weights);
+    args.input = modeli_block_saved(run, run->at.middle);
+    args.mean = mean_of(run, run->at.mean2);
+    args.rstd = modeli_block_saved(run, run->at.rstd2);
+    args.output_grad = run->call->input_grad;
+    args.residual_grad = run->call->output_grad;
+    return run->self->ops->norm_backward(run->self->context, run->stream, &args);
+}
+
+/* ---- attention ---- */
+
+static int rope(const modeli_block_run *run, void *qkv, bool inverse)
+{
+    const model *self = run->self;
+    if (!run->shape->has_rope)
+        return 0;
+    rope_args args = {
+        .type = self->type,
+        .batch = self->micro_batch,
+        .tokens = self->tokens,
+        .heads = self->spec.num_heads + self->spec.num_kv_heads, /* q, and k right behind it */
+        .head_dim = run->shape->head_dim,
+        .stride = run->shape->qkv_columns,
+        .data = qkv,
+        .table = run->call->constants,
+        .inverse = inverse,
+    };
+    return self->ops->rope(self->context, run->stream, &args);
+}
+
+/* Addresses of k and v within a buffer that begins with q. */
+static void *head_of(const modeli_block_run *run, void *qkv, uint64_t heads_before)
+{
+    uint64_t columns = heads_before * run->shape->head_dim;
+    return modeli_at(qkv, columns * dtype_bytes(run->self->type));
+}
+
+int modeli_block_attend(const modeli_block_run *run)
+{
+    const model *self = run->self;
+    uint64_t heads = self->spec.num_heads, kv_heads = self->spec.num_kv_heads;
+    void *qkv = modeli_block_saved(run, run->at.qkv);
+    TRY(rope(run, qkv, false));
+    return self->ops->attention_forward(
+        self->products->attention, run->stream, qkv, head_of(run, qkv, heads),
+        head_of(run, qkv, heads + kv_heads), modeli_block_saved(run, run->at.attention),
+        modeli_block_saved(run, run->at.lse), run->call->temp);
+}
+
+int modeli_block_attend_grad(const modeli_block_run *run)
+{
+    const model *self = run->self;
+    uint64_t heads = self->spec.num_heads, kv_heads = self->spec.num_kv_heads;
+    void *qkv = modeli_block_saved(run, run->at.qkv);
+    void *qkv_grad = modeli_block_saved(run, run->at.qkv_grad);
+    TRY(self->ops->attention_backward(
+        self->products->attention, run->stream, qkv, head_of(run, qkv, heads),
+        head_of(run, qkv, heads + kv_heads), modeli_block_saved(run, run->at.attention),
+        modeli_block_saved(run, run->at.lse), modeli_block_saved(run, run->at.attention_grad),
+        qkv_grad, head_of(run, qkv_grad, heads), head_of(run, qkv_grad, heads + kv_heads),
+        run->call->temp));
+    return rope(run, qkv_grad, true);
+}
+
+/* ---- activation, and the end ---- */
+
+static activation_args activation(const modeli_block_run *run)
+{
+    activation_args args = {
+        .kind = run->shape->activation,
+        .type = run->self->type,
+        .rows = run->shape->rows,
+        .features = run->self->spec.ffn_size,
+        .input = modeli_block_saved(run, run->at.ffn_input),
+    };
+    return args;
+}
+
+int modeli_block_activate(const modeli_block_run *run)
+{
+    activation_args args = activation(run);
+    args.output = modeli_block_saved(run, run->at.ffn_output);
+    return run->self->ops->activation_forward(run->self->context, run->stream, &args);
+}
+
+int modeli_block_activate_grad(const modeli_block_run *run)
+{
+    activation_args args = activation(run);
+    args.output_grad = modeli_block_saved(run, run->at.ffn_output);
+    args.input_grad = modeli_block_saved(run, run->at.ffn_input);
+    return run->self->ops->activation_backward(run->self->context, run->stream, &args);
+}
+
+int modeli_block_add_middle(const modeli_block_run *run)
+{
+    const model *self = run->self;
+    uint64_t count = run->shape->rows * self->spec.hidden_size;
+    return self->ops->add(self->context, run->stream, self->type, count,
+                          modeli_block_saved(run, run->at.middle), run->call->output,
+                          run->call->output);
+}

@@ -1,0 +1,201 @@
+/* The ends of the model in parts. Embedding: rows of the token table, then of the positions. Head: the
+ * final norm alone, then output parts, each with its columns of the logits, twice in the backward:
+ *
+ *   norm | logits .. softmax statistics; losses | [again, from last to first: gradients] | norm'
+ *
+ * The gradient of the normed rows is summed in fp32 over the parts and rounded once. Chunks of rows as
+ * in head.c. Allocates nothing. */
+#include "base/size.h"
+#include "model/model_internal.h"
+
+/* ---- embedding ---- */
+
+static int table_forward(model *self, void *stream, const model_call *call, const modeli_part *part)
+{
+    embedding_args args = {
+        .type = self->type,
+        .batch = self->micro_batch,
+        .tokens = self->tokens,
+        .channels = self->spec.hidden_size,
+        .vocab = self->spec.vocab_size,
+        .row_begin = part->row_begin,
+        .row_count = part->rows,
+        .token_ids = call->tokens,
+        .token_table = modeli_param(self, call->params[0], part->weights.weight),
+        .output = call->output,
+    };
+    return self->ops->embedding_forward(self->context, stream, &args);
+}
+
+static int table_backward(model *self, void *stream, const model_call *call,
+                          const modeli_part *part)
+{
+    embedding_grad_args args = {
+        .type = self->type,
+        .batch = self->micro_batch,
+        .tokens = self->tokens,
+        .channels = self->spec.hidden_size,
+        .vocab = self->spec.vocab_size,
+        .row_begin = part->row_begin,
+        .row_count = part->rows,
+        .token_ids = call->tokens,
+        .output_grad = call->output_grad,
+        .token_table_grad = modeli_grad(call->grads[0], part->weights.weight),
+        .scratch = call->temp,
+    };
+    return self->ops->embedding_backward(self->context, stream, &args);
+}
+
+/* Positions: all sequences in one call where the part has all of them, else sequence by sequence. */
+static int positions(model *self, void *stream, const model_call *call, const modeli_part *part,
+                     bool backward)
+{
+    bool is_all = part->rows == self->tokens;
+    uint64_t call_count = is_all ? 1 : self->micro_batch;
+    for (uint64_t b = 0; b < call_count; b++) {
+        uint64_t row = b * self->tokens + part->row_begin;
+        uint64_t offset_bytes = row * self->spec.hidden_size * dtype_bytes(self->type);
+        embedding_args args = {
+            .type = self->type,
+            .batch = is_all ? self->micro_batch : 1,
+            .tokens = part->rows,
+            .channels = self->spec.hidden_size,
+            .vocab = self->spec.vocab_size,
+            .token_ids = call->tokens + row,
+        };
+        embedding_grad_args grad_args = {
+            .type = self->type,
+            .batch = args.batch,
+            .tokens = args.tokens,
+            .channels = args.channels,
+            .vocab = args.vocab,
+            .token_ids = args.token_ids,
+            .scratch = call->temp,
+        };
+        if (backward) {
+            grad_args.output_grad = (const char *)call->output_grad + offset_bytes;
+            grad_args.position_table_grad = modeli_grad(call->grads[0], part->weights.weight);
+            TRY(self->ops->embedding_backward(self->context, stream, &grad_args));
+        } else {
+            args.position_table = modeli_param(self, call->params[0], part->weights.weight);
+            args.output = modeli_at(call->output, offset_bytes);
+            TRY(self->ops->embedding_forward(self->context, stream, &args));
+        }
+    }
+    return 0;
+}
+
+int modeli_embed_part(model *self, void *stream, const model_call *call, const modeli_part *part,
+                      bool backward)
+{
+    if (part->layer == MODELI_LAYER_POSITIONS)
+        return positions(self, stream, call, part, backward);
+    return backward ? table_backward(self, stream, call, part)
+                    : table_forward(self, stream, call, part);
+}
+
+/* ---- head ---- */
+
+/* One chunk of rows [row, row + rows) over the columns of one part. */
+static int chunk_part(model *self, void *stream, const model_call *call, const modeli_part *part,
+                      uint64_t row, uint64_t rows, bool backward)
+{
+    const kernel_ops *ops = self->ops;
+    modeli_head_layout at;
+    modeli_chunk_layout chunk;
+    modeli_head_layout_of(self, &at);
+    modeli_chunk_layout_of(self, part->rows, &chunk);
+    const modeli_part_products *products = &part->products[rows == self->chunk_rows ? 0 : 1];
+    uint64_t channels = self->spec.hidden_size;
+    const void *matrix = modeli_param(self, call->params[0], part->weights.weight);
+    const void *normed =
+        modeli_at(call->saved, at.normed + row * channels * dtype_bytes(self->type));
+    void *logits = modeli_at(call->temp, chunk.logits);
+    void *scratch =
+        modeli_at(call->temp, backward ? chunk.backward_scratch : chunk.forward_scratch);
+
+    TRY(ops->matmul(products->forward, stream, normed, matrix, NULL, logits, scratch));
+    softmax_part_args args = {
+        .type = self->type,
+        .rows = rows,
+        .columns = part->rows,
+        .column_begin = part->row_begin,
+        .is_first = part->is_first,
+        .logits = logits,
+        .targets = call->targets + row,
+        .largest = (float *)modeli_at(call->saved, at.largest) + row,
+        .sum = (float *)modeli_at(call->saved, at.sum) + row,
+        .target_logit = (float *)modeli_at(call->saved, at.target_logit) + row,
+        .logits_grad = modeli_at(call->temp, chunk.logits_grad),
+        .grad_scale = call->grad_scale,
+    };
+    if (!backward)
+        return ops->softmax_part(self->context, stream, &args);
+    float *normed_grad = (float *)modeli_at(call->saved, at.normed_grad) + row * channels;
+    TRY(ops->cross_entropy_part(self->context, stream, &args));
+    TRY(ops->matmul(products->input, stream, args.logits_grad, matrix, NULL, normed_grad, scratch));
+    return ops->matmul(products->weight, stream, args.logits_grad, normed, NULL,
+                       modeli_grad(call->grads[0], part->weights.weight), scratch);
+}
+
+static int losses(model *self, void *stream, const model_call *call)
+{
+    modeli_head_layout at;
+    modeli_head_layout_of(self, &at);
+    softmax_part_args args = {
+        .type = self->type,
+        .rows = self->products->shape.rows,
+        .targets = call->targets,
+        .largest = modeli_at(call->saved, at.largest),
+        .sum = modeli_at(call->saved, at.sum),
+        .target_logit = modeli_at(call->saved, at.target_logit),
+        .losses = call->losses,
+    };
+    return self->ops->softmax_losses(self->context, stream, &args);
+}
+
+static int norm_part(model *self, void *stream, const model_call *call, bool backward)
+{
+    modeli_head_layout at;
+    modeli_head_layout_of(self, &at);
+    uint64_t rows = self->products->shape.rows;
+    float *mean = modeli_at(call->saved, at.mean), *rstd = modeli_at(call->saved, at.rstd);
+    if (!backward)
+        return modeli_final_norm(self, stream, call, rows, call->input,
+                                 modeli_at(call->saved, at.normed), mean, rstd);
+    TRY(self->ops->convert(self->context, stream, modeli_at(call->saved, at.normed_grad),
+                           DTYPE_FP32, call->input_grad, self->type,
+                           rows * self->spec.hidden_size));
+    return modeli_final_norm_grad(self, stream, call, mean, rstd, call->temp);
+}
+
+int modeli_head_part(model *self, void *stream, const model_call *call, const modeli_part *part,
+                     bool backward)
+{
+    if (part->layer == MODELI_LAYER_NORM)
+        return norm_part(self, stream, call, backward);
+    uint64_t rows = self->products->shape.rows;
+    for (uint64_t row = 0; row < rows; row += self->chunk_rows) {
+        uint64_t chunk = size_min(self->chunk_rows, rows - row);
+        TRY(chunk_part(self, stream, call, part, row, chunk, backward));
+    }
+    return part->is_last && !backward ? losses(self, stream, call) : 0;
+}
+
+int modeli_row_logits_part(model *self, void *stream, const model_call *call,
+                           const modeli_part *part, uint64_t row, float *logits)
+{
+    modeli_head_layout at;
+    modeli_chunk_layout chunk;
+    modeli_head_layout_of(self, &at);
+    uint64_t row_bytes = self->spec.hidden_size * dtype_bytes(self->type);
+    void *normed = modeli_at(call->saved, at.normed);
+    if (part->layer == MODELI_LAYER_NORM)
+        return modeli_final_norm(self, stream, call, 1, (const char *)call->input + row * row_bytes,
+                                 normed, modeli_at(call->saved, at.mean),
+                                 modeli_at(call->saved, at.rstd));
+    modeli_chunk_layout_of(self, part->rows, &chunk);
+    return self->ops->matmul(
+        part->row_logits, stream, normed, modeli_param(self, call->params[0], part->weights.weight),
+        NULL, logits + part->row_begin, modeli_at(call->temp, chunk.forward_scratch));
+}

@@ -1,0 +1,237 @@
+/* The units of a model and their tensors: the families list whole units; where a unit is cut its
+ * tensors go to the parts by rows. Allocates the lists. Called by model_create only. */
+#include <assert.h>
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "base/size.h"
+#include "base/tile.h"
+#include "model/model_internal.h"
+
+static const modeli_family *const families[MODEL_FAMILY_COUNT] = {
+    [MODEL_GPT2] = &modeli_gpt2,
+    [MODEL_LLAMA] = &modeli_llama,
+};
+
+/* Appends a tensor; only its name is left to fill. */
+static model_tensor *append(modeli_lister *list, uint64_t rows, uint64_t columns,
+                            bool with_previous)
+{
+    model_unit *unit = list->unit;
+    assert(unit->tensor_count < MODELI_TENSORS_MAX);
+    model_tensor *tensor = &unit->tensors[unit->tensor_count++];
+    tensor->rows = tensor->whole_rows = rows;
+    tensor->columns = columns;
+    tensor->offset_elems =
+        with_previous ? list->end_elems : size_round_up(list->end_elems, MODEL_TENSOR_ALIGN_ELEMS);
+    list->end_elems = tensor->offset_elems + rows * columns;
+    unit->param_count += rows * columns;
+    unit->elems = size_round_up(list->end_elems, SHARD_ELEMS_STEP);
+    return tensor;
+}
+
+uint64_t modeli_add(modeli_lister *list, const modeli_row *row)
+{
+    model_tensor *tensor = append(list, row->rows, row->columns, row->with_previous);
+    snprintf(tensor->name, sizeof tensor->name, row->name, (unsigned long long)list->layer);
+    tensor->init = row->init;
+    return tensor->offset_elems;
+}
+
+void modeli_list_whole(model *self, uint64_t layer, modeli_whole *whole)
+{
+    const modeli_family *family = families[self->spec.family];
+    modeli_shape *shape = &self->products->shape;
+    memset(whole, 0, sizeof *whole);
+    whole->embed.tensors = whole->tensors[0];
+    whole->block.tensors = whole->tensors[1];
+    whole->head.tensors = whole->tensors[2];
+    modeli_lister embed = {.unit = &whole->embed}, block = {.unit = &whole->block, .layer = layer};
+    modeli_lister head = {.unit = &whole->head};
+    family->embed(&self->spec, &embed, shape);
+    family->block(&self->spec, &block, shape);
+    family->head(&self->spec, &head, shape);
+    assert(shape->token_table == 0);
+}
+
+/* A unit that begins, without tensors. */
+static int open_unit(model *self, uint32_t unit_idx, uint32_t whole_unit, modeli_lister *list)
+{
+    model_unit *unit = &self->units[unit_idx];
+    self->products->origins[unit_idx].unit = whole_unit;
+    unit->tensors = mem_alloc(MODELI_TENSORS_MAX, sizeof *unit->tensors, "model.tensors");
+    *list = (modeli_lister){.unit = unit};
+    return unit->tensors == NULL ? -ENOMEM : 0;
+}
+
+static int list_whole_unit(model *self, uint32_t unit_idx, uint32_t whole_unit,
+                           const model_unit *source, const char *name)
+{
+    modeli_lister list;
+    TRY(open_unit(self, unit_idx, whole_unit, &list));
+    model_tensor *tensors = list.unit->tensors;
+    memcpy(tensors, source->tensors, source->tensor_count * sizeof *tensors);
+    *list.unit = *source;
+    list.unit->tensors = tensors;
+    snprintf(list.unit->name, sizeof list.unit->name, "%s", name);
+    for (uint32_t i = 0; i < source->tensor_count; i++)
+        self->products->origins[unit_idx].tensors[i] = i;
+    return 0;
+}
+
+/* Rows [begin, end) of a whole unit's tensor, which lies at rows [first, first + rows) of its layer,
+ * cut down to those rows; a vector's elements count as rows. Returns the offset, or MODELI_ABSENT where
+ * no row of it is wanted. */
+static uint64_t add_slice(model *self, modeli_lister *list, const model_unit *source, uint32_t idx,
+                          uint64_t begin, uint64_t end, bool with_previous)
+{
+    const model_tensor *whole = &source->tensors[idx];
+    if (begin >= end)
+        return MODELI_ABSENT;
+    bool is_vector = whole->rows == 1;
+    uint64_t whole_rows = is_vector ? whole->columns : whole->rows;
+    uint64_t columns = is_vector ? 1 : whole->columns;
+    uint32_t unit_idx = (uint32_t)(list->unit - self->units);
+    self->products->origins[unit_idx].tensors[list->unit->tensor_count] = idx;
+    model_tensor *tensor = append(list, end - begin, columns, with_previous);
+    memcpy(tensor->name, whole->name, sizeof tensor->name);
+    tensor->init = whole->init;
+    tensor->row_begin = begin;
+    tensor->whole_rows = whole_rows;
+    if (is_vector && end - begin == whole_rows) { /* a whole vector is written as ever */
+        tensor->rows = tensor->whole_rows = 1;
+        tensor->columns = whole_rows;
+    }
+    return tensor->offset_elems;
+}
+
+/* The tensor of a whole unit at an offset, all its rows. */
+static uint64_t add_vector(model *self, modeli_lister *list, const model_unit *source,
+                           uint64_t offset_elems, uint64_t begin, uint64_t end)
+{
+    if (offset_elems == MODELI_ABSENT)
+        return MODELI_ABSENT;
+    uint32_t idx = 0;
+    while (source->tensors[idx].offset_elems != offset_elems) {
+        idx++;
+        assert(idx < source->tensor_count);
+    }
+    return add_slice(self, list, source, idx, begin, end, false);
+}
+
+/* The part's rows of all tensors that make the layer's matrix. */
+static uint64_t add_rows(model *self, modeli_lister *list, const model_unit *source,
+                         uint64_t offset_elems, const modeli_part *part)
+{
+    uint64_t columns = modeli_layer_columns(self, part->layer);
+    uint64_t matrix_end = offset_elems + modeli_layer_rows(self, part->layer) * columns;
+    uint64_t weight = MODELI_ABSENT;
+    for (uint32_t i = 0; i < source->tensor_count; i++) {
+        const model_tensor *tensor = &source->tensors[i];
+        if (tensor->offset_elems < offset_elems || tensor->offset_elems >= matrix_end)
+            continue;
+        uint64_t first = (tensor->offset_elems - offset_elems) / columns; /* row in the layer */
+        uint64_t low = size_max(first, part->row_begin);
+        uint64_t high = size_min(first + tensor->rows, part->row_begin + part->rows);
+        if (low >= high)
+            continue;
+        uint64_t at =
+            add_slice(self, list, source, i, low - first, high - first, weight != MODELI_ABSENT);
+        if (weight == MODELI_ABSENT)
+            weight = at;
+    }
+    return weight;
+}
+
+/* The unit of a part; notes the offsets in the part, which are the same in every block. */
+static int list_part(model *self, uint32_t unit_idx, uint32_t whole_unit, const model_unit *source,
+                     modeli_part *part)
+{
+    const modeli_shape *shape = &self->products->shape;
+    modeli_pair whole = modeli_layer_whole(shape, part->layer);
+    modeli_pair norm = {MODELI_ABSENT, MODELI_ABSENT};
+    modeli_lister list;
+    TRY(open_unit(self, unit_idx, whole_unit, &list));
+    if (part->layer == MODELI_LAYER_NORM)
+        norm = shape->norm_final;
+    else if (part->is_first && part->layer == MODELI_LAYER_QKV)
+        norm = shape->norm1;
+    else if (part->is_first && part->layer == MODELI_LAYER_UP)
+        norm = shape->norm2;
+    uint64_t channels = self->spec.hidden_size;
+    part->norm.weight = add_vector(self, &list, source, norm.weight, 0, channels);
+    part->norm.bias = add_vector(self, &list, source, norm.bias, 0, channels);
+    part->weights.weight = add_rows(self, &list, source, whole.weight, part);
+    part->weights.bias =
+        add_vector(self, &list, source, whole.bias, part->row_begin, part->row_begin + part->rows);
+    assert(part->layer != MODELI_LAYER_NORM || part->norm.weight == shape->norm_final.weight);
+    return 0;
+}
+
+/* The units of one stage of parts. `name`: "embed", "block.3", "head". */
+static int list_parts(model *self, uint32_t first_unit, uint32_t whole_unit,
+                      const model_unit *source, modeli_parts *parts, const char *name)
+{
+    uint32_t number = 0;
+    for (uint32_t i = 0; i < parts->count; i++) {
+        modeli_part *part = &parts->items[i];
+        uint32_t unit_idx = first_unit + part->unit;
+        bool is_main = part->layer == MODELI_LAYER_TABLE || part->layer == MODELI_LAYER_OUTPUT;
+        if (part->layer == MODELI_LAYER_OUTPUT && self->spec.tie_embeddings)
+            continue; /* a part of the embedding */
+        TRY(list_part(self, unit_idx, whole_unit, source, part));
+        model_unit *unit = &self->units[unit_idx];
+        number = part->is_first ? 0 : number + 1;
+        const char *layer = modeli_layer_name(part->layer);
+        if (is_main)
+            snprintf(unit->name, sizeof unit->name, "%s.%u", name, number);
+        else if (part->layer == MODELI_LAYER_NORM)
+            snprintf(unit->name, sizeof unit->name, "%s.%s", name, layer);
+        else
+            snprintf(unit->name, sizeof unit->name, "%s.%s.%u", name, layer, number);
+    }
+    return 0;
+}
+
+/* One stage's units, whole or in parts. */
+static int list_stage(model *self, uint32_t stage, modeli_whole *whole)
+{
+    model_products *products = self->products;
+    uint32_t last = self->stage_count - 1, unit = modeli_stage_unit(self, stage);
+    model_unit *source = stage == 0 ? &whole->embed : stage == last ? &whole->head : &whole->block;
+    modeli_parts *parts = stage == 0      ? &products->embed
+                          : stage == last ? &products->head
+                                          : &products->block;
+    char name[MODEL_NAME_BYTES / 2];
+    if (stage == 0 || stage == last)
+        snprintf(name, sizeof name, "%s", stage == 0 ? "embed" : "head");
+    else
+        snprintf(name, sizeof name, "block.%u", stage - 1);
+    if (parts->count == 0)
+        return list_whole_unit(self, unit, stage, source, name);
+    /* Units of the ends' parts are numbered already; a tied head's are in two places. */
+    bool is_end = stage == 0 || stage == last;
+    return list_parts(self, is_end ? 0 : unit, stage, source, parts, name);
+}
+
+int modeli_list_units(model *self)
+{
+    model_products *products = self->products;
+    uint32_t count = self->unit_count;
+    self->unit_count = 0; /* model_destroy looks into the units that there are */
+    self->units = mem_alloc(count, sizeof *self->units, "model.units");
+    products->origins = mem_alloc(count, sizeof *products->origins, "model.origins");
+    if (self->units == NULL || products->origins == NULL)
+        return -ENOMEM;
+    self->unit_count = count;
+    modeli_whole whole;
+    for (uint32_t i = 0; i < self->stage_count; i++) {
+        modeli_list_whole(self, i == 0 ? 0 : i - 1, &whole);
+        TRY(list_stage(self, i, &whole));
+    }
+    for (uint32_t i = 0; i < count; i++)
+        self->param_count += self->units[i].param_count;
+    return 0;
+}
