@@ -1,5 +1,5 @@
 # The job file: one program per behaviour, all pure but for the files they write.
-foreach(behaviour errors fuzz job presets schedule)
+foreach(behaviour deepspeed errors fuzz job presets schedule)
     sluice_test(test_config_${behaviour} LIBS sluice_config LABELS cpu debug)
 endforeach()
 foreach(behaviour fuzz presets schedule)

@@ -288,27 +288,11 @@ static void deepspeed_file_works(void **state)
     job_destroy(self);
 }
 
-/* Counts a text in what a job's reading logs. */
+/* Counts texts in what a job's reading logs. */
 static uint32_t count_logged(const char *job_text, const char *const *wanted, uint32_t *counts)
 {
-    char log[16384], path[96];
-    snprintf(path, sizeof path, "%s/log", test_dir);
-    FILE *file = fopen(path, "wb+");
-    assert_non_null(file);
-    fflush(stderr);
-    int saved = dup(STDERR_FILENO);
-    assert_true(saved >= 0 && dup2(fileno(file), STDERR_FILENO) >= 0);
-    log_set_level(LOG_INFO);
-    job *self = read_good(job_text, NULL);
-    log_set_level(LOG_WARN);
-    assert_true(dup2(saved, STDERR_FILENO) >= 0);
-    close(saved);
-    job_destroy(self);
-    rewind(file);
-    size_t bytes = fread(log, 1, sizeof log - 1, file);
-    log[bytes] = '\0';
-    fclose(file);
-    unlink(path);
+    static char log[TEST_LOG_BYTES];
+    size_t bytes = read_logged(job_text, NULL, log);
     for (; *wanted; wanted++, counts++) {
         *counts = 0;
         for (const char *at = strstr(log, *wanted); at; at = strstr(at + 1, *wanted))

@@ -225,7 +225,8 @@ static int apply_one(configi_reader *reader, const char *argument)
     TRY(check_set_path(&set_reader, path));
     json_t *value;
     TRY(parse_value(&set_reader, path, equals + 1, &value));
-    return put_value(&set_reader, path, value);
+    TRY(put_value(&set_reader, path, value));
+    return expand_zero_switch(&set_reader);
 }
 
 int configi_apply_set(configi_reader *reader, const char *const *set, uint32_t set_count)
