@@ -227,6 +227,10 @@ static void two_sockets_without_gpu(void **state)
     assert_group(&plan.compute, "0-3", 4);
     assert_memory(&plan.host, ARENA_BIND, "0");
     assert_group(&plan.io, "0-7", 4);
+    machine.memory_is_set_by_user = true; /* numactl --membind: not ours to change */
+    plan = plan_of(&machine, &asked, 4, 2);
+    assert_memory(&plan.host, ARENA_ANYWHERE, "none");
+    machine.memory_is_set_by_user = false;
     asked.update.cores = "8-9";
     plan = plan_of(&machine, &asked, 4, 2);
     assert_group(&plan.update, "8-9", 2);

@@ -234,7 +234,7 @@ static void this_machine(void **state)
     assert_int_equal(after.call_count, before.call_count);
     cpu_set_t mask;
     assert_int_equal(sched_getaffinity(0, sizeof mask, &mask), 0);
-    for (int c = 0; c < CORE_SET_MAX; c++)
+    for (int c = 0; c < CORE_SET_MAX && omp_get_proc_bind() == omp_proc_bind_false; c++)
         assert_int_equal(core_set_has(&machine.allowed, c), CPU_ISSET(c, &mask) != 0);
     if (numa_available() >= 0) { /* a second reader of the same /sys */
         for (uint32_t n = 0; n < machine.node_count; n++) {
@@ -386,6 +386,22 @@ static void memory_lies_where_bound(void **state)
     }
 }
 
+static void memory_policy_of_the_user(void **state)
+{
+    (void)state;
+    topology machine;
+    if (numa_available() < 0 || set_mempolicy(MPOL_PREFERRED, NULL, 0) != 0)
+        skip();
+    unsigned long first = 1;
+    bool is_set = set_mempolicy(MPOL_BIND, &first, 64) == 0; /* to node 0 */
+    int rc = topology_read(&machine);
+    assert_int_equal(set_mempolicy(MPOL_DEFAULT, NULL, 0), 0);
+    assert_int_equal(rc, 0);
+    assert_true(!is_set || machine.memory_is_set_by_user);
+    assert_int_equal(topology_read(&machine), 0);
+    assert_false(machine.memory_is_set_by_user);
+}
+
 static void arena_node_sets(void **state)
 {
     (void)state;
@@ -428,7 +444,7 @@ int main(void)
         cmocka_unit_test(files_of_a_large_machine), cmocka_unit_test(files_of_small_machines),
         cmocka_unit_test(nodes_of_devices),         cmocka_unit_test(this_machine),
         cmocka_unit_test(threads_run_where_bound),  cmocka_unit_test(memory_lies_where_bound),
-        cmocka_unit_test(arena_node_sets),
+        cmocka_unit_test(arena_node_sets),          cmocka_unit_test(memory_policy_of_the_user),
     };
     int failures = cmocka_run_group_tests(tests, NULL, NULL);
     char command[128];

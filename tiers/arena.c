@@ -70,9 +70,10 @@ static int check_available(const arena_config *config, const arena_nodes *wanted
     }
     if (size_bytes > available_bytes)
         return err_set(-ENOMEM,
-                       "the %s arena needs %s on NUMA node %s, which has only %s left; lower "
-                       "tiers.%s.budget or do not bind it to one node",
+                       "the %s arena needs %s on NUMA node%s %s, where only %s are left; lower "
+                       "tiers.%s.budget or give it more nodes",
                        config->name, size_format(size_bytes, needed),
+                       core_set_count(&wanted->nodes) == 1 ? "" : "s",
                        core_set_format(&wanted->nodes, nodes),
                        size_format(available_bytes, available), config->name);
     return 0;
@@ -197,7 +198,11 @@ static void *touch_run(void *argument)
  * part; a thread that cannot be had leaves more to the others. */
 static void touch_all(arena *self, int thread_count, const core_set *cores)
 {
-    touch_job job = {.base = self->base, .size_bytes = self->size_bytes, .cores = cores};
+    static const core_set anywhere;
+    cpu_set_t own;
+    bool is_known = sched_getaffinity(0, sizeof own, &own) == 0;
+    touch_job job = {
+        .base = self->base, .size_bytes = self->size_bytes, .cores = is_known ? cores : &anywhere};
     uint64_t step_count = size_div_up(self->size_bytes, ARENA_HUGE_BYTES);
     uint64_t wanted =
         size_min(size_min((uint64_t)thread_count, ARENA_TOUCH_THREADS_MAX), step_count);
@@ -210,8 +215,6 @@ static void touch_all(arena *self, int thread_count, const core_set *cores)
     while (started + 1 < wanted && pthread_create(&threads[started], NULL, touch_run, &job) == 0)
         started++;
     pthread_sigmask(SIG_SETMASK, &before, NULL);
-    cpu_set_t own;
-    bool is_known = sched_getaffinity(0, sizeof own, &own) == 0;
     touch_run(&job);
     if (is_known)
         (void)sched_setaffinity(0, sizeof own, &own); /* what it had cannot be refused */

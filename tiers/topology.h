@@ -29,8 +29,13 @@
  *     kernel_context_config.thread_count = cores.compute.thread_count
  *     on the worker that computes, once, in start_thread:
  *         thread_bind_team(&cores.compute.cores, cores.compute.thread_count)
- *     on the scheduler and the copy thread, and on pool threads: thread_bind(&cores.io.cores)
- *     io_config.pool_threads = cores.io.thread_count            where it is above 0
+ *     where !cores.update_is_compute, before an update and after it on the same worker, or once on a
+ *     worker of its own: the same with cores.update
+ *     on the copy thread, in start_thread: thread_bind(&cores.io.cores)
+ *     on the scheduler thread, before io_create, since the threads of its pool inherit it:
+ *         thread_bind(&cores.io.cores); io_config.pool_threads = cores.io.thread_count where above 0
+ *     Parallel regions on the scheduler thread (initial weights) are then on io's cores: all of the home
+ *     nodes, but where io.cores says less.
  *
  * Everything here is by value and allocates nothing of ours; any thread. */
 #ifndef SLUICE_TIERS_TOPOLOGY_H
@@ -68,7 +73,8 @@ struct topology {
     uint16_t physical[CORE_SET_MAX]; /* the lowest core number of the same physical core (SMT) */
     uint32_t
         quota_cores; /* CPU time that control groups allow, in cores, rounded up; 0: no limit */
-    int device_node; /* id of the GPU's node; -1: none, or not known */
+    bool memory_is_set_by_user; /* the process was started with a memory policy (numactl) */
+    int device_node;            /* id of the GPU's node; -1: none, or not known */
     int drive_nodes[TOPOLOGY_DRIVES_MAX]; /* id of each drive's node; -1: not known */
     uint32_t drive_count;
 };

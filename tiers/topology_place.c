@@ -443,7 +443,7 @@ void topology_place_memory(const topology *machine, uint64_t host_bytes, uint64_
         home_count += core_set_has(&plan->home, node->id);
         usable[count++] = order[i];
     }
-    if (count > 1) {
+    if (count > 1 && !machine->memory_is_set_by_user) {
         uint64_t need_bytes = host_bytes + device_bytes, room_bytes = 0;
         uint32_t taken = 0;
         while (taken < count && (taken < home_count || taken == 0 || room_bytes < need_bytes))

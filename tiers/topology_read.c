@@ -5,6 +5,8 @@
 #include <dirent.h>
 #include <errno.h>
 #include <limits.h>
+#include <numa.h>
+#include <numaif.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -158,7 +160,12 @@ int topology_read(topology *out)
     memset(out, 0, sizeof *out);
     core_set affinity;
     TRY(thread_allowed_cores(&affinity));
-    return tieri_topology_read("", &affinity, out);
+    TRY(tieri_topology_read("", &affinity, out));
+    int mode = MPOL_DEFAULT;
+    out->memory_is_set_by_user = numa_available() >= 0 &&
+                                 get_mempolicy(&mode, NULL, 0, NULL, 0) == 0 &&
+                                 mode != MPOL_DEFAULT && mode != MPOL_LOCAL;
+    return 0;
 }
 
 /* The number in <directory>/numa_node, or -1. */

@@ -50,6 +50,8 @@ char *topology_describe(const topology *self, char text[TOPOLOGY_TEXT_BYTES])
             size_format(node->memory_bytes, bytes), node->memory_is_allowed ? "" : " (not allowed)",
             core_set_format(&node->cores, set));
     }
+    if (self->memory_is_set_by_user)
+        say(&line, "; memory policy as the process was started with");
     if (self->device_node >= 0)
         say(&line, "; GPU on node %d", self->device_node);
     for (uint32_t d = 0; d < self->drive_count; d++)

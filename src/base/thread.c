@@ -56,14 +56,16 @@ static void add_places(core_set *cores)
 int thread_allowed_cores(core_set *out)
 {
     memset(out, 0, sizeof *out);
-    cpu_set_t mask;
-    CPU_ZERO(&mask);
-    if (sched_getaffinity(0, sizeof mask, &mask) != 0)
+    cpu_set_t masks[8]; /* a kernel for more cores than one mask holds refuses one */
+    memset(masks, 0, sizeof masks);
+    if (sched_getaffinity(0, sizeof masks, masks) != 0)
         return err_errno(errno, "asking which cores this process may use");
     for (int core = 0; core < CORE_SET_MAX; core++)
-        if (CPU_ISSET(core, &mask))
+        if (CPU_ISSET(core, &masks[0]))
             core_set_add(out, core);
     add_places(out);
+    if (core_set_next(out, 0) < 0)
+        return err_set(-ENOTSUP, "this process may only use cores from number %d on", CORE_SET_MAX);
     return 0;
 }
 

@@ -1,10 +1,8 @@
 /* Threads and the operating system: where they may run, and how soon after waking.
  *
- * How the engine uses this, each call on the thread that it is for:
- *     thread_bind(&cores->io.cores);                        the scheduler, pool and copy threads
- *     thread_bind_team(&cores->compute.cores, thread_count); the worker that computes, before its
- *                                                            first op (lane_worker's start_thread)
- * A thread that pthread_create makes inherits its maker's cores: bind each thread on itself. */
+ * Each call is made on the thread that it is for. A thread that is created inherits its maker's cores;
+ * it may then be bound to others, also to such as its maker does not have. tiers/topology.h decides
+ * who gets which cores, and shows the calls. */
 #ifndef SLUICE_BASE_THREAD_H
 #define SLUICE_BASE_THREAD_H
 
@@ -26,7 +24,7 @@ void thread_ask_short_slice(void);
  * (cpusets) and offline cores already narrow. Where the user has OpenMP bind its threads
  * (OMP_PROC_BIND, OMP_PLACES, GOMP_CPU_AFFINITY), the runtime has put the first thread on one core
  * before main began; then the cores of all its places count too. Call it before any binding of ours.
- * The system's error, which no machine of up to CORE_SET_MAX cores gives. Allocates nothing. */
+ * *out is not empty; -ENOTSUP where only cores from CORE_SET_MAX on are allowed. Allocates nothing. */
 int thread_allowed_cores(core_set *out) MUST_CHECK;
 
 /* Lets the calling thread run on these cores alone. -EINVAL for a set without an allowed core; the
