@@ -83,8 +83,8 @@ static inline void *lane_operand_address(const unsigned char *base, const progra
 struct lane_worker_config {
     const char *name;
     int (*run)(void *user, const program *prog, const op *item);
-    int (*start_thread)(void *user);
-    void *user;
+    int (*start_thread)(void *start_user);
+    void *user, *start_user; /* start_user NULL: as user */
     uint32_t owner;
     uint32_t depth;
     enum lane_kind priority_lane;

@@ -127,7 +127,9 @@ static void announce_finished(lane_worker *self)
 static void *worker_main(void *argument)
 {
     lane_worker *self = argument;
-    int start_result = self->config.start_thread ? self->config.start_thread(self->config.user) : 0;
+    const lane_worker_config *config = &self->config;
+    void *start_user = config->start_user ? config->start_user : config->user;
+    int start_result = config->start_thread ? config->start_thread(start_user) : 0;
     pthread_mutex_lock(&self->mutex);
     self->start_result = start_result < 0 ? start_result : 0;
     if (self->start_result < 0)

@@ -7,6 +7,11 @@ if(TARGET sluice_train)
     set(train_curves gpt2-tied gpt2-untied llama-tied llama-untied)
     sluice_test(test_train_invariance LIBS train_fixture LABELS cpu nvme TIMEOUT 120
                 INSTANCES ${train_shapes})
+    set(train_modes gpt2-fp32 gpt2-fp16-untied llama-fp16 llama-bf16 gpt2-bf16-unclipped
+        llama-fp32-untied-unclipped gpt2-fp32-cut llama-bf16-untied-cut gpt2-fp16-cut
+        gpt2-bf16-lion llama-fp32-adagrad)
+    sluice_test(test_train_modes LIBS train_fixture LABELS cpu nvme TIMEOUT 120
+                INSTANCES ${train_modes})
     sluice_test(test_train_pytorch LIBS train_fixture LABELS cpu nvme INSTANCES ${train_curves})
     target_compile_definitions(test_train_pytorch PRIVATE
                                FIXTURE_DIR="${CMAKE_CURRENT_LIST_DIR}/reference")
@@ -21,8 +26,9 @@ if(TARGET sluice_train)
                                FIXTURE_DIR="${CMAKE_CURRENT_LIST_DIR}/reference")
 
     list(TRANSFORM train_shapes PREPEND test_train_invariance. OUTPUT_VARIABLE names)
+    list(TRANSFORM train_modes PREPEND test_train_modes. OUTPUT_VARIABLE modes)
     list(TRANSFORM train_curves PREPEND test_train_pytorch. OUTPUT_VARIABLE curves)
-    set_tests_properties(${names} ${curves} test_train_memory test_train_fit test_train_resume
+    set_tests_properties(${names} ${modes} ${curves} test_train_memory test_train_fit test_train_resume
                          test_train_overlap PROPERTIES ENVIRONMENT OMP_WAIT_POLICY=passive)
 
     if(TARGET sluice)

@@ -12,8 +12,8 @@ static void *address(const traini_engine *self, const program *prog, const opera
 {
     if (!item)
         return NULL;
-    const buffer *held = &prog->buffers[item->buffer_idx];
-    return self->arenas[held->arena].base + held->offset_bytes + item->offset_bytes;
+    uint8_t held_in = prog->buffers[item->buffer_idx].arena;
+    return lane_operand_address(self->arenas[held_in].base, prog, item);
 }
 
 static void *role_address(const traini_engine *self, const program *prog, const op *item,
@@ -109,6 +109,12 @@ static float *tile_stream(unsigned char *state, uint64_t elems, uint32_t idx)
     return (float *)(void *)(state + idx * tile_stream_stride(elems));
 }
 
+/* Of the worker that updates, where that is not the one that computes. */
+static kernel_context *update_context(const traini_engine *self)
+{
+    return self->update_context ? self->update_context : self->setup->context;
+}
+
 /* What all optimizers share. */
 struct update_tile {
     uint64_t count;
@@ -131,7 +137,7 @@ static int run_adam(const traini_engine *self, const struct update_tile *tile)
         .param_type = tile->param_type,
         .scalars = &self->step.scalars,
     };
-    return self->setup->ops->adam(self->setup->context, NULL, &args);
+    return self->setup->ops->adam(update_context(self), NULL, &args);
 }
 
 static int run_lion(const traini_engine *self, const struct update_tile *tile)
@@ -148,7 +154,7 @@ static int run_lion(const traini_engine *self, const struct update_tile *tile)
         .param_type = tile->param_type,
         .scalars = &scalars,
     };
-    return self->setup->ops->lion(self->setup->context, NULL, &args);
+    return self->setup->ops->lion(update_context(self), NULL, &args);
 }
 
 static int run_adagrad(const traini_engine *self, const struct update_tile *tile)
@@ -165,7 +171,7 @@ static int run_adagrad(const traini_engine *self, const struct update_tile *tile
         .param_type = tile->param_type,
         .scalars = &scalars,
     };
-    return self->setup->ops->adagrad(self->setup->context, NULL, &args);
+    return self->setup->ops->adagrad(update_context(self), NULL, &args);
 }
 
 static int run_update(traini_engine *self, const program *prog, const op *item)
@@ -179,10 +185,6 @@ static int run_update(traini_engine *self, const program *prog, const op *item)
         .grad_type = setup->job->grad_dtype,
         .param_type = setup->net->type,
     };
-    if (self->step.skip) /* an overflow: the state stays, its working copy is made again */
-        return setup->ops->working_copy(setup->context, NULL,
-                                        tile_stream(tile.state, tile.count, 0), tile.params,
-                                        tile.param_type, tile.count);
     switch (setup->job->optimizer.type) {
     case JOB_ADAM:
         return run_adam(self, &tile);
@@ -202,7 +204,7 @@ static int run_init(traini_engine *self, const program *prog, const op *item)
     float *master = tile_stream(state, item->elem_count, 0);
     model_init_elems(setup->net, item->unit, setup->job->run.seed, item->elem_begin,
                      item->elem_count, master);
-    return setup->ops->working_copy(setup->context, NULL, master,
+    return setup->ops->working_copy(update_context(self), NULL, master,
                                     role_address(self, prog, item, ROLE_TARGET), setup->net->type,
                                     item->elem_count);
 }
@@ -210,7 +212,7 @@ static int run_init(traini_engine *self, const program *prog, const op *item)
 static int run_working_copy(traini_engine *self, const program *prog, const op *item)
 {
     const float *master = role_address(self, prog, item, ROLE_STATE);
-    return self->setup->ops->working_copy(self->setup->context, NULL, master,
+    return self->setup->ops->working_copy(update_context(self), NULL, master,
                                           role_address(self, prog, item, ROLE_TARGET),
                                           self->setup->net->type, item->elem_count);
 }

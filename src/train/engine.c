@@ -2,8 +2,9 @@
  *
  *   arenas (device, host) -> slab -> io -> lanes (read, write | cores | copies) -> executor
  *
- * The compute and update lanes share one worker: on the CPU backend both want all cores. Copies
- * between host and device have a worker of their own, as a DMA engine would. */
+ * The compute and update lanes share one worker where both want the same cores, as on the CPU backend
+ * unless the job says otherwise. Copies between host and device have a worker of their own, as a DMA
+ * engine would. */
 #include <errno.h>
 #include <string.h>
 
@@ -14,47 +15,51 @@
 #include "base/tile.h"
 #include "train/train_internal.h"
 
-enum { OWNER_IO = 1, OWNER_CORES = 2, OWNER_COPIES = 3, TRACE_EVENTS = 1 << 16, LANE_DEPTH = 4 };
+enum { OWNER_CORES = 1, OWNER_COPIES, OWNER_UPDATES, TRACE_EVENTS = 1 << 16, LANE_DEPTH = 4 };
+
+/* Bytes of an arena that the programs reach: budgets are limits, and what no program reaches need not
+ * be taken from the machine. */
+static uint64_t reached_bytes(const traini_setup *setup, enum arena_kind which)
+{
+    uint64_t peak = 0;
+    for (int k = 0; k < PROGRAM_KIND_COUNT; k++)
+        peak = size_max(peak, setup->set.programs[k].peak_bytes[which]);
+    return peak;
+}
 
 static int make_arenas(traini_engine *self)
 {
-    const traini_setup *setup = self->setup;
-    static const char *const names[2] = {"device", "host"};
-    for (int a = ARENA_DEVICE; a <= ARENA_HOST; a++) {
-        arena_config config = {
-            .name = names[a],
-            .size_bytes = setup->plan.budget_bytes[a],
-            .numa_node = arena_local_node(),
-            .touch_threads = setup->thread_count,
-        };
-        /* Budgets are limits; what no program reaches need not be taken from the machine. */
-        uint64_t peak = 0;
-        for (int k = 0; k < PROGRAM_KIND_COUNT; k++)
-            peak = size_max(peak, setup->set.programs[k].peak_bytes[a]);
-        config.size_bytes = size_max(size_min(config.size_bytes, peak), TILE_BLOCK_BYTES);
-        TRY(arena_init(&self->arenas[a], &config));
-    }
-    return 0;
-}
-
-static uint64_t nvme_bytes(const traini_setup *setup)
-{
-    uint64_t bytes = 0;
-    for (int k = 0; k < PROGRAM_KIND_COUNT; k++)
-        bytes = size_max(bytes, setup->set.programs[k].peak_bytes[ARENA_NVME]);
-    return bytes;
+    traini_setup *setup = self->setup;
+    uint64_t bytes[2];
+    for (int a = ARENA_DEVICE; a <= ARENA_HOST; a++)
+        bytes[a] = size_max(reached_bytes(setup, (enum arena_kind)a), TILE_BLOCK_BYTES);
+    topology_place_memory(&setup->machine, bytes[ARENA_HOST], bytes[ARENA_DEVICE], &setup->cores);
+    for (uint32_t i = 0; i < setup->cores.note_count; i++)
+        log_warn("%s", setup->cores.notes[i]);
+    arena_config device = {.name = "device",
+                           .size_bytes = bytes[ARENA_DEVICE],
+                           .nodes = &setup->cores.device,
+                           .touch_threads = setup->thread_count};
+    arena_config host = {.name = "host",
+                         .size_bytes = bytes[ARENA_HOST],
+                         .nodes = &setup->cores.host,
+                         .touch_threads = setup->thread_count};
+    TRY(arena_init(&self->arenas[ARENA_DEVICE], &device));
+    return arena_init(&self->arenas[ARENA_HOST], &host);
 }
 
 static int make_disk(traini_engine *self, const struct traini_engine_options *options)
 {
-    const traini_setup *setup = self->setup;
+    traini_setup *setup = self->setup;
     self->disk = mem_alloc(1, sizeof *self->disk, "slab");
     if (!self->disk)
         return -ENOMEM;
+    if (!options->open_existing) /* an existing slab has its shares in its headers */
+        TRY(slab_weigh_drives(setup->drives, setup->drive_count));
     slab_config config = {
         .drives = setup->drives,
         .drive_count = setup->drive_count,
-        .total_bytes = options->slab_bytes ? options->slab_bytes : nvme_bytes(setup),
+        .total_bytes = options->slab_bytes ? options->slab_bytes : reached_bytes(setup, ARENA_NVME),
         .stripe_bytes = options->stripe_bytes,
         .open_existing = options->open_existing,
     };
@@ -64,14 +69,35 @@ static int make_disk(traini_engine *self, const struct traini_engine_options *op
     return 0;
 }
 
-static int copies_start(void *user)
+static int cores_start(void *start_user)
 {
-    (void)user;
-    thread_ask_short_slice();
-    return 0;
+    const traini_engine *self = start_user;
+    const core_group *group = &self->setup->cores.compute;
+    return thread_bind_team(&group->cores, group->thread_count);
 }
 
-static int make_lanes(traini_engine *self)
+static int updates_start(void *start_user)
+{
+    const traini_engine *self = start_user;
+    const core_group *group = &self->setup->cores.update;
+    return thread_bind_team(&group->cores, group->thread_count);
+}
+
+static int copies_start(void *start_user)
+{
+    const traini_engine *self = start_user;
+    thread_ask_short_slice();
+    return thread_bind(&self->setup->cores.io.cores);
+}
+
+static enum io_backend io_backend_of(const struct job *asked)
+{
+    if (strcmp(asked->io.backend, "pool") == 0)
+        return IO_POOL;
+    return strcmp(asked->io.backend, "uring") == 0 ? IO_URING : IO_AUTO;
+}
+
+static int make_io(traini_engine *self, const struct traini_engine_options *options)
 {
     const struct job *asked = self->setup->job;
     io_region regions[1] = {
@@ -79,55 +105,111 @@ static int make_lanes(traini_engine *self)
          self->arenas[ARENA_HOST].size_bytes / TILE_BLOCK_BYTES * TILE_BLOCK_BYTES}};
     io_config config = {
         .target = self->disk,
-        .backend = strcmp(asked->io.backend, "pool") == 0    ? IO_POOL
-                   : strcmp(asked->io.backend, "uring") == 0 ? IO_URING
-                                                             : IO_AUTO,
+        .backend = options->simulates_drives ? IO_SIM : io_backend_of(asked),
         .queue_depth = (uint32_t)asked->io.queue_depth,
         .block_bytes = asked->io.block_bytes,
+        .pool_threads = self->setup->cores.io.thread_count,
         .regions = regions,
         .region_count = 1,
         .request_capacity = 256,
+        .stuck_ns = (uint64_t)(asked->io.stuck_seconds * 1e9),
+        .faults = options->faults,
     };
     TRY(io_create(&config, &self->transport));
     lane_io_config io_lanes = {.transport = self->transport,
                                .host_base = self->arenas[ARENA_HOST].base,
                                .depth = 16,
                                .request_capacity = 64};
-    TRY(lane_io_create(&io_lanes, &self->read_lane, &self->write_lane));
-    lane_worker_config cores = {.name = "cores",
-                                .run = traini_run_op,
-                                .user = self,
-                                .owner = OWNER_CORES,
-                                .depth = LANE_DEPTH,
-                                .priority_lane = LANE_UPDATE,
-                                .request_capacity = 4 * LANE_DEPTH};
-    TRY(lane_worker_create(&cores, &self->core_lane));
-    lane_worker_config copies = {.name = "copies",
-                                 .run = traini_run_copy,
-                                 .start_thread = copies_start,
+    return lane_io_create(&io_lanes, &self->read_lane, &self->write_lane);
+}
+
+static void list_programs(const traini_engine *self, const program *programs[PROGRAM_KIND_COUNT])
+{
+    for (int k = 0; k < PROGRAM_KIND_COUNT; k++)
+        programs[k] = &self->setup->set.programs[k];
+}
+
+/* A worker of the engine, with what run.paranoid puts before its callback. `start` gets the engine. */
+struct worker_plan {
+    const char *name;
+    int (*run)(void *user, const program *prog, const op *item);
+    int (*start)(void *start_user);
+    uint32_t owner;
+    enum lane_kind priority, other; /* lanes served; the same twice where it is one */
+    paranoid **checked;
+};
+
+static int make_worker(traini_engine *self, const struct worker_plan *plan, lane **out)
+{
+    lane_worker_config config = {.name = plan->name,
+                                 .run = plan->run,
+                                 .start_thread = plan->start,
                                  .user = self,
-                                 .owner = OWNER_COPIES,
+                                 .start_user = self,
+                                 .owner = plan->owner,
                                  .depth = LANE_DEPTH,
-                                 .priority_lane = LANE_D2H,
+                                 .priority_lane = plan->priority,
                                  .request_capacity = 4 * LANE_DEPTH};
-    return lane_worker_create(&copies, &self->copy_lane);
+    if (self->setup->job->run.paranoid) {
+        const program *programs[PROGRAM_KIND_COUNT];
+        list_programs(self, programs);
+        paranoid_config checked = {
+            .programs = programs,
+            .program_count = PROGRAM_KIND_COUNT,
+            .arena_base = {self->arenas[ARENA_DEVICE].base, self->arenas[ARENA_HOST].base},
+            .run = plan->run,
+            .user = self,
+        };
+        checked.serves[plan->priority] = checked.serves[plan->other] = true;
+        TRY(paranoid_create(&checked, plan->checked));
+        config.run = paranoid_run;
+        config.user = *plan->checked;
+    }
+    return lane_worker_create(&config, out);
+}
+
+static int make_workers(traini_engine *self)
+{
+    const core_plan *cores = &self->setup->cores;
+    bool shares = cores->update_is_compute;
+    struct worker_plan compute = {"cores",
+                                  traini_run_op,
+                                  cores_start,
+                                  OWNER_CORES,
+                                  shares ? LANE_UPDATE : LANE_COMPUTE,
+                                  LANE_COMPUTE,
+                                  &self->checked_cores};
+    struct worker_plan update = {"update",    traini_run_op, updates_start,         OWNER_UPDATES,
+                                 LANE_UPDATE, LANE_UPDATE,   &self->checked_updates};
+    struct worker_plan copies = {"copies", traini_run_copy, copies_start,         OWNER_COPIES,
+                                 LANE_D2H, LANE_H2D,        &self->checked_copies};
+    TRY(make_worker(self, &compute, &self->core_lane));
+    if (!shares) {
+        kernel_context_config context = {.thread_count = (int)cores->update.thread_count,
+                                         .adam_variant = "auto"};
+        TRY(self->setup->ops->context_create(&context, &self->update_context));
+        TRY(make_worker(self, &update, &self->update_lane));
+    }
+    return make_worker(self, &copies, &self->copy_lane);
 }
 
 static int make_executor(traini_engine *self)
 {
     const program *programs[PROGRAM_KIND_COUNT];
-    for (int k = 0; k < PROGRAM_KIND_COUNT; k++)
-        programs[k] = &self->setup->set.programs[k];
+    list_programs(self, programs);
     executor_config config = {
         .lanes = {[LANE_READ] = self->read_lane,
                   [LANE_WRITE] = self->write_lane,
                   [LANE_H2D] = self->copy_lane,
                   [LANE_D2H] = self->copy_lane,
                   [LANE_COMPUTE] = self->core_lane,
-                  [LANE_UPDATE] = self->core_lane},
+                  [LANE_UPDATE] = self->update_lane ? self->update_lane : self->core_lane},
         .programs = programs,
         .program_count = PROGRAM_KIND_COUNT,
         .ring = &self->ring,
+        .is_skipped = &self->step.skip,
+        .paranoid = self->setup->job->run.paranoid,
+        .arena_base = {self->arenas[ARENA_DEVICE].base, self->arenas[ARENA_HOST].base},
     };
     TRY(trace_init(&self->ring, TRACE_EVENTS));
     return executor_create(&config, &self->runner);
@@ -147,12 +229,16 @@ int traini_engine_create(traini_setup *setup, const struct traini_engine_options
     if (rc == 0)
         rc = make_arenas(self);
     if (rc == 0)
-        rc = make_lanes(self);
+        rc = make_io(self, options);
+    if (rc == 0)
+        rc = make_workers(self);
     if (rc == 0)
         rc = make_executor(self);
-    thread_ask_short_slice(); /* this thread runs the executor; the workers exist */
     if (rc == 0 && setup->set.homes.constants != PROGRAM_NONE)
         rc = model_fill_constants(setup->net, NULL, traini_home(self, setup->set.homes.constants));
+    thread_ask_short_slice(); /* this thread runs the executor; the workers exist */
+    if (rc == 0)
+        rc = thread_bind(&setup->cores.io.cores);
     if (rc < 0) {
         err_record first;
         err_save(&first, rc);
@@ -181,7 +267,13 @@ void traini_engine_destroy(traini_engine *self)
     destroy_lane(self->read_lane);
     destroy_lane(self->write_lane);
     destroy_lane(self->core_lane);
+    destroy_lane(self->update_lane);
     destroy_lane(self->copy_lane);
+    if (self->update_context)
+        self->setup->ops->context_destroy(self->update_context);
+    paranoid_destroy(self->checked_cores);
+    paranoid_destroy(self->checked_updates);
+    paranoid_destroy(self->checked_copies);
     if (self->transport)
         io_destroy(self->transport);
     if (self->disk_is_open)

@@ -47,11 +47,11 @@ static int lower(loss_scaler *self)
     }
     if (self->scale == self->scale_min)
         return err_set(ERR_DIVERGED,
-                       "step %" PRIu64 ": the gradients overflow at the smallest loss scale, %g "
+                       "the gradients overflow at the smallest loss scale, %g "
                        "(fp16.min_loss_scale), so the scale cannot be halved and training has "
                        "diverged; begin anew with a lower learning rate, or with bf16.enabled in "
                        "place of fp16.enabled",
-                       self->iteration + 1, self->scale);
+                       self->scale);
     self->scale = fmax(self->scale / SCALE_FACTOR, self->scale_min);
     return 0;
 }

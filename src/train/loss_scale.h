@@ -51,7 +51,7 @@ void loss_scaler_init(loss_scaler *self, const struct job *asked);
 
 /* Counts a step, right after it is known whether its gradients overflowed, and sets the scale of the
  * next step. Called once per step, in order. ERR_DIVERGED, with nothing changed, when the scale would
- * have to fall below its minimum: training cannot go on. */
+ * have to fall below its minimum: training cannot go on. The caller knows the step and names it. */
 int loss_scaler_update(loss_scaler *self, bool overflow) MUST_CHECK;
 
 /* Stores the state in the manifest's loss scale fields. */

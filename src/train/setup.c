@@ -2,7 +2,6 @@
  * does not fit is refused here. */
 #include <assert.h>
 #include <errno.h>
-#include <sched.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -14,14 +13,22 @@
 #include "base/tile.h"
 #include "train/train_internal.h"
 
-static int available_cores(void)
+/* Cores and thread counts, from the machine and the job. */
+static int place_cores(traini_setup *self)
 {
-    cpu_set_t set;
-    CPU_ZERO(&set);
-    if (sched_getaffinity(0, sizeof set, &set) != 0)
-        return 1;
-    int count = CPU_COUNT(&set);
-    return count > 0 ? count : 1;
+    const struct job *asked = self->job;
+    TRY(topology_read(&self->machine));
+    for (uint32_t d = 0; d < asked->tiers.nvme_count; d++)
+        TRY(topology_add_drive(&self->machine, asked->tiers.nvme[d].path));
+    core_request request = {
+        .compute = {"device", asked->device.cores, asked->device.threads},
+        .update = {"update", asked->update.cores, asked->update.threads},
+        .io = {"io", asked->io.cores, asked->io.threads},
+        .device_is_cpu = true,
+    };
+    TRY(topology_place(&self->machine, &request, &self->cores));
+    self->thread_count = (int)self->cores.compute.thread_count;
+    return 0;
 }
 
 static int make_model(traini_setup *self)
@@ -43,8 +50,7 @@ static int make_model(traini_setup *self)
         .max_part_bytes = m->max_part_bytes,
     };
     TRY(model_create(&spec, self->job->type, self->job->micro_batch, &self->net));
-    self->thread_count =
-        self->job->device.threads ? (int)self->job->device.threads : available_cores();
+    TRY(place_cores(self));
     const kernel_ops *cuda = kernels_cuda();
     if (strcmp(self->job->device.backend, "cuda") == 0 && !cuda)
         return err_set(ERR_CONFIG,

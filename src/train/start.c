@@ -123,6 +123,11 @@ int traini_start(traini_loop *self, manifest *found)
     for (int a = 0; a < ARENA_COUNT; a++)
         self->summary->peak_bytes[a] = summary.peak_bytes[a];
     log_info("cpu backend: %s", self->setup->ops->describe(self->setup->context));
+    char text[TOPOLOGY_TEXT_BYTES];
+    log_info("%s", topology_describe(&self->setup->machine, text));
+    log_info("%s", core_plan_describe(&self->setup->cores, text));
+    engine.faults = self->options->faults;
+    engine.simulates_drives = self->options->simulates_drives;
     TRY(new_record(self, engine.uuid));
     if (!found)
         TRY(announce(self));

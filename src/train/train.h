@@ -72,7 +72,8 @@ struct train_options {
     bool fresh;                        /* begin anew where the run directory holds a run */
     bool hash_weights;                 /* fill summary.weights_hash (reads all state once more) */
     const volatile sig_atomic_t *stop; /* polled between steps; may be NULL */
-    const struct io_faults *faults; /* tests: faults of the simulated drive (tiers/io.h), or NULL */
+    const struct io_faults *faults;    /* tests: what the drives shall do (tiers/io.h), or NULL */
+    bool simulates_drives;             /* tests: the slabs' bytes lie in memory (tiers/sim.h) */
     void (*on_plan)(void *user, const struct plan_summary *plan);
     void (*on_step)(void *user, const struct train_progress *progress);
     void (*on_eval)(void *user, const struct train_eval *eval);

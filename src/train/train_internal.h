@@ -18,9 +18,12 @@
 #include "prof/metrics.h"
 #include "swap/executor.h"
 #include "swap/lane_io.h"
+#include "swap/paranoid.h"
 #include "tiers/arena.h"
+#include "tiers/drive_speed.h"
 #include "tiers/io.h"
 #include "tiers/slab.h"
+#include "tiers/topology.h"
 #include "train/loss_scale.h"
 #include "train/train.h"
 
@@ -39,7 +42,9 @@ struct traini_setup {
     uint32_t kept_stages; /* whose inner activations are kept because that was predicted to pay */
     uint8_t kept_arena;
     uint64_t fingerprint; /* of what the bits depend on */
-    int thread_count;
+    int thread_count;     /* that compute */
+    topology machine;
+    core_plan cores;
     uint64_t workspace_temp_offset; /* model's `saved` lies at 0 of the workspace, temp here */
     slab_drive drives[SLAB_DRIVES_MAX];
     uint32_t drive_count;
@@ -82,6 +87,9 @@ struct traini_engine {
     bool disk_is_open;
     io *transport;
     lane *read_lane, *write_lane, *core_lane, *copy_lane;
+    lane *update_lane;              /* NULL: the update runs on the core lane */
+    kernel_context *update_context; /* likewise */
+    paranoid *checked_cores, *checked_updates, *checked_copies; /* run.paranoid */
     executor *runner;
     trace ring;
     struct traini_step step;
@@ -95,6 +103,8 @@ struct traini_engine_options {
     uint8_t uuid[SLAB_UUID_BYTES];
     bool open_existing;
     uint64_t slab_bytes; /* of an existing slab; 0: as the plan needs */
+    const io_faults *faults;
+    bool simulates_drives;
     uint64_t stripe_bytes;
 };
 
