@@ -74,6 +74,52 @@ __attribute__((unused)) static job *read_good(const char *text, const char *set)
     return self;
 }
 
+/* A member of struct job and the value that it takes. */
+struct field {
+    size_t offset;
+    enum { FIELD_BOOL, FIELD_WORD, FIELD_COUNT, FIELD_NUMBER, FIELD_TEXT } type;
+    double number;
+    const char *text;
+};
+#define FIELD(member, value)                                                                       \
+    {                                                                                              \
+        offsetof(job, member),                                                                     \
+            _Generic(((const job *)0)->member, bool                                                \
+                     : FIELD_BOOL, uint64_t                                                        \
+                     : FIELD_COUNT, double                                                         \
+                     : FIELD_NUMBER, default                                                       \
+                     : FIELD_WORD),                                                                \
+            (double)(value), NULL                                                                  \
+    }
+#define FIELD_IS_TEXT(member, value)                                                               \
+    {                                                                                              \
+        offsetof(job, member), FIELD_TEXT, 0, value                                                \
+    }
+
+__attribute__((unused)) static bool field_holds(const struct field *field, const job *self)
+{
+    const char *at = (const char *)self + field->offset;
+    uint64_t count;
+    uint32_t word;
+    double number;
+    switch (field->type) {
+    case FIELD_BOOL:
+        return *(const bool *)at == (field->number != 0);
+    case FIELD_WORD:
+        memcpy(&word, at, sizeof word);
+        return word == (uint32_t)field->number;
+    case FIELD_COUNT:
+        memcpy(&count, at, sizeof count);
+        return count == (uint64_t)field->number;
+    case FIELD_NUMBER:
+        memcpy(&number, at, sizeof number);
+        return number == field->number;
+    case FIELD_TEXT:
+        return strcmp(at, field->text) == 0;
+    }
+    return false;
+}
+
 enum { TEST_LOG_BYTES = 32768 };
 
 /* What reading a job logs, whether it is right or not. Returns the log's length. */

@@ -7,30 +7,6 @@
 #include "config/config_internal.h"
 #include "test_config_keys.h"
 
-static bool field_holds(const struct field *field, const job *self)
-{
-    const char *at = (const char *)self + field->offset;
-    uint64_t count;
-    uint32_t word;
-    double number;
-    switch (field->type) {
-    case FIELD_BOOL:
-        return *(const bool *)at == (field->number != 0);
-    case FIELD_WORD:
-        memcpy(&word, at, sizeof word);
-        return word == (uint32_t)field->number;
-    case FIELD_COUNT:
-        memcpy(&count, at, sizeof count);
-        return count == (uint64_t)field->number;
-    case FIELD_NUMBER:
-        memcpy(&number, at, sizeof number);
-        return number == field->number;
-    case FIELD_TEXT:
-        return strcmp(at, field->text) == 0;
-    }
-    return false;
-}
-
 /* How often the log names the key (not a longer one that contains it) on a line with the reason. */
 static uint32_t count_named(char *log, const char *path, const char *reason)
 {

@@ -45,28 +45,6 @@ static const char *const bases[] = {
                               "\"nvme_path\": \"/o\"}},"),
 };
 
-/* A member of struct job and the value that it takes. */
-struct field {
-    size_t offset;
-    enum { FIELD_BOOL, FIELD_WORD, FIELD_COUNT, FIELD_NUMBER, FIELD_TEXT } type;
-    double number;
-    const char *text;
-};
-#define FIELD(member, value)                                                                       \
-    {                                                                                              \
-        offsetof(job, member),                                                                     \
-            _Generic(((const job *)0)->member, bool                                                \
-                     : FIELD_BOOL, uint64_t                                                        \
-                     : FIELD_COUNT, double                                                         \
-                     : FIELD_NUMBER, default                                                       \
-                     : FIELD_WORD),                                                                \
-            (double)(value), NULL                                                                  \
-    }
-#define FIELD_IS_TEXT(member, value)                                                               \
-    {                                                                                              \
-        offsetof(job, member), FIELD_TEXT, 0, value                                                \
-    }
-
 enum fate {
     HONOURED, /* the field has the value, and had another without the key */
     SAME,     /* accepted: it says what holds anyway, or that something is off */
