@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "base/tile.h"
 #include "swap/checksum.h"
 #include "swap/executor.h"
 #include "swap/lane_io.h"
@@ -16,7 +17,13 @@
 #include "tiers/slab.h"
 #include "tiers_helpers.h"
 
-enum { IO_RIG_PAGE = 4096, IO_RIG_DEPTH = 6, IO_RIG_BLOCK_BYTES = 2 * IO_RIG_PAGE };
+enum {
+    IO_RIG_PAGE = 4096,
+    IO_RIG_DEPTH = 6,
+    IO_RIG_BLOCK_BYTES = 2 * IO_RIG_PAGE, /* largest transfer */
+    IO_RIG_TILES = 6,                     /* of io_rig_program */
+    IO_RIG_TILE_BYTES = 2 * IO_RIG_BLOCK_BYTES,
+};
 
 struct io_rig {
     /* Set before io_rig_start: */
@@ -24,6 +31,8 @@ struct io_rig {
     enum io_backend backend;
     bool verify;
     uint64_t stuck_ns;
+    bool
+        keeps_files; /* the drive is broken: io_rig_fini leaves its files to whoever takes it down */
 
     const program *prog;
     fixture_arenas arenas; /* host aligned for direct I/O; nvme is a copy for comparing */
@@ -176,12 +185,82 @@ __attribute__((unused)) static void io_rig_fini(io_rig *self)
     io_destroy(self->transport);
     checksum_destroy(self->sums);
     sim_store_destroy(self->bytes);
-    if (self->backend != IO_SIM)
+    if (self->backend != IO_SIM && self->keeps_files)
+        slab_close(self->drive);
+    else if (self->backend != IO_SIM)
         assert_int_equal(slab_remove(self->drive), 0);
     mem_free(self->drive);
     mem_free(self->host_block);
     self->arenas.base[ARENA_HOST] = NULL;
     fixture_arenas_fini(&self->arenas);
+}
+
+/* Is the text "read of unit 3, tile 2 (op 7): ... at offset 4096 of PATH ..."? */
+__attribute__((unused)) static bool io_rig_names_everything(const io_rig *self, const char *text)
+{
+    bool names_op = strncmp(text, "read of unit 3", 14) == 0 ||
+                    strncmp(text, "write of unit 3, tile ", 22) == 0;
+    const char *offset = strstr(text, " at offset ");
+    return names_op && offset && strstr(offset, self->drive->files[0].path);
+}
+
+static void io_rig_add_read(builder *build, uint32_t tile, uint32_t nvme, uint64_t at,
+                            uint32_t host, uint64_t size_bytes)
+{
+    uint32_t idx = builder_op(build, OP_READ);
+    build->prog.ops[idx].unit = 3;
+    build->prog.ops[idx].tile = tile;
+    build->prog.ops[idx].state_kind = STATE_PARAMS;
+    builder_use(build, ROLE_SOURCE, ACCESS_READ, nvme, at, size_bytes);
+    builder_use(build, ROLE_TARGET, ACCESS_WRITE, host, 0, size_bytes);
+}
+
+/* A program over IO_RIG_TILES tiles of 2 transfers each:
+ *
+ *   read tile i ─► update ─► write tile i ─► read it again (every second one)
+ *                                        └─► read all tiles at once */
+__attribute__((unused)) static void io_rig_program(program *out)
+{
+    builder build;
+    builder_init(&build, PROGRAM_STEADY, 0, (2 * IO_RIG_TILES + 3) * TILE_PERIOD_BYTES,
+                 IO_RIG_TILES * IO_RIG_TILE_BYTES);
+    uint32_t nvme = builder_home(&build, ARENA_NVME, 0, IO_RIG_TILES * IO_RIG_TILE_BYTES);
+    uint32_t grads = builder_home(&build, ARENA_HOST, TILE_RESIDUE_GRADS, IO_RIG_PAGE);
+    uint32_t all = builder_home(&build, ARENA_HOST, (2 * IO_RIG_TILES + 1) * TILE_PERIOD_BYTES,
+                                IO_RIG_TILES * IO_RIG_TILE_BYTES);
+    uint32_t again[IO_RIG_TILES], last_writes[IO_RIG_TILES];
+    for (uint32_t i = 0; i < IO_RIG_TILES; i++)
+        again[i] = builder_home(&build, ARENA_HOST, (IO_RIG_TILES + 1 + i) * TILE_PERIOD_BYTES,
+                                IO_RIG_TILE_BYTES);
+    for (uint32_t i = 0; i < IO_RIG_TILES; i++) {
+        uint32_t tile =
+            builder_transient(&build, ARENA_HOST, (1 + i) * TILE_PERIOD_BYTES, IO_RIG_TILE_BYTES);
+        uint64_t at = (uint64_t)i * IO_RIG_TILE_BYTES;
+        io_rig_add_read(&build, i, nvme, at, tile, IO_RIG_TILE_BYTES);
+        uint32_t read = (uint32_t)build.prog.op_count - 1;
+        uint32_t update = builder_op(&build, OP_UPDATE);
+        builder_use(&build, ROLE_STATE, ACCESS_UPDATE, tile, 0, IO_RIG_TILE_BYTES);
+        builder_use(&build, ROLE_SOURCE, ACCESS_READ, grads, 0, IO_RIG_PAGE);
+        builder_dep(&build, read);
+        last_writes[i] = builder_op(&build, OP_WRITE);
+        op *item = &build.prog.ops[last_writes[i]];
+        item->unit = 3;
+        item->tile = i;
+        item->state_kind = STATE_PARAMS;
+        builder_use(&build, ROLE_SOURCE, ACCESS_READ, tile, 0, IO_RIG_TILE_BYTES);
+        builder_use(&build, ROLE_TARGET, ACCESS_WRITE, nvme, at, IO_RIG_TILE_BYTES);
+        builder_dep(&build, update);
+        if (i % 2)
+            continue;
+        io_rig_add_read(&build, i, nvme, at, again[i], IO_RIG_TILE_BYTES);
+        builder_dep(&build, last_writes[i]);
+    }
+    io_rig_add_read(&build, PROGRAM_NONE, nvme, 0, all, IO_RIG_TILES * IO_RIG_TILE_BYTES);
+    for (uint32_t i = 0; i < IO_RIG_TILES; i++)
+        builder_dep(&build, last_writes[i]);
+    builder_finish(&build, out);
+    if (program_check(out) != 0)
+        fail_msg("%s", err_text());
 }
 
 #endif

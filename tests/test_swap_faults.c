@@ -1,10 +1,6 @@
 /* Every transfer of a short program fails in turn with each fault: the run gives exactly the right bytes,
- * or an error that names op, file and offset; never wrong bytes. The argument names the transport.
- *
- * The program, on TILES tiles of 2 transfers each, whose first sums come from "the manifest":
- *
- *   read tile i ─► update ─► write tile i ─► read it again (some)
- *                                        └─► read all tiles at once */
+ * or an error that names op, file and offset; never wrong bytes. The argument names the transport. The
+ * program is that of swap_io_rig.h; the first sums of its tiles come from "the manifest". */
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -17,69 +13,11 @@
 #include <cmocka.h>
 
 #include "base/log.h"
-#include "base/tile.h"
 #include "swap_io_rig.h"
 
-enum {
-    TILES = 6,
-    TILE_SIZE = 2 * IO_RIG_BLOCK_BYTES,
-    PERIOD = TILE_PERIOD_BYTES,
-    SEED = 77,
-    SWEEP_STUCK_US = 2000
-};
+enum { SEED = 77, SWEEP_STUCK_US = 2000 };
 
 static const char *transport_name = "pool";
-
-static void add_read(builder *build, uint32_t tile, uint32_t nvme, uint64_t at, uint32_t host,
-                     uint64_t size_bytes)
-{
-    uint32_t idx = builder_op(build, OP_READ);
-    build->prog.ops[idx].unit = 3;
-    build->prog.ops[idx].tile = tile;
-    build->prog.ops[idx].state_kind = STATE_PARAMS;
-    builder_use(build, ROLE_SOURCE, ACCESS_READ, nvme, at, size_bytes);
-    builder_use(build, ROLE_TARGET, ACCESS_WRITE, host, 0, size_bytes);
-}
-
-static void make_program(program *out)
-{
-    builder build;
-    builder_init(&build, PROGRAM_STEADY, 0, (2 * TILES + 3) * PERIOD, TILES * TILE_SIZE);
-    uint32_t nvme = builder_home(&build, ARENA_NVME, 0, TILES * TILE_SIZE);
-    uint32_t grads = builder_home(&build, ARENA_HOST, TILE_RESIDUE_GRADS, IO_RIG_PAGE);
-    uint32_t all = builder_home(&build, ARENA_HOST, (2 * TILES + 1) * PERIOD, TILES * TILE_SIZE);
-    uint32_t again[TILES], last_writes[TILES];
-    for (uint32_t i = 0; i < TILES; i++)
-        again[i] = builder_home(&build, ARENA_HOST, (TILES + 1 + i) * PERIOD, TILE_SIZE);
-    for (uint32_t i = 0; i < TILES; i++) {
-        uint32_t tile = builder_transient(&build, ARENA_HOST, (1 + i) * PERIOD, TILE_SIZE);
-        uint64_t at = (uint64_t)i * TILE_SIZE;
-        add_read(&build, i, nvme, at, tile, TILE_SIZE);
-        uint32_t read = (uint32_t)build.prog.op_count - 1;
-        uint32_t update = builder_op(&build, OP_UPDATE);
-        builder_use(&build, ROLE_STATE, ACCESS_UPDATE, tile, 0, TILE_SIZE);
-        builder_use(&build, ROLE_SOURCE, ACCESS_READ, grads, 0, IO_RIG_PAGE);
-        builder_dep(&build, read);
-        last_writes[i] = builder_op(&build, OP_WRITE);
-        op *item = &build.prog.ops[last_writes[i]];
-        item->unit = 3;
-        item->tile = i;
-        item->state_kind = STATE_PARAMS;
-        builder_use(&build, ROLE_SOURCE, ACCESS_READ, tile, 0, TILE_SIZE);
-        builder_use(&build, ROLE_TARGET, ACCESS_WRITE, nvme, at, TILE_SIZE);
-        builder_dep(&build, update);
-        if (i % 2)
-            continue;
-        add_read(&build, i, nvme, at, again[i], TILE_SIZE);
-        builder_dep(&build, last_writes[i]);
-    }
-    add_read(&build, PROGRAM_NONE, nvme, 0, all, TILES * TILE_SIZE);
-    for (uint32_t i = 0; i < TILES; i++)
-        builder_dep(&build, last_writes[i]);
-    builder_finish(&build, out);
-    if (program_check(out) != 0)
-        fail_msg("%s", err_text());
-}
 
 static void start(io_rig *r, const program *prog, const io_faults *faults, bool verify)
 {
@@ -110,20 +48,11 @@ static uint64_t count_transfers(const program *prog, const fixture_arenas *seria
     if (executor_run(r.exec, prog, 1, NULL) != 0)
         fail_msg("%s", err_text());
     assert_true(bytes_are_right(&r, serial));
-    assert_int_equal(checksum_count(r.sums), TILES);
+    assert_int_equal(checksum_count(r.sums), IO_RIG_TILES);
     io_stats stats;
     io_get_stats(r.transport, &stats);
     io_rig_fini(&r);
     return stats.transfers[IO_READ] + stats.transfers[IO_WRITE];
-}
-
-/* The text is "read of unit 3, tile 2 (op 7): ... offset 4096 of PATH ...". */
-static bool names_everything(const char *text, const io_rig *r)
-{
-    bool names_op = strncmp(text, "read of unit 3", 14) == 0 ||
-                    strncmp(text, "write of unit 3, tile ", 22) == 0;
-    const char *offset = strstr(text, " at offset ");
-    return names_op && offset && strstr(offset, r->drive->files[0].path);
 }
 
 static void sweep_one(const program *prog, const fixture_arenas *serial, enum io_fault_kind kind,
@@ -147,7 +76,7 @@ static void sweep_one(const program *prog, const fixture_arenas *serial, enum io
         fail_msg("%s at %d: wrong bytes and no error", kind_name, (int)at);
     if (rc != 0) {
         ++*failed;
-        if (!names_everything(text, &r))
+        if (!io_rig_names_everything(&r, text))
             fail_msg("%s at %d: '%s'", kind_name, (int)at, text);
         if (rc == ERR_CORRUPT && !strstr(text, ": params: "))
             fail_msg("%s at %d: '%s'", kind_name, (int)at, text);
@@ -160,14 +89,15 @@ static void every_transfer_fails_in_turn(void **state)
 {
     (void)state;
     program prog;
-    make_program(&prog);
+    io_rig_program(&prog);
     fixture_arenas serial;
     fixture_arenas_init(&serial, &prog, SEED);
     fixture_execute_all(&serial, &prog);
     uint64_t count = count_transfers(&prog, &serial);
     assert_in_range(count, 20, 60);
     /* A fault that cannot happen to a transfer of its direction leaves the run right. */
-    uint64_t reads = 2 * TILES + 2 * (TILES / 2) + 2 * TILES, writes = 2 * TILES;
+    uint64_t reads = 2 * IO_RIG_TILES + 2 * (IO_RIG_TILES / 2) + 2 * IO_RIG_TILES,
+             writes = 2 * IO_RIG_TILES;
     assert_int_equal(count, reads + writes);
     /* Which transfer is the n-th depends on the worker's timing, so kinds of one direction are counted
      * in bounds. */
@@ -200,7 +130,7 @@ static void without_sums_a_flip_goes_through(void **state)
 {
     (void)state;
     program prog;
-    make_program(&prog);
+    io_rig_program(&prog);
     fixture_arenas serial;
     fixture_arenas_init(&serial, &prog, SEED);
     fixture_execute_all(&serial, &prog);
@@ -219,7 +149,7 @@ static void a_stuck_transfer_is_named_by_its_op(void **state)
 {
     (void)state;
     program prog;
-    make_program(&prog);
+    io_rig_program(&prog);
     char log_path[512], text[8192];
     snprintf(log_path, sizeof log_path, "%s/log", helper_directory);
     FILE *log_file = fopen(log_path, "w+e");
