@@ -20,7 +20,7 @@
 enum {
     GUARD_BYTES = 4096,
     TRAP_BYTES = TILE_PERIOD_BYTES, /* what buffers that the op does not use lead to */
-    PLACES = 31,                    /* a prime: addresses repeat only after so many calls */
+    PLACES = 13,                    /* a prime: addresses repeat only after so many calls */
     POISON = 0xff,
     PIECES_MAX = 2 * OP_OPERANDS_MAX,
 };
@@ -424,7 +424,6 @@ static int reserve(paranoid *self, const paranoid_config *config)
     for (uint32_t i = 0; i <= GUARD_BYTES; i++)
         self->guard[i] = i % 2 ? GUARD_ODD : GUARD_EVEN;
     fill_guard(self, self->trap, TRAP_BYTES);
-    memset(self->scratch, POISON, self->scratch_bytes);
     for (uint64_t b = 0; b < self->shadow_count; b++)
         self->shadow[b] = trapped(self);
     return 0;

@@ -36,8 +36,8 @@
  * where that lies below. All else of the shadow program is the real one's; `item` lies in its ops.
  *
  * The scratch comes from base/mem at creation: the largest sum of operands of one op served, plus guards
- * and 2 MiB of rotation. It is part of no budget: the mode is for tests, and costs about three copies of
- * everything an op touches. */
+ * and less than 1 MiB for rotation. It is part of no budget: the mode is for tests, and costs about three
+ * copies of everything that an op touches. */
 #ifndef SLUICE_SWAP_PARANOID_H
 #define SLUICE_SWAP_PARANOID_H
 

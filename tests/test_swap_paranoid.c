@@ -149,7 +149,7 @@ static void a_correct_op_is_undisturbed(void **state)
         uintptr_t original = (uintptr_t)real(&b, BUFFER_A) + 256;
         assert_int_equal((b.seen[i] - original) % TILE_PERIOD_BYTES, 0);
         assert_int_not_equal(b.seen[i], original);
-        for (int k = i - 1; k >= 0 && k > i - 20; k--)
+        for (int k = i - 1; k >= 0 && k > i - 13; k--)
             assert_int_not_equal(b.seen[i], b.seen[k]);
     }
     fixture_arenas_fini(&expected);
