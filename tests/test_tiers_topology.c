@@ -1,6 +1,8 @@
 /* The machine as the kernel shows it: this one, and folders of files like those of others. Threads and
  * memory are where they were bound. */
 #include <errno.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <numa.h>
 #include <numaif.h>
 #include <omp.h>
@@ -12,7 +14,10 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -296,6 +301,8 @@ static void *bind_threads(void *argument)
         now = mask_of_thread();
         *failures += !core_set_equals(&now, &one) || sched_getcpu() != c;
     }
+    core_set again; /* the process has what it had, also seen from a thread on one core */
+    *failures += thread_allowed_cores(&again) != 0 || !core_set_equals(&again, &allowed);
     core_set nowhere = {0}, kept = mask_of_thread();
     *failures += thread_bind(&nowhere) != -EINVAL || !strstr(err_text(), "the cores none");
     for (int c = CORE_SET_MAX - 1; c >= 0 && core_set_next(&nowhere, 0) < 0; c--)
@@ -324,6 +331,36 @@ static void *bind_threads(void *argument)
         }
     }
     return NULL;
+}
+
+/* In a child whose seccomp filter refuses to bind: a warning, and everything goes on. */
+static void binding_may_be_forbidden(void **state)
+{
+    (void)state;
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        struct sock_filter lines[] = {
+            BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+            BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_sched_setaffinity, 0, 1),
+            BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+            BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+        };
+        struct sock_fprog filter = {sizeof lines / sizeof lines[0], lines};
+        if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 ||
+            prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) != 0)
+            _exit(77);
+        core_set one = {0};
+        core_set_add(&one, 0);
+        _exit((thread_bind(&one) != 0) + 2 * (thread_bind_team(&one, 2) != 0) +
+              4 * (omp_get_max_threads() != 2));
+    }
+    int status;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFEXITED(status));
+    if (WEXITSTATUS(status) == 77)
+        skip();
+    assert_int_equal(WEXITSTATUS(status), 0);
 }
 
 static void threads_run_where_bound(void **state)
@@ -441,10 +478,11 @@ int main(void)
     if (!mkdtemp(folder))
         return 1;
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(files_of_a_large_machine), cmocka_unit_test(files_of_small_machines),
-        cmocka_unit_test(nodes_of_devices),         cmocka_unit_test(this_machine),
-        cmocka_unit_test(threads_run_where_bound),  cmocka_unit_test(memory_lies_where_bound),
-        cmocka_unit_test(arena_node_sets),          cmocka_unit_test(memory_policy_of_the_user),
+        cmocka_unit_test(files_of_a_large_machine),  cmocka_unit_test(files_of_small_machines),
+        cmocka_unit_test(nodes_of_devices),          cmocka_unit_test(this_machine),
+        cmocka_unit_test(binding_may_be_forbidden),  cmocka_unit_test(threads_run_where_bound),
+        cmocka_unit_test(memory_lies_where_bound),   cmocka_unit_test(arena_node_sets),
+        cmocka_unit_test(memory_policy_of_the_user),
     };
     int failures = cmocka_run_group_tests(tests, NULL, NULL);
     char command[128];

@@ -4,7 +4,8 @@
  *                       ^             ^                       |
  *          or written by hand     core_request (job)          +--> thread_bind, thread_bind_team
  *
- * How the engine uses it, at start, before any thread of ours is made or bound:
+ * How the engine uses it, at start, before any thread of ours is made or bound (a second engine of the
+ * process is given the same cores again, whatever its thread was bound to since):
  *
  *     topology machine;
  *     TRY(topology_read(&machine));

@@ -4,10 +4,14 @@
 #include <assert.h>
 #include <errno.h>
 #include <omp.h>
+#include <pthread.h>
 #include <sched.h>
+#include <stdatomic.h>
 #include <string.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+
+#include "base/log.h"
 
 /* struct sched_attr of the kernel, first version; glibc has none before 2.41. */
 struct thread_sched_attr {
@@ -53,19 +57,34 @@ static void add_places(core_set *cores)
     }
 }
 
+/* Asked once: later this thread may be bound to cores of ours. */
+static pthread_once_t allowed_once = PTHREAD_ONCE_INIT;
+static core_set allowed_cores;
+static int allowed_errno;
+
+static void ask_allowed(void)
+{
+    cpu_set_t masks[8]; /* a kernel for more cores than one mask holds refuses one */
+    memset(masks, 0, sizeof masks);
+    if (sched_getaffinity(0, sizeof masks, masks) != 0) {
+        allowed_errno = errno;
+        return;
+    }
+    for (int core = 0; core < CORE_SET_MAX; core++)
+        if (CPU_ISSET(core, &masks[0]))
+            core_set_add(&allowed_cores, core);
+    add_places(&allowed_cores);
+}
+
 int thread_allowed_cores(core_set *out)
 {
     memset(out, 0, sizeof *out);
-    cpu_set_t masks[8]; /* a kernel for more cores than one mask holds refuses one */
-    memset(masks, 0, sizeof masks);
-    if (sched_getaffinity(0, sizeof masks, masks) != 0)
-        return err_errno(errno, "asking which cores this process may use");
-    for (int core = 0; core < CORE_SET_MAX; core++)
-        if (CPU_ISSET(core, &masks[0]))
-            core_set_add(out, core);
-    add_places(out);
-    if (core_set_next(out, 0) < 0)
+    pthread_once(&allowed_once, ask_allowed);
+    if (allowed_errno)
+        return err_errno(allowed_errno, "asking which cores this process may use");
+    if (core_set_next(&allowed_cores, 0) < 0)
         return err_set(-ENOTSUP, "this process may only use cores from number %d on", CORE_SET_MAX);
+    *out = allowed_cores;
     return 0;
 }
 
@@ -82,6 +101,15 @@ static int set_affinity(const core_set *cores)
 static int bind_error(int errno_value, const core_set *cores)
 {
     char text[CORE_SET_TEXT_BYTES];
+    static atomic_bool warned;
+    if (errno_value == EPERM || errno_value == ENOSYS) {
+        if (!atomic_exchange(&warned, true))
+            log_warn("threads may not be bound to cores here (%s): they run where the kernel puts "
+                     "them, which may be slower; a container needs a seccomp profile with "
+                     "sched_setaffinity",
+                     strerror(errno_value));
+        return 0;
+    }
     return err_errno(errno_value, "binding a thread to the cores %s", core_set_format(cores, text));
 }
 
@@ -98,9 +126,9 @@ int thread_bind_team(const core_set *cores, uint32_t thread_count)
     if (!is_bound_by_user)
         failed = set_affinity(cores); /* first: new threads of the team inherit it */
     if (failed)
-        return bind_error(failed, cores);
+        TRY(bind_error(failed, cores));
     omp_set_num_threads((int)thread_count);
-    if (is_bound_by_user)
+    if (is_bound_by_user || failed)
         return 0;
 #pragma omp parallel num_threads((int)thread_count) reduction(max : failed)
     failed = set_affinity(cores);

@@ -20,15 +20,17 @@
  * mixed reads and writes 2.3-2.9 GB/s without, 2.7-4.0 with; writes 1.8-3.3 without, 4.7-5.2 with. */
 void thread_ask_short_slice(void);
 
-/* The cores that this thread was given when the process began: its affinity mask, which control groups
- * (cpusets) and offline cores already narrow. Where the user has OpenMP bind its threads
- * (OMP_PROC_BIND, OMP_PLACES, GOMP_CPU_AFFINITY), the runtime has put the first thread on one core
- * before main began; then the cores of all its places count too. Call it before any binding of ours.
+/* The cores that this process was given: the affinity mask that the thread of the first call had then,
+ * which control groups (cpusets) and offline cores already narrow. Later calls give the same, also on
+ * threads that were bound since; so call it first before any binding of ours. Where the user has OpenMP
+ * bind its threads (OMP_PROC_BIND, OMP_PLACES, GOMP_CPU_AFFINITY), the runtime has put the first thread
+ * on one core before main began; then the cores of all its places count too.
  * *out is not empty; -ENOTSUP where only cores from CORE_SET_MAX on are allowed. Allocates nothing. */
 int thread_allowed_cores(core_set *out) MUST_CHECK;
 
 /* Lets the calling thread run on these cores alone. -EINVAL for a set without an allowed core; the
- * thread's cores are then unchanged. Allocates nothing. */
+ * thread's cores are then unchanged. Where a container forbids binding at all, that is a warning, once,
+ * and success: it is slower, not wrong. Allocates nothing. */
 int thread_bind(const core_set *cores) MUST_CHECK;
 
 /* Creates the calling thread's OpenMP team of `thread_count` (> 0) and binds every thread of it, the
