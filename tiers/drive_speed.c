@@ -32,6 +32,7 @@ enum {
 /* Of a pass; eleven of them make the second. A pass ends early only after each slot was used once. */
 #define SPEED_PASS_NS  90000000u
 #define SPEED_TOTAL_NS 1000000000u
+#define SPEED_STUCK_NS 10000000000u /* a drive that does not answer is named, and waited for */
 
 struct bench {
     slab *store;
@@ -133,6 +134,7 @@ static int measure_slab(bench *self, enum io_backend backend, drive_speed *out)
                         .queue_depth = SPEED_SLOTS,
                         .block_bytes = SPEED_BLOCK_BYTES,
                         .pool_threads = SPEED_SLOTS,
+                        .stuck_ns = SPEED_STUCK_NS,
                         .regions = &region,
                         .region_count = 1,
                         .request_capacity = SPEED_SLOTS};
