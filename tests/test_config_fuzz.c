@@ -101,13 +101,24 @@ static void broken_files(void **state)
 static void broken_set(void **state)
 {
     (void)state;
-    static const char *const sets[] = {"tiers.nvme.0.path=/x", "optimizer.params.betas=[0.9, 0.99]",
-                                       "tiers.place.rules=[{\"units\": \"0-3\"}]", "run.steps=5"};
+    static const char *const sets[] = {
+        "tiers.nvme.0.path=/x",
+        "optimizer.params.betas=[0.9, 0.99]",
+        "tiers.place.rules=[{\"units\": \"0-3\"}]",
+        "run.steps=5",
+        "device.cores=0-7,16",
+        "zero_optimization=true",
+        "fp16={\"enabled\": true, \"loss_scale_window\": 500, \"min_loss_scale\": 1}",
+        "scheduler={\"type\": \"OneCycle\", \"params\": {\"cycle_min_lr\": 1e-4, "
+        "\"cycle_max_lr\": 1e-3, \"cycle_first_step_size\": 10}}",
+        "compression_training={\"a\": {\"b\": {\"enabled\": false}}}",
+    };
+    enum { SET_COUNT = sizeof sets / sizeof sets[0] };
     write_job(SMALL_JOB, strlen(SMALL_JOB));
     for (uint64_t round = 0; round < MUTATIONS; round++) {
         char text[TEXT_BYTES_MAX + 1];
-        size_t bytes = strlen(sets[round % 4]);
-        memcpy(text, sets[round % 4], bytes);
+        size_t bytes = strlen(sets[round % SET_COUNT]);
+        memcpy(text, sets[round % SET_COUNT], bytes);
         mutate(text, &bytes, MUTATIONS + round);
         text[bytes] = '\0';
         const char *set = text;
