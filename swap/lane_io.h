@@ -25,7 +25,7 @@ typedef struct lane_io_config lane_io_config;
  * With a table, each write is summed before it is submitted, its sum is stored when it is complete, and
  * each read is compared with the sums of what was written there (swap/checksum.h). A difference fails the
  * read with ERR_CORRUPT and the extent's place, both sums and what to do. Summing runs on the executor's
- * thread, while the transfers before it go on: 0.05 s of one core per GB where XXH3 has SSE2 alone.
+ * thread, while the transfers before it go on: 0.035 s of one core per GB with AVX2, 0.055 with SSE2 alone.
  *
  * Errors of requests name direction, file and offset; the executor puts the op before them. A transfer
  * that the transport reports as stuck is named by its op.
