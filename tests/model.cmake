@@ -1,5 +1,6 @@
 # The models: shapes, gradients, determinism, and the loss curve of PyTorch.
 sluice_test(test_model_shapes LIBS sluice_model LABELS cpu debug)
+sluice_test(test_model_parts LIBS sluice_model LABELS cpu debug)
 
 if(TARGET sluice_kernels_reference)
     sluice_test(test_model_gradients LIBS sluice_model sluice_kernels_reference LABELS cpu

@@ -299,6 +299,94 @@ static void kept_activations_give_the_bits_of_recomputation(void **state)
         }
 }
 
+/* Passes go over all micro-batches before the next one runs, each with its own `saved`: the bits of one
+ * micro-batch after the other. */
+static void micro_batches_pass_by_pass(void **state)
+{
+    (void)state;
+    harness h[2], together[2];
+    model_spec spec = small(true, 10, 16384);
+    for (int i = 0; i < 2; i++) {
+        start(&h[i], &kernels_reference, &spec, DTYPE_BF16, 8);
+        start(&together[i], &kernels_reference, &spec, DTYPE_BF16, 8);
+        harness_random_tokens(&h[i], SEED + (uint64_t)i, true);
+        harness_random_tokens(&together[i], SEED + (uint64_t)i, true);
+        harness_zero_grads(&h[i]);
+        harness_zero_grads(&together[i]);
+    }
+    /* One set of gradients each. */
+    float **own_grads[] = {h[1].grads, together[1].grads};
+    h[1].grads = h[0].grads;
+    together[1].grads = together[0].grads;
+    uint32_t last = h[0].self->stage_count - 1;
+    for (uint32_t s = 0; s <= 2 * last; s++) {
+        bool forward = s < last;
+        uint32_t stage = forward ? s : 2 * last - s;
+        for (int i = 0; i < 2; i++)
+            harness_fresh(&together[i], &together[i].saved, h[0].self->stages[stage].saved_bytes);
+        for (uint32_t phase = 0; phase < MODEL_PHASE_COUNT; phase++)
+            for (uint32_t p = 0; p < h[0].self->stages[stage].pass_count[phase]; p++)
+                for (int i = 0; i < 2 && forward == (phase == MODEL_FORWARD); i++)
+                    harness_pass(&together[i], (enum model_phase)phase, stage, p, 1.0f, false);
+    }
+    /* Stage by stage too, as a tied embedding's gradient gets the head's share first. */
+    for (int i = 0; i < 2; i++)
+        harness_forward(&h[i], false);
+    for (uint32_t stage = last + 1; stage-- > 0;)
+        for (int i = 0; i < 2; i++) {
+            harness_fresh(&h[i], &h[i].saved, h[i].self->stages[stage].saved_bytes);
+            harness_phase(&h[i], MODEL_RECOMPUTE, stage, 1.0f, false);
+            harness_phase(&h[i], MODEL_BACKWARD, stage, 1.0f, false);
+        }
+    for (int i = 0; i < 2; i++)
+        expect_same_bits(&h[i], &together[i]);
+    h[1].grads = own_grads[0];
+    together[1].grads = own_grads[1];
+    for (int i = 0; i < 2; i++) {
+        harness_destroy(&h[i]);
+        harness_destroy(&together[i]);
+    }
+}
+
+/* A backend whose nth product cannot be made. */
+static int products_left;
+
+static int failing_create(kernel_context *context, const matmul_desc *desc, kernel_matmul **product)
+{
+    if (products_left-- == 0)
+        return err_set(ERR_BACKEND, "no product for this shape");
+    return kernels_reference.matmul_create(context, desc, product);
+}
+
+/* model_prepare that fails leaves the model as it was: nothing leaks, and another backend works. */
+static void failed_prepare_can_be_repeated(void **state)
+{
+    (void)state;
+    kernel_ops failing = kernels_reference;
+    failing.matmul_create = failing_create;
+    kernel_context_config config = {.thread_count = 1};
+    kernel_context *context;
+    mem_stats before, after;
+    mem_get_stats(&before);
+    assert_int_equal(failing.context_create(&config, &context), 0);
+    model_spec spec = small(false, 10, 16384);
+    model *self;
+    assert_int_equal(model_create(&spec, DTYPE_FP32, 2, &self), 0);
+    int made = 0;
+    for (;; made++) {
+        products_left = made;
+        if (model_prepare(self, &failing, context) == 0)
+            break;
+        assert_null(self->ops);
+    }
+    printf("%d products\n", made);
+    assert_true(made > 20 && made < 60);
+    model_destroy(self);
+    kernels_reference.context_destroy(context);
+    mem_get_stats(&after);
+    assert_int_equal(before.live_bytes, after.live_bytes);
+}
+
 /* ---- logits ---- */
 
 static void logits_come_part_by_part(void **state)
@@ -435,6 +523,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(halves_agree),
         cmocka_unit_test(finite_differences),
         cmocka_unit_test(kept_activations_give_the_bits_of_recomputation),
+        cmocka_unit_test(micro_batches_pass_by_pass),
+        cmocka_unit_test(failed_prepare_can_be_repeated),
         cmocka_unit_test(logits_come_part_by_part),
         cmocka_unit_test(fp16_under_a_loss_scale),
         cmocka_unit_test(fp16_sums_do_not_overflow),

@@ -5,7 +5,6 @@
 #include <assert.h>
 #include <errno.h>
 #include <math.h>
-#include <stdio.h>
 
 #include "base/mem.h"
 #include "base/size.h"

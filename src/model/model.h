@@ -103,7 +103,8 @@ enum model_phase {
 };
 
 /* How a pass uses a buffer; the values of swap's enum operand_access. WRITE: it needs nothing of what
- * was there; the passes after it in the phase UPDATE. */
+ * was there. What one pass wrote must stay until the last pass of the phase that uses it, also through
+ * passes that do not (NONE); a part of a buffer that no pass wrote yet is not read. */
 enum model_access { MODEL_NONE, MODEL_READ, MODEL_WRITE, MODEL_UPDATE };
 
 /* One pass of a stage: what runs for each micro-batch while the params of its units are there. All of a
@@ -112,10 +113,12 @@ enum model_access { MODEL_NONE, MODEL_READ, MODEL_WRITE, MODEL_UPDATE };
 struct model_pass {
     uint32_t units[2];
     uint32_t unit_count;
-    bool reads_params[2]; /* whether params[i] are needed */
-    bool adds_grads[2];   /* whether grads[i] are added to */
-    uint8_t input, output, output_grad, input_grad, saved, losses; /* enum model_access */
-    double flops;
+    bool reads_params[2];                                   /* whether params[i] are needed */
+    bool adds_grads[2];                                     /* whether grads[i] are added to */
+    uint8_t input, output, output_grad, input_grad, losses; /* enum model_access */
+    uint8_t saved; /* the same; NONE in an uncut stage, where the caller decides whether to keep it:
+                      the memory is needed all the same */
+    double flops;  /* of an uncut backward with recompute_flops, which kept activations save */
     uint64_t dram_bytes, temp_bytes; /* temp: scratch of this pass alone */
 };
 typedef struct model_pass model_pass;
@@ -177,10 +180,11 @@ int model_fill_constants(model *self, void *stream, void *constants) MUST_CHECK;
 void model_init_elems(const model *self, uint32_t unit, uint64_t seed, uint64_t begin,
                       uint64_t count, float *master);
 
-/* The memory of one call: one stage, one micro-batch. All device memory, no two buffers overlapping:
+/* The memory of one call: one pass of a stage, one micro-batch. What the pass does not use (model_pass)
+ * may be NULL. All device memory, no two buffers overlapping:
  * output and input_grad serve as scratch before their value is written. */
 struct model_call {
-    const void *params[2];   /* whole flat vectors of stage.units, in `type` */
+    const void *params[2];   /* whole flat vectors of the pass's units, in `type` */
     float *grads[2];         /* their fp32 accumulators; backward only */
     const int32_t *tokens;   /* [B,T]: embed and head only (may be set always) */
     const int32_t *targets;  /* [B,T]; -1 ignored: head */

@@ -126,19 +126,35 @@ static uint64_t rows_of_part(const model *self, enum modeli_layer layer, bool is
     return low < step ? low : low - low % step;
 }
 
+/* The smallest max_part_bytes at which every layer can be cut. */
+static uint64_t least_part_bytes(const model *self)
+{
+    const modeli_shape *shape = &self->products->shape;
+    uint64_t elems = part_elems(self, MODELI_LAYER_NORM, true, 0);
+    for (uint32_t i = MODELI_LAYER_QKV; i <= MODELI_LAYER_OUTPUT; i++) {
+        enum modeli_layer layer = (enum modeli_layer)i;
+        if (layer == MODELI_LAYER_POSITIONS && shape->position_table == MODELI_ABSENT)
+            continue;
+        if (modeli_layer_rows(self, layer) > 0)
+            elems = size_max(elems, part_elems(self, layer, true, 1));
+    }
+    return elems * dtype_bytes(self->type);
+}
+
 static int refuse_row(const model *self, enum modeli_layer layer, bool is_first)
 {
-    bool with_norm = has_norm(layer, is_first);
     uint64_t rows = layer == MODELI_LAYER_NORM ? 0 : 1;
-    unsigned long long need = part_elems(self, layer, is_first, rows) * dtype_bytes(self->type);
-    return err_set(ERR_CONFIG,
-                   "model.max_part_bytes is %llu, but %s%s of the model needs %llu bytes in %s: "
-                   "set it to at least that, or to 0 for units that are never cut",
-                   (unsigned long long)self->spec.max_part_bytes,
-                   rows == 0   ? "the final "
-                   : with_norm ? "one row with the norm before it of each "
-                               : "one row of each ",
-                   modeli_layer_name(layer), need, dtype_name(self->type));
+    uint64_t need = part_elems(self, layer, is_first, rows) * dtype_bytes(self->type);
+    const char *what = rows == 0                   ? "the final norm"
+                       : has_norm(layer, is_first) ? "a norm and one row of the layer"
+                                                   : "one row of the layer";
+    return err_set(
+        ERR_CONFIG,
+        "model.max_part_bytes is %llu, but %s%s%s needs %llu bytes in %s: set it to %llu "
+        "or more, or to 0 for units that are never cut",
+        (unsigned long long)self->spec.max_part_bytes, what, rows == 0 ? "" : " ",
+        rows == 0 ? "" : modeli_layer_name(layer), (unsigned long long)need, dtype_name(self->type),
+        (unsigned long long)least_part_bytes(self));
 }
 
 /* Appends the parts of one layer. Their units are counted from *unit on. */
@@ -156,7 +172,7 @@ static int cut_layer(const model *self, enum modeli_layer layer, modeli_parts *p
     if (count > PARTS_MAX)
         return err_set(
             ERR_CONFIG,
-            "model.max_part_bytes is %llu, which cuts %s into %llu parts; at most %d are "
+            "model.max_part_bytes is %llu, which cuts the layer %s into %llu parts; at most %d are "
             "possible: raise it",
             (unsigned long long)self->spec.max_part_bytes, modeli_layer_name(layer),
             (unsigned long long)count, PARTS_MAX);
