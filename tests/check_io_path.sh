@@ -1,6 +1,6 @@
 #!/bin/sh
 # Which way the bytes of the slab go, as the kernel sees it, and what happens where io_uring is not to be
-# had: check_io_path.sh trace|denied SLUICE DENY_URING
+# had, and over several drives: check_io_path.sh trace|denied|drives SLUICE DENY_URING
 #
 #   trace   a small job under strace: io_uring alone, pread and pwrite alone, or these in place of an
 #           io_uring that is forbidden; and that new directories are made durable. Exit 77 where no
@@ -8,15 +8,19 @@
 #   denied  the same job with io_uring forbidden by a seccomp filter, as unknown to the kernel (ENOSYS)
 #           and as not permitted (EPERM, the answer of kernel.io_uring_disabled=2 too): one warning that
 #           says what it costs, and the losses of every step to the bit.
+#   drives  the slab on one drive, on two directories of a device, on two devices that are measured and
+#           share it by speed, also after a stop: the same losses to the bit. Exit 77 where no second
+#           device can be written.
 set -u
-mode=${1:?use: check_io_path.sh trace|denied SLUICE DENY_URING}
-sluice=$(realpath "${2:?use: check_io_path.sh trace|denied SLUICE DENY_URING}")
-deny=$(realpath "${3:?use: check_io_path.sh trace|denied SLUICE DENY_URING}")
+mode=${1:?use: check_io_path.sh trace|denied|drives SLUICE DENY_URING}
+sluice=$(realpath "${2:?use: check_io_path.sh trace|denied|drives SLUICE DENY_URING}")
+deny=$(realpath "${3:?use: check_io_path.sh trace|denied|drives SLUICE DENY_URING}")
 [ -x "$sluice" ] || { echo "no program $sluice"; exit 2; }
 [ -x "$deny" ] || { echo "no program $deny"; exit 2; }
 scratch=$(mktemp -d ./check_io_path.XXXXXX) || exit 2
 scratch=$(realpath "$scratch")
-trap 'rm -rf "$scratch"' EXIT
+other=
+trap 'rm -rf "$scratch" ${other:+"$other"}' EXIT
 cd "$scratch" || exit 2
 OMP_WAIT_POLICY=passive
 export OMP_WAIT_POLICY
@@ -186,7 +190,71 @@ check_traced()
         fail "pool: other losses than io_uring's"
 }
 
+# A directory on another device than the scratch directory's, as `other`; none: empty.
+find_other_device()
+{
+    for place in /dev/shm /tmp /run /var/tmp; do
+        if [ -d $place ] && [ -w $place ] && [ "$(stat -c %d $place)" != "$(stat -c %d .)" ] &&
+            [ "$(df -k --output=avail $place | tail -n 1)" -gt 200000 ]; then
+            other=$(mktemp -d $place/check_io_path.XXXXXX) && return
+            other=
+        fi
+    done
+}
+
+# over NAME STEPS DRIVES: goes on with the run in ./run for so many steps, the slab on these drives.
+over()
+{
+    "$sluice" train job.json --set model.hidden_size=256 --set run.steps="$2" \
+        --set "tiers.nvme=$3" >out 2>"$1.log" </dev/null
+    status=$?
+    cp "$1.log" log
+    [ $status -eq 0 ] || fail "$1: exit $status"
+    sed -n 's/.*"loss_bits": *"\([0-9a-f]*\)".*/\1/p' run/metrics.jsonl >"$1.bits" 2>/dev/null
+    [ "$(grep -c . "$1.bits")" -eq "$2" ] || fail "$1: no loss_bits of $2 steps"
+}
+
+# NAME DIRECTORY...: each holds a part of the slab, and nothing else was left in it.
+holds_slab()
+{
+    name=$1
+    shift
+    for directory in "$@"; do
+        [ "$(find "$directory" -name '*.slab' -size +64k | wc -l)" -eq 1 ] || fail "$name: no slab in $directory"
+        [ "$(find "$directory" -mindepth 1 | wc -l)" -eq 2 ] || fail "$name: something was left in $directory"
+    done
+}
+
+check_drives()
+{
+    find_other_device
+    rm -rf run new
+    over one 5 '[{"path": "one", "budget": "128MiB"}]'
+    ! grep -q 'by speed\|one device' log || fail "one drive: its speed was of interest"
+    rm -rf run
+
+    over same 3 '[{"path": "same-a", "budget": "64MiB"}, {"path": "same-b", "budget": "64MiB"}]'
+    grep -q 'the 2 drive directories are on one device' log || fail "same: not told to be one device"
+    over same 5 '[{"path": "same-a", "budget": "64MiB"}, {"path": "same-b", "budget": "64MiB"}]'
+    holds_slab same same-a same-b
+    cmp -s one.bits same.bits || fail "two directories: other losses than on one drive"
+    rm -rf run same-a same-b one
+
+    [ -n "$other" ] || return
+    drives='[{"path": "here", "budget": "128MiB"}, {"path": "'$other/there'", "budget": "32MiB"}]'
+    over two 3 "$drives"
+    [ "$(grep -c 'drive .*: reads [0-9.]*, writes [0-9.]*, both mixed [0-9.]* GB/s .* of the stripes by speed' log)" -eq 2 ] ||
+        fail "two: not one line of speed for each drive"
+    sed -n 's/.*: \([0-9.]*\)% of the stripes by speed.*/\1/p' log |
+        awk '{ sum += $1 } END { exit !(sum > 99.7 && sum < 100.3) }' || fail "two: shares are not 100%"
+    over two 5 "$drives"
+    ! grep -q 'by speed' log || fail "two: a slab that is there was weighed again"
+    holds_slab two here "$other/there"
+    cmp -s one.bits two.bits || fail "two devices: other losses than on one drive"
+}
+
 case $mode in
+drives) check_drives ;;
 trace) check_traced ;;
 denied) check_denied ;;
 *)
@@ -197,6 +265,10 @@ esac
 if [ "$failures" -gt 0 ]; then
     echo "$failures checks failed"
     exit 1
+fi
+if [ "$mode" = drives ] && [ -z "$other" ]; then
+    echo "skipped: no second device can be written; all other checks passed"
+    exit 77
 fi
 if [ "$mode" = trace ] && [ $has_uring = no ]; then
     echo "skipped: what io_uring does; all other checks passed"

@@ -16,15 +16,15 @@ sluice_test(test_tiers_io_faults LIBS sluice_tiers LABELS cpu nvme debug tsan IN
 if(TARGET sluice)
     add_executable(deny_uring deny_uring.c)
     target_link_libraries(deny_uring PRIVATE sluice_options)
-    foreach(mode trace denied)
+    foreach(mode trace denied drives)
         add_test(NAME tiers_io_path.${mode} COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/check_io_path.sh ${mode}
                  $<TARGET_FILE:sluice> $<TARGET_FILE:deny_uring>)
     endforeach()
     # Leaks cannot be looked for in a process that is traced: without a sanitizer, or without that part.
     set_tests_properties(tiers_io_path.trace PROPERTIES LABELS "cpu;nvme" TIMEOUT 60
                          SKIP_RETURN_CODE 77 ENVIRONMENT ASAN_OPTIONS=detect_leaks=0)
-    set_tests_properties(tiers_io_path.denied PROPERTIES LABELS "cpu;nvme;debug" TIMEOUT 60
-                         SKIP_RETURN_CODE 77)
+    set_tests_properties(tiers_io_path.denied tiers_io_path.drives PROPERTIES
+                         LABELS "cpu;nvme;debug" TIMEOUT 60 SKIP_RETURN_CODE 77)
 endif()
 
 # Starting anew must not lose cores that the placement would use.
