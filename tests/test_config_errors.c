@@ -170,6 +170,7 @@ static const struct wrong cases[] = {
     {SMALL_WITH("\"fp16\": {\"min_loss_scale\": -1},"),
      "fp16.enabled=true",
      {"fp16.min_loss_scale", "-1", "dynamic"}},
+    {NULL, "fp16.min_loss_scale=0.5", {"fp16.min_loss_scale", "0.5", "whole number"}},
     {NULL, "fp16.loss_scale=-1", {"fp16.loss_scale", "-1", "at least 0"}},
     {NULL, "fp16.loss_scale=true", {"fp16.loss_scale", "true is not a number"}},
     {NULL, "fp16.initial_scale_power=128", {"fp16.initial_scale_power", "128", "[0,127]"}},

@@ -70,11 +70,12 @@ static void broken_files(void **state)
 {
     (void)state;
     static const char *const examples[] = {"jobs/gpt2-1.5b-nvme.json",
-                                           "jobs/deepspeed-zero3-nvme.json"};
+                                           "jobs/deepspeed-zero3-nvme.json",
+                                           "jobs/gpt2-124m-fp16.json", "jobs/quickstart.json"};
     uint32_t accepted = 0;
     for (uint64_t round = 0; round < MUTATIONS; round++) {
         char text[TEXT_BYTES_MAX];
-        size_t bytes = read_example(examples[round % 2], text);
+        size_t bytes = read_example(examples[round % 4], text);
         mutate(text, &bytes, round);
         write_job(text, bytes);
         job *self;

@@ -120,6 +120,13 @@ static void examples_read(void **state)
     assert_int_equal(self->tiers.place[JOB_PARAMS], JOB_TIER_NVME);
     assert_int_equal(self->io.queue_depth, 32);
     job_destroy(self);
+    rc = job_read(SLUICE_SOURCE_DIR "/configs/jobs/gpt2-124m-fp16.json", NULL, 0, &self);
+    if (rc < 0)
+        fail_msg("%s", err_text());
+    assert_int_equal(self->type, DTYPE_FP16);
+    assert_int_equal(self->accumulation, 8);
+    assert_int_equal(self->tiers.place[JOB_OPTIMIZER], JOB_TIER_HOST);
+    job_destroy(self);
 }
 
 int main(void)

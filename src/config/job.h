@@ -144,9 +144,9 @@ struct job {
         bool consecutive_hysteresis;
         double min_loss_scale;
     } fp16;
-    bool
-        check_grad_overflow; /* a step whose gradient norm is not finite is skipped: always for fp16,
-                                 bf16.check_grad_overflow for bf16, true for fp32 */
+    bool check_grad_overflow; /* a step whose gradient norm is not finite is skipped: always for
+                                 fp16, bf16.check_grad_overflow for bf16, for fp32 unless the
+                                 update is in_backward, which no norm can stop */
     uint32_t zero_stage;
     uint64_t sub_group_size;
     enum dtype grad_dtype; /* of gradients at rest: data_types.grad_accum_dtype; default the 16-bit

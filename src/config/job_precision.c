@@ -59,6 +59,13 @@ static int fill_grad_dtype(const configi_reader *reader, job *target)
     return 0;
 }
 
+/* A whole number that may be negative where it has no use. */
+static double whole_number(const configi_reader *reader, const char *path)
+{
+    const json_t *value = configi_get(reader, path);
+    return value ? json_number_value(value) : (double)configi_uint(reader, path);
+}
+
 /* A bound that DeepSpeed asks for only where the loss scale is dynamic. */
 static int check_dynamic(const configi_reader *reader, const char *path, double number)
 {
@@ -80,10 +87,8 @@ static int fill_loss_scaling(const configi_reader *reader, job *target)
     target->fp16.initial_scale_power = configi_uint(reader, "fp16.initial_scale_power");
     target->fp16.hysteresis = configi_uint(reader, "fp16.hysteresis");
     target->fp16.consecutive_hysteresis = configi_bool(reader, "fp16.consecutive_hysteresis");
-    target->fp16.min_loss_scale = configi_double(reader, floor_path);
-    /* Through double: a negative window is allowed where it has no use. */
-    const json_t *window = configi_get(reader, window_path);
-    double steps = window ? json_number_value(window) : (double)configi_uint(reader, window_path);
+    target->fp16.min_loss_scale = whole_number(reader, floor_path);
+    double steps = whole_number(reader, window_path);
     if (target->fp16.loss_scale == 0) {
         TRY(check_dynamic(reader, window_path, steps));
         TRY(check_dynamic(reader, floor_path, target->fp16.min_loss_scale));

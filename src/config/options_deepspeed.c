@@ -5,6 +5,7 @@
 #include "config/config_internal.h"
 
 static const char one_rank[] = "it is about several ranks or devices, and this job has one rank";
+static const char whole_steps[] = "a step here always takes all of its micro-batches";
 static const char engine_only[] = "it is about the inner workings of DeepSpeed's engine";
 static const char always_measured[] =
     "the trace and metrics.jsonl hold every time, byte and peak of every step anyway";
@@ -36,7 +37,7 @@ const option configi_deepspeed_rows[] = {
      .type = OPTION_BOOL,
      .effect = OPTION_NO_EFFECT,
      .fallback = "true",
-     .help = engine_only},
+     .help = whole_steps},
     {.path = "gradient_clipping",
      .type = OPTION_FLOAT,
      .fallback = "1.0",
@@ -401,7 +402,7 @@ const option configi_deepspeed_rows[] = {
      .fallback = "false",
      .help = "Whether a step without overflow sets the count of hysteresis back."},
     {.path = "fp16.min_loss_scale",
-     .type = OPTION_FLOAT,
+     .type = OPTION_INT,
      .fallback = "1",
      .help = "Lowest dynamic loss scale; above 0 where it is dynamic."},
     {.path = "fp16.fused_mode",

@@ -8,6 +8,8 @@ static const char engine_only[] = "it is about the inner workings of DeepSpeed's
 static const char planned[] =
     "buffers, prefetches and transfers are planned from the budgets in tiers";
 static const char host_budget[] = "tiers.host.budget says how much rests in memory";
+static const char own_threads[] =
+    "update.threads and update.cores say which cores the optimizer has";
 static const char all_trained[] = "every weight is trained";
 static const char own_state[] = "state is kept in run.dir, in its own format";
 
@@ -79,7 +81,7 @@ const option configi_zero_rows[] = {
      .effect = OPTION_NO_EFFECT,
      .fallback = "0.8",
      .range = "[0,1]",
-     .help = engine_only},
+     .help = own_threads},
     {.path = "zero_optimization.offload_param.device",
      .type = OPTION_ENUM,
      .choices = "none|cpu|nvme",
