@@ -1,6 +1,6 @@
 # The engine as a whole, through train_run. Idle OpenMP threads sleep: tests share the machine.
 if(TARGET sluice_train)
-    add_library(train_fixture STATIC train_fixture.c)
+    add_library(train_fixture STATIC train_fixture.c train_curve.c)
     target_link_libraries(train_fixture PUBLIC sluice_train PkgConfig::JANSSON PkgConfig::CMOCKA)
 
     set(train_shapes gpt2-bf16 gpt2-fp32 llama-bf16 llama-fp32)
@@ -12,6 +12,8 @@ if(TARGET sluice_train)
         gpt2-bf16-lion llama-fp32-adagrad)
     sluice_test(test_train_modes LIBS train_fixture LABELS cpu nvme TIMEOUT 120
                 INSTANCES ${train_modes})
+    sluice_test(test_train_random LIBS train_fixture LABELS cpu nvme TIMEOUT 120
+                INSTANCES 1 2 3 4)
     sluice_test(test_train_pytorch LIBS train_fixture LABELS cpu nvme INSTANCES ${train_curves})
     target_compile_definitions(test_train_pytorch PRIVATE
                                FIXTURE_DIR="${CMAKE_CURRENT_LIST_DIR}/reference")
@@ -21,6 +23,10 @@ if(TARGET sluice_train)
     sluice_test(test_train_rescue LIBS train_fixture LABELS cpu nvme debug)
     sluice_test(test_train_overlap LIBS train_fixture LABELS cpu nvme)
 
+    set(train_fp16_curves fp16-gpt2-tied fp16-llama-untied)
+    sluice_test(test_train_fp16 LIBS train_fixture LABELS cpu nvme INSTANCES ${train_fp16_curves})
+    target_compile_definitions(test_train_fp16 PRIVATE
+                               FIXTURE_DIR="${CMAKE_CURRENT_LIST_DIR}/reference")
     sluice_test(test_train_loss_scale LIBS sluice_train PkgConfig::JANSSON LABELS cpu debug)
     target_compile_definitions(test_train_loss_scale PRIVATE
                                FIXTURE_DIR="${CMAKE_CURRENT_LIST_DIR}/reference")
@@ -28,7 +34,9 @@ if(TARGET sluice_train)
     list(TRANSFORM train_shapes PREPEND test_train_invariance. OUTPUT_VARIABLE names)
     list(TRANSFORM train_modes PREPEND test_train_modes. OUTPUT_VARIABLE modes)
     list(TRANSFORM train_curves PREPEND test_train_pytorch. OUTPUT_VARIABLE curves)
-    set_tests_properties(${names} ${modes} ${curves} test_train_memory test_train_fit test_train_resume
+    list(TRANSFORM train_fp16_curves PREPEND test_train_fp16. OUTPUT_VARIABLE fp16_curves)
+    set(randoms test_train_random.1 test_train_random.2 test_train_random.3 test_train_random.4)
+    set_tests_properties(${names} ${modes} ${randoms} ${curves} test_train_memory test_train_fit test_train_resume
                          test_train_overlap PROPERTIES ENVIRONMENT OMP_WAIT_POLICY=passive)
 
     if(TARGET sluice)
