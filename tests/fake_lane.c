@@ -103,6 +103,14 @@ static void watch_done(fake_watch *self, const lane_request *request)
     self->failed |= request->result < 0;
 }
 
+static bool watch_has_work(const fake_watch *self)
+{
+    for (int kind = 0; kind < LANE_COUNT; kind++)
+        if (self->in_flight[kind] > 0)
+            return true;
+    return false;
+}
+
 /* --- the lane --------------------------------------------------------------------------------- */
 
 /* Under the mutex where the lane has a thread. */
@@ -183,8 +191,10 @@ static int fake_submit(lane *base, lane_request *request)
     if (self->config.fail_submit && request->op_idx == self->config.fail_op_idx)
         return err_set(self->config.fail_code, "fake lane: op %u was refused", request->op_idx);
     pthread_mutex_lock(&self->mutex);
-    bool busy = self->pending_count + self->finished_count > 0 && self->config.busy_one_in > 0 &&
-                draw(self, self->config.busy_one_in) == 0;
+    bool has_work = self->pending_count + self->finished_count > 0 ||
+                    (self->config.busy_for_others && watch_has_work(self->config.watch));
+    bool busy =
+        has_work && self->config.busy_one_in > 0 && draw(self, self->config.busy_one_in) == 0;
     if (!busy) {
         must(self->pending_count < FAKE_DEPTH_MAX * LANE_COUNT,
              "self->pending_count < FAKE_DEPTH_MAX * LANE_COUNT");

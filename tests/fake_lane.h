@@ -39,6 +39,7 @@ struct fake_lane_config {
     bool threaded;
     uint32_t
         busy_one_in; /* submit answers -EAGAIN once in so many calls with work in flight; 0: never */
+    bool busy_for_others; /* then also with work in flight on any other lane of the watch */
     uint64_t fail_op_idx; /* this op fails, PROGRAM_NONE: none */
     int fail_code;
     bool fail_submit; /* it fails in submit, not in poll */

@@ -75,6 +75,7 @@ void rig_init(rig *self, const program *prog, const rig_config *config)
                                                                    : OWNER_FIRST + (uint32_t)kind,
             .threaded = config->threaded,
             .busy_one_in = config->busy_one_in,
+            .busy_for_others = config->seed % 2 == 0,
             .fail_op_idx = config->fail_op_idx,
             .fail_code = -EIO,
             .fail_submit = config->fail_submit,

@@ -93,6 +93,31 @@ static void random_threads_give_serial_values(void **state)
     assert_int_equal(seen.early_submits > 0, !rig_is_paranoid);
 }
 
+/* A worker gets the next op of its other lane while the one before it runs; in paranoid mode only after
+ * what that one releases was poisoned. */
+static void workers_are_fed_ahead(void **state)
+{
+    (void)state;
+    builder b;
+    program prog;
+    builder_init(&b, PROGRAM_STEADY, 4096, 4096, 4096);
+    uint32_t home = builder_home(&b, ARENA_DEVICE, 0, 4096);
+    builder_op(&b, OP_FORWARD);
+    builder_use(&b, ROLE_OUTPUT, ACCESS_WRITE, home, 0, 256);
+    builder_op(&b, OP_UPDATE);
+    builder_use(&b, ROLE_STATE, ACCESS_UPDATE, home, 0, 256);
+    builder_dep(&b, 0);
+    builder_finish(&b, &prog);
+    rig r;
+    rig_init(&r, &prog,
+             &(rig_config){.seed = 3, .shared_worker = true, .fail_op_idx = PROGRAM_NONE});
+    assert_int_equal(executor_run(r.exec, &prog, 1, NULL), 0);
+    assert_int_equal(r.watch.early_submits, rig_is_paranoid ? 0 : 1);
+    rig_check_discipline(&r, 3);
+    rig_fini(&r);
+    program_fini(&prog);
+}
+
 /* The canary: with a needed dependency gone the values must differ under some timing, or the tests
  * above would prove nothing. */
 static void a_lost_dependency_shows(void **state)
@@ -397,6 +422,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(random_timing_gives_serial_values),
         cmocka_unit_test(random_threads_give_serial_values),
+        cmocka_unit_test(workers_are_fed_ahead),
         cmocka_unit_test(a_lost_dependency_shows),
         cmocka_unit_test(any_error_drains_and_poisons),
         cmocka_unit_test(a_deadlock_is_named),
