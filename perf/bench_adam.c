@@ -1,11 +1,12 @@
-/* Adam on the CPU against the memory limit: every variant and 1..N threads, beside a kernel with
- * the same streams and trivial arithmetic, measured in turn with them in one run.
+/* Adam, Lion and Adagrad on the CPU against the memory limit: every variant and 1..N threads, beside
+ * a kernel with the same streams and trivial arithmetic, measured in turn with them in one run.
  *
  *   bench_adam [MILLIONS_OF_ELEMENTS] [RUNS] [THREADS]     defaults 8 (1..64), 9 (>= 7), all cores
  *
- * The working set is laid out as in training: tiles of 1 Mi elements (base/tile.h), gradient and
- * working copy at their residues, on huge pages where the system gives them. Before anything is
- * timed, one update of each variant is compared with the reference. */
+ * The working set is laid out as in training: tiles of 1 Mi elements (base/tile.h; Lion and Adagrad
+ * have two of Adam's three streams), gradient and working copy at their residues, on huge pages where
+ * the system gives them. Before anything is timed, one update of each optimizer by each variant is
+ * compared with the reference. */
 #include <omp.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -24,30 +25,71 @@ enum { TILE_ELEMS = 1 << 20, RUNS_MAX = 101, ROWS_MAX = 64 };
 static const char *const variant_names[] = {"avx512", "avx2", "reference"};
 enum { VARIANT_COUNT = 3 };
 
+enum optimizer { ADAM, LION, ADAGRAD, OPTIMIZER_COUNT };
+static const char *const optimizer_names[OPTIMIZER_COUNT] = {"Adam", "Lion", "Adagrad"};
+
 /* Elements [0, tile_count * TILE_ELEMS) as tiles of state with their gradient and working copy. */
 struct working_set {
     char *base;
     uint64_t bytes, tile_count, state_pitch, flat_pitch;
 };
 
-static adam_args tile_at(const struct working_set *set, uint64_t tile, enum dtype grad_type,
-                         enum dtype param_type, const adam_scalars *scalars)
+/* One tile's streams; second is m or v, third is Adam's v and NULL for the others. */
+struct tile {
+    float *master, *second, *third;
+    void *grads, *params;
+    enum dtype grad_type, param_type;
+};
+
+static struct tile tile_at(const struct working_set *set, uint64_t tile, enum optimizer optimizer,
+                           enum dtype grad_type, enum dtype param_type)
 {
     char *state = set->base + tile * (set->state_pitch + 2 * set->flat_pitch);
     char *flat = state + set->state_pitch;
     uint64_t stride = tile_stream_stride(TILE_ELEMS);
-    adam_args args = {
-        .count = TILE_ELEMS,
+    struct tile out = {
         .master = (float *)state,
-        .m = (float *)(state + stride),
-        .v = (float *)(state + 2 * stride),
+        .second = (float *)(state + stride),
+        .third = optimizer == ADAM ? (float *)(state + 2 * stride) : NULL,
         .grads = flat + TILE_RESIDUE_GRADS,
         .grad_type = grad_type,
         .params = flat + set->flat_pitch + TILE_RESIDUE_PARAMS,
         .param_type = param_type,
-        .scalars = scalars,
     };
-    return args;
+    return out;
+}
+
+static int update_tile(kernel_context *context, enum optimizer optimizer, const struct tile *tile)
+{
+    static const adam_scalars adam = {.learning_rate = 1e-4f,
+                                      .beta1 = 0.9f,
+                                      .beta2 = 0.95f,
+                                      .epsilon = 1e-8f,
+                                      .weight_decay = 0.1f,
+                                      .decoupled = true,
+                                      .bias_correction1 = 0.5f,
+                                      .bias_correction2_sqrt = 0.5f,
+                                      .grad_scale = 0.9f};
+    static const lion_scalars lion = {.learning_rate = 1e-5f,
+                                      .beta1 = 0.9f,
+                                      .beta2 = 0.99f,
+                                      .weight_decay = 0.1f,
+                                      .grad_scale = 0.9f};
+    static const adagrad_scalars adagrad = {
+        .learning_rate = 1e-4f, .epsilon = 1e-10f, .weight_decay = 0.1f, .grad_scale = 0.9f};
+    if (optimizer == LION) {
+        lion_args args = {TILE_ELEMS,      tile->master, tile->second,     tile->grads,
+                          tile->grad_type, tile->params, tile->param_type, &lion};
+        return cpui_lion(context, NULL, &args);
+    }
+    if (optimizer == ADAGRAD) {
+        adagrad_args args = {TILE_ELEMS,      tile->master, tile->second,     tile->grads,
+                             tile->grad_type, tile->params, tile->param_type, &adagrad};
+        return cpui_adagrad(context, NULL, &args);
+    }
+    adam_args args = {TILE_ELEMS,      tile->master, tile->second,     tile->third, tile->grads,
+                      tile->grad_type, tile->params, tile->param_type, &adam};
+    return cpui_adam(context, NULL, &args);
 }
 
 static int set_create(struct working_set *set, uint64_t tile_count)
@@ -64,56 +106,70 @@ static int set_create(struct working_set *set, uint64_t tile_count)
     madvise(mapping, set->bytes, MADV_HUGEPAGE);
     set->base = (char *)size_round_up((uint64_t)(uintptr_t)mapping, 2 * MIB);
     for (uint64_t t = 0; t < tile_count; t++) {
-        adam_args args = tile_at(set, t, DTYPE_FP32, DTYPE_FP32, NULL);
+        struct tile tile = tile_at(set, t, ADAM, DTYPE_FP32, DTYPE_FP32);
 #pragma omp parallel for schedule(static)
         for (uint64_t i = 0; i < TILE_ELEMS; i++) {
             uint64_t bits = rng_u64(1, t, i);
-            args.master[i] = (float)(bits & 0xffff) * 1e-6f;
-            args.m[i] = (float)(bits >> 16 & 0xffff) * 1e-8f;
-            args.v[i] = (float)(bits >> 32 & 0xffff) * 1e-10f;
+            tile.master[i] = (float)(bits & 0xffff) * 1e-6f;
+            tile.second[i] = (float)(bits >> 16 & 0xffff) * 1e-8f;
+            tile.third[i] = (float)(bits >> 32 & 0xffff) * 1e-10f;
             /* About 1e-3 as fp32 and, in halves, as bf16; no subnormals arise from it. */
             uint32_t halves = (uint32_t)(bits >> 48 & 0x7f) * 0x00010001u | 0x3a803a80u;
-            memcpy((char *)args.grads + 4 * i, &halves, 4);
-            ((float *)args.params)[i] = 0;
+            memcpy((char *)tile.grads + 4 * i, &halves, 4);
+            ((float *)tile.params)[i] = 0;
         }
     }
     return 0;
 }
 
 /* The same streams with as little arithmetic as keeps the compiler from dropping one. */
-void limit_range(const adam_args *args, uint64_t begin, uint64_t end);
+void limit_range(const struct tile *tile, uint64_t begin, uint64_t end);
 
 __attribute__((target_clones("avx512f", "avx2", "default"))) void
-limit_range(const adam_args *args, uint64_t begin, uint64_t end)
+limit_range(const struct tile *tile, uint64_t begin, uint64_t end)
 {
-    float *restrict master = args->master, *restrict m = args->m, *restrict v = args->v;
-    if (args->grad_type == DTYPE_FP32) {
-        const uint32_t *restrict grads = args->grads;
-        uint32_t *restrict params = args->params;
+    float *restrict master = tile->master, *restrict second = tile->second;
+    float *restrict third = tile->third;
+    const uint32_t *restrict grads = tile->grads;
+    uint32_t *restrict params = tile->params;
+    const uint16_t *restrict grad_halves = tile->grads;
+    uint16_t *restrict param_halves = tile->params;
+    bool is_wide = tile->grad_type == DTYPE_FP32;
+    /* One loop for each set of streams, so that each is vectorized. */
+    if (third && is_wide)
         for (uint64_t i = begin; i < end; i++) {
             master[i] += 0.0f;
-            m[i] += 0.0f;
-            v[i] += 0.0f;
+            second[i] += 0.0f;
+            third[i] += 0.0f;
             params[i] = grads[i];
         }
-        return;
-    }
-    const uint16_t *restrict grads = args->grads;
-    uint16_t *restrict params = args->params;
-    for (uint64_t i = begin; i < end; i++) {
-        master[i] += 0.0f;
-        m[i] += 0.0f;
-        v[i] += 0.0f;
-        params[i] = grads[i];
-    }
+    else if (third)
+        for (uint64_t i = begin; i < end; i++) {
+            master[i] += 0.0f;
+            second[i] += 0.0f;
+            third[i] += 0.0f;
+            param_halves[i] = grad_halves[i];
+        }
+    else if (is_wide)
+        for (uint64_t i = begin; i < end; i++) {
+            master[i] += 0.0f;
+            second[i] += 0.0f;
+            params[i] = grads[i];
+        }
+    else
+        for (uint64_t i = begin; i < end; i++) {
+            master[i] += 0.0f;
+            second[i] += 0.0f;
+            param_halves[i] = grad_halves[i];
+        }
 }
 
-static void limit_tile(const adam_args *args, int thread_count)
+static void limit_tile(const struct tile *tile, int thread_count)
 {
 #pragma omp parallel for schedule(static) num_threads(thread_count)
     for (int share = 0; share < thread_count; share++)
-        limit_range(args, args->count * (uint64_t)share / (uint64_t)thread_count,
-                    args->count * (uint64_t)(share + 1) / (uint64_t)thread_count);
+        limit_range(tile, TILE_ELEMS * (uint64_t)share / (uint64_t)thread_count,
+                    TILE_ELEMS * (uint64_t)(share + 1) / (uint64_t)thread_count);
 }
 
 /* One line of the table: variant NULL is the limit kernel. */
@@ -130,15 +186,15 @@ static int by_value(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-static double time_pass(const struct working_set *set, struct row *row, enum dtype grad_type,
-                        enum dtype param_type, const adam_scalars *scalars)
+static double time_pass(const struct working_set *set, struct row *row, enum optimizer optimizer,
+                        enum dtype grad_type, enum dtype param_type)
 {
     uint64_t start = clock_ns();
     for (uint64_t t = 0; t < set->tile_count; t++) {
-        adam_args args = tile_at(set, t, grad_type, param_type, scalars);
+        struct tile tile = tile_at(set, t, optimizer, grad_type, param_type);
         if (!row->variant)
-            limit_tile(&args, row->thread_count);
-        else if (cpui_adam(&row->context, NULL, &args) < 0)
+            limit_tile(&tile, row->thread_count);
+        else if (update_tile(&row->context, optimizer, &tile) < 0)
             exit(1);
     }
     return (double)(clock_ns() - start) * 1e-9;
@@ -164,17 +220,8 @@ static int make_rows(struct row *rows, int thread_max)
 }
 
 static void bench_pair(const struct working_set *set, struct row *rows, int row_count, int runs,
-                       enum dtype grad_type, enum dtype param_type)
+                       enum optimizer optimizer, enum dtype grad_type, enum dtype param_type)
 {
-    adam_scalars scalars = {.learning_rate = 1e-4f,
-                            .beta1 = 0.9f,
-                            .beta2 = 0.95f,
-                            .epsilon = 1e-8f,
-                            .weight_decay = 0.1f,
-                            .decoupled = true,
-                            .bias_correction1 = 0.5f,
-                            .bias_correction2_sqrt = 0.5f,
-                            .grad_scale = 0.9f};
     for (int run = -1; run < runs; run++) /* run -1 warms up */
         for (int r = 0; r < row_count; r++) {
             bool is_slow = rows[r].variant && strcmp(rows[r].variant, "reference") == 0;
@@ -182,12 +229,13 @@ static void bench_pair(const struct working_set *set, struct row *rows, int row_
                 rows[r].seconds[run] = rows[r].seconds[run % 7];
             else
                 rows[r].seconds[run < 0 ? 0 : run] =
-                    time_pass(set, &rows[r], grad_type, param_type, &scalars);
+                    time_pass(set, &rows[r], optimizer, grad_type, param_type);
         }
     double elems = (double)set->tile_count * TILE_ELEMS, limit = 0;
-    double bytes = 24 + (double)dtype_bytes(grad_type) + (double)dtype_bytes(param_type);
-    printf("gradient %s, working copy %s: %.0f bytes per parameter\n", dtype_name(grad_type),
-           dtype_name(param_type), bytes);
+    double bytes = (optimizer == ADAM ? 24 : 16) + (double)dtype_bytes(grad_type) +
+                   (double)dtype_bytes(param_type);
+    printf("%s, gradient %s, working copy %s: %.0f bytes per parameter\n",
+           optimizer_names[optimizer], dtype_name(grad_type), dtype_name(param_type), bytes);
     for (int r = 0; r < row_count; r++) {
         qsort(rows[r].seconds, (size_t)runs, sizeof(double), by_value);
         double median = rows[r].seconds[runs / 2];
@@ -204,33 +252,28 @@ static void bench_pair(const struct working_set *set, struct row *rows, int row_
 }
 
 /* One tile by each variant and by the reference, from equal inputs. */
-static int check_variants(const struct row *rows, int row_count)
+static int check_variants(const struct row *rows, int row_count, enum optimizer optimizer)
 {
-    adam_scalars scalars = {.learning_rate = 1e-4f,
-                            .beta1 = 0.9f,
-                            .beta2 = 0.95f,
-                            .epsilon = 1e-8f,
-                            .bias_correction1 = 0.5f,
-                            .bias_correction2_sqrt = 0.5f,
-                            .grad_scale = 0.9f};
     kernel_context reference = {.thread_count = 1};
     struct working_set expected, tested;
     if (cpui_adam_select(&reference, "reference") < 0 || set_create(&expected, 1) < 0)
         return -1;
-    adam_args args = tile_at(&expected, 0, DTYPE_BF16, DTYPE_BF16, &scalars);
-    int rc = cpui_adam(&reference, NULL, &args);
+    struct tile tile = tile_at(&expected, 0, optimizer, DTYPE_BF16, DTYPE_BF16);
+    int rc = update_tile(&reference, optimizer, &tile);
     for (int r = 0; r < row_count && rc == 0; r++) {
         if (!rows[r].variant || set_create(&tested, 1) < 0)
             continue;
         kernel_context context = rows[r].context;
-        args = tile_at(&tested, 0, DTYPE_BF16, DTYPE_BF16, &scalars);
-        rc = cpui_adam(&context, NULL, &args);
+        tile = tile_at(&tested, 0, optimizer, DTYPE_BF16, DTYPE_BF16);
+        rc = update_tile(&context, optimizer, &tile);
         if (memcmp(tested.base, expected.base, expected.bytes - 2 * MIB) != 0) {
-            fprintf(stderr, "bench_adam: %s differs from the reference\n", rows[r].variant);
+            fprintf(stderr, "bench_adam: %s of %s differs from the reference\n", rows[r].variant,
+                    optimizer_names[optimizer]);
             rc = -1;
         }
         munmap(tested.base, tested.bytes - 2 * MIB);
     }
+    munmap(expected.base, expected.bytes - 2 * MIB);
     return rc;
 }
 
@@ -250,12 +293,16 @@ int main(int argc, char **argv)
         return 1;
     }
     int row_count = make_rows(rows, (int)threads);
-    if (check_variants(rows, row_count) < 0)
-        return 1;
-    printf("Adam, %ld Mi elements in tiles of 1 Mi, median of %ld interleaved runs\n", millions,
-           runs);
-    bench_pair(&set, rows, row_count, (int)runs, DTYPE_BF16, DTYPE_BF16);
-    bench_pair(&set, rows, row_count, (int)runs, DTYPE_FP32, DTYPE_FP32);
+    for (int optimizer = 0; optimizer < OPTIMIZER_COUNT; optimizer++)
+        if (check_variants(rows, row_count, (enum optimizer)optimizer) < 0)
+            return 1;
+    printf("%ld Mi elements in tiles of 1 Mi, median of %ld interleaved runs\n", millions, runs);
+    for (int optimizer = 0; optimizer < OPTIMIZER_COUNT; optimizer++) {
+        bench_pair(&set, rows, row_count, (int)runs, (enum optimizer)optimizer, DTYPE_BF16,
+                   DTYPE_BF16);
+        bench_pair(&set, rows, row_count, (int)runs, (enum optimizer)optimizer, DTYPE_FP32,
+                   DTYPE_FP32);
+    }
     mem_free(rows);
     return 0;
 }
