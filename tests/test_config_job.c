@@ -48,10 +48,24 @@ static void defaults_hold(void **state)
     job_destroy(self);
 }
 
+/* Counts texts in what a job's reading logs. */
+static uint32_t count_logged(const char *job_text, const char *const *wanted, uint32_t *counts)
+{
+    static char log[TEST_LOG_BYTES];
+    size_t bytes = read_logged(job_text, NULL, log);
+    for (; *wanted; wanted++, counts++) {
+        *counts = 0;
+        for (const char *at = strstr(log, *wanted); at; at = strstr(at + 1, *wanted))
+            (*counts)++;
+    }
+    return (uint32_t)bytes;
+}
+
 /* The keys of fp16, and what each mode of a step is called. */
 static void modes_are_read(void **state)
 {
     (void)state;
+    log_set_level(LOG_QUIET); /* delayed_one_step warns */
     job *self = read_good(
         SMALL_WITH("\"fp16\": {\"enabled\": true},\"schedule\": {\"order\": \"Batch_Major\","
                    "\"update\": \"delayed_one_step\"},"),
@@ -68,6 +82,7 @@ static void modes_are_read(void **state)
     assert_int_equal(self->schedule.update, JOB_UPDATE_DELAYED_ONE_STEP);
     assert_int_equal(self->tiers.place[JOB_INNER_ACTIVATIONS], JOB_TIER_HOST);
     job_destroy(self);
+    log_set_level(LOG_WARN);
     /* A static scale makes the dynamic keys idle, as in DeepSpeed. */
     self =
         read_good(SMALL_WITH("\"fp16\": {\"enabled\": true, \"loss_scale\": 128,"
@@ -93,6 +108,18 @@ static void modes_are_read(void **state)
     self = read_good(SMALL_WITH("\"bf16\": {\"enabled\": true},"), "data_types.param_dtype=bf16");
     assert_true(self->check_grad_overflow);
     job_destroy(self);
+}
+
+/* What is approximate is said once, and only where it is asked for. */
+static void delayed_update_warns(void **state)
+{
+    (void)state;
+    static const char *const wanted[] = {"approximate", NULL};
+    uint32_t count;
+    count_logged(SMALL_WITH("\"schedule\": {\"update\": \"delayed_one_step\"},"), wanted, &count);
+    assert_int_equal(count, 1);
+    count_logged(SMALL_WITH("\"schedule\": {\"update\": \"in_next_forward\"},"), wanted, &count);
+    assert_int_equal(count, 0);
 }
 
 static void machine_keys_are_read(void **state)
@@ -288,19 +315,6 @@ static void deepspeed_file_works(void **state)
     job_destroy(self);
 }
 
-/* Counts texts in what a job's reading logs. */
-static uint32_t count_logged(const char *job_text, const char *const *wanted, uint32_t *counts)
-{
-    static char log[TEST_LOG_BYTES];
-    size_t bytes = read_logged(job_text, NULL, log);
-    for (; *wanted; wanted++, counts++) {
-        *counts = 0;
-        for (const char *at = strstr(log, *wanted); at; at = strstr(at + 1, *wanted))
-            (*counts)++;
-    }
-    return (uint32_t)bytes;
-}
-
 /* What does nothing here is named once, with its reason; what is used or off is not. */
 static void no_effect_is_logged(void **state)
 {
@@ -491,13 +505,13 @@ static void table_is_listed(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(defaults_hold),           cmocka_unit_test(llama_follows_its_rules),
-        cmocka_unit_test(modes_are_read),          cmocka_unit_test(machine_keys_are_read),
-        cmocka_unit_test(own_blocks_are_read),     cmocka_unit_test(deepspeed_file_works),
-        cmocka_unit_test(batch_follows_deepspeed), cmocka_unit_test(set_overrides),
-        cmocka_unit_test(no_effect_is_logged),     cmocka_unit_test(text_round_trips),
-        cmocka_unit_test(comments_keep_places),    cmocka_unit_test(table_is_sound),
-        cmocka_unit_test(table_is_listed),
+        cmocka_unit_test(defaults_hold),         cmocka_unit_test(llama_follows_its_rules),
+        cmocka_unit_test(modes_are_read),        cmocka_unit_test(delayed_update_warns),
+        cmocka_unit_test(machine_keys_are_read), cmocka_unit_test(own_blocks_are_read),
+        cmocka_unit_test(deepspeed_file_works),  cmocka_unit_test(batch_follows_deepspeed),
+        cmocka_unit_test(set_overrides),         cmocka_unit_test(no_effect_is_logged),
+        cmocka_unit_test(text_round_trips),      cmocka_unit_test(comments_keep_places),
+        cmocka_unit_test(table_is_sound),        cmocka_unit_test(table_is_listed),
     };
     return cmocka_run_group_tests(tests, test_setup, test_teardown);
 }
