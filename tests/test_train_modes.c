@@ -101,10 +101,10 @@ static void place_units(struct combination *c, uint64_t unit_count)
     for (uint64_t i = 0; i < 16; i++) {
         uint64_t k = draw(c, KINDS), first = draw(c, unit_count);
         uint64_t last = first + draw(c, unit_count - first);
-        used += (size_t)snprintf(
-            rules + used, sizeof rules - used,
-            "%s{\"units\":\"%u-%u\",\"kind\":\"%s\",\"tier\":\"%s\"}", i ? "," : "",
-            (unsigned)first, (unsigned)last, kinds[k], tiers[draw(c, k == KINDS - 1 ? 4 : 3)]);
+        used += (size_t)snprintf(rules + used, sizeof rules - used,
+                                 "%s{\"units\":\"%u-%u\",\"kind\":\"%s\",\"tier\":\"%s\"}",
+                                 i ? "," : "", (unsigned)first, (unsigned)last, kinds[k],
+                                 tiers[draw(c, k == KINDS - 1 ? 4 : 3)]);
         assert_true(used < sizeof rules - 2);
     }
     fixture_set(&c->sets, "tiers.place.inner_activations=recompute");

@@ -139,6 +139,8 @@ job *fixture_job(const char *name, const fixture_model *shape, const fixture_set
     uint32_t count = sets ? sets->count : 0;
     for (uint32_t i = 0; i < count; i++)
         texts[i] = sets->text[i];
+    if (getenv("SLUICE_TEST_PARANOID") && count < FIXTURE_SETS_MAX)
+        texts[count++] = "run.paranoid=true";
     write_job(name, shape);
     job *asked;
     int rc = job_read(fixture_path(name, ".json"), texts, count, &asked);
@@ -224,6 +226,8 @@ void fixture_train(const job *asked, const fixture_call *call, fixture_result *r
                                     .fresh = call->fresh,
                                     .hash_weights = true,
                                     .stop = &watcher.stop,
+                                    .faults = call->faults,
+                                    .simulates_drives = call->simulates_drives,
                                     .on_plan = keep_plan,
                                     .on_step = watch_step,
                                     .user = &watcher};

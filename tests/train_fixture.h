@@ -49,6 +49,8 @@ struct fixture_model {
 };
 typedef struct fixture_model fixture_model;
 
+/* With SLUICE_TEST_PARANOID in the environment every job has run.paranoid: the whole suite runs in it
+ * once. */
 /* The job "NAME": run.dir is NAME in the fixture's directory, the drive NAME.nvme; 2 rows of 32
  * tokens, 2 micro-batches a step, clipping, warm-up and cosine over 20 steps; every state on the
  * device. Written to NAME.json and read with the overrides. The caller destroys it. */
@@ -73,6 +75,8 @@ struct fixture_call {
     bool fresh;
     uint64_t stop_after;            /* step after which a stop is asked for; 0: none */
     void (*on_step)(uint64_t step); /* or NULL */
+    const struct io_faults *faults; /* of the drives, or NULL */
+    bool simulates_drives;
 };
 typedef struct fixture_call fixture_call;
 

@@ -48,6 +48,13 @@ static int make_arenas(traini_engine *self)
     return arena_init(&self->arenas[ARENA_HOST], &host);
 }
 
+static enum io_backend io_backend_of(const struct job *asked)
+{
+    if (strcmp(asked->io.backend, "pool") == 0)
+        return IO_POOL;
+    return strcmp(asked->io.backend, "uring") == 0 ? IO_URING : IO_AUTO;
+}
+
 static int make_disk(traini_engine *self, const struct traini_engine_options *options)
 {
     traini_setup *setup = self->setup;
@@ -55,7 +62,7 @@ static int make_disk(traini_engine *self, const struct traini_engine_options *op
     if (!self->disk)
         return -ENOMEM;
     if (!options->open_existing) /* an existing slab has its shares in its headers */
-        TRY(slab_weigh_drives(setup->drives, setup->drive_count));
+        TRY(slab_weigh_drives_by(setup->drives, setup->drive_count, io_backend_of(setup->job)));
     slab_config config = {
         .drives = setup->drives,
         .drive_count = setup->drive_count,
@@ -90,11 +97,10 @@ static int copies_start(void *start_user)
     return thread_bind(&self->setup->cores.io.cores);
 }
 
-static enum io_backend io_backend_of(const struct job *asked)
+static void list_programs(const traini_engine *self, const program *programs[PROGRAM_KIND_COUNT])
 {
-    if (strcmp(asked->io.backend, "pool") == 0)
-        return IO_POOL;
-    return strcmp(asked->io.backend, "uring") == 0 ? IO_URING : IO_AUTO;
+    for (int k = 0; k < PROGRAM_KIND_COUNT; k++)
+        programs[k] = &self->setup->set.programs[k];
 }
 
 static int make_io(traini_engine *self, const struct traini_engine_options *options)
@@ -116,17 +122,15 @@ static int make_io(traini_engine *self, const struct traini_engine_options *opti
         .faults = options->faults,
     };
     TRY(io_create(&config, &self->transport));
+    const program *programs[PROGRAM_KIND_COUNT];
+    list_programs(self, programs);
+    TRY(checksum_create(programs, PROGRAM_KIND_COUNT, &self->sums));
     lane_io_config io_lanes = {.transport = self->transport,
                                .host_base = self->arenas[ARENA_HOST].base,
                                .depth = 16,
-                               .request_capacity = 64};
+                               .request_capacity = 64,
+                               .verify = self->sums};
     return lane_io_create(&io_lanes, &self->read_lane, &self->write_lane);
-}
-
-static void list_programs(const traini_engine *self, const program *programs[PROGRAM_KIND_COUNT])
-{
-    for (int k = 0; k < PROGRAM_KIND_COUNT; k++)
-        programs[k] = &self->setup->set.programs[k];
 }
 
 /* A worker of the engine, with what run.paranoid puts before its callback. `start` gets the engine. */
@@ -228,17 +232,17 @@ int traini_engine_create(traini_setup *setup, const struct traini_engine_options
     int rc = make_disk(self, options); /* refuses sooner than memory can be touched */
     if (rc == 0)
         rc = make_arenas(self);
+    if (rc == 0 && setup->set.homes.constants != PROGRAM_NONE)
+        rc = model_fill_constants(setup->net, NULL, traini_home(self, setup->set.homes.constants));
+    if (rc == 0) /* this thread runs the executor, and the threads of the pool are like it */
+        rc = thread_bind(&setup->cores.io.cores);
     if (rc == 0)
         rc = make_io(self, options);
     if (rc == 0)
         rc = make_workers(self);
     if (rc == 0)
         rc = make_executor(self);
-    if (rc == 0 && setup->set.homes.constants != PROGRAM_NONE)
-        rc = model_fill_constants(setup->net, NULL, traini_home(self, setup->set.homes.constants));
-    thread_ask_short_slice(); /* this thread runs the executor; the workers exist */
-    if (rc == 0)
-        rc = thread_bind(&setup->cores.io.cores);
+    thread_ask_short_slice(); /* the workers exist and keep longer ones */
     if (rc < 0) {
         err_record first;
         err_save(&first, rc);
@@ -276,6 +280,7 @@ void traini_engine_destroy(traini_engine *self)
     paranoid_destroy(self->checked_copies);
     if (self->transport)
         io_destroy(self->transport);
+    checksum_destroy(self->sums);
     if (self->disk_is_open)
         slab_close(self->disk);
     mem_free(self->disk);
@@ -284,6 +289,8 @@ void traini_engine_destroy(traini_engine *self)
             arena_fini(&self->arenas[a]);
     trace_fini(&self->ring);
     mem_free(self->logits);
+    if (thread_bind(&self->setup->machine.allowed) < 0)
+        log_warn("%s", err_text()); /* the caller's thread stays on the cores of I/O */
     mem_free(self);
 }
 

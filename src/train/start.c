@@ -1,5 +1,6 @@
 /* The start of a run: data, what the run directory holds, setup, memory, and the state of step 0 or of
  * the step where the run stopped. Everything that can be refused is refused before anything is made. */
+#include <assert.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -10,24 +11,28 @@
 #include "base/mem.h"
 #include "train/train_internal.h"
 
-static int open_corpus(const struct job_files *files, corpus **out)
+static int open_corpus(const struct job *asked, const struct job_files *files, corpus **out)
 {
+    static_assert((int)JOB_DATA_AUTO == (int)CORPUS_AUTO &&
+                      (int)JOB_DATA_MEGATRON == (int)CORPUS_MEGATRON,
+                  "job_data_format and corpus_format are one");
     const char *paths[JOB_FILES_MAX];
     for (uint32_t i = 0; i < files->count; i++)
         paths[i] = files->path[i];
-    return corpus_open(paths, files->count, out);
+    return corpus_open_as(paths, files->count, (enum corpus_format)asked->data.format,
+                          asked->model.vocab_size, out);
 }
 
 int traini_open_data(traini_loop *self)
 {
     const struct job *asked = self->job;
     TRY(job_check_for_training(asked));
-    TRY(open_corpus(&asked->data.train, &self->train_source));
+    TRY(open_corpus(asked, &asked->data.train, &self->train_source));
     TRY(sampler_init(&self->train_sampler, self->train_source, asked->data.seed,
                      asked->model.seq_length));
     if (asked->data.valid.count == 0)
         return 0;
-    TRY(open_corpus(&asked->data.valid, &self->valid_source));
+    TRY(open_corpus(asked, &asked->data.valid, &self->valid_source));
     return sampler_init(&self->valid_sampler, self->valid_source, asked->data.seed,
                         asked->model.seq_length);
 }

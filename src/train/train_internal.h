@@ -86,6 +86,7 @@ struct traini_engine {
     slab *disk;
     bool disk_is_open;
     io *transport;
+    checksum_table *sums; /* of what the programs write to the slab */
     lane *read_lane, *write_lane, *core_lane, *copy_lane;
     lane *update_lane;              /* NULL: the update runs on the core lane */
     kernel_context *update_context; /* likewise */
