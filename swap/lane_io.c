@@ -5,8 +5,14 @@
  *
  * What one lane's poll finds for the other waits in that lane's list. The other's descriptor must then
  * be readable although the io's own is not any more, so each lane's descriptor is an epoll set of the
- * io's descriptor and an eventfd that is set exactly while the lane's list is not empty. No thread, no
- * allocation after creation; requests of io come from a pool of request_capacity per lane. */
+ * io's descriptor and an eventfd that is set exactly while the lane's list is not empty.
+ *
+ * With a table of sums a thread stands on both sides of io (sum_thread.h), its descriptor in the sets too:
+ *
+ *   write  submit ─► thread: sum ─► io ─► store the sum ─► finished list
+ *   read   submit ─► io ─► thread: compare ─► finished list
+ *
+ * Nothing is allocated after creation; requests of io come from a pool of request_capacity per lane. */
 #include "swap/lane_io.h"
 
 #include <assert.h>
@@ -17,15 +23,17 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include "base/log.h"
 #include "base/mem.h"
 #include "swap/program_internal.h"
+#include "swap/sum_thread.h"
 
 enum { COLLECT_MAX = 64 };
 
 /* A request of io and what belongs to it here. */
 struct io_slot {
     io_request transfer; /* first: an io_request * is an io_slot * */
-    checksum_extent sum; /* writes, with a table */
+    swapi_sum_job job;   /* with a table; job.user is the slot */
 };
 typedef struct io_slot io_slot;
 
@@ -49,7 +57,9 @@ typedef struct lane_io lane_io;
 struct lane_io_pair {
     io *transport;
     unsigned char *host_base;
-    checksum_table *verify;
+    checksum_table *verify; /* NULL: nothing is summed, and there is no `sums` */
+    swapi_sum_thread *sums;
+    uint32_t summing_count; /* writes that io does not have yet */
     uint32_t request_capacity;
     bool dead;        /* poll failed: requests in flight never come back */
     lane_io lanes[2]; /* by enum io_direction */
@@ -64,15 +74,19 @@ static uint64_t operand_offset(const program *prog, const operand *part)
     return prog->buffers[part->buffer_idx].offset_bytes + part->offset_bytes;
 }
 
-/* From here on the extent's old sum does not hold; the new one does once the write is complete. */
-static void begin_write(lane_io_pair *pair, io_slot *slot, const op *item)
+/* Gives a write, before io has it, or a read that is complete to the thread that sums. */
+static void push_sum(lane_io_pair *pair, io_slot *slot)
 {
     const io_request *transfer = &slot->transfer;
-    slot->sum = (checksum_extent){.offset = transfer->offset,
-                                  .size_bytes = transfer->size_bytes,
-                                  .elem_count = checksum_elems(item)};
-    checksum_forget(pair->verify, transfer->offset, transfer->size_bytes);
-    slot->sum.sum = checksum_sum(transfer->data, transfer->size_bytes, slot->sum.elem_count);
+    const lane_request *request = transfer->user;
+    bool is_read = transfer->direction == IO_READ;
+    slot->job = (swapi_sum_job){.table = is_read ? pair->verify : NULL,
+                                .data = transfer->data,
+                                .extent = {.offset = transfer->offset,
+                                           .size_bytes = transfer->size_bytes,
+                                           .elem_count = checksum_elems(request->item)},
+                                .user = slot};
+    swapi_sum_thread_push(pair->sums, &slot->job);
 }
 
 /* Names the op of a request: for the transport's warnings. */
@@ -96,7 +110,7 @@ static int io_lane_submit(lane *base, lane_request *request)
         return err_set(
             ERR_INTERNAL, "lane %s: op %u is a %s or lacks a source or target of its size",
             base->ops->name, request->op_idx, op_kind_name((enum op_kind)request->item->kind));
-    if (self->free_count == 0 || io_room(pair->transport) == 0) /* before anything is summed */
+    if (self->free_count == 0 || io_room(pair->transport) <= pair->summing_count)
         return err_set(-EAGAIN, "lane %s: all %u requests are in flight", base->ops->name,
                        pair->request_capacity);
     const operand *on_drive = is_read ? source : target;
@@ -110,9 +124,14 @@ static int io_lane_submit(lane *base, lane_request *request)
         .user = request,
         .describe = describe,
     };
-    if (pair->verify && !is_read)
-        begin_write(pair, slot, request->item);
-    TRY(io_submit(pair->transport, &slot->transfer));
+    if (pair->verify && !is_read) {
+        /* From here on the extent's old sum does not hold; the new one does once it is written. */
+        checksum_forget(pair->verify, slot->transfer.offset, slot->transfer.size_bytes);
+        push_sum(pair, slot);
+        pair->summing_count++;
+    } else {
+        TRY(io_submit(pair->transport, &slot->transfer));
+    }
     self->free_count--;
     request->lane_private = slot;
     return 0;
@@ -125,65 +144,84 @@ static void keep_error(lane_io *self, int code)
         err_save(&self->error, code);
 }
 
-/* Compares what a read brought with what was written; makes the error's text. */
-static int check_read(const lane_io_pair *pair, const io_slot *slot)
+/* The error of a read that brought other bytes than were written. */
+static int corrupt_error(const lane_io_pair *pair, const io_slot *slot)
 {
-    const io_request *transfer = &slot->transfer;
-    const lane_request *request = transfer->user;
-    checksum_extent expected;
-    uint64_t found;
-    int rc = checksum_verify(pair->verify, transfer->offset, transfer->size_bytes, transfer->data,
-                             &expected, &found);
-    if (rc == 0)
-        return 0;
+    const swapi_sum_job *job = &slot->job;
+    const lane_request *request = slot->transfer.user;
     uint32_t kind = request->item->state_kind;
     const slab *disk = io_target(pair->transport);
     slab_piece piece;
-    slab_map(disk, expected.offset, expected.size_bytes, &piece);
-    return err_set(rc,
+    slab_map(disk, job->expected.offset, job->expected.size_bytes, &piece);
+    return err_set(job->result,
                    "%s: %llu bytes at offset %llu of %s have checksum %016llx, but %016llx was "
                    "written: the drive or the way to it changes bytes; look at its health and the "
                    "kernel's log, then go on from the last commit, on another drive if it persists",
                    kind < STATE_KIND_COUNT ? state_kind_name((enum state_kind)kind) : "state",
-                   (unsigned long long)expected.size_bytes, (unsigned long long)piece.file_offset,
-                   disk->files[piece.drive_idx].path, (unsigned long long)found,
-                   (unsigned long long)expected.sum);
+                   (unsigned long long)job->expected.size_bytes,
+                   (unsigned long long)piece.file_offset, disk->files[piece.drive_idx].path,
+                   (unsigned long long)job->found, (unsigned long long)job->expected.sum);
 }
 
-/* What a complete transfer means for its op. */
-static int result_of(lane_io_pair *pair, const io_slot *slot)
+/* Hands a request with its result to the list of its lane; the error's text is this thread's. */
+static void finish_request(lane_io_pair *pair, io_slot *slot, int result, uint64_t end_ns)
 {
     const io_request *transfer = &slot->transfer;
-    if (transfer->result < 0)
-        return io_request_error(pair->transport, transfer);
-    if (!pair->verify)
-        return 0;
-    if (transfer->direction == IO_READ)
-        return check_read(pair, slot);
-    int rc = checksum_put(pair->verify, &slot->sum);
-    return rc == -ENOENT ? 0 : rc; /* a write of no program that the table knows is not verified */
-}
-
-/* Hands a completed transfer to the list of its lane. */
-static void finish_transfer(lane_io_pair *pair, io_request *transfer)
-{
     lane_io *self = &pair->lanes[transfer->direction];
-    io_slot *slot = (io_slot *)transfer;
     lane_request *request = transfer->user;
-    request->result = result_of(pair, slot);
+    request->result = result;
     request->start_ns = transfer->start_ns;
-    request->end_ns = transfer->end_ns;
+    request->end_ns = end_ns;
     request->wait_ns = 0;
     request->lane_private = NULL;
     request->next = NULL;
-    if (request->result < 0)
-        keep_error(self, request->result);
+    if (result < 0)
+        keep_error(self, result);
     self->free_slots[self->free_count++] = slot;
     if (self->last)
         self->last->next = request;
     else
         self->first = request;
     self->last = request;
+}
+
+/* What io has completed: reads are compared before they are finished. */
+static void finish_transfer(lane_io_pair *pair, io_request *transfer)
+{
+    io_slot *slot = (io_slot *)transfer;
+    int result = 0;
+    if (transfer->result < 0) {
+        result = io_request_error(pair->transport, transfer);
+    } else if (pair->verify && transfer->direction == IO_READ) {
+        push_sum(pair, slot);
+        return;
+    } else if (pair->verify) {
+        result = checksum_put(pair->verify, &slot->job.extent);
+        if (result == -ENOENT)
+            result = 0; /* a write of no program that the table knows is not verified */
+    }
+    finish_request(pair, slot, result, transfer->end_ns);
+}
+
+/* What the thread has summed goes on: writes to io, reads to their lane. Returns how many. */
+static uint32_t collect_sums(lane_io_pair *pair)
+{
+    uint32_t count = 0;
+    for (swapi_sum_job *job; pair->sums && (job = swapi_sum_thread_take(pair->sums)); count++) {
+        io_slot *slot = job->user;
+        uint64_t now_ns = clock_ns();
+        if (slot->transfer.direction == IO_READ) {
+            finish_request(pair, slot, job->result < 0 ? corrupt_error(pair, slot) : 0, now_ns);
+            continue;
+        }
+        pair->summing_count--;
+        int rc = io_submit(pair->transport, &slot->transfer);
+        if (rc < 0) { /* not for want of room: that was seen to */
+            slot->transfer.start_ns = now_ns;
+            finish_request(pair, slot, rc, now_ns);
+        }
+    }
+    return count;
 }
 
 /* Makes pending_fd readable iff the list holds something. */
@@ -206,13 +244,15 @@ static int poll_pair(lane_io *self, lane_request **done, size_t max)
     lane_io_pair *pair = self->pair;
     io_request *transfers[COLLECT_MAX];
     int found;
+    uint32_t summed;
     do {
+        summed = collect_sums(pair);
         found = io_poll(pair->transport, transfers, COLLECT_MAX);
         if (found < 0)
             return found;
         for (int i = 0; i < found; i++)
             finish_transfer(pair, transfers[i]);
-    } while (found == COLLECT_MAX);
+    } while (found == COLLECT_MAX || summed > 0);
     size_t count = 0;
     while (count < max && self->first) {
         done[count++] = self->first;
@@ -269,6 +309,9 @@ static void io_lane_destroy(lane *base)
     lane_io *self = (lane_io *)base;
     lane_io_pair *pair = self->pair;
     assert(pair->dead || self->free_count == pair->request_capacity);
+    swapi_sum_thread_destroy(
+        pair->sums); /* before its jobs go; no request of either lane is left */
+    pair->sums = NULL;
     lane_fini(self);
     if (!pair->lanes[IO_READ].alive && !pair->lanes[IO_WRITE].alive)
         mem_free(pair);
@@ -327,6 +370,8 @@ static int lane_init(lane_io_pair *pair, enum io_direction direction, const lane
     if (self->pending_fd < 0)
         return err_errno(errno, "lane %s: making its eventfd", self->base.ops->name);
     TRY(watch(self, io_event_fd(config->transport)));
+    if (pair->sums)
+        TRY(watch(self, swapi_sum_thread_fd(pair->sums)));
     return watch(self, self->pending_fd);
 }
 
@@ -348,12 +393,17 @@ int lane_io_create(const lane_io_config *config, lane **read_lane, lane **write_
         pair->lanes[direction].epoll_fd = -1;
         pair->lanes[direction].pending_fd = -1;
     }
-    int rc = lane_init(pair, IO_READ, config);
+    int rc = config->verify
+                 ? swapi_sum_thread_create(config->start_thread, config->user, &pair->sums)
+                 : 0;
+    if (rc == 0)
+        rc = lane_init(pair, IO_READ, config);
     if (rc == 0)
         rc = lane_init(pair, IO_WRITE, config);
     if (rc < 0) {
         lane_fini(&pair->lanes[IO_READ]);
         lane_fini(&pair->lanes[IO_WRITE]);
+        swapi_sum_thread_destroy(pair->sums);
         mem_free(pair);
         return rc;
     }

@@ -84,6 +84,7 @@ static void drive_errors_stop_the_run(void **state)
                             .eio_rate = full ? 0 : 150,
                             .enospc_rate = full ? 300 : 0,
                             .latency_us_max = 100};
+        r.verify = seed % 2 == 1;
         io_rig_start(&r, &faults);
         int rc = executor_run(r.exec, &prog, 1, NULL);
         if (rc != 0) {
@@ -113,6 +114,7 @@ static void a_broken_queue_ends_the_run(void **state)
         io_rig_init(&r, transport_name, &prog, seed);
         io_faults faults = {
             .seed = seed, .break_after = 1 + 4 * (seed - 500), .latency_us_max = 300};
+        r.verify = seed % 2 == 1;
         io_rig_start(&r, &faults);
         int fds = helper_count_fds();
         assert_int_equal(executor_run(r.exec, &prog, 1, NULL), -EIO);
@@ -163,6 +165,44 @@ static void completions_wake_their_own_lane(void **state)
     program_fini(&prog);
 }
 
+static int refuse(void *user)
+{
+    ++*(int *)user;
+    return err_set(-EPERM, "cores cannot be bound");
+}
+
+/* The thread that sums runs its caller's start first; what that says is the result of creation. */
+static void a_thread_that_cannot_start(void **state)
+{
+    (void)state;
+    program prog;
+    random_program(600, 160, &prog);
+    io_rig r;
+    io_rig_init(&r, transport_name, &prog, 600);
+    r.verify = true;
+    io_rig_start(&r, NULL);
+    int calls = 0, fds = helper_count_fds();
+    mem_stats before, after;
+    mem_get_stats(&before);
+    lane_io_config config = {.transport = r.transport,
+                             .host_base = r.arenas.base[ARENA_HOST],
+                             .depth = 1,
+                             .request_capacity = 1,
+                             .verify = r.sums,
+                             .start_thread = refuse,
+                             .user = &calls};
+    lane *read_lane, *write_lane;
+    assert_int_equal(lane_io_create(&config, &read_lane, &write_lane), -EPERM);
+    assert_null(read_lane);
+    assert_string_equal(err_text(), "cores cannot be bound");
+    assert_int_equal(calls, 1);
+    assert_int_equal(helper_count_fds(), fds);
+    mem_get_stats(&after);
+    assert_int_equal(after.live_bytes, before.live_bytes);
+    io_rig_fini(&r);
+    program_fini(&prog);
+}
+
 int main(int argc, char **argv)
 {
     if (argc > 1)
@@ -176,6 +216,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(drive_errors_stop_the_run),
         cmocka_unit_test(a_broken_queue_ends_the_run),
         cmocka_unit_test(completions_wake_their_own_lane),
+        cmocka_unit_test(a_thread_that_cannot_start),
     };
     return cmocka_run_group_tests(tests, helper_setup, helper_teardown);
 }

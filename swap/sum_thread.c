@@ -1,0 +1,182 @@
+/* See sum_thread.h. `mutex` guards the two lists and the flags; it is not held while summing. */
+#include "swap/sum_thread.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include "base/mem.h"
+#include "base/thread.h"
+
+struct job_list {
+    swapi_sum_job *first, *last;
+};
+typedef struct job_list job_list;
+
+struct swapi_sum_thread {
+    int (*start)(void *user);
+    void *user;
+    int event_fd;
+    job_list taken; /* the owner's: out of done, not yet asked for */
+    pthread_t thread;
+    bool runs; /* `thread` is to be joined */
+    pthread_mutex_t mutex;
+    pthread_cond_t wake; /* todo has work, stop, or started */
+    job_list todo, done;
+    bool stop, started;
+    err_record start_error;
+};
+
+static void list_push(job_list *list, swapi_sum_job *job)
+{
+    job->next = NULL;
+    if (list->last)
+        list->last->next = job;
+    else
+        list->first = job;
+    list->last = job;
+}
+
+static swapi_sum_job *list_pop(job_list *list)
+{
+    swapi_sum_job *job = list->first;
+    if (job && !(list->first = job->next))
+        list->last = NULL;
+    return job;
+}
+
+static void do_job(swapi_sum_job *job)
+{
+    checksum_extent *extent = &job->extent;
+    if (job->table)
+        job->result = checksum_verify(job->table, extent->offset, extent->size_bytes, job->data,
+                                      &job->expected, &job->found);
+    else
+        extent->sum = checksum_sum(job->data, extent->size_bytes, extent->elem_count);
+}
+
+static void signal_done(const swapi_sum_thread *self)
+{
+    uint64_t one = 1;
+    while (write(self->event_fd, &one, sizeof one) < 0 && errno == EINTR)
+        ;
+}
+
+static void *run_thread(void *argument)
+{
+    swapi_sum_thread *self = argument;
+    thread_ask_short_slice(); /* what it does stands between a transfer and the ops that wait for it */
+    int rc = self->start ? self->start(self->user) : 0;
+    pthread_mutex_lock(&self->mutex);
+    if (rc < 0)
+        err_save(&self->start_error, rc);
+    self->started = true;
+    pthread_cond_broadcast(&self->wake);
+    for (;;) {
+        while (!self->todo.first && !self->stop)
+            pthread_cond_wait(&self->wake, &self->mutex);
+        swapi_sum_job *job = self->stop ? NULL : list_pop(&self->todo);
+        if (!job)
+            break;
+        pthread_mutex_unlock(&self->mutex);
+        do_job(job);
+        pthread_mutex_lock(&self->mutex);
+        bool first = self->done.first == NULL; /* else the owner is awake, or about to be */
+        list_push(&self->done, job);
+        if (!first)
+            continue;
+        pthread_mutex_unlock(&self->mutex);
+        signal_done(self);
+        pthread_mutex_lock(&self->mutex);
+    }
+    pthread_mutex_unlock(&self->mutex);
+    return NULL;
+}
+
+/* Starts the thread with all signals blocked, and waits for its `start`. */
+static int start_thread(swapi_sum_thread *self)
+{
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int rc = pthread_create(&self->thread, NULL, run_thread, self);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (rc != 0)
+        return err_errno(rc, "starting a thread for checksums");
+    self->runs = true;
+    pthread_setname_np(self->thread, "sluice-sums");
+    pthread_mutex_lock(&self->mutex);
+    while (!self->started)
+        pthread_cond_wait(&self->wake, &self->mutex);
+    pthread_mutex_unlock(&self->mutex);
+    return self->start_error.code ? err_restore(&self->start_error) : 0;
+}
+
+int swapi_sum_thread_create(int (*start)(void *user), void *user, swapi_sum_thread **out)
+{
+    *out = NULL;
+    swapi_sum_thread *self = mem_alloc(1, sizeof *self, "checksum thread");
+    if (!self)
+        return -ENOMEM;
+    self->start = start;
+    self->user = user;
+    pthread_mutex_init(&self->mutex, NULL);
+    pthread_cond_init(&self->wake, NULL);
+    self->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    int rc = self->event_fd >= 0 ? start_thread(self) : err_errno(errno, "checksums: eventfd");
+    if (rc < 0) {
+        swapi_sum_thread_destroy(self);
+        return rc;
+    }
+    *out = self;
+    return 0;
+}
+
+void swapi_sum_thread_destroy(swapi_sum_thread *self)
+{
+    if (!self)
+        return;
+    pthread_mutex_lock(&self->mutex);
+    self->stop = true;
+    pthread_mutex_unlock(&self->mutex);
+    pthread_cond_broadcast(&self->wake);
+    if (self->runs)
+        pthread_join(self->thread, NULL);
+    if (self->event_fd >= 0)
+        close(self->event_fd);
+    pthread_cond_destroy(&self->wake);
+    pthread_mutex_destroy(&self->mutex);
+    mem_free(self);
+}
+
+void swapi_sum_thread_push(swapi_sum_thread *self, swapi_sum_job *job)
+{
+    pthread_mutex_lock(&self->mutex);
+    bool first = self->todo.first == NULL;
+    list_push(&self->todo, job);
+    pthread_mutex_unlock(&self->mutex);
+    if (first)
+        pthread_cond_signal(&self->wake);
+}
+
+swapi_sum_job *swapi_sum_thread_take(swapi_sum_thread *self)
+{
+    if (!self->taken.first) {
+        uint64_t count; /* drained before looking: what is done later makes it readable again */
+        while (read(self->event_fd, &count, sizeof count) < 0 && errno == EINTR)
+            ;
+        pthread_mutex_lock(&self->mutex);
+        self->taken = self->done;
+        self->done = (job_list){NULL, NULL};
+        pthread_mutex_unlock(&self->mutex);
+    }
+    return list_pop(&self->taken);
+}
+
+int swapi_sum_thread_fd(const swapi_sum_thread *self)
+{
+    return self->event_fd;
+}
