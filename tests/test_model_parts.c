@@ -83,21 +83,24 @@ static void check_unit(const model *self, const model_unit *unit)
 
 /* Each tensor of the whole model comes in the cut one once, rows in order of units, with the same
  * initial weights. */
-static void check_tensors(const model *whole, const model *cut)
+static void check_tensors(const model *whole, const model *cut, bool with_weights)
 {
     uint64_t covered = 0;
     float *expected[64] = {NULL};
     assert_true(whole->unit_count <= 64);
     for (uint32_t u = 0; u < whole->unit_count; u++) {
         expected[u] = mem_alloc(whole->units[u].elems, sizeof(float), "test");
-        model_init_elems(whole, u, SEED, 0, whole->units[u].elems, expected[u]);
+        if (with_weights)
+            model_init_elems(whole, u, SEED, 0, whole->units[u].elems, expected[u]);
     }
     for (uint32_t u = 0; u < cut->unit_count; u++) {
         const model_unit *unit = &cut->units[u];
         float *got = mem_alloc(unit->elems, sizeof *got, "test");
         /* in two pieces, so that begin is not always 0 */
-        model_init_elems(cut, u, SEED, 0, 1001, got);
-        model_init_elems(cut, u, SEED, 1001, unit->elems - 1001, got + 1001);
+        if (with_weights) {
+            model_init_elems(cut, u, SEED, 0, 1001, got);
+            model_init_elems(cut, u, SEED, 1001, unit->elems - 1001, got + 1001);
+        }
         check_unit(cut, unit);
         for (uint32_t i = 0; i < unit->tensor_count; i++) {
             const model_tensor *tensor = &unit->tensors[i];
@@ -223,7 +226,7 @@ static void every_row_once(void **state)
                 for (uint32_t i = 0; i < sizeof bytes / sizeof bytes[0]; i++) {
                     spec.max_part_bytes = bytes[i];
                     model *cut = create(&spec, (enum dtype)type);
-                    check_tensors(whole, cut);
+                    check_tensors(whole, cut, type == DTYPE_BF16 && (i % 3) == 1);
                     check_flops(whole, cut);
                     check_passes(cut);
                     model_destroy(cut);
