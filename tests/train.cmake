@@ -27,6 +27,7 @@ if(TARGET sluice_train)
     sluice_test(test_train_fp16 LIBS train_fixture LABELS cpu nvme INSTANCES ${train_fp16_curves})
     target_compile_definitions(test_train_fp16 PRIVATE
                                FIXTURE_DIR="${CMAKE_CURRENT_LIST_DIR}/reference")
+    sluice_test(test_train_tokens LIBS train_fixture LABELS cpu nvme debug)
     sluice_test(test_train_loss_scale LIBS sluice_train PkgConfig::JANSSON LABELS cpu debug)
     target_compile_definitions(test_train_loss_scale PRIVATE
                                FIXTURE_DIR="${CMAKE_CURRENT_LIST_DIR}/reference")
@@ -36,8 +37,8 @@ if(TARGET sluice_train)
     list(TRANSFORM train_curves PREPEND test_train_pytorch. OUTPUT_VARIABLE curves)
     list(TRANSFORM train_fp16_curves PREPEND test_train_fp16. OUTPUT_VARIABLE fp16_curves)
     set(randoms test_train_random.1 test_train_random.2 test_train_random.3 test_train_random.4)
-    set_tests_properties(${names} ${modes} ${randoms} ${curves} test_train_memory test_train_fit test_train_resume
-                         test_train_overlap PROPERTIES ENVIRONMENT OMP_WAIT_POLICY=passive)
+    set_tests_properties(${names} ${modes} ${randoms} ${curves} ${fp16_curves} test_train_memory test_train_fit test_train_resume
+                         test_train_overlap test_train_tokens PROPERTIES ENVIRONMENT OMP_WAIT_POLICY=passive)
 
     if(TARGET sluice)
         add_test(NAME train_bad_input COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/check_bad_input.sh

@@ -52,8 +52,9 @@ static int64_t token_at(const unsigned char *raw, datai_type type, uint64_t idx)
 static int refuse_token(const datai_file *file, uint64_t idx, int64_t token, uint64_t vocab_size)
 {
     return err_set(ERR_INPUT,
-                   "token %llu (from 0) of %s is %lld, but model.vocab_size is %llu: the file was "
-                   "made with another tokenizer, or it is not in the format that data.format says",
+                   "token %llu (from 0) of %s is %lld, but model.vocab_size is %llu: set it to the "
+                   "vocabulary of the tokenizer that made the file, or data.format to the file's "
+                   "format",
                    (unsigned long long)idx, file->path, (long long)token,
                    (unsigned long long)vocab_size);
 }
