@@ -22,7 +22,7 @@ struct rig {
     lane *lanes[LANE_COUNT];
     uint32_t depths[LANE_COUNT];
     paranoid *checked[LANE_COUNT]; /* in paranoid mode: before the callback of each worker lane */
-    bool *skipped;              /* [op_count] ops that must not reach a lane; NULL: none */
+    bool *skipped;                 /* [op_count] ops that must not reach a lane; NULL: none */
     trace ring;
     executor *exec;
 };
