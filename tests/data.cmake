@@ -2,6 +2,7 @@
 if(TARGET sluice_data)
     sluice_test(test_data_sampler LIBS sluice_data LABELS cpu debug)
     sluice_test(test_data_formats LIBS sluice_data LABELS cpu debug)
+    sluice_test(test_data_refusals LIBS sluice_data LABELS cpu debug)
 endif()
 if(TARGET sluice_format)
     sluice_test(test_format_manifest LIBS sluice_format PkgConfig::XXHASH LABELS cpu debug)
