@@ -10,9 +10,9 @@
  * So the extents that have sums never overlap, and a read verifies all of them that lie within it: the
  * params of a unit, read whole, are checked tile by tile as they were written.
  *
- * The sum is XXH3-64 of the bytes. Of a tile of
- * optimizer state (elem_count > 0; base/tile.h) the padding between the streams is left out: the streams
- * are summed one after the other, each seeded with the sum before it.
+ * The sum is XXH3-64 of the bytes. Of a tile of optimizer state (elem_count > 0; base/tile.h) the padding
+ * is left out: it is that of the streams' elements, one stream after the other, as the manifest has it
+ * (tiers/FORMAT.md).
  * One thread owns a table; two threads may use it at once where their ranges are disjoint. */
 #ifndef SLUICE_SWAP_CHECKSUM_H
 #define SLUICE_SWAP_CHECKSUM_H

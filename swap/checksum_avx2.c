@@ -5,7 +5,10 @@
 
 #include "swap/checksum_internal.h"
 
-uint64_t swapi_xxh3_avx2(const void *data, uint64_t size_bytes, uint64_t seed)
+#include "swap/checksum_body.h"
+
+uint64_t swapi_checksum_avx2(const void *data, uint64_t stream_count, uint64_t stride_bytes,
+                             uint64_t stream_bytes)
 {
-    return XXH3_64bits_withSeed(data, size_bytes, seed);
+    return checksum_streams(data, stream_count, stride_bytes, stream_bytes);
 }

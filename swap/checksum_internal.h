@@ -5,8 +5,9 @@
 #include <stdint.h>
 
 #if defined(__x86_64__)
-/* Only where the CPU has AVX2. */
-uint64_t swapi_xxh3_avx2(const void *data, uint64_t size_bytes, uint64_t seed);
+/* checksum_streams of checksum_body.h; only where the CPU has AVX2. */
+uint64_t swapi_checksum_avx2(const void *data, uint64_t stream_count, uint64_t stride_bytes,
+                             uint64_t stream_bytes);
 #endif
 
 #endif
