@@ -436,6 +436,67 @@ static void activation_overflows(void **state)
     kernels_cpu.context_destroy(context);
 }
 
+enum { TOKENS = 40, DIM = 8, WIDTH = 3 * DIM, MARK = 20 };
+
+/* One head, forward and backward. */
+static void run_attention(const uint16_t *qkv, const uint16_t *output_grad, uint16_t *output,
+                          uint16_t *grads)
+{
+    kernel_context *context = new_context(1);
+    kernel_attention *attention;
+    attention_desc desc = {.batch = 1,
+                           .tokens = TOKENS,
+                           .heads = 1,
+                           .kv_heads = 1,
+                           .head_dim = DIM,
+                           .qkv_stride = WIDTH,
+                           .type = DTYPE_FP16,
+                           .scale = 0.25f};
+    assert_int_equal(kernels_cpu.attention_create(context, &desc, &attention), 0);
+    void *scratch = block(kernels_cpu.attention_backward_scratch_bytes(attention) +
+                          kernels_cpu.attention_forward_scratch_bytes(attention) + 64);
+    void *aligned = (void *)(((uintptr_t)scratch + 63) / 64 * 64);
+    float lse[TOKENS];
+    assert_int_equal(kernels_cpu.attention_forward(attention, NULL, qkv, qkv + DIM, qkv + 2 * DIM,
+                                                   output, lse, aligned),
+                     0);
+    assert_int_equal(kernels_cpu.attention_backward(attention, NULL, qkv, qkv + DIM, qkv + 2 * DIM,
+                                                    output, lse, output_grad, grads, grads + DIM,
+                                                    grads + 2 * DIM, aligned),
+                     0);
+    mem_free(scratch);
+    kernels_cpu.attention_destroy(attention);
+    kernels_cpu.context_destroy(context);
+}
+
+/* The gradient of the first value sums 65504 / (t + 1) over the rows t: infinity. An infinite key
+ * reaches the outputs of the rows that see it, and no other. */
+static void attention_overflows(void **state)
+{
+    (void)state;
+    uint16_t *qkv = repeat(0.0f, TOKENS * WIDTH), *grads = repeat(0.0f, TOKENS * WIDTH);
+    uint16_t *output = repeat(0.0f, TOKENS * DIM), *dy = repeat(65504.0f, TOKENS * DIM);
+    run_attention(qkv, dy, output, grads);
+    assert_all("value gradient", grads + 2 * DIM, DIM, POSITIVE);
+    assert_true(isfinite(fp32_from_fp16(grads[(TOKENS - 1) * WIDTH + 2 * DIM])));
+    for (int i = 0; i < TOKENS * WIDTH; i++)
+        qkv[i] = fp16_from_fp32(0.5f);
+    qkv[MARK * WIDTH + DIM] = POSITIVE;
+    for (int i = 0; i < TOKENS * DIM; i++)
+        dy[i] = fp16_from_fp32(1.0f);
+    run_attention(qkv, dy, output, grads);
+    for (int t = 0; t < TOKENS; t++) {
+        assert_int_equal(isfinite(fp32_from_fp16(output[t * DIM])), t < MARK);
+        if (t >= MARK) /* the block's masked zeros times infinity may reach earlier rows too */
+            assert_false(isfinite(fp32_from_fp16(grads[t * WIDTH])));
+    }
+    assert_false(isfinite(fp32_from_fp16(grads[MARK * WIDTH + DIM])));
+    mem_free(qkv);
+    mem_free(grads);
+    mem_free(output);
+    mem_free(dy);
+}
+
 /* Gradient closing and working copies: what the loss scaler sees. */
 static void optimizer_side_overflows(void **state)
 {
@@ -473,6 +534,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(sums_overflow),
         cmocka_unit_test(norm_overflows),
         cmocka_unit_test(activation_overflows),
+        cmocka_unit_test(attention_overflows),
         cmocka_unit_test(optimizer_side_overflows),
     };
     static const char *const names[CPUI_ISA_COUNT] = {"baseline", "avx2", "avx512"};
