@@ -12,6 +12,8 @@ if(TARGET sluice_train)
         gpt2-bf16-lion llama-fp32-adagrad)
     sluice_test(test_train_modes LIBS train_fixture LABELS cpu nvme TIMEOUT 120
                 INSTANCES ${train_modes})
+    sluice_test(test_train_faults LIBS train_fixture LABELS cpu TIMEOUT 120
+                INSTANCES errors harmless)
     sluice_test(test_train_random LIBS train_fixture LABELS cpu nvme TIMEOUT 120
                 INSTANCES 1 2 3 4)
     sluice_test(test_train_pytorch LIBS train_fixture LABELS cpu nvme INSTANCES ${train_curves})
@@ -32,13 +34,25 @@ if(TARGET sluice_train)
     target_compile_definitions(test_train_loss_scale PRIVATE
                                FIXTURE_DIR="${CMAKE_CURRENT_LIST_DIR}/reference")
 
-    list(TRANSFORM train_shapes PREPEND test_train_invariance. OUTPUT_VARIABLE names)
-    list(TRANSFORM train_modes PREPEND test_train_modes. OUTPUT_VARIABLE modes)
-    list(TRANSFORM train_curves PREPEND test_train_pytorch. OUTPUT_VARIABLE curves)
-    list(TRANSFORM train_fp16_curves PREPEND test_train_fp16. OUTPUT_VARIABLE fp16_curves)
-    set(randoms test_train_random.1 test_train_random.2 test_train_random.3 test_train_random.4)
-    set_tests_properties(${names} ${modes} ${randoms} ${curves} ${fp16_curves} test_train_memory test_train_fit test_train_resume
-                         test_train_overlap test_train_tokens PROPERTIES ENVIRONMENT OMP_WAIT_POLICY=passive)
+    # Once more in paranoid mode (fresh addresses, NaN-fill, compare, poison): BINARY [INSTANCES].
+    function(paranoid_test binary)
+        foreach(instance ${ARGN})
+            add_test(NAME paranoid.${binary}.${instance} COMMAND ${binary} ${instance})
+            set_tests_properties(paranoid.${binary}.${instance} PROPERTIES SKIP_RETURN_CODE 77
+                                 LABELS "cpu;nvme" TIMEOUT 120
+                                 ENVIRONMENT "OMP_WAIT_POLICY=passive;SLUICE_TEST_PARANOID=1")
+        endforeach()
+    endfunction()
+    get_property(train_tests DIRECTORY PROPERTY TESTS)
+    list(FILTER train_tests INCLUDE REGEX "^test_train_")
+    set_tests_properties(${train_tests} PROPERTIES ENVIRONMENT OMP_WAIT_POLICY=passive)
+    paranoid_test(test_train_invariance ${train_shapes})
+    paranoid_test(test_train_modes ${train_modes})
+    paranoid_test(test_train_pytorch ${train_curves})
+    paranoid_test(test_train_fp16 ${train_fp16_curves})
+    paranoid_test(test_train_resume all)
+    paranoid_test(test_train_rescue all)
+    paranoid_test(test_train_fit all)
 
     if(TARGET sluice)
         add_test(NAME train_bad_input COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/check_bad_input.sh

@@ -224,7 +224,7 @@ void fixture_train(const job *asked, const fixture_call *call, fixture_result *r
     struct watcher watcher = {.call = call, .result = result};
     struct train_options options = {.job = asked,
                                     .fresh = call->fresh,
-                                    .hash_weights = true,
+                                    .hash_weights = !call->hashes_nothing,
                                     .stop = &watcher.stop,
                                     .faults = call->faults,
                                     .simulates_drives = call->simulates_drives,

@@ -77,6 +77,7 @@ struct fixture_call {
     void (*on_step)(uint64_t step); /* or NULL */
     const struct io_faults *faults; /* of the drives, or NULL */
     bool simulates_drives;
+    bool hashes_nothing; /* the hash reads the slab past the lanes and their sums */
 };
 typedef struct fixture_call fixture_call;
 

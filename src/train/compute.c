@@ -56,7 +56,8 @@ static int run_forward(traini_engine *self, const program *prog, const op *item)
     model_call call;
     fill_call(self, prog, item, &call);
     if (net->stages[item->stage].kind == STAGE_HEAD && self->logits_row >= 0)
-        return model_logits(net, NULL, &call, (uint64_t)self->logits_row, self->logits);
+        return model_logits_pass(net, item->pass, NULL, &call, (uint64_t)self->logits_row,
+                                 self->logits);
     enum model_phase phase = item->kind == OP_RECOMPUTE ? MODEL_RECOMPUTE : MODEL_FORWARD;
     return model_run(net, phase, item->stage, item->pass, NULL, &call, false);
 }

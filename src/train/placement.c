@@ -64,9 +64,9 @@ static int place(traini_setup *self, const uint8_t automatic[STATE_KIND_COUNT])
                 continue;
             if (rule->unit_last != UINT32_MAX && rule->unit_last >= self->net->unit_count)
                 return err_set(ERR_CONFIG,
-                               "tiers.place.rules[%u].units is \"%u-%u\", but the model has units "
-                               "0 to %u",
-                               r, rule->unit_first, rule->unit_last, self->net->unit_count - 1);
+                               "tiers.place.rules: a rule names units %u to %u, but the model has "
+                               "units 0 to %u",
+                               rule->unit_first, rule->unit_last, self->net->unit_count - 1);
             for (uint32_t u = rule->unit_first; u <= rule->unit_last && u < self->net->unit_count;
                  u++)
                 self->homes[kind][u] = arena_of_tier(rule->tier, automatic[kind]);

@@ -62,22 +62,29 @@ static int make_model(traini_setup *self)
     return model_prepare(self->net, self->ops, self->context);
 }
 
+enum {
+    /* Raised whenever the same job on the same machine would give other bits than before: 2 is that
+     * widened products are cut, and that the first update has the scheduler's initial rate. */
+    NUMERICS_VERSION = 2,
+};
+
 /* What the bits of a run depend on besides its data: model, dtypes, micro-batch, kernels. */
 static uint64_t fingerprint_of(const traini_setup *self)
 {
     char text[1024];
     const model_spec *s = &self->net->spec;
-    int length = snprintf(
-        text, sizeof text,
-        "%d %llu %llu %llu %llu %llu %llu %llu %d %a %a %a | %d %llu %llu %llu %d | %s %s %d",
-        (int)s->family, (unsigned long long)s->num_layers, (unsigned long long)s->hidden_size,
-        (unsigned long long)s->num_heads, (unsigned long long)s->num_kv_heads,
-        (unsigned long long)s->ffn_size, (unsigned long long)s->vocab_size,
-        (unsigned long long)s->seq_length, s->tie_embeddings, s->rope_theta, s->norm_epsilon,
-        s->init_std, (int)self->net->type, (unsigned long long)self->net->micro_batch,
-        (unsigned long long)self->net->chunk_rows, (unsigned long long)s->max_part_bytes,
-        (int)self->job->grad_dtype, self->ops->name, self->ops->describe(self->context),
-        self->thread_count);
+    int length = snprintf(text, sizeof text,
+                          "numerics %d | %d %llu %llu %llu %llu %llu %llu %llu %d %a %a %a | %d "
+                          "%llu %llu %llu %d | %s %s %d",
+                          NUMERICS_VERSION, (int)s->family, (unsigned long long)s->num_layers,
+                          (unsigned long long)s->hidden_size, (unsigned long long)s->num_heads,
+                          (unsigned long long)s->num_kv_heads, (unsigned long long)s->ffn_size,
+                          (unsigned long long)s->vocab_size, (unsigned long long)s->seq_length,
+                          s->tie_embeddings, s->rope_theta, s->norm_epsilon, s->init_std,
+                          (int)self->net->type, (unsigned long long)self->net->micro_batch,
+                          (unsigned long long)self->net->chunk_rows,
+                          (unsigned long long)s->max_part_bytes, (int)self->job->grad_dtype,
+                          self->ops->name, self->ops->describe(self->context), self->thread_count);
     return XXH3_64bits(text, size_min((uint64_t)length, sizeof text - 1));
 }
 

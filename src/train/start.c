@@ -33,6 +33,13 @@ int traini_open_data(traini_loop *self)
     if (asked->data.valid.count == 0)
         return 0;
     TRY(open_corpus(asked, &asked->data.valid, &self->valid_source));
+    if (corpus_is_text(self->train_source) != corpus_is_text(self->valid_source))
+        return err_set(
+            ERR_INPUT,
+            "data.train holds %s and data.valid holds %s: losses on the one say nothing of "
+            "the other; give both in one form",
+            corpus_is_text(self->train_source) ? "text" : "token ids",
+            corpus_is_text(self->valid_source) ? "text" : "token ids");
     return sampler_init(&self->valid_sampler, self->valid_source, asked->data.seed,
                         asked->model.seq_length);
 }
