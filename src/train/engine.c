@@ -90,17 +90,18 @@ static int updates_start(void *start_user)
     return thread_bind_team(&group->cores, group->thread_count);
 }
 
-static int copies_start(void *start_user)
-{
-    const traini_engine *self = start_user;
-    thread_ask_short_slice();
-    return thread_bind(&self->setup->cores.io.cores);
-}
-
 static void list_programs(const traini_engine *self, const program *programs[PROGRAM_KIND_COUNT])
 {
     for (int k = 0; k < PROGRAM_KIND_COUNT; k++)
         programs[k] = &self->setup->set.programs[k];
+}
+
+/* Threads that mostly wait: copies, sums of what moves. */
+static int io_thread_start(void *start_user)
+{
+    const traini_engine *self = start_user;
+    thread_ask_short_slice();
+    return thread_bind(&self->setup->cores.io.cores);
 }
 
 static int make_io(traini_engine *self, const struct traini_engine_options *options)
@@ -129,7 +130,9 @@ static int make_io(traini_engine *self, const struct traini_engine_options *opti
                                .host_base = self->arenas[ARENA_HOST].base,
                                .depth = 16,
                                .request_capacity = 64,
-                               .verify = self->sums};
+                               .verify = self->sums,
+                               .start_thread = io_thread_start,
+                               .user = self};
     return lane_io_create(&io_lanes, &self->read_lane, &self->write_lane);
 }
 
@@ -185,7 +188,7 @@ static int make_workers(traini_engine *self)
                                   &self->checked_cores};
     struct worker_plan update = {"update",    traini_run_op, updates_start,         OWNER_UPDATES,
                                  LANE_UPDATE, LANE_UPDATE,   &self->checked_updates};
-    struct worker_plan copies = {"copies", traini_run_copy, copies_start,         OWNER_COPIES,
+    struct worker_plan copies = {"copies", traini_run_copy, io_thread_start,      OWNER_COPIES,
                                  LANE_D2H, LANE_H2D,        &self->checked_copies};
     TRY(make_worker(self, &compute, &self->core_lane));
     if (!shares) {
