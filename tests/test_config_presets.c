@@ -1,6 +1,7 @@
 /* The presets have their published parameter counts, the example jobs read, and files are found. */
 #include "test_config_common.h"
 
+#include <dirent.h>
 #include <sys/stat.h>
 
 /* Parameters by the dimensions alone. */
@@ -96,13 +97,51 @@ static void places_in_order(void **state)
     assert_int_equal(unlink(first) | unlink(beside) | rmdir(models), 0);
 }
 
-static void examples_read(void **state)
+static job *read_example(const char *name)
 {
-    (void)state;
+    char path[512];
+    snprintf(path, sizeof path, SLUICE_SOURCE_DIR "/configs/jobs/%s", name);
+    /* A file of DeepSpeed's alone gets the blocks that it lacks, as a user would give them. */
+    static const char *const blocks[] = {"model.preset=gpt2-124m", "data.train=train.txt",
+                                         "run.dir=runs/infinity",
+                                         "zero_optimization.offload_optimizer.nvme_path=slabs",
+                                         "zero_optimization.offload_param.nvme_path=slabs"};
+    uint32_t count =
+        strcmp(name, "deepspeed-infinity.json") == 0 ? sizeof blocks / sizeof blocks[0] : 0;
     job *self;
-    int rc = job_read(SLUICE_SOURCE_DIR "/configs/jobs/gpt2-1.5b-nvme.json", NULL, 0, &self);
+    int rc = job_read(path, blocks, count, &self);
     if (rc < 0)
         fail_msg("%s", err_text());
+    return self;
+}
+
+/* Every file of configs/jobs is a job that could train. */
+static void all_examples_read(void **state)
+{
+    (void)state;
+    DIR *folder = opendir(SLUICE_SOURCE_DIR "/configs/jobs");
+    assert_non_null(folder);
+    uint32_t count = 0;
+    for (const struct dirent *entry; (entry = readdir(folder)); count++) {
+        const char *end = strrchr(entry->d_name, '.');
+        if (entry->d_name[0] == '.') {
+            count--;
+            continue;
+        }
+        assert_string_equal(end ? end : "", ".json");
+        job *self = read_example(entry->d_name);
+        assert_int_equal(job_check_for_training(self), 0);
+        assert_true(self->run.steps > 0 && self->run.dir[0] != '\0');
+        job_destroy(self);
+    }
+    assert_int_equal(closedir(folder), 0);
+    assert_true(count >= 6);
+}
+
+static void examples_say(void **state)
+{
+    (void)state;
+    job *self = read_example("gpt2-1.5b-nvme.json");
     assert_int_equal(self->model.num_layers * self->model.hidden_size, 48 * 1600);
     assert_int_equal(self->model.num_heads, 16);
     assert_int_equal(self->micro_batch, 1);
@@ -110,32 +149,38 @@ static void examples_read(void **state)
     assert_int_equal(self->tiers.device_budget, 2ull << 30);
     assert_int_equal(self->tiers.host_budget, 2ull << 30);
     assert_int_equal(self->tiers.place[JOB_OPTIMIZER], JOB_TIER_NVME);
-    assert_int_equal(job_check_for_training(self), 0);
     job_destroy(self);
-    rc = job_read(SLUICE_SOURCE_DIR "/configs/jobs/deepspeed-zero3-nvme.json", NULL, 0, &self);
-    if (rc < 0)
-        fail_msg("%s", err_text());
+    self = read_example("deepspeed-zero3-nvme.json");
     assert_int_equal(self->accumulation, 8);
     assert_int_equal(self->tiers.nvme_count, 1);
     assert_int_equal(self->tiers.place[JOB_PARAMS], JOB_TIER_NVME);
     assert_int_equal(self->io.queue_depth, 32);
     job_destroy(self);
-    rc = job_read(SLUICE_SOURCE_DIR "/configs/jobs/gpt2-124m-fp16.json", NULL, 0, &self);
-    if (rc < 0)
-        fail_msg("%s", err_text());
+    self = read_example("deepspeed-infinity.json");
+    assert_int_equal(self->accumulation, 4);
+    assert_string_equal(self->tiers.nvme[0].path, "slabs");
+    assert_int_equal(self->tiers.nvme_count, 1);
+    assert_int_equal(self->scheduler.total_num_steps, 1000);
+    assert_false(self->scheduler.warmup_max_lr_given);
+    job_destroy(self);
+    self = read_example("gpt2-124m-fp16.json");
     assert_int_equal(self->type, DTYPE_FP16);
     assert_int_equal(self->accumulation, 8);
     assert_int_equal(self->tiers.place[JOB_OPTIMIZER], JOB_TIER_HOST);
+    assert_int_equal(self->tiers.place[JOB_INNER_ACTIVATIONS], JOB_TIER_HOST);
+    job_destroy(self);
+    self = read_example("llama-1b-parts.json");
+    assert_int_equal(self->model.max_part_bytes, 64 << 20);
+    assert_int_equal(self->tiers.place[JOB_ACTIVATIONS], JOB_TIER_NVME);
     job_destroy(self);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(published_sizes),
-        cmocka_unit_test(keys_override),
-        cmocka_unit_test(places_in_order),
-        cmocka_unit_test(examples_read),
+        cmocka_unit_test(published_sizes), cmocka_unit_test(keys_override),
+        cmocka_unit_test(places_in_order), cmocka_unit_test(all_examples_read),
+        cmocka_unit_test(examples_say),
     };
     return cmocka_run_group_tests(tests, test_setup, test_teardown);
 }
