@@ -7,15 +7,16 @@
 static const char one_rank[] = "it is about several ranks or devices, and this job has one rank";
 static const char engine_only[] = "it is about the inner workings of DeepSpeed's engine";
 static const char always_measured[] =
-    "the trace and metrics.jsonl hold every time, byte and peak of every step anyway";
+    "trace.json and metrics.jsonl hold times, bytes and peaks of the lanes anyway";
 static const char planned[] =
     "buffers, prefetches and transfers are planned from the budgets in tiers";
-static const char one_ring[] = "one ring per drive keeps aio.queue_depth requests in flight";
+static const char one_ring[] =
+    "one queue serves all drives and keeps aio.queue_depth requests of each in flight";
 static const char no_gds[] = "drives are read through host memory";
 static const char each_block[] = "every block's input is a checkpoint";
 static const char own_state[] = "state is kept in run.dir, in its own format";
-static const char own_metrics[] = "metrics are written to metrics.jsonl and report.html in run.dir";
-static const char own_plan[] = "`sluice plan` answers what the autotuner searches";
+static const char own_metrics[] = "metrics are written to metrics.jsonl in run.dir";
+static const char own_plan[] = "`sluice plan` says what fits and what a step takes, before any run";
 
 const option configi_block_rows[] = {
     {.path = "aio.block_size",
@@ -23,13 +24,13 @@ const option configi_block_rows[] = {
      .fallback = "1048576",
      .range = "[4096,1073741824]",
      .unit = "bytes",
-     .help = "Bytes of one request to a drive; a multiple of 4096."},
+     .help = "Most bytes of one request to a drive; a multiple of 4096."},
     {.path = "aio.queue_depth",
      .type = OPTION_INT,
      .fallback = "8",
      .range = "[1,32768]",
      .unit = "requests",
-     .help = "Requests in flight on a drive."},
+     .help = "Requests in flight on a drive, of reads and of writes."},
     {.path = "aio.intra_op_parallelism",
      .type = OPTION_INT,
      .effect = OPTION_NO_EFFECT,

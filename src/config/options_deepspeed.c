@@ -8,7 +8,7 @@ static const char one_rank[] = "it is about several ranks or devices, and this j
 static const char whole_steps[] = "a step here always takes all of its micro-batches";
 static const char engine_only[] = "it is about the inner workings of DeepSpeed's engine";
 static const char always_measured[] =
-    "the trace and metrics.jsonl hold every time, byte and peak of every step anyway";
+    "trace.json and metrics.jsonl hold times, bytes and peaks of the lanes anyway";
 static const char dense[] = "gradients are dense vectors here";
 static const char own_data[] = "the sampler draws whole batches only";
 static const char model_block[] = "model.vocab_size says it";
@@ -352,7 +352,8 @@ const option configi_deepspeed_rows[] = {
     {.path = "bf16.check_grad_overflow",
      .type = OPTION_BOOL,
      .fallback = "true",
-     .help = "Whether a step whose gradients are not finite is skipped (with bf16.enabled)."},
+     .help = "Whether a step whose gradients are not finite is skipped (with bf16.enabled); false: "
+             "it ends the run."},
     {.path = "bf16.bf16_master_weights_and_grads",
      .type = OPTION_BOOL,
      .fallback = "false",

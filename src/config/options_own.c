@@ -84,16 +84,17 @@ const option configi_own_rows[] = {
     {.path = "data.train",
      .type = OPTION_STRINGS,
      .unit = "files",
-     .help = "Training text, read relative to the current directory."},
+     .help = "Training text or token files (data.format), relative to the current directory."},
     {.path = "data.valid",
      .type = OPTION_STRINGS,
      .unit = "files",
-     .help = "Held-out text for evaluation."},
+     .help = "Held-out files for evaluation, in the same form as data.train."},
     {.path = "data.tokenizer",
      .type = OPTION_ENUM,
      .fallback = "bytes",
      .choices = "bytes",
-     .help = "How text becomes tokens: bytes (each byte is a token, 256 in all)."},
+     .help = "How text becomes tokens: bytes (each byte is a token, 256 in all). Token files "
+             "need none."},
     {.path = "data.seed",
      .type = OPTION_INT,
      .fallback = "1",
@@ -103,9 +104,11 @@ const option configi_own_rows[] = {
      .type = OPTION_ENUM,
      .fallback = "auto",
      .choices = "auto|text|llmc|u16|u32|megatron",
-     .help = "What the files hold: text (bytes), llm.c's .bin, raw 16-bit or 32-bit token ids, "
-             "little-endian, or Megatron's .bin beside its .idx. auto: by how a file begins, else "
-             "text. Token ids need model.vocab_size."},
+     .help =
+         "What the files hold: text (bytes), llm.c's .bin, raw 16-bit or 32-bit token ids, "
+         "little-endian, or Megatron's .bin beside its .idx. auto: by how a file begins and what "
+         "lies beside it, else text; raw ids must be named, and a .bin is never taken for text. "
+         "Token ids need model.vocab_size."},
 
     {.path = "run.dir",
      .type = OPTION_STRING,
@@ -132,7 +135,7 @@ const option configi_own_rows[] = {
      .fallback = "16",
      .range = "[1,]",
      .unit = "micro-batches",
-     .help = "Length of an evaluation; ends earlier where data.valid does."},
+     .help = "Length of an evaluation, rounded up to whole steps; shorter where data.valid is."},
     {.path = "run.commit_every",
      .type = OPTION_INT,
      .fallback = "0",
@@ -166,37 +169,41 @@ const option configi_own_rows[] = {
      .fallback = "0",
      .range = "[0,65536]",
      .unit = "threads",
-     .help = "Threads that compute; 0: all cores that this process may use."},
+     .help = "Threads that compute; 0: one per physical core that this process may use, within its "
+             "quota of CPU time; from 8 cores on, one core is left to I/O."},
     {.path = "device.cores",
      .type = OPTION_CORES,
-     .help = "Cores that compute, as in \"0-7,16\". Default: automatic."},
+     .help = "Cores that compute, as in \"0-7,16\". Default: all that this process may use."},
 
     {.path = "update.threads",
      .type = OPTION_INT,
      .fallback = "0",
      .range = "[0,65536]",
      .unit = "threads",
-     .help = "Threads of the optimizer on the CPU; 0: as device.threads."},
+     .help = "Threads of the optimizer on the CPU; 0: those that compute (cpu backend)."},
     {.path = "update.cores",
      .type = OPTION_CORES,
-     .help = "Cores of the optimizer on the CPU, as in \"0-7,16\". Default: automatic."},
+     .help =
+         "Cores of the optimizer on the CPU, as in \"0-7,16\". Default: those that compute (cpu "
+         "backend)."},
 
     {.path = "tiers.device.budget",
      .type = OPTION_SIZE,
      .fallback = "0",
      .unit = "bytes",
      .help = "Hard limit of device memory (on the cpu backend: of an arena that stands for it); "
-             "0: automatic."},
+             "0: a quarter of the memory that is free."},
     {.path = "tiers.host.budget",
      .type = OPTION_SIZE,
      .fallback = "0",
      .unit = "bytes",
-     .help = "Hard limit of host memory; 0: automatic."},
+     .help = "Hard limit of host memory; 0: half of the memory that is free."},
     {.path = "tiers.nvme",
      .type = OPTION_BLOCKS,
      .range = "[0,16]",
      .unit = "drives",
-     .help = "Directories for slabs, one per drive; state is striped over them."},
+     .help = "Directories for slabs, one per drive; state is striped over them, by measured speed "
+             "where they are on several devices."},
     {.path = "tiers.nvme.*.path",
      .type = OPTION_STRING,
      .help = "Directory on the drive. Required."},
@@ -204,33 +211,35 @@ const option configi_own_rows[] = {
      .type = OPTION_SIZE,
      .fallback = "0",
      .unit = "bytes",
-     .help = "Hard limit on the drive; 0: its free space less 10%."},
+     .help = "Hard limit on the drive; 0: its free space less 10%, which drives of one file system "
+             "share."},
     {.path = "tiers.place.params",
      .type = OPTION_TIER,
      .fallback = "auto",
      .choices = "auto|device|host|nvme",
-     .help = "Home of the working parameters."},
+     .help = "Home of the working parameters; auto: the dearest tier on which the job fits."},
     {.path = "tiers.place.grads",
      .type = OPTION_TIER,
      .fallback = "auto",
      .choices = "auto|device|host|nvme",
-     .help = "Home of the gradients."},
+     .help = "Home of the gradients; auto: as above."},
     {.path = "tiers.place.optimizer",
      .type = OPTION_TIER,
      .fallback = "auto",
      .choices = "auto|device|host|nvme",
-     .help = "Home of master weights and both moments."},
+     .help = "Home of master weights and moments; auto: as above."},
     {.path = "tiers.place.activations",
      .type = OPTION_TIER,
      .fallback = "auto",
      .choices = "auto|device|host|nvme",
-     .help = "Home of the activation checkpoints between blocks."},
+     .help = "Home of the activation checkpoints between blocks; auto: as above."},
     {.path = "tiers.place.inner_activations",
      .type = OPTION_TIER,
      .fallback = "auto",
      .choices = "auto|recompute|device|host|nvme",
      .help = "Activations within a block: recompute them in the backward, or keep them from the "
-             "forward on this tier; auto: what is predicted to be faster."},
+             "forward on this tier; auto: kept on device or host where the step is predicted to be "
+             "faster by 2% or more."},
     {.path = "tiers.place.rules",
      .type = OPTION_BLOCKS,
      .range = "[0,64]",
@@ -275,7 +284,8 @@ const option configi_own_rows[] = {
      .fallback = "0",
      .range = "[0,]",
      .unit = "ops",
-     .help = "How far a prefetch may run ahead; 0: as far as memory allows."},
+     .help = "How many ops ahead of the oldest unfinished one memory is reserved; 0: as far as "
+             "budgets allow."},
 
     {.path = "io.backend",
      .type = OPTION_ENUM,
@@ -289,16 +299,20 @@ const option configi_own_rows[] = {
      .fallback = "0",
      .range = "[0,1024]",
      .unit = "threads",
-     .help = "Threads with pread and pwrite, per drive, where io_uring is not used; 0: automatic."},
+     .help =
+         "Threads with pread and pwrite, per drive, where io_uring is not used; 0: 4. At most 64 "
+         "in all."},
     {.path = "io.cores",
      .type = OPTION_CORES,
-     .help = "Cores of I/O and of the scheduler, as in \"0-7,16\". Default: automatic."},
+     .help = "Cores of I/O and of the scheduler, as in \"0-7,16\". Default: all of the NUMA nodes "
+             "where the memory is."},
     {.path = "io.stuck_seconds",
      .type = OPTION_FLOAT,
      .fallback = "30",
      .range = "[0,]",
      .unit = "seconds",
-     .help = "A request to a drive that takes longer is reported; 0: never."},
+     .help = "A request to a drive that takes longer is reported, and waited for all the same; 0: "
+             "never."},
 };
 
 const uint32_t configi_own_row_count = sizeof configi_own_rows / sizeof configi_own_rows[0];
