@@ -23,6 +23,11 @@ if(TARGET sluice_train)
     sluice_test(test_train_fit LIBS train_fixture LABELS cpu nvme debug)
     sluice_test(test_train_resume LIBS train_fixture LABELS cpu nvme debug)
     sluice_test(test_train_rescue LIBS train_fixture LABELS cpu nvme debug)
+    sluice_test(test_train_stops LIBS train_fixture LABELS cpu nvme TIMEOUT 120
+                INSTANCES llama-fp16 gpt2-fp16-untied-cut-lion gpt2-bf16-adagrad
+                llama-bf16-unclipped-cut gpt2-fp32-cut-range
+                llama-fp32-unclipped-untied-adam-onecycle gpt2-fp16-tokens-adagrad-onecycle
+                llama-bf16-delayed)
     sluice_test(test_train_overlap LIBS train_fixture LABELS cpu nvme)
 
     set(train_fp16_curves fp16-gpt2-tied fp16-llama-untied)
