@@ -20,6 +20,7 @@ if(TARGET sluice_train)
     target_compile_definitions(test_train_pytorch PRIVATE
                                FIXTURE_DIR="${CMAKE_CURRENT_LIST_DIR}/reference")
     sluice_test(test_train_memory LIBS train_fixture LABELS cpu nvme debug)
+    sluice_test(test_train_sealed LIBS train_fixture LABELS cpu nvme debug)
     sluice_test(test_train_fit LIBS train_fixture LABELS cpu nvme debug)
     sluice_test(test_train_resume LIBS train_fixture LABELS cpu nvme debug)
     sluice_test(test_train_rescue LIBS train_fixture LABELS cpu nvme debug)
@@ -63,5 +64,9 @@ if(TARGET sluice_train)
         add_test(NAME train_bad_input COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/check_bad_input.sh
                  $<TARGET_FILE:sluice>)
         set_tests_properties(train_bad_input PROPERTIES LABELS "cpu;debug" TIMEOUT 60)
+        add_test(NAME train_deepspeed_jobs COMMAND
+                 ${CMAKE_CURRENT_SOURCE_DIR}/check_deepspeed_jobs.sh $<TARGET_FILE:sluice>
+                 ${PROJECT_SOURCE_DIR})
+        set_tests_properties(train_deepspeed_jobs PROPERTIES LABELS "cpu;nvme" TIMEOUT 120)
     endif()
 endif()
