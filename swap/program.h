@@ -214,6 +214,7 @@ uint64_t op_moved_bytes(const op *item);
  *  - every read of a transient follows, through dependencies, a write of those bytes (scratch, and an
  *    accumulator that the op zeroes first, are not read);
  *  - two ops that touch the same bytes of a buffer, one of them writing, are ordered;
+ *  - what a conditional op (if_applied) writes to a transient is read by conditional ops alone;
  *  - homes overlap nothing; two transients that overlap in an arena are never live together: all uses
  *    of one are ordered before all uses of the other;
  *  - reads and writes of nvme are in multiples of 4 KiB on both sides; the residues of tiles, gradients

@@ -261,6 +261,36 @@ static int check_lifetimes(const swapi_check *check)
     return 0;
 }
 
+/* What a conditional op leaves unwritten in a skipped update is read by conditional ops alone. Where an
+ * OP_NORM of the program decides, those before it are not skipped (swap/executor.h). */
+static int check_conditions(const swapi_check *check)
+{
+    const program *prog = check->prog;
+    uint64_t norm = 0;
+    while (norm < prog->op_count && prog->ops[norm].kind != OP_NORM)
+        norm++;
+    uint64_t first_skipped = norm + 1 < prog->op_count ? norm + 1 : 0;
+    for (uint64_t b = prog->home_count; b < prog->buffer_count; b++) {
+        uint32_t writer = PROGRAM_NONE;
+        for (uint64_t i = check->use_begin[b]; i < check->use_begin[b + 1]; i++) {
+            const swapi_use *use = &check->uses[i];
+            const op *item = &prog->ops[use->op_idx];
+            uint8_t access = item->operands[use->operand_idx].access;
+            char text[SWAPI_OP_TEXT_BYTES], writer_text[SWAPI_OP_TEXT_BYTES];
+            if (writer != PROGRAM_NONE && (access & ACCESS_READ) && !item->if_applied)
+                return err_set(ERR_INTERNAL,
+                               "program: %s runs in any case, but reads buffer %llu, which %s "
+                               "leaves unwritten where the update is skipped",
+                               swapi_op_text(prog, use->op_idx, text), (unsigned long long)b,
+                               swapi_op_text(prog, writer, writer_text));
+            bool is_skipped = item->if_applied && use->op_idx >= first_skipped;
+            if ((access & ACCESS_WRITE) && is_skipped && writer == PROGRAM_NONE)
+                writer = use->op_idx;
+        }
+    }
+    return 0;
+}
+
 static int check_peaks(const program *prog)
 {
     uint64_t peaks[ARENA_COUNT] = {0};
@@ -302,6 +332,7 @@ int program_check(const program *prog)
     swapi_check check = {.prog = prog};
     TRY_GOTO(rc, list_uses(&check), done);
     TRY_GOTO(rc, check_lifetimes(&check), done);
+    TRY_GOTO(rc, check_conditions(&check), done);
     TRY_GOTO(rc, swapi_order_init(&check.order, prog), done);
     TRY_GOTO(rc, swapi_check_accesses(&check), done);
     TRY_GOTO(rc, swapi_check_space(&check), done);

@@ -311,6 +311,11 @@ static void nvme_odd_size(program *p)
 {
     p->ops[0].operands[0].size_bytes = 8191, p->ops[0].operands[1].size_bytes = 8191;
 }
+static void reader_not_conditional(program *p)
+{
+    p->ops[0].if_applied = 1; /* the update reads what it brings */
+}
+
 static void transient_unused(program *p)
 {
     p->ops[4].operand_count = 2, p->ops[5].operand_count = 3;
@@ -379,6 +384,7 @@ static const struct fault faults[] = {
     FAULT(nvme_misaligned, "multiples of 4096"),
     FAULT(nvme_odd_size, "multiples of 4096"),
     FAULT(transient_unused, "no op uses"),
+    FAULT(reader_not_conditional, "leaves unwritten where the update is skipped"),
 };
 
 static void names_each_fault(void **state)
@@ -502,7 +508,7 @@ static void hash_sees_each_field(void **state)
     b.ops[3].predicted_end_ns = 5;
     uint64_t hash = program_hash(&a);
     assert_true(hash == program_hash(&b));
-    uint64_t seen[9];
+    uint64_t seen[11];
     size_t count = 0;
     b.ops[3].operands[0].offset_bytes += 1;
     seen[count++] = program_hash(&b);
@@ -516,6 +522,12 @@ static void hash_sees_each_field(void **state)
     b.ops[3].elem_count += 1;
     seen[count++] = program_hash(&b);
     b.ops[3].elem_count -= 1;
+    b.ops[3].pass += 1;
+    seen[count++] = program_hash(&b);
+    b.ops[3].pass -= 1;
+    b.ops[3].if_applied = 1;
+    seen[count++] = program_hash(&b);
+    b.ops[3].if_applied = 0;
     b.deps[b.ops[10].dep_begin] += 1;
     seen[count++] = program_hash(&b);
     b.deps[b.ops[10].dep_begin] -= 1;

@@ -146,7 +146,21 @@ static const struct {
 /* A shorter predicted step by less than this does not justify the memory. */
 static const double keep_gain = 0.02;
 
-/* Tries to keep inner activations in place of recomputing them; the shortest predicted step wins. */
+/* Whether homes of the last `count` stages' inner activations can lie in the arena beside those that are
+ * there; what else is needed only a compilation tells. */
+static bool may_keep(const traini_setup *self, uint32_t count, uint8_t tier)
+{
+    const plan_job *plan = &self->plan;
+    uint64_t homes = 0, live = plan->order == PLAN_BATCH_MAJOR ? 1 : plan->micro_batch_count;
+    for (int kind = 0; kind < STATE_KIND_COUNT; kind++)
+        homes += self->set.home_bytes[kind][tier];
+    for (uint32_t back = 0; back < count && back + 2 < plan->stage_count; back++)
+        homes += live * plan->stages[plan->stage_count - 2 - back].saved_bytes;
+    return homes <= plan->budget_bytes[tier];
+}
+
+/* Tries to keep inner activations in place of recomputing them; the shortest predicted step wins. The
+ * tiles stay as they were chosen. */
 static int choose_kept(traini_setup *self, size_t taken)
 {
     bool is_automatic = self->job->tiers.place[JOB_INNER_ACTIVATIONS] == JOB_TIER_AUTO;
@@ -156,11 +170,16 @@ static int choose_kept(traini_setup *self, size_t taken)
         if (self->job->tiers.rules[r].kind == JOB_INNER_ACTIVATIONS)
             return 0; /* the user decides unit by unit */
     uint32_t blocks = self->net->stage_count - 2;
+    uint64_t tile_elems = self->plan.tile_elems;
+    self->plan.tile_elems = self->set.tile_elems;
     double best = (double)self->set.programs[PROGRAM_STEADY].predicted_ns * (1 - keep_gain);
     for (size_t i = 0; i < sizeof keepings / sizeof keepings[0]; i++) {
         plan_set trial;
+        uint32_t count = (uint32_t)ceil(keepings[i].share * blocks);
+        if (!may_keep(self, count, keepings[i].arena))
+            continue;
         TRY(place(self, placements[taken]));
-        keep_last(self, (uint32_t)ceil(keepings[i].share * blocks), keepings[i].arena);
+        keep_last(self, count, keepings[i].arena);
         int rc = plan_compile(&self->plan, &trial);
         if (rc == ERR_NO_FIT)
             continue;
@@ -170,11 +189,12 @@ static int choose_kept(traini_setup *self, size_t taken)
             plan_set_fini(&self->set);
             self->set = trial;
             self->kept_arena = keepings[i].arena;
-            self->kept_stages = (uint32_t)ceil(keepings[i].share * blocks);
+            self->kept_stages = count;
             break; /* further ones keep less, or farther away */
         }
         plan_set_fini(&trial);
     }
+    self->plan.tile_elems = tile_elems;
     TRY(place(self, placements[taken]));
     keep_last(self, self->kept_stages, self->kept_arena);
     return 0;
