@@ -20,6 +20,9 @@ if(TARGET sluice_train)
     target_compile_definitions(test_train_pytorch PRIVATE
                                FIXTURE_DIR="${CMAKE_CURRENT_LIST_DIR}/reference")
     sluice_test(test_train_memory LIBS train_fixture LABELS cpu nvme debug)
+    sluice_test(test_train_generate LIBS train_fixture LABELS cpu nvme TIMEOUT 120
+                INSTANCES gpt2-bf16-unclipped llama-fp16 gpt2-fp32-untied-cut-unclipped
+                llama-bf16-untied gpt2-fp16-cut llama-fp32-cut llama-fp32)
     sluice_test(test_train_sealed LIBS train_fixture LABELS cpu nvme debug)
     sluice_test(test_train_fit LIBS train_fixture LABELS cpu nvme debug)
     sluice_test(test_train_resume LIBS train_fixture LABELS cpu nvme debug)
