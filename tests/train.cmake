@@ -71,5 +71,10 @@ if(TARGET sluice_train)
                  ${CMAKE_CURRENT_SOURCE_DIR}/check_deepspeed_jobs.sh $<TARGET_FILE:sluice>
                  ${PROJECT_SOURCE_DIR})
         set_tests_properties(train_deepspeed_jobs PROPERTIES LABELS "cpu;nvme" TIMEOUT 120)
+        if(TARGET deny_uring)
+            add_test(NAME train_bad_runs COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/check_bad_runs.sh
+                     $<TARGET_FILE:sluice> $<TARGET_FILE:deny_uring>)
+            set_tests_properties(train_bad_runs PROPERTIES LABELS "cpu;nvme" TIMEOUT 180)
+        endif()
     endif()
 endif()

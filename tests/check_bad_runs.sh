@@ -1,0 +1,362 @@
+#!/bin/sh
+# What goes wrong in a run, through the binary, in the modes of a step: check_bad_runs.sh SLUICE DENY_URING
+#
+# Drives that are full, read-only, gone or changed, budgets per mode with the figures that a refusal
+# names, parts, cores, io_uring that is denied, tokens outside of the vocabulary, loss scales, two
+# processes in one run directory, stops and kills: exit status, one sentence, and nothing lost. Where a
+# file system may be mounted, the script mounts small ones in a namespace of its own.
+# shellcheck disable=SC2015 # fail is meant for both
+set -u
+usage='use: check_bad_runs.sh SLUICE DENY_URING'
+sluice=$(realpath "${1:?$usage}")
+deny=$(realpath "${2:?$usage}")
+[ -x "$sluice" ] || { echo "no program $sluice"; exit 2; }
+[ -x "$deny" ] || { echo "no program $deny"; exit 2; }
+if [ -z "${CHECK_BAD_RUNS_MOUNTS:-}" ]; then
+    CHECK_BAD_RUNS_MOUNTS=no
+    unshare -m true 2>/dev/null && CHECK_BAD_RUNS_MOUNTS=yes
+    export CHECK_BAD_RUNS_MOUNTS
+    [ $CHECK_BAD_RUNS_MOUNTS = no ] || exec unshare -m "$0" "$sluice" "$deny"
+fi
+scratch=$(mktemp -d ./check_bad_runs.XXXXXX) || exit 2
+scratch=$(realpath "$scratch")
+background=
+# shellcheck disable=SC2317 # reached by the trap
+clean()
+{
+    [ -z "$background" ] || kill -KILL "$background" 2>/dev/null
+    cd / && umount "$scratch/small" 2>/dev/null
+    rm -rf "$scratch"
+}
+trap clean EXIT
+cd "$scratch" || exit 2
+OMP_WAIT_POLICY=passive
+export OMP_WAIT_POLICY
+failures=0
+count=0
+
+cat >job.json <<'END_OF_JOB'
+{
+  "model": {"family": "gpt2", "num_layers": 2, "hidden_size": 64, "num_heads": 4, "vocab_size": 256,
+            "seq_length": 32},
+  "data": {"train": ["text.txt"], "valid": ["text.txt"]},
+  "run": {"dir": "run", "steps": 4},
+  "device": {"backend": "cpu"},
+  "tiers": {
+    "device": {"budget": "16MiB"}, "host": {"budget": "16MiB"},
+    "nvme": [{"path": "drive", "budget": "64MiB"}],
+    "place": {"params": "nvme", "grads": "nvme", "optimizer": "nvme", "activations": "nvme"}
+  },
+  "train_micro_batch_size_per_gpu": 2,
+  "gradient_accumulation_steps": 2,
+  "gradient_clipping": 1.0,
+  "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}}
+}
+END_OF_JOB
+i=0
+while [ $i -lt 60 ]; do
+    echo "line $i of a text that is long enough for a window of the sampler"
+    i=$((i + 1))
+done >text.txt
+
+fail()
+{
+    echo "FAILED: $1"
+    sed 's/^/    /' err
+    failures=$((failures + 1))
+}
+
+# train KEY=VALUE...: the job with these overrides; its status in `status`.
+train()
+{
+    sets=
+    for one in "$@"; do
+        sets="$sets --set $one"
+    done
+    count=$((count + 1))
+    # shellcheck disable=SC2086 # values without blanks, split on purpose
+    ${launcher:-} "$sluice" train job.json --quiet $sets >out 2>err </dev/null
+    status=$?
+}
+
+# good KEY=VALUE...: a run that goes through, with nothing said.
+good()
+{
+    train "$@"
+    [ $status -eq 0 ] || fail "train $*: exit $status"
+}
+
+# refused STATUS TEXT KEY=VALUE...: exit STATUS and one line of error with TEXT in it.
+refused()
+{
+    want=$1
+    text=$2
+    shift 2
+    train "$@"
+    [ $status -eq "$want" ] || fail "train $*: exit $status, expected $want"
+    [ "$(grep -c '^sluice: error: ' err)" -eq 1 ] || fail "train $*: not one line of error"
+    grep '^sluice: error: ' err | grep -qF -- "$text" || fail "train $*: no '$text'"
+}
+
+# no_state: what was refused at its start left no state, on the drive neither.
+no_state()
+{
+    [ -z "$(find run drive ! -type d ! -name lock 2>/dev/null)" ] || fail "$1: files were left"
+    rm -rf run drive
+}
+
+losses()
+{
+    sed -n 's/.*"loss_bits": *"\([0-9a-f]*\)".*/\1/p' run/metrics.jsonl
+}
+
+fp16='fp16={"enabled":true,"initial_scale_power":8}'
+
+# ---- budgets per mode: the figures of a refusal, pasted, fit; less does not
+
+# fits KEY=VALUE...
+fits()
+{
+    refused 3 "does not fit" "$@" tiers.device.budget=64KiB tiers.host.budget=64KiB
+    no_state "$*"
+    figures=$(sed -n 's/.*fits with \(.*\)/\1/p' err)
+    echo "$figures" | grep -q 'tiers.device.budget=[0-9]* *tiers.host.budget=[0-9]*' ||
+        fail "$*: no figures in the refusal"
+    # shellcheck disable=SC2086 # two settings
+    good "$@" $figures
+    rm -rf run drive
+    for figure in $figures; do
+        key=${figure%%=*}
+        # shellcheck disable=SC2086
+        refused 3 "$key=" "$@" $figures "$key=$((${figure##*=} - 65536))"
+        no_state "$*"
+    done
+}
+
+fits schedule.order=batch_major
+fits "$fp16" schedule.order=batch_major tiers.place.inner_activations=nvme
+fits "$fp16" model.max_part_bytes=16384
+fits model.max_part_bytes=32768 schedule.order=batch_major
+fits schedule.update=in_backward gradient_clipping=0 tiers.place.inner_activations=host
+fits schedule.update=delayed_one_step "$fp16"
+fits 'optimizer={"type":"Lion"}' bf16.enabled=true data_types.grad_accum_dtype=fp32
+
+# ---- parts, cores
+
+refused 2 "model.max_part_bytes is 100," model.max_part_bytes=100
+no_state "parts of 100 bytes"
+good "model.max_part_bytes=$(sed -n 's/.*set it to \([0-9]*\) or more.*/\1/p' err)"
+rm -rf run drive
+for key in device.cores update.cores io.cores; do
+    refused 2 "$key is \"1000\", but core 1000 does not exist" $key=1000
+    grep -q 'this process may use: ' err || fail "$key: the refusal does not say which cores there are"
+    no_state "$key"
+done
+good "device.cores=$(sed -n 's/.*this process may use: \([0-9]*\).*/\1/p' err)"
+rm -rf run drive
+
+# ---- updates
+
+refused 2 "set gradient_clipping to 0 (it is 1)" schedule.update=in_backward
+refused 2 "set fp16.enabled to false" schedule.update=in_backward gradient_clipping=0 "$fp16"
+no_state "in_backward"
+good schedule.update=delayed_one_step
+[ "$(grep -c 'warning: .*delayed_one_step is approximate' err)" -eq 1 ] ||
+    fail "delayed_one_step: not one warning"
+[ "$(grep -c '' err)" -eq 1 ] || fail "delayed_one_step: more than a warning"
+rm -rf run drive
+
+# ---- loss scales
+
+diverging='fp16={"enabled":true,"initial_scale_power":1,"min_loss_scale":1,"hysteresis":1}'
+refused 1 "(fp16.min_loss_scale)" "$diverging" optimizer.params.lr=1e9 run.steps=20
+grep -q 'lower learning rate' err || fail "the smallest loss scale: no way out is named"
+committed=$(sed -n 's/.*the state after step \([0-9]*\) is committed.*/\1/p' err)
+[ "$(losses | wc -l)" -eq "${committed:-0}" ] || fail "the smallest loss scale: metrics and commit differ"
+"$sluice" generate run --prompt 'line' --tokens 4 --quiet >out 2>err ||
+    fail "no text from a run that was committed when it diverged"
+rm -rf run drive
+
+# ---- token files
+
+# u16 NAME TOKEN...: 4000 ids that are counted up to 199, and then these.
+u16()
+{
+    name=$1
+    shift
+    i=0
+    while [ $i -lt 20 ]; do
+        j=0
+        while [ $j -lt 200 ]; do
+            # shellcheck disable=SC2059 # octal escapes
+            printf "\\$(printf '%03o' $j)\\000"
+            j=$((j + 1))
+        done
+        i=$((i + 1))
+    done >"$name"
+    for escape in "$@"; do
+        # shellcheck disable=SC2059
+        printf "$escape" >>"$name"
+    done
+}
+
+u16 good.u16
+u16 outside.u16 '\054\001' '\001\000'
+good data.format=u16 'data.train=["good.u16"]' 'data.valid=["good.u16"]'
+rm -rf run drive
+for kind in train valid; do
+    refused 2 "outside.u16" data.format=u16 'data.train=["good.u16"]' 'data.valid=["good.u16"]' \
+        "data.$kind=[\"outside.u16\"]"
+    grep -q '300' err && grep -q 'model.vocab_size is 256' err ||
+        fail "data.$kind: the refusal names neither the token nor the vocabulary"
+    no_state "data.$kind"
+done
+
+# ---- io_uring denied
+
+"$deny" ENOSYS true
+if [ $? -ne 77 ]; then
+    good io.backend=pool "$fp16" schedule.order=batch_major
+    losses >pool.bits
+    rm -rf run drive
+    for error in ENOSYS EPERM; do
+        launcher="$deny $error"
+        refused 1 "io_uring_setup" io.backend=uring "$fp16" schedule.order=batch_major
+        no_state "io_uring denied"
+        good io.backend=auto "$fp16" schedule.order=batch_major
+        [ "$(grep -c 'warning: io_uring' err)" -eq 1 ] || fail "$error: not one warning"
+        losses | cmp -s - pool.bits || fail "$error: other losses than the pool's"
+        launcher=
+        rm -rf run drive
+    done
+fi
+
+# ---- stops, kills, two processes
+
+# running: waits until the run in the background has made some steps.
+running()
+{
+    turns=0
+    while [ "$(grep -c loss_bits run/metrics.jsonl 2>/dev/null)" -lt 2 ] 2>/dev/null ||
+        [ ! -e run/metrics.jsonl ]; do
+        turns=$((turns + 1))
+        if [ $turns -gt 200 ]; then
+            fail "the run in the background makes no steps"
+            return
+        fi
+        sleep 0.1
+    done
+}
+
+# start KEY=VALUE...: a long run in the background.
+start()
+{
+    sets=
+    for one in "$@"; do
+        sets="$sets --set $one"
+    done
+    # shellcheck disable=SC2086
+    "$sluice" train job.json --quiet --set run.steps=100000 $sets >out 2>background.err </dev/null &
+    background=$!
+    running
+}
+
+start "$fp16" schedule.order=batch_major
+for again in "run.steps=4" "run.fresh=true"; do
+    refused 2 "in use by another process" $again
+done
+"$sluice" generate run --prompt x >out 2>err
+[ $? -eq 2 ] && grep -q 'in use by another process' err || fail "text was drawn from a run in use"
+kill -TERM $background
+wait $background
+[ $? -eq 75 ] || fail "a run that is asked to stop does not exit with 75"
+background=
+cp background.err err
+grep -q 'stopping when this step is done' err || fail "a stop says nothing"
+stopped=$(losses | wc -l)
+losses >stopped.bits
+# Goes on elsewhere, in another order and with the pool; the whole run has the same bits.
+good "$fp16" "run.steps=$((stopped + 3))" io.backend=pool schedule.update=after_backward
+losses >resumed.bits
+rm -rf run drive
+good "$fp16" "run.steps=$((stopped + 3))"
+losses | cmp -s - resumed.bits || fail "a run stopped by SIGTERM and resumed has other losses"
+
+# The slab is gone, or another's: refused, and with it back the run goes on.
+more=run.steps=$((stopped + 5))
+mv drive kept
+train "$fp16" "$more"
+[ $status -ne 0 ] || fail "a slab that is gone is not missed"
+grep '^sluice: error: ' err | grep -q 'drive/.*No such file' || fail "a slab that is gone is not named"
+[ ! -e drive ] || [ -z "$(find drive -name '*.slab')" ] || fail "a slab was made in place of one that is gone"
+rm -rf drive
+mkdir drive
+cp -r kept/* drive
+slab=$(find drive -name '*.slab' | head -n 1)
+printf 'x' | dd of="$slab" bs=1 seek=16 conv=notrunc 2>/dev/null
+train "$fp16" "$more"
+[ $status -ne 0 ] && grep -q "$slab" err || fail "a slab with another header was taken (exit $status)"
+rm -rf drive
+cp -r kept drive
+slab=$(find drive -name '*.slab' | head -n 1)
+truncate -s 65536 "$slab"
+train "$fp16" "$more"
+[ $status -ne 0 ] && grep -q "$slab" err || fail "a slab that was cut off was taken (exit $status)"
+rm -rf drive
+mv kept drive
+good "$fp16" "$more"
+rm -rf drive
+good "$fp16" "$more" run.fresh=true
+rm -rf run drive
+
+# Killed: refused until --fresh.
+start schedule.update=in_next_forward
+kill -KILL $background
+wait $background 2>/dev/null
+background=
+refused 2 "--fresh"
+"$sluice" generate run --prompt x >out 2>err
+[ $? -eq 2 ] && grep -q 'not stopped cleanly' err || fail "text was drawn from a run that was killed"
+good run.fresh=true
+[ "$(find drive -name '*.slab' | wc -l)" -eq 1 ] || fail "--fresh left the slab of the killed run"
+rm -rf run drive
+
+# ---- drives that are full or read-only
+
+if [ "$CHECK_BAD_RUNS_MOUNTS" = yes ] && mkdir small && mount -t tmpfs -o size=24m none small 2>/dev/null; then
+    small='tiers.nvme=[{"path":"small/drive","budget":"64MiB"}]'
+    good "$small" "$fp16"
+    rm -rf run small/drive
+    head -c 20000000 /dev/zero >small/filling
+    refused 3 "of nvme, has" "$small" "$fp16"
+    no_state "a full drive"
+    rm small/filling
+    mount -o remount,ro small
+    refused 2 "Read-only file system" "$small" "$fp16"
+    refused 2 "Read-only file system" run.dir=small/run
+    no_state "a read-only drive"
+    mount -o remount,rw small
+    # A run that was stopped, and whose drive cannot be written any more: refused, and then goes on.
+    good "$small" "$fp16"
+    losses >before.bits
+    mount -o remount,ro small
+    train "$small" "$fp16" run.steps=6
+    [ $status -ne 0 ] && grep -q 'Read-only file system' err || fail "a read-only slab: exit $status"
+    losses | cmp -s - before.bits || fail "a read-only slab: the metrics changed"
+    mount -o remount,rw small
+    good "$small" "$fp16" run.steps=6
+    rm -rf run small/drive
+    # The drive of run.dir is full from the start of a step: what was trained is committed.
+    good "$small" "$fp16" run.dir=small/run run.steps=3
+    head -c 24000000 /dev/zero >small/filling 2>/dev/null
+    train "$small" "$fp16" run.dir=small/run run.steps=6
+    [ $status -eq 1 ] && grep -q 'No space left' err || fail "a full run directory: exit $status"
+    rm small/filling
+    good "$small" "$fp16" run.dir=small/run run.steps=6
+    [ "$(grep -c loss_bits small/run/metrics.jsonl)" -ge 6 ] || fail "a full run directory: steps are lost"
+    umount small
+else
+    echo "not checked, since nothing can be mounted here: full and read-only drives"
+fi
+echo "$count runs, $failures failures"
+[ "$failures" -eq 0 ]
