@@ -154,12 +154,30 @@ static void tell_step(const traini_loop *self, const metrics_line *line)
     self->options->on_step(self->options->user, &progress);
 }
 
+/* The rate of the update that this step was to make. */
+static double rate_of(const traini_loop *self)
+{
+    return job_learning_rate(self->job, self->engine->step.applied + 1);
+}
+
+/* Why this step's failed gradient ends the run; NULL: it does not. */
+static const char *why_no_skip(const traini_loop *self)
+{
+    if (self->setup->plan.update == PLAN_UPDATE_IN_BACKWARD)
+        return "with schedule.update in_backward it was applied as it came, so what was trained is "
+               "lost";
+    if (!self->job->check_grad_overflow)
+        return "bf16.check_grad_overflow false lets no step be skipped";
+    return NULL;
+}
+
 /* A step whose gradient norm is not finite is skipped, or ends the run. */
 static int note_overflow(traini_loop *self, double loss)
 {
     const struct traini_step *step = &self->engine->step;
     bool overflows = !isfinite(step->grad_norm);
-    if (self->job->type == DTYPE_FP16) {
+    self->skips_in_a_row = overflows ? self->skips_in_a_row + 1 : 0;
+    if (self->scaler.is_dynamic) {
         if (overflows)
             log_info("step %" PRIu64
                      ": the gradients overflowed at loss scale %g; the update is skipped",
@@ -167,26 +185,24 @@ static int note_overflow(traini_loop *self, double loss)
         int rc = loss_scaler_update(&self->scaler, overflows);
         return rc < 0 ? err_prefix(rc, "step %" PRIu64, step->step) : 0;
     }
-    self->skips_in_a_row = overflows ? self->skips_in_a_row + 1 : 0;
     if (!overflows)
         return 0;
-    if (!self->job->check_grad_overflow || self->setup->plan.update == PLAN_UPDATE_IN_BACKWARD)
+    const char *why = why_no_skip(self);
+    if (why)
         return err_set(ERR_DIVERGED,
-                       "step %" PRIu64 ": the gradient norm is not finite (loss %g), and %s skip "
-                       "the update: begin anew with a lower learning rate (the last was %g)",
-                       step->step, loss,
-                       self->job->check_grad_overflow
-                           ? "updates in_backward cannot"
-                           : "without bf16.check_grad_overflow no step may",
-                       (double)step->scalars.learning_rate);
+                       "step %" PRIu64 ": the gradient norm is not finite (loss %g), and %s; begin "
+                       "anew with a lower learning rate (here %g)",
+                       step->step, loss, why, rate_of(self));
     log_warn("step %" PRIu64 ": the gradient norm is not finite (loss %g); the update is skipped",
              step->step, loss);
     if (self->skips_in_a_row < SKIPS_IN_A_ROW_MAX)
         return 0;
     return err_set(ERR_DIVERGED,
-                   "step %" PRIu64 ": the gradient norm was not finite in %u steps in a row, so "
-                   "training has diverged; begin anew with a lower learning rate (the last was %g)",
-                   step->step, self->skips_in_a_row, (double)step->scalars.learning_rate);
+                   "step %" PRIu64 ": the gradient norm was not finite in %u steps in a row%s, so "
+                   "training has diverged; begin anew with a lower learning rate (here %g)%s",
+                   step->step, self->skips_in_a_row,
+                   self->job->type == DTYPE_FP16 ? " at a static loss scale" : "", rate_of(self),
+                   self->job->type == DTYPE_FP16 ? " or with fp16.loss_scale 0" : "");
 }
 
 /* The program of one step, with the scalars before and after it. */

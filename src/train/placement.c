@@ -200,9 +200,29 @@ static int choose_kept(traini_setup *self, size_t taken)
     return 0;
 }
 
+/* A refusal, with the word that the job would fit in the other order where that is so. */
+static int advise_order(traini_setup *self, int refused)
+{
+    err_record first;
+    err_save(&first, refused);
+    size_t taken = 0;
+    if (self->plan.order == PLAN_BATCH_MAJOR || self->plan.micro_batch_count == 1)
+        return refused;
+    self->plan.order = PLAN_BATCH_MAJOR;
+    int rc = compile_placed(self, &taken);
+    self->plan.order = PLAN_LAYER_MAJOR;
+    if (rc < 0)
+        return err_restore(&first);
+    plan_set_fini(&self->set);
+    return err_set(refused, "%s; or as it is with schedule.order=batch_major", first.text);
+}
+
 int traini_place_and_compile(traini_setup *self)
 {
     size_t taken = 0;
-    TRY(compile_placed(self, &taken));
+    int rc = compile_placed(self, &taken);
+    if (rc == ERR_NO_FIT)
+        return advise_order(self, rc);
+    TRY(rc);
     return choose_kept(self, taken);
 }

@@ -88,17 +88,38 @@ int traini_run_dir_write(const struct traini_run_dir *self, const char *name, co
     return 0;
 }
 
+/* What slab_remove_files wants to know of a run. The caller frees *drives. */
+static int slab_config_of(const manifest *found, slab_config *config, slab_drive **drives)
+{
+    *drives = mem_alloc(SLAB_DRIVES_MAX, sizeof **drives, "slab drives");
+    if (!*drives)
+        return -ENOMEM;
+    for (uint32_t d = 0; d < found->drive_count; d++)
+        snprintf((*drives)[d].path, sizeof(*drives)[d].path, "%s", found->drives[d]);
+    *config = (slab_config){.drives = *drives, .drive_count = found->drive_count};
+    memcpy(config->uuid, found->uuid, sizeof config->uuid);
+    return 0;
+}
+
+int traini_former_bytes(const manifest *former, const slab_drive *drives, uint32_t drive_count,
+                        uint64_t *bytes)
+{
+    slab_config config;
+    slab_drive *former_drives;
+    TRY(slab_config_of(former, &config, &former_drives));
+    int rc = slab_freed_bytes(&config, drives, drive_count, bytes);
+    mem_free(former_drives);
+    *bytes = *bytes / 10 * 9; /* where no budget is given a drive is filled to nine tenths */
+    return rc;
+}
+
 /* Removes the slabs that the manifest names and our own files; anything else stays. */
 int traini_run_dir_clear(const struct traini_run_dir *self, const manifest *found)
 {
     if (found) {
-        slab_drive *drives = mem_alloc(SLAB_DRIVES_MAX, sizeof *drives, "slab drives");
-        if (!drives)
-            return -ENOMEM;
-        for (uint32_t d = 0; d < found->drive_count; d++)
-            snprintf(drives[d].path, sizeof drives[d].path, "%s", found->drives[d]);
-        slab_config config = {.drives = drives, .drive_count = found->drive_count};
-        memcpy(config.uuid, found->uuid, sizeof config.uuid);
+        slab_config config;
+        slab_drive *drives;
+        TRY(slab_config_of(found, &config, &drives));
         if (slab_remove_files(&config) < 0)
             log_warn("the slabs of the former run could not be removed: %s", err_text());
         mem_free(drives);
@@ -114,6 +135,11 @@ int traini_run_dir_clear(const struct traini_run_dir *self, const manifest *foun
     return 0;
 }
 
+static const char *tier_text(uint8_t home)
+{
+    return home == ARENA_COUNT ? "recompute" : arena_kind_name((enum arena_kind)home);
+}
+
 /* One home per line of units with equal homes: "0-11": "nvme". */
 static size_t write_homes(char *text, size_t room, const traini_setup *setup, int kind)
 {
@@ -123,9 +149,9 @@ static size_t write_homes(char *text, size_t room, const traini_setup *setup, in
         uint32_t last = first;
         while (last + 1 < count && setup->homes[kind][last + 1] == setup->homes[kind][first])
             last++;
-        int length = snprintf(text + used, room - used,
-                              "%s{\"units\": \"%u-%u\", \"tier\": \"%s\"}", used ? ", " : "", first,
-                              last, arena_kind_name((enum arena_kind)setup->homes[kind][first]));
+        int length =
+            snprintf(text + used, room - used, "%s{\"units\": \"%u-%u\", \"tier\": \"%s\"}",
+                     used ? ", " : "", first, last, tier_text(setup->homes[kind][first]));
         if (length < 0 || (size_t)length >= room - used)
             break;
         used += (size_t)length;
@@ -149,11 +175,12 @@ int traini_write_plan(const struct traini_run_dir *self, const traini_setup *set
     size_t used = (size_t)snprintf(
         text, PLAN_TEXT_BYTES,
         "{\n  \"world_size\": 1,\n  \"parameters\": %" PRIu64 ",\n  \"units\": %" PRIu64
-        ",\n  \"tokens_per_step\": %" PRIu64 ",\n  \"update\": \"%s\",\n  \"tile_elems\": %" PRIu64
+        ",\n  \"tokens_per_step\": %" PRIu64
+        ",\n  \"order\": \"%s\",\n  \"update\": \"%s\",\n  \"tile_elems\": %" PRIu64
         ",\n  \"held_stages\": %" PRIu64 ",\n  \"ops\": %" PRIu64
         ",\n  \"predicted_step_seconds\": %.6g,\n  \"bound_seconds\": %.6g,\n"
         "  \"machine\": \"%s\",\n  \"placement\": {",
-        sum.param_count, sum.unit_count, sum.tokens_per_step, sum.update, sum.tile_elems,
+        sum.param_count, sum.unit_count, sum.tokens_per_step, sum.order, sum.update, sum.tile_elems,
         sum.held_stages, sum.op_count, sum.step_seconds, sum.bound_seconds,
         sum.machine_is_measured ? "measured" : "defaults");
     for (int kind = 0; kind < STATE_KIND_COUNT; kind++) {

@@ -73,18 +73,19 @@ static uint64_t fingerprint_of(const traini_setup *self)
 {
     char text[1024];
     const model_spec *s = &self->net->spec;
-    int length = snprintf(text, sizeof text,
-                          "numerics %d | %d %llu %llu %llu %llu %llu %llu %llu %d %a %a %a | %d "
-                          "%llu %llu %llu %d | %s %s %d",
-                          NUMERICS_VERSION, (int)s->family, (unsigned long long)s->num_layers,
-                          (unsigned long long)s->hidden_size, (unsigned long long)s->num_heads,
-                          (unsigned long long)s->num_kv_heads, (unsigned long long)s->ffn_size,
-                          (unsigned long long)s->vocab_size, (unsigned long long)s->seq_length,
-                          s->tie_embeddings, s->rope_theta, s->norm_epsilon, s->init_std,
-                          (int)self->net->type, (unsigned long long)self->net->micro_batch,
-                          (unsigned long long)self->net->chunk_rows,
-                          (unsigned long long)s->max_part_bytes, (int)self->job->grad_dtype,
-                          self->ops->name, self->ops->describe(self->context), self->thread_count);
+    int length = snprintf(
+        text, sizeof text,
+        "numerics %d, optimizer %d | %d %llu %llu %llu %llu %llu %llu %llu %d %a %a %a | %d "
+        "%llu %llu %llu %d | %s %s %d",
+        NUMERICS_VERSION, (int)self->job->optimizer.type, (int)s->family,
+        (unsigned long long)s->num_layers, (unsigned long long)s->hidden_size,
+        (unsigned long long)s->num_heads, (unsigned long long)s->num_kv_heads,
+        (unsigned long long)s->ffn_size, (unsigned long long)s->vocab_size,
+        (unsigned long long)s->seq_length, s->tie_embeddings, s->rope_theta, s->norm_epsilon,
+        s->init_std, (int)self->net->type, (unsigned long long)self->net->micro_batch,
+        (unsigned long long)self->net->chunk_rows, (unsigned long long)s->max_part_bytes,
+        (int)self->job->grad_dtype, self->ops->name, self->ops->describe(self->context),
+        self->thread_count);
     return XXH3_64bits(text, size_min((uint64_t)length, sizeof text - 1));
 }
 
@@ -232,12 +233,14 @@ static int make_drives(traini_setup *self, const struct traini_setup_options *op
         if (length < 0 || (size_t)length >= sizeof self->drives[0].path)
             return err_set(ERR_CONFIG, "run.dir is longer than %d bytes", SLAB_PATH_BYTES - 7);
     }
-    uint64_t capacity;
+    uint64_t capacity, freed = 0;
     TRY(slab_capacity(self->drives, self->drive_count, &capacity));
+    if (options->former)
+        TRY(traini_former_bytes(options->former, self->drives, self->drive_count, &freed));
     /* Of what a drive may hold, its header and up to a stripe are not for us; the budget stays the one
      * that the user knows, so that a refusal names a figure to set. */
     uint64_t header_bytes = (uint64_t)self->drive_count * SLAB_HEADER_BYTES;
-    uint64_t bytes = capacity + header_bytes + options->freed_bytes, stated = 0;
+    uint64_t bytes = capacity + header_bytes + freed, stated = 0;
     bool is_stated = asked->tiers.nvme_count > 0;
     for (uint32_t d = 0; d < asked->tiers.nvme_count; d++) {
         stated += asked->tiers.nvme[d].budget_bytes;
@@ -272,7 +275,12 @@ static int setup_fill(traini_setup *self, const struct traini_setup_options *opt
     TRY(make_drives(self, options));
     TRY(make_budgets(self));
     self->fingerprint = fingerprint_of(self);
-    return traini_place_and_compile(self);
+    int rc = traini_place_and_compile(self);
+    if (rc == ERR_NO_FIT && options->found)
+        return err_prefix(rc,
+                          "on the slab of this run, which does not grow (begin anew with --fresh, "
+                          "or give the memory that it had)");
+    return rc;
 }
 
 int traini_setup_create(const struct job *asked, const struct traini_setup_options *options,
@@ -344,6 +352,7 @@ void traini_setup_summary(const traini_setup *self, struct plan_summary *out)
         [PLAN_UPDATE_DELAYED_ONE_STEP] = "delayed_one_step",
     };
     out->update = updates[self->plan.update];
+    out->order = self->plan.order == PLAN_BATCH_MAJOR ? "batch_major" : "layer_major";
     out->machine_is_measured = self->plan.machine.is_measured;
 }
 

@@ -44,11 +44,11 @@ int traini_open_data(traini_loop *self)
                         asked->model.seq_length);
 }
 
-/* Whether the job fits where `freed_bytes` more of the drives become free. */
-static int check_fit(const struct job *asked, uint64_t freed_bytes)
+/* Whether the job fits once the former run's slab is gone. */
+static int check_fit(const struct job *asked, const manifest *former)
 {
     traini_setup *setup;
-    struct traini_setup_options options = {.freed_bytes = freed_bytes};
+    struct traini_setup_options options = {.former = former};
     TRY(traini_setup_create(asked, &options, &setup));
     traini_setup_destroy(setup);
     return 0;
@@ -64,7 +64,7 @@ int traini_find_run(traini_loop *self, manifest *found, bool *exists)
     if (self->options->fresh) {
         const manifest *former = rc >= 0 && has_manifest ? found : NULL;
         if (former) /* which stays where the new job does not fit */
-            TRY(check_fit(self->job, former->total_bytes));
+            TRY(check_fit(self->job, former));
         TRY(traini_run_dir_clear(&self->dir, former));
         return 0;
     }
@@ -123,8 +123,9 @@ int traini_start(traini_loop *self, manifest *found)
     if (found && found->fingerprint != self->setup->fingerprint)
         return err_set(
             ERR_INPUT,
-            "the run in %s was made with another model, precision, micro-batch, thread "
-            "count or CPU: its bits cannot be continued; use its own job.json, or --fresh",
+            "the run in %s was made with another model, precision, micro-batch, optimizer, "
+            "thread count, CPU or version of sluice: its bits cannot be continued; use its own "
+            "job.json, or --fresh",
             self->dir.path);
     if (found)
         TRY(traini_extents_match(self->setup, found));

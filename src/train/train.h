@@ -48,6 +48,7 @@ struct plan_summary {
     double bound_seconds; /* per phase, the busiest resource's work */
     uint64_t tokens_per_step, tile_elems, held_stages, op_count;
     const char *bottleneck; /* lane with most predicted work */
+    const char *order;      /* schedule.order */
     const char *update;     /* schedule.update in use */
     bool machine_is_measured;
 };

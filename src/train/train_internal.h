@@ -56,7 +56,7 @@ struct traini_setup_options {
     const uint64_t *save_offsets; /* only_eval: where each unit's state lies on the slab */
     uint64_t tile_elems;          /* of an existing slab; 0: chosen */
     const manifest *found;        /* drives of an existing slab; NULL: the job's */
-    uint64_t freed_bytes; /* of the former run's slab, which is removed before this one is made */
+    const manifest *former;       /* a run whose slab is removed before this one is made, or NULL */
 };
 
 int traini_setup_create(const struct job *asked, const struct traini_setup_options *options,
@@ -137,6 +137,9 @@ void traini_run_dir_close(struct traini_run_dir *self);
 int traini_run_dir_write(const struct traini_run_dir *self, const char *name,
                          const char *text) MUST_CHECK;
 int traini_run_dir_clear(const struct traini_run_dir *self, const manifest *found) MUST_CHECK;
+/* Bytes of the drives that become free with the former run's slab. */
+int traini_former_bytes(const manifest *former, const slab_drive *drives, uint32_t drive_count,
+                        uint64_t *bytes) MUST_CHECK;
 int traini_write_plan(const struct traini_run_dir *self, const traini_setup *setup) MUST_CHECK;
 
 /* commit.c */
