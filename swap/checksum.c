@@ -59,15 +59,20 @@ static int compare_extents(const void *left, const void *right)
     return (a->size_bytes > b->size_bytes) - (a->size_bytes < b->size_bytes);
 }
 
-/* The range of the nvme arena that a write op fills; false for any other op. */
-static bool write_range(const program *prog, const op *item, checksum_extent *extent)
+/* The range of the nvme arena that a write op fills, or that a read of one tile of optimizer state brings;
+ * false for any other op. */
+static bool extent_range(const program *prog, const op *item, checksum_extent *extent)
 {
-    const operand *target = item->kind == OP_WRITE ? op_operand(item, ROLE_TARGET) : NULL;
-    if (!target || prog->buffers[target->buffer_idx].arena != ARENA_NVME)
+    const operand *found = NULL;
+    if (item->kind == OP_WRITE)
+        found = op_operand(item, ROLE_TARGET);
+    else if (item->kind == OP_READ && checksum_elems(item) > 0)
+        found = op_operand(item, ROLE_SOURCE);
+    if (!found || prog->buffers[found->buffer_idx].arena != ARENA_NVME)
         return false;
     *extent = (checksum_extent){
-        .offset = prog->buffers[target->buffer_idx].offset_bytes + target->offset_bytes,
-        .size_bytes = target->size_bytes,
+        .offset = prog->buffers[found->buffer_idx].offset_bytes + found->offset_bytes,
+        .size_bytes = found->size_bytes,
     };
     return true;
 }
@@ -82,14 +87,14 @@ static int collect_extents(const program *const *programs, uint32_t program_coun
     uint64_t all = 0, kept = 0;
     for (uint32_t p = 0; p < program_count; p++)
         for (uint64_t i = 0; i < programs[p]->op_count; i++)
-            all += write_range(programs[p], &programs[p]->ops[i], &one);
+            all += extent_range(programs[p], &programs[p]->ops[i], &one);
     checksum_extent *list = mem_alloc(all, sizeof *list, "checksums");
     if (!list)
         return -ENOMEM;
     uint64_t used = 0;
     for (uint32_t p = 0; p < program_count; p++)
         for (uint64_t i = 0; i < programs[p]->op_count; i++)
-            if (write_range(programs[p], &programs[p]->ops[i], &one))
+            if (extent_range(programs[p], &programs[p]->ops[i], &one))
                 list[used++] = one;
     if (all > 0)
         qsort(list, all, sizeof *list, compare_extents);

@@ -3,8 +3,9 @@
  *
  *   write op: forget what overlaps ─ sum ─ write ─ done: put      read op: done: verify what lies within
  *
- * An extent is the range of the slab's address space that one write op fills. A table knows all that the
- * given programs write, and reserves for them when it is made; nothing is allocated afterwards. Of each
+ * An extent is the range of the slab's address space that one write op fills, or one tile of optimizer
+ * state that a read op brings (which an earlier process may have written: a manifest has its sum). A
+ * table knows all of the given programs, and reserves for them when it is made; nothing is allocated afterwards. Of each
  * it has the sum of what was written last, or nothing: extents not written in the life of this process
  * (and not put in from a manifest), or overwritten in part by another extent since, are not verified.
  * So the extents that have sums never overlap, and a read verifies all of them that lie within it: the
@@ -40,7 +41,7 @@ uint64_t checksum_sum(const void *data, uint64_t size_bytes, uint64_t elem_count
 /* What checksum_sum is to be told of the op: its elem_count for a tile of optimizer state, else 0. */
 uint64_t checksum_elems(const op *item);
 
-/* Distinct ranges that the write ops of all programs fill. -ENOMEM (for the counting itself). */
+/* Distinct extents of all programs. -ENOMEM (for the counting itself). */
 int checksum_count_extents(const program *const *programs, uint32_t program_count,
                            uint64_t *count) MUST_CHECK;
 
@@ -57,7 +58,7 @@ uint64_t checksum_count(const checksum_table *self);
 void checksum_forget(checksum_table *self, uint64_t offset, uint64_t size_bytes);
 
 /* Stores a sum, after forgetting what overlaps: the write lane's, or one from a manifest. -ENOENT, with
- * all overlapping sums forgotten, where no program writes exactly this range. */
+ * all overlapping sums forgotten, where this is no extent of the programs. */
 int checksum_put(checksum_table *self, const checksum_extent *extent) MUST_CHECK;
 
 /* Copies the extents that have sums, by offset, up to `capacity` (checksum_count suffices); how many. */

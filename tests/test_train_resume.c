@@ -9,6 +9,7 @@
 
 #include <cmocka.h>
 #include <fcntl.h>
+#include <glob.h>
 #include <sys/file.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -203,6 +204,9 @@ static void other_jobs_are_refused(void **state)
     changed = sets;
     fixture_set(&changed, "device.threads=1");
     refused(&shape, &changed, "--fresh");
+    changed = sets; /* whose second moment would be read as its sum of squares, or be absent */
+    fixture_set(&changed, "optimizer={\"type\":\"Adagrad\",\"params\":{\"lr\":1e-3}}");
+    refused(&shape, &changed, "optimizer");
 
     /* None of them touched the state. */
     call.stop_after = 0;
@@ -212,6 +216,54 @@ static void other_jobs_are_refused(void **state)
     fixture_assert_same(&whole, &result);
     fixture_remove("whole");
     fixture_remove("parts");
+}
+
+/* The one slab file of a run with one drive. */
+static int open_slab(const char *name)
+{
+    glob_t found;
+    char pattern[FIXTURE_PATH_BYTES + 64];
+    snprintf(pattern, sizeof pattern, "%s/sluice-*/rank-0-drive-0.slab",
+             fixture_path(name, ".nvme"));
+    assert_int_equal(glob(pattern, 0, NULL, &found), 0);
+    assert_int_equal(found.gl_pathc, 1);
+    int fd = open(found.gl_pathv[0], O_RDWR);
+    assert_true(fd >= 0);
+    globfree(&found);
+    return fd;
+}
+
+/* Rot between a stop and the next start is found, wherever the state rests while training. */
+static void rot_is_found(void **state)
+{
+    (void)state;
+    static fixture_result result, whole;
+    static const char *const tiers[] = {"host", "nvme"};
+    for (int t = 0; t < 2; t++) {
+        fixture_sets sets = make_sets(tiers[t], "in_next_forward");
+        fixture_train_good("whole", &shape, &sets, &whole);
+        fixture_call call = {.name = "parts", .stop_after = 5};
+        assert_int_equal(run("parts", &shape, &sets, &call, &result), ERR_STOPPED);
+        int fd = open_slab("parts");
+        off_t at = 4096 + 20000; /* in the master weights of the first tile */
+        unsigned char byte;
+        assert_int_equal(pread(fd, &byte, 1, at), 1);
+        byte ^= 4;
+        assert_int_equal(pwrite(fd, &byte, 1, at), 1);
+        call.stop_after = 0;
+        assert_int_equal(run("parts", &shape, &sets, &call, &result), ERR_CORRUPT);
+        assert_non_null(strstr(result.error, "of unit 0"));
+        assert_non_null(strstr(result.error, "rank-0-drive-0.slab"));
+        /* Repaired, it goes on: the refusal changed nothing. */
+        byte ^= 4;
+        assert_int_equal(pwrite(fd, &byte, 1, at), 1);
+        close(fd);
+        run("parts", &shape, &sets, &call, &result);
+        assert_good(&result);
+        fixture_assert_same(&whole, &result);
+        fixture_remove("parts");
+        fixture_remove("whole");
+    }
 }
 
 /* A run may go on under another schedule, other budgets and with its states on other tiers: the places
@@ -306,6 +358,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(completed_run_goes_on),
         cmocka_unit_test(two_cannot_share_a_run),
         cmocka_unit_test(other_jobs_are_refused),
+        cmocka_unit_test(rot_is_found),
         cmocka_unit_test(run_goes_on_elsewhere),
         cmocka_unit_test(killed_run_is_refused_until_fresh),
     };

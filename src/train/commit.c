@@ -3,8 +3,10 @@
  *   RUNNING --(flush, save, fdatasync, manifest CLEAN)--> CLEAN --(next start: manifest RUNNING)--> RUNNING
  *
  * One place per extent: while a run changes the slab in place its manifest says RUNNING, and a run that
- * was killed cannot be resumed. */
+ * was killed cannot be resumed. A clean manifest has the sum of every extent, which the next process
+ * compares with what it reads. */
 #include <errno.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include <xxhash.h>
@@ -65,12 +67,51 @@ int traini_extents_match(const traini_setup *setup, const manifest *found)
         (unsigned long long)found->extent_count);
 }
 
+static int compare_offsets(const void *left, const void *right)
+{
+    const checksum_extent *a = left, *b = right;
+    return (a->offset > b->offset) - (a->offset < b->offset);
+}
+
+/* The sums of what lies on the slab now into the manifest's extents; 0 where one is not known. */
+static int store_sums(const traini_engine *self, manifest *record)
+{
+    uint64_t count = checksum_count(self->sums);
+    checksum_extent *known = mem_alloc(count, sizeof *known, "checksums");
+    if (!known)
+        return -ENOMEM;
+    count = checksum_export(self->sums, known, count);
+    for (uint64_t i = 0; i < record->extent_count; i++) {
+        checksum_extent key = {.offset = record->extents[i].offset_bytes};
+        const checksum_extent *found =
+            count ? bsearch(&key, known, count, sizeof *known, compare_offsets) : NULL;
+        record->extents[i].checksum = found ? found->sum : 0;
+    }
+    mem_free(known);
+    return 0;
+}
+
+int traini_expect_sums(traini_engine *self, const manifest *found)
+{
+    for (uint64_t i = 0; i < found->extent_count; i++) {
+        const manifest_extent *from = &found->extents[i];
+        checksum_extent extent = {.offset = from->offset_bytes,
+                                  .size_bytes = from->size_bytes,
+                                  .elem_count = from->elem_count,
+                                  .sum = from->checksum};
+        if (from->checksum != 0) /* not taken: a run of before there were sums */
+            TRY(checksum_put(self->sums, &extent));
+    }
+    return 0;
+}
+
 int traini_commit(traini_engine *self, const char *state_dir, manifest *record,
                   enum manifest_state state)
 {
     if (state == MANIFEST_CLEAN) {
         TRY(traini_engine_run(self, PROGRAM_SAVE, record->step, NULL));
         TRY(slab_sync(self->disk));
+        TRY(store_sums(self, record));
     }
     record->state = state;
     record->generation++;

@@ -92,6 +92,7 @@ static int start(struct generator *self)
                                            .stripe_bytes = self->record.stripe_bytes};
     memcpy(engine.uuid, self->record.uuid, sizeof engine.uuid);
     TRY(traini_engine_create(self->setup, &engine, &self->engine));
+    TRY(traini_expect_sums(self->engine, &self->record));
     TRY(traini_engine_run(self->engine, PROGRAM_LOAD, self->record.step, NULL));
     uint64_t vocab = self->setup->net->spec.vocab_size;
     self->engine->logits = mem_alloc(vocab, sizeof(float), "logits");

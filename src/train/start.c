@@ -151,6 +151,7 @@ int traini_start(traini_loop *self, manifest *found)
     if (!found)
         return 0;
     self->resumed = true;
+    TRY(traini_expect_sums(self->engine, found));
     self->record.generation = found->generation;
     self->record.step = found->step;
     self->record.window_count = found->window_count;

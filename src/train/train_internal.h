@@ -145,6 +145,8 @@ int traini_write_plan(const struct traini_run_dir *self, const traini_setup *set
 /* commit.c */
 int traini_commit(traini_engine *self, const char *state_dir, manifest *record,
                   enum manifest_state state) MUST_CHECK;
+/* What the slab's extents are to hold by the manifest: reads of anything else are ERR_CORRUPT. */
+int traini_expect_sums(traini_engine *self, const manifest *found) MUST_CHECK;
 int traini_extents_fill(const traini_setup *setup, manifest *record) MUST_CHECK;
 int traini_extents_match(const traini_setup *setup, const manifest *found) MUST_CHECK;
 int traini_weights_hash(traini_engine *self, uint64_t *hash) MUST_CHECK;
