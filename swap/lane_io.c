@@ -156,7 +156,7 @@ static int corrupt_error(const lane_io_pair *pair, const io_slot *slot)
     return err_set(job->result,
                    "%s: %llu bytes at offset %llu of %s have checksum %016llx, but %016llx was "
                    "written: the drive or the way to it changes bytes; look at its health and the "
-                   "kernel's log, then go on from the last commit, on another drive if it persists",
+                   "kernel's log, then begin anew with --fresh, on another drive if it persists",
                    kind < STATE_KIND_COUNT ? state_kind_name((enum state_kind)kind) : "state",
                    (unsigned long long)job->expected.size_bytes,
                    (unsigned long long)piece.file_offset, disk->files[piece.drive_idx].path,

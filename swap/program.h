@@ -105,7 +105,7 @@ enum operand_role {
     ROLE_OUTPUT_GRAD, /* gradient of OUTPUT: read by it */
     ROLE_SAVED,       /* inner activations: kept from forward to backward in place of recomputation,
                          or carried from pass to pass of a stage cut in parts */
-    ROLE_STATE,       /* a tile of master, m, v (base/tile.h) */
+    ROLE_STATE,       /* a tile of optimizer state (base/tile.h) */
     ROLE_TOKENS,      /* token ids of the whole step, int32 */
     ROLE_WORKSPACE,   /* scratch of the compute lane, device */
     ROLE_LOSSES,      /* fp32 loss per token of the whole step */

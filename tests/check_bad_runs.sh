@@ -286,8 +286,8 @@ losses | cmp -s - resumed.bits || fail "a run stopped by SIGTERM and resumed has
 more=run.steps=$((stopped + 5))
 mv drive kept
 train "$fp16" "$more"
-[ $status -ne 0 ] || fail "a slab that is gone is not missed"
-grep '^sluice: error: ' err | grep -q 'drive/.*No such file' || fail "a slab that is gone is not named"
+[ $status -eq 2 ] || fail "a slab that is gone is not missed"
+grep '^sluice: error: ' err | grep -q 'drive/.*is not there.*--fresh' || fail "a slab that is gone is not named"
 [ ! -e drive ] || [ -z "$(find drive -name '*.slab')" ] || fail "a slab was made in place of one that is gone"
 rm -rf drive
 mkdir drive

@@ -47,6 +47,9 @@ for command in train plan generate; do
     run 2 "unknown option" "$command" x --no-such-option
 done
 run 0 "default" train --help
+run 0 "schedule.order" train --keys
+run 0 "zero_optimization.stage" plan --keys
+run 2 "unknown option" generate --keys
 run 0 "default" generate --help
 run 2 "a command is missing"
 run 2 'nearest is train' trian

@@ -78,7 +78,8 @@ static void create_reopen_remove(void **state)
         assert_int_equal(slab_remove(&store), 0);
         for (uint32_t i = 0; i < drive_count; i++)
             assert_int_equal(helper_count_entries(drives[i].path), 2);
-        assert_int_equal(slab_open(&store, &config), -ENOENT);
+        assert_int_equal(slab_open(&store, &config), ERR_INPUT);
+        assert_non_null(strstr(err_text(), "is not there"));
         assert_int_equal(helper_count_fds(), fds);
         helper_teardown(NULL);
         assert_int_equal(mkdir(helper_directory, 0700), 0);

@@ -27,6 +27,8 @@ enum io_backend {
 };
 enum io_direction { IO_READ, IO_WRITE };
 
+enum { IO_QUEUE_DEPTH_MAX = 1024 }; /* of one direction and drive */
+
 struct io_region {
     void *base; /* host memory that requests will use; registered with the kernel where allowed */
     uint64_t size_bytes;
@@ -69,7 +71,8 @@ struct io_config {
     slab *target; /* borrowed for the life of the io */
     enum io_backend backend;
     uint32_t queue_depth;  /* transfers in flight per direction and drive (a sum: a busy drive may
-                                use what an idle one leaves); 0: 16; at most 1024 */
+                                use what an idle one leaves); 0: 16; at most
+                                IO_QUEUE_DEPTH_MAX */
     uint64_t block_bytes;  /* largest single transfer; multiple of 4 KiB; 0: 1 MiB */
     uint32_t pool_threads; /* of the stand-in; 0: 4 per drive; at most 64 */
     const io_region *regions;

@@ -16,8 +16,7 @@
 #include "tiers/io_internal.h"
 
 enum {
-    IO_DEPTH_DEFAULT = 16, /* reads saturate at 1 MiB x 4 or 256 KiB x 8; the rest is slack */
-    IO_DEPTH_MAX = 1024,
+    IO_DEPTH_DEFAULT = 16,  /* reads saturate at 1 MiB x 4 or 256 KiB x 8; the rest is slack */
     IO_THREADS_DEFAULT = 4, /* per drive */
     IO_THREADS_MAX = 64,
     IO_CAPACITY_DEFAULT = 4096,
@@ -27,7 +26,7 @@ enum {
 #define IO_BLOCK_MAX_BYTES     GIB /* one transfer's length must fit the kernel's 31 bits */
 
 static_assert(IO_THREADS_DEFAULT * SLAB_DRIVES_MAX <= IO_THREADS_MAX, "the default is allowed");
-static_assert((uint64_t)IO_DEPTH_MAX * SLAB_DRIVES_MAX * TIERI_DIRECTIONS <= 32768,
+static_assert((uint64_t)IO_QUEUE_DEPTH_MAX * SLAB_DRIVES_MAX * TIERI_DIRECTIONS <= 32768,
               "the most entries that an io_uring has");
 
 static int check_config(const io_config *config)
@@ -37,9 +36,10 @@ static int check_config(const io_config *config)
     if (config->block_bytes % TIERI_ALIGN_BYTES || config->block_bytes > IO_BLOCK_MAX_BYTES)
         return err_set(-EINVAL, "io: a block of %llu bytes is not a multiple of 4 KiB up to 1 GiB",
                        (unsigned long long)config->block_bytes);
-    if (config->queue_depth > IO_DEPTH_MAX || config->pool_threads > IO_THREADS_MAX)
+    if (config->queue_depth > IO_QUEUE_DEPTH_MAX || config->pool_threads > IO_THREADS_MAX)
         return err_set(-EINVAL, "io: queue depth %u (at most %d), %u threads (at most %d)",
-                       config->queue_depth, IO_DEPTH_MAX, config->pool_threads, IO_THREADS_MAX);
+                       config->queue_depth, IO_QUEUE_DEPTH_MAX, config->pool_threads,
+                       IO_THREADS_MAX);
     for (uint32_t i = 0; i < config->region_count; i++)
         if ((uintptr_t)config->regions[i].base % TIERI_ALIGN_BYTES ||
             config->regions[i].size_bytes % TIERI_ALIGN_BYTES || config->regions[i].size_bytes == 0)

@@ -307,7 +307,12 @@ static int open_existing_file(slab *self, uint32_t drive_idx)
     slab_file *file = &self->files[drive_idx];
     file->fd = open(file->path, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
     if (file->fd < 0)
-        return err_errno(errno, "opening the slab %s", file->path);
+        return errno == ENOENT
+                   ? err_set(
+                         ERR_INPUT,
+                         "the slab %s is not there: mount its drive, or begin anew with --fresh",
+                         file->path)
+                   : err_errno(errno, "opening the slab %s", file->path);
     struct stat status;
     if (fstat(file->fd, &status) != 0)
         return err_errno(errno, "fstat of the slab %s", file->path);

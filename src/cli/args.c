@@ -72,6 +72,9 @@ static void args_print_help(const cli_command *command, const cli_option *option
     printf("\noptions:\n");
     for (size_t i = 0; i < count; i++)
         args_print_option(options[i].name, options[i].value, options[i].help);
+    if (command->list_keys)
+        args_print_option("keys", NULL,
+                          "lists every key of a job file: type, range, unit, default, meaning");
     args_print_option("help", NULL, "this text");
 }
 
@@ -167,6 +170,10 @@ int cli_parse(const cli_command *command, const cli_option *options, size_t opti
     for (int i = 0; i < argc && strcmp(argv[i], "--") != 0; i++) {
         if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0) {
             args_print_help(command, options, option_count);
+            return CLI_HELP_SHOWN;
+        }
+        if (command->list_keys && strcmp(argv[i], "--keys") == 0) {
+            command->list_keys(stdout);
             return CLI_HELP_SHOWN;
         }
     }

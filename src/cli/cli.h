@@ -61,15 +61,17 @@ typedef struct cli_option cli_option;
 
 struct cli_command {
     const char *name;
-    const char *operand;               /* the one operand, such as "JOB" */
-    const char *summary;               /* one line */
-    const char *details;               /* more lines for --help, or NULL */
+    const char *operand;          /* the one operand, such as "JOB" */
+    void (*list_keys)(FILE *out); /* the operand is a job file: --keys lists its keys; or NULL */
+    const char *summary;          /* one line */
+    const char *details;          /* more lines for --help, or NULL */
     int (*run)(int argc, char **argv); /* arguments after the command's name; 0 or an error code */
 };
 typedef struct cli_command cli_command;
 
 /* Reads the arguments into the options' targets. `--name value` and `--name=value`; `--` ends the
- * options; `--help` prints the help and returns CLI_HELP_SHOWN. ERR_USAGE with one sentence (and the
+ * options; `--help` prints the help, and `--keys` of a command that takes a job the keys of one: both
+ * return CLI_HELP_SHOWN. ERR_USAGE with one sentence (and the
  * nearest name) for anything else that does not fit. */
 int cli_parse(const cli_command *command, const cli_option *options, size_t option_count, int argc,
               char **argv, const char **positional) MUST_CHECK;

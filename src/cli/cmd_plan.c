@@ -5,6 +5,7 @@
 const cli_command cli_plan_command = {
     .name = "plan",
     .operand = "JOB",
+    .list_keys = train_list_keys,
     .summary = "says where a job's states go, what it needs, and how long a step takes",
     .details =
         "Compiles the job's steps and simulates them. Writes nothing and allocates no arena.\n"

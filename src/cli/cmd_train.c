@@ -6,6 +6,7 @@
 const cli_command cli_train_command = {
     .name = "train",
     .operand = "JOB",
+    .list_keys = train_list_keys,
     .summary = "trains the model of a job file",
     .details = "Writes metrics.jsonl, plan.json and trace.json to the job's run.dir. JOB \"-\" is "
                "standard\n"

@@ -48,12 +48,13 @@ int cli_finish(int code)
         code = flush;
     else
         err_restore(&first);
-    if (code >= 0 || code == ERR_STOPPED)
+    if (code >= 0)
         return cli_exit_code(code);
 
     char line[ERR_TEXT_BYTES + 32];
     const char *text = err_text()[0] ? err_text() : err_name(code);
-    int used = snprintf(line, sizeof line - 1, "sluice: error: %s", text);
+    int used =
+        snprintf(line, sizeof line - 1, "sluice: %s%s", code == ERR_STOPPED ? "" : "error: ", text);
     size_t bytes = used < (int)sizeof line - 1 ? (size_t)used : sizeof line - 2;
     for (size_t i = 0; i < bytes; i++)
         if ((unsigned char)line[i] < ' ')

@@ -23,9 +23,9 @@ static const char *report_count(uint64_t count, char text[SIZE_TEXT_BYTES])
 static void report_homes(FILE *out, const struct plan_summary *plan)
 {
     char text[SIZE_TEXT_BYTES];
-    fprintf(out, "\n%-12s %14s %14s %14s\n", "state", "device", "host", "nvme");
+    fprintf(out, "\n%-17s %14s %14s %14s\n", "state", "device", "host", "nvme");
     for (int kind = 0; kind < STATE_KIND_COUNT; kind++) {
-        fprintf(out, "%-12s", state_kind_name((enum state_kind)kind));
+        fprintf(out, "%-17s", state_kind_name((enum state_kind)kind));
         for (int arena = 0; arena < ARENA_COUNT; arena++) {
             uint64_t bytes = plan->home_bytes[kind][arena];
             fprintf(out, " %14s", bytes ? size_format(bytes, text) : "-");
@@ -35,7 +35,7 @@ static void report_homes(FILE *out, const struct plan_summary *plan)
     static const char *const rows[] = {"peak", "budget"};
     for (int row = 0; row < 2; row++) {
         const uint64_t *values = row == 0 ? plan->peak_bytes : plan->budget_bytes;
-        fprintf(out, "%-12s", rows[row]);
+        fprintf(out, "%-17s", rows[row]);
         for (int arena = 0; arena < ARENA_COUNT; arena++)
             fprintf(out, " %14s", values[arena] ? size_format(values[arena], text) : "-");
         fputc('\n', out);

@@ -161,7 +161,8 @@ int configi_fill_update(const configi_reader *reader, job *target)
         return check_in_backward(reader, target);
     if (target->schedule.update == JOB_UPDATE_DELAYED_ONE_STEP)
         log_warn("%s: schedule.update: delayed_one_step is approximate: each step trains with the "
-                 "gradients of the step before; in_next_forward hides the same work exactly",
+                 "gradients of the step before, but where an evaluation or a stop applies them at once; "
+                 "in_next_forward hides the same work exactly",
                  reader->file);
     return 0;
 }

@@ -295,6 +295,8 @@ static int nearest(const plan_job *job, struct candidate *list, uint32_t count,
 /* ERR_NO_FIT with, for every tier that is too small, what is needed and what is allowed. */
 static int refuse(const plan_job *job, struct candidate *list, uint32_t count)
 {
+    if (job->no_advice)
+        return err_set(ERR_NO_FIT, "does not fit");
     struct candidate *closest;
     TRY(nearest(job, list, count, &closest));
     const uint64_t *need = closest->need;

@@ -141,6 +141,29 @@ static void add_slots(const plan_job *job, plan_set *set, plani_layout *layout, 
     }
 }
 
+/* `saved` of cut stages that do not keep it, between passes of all micro-batches: one home per
+ * micro-batch for all stages, beside the checkpoints, where these are not on the device. */
+static void add_parked(const plan_job *job, plan_set *set, plani_layout *layout)
+{
+    uint32_t unit = plani_stage_unit(job, 1);
+    enum arena_kind home = job->homes[STATE_ACTIVATIONS][unit];
+    uint64_t bytes = 0;
+    for (uint32_t s = 0; s < job->stage_count; s++)
+        if (job->stages[s].is_cut && !plani_keeps_saved(job, s))
+            bytes = size_max(bytes, job->stages[s].saved_bytes);
+    if (bytes == 0 || home == ARENA_DEVICE || job->order == PLAN_BATCH_MAJOR ||
+        job->micro_batch_count < 2 || job->only_eval)
+        return;
+    for (uint32_t mb = 0; mb < job->micro_batch_count; mb++) {
+        uint32_t parked =
+            add_state(layout, set, home, bytes, PLANI_ANY, STATE_INNER_ACTIVATIONS, unit);
+        for (uint32_t s = 0; s < job->stage_count; s++)
+            if (job->stages[s].is_cut && job->stages[s].saved_bytes > 0 &&
+                !plani_keeps_saved(job, s))
+                set->homes.saved[(uint64_t)s * job->micro_batch_count + mb] = parked;
+    }
+}
+
 /* Checkpoints of the boundaries before each stage but the last: the head's input is used at the turn
  * and never rests. Inner activations where a stage keeps them. */
 static void add_activations(const plan_job *job, plan_set *set, plani_layout *layout)
@@ -156,6 +179,7 @@ static void add_activations(const plan_job *job, plan_set *set, plani_layout *la
         add_slots(job, set, layout, s, STATE_INNER_ACTIVATIONS, keeps ? stage->saved_bytes : 0,
                   set->homes.saved);
     }
+    add_parked(job, set, layout);
     for (uint32_t mb = 0; mb < job->micro_batch_count; mb++)
         set->homes.deferred[mb] =
             trains && layout->defers_first
@@ -186,7 +210,7 @@ static int make_tables(const plan_job *job, plan_set *set, plani_layout *layout)
 {
     uint64_t slots = (uint64_t)job->stage_count * job->micro_batch_count;
     uint64_t units = job->unit_count;
-    layout->capacity = 16 + 5 * units + 2 * slots + job->micro_batch_count;
+    layout->capacity = 16 + 5 * units + 2 * slots + 2 * (uint64_t)job->micro_batch_count;
     layout->buffers = mem_alloc(layout->capacity, sizeof *layout->buffers, "plan layout");
     layout->residues = mem_alloc(layout->capacity, sizeof *layout->residues, "plan layout");
     layout->grad_uses = mem_alloc(units, sizeof *layout->grad_uses, "plan layout");

@@ -75,7 +75,7 @@ static bool saved_goes_on(const struct pass_run *run)
 
 static bool keeps_saved(const plani_builder *b, uint32_t stage)
 {
-    return b->set->homes.saved[slot_of(b, stage, 0)] != PROGRAM_NONE;
+    return plani_keeps_saved(b->job, stage);
 }
 
 static uint8_t saved_access(const plani_builder *b, const struct pass_run *run)
@@ -156,7 +156,9 @@ static uint32_t bring_saved(plani_builder *b, struct plani_step *st, const struc
         *saved = home;
         return home;
     }
-    *saved = device_scratch(b, run->stage->saved_bytes, STATE_INNER_ACTIVATIONS, run->unit);
+    uint64_t bytes =
+        home == PROGRAM_NONE ? run->stage->saved_bytes : b->buffers[home].base.size_bytes;
+    *saved = device_scratch(b, bytes, STATE_INNER_ACTIVATIONS, run->unit);
     if (access != ACCESS_WRITE)
         move_whole(b, home, *saved, STATE_INNER_ACTIVATIONS, run->unit, mb);
     return *saved;
@@ -169,7 +171,7 @@ static void leave_saved(plani_builder *b, struct plani_step *st, const struct pa
     uint32_t *saved = &st->saved[slot_of(b, run->s, mb)];
     uint32_t home = b->set->homes.saved[slot_of(b, run->s, mb)];
     bool stays = saved_goes_on(run) || run->phase == PLAN_RECOMPUTE;
-    bool is_kept = run->phase == PLAN_FORWARD && run->trains && home != PROGRAM_NONE;
+    bool is_kept = run->phase == PLAN_FORWARD && run->trains && keeps_saved(b, run->s);
     bool has_other_home = home != PROGRAM_NONE && home != *saved;
     if (access == 0)
         return;

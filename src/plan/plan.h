@@ -99,6 +99,7 @@ struct plan_job {
     uint64_t lookahead_ops; /* how far ahead of the oldest unfinished op memory is reserved;
                                      0: as far as memory allows */
     bool needs_save_places; /* give optimizer state homed in memory a place on the slab */
+    bool no_advice;         /* a refusal need not say what is needed: ERR_NO_FIT comes sooner */
     bool only_eval;         /* compile just EVAL and LOAD (generation, evaluation) */
     const uint64_t
         *save_offsets; /* only_eval: [unit_count] where each unit's optimizer state lies on

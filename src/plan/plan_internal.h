@@ -99,6 +99,13 @@ static inline uint32_t plani_stage_unit(const plan_job *job, uint32_t stage)
     return job->stages[stage].passes[PLAN_FORWARD][0].units[0];
 }
 
+/* Whether the stage's inner activations stay from forward to backward. */
+static inline bool plani_keeps_saved(const plan_job *job, uint32_t stage)
+{
+    return job->stages[stage].saved_bytes > 0 && !job->only_eval &&
+           job->homes[STATE_INNER_ACTIVATIONS][plani_stage_unit(job, stage)] < ARENA_COUNT;
+}
+
 /* builder.c */
 int plani_builder_init(plani_builder *b, const plan_job *job, const plan_set *set,
                        const plani_layout *layout, uint32_t held_stages) MUST_CHECK;

@@ -113,7 +113,7 @@ static int make_io(traini_engine *self, const struct traini_engine_options *opti
     io_config config = {
         .target = self->disk,
         .backend = options->simulates_drives ? IO_SIM : io_backend_of(asked),
-        .queue_depth = (uint32_t)asked->io.queue_depth,
+        .queue_depth = (uint32_t)size_min(asked->io.queue_depth, IO_QUEUE_DEPTH_MAX),
         .block_bytes = asked->io.block_bytes,
         .pool_threads = self->setup->cores.io.thread_count,
         .regions = regions,
@@ -122,7 +122,9 @@ static int make_io(traini_engine *self, const struct traini_engine_options *opti
         .stuck_ns = (uint64_t)(asked->io.stuck_seconds * 1e9),
         .faults = options->faults,
     };
-    TRY(io_create(&config, &self->transport));
+    int rc = io_create(&config, &self->transport);
+    if (rc < 0)
+        return config.backend == IO_URING ? err_prefix(rc, "io.backend is \"uring\"") : rc;
     const program *programs[PROGRAM_KIND_COUNT];
     list_programs(self, programs);
     TRY(checksum_create(programs, PROGRAM_KIND_COUNT, &self->sums));

@@ -5,13 +5,13 @@
  *
  * With update in_next_forward the gradients of step t are applied by the program of step t + 1 (or by
  * FLUSH), with the scalars that the norm of step t gave. A step whose gradient norm is not finite is
- * skipped: nothing is pending after it, so the next program is FIRST again. */
+ * skipped: nothing is pending after it, so the next program is FIRST again where updates are left for
+ * later, and the program's own updates do not run where they are not. */
 #include <errno.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/random.h>
 #include <unistd.h>
 
 #include "base/log.h"

@@ -3,6 +3,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "base/log.h"
 #include "train/train_internal.h"
 
 static const enum job_kind job_kind_of[STATE_KIND_COUNT] = {
@@ -100,6 +101,7 @@ static int compile_placed(traini_setup *self, size_t *taken)
     memset(tried, UINT8_MAX, sizeof tried);
     bool has_drives = self->job->tiers.nvme_count > 0;
     int rc = ERR_NO_FIT;
+    self->plan.no_advice = true; /* until it is known which placement is the last */
     for (size_t i = 0; i < sizeof placements / sizeof placements[0] && rc == ERR_NO_FIT; i++) {
         uint8_t wanted[STATE_KIND_COUNT];
         bool differs = false, uses_drives = false;
@@ -116,7 +118,8 @@ static int compile_placed(traini_setup *self, size_t *taken)
         rc = plan_compile(&self->plan, &self->set);
         *taken = i;
     }
-    return rc;
+    self->plan.no_advice = false;
+    return rc == ERR_NO_FIT ? plan_compile(&self->plan, &self->set) : rc;
 }
 
 /* Keeps the inner activations of the last `count` stages before the head on the tier, where the job
@@ -172,6 +175,7 @@ static int choose_kept(traini_setup *self, size_t taken)
     uint32_t blocks = self->net->stage_count - 2;
     uint64_t tile_elems = self->plan.tile_elems;
     self->plan.tile_elems = self->set.tile_elems;
+    self->plan.no_advice = true;
     double best = (double)self->set.programs[PROGRAM_STEADY].predicted_ns * (1 - keep_gain);
     for (size_t i = 0; i < sizeof keepings / sizeof keepings[0]; i++) {
         plan_set trial;
@@ -195,9 +199,38 @@ static int choose_kept(traini_setup *self, size_t taken)
         plan_set_fini(&trial);
     }
     self->plan.tile_elems = tile_elems;
+    self->plan.no_advice = false;
     TRY(place(self, placements[taken]));
     keep_last(self, self->kept_stages, self->kept_arena);
     return 0;
+}
+
+/* Whether a unit has such activations at all: they go by the first unit of a stage. */
+static bool has_activations(const traini_setup *self, uint32_t unit, enum job_kind kind)
+{
+    for (uint32_t s = 0; s < self->plan.stage_count; s++) {
+        const plan_stage *stage = &self->plan.stages[s];
+        if (stage->passes[PLAN_FORWARD][0].units[0] == unit)
+            return kind == JOB_ACTIVATIONS ? stage->has_input && stage->has_output
+                                           : stage->saved_bytes > 0;
+    }
+    return false;
+}
+
+/* Rules that place what is not there are named. */
+static void warn_of_idle_rules(const traini_setup *self)
+{
+    for (uint32_t r = 0; r < self->job->tiers.rule_count; r++) {
+        const struct job_rule *rule = &self->job->tiers.rules[r];
+        bool works = rule->kind != JOB_ACTIVATIONS && rule->kind != JOB_INNER_ACTIVATIONS;
+        for (uint32_t u = rule->unit_first; u <= rule->unit_last && u < self->net->unit_count; u++)
+            works = works || has_activations(self, u, rule->kind);
+        if (!works)
+            log_warn("tiers.place.rules: a rule places %s of units %u to %u, which have none of "
+                     "their own (those of a block go by its first unit); it has no effect",
+                     rule->kind == JOB_ACTIVATIONS ? "activations" : "inner activations",
+                     rule->unit_first, rule->unit_last);
+    }
 }
 
 /* A refusal, with the word that the job would fit in the other order where that is so. */
@@ -224,5 +257,6 @@ int traini_place_and_compile(traini_setup *self)
     if (rc == ERR_NO_FIT)
         return advise_order(self, rc);
     TRY(rc);
+    warn_of_idle_rules(self);
     return choose_kept(self, taken);
 }

@@ -186,8 +186,11 @@ int traini_write_plan(const struct traini_run_dir *self, const traini_setup *set
     for (int kind = 0; kind < STATE_KIND_COUNT; kind++) {
         homes[0] = '\0';
         write_homes(homes, HOMES_BYTES, setup, kind);
-        used += (size_t)snprintf(text + used, PLAN_TEXT_BYTES - used, "%s\n    \"%s\": [%s]",
-                                 kind ? "," : "", state_kind_name((enum state_kind)kind), homes);
+        used += (size_t)snprintf(
+            text + used, PLAN_TEXT_BYTES - used, "%s\n    \"%s\": [%s]", kind ? "," : "",
+            kind == STATE_INNER_ACTIVATIONS ? "inner_activations"
+                                            : state_kind_name((enum state_kind)kind),
+            homes);
     }
     used += (size_t)snprintf(text + used, PLAN_TEXT_BYTES - used, "\n  },\n  \"tiers\": {");
     for (int a = 0; a < ARENA_COUNT; a++)

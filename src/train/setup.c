@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <xxhash.h>
 
@@ -11,6 +12,7 @@
 #include "base/mem.h"
 #include "base/size.h"
 #include "base/tile.h"
+#include "config/options.h"
 #include "train/train_internal.h"
 
 /* Cores and thread counts, from the machine and the job. */
@@ -208,6 +210,42 @@ static int make_plan_inputs(traini_setup *self, const struct traini_setup_option
     return 0;
 }
 
+/* The path as it is known from any directory. */
+static int make_absolute(char path[SLAB_PATH_BYTES])
+{
+    char given[SLAB_PATH_BYTES], base[SLAB_PATH_BYTES];
+    if (path[0] == '/' || path[0] == '\0')
+        return 0;
+    snprintf(given, sizeof given, "%s", path);
+    if (!getcwd(base, sizeof base))
+        return err_errno(errno, "the working directory");
+    int length = snprintf(path, SLAB_PATH_BYTES, "%s/%s", base, given);
+    if (length < 0 || length >= SLAB_PATH_BYTES)
+        return err_set(ERR_CONFIG, "the path of a drive, %.100s..., is longer than %d bytes", given,
+                       SLAB_PATH_BYTES - 1);
+    return 0;
+}
+
+/* A resumed run keeps its drives; that the job now names others is said. */
+static int compare_drives(const traini_setup *self)
+{
+    const struct job *asked = self->job;
+    if (asked->tiers.nvme_count == 0)
+        return 0;
+    bool same = asked->tiers.nvme_count == self->drive_count;
+    for (uint32_t d = 0; same && d < self->drive_count; d++) {
+        char path[SLAB_PATH_BYTES];
+        snprintf(path, sizeof path, "%s", asked->tiers.nvme[d].path);
+        TRY(make_absolute(path));
+        same = strcmp(path, self->drives[d].path) == 0;
+    }
+    if (!same)
+        log_warn(
+            "tiers.nvme names other drives than those of this run, which goes on where it is: %s%s",
+            self->drives[0].path, self->drive_count > 1 ? " and others" : "");
+    return 0;
+}
+
 /* Drives: the job's, those of an existing slab, or the run directory for the final state alone. */
 static int make_drives(traini_setup *self, const struct traini_setup_options *options)
 {
@@ -218,7 +256,7 @@ static int make_drives(traini_setup *self, const struct traini_setup_options *op
             snprintf(self->drives[d].path, sizeof self->drives[d].path, "%s",
                      options->found->drives[d]);
         self->plan.budget_bytes[ARENA_NVME] = options->found->total_bytes;
-        return 0;
+        return options->resumes ? compare_drives(self) : 0;
     }
     self->drive_count = asked->tiers.nvme_count;
     for (uint32_t d = 0; d < self->drive_count; d++) {
@@ -233,6 +271,8 @@ static int make_drives(traini_setup *self, const struct traini_setup_options *op
         if (length < 0 || (size_t)length >= sizeof self->drives[0].path)
             return err_set(ERR_CONFIG, "run.dir is longer than %d bytes", SLAB_PATH_BYTES - 7);
     }
+    for (uint32_t d = 0; d < self->drive_count; d++)
+        TRY(make_absolute(self->drives[d].path));
     uint64_t capacity, freed = 0;
     TRY(slab_capacity(self->drives, self->drive_count, &capacity));
     if (options->former)
@@ -247,6 +287,7 @@ static int make_drives(traini_setup *self, const struct traini_setup_options *op
         is_stated = is_stated && asked->tiers.nvme[d].budget_bytes > 0;
     }
     self->plan.budget_bytes[ARENA_NVME] = is_stated ? size_min(bytes, stated) : bytes;
+    self->drives_are_full = !is_stated || bytes < stated;
     self->plan.nvme_overhead_bytes = header_bytes + self->drive_count * 8 * MIB;
     return 0;
 }
@@ -268,6 +309,25 @@ static int make_budgets(traini_setup *self)
     return 0;
 }
 
+/* A refusal for want of room on the drives: a larger budget is no way out where the slab is there already
+ * or the drives are full. */
+static int explain_drives(const traini_setup *self, const struct traini_setup_options *options)
+{
+    err_record first;
+    err_save(&first, ERR_NO_FIT);
+    char *advice = strstr(first.text, "; fits with");
+    if (!advice || !strstr(advice, "tiers.nvme[].budget=") ||
+        (!options->found && !self->drives_are_full))
+        return err_restore(&first);
+    *advice = '\0';
+    return err_set(ERR_NO_FIT, "%s; %s", first.text,
+                   options->found
+                       ? "the slab of a run does not grow: resume with the placement and "
+                         "memory that it had, or begin anew with --fresh"
+                       : "the drives of tiers.nvme have no more free space: free some, or "
+                         "name another drive");
+}
+
 static int setup_fill(traini_setup *self, const struct traini_setup_options *options)
 {
     TRY(make_model(self));
@@ -275,12 +335,15 @@ static int setup_fill(traini_setup *self, const struct traini_setup_options *opt
     TRY(make_drives(self, options));
     TRY(make_budgets(self));
     self->fingerprint = fingerprint_of(self);
+    if (options->resumes && options->found->fingerprint != self->fingerprint)
+        return err_set(
+            ERR_INPUT,
+            "the run in %s was made with another model, precision, micro-batch, optimizer, "
+            "thread count, CPU or version of sluice: its bits cannot be continued; use its own "
+            "job.json, or --fresh",
+            self->job->run.dir);
     int rc = traini_place_and_compile(self);
-    if (rc == ERR_NO_FIT && options->found)
-        return err_prefix(rc,
-                          "on the slab of this run, which does not grow (begin anew with --fresh, "
-                          "or give the memory that it had)");
-    return rc;
+    return rc == ERR_NO_FIT ? explain_drives(self, options) : rc;
 }
 
 int traini_setup_create(const struct job *asked, const struct traini_setup_options *options,
@@ -354,6 +417,11 @@ void traini_setup_summary(const traini_setup *self, struct plan_summary *out)
     out->update = updates[self->plan.update];
     out->order = self->plan.order == PLAN_BATCH_MAJOR ? "batch_major" : "layer_major";
     out->machine_is_measured = self->plan.machine.is_measured;
+}
+
+void train_list_keys(FILE *out)
+{
+    options_print(out);
 }
 
 int train_plan(const struct job *asked, struct plan_summary *out)

@@ -114,19 +114,13 @@ int traini_start(traini_loop *self, manifest *found)
         engine.slab_bytes = found->total_bytes;
         engine.stripe_bytes = found->stripe_bytes;
         asked.found = found;
+        asked.resumes = true;
         memcpy(engine.uuid, found->uuid, sizeof engine.uuid);
     } else if (getrandom(engine.uuid, sizeof engine.uuid, 0) != (ssize_t)sizeof engine.uuid) {
         return err_errno(errno, "cannot draw a run id");
     }
     if (!self->setup)
         TRY(traini_setup_create(self->job, &asked, &self->setup));
-    if (found && found->fingerprint != self->setup->fingerprint)
-        return err_set(
-            ERR_INPUT,
-            "the run in %s was made with another model, precision, micro-batch, optimizer, "
-            "thread count, CPU or version of sluice: its bits cannot be continued; use its own "
-            "job.json, or --fresh",
-            self->dir.path);
     if (found)
         TRY(traini_extents_match(self->setup, found));
     struct plan_summary summary;

@@ -12,6 +12,7 @@
 #include <signal.h>
 #include <stdbool.h>
 #include <stdint.h>
+#include <stdio.h>
 
 #include "base/error.h"
 #include "config/job.h"
@@ -84,6 +85,9 @@ struct train_options {
 /* Trains to run.steps, resuming a run that stopped cleanly. Returns 0, ERR_STOPPED after a requested
  * stop (state is committed), or an error; the summary is filled as far as the run came. */
 int train_run(const struct train_options *options, struct train_summary *summary) MUST_CHECK;
+
+/* Lists every key of a job file for people: type, choices, range, unit, default, meaning. */
+void train_list_keys(FILE *out);
 
 int train_plan(const struct job *asked, struct plan_summary *out) MUST_CHECK;
 

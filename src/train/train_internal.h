@@ -48,6 +48,7 @@ struct traini_setup {
     uint64_t workspace_temp_offset; /* model's `saved` lies at 0 of the workspace, temp here */
     slab_drive drives[SLAB_DRIVES_MAX];
     uint32_t drive_count;
+    bool drives_are_full; /* their free space binds, not their budgets */
 };
 typedef struct traini_setup traini_setup;
 
@@ -56,6 +57,7 @@ struct traini_setup_options {
     const uint64_t *save_offsets; /* only_eval: where each unit's state lies on the slab */
     uint64_t tile_elems;          /* of an existing slab; 0: chosen */
     const manifest *found;        /* drives of an existing slab; NULL: the job's */
+    bool resumes;                 /* `found` is to go on: ERR_INPUT where its bits cannot */
     const manifest *former;       /* a run whose slab is removed before this one is made, or NULL */
 };
 
@@ -75,8 +77,7 @@ struct traini_step {
                              Adagrad take theirs from here */
     bool skip;         /* the update of these scalars is skipped: overflow */
     double loss_scale; /* that this step's gradients carry; 1 but for fp16 */
-    bool is_eval;
-    double grad_norm; /* out: of this step, without the loss scale */
+    double grad_norm;  /* out: of this step, without the loss scale */
 };
 
 /* A setup with its memory and lanes. engine.c */
