@@ -12,7 +12,7 @@
 #include "base/rng.h"
 #include "train_fixture.h"
 
-enum { SHAPE_COMBINATIONS = 27, RANDOM_SEED = 20, TIERS = 3, NO_FIT_BYTES = 65536 };
+enum { SHAPE_COMBINATIONS = 27, RANDOM_SEED = 20, TIERS = 3 };
 
 static fixture_model shape = {.family = "gpt2", .layers = 3, .hidden = 128};
 static fixture_result baseline;
@@ -89,24 +89,6 @@ static void make_combination(struct combination *c, unsigned i, uint64_t unit_co
              c->is_tight ? "least budgets" : "large budgets");
 }
 
-/* Asks for almost nothing and takes the budgets that the refusal names. */
-static void tighten(const char *name, struct combination *c)
-{
-    fixture_sets small = c->sets;
-    fixture_set(&small, "tiers.device.budget=%d", NO_FIT_BYTES);
-    fixture_set(&small, "tiers.host.budget=%d", NO_FIT_BYTES);
-    job *asked = fixture_job(name, &shape, &small);
-    struct plan_summary plan;
-    assert_int_equal(train_plan(asked, &plan), ERR_NO_FIT);
-    job_destroy(asked);
-    static const char *const keys[] = {"tiers.device.budget", "tiers.host.budget"};
-    for (int i = 0; i < 2; i++) {
-        uint64_t bytes = fixture_budget_named(err_text(), keys[i]);
-        if (bytes > 0) /* else NO_FIT_BYTES is enough of this tier */
-            fixture_set(&c->sets, "%s=%llu", keys[i], (unsigned long long)bytes);
-    }
-}
-
 static void placements_give_equal_bits(void **state)
 {
     (void)state;
@@ -120,7 +102,7 @@ static void placements_give_equal_bits(void **state)
     for (unsigned i = 0; i < SHAPE_COMBINATIONS; i++) {
         make_combination(&c, i, baseline.plan.unit_count);
         if (c.is_tight)
-            tighten("moved", &c);
+            fixture_tighten("moved", &shape, &c.sets);
         printf("%2u: %s\n", i, c.text);
         fflush(stdout);
         fixture_train_good("moved", &shape, &c.sets, &result);

@@ -15,7 +15,7 @@
 #include "base/rng.h"
 #include "train_fixture.h"
 
-enum { COMBINATIONS = 12, DRAW_SEED = 41, NO_FIT_BYTES = 65536, KINDS = 5, STEPS = 10 };
+enum { COMBINATIONS = 12, DRAW_SEED = 41, KINDS = 5, STEPS = 10 };
 
 static fixture_model shape = {.family = "gpt2", .layers = 3, .hidden = 128};
 static const char *group = "gpt2-fp32";
@@ -162,24 +162,6 @@ static void make_combination(struct combination *c, unsigned i, uint64_t unit_co
     }
 }
 
-/* Asks for almost nothing and takes the budgets that the refusal names. */
-static void tighten(struct combination *c)
-{
-    fixture_sets small = c->sets;
-    fixture_set(&small, "tiers.device.budget=%d", NO_FIT_BYTES);
-    fixture_set(&small, "tiers.host.budget=%d", NO_FIT_BYTES);
-    job *asked = fixture_job("moved", &shape, &small);
-    struct plan_summary plan;
-    assert_int_equal(train_plan(asked, &plan), ERR_NO_FIT);
-    job_destroy(asked);
-    static const char *const keys[] = {"tiers.device.budget", "tiers.host.budget"};
-    for (int i = 0; i < 2; i++) {
-        uint64_t bytes = fixture_budget_named(err_text(), keys[i]);
-        if (bytes > 0) /* else NO_FIT_BYTES is enough of this tier */
-            fixture_set(&c->sets, "%s=%llu", keys[i], (unsigned long long)bytes);
-    }
-}
-
 static void modes_give_equal_bits(void **state)
 {
     (void)state;
@@ -201,7 +183,7 @@ static void modes_give_equal_bits(void **state)
     for (unsigned i = 0; i < COMBINATIONS; i++) {
         make_combination(&c, i, baseline.plan.unit_count);
         if (c.is_tight)
-            tighten(&c);
+            fixture_tighten("moved", &shape, &c.sets);
         printf("%s %2u (seed %d): %s\n", group, i, DRAW_SEED, c.text);
         fflush(stdout);
         fixture_train_good("moved", &shape, &c.sets, &result);

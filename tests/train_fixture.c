@@ -269,3 +269,22 @@ uint64_t fixture_budget_named(const char *error, const char *key)
     const char *at = fits ? strstr(fits, key) : NULL;
     return at && at[strlen(key)] == '=' ? strtoull(at + strlen(key) + 1, NULL, 10) : 0;
 }
+
+void fixture_tighten(const char *name, const fixture_model *shape, fixture_sets *sets)
+{
+    enum { NO_FIT_BYTES = 65536 };
+    static fixture_sets small;
+    small = *sets;
+    fixture_set(&small, "tiers.device.budget=%d", NO_FIT_BYTES);
+    fixture_set(&small, "tiers.host.budget=%d", NO_FIT_BYTES);
+    job *asked = fixture_job(name, shape, &small);
+    struct plan_summary plan;
+    assert_int_equal(train_plan(asked, &plan), ERR_NO_FIT);
+    job_destroy(asked);
+    static const char *const keys[] = {"tiers.device.budget", "tiers.host.budget"};
+    for (int i = 0; i < 2; i++) {
+        uint64_t bytes = fixture_budget_named(err_text(), keys[i]);
+        if (bytes > 0) /* else NO_FIT_BYTES is enough of this tier */
+            fixture_set(sets, "%s=%llu", keys[i], (unsigned long long)bytes);
+    }
+}

@@ -98,6 +98,9 @@ void fixture_remove(const char *name);
 /* A JSON file, and all lines of a run's metrics.jsonl as an array. The caller drops the reference. */
 json_t *fixture_json(const char *path);
 json_t *fixture_metrics(const char *name);
+/* Asks for almost nothing of device and host and adds the budgets that the refusal names: the least with
+ * which the job fits. */
+void fixture_tighten(const char *name, const fixture_model *shape, fixture_sets *sets);
 /* The budget that a refusal names for a key such as "tiers.host.budget"; 0 where it names none. */
 uint64_t fixture_budget_named(const char *error, const char *key);
 
