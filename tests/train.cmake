@@ -43,25 +43,29 @@ if(TARGET sluice_train)
     target_compile_definitions(test_train_loss_scale PRIVATE
                                FIXTURE_DIR="${CMAKE_CURRENT_LIST_DIR}/reference")
 
-    # Once more in paranoid mode (fresh addresses, NaN-fill, compare, poison): BINARY [INSTANCES].
-    function(paranoid_test binary)
+    # Once more in paranoid mode (fresh addresses, NaN-fill, compare, poison), and on simulated drives:
+    # again_test(paranoid SLUICE_TEST_PARANOID BINARY INSTANCES...).
+    function(again_test how variable binary)
         foreach(instance ${ARGN})
-            add_test(NAME paranoid.${binary}.${instance} COMMAND ${binary} ${instance})
-            set_tests_properties(paranoid.${binary}.${instance} PROPERTIES SKIP_RETURN_CODE 77
+            add_test(NAME ${how}.${binary}.${instance} COMMAND ${binary} ${instance})
+            set_tests_properties(${how}.${binary}.${instance} PROPERTIES SKIP_RETURN_CODE 77
                                  LABELS "cpu;nvme" TIMEOUT 120
-                                 ENVIRONMENT "OMP_WAIT_POLICY=passive;SLUICE_TEST_PARANOID=1")
+                                 ENVIRONMENT "OMP_WAIT_POLICY=passive;${variable}=1")
         endforeach()
     endfunction()
     get_property(train_tests DIRECTORY PROPERTY TESTS)
     list(FILTER train_tests INCLUDE REGEX "^test_train_")
     set_tests_properties(${train_tests} PROPERTIES ENVIRONMENT OMP_WAIT_POLICY=passive)
-    paranoid_test(test_train_invariance ${train_shapes})
-    paranoid_test(test_train_modes ${train_modes})
-    paranoid_test(test_train_pytorch ${train_curves})
-    paranoid_test(test_train_fp16 ${train_fp16_curves})
-    paranoid_test(test_train_resume all)
-    paranoid_test(test_train_rescue all)
-    paranoid_test(test_train_fit all)
+    again_test(paranoid SLUICE_TEST_PARANOID test_train_invariance ${train_shapes})
+    again_test(paranoid SLUICE_TEST_PARANOID test_train_modes ${train_modes})
+    again_test(paranoid SLUICE_TEST_PARANOID test_train_pytorch ${train_curves})
+    again_test(paranoid SLUICE_TEST_PARANOID test_train_fp16 ${train_fp16_curves})
+    again_test(paranoid SLUICE_TEST_PARANOID test_train_resume all)
+    again_test(paranoid SLUICE_TEST_PARANOID test_train_rescue all)
+    again_test(paranoid SLUICE_TEST_PARANOID test_train_fit all)
+    again_test(simulated SLUICE_TEST_SIMULATED test_train_invariance gpt2-bf16)
+    again_test(simulated SLUICE_TEST_SIMULATED test_train_modes gpt2-fp32 llama-fp16 llama-bf16-untied-cut)
+    again_test(simulated SLUICE_TEST_SIMULATED test_train_pytorch ${train_curves})
 
     if(TARGET sluice)
         add_test(NAME train_bad_input COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/check_bad_input.sh

@@ -50,7 +50,8 @@ struct fixture_model {
 typedef struct fixture_model fixture_model;
 
 /* With SLUICE_TEST_PARANOID in the environment every job has run.paranoid: the whole suite runs in it
- * once. */
+ * once. With SLUICE_TEST_SIMULATED every drive is simulated (tiers/sim.h), its completions in an order
+ * drawn from a seed; what it holds is gone with the run. */
 /* The job "NAME": run.dir is NAME in the fixture's directory, the drive NAME.nvme; 2 rows of 32
  * tokens, 2 micro-batches a step, clipping, warm-up and cosine over 20 steps; every state on the
  * device. Written to NAME.json and read with the overrides. The caller destroys it. */
