@@ -508,7 +508,7 @@ static void hash_sees_each_field(void **state)
     b.ops[3].predicted_end_ns = 5;
     uint64_t hash = program_hash(&a);
     assert_true(hash == program_hash(&b));
-    uint64_t seen[11];
+    uint64_t seen[12];
     size_t count = 0;
     b.ops[3].operands[0].offset_bytes += 1;
     seen[count++] = program_hash(&b);
@@ -516,15 +516,15 @@ static void hash_sees_each_field(void **state)
     b.ops[3].operands[1].access = ACCESS_UPDATE;
     seen[count++] = program_hash(&b);
     b.ops[3].operands[1].access = ACCESS_WRITE;
-    b.ops[3].unit += 1;
-    seen[count++] = program_hash(&b);
-    b.ops[3].unit -= 1;
+    uint32_t *const fields[] = {&b.ops[3].unit, &b.ops[3].pass, &b.ops[3].tile};
+    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
+        *fields[i] += 1;
+        seen[count++] = program_hash(&b);
+        *fields[i] -= 1;
+    }
     b.ops[3].elem_count += 1;
     seen[count++] = program_hash(&b);
     b.ops[3].elem_count -= 1;
-    b.ops[3].pass += 1;
-    seen[count++] = program_hash(&b);
-    b.ops[3].pass -= 1;
     b.ops[3].if_applied = 1;
     seen[count++] = program_hash(&b);
     b.ops[3].if_applied = 0;

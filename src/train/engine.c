@@ -17,22 +17,12 @@
 
 enum { OWNER_CORES = 1, OWNER_COPIES, OWNER_UPDATES, TRACE_EVENTS = 1 << 16, LANE_DEPTH = 4 };
 
-/* Bytes of an arena that the programs reach: budgets are limits, and what no program reaches need not
- * be taken from the machine. */
-static uint64_t reached_bytes(const traini_setup *setup, enum arena_kind which)
-{
-    uint64_t peak = 0;
-    for (int k = 0; k < PROGRAM_KIND_COUNT; k++)
-        peak = size_max(peak, setup->set.programs[k].peak_bytes[which]);
-    return peak;
-}
-
 static int make_arenas(traini_engine *self)
 {
     traini_setup *setup = self->setup;
     uint64_t bytes[2];
     for (int a = ARENA_DEVICE; a <= ARENA_HOST; a++)
-        bytes[a] = size_max(reached_bytes(setup, (enum arena_kind)a), TILE_BLOCK_BYTES);
+        bytes[a] = size_max(traini_reached_bytes(setup, (enum arena_kind)a), TILE_BLOCK_BYTES);
     topology_place_memory(&setup->machine, bytes[ARENA_HOST], bytes[ARENA_DEVICE], &setup->cores);
     for (uint32_t i = 0; i < setup->cores.note_count; i++)
         log_warn("%s", setup->cores.notes[i]);
@@ -66,7 +56,8 @@ static int make_disk(traini_engine *self, const struct traini_engine_options *op
     slab_config config = {
         .drives = setup->drives,
         .drive_count = setup->drive_count,
-        .total_bytes = options->slab_bytes ? options->slab_bytes : reached_bytes(setup, ARENA_NVME),
+        .total_bytes =
+            options->slab_bytes ? options->slab_bytes : traini_reached_bytes(setup, ARENA_NVME),
         .stripe_bytes = options->stripe_bytes,
         .open_existing = options->open_existing,
     };
@@ -76,18 +67,11 @@ static int make_disk(traini_engine *self, const struct traini_engine_options *op
     return 0;
 }
 
-static int cores_start(void *start_user)
+/* `group` is a core_group: the worker and its OpenMP team. */
+static int team_start(void *group)
 {
-    const traini_engine *self = start_user;
-    const core_group *group = &self->setup->cores.compute;
-    return thread_bind_team(&group->cores, group->thread_count);
-}
-
-static int updates_start(void *start_user)
-{
-    const traini_engine *self = start_user;
-    const core_group *group = &self->setup->cores.update;
-    return thread_bind_team(&group->cores, group->thread_count);
+    const core_group *own = group;
+    return thread_bind_team(&own->cores, own->thread_count);
 }
 
 static void list_programs(const traini_engine *self, const program *programs[PROGRAM_KIND_COUNT])
@@ -97,11 +81,11 @@ static void list_programs(const traini_engine *self, const program *programs[PRO
 }
 
 /* Threads that mostly wait: copies, sums of what moves. */
-static int io_thread_start(void *start_user)
+static int io_thread_start(void *group)
 {
-    const traini_engine *self = start_user;
+    const core_group *own = group;
     thread_ask_short_slice();
-    return thread_bind(&self->setup->cores.io.cores);
+    return thread_bind(&own->cores);
 }
 
 static int make_io(traini_engine *self, const struct traini_engine_options *options)
@@ -134,15 +118,16 @@ static int make_io(traini_engine *self, const struct traini_engine_options *opti
                                .request_capacity = 64,
                                .verify = self->sums,
                                .start_thread = io_thread_start,
-                               .user = self};
+                               .user = &self->setup->cores.io};
     return lane_io_create(&io_lanes, &self->read_lane, &self->write_lane);
 }
 
-/* A worker of the engine, with what run.paranoid puts before its callback. `start` gets the engine. */
+/* A worker of the engine, with what run.paranoid puts before its callback. `start` gets the group. */
 struct worker_plan {
     const char *name;
     int (*run)(void *user, const program *prog, const op *item);
-    int (*start)(void *start_user);
+    int (*start)(void *group);
+    core_group *group;
     uint32_t owner;
     enum lane_kind priority, other; /* lanes served; the same twice where it is one */
     paranoid **checked;
@@ -154,7 +139,7 @@ static int make_worker(traini_engine *self, const struct worker_plan *plan, lane
                                  .run = plan->run,
                                  .start_thread = plan->start,
                                  .user = self,
-                                 .start_user = self,
+                                 .start_user = plan->group,
                                  .owner = plan->owner,
                                  .depth = LANE_DEPTH,
                                  .priority_lane = plan->priority,
@@ -179,19 +164,32 @@ static int make_worker(traini_engine *self, const struct worker_plan *plan, lane
 
 static int make_workers(traini_engine *self)
 {
-    const core_plan *cores = &self->setup->cores;
+    core_plan *cores = &self->setup->cores;
     bool shares = cores->update_is_compute;
-    struct worker_plan compute = {"cores",
-                                  traini_run_op,
-                                  cores_start,
-                                  OWNER_CORES,
-                                  shares ? LANE_UPDATE : LANE_COMPUTE,
-                                  LANE_COMPUTE,
-                                  &self->checked_cores};
-    struct worker_plan update = {"update",    traini_run_op, updates_start,         OWNER_UPDATES,
-                                 LANE_UPDATE, LANE_UPDATE,   &self->checked_updates};
-    struct worker_plan copies = {"copies", traini_run_copy, io_thread_start,      OWNER_COPIES,
-                                 LANE_D2H, LANE_H2D,        &self->checked_copies};
+    struct worker_plan compute = {.name = "cores",
+                                  .run = traini_run_op,
+                                  .start = team_start,
+                                  .group = &cores->compute,
+                                  .owner = OWNER_CORES,
+                                  .priority = shares ? LANE_UPDATE : LANE_COMPUTE,
+                                  .other = LANE_COMPUTE,
+                                  .checked = &self->checked_cores};
+    struct worker_plan update = {.name = "update",
+                                 .run = traini_run_op,
+                                 .start = team_start,
+                                 .group = &cores->update,
+                                 .owner = OWNER_UPDATES,
+                                 .priority = LANE_UPDATE,
+                                 .other = LANE_UPDATE,
+                                 .checked = &self->checked_updates};
+    struct worker_plan copies = {.name = "copies",
+                                 .run = traini_run_copy,
+                                 .start = io_thread_start,
+                                 .group = &cores->io,
+                                 .owner = OWNER_COPIES,
+                                 .priority = LANE_D2H,
+                                 .other = LANE_H2D,
+                                 .checked = &self->checked_copies};
     TRY(make_worker(self, &compute, &self->core_lane));
     if (!shares) {
         kernel_context_config context = {.thread_count = (int)cores->update.thread_count,

@@ -380,6 +380,14 @@ void traini_setup_destroy(traini_setup *self)
     mem_free(self);
 }
 
+uint64_t traini_reached_bytes(const traini_setup *self, enum arena_kind which)
+{
+    uint64_t peak = 0;
+    for (int k = 0; k < PROGRAM_KIND_COUNT; k++)
+        peak = size_max(peak, self->set.programs[k].peak_bytes[which]);
+    return peak;
+}
+
 void traini_setup_summary(const traini_setup *self, struct plan_summary *out)
 {
     memset(out, 0, sizeof *out);
@@ -391,8 +399,7 @@ void traini_setup_summary(const traini_setup *self, struct plan_summary *out)
     memcpy(out->home_bytes, self->set.home_bytes, sizeof out->home_bytes);
     for (int a = 0; a < ARENA_COUNT; a++) {
         out->budget_bytes[a] = self->plan.budget_bytes[a];
-        for (int k = 0; k < PROGRAM_KIND_COUNT; k++)
-            out->peak_bytes[a] = size_max(out->peak_bytes[a], self->set.programs[k].peak_bytes[a]);
+        out->peak_bytes[a] = traini_reached_bytes(self, (enum arena_kind)a);
     }
     int busiest = LANE_COMPUTE;
     for (int i = 0; i < LANE_COUNT; i++) {

@@ -66,6 +66,9 @@ int traini_setup_create(const struct job *asked, const struct traini_setup_optio
 void traini_setup_destroy(traini_setup *self);
 /* Fills homes and update from the job, choosing what it leaves open, and compiles. placement.c */
 int traini_place_and_compile(traini_setup *self) MUST_CHECK;
+/* Bytes of an arena that the programs reach: budgets are limits, and what no program reaches need not be
+ * taken from the machine. */
+uint64_t traini_reached_bytes(const traini_setup *self, enum arena_kind which);
 void traini_setup_summary(const traini_setup *self, struct plan_summary *out);
 
 /* Scalars of a step, written between programs by the loop's thread, read by the workers in them. */
