@@ -60,12 +60,11 @@ fail()
     failures=$((failures + 1))
 }
 
-# The keys of FILE, without its comments and without those of value "auto", which no trainer fills in: they
-# stand as if they were not there.
+# The keys of FILE, without its comments.
 keys_of()
 {
     sed -e 's@^ *#.*@@' -e 's@ # .*@@' -e 's@^ *//.*@@' -e 's@, *//.*@,@' -e 's@ // .*@@' \
-        -e 's@/\*[^*]*\*/@@g' -e 's@"[A-Za-z_0-9]*" *: *"auto"@@g' "$1" | grep -o '"[A-Za-z_0-9]*" *:' | tr -d '": ' | sort -u
+        -e 's@/\*[^*]*\*/@@g' "$1" | grep -o '"[A-Za-z_0-9]*" *:' | tr -d '": ' | sort -u
 }
 
 # What the log names: key paths after "no effect here:", a line each.

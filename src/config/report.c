@@ -17,10 +17,16 @@ static bool append_key(char keys[ERR_TEXT_BYTES], const char *key, const char *r
     return true;
 }
 
+static bool is_auto(const json_t *value)
+{
+    return json_is_string(value) && strcmp(json_string_value(value), "auto") == 0;
+}
+
+/* Also where the value is left to a trainer: the key has no effect with any. */
 static bool is_idle(const configi_reader *reader, const option *row)
 {
     return row->effect == OPTION_NO_EFFECT && row->type != OPTION_SWITCH &&
-           configi_get(reader, row->path);
+           (configi_get(reader, row->path) || is_auto(configi_written(reader, row->path)));
 }
 
 /* One line, or as many as the keys need, of the keys that share this row's reason. */
@@ -62,9 +68,8 @@ void configi_log_auto(const configi_reader *reader)
     char keys[ERR_TEXT_BYTES] = "";
     const option *row;
     for (uint32_t idx = 0; (row = option_at(idx)); idx++) {
-        const json_t *value = configi_written(reader, row->path);
-        if (row->effect != OPTION_USED || configi_is_own(row) || !json_is_string(value) ||
-            strcmp(json_string_value(value), "auto") != 0 ||
+        if (row->effect != OPTION_USED || configi_is_own(row) ||
+            !is_auto(configi_written(reader, row->path)) ||
             append_key(keys, row->path, row->fallback))
             continue;
         log_info(line, reader->file, keys);
