@@ -235,6 +235,23 @@ static void every_row_once(void **state)
             }
 }
 
+/* Matrices of one row are cut as matrices: the columns stay whole. */
+static void one_row_is_no_vector(void **state)
+{
+    (void)state;
+    for (uint32_t family = 0; family < MODEL_FAMILY_COUNT; family++) {
+        model_spec spec = spec_of((enum model_family)family, false, 0);
+        spec.ffn_size = spec.seq_length = 1;
+        model *whole = create(&spec, DTYPE_FP32);
+        spec.max_part_bytes = 16384;
+        model *cut = create(&spec, DTYPE_FP32);
+        check_tensors(whole, cut, true);
+        assert_int_equal(cut->param_count, whole->param_count);
+        model_destroy(whole);
+        model_destroy(cut);
+    }
+}
+
 static uint32_t unit_named(const model *self, const char *name)
 {
     for (uint32_t u = 0; u < self->unit_count; u++)
@@ -308,10 +325,14 @@ static void names_and_sizes(void **state)
     assert_int_equal(back[block_units - 1].input, MODEL_READ);
     assert_int_equal(back[block_units - 1].input_grad, MODEL_UPDATE);
     model_destroy(self);
+}
 
-    /* An untied head has parts of its own; q, k and v are cut as one matrix. */
-    spec = spec_of(MODEL_LLAMA, false, 25000);
-    self = create(&spec, DTYPE_FP16);
+/* An untied head has parts of its own; q, k and v are cut as one matrix. */
+static void llama_by_hand(void **state)
+{
+    (void)state;
+    model_spec spec = spec_of(MODEL_LLAMA, false, 25000);
+    model *self = create(&spec, DTYPE_FP16);
     uint32_t norm = unit_named(self, "head.norm");
     assert_int_equal(unit_named(self, "head.0"), norm + 1);
     assert_string_equal(self->units[norm + 1].tensors[0].name, "lm_head.weight");
@@ -419,8 +440,9 @@ static void nothing_leaks(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_row_once), cmocka_unit_test(names_and_sizes),
-        cmocka_unit_test(large_models),   cmocka_unit_test(impossible_limits_are_refused),
+        cmocka_unit_test(every_row_once),  cmocka_unit_test(one_row_is_no_vector),
+        cmocka_unit_test(names_and_sizes), cmocka_unit_test(llama_by_hand),
+        cmocka_unit_test(large_models),    cmocka_unit_test(impossible_limits_are_refused),
         cmocka_unit_test(nothing_leaks),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

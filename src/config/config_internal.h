@@ -160,6 +160,8 @@ int configi_fill_precision(const configi_reader *reader, job *target) MUST_CHECK
 int configi_fill_update(const configi_reader *reader, job *target) MUST_CHECK;
 
 int configi_fill_tiers(const configi_reader *reader, job *target) MUST_CHECK;
+/* ERR_CONFIG where the value, a double in the file, is infinite as the fp32 that it is used as. */
+int configi_check_fp32(const configi_reader *reader, const char *path, double value) MUST_CHECK;
 int configi_fill_optimizer(const configi_reader *reader, job *target) MUST_CHECK;
 
 /* ERR_CONFIG for a key of <block>.params that is not in the list "a|b|c" of what <block>.type has. */

@@ -140,6 +140,7 @@ static int read_document(configi_reader *reader, const char *path, const char *c
         return err_set(ERR_CONFIG, "%s: the job must be an object, { ... }", reader->file);
     TRY(configi_rename_aliases(reader));
     TRY(configi_apply_set(reader, set, set_count));
+    TRY(configi_rename_aliases(reader)); /* within the values of --set, too */
     TRY(configi_expand_preset(reader, path));
     return configi_check(reader, "", reader->doc);
 }

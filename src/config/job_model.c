@@ -190,7 +190,8 @@ static int fill_vocabulary(const configi_reader *reader, struct job_model *model
         model->vocab_size = BYTE_VALUES;
     else
         TRY(required(reader, path, &model->vocab_size));
-    if (is_bytes && model->vocab_size < BYTE_VALUES)
+    /* Under auto the files may turn out to be token ids; text is held against the vocabulary then. */
+    if (strcmp(format, "text") == 0 && model->vocab_size < BYTE_VALUES)
         return configi_error(reader, path,
                              "%" PRIu64 " is too small: data.tokenizer \"bytes\" has %d tokens",
                              model->vocab_size, (int)BYTE_VALUES);
@@ -226,6 +227,7 @@ int configi_fill_model(const configi_reader *reader, struct job_model *model)
     model->rope_theta = configi_double(reader, "model.rope_theta");
     model->norm_epsilon = configi_double(reader, "model.norm_epsilon");
     model->init_std = configi_double(reader, "model.init_std");
+    TRY(configi_check_fp32(reader, "model.init_std", model->init_std));
     model->max_part_bytes = configi_uint(reader, "model.max_part_bytes");
     return 0;
 }

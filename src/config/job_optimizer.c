@@ -4,6 +4,7 @@
  * Defaults are those of the classes that DeepSpeed takes where optimizer state is offloaded:
  * DeepSpeedCPUAdam, DeepSpeedCPUAdagrad and DeepSpeedCPULion. */
 #include <inttypes.h>
+#include <math.h>
 #include <string.h>
 
 #include "base/size.h"
@@ -60,7 +61,19 @@ static int fill_betas(const configi_reader *reader, job *target)
     }
     target->optimizer.beta1 = json_number_value(json_array_get(betas, 0));
     target->optimizer.beta2 = json_number_value(json_array_get(betas, 1));
+    if ((float)target->optimizer.beta1 >= 1 || (float)target->optimizer.beta2 >= 1)
+        return configi_error(reader, path,
+                             "[%.17g, %.17g]: one of them is 1 in fp32, in which updates run, and "
+                             "nothing would ever be forgotten; give at most 0.9999999",
+                             target->optimizer.beta1, target->optimizer.beta2);
     return 0;
+}
+
+int configi_check_fp32(const configi_reader *reader, const char *path, double value)
+{
+    if (isfinite((float)value))
+        return 0;
+    return configi_error(reader, path, "%g is infinite in fp32, in which it is used", value);
 }
 
 int configi_fill_optimizer(const configi_reader *reader, job *target)
@@ -78,6 +91,15 @@ int configi_fill_optimizer(const configi_reader *reader, job *target)
     target->optimizer.epsilon =
         configi_get(reader, eps_path) ? configi_double(reader, eps_path) : optimizers[idx].epsilon;
     target->optimizer.weight_decay = configi_double(reader, "optimizer.params.weight_decay");
+    TRY(configi_check_fp32(reader, lr_path, target->optimizer.lr));
+    TRY(configi_check_fp32(reader, "optimizer.params.weight_decay",
+                           target->optimizer.weight_decay));
+    if (target->optimizer.type != JOB_LION && (float)target->optimizer.epsilon == 0)
+        return configi_error(
+            reader, eps_path,
+            "%g is 0 in fp32, in which updates run: a weight without gradient would "
+            "be moved by 0 / 0; give at least 1e-38",
+            target->optimizer.epsilon);
     if (target->optimizer.type == JOB_ADAGRAD)
         return 0; /* no betas, and nothing to correct */
     TRY(fill_betas(reader, target));

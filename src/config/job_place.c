@@ -36,19 +36,40 @@ static const char *const place_paths[JOB_KIND_COUNT] = {
     [JOB_INNER_ACTIVATIONS] = "tiers.place.inner_activations",
 };
 
+/* The path without what says nothing: empty and "." segments. The text fits: it only becomes shorter. */
+static void plain_path(const char *path, char plain[JOB_PATH_BYTES + 2])
+{
+    size_t used = 0;
+    if (path[0] == '/')
+        plain[used++] = '/';
+    while (*path) {
+        size_t length = strcspn(path, "/");
+        if (length > 0 && !(length == 1 && path[0] == '.')) {
+            memcpy(plain + used, path, length);
+            used += length;
+            plain[used++] = '/';
+        }
+        path += length + (path[length] == '/');
+    }
+    plain[used] = '\0';
+}
+
 /* Adds a drive unless its directory is already there. */
 static int add_drive(const configi_reader *reader, job *target, const char *path,
                      uint64_t budget_bytes)
 {
-    const char *text = configi_text(reader, path);
+    char text[JOB_PATH_BYTES], asked[JOB_PATH_BYTES + 2], known[JOB_PATH_BYTES + 2];
+    TRY(configi_copy_text(reader, path, text, sizeof text));
+    plain_path(text, asked);
     for (uint32_t i = 0; i < target->tiers.nvme_count; i++) {
-        if (strcmp(target->tiers.nvme[i].path, text) == 0)
+        plain_path(target->tiers.nvme[i].path, known);
+        if (strcmp(asked, known) == 0)
             return 0;
     }
     if (target->tiers.nvme_count == JOB_DRIVES_MAX)
         return configi_error(reader, path, "more than %d drives", JOB_DRIVES_MAX);
     struct job_drive *drive = &target->tiers.nvme[target->tiers.nvme_count];
-    TRY(configi_copy_text(reader, path, drive->path, sizeof drive->path));
+    memcpy(drive->path, text, sizeof drive->path);
     drive->budget_bytes = budget_bytes;
     target->tiers.nvme_count++;
     return 0;

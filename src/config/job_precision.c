@@ -89,6 +89,9 @@ static int fill_loss_scaling(const configi_reader *reader, job *target)
     target->fp16.consecutive_hysteresis = configi_bool(reader, "fp16.consecutive_hysteresis");
     target->fp16.min_loss_scale = whole_number(reader, floor_path);
     double steps = whole_number(reader, window_path);
+    TRY(configi_check_fp32(reader, "fp16.loss_scale", target->fp16.loss_scale));
+    if (target->fp16.loss_scale > 0)
+        TRY(configi_check_fp32(reader, "fp16.loss_scale", 1 / target->fp16.loss_scale));
     if (target->fp16.loss_scale == 0) {
         TRY(check_dynamic(reader, window_path, steps));
         TRY(check_dynamic(reader, floor_path, target->fp16.min_loss_scale));
@@ -160,9 +163,10 @@ int configi_fill_update(const configi_reader *reader, job *target)
     if (target->schedule.update == JOB_UPDATE_IN_BACKWARD)
         return check_in_backward(reader, target);
     if (target->schedule.update == JOB_UPDATE_DELAYED_ONE_STEP)
-        log_warn("%s: schedule.update: delayed_one_step is approximate: each step trains with the "
-                 "gradients of the step before, but where an evaluation or a stop applies them at once; "
-                 "in_next_forward hides the same work exactly",
-                 reader->file);
+        log_warn(
+            "%s: schedule.update: delayed_one_step is approximate: each step trains with the "
+            "gradients of the step before, but where an evaluation or a stop applies them at once; "
+            "in_next_forward hides the same work exactly",
+            reader->file);
     return 0;
 }

@@ -251,6 +251,25 @@ static void fill_cycle_momentum(const configi_reader *reader, job *target)
                  reader->file, cycle_beta2);
 }
 
+/* Beyond the cycle the momentum goes on falling or, as DeepSpeed has it, rising without a bound. */
+static int check_momentum(const configi_reader *reader, const job *target)
+{
+    const uint64_t steps[] = {1, target->scheduler.cycle.first_step_size + 1, target->run.steps};
+    for (size_t i = 0; i < sizeof steps / sizeof *steps; i++) {
+        double momentum = job_momentum(target, steps[i]);
+        if ((float)momentum >= 0 && (float)momentum < 1)
+            continue;
+        return configi_error(
+            reader, "scheduler.params.cycle_momentum",
+            "the first beta would be %.9g at step %" PRIu64 " of %" PRIu64
+            ", but must stay in [0, 1): lower decay_mom_rate (%g) or cycle_max_mom "
+            "(%.9g)",
+            momentum, steps[i], target->run.steps, target->scheduler.cycle.decay_mom_rate,
+            target->scheduler.cycle.max_mom);
+    }
+    return 0;
+}
+
 static int fill_cycle(const configi_reader *reader, job *target)
 {
     static const char min_path[] = "scheduler.params.cycle_min_lr";
@@ -277,7 +296,7 @@ static int fill_cycle(const configi_reader *reader, job *target)
         configi_get(reader, stair_path) ? configi_uint(reader, stair_path) : stairs;
     if (configi_bool(reader, "scheduler.params.cycle_momentum"))
         fill_cycle_momentum(reader, target);
-    return 0;
+    return check_momentum(reader, target);
 }
 
 int configi_fill_scheduler(const configi_reader *reader, job *target)

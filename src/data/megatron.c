@@ -186,6 +186,13 @@ static int check_documents(struct index *self)
         }
         done += part;
     }
+    if (count == 0 || last != (int64_t)self->sequence_count)
+        return err_set(
+            ERR_INPUT,
+            "the index %s ends its list of %llu documents at sequence %lld, but has %llu "
+            "sequences: it is damaged",
+            self->path, (unsigned long long)count, (long long)last,
+            (unsigned long long)self->sequence_count);
     return 0;
 }
 

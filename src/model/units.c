@@ -85,12 +85,11 @@ static int list_whole_unit(model *self, uint32_t unit_idx, uint32_t whole_unit,
  * cut down to those rows; a vector's elements count as rows. Returns the offset, or MODELI_ABSENT where
  * no row of it is wanted. */
 static uint64_t add_slice(model *self, modeli_lister *list, const model_unit *source, uint32_t idx,
-                          uint64_t begin, uint64_t end, bool with_previous)
+                          uint64_t begin, uint64_t end, bool is_vector, bool with_previous)
 {
     const model_tensor *whole = &source->tensors[idx];
     if (begin >= end)
         return MODELI_ABSENT;
-    bool is_vector = whole->rows == 1;
     uint64_t whole_rows = is_vector ? whole->columns : whole->rows;
     uint64_t columns = is_vector ? 1 : whole->columns;
     uint32_t unit_idx = (uint32_t)(list->unit - self->units);
@@ -118,7 +117,7 @@ static uint64_t add_vector(model *self, modeli_lister *list, const model_unit *s
         idx++;
         assert(idx < source->tensor_count);
     }
-    return add_slice(self, list, source, idx, begin, end, false);
+    return add_slice(self, list, source, idx, begin, end, true, false);
 }
 
 /* The part's rows of all tensors that make the layer's matrix. */
@@ -137,8 +136,8 @@ static uint64_t add_rows(model *self, modeli_lister *list, const model_unit *sou
         uint64_t high = size_min(first + tensor->rows, part->row_begin + part->rows);
         if (low >= high)
             continue;
-        uint64_t at =
-            add_slice(self, list, source, i, low - first, high - first, weight != MODELI_ABSENT);
+        uint64_t at = add_slice(self, list, source, i, low - first, high - first, false,
+                                weight != MODELI_ABSENT);
         if (weight == MODELI_ABSENT)
             weight = at;
     }

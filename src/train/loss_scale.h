@@ -18,6 +18,8 @@
  *
  * A static scale (fp16.loss_scale > 0) and that of other precisions (1) never change. Pure: numbers in,
  * numbers out; any thread, one at a time.
+ * This is the scaler of DeepSpeed's ZeRO optimizers and holds at every zero_optimization.stage; its
+ * optimizer for stage 0 halves at each overflow, whatever hysteresis says, and rests at the minimum.
  * Source: deepspeed/runtime/fp16/loss_scaler.py, LossScaler and DynamicLossScaler, up to 0.16. By
  * 0.18 DeepSpeed doubles one step later, after loss_scale_window + 1 steps without overflow; PyTorch
  * does not, and its steps are the ones that are kept here. */
