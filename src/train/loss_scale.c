@@ -98,8 +98,6 @@ int loss_scaler_load(loss_scaler *self, const manifest *found)
                        ": no run leaves such numbers",
                        found->step, found->loss_scale, found->scale_iteration,
                        found->scale_last_overflow, found->scale_hysteresis_left);
-    if (found->loss_scale < self->scale_min)
-        return 0; /* a static scale's, which the job has left: as at the start */
     self->scale = found->loss_scale;
     self->iteration = found->scale_iteration;
     self->last_overflow = found->scale_last_overflow;
