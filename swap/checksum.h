@@ -5,11 +5,11 @@
  *
  * An extent is the range of the slab's address space that one write op fills, or one tile of optimizer
  * state that a read op brings (which an earlier process may have written: a manifest has its sum). A
- * table knows all of the given programs, and reserves for them when it is made; nothing is allocated afterwards. Of each
- * it has the sum of what was written last, or nothing: extents not written in the life of this process
- * (and not put in from a manifest), or overwritten in part by another extent since, are not verified.
- * So the extents that have sums never overlap, and a read verifies all of them that lie within it: the
- * params of a unit, read whole, are checked tile by tile as they were written.
+ * table knows all of the given programs, and reserves for them when it is made; nothing is allocated
+ * afterwards. Of each it has the sum of what was written last, or nothing: extents not written in the
+ * life of this process (and not put in from a manifest), or overwritten in part by another extent
+ * since, are not verified. So the extents that have sums never overlap, and a read verifies all of them
+ * that lie within it: the params of a unit, read whole, are checked tile by tile as they were written.
  *
  * The sum is XXH3-64 of the bytes. Of a tile of optimizer state (elem_count > 0; base/tile.h) the padding
  * is left out: it is that of the streams' elements, one stream after the other, as the manifest has it

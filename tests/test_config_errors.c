@@ -104,7 +104,7 @@ static const struct wrong cases[] = {
      {"data.format", "\"parquet\"", "auto|text|llmc|u16|u32|megatron"}},
     {NULL, "data.format=u16", {"model.vocab_size", "missing"}},
     {NULL, "model.max_part_bytes=-1", {"model.max_part_bytes", "at least 0 bytes"}},
-    {NULL, "io.stuck_seconds=-1", {"io.stuck_seconds", "at least 0 seconds"}},
+    {NULL, "io.stuck_seconds=-1", {"io.stuck_seconds", "[0,1e9] seconds"}},
     {NULL, "io.threads=2000", {"io.threads", "[0,1024]"}},
     {NULL, "update.threads=-1", {"update.threads", "[0,65536]"}},
     {NULL, "run.paranoid=1", {"run.paranoid", "true or false"}},

@@ -128,13 +128,14 @@ static void a_broken_queue_ends_the_run(void **state)
 }
 
 /* One lane's poll may collect the other's completions: its descriptor must then wake the executor. */
-static void completions_wake_their_own_lane(void **state)
+/* With and without the thread that sums between the transport and the lanes. */
+static void wake_own_lane(bool verify)
 {
-    (void)state;
     program prog;
     random_program(400, 160, &prog);
     io_rig r;
     io_rig_init(&r, transport_name, &prog, 400);
+    r.verify = verify;
     io_rig_start(&r, NULL);
     uint32_t first[2] = {PROGRAM_NONE, PROGRAM_NONE};
     for (uint32_t i = 0; i < prog.op_count; i++)
@@ -163,6 +164,13 @@ static void completions_wake_their_own_lane(void **state)
     assert_int_equal(r.lanes[LANE_WRITE]->ops->submit(r.lanes[LANE_WRITE], &wrong), ERR_INTERNAL);
     io_rig_fini(&r);
     program_fini(&prog);
+}
+
+static void completions_wake_their_own_lane(void **state)
+{
+    (void)state;
+    wake_own_lane(false);
+    wake_own_lane(true);
 }
 
 static int refuse(void *user)

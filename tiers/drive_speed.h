@@ -3,9 +3,10 @@
  *   directories --device of each--> one measurement a device --rates--> weights (slab_drive.weight)
  *
  * Measured is what training does: direct I/O of 1 MiB, several requests in flight, through tiers/io.h
- * (io_uring, or the pool of threads where it is not to be had), in a file in the drive's own file system
- * that has no name (or loses it at once, where the file system knows only named ones) and is gone with
- * the descriptor, so nothing stays behind however the process ends. The file is written once before timing, since the first write of reserved space is slower.
+ * (io_uring, or the pool of threads where it is not to be had), in a file in the drive's own file
+ * system that has no name (or loses it at once, where the file system knows only named ones) and is
+ * gone with the descriptor, so nothing stays behind however the process ends. The file is written once
+ * before timing, since the first write of reserved space is slower.
  *
  * A drive's weight is its rate under a mixed load of as many bytes read as written, which is what an
  * update of optimizer state is: where a drive serves one or the other, 1 byte each way takes 1/R + 1/W,
@@ -52,11 +53,12 @@ void drive_speed_weights(const double *rates, const uint32_t *devices, uint32_t 
                          double *weights);
 
 /* Measures the drives one after the other and sets their weights; one log line a drive with the figures
- * and its share. Nothing is measured, and all weights become equal, for one drive and for drives that
- * are all on one device (the latter is logged). Directories are on one device if their file systems are,
- * or are partitions of it; a logical volume counts as a device. A drive that cannot be measured is warned about and counts as the slowest:
- * whether it can be used is slab_open's to say. At most its budget is used on each.
- * Errors: ERR_INPUT for a path that cannot be used, -EINVAL, -ENOMEM; then no weight was changed. */
+ * and its share. Nothing is measured, and all weights become equal, for one drive and for drives
+ * that are all on one device (the latter is logged). Directories are on one device if their file
+ * systems are, or are partitions of it; a logical volume counts as a device. A drive that cannot be
+ * measured is warned about and counts as the slowest: whether it can be used is slab_open's to say.
+ * At most its budget is used on each. Errors: ERR_INPUT for a path that cannot be used, -EINVAL,
+ * -ENOMEM; then no weight was changed. */
 int slab_weigh_drives_by(slab_drive *drives, uint32_t drive_count,
                          enum io_backend backend) MUST_CHECK;
 

@@ -100,7 +100,7 @@ struct io_request {
      * a transfer that does not return; called from io_poll alone. NULL: has no name. */
     void (*describe)(const struct io_request *request, char *text, size_t capacity);
     /* Set before io_poll returns it: */
-    int result;                /* 0, or a negative code; the text is in `error` of the io */
+    int result;                /* 0, or a negative code; its text: io_request_error */
     uint64_t start_ns, end_ns; /* first transfer handed to the kernel, last one complete */
     /* Private to io: */
     struct io_request *next;
@@ -150,8 +150,9 @@ uint32_t io_room(const io *self);
 int io_poll(io *self, io_request **done, size_t max) MUST_CHECK;
 
 /* Readable when io_poll has something to do: requests to return, completions to collect, requests
- * submitted since the last io_poll, or a transfer to be reported as stuck. Do not read from it: io_poll does when it finds nothing. So the
- * loop { submit all there is; io_poll; if nothing came, poll(2) } neither spins nor sleeps too long. */
+ * submitted since the last io_poll, or a transfer to be reported as stuck. Do not read from it:
+ * io_poll does when it finds nothing. So the loop { submit all there is; io_poll; if nothing came,
+ * poll(2) } neither spins nor sleeps too long. */
 int io_event_fd(const io *self);
 
 /* Submits one request and waits for it: for start-up and the end, not for a step. Others in flight go

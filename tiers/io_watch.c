@@ -74,7 +74,7 @@ static void set_timer(io *self, uint64_t at_ns)
 void tieri_watch(io *self)
 {
     bool held = self->faults.held.first != NULL;
-    if (!held && !self->stuck_ns)
+    if (!held && !self->stuck_ns && !self->timer_at_ns) /* a timer that fired is to be drained */
         return;
     uint64_t now_ns = clock_ns(), next_ns = tieri_faults_next_ns(&self->faults), expirations;
     if (self->timer_at_ns && self->timer_at_ns <= now_ns &&

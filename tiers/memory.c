@@ -1,5 +1,6 @@
 /* What the kernel says about memory: of this process, of the machine, of the control group and of a
- * NUMA node; and about the control group's CPU time. Called at start and by the metrics between steps. Allocates nothing. */
+ * NUMA node; and about the control group's CPU time. Called at start and by the metrics between
+ * steps. Allocates nothing. */
 #include <ctype.h>
 #include <errno.h>
 #include <fcntl.h>

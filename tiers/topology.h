@@ -175,12 +175,13 @@ typedef struct core_plan core_plan;
 int topology_place(const topology *machine, const core_request *asked, core_plan *out) MUST_CHECK;
 
 /* Sets plan->host and plan->device, and the notes about memory, for arenas of these sizes (device_bytes
- * 0 with a GPU: its memory is not ours to bind). May be called again with other sizes. A machine with one usable node: no binding. Home nodes that hold everything: one is
- * bound, several are interleaved (in huge pages), so that each draws on the bandwidth of all. Where
- * they cannot hold it, the nearest further nodes join, with a note: interleaved where all have cores
- * and room for equal shares, else filled in order of distance from the cores that touch first, so that
- * slow memory (CXL) gets only what is left. A sixteenth of what a node has available stays free. What does
- * not fit the machine is left to arena_init to refuse. */
+ * 0 with a GPU: its memory is not ours to bind). May be called again with other sizes. A machine
+ * with one usable node: no binding. Home nodes that hold everything: one is bound, several are
+ * interleaved (in huge pages), so that each draws on the bandwidth of all. Where they cannot hold
+ * it, the nearest further nodes join, with a note: interleaved where all have cores and room for
+ * equal shares, else filled in order of distance from the cores that touch first, so that slow
+ * memory (CXL) gets only what is left. A sixteenth of what a node has available stays free. What
+ * does not fit the machine is left to arena_init to refuse. */
 void topology_place_memory(const topology *machine, uint64_t host_bytes, uint64_t device_bytes,
                            core_plan *plan);
 

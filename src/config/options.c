@@ -1,5 +1,6 @@
 /* The options table: looking rows up, and listing them. See options.h. The rows are in options_own.c,
- * options_deepspeed.c, options_zero.c and options_blocks.c. Constant data; options_json allocates its result. */
+ * options_deepspeed.c, options_zero.c and options_blocks.c. Constant data;
+ * options_json allocates its result. */
 #include "config/options.h"
 
 #include <assert.h>

@@ -309,7 +309,7 @@ const option configi_own_rows[] = {
     {.path = "io.stuck_seconds",
      .type = OPTION_FLOAT,
      .fallback = "30",
-     .range = "[0,]",
+     .range = "[0,1e9]",
      .unit = "seconds",
      .help = "A request to a drive that takes longer is reported, and waited for all the same; 0: "
              "never."},

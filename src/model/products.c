@@ -1,6 +1,6 @@
 /* model_prepare: every matrix product and the attention of a model, made once per shape on one backend
- * (all blocks share them; part_products.c has those of parts), and the scratch that the backend's library wants. Allocates through the
- * backend; nothing after it does. */
+ * (all blocks share them; part_products.c has those of parts), and the scratch that the backend's
+ * library wants. Allocates through the backend; nothing after it does. */
 #include <math.h>
 
 #include "base/size.h"

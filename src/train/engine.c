@@ -6,6 +6,7 @@
  * unless the job says otherwise. Copies between host and device have a worker of their own, as a DMA
  * engine would. */
 #include <errno.h>
+#include <sched.h>
 #include <string.h>
 
 #include "base/log.h"
@@ -237,6 +238,8 @@ int traini_engine_create(traini_setup *setup, const struct traini_engine_options
         rc = make_arenas(self);
     if (rc == 0 && setup->set.homes.constants != PROGRAM_NONE)
         rc = model_fill_constants(setup->net, NULL, traini_home(self, setup->set.homes.constants));
+    self->is_bound =
+        rc == 0 && sched_getaffinity(0, sizeof self->caller_cores, &self->caller_cores) == 0;
     if (rc == 0) /* this thread runs the executor, and the threads of the pool are like it */
         rc = thread_bind(&setup->cores.io.cores);
     if (rc == 0)
@@ -292,8 +295,8 @@ void traini_engine_destroy(traini_engine *self)
             arena_fini(&self->arenas[a]);
     trace_fini(&self->ring);
     mem_free(self->logits);
-    if (thread_bind(&self->setup->machine.allowed) < 0)
-        log_warn("%s", err_text()); /* the caller's thread stays on the cores of I/O */
+    if (self->is_bound && sched_setaffinity(0, sizeof self->caller_cores, &self->caller_cores) != 0)
+        log_warn("the calling thread stays on the cores of I/O: %s", strerror(errno));
     mem_free(self);
 }
 

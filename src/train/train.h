@@ -4,7 +4,7 @@
  *   train_plan    job -> setup alone: nothing is created, no large allocation
  *   generate_run  run directory -> parameters from its slab -> tokens
  *
- * One call at a time per process. Blocking; progress is told through callbacks on the caller's thread.
+ * One call at a time per process, on a thread that keeps a short scheduling slice from then on. Blocking; progress is told through callbacks on the caller's thread.
  * Errors: see the err_code list; ERR_NO_FIT comes before any file or large allocation. */
 #ifndef SLUICE_TRAIN_TRAIN_H
 #define SLUICE_TRAIN_TRAIN_H

@@ -9,6 +9,8 @@
 #ifndef SLUICE_TRAIN_INTERNAL_H
 #define SLUICE_TRAIN_INTERNAL_H
 
+#include <sched.h>
+
 #include "base/trace.h"
 #include "data/corpus.h"
 #include "format/manifest.h"
@@ -98,6 +100,8 @@ struct traini_engine {
     executor *runner;
     trace ring;
     struct traini_step step;
+    cpu_set_t caller_cores; /* of the thread that made the engine, which it gets back */
+    bool is_bound;
     int64_t logits_row; /* >= 0: the head's forward writes logits of this row instead of losses */
     float *logits;      /* [V] */
     struct lane_numbers totals[LANE_COUNT];
