@@ -69,7 +69,7 @@ static int add_drive(const configi_reader *reader, job *target, const char *path
     if (target->tiers.nvme_count == JOB_DRIVES_MAX)
         return configi_error(reader, path, "more than %d drives", JOB_DRIVES_MAX);
     struct job_drive *drive = &target->tiers.nvme[target->tiers.nvme_count];
-    memcpy(drive->path, text, sizeof drive->path);
+    memcpy(drive->path, text, strlen(text) + 1); /* the rest stays zero: jobs are compared */
     drive->budget_bytes = budget_bytes;
     target->tiers.nvme_count++;
     return 0;
