@@ -89,15 +89,12 @@ static const char *role_name(uint8_t role)
 
 /* --- layout ----------------------------------------------------------------------------------- */
 
-/* What the op may rely on and leave behind in the operand. As in program_access.c, an accumulator that
- * this op zeroes first is not read. */
+/* What the op may rely on and leave behind in the operand. */
 static uint8_t operand_use(const op *item, const operand *part)
 {
     if (part->role == ROLE_WORKSPACE)
         return PIECE_SCRATCH;
-    bool zeroed = item->kind == OP_BACKWARD && part->access == ACCESS_UPDATE &&
-                  ((part->role == ROLE_GRADS0 && (item->first_micro_batch & 1)) ||
-                   (part->role == ROLE_GRADS1 && (item->first_micro_batch & 2)));
+    bool zeroed = part->access == ACCESS_UPDATE && swapi_is_zeroed_first(item, part);
     return zeroed ? PIECE_WRITE : part->access;
 }
 

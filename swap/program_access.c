@@ -48,14 +48,8 @@ static const operand *use_operand(const access_walk *self, const swapi_use *use)
  * a gradient accumulator that this op zeroes first. */
 static bool ignores_content(const op *item, const operand *part)
 {
-    if (part->access != ACCESS_UPDATE)
-        return false;
-    if (part->role == ROLE_WORKSPACE)
-        return true;
-    if (item->kind != OP_BACKWARD)
-        return false;
-    return (part->role == ROLE_GRADS0 && (item->first_micro_batch & 1)) ||
-           (part->role == ROLE_GRADS1 && (item->first_micro_batch & 2));
+    return part->access == ACCESS_UPDATE &&
+           (part->role == ROLE_WORKSPACE || swapi_is_zeroed_first(item, part));
 }
 
 static uint64_t find_segment(const access_walk *self, uint64_t offset)

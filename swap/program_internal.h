@@ -1,4 +1,4 @@
-/* Shared by the files of program_check: the happens-before relation, the list of uses of each buffer,
+/* Shared by the files of program_check, and in part by the executor's: the happens-before relation, the list of uses of each buffer,
  * and the two proofs built on them. Scratch lives in `struct swapi_check` and dies with it; one thread.
  *
  *   program_check ─► structure (program_check.c) ─► order (program_order.c)
@@ -23,6 +23,14 @@ static_assert(LANE_READ == 0 && LANE_WRITE == 1 && LANE_H2D == 2,
 static inline bool swapi_lane_is_chain(uint8_t kind)
 {
     return kind >= LANE_H2D;
+}
+
+/* True where the operand is a gradient accumulator that the op zeroes before it adds. */
+static inline bool swapi_is_zeroed_first(const op *item, const operand *part)
+{
+    return item->kind == OP_BACKWARD &&
+           ((part->role == ROLE_GRADS0 && (item->first_micro_batch & 1)) ||
+            (part->role == ROLE_GRADS1 && (item->first_micro_batch & 2)));
 }
 
 /* "update of unit 3, tile 0 (op 12)". Returns `text`. */

@@ -271,4 +271,29 @@ static inline double harness_loss_sum(const harness *h)
     return sum;
 }
 
+/* The summed loss with one parameter changed. */
+static inline double harness_loss_with(harness *h, uint32_t unit, uint64_t elem, float value)
+{
+    float *param = (float *)h->params[unit] + elem;
+    float before = *param;
+    *param = value;
+    harness_forward(h, true);
+    *param = before;
+    return harness_loss_sum(h);
+}
+
+/* Central differences at two distances, extrapolated (Richardson): error O(step^4). */
+static inline double harness_finite_difference(harness *h, uint32_t unit, uint64_t elem)
+{
+    float value = ((float *)h->params[unit])[elem];
+    double slope[2];
+    float step = 1.0f / 64;
+    for (int i = 0; i < 2; i++, step /= 2) {
+        float up = value + step, down = value - step;
+        slope[i] = (harness_loss_with(h, unit, elem, up) - harness_loss_with(h, unit, elem, down)) /
+                   ((double)up - (double)down);
+    }
+    return (4 * slope[1] - slope[0]) / 3;
+}
+
 #endif

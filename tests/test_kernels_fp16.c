@@ -16,6 +16,7 @@
 #include "base/rng.h"
 #include "base/size.h"
 #include "kernels/cpu/rows_internal.h"
+#include "kernels_isa.h"
 
 enum { SEED = 1606 };
 
@@ -537,19 +538,9 @@ int main(int argc, char **argv)
         cmocka_unit_test(attention_overflows),
         cmocka_unit_test(optimizer_side_overflows),
     };
-    static const char *const names[CPUI_ISA_COUNT] = {"baseline", "avx2", "avx512"};
-    int isa = 0;
-    while (isa < CPUI_ISA_COUNT && strcmp(argc > 1 ? argv[1] : "baseline", names[isa]) != 0)
-        isa++;
-    if (isa == CPUI_ISA_COUNT) {
-        fprintf(stderr, "no instruction set is named %s\n", argv[1]);
-        return 1;
-    }
-    tested_isa = (enum cpui_isa)isa;
-    if (!rowsi_table(tested_isa)) {
-        printf("this CPU or build has no %s\n", names[isa]);
-        return 77;
-    }
-    printf("seed %d, %s\n", SEED, names[isa]);
+    int status = isa_of_test(argc, argv, &tested_isa);
+    if (status != 0)
+        return status;
+    printf("seed %d, %s\n", SEED, isa_names[tested_isa]);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

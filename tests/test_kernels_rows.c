@@ -20,6 +20,7 @@
 #include "base/mem.h"
 #include "base/rng.h"
 #include "kernels/cpu/rows_internal.h"
+#include "kernels_isa.h"
 
 enum { SEED = 20261, BLOCKS_MAX = 64 };
 
@@ -547,20 +548,10 @@ int main(int argc, char **argv)
         cmocka_unit_test(zeroing),
         cmocka_unit_test(elementary_functions),
     };
-    static const char *const names[CPUI_ISA_COUNT] = {"baseline", "avx2", "avx512"};
-    int isa = 0;
-    while (isa < CPUI_ISA_COUNT && strcmp(argc > 1 ? argv[1] : "baseline", names[isa]) != 0)
-        isa++;
-    if (isa == CPUI_ISA_COUNT) {
-        fprintf(stderr, "no instruction set is named %s\n", argv[1]);
-        return 1;
-    }
-    tested_isa = (enum cpui_isa)isa;
-    if (!rowsi_table(tested_isa)) {
-        printf("this CPU or build has no %s\n", names[isa]);
-        return 77;
-    }
-    assert(strcmp(rowsi_table(tested_isa)->name, names[isa]) == 0);
-    printf("seed %d, %s\n", SEED, names[isa]);
+    int status = isa_of_test(argc, argv, &tested_isa);
+    if (status != 0)
+        return status;
+    assert(strcmp(rowsi_table(tested_isa)->name, isa_names[tested_isa]) == 0);
+    printf("seed %d, %s\n", SEED, isa_names[tested_isa]);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -203,30 +203,6 @@ static void halves_agree(void **state)
 
 /* ---- finite differences ---- */
 
-static double loss_with(harness *h, uint32_t unit, uint64_t elem, float value)
-{
-    float *param = (float *)h->params[unit] + elem;
-    float before = *param;
-    *param = value;
-    harness_forward(h, true);
-    *param = before;
-    return harness_loss_sum(h);
-}
-
-/* Central differences at two distances, extrapolated (Richardson): error O(step^4). */
-static double finite_difference(harness *h, uint32_t unit, uint64_t elem)
-{
-    float value = ((float *)h->params[unit])[elem];
-    double slope[2];
-    float step = 1.0f / 64;
-    for (int i = 0; i < 2; i++, step /= 2) {
-        float up = value + step, down = value - step;
-        slope[i] = (loss_with(h, unit, elem, up) - loss_with(h, unit, elem, down)) /
-                   ((double)up - (double)down);
-    }
-    return (4 * slope[1] - slope[0]) / 3;
-}
-
 static void finite_differences(void **state)
 {
     (void)state;
@@ -243,7 +219,7 @@ static void finite_differences(void **state)
             for (uint64_t k = 0; k < PROBES_PER_TENSOR; k++) {
                 uint64_t elem =
                     tensor->offset_elems + rng_below(SEED, 100 + i, (uint64_t)u << 32 | k, count);
-                double expected = finite_difference(&h, u, elem), got = h.grads[u][elem];
+                double expected = harness_finite_difference(&h, u, elem), got = h.grads[u][elem];
                 double error = fabs(got - expected) / (1 + fabs(expected));
                 worst = fmax(worst, error);
                 if (!(error < 1e-3))

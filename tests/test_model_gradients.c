@@ -62,30 +62,6 @@ static void start(harness *h, const kernel_ops *ops, const model_spec *spec, enu
     harness_random_tokens(h, SEED, with_ignored);
 }
 
-static double loss_with(harness *h, uint32_t unit, uint64_t elem, float value)
-{
-    float *param = (float *)h->params[unit] + elem;
-    float before = *param;
-    *param = value;
-    harness_forward(h, true);
-    *param = before;
-    return harness_loss_sum(h);
-}
-
-/* Central differences at two distances, extrapolated (Richardson): error O(step^4). */
-static double finite_difference(harness *h, uint32_t unit, uint64_t elem)
-{
-    float value = ((float *)h->params[unit])[elem];
-    double slope[2];
-    float step = 1.0f / 64;
-    for (int i = 0; i < 2; i++, step /= 2) {
-        float up = value + step, down = value - step;
-        slope[i] = (loss_with(h, unit, elem, up) - loss_with(h, unit, elem, down)) /
-                   ((double)up - (double)down);
-    }
-    return (4 * slope[1] - slope[0]) / 3;
-}
-
 static void check_finite_differences(bool tied)
 {
     harness h;
@@ -106,7 +82,7 @@ static void check_finite_differences(bool tied)
                 if (u == 0 && i == 0)
                     elem = (uint64_t)h.tokens[k] * tensor->columns + elem % tensor->columns;
                 elem += tensor->offset_elems;
-                double expected = finite_difference(&h, u, elem), got = h.grads[u][elem];
+                double expected = harness_finite_difference(&h, u, elem), got = h.grads[u][elem];
                 double error = fabs(got - expected) / (1 + fabs(expected));
                 worst = fmax(worst, error);
                 if (!(error < 1e-3))

@@ -4,27 +4,22 @@
 #include "base/size.h"
 #include "model/model_internal.h"
 
-int modeli_embed_forward(model *self, void *stream, const model_call *call)
+embedding_args modeli_embedding(const model *self, const model_call *call)
 {
-    const modeli_shape *shape = &self->products->shape;
-    embedding_args args = {
+    return (embedding_args){
         .type = self->type,
         .batch = self->micro_batch,
         .tokens = self->tokens,
         .channels = self->spec.hidden_size,
         .vocab = self->spec.vocab_size,
         .token_ids = call->tokens,
-        .token_table = modeli_param(self, call->params[0], shape->token_table),
-        .position_table = modeli_param(self, call->params[0], shape->position_table),
         .output = call->output,
     };
-    return self->ops->embedding_forward(self->context, stream, &args);
 }
 
-int modeli_embed_backward(model *self, void *stream, const model_call *call)
+embedding_grad_args modeli_embedding_grad(const model *self, const model_call *call)
 {
-    const modeli_shape *shape = &self->products->shape;
-    embedding_grad_args args = {
+    return (embedding_grad_args){
         .type = self->type,
         .batch = self->micro_batch,
         .tokens = self->tokens,
@@ -32,10 +27,25 @@ int modeli_embed_backward(model *self, void *stream, const model_call *call)
         .vocab = self->spec.vocab_size,
         .token_ids = call->tokens,
         .output_grad = call->output_grad,
-        .token_table_grad = modeli_grad(call->grads[0], shape->token_table),
-        .position_table_grad = modeli_grad(call->grads[0], shape->position_table),
         .scratch = call->temp,
     };
+}
+
+int modeli_embed_forward(model *self, void *stream, const model_call *call)
+{
+    const modeli_shape *shape = &self->products->shape;
+    embedding_args args = modeli_embedding(self, call);
+    args.token_table = modeli_param(self, call->params[0], shape->token_table);
+    args.position_table = modeli_param(self, call->params[0], shape->position_table);
+    return self->ops->embedding_forward(self->context, stream, &args);
+}
+
+int modeli_embed_backward(model *self, void *stream, const model_call *call)
+{
+    const modeli_shape *shape = &self->products->shape;
+    embedding_grad_args args = modeli_embedding_grad(self, call);
+    args.token_table_grad = modeli_grad(call->grads[0], shape->token_table);
+    args.position_table_grad = modeli_grad(call->grads[0], shape->position_table);
     return self->ops->embedding_backward(self->context, stream, &args);
 }
 

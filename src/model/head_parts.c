@@ -12,37 +12,20 @@
 
 static int table_forward(model *self, void *stream, const model_call *call, const modeli_part *part)
 {
-    embedding_args args = {
-        .type = self->type,
-        .batch = self->micro_batch,
-        .tokens = self->tokens,
-        .channels = self->spec.hidden_size,
-        .vocab = self->spec.vocab_size,
-        .row_begin = part->row_begin,
-        .row_count = part->rows,
-        .token_ids = call->tokens,
-        .token_table = modeli_param(self, call->params[0], part->weights.weight),
-        .output = call->output,
-    };
+    embedding_args args = modeli_embedding(self, call);
+    args.row_begin = part->row_begin;
+    args.row_count = part->rows;
+    args.token_table = modeli_param(self, call->params[0], part->weights.weight);
     return self->ops->embedding_forward(self->context, stream, &args);
 }
 
 static int table_backward(model *self, void *stream, const model_call *call,
                           const modeli_part *part)
 {
-    embedding_grad_args args = {
-        .type = self->type,
-        .batch = self->micro_batch,
-        .tokens = self->tokens,
-        .channels = self->spec.hidden_size,
-        .vocab = self->spec.vocab_size,
-        .row_begin = part->row_begin,
-        .row_count = part->rows,
-        .token_ids = call->tokens,
-        .output_grad = call->output_grad,
-        .token_table_grad = modeli_grad(call->grads[0], part->weights.weight),
-        .scratch = call->temp,
-    };
+    embedding_grad_args args = modeli_embedding_grad(self, call);
+    args.row_begin = part->row_begin;
+    args.row_count = part->rows;
+    args.token_table_grad = modeli_grad(call->grads[0], part->weights.weight);
     return self->ops->embedding_backward(self->context, stream, &args);
 }
 
@@ -55,28 +38,20 @@ static int positions(model *self, void *stream, const model_call *call, const mo
     for (uint64_t b = 0; b < call_count; b++) {
         uint64_t row = b * self->tokens + part->row_begin;
         uint64_t offset_bytes = row * self->spec.hidden_size * dtype_bytes(self->type);
-        embedding_args args = {
-            .type = self->type,
-            .batch = is_all ? self->micro_batch : 1,
-            .tokens = part->rows,
-            .channels = self->spec.hidden_size,
-            .vocab = self->spec.vocab_size,
-            .token_ids = call->tokens + row,
-        };
-        embedding_grad_args grad_args = {
-            .type = self->type,
-            .batch = args.batch,
-            .tokens = args.tokens,
-            .channels = args.channels,
-            .vocab = args.vocab,
-            .token_ids = args.token_ids,
-            .scratch = call->temp,
-        };
+        uint64_t batch = is_all ? self->micro_batch : 1;
         if (backward) {
-            grad_args.output_grad = (const char *)call->output_grad + offset_bytes;
-            grad_args.position_table_grad = modeli_grad(call->grads[0], part->weights.weight);
-            TRY(self->ops->embedding_backward(self->context, stream, &grad_args));
+            embedding_grad_args args = modeli_embedding_grad(self, call);
+            args.batch = batch;
+            args.tokens = part->rows;
+            args.token_ids += row;
+            args.output_grad = (const char *)call->output_grad + offset_bytes;
+            args.position_table_grad = modeli_grad(call->grads[0], part->weights.weight);
+            TRY(self->ops->embedding_backward(self->context, stream, &args));
         } else {
+            embedding_args args = modeli_embedding(self, call);
+            args.batch = batch;
+            args.tokens = part->rows;
+            args.token_ids += row;
             args.position_table = modeli_param(self, call->params[0], part->weights.weight);
             args.output = modeli_at(call->output, offset_bytes);
             TRY(self->ops->embedding_forward(self->context, stream, &args));

@@ -273,6 +273,9 @@ void modeli_release_part_products(model *self);
 void modeli_release_products(model *self);
 
 /* block.c, head.c: whole stages. */
+/* What every call of the embedding has in common, for a whole table or a part: the tables are absent. */
+embedding_args modeli_embedding(const model *self, const model_call *call);
+embedding_grad_args modeli_embedding_grad(const model *self, const model_call *call);
 int modeli_embed_forward(model *self, void *stream, const model_call *call) MUST_CHECK;
 int modeli_embed_backward(model *self, void *stream, const model_call *call) MUST_CHECK;
 int modeli_block_forward(model *self, void *stream, const model_call *call) MUST_CHECK;

@@ -162,15 +162,6 @@ struct choice {
     uint64_t predicted_ns; /* 0: none yet */
 };
 
-/* Units that were cut because the device is too small for them are not held on it. */
-static bool has_cut_stage(const plan_job *job)
-{
-    for (uint32_t s = 0; s < job->stage_count; s++)
-        if (job->stages[s].is_cut)
-            return true;
-    return false;
-}
-
 /* Tries the steady step at one tile size with 0, 1, 2, 4, ... held stages. */
 static int try_tile(const plan_job *job, struct candidate *c, struct choice *best)
 {
@@ -182,7 +173,8 @@ static int try_tile(const plan_job *job, struct candidate *c, struct choice *bes
     TRY(set_begin(job, c->tile_elems, &set, &layout));
     int rc = 0;
     enum program_kind decisive = job->only_eval ? PROGRAM_EVAL : PROGRAM_STEADY;
-    uint32_t most = job->only_eval || has_cut_stage(job) ? 0 : job->stage_count - 1;
+    /* Units that were cut because the device is too small for them are not held on it. */
+    uint32_t most = job->only_eval || plani_has_cut_stage(job) ? 0 : job->stage_count - 1;
     bool open = true;
     for (uint32_t held = 0; open; held = held == 0 ? 1 : size_min(2 * (uint64_t)held, most)) {
         program trial;

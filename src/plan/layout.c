@@ -189,21 +189,30 @@ static void add_activations(const plan_job *job, plan_set *set, plani_layout *la
                 : PROGRAM_NONE;
 }
 
-void plani_count_grad_uses(const plan_job *job, uint32_t *uses, bool *defers_first)
+bool plani_count_grad_uses(const plan_job *job, uint32_t rounds, uint32_t first_rounds,
+                           uint32_t *uses)
 {
+    bool shares = false;
     memset(uses, 0, job->unit_count * sizeof *uses);
-    *defers_first = false;
     for (uint32_t s = job->stage_count; s-- > 0;)
         for (uint32_t p = 0; p < job->stages[s].pass_count[PLAN_BACKWARD]; p++) {
             const plan_pass *pass = &job->stages[s].passes[PLAN_BACKWARD][p];
             for (uint32_t i = 0; i < pass->unit_count; i++) {
                 if (!pass->adds_grads[i])
                     continue;
-                if (s == 0 && uses[pass->units[i]] > 0)
-                    *defers_first = job->order == PLAN_BATCH_MAJOR && job->micro_batch_count > 1;
-                uses[pass->units[i]]++;
+                shares = shares || (s == 0 && uses[pass->units[i]] > 0);
+                uses[pass->units[i]] += s == 0 ? first_rounds : rounds;
             }
         }
+    return shares;
+}
+
+bool plani_has_cut_stage(const plan_job *job)
+{
+    for (uint32_t s = 0; s < job->stage_count; s++)
+        if (job->stages[s].is_cut)
+            return true;
+    return false;
 }
 
 static int make_tables(const plan_job *job, plan_set *set, plani_layout *layout)
@@ -238,9 +247,9 @@ int plani_layout_make(const plan_job *job, plan_set *set, plani_layout *layout)
     TRY(make_tables(job, set, layout));
     plan_homes *homes = &set->homes;
     memset(set->home_bytes, 0, sizeof set->home_bytes);
-    plani_count_grad_uses(job, layout->grad_uses, &layout->defers_first);
-    for (uint32_t s = 0; s < job->stage_count; s++)
-        layout->is_cut = layout->is_cut || job->stages[s].is_cut;
+    bool shares = plani_count_grad_uses(job, 1, 1, layout->grad_uses);
+    layout->defers_first = shares && job->order == PLAN_BATCH_MAJOR && job->micro_batch_count > 1;
+    layout->is_cut = plani_has_cut_stage(job);
 
     uint64_t blocks = 0;
     for (uint32_t u = 0; u < job->unit_count; u++) {

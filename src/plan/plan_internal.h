@@ -88,10 +88,13 @@ struct plani_layout {
 typedef struct plani_layout plani_layout;
 int plani_layout_make(const plan_job *job, plan_set *set, plani_layout *layout) MUST_CHECK;
 void plani_layout_fini(plani_layout *layout);
-/* How many backward passes of a step add to each unit's gradient. *defers_first: micro-batches come one
- * by one, and the first stage adds to a gradient that others add to: so that all of a unit's sums are
- * taken in one order whatever the order of the step, its backward waits for the end of the others'. */
-void plani_count_grad_uses(const plan_job *job, uint32_t *uses, bool *defers_first);
+/* How many runs of backward passes add to each unit's gradient in a step, where each stage runs `rounds`
+ * times and the first one `first_rounds` times. True where the first stage adds to a gradient that
+ * others add to: where micro-batches come one by one its backward then waits for the end of the others',
+ * so that all sums are taken in one order whatever the order of the step. */
+bool plani_count_grad_uses(const plan_job *job, uint32_t rounds, uint32_t first_rounds,
+                           uint32_t *uses);
+bool plani_has_cut_stage(const plan_job *job);
 
 /* The unit whose placement the activations of a stage follow. */
 static inline uint32_t plani_stage_unit(const plan_job *job, uint32_t stage)

@@ -41,20 +41,6 @@ static bool defers_first(const plani_builder *b)
     return b->set->homes.deferred[0] != PROGRAM_NONE;
 }
 
-/* How many backward passes of this step will add to each gradient, over all rounds. */
-static void count_uses(plani_builder *b, struct plani_step *st)
-{
-    const plan_job *job = b->job;
-    uint32_t rounds = job->micro_batch_count / round_size(job);
-    for (uint32_t s = 0; s < job->stage_count; s++)
-        for (uint32_t p = 0; p < job->stages[s].pass_count[PLAN_BACKWARD]; p++) {
-            const plan_pass *pass = &job->stages[s].passes[PLAN_BACKWARD][p];
-            for (uint32_t i = 0; i < pass->unit_count; i++)
-                if (pass->adds_grads[i])
-                    st->uses_left[pass->units[i]] += s == 0 && defers_first(b) ? 1 : rounds;
-        }
-}
-
 /* One round: micro-batches [mb_begin, mb_end) forward and back. */
 static void emit_round(plani_builder *b, struct plani_step *st, uint32_t mb_begin, uint32_t mb_end)
 {
@@ -78,7 +64,8 @@ static void emit_training(plani_builder *b, struct plani_step *st, bool pending)
     uint32_t together = round_size(job);
     st->updates_first = pending && job->update == PLAN_UPDATE_IN_NEXT_FORWARD;
     st->updates_late = pending && job->update == PLAN_UPDATE_DELAYED_ONE_STEP;
-    count_uses(b, st);
+    uint32_t rounds = job->micro_batch_count / together;
+    plani_count_grad_uses(job, rounds, defers_first(b) ? 1 : rounds, st->uses_left);
     bring_tokens(b);
     for (uint32_t mb = 0; mb < job->micro_batch_count && b->error >= 0; mb += together)
         emit_round(b, st, mb, mb + together);

@@ -94,8 +94,8 @@ static const uint8_t placements[][STATE_KIND_COUNT] = {
     {ARENA_NVME, ARENA_NVME, ARENA_NVME, ARENA_NVME, ARENA_COUNT},
 };
 
-/* The placement taken, by index, or ERR_NO_FIT. */
-static int compile_placed(traini_setup *self, size_t *taken)
+/* The placement taken, by index, or ERR_NO_FIT: with advice, as plan_compile gives it, or without. */
+static int compile_placed(traini_setup *self, bool advises, size_t *taken)
 {
     uint8_t tried[STATE_KIND_COUNT];
     memset(tried, UINT8_MAX, sizeof tried);
@@ -119,7 +119,7 @@ static int compile_placed(traini_setup *self, size_t *taken)
         *taken = i;
     }
     self->plan.no_advice = false;
-    return rc == ERR_NO_FIT ? plan_compile(&self->plan, &self->set) : rc;
+    return rc == ERR_NO_FIT && advises ? plan_compile(&self->plan, &self->set) : rc;
 }
 
 /* Keeps the inner activations of the last `count` stages before the head on the tier, where the job
@@ -242,7 +242,7 @@ static int advise_order(traini_setup *self, int refused)
     if (self->plan.order == PLAN_BATCH_MAJOR || self->plan.micro_batch_count == 1)
         return refused;
     self->plan.order = PLAN_BATCH_MAJOR;
-    int rc = compile_placed(self, &taken);
+    int rc = compile_placed(self, false, &taken);
     self->plan.order = PLAN_LAYER_MAJOR;
     if (rc < 0)
         return err_restore(&first);
@@ -253,7 +253,7 @@ static int advise_order(traini_setup *self, int refused)
 int traini_place_and_compile(traini_setup *self)
 {
     size_t taken = 0;
-    int rc = compile_placed(self, &taken);
+    int rc = compile_placed(self, true, &taken);
     if (rc == ERR_NO_FIT)
         return advise_order(self, rc);
     TRY(rc);
