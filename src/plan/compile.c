@@ -308,6 +308,8 @@ static int refuse(const plan_job *job, struct candidate *list, uint32_t count)
     }
     if (used == 0)
         return err_set(ERR_INTERNAL, "the plan found no schedule although the serial order fits");
+    if (job->nvme_advice && need[ARENA_NVME] > job->budget_bytes[ARENA_NVME])
+        return err_set(ERR_NO_FIT, "does not fit: %s; %s", text, job->nvme_advice);
     return err_set(ERR_NO_FIT, "does not fit: %s; fits with %s", text, fits);
 }
 

@@ -105,6 +105,7 @@ struct plan_job {
         *save_offsets; /* only_eval: [unit_count] where each unit's optimizer state lies on
                                      an existing slab; NULL: laid out afresh */
     uint64_t budget_bytes[ARENA_COUNT];
+    const char *nvme_advice; /* of a refusal where nvme is too small; NULL: raise the budgets */
     uint64_t nvme_overhead_bytes; /* of the nvme budget: headers and what a cut stripe wastes */
     plan_machine machine;
 };

@@ -256,6 +256,8 @@ static int make_drives(traini_setup *self, const struct traini_setup_options *op
             snprintf(self->drives[d].path, sizeof self->drives[d].path, "%s",
                      options->found->drives[d]);
         self->plan.budget_bytes[ARENA_NVME] = options->found->total_bytes;
+        self->plan.nvme_advice = "the slab of a run does not grow: resume with the placement and "
+                                 "memory that it had, or begin anew with --fresh";
         return options->resumes ? compare_drives(self) : 0;
     }
     self->drive_count = asked->tiers.nvme_count;
@@ -287,7 +289,9 @@ static int make_drives(traini_setup *self, const struct traini_setup_options *op
         is_stated = is_stated && asked->tiers.nvme[d].budget_bytes > 0;
     }
     self->plan.budget_bytes[ARENA_NVME] = is_stated ? size_min(bytes, stated) : bytes;
-    self->drives_are_full = !is_stated || bytes < stated;
+    if (!is_stated || bytes < stated) /* their free space binds, not their budgets */
+        self->plan.nvme_advice = "the drives of tiers.nvme have no more free space: free some, or "
+                                 "name another drive";
     self->plan.nvme_overhead_bytes = header_bytes + self->drive_count * 8 * MIB;
     return 0;
 }
@@ -309,25 +313,6 @@ static int make_budgets(traini_setup *self)
     return 0;
 }
 
-/* A refusal for want of room on the drives: a larger budget is no way out where the slab is there already
- * or the drives are full. */
-static int explain_drives(const traini_setup *self, const struct traini_setup_options *options)
-{
-    err_record first;
-    err_save(&first, ERR_NO_FIT);
-    char *advice = strstr(first.text, "; fits with");
-    if (!advice || !strstr(advice, "tiers.nvme[].budget=") ||
-        (!options->found && !self->drives_are_full))
-        return err_restore(&first);
-    *advice = '\0';
-    return err_set(ERR_NO_FIT, "%s; %s", first.text,
-                   options->found
-                       ? "the slab of a run does not grow: resume with the placement and "
-                         "memory that it had, or begin anew with --fresh"
-                       : "the drives of tiers.nvme have no more free space: free some, or "
-                         "name another drive");
-}
-
 static int setup_fill(traini_setup *self, const struct traini_setup_options *options)
 {
     TRY(make_model(self));
@@ -342,8 +327,7 @@ static int setup_fill(traini_setup *self, const struct traini_setup_options *opt
             "thread count, CPU or version of sluice: its bits cannot be continued; use its own "
             "job.json, or --fresh",
             self->job->run.dir);
-    int rc = traini_place_and_compile(self);
-    return rc == ERR_NO_FIT ? explain_drives(self, options) : rc;
+    return traini_place_and_compile(self);
 }
 
 int traini_setup_create(const struct job *asked, const struct traini_setup_options *options,

@@ -50,7 +50,6 @@ struct traini_setup {
     uint64_t workspace_temp_offset; /* model's `saved` lies at 0 of the workspace, temp here */
     slab_drive drives[SLAB_DRIVES_MAX];
     uint32_t drive_count;
-    bool drives_are_full; /* their free space binds, not their budgets */
 };
 typedef struct traini_setup traini_setup;
 
