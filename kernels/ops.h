@@ -1,6 +1,6 @@
 /* The ops table: everything a backend computes, as pure arithmetic on memory that the caller gives.
  *
- * One table per backend (kernels_cpu, kernels_reference, later kernels_cuda). src/model calls the
+ * One table per backend (kernels_cpu, kernels_cuda, kernels_reference). src/model calls the
  * forward and backward ops, src/train the optimizer and norm ops; nothing here knows of units, tiers,
  * files or schedules.
  *
@@ -34,6 +34,7 @@ typedef struct kernel_attention kernel_attention; /* a prepared attention */
 
 struct kernel_context_config {
     int thread_count;         /* CPU: OpenMP threads of computing, > 0 */
+    uint32_t device_idx;      /* CUDA: which GPU of those visible */
     const char *adam_variant; /* NULL or "auto": the best; else "reference", "avx2", "avx512" */
 };
 typedef struct kernel_context_config kernel_context_config;
@@ -349,7 +350,8 @@ struct kernel_ops {
 
     int (*grad_close)(kernel_context *context, void *stream,
                       const grad_close_args *args) MUST_CHECK;
-    /* *total = sum of sums[0..count) in a fixed binary tree over the index. */
+    /* *total = sum of sums[0..count) in a fixed binary tree over the index. CUDA: total is pinned host
+     * memory or device memory. */
     int (*norm_reduce)(kernel_context *context, void *stream, const double *sums, uint64_t count,
                        double *total) MUST_CHECK;
 

@@ -9,7 +9,7 @@ foreach(module base tiers swap config model plan comm data format prof train)
         list(APPEND sluice_objects $<TARGET_OBJECTS:sluice_${module}>)
     endif()
 endforeach()
-foreach(part kernels_adam kernels_rows kernels_products) # sluice_kernels has no objects of its own
+foreach(part kernels_adam kernels_rows kernels_products ${KERNELS_GPU}) # sluice_kernels has no objects of its own
     if(TARGET ${part})
         list(APPEND sluice_objects $<TARGET_OBJECTS:${part}>)
     endif()

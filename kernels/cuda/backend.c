@@ -1,0 +1,109 @@
+/* The CUDA backend's context and ops table.
+ *
+ * A context belongs to one GPU and the thread that made it. Creation loads cuBLASLt, which it cannot do
+ * without, and cuDNN where it is there; only it and the *_create calls allocate, on the host and, for
+ * what the libraries keep, on the GPU. They also run each library's kernels once, so that nothing is
+ * loaded later. */
+#include <errno.h>
+#include <stdio.h>
+
+#include <cuda_runtime_api.h>
+
+#include "base/mem.h"
+#include "kernels/cuda/cuda_internal.h"
+
+static void context_destroy(kernel_context *context)
+{
+    if (!context)
+        return;
+    cudai_cudnn_destroy(context);
+    cudai_cublas_destroy(context);
+    mem_free(context);
+}
+
+static int describe_context(kernel_context *context)
+{
+    struct cudaDeviceProp properties;
+    int driver = 0, runtime = 0;
+    TRY(cudai_check(cudaGetDeviceProperties(&properties, context->device_idx),
+                    "asking for the GPU"));
+    TRY(cudai_check(cudaDriverGetVersion(&driver), "asking for the driver's version"));
+    TRY(cudai_check(cudaRuntimeGetVersion(&runtime), "asking for the runtime's version"));
+    const char *cudnn = cudai_cudnn_version(context);
+    snprintf(context->description, sizeof context->description,
+             "cuda: %.64s, sm_%d%d, runtime %d.%d, driver for %d.%d, %s, %s", properties.name,
+             context->compute_major, context->compute_minor, runtime / 1000, runtime % 1000 / 10,
+             driver / 1000, driver % 1000 / 10, cudai_cublas_version(context),
+             cudnn ? cudnn : "no cuDNN (our own attention)");
+    return 0;
+}
+
+static int context_create(const kernel_context_config *config, kernel_context **out)
+{
+    *out = NULL;
+    kernel_context *context = mem_alloc(1, sizeof *context, "cuda context");
+    if (!context)
+        return -ENOMEM;
+    int rc;
+    TRY_GOTO(rc, cudai_context_fill(context, (int)config->device_idx), failed);
+    TRY_GOTO(rc, cudai_cublas_create(context), failed);
+    TRY_GOTO(rc, cudai_cudnn_create(context), failed);
+    TRY_GOTO(rc, describe_context(context), failed);
+    *out = context;
+    return 0;
+failed:
+    context_destroy(context);
+    return rc;
+}
+
+static const char *describe(const kernel_context *context)
+{
+    return context->description;
+}
+
+static const kernel_ops ops = {
+    .name = "cuda",
+    .context_create = context_create,
+    .context_destroy = context_destroy,
+    .describe = describe,
+    .matmul_create = cudai_matmul_create,
+    .matmul_destroy = cudai_matmul_destroy,
+    .matmul_scratch_bytes = cudai_matmul_scratch_bytes,
+    .matmul = cudai_matmul,
+    .attention_create = cudai_attention_create,
+    .attention_destroy = cudai_attention_destroy,
+    .attention_forward_scratch_bytes = cudai_attention_forward_scratch_bytes,
+    .attention_backward_scratch_bytes = cudai_attention_backward_scratch_bytes,
+    .attention_forward = cudai_attention_forward,
+    .attention_backward = cudai_attention_backward,
+    .norm_forward = cudai_norm_forward,
+    .norm_grad_scratch_bytes = cudai_norm_grad_scratch_bytes,
+    .norm_backward = cudai_norm_backward,
+    .embedding_forward = cudai_embedding_forward,
+    .embedding_grad_scratch_bytes = cudai_embedding_grad_scratch_bytes,
+    .embedding_backward = cudai_embedding_backward,
+    .rope_table = cudai_rope_table,
+    .rope = cudai_rope,
+    .activation_forward = cudai_activation_forward,
+    .activation_backward = cudai_activation_backward,
+    .add = cudai_add,
+    .bias_backward = cudai_bias_backward,
+    .bias_backward_scratch_bytes = cudai_bias_backward_scratch_bytes,
+    .cross_entropy = cudai_cross_entropy,
+    .softmax_part = cudai_softmax_part,
+    .softmax_losses = cudai_softmax_losses,
+    .cross_entropy_part = cudai_cross_entropy_part,
+    .zero = cudai_zero,
+    .convert = cudai_convert,
+    .grad_close = cudai_grad_close,
+    .norm_reduce = cudai_norm_reduce,
+    .adam = cudai_adam,
+    .lion = cudai_lion,
+    .adagrad = cudai_adagrad,
+    .working_copy = cudai_working_copy,
+};
+
+const kernel_ops *kernels_cuda(void)
+{
+    return &ops;
+}

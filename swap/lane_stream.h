@@ -1,0 +1,53 @@
+/* The lanes of a GPU: h2d, d2h, compute and comm, each a stream, behind one lane object.
+ *
+ *   submit(op) ─► [wait for the events of its dependencies on other streams] [start event]
+ *                 copy, or config.enqueue (kernels)                          [end event]
+ *                                                         └─► signal stream: host function ─► eventfd
+ *   poll ◄─ finished ops, in submit order of each stream; config.finish has run for each
+ *
+ * The same object stands in the executor's slots of all these lanes; it is in order and has one owner,
+ * so the executor submits an op as soon as its dependencies are complete or submitted here: the order
+ * between streams is kept on the GPU, by events, and the host is not asked. What depends on work of
+ * other lanes (a read from nvme, an update on the CPU) is submitted when that is complete. What other
+ * lanes wait for comes back by a host function that writes to the lane's descriptor: no thread of ours
+ * waits and none spins. The host function rides on a second stream, so that it delays no work.
+ *
+ * A GPU that faults calls no host function; a timer therefore wakes the executor once a second, and
+ * poll asks for the oldest op in flight: the fault comes back as the lane's failure, with CUDA's text.
+ *
+ * Copies (OP_H2D, OP_D2H) are made here. For all other ops config.enqueue puts the kernels on the
+ * stream given; it may not wait, allocate or read what the GPU makes. config.finish, where given, runs
+ * on the executor's thread once the op is complete, before the executor hears of it: it may read what
+ * the op wrote to pinned memory. Times of requests are the GPU's, on the clock of clock_ns.
+ *
+ * One thread (the executor's, which opened the device) uses the lane. Everything is made at creation:
+ * two events per op of the largest program, and one record per op in flight. */
+#ifndef SLUICE_SWAP_LANE_STREAM_H
+#define SLUICE_SWAP_LANE_STREAM_H
+
+#include <stdint.h>
+
+#include "base/error.h"
+#include "swap/lane.h"
+#include "tiers/device.h"
+
+struct lane_stream_config {
+    device *gpu;                  /* borrowed */
+    bool serves[LANE_COUNT];      /* of h2d, d2h, comm, compute: those with a stream */
+    unsigned char *arena_base[2]; /* ARENA_DEVICE: GPU memory; ARENA_HOST: pinned */
+    int (*enqueue)(void *user, const program *prog, const op *item, void *stream);
+    int (*finish)(void *user, const program *prog, const op *item); /* may be NULL */
+    void *user;
+    uint32_t owner;        /* lane.h */
+    uint32_t depth;        /* per lane kind */
+    uint64_t op_count_max; /* of any program that will run */
+};
+typedef struct lane_stream_config lane_stream_config;
+
+/* -EINVAL for a bad config, -ENOMEM, the device's error. destroy waits for the streams. */
+int lane_stream_create(const lane_stream_config *config, lane **out) MUST_CHECK;
+
+/* The stream of a lane, to enqueue set-up work on it between programs; NULL where it has none. */
+device_stream *lane_stream_of(const lane *self, enum lane_kind kind);
+
+#endif
