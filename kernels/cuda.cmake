@@ -1,7 +1,8 @@
 # The CUDA backend's files, as two lists: they are compiled by nvcc for GPUs (kernels_cuda, where
 # SLUICE_CUDA is on) and, for tests on machines without one, by the host compiler against the simulated
 # GPU (tests/simulated_gpu.cmake).
-set(kernels_cuda_c context.c library.c matmul.c attention.c attention_own.c rows.c update.c backend.c)
+set(kernels_cuda_c context.c library.c matmul.c attention.c attention_own.c rows.c
+    rows_sparse.c update.c backend.c)
 set(kernels_cuda_cu rows_norm.cu rows_point.cu rows_embedding.cu rows_loss.cu update_adam.cu
     update_sums.cu attention_forward.cu attention_backward.cu attention_plain.cu)
 set(KERNELS_CUDA_SOURCES "")

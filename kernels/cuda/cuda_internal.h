@@ -8,7 +8,8 @@
  *   attention.c         which attention: cuDNN's where it agreed with ours, else ours
  *   attention_cudnn.c   cuDNN's fused attention through its backend API
  *   attention_*.cu      our fused attention        tensor_core.cuh  its matrix instructions
- *   rows.c, rows_*.cu   norms, embedding, rope, activations, add, bias, cross-entropy, convert, zero
+ *   rows.c, rows_sparse.c, rows_*.cu  norms, rope, activations, add, bias, convert, zero; embedding and
+ *                       cross-entropy
  *   update.c, update_*.cu  Adam, Lion, Adagrad, working copies, gradient close, norm
  *   device.cuh          what every kernel file needs: types, conversions, warp sums, launching
  * Names that begin with cudai_ are shared by these files and their tests only.
