@@ -59,7 +59,7 @@ enum lane_kind {
     LANE_H2D,     /* host -> device */
     LANE_D2H,     /* device -> host */
     LANE_COMM,    /* collectives between ranks */
-    LANE_COMPUTE, /* forward, backward, norm */
+    LANE_COMPUTE, /* forward, backward, norm; on a GPU also the updates of state homed there */
     LANE_UPDATE,  /* the optimizer, initial values, working copies */
     LANE_COUNT
 };
@@ -137,8 +137,9 @@ struct op_demand {
     uint64_t h2d_bytes, d2h_bytes; /* host-device link, each direction */
     uint64_t comm_bytes;           /* sent by this rank */
     uint64_t dram_bytes;
-    double device_flops; /* matrix products and attention on the device */
-    double core_seconds; /* CPU cores other than for device_flops, summed over cores */
+    uint64_t device_bytes; /* of a GPU's own memory; on the CPU backend they are dram_bytes */
+    double device_flops;   /* matrix products and attention on the device */
+    double core_seconds;   /* CPU cores other than for device_flops, summed over cores */
 };
 typedef struct op_demand op_demand;
 

@@ -15,29 +15,31 @@
 /* What a kind of op demands of its lane and its operands. */
 struct kind_rule {
     uint8_t lane;
+    uint8_t or_compute;      /* LANE_COMPUTE too, with all operands in device memory */
     uint8_t is_copy;         /* exactly SOURCE (read) and TARGET (written), of equal size */
     uint8_t source, target;  /* arenas of the two, for copies */
-    uint8_t host_allowed;    /* all operands in one arena, host or device; else all in device */
+    uint8_t host_allowed;    /* all operands in one arena, host or device; else (and on the compute
+                                lane) all in device */
     uint32_t roles_required; /* bit per enum operand_role */
 };
 
 #define ROLE_BIT(role) (UINT32_C(1) << (role))
 
 static const struct kind_rule kind_rules[OP_KIND_COUNT] = {
-    [OP_READ] = {LANE_READ, 1, ARENA_NVME, ARENA_HOST, 0, 0},
-    [OP_WRITE] = {LANE_WRITE, 1, ARENA_HOST, ARENA_NVME, 0, 0},
-    [OP_H2D] = {LANE_H2D, 1, ARENA_HOST, ARENA_DEVICE, 0, 0},
-    [OP_D2H] = {LANE_D2H, 1, ARENA_DEVICE, ARENA_HOST, 0, 0},
-    [OP_ALL_GATHER] = {LANE_COMM, 0, 0, 0, 0, ROLE_BIT(ROLE_SOURCE) | ROLE_BIT(ROLE_TARGET)},
-    [OP_REDUCE_SCATTER] = {LANE_COMM, 0, 0, 0, 0, ROLE_BIT(ROLE_SOURCE) | ROLE_BIT(ROLE_TARGET)},
-    [OP_FORWARD] = {LANE_COMPUTE, 0, 0, 0, 0, 0},
-    [OP_RECOMPUTE] = {LANE_COMPUTE, 0, 0, 0, 0, ROLE_BIT(ROLE_SAVED)},
-    [OP_BACKWARD] = {LANE_COMPUTE, 0, 0, 0, 0, 0},
-    [OP_GRAD_CLOSE] = {LANE_COMPUTE, 0, 0, 0, 0, 0},
-    [OP_NORM] = {LANE_COMPUTE, 0, 0, 0, 0, 0},
-    [OP_UPDATE] = {LANE_UPDATE, 0, 0, 0, 1, ROLE_BIT(ROLE_STATE) | ROLE_BIT(ROLE_SOURCE)},
-    [OP_INIT] = {LANE_UPDATE, 0, 0, 0, 1, ROLE_BIT(ROLE_STATE)},
-    [OP_WORKING_COPY] = {LANE_UPDATE, 0, 0, 0, 1, ROLE_BIT(ROLE_STATE) | ROLE_BIT(ROLE_TARGET)},
+    [OP_READ] = {LANE_READ, 0, 1, ARENA_NVME, ARENA_HOST, 0, 0},
+    [OP_WRITE] = {LANE_WRITE, 0, 1, ARENA_HOST, ARENA_NVME, 0, 0},
+    [OP_H2D] = {LANE_H2D, 0, 1, ARENA_HOST, ARENA_DEVICE, 0, 0},
+    [OP_D2H] = {LANE_D2H, 0, 1, ARENA_DEVICE, ARENA_HOST, 0, 0},
+    [OP_ALL_GATHER] = {LANE_COMM, 0, 0, 0, 0, 0, ROLE_BIT(ROLE_SOURCE) | ROLE_BIT(ROLE_TARGET)},
+    [OP_REDUCE_SCATTER] = {LANE_COMM, 0, 0, 0, 0, 0, ROLE_BIT(ROLE_SOURCE) | ROLE_BIT(ROLE_TARGET)},
+    [OP_FORWARD] = {LANE_COMPUTE, 0, 0, 0, 0, 0, 0},
+    [OP_RECOMPUTE] = {LANE_COMPUTE, 0, 0, 0, 0, 0, ROLE_BIT(ROLE_SAVED)},
+    [OP_BACKWARD] = {LANE_COMPUTE, 0, 0, 0, 0, 0, 0},
+    [OP_GRAD_CLOSE] = {LANE_COMPUTE, 0, 0, 0, 0, 0, 0},
+    [OP_NORM] = {LANE_COMPUTE, 0, 0, 0, 0, 0, 0},
+    [OP_UPDATE] = {LANE_UPDATE, 1, 0, 0, 0, 1, ROLE_BIT(ROLE_STATE) | ROLE_BIT(ROLE_SOURCE)},
+    [OP_INIT] = {LANE_UPDATE, 0, 0, 0, 0, 1, ROLE_BIT(ROLE_STATE)},
+    [OP_WORKING_COPY] = {LANE_UPDATE, 1, 0, 0, 0, 1, ROLE_BIT(ROLE_STATE) | ROLE_BIT(ROLE_TARGET)},
 };
 
 static_assert(ROLE_COUNT <= 32, "a role is a bit of roles_required");
@@ -156,7 +158,7 @@ static int check_operand(const program *prog, uint32_t op_idx, uint32_t k)
         if (!is_source && !is_target)
             return operand_error(prog, op_idx, k, "a copy reads SOURCE, writes TARGET, no more");
         arena = is_source ? rule->source : rule->target;
-    } else if (rule->host_allowed) {
+    } else if (rule->host_allowed && item->lane != LANE_COMPUTE) {
         arena = prog->buffers[item->operands[0].buffer_idx].arena;
         if (arena == ARENA_NVME)
             return operand_error(prog, op_idx, k, "computing needs memory, not nvme");
@@ -175,7 +177,8 @@ static int check_op(const program *prog, uint32_t op_idx)
                        item->kind);
     const struct kind_rule *rule = &kind_rules[item->kind];
     swapi_op_text(prog, op_idx, text);
-    if (item->lane != rule->lane)
+    bool is_gpu_work = rule->or_compute && item->lane == LANE_COMPUTE;
+    if (item->lane != rule->lane && !is_gpu_work)
         return err_set(ERR_INTERNAL, "program: %s is on lane %s but belongs on %s", text,
                        lane_kind_name((enum lane_kind)item->lane),
                        lane_kind_name((enum lane_kind)rule->lane));

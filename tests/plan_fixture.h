@@ -179,7 +179,10 @@ static inline void fixture_random_job(random_job *r, uint64_t seed)
     for (int a = 0; a < ARENA_COUNT; a++)
         job->budget_bytes[a] = draw(r, 3) ? 64 * MIB : 4096 * draw(r, 2000);
     job->budget_bytes[ARENA_NVME] = 512 * MIB;
-    plan_machine_default_cpu(&job->machine, 2, true);
+    if (r->seed % 3 == 0)
+        plan_machine_default_gpu(&job->machine, 2, 8, 0);
+    else
+        plan_machine_default_cpu(&job->machine, 2, true);
 }
 
 #endif

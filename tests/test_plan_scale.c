@@ -87,9 +87,8 @@ static void make_job(struct large_job *l, uint32_t layers, uint64_t hidden)
     job->needs_save_places = true;
     job->budget_bytes[ARENA_DEVICE] = job->budget_bytes[ARENA_HOST] = 16 * GIB;
     job->budget_bytes[ARENA_NVME] = 200 * GIB;
-    plan_machine_default_cpu(&job->machine, 2, true);
+    plan_machine_default_gpu(&job->machine, 2, 8, 0);
     job->machine.device_flops_per_second = 1e14;
-    job->machine.device_is_cpu = false;
 }
 
 /* Most bytes of heap that the process ever had, tests before included. */

@@ -401,3 +401,18 @@ void plan_machine_default_cpu(plan_machine *machine, uint32_t core_count, bool b
     machine->device_is_cpu = true;
     machine->op_seconds = 20e-6;
 }
+
+void plan_machine_default_gpu(plan_machine *machine, uint32_t core_count, int major,
+                              double memory_bytes_per_second)
+{
+    /* Products at about two thirds of the dense 16-bit peak that the makers state (A100 312, H100 989
+     * TFLOP/s, later ones more); links of Gen4 and, from Hopper on, Gen5 x16 at what copies reach. */
+    plan_machine_default_cpu(machine, core_count, false);
+    machine->device_is_cpu = false;
+    machine->device_flops_per_second = major >= 9 ? 600e12 : major == 8 ? 200e12 : 60e12;
+    machine->device_bytes_per_second = memory_bytes_per_second > 0 ? 0.85 * memory_bytes_per_second
+                                       : major >= 9                ? 2.5e12
+                                                                   : 1.2e12;
+    machine->h2d_bytes_per_second = machine->d2h_bytes_per_second = major >= 9 ? 50e9 : 24e9;
+    machine->op_seconds = 10e-6;
+}

@@ -7,7 +7,8 @@
  *   write  T -> nvme state             write P -> nvme params        h2d  P -> device params
  *
  * The update runs where the optimizer's home is (device, or host for host and nvme homes); what it
- * needs from elsewhere is brought there tile by tile, and what it makes is taken home tile by tile. */
+ * needs from elsewhere is brought there tile by tile, and what it makes is taken home tile by tile. On a
+ * GPU the work of device homes is on its compute lane, but initial values are made on the host. */
 #include <assert.h>
 
 #include "base/size.h"
@@ -140,7 +141,7 @@ static plani_range tile_state(plani_builder *b, const struct tile_job *t)
     uint32_t save = b->set->homes.saves[t->unit];
     /* Evaluation only: the state is read from where it was saved, never kept. */
     plani_range at_home = state_range(b, t, home == PROGRAM_NONE ? save : home);
-    if (home != PROGRAM_NONE && b->buffers[home].base.arena != ARENA_NVME) {
+    if (home != PROGRAM_NONE && b->buffers[home].base.arena == t->where) {
         if (t->work == PLANI_WORK_LOAD)
             tile_transfer(b, t, state_range(b, t, save), at_home, STATE_OPTIMIZER);
         return at_home;
@@ -182,6 +183,11 @@ static plani_range tile_params(plani_builder *b, const struct tile_job *t)
                          0, at_home.size_bytes};
 }
 
+static bool runs_on_gpu(const plani_builder *b, const struct tile_job *t)
+{
+    return t->where == ARENA_DEVICE && !b->job->machine.device_is_cpu;
+}
+
 static void work_demand(plani_builder *b, uint32_t idx, const struct tile_job *t)
 {
     if (b->error < 0)
@@ -191,9 +197,12 @@ static void work_demand(plani_builder *b, uint32_t idx, const struct tile_job *t
     uint64_t streams = t->work == PLANI_WORK_UPDATE ? 2 * state_bytes + b->job->grad_bytes
                        : t->work == PLANI_WORK_INIT ? state_bytes
                                                     : 4;
-    demand->dram_bytes = t->count * (streams + b->job->param_bytes);
-    if (t->where == ARENA_DEVICE && !b->job->machine.device_is_cpu)
+    uint64_t bytes = t->count * (streams + b->job->param_bytes);
+    if (runs_on_gpu(b, t)) {
+        demand->device_bytes = bytes;
         return;
+    }
+    demand->dram_bytes = bytes;
     /* Arithmetic per element on one core; the initial normals take a logarithm and a cosine. */
     double seconds = t->work == PLANI_WORK_INIT ? 40e-9 : 0.6e-9;
     demand->core_seconds = (double)t->count * seconds;
@@ -232,7 +241,7 @@ static void emit_tile(plani_builder *b, const struct tile_job *t)
     if (t->work == PLANI_WORK_UPDATE)
         grads = tile_grads(b, t);
     plani_range params = tile_params(b, t);
-    uint32_t idx = plani_op(b, works[t->work].kind, LANE_UPDATE);
+    uint32_t idx = plani_op(b, works[t->work].kind, runs_on_gpu(b, t) ? LANE_COMPUTE : LANE_UPDATE);
     if (b->error >= 0) {
         b->ops[idx].unit = t->unit;
         b->ops[idx].tile = t->tile;
@@ -257,6 +266,8 @@ void plani_unit_work(plani_builder *b, uint32_t unit, enum plani_tile_work work,
         t.device_params = device_params;
         t.work = work;
         t.after = after;
+        if (work == PLANI_WORK_INIT && runs_on_gpu(b, &t))
+            t.where = ARENA_HOST;
         emit_tile(b, &t);
     }
 }
@@ -307,7 +318,7 @@ static void close_tile(plani_builder *b, const struct tile_job *t, uint32_t accu
     item->tile = t->tile;
     item->elem_begin = t->begin;
     item->elem_count = t->count;
-    item->demand.dram_bytes = t->count * (4 + b->job->grad_bytes);
+    plani_add_device_bytes(b->job, &item->demand, t->count * (4 + b->job->grad_bytes));
     plani_use(b, idx, elems_range(accumulator, t->begin, t->count, 4), ROLE_GRADS0, ACCESS_READ);
     plani_use(b, idx, closed, ROLE_TARGET, ACCESS_WRITE);
     uint64_t first_block = b->set->norm_block_begin[t->unit] + t->begin / SHARD_ELEMS_STEP;

@@ -265,11 +265,12 @@ static uint32_t begin_op(plani_builder *b, const struct pass_run *run, uint32_t 
     item->pass = run->pass_idx;
     item->micro_batch = mb;
     item->demand.device_flops = run->pass->flops;
-    item->demand.dram_bytes = run->pass->dram_bytes;
+    uint64_t memory_bytes = run->pass->dram_bytes;
     if (run->phase == PLAN_BACKWARD && !run->stage->is_cut && keeps_saved(b, run->s)) {
         item->demand.device_flops -= run->stage->recompute_flops;
-        item->demand.dram_bytes -= run->stage->recompute_dram_bytes;
+        memory_bytes -= run->stage->recompute_dram_bytes;
     }
+    plani_add_device_bytes(b->job, &item->demand, memory_bytes);
     if (mb == run->mb_begin)
         item->first_micro_batch = (uint8_t)((run->fresh[0] ? 1 : 0) | (run->fresh[1] ? 2 : 0));
     use_if(b, idx, b->set->homes.workspace, ROLE_WORKSPACE, ACCESS_WRITE);

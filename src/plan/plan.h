@@ -43,6 +43,7 @@ struct plan_machine {
     double h2d_bytes_per_second, d2h_bytes_per_second;
     double dram_bytes_per_second;
     double device_flops_per_second;
+    double device_bytes_per_second; /* of a GPU's own memory; unused where device_is_cpu */
     double core_count;
     bool device_is_cpu; /* products run on the cores, copies to the device use DRAM */
     double op_seconds;  /* fixed cost of any op */
@@ -147,5 +148,9 @@ void plan_set_fini(plan_set *set);
 
 /* Rough figures for a machine that was not measured, named as defaults wherever they are printed. */
 void plan_machine_default_cpu(plan_machine *machine, uint32_t core_count, bool bf16_products);
+/* The same with a GPU of compute capability `major`.0 and the memory bandwidth that its driver states (0:
+ * not known); core_count are the cores of the update. */
+void plan_machine_default_gpu(plan_machine *machine, uint32_t core_count, int major,
+                              double memory_bytes_per_second);
 
 #endif

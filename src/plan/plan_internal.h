@@ -109,6 +109,15 @@ static inline bool plani_keeps_saved(const plan_job *job, uint32_t stage)
            job->homes[STATE_INNER_ACTIVATIONS][plani_stage_unit(job, stage)] < ARENA_COUNT;
 }
 
+/* Bytes that an op moves in the memory of the device. */
+static inline void plani_add_device_bytes(const plan_job *job, op_demand *demand, uint64_t bytes)
+{
+    if (job->machine.device_is_cpu)
+        demand->dram_bytes += bytes;
+    else
+        demand->device_bytes += bytes;
+}
+
 /* builder.c */
 int plani_builder_init(plani_builder *b, const plan_job *job, const plan_set *set,
                        const plani_layout *layout, uint32_t held_stages) MUST_CHECK;

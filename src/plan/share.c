@@ -3,6 +3,7 @@
  * Each op is a vector of seconds per resource; its time alone is the longest of them (plus a fixed
  * cost). Running together, all ops speed up together until a resource is full; the ops that use it
  * keep their rate, the others go on growing (progressive filling). Pure; no memory. */
+#include <math.h>
 #include <string.h>
 
 #include "plan/plan_internal.h"
@@ -18,6 +19,9 @@ void plani_demand(const plan_machine *machine, const op_demand *demand, struct p
     d[RESOURCE_DRAM] = (double)demand->dram_bytes / machine->dram_bytes_per_second;
     d[RESOURCE_CORES] = demand->core_seconds / machine->core_count;
     double device_seconds = demand->device_flops / machine->device_flops_per_second;
+    if (demand->device_bytes > 0) /* products and memory of a GPU overlap within an op */
+        device_seconds =
+            fmax(device_seconds, (double)demand->device_bytes / machine->device_bytes_per_second);
     d[machine->device_is_cpu ? RESOURCE_CORES : RESOURCE_DEVICE] += device_seconds;
     double longest = 0;
     for (int r = 0; r < RESOURCE_COUNT; r++)
