@@ -10,7 +10,8 @@
  * between streams is kept on the GPU, by events, and the host is not asked. What depends on work of
  * other lanes (a read from nvme, an update on the CPU) is submitted when that is complete. What other
  * lanes wait for comes back by a host function that writes to the lane's descriptor: no thread of ours
- * waits and none spins. The host function rides on a second stream, so that it delays no work.
+ * waits, and none spins (but for 50 us a second at most, to compare the clocks). The host function
+ * rides on a second stream, so that it delays no work.
  *
  * A GPU that faults calls no host function; a timer therefore wakes the executor once a second, and
  * poll asks for the oldest op in flight: the fault comes back as the lane's failure, with CUDA's text.
@@ -18,10 +19,20 @@
  * Copies (OP_H2D, OP_D2H) are made here. For all other ops config.enqueue puts the kernels on the
  * stream given; it may not wait, allocate or read what the GPU makes. config.finish, where given, runs
  * on the executor's thread once the op is complete, before the executor hears of it: it may read what
- * the op wrote to pinned memory. Times of requests are the GPU's, on the clock of clock_ns.
+ * the op wrote to pinned memory. Times of requests are the GPU's, on the clock of clock_ns, to about
+ * 10 us; wait_ns is how long the op's stream was idle before it.
+ *
+ * Failures. What submit could not enqueue is not taken (the code is that of enqueue or of the device);
+ * what was in flight comes back as ever. Where finish fails, its request has the error, and those that
+ * finish after it have ERR_POISONED: the GPU may have run them, their finish has not. After either,
+ * submit refuses with ERR_POISONED. -EAGAIN: `depth` ops of that lane kind are in flight. A GPU that
+ * fails makes poll fail, and nothing in flight comes back; that takes a second where nothing else
+ * shows it. Work of a failed op may still run when the executor has returned: destroy waits for it, and
+ * the arenas must live until then.
  *
  * One thread (the executor's, which opened the device) uses the lane. Everything is made at creation:
- * two events per op of the largest program, and one record per op in flight. */
+ * per lane kind two streams, and for each of its `depth` ops in flight a record and two events, which
+ * the device owns until it is closed. */
 #ifndef SLUICE_SWAP_LANE_STREAM_H
 #define SLUICE_SWAP_LANE_STREAM_H
 
@@ -33,14 +44,14 @@
 
 struct lane_stream_config {
     device *gpu;                  /* borrowed */
-    bool serves[LANE_COUNT];      /* of h2d, d2h, comm, compute: those with a stream */
+    bool serves[LANE_COUNT];      /* those with a stream: any but read and write */
     unsigned char *arena_base[2]; /* ARENA_DEVICE: GPU memory; ARENA_HOST: pinned */
     int (*enqueue)(void *user, const program *prog, const op *item, void *stream);
     int (*finish)(void *user, const program *prog, const op *item); /* may be NULL */
     void *user;
     uint32_t owner;        /* lane.h */
     uint32_t depth;        /* per lane kind */
-    uint64_t op_count_max; /* of any program that will run */
+    uint64_t op_count_max; /* not looked at: the events belong to the ops in flight */
 };
 typedef struct lane_stream_config lane_stream_config;
 

@@ -1,0 +1,536 @@
+/* The lanes of a GPU as streams. See lane_stream.h.
+ *
+ *   stream_submit ─► wait_for_others ─► start event, work, end event ─► signal stream: announce
+ *   announce (a thread of the driver) ─► count of the stream's finished ops, eventfd
+ *   stream_poll ◄─ eventfd, or the timer: has the GPU failed? ─► times, config.finish, request
+ *
+ * Each stream keeps its ops in flight in a ring: a stream completes in order, so what announce hands
+ * over is no list but a count, and the oldest op in the ring is the next to be finished. A place of
+ * the ring has two events of its own, which its ops take one after the other.
+ *
+ * Order between streams. An op waits for the end event of the latest op in flight on each other stream
+ * that it depends on. All else that it depends on needs no event:
+ *   - what was polled is complete, as is everything that stood before it on its stream;
+ *   - what was skipped (a conditional op) was never submitted. The executor skips an op when all that
+ *     the op would have waited for is complete, on a chain lane also all ops before it, so nothing in
+ *     flight stands before a skipped op. Since the ops of a lane come in the order of their indices,
+ *     the latest op in flight that is not above the highest index depended on is the one to wait for,
+ *     whether that index itself is in flight, complete or skipped;
+ *   - what is on lanes that are not served here was complete before the executor submitted the op.
+ * A wait is for the record that the event held when the wait was enqueued; CUDA captures it then. So a
+ * place of the ring may be used again as soon as its op is polled, even where a wait on that op has
+ * not been reached by the GPU. Nothing is in flight between two programs.
+ *
+ * Failures. A submit that fails takes nothing: what is in flight comes back as ever, then submit
+ * refuses with ERR_POISONED. A part of the failed op's work may have been enqueued, and runs to its end
+ * unobserved; destroy waits for it, and memory that it may touch must live so long. Where finish fails,
+ * that request has the error; the GPU may have run ops behind it, whose requests come back as
+ * ERR_POISONED without finish. Where the GPU has failed, poll fails, and nothing in flight comes back. */
+#include <assert.h>
+#include <errno.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/timerfd.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "base/mem.h"
+#include "swap/lane_stream.h"
+#include "swap/program_internal.h"
+
+enum {
+    WATCH_SECONDS = 1,        /* how often the timer looks after the GPU */
+    CLOCK_TRIES = 8,          /* at creation */
+    CLOCK_WAIT_NS = 50000,    /* for the GPU to record an event on a stream that has nothing else */
+    CLOCK_AGE_NS = 1000000000 /* clocks drift by some 10 us a second */
+};
+
+static const char tag[] = "gpu lanes";
+
+/* An op in flight, or a free place for one. */
+struct flight {
+    lane_request *request;
+    device_event *start, *end; /* timed */
+};
+typedef struct flight flight;
+
+/* One lane kind. */
+struct gpu_stream {
+    device_stream *work;
+    device_stream *signal; /* carries announce alone, behind the end events of `work` */
+    flight *ring;          /* [depth]; op n of the stream is at n % depth */
+    uint64_t submitted_count;
+    uint64_t polled_count;
+    atomic_uint_least64_t finished_count; /* by announce */
+    int news_fd;                          /* the lane's, for announce */
+    uint64_t last_end_ns;                 /* of the last op polled */
+};
+typedef struct gpu_stream gpu_stream;
+
+struct lane_stream {
+    lane base; /* first: a lane * is a lane_stream * */
+    lane_stream_config config;
+    gpu_stream streams[LANE_COUNT];
+    int epoll_fd; /* what event_fd returns: the two below */
+    int news_fd;  /* eventfd, written by announce */
+    int timer_fd; /* runs all the time: starting and stopping it would cost two calls per op */
+    bool suspect; /* the next poll that finds nothing asks whether the GPU has failed */
+    bool dead;    /* it has: nothing in flight comes back */
+    bool is_finish_failed;
+    err_record error; /* the first */
+
+    /* A moment on both clocks: when anchors[anchor_idx] was recorded, clock_ns was anchor_ns. */
+    device_stream *clock_stream; /* nothing else is ever on it */
+    device_event *anchors[2];
+    int anchor_idx;
+    uint64_t anchor_ns;
+    uint64_t compare_due_ns;
+};
+typedef struct lane_stream lane_stream;
+
+static_assert(offsetof(lane_stream, base) == 0, "a lane_stream starts with its lane");
+
+static uint32_t in_flight(const gpu_stream *stream)
+{
+    return (uint32_t)(stream->submitted_count - stream->polled_count);
+}
+
+static flight *flight_at(const lane_stream *self, const gpu_stream *stream, uint64_t number)
+{
+    return &stream->ring[number % self->config.depth];
+}
+
+/* Keeps the first error, code and this thread's text; returns `code`. */
+static int keep_error(lane_stream *self, int code)
+{
+    if (self->error.code == 0)
+        err_save(&self->error, code);
+    return code;
+}
+
+/* --- clocks ----------------------------------------------------------------------------------- */
+
+/* Finds the GPU's clock on ours. The event is recorded between two readings of clock_ns that are as far
+ * apart as a call and the GPU's answer, about 10 us; half of that is the error, and 25 us at most: a
+ * GPU that answers later, because it is busy, keeps its old anchor for another second. Asking again and
+ * again takes at most CLOCK_WAIT_NS, once a second. Times of one program thus agree with those of the
+ * host's lanes within some 10 us; differences on the GPU are exact to half a microsecond. */
+static int compare_clocks(lane_stream *self, bool must_answer)
+{
+    device *gpu = self->config.gpu;
+    device_event *spare = self->anchors[1 - self->anchor_idx];
+    uint64_t before_ns = clock_ns(), after_ns;
+    int rc = device_record(gpu, spare, self->clock_stream);
+    if (rc == 0 && must_answer)
+        rc = device_synchronize(gpu, self->clock_stream);
+    do {
+        if (rc == 0)
+            rc = device_event_done(gpu, spare);
+        after_ns = clock_ns();
+    } while (rc == 0 && after_ns - before_ns < CLOCK_WAIT_NS);
+    if (rc < 0)
+        return rc;
+    self->compare_due_ns = after_ns + CLOCK_AGE_NS;
+    if (rc == 1) {
+        self->anchor_idx = 1 - self->anchor_idx;
+        self->anchor_ns = before_ns + (after_ns - before_ns) / 2;
+    }
+    return rc;
+}
+
+/* The first comparison, without which there is no time. */
+static int start_clock(lane_stream *self)
+{
+    int rc = 0;
+    for (int tries = 0; tries < CLOCK_TRIES && rc == 0; tries++)
+        rc = compare_clocks(self, false);
+    if (rc == 0)
+        rc = compare_clocks(self, true);
+    if (rc == 0)
+        return err_set(ERR_BACKEND, "gpu lanes: an event is not complete after its stream is");
+    return rc < 0 ? rc : 0;
+}
+
+static uint64_t clamp_ns(uint64_t value, uint64_t least, uint64_t most)
+{
+    if (value > most)
+        value = most;
+    return value < least ? least : value;
+}
+
+/* Times of an op that is complete: in order on its stream, and not in the future, which the error of
+ * the anchor could make them by a few microseconds. */
+static int take_times(lane_stream *self, gpu_stream *stream, const flight *item, uint64_t now_ns)
+{
+    device *gpu = self->config.gpu;
+    device_event *anchor = self->anchors[self->anchor_idx];
+    lane_request *request = item->request;
+    int64_t start_ns, end_ns;
+    TRY(device_elapsed_ns(gpu, anchor, item->start, &start_ns));
+    TRY(device_elapsed_ns(gpu, anchor, item->end, &end_ns));
+    uint64_t last_ns = stream->last_end_ns;
+    request->start_ns = clamp_ns(self->anchor_ns + (uint64_t)start_ns, last_ns, now_ns);
+    request->end_ns = clamp_ns(self->anchor_ns + (uint64_t)end_ns, request->start_ns, now_ns);
+    request->wait_ns = request->start_ns - last_ns;
+    stream->last_end_ns = request->end_ns;
+    return 0;
+}
+
+/* --- submit ----------------------------------------------------------------------------------- */
+
+/* On a thread of the driver, when an op is complete: no call of CUDA, no lock, no allocation. */
+static void announce(void *user)
+{
+    gpu_stream *stream = user;
+    uint64_t one = 1;
+    ssize_t written;
+    /* Release: whoever reads the count also sees what the op wrote to pinned memory. */
+    atomic_fetch_add_explicit(&stream->finished_count, 1, memory_order_release);
+    do
+        written = write(stream->news_fd, &one, sizeof one);
+    while (written < 0 && errno == EINTR);
+    assert(written == (ssize_t)sizeof one); /* the counter stays far below its limit */
+}
+
+/* Lets `stream` wait for the ops in flight on other streams that the request depends on. */
+static int wait_for_others(lane_stream *self, gpu_stream *stream, const lane_request *request)
+{
+    const program *prog = request->prog;
+    const op *item = request->item;
+    uint32_t highest[LANE_COUNT]; /* 1 + the highest op depended on; 0: none */
+    for (int kind = 0; kind < LANE_COUNT; kind++)
+        highest[kind] = 0;
+    for (uint32_t k = 0; k < item->dep_count; k++) {
+        uint32_t dep = prog->deps[item->dep_begin + k];
+        uint8_t dep_kind = prog->ops[dep].lane;
+        if (dep >= highest[dep_kind])
+            highest[dep_kind] = dep + 1;
+    }
+    for (int kind = 0; kind < LANE_COUNT; kind++) {
+        gpu_stream *other = &self->streams[kind];
+        if (highest[kind] == 0 || other == stream || !other->work)
+            continue;
+        uint64_t number = other->submitted_count;
+        while (number > other->polled_count &&
+               flight_at(self, other, number - 1)->request->op_idx >= highest[kind])
+            number--;
+        /* The first `number` ops of the stream are to be complete. */
+        if (number > atomic_load_explicit(&other->finished_count, memory_order_acquire))
+            TRY(device_wait(self->config.gpu, stream->work,
+                            flight_at(self, other, number - 1)->end));
+    }
+    return 0;
+}
+
+static int enqueue_copy(lane_stream *self, gpu_stream *stream, const lane_request *request)
+{
+    const program *prog = request->prog;
+    const operand *source = op_operand(request->item, ROLE_SOURCE);
+    const operand *target = op_operand(request->item, ROLE_TARGET);
+    bool from_host = request->item->kind == OP_H2D;
+    uint8_t source_arena = from_host ? ARENA_HOST : ARENA_DEVICE;
+    uint8_t target_arena = from_host ? ARENA_DEVICE : ARENA_HOST;
+    if (!source || !target || source->size_bytes != target->size_bytes ||
+        prog->buffers[source->buffer_idx].arena != source_arena ||
+        prog->buffers[target->buffer_idx].arena != target_arena)
+        return err_set(ERR_INTERNAL,
+                       "lane gpu: op %u lacks a source or target of its size, or they are in other "
+                       "arenas than a copy between host and device has",
+                       request->op_idx);
+    return device_copy(self->config.gpu, stream->work,
+                       lane_operand_address(self->config.arena_base[target_arena], prog, target),
+                       lane_operand_address(self->config.arena_base[source_arena], prog, source),
+                       source->size_bytes, from_host ? DEVICE_FROM_HOST : DEVICE_TO_HOST);
+}
+
+static int enqueue_op(lane_stream *self, gpu_stream *stream, const lane_request *request)
+{
+    device *gpu = self->config.gpu;
+    const flight *place = flight_at(self, stream, stream->submitted_count);
+    bool is_copy = request->item->kind == OP_H2D || request->item->kind == OP_D2H;
+    TRY(wait_for_others(self, stream, request));
+    TRY(device_record(gpu, place->start, stream->work));
+    if (is_copy)
+        TRY(enqueue_copy(self, stream, request));
+    else
+        TRY(self->config.enqueue(self->config.user, request->prog, request->item, stream->work));
+    TRY(device_record(gpu, place->end, stream->work));
+    TRY(device_wait(gpu, stream->signal, place->end));
+    return device_call(gpu, stream->signal, announce, stream);
+}
+
+static int stream_submit(lane *base, lane_request *request)
+{
+    lane_stream *self = (lane_stream *)base;
+    gpu_stream *stream = &self->streams[request->item->lane];
+    if (!stream->work)
+        return err_set(ERR_INTERNAL, "lane gpu: has no stream for lane %s",
+                       lane_kind_name((enum lane_kind)request->item->lane));
+    if (self->error.code != 0) {
+        err_restore(&self->error);
+        return err_prefix(ERR_POISONED, "lane gpu: refused, an op failed before");
+    }
+    uint32_t count = in_flight(stream);
+    if (count == self->config.depth)
+        return err_set(-EAGAIN, "lane gpu: all %u ops of lane %s are in flight", count,
+                       lane_kind_name((enum lane_kind)request->item->lane));
+    const flight *before = flight_at(self, stream, stream->submitted_count - 1);
+    assert(count == 0 || (before->request->prog == request->prog &&
+                          before->request->op_idx < request->op_idx)); /* see wait_for_others */
+    int rc = clock_ns() < self->compare_due_ns ? 0 : compare_clocks(self, false);
+    if (rc >= 0)
+        rc = enqueue_op(self, stream, request);
+    if (rc < 0) {
+        self->suspect = true;
+        return keep_error(self, rc);
+    }
+    flight_at(self, stream, stream->submitted_count)->request = request;
+    stream->submitted_count++;
+    return 0;
+}
+
+/* --- poll ------------------------------------------------------------------------------------- */
+
+/* Takes what an eventfd or timerfd has counted; false where it has nothing. */
+static bool read_counter(int fd)
+{
+    uint64_t value;
+    return read(fd, &value, sizeof value) == (ssize_t)sizeof value;
+}
+
+/* Hands the oldest op of the stream, which is complete, back as *done. */
+static int finish_oldest(lane_stream *self, gpu_stream *stream, uint64_t now_ns,
+                         lane_request **done)
+{
+    flight *oldest = flight_at(self, stream, stream->polled_count);
+    lane_request *request = oldest->request;
+    TRY(take_times(self, stream, oldest, now_ns));
+    oldest->request = NULL;
+    stream->polled_count++;
+    request->next = NULL;
+    request->result = 0;
+    if (self->is_finish_failed) {
+        request->result = ERR_POISONED;
+    } else if (self->config.finish) {
+        int rc = self->config.finish(self->config.user, request->prog, request->item);
+        if (rc < 0) {
+            request->result = keep_error(self, rc);
+            self->is_finish_failed = true;
+        }
+    }
+    *done = request;
+    return 0;
+}
+
+/* Asks after the oldest op of each stream: that is how a failed GPU tells, which calls nobody. */
+static int check_gpu(lane_stream *self)
+{
+    for (int kind = 0; kind < LANE_COUNT; kind++) {
+        const gpu_stream *stream = &self->streams[kind];
+        if (in_flight(stream) == 0)
+            continue;
+        const flight *oldest = flight_at(self, stream, stream->polled_count);
+        int rc = device_event_done(self->config.gpu, oldest->end);
+        if (rc < 0) {
+            char text[SWAPI_OP_TEXT_BYTES];
+            const lane_request *request = oldest->request;
+            return err_prefix(rc, "the GPU failed during, or shortly before, %s",
+                              swapi_op_text(request->prog, request->op_idx, text));
+        }
+    }
+    return 0;
+}
+
+/* Stores up to `max` finished requests and returns how many; a failure shows once there are none. */
+static int collect(lane_stream *self, lane_request **done, size_t max)
+{
+    uint64_t now_ns = clock_ns();
+    size_t count = 0;
+    for (int kind = 0; kind < LANE_COUNT; kind++) {
+        gpu_stream *stream = &self->streams[kind];
+        uint64_t finished_count =
+            atomic_load_explicit(&stream->finished_count, memory_order_acquire);
+        while (count < max && stream->polled_count < finished_count) {
+            int rc = finish_oldest(self, stream, now_ns, &done[count]);
+            if (rc < 0)
+                return count > 0 ? (int)count : rc;
+            count++;
+        }
+    }
+    return (int)count;
+}
+
+static int stream_poll(lane *base, lane_request **done, size_t max)
+{
+    lane_stream *self = (lane_stream *)base;
+    if (self->dead)
+        return err_restore(&self->error);
+    /* The descriptor first, the counts after: what finishes in between is announced again. */
+    if (!read_counter(self->news_fd) && read_counter(self->timer_fd))
+        self->suspect = true;
+    int count = collect(self, done, max);
+    if (count == 0 && self->suspect) {
+        self->suspect = false;
+        count = check_gpu(self);
+    }
+    if (count < 0) {
+        self->dead = true;
+        keep_error(self, count);
+    }
+    return count;
+}
+
+static int stream_event_fd(const lane *base)
+{
+    return ((const lane_stream *)base)->epoll_fd;
+}
+
+static const err_record *stream_error(const lane *base)
+{
+    return &((const lane_stream *)base)->error;
+}
+
+/* --- creation --------------------------------------------------------------------------------- */
+
+/* Waits for the streams, so that no function is called later and no work touches the arenas. Where the
+ * GPU has failed, neither happens any more, and waiting fails at once. */
+static void stream_destroy(lane *base)
+{
+    if (!base)
+        return;
+    lane_stream *self = (lane_stream *)base;
+    for (int kind = 0; kind < LANE_COUNT; kind++) {
+        gpu_stream *stream = &self->streams[kind];
+        assert(self->dead || in_flight(stream) == 0);
+        int rc = stream->work ? device_synchronize(self->config.gpu, stream->work) : 0;
+        if (rc == 0 && stream->signal)
+            rc = device_synchronize(self->config.gpu, stream->signal);
+        (void)rc; /* the device says so to whoever uses it next */
+        mem_free(stream->ring);
+    }
+    if (self->epoll_fd >= 0)
+        close(self->epoll_fd);
+    if (self->news_fd >= 0)
+        close(self->news_fd);
+    if (self->timer_fd >= 0)
+        close(self->timer_fd);
+    mem_free(self);
+}
+
+static const struct lane_ops stream_ops = {
+    .name = "gpu",
+    .submit = stream_submit,
+    .poll = stream_poll,
+    .event_fd = stream_event_fd,
+    .error = stream_error,
+    .destroy = stream_destroy,
+};
+
+static int make_stream(lane_stream *self, int kind)
+{
+    device *gpu = self->config.gpu;
+    gpu_stream *stream = &self->streams[kind];
+    stream->news_fd = self->news_fd;
+    stream->last_end_ns = clock_ns();
+    stream->ring = mem_alloc(self->config.depth, sizeof *stream->ring, tag);
+    if (!stream->ring)
+        return -ENOMEM;
+    /* What feeds the compute lane goes before it, where the GPU can choose. */
+    TRY(device_stream_create(gpu, kind != LANE_COMPUTE, &stream->work));
+    TRY(device_stream_create(gpu, true, &stream->signal));
+    for (uint32_t i = 0; i < self->config.depth; i++) {
+        TRY(device_event_create(gpu, true, &stream->ring[i].start));
+        TRY(device_event_create(gpu, true, &stream->ring[i].end));
+    }
+    return 0;
+}
+
+static int watch(lane_stream *self, int fd)
+{
+    struct epoll_event event = {.events = EPOLLIN, .data.fd = fd};
+    if (epoll_ctl(self->epoll_fd, EPOLL_CTL_ADD, fd, &event) < 0)
+        return err_errno(errno, "lane gpu: watching descriptor %d", fd);
+    return 0;
+}
+
+static int make_descriptors(lane_stream *self)
+{
+    self->news_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (self->news_fd < 0)
+        return err_errno(errno, "lane gpu: making its eventfd");
+    self->timer_fd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
+    if (self->timer_fd < 0)
+        return err_errno(errno, "lane gpu: making its timer");
+    struct itimerspec period = {.it_interval.tv_sec = WATCH_SECONDS,
+                                .it_value.tv_sec = WATCH_SECONDS};
+    if (timerfd_settime(self->timer_fd, 0, &period, NULL) < 0)
+        return err_errno(errno, "lane gpu: starting its timer");
+    self->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+    if (self->epoll_fd < 0)
+        return err_errno(errno, "lane gpu: making its epoll set");
+    TRY(watch(self, self->news_fd));
+    return watch(self, self->timer_fd);
+}
+
+static int make_parts(lane_stream *self)
+{
+    device *gpu = self->config.gpu;
+    TRY(make_descriptors(self));
+    for (int kind = 0; kind < LANE_COUNT; kind++)
+        if (self->config.serves[kind])
+            TRY(make_stream(self, kind));
+    TRY(device_stream_create(gpu, true, &self->clock_stream));
+    TRY(device_event_create(gpu, true, &self->anchors[0]));
+    TRY(device_event_create(gpu, true, &self->anchors[1]));
+    return start_clock(self);
+}
+
+static int check_config(const lane_stream_config *config)
+{
+    bool serves_any = false, serves_copies = false, serves_others = false;
+    for (int kind = 0; kind < LANE_COUNT; kind++) {
+        bool is_copy = kind == LANE_H2D || kind == LANE_D2H;
+        if (config->serves[kind] && !swapi_lane_is_chain((uint8_t)kind))
+            return err_set(-EINVAL, "gpu lanes: lane %s does not complete in order",
+                           lane_kind_name((enum lane_kind)kind));
+        serves_any |= config->serves[kind];
+        serves_copies |= config->serves[kind] && is_copy;
+        serves_others |= config->serves[kind] && !is_copy;
+    }
+    if (!config->gpu || config->depth == 0 || !serves_any)
+        return err_set(-EINVAL, "gpu lanes: need a device, a depth and a lane to serve");
+    if (serves_copies && (!config->arena_base[ARENA_DEVICE] || !config->arena_base[ARENA_HOST]))
+        return err_set(-EINVAL, "gpu lanes: copies need both arenas");
+    if (serves_others && !config->enqueue)
+        return err_set(-EINVAL, "gpu lanes: kernels need a callback that enqueues them");
+    return 0;
+}
+
+int lane_stream_create(const lane_stream_config *config, lane **out)
+{
+    *out = NULL;
+    TRY(check_config(config));
+    lane_stream *self = mem_alloc(1, sizeof *self, tag);
+    if (!self)
+        return -ENOMEM;
+    self->config = *config;
+    self->base =
+        (lane){.ops = &stream_ops, .depth = config->depth, .in_order = 1, .owner = config->owner};
+    self->epoll_fd = self->news_fd = self->timer_fd = -1;
+    int rc = make_parts(self);
+    if (rc < 0) {
+        err_record first;
+        err_save(&first, rc);
+        stream_destroy(&self->base);
+        return err_restore(&first);
+    }
+    *out = &self->base;
+    return 0;
+}
+
+device_stream *lane_stream_of(const lane *base, enum lane_kind kind)
+{
+    return ((const lane_stream *)base)->streams[kind].work;
+}
