@@ -12,7 +12,7 @@
 set -u
 cd "$(dirname "$0")" || exit 1
 
-packages="gcc cmake ninja-build pkg-config libdnnl-dev liburing-dev libnuma-dev libjansson-dev
+packages="gcc g++ cmake ninja-build pkg-config libdnnl-dev liburing-dev libnuma-dev libjansson-dev
           libxxhash-dev libcmocka-dev strace"
 jobs=${JOBS:-$(nproc 2>/dev/null || echo 2)}
 run_slow=no
@@ -54,7 +54,7 @@ done
 is_installed() # PACKAGE
 {
     case $1 in
-    gcc | cmake | pkg-config | strace) command -v "$1" >/dev/null 2>&1 ;;
+    gcc | g++ | cmake | pkg-config | strace) command -v "$1" >/dev/null 2>&1 ;;
     ninja-build) command -v ninja >/dev/null 2>&1 ;;
     *) dpkg-query -W -f '${db:Status-Status}\n' "$1" 2>/dev/null | grep -qx installed ;;
     esac

@@ -1,0 +1,274 @@
+// CUDA's arithmetic intrinsics. Compiled with -ffp-contract=off, so that a*b+c is two roundings, as the
+// _rn intrinsics promise. Functions that CUDA computes with an error of some units in the last place
+// (__expf, rsqrtf, ...) are computed by libm here: results differ in last bits from a GPU's.
+#ifndef SIMULATED_MATH_H
+#define SIMULATED_MATH_H
+
+// --- bits --------------------------------------------------------------------------------------
+
+template <typename To, typename From> static inline To simulated_bits(From value)
+{
+    static_assert(sizeof(To) == sizeof(From), "as many bits");
+    To result;
+    memcpy(&result, &value, sizeof result);
+    return result;
+}
+
+#define SIMULATED_UNARY(name, To, From, expression)                                                \
+    static inline To name(From a)                                                                  \
+    {                                                                                              \
+        return expression;                                                                         \
+    }
+#define SIMULATED_BINARY(name, T, expression)                                                      \
+    static inline T name(T a, T b)                                                                 \
+    {                                                                                              \
+        return expression;                                                                         \
+    }
+
+SIMULATED_UNARY(__float_as_uint, unsigned, float, simulated_bits<unsigned>(a))
+SIMULATED_UNARY(__float_as_int, int, float, simulated_bits<int>(a))
+SIMULATED_UNARY(__uint_as_float, float, unsigned, simulated_bits<float>(a))
+SIMULATED_UNARY(__int_as_float, float, int, simulated_bits<float>(a))
+SIMULATED_UNARY(__double_as_longlong, long long, double, simulated_bits<long long>(a))
+SIMULATED_UNARY(__longlong_as_double, double, long long, simulated_bits<double>(a))
+SIMULATED_UNARY(__popc, int, unsigned, __builtin_popcount(a))
+SIMULATED_UNARY(__popcll, int, unsigned long long, __builtin_popcountll(a))
+SIMULATED_UNARY(__clz, int, int, a == 0 ? 32 : __builtin_clz(static_cast<unsigned>(a)))
+SIMULATED_UNARY(__clzll, int, long long,
+                a == 0 ? 64 : __builtin_clzll(static_cast<unsigned long long>(a)))
+SIMULATED_UNARY(__ffs, int, int, __builtin_ffs(a))
+SIMULATED_UNARY(__ffsll, int, long long, __builtin_ffsll(a))
+
+static inline unsigned __brev(unsigned a)
+{
+    unsigned result = 0;
+    for (int bit = 0; bit < 32; bit++)
+        result |= (a >> bit & 1u) << (31 - bit);
+    return result;
+}
+
+SIMULATED_BINARY(__umulhi, unsigned, static_cast<unsigned>(static_cast<uint64_t>(a) * b >> 32))
+SIMULATED_BINARY(__umul64hi, unsigned long long,
+                 static_cast<unsigned long long>(static_cast<unsigned __int128>(a) * b >> 64))
+
+// --- conversions -------------------------------------------------------------------------------
+
+SIMULATED_UNARY(__int2float_rn, float, int, static_cast<float>(a))
+SIMULATED_UNARY(__uint2float_rn, float, unsigned, static_cast<float>(a))
+SIMULATED_UNARY(__ll2float_rn, float, long long, static_cast<float>(a))
+SIMULATED_UNARY(__ull2float_rn, float, unsigned long long, static_cast<float>(a))
+SIMULATED_UNARY(__int2double_rn, double, int, static_cast<double>(a))
+SIMULATED_UNARY(__uint2double_rn, double, unsigned, static_cast<double>(a))
+SIMULATED_UNARY(__ll2double_rn, double, long long, static_cast<double>(a))
+SIMULATED_UNARY(__ull2double_rn, double, unsigned long long, static_cast<double>(a))
+SIMULATED_UNARY(__double2float_rn, float, double, static_cast<float>(a))
+// Within the target's range alone; CUDA saturates beyond it.
+SIMULATED_UNARY(__float2int_rn, int, float, static_cast<int>(rintf(a)))
+SIMULATED_UNARY(__float2int_rz, int, float, static_cast<int>(a))
+SIMULATED_UNARY(__float2uint_rn, unsigned, float, static_cast<unsigned>(rintf(a)))
+SIMULATED_UNARY(__float2uint_rz, unsigned, float, static_cast<unsigned>(a))
+SIMULATED_UNARY(__double2int_rn, int, double, static_cast<int>(rint(a)))
+
+// --- arithmetic, each operation rounded once to nearest even -------------------------------------
+
+SIMULATED_BINARY(__fadd_rn, float, a + b)
+SIMULATED_BINARY(__fsub_rn, float, a - b)
+SIMULATED_BINARY(__fmul_rn, float, a *b)
+SIMULATED_BINARY(__fdiv_rn, float, a / b)
+SIMULATED_BINARY(__dadd_rn, double, a + b)
+SIMULATED_BINARY(__dsub_rn, double, a - b)
+SIMULATED_BINARY(__dmul_rn, double, a *b)
+SIMULATED_BINARY(__ddiv_rn, double, a / b)
+SIMULATED_UNARY(__fsqrt_rn, float, float, sqrtf(a))
+SIMULATED_UNARY(__dsqrt_rn, double, double, sqrt(a))
+SIMULATED_UNARY(__frcp_rn, float, float, 1.0f / a)
+SIMULATED_UNARY(__drcp_rn, double, double, 1.0 / a)
+
+static inline float __fmaf_rn(float a, float b, float c)
+{
+    return fmaf(a, b, c);
+}
+
+static inline double __fma_rn(double a, double b, double c)
+{
+    return fma(a, b, c);
+}
+
+// --- approximations ----------------------------------------------------------------------------
+
+SIMULATED_UNARY(rsqrtf, float, float, 1.0f / sqrtf(a))
+SIMULATED_UNARY(rsqrt, double, double, 1.0 / sqrt(a))
+SIMULATED_UNARY(__frsqrt_rn, float, float, static_cast<float>(1.0 / sqrt(static_cast<double>(a))))
+// The C library declares functions of these names and does not define them all.
+#define __expf(a)                  expf(a)
+#define __exp10f(a)                powf(10.0f, a)
+#define __logf(a)                  logf(a)
+#define __log2f(a)                 log2f(a)
+#define __log10f(a)                log10f(a)
+#define __sinf(a)                  sinf(a)
+#define __cosf(a)                  cosf(a)
+#define __tanf(a)                  tanf(a)
+#define __powf(a, b)               powf(a, b)
+#define __sincosf(a, sine, cosine) (*(sine) = sinf(a), *(cosine) = cosf(a))
+SIMULATED_UNARY(__saturatef, float, float, a > 0.0f ? (a < 1.0f ? a : 1.0f) : 0.0f)
+SIMULATED_BINARY(__fdividef, float, a / b)
+
+// sin and cos of pi * a; exact at multiples of one half, as CUDA's are.
+static inline void sincospi(double a, double *sine, double *cosine)
+{
+    double turn = a - 2.0 * rint(a / 2.0); /* in [-1, 1], exact */
+    double halves = rint(turn * 2.0);      /* nearest multiple of one half */
+    double rest = (turn - halves / 2.0) * 3.14159265358979323846;
+    double s = sin(rest), c = cos(rest);
+    switch (static_cast<int>(halves) & 3) {
+    case 0:
+        *sine = s, *cosine = c;
+        break;
+    case 1:
+        *sine = c, *cosine = -s;
+        break;
+    case 2:
+        *sine = -s, *cosine = -c;
+        break;
+    default:
+        *sine = -c, *cosine = s;
+        break;
+    }
+}
+
+static inline void sincospif(float a, float *sine, float *cosine)
+{
+    double s, c;
+    sincospi(static_cast<double>(a), &s, &c);
+    *sine = static_cast<float>(s);
+    *cosine = static_cast<float>(c);
+}
+
+static inline double sinpi(double a)
+{
+    double s, c;
+    sincospi(a, &s, &c);
+    return s;
+}
+
+static inline double cospi(double a)
+{
+    double s, c;
+    sincospi(a, &s, &c);
+    return c;
+}
+
+// min and max of any two integers or any two floating numbers, in their common type.
+template <typename A, typename B>
+using simulated_common =
+    typename std::enable_if<(std::is_integral<A>::value && std::is_integral<B>::value) ||
+                                (std::is_floating_point<A>::value &&
+                                 std::is_floating_point<B>::value),
+                            typename std::common_type<A, B>::type>::type;
+
+template <typename A, typename B> static inline simulated_common<A, B> min(A a, B b)
+{
+    typedef simulated_common<A, B> T;
+    T left = static_cast<T>(a), right = static_cast<T>(b);
+    if (left != left) // NaN loses
+        return right;
+    return right < left ? right : left;
+}
+
+template <typename A, typename B> static inline simulated_common<A, B> max(A a, B b)
+{
+    typedef simulated_common<A, B> T;
+    T left = static_cast<T>(a), right = static_cast<T>(b);
+    if (left != left)
+        return right;
+    return right > left ? right : left;
+}
+
+// --- memory ------------------------------------------------------------------------------------
+
+template <typename T> static inline T __ldg(const T *source)
+{
+    return *source;
+}
+template <typename T> static inline T __ldcs(const T *source)
+{
+    return *source;
+}
+template <typename T> static inline T __ldcg(const T *source)
+{
+    return *source;
+}
+template <typename T> static inline T __ldca(const T *source)
+{
+    return *source;
+}
+template <typename T> static inline void __stcs(T *target, T value)
+{
+    *target = value;
+}
+template <typename T> static inline void __stcg(T *target, T value)
+{
+    *target = value;
+}
+
+// Integer atomics alone: sums of floats in no fixed order have no place in Sluice. They return the old
+// value.
+#define SIMULATED_ATOMICS(T)                                                                       \
+    static inline T atomicAdd(T *target, T value)                                                  \
+    {                                                                                              \
+        return __atomic_fetch_add(target, value, __ATOMIC_RELAXED);                                \
+    }                                                                                              \
+    static inline T atomicOr(T *target, T value)                                                   \
+    {                                                                                              \
+        return __atomic_fetch_or(target, value, __ATOMIC_RELAXED);                                 \
+    }                                                                                              \
+    static inline T atomicAnd(T *target, T value)                                                  \
+    {                                                                                              \
+        return __atomic_fetch_and(target, value, __ATOMIC_RELAXED);                                \
+    }                                                                                              \
+    static inline T atomicExch(T *target, T value)                                                 \
+    {                                                                                              \
+        return __atomic_exchange_n(target, value, __ATOMIC_RELAXED);                               \
+    }                                                                                              \
+    static inline T atomicCAS(T *target, T expected, T value)                                      \
+    {                                                                                              \
+        __atomic_compare_exchange_n(target, &expected, value, false, __ATOMIC_RELAXED,             \
+                                    __ATOMIC_RELAXED);                                             \
+        return expected;                                                                           \
+    }                                                                                              \
+    static inline T atomicMax(T *target, T value)                                                  \
+    {                                                                                              \
+        T old = __atomic_load_n(target, __ATOMIC_RELAXED);                                         \
+        while (old < value && !__atomic_compare_exchange_n(target, &old, value, false,             \
+                                                           __ATOMIC_RELAXED, __ATOMIC_RELAXED))    \
+            ;                                                                                      \
+        return old;                                                                                \
+    }                                                                                              \
+    static inline T atomicMin(T *target, T value)                                                  \
+    {                                                                                              \
+        T old = __atomic_load_n(target, __ATOMIC_RELAXED);                                         \
+        while (value < old && !__atomic_compare_exchange_n(target, &old, value, false,             \
+                                                           __ATOMIC_RELAXED, __ATOMIC_RELAXED))    \
+            ;                                                                                      \
+        return old;                                                                                \
+    }
+
+SIMULATED_ATOMICS(int)
+SIMULATED_ATOMICS(unsigned)
+SIMULATED_ATOMICS(unsigned long long)
+
+static inline unsigned atomicInc(unsigned *target, unsigned limit)
+{
+    unsigned old = __atomic_load_n(target, __ATOMIC_RELAXED);
+    while (!__atomic_compare_exchange_n(target, &old, old >= limit ? 0u : old + 1u, false,
+                                        __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+        ;
+    return old;
+}
+
+static inline unsigned atomicSub(unsigned *target, unsigned value)
+{
+    return __atomic_fetch_sub(target, value, __ATOMIC_RELAXED);
+}
+
+#endif
