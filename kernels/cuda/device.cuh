@@ -97,8 +97,12 @@ static __device__ __forceinline__ float cudai_widen(cudai_bf16 value)
     return __uint_as_float(static_cast<uint32_t>(value.bits) << 16);
 }
 
+// NaN keeps its sign and payload, as in base/dtype.h; the hardware's conversions make it one pattern.
 static __device__ __forceinline__ float cudai_widen(cudai_fp16 value)
 {
+    uint32_t bits = value.bits;
+    if ((bits & 0x7fffu) > 0x7c00u)
+        return __uint_as_float((bits & 0x8000u) << 16 | 0x7f800000u | (bits & 0x3ffu) << 13);
 #ifdef SLUICE_SIMULATED_GPU
     return simulated_widen_fp16(value.bits);
 #else
@@ -125,6 +129,11 @@ template <> __device__ __forceinline__ cudai_bf16 cudai_narrow<cudai_bf16>(float
 
 template <> __device__ __forceinline__ cudai_fp16 cudai_narrow<cudai_fp16>(float value)
 {
+    uint32_t bits = __float_as_uint(value), magnitude = bits & 0x7fffffffu;
+    if (magnitude > 0x7f800000u) { // NaN: quieted, with sign and payload
+        uint32_t half = (bits >> 16 & 0x8000u) | 0x7e00u | (magnitude >> 13 & 0x3ffu);
+        return cudai_fp16{static_cast<uint16_t>(half)};
+    }
 #ifdef SLUICE_SIMULATED_GPU
     return cudai_fp16{simulated_narrow_fp16(value)};
 #else

@@ -1,0 +1,165 @@
+/* The optimizer and norm ops of the CUDA backend: what they check and how they are launched. The
+ * results have the bits of the CPU's variants, whose definitions are at the head of
+ * kernels/cpu/adam.c; kernels in update_adam.cu and update_sums.cu.
+ *
+ * Each op is one launch. Nothing is allocated and nothing waits. Arguments that only a bug of ours can
+ * make wrong are asserted. Pointers need the alignment of their elements alone; where all of an op's
+ * lie on multiples of a pack, as buffers of the arenas and the streams of a tile do, threads move packs. */
+#include <assert.h>
+#include <math.h>
+
+#include "kernels/cuda/cuda_internal.h"
+#include "kernels/cuda/update_launch.h"
+
+/* Whether `data` lies on a multiple of `elems` elements of `elem_bytes`; on one element at least. */
+static bool lies_on(const void *data, uint64_t elem_bytes, uint64_t elems)
+{
+    uintptr_t address = (uintptr_t)data;
+    assert(address % elem_bytes == 0);
+    return address % (elem_bytes * elems) == 0;
+}
+
+static bool is_wide_fp32(const void *data)
+{
+    return lies_on(data, sizeof(float), CUDAI_UPDATE_PACK);
+}
+
+static bool is_wide_as(const void *data, enum dtype type)
+{
+    assert(type < DTYPE_COUNT);
+    return lies_on(data, dtype_bytes(type), CUDAI_UPDATE_PACK);
+}
+
+static void look_at_tile(cudai_update_tile *tile)
+{
+    /* Each is evaluated: an element that is not aligned is a bug wherever it is. */
+    bool master = is_wide_fp32(tile->master), first = is_wide_fp32(tile->state[0]);
+    bool second = is_wide_fp32(tile->state[1]); /* NULL is as wide as can be */
+    bool grads = is_wide_as(tile->grads, tile->grad_type);
+    bool params = is_wide_as(tile->params, tile->param_type);
+    tile->is_wide = master && first && second && grads && params;
+}
+
+int cudai_adam(kernel_context *context, void *stream, const adam_args *args)
+{
+    if (args->count == 0)
+        return 0;
+    cudai_update_tile tile = {
+        .count = args->count,
+        .master = args->master,
+        .state = {args->m, args->v},
+        .grads = args->grads,
+        .params = args->params,
+        .grad_type = args->grad_type,
+        .param_type = args->param_type,
+    };
+    look_at_tile(&tile);
+    /* As kernels/cpu/adam.c prepares them: each operation rounds once, on the host for both. */
+    const adam_scalars *s = args->scalars;
+    adami_scalars scalars = {
+        .grad_scale = s->grad_scale,
+        .beta1 = s->beta1,
+        .one_minus_beta1 = 1.0f - s->beta1,
+        .beta2 = s->beta2,
+        .one_minus_beta2 = 1.0f - s->beta2,
+        .l2 = !s->decoupled && s->weight_decay != 0 ? s->weight_decay : 0.0f,
+        .decay = s->decoupled ? fmaf(-s->learning_rate, s->weight_decay, 1.0f) : 1.0f,
+        .correction2 = 1.0f / s->bias_correction2_sqrt,
+        .epsilon = s->epsilon,
+        .minus_step = -(s->learning_rate / s->bias_correction1),
+    };
+    return cudai_check(cudai_launch_adam(context, stream, &tile, &scalars), "the Adam kernel");
+}
+
+int cudai_lion(kernel_context *context, void *stream, const lion_args *args)
+{
+    if (args->count == 0)
+        return 0;
+    cudai_update_tile tile = {
+        .count = args->count,
+        .master = args->master,
+        .state = {args->m, NULL},
+        .grads = args->grads,
+        .params = args->params,
+        .grad_type = args->grad_type,
+        .param_type = args->param_type,
+    };
+    look_at_tile(&tile);
+    const lion_scalars *s = args->scalars;
+    adami_lion_scalars scalars = {
+        .grad_scale = s->grad_scale,
+        .beta1 = s->beta1,
+        .one_minus_beta1 = 1.0f - s->beta1,
+        .beta2 = s->beta2,
+        .one_minus_beta2 = 1.0f - s->beta2,
+        .decay = fmaf(-s->learning_rate, s->weight_decay, 1.0f),
+        .learning_rate = s->learning_rate,
+    };
+    return cudai_check(cudai_launch_lion(context, stream, &tile, &scalars), "the Lion kernel");
+}
+
+int cudai_adagrad(kernel_context *context, void *stream, const adagrad_args *args)
+{
+    if (args->count == 0)
+        return 0;
+    cudai_update_tile tile = {
+        .count = args->count,
+        .master = args->master,
+        .state = {args->v, NULL},
+        .grads = args->grads,
+        .params = args->params,
+        .grad_type = args->grad_type,
+        .param_type = args->param_type,
+    };
+    look_at_tile(&tile);
+    const adagrad_scalars *s = args->scalars;
+    adami_adagrad_scalars scalars = {
+        .grad_scale = s->grad_scale,
+        .l2 = s->weight_decay,
+        .epsilon = s->epsilon,
+        .minus_rate = -s->learning_rate,
+    };
+    return cudai_check(cudai_launch_adagrad(context, stream, &tile, &scalars),
+                       "the Adagrad kernel");
+}
+
+int cudai_working_copy(kernel_context *context, void *stream, const float *master, void *params,
+                       enum dtype param_type, uint64_t count)
+{
+    if (count == 0)
+        return 0;
+    bool is_wide = is_wide_fp32(master);
+    is_wide = is_wide_as(params, param_type) && is_wide;
+    return cudai_check(
+        cudai_launch_working_copy(context, stream, master, params, param_type, count, is_wide),
+        "the working copy kernel");
+}
+
+int cudai_grad_close(kernel_context *context, void *stream, const grad_close_args *args)
+{
+    assert(args->count % ADAMI_BLOCK_ELEMS == 0);
+    if (args->count == 0)
+        return 0;
+    bool is_wide = is_wide_fp32(args->accumulator);
+    is_wide = is_wide_as(args->grads, args->grad_type) && is_wide;
+    assert(args->grads != (const void *)args->accumulator || args->grad_type == DTYPE_FP32);
+    return cudai_check(cudai_launch_grad_close(context, stream, args, is_wide),
+                       "the kernel that closes gradients");
+}
+
+int cudai_norm_reduce(kernel_context *context, void *stream, const double *sums, uint64_t count,
+                      double *total)
+{
+    (void)context;
+    /* Each block of threads adds an aligned run of a power of two of sums: a node of the tree. */
+    uint64_t block_leaves = CUDAI_NORM_BLOCK_MIN;
+    while (size_div_up(count, block_leaves) > CUDAI_NORM_BLOCKS_MAX)
+        block_leaves *= 2;
+    if (block_leaves > CUDAI_NORM_BLOCK_MAX)
+        return err_set(ERR_INTERNAL, "a norm over %llu sums; the kernel adds at most %llu",
+                       (unsigned long long)count,
+                       (unsigned long long)CUDAI_NORM_BLOCK_MAX * CUDAI_NORM_BLOCKS_MAX);
+    bool is_wide = lies_on(sums, sizeof *sums, 2);
+    return cudai_check(cudai_launch_norm_reduce(stream, sums, count, block_leaves, is_wide, total),
+                       "the norm kernel");
+}

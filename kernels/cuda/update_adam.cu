@@ -1,0 +1,258 @@
+// Adam, AdamW, Lion, Adagrad and working copies: one thread updates one element after another, with the
+// arithmetic that the head of kernels/cpu/adam.c defines, so that its bits are the CPU's.
+//
+// What the bits rest on, here and in the build: every operation is an _rn intrinsic, which is IEEE's
+// result and is never contracted; subnormals are kept, so nvcc's -ftz=false (its default) must stay and
+// --use_fast_math never comes; a stored NaN is made ADAMI_QUIET_NAN_BITS by integers; 16-bit types are
+// converted by device.cuh and copy_of.
+//
+// The passes are bound by memory. A thread takes packs of four elements at a stride of the grid, so that
+// a warp's accesses are contiguous (512 bytes of fp32, 256 of 16 bits), and two packs at once, which is
+// eight loads in flight for Adam. All loads of an element come before its stores and no pointer is
+// __restrict__: params may lie on grads. In place, so no thread reads what another writes.
+#include "kernels/cuda/device.cuh"
+
+extern "C" {
+#include "kernels/cuda/update_launch.h"
+}
+
+enum { UPDATE_THREADS = 256, COPY_DEPTH = 4 };
+
+// --- one element -------------------------------------------------------------------------------
+
+static __device__ __forceinline__ float one_nan(float value)
+{
+    uint32_t bits = __float_as_uint(value);
+    return (bits & 0x7fffffffu) > 0x7f800000u ? __uint_as_float(ADAMI_QUIET_NAN_BITS) : value;
+}
+
+// The working copy of a master weight: bf16 rounds half away from zero, as base/dtype.h says why.
+template <typename P> static __device__ __forceinline__ P copy_of(float master)
+{
+    return cudai_narrow<P>(master);
+}
+
+template <> __device__ __forceinline__ cudai_bf16 copy_of<cudai_bf16>(float master)
+{
+    uint32_t bits = __float_as_uint(master);
+    uint32_t rounded =
+        (bits & 0x7fffffffu) > 0x7f800000u ? (bits >> 16) | 0x40u : (bits + 0x8000u) >> 16;
+    return cudai_bf16{static_cast<uint16_t>(rounded)};
+}
+
+// A rule returns the new master weight and updates the element's state. Branches on scalars are the
+// same for all threads.
+struct adam_rule {
+    enum { STATE_COUNT = 2 };
+    adami_scalars s;
+
+    __device__ __forceinline__ float update(float grad, float weight, float *state) const
+    {
+        grad = __fmul_rn(grad, s.grad_scale);
+        if (s.l2 != 0.0f)
+            grad = __fmaf_rn(s.l2, weight, grad);
+        float m = __fmaf_rn(s.beta1, state[0], __fmul_rn(s.one_minus_beta1, grad));
+        float v = __fmaf_rn(s.beta2, state[1], __fmul_rn(__fmul_rn(s.one_minus_beta2, grad), grad));
+        float denominator = __fmaf_rn(__fsqrt_rn(v), s.correction2, s.epsilon);
+        state[0] = one_nan(m);
+        state[1] = one_nan(v);
+        return one_nan(
+            __fmaf_rn(s.minus_step, __fdiv_rn(m, denominator), __fmul_rn(weight, s.decay)));
+    }
+};
+
+struct lion_rule {
+    enum { STATE_COUNT = 1 };
+    adami_lion_scalars s;
+
+    __device__ __forceinline__ float update(float grad, float weight, float *state) const
+    {
+        grad = __fmul_rn(grad, s.grad_scale);
+        float direction = __fmaf_rn(s.beta1, state[0], __fmul_rn(s.one_minus_beta1, grad));
+        float step = direction; // NaN stays
+        if (direction > 0.0f)
+            step = -s.learning_rate;
+        else if (direction < 0.0f)
+            step = s.learning_rate;
+        else if (direction == 0.0f)
+            step = 0.0f; // for either zero
+        state[0] = one_nan(__fmaf_rn(s.beta2, state[0], __fmul_rn(s.one_minus_beta2, grad)));
+        return one_nan(__fmaf_rn(weight, s.decay, step));
+    }
+};
+
+struct adagrad_rule {
+    enum { STATE_COUNT = 1 };
+    adami_adagrad_scalars s;
+
+    __device__ __forceinline__ float update(float grad, float weight, float *state) const
+    {
+        grad = __fmul_rn(grad, s.grad_scale);
+        if (s.l2 != 0.0f)
+            grad = __fmaf_rn(s.l2, weight, grad);
+        float v = __fmaf_rn(grad, grad, state[0]);
+        float denominator = __fadd_rn(__fsqrt_rn(v), s.epsilon);
+        state[0] = one_nan(v);
+        return one_nan(__fmaf_rn(s.minus_rate, __fdiv_rn(grad, denominator), weight));
+    }
+};
+
+// --- a tile ------------------------------------------------------------------------------------
+
+// N elements of a tile in registers.
+template <typename Rule, typename G, typename P, int N> struct update_pack {
+    cudai_pack<float, N> weight, state[Rule::STATE_COUNT];
+    cudai_pack<G, N> grad;
+
+    __device__ __forceinline__ void load(const cudai_update_tile &tile, uint64_t at)
+    {
+        grad = cudai_load<G, N>(static_cast<const G *>(tile.grads) + at);
+        weight = cudai_load<float, N>(tile.master + at);
+        for (int i = 0; i < Rule::STATE_COUNT; i++)
+            state[i] = cudai_load<float, N>(tile.state[i] + at);
+    }
+
+    __device__ __forceinline__ void update_and_store(const Rule &rule,
+                                                     const cudai_update_tile &tile, uint64_t at)
+    {
+        cudai_pack<P, N> copy;
+        for (int n = 0; n < N; n++) {
+            float element[Rule::STATE_COUNT];
+            for (int i = 0; i < Rule::STATE_COUNT; i++)
+                element[i] = state[i].item[n];
+            weight.item[n] = rule.update(cudai_widen(grad.item[n]), weight.item[n], element);
+            copy.item[n] = copy_of<P>(weight.item[n]);
+            for (int i = 0; i < Rule::STATE_COUNT; i++)
+                state[i].item[n] = element[i];
+        }
+        cudai_store(tile.master + at, weight);
+        for (int i = 0; i < Rule::STATE_COUNT; i++)
+            cudai_store(tile.state[i] + at, state[i]);
+        cudai_store(static_cast<P *>(tile.params) + at, copy);
+    }
+};
+
+// Any grid of one dimension. N is 1 where a pointer is not aligned to a pack.
+template <typename Rule, typename G, typename P, int N>
+static __global__ void __launch_bounds__(UPDATE_THREADS)
+    update_kernel(const Rule rule, const cudai_update_tile tile)
+{
+    uint64_t pack_count = tile.count / N, stride = cudai_thread_count();
+    uint64_t pack = cudai_thread_idx();
+    for (; pack + stride < pack_count; pack += 2 * stride) {
+        uint64_t at = pack * N, next = (pack + stride) * N;
+        update_pack<Rule, G, P, N> here, there;
+        here.load(tile, at);
+        there.load(tile, next);
+        here.update_and_store(rule, tile, at);
+        there.update_and_store(rule, tile, next);
+    }
+    if (pack < pack_count) {
+        update_pack<Rule, G, P, N> here;
+        here.load(tile, pack * N);
+        here.update_and_store(rule, tile, pack * N);
+    }
+    // What does not fill a pack, fewer than N elements.
+    uint64_t at = pack_count * N + cudai_thread_idx();
+    if (at < tile.count) {
+        update_pack<Rule, G, P, 1> last;
+        last.load(tile, at);
+        last.update_and_store(rule, tile, at);
+    }
+}
+
+template <typename Rule, typename G, typename P>
+static cudaError_t launch_update(const kernel_context *context, void *stream,
+                                 const cudai_update_tile &tile, const Rule &rule)
+{
+    cudaStream_t queue = static_cast<cudaStream_t>(stream);
+    uint64_t each = tile.is_wide ? 2 * CUDAI_UPDATE_PACK : 2;
+    unsigned blocks =
+        cudai_blocks(size_div_up(tile.count, each), UPDATE_THREADS, context->sm_count);
+    if (tile.is_wide)
+        return cudai_launch(update_kernel<Rule, G, P, CUDAI_UPDATE_PACK>, dim3(blocks),
+                            dim3(UPDATE_THREADS), 0, queue, rule, tile);
+    return cudai_launch(update_kernel<Rule, G, P, 1>, dim3(blocks), dim3(UPDATE_THREADS), 0, queue,
+                        rule, tile);
+}
+
+template <typename Rule>
+static cudaError_t launch_rule(const kernel_context *context, void *stream,
+                               const cudai_update_tile &tile, const Rule &rule)
+{
+    CUDAI_BY_TYPE(tile.grad_type, G,
+                  CUDAI_BY_TYPE(tile.param_type, P,
+                                return launch_update<Rule, G, P>(context, stream, tile, rule)));
+}
+
+extern "C" int cudai_launch_adam(const kernel_context *context, void *stream,
+                                 const cudai_update_tile *tile, const adami_scalars *scalars)
+{
+    return launch_rule(context, stream, *tile, adam_rule{*scalars});
+}
+
+extern "C" int cudai_launch_lion(const kernel_context *context, void *stream,
+                                 const cudai_update_tile *tile, const adami_lion_scalars *scalars)
+{
+    return launch_rule(context, stream, *tile, lion_rule{*scalars});
+}
+
+extern "C" int cudai_launch_adagrad(const kernel_context *context, void *stream,
+                                    const cudai_update_tile *tile,
+                                    const adami_adagrad_scalars *scalars)
+{
+    return launch_rule(context, stream, *tile, adagrad_rule{*scalars});
+}
+
+// --- working copies ----------------------------------------------------------------------------
+
+template <typename P, int N>
+static __device__ __forceinline__ void store_copy(P *target, const cudai_pack<float, N> &master)
+{
+    cudai_pack<P, N> copy;
+    for (int n = 0; n < N; n++)
+        copy.item[n] = copy_of<P>(master.item[n]);
+    cudai_store(target, copy);
+}
+
+template <typename P, int N>
+static __global__ void __launch_bounds__(UPDATE_THREADS)
+    copy_kernel(const float *master, P *params, uint64_t count)
+{
+    uint64_t pack_count = count / N, stride = cudai_thread_count();
+    uint64_t pack = cudai_thread_idx();
+    for (; pack + (COPY_DEPTH - 1) * stride < pack_count; pack += COPY_DEPTH * stride) {
+        cudai_pack<float, N> weights[COPY_DEPTH];
+        for (int i = 0; i < COPY_DEPTH; i++)
+            weights[i] = cudai_load<float, N>(master + (pack + i * stride) * N);
+        for (int i = 0; i < COPY_DEPTH; i++)
+            store_copy<P, N>(params + (pack + i * stride) * N, weights[i]);
+    }
+    for (; pack < pack_count; pack += stride)
+        store_copy<P, N>(params + pack * N, cudai_load<float, N>(master + pack * N));
+    uint64_t at = pack_count * N + cudai_thread_idx();
+    if (at < count)
+        store_copy<P, 1>(params + at, cudai_load<float, 1>(master + at));
+}
+
+template <typename P>
+static cudaError_t launch_copy(const kernel_context *context, void *stream, const float *master,
+                               void *params, uint64_t count, bool is_wide)
+{
+    cudaStream_t queue = static_cast<cudaStream_t>(stream);
+    uint64_t each = is_wide ? COPY_DEPTH * CUDAI_UPDATE_PACK : COPY_DEPTH;
+    unsigned blocks = cudai_blocks(size_div_up(count, each), UPDATE_THREADS, context->sm_count);
+    if (is_wide)
+        return cudai_launch(copy_kernel<P, CUDAI_UPDATE_PACK>, dim3(blocks), dim3(UPDATE_THREADS),
+                            0, queue, master, static_cast<P *>(params), count);
+    return cudai_launch(copy_kernel<P, 1>, dim3(blocks), dim3(UPDATE_THREADS), 0, queue, master,
+                        static_cast<P *>(params), count);
+}
+
+extern "C" int cudai_launch_working_copy(const kernel_context *context, void *stream,
+                                         const float *master, void *params, enum dtype param_type,
+                                         uint64_t count, bool is_wide)
+{
+    CUDAI_BY_TYPE(param_type, P,
+                  return launch_copy<P>(context, stream, master, params, count, is_wide));
+}
