@@ -65,7 +65,9 @@ struct lane_totals {
     uint64_t skipped_count; /* conditional ops that did not */
     uint64_t bytes;         /* moved */
     uint64_t busy_ns;       /* time in which at least one op of the lane was running */
-    uint64_t stall_ns; /* time in which the cores (compute, update) waited for this lane: idle time
+    uint64_t
+        stall_ns; /* time in which the worker that computes (on the CPU backend the cores, which
+                          also update) waited for this lane: idle time
                           before an op counts for the dependency of another worker that ended last
                           within it, and the time after their last op for the op that ends the run */
 };

@@ -7,9 +7,13 @@
 #include "base/size.h"
 #include "swap/executor_internal.h"
 
-static bool is_cores_lane(uint8_t kind)
+/* What the step waits with: the worker that computes, with its updates where it makes them too. An update
+ * worker of its own waits for reads as a matter of course; compute waiting for it is what counts. */
+static bool is_cores_lane(const executor *self, uint8_t kind)
 {
-    return kind == LANE_COMPUTE || kind == LANE_UPDATE;
+    return kind == LANE_COMPUTE ||
+           (kind == LANE_UPDATE &&
+            (!self->lanes[LANE_COMPUTE] || swapi_same_worker(self, LANE_COMPUTE, LANE_UPDATE)));
 }
 
 /* The lane whose op ended last within the cores' idle time before `request`: what they waited for.
@@ -47,7 +51,7 @@ void swapi_record_done(executor *self, const lane_request *request)
     uint8_t stall_lane = LANE_COUNT;
     self->totals[item->lane].op_count++;
     self->totals[item->lane].bytes += bytes;
-    if (is_cores_lane(item->lane)) {
+    if (is_cores_lane(self, item->lane)) {
         /* The worker may have been idle since before this run: that is nobody's fault. */
         uint64_t in_run_ns =
             request->start_ns > self->run_start_ns ? request->start_ns - self->run_start_ns : 0;

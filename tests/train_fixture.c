@@ -139,6 +139,12 @@ job *fixture_job(const char *name, const fixture_model *shape, const fixture_set
     uint32_t count = sets ? sets->count : 0;
     for (uint32_t i = 0; i < count; i++)
         texts[i] = sets->text[i];
+    const char *backend = getenv("SLUICE_TEST_BACKEND");
+    char backend_text[64];
+    snprintf(backend_text, sizeof backend_text, "device.backend=%s", backend ? backend : "cpu");
+    assert_true(count < FIXTURE_SETS_MAX);
+    memmove(texts + 1, texts, count++ * sizeof *texts); /* first: a test may say otherwise */
+    texts[0] = backend_text;
     if (getenv("SLUICE_TEST_PARANOID") && count < FIXTURE_SETS_MAX)
         texts[count++] = "run.paranoid=true";
     write_job(name, shape);

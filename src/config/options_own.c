@@ -163,14 +163,15 @@ const option configi_own_rows[] = {
      .type = OPTION_ENUM,
      .fallback = "auto",
      .choices = "auto|cpu|cuda",
-     .help = "What computes; auto: cuda where it was built and a device is there, else cpu."},
+     .help = "What computes; auto: cuda where this build has it and there is a GPU (the first of "
+             "CUDA_VISIBLE_DEVICES), else cpu."},
     {.path = "device.threads",
      .type = OPTION_INT,
      .fallback = "0",
      .range = "[0,65536]",
      .unit = "threads",
-     .help = "Threads that compute; 0: one per physical core that this process may use, within its "
-             "quota of CPU time; from 8 cores on, one core is left to I/O."},
+     .help = "Threads that compute (cpu backend); 0: one per physical core that this process may "
+             "use, within its quota of CPU time; from 8 cores on, one core is left to I/O."},
     {.path = "device.cores",
      .type = OPTION_CORES,
      .help = "Cores that compute, as in \"0-7,16\". Default: all that this process may use."},
@@ -180,19 +181,20 @@ const option configi_own_rows[] = {
      .fallback = "0",
      .range = "[0,65536]",
      .unit = "threads",
-     .help = "Threads of the optimizer on the CPU; 0: those that compute (cpu backend)."},
+     .help = "Threads of the optimizer on the CPU; 0: those that compute (cpu backend), or one per "
+             "physical core of the GPU's node."},
     {.path = "update.cores",
      .type = OPTION_CORES,
      .help =
          "Cores of the optimizer on the CPU, as in \"0-7,16\". Default: those that compute (cpu "
-         "backend)."},
+         "backend), or those of the GPU's node."},
 
     {.path = "tiers.device.budget",
      .type = OPTION_SIZE,
      .fallback = "0",
      .unit = "bytes",
      .help = "Hard limit of device memory (on the cpu backend: of an arena that stands for it); "
-             "0: a quarter of the memory that is free."},
+             "0: a quarter of the memory that is free; of a GPU all that its libraries leave."},
     {.path = "tiers.host.budget",
      .type = OPTION_SIZE,
      .fallback = "0",

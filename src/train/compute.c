@@ -1,5 +1,6 @@
-/* Ops as calls: what the core worker and the copy worker do with one op. Runs on their threads; reads
- * the step's scalars, which change between programs only; allocates nothing. */
+/* Ops as calls: what the workers of the CPU do with one op, and what is enqueued on a GPU's stream. Runs
+ * on the workers' threads, or (GPU) on the executor's; reads the step's scalars, which change between
+ * programs and at the norm only; allocates nothing. */
 #include <math.h>
 #include <string.h>
 
@@ -50,19 +51,19 @@ static void fill_call(const traini_engine *self, const program *prog, const op *
     };
 }
 
-static int run_forward(traini_engine *self, const program *prog, const op *item)
+static int run_forward(traini_engine *self, const program *prog, const op *item, void *stream)
 {
     model *net = self->setup->net;
     model_call call;
     fill_call(self, prog, item, &call);
     if (net->stages[item->stage].kind == STAGE_HEAD && self->logits_row >= 0)
-        return model_logits_pass(net, item->pass, NULL, &call, (uint64_t)self->logits_row,
+        return model_logits_pass(net, item->pass, stream, &call, (uint64_t)self->logits_row,
                                  self->logits);
     enum model_phase phase = item->kind == OP_RECOMPUTE ? MODEL_RECOMPUTE : MODEL_FORWARD;
-    return model_run(net, phase, item->stage, item->pass, NULL, &call, false);
+    return model_run(net, phase, item->stage, item->pass, stream, &call, false);
 }
 
-static int run_backward(traini_engine *self, const program *prog, const op *item)
+static int run_backward(traini_engine *self, const program *prog, const op *item, void *stream)
 {
     const traini_setup *setup = self->setup;
     model_call call;
@@ -71,15 +72,15 @@ static int run_backward(traini_engine *self, const program *prog, const op *item
     for (int i = 0; i < 2; i++) {
         const operand *grads = op_operand(item, roles[i]);
         if (item->first_micro_batch & (1 << i))
-            TRY(setup->ops->zero(setup->context, NULL, address(self, prog, grads),
+            TRY(setup->ops->zero(setup->context, stream, address(self, prog, grads),
                                  grads->size_bytes));
     }
     bool saved_is_valid = op_operand(item, ROLE_SAVED) != NULL;
-    return model_run(setup->net, MODEL_BACKWARD, item->stage, item->pass, NULL, &call,
+    return model_run(setup->net, MODEL_BACKWARD, item->stage, item->pass, stream, &call,
                      saved_is_valid);
 }
 
-static int run_grad_close(traini_engine *self, const program *prog, const op *item)
+static int run_grad_close(traini_engine *self, const program *prog, const op *item, void *stream)
 {
     grad_close_args args = {
         .count = item->elem_count,
@@ -88,20 +89,23 @@ static int run_grad_close(traini_engine *self, const program *prog, const op *it
         .grad_type = self->setup->job->grad_dtype,
         .block_sums = role_address(self, prog, item, ROLE_NORM_SUMS),
     };
-    return self->setup->ops->grad_close(self->setup->context, NULL, &args);
+    return self->setup->ops->grad_close(self->setup->context, stream, &args);
 }
 
-static int run_norm(traini_engine *self, const program *prog, const op *item)
+static int run_norm(traini_engine *self, const program *prog, const op *item, void *stream)
 {
     const traini_setup *setup = self->setup;
     const double *sums = role_address(self, prog, item, ROLE_NORM_SUMS);
     uint64_t blocks = setup->set.norm_block_begin[setup->net->unit_count];
-    double total;
-    TRY(setup->ops->norm_reduce(setup->context, NULL, sums, blocks, &total));
-    self->step.grad_norm = sqrt(total) / self->step.loss_scale;
-    if (setup->plan.update == PLAN_UPDATE_AFTER_BACKWARD)
+    return setup->ops->norm_reduce(setup->context, stream, sums, blocks, self->norm_total);
+}
+
+/* The norm's sum is there: what the host makes of it. */
+static void take_norm(traini_engine *self)
+{
+    self->step.grad_norm = sqrt(*self->norm_total) / self->step.loss_scale;
+    if (self->setup->plan.update == PLAN_UPDATE_AFTER_BACKWARD)
         traini_make_scalars(self); /* the updates that follow in this program use them */
-    return 0;
 }
 
 /* Stream `idx` of a tile, as base/tile.h lays them. */
@@ -110,14 +114,11 @@ static float *tile_stream(unsigned char *state, uint64_t elems, uint32_t idx)
     return (float *)(void *)(state + idx * tile_stream_stride(elems));
 }
 
-/* Of the worker that updates, where that is not the one that computes. */
-static kernel_context *update_context(const traini_engine *self)
-{
-    return self->update_context ? self->update_context : self->setup->context;
-}
-
-/* What all optimizers share. */
+/* What all optimizers share: who computes, and on what. */
 struct update_tile {
+    const kernel_ops *ops;
+    kernel_context *context;
+    void *stream;
     uint64_t count;
     unsigned char *state;
     const void *grads;
@@ -138,7 +139,7 @@ static int run_adam(const traini_engine *self, const struct update_tile *tile)
         .param_type = tile->param_type,
         .scalars = &self->step.scalars,
     };
-    return self->setup->ops->adam(update_context(self), NULL, &args);
+    return tile->ops->adam(tile->context, tile->stream, &args);
 }
 
 static int run_lion(const traini_engine *self, const struct update_tile *tile)
@@ -155,7 +156,7 @@ static int run_lion(const traini_engine *self, const struct update_tile *tile)
         .param_type = tile->param_type,
         .scalars = &scalars,
     };
-    return self->setup->ops->lion(update_context(self), NULL, &args);
+    return tile->ops->lion(tile->context, tile->stream, &args);
 }
 
 static int run_adagrad(const traini_engine *self, const struct update_tile *tile)
@@ -172,13 +173,23 @@ static int run_adagrad(const traini_engine *self, const struct update_tile *tile
         .param_type = tile->param_type,
         .scalars = &scalars,
     };
-    return self->setup->ops->adagrad(update_context(self), NULL, &args);
+    return tile->ops->adagrad(tile->context, tile->stream, &args);
 }
 
-static int run_update(traini_engine *self, const program *prog, const op *item)
+/* Where an op on the update lane computes: its own worker, on the CPU always, or the core worker. On the
+ * compute lane it is the device. */
+static void choose_worker(const traini_engine *self, const op *item, struct update_tile *tile)
+{
+    bool has_own = item->lane == LANE_UPDATE && self->update_context;
+    tile->ops = has_own ? &kernels_cpu : self->setup->ops;
+    tile->context = has_own ? self->update_context : self->setup->context;
+}
+
+static int run_update(traini_engine *self, const program *prog, const op *item, void *stream)
 {
     const traini_setup *setup = self->setup;
     struct update_tile tile = {
+        .stream = stream,
         .count = item->elem_count,
         .state = role_address(self, prog, item, ROLE_STATE),
         .grads = role_address(self, prog, item, ROLE_SOURCE),
@@ -186,6 +197,7 @@ static int run_update(traini_engine *self, const program *prog, const op *item)
         .grad_type = setup->job->grad_dtype,
         .param_type = setup->net->type,
     };
+    choose_worker(self, item, &tile);
     switch (setup->job->optimizer.type) {
     case JOB_ADAM:
         return run_adam(self, &tile);
@@ -197,50 +209,64 @@ static int run_update(traini_engine *self, const program *prog, const op *item)
     return err_set(ERR_INTERNAL, "optimizer %d does not exist", (int)setup->job->optimizer.type);
 }
 
+static int run_working_copy(traini_engine *self, const program *prog, const op *item, void *stream)
+{
+    struct update_tile tile = {0};
+    choose_worker(self, item, &tile);
+    const float *master = role_address(self, prog, item, ROLE_STATE);
+    return tile.ops->working_copy(tile.context, stream, master,
+                                  role_address(self, prog, item, ROLE_TARGET),
+                                  self->setup->net->type, item->elem_count);
+}
+
+/* Host memory: a plan for a GPU brings what this makes to the device. */
 static int run_init(traini_engine *self, const program *prog, const op *item)
 {
     const traini_setup *setup = self->setup;
     unsigned char *state = role_address(self, prog, item, ROLE_STATE);
     memset(state, 0, op_operand(item, ROLE_STATE)->size_bytes); /* padding too goes to disk */
-    float *master = tile_stream(state, item->elem_count, 0);
     model_init_elems(setup->net, item->unit, setup->job->run.seed, item->elem_begin,
-                     item->elem_count, master);
-    return setup->ops->working_copy(update_context(self), NULL, master,
-                                    role_address(self, prog, item, ROLE_TARGET), setup->net->type,
-                                    item->elem_count);
+                     item->elem_count, tile_stream(state, item->elem_count, 0));
+    return run_working_copy(self, prog, item, NULL);
 }
 
-static int run_working_copy(traini_engine *self, const program *prog, const op *item)
-{
-    const float *master = role_address(self, prog, item, ROLE_STATE);
-    return self->setup->ops->working_copy(update_context(self), NULL, master,
-                                          role_address(self, prog, item, ROLE_TARGET),
-                                          self->setup->net->type, item->elem_count);
-}
-
-int traini_run_op(void *user, const program *prog, const op *item)
+int traini_enqueue_op(void *user, const program *prog, const op *item, void *stream)
 {
     traini_engine *self = user;
     switch ((enum op_kind)item->kind) {
     case OP_FORWARD:
     case OP_RECOMPUTE:
-        return run_forward(self, prog, item);
+        return run_forward(self, prog, item, stream);
     case OP_BACKWARD:
-        return run_backward(self, prog, item);
+        return run_backward(self, prog, item, stream);
     case OP_GRAD_CLOSE:
-        return run_grad_close(self, prog, item);
+        return run_grad_close(self, prog, item, stream);
     case OP_NORM:
-        return run_norm(self, prog, item);
+        return run_norm(self, prog, item, stream);
     case OP_UPDATE:
-        return run_update(self, prog, item);
+        return run_update(self, prog, item, stream);
     case OP_INIT:
         return run_init(self, prog, item);
     case OP_WORKING_COPY:
-        return run_working_copy(self, prog, item);
+        return run_working_copy(self, prog, item, stream);
     default:
-        return err_set(ERR_INTERNAL, "the core worker was given an op of kind %s",
+        return err_set(ERR_INTERNAL, "a worker that computes was given an op of kind %s",
                        op_kind_name((enum op_kind)item->kind));
     }
+}
+
+int traini_finish_op(void *user, const program *prog, const op *item)
+{
+    (void)prog;
+    if (item->kind == OP_NORM)
+        take_norm(user);
+    return 0;
+}
+
+int traini_run_op(void *user, const program *prog, const op *item)
+{
+    TRY(traini_enqueue_op(user, prog, item, NULL));
+    return traini_finish_op(user, prog, item);
 }
 
 int traini_run_copy(void *user, const program *prog, const op *item)

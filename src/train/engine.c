@@ -1,10 +1,12 @@
 /* Memory, slabs and lanes of a setup: reserved once, at start, then only used.
  *
  *   arenas (device, host) -> slab -> io -> lanes (read, write | cores | copies) -> executor
+ *                                                 (read, write | streams of the GPU | update)
  *
  * The compute and update lanes share one worker where both want the same cores, as on the CPU backend
- * unless the job says otherwise. Copies between host and device have a worker of their own, as a DMA
- * engine would. */
+ * unless the job says otherwise. Copies between host and device have a worker of their own there, as a
+ * DMA engine would. With a GPU the device arena is one allocation of its memory, the host arena is
+ * pinned, and compute and copies are streams behind one lane; the update's worker is the CPU's. */
 #include <errno.h>
 #include <sched.h>
 #include <string.h>
@@ -16,7 +18,15 @@
 #include "base/tile.h"
 #include "train/train_internal.h"
 
-enum { OWNER_CORES = 1, OWNER_COPIES, OWNER_UPDATES, TRACE_EVENTS = 1 << 16, LANE_DEPTH = 4 };
+enum {
+    OWNER_CORES = 1,
+    OWNER_COPIES,
+    OWNER_UPDATES,
+    OWNER_GPU,
+    TRACE_EVENTS = 1 << 16,
+    LANE_DEPTH = 4,
+    GPU_DEPTH = 8, /* per stream: a few small ops ahead, so that the GPU never waits for the host */
+};
 
 static int make_arenas(traini_engine *self)
 {
@@ -24,19 +34,56 @@ static int make_arenas(traini_engine *self)
     uint64_t bytes[2];
     for (int a = ARENA_DEVICE; a <= ARENA_HOST; a++)
         bytes[a] = size_max(traini_reached_bytes(setup, (enum arena_kind)a), TILE_BLOCK_BYTES);
-    topology_place_memory(&setup->machine, bytes[ARENA_HOST], bytes[ARENA_DEVICE], &setup->cores);
+    topology_place_memory(&setup->machine, bytes[ARENA_HOST], setup->gpu ? 0 : bytes[ARENA_DEVICE],
+                          &setup->cores);
     for (uint32_t i = 0; i < setup->cores.note_count; i++)
         log_warn("%s", setup->cores.notes[i]);
-    arena_config device = {.name = "device",
-                           .size_bytes = bytes[ARENA_DEVICE],
-                           .nodes = &setup->cores.device,
-                           .touch_threads = setup->thread_count};
+    arena_config near = {.name = "device",
+                         .size_bytes = bytes[ARENA_DEVICE],
+                         .nodes = &setup->cores.device,
+                         .touch_threads = setup->thread_count};
     arena_config host = {.name = "host",
                          .size_bytes = bytes[ARENA_HOST],
                          .nodes = &setup->cores.host,
                          .touch_threads = setup->thread_count};
-    TRY(arena_init(&self->arenas[ARENA_DEVICE], &device));
-    return arena_init(&self->arenas[ARENA_HOST], &host);
+    if (!setup->gpu) {
+        TRY(arena_init(&self->arenas[ARENA_DEVICE], &near));
+        return arena_init(&self->arenas[ARENA_HOST], &host);
+    }
+    TRY(device_reserve(setup->gpu, bytes[ARENA_DEVICE], &self->arenas[ARENA_DEVICE].base));
+    self->arenas[ARENA_DEVICE].size_bytes = bytes[ARENA_DEVICE];
+    TRY(arena_init(&self->arenas[ARENA_HOST], &host));
+    TRY(device_pin(setup->gpu, self->arenas[ARENA_HOST].base,
+                   size_round_up(bytes[ARENA_HOST], TILE_BLOCK_BYTES)));
+    self->is_pinned = true;
+    return 0;
+}
+
+int traini_result_memory(traini_engine *self, uint64_t size_bytes, void **out)
+{
+    if (self->setup->gpu) /* the device keeps it, and frees it when it is closed */
+        return device_alloc_pinned(self->setup->gpu, size_bytes, out);
+    for (size_t i = 0; i < sizeof self->results / sizeof self->results[0]; i++) {
+        if (self->results[i])
+            continue;
+        *out = self->results[i] = mem_alloc(size_bytes, 1, "results");
+        return *out ? 0 : -ENOMEM;
+    }
+    *out = NULL;
+    return err_set(ERR_INTERNAL, "the engine has no place for another result");
+}
+
+/* The model's tables, and where the norm's sum arrives. */
+static int make_results(traini_engine *self)
+{
+    traini_setup *setup = self->setup;
+    void *total;
+    TRY(traini_result_memory(self, sizeof *self->norm_total, &total));
+    self->norm_total = total;
+    if (setup->set.homes.constants == PROGRAM_NONE)
+        return 0;
+    TRY(model_fill_constants(setup->net, NULL, traini_home(self, setup->set.homes.constants)));
+    return setup->gpu ? device_synchronize(setup->gpu, NULL) : 0;
 }
 
 static enum io_backend io_backend_of(const struct job *asked)
@@ -123,6 +170,12 @@ static int make_io(traini_engine *self, const struct traini_engine_options *opti
     return lane_io_create(&io_lanes, &self->read_lane, &self->write_lane);
 }
 
+/* Start of an arena for those who look into it; NULL where that is memory of a GPU. */
+static unsigned char *host_readable(const traini_engine *self, enum arena_kind which)
+{
+    return which == ARENA_DEVICE && self->setup->gpu ? NULL : self->arenas[which].base;
+}
+
 /* A worker of the engine, with what run.paranoid puts before its callback. `start` gets the group. */
 struct worker_plan {
     const char *name;
@@ -151,7 +204,7 @@ static int make_worker(traini_engine *self, const struct worker_plan *plan, lane
         paranoid_config checked = {
             .programs = programs,
             .program_count = PROGRAM_KIND_COUNT,
-            .arena_base = {self->arenas[ARENA_DEVICE].base, self->arenas[ARENA_HOST].base},
+            .arena_base = {host_readable(self, ARENA_DEVICE), self->arenas[ARENA_HOST].base},
             .run = plan->run,
             .user = self,
         };
@@ -161,6 +214,25 @@ static int make_worker(traini_engine *self, const struct worker_plan *plan, lane
         config.user = *plan->checked;
     }
     return lane_worker_create(&config, out);
+}
+
+static int make_gpu_lane(traini_engine *self)
+{
+    const program *programs[PROGRAM_KIND_COUNT];
+    list_programs(self, programs);
+    lane_stream_config config = {
+        .gpu = self->setup->gpu,
+        .serves = {[LANE_H2D] = true, [LANE_D2H] = true, [LANE_COMPUTE] = true},
+        .arena_base = {self->arenas[ARENA_DEVICE].base, self->arenas[ARENA_HOST].base},
+        .enqueue = traini_enqueue_op,
+        .finish = traini_finish_op,
+        .user = self,
+        .owner = OWNER_GPU,
+        .depth = GPU_DEPTH,
+    };
+    for (int k = 0; k < PROGRAM_KIND_COUNT; k++)
+        config.op_count_max = size_max(config.op_count_max, programs[k]->op_count);
+    return lane_stream_create(&config, &self->gpu_lane);
 }
 
 static int make_workers(traini_engine *self)
@@ -191,13 +263,15 @@ static int make_workers(traini_engine *self)
                                  .priority = LANE_D2H,
                                  .other = LANE_H2D,
                                  .checked = &self->checked_copies};
-    TRY(make_worker(self, &compute, &self->core_lane));
     if (!shares) {
         kernel_context_config context = {.thread_count = (int)cores->update.thread_count,
                                          .adam_variant = "auto"};
-        TRY(self->setup->ops->context_create(&context, &self->update_context));
+        TRY(kernels_cpu.context_create(&context, &self->update_context));
         TRY(make_worker(self, &update, &self->update_lane));
     }
+    if (self->setup->gpu)
+        return make_gpu_lane(self);
+    TRY(make_worker(self, &compute, &self->core_lane));
     return make_worker(self, &copies, &self->copy_lane);
 }
 
@@ -205,19 +279,20 @@ static int make_executor(traini_engine *self)
 {
     const program *programs[PROGRAM_KIND_COUNT];
     list_programs(self, programs);
+    lane *gpu = self->gpu_lane, *copies = gpu ? gpu : self->copy_lane;
     executor_config config = {
         .lanes = {[LANE_READ] = self->read_lane,
                   [LANE_WRITE] = self->write_lane,
-                  [LANE_H2D] = self->copy_lane,
-                  [LANE_D2H] = self->copy_lane,
-                  [LANE_COMPUTE] = self->core_lane,
+                  [LANE_H2D] = copies,
+                  [LANE_D2H] = copies,
+                  [LANE_COMPUTE] = gpu ? gpu : self->core_lane,
                   [LANE_UPDATE] = self->update_lane ? self->update_lane : self->core_lane},
         .programs = programs,
         .program_count = PROGRAM_KIND_COUNT,
         .ring = &self->ring,
         .is_skipped = &self->step.skip,
         .paranoid = self->setup->job->run.paranoid,
-        .arena_base = {self->arenas[ARENA_DEVICE].base, self->arenas[ARENA_HOST].base},
+        .arena_base = {host_readable(self, ARENA_DEVICE), self->arenas[ARENA_HOST].base},
     };
     TRY(trace_init(&self->ring, TRACE_EVENTS));
     return executor_create(&config, &self->runner);
@@ -236,8 +311,8 @@ int traini_engine_create(traini_setup *setup, const struct traini_engine_options
     int rc = make_disk(self, options); /* refuses sooner than memory can be touched */
     if (rc == 0)
         rc = make_arenas(self);
-    if (rc == 0 && setup->set.homes.constants != PROGRAM_NONE)
-        rc = model_fill_constants(setup->net, NULL, traini_home(self, setup->set.homes.constants));
+    if (rc == 0)
+        rc = make_results(self);
     self->is_bound =
         rc == 0 && sched_getaffinity(0, sizeof self->caller_cores, &self->caller_cores) == 0;
     if (rc == 0) /* this thread runs the executor, and the threads of the pool are like it */
@@ -269,6 +344,20 @@ static void destroy_lane(lane *item)
         item->ops->destroy(item);
 }
 
+static void release_memory(traini_engine *self)
+{
+    device *gpu = self->setup->gpu;
+    if (self->is_pinned && device_unpin(gpu, self->arenas[ARENA_HOST].base) < 0)
+        log_warn("%s", err_text());
+    if (gpu && self->arenas[ARENA_DEVICE].base && device_release(gpu) < 0)
+        log_warn("%s", err_text());
+    for (int a = ARENA_DEVICE; a <= ARENA_HOST; a++)
+        if (self->arenas[a].base && !(gpu && a == ARENA_DEVICE))
+            arena_fini(&self->arenas[a]);
+    for (size_t i = 0; i < sizeof self->results / sizeof self->results[0]; i++)
+        mem_free(self->results[i]);
+}
+
 void traini_engine_destroy(traini_engine *self)
 {
     if (!self)
@@ -279,8 +368,9 @@ void traini_engine_destroy(traini_engine *self)
     destroy_lane(self->core_lane);
     destroy_lane(self->update_lane);
     destroy_lane(self->copy_lane);
+    destroy_lane(self->gpu_lane);
     if (self->update_context)
-        self->setup->ops->context_destroy(self->update_context);
+        kernels_cpu.context_destroy(self->update_context);
     paranoid_destroy(self->checked_cores);
     paranoid_destroy(self->checked_updates);
     paranoid_destroy(self->checked_copies);
@@ -290,11 +380,8 @@ void traini_engine_destroy(traini_engine *self)
     if (self->disk_is_open)
         slab_close(self->disk);
     mem_free(self->disk);
-    for (int a = ARENA_DEVICE; a <= ARENA_HOST; a++)
-        if (self->arenas[a].base)
-            arena_fini(&self->arenas[a]);
+    release_memory(self);
     trace_fini(&self->ring);
-    mem_free(self->logits);
     if (self->is_bound && sched_setaffinity(0, sizeof self->caller_cores, &self->caller_cores) != 0)
         log_warn("the calling thread stays on the cores of I/O: %s", strerror(errno));
     mem_free(self);

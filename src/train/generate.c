@@ -95,10 +95,12 @@ static int start(struct generator *self)
     TRY(traini_expect_sums(self->engine, &self->record));
     TRY(traini_engine_run(self->engine, PROGRAM_LOAD, self->record.step, NULL));
     uint64_t vocab = self->setup->net->spec.vocab_size;
-    self->engine->logits = mem_alloc(vocab, sizeof(float), "logits");
+    void *logits;
+    TRY(traini_result_memory(self->engine, vocab * sizeof(float), &logits));
+    self->engine->logits = logits;
     self->sorted = mem_alloc(vocab, sizeof(float), "sorted logits");
     self->text = mem_alloc(self->asked->prompt_bytes + self->asked->token_count, 1, "text");
-    if (!self->engine->logits || !self->sorted || !self->text)
+    if (!self->sorted || !self->text)
         return -ENOMEM;
     memcpy(self->text, self->asked->prompt, self->asked->prompt_bytes);
     self->text_count = self->asked->prompt_bytes;

@@ -26,8 +26,10 @@ static int place_cores(traini_setup *self)
         .compute = {"device", asked->device.cores, asked->device.threads},
         .update = {"update", asked->update.cores, asked->update.threads},
         .io = {"io", asked->io.cores, asked->io.threads},
-        .device_is_cpu = true,
+        .device_is_cpu = !self->gpu,
     };
+    if (self->gpu)
+        self->machine.device_node = topology_pci_node(device_get_info(self->gpu)->pci_bus_id);
     TRY(topology_place(&self->machine, &request, &self->cores));
     self->thread_count = (int)self->cores.compute.thread_count;
     return 0;
@@ -52,15 +54,9 @@ static int make_model(traini_setup *self)
         .max_part_bytes = m->max_part_bytes,
     };
     TRY(model_create(&spec, self->job->type, self->job->micro_batch, &self->net));
+    TRY(traini_choose_backend(self));
     TRY(place_cores(self));
-    const kernel_ops *cuda = kernels_cuda();
-    if (strcmp(self->job->device.backend, "cuda") == 0 && !cuda)
-        return err_set(ERR_CONFIG,
-                       "device.backend is \"cuda\", but this build has no CUDA backend; "
-                       "use \"cpu\" or \"auto\"");
-    self->ops = cuda && strcmp(self->job->device.backend, "cpu") != 0 ? cuda : &kernels_cpu;
-    kernel_context_config config = {.thread_count = self->thread_count, .adam_variant = "auto"};
-    TRY(self->ops->context_create(&config, &self->context));
+    TRY(traini_make_cpu_context(self));
     return model_prepare(self->net, self->ops, self->context);
 }
 
@@ -87,7 +83,7 @@ static uint64_t fingerprint_of(const traini_setup *self)
         s->init_std, (int)self->net->type, (unsigned long long)self->net->micro_batch,
         (unsigned long long)self->net->chunk_rows, (unsigned long long)s->max_part_bytes,
         (int)self->job->grad_dtype, self->ops->name, self->ops->describe(self->context),
-        self->thread_count);
+        self->gpu ? 0 : self->thread_count); /* the update's threads change no bit */
     return XXH3_64bits(text, size_min((uint64_t)length, sizeof text - 1));
 }
 
@@ -200,7 +196,7 @@ static int make_plan_inputs(traini_setup *self, const struct traini_setup_option
     };
     if (plan->tile_elems)
         plan->tile_elems = size_round_up(plan->tile_elems, TILE_ELEMS_STEP);
-    plan_machine_default_cpu(&plan->machine, (uint32_t)self->thread_count, net->type == DTYPE_BF16);
+    traini_machine_figures(self, &plan->machine);
     for (int kind = 0; kind < STATE_KIND_COUNT; kind++) {
         self->homes[kind] = mem_alloc(net->unit_count, 1, "plan homes");
         if (!self->homes[kind])
@@ -301,11 +297,13 @@ static int make_budgets(traini_setup *self)
     uint64_t available = 0;
     if (self->job->tiers.device_budget == 0 || self->job->tiers.host_budget == 0)
         TRY(arena_available_memory(&available));
-    /* Without a word from the user: a quarter of what is free for the device's arena, half for host
-     * memory; the rest is the machine's. */
+    /* Without a word from the user: of host memory half, and a quarter for the arena that stands for a
+     * device; the rest is the machine's. Of a GPU's memory, all but what its libraries need. */
     uint64_t *budget = self->plan.budget_bytes;
     budget[ARENA_DEVICE] =
         self->job->tiers.device_budget ? self->job->tiers.device_budget : available / 4;
+    if (self->gpu)
+        TRY(traini_gpu_budget(self, self->job->tiers.device_budget, &budget[ARENA_DEVICE]));
     budget[ARENA_HOST] =
         self->job->tiers.host_budget ? self->job->tiers.host_budget : available / 2;
     for (int a = ARENA_DEVICE; a <= ARENA_HOST; a++)
@@ -361,6 +359,7 @@ void traini_setup_destroy(traini_setup *self)
         model_destroy(self->net);
     if (self->context)
         self->ops->context_destroy(self->context);
+    device_close(self->gpu);
     mem_free(self);
 }
 

@@ -129,7 +129,8 @@ int traini_start(traini_loop *self, manifest *found)
         self->options->on_plan(self->options->user, &summary);
     for (int a = 0; a < ARENA_COUNT; a++)
         self->summary->peak_bytes[a] = summary.peak_bytes[a];
-    log_info("cpu backend: %s", self->setup->ops->describe(self->setup->context));
+    log_info("%s backend: %s", self->setup->ops->name,
+             self->setup->ops->describe(self->setup->context));
     char text[TOPOLOGY_TEXT_BYTES];
     log_info("%s", topology_describe(&self->setup->machine, text));
     log_info("%s", core_plan_describe(&self->setup->cores, text));

@@ -5,7 +5,7 @@
  *   loop.c        steps, evaluation, metrics             commit.c      clean stop and resume
  *   start.c       data, run directory, first state   generate.c    sampling from a trained run
  *   placement.c   where each state rests             scalars.c     a step's update scalars
- *   loss_scale.c  the loss scale of fp16 */
+ *   loss_scale.c  the loss scale of fp16             backend.c     CPU or GPU, and what it can hold */
 #ifndef SLUICE_TRAIN_INTERNAL_H
 #define SLUICE_TRAIN_INTERNAL_H
 
@@ -20,8 +20,10 @@
 #include "prof/metrics.h"
 #include "swap/executor.h"
 #include "swap/lane_io.h"
+#include "swap/lane_stream.h"
 #include "swap/paranoid.h"
 #include "tiers/arena.h"
+#include "tiers/device.h"
 #include "tiers/drive_speed.h"
 #include "tiers/io.h"
 #include "tiers/slab.h"
@@ -32,8 +34,10 @@
 /* A job made into a model and programs; no memory of the tiers yet. setup.c */
 struct traini_setup {
     const struct job *job;
-    const kernel_ops *ops;
+    const kernel_ops *ops; /* of the device */
     kernel_context *context;
+    device *gpu;               /* NULL: the CPU computes */
+    uint64_t gpu_free_at_open; /* of its memory, before CUDA's libraries took theirs */
     model *net;
     plan_job plan;
     plan_stage *stages;
@@ -65,6 +69,15 @@ struct traini_setup_options {
 int traini_setup_create(const struct job *asked, const struct traini_setup_options *options,
                         traini_setup **out) MUST_CHECK;
 void traini_setup_destroy(traini_setup *self);
+/* Sets ops, and for a GPU gpu and context. ERR_CONFIG where the job demands a GPU that is not there; where
+ * it leaves the choice, a GPU that cannot be used is warned of. backend.c */
+int traini_choose_backend(traini_setup *self) MUST_CHECK;
+int traini_make_cpu_context(traini_setup *self) MUST_CHECK; /* once the cores are placed */
+/* The device budget on a GPU: what the job asks (0: all it can have), ERR_NO_FIT above what its free
+ * memory allows. After model_prepare, when the libraries have taken theirs. */
+int traini_gpu_budget(const traini_setup *self, uint64_t asked_bytes,
+                      uint64_t *budget_bytes) MUST_CHECK;
+void traini_machine_figures(const traini_setup *self, plan_machine *machine);
 /* Fills homes and update from the job, choosing what it leaves open, and compiles. placement.c */
 int traini_place_and_compile(traini_setup *self) MUST_CHECK;
 /* Bytes of an arena that the programs reach: budgets are limits, and what no program reaches need not be
@@ -87,14 +100,19 @@ struct traini_step {
 /* A setup with its memory and lanes. engine.c */
 struct traini_engine {
     traini_setup *setup;
-    arena arenas[2]; /* device, host */
+    arena arenas[2];  /* device, host; of a GPU's memory only base and size are set */
+    bool is_pinned;   /* the host arena, for the GPU */
+    void *results[2]; /* of traini_result_memory on the CPU */
     slab *disk;
     bool disk_is_open;
     io *transport;
     checksum_table *sums; /* of what the programs write to the slab */
-    lane *read_lane, *write_lane, *core_lane, *copy_lane;
+    lane *read_lane, *write_lane;
+    lane *core_lane, *copy_lane;    /* NULL with a GPU */
+    lane *gpu_lane;                 /* compute and copies of a GPU; NULL: the CPU */
     lane *update_lane;              /* NULL: the update runs on the core lane */
-    kernel_context *update_context; /* likewise */
+    kernel_context *update_context; /* likewise; of the CPU's backend */
+    double *norm_total;             /* sum of squares of the step's gradients; pinned for a GPU */
     paranoid *checked_cores, *checked_updates, *checked_copies; /* run.paranoid */
     executor *runner;
     trace ring;
@@ -102,7 +120,7 @@ struct traini_engine {
     cpu_set_t caller_cores; /* of the thread that made the engine, which it gets back */
     bool is_bound;
     int64_t logits_row; /* >= 0: the head's forward writes logits of this row instead of losses */
-    float *logits;      /* [V] */
+    float *logits;      /* [V]; pinned for a GPU */
     struct lane_numbers totals[LANE_COUNT];
 };
 typedef struct traini_engine traini_engine;
@@ -124,8 +142,14 @@ int traini_engine_run(traini_engine *self, enum program_kind kind, uint64_t step
                       run_totals *run) MUST_CHECK;
 unsigned char *traini_home(const traini_engine *self, uint32_t buffer_idx);
 
-/* compute.c: the workers' callbacks; `user` is the engine. */
+/* Zeroed memory of the host that the device can write results to; the engine's. */
+int traini_result_memory(traini_engine *self, uint64_t size_bytes, void **out) MUST_CHECK;
+
+/* compute.c: the workers' callbacks; `user` is the engine. On a GPU an op is enqueued on its stream, and
+ * finished when it is complete. */
 int traini_run_op(void *user, const program *prog, const op *item);
+int traini_enqueue_op(void *user, const program *prog, const op *item, void *stream);
+int traini_finish_op(void *user, const program *prog, const op *item);
 int traini_run_copy(void *user, const program *prog, const op *item);
 /* The clip factor and skip flag from the norm; scalars of update `applied` (1-based). scalars.c */
 void traini_make_scalars(traini_engine *self);

@@ -1,0 +1,104 @@
+/* Which backend computes: a GPU where the job wants one and there is one, else the CPU. Opening the GPU
+ * and loading its libraries happens here, before anything is planned, since what they take of its
+ * memory is measured and what is left is the most that the device tier can have. */
+#include <string.h>
+
+#include "base/log.h"
+#include "base/size.h"
+#include "base/tile.h"
+#include "train/train_internal.h"
+
+/* Of the GPU's free memory, left to what CUDA and its libraries may still take once everything is warm
+ * (stacks of kernels, handles per stream): half of what they took so far, at least 256 MiB. */
+enum { GPU_RESERVE_MIB_MIN = 256 };
+
+static int open_gpu(traini_setup *self, const kernel_ops *ops)
+{
+    TRY(device_open(0, &self->gpu));
+    TRY(device_free_bytes(self->gpu, &self->gpu_free_at_open));
+    kernel_context_config config = {.device_idx = 0};
+    TRY(ops->context_create(&config, &self->context));
+    self->ops = ops;
+    return 0;
+}
+
+static void close_gpu(traini_setup *self)
+{
+    device_close(self->gpu);
+    self->gpu = NULL;
+}
+
+int traini_choose_backend(traini_setup *self)
+{
+    const char *asked = self->job->device.backend;
+    const kernel_ops *cuda = kernels_cuda();
+    self->ops = &kernels_cpu;
+    if (strcmp(asked, "cpu") == 0)
+        return 0;
+    bool is_required = strcmp(asked, "cuda") == 0;
+    char reason[DEVICE_TEXT_BYTES] = "this build has no CUDA";
+    uint32_t count = cuda ? device_count(reason) : 0;
+    if (count == 0 && is_required)
+        return err_set(
+            ERR_CONFIG,
+            "device.backend is \"cuda\", but there is no GPU to use: %s; set it to \"cpu\" "
+            "or \"auto\", or see README.md on GPUs",
+            reason);
+    if (count == 0) {
+        log_debug("device.backend auto: the CPU, since %s", reason);
+        return 0;
+    }
+    int rc = open_gpu(self, cuda);
+    if (rc == 0)
+        return 0;
+    err_record first;
+    err_save(&first, rc);
+    close_gpu(self);
+    if (is_required)
+        return err_restore(&first);
+    log_warn("the GPU is not used: %s", first.text);
+    return 0;
+}
+
+int traini_make_cpu_context(traini_setup *self)
+{
+    if (self->gpu)
+        return 0;
+    kernel_context_config config = {.thread_count = self->thread_count, .adam_variant = "auto"};
+    return self->ops->context_create(&config, &self->context);
+}
+
+int traini_gpu_budget(const traini_setup *self, uint64_t asked_bytes, uint64_t *budget_bytes)
+{
+    uint64_t free_bytes;
+    TRY(device_free_bytes(self->gpu, &free_bytes));
+    uint64_t taken = self->gpu_free_at_open - size_min(free_bytes, self->gpu_free_at_open);
+    uint64_t reserve = size_max(taken / 2, GPU_RESERVE_MIB_MIN * MIB);
+    uint64_t most = free_bytes > reserve ? free_bytes - reserve : 0;
+    most = most / TILE_BLOCK_BYTES * TILE_BLOCK_BYTES;
+    if (asked_bytes > most) {
+        char asked[SIZE_TEXT_BYTES], left[SIZE_TEXT_BYTES], held[SIZE_TEXT_BYTES],
+            kept[SIZE_TEXT_BYTES], usable[SIZE_TEXT_BYTES];
+        return err_set(ERR_NO_FIT,
+                       "tiers.device.budget is %s, but %s has %s free: CUDA's libraries hold %s "
+                       "already and %s "
+                       "stay for what they may still take; set it to %s or less, or leave it out",
+                       size_format(asked_bytes, asked), device_get_info(self->gpu)->name,
+                       size_format(free_bytes, left), size_format(taken, held),
+                       size_format(reserve, kept), size_format(most, usable));
+    }
+    *budget_bytes = asked_bytes ? asked_bytes : most;
+    return 0;
+}
+
+void traini_machine_figures(const traini_setup *self, plan_machine *machine)
+{
+    if (!self->gpu) {
+        plan_machine_default_cpu(machine, (uint32_t)self->thread_count,
+                                 self->net->type == DTYPE_BF16);
+        return;
+    }
+    const device_info *info = device_get_info(self->gpu);
+    plan_machine_default_gpu(machine, self->cores.update.thread_count, info->compute_major,
+                             info->memory_bytes_per_second);
+}
