@@ -38,7 +38,7 @@ check_tree()
     (
         cd "$1" || exit 2
         find src kernels tiers swap tests perf -type f \
-            \( -name '*.c' -o -name '*.h' -o -name '*.cu' -o -name '*.inc' \) 2>/dev/null |
+            \( -name '*.c' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' -o -name '*.cc' -o -name '*.inc' \) 2>/dev/null |
             LC_ALL=C sort
     ) | awk -v root="$1" -v table="$(allowed_table)" '
     # src/base/x.h -> src/base, kernels/cpu/x.h -> kernels, src/sluice.c -> src
