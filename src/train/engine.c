@@ -28,7 +28,37 @@ enum {
     GPU_DEPTH = 8, /* per stream: a few small ops ahead, so that the GPU never waits for the host */
 };
 
-static int make_arenas(traini_engine *self)
+/* The host arena: fresh memory, or that of the caller of train_run. */
+static int make_host_arena(traini_engine *self, const train_memory *memory, uint64_t size_bytes)
+{
+    traini_setup *setup = self->setup;
+    arena *host = &self->arenas[ARENA_HOST];
+    if (memory) {
+        char need[SIZE_TEXT_BYTES], has[SIZE_TEXT_BYTES];
+        if (memory->host.size_bytes < size_bytes)
+            return err_set(ERR_NO_FIT, "the memory given for runs has %s, but this run needs %s",
+                           size_format(memory->host.size_bytes, has),
+                           size_format(size_bytes, need));
+        *host = memory->host;
+        self->borrows_host = true;
+        if (!setup->gpu || memory->is_pinned)
+            return 0;
+    } else {
+        arena_config config = {.name = "host",
+                               .size_bytes = size_bytes,
+                               .nodes = &setup->cores.host,
+                               .touch_threads = setup->gpu ? (int)setup->cores.update.thread_count
+                                                           : setup->thread_count};
+        TRY(arena_init(host, &config));
+    }
+    if (!setup->gpu)
+        return 0;
+    TRY(device_pin(setup->gpu, host->base, size_round_up(size_bytes, TILE_BLOCK_BYTES)));
+    self->is_pinned = true;
+    return 0;
+}
+
+static int make_arenas(traini_engine *self, const train_memory *memory)
 {
     traini_setup *setup = self->setup;
     uint64_t bytes[2];
@@ -38,25 +68,17 @@ static int make_arenas(traini_engine *self)
                           &setup->cores);
     for (uint32_t i = 0; i < setup->cores.note_count; i++)
         log_warn("%s", setup->cores.notes[i]);
-    arena_config near = {.name = "device",
-                         .size_bytes = bytes[ARENA_DEVICE],
-                         .nodes = &setup->cores.device,
-                         .touch_threads = setup->thread_count};
-    arena_config host = {.name = "host",
-                         .size_bytes = bytes[ARENA_HOST],
-                         .nodes = &setup->cores.host,
-                         .touch_threads = setup->thread_count};
-    if (!setup->gpu) {
-        TRY(arena_init(&self->arenas[ARENA_DEVICE], &near));
-        return arena_init(&self->arenas[ARENA_HOST], &host);
+    if (setup->gpu) {
+        TRY(device_reserve(setup->gpu, bytes[ARENA_DEVICE], &self->arenas[ARENA_DEVICE].base));
+        self->arenas[ARENA_DEVICE].size_bytes = bytes[ARENA_DEVICE];
+    } else {
+        arena_config config = {.name = "device",
+                               .size_bytes = bytes[ARENA_DEVICE],
+                               .nodes = &setup->cores.device,
+                               .touch_threads = setup->thread_count};
+        TRY(arena_init(&self->arenas[ARENA_DEVICE], &config));
     }
-    TRY(device_reserve(setup->gpu, bytes[ARENA_DEVICE], &self->arenas[ARENA_DEVICE].base));
-    self->arenas[ARENA_DEVICE].size_bytes = bytes[ARENA_DEVICE];
-    TRY(arena_init(&self->arenas[ARENA_HOST], &host));
-    TRY(device_pin(setup->gpu, self->arenas[ARENA_HOST].base,
-                   size_round_up(bytes[ARENA_HOST], TILE_BLOCK_BYTES)));
-    self->is_pinned = true;
-    return 0;
+    return make_host_arena(self, memory, bytes[ARENA_HOST]);
 }
 
 int traini_result_memory(traini_engine *self, uint64_t size_bytes, void **out)
@@ -310,7 +332,7 @@ int traini_engine_create(traini_setup *setup, const struct traini_engine_options
     self->step.loss_scale = 1.0;
     int rc = make_disk(self, options); /* refuses sooner than memory can be touched */
     if (rc == 0)
-        rc = make_arenas(self);
+        rc = make_arenas(self, options->memory);
     if (rc == 0)
         rc = make_results(self);
     self->is_bound =
@@ -352,7 +374,7 @@ static void release_memory(traini_engine *self)
     if (gpu && self->arenas[ARENA_DEVICE].base && device_release(gpu) < 0)
         log_warn("%s", err_text());
     for (int a = ARENA_DEVICE; a <= ARENA_HOST; a++)
-        if (self->arenas[a].base && !(gpu && a == ARENA_DEVICE))
+        if (self->arenas[a].base && !(a == ARENA_DEVICE ? gpu != NULL : self->borrows_host))
             arena_fini(&self->arenas[a]);
     for (size_t i = 0; i < sizeof self->results / sizeof self->results[0]; i++)
         mem_free(self->results[i]);

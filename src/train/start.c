@@ -136,6 +136,7 @@ int traini_start(traini_loop *self, manifest *found)
     log_info("%s", core_plan_describe(&self->setup->cores, text));
     engine.faults = self->options->faults;
     engine.simulates_drives = self->options->simulates_drives;
+    engine.memory = self->options->memory;
     TRY(new_record(self, engine.uuid));
     if (!found)
         TRY(announce(self));

@@ -69,8 +69,17 @@ struct train_summary {
     uint64_t weights_hash; /* XXH3 over all master weights, by unit: equal weights, equal hash */
 };
 
+/* Host memory for runs that follow each other in one process, such as a benchmark's: touching and pinning
+ * 100 GB takes minutes. Made for the GPU that device.backend "auto" takes, where there is one. A run
+ * that is given it takes its host tier from it, and fails with ERR_NO_FIT where it needs more. Create and
+ * destroy on the thread that runs. */
+typedef struct train_memory train_memory;
+int train_memory_create(uint64_t host_bytes, train_memory **out) MUST_CHECK;
+void train_memory_destroy(train_memory *self); /* after the last run; NULL is allowed */
+
 struct train_options {
     const struct job *job;
+    train_memory *memory;              /* borrowed; NULL: memory of the run's own */
     bool fresh;                        /* begin anew where the run directory holds a run */
     bool hash_weights;                 /* fill summary.weights_hash (reads all state once more) */
     const volatile sig_atomic_t *stop; /* polled between steps; may be NULL */

@@ -5,7 +5,8 @@
  *   loop.c        steps, evaluation, metrics             commit.c      clean stop and resume
  *   start.c       data, run directory, first state   generate.c    sampling from a trained run
  *   placement.c   where each state rests             scalars.c     a step's update scalars
- *   loss_scale.c  the loss scale of fp16             backend.c     CPU or GPU, and what it can hold */
+ *   loss_scale.c  the loss scale of fp16             backend.c     CPU or GPU, and what it can hold
+ *   memory.c      host memory that outlives a run */
 #ifndef SLUICE_TRAIN_INTERNAL_H
 #define SLUICE_TRAIN_INTERNAL_H
 
@@ -97,12 +98,19 @@ struct traini_step {
     double grad_norm;  /* out: of this step, without the loss scale */
 };
 
+struct train_memory {
+    arena host;
+    device *gpu; /* NULL: none */
+    bool is_pinned;
+};
+
 /* A setup with its memory and lanes. engine.c */
 struct traini_engine {
     traini_setup *setup;
-    arena arenas[2];  /* device, host; of a GPU's memory only base and size are set */
-    bool is_pinned;   /* the host arena, for the GPU */
-    void *results[2]; /* of traini_result_memory on the CPU */
+    arena arenas[2];   /* device, host; of a GPU's memory only base and size are set */
+    bool is_pinned;    /* the host arena, for the GPU, by the engine */
+    bool borrows_host; /* the host arena is a train_memory's */
+    void *results[2];  /* of traini_result_memory on the CPU */
     slab *disk;
     bool disk_is_open;
     io *transport;
@@ -132,6 +140,7 @@ struct traini_engine_options {
     const io_faults *faults;
     bool simulates_drives;
     uint64_t stripe_bytes;
+    const train_memory *memory; /* host memory to use, or NULL */
 };
 
 int traini_engine_create(traini_setup *setup, const struct traini_engine_options *options,
