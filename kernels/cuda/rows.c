@@ -1,0 +1,152 @@
+/* The CUDA backend's dense row ops: norms, bias gradients, rotary positions, activations, addition,
+ * conversion, zero. Here are the checks, the cut of rows into blocks for sums of columns, and the names
+ * for errors; the kernels are in rows_norm.cu and rows_point.cu. Nothing here allocates or
+ * synchronizes. */
+#include <assert.h>
+
+#include <cuda_runtime_api.h>
+
+#include "kernels/cuda/cuda_internal.h"
+#include "kernels/cuda/rows_launch.h"
+
+/* Blocks of rows for the norm's parameter gradients, one block of threads each. At most so many that
+ * scratch stays near 32 MiB (of 2 C floats a block) however many rows there are, which is still two to
+ * four times what a GPU runs at once; at least 16 rows each, so that writing and reading a block's sums
+ * costs an eighth of reading its rows, or less. */
+enum {
+    NORM_BLOCK_ELEMS = 512 * 8192, /* blocks * channels, at most */
+    NORM_BLOCKS_MIN = 256,         /* allowed for any number of channels */
+    NORM_BLOCKS_MAX = 8192,        /* and never more: grid.y of the column sums ends at 65535 */
+    NORM_ROWS_MIN = 16,
+};
+
+/* The same for a bias: tiles of columns share the rows of a block, so fewer blocks are enough. */
+enum { BIAS_BLOCKS_MAX = 256, BIAS_ROWS_MIN = 64 };
+
+static cudai_row_blocks row_blocks(uint64_t rows, uint64_t blocks_max, uint64_t rows_min)
+{
+    uint64_t even = (rows + blocks_max - 1) / blocks_max;
+    cudai_row_blocks blocks = {.rows_per_block = even > rows_min ? even : rows_min};
+    blocks.count = (rows + blocks.rows_per_block - 1) / blocks.rows_per_block;
+    return blocks;
+}
+
+static cudai_row_blocks norm_blocks(uint64_t rows, uint64_t channels)
+{
+    uint64_t most = channels > 0 ? NORM_BLOCK_ELEMS / channels : NORM_BLOCKS_MAX;
+    most = most < NORM_BLOCKS_MIN ? NORM_BLOCKS_MIN : most;
+    return row_blocks(rows, most < NORM_BLOCKS_MAX ? most : NORM_BLOCKS_MAX, NORM_ROWS_MIN);
+}
+
+int cudai_norm_forward(kernel_context *context, void *stream, const norm_args *args)
+{
+    (void)context;
+    assert(args->kind == NORM_RMS || (args->mean && args->bias));
+    assert(!args->residual || args->sum);
+    if (args->rows == 0 || args->channels == 0)
+        return 0;
+    return cudai_check(cudai_launch_norm_forward(stream, args), "the norm kernel");
+}
+
+size_t cudai_norm_grad_scratch_bytes(kernel_context *context, uint64_t rows, uint64_t channels)
+{
+    (void)context;
+    return (size_t)(norm_blocks(rows, channels).count * 2 * channels) * sizeof(float);
+}
+
+int cudai_norm_backward(kernel_context *context, void *stream, const norm_grad_args *args)
+{
+    (void)context;
+    assert(args->kind == NORM_RMS || (args->mean && args->bias_grad));
+    if (args->rows == 0 || args->channels == 0)
+        return 0;
+    cudai_row_blocks blocks = norm_blocks(args->rows, args->channels);
+    return cudai_check(cudai_launch_norm_backward(stream, args, blocks),
+                       "the norm gradient kernel");
+}
+
+size_t cudai_bias_backward_scratch_bytes(kernel_context *context, uint64_t rows, uint64_t n)
+{
+    (void)context;
+    return (size_t)(row_blocks(rows, BIAS_BLOCKS_MAX, BIAS_ROWS_MIN).count * n) * sizeof(float);
+}
+
+int cudai_bias_backward(kernel_context *context, void *stream, enum dtype type, uint64_t rows,
+                        uint64_t n, const void *output_grad, float *bias_grad, void *scratch)
+{
+    (void)context;
+    if (rows == 0 || n == 0)
+        return 0;
+    cudai_row_blocks blocks = row_blocks(rows, BIAS_BLOCKS_MAX, BIAS_ROWS_MIN);
+    return cudai_check(
+        cudai_launch_bias_backward(stream, type, rows, n, output_grad, bias_grad, scratch, blocks),
+        "the bias gradient kernel");
+}
+
+int cudai_rope_table(kernel_context *context, void *stream, float *table, uint64_t tokens,
+                     uint64_t head_dim, double theta)
+{
+    assert(head_dim % 2 == 0);
+    if (tokens == 0 || head_dim == 0)
+        return 0;
+    return cudai_check(
+        cudai_launch_rope_table(stream, context->sm_count, table, tokens, head_dim / 2, theta),
+        "the rotary table kernel");
+}
+
+int cudai_rope(kernel_context *context, void *stream, const rope_args *args)
+{
+    (void)context;
+    assert(args->head_dim % 2 == 0);
+    if (args->batch * args->tokens * args->heads * args->head_dim == 0)
+        return 0;
+    return cudai_check(cudai_launch_rope(stream, args), "the rotary kernel");
+}
+
+int cudai_activation_forward(kernel_context *context, void *stream, const activation_args *args)
+{
+    if (args->rows == 0 || args->features == 0)
+        return 0;
+    return cudai_check(cudai_launch_activation_forward(stream, context->sm_count, args),
+                       "the activation kernel");
+}
+
+int cudai_activation_backward(kernel_context *context, void *stream, const activation_args *args)
+{
+    if (args->rows == 0 || args->features == 0)
+        return 0;
+    return cudai_check(cudai_launch_activation_backward(stream, context->sm_count, args),
+                       "the activation gradient kernel");
+}
+
+int cudai_add(kernel_context *context, void *stream, enum dtype type, uint64_t count, const void *a,
+              const void *b, void *out)
+{
+    if (count == 0)
+        return 0;
+    return cudai_check(cudai_launch_add(stream, context->sm_count, type, count, a, b, out),
+                       "the addition kernel");
+}
+
+int cudai_zero(kernel_context *context, void *stream, void *data, uint64_t bytes)
+{
+    (void)context;
+    if (bytes == 0)
+        return 0;
+    return cudai_check(cudaMemsetAsync(data, 0, bytes, stream), "filling with zeros");
+}
+
+int cudai_convert(kernel_context *context, void *stream, const void *source, enum dtype source_type,
+                  void *target, enum dtype target_type, uint64_t count)
+{
+    assert(source != target || source_type == target_type || count == 0);
+    if (count == 0 || source == target)
+        return 0;
+    if (source_type == target_type)
+        return cudai_check(cudaMemcpyAsync(target, source, count * dtype_bytes(source_type),
+                                           cudaMemcpyDeviceToDevice, stream),
+                           "copying on the GPU");
+    return cudai_check(cudai_launch_convert(stream, context->sm_count, source, source_type, target,
+                                            target_type, count),
+                       "the conversion kernel");
+}

@@ -1,0 +1,46 @@
+/* Launchers of rows_norm.cu and rows_point.cu for rows.c. Each enqueues kernels on `stream` (a
+ * cudaStream_t) and returns CUDA's error of the launch, 0 for success. Arguments are checked by the
+ * caller; counts may be 0 nowhere. Any alignment of pointers that their element types allow is taken
+ * and does not change results; 16 bytes and whole packs in a row are fast. Valid as C and as C++. */
+#ifndef SLUICE_KERNELS_CUDA_ROWS_LAUNCH_H
+#define SLUICE_KERNELS_CUDA_ROWS_LAUNCH_H
+
+#include "kernels/ops.h"
+
+/* How rows are cut for sums of columns: block i sums rows [i * rows_per_block, ...) into its row of
+ * scratch, then the blocks are summed in order. A function of the shape alone, so that the sums have
+ * the same bits on every GPU. count <= 65535. */
+struct cudai_row_blocks {
+    uint64_t rows_per_block, count;
+};
+typedef struct cudai_row_blocks cudai_row_blocks;
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* rows_norm.cu. scratch of the norm: [blocks.count, 2 or 1 (NORM_RMS), C] fp32; of the bias:
+ * [blocks.count, n] fp32. */
+int cudai_launch_norm_forward(void *stream, const norm_args *args);
+int cudai_launch_norm_backward(void *stream, const norm_grad_args *args, cudai_row_blocks blocks);
+int cudai_launch_bias_backward(void *stream, enum dtype type, uint64_t rows, uint64_t n,
+                               const void *output_grad, float *bias_grad, float *scratch,
+                               cudai_row_blocks blocks);
+
+/* rows_point.cu. Their geometry depends on sm_count; no result does. */
+int cudai_launch_add(void *stream, int sm_count, enum dtype type, uint64_t count, const void *a,
+                     const void *b, void *out);
+/* The types differ. */
+int cudai_launch_convert(void *stream, int sm_count, const void *source, enum dtype source_type,
+                         void *target, enum dtype target_type, uint64_t count);
+int cudai_launch_activation_forward(void *stream, int sm_count, const activation_args *args);
+int cudai_launch_activation_backward(void *stream, int sm_count, const activation_args *args);
+int cudai_launch_rope(void *stream, const rope_args *args);
+int cudai_launch_rope_table(void *stream, int sm_count, float *table, uint64_t tokens,
+                            uint64_t pairs, double theta);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

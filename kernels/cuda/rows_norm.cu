@@ -1,0 +1,511 @@
+// LayerNorm and RMSNorm, forward and backward, and sums of columns.
+//
+// Forward: a warp or a block per row. The row stays in registers between the mean, the squared
+// distances from it and the output; rows of more than 4096 packs are read again instead.
+// Backward: a block takes some rows one after another, keeps the columns' sums for the parameters'
+// gradients in registers and writes them to its row of scratch; a second kernel adds the blocks in
+// order, in double. Rows of more than 1024 packs have their columns summed by a kernel of its own,
+// before the input gradient, which may lie over what it reads.
+// A row's elements are given to threads as a function of its length and type alone, and arithmetic is
+// written with _rn intrinsics: the same bits on every GPU, for every alignment. Elementwise parts round
+// where the CPU backend rounds.
+#include "kernels/cuda/rows_launch.h"
+#include "kernels/cuda/rows_pack.cuh"
+
+static constexpr int block_max = 1024;      // threads
+static constexpr int forward_threads = 256; // of a block, for rows of up to 1024 packs
+static constexpr int column_rows = 8;       // warps of a column sum, each on every eighth row
+static constexpr int fold_slices = 32;      // warps that share the blocks of a column when folding
+static constexpr uint64_t grid_max = 1ull << 30; // blocks in x
+
+// --- forward -----------------------------------------------------------------------------------
+
+template <bool WARP_ROW>
+static __device__ __forceinline__ float row_sum(float value, float *partial)
+{
+    return WARP_ROW ? cudai_warp_sum(value) : cudai_block_sum(value, partial);
+}
+
+// The pack of what is normalized: the input, or its sum with the residual, which is stored.
+template <bool ALIGNED, typename T>
+static __device__ __forceinline__ rows_pack<T> norm_operand(const norm_args &args, uint64_t row_at,
+                                                            uint64_t at)
+{
+    const T *input = static_cast<const T *>(args.input) + row_at;
+    rows_pack<T> x = rows_load<ALIGNED>(input, at, args.channels);
+    if (args.residual == nullptr)
+        return x;
+    const T *residual = static_cast<const T *>(args.residual) + row_at;
+    rows_pack<T> other = rows_load<ALIGNED>(residual, at, args.channels);
+#pragma unroll
+    for (int i = 0; i < rows_pack_elems<T>; i++)
+        x.item[i] = cudai_narrow<T>(__fadd_rn(cudai_widen(x.item[i]), cudai_widen(other.item[i])));
+    rows_store<ALIGNED>(static_cast<T *>(args.sum) + row_at, at, args.channels, x);
+    return x;
+}
+
+template <typename T, bool ALIGNED>
+static __device__ __forceinline__ void norm_output(const norm_args &args, uint64_t row_at,
+                                                   uint64_t at, const rows_pack<T> &x, float mean,
+                                                   float rstd)
+{
+    bool is_layer = args.kind == NORM_LAYER;
+    rows_pack<T> w = rows_load<ALIGNED>(static_cast<const T *>(args.weight), at, args.channels), y;
+    rows_pack<T> b = {};
+    if (is_layer)
+        b = rows_load<ALIGNED>(static_cast<const T *>(args.bias), at, args.channels);
+#pragma unroll
+    for (int i = 0; i < rows_pack_elems<T>; i++) {
+        float xhat = __fmul_rn(__fsub_rn(cudai_widen(x.item[i]), mean), rstd);
+        float value = __fmul_rn(xhat, cudai_widen(w.item[i]));
+        if (is_layer)
+            value = __fadd_rn(value, cudai_widen(b.item[i]));
+        y.item[i] = cudai_narrow<T>(value);
+    }
+    rows_store<ALIGNED>(static_cast<T *>(args.output) + row_at, at, args.channels, y);
+}
+
+// PACKS: of one thread, kept in registers; 0: any number, read again in each pass. WARP_ROW: each warp
+// has a row of its own; else each block has one. THREADS: of a block, at most.
+template <typename T, int PACKS, bool WARP_ROW, int THREADS, bool ALIGNED>
+static __global__ void __launch_bounds__(THREADS) norm_forward_kernel(norm_args args)
+{
+    constexpr int V = rows_pack_elems<T>;
+    __shared__ float partial[CUDAI_WARP];
+    const uint64_t channels = args.channels;
+    const unsigned width = WARP_ROW ? static_cast<unsigned>(CUDAI_WARP) : blockDim.x;
+    const unsigned worker = threadIdx.x % width, row_workers = blockDim.x / width;
+    const uint64_t step = static_cast<uint64_t>(width) * V;
+    const uint64_t passes = PACKS > 0 ? PACKS : (channels + step - 1) / step;
+    uint64_t row = static_cast<uint64_t>(blockIdx.x) * row_workers + threadIdx.x / width;
+    for (; row < args.rows; row += static_cast<uint64_t>(gridDim.x) * row_workers) {
+        const uint64_t row_at = row * channels;
+        const T *source = static_cast<const T *>(args.residual ? args.sum : args.input) + row_at;
+        rows_pack<T> kept[PACKS > 0 ? PACKS : 1];
+        float mean = 0.0f, sum = 0.0f;
+#pragma unroll
+        for (uint64_t p = 0; p < passes; p++) {
+            uint64_t at = p * step + static_cast<uint64_t>(worker) * V;
+            if (at >= channels)
+                continue;
+            rows_pack<T> &x = kept[PACKS > 0 ? p : 0];
+            x = norm_operand<ALIGNED, T>(args, row_at, at);
+#pragma unroll
+            for (int i = 0; i < V; i++) // what lies beyond the end is zero
+                sum = __fadd_rn(sum, cudai_widen(x.item[i]));
+        }
+        if (args.kind == NORM_LAYER)
+            mean = __fdiv_rn(row_sum<WARP_ROW>(sum, partial), static_cast<float>(channels));
+        float squares = 0.0f;
+#pragma unroll
+        for (uint64_t p = 0; p < passes; p++) {
+            uint64_t at = p * step + static_cast<uint64_t>(worker) * V;
+            if (at >= channels)
+                continue;
+            rows_pack<T> x =
+                PACKS > 0 ? kept[PACKS > 0 ? p : 0] : rows_load<ALIGNED>(source, at, channels);
+#pragma unroll
+            for (int i = 0; i < V; i++) {
+                float distance = __fsub_rn(cudai_widen(x.item[i]), mean);
+                if (ALIGNED || at + i < channels)
+                    squares = __fmaf_rn(distance, distance, squares);
+            }
+        }
+        float variance =
+            __fdiv_rn(row_sum<WARP_ROW>(squares, partial), static_cast<float>(channels));
+        float rstd = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(variance, args.epsilon)));
+        if (worker == 0) {
+            if (args.kind == NORM_LAYER)
+                args.mean[row] = mean;
+            args.rstd[row] = rstd;
+        }
+#pragma unroll
+        for (uint64_t p = 0; p < passes; p++) {
+            uint64_t at = p * step + static_cast<uint64_t>(worker) * V;
+            if (at >= channels)
+                continue;
+            rows_pack<T> x =
+                PACKS > 0 ? kept[PACKS > 0 ? p : 0] : rows_load<ALIGNED>(source, at, channels);
+            norm_output<T, ALIGNED>(args, row_at, at, x, mean, rstd);
+        }
+    }
+}
+
+template <typename T, int PACKS, bool WARP_ROW, int THREADS, bool ALIGNED>
+static cudaError_t launch_forward_as(cudaStream_t stream, const norm_args &args, unsigned threads)
+{
+    uint64_t rows_of_block = WARP_ROW ? threads / CUDAI_WARP : 1;
+    uint64_t blocks = (args.rows + rows_of_block - 1) / rows_of_block;
+    dim3 grid(static_cast<unsigned>(blocks < grid_max ? blocks : grid_max));
+    return cudai_launch(norm_forward_kernel<T, PACKS, WARP_ROW, THREADS, ALIGNED>, grid,
+                        dim3(threads), 0, stream, args);
+}
+
+template <typename T, bool ALIGNED>
+static cudaError_t launch_forward(cudaStream_t stream, const norm_args &args)
+{
+    constexpr int few = forward_threads, many = block_max;
+    uint64_t packs = (args.channels + rows_pack_elems<T> - 1) / rows_pack_elems<T>;
+    if (packs <= CUDAI_WARP)
+        return launch_forward_as<T, 1, true, few, ALIGNED>(stream, args, few);
+    if (packs <= 2 * CUDAI_WARP)
+        return launch_forward_as<T, 2, true, few, ALIGNED>(stream, args, few);
+    if (packs <= 4 * CUDAI_WARP)
+        return launch_forward_as<T, 4, true, few, ALIGNED>(stream, args, few);
+    if (packs <= few)
+        return launch_forward_as<T, 1, false, few, ALIGNED>(stream, args, few);
+    if (packs <= 2 * few)
+        return launch_forward_as<T, 2, false, few, ALIGNED>(stream, args, few);
+    if (packs <= 4 * few)
+        return launch_forward_as<T, 4, false, few, ALIGNED>(stream, args, few);
+    if (packs <= 4 * many)
+        return launch_forward_as<T, 4, false, many, ALIGNED>(stream, args,
+                                                             packs <= 2 * many ? many / 2 : many);
+    return launch_forward_as<T, 0, false, many, ALIGNED>(stream, args, many);
+}
+
+extern "C" int cudai_launch_norm_forward(void *stream, const norm_args *args)
+{
+    cudaStream_t on = static_cast<cudaStream_t>(stream);
+    bool is_aligned = rows_are_aligned(rows_pack_bytes, args->input, args->residual, args->sum,
+                                       args->weight, args->bias, args->output);
+    CUDAI_BY_TYPE(args->type, T, {
+        if (is_aligned && args->channels % rows_pack_elems<T> == 0)
+            return launch_forward<T, true>(on, *args);
+        return launch_forward<T, false>(on, *args);
+    });
+    return cudaErrorInvalidValue;
+}
+
+// --- backward ----------------------------------------------------------------------------------
+
+// Sums of two values over the block; every thread gets both. `partial` is [2][2][32] floats of shared
+// memory; `turn` alternates between calls, so that one barrier is enough: who writes one half again
+// has passed the barrier of the other half, which all threads reach after reading the first.
+static __device__ __forceinline__ void
+block_sum_pair(float *first, float *second, float (*partial)[2][CUDAI_WARP], unsigned turn)
+{
+    unsigned worker = threadIdx.x % CUDAI_WARP, warp = threadIdx.x / CUDAI_WARP;
+    unsigned warps = blockDim.x / CUDAI_WARP;
+    float a = cudai_warp_sum(*first), b = cudai_warp_sum(*second);
+    if (worker == 0) {
+        partial[turn][0][warp] = a;
+        partial[turn][1][warp] = b;
+    }
+    __syncthreads();
+    *first = cudai_warp_sum(worker < warps ? partial[turn][0][worker] : 0.0f);
+    *second = cudai_warp_sum(worker < warps ? partial[turn][1][worker] : 0.0f);
+}
+
+// dx = rstd * (dy * w - g_mean - xhat * gx_mean) [+ residual]; `skip` is read where it is given.
+template <typename T>
+static __device__ __forceinline__ rows_pack<T>
+input_grad_of(const rows_pack<T> &x, const rows_pack<T> &dy, const rows_pack<T> &w,
+              const rows_pack<T> &skip, bool has_skip, float mean, float rstd, float g_mean,
+              float gx_mean)
+{
+    rows_pack<T> dx;
+#pragma unroll
+    for (int i = 0; i < rows_pack_elems<T>; i++) {
+        float xhat = __fmul_rn(__fsub_rn(cudai_widen(x.item[i]), mean), rstd);
+        float g = __fmul_rn(cudai_widen(dy.item[i]), cudai_widen(w.item[i]));
+        float value = __fmul_rn(rstd, __fsub_rn(__fsub_rn(g, g_mean), __fmul_rn(xhat, gx_mean)));
+        if (has_skip)
+            value = __fadd_rn(value, cudai_widen(skip.item[i]));
+        dx.item[i] = cudai_narrow<T>(value);
+    }
+    return dx;
+}
+
+// Adds a pack's g = dy * w and g * xhat. Elements beyond the row's end have dy 0, w 0 and x 0, so
+// that they add zeros.
+template <typename T>
+static __device__ __forceinline__ void add_grad_sums(const rows_pack<T> &x, const rows_pack<T> &dy,
+                                                     const rows_pack<T> &w, float mean, float rstd,
+                                                     float *g_sum, float *gx_sum)
+{
+#pragma unroll
+    for (int i = 0; i < rows_pack_elems<T>; i++) {
+        float xhat = __fmul_rn(__fsub_rn(cudai_widen(x.item[i]), mean), rstd);
+        float g = __fmul_rn(cudai_widen(dy.item[i]), cudai_widen(w.item[i]));
+        *g_sum = __fadd_rn(*g_sum, g);
+        *gx_sum = __fmaf_rn(g, xhat, *gx_sum);
+    }
+}
+
+// One pack of columns of each row per thread. Block b takes rows [b * rows_per_block, ...).
+template <typename T, bool LAYER, bool ALIGNED>
+static __global__ void __launch_bounds__(block_max)
+    norm_backward_kernel(norm_grad_args args, uint64_t rows_per_block)
+{
+    constexpr int V = rows_pack_elems<T>;
+    __shared__ float partial[2][2][CUDAI_WARP];
+    const uint64_t channels = args.channels, at = static_cast<uint64_t>(threadIdx.x) * V;
+    const bool has_columns = at < channels, has_skip = args.residual_grad != nullptr;
+    const float count = static_cast<float>(channels);
+    float weight_sum[V] = {}, bias_sum[V] = {};
+    rows_pack<T> w = {};
+    if (has_columns)
+        w = rows_load<ALIGNED>(static_cast<const T *>(args.weight), at, channels);
+    uint64_t row = blockIdx.x * rows_per_block;
+    uint64_t end = args.rows - row < rows_per_block ? args.rows : row + rows_per_block;
+    for (; row < end; row++) {
+        const uint64_t row_at = row * channels;
+        const float mean = LAYER ? args.mean[row] : 0.0f, rstd = args.rstd[row];
+        rows_pack<T> x = {}, dy = {}, skip = {};
+        float g_mean = 0.0f, gx_mean = 0.0f;
+        if (has_columns) {
+            x = rows_load<ALIGNED>(static_cast<const T *>(args.input) + row_at, at, channels);
+            dy =
+                rows_load<ALIGNED>(static_cast<const T *>(args.output_grad) + row_at, at, channels);
+            if (has_skip)
+                skip = rows_load<ALIGNED>(static_cast<const T *>(args.residual_grad) + row_at, at,
+                                          channels);
+            add_grad_sums(x, dy, w, mean, rstd, &g_mean, &gx_mean);
+#pragma unroll
+            for (int i = 0; i < V; i++) {
+                float xhat = __fmul_rn(__fsub_rn(cudai_widen(x.item[i]), mean), rstd);
+                float grad = cudai_widen(dy.item[i]);
+                weight_sum[i] = __fmaf_rn(grad, xhat, weight_sum[i]);
+                if (LAYER)
+                    bias_sum[i] = __fadd_rn(bias_sum[i], grad);
+            }
+        }
+        block_sum_pair(&g_mean, &gx_mean, partial, row % 2);
+        g_mean = LAYER ? __fdiv_rn(g_mean, count) : 0.0f;
+        gx_mean = __fdiv_rn(gx_mean, count);
+        if (has_columns)
+            rows_store<ALIGNED>(
+                static_cast<T *>(args.input_grad) + row_at, at, channels,
+                input_grad_of(x, dy, w, skip, has_skip, mean, rstd, g_mean, gx_mean));
+    }
+    float *sums = static_cast<float *>(args.scratch) + blockIdx.x * (LAYER ? 2 : 1) * channels;
+#pragma unroll
+    for (int i = 0; i < V; i++) {
+        if (at + i >= channels)
+            break;
+        sums[at + i] = weight_sum[i];
+        if (LAYER)
+            sums[channels + at + i] = bias_sum[i];
+    }
+}
+
+// The input gradient of rows of any length, read twice; a block per row.
+template <typename T, bool ALIGNED>
+static __global__ void __launch_bounds__(block_max) norm_input_grad_kernel(norm_grad_args args)
+{
+    constexpr int V = rows_pack_elems<T>;
+    __shared__ float partial[2][2][CUDAI_WARP];
+    const bool is_layer = args.kind == NORM_LAYER, has_skip = args.residual_grad != nullptr;
+    const uint64_t channels = args.channels, step = static_cast<uint64_t>(blockDim.x) * V;
+    const uint64_t first = static_cast<uint64_t>(threadIdx.x) * V;
+    const T *weight = static_cast<const T *>(args.weight);
+    unsigned turn = 0;
+    for (uint64_t row = blockIdx.x; row < args.rows; row += gridDim.x, turn ^= 1) {
+        const uint64_t row_at = row * channels;
+        const T *input = static_cast<const T *>(args.input) + row_at;
+        const T *output_grad = static_cast<const T *>(args.output_grad) + row_at;
+        const T *residual_grad = static_cast<const T *>(args.residual_grad);
+        const float mean = is_layer ? args.mean[row] : 0.0f, rstd = args.rstd[row];
+        float g_mean = 0.0f, gx_mean = 0.0f;
+        for (uint64_t at = first; at < channels; at += step)
+            add_grad_sums(rows_load<ALIGNED>(input, at, channels),
+                          rows_load<ALIGNED>(output_grad, at, channels),
+                          rows_load<ALIGNED>(weight, at, channels), mean, rstd, &g_mean, &gx_mean);
+        block_sum_pair(&g_mean, &gx_mean, partial, turn);
+        g_mean = is_layer ? __fdiv_rn(g_mean, static_cast<float>(channels)) : 0.0f;
+        gx_mean = __fdiv_rn(gx_mean, static_cast<float>(channels));
+        for (uint64_t at = first; at < channels; at += step) {
+            rows_pack<T> skip = {};
+            if (has_skip)
+                skip = rows_load<ALIGNED>(residual_grad + row_at, at, channels);
+            rows_pack<T> dx = input_grad_of(rows_load<ALIGNED>(input, at, channels),
+                                            rows_load<ALIGNED>(output_grad, at, channels),
+                                            rows_load<ALIGNED>(weight, at, channels), skip,
+                                            has_skip, mean, rstd, g_mean, gx_mean);
+            rows_store<ALIGNED>(static_cast<T *>(args.input_grad) + row_at, at, channels, dx);
+        }
+    }
+}
+
+// --- sums of columns ---------------------------------------------------------------------------
+
+// What a column sum adds for each element.
+enum column_terms {
+    TERMS_GRAD,          // dy
+    TERMS_GRAD_XHAT,     // dy * xhat
+    TERMS_GRAD_XHAT_BOTH // dy * xhat, and dy behind it
+};
+
+struct column_args {
+    const void *output_grad, *input; // [rows, channels]; input unless TERMS_GRAD
+    const float *mean, *rstd;        // [rows]; mean NULL: 0
+    uint64_t rows, channels, rows_per_block;
+    float *sums; // [blocks, 1 or 2, channels]
+};
+
+// A block of 32 x 8 threads sums 32 packs of columns over one block of rows: row i of the block is
+// added by warp i % 8, then the warps are added in order.
+template <typename T, enum column_terms TERMS, bool ALIGNED>
+static __global__ void __launch_bounds__(CUDAI_WARP *column_rows)
+    column_sums_kernel(column_args args)
+{
+    constexpr int V = rows_pack_elems<T>;
+    constexpr int KINDS = TERMS == TERMS_GRAD_XHAT_BOTH ? 2 : 1;
+    __shared__ float shared[KINDS][column_rows][V][CUDAI_WARP];
+    const uint64_t channels = args.channels, tile = blockIdx.x * uint64_t{CUDAI_WARP * V};
+    const uint64_t at = tile + threadIdx.x * V;
+    const uint64_t begin = blockIdx.y * args.rows_per_block;
+    const uint64_t end =
+        args.rows - begin < args.rows_per_block ? args.rows : begin + args.rows_per_block;
+    float sum[KINDS][V] = {};
+    for (uint64_t row = begin + threadIdx.y; at < channels && row < end; row += column_rows) {
+        const uint64_t row_at = row * channels;
+        rows_pack<T> dy =
+            rows_load<ALIGNED>(static_cast<const T *>(args.output_grad) + row_at, at, channels);
+        rows_pack<T> x = {};
+        float mean = 0.0f, rstd = 0.0f;
+        if (TERMS != TERMS_GRAD) {
+            x = rows_load<ALIGNED>(static_cast<const T *>(args.input) + row_at, at, channels);
+            mean = args.mean ? args.mean[row] : 0.0f;
+            rstd = args.rstd[row];
+        }
+#pragma unroll
+        for (int i = 0; i < V; i++) {
+            float grad = cudai_widen(dy.item[i]);
+            float xhat = __fmul_rn(__fsub_rn(cudai_widen(x.item[i]), mean), rstd);
+            if (TERMS != TERMS_GRAD)
+                sum[0][i] = __fmaf_rn(grad, xhat, sum[0][i]);
+            if (TERMS != TERMS_GRAD_XHAT)
+                sum[KINDS - 1][i] = __fadd_rn(sum[KINDS - 1][i], grad);
+        }
+    }
+    for (int kind = 0; kind < KINDS; kind++)
+        for (int i = 0; i < V; i++)
+            shared[kind][threadIdx.y][i][threadIdx.x] = sum[kind][i];
+    __syncthreads();
+    unsigned column = threadIdx.y * CUDAI_WARP + threadIdx.x; // of the tile
+    if (column >= CUDAI_WARP * V || tile + column >= channels)
+        return;
+    for (int kind = 0; kind < KINDS; kind++) {
+        float total = 0.0f;
+        for (int warp = 0; warp < column_rows; warp++)
+            total = __fadd_rn(total, shared[kind][warp][column % V][column / V]);
+        args.sums[(blockIdx.y * uint64_t{KINDS} + kind) * channels + tile + column] = total;
+    }
+}
+
+// target[c] += the sum over blocks of sums[block * width + c], in double: 32 warps add a run of blocks
+// each in order, then the warps are added in order. Columns from `channels` on belong to `second`.
+static __global__ void __launch_bounds__(CUDAI_WARP *fold_slices)
+    fold_sums_kernel(const float *sums, uint64_t blocks, uint64_t width, uint64_t channels,
+                     float *first, float *second)
+{
+    __shared__ double shared[fold_slices][CUDAI_WARP];
+    const uint64_t column = blockIdx.x * uint64_t{CUDAI_WARP} + threadIdx.x;
+    const uint64_t run = (blocks + fold_slices - 1) / fold_slices, begin = threadIdx.y * run;
+    const uint64_t end = begin + run < blocks ? begin + run : blocks;
+    double sum = 0.0;
+    if (column < width)
+        for (uint64_t block = begin; block < end; block++)
+            sum += static_cast<double>(sums[block * width + column]);
+    shared[threadIdx.y][threadIdx.x] = sum;
+    __syncthreads();
+    if (threadIdx.y > 0 || column >= width)
+        return;
+    double total = 0.0;
+    for (int slice = 0; slice < fold_slices; slice++)
+        total += shared[slice][threadIdx.x];
+    float *target = column < channels ? first + column : second + (column - channels);
+    *target = __fadd_rn(*target, __double2float_rn(total));
+}
+
+template <typename T, enum column_terms TERMS>
+static cudaError_t launch_column_sums(cudaStream_t stream, const column_args &args, uint64_t blocks)
+{
+    constexpr uint64_t tile = CUDAI_WARP * rows_pack_elems<T>;
+    dim3 grid(static_cast<unsigned>((args.channels + tile - 1) / tile),
+              static_cast<unsigned>(blocks));
+    dim3 block(CUDAI_WARP, column_rows);
+    if (args.channels % rows_pack_elems<T> == 0 &&
+        rows_are_aligned(rows_pack_bytes, args.output_grad, args.input))
+        return cudai_launch(column_sums_kernel<T, TERMS, true>, grid, block, 0, stream, args);
+    return cudai_launch(column_sums_kernel<T, TERMS, false>, grid, block, 0, stream, args);
+}
+
+static cudaError_t launch_fold(cudaStream_t stream, const float *sums, uint64_t blocks,
+                               uint64_t channels, float *first, float *second)
+{
+    uint64_t width = second ? 2 * channels : channels;
+    dim3 grid(static_cast<unsigned>((width + CUDAI_WARP - 1) / CUDAI_WARP));
+    return cudai_launch(fold_sums_kernel, grid, dim3(CUDAI_WARP, fold_slices), 0, stream, sums,
+                        blocks, width, channels, first, second);
+}
+
+template <typename T, bool LAYER, bool ALIGNED>
+static cudaError_t launch_backward(cudaStream_t stream, const norm_grad_args &args,
+                                   cudai_row_blocks blocks)
+{
+    uint64_t packs = (args.channels + rows_pack_elems<T> - 1) / rows_pack_elems<T>;
+    if (packs <= block_max) {
+        dim3 threads(static_cast<unsigned>((packs + CUDAI_WARP - 1) / CUDAI_WARP * CUDAI_WARP));
+        return cudai_launch(norm_backward_kernel<T, LAYER, ALIGNED>,
+                            dim3(static_cast<unsigned>(blocks.count)), threads, 0, stream, args,
+                            blocks.rows_per_block);
+    }
+    column_args columns = {};
+    columns.output_grad = args.output_grad;
+    columns.input = args.input;
+    columns.mean = LAYER ? args.mean : nullptr;
+    columns.rstd = args.rstd;
+    columns.rows = args.rows;
+    columns.channels = args.channels;
+    columns.rows_per_block = blocks.rows_per_block;
+    columns.sums = static_cast<float *>(args.scratch);
+    cudaError_t error = launch_column_sums < T,
+                LAYER ? TERMS_GRAD_XHAT_BOTH : TERMS_GRAD_XHAT > (stream, columns, blocks.count);
+    if (error != cudaSuccess)
+        return error;
+    dim3 grid(static_cast<unsigned>(args.rows < grid_max ? args.rows : grid_max));
+    return cudai_launch(norm_input_grad_kernel<T, ALIGNED>, grid, dim3(block_max), 0, stream, args);
+}
+
+extern "C" int cudai_launch_norm_backward(void *stream, const norm_grad_args *args,
+                                          cudai_row_blocks blocks)
+{
+    cudaStream_t on = static_cast<cudaStream_t>(stream);
+    bool is_layer = args->kind == NORM_LAYER;
+    bool is_aligned = rows_are_aligned(rows_pack_bytes, args->input, args->weight,
+                                       args->output_grad, args->residual_grad, args->input_grad);
+    cudaError_t error = cudaErrorInvalidValue;
+    CUDAI_BY_TYPE(args->type, T, {
+        if (is_aligned && args->channels % rows_pack_elems<T> == 0)
+            error = is_layer ? launch_backward<T, true, true>(on, *args, blocks)
+                             : launch_backward<T, false, true>(on, *args, blocks);
+        else
+            error = is_layer ? launch_backward<T, true, false>(on, *args, blocks)
+                             : launch_backward<T, false, false>(on, *args, blocks);
+    });
+    if (error != cudaSuccess)
+        return error;
+    return launch_fold(on, static_cast<const float *>(args->scratch), blocks.count, args->channels,
+                       args->weight_grad, is_layer ? args->bias_grad : nullptr);
+}
+
+extern "C" int cudai_launch_bias_backward(void *stream, enum dtype type, uint64_t rows, uint64_t n,
+                                          const void *output_grad, float *bias_grad, float *scratch,
+                                          cudai_row_blocks blocks)
+{
+    cudaStream_t on = static_cast<cudaStream_t>(stream);
+    cudaError_t error = cudaErrorInvalidValue;
+    column_args args = {};
+    args.output_grad = output_grad;
+    args.rows = rows;
+    args.channels = n;
+    args.rows_per_block = blocks.rows_per_block;
+    args.sums = scratch;
+    CUDAI_BY_TYPE(type, T, error = launch_column_sums<T, TERMS_GRAD>(on, args, blocks.count));
+    if (error != cudaSuccess)
+        return error;
+    return launch_fold(on, scratch, blocks.count, n, bias_grad, nullptr);
+}

@@ -1,0 +1,60 @@
+// Packs of 16 bytes for the row kernels: where they may be used, and loads and stores of a row's packs
+// that fall back to single elements.
+//
+// Which thread gets which elements never depends on alignment: a row that is not aligned is cut into
+// the same packs, loaded element by element. So sums have the same bits wherever the operands lie.
+#ifndef SLUICE_KERNELS_CUDA_ROWS_PACK_CUH
+#define SLUICE_KERNELS_CUDA_ROWS_PACK_CUH
+
+#include "kernels/cuda/device.cuh"
+
+static constexpr size_t rows_pack_bytes = 16;
+
+// Elements of a pack.
+template <typename T>
+static constexpr int rows_pack_elems = static_cast<int>(rows_pack_bytes / sizeof(T));
+
+template <typename T> using rows_pack = cudai_pack<T, rows_pack_elems<T>>;
+
+// Whether all addresses are multiples of `bytes`; NULL is.
+template <typename... P> static inline bool rows_are_aligned(size_t bytes, P... pointers)
+{
+    uintptr_t bits = 0;
+    const void *all[] = {pointers...};
+    for (const void *one : all)
+        bits |= reinterpret_cast<uintptr_t>(one);
+    return bits % bytes == 0;
+}
+
+// Elements [at, at + pack) of a row of `channels`; those beyond its end are zero. ALIGNED: channels is
+// a multiple of the pack and the row begins at a multiple of 16 bytes.
+template <bool ALIGNED, typename T>
+static __device__ __forceinline__ rows_pack<T> rows_load(const T *row, uint64_t at,
+                                                         uint64_t channels)
+{
+    if constexpr (ALIGNED) {
+        return cudai_load<T, rows_pack_elems<T>>(row + at);
+    } else {
+        rows_pack<T> pack;
+#pragma unroll
+        for (int i = 0; i < rows_pack_elems<T>; i++)
+            pack.item[i] = at + i < channels ? row[at + i] : T{};
+        return pack;
+    }
+}
+
+template <bool ALIGNED, typename T>
+static __device__ __forceinline__ void rows_store(T *row, uint64_t at, uint64_t channels,
+                                                  const rows_pack<T> &pack)
+{
+    if constexpr (ALIGNED) {
+        cudai_store<T, rows_pack_elems<T>>(row + at, pack);
+    } else {
+#pragma unroll
+        for (int i = 0; i < rows_pack_elems<T>; i++)
+            if (at + i < channels)
+                row[at + i] = pack.item[i];
+    }
+}
+
+#endif
