@@ -61,6 +61,7 @@ template <typename G, bool IS_WIDE, bool IS_STORED>
 static __device__ __forceinline__ void close_share(const float *source, G *target,
                                                    double sums[CUDAI_UPDATE_PACK])
 {
+#pragma unroll 1
     for (int row = 0; row < CLOSE_ROWS; row += CLOSE_DEPTH) {
         quad values[CLOSE_DEPTH];
         for (int i = 0; i < CLOSE_DEPTH; i++)
