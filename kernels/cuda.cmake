@@ -1,10 +1,10 @@
 # The CUDA backend's files, as two lists: they are compiled by nvcc for GPUs (kernels_cuda, where
 # SLUICE_CUDA is on) and, for tests on machines without one, by the host compiler against the simulated
-# GPU (tests/simulated_gpu.cmake).
-set(kernels_cuda_c context.c library.c matmul.c attention.c attention_own.c rows.c
+# GPU (tests/simulated_gpu.cmake), which has its own library.c.
+set(kernels_cuda_c context.c matmul.c matmul_cublas.c attention.c attention_own.c rows.c
     rows_sparse.c update.c backend.c)
-set(kernels_cuda_cu rows_norm.cu rows_point.cu rows_embedding.cu rows_loss.cu update_adam.cu
-    update_sums.cu attention_forward.cu attention_backward.cu attention_plain.cu)
+set(kernels_cuda_cu matmul_plain.cu rows_norm.cu rows_point.cu rows_embedding.cu rows_loss.cu
+    update_adam.cu update_sums.cu attention_forward.cu attention_backward.cu attention_plain.cu)
 set(KERNELS_CUDA_SOURCES "")
 set(is_complete TRUE)
 foreach(name ${kernels_cuda_c} ${kernels_cuda_cu})
@@ -33,7 +33,7 @@ if(SLUICE_CUDA_FOUND)
         endif()
     endif()
     set_property(GLOBAL PROPERTY SLUICE_KERNELS_CUDNN_SOURCES ${KERNELS_CUDNN_SOURCES})
-    add_library(kernels_cuda OBJECT ${KERNELS_CUDA_SOURCES})
+    add_library(kernels_cuda OBJECT ${KERNELS_CUDA_SOURCES} cuda/library.c)
     if(KERNELS_CUDNN_SOURCES)
         target_sources(kernels_cuda PRIVATE ${KERNELS_CUDNN_SOURCES})
         target_include_directories(kernels_cuda PRIVATE ${CUDNN_INCLUDE_DIR})

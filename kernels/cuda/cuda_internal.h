@@ -4,7 +4,8 @@
  *   backend.c           table, description
  *   context.c           the GPU's properties, the conversion of CUDA's errors
  *   library.c           cuBLASLt and cuDNN, found and loaded at run time
- *   matmul.c            cuBLASLt products
+ *   matmul.c            cuBLASLt products        matmul_cublas.c  cuBLASLt itself
+ *   matmul_plain.cu     our own product, for what cuBLASLt refuses
  *   attention.c         which attention: cuDNN's where it agreed with ours, else ours
  *   attention_cudnn.c   cuDNN's fused attention through its backend API
  *   attention_*.cu      our fused attention        tensor_core.cuh  its matrix instructions
@@ -25,7 +26,7 @@
 
 #include "kernels/ops.h"
 
-struct cudai_cublas; /* matmul.c: the handle and entry points of cuBLASLt */
+struct cudai_cublas; /* matmul_cublas.c: the handle and entry points of cuBLASLt */
 struct cudai_cudnn;  /* attention_cudnn.c: those of cuDNN, or NULL where it is absent */
 
 struct kernel_context {
@@ -51,7 +52,7 @@ int cudai_check(int cuda_error, const char *what) MUST_CHECK;
 void *cudai_library_open(const char *const *sonames, char *why, size_t why_bytes);
 void *cudai_library_symbol(void *library, const char *name);
 
-/* matmul.c */
+/* matmul.c, matmul_cublas.c */
 int cudai_cublas_create(kernel_context *context) MUST_CHECK; /* ERR_BACKEND where it is absent */
 void cudai_cublas_destroy(kernel_context *context);
 const char *cudai_cublas_version(const kernel_context *context); /* "cuBLASLt 13.1.0" */
