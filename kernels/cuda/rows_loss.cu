@@ -1,0 +1,354 @@
+// Softmax cross-entropy of rows of logits, over the whole vocabulary or parts of its columns; called by
+// rows_sparse.c alone.
+//
+// One block per row. The logits are read twice at most: the largest and the sum of exponentials come
+// from one pass (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018), the
+// gradient from a second one, which may write over the logits: each thread writes what it read.
+//
+// Thread t takes the elements at 4t..4t+3 of each stretch of 4 * threads where rows have a multiple of 4
+// elements, one access of 16 bytes; else (rows are not aligned then) the elements t, t + threads, ...:
+// adjacent threads, adjacent elements. Its fp32 sum is in order of its elements, 8 at a time; the threads'
+// sums meet in a fixed tree. So bits depend on the number of columns alone, not on a row's place,
+// the grid, or whether gradients are asked for.
+//
+// NaN and infinities: the largest passes over NaN, which then is in the sum; +infinity makes the sum NaN
+// by infinity - infinity; while all elements so far are -infinity their exponentials are taken against 0:
+// nothing is added, and later columns may still be finite. Nothing but -infinity: the loss is NaN.
+#include "kernels/cuda/device.cuh"
+
+extern "C" {
+#include "kernels/cuda/rows_launch_loss.h"
+}
+
+enum {
+    ITEMS = 8, // elements of a thread's turn: two packs, or 8 single ones
+    PACK = 4,
+    THREADS_MIN = 64,
+    THREADS_MAX = 512,
+    LOSS_THREADS = 256,
+    BLOCKS_PER_SM_MAX = 256,
+};
+
+enum { IGNORED = -1 }; // a target
+
+static const uint32_t NAN_BITS = 0x7fc00000u;
+
+// --- a row's elements and threads ----------------------------------------------------------------
+
+// The first element of thread t's pack `pack` of the turn that begins at `begin`, or its element `pack`.
+template <bool IS_PACKED>
+static __device__ __forceinline__ uint64_t place_of(uint64_t begin, unsigned pack)
+{
+    unsigned width = IS_PACKED ? PACK : 1;
+    return begin + (static_cast<uint64_t>(pack) * blockDim.x + threadIdx.x) * width;
+}
+
+// x = this thread's elements of a turn; -infinity beyond the end of the row.
+template <bool IS_PACKED>
+static __device__ __forceinline__ void load_items(const float *logits, uint64_t count,
+                                                  uint64_t begin, float (&x)[ITEMS])
+{
+    const unsigned width = IS_PACKED ? PACK : 1;
+#pragma unroll
+    for (unsigned pack = 0; pack < ITEMS / width; pack++) {
+        uint64_t at = place_of<IS_PACKED>(begin, pack);
+        cudai_pack<float, width> loaded;
+        for (unsigned k = 0; k < width; k++)
+            loaded.item[k] = -INFINITY;
+        if (at < count)
+            loaded = cudai_load<float, width>(logits + at);
+        for (unsigned k = 0; k < width; k++)
+            x[pack * width + k] = loaded.item[k];
+    }
+}
+
+template <typename T, bool IS_PACKED>
+static __device__ __forceinline__ void store_items(T *target, uint64_t count, uint64_t begin,
+                                                   const float (&x)[ITEMS])
+{
+    const unsigned width = IS_PACKED ? PACK : 1;
+#pragma unroll
+    for (unsigned pack = 0; pack < ITEMS / width; pack++) {
+        uint64_t at = place_of<IS_PACKED>(begin, pack);
+        cudai_pack<T, width> rounded;
+        for (unsigned k = 0; k < width; k++)
+            rounded.item[k] = cudai_narrow<T>(x[pack * width + k]);
+        if (at < count)
+            cudai_store<T, width>(target + at, rounded);
+    }
+}
+
+// The thread that stores element `idx` of a row.
+template <bool IS_PACKED> static __device__ __forceinline__ unsigned owner_of(uint64_t idx)
+{
+    return static_cast<unsigned>((IS_PACKED ? idx / PACK : idx) % blockDim.x);
+}
+
+template <typename T, bool IS_PACKED>
+static __device__ __forceinline__ void fill_row(T *target, uint64_t count, float value)
+{
+    float x[ITEMS];
+    for (int i = 0; i < ITEMS; i++)
+        x[i] = value;
+    uint64_t turn = static_cast<uint64_t>(blockDim.x) * ITEMS;
+    for (uint64_t begin = 0; begin < count; begin += turn)
+        store_items<T, IS_PACKED>(target, count, begin, x);
+}
+
+// --- the two passes ----------------------------------------------------------------------------
+
+struct row_stats {
+    float largest; // of the row's elements and of `before`
+    float shift;   // largest, or 0 where that is -infinity
+    float sum;     // of exp(x - shift) over the row's elements
+};
+
+// All threads get the same. `partial` is shared memory of 32 floats.
+template <bool IS_PACKED>
+static __device__ __forceinline__ row_stats stats_of_row(const float *logits, uint64_t count,
+                                                         float before, float *partial)
+{
+    float largest = -INFINITY, shift = 0.0f, sum = 0.0f;
+    uint64_t turn = static_cast<uint64_t>(blockDim.x) * ITEMS;
+    for (uint64_t begin = 0; begin < count; begin += turn) {
+        float x[ITEMS];
+        load_items<IS_PACKED>(logits, count, begin, x);
+        float top = x[0];
+#pragma unroll
+        for (int i = 1; i < ITEMS; i++)
+            top = fmaxf(top, x[i]); // passes over NaN
+        if (top > largest) {
+            sum *= expf(largest - top);
+            largest = shift = top;
+        }
+#pragma unroll
+        for (int i = 0; i < ITEMS; i++)
+            sum += expf(x[i] - shift);
+    }
+    row_stats stats;
+    stats.largest = fmaxf(before, cudai_block_max(largest, partial));
+    stats.shift = stats.largest == -INFINITY ? 0.0f : stats.largest;
+    stats.sum = cudai_block_sum(sum * expf(largest - stats.shift), partial);
+    return stats;
+}
+
+// grads[i] = exp(logits[i] - largest) * scale, in place or not.
+template <typename T, bool IS_PACKED>
+static __device__ __forceinline__ void softmax_grad(const float *logits, uint64_t count,
+                                                    float largest, float scale, T *grads)
+{
+    uint64_t turn = static_cast<uint64_t>(blockDim.x) * ITEMS;
+    for (uint64_t begin = 0; begin < count; begin += turn) {
+        float x[ITEMS];
+        load_items<IS_PACKED>(logits, count, begin, x);
+#pragma unroll
+        for (int i = 0; i < ITEMS; i++)
+            x[i] = expf(x[i] - largest) * scale;
+        store_items<T, IS_PACKED>(grads, count, begin, x);
+    }
+}
+
+// The gradient at the target's column.
+static __device__ __forceinline__ float target_grad(float target_logit, float largest, float sum,
+                                                    float grad_scale)
+{
+    double softmax = exp(static_cast<double>(target_logit - largest)) / static_cast<double>(sum);
+    return static_cast<float>((softmax - 1.0) * static_cast<double>(grad_scale));
+}
+
+static __device__ __forceinline__ float loss_of(float target_logit, float largest, float sum)
+{
+    double distance = static_cast<double>(largest) - static_cast<double>(target_logit);
+    float loss = static_cast<float>(log(static_cast<double>(sum)) + distance);
+    return loss == loss ? loss : __uint_as_float(NAN_BITS);
+}
+
+// --- the whole vocabulary ------------------------------------------------------------------------
+
+template <typename T, bool IS_PACKED>
+static __device__ __forceinline__ void cross_entropy_row(const cross_entropy_args &args,
+                                                         uint64_t row, float *partial)
+{
+    uint64_t vocab = args.vocab;
+    int32_t target = args.targets[row];
+    const float *logits = args.logits + row * vocab;
+    T *grads = args.logits_grad ? static_cast<T *>(args.logits_grad) + row * vocab : nullptr;
+    if (target < 0 || static_cast<uint64_t>(target) >= vocab) {
+        float value = target == IGNORED ? 0.0f : __uint_as_float(NAN_BITS);
+        if (threadIdx.x == 0)
+            args.losses[row] = value;
+        if (grads)
+            fill_row<T, IS_PACKED>(grads, vocab, value);
+        return;
+    }
+    // Read before the sums' barriers, after which the logits may be written over.
+    float target_logit = logits[target];
+    row_stats stats = stats_of_row<IS_PACKED>(logits, vocab, -INFINITY, partial);
+    if (threadIdx.x == 0)
+        args.losses[row] = loss_of(target_logit, stats.largest, stats.sum);
+    if (!grads)
+        return;
+    softmax_grad<T, IS_PACKED>(logits, vocab, stats.largest, __fdiv_rn(args.grad_scale, stats.sum),
+                               grads);
+    if (threadIdx.x == owner_of<IS_PACKED>(static_cast<uint64_t>(target)))
+        grads[target] =
+            cudai_narrow<T>(target_grad(target_logit, stats.largest, stats.sum, args.grad_scale));
+}
+
+template <typename T, bool IS_PACKED>
+static __global__ void __launch_bounds__(THREADS_MAX, IS_PACKED ? 4 : 1)
+    cross_entropy_kernel(cross_entropy_args args)
+{
+    __shared__ float partial[CUDAI_WARP];
+    for (uint64_t row = blockIdx.x; row < args.rows; row += gridDim.x)
+        cross_entropy_row<T, IS_PACKED>(args, row, partial);
+}
+
+// Threads of a block for rows of `count` elements, a function of that alone.
+static dim3 threads_for(uint64_t count)
+{
+    unsigned threads = THREADS_MIN;
+    while (threads < THREADS_MAX && static_cast<uint64_t>(threads) * ITEMS < count)
+        threads *= 2;
+    return dim3(threads);
+}
+
+static dim3 blocks_for(uint64_t rows, int sm_count)
+{
+    uint64_t most = static_cast<uint64_t>(sm_count) * BLOCKS_PER_SM_MAX;
+    return dim3(static_cast<unsigned>(rows < most ? rows : most));
+}
+
+template <typename T>
+static cudaError_t launch_cross_entropy(const cross_entropy_args *args, int sm_count,
+                                        cudaStream_t stream)
+{
+    dim3 grid = blocks_for(args->rows, sm_count), block = threads_for(args->vocab);
+    if (args->vocab % PACK == 0)
+        return cudai_launch(cross_entropy_kernel<T, true>, grid, block, 0, stream, *args);
+    return cudai_launch(cross_entropy_kernel<T, false>, grid, block, 0, stream, *args);
+}
+
+extern "C" int cudai_launch_cross_entropy(const cross_entropy_args *args, int sm_count,
+                                          void *stream)
+{
+    CUDAI_BY_TYPE(
+        args->type, T,
+        return launch_cross_entropy<T>(args, sm_count, static_cast<cudaStream_t>(stream)));
+}
+
+// --- parts of the vocabulary ---------------------------------------------------------------------
+
+// A row's stats with one more part:
+//   sum = round_fp32(sum * exp(old largest - new largest) + the part's sum), NaN in one bit pattern.
+// A target below -1 makes the sum NaN.
+template <bool IS_PACKED>
+static __device__ __forceinline__ void softmax_part_row(const softmax_part_args &args, uint64_t row,
+                                                        float *partial)
+{
+    const float *logits = args.logits + row * args.columns;
+    int32_t target = args.targets[row];
+    float before = args.is_first ? -INFINITY : args.largest[row];
+    float held = args.is_first ? 0.0f : args.sum[row];
+    float largest = before, sum = target < IGNORED ? __uint_as_float(NAN_BITS) : held;
+    if (target >= 0) {
+        row_stats stats = stats_of_row<IS_PACKED>(logits, args.columns, before, partial);
+        double kept = static_cast<double>(held) * static_cast<double>(expf(before - stats.shift));
+        largest = stats.largest;
+        sum = static_cast<float>(kept + static_cast<double>(stats.sum));
+        sum = sum == sum ? sum : __uint_as_float(NAN_BITS);
+    }
+    __syncthreads(); // all threads have read the old stats
+    if (threadIdx.x != 0)
+        return;
+    args.largest[row] = largest;
+    args.sum[row] = sum;
+    uint64_t column = static_cast<uint64_t>(target) - args.column_begin; // wraps if before
+    if (target >= 0 && column < args.columns)
+        args.target_logit[row] = logits[column];
+    else if (args.is_first)
+        args.target_logit[row] = 0.0f;
+}
+
+template <bool IS_PACKED>
+static __global__ void __launch_bounds__(THREADS_MAX) softmax_part_kernel(softmax_part_args args)
+{
+    __shared__ float partial[CUDAI_WARP];
+    for (uint64_t row = blockIdx.x; row < args.rows; row += gridDim.x)
+        softmax_part_row<IS_PACKED>(args, row, partial);
+}
+
+extern "C" int cudai_launch_softmax_part(const softmax_part_args *args, int sm_count, void *stream)
+{
+    dim3 grid = blocks_for(args->rows, sm_count), block = threads_for(args->columns);
+    cudaStream_t on = static_cast<cudaStream_t>(stream);
+    if (args->columns % PACK == 0)
+        return cudai_launch(softmax_part_kernel<true>, grid, block, 0, on, *args);
+    return cudai_launch(softmax_part_kernel<false>, grid, block, 0, on, *args);
+}
+
+static __global__ void __launch_bounds__(LOSS_THREADS) softmax_losses_kernel(softmax_part_args args)
+{
+    for (uint64_t row = cudai_thread_idx(); row < args.rows; row += cudai_thread_count()) {
+        int32_t target = args.targets[row];
+        float loss = target == IGNORED ? 0.0f : __uint_as_float(NAN_BITS);
+        if (target >= 0)
+            loss = loss_of(args.target_logit[row], args.largest[row], args.sum[row]);
+        args.losses[row] = loss;
+    }
+}
+
+extern "C" int cudai_launch_softmax_losses(const softmax_part_args *args, int sm_count,
+                                           void *stream)
+{
+    return cudai_launch(softmax_losses_kernel,
+                        dim3(cudai_blocks(args->rows, LOSS_THREADS, sm_count)), dim3(LOSS_THREADS),
+                        0, static_cast<cudaStream_t>(stream), *args);
+}
+
+template <typename T, bool IS_PACKED>
+static __device__ __forceinline__ void cross_entropy_part_row(const softmax_part_args &args,
+                                                              uint64_t row)
+{
+    uint64_t columns = args.columns;
+    int32_t target = args.targets[row];
+    T *grads = static_cast<T *>(args.logits_grad) + row * columns;
+    if (target < 0) {
+        fill_row<T, IS_PACKED>(grads, columns,
+                               target == IGNORED ? 0.0f : __uint_as_float(NAN_BITS));
+        return;
+    }
+    float largest = args.largest[row], sum = args.sum[row];
+    softmax_grad<T, IS_PACKED>(args.logits + row * columns, columns, largest,
+                               __fdiv_rn(args.grad_scale, sum), grads);
+    uint64_t column = static_cast<uint64_t>(target) - args.column_begin; // wraps if before
+    if (column < columns && threadIdx.x == owner_of<IS_PACKED>(column))
+        grads[column] =
+            cudai_narrow<T>(target_grad(args.target_logit[row], largest, sum, args.grad_scale));
+}
+
+template <typename T, bool IS_PACKED>
+static __global__ void __launch_bounds__(THREADS_MAX, IS_PACKED ? 4 : 1)
+    cross_entropy_part_kernel(softmax_part_args args)
+{
+    for (uint64_t row = blockIdx.x; row < args.rows; row += gridDim.x)
+        cross_entropy_part_row<T, IS_PACKED>(args, row);
+}
+
+template <typename T>
+static cudaError_t launch_cross_entropy_part(const softmax_part_args *args, int sm_count,
+                                             cudaStream_t stream)
+{
+    dim3 grid = blocks_for(args->rows, sm_count), block = threads_for(args->columns);
+    if (args->columns % PACK == 0)
+        return cudai_launch(cross_entropy_part_kernel<T, true>, grid, block, 0, stream, *args);
+    return cudai_launch(cross_entropy_part_kernel<T, false>, grid, block, 0, stream, *args);
+}
+
+extern "C" int cudai_launch_cross_entropy_part(const softmax_part_args *args, int sm_count,
+                                               void *stream)
+{
+    CUDAI_BY_TYPE(
+        args->type, T,
+        return launch_cross_entropy_part<T>(args, sm_count, static_cast<cudaStream_t>(stream)));
+}
