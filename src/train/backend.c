@@ -91,6 +91,14 @@ int traini_gpu_budget(const traini_setup *self, uint64_t asked_bytes, uint64_t *
     return 0;
 }
 
+int traini_gpu_used(const traini_setup *self, uint64_t *used_bytes)
+{
+    uint64_t free_bytes;
+    TRY(device_free_bytes(self->gpu, &free_bytes));
+    *used_bytes = device_get_info(self->gpu)->total_bytes - free_bytes;
+    return 0;
+}
+
 void traini_machine_figures(const traini_setup *self, plan_machine *machine)
 {
     if (!self->gpu) {

@@ -126,8 +126,9 @@ static int make_disk(traini_engine *self, const struct traini_engine_options *op
     slab_config config = {
         .drives = setup->drives,
         .drive_count = setup->drive_count,
-        .total_bytes =
-            options->slab_bytes ? options->slab_bytes : traini_reached_bytes(setup, ARENA_NVME),
+        .total_bytes = options->slab_bytes
+                           ? options->slab_bytes
+                           : size_max(traini_reached_bytes(setup, ARENA_NVME), TILE_BLOCK_BYTES),
         .stripe_bytes = options->stripe_bytes,
         .open_existing = options->open_existing,
     };

@@ -362,6 +362,19 @@ static int withdraw(traini_loop *self, int failed)
     return err_restore(&first);
 }
 
+/* Nothing of a trial stays. */
+static int end_trial(traini_loop *self, int result)
+{
+    for (int i = 0; i < LANE_COUNT; i++)
+        self->summary->lanes[i] = self->engine->totals[i];
+    if (result < 0)
+        return withdraw(self, result);
+    traini_engine_destroy(self->engine);
+    self->engine = NULL;
+    TRY(traini_run_dir_clear(&self->dir, &self->record));
+    return result == 1 ? err_set(ERR_STOPPED, "stopped on request; a trial keeps no state") : 0;
+}
+
 static int run_all(traini_loop *self)
 {
     manifest *found = &(manifest){0};
@@ -372,7 +385,7 @@ static int run_all(traini_loop *self)
     char state[JOB_PATH_BYTES + 16];
     snprintf(state, sizeof state, "%s/state", self->job->run.dir);
     if (access(state, F_OK) != 0) {
-        struct traini_setup_options asked = {0};
+        struct traini_setup_options asked = {.is_trial = self->options->is_trial};
         TRY(traini_setup_create(self->job, &asked, &self->setup));
     }
     TRY(traini_run_dir_open(&self->dir, self->job->run.dir));
@@ -386,6 +399,10 @@ static int run_all(traini_loop *self)
         return self->announced ? withdraw(self, rc) : rc;
     self->summary->was_resumed = self->resumed;
     int stopped = run_steps(self);
+    if (stopped >= 0 && self->setup->gpu)
+        TRY(traini_gpu_used(self->setup, &self->summary->gpu_used_bytes));
+    if (self->options->is_trial)
+        return end_trial(self, stopped);
     if (stopped < 0)
         return rescue(self, stopped);
     TRY(finish(self, stopped == 1));

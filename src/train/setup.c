@@ -190,7 +190,7 @@ static int make_plan_inputs(traini_setup *self, const struct traini_setup_option
         .tile_elems = options->tile_elems ? options->tile_elems : self->job->schedule.tile_elems,
         .tile_elems_max = self->job->sub_group_size,
         .lookahead_ops = self->job->schedule.lookahead,
-        .needs_save_places = true,
+        .needs_save_places = !options->is_trial,
         .only_eval = options->only_eval,
         .save_offsets = options->save_offsets,
     };

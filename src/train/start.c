@@ -45,10 +45,11 @@ int traini_open_data(traini_loop *self)
 }
 
 /* Whether the job fits once the former run's slab is gone. */
-static int check_fit(const struct job *asked, const manifest *former)
+static int check_fit(const traini_loop *self, const manifest *former)
 {
     traini_setup *setup;
-    struct traini_setup_options options = {.former = former};
+    const struct job *asked = self->job;
+    struct traini_setup_options options = {.former = former, .is_trial = self->options->is_trial};
     TRY(traini_setup_create(asked, &options, &setup));
     traini_setup_destroy(setup);
     return 0;
@@ -64,7 +65,7 @@ int traini_find_run(traini_loop *self, manifest *found, bool *exists)
     if (self->options->fresh) {
         const manifest *former = rc >= 0 && has_manifest ? found : NULL;
         if (former) /* which stays where the new job does not fit */
-            TRY(check_fit(self->job, former));
+            TRY(check_fit(self, former));
         TRY(traini_run_dir_clear(&self->dir, former));
         return 0;
     }
@@ -91,7 +92,7 @@ static int new_record(traini_loop *self, const uint8_t uuid[SLAB_UUID_BYTES])
     record->drive_count = self->setup->drive_count;
     for (uint32_t d = 0; d < record->drive_count; d++)
         snprintf(record->drives[d], sizeof record->drives[d], "%s", self->setup->drives[d].path);
-    return traini_extents_fill(self->setup, record);
+    return self->options->is_trial ? 0 : traini_extents_fill(self->setup, record);
 }
 
 /* Before a new run's slab is made, the manifest names it: whenever the start is killed, --fresh finds
@@ -106,7 +107,7 @@ static int announce(traini_loop *self)
 
 int traini_start(traini_loop *self, manifest *found)
 {
-    struct traini_setup_options asked = {0};
+    struct traini_setup_options asked = {.is_trial = self->options->is_trial};
     struct traini_engine_options engine = {0};
     if (found) {
         asked.tile_elems = found->tile_elems;

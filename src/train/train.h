@@ -63,6 +63,7 @@ struct train_summary {
     bool was_resumed;
     struct lane_numbers lanes[LANE_COUNT];
     uint64_t peak_bytes[ARENA_COUNT];
+    uint64_t gpu_used_bytes;      /* of its memory, at the end, by all processes; 0 on the CPU */
     uint64_t resident_bytes_max;  /* VmHWM */
     uint64_t sealed_alloc_count;  /* allocations of ours between the second step and the end: 0 */
     uint64_t sealed_mapped_bytes; /* growth of the mappings in the same time */
@@ -81,6 +82,8 @@ struct train_options {
     const struct job *job;
     train_memory *memory;              /* borrowed; NULL: memory of the run's own */
     bool fresh;                        /* begin anew where the run directory holds a run */
+    bool is_trial;                     /* to measure: no state is kept, none has a place on the
+                                          drives but what rests there; nothing is left behind */
     bool hash_weights;                 /* fill summary.weights_hash (reads all state once more) */
     const volatile sig_atomic_t *stop; /* polled between steps; may be NULL */
     const struct io_faults *faults;    /* tests: what the drives shall do (tiers/io.h), or NULL */

@@ -64,6 +64,7 @@ struct traini_setup_options {
     uint64_t tile_elems;          /* of an existing slab; 0: chosen */
     const manifest *found;        /* drives of an existing slab; NULL: the job's */
     bool resumes;                 /* `found` is to go on: ERR_INPUT where its bits cannot */
+    bool is_trial;                /* train_options */
     const manifest *former;       /* a run whose slab is removed before this one is made, or NULL */
 };
 
@@ -78,6 +79,7 @@ int traini_make_cpu_context(traini_setup *self) MUST_CHECK; /* once the cores ar
  * memory allows. After model_prepare, when the libraries have taken theirs. */
 int traini_gpu_budget(const traini_setup *self, uint64_t asked_bytes,
                       uint64_t *budget_bytes) MUST_CHECK;
+int traini_gpu_used(const traini_setup *self, uint64_t *used_bytes) MUST_CHECK;
 void traini_machine_figures(const traini_setup *self, plan_machine *machine);
 /* Fills homes and update from the job, choosing what it leaves open, and compiles. placement.c */
 int traini_place_and_compile(traini_setup *self) MUST_CHECK;
