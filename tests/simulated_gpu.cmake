@@ -45,14 +45,17 @@ function(simulated_part NAME KIND)
     target_link_libraries(${NAME} PUBLIC simulated_options ${ARG_DEPENDS} sluice_base)
 endfunction()
 
+# cuBLASLt's stand-in comes with what finds it (library.c) in the place of dlopen.
 file(GLOB simulated_sources CONFIGURE_DEPENDS ${simulated_dir}/*.cc)
+file(GLOB simulated_cublaslt CONFIGURE_DEPENDS ${simulated_dir}/*.c ${simulated_dir}/cublaslt*.cc)
 list(FILTER simulated_sources EXCLUDE REGEX "/cublaslt[^/]*$")
-file(GLOB simulated_cublaslt CONFIGURE_DEPENDS ${simulated_dir}/cublaslt*.cc ${simulated_dir}/cublaslt*.c)
 simulated_part(gpu_simulated_runtime STATIC SOURCES ${simulated_sources})
 set(simulated_all_sources ${simulated_sources} ${simulated_cublaslt})
 
-# The backend's files by part: the beginning of a file's name.
+# The backend's files by part: the beginning of a file's name. cuDNN is absent here.
 get_property(cuda_sources GLOBAL PROPERTY SLUICE_KERNELS_CUDA_SOURCES)
+list(FILTER cuda_sources EXCLUDE REGEX "/library\\.c$")
+list(FILTER cuda_sources EXCLUDE REGEX "cudnn")
 foreach(source ${PROJECT_SOURCE_DIR}/kernels/cuda/attention_cudnn_absent.c
         ${PROJECT_SOURCE_DIR}/tiers/device_cuda.c)
     if(EXISTS ${source})
@@ -63,8 +66,10 @@ set(simulated_sources_matmul ${simulated_cublaslt})
 foreach(source ${cuda_sources})
     get_filename_component(name ${source} NAME_WE)
     string(REGEX MATCH "^[a-z]+" part ${name})
-    if(part MATCHES "^(context|library)$")
+    if(part STREQUAL "context")
         set(part base)
+    elseif(part STREQUAL "cublas")
+        set(part matmul)
     endif()
     list(APPEND simulated_sources_${part} ${source})
     list(APPEND simulated_all_sources ${source})

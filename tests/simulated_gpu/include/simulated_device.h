@@ -35,7 +35,7 @@ extern __thread simulated_place *simulated_here; // NULL outside of kernels
 #define blockIdx  (simulated_here->block)
 #define blockDim  (simulated_here->block_dim)
 #define gridDim   (simulated_here->grid_dim)
-#define warpSize  32
+static const int warpSize = 32;
 
 // Ends the process with the text, the kernel, block, thread and seed. Also for failed checks.
 [[noreturn]] void simulated_fail(const char *format, ...) __attribute__((format(printf, 1, 2)));
