@@ -349,8 +349,11 @@ static int choose_algorithm(kernel_matmul *product, bool *is_found)
         rc = cudai_check(cudaMemsetAsync(memory, 0, bytes, NULL), "zeros for a matrix product");
     if (rc == 0)
         rc = take_algorithm(product, found, count, memory, operands_bytes, is_found);
-    if (memory != NULL)
-        TRY_KEEP(rc, cudai_check(cudaFree(memory), "freeing the first matrix product's memory"));
+    if (memory == NULL)
+        return rc;
+    cuda = cudaFree(memory);
+    if (rc == 0) /* else the first error stays */
+        rc = cudai_check(cuda, "freeing the first matrix product's memory");
     return rc;
 }
 

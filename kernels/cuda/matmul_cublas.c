@@ -72,12 +72,12 @@ static int open_library(struct cudai_cublas *cublas)
                      version / 10000, version / 100 % 100, version % 100);
             return 0;
         }
-    return err_set(
-        ERR_BACKEND,
-        "the CUDA backend needs cuBLASLt of CUDA 12 or 13 and has none (%s; %s): install "
-        "the toolkit's package libcublas, put its directory into LD_LIBRARY_PATH or the "
-        "toolkit's into CUDA_HOME, or set device.backend to \"cpu\"",
-        why[0], why[1]);
+    return err_set(ERR_BACKEND,
+                   "the CUDA backend needs cuBLASLt of CUDA 12 or 13, and neither can be used (%s; "
+                   "%s): install the toolkit's package libcublas, put its directory into "
+                   "LD_LIBRARY_PATH or the toolkit's into CUDA_HOME, or set device.backend to "
+                   "\"cpu\"",
+                   why[0], why[1]);
 }
 
 /* Runs each instance of the plain kernel once, on one element, so that CUDA has loaded it. */
@@ -89,7 +89,7 @@ static int warm_plain(void)
                                           {DTYPE_FP16, DTYPE_FP32},
                                           {DTYPE_FP16, DTYPE_FP16}};
     void *memory = NULL;
-    int rc = 0, cuda = cudaMalloc(&memory, PLAIN_WARM_BYTES);
+    int cuda = cudaMalloc(&memory, PLAIN_WARM_BYTES);
     TRY(cudai_check(cuda, "memory for the first product"));
     for (size_t i = 0; i < sizeof types / sizeof types[0] && cuda == cudaSuccess; i++) {
         matmul_desc one = {.m = 1, .n = 1, .k = 1, .a_stride = 1, .b_stride = 1, .c_stride = 1};
@@ -99,9 +99,9 @@ static int warm_plain(void)
     }
     if (cuda == cudaSuccess)
         cuda = cudaStreamSynchronize(NULL);
-    rc = cudai_check(cuda, "the plain matrix product");
-    TRY_KEEP(rc, cudai_check(cudaFree(memory), "freeing the first product's memory"));
-    return rc;
+    int freed = cudaFree(memory);
+    TRY(cudai_check(cuda, "the plain matrix product"));
+    return cudai_check(freed, "freeing the first product's memory");
 }
 
 int cudai_cublas_create(kernel_context *context)
