@@ -145,6 +145,7 @@ static void tell_step(const traini_loop *self, const metrics_line *line)
         .learning_rate = line->lr,
         .seconds = line->seconds,
         .tokens_per_second = line->tokens_per_second,
+        .model_tflops = line->model_tflops,
         .seconds_left = elapsed / (double)done * (double)(self->job->run.steps - line->step),
         .skipped = line->skipped,
     };

@@ -27,7 +27,7 @@ struct lane_numbers {
 
 struct train_progress {
     uint64_t step, steps, tokens; /* tokens of this step */
-    double loss, grad_norm, learning_rate, seconds, tokens_per_second;
+    double loss, grad_norm, learning_rate, seconds, tokens_per_second, model_tflops;
     double seconds_left; /* negative: unknown */
     bool skipped;
     struct lane_numbers lanes[LANE_COUNT];
