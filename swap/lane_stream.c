@@ -56,6 +56,14 @@ struct flight {
 };
 typedef struct flight flight;
 
+/* All that announce touches. Not part of the lane, which goes while the driver of a failed GPU may still
+ * be in a call of announce. */
+struct mailbox {
+    atomic_uint_least64_t finished_count;
+    int news_fd; /* the lane's */
+};
+typedef struct mailbox mailbox;
+
 /* One lane kind. */
 struct gpu_stream {
     device_stream *work;
@@ -63,9 +71,8 @@ struct gpu_stream {
     flight *ring;          /* [depth]; op n of the stream is at n % depth */
     uint64_t submitted_count;
     uint64_t polled_count;
-    atomic_uint_least64_t finished_count; /* by announce */
-    int news_fd;                          /* the lane's, for announce */
-    uint64_t last_end_ns;                 /* of the last op polled */
+    mailbox *box;         /* how many are complete, by announce */
+    uint64_t last_end_ns; /* of the last op polled */
 };
 typedef struct gpu_stream gpu_stream;
 
@@ -73,11 +80,12 @@ struct lane_stream {
     lane base; /* first: a lane * is a lane_stream * */
     lane_stream_config config;
     gpu_stream streams[LANE_COUNT];
-    int epoll_fd; /* what event_fd returns: the two below */
-    int news_fd;  /* eventfd, written by announce */
-    int timer_fd; /* runs all the time: starting and stopping it would cost two calls per op */
-    bool suspect; /* the next poll that finds nothing asks whether the GPU has failed */
-    bool dead;    /* it has: nothing in flight comes back */
+    mailbox *boxes; /* [LANE_COUNT] */
+    int epoll_fd;   /* what event_fd returns: the two below */
+    int news_fd;    /* eventfd, written by announce */
+    int timer_fd;   /* runs all the time: starting and stopping it would cost two calls per op */
+    bool suspect;   /* the next poll that finds nothing asks whether the GPU has failed */
+    bool dead;      /* it has: nothing in flight comes back */
     bool is_finish_failed;
     err_record error; /* the first */
 
@@ -183,15 +191,20 @@ static int take_times(lane_stream *self, gpu_stream *stream, const flight *item,
 /* On a thread of the driver, when an op is complete: no call of CUDA, no lock, no allocation. */
 static void announce(void *user)
 {
-    gpu_stream *stream = user;
+    mailbox *box = user;
     uint64_t one = 1;
     ssize_t written;
     /* Release: whoever reads the count also sees what the op wrote to pinned memory. */
-    atomic_fetch_add_explicit(&stream->finished_count, 1, memory_order_release);
+    atomic_fetch_add_explicit(&box->finished_count, 1, memory_order_release);
     do
-        written = write(stream->news_fd, &one, sizeof one);
+        written = write(box->news_fd, &one, sizeof one);
     while (written < 0 && errno == EINTR);
     assert(written == (ssize_t)sizeof one); /* the counter stays far below its limit */
+}
+
+static uint64_t finished_count(const gpu_stream *stream)
+{
+    return atomic_load_explicit(&stream->box->finished_count, memory_order_acquire);
 }
 
 /* Lets `stream` wait for the ops in flight on other streams that the request depends on. */
@@ -217,7 +230,7 @@ static int wait_for_others(lane_stream *self, gpu_stream *stream, const lane_req
                flight_at(self, other, number - 1)->request->op_idx >= highest[kind])
             number--;
         /* The first `number` ops of the stream are to be complete. */
-        if (number > atomic_load_explicit(&other->finished_count, memory_order_acquire))
+        if (number > finished_count(other))
             TRY(device_wait(self->config.gpu, stream->work,
                             flight_at(self, other, number - 1)->end));
     }
@@ -258,7 +271,7 @@ static int enqueue_op(lane_stream *self, gpu_stream *stream, const lane_request 
         TRY(self->config.enqueue(self->config.user, request->prog, request->item, stream->work));
     TRY(device_record(gpu, place->end, stream->work));
     TRY(device_wait(gpu, stream->signal, place->end));
-    return device_call(gpu, stream->signal, announce, stream);
+    return device_call(gpu, stream->signal, announce, stream->box);
 }
 
 static int stream_submit(lane *base, lane_request *request)
@@ -350,9 +363,8 @@ static int collect(lane_stream *self, lane_request **done, size_t max)
     size_t count = 0;
     for (int kind = 0; kind < LANE_COUNT; kind++) {
         gpu_stream *stream = &self->streams[kind];
-        uint64_t finished_count =
-            atomic_load_explicit(&stream->finished_count, memory_order_acquire);
-        while (count < max && stream->polled_count < finished_count) {
+        uint64_t complete_count = stream->box ? finished_count(stream) : 0;
+        while (count < max && stream->polled_count < complete_count) {
             int rc = finish_oldest(self, stream, now_ns, &done[count]);
             if (rc < 0)
                 return count > 0 ? (int)count : rc;
@@ -394,28 +406,32 @@ static const err_record *stream_error(const lane *base)
 
 /* --- creation --------------------------------------------------------------------------------- */
 
-/* Waits for the streams, so that no function is called later and no work touches the arenas. Where the
- * GPU has failed, neither happens any more, and waiting fails at once. */
+/* Waits for the streams, so that no work touches the arenas and no function is called later. Where the
+ * GPU has failed, waiting fails at once, no work runs and no function is called any more; but one may
+ * still be running, for whom the mailboxes and their descriptor then stay. */
 static void stream_destroy(lane *base)
 {
     if (!base)
         return;
     lane_stream *self = (lane_stream *)base;
+    int rc = 0;
     for (int kind = 0; kind < LANE_COUNT; kind++) {
         gpu_stream *stream = &self->streams[kind];
         assert(self->dead || in_flight(stream) == 0);
-        int rc = stream->work ? device_synchronize(self->config.gpu, stream->work) : 0;
-        if (rc == 0 && stream->signal)
-            rc = device_synchronize(self->config.gpu, stream->signal);
-        (void)rc; /* the device says so to whoever uses it next */
+        if (stream->work)
+            TRY_KEEP(rc, device_synchronize(self->config.gpu, stream->work));
+        if (stream->signal)
+            TRY_KEEP(rc, device_synchronize(self->config.gpu, stream->signal));
         mem_free(stream->ring);
     }
     if (self->epoll_fd >= 0)
         close(self->epoll_fd);
-    if (self->news_fd >= 0)
-        close(self->news_fd);
     if (self->timer_fd >= 0)
         close(self->timer_fd);
+    if (rc == 0 && self->news_fd >= 0)
+        close(self->news_fd);
+    if (rc == 0)
+        mem_free(self->boxes);
     mem_free(self);
 }
 
@@ -432,7 +448,8 @@ static int make_stream(lane_stream *self, int kind)
 {
     device *gpu = self->config.gpu;
     gpu_stream *stream = &self->streams[kind];
-    stream->news_fd = self->news_fd;
+    stream->box = &self->boxes[kind];
+    stream->box->news_fd = self->news_fd;
     stream->last_end_ns = clock_ns();
     stream->ring = mem_alloc(self->config.depth, sizeof *stream->ring, tag);
     if (!stream->ring)
@@ -478,6 +495,9 @@ static int make_parts(lane_stream *self)
 {
     device *gpu = self->config.gpu;
     TRY(make_descriptors(self));
+    self->boxes = mem_alloc(LANE_COUNT, sizeof *self->boxes, tag);
+    if (!self->boxes)
+        return -ENOMEM;
     for (int kind = 0; kind < LANE_COUNT; kind++)
         if (self->config.serves[kind])
             TRY(make_stream(self, kind));

@@ -38,12 +38,19 @@ struct device_info {
 typedef struct device_info device_info;
 
 /* Usable GPUs; 0 where there is none, with the reason in text[DEVICE_TEXT_BYTES]: "this build has no
- * CUDA", "no NVIDIA driver", "the driver is too old for CUDA 13.0", "no GPU is visible". Never fails. */
+ * CUDA", "no NVIDIA driver", "the driver is too old for CUDA 13.0 (it is for 12.2)", "no GPU is visible",
+ * "no usable GPU: ..." (compute capability below 8.0, or what CUDA says). text is "" where there is one.
+ * Never fails.
+ * It makes the first call of CUDA and before that sets, where the user has not, two variables of the
+ * environment: CUDA_MODULE_LOADING=EAGER, so that no kernel is loaded, and no memory taken for it, in
+ * the middle of a run; and CUDA_DEVICE_MAX_CONNECTIONS=16, so that each stream has a queue of its own.
+ * So the first call comes before there are threads that read the environment. */
 enum { DEVICE_TEXT_BYTES = 256 };
 uint32_t device_count(char text[DEVICE_TEXT_BYTES]);
 
 /* Makes the GPU's context and chooses it for the calling thread; waits by sleeping, not by spinning.
- * ERR_BACKEND, -ENOTSUP without CUDA, -EINVAL for an index that is not below device_count. */
+ * ERR_BACKEND (also for a GPU that is too old beside one that is not), -ENOTSUP without CUDA, -EINVAL
+ * for an index that is not below device_count, with its reason where that is 0. */
 int device_open(uint32_t device_idx, device **out) MUST_CHECK;
 /* Waits for all work, releases the reserved memory, pinned memory, streams and events. NULL allowed. */
 void device_close(device *self);
@@ -72,12 +79,14 @@ int device_stream_create(device *self, bool high_priority, device_stream **out) 
 int device_event_create(device *self, bool is_timed, device_event **out) MUST_CHECK;
 
 int device_record(device *self, device_event *event, device_stream *stream) MUST_CHECK;
-/* Work enqueued on `stream` from here on waits for the event's latest record. */
+/* Work enqueued on `stream` from here on waits for the event's latest record; a later record of the
+ * event changes nothing about it. */
 int device_wait(device *self, device_stream *stream, device_event *event) MUST_CHECK;
 /* 1: complete (or never recorded), 0: not yet; negative: the GPU failed. */
 int device_event_done(device *self, device_event *event) MUST_CHECK;
-/* Time between two timed events, both complete, at about half a microsecond; a float of milliseconds
- * underneath, so that its resolution falls to 4 us after a minute. */
+/* Time between two timed events, both complete, at about half a microsecond; negative where `to` came
+ * before `from`. A float of milliseconds underneath, so that its resolution falls to 4 us after a
+ * minute. */
 int device_elapsed_ns(device *self, device_event *from, device_event *to,
                       int64_t *elapsed_ns) MUST_CHECK;
 int device_synchronize(device *self, device_stream *stream) MUST_CHECK; /* NULL: everything */

@@ -1,0 +1,483 @@
+/* The GPU as a tier (tiers/device.h): what it says of itself, memory and its refusals, pinned memory,
+ * copies, and the order that streams and events keep; what the lanes rely on is shown here on its own.
+ * Runs on the simulated GPU and on a real one. */
+#include <ctype.h>
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+
+#include <cmocka.h>
+
+#include "base/mem.h"
+#include "base/rng.h"
+#include "base/size.h"
+#include "tiers/device.h"
+
+#ifdef SLUICE_SIMULATED_GPU
+#include "tests/simulated_gpu/simulated_gpu.h"
+static const bool is_simulated = true;
+#else
+static const bool is_simulated = false;
+#endif
+
+enum { ALIGNMENT = 2 << 20 };
+
+static device *open_gpu(void)
+{
+    device *gpu;
+    if (device_open(0, &gpu) != 0)
+        fail_msg("%s", err_text());
+    return gpu;
+}
+
+static device_stream *make_stream(device *gpu)
+{
+    device_stream *stream;
+    assert_int_equal(device_stream_create(gpu, false, &stream), 0);
+    return stream;
+}
+
+static device_event *make_event(device *gpu, bool is_timed)
+{
+    device_event *event;
+    assert_int_equal(device_event_create(gpu, is_timed, &event), 0);
+    return event;
+}
+
+/* Pages of the host, pinned. */
+static unsigned char *make_pinned(device *gpu, size_t size_bytes)
+{
+    void *memory =
+        mmap(NULL, size_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    assert_true(memory != MAP_FAILED);
+    if (device_pin(gpu, memory, size_bytes) != 0)
+        fail_msg("%s", err_text());
+    return memory;
+}
+
+static void drop_pinned(device *gpu, unsigned char *memory, size_t size_bytes)
+{
+    assert_int_equal(device_unpin(gpu, memory), 0);
+    munmap(memory, size_bytes);
+}
+
+static void random_bytes(unsigned char *target, size_t size_bytes, uint64_t seed)
+{
+    for (size_t i = 0; i < size_bytes; i++)
+        target[i] = (unsigned char)rng_u64(seed, 1, i);
+}
+
+/* --- what it is ------------------------------------------------------------------------------- */
+
+static void it_says_what_it_is(void **state)
+{
+    (void)state;
+    char text[DEVICE_TEXT_BYTES];
+    uint32_t count = device_count(text);
+    assert_true(count > 0);
+    assert_string_equal(text, "");
+    device *gpu = open_gpu();
+    const device_info *info = device_get_info(gpu);
+    printf("%s at %s: sm_%d%d, %u multiprocessors, %llu bytes, %.0f GB/s, driver %d, runtime %d\n",
+           info->name, info->pci_bus_id, info->compute_major, info->compute_minor, info->sm_count,
+           (unsigned long long)info->total_bytes, info->memory_bytes_per_second / 1e9,
+           info->driver_version, info->runtime_version);
+    assert_int_equal(info->device_idx, 0);
+    assert_true(strlen(info->name) > 0);
+    unsigned domain, bus, slot, function;
+    assert_int_equal(sscanf(info->pci_bus_id, "%4x:%2x:%2x.%1x", &domain, &bus, &slot, &function),
+                     4);
+    for (const char *at = info->pci_bus_id; *at; at++)
+        assert_false(isupper((unsigned char)*at));
+    assert_true(info->compute_major >= 8 && info->compute_minor >= 0);
+    assert_true(info->sm_count > 0 && info->total_bytes > 0);
+    assert_true(info->memory_bytes_per_second >= 0.0);
+    assert_true(info->driver_version >= 12000 && info->runtime_version >= 12000);
+    device_close(gpu);
+    device_close(NULL);
+    assert_non_null(getenv("CUDA_MODULE_LOADING"));
+    assert_non_null(getenv("CUDA_DEVICE_MAX_CONNECTIONS"));
+
+    assert_int_equal(device_open(count, &gpu), -EINVAL);
+    assert_null(gpu);
+    assert_non_null(strstr(err_text(), "there is no GPU"));
+}
+
+/* --- memory ----------------------------------------------------------------------------------- */
+
+static void memory_is_reserved_once(void **state)
+{
+    (void)state;
+    static const uint64_t sizes[] = {1, 4096, 3 * MIB + 1, 33 * MIB};
+    device *gpu = open_gpu();
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        unsigned char *base, *other;
+        uint64_t before, after, last;
+        assert_int_equal(device_free_bytes(gpu, &before), 0);
+        assert_int_equal(device_reserve(gpu, sizes[i], &base), 0);
+        assert_non_null(base);
+        assert_int_equal((uintptr_t)base % ALIGNMENT, 0);
+        assert_int_equal(device_free_bytes(gpu, &after), 0);
+        if (is_simulated) { /* on a real one other processes may have their say */
+            assert_true(before - after >= sizes[i]);
+            assert_true(before - after < sizes[i] + 2 * ALIGNMENT);
+        }
+        device_stream *stream = make_stream(gpu); /* all of it may be written */
+        assert_int_equal(device_fill(gpu, stream, base, 0xa5, sizes[i]), 0);
+        unsigned char end = 0;
+        assert_int_equal(device_copy(gpu, stream, &end, base + sizes[i] - 1, 1, DEVICE_TO_HOST), 0);
+        assert_int_equal(device_synchronize(gpu, stream), 0);
+        assert_int_equal(end, 0xa5);
+        assert_int_equal(device_reserve(gpu, 1, &other), -EINVAL);
+        assert_null(other);
+        assert_non_null(strstr(err_text(), "reserved already"));
+        assert_int_equal(device_release(gpu), 0);
+        assert_int_equal(device_release(gpu), 0); /* nothing to release */
+        assert_int_equal(device_free_bytes(gpu, &last), 0);
+        if (is_simulated)
+            assert_int_equal(last, before);
+    }
+    unsigned char *none;
+    assert_int_equal(device_reserve(gpu, 0, &none), -EINVAL);
+    device_close(gpu);
+}
+
+static void a_budget_too_large_is_refused_with_numbers(void **state)
+{
+    (void)state;
+    device *gpu = open_gpu();
+    uint64_t asked = 2 * device_get_info(gpu)->total_bytes, free_bytes;
+    unsigned char *base;
+    char asked_text[32], free_text[32];
+    assert_int_equal(device_reserve(gpu, asked, &base), ERR_NO_FIT);
+    assert_null(base);
+    assert_int_equal(device_free_bytes(gpu, &free_bytes), 0);
+    snprintf(asked_text, sizeof asked_text, "(%llu bytes)", (unsigned long long)asked);
+    snprintf(free_text, sizeof free_text, "(%llu bytes) are free", (unsigned long long)free_bytes);
+    if (!strstr(err_text(), asked_text) || !strstr(err_text(), "tiers.device.budget") ||
+        (is_simulated && !strstr(err_text(), free_text)))
+        fail_msg("\"%s\" lacks the numbers", err_text());
+    /* The refusal leaves no error behind and takes nothing. */
+    assert_int_equal(device_reserve(gpu, 4 * MIB, &base), 0);
+    device_close(gpu);
+}
+
+static void pinned_memory(void **state)
+{
+    (void)state;
+    enum { SIZE = 64 * 4096 };
+    device *gpu = open_gpu();
+    unsigned char *memory = make_pinned(gpu, SIZE), *second = make_pinned(gpu, 4096);
+    assert_int_equal(device_pin(gpu, memory + 1, 4096), -EINVAL);
+    assert_int_equal(device_pin(gpu, memory, 0), -EINVAL);
+    assert_int_equal(device_pin(gpu, NULL, 4096), -EINVAL);
+    assert_int_equal(device_pin(gpu, memory, SIZE), ERR_BACKEND);
+    assert_non_null(strstr(err_text(), "CUDA says"));
+    drop_pinned(gpu, memory, SIZE);
+    assert_int_equal(device_unpin(gpu, memory), -EINVAL);
+    memory = make_pinned(gpu, SIZE); /* may be pinned again */
+    drop_pinned(gpu, memory, SIZE);
+
+    void *small;
+    assert_int_equal(device_alloc_pinned(gpu, 4097, &small), 0);
+    for (size_t i = 0; i < 4097; i++)
+        assert_int_equal(((unsigned char *)small)[i], 0);
+    device_stream *stream = make_stream(gpu);
+    assert_int_equal(device_fill(gpu, stream, small, 7, 4097), 0); /* the GPU may write there */
+    assert_int_equal(device_synchronize(gpu, stream), 0);
+    assert_int_equal(((unsigned char *)small)[4096], 7);
+    device_close(gpu); /* frees `small`, unpins `second` */
+    munmap(second, 4096);
+}
+
+/* --- copies and order ------------------------------------------------------------------------- */
+
+static void copies_and_fills(void **state)
+{
+    (void)state;
+    size_t size_bytes = is_simulated ? 3 * MIB + 5 : 300 * MIB + 5;
+    size_t pages = size_round_up(size_bytes, 4096);
+    device *gpu = open_gpu();
+    device_stream *stream = make_stream(gpu);
+    unsigned char *base;
+    assert_int_equal(device_reserve(gpu, 2 * pages, &base), 0);
+    unsigned char *source = make_pinned(gpu, pages), *target = make_pinned(gpu, pages);
+    random_bytes(source, size_bytes < MIB ? size_bytes : MIB, 5);
+    for (size_t i = MIB; i < size_bytes; i += MIB)
+        memcpy(source + i, source, size_min(MIB, size_bytes - i));
+    memset(target, 1, pages);
+    assert_int_equal(device_copy(gpu, stream, base, source, size_bytes, DEVICE_FROM_HOST), 0);
+    assert_int_equal(device_copy(gpu, stream, base + pages, base, size_bytes, DEVICE_WITHIN), 0);
+    assert_int_equal(device_fill(gpu, stream, base, 0x3c, 100), 0);
+    assert_int_equal(device_copy(gpu, stream, target, base + pages, size_bytes, DEVICE_TO_HOST), 0);
+    assert_int_equal(device_synchronize(gpu, stream), 0);
+    assert_memory_equal(target, source, size_bytes);
+    assert_int_equal(target[size_bytes], 1);
+    assert_int_equal(device_copy(gpu, stream, target, base, 101, DEVICE_TO_HOST), 0);
+    assert_int_equal(device_synchronize(gpu, NULL), 0);
+    for (int i = 0; i < 100; i++)
+        assert_int_equal(target[i], 0x3c);
+    assert_int_equal(target[100], source[100]);
+    drop_pinned(gpu, source, pages);
+    drop_pinned(gpu, target, pages);
+    device_close(gpu);
+}
+
+/* Moves a block through `hops` places on alternating streams, each hop ordered after the one before by
+ * an event if `ordered`; returns whether the block came through. */
+static bool passes_on(device *gpu, device_stream *streams[2], device_event *event,
+                      unsigned char *base, unsigned char *host, bool ordered)
+{
+    enum { HOPS = 12, BLOCK = 8192 };
+    random_bytes(host, BLOCK, 77);
+    memset(host + BLOCK, 0, BLOCK);
+    assert_int_equal(device_fill(gpu, streams[0], base, 0, (HOPS + 1) * BLOCK), 0);
+    assert_int_equal(device_copy(gpu, streams[0], base, host, BLOCK, DEVICE_FROM_HOST), 0);
+    for (int hop = 0; hop < HOPS; hop++) {
+        device_stream *from = streams[hop % 2], *to = streams[(hop + 1) % 2];
+        if (ordered) {
+            assert_int_equal(device_record(gpu, event, from), 0);
+            assert_int_equal(device_wait(gpu, to, event), 0);
+        }
+        assert_int_equal(device_copy(gpu, to, base + (hop + 1) * BLOCK, base + hop * BLOCK, BLOCK,
+                                     DEVICE_WITHIN),
+                         0);
+    }
+    assert_int_equal(device_synchronize(gpu, NULL), 0);
+    assert_int_equal(
+        device_copy(gpu, streams[0], host + BLOCK, base + HOPS * BLOCK, BLOCK, DEVICE_TO_HOST), 0);
+    assert_int_equal(device_synchronize(gpu, streams[0]), 0);
+    return memcmp(host, host + BLOCK, BLOCK) == 0;
+}
+
+/* One event serves all hops: a wait is for the record that stood when it was enqueued. */
+static void events_order_streams(void **state)
+{
+    (void)state;
+    device *gpu = open_gpu();
+    device_stream *streams[2] = {make_stream(gpu), make_stream(gpu)};
+    device_event *event = make_event(gpu, false);
+    unsigned char *base, *host = make_pinned(gpu, 16384);
+    assert_int_equal(device_reserve(gpu, MIB, &base), 0);
+    bool always = true;
+    for (int i = 0; i < 20; i++) {
+        assert_true(passes_on(gpu, streams, event, base, host, true));
+        always = passes_on(gpu, streams, event, base, host, false) && always;
+    }
+    if (is_simulated) /* whose delays show what a missing wait does */
+        assert_false(always);
+    drop_pinned(gpu, host, 16384);
+    device_close(gpu);
+}
+
+static void hold(void *user)
+{
+    atomic_bool *is_released = user;
+    while (!atomic_load(is_released))
+        nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
+}
+
+static void a_wait_is_for_the_record_of_its_time(void **state)
+{
+    (void)state;
+    device *gpu = open_gpu();
+    device_stream *first = make_stream(gpu), *second = make_stream(gpu);
+    device_event *event = make_event(gpu, true), *never = make_event(gpu, false);
+    atomic_bool is_released = false;
+    assert_int_equal(device_event_done(gpu, never), 1);
+    assert_int_equal(device_wait(gpu, second, never), 0); /* for nothing */
+    assert_int_equal(device_record(gpu, event, first), 0);
+    assert_int_equal(device_wait(gpu, second, event), 0);
+    assert_int_equal(device_call(gpu, first, hold, &is_released), 0);
+    assert_int_equal(device_record(gpu, event, first), 0);
+    /* `second` waits for the first record alone: the other one cannot come before the release. */
+    assert_int_equal(device_synchronize(gpu, second), 0);
+    assert_int_equal(device_event_done(gpu, event), 0);
+    atomic_store(&is_released, true);
+    assert_int_equal(device_synchronize(gpu, first), 0);
+    assert_int_equal(device_event_done(gpu, event), 1);
+    device_close(gpu);
+}
+
+static void times_have_a_sign(void **state)
+{
+    (void)state;
+    device *gpu = open_gpu();
+    device_stream *streams[2] = {make_stream(gpu), make_stream(gpu)};
+    device_event *early = make_event(gpu, true), *late = make_event(gpu, true);
+    unsigned char *base;
+    int64_t forward, backward, none;
+    assert_int_equal(device_reserve(gpu, 32 * MIB, &base), 0);
+    assert_int_equal(device_record(gpu, early, streams[0]), 0);
+    assert_int_equal(device_fill(gpu, streams[0], base, 1, 32 * MIB), 0);
+    assert_int_equal(device_synchronize(gpu, streams[0]), 0);
+    assert_int_equal(device_record(gpu, late, streams[1]), 0);
+    assert_int_equal(device_synchronize(gpu, streams[1]), 0);
+    assert_int_equal(device_elapsed_ns(gpu, early, late, &forward), 0);
+    assert_int_equal(device_elapsed_ns(gpu, late, early, &backward), 0);
+    assert_int_equal(device_elapsed_ns(gpu, late, late, &none), 0);
+    assert_true(forward > 0);
+    assert_int_equal(backward, -forward);
+    assert_int_equal(none, 0);
+    device_event *untimed = make_event(gpu, false);
+    assert_int_equal(device_record(gpu, untimed, streams[0]), 0);
+    assert_int_equal(device_synchronize(gpu, NULL), 0);
+    assert_int_equal(device_elapsed_ns(gpu, early, untimed, &none), ERR_BACKEND);
+    /* That was the caller's error, and is over. */
+    assert_int_equal(device_event_done(gpu, late), 1);
+    assert_int_equal(device_synchronize(gpu, NULL), 0);
+    device_close(gpu);
+}
+
+struct call_log {
+    const unsigned char *memory; /* pinned: what the stream wrote before the call */
+    unsigned char seen[16];
+    int count;
+};
+
+static void note_byte(void *user)
+{
+    struct call_log *log = user;
+    log->seen[log->count++] = *log->memory;
+}
+
+static void functions_run_in_their_turn(void **state)
+{
+    (void)state;
+    device *gpu = open_gpu();
+    device_stream *stream = make_stream(gpu);
+    void *memory;
+    assert_int_equal(device_alloc_pinned(gpu, 64, &memory), 0);
+    struct call_log log = {.memory = memory};
+    for (int i = 0; i < 16; i++) {
+        assert_int_equal(device_fill(gpu, stream, memory, (uint8_t)(i + 1), 64), 0);
+        assert_int_equal(device_call(gpu, stream, note_byte, &log), 0);
+    }
+    assert_int_equal(device_synchronize(gpu, stream), 0);
+    assert_int_equal(log.count, 16);
+    for (int i = 0; i < 16; i++)
+        assert_int_equal(log.seen[i], i + 1);
+    device_close(gpu);
+}
+
+static void close_gives_everything_back(void **state)
+{
+    (void)state;
+    mem_stats before, after;
+    uint64_t free_before, free_after;
+    unsigned char *base;
+    void *small,
+        *pages = mmap(NULL, 65536, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    mem_get_stats(&before);
+    device *gpu = open_gpu();
+    assert_int_equal(device_free_bytes(gpu, &free_before), 0);
+    assert_int_equal(device_reserve(gpu, 8 * MIB, &base), 0);
+    assert_int_equal(device_pin(gpu, pages, 65536), 0);
+    assert_int_equal(device_alloc_pinned(gpu, 4096, &small), 0);
+    for (int i = 0; i < 40; i++) {
+        device_event *event = make_event(gpu, i % 2);
+        device_stream *stream = make_stream(gpu);
+        assert_int_equal(device_fill(gpu, stream, base, 1, 4096), 0); /* close waits */
+        assert_int_equal(device_record(gpu, event, stream), 0);
+    }
+    device_close(gpu);
+    mem_get_stats(&after);
+    assert_int_equal(after.live_bytes, before.live_bytes);
+    gpu = open_gpu();
+    assert_int_equal(device_free_bytes(gpu, &free_after), 0);
+    if (is_simulated)
+        assert_int_equal(free_after, free_before);
+    assert_int_equal(device_pin(gpu, pages, 65536), 0); /* was unpinned */
+    device_close(gpu);
+    munmap(pages, 65536);
+}
+
+/* --- what only the simulated GPU can do ------------------------------------------------------- */
+
+#ifdef SLUICE_SIMULATED_GPU
+static void without_a_gpu_there_is_a_sentence(void **state)
+{
+    (void)state;
+    char text[DEVICE_TEXT_BYTES];
+    device *gpu;
+    simulated_gpu_set_absent(1);
+    uint32_t count = device_count(text);
+    int rc = device_open(0, &gpu);
+    simulated_gpu_set_absent(0);
+    assert_int_equal(count, 0);
+    printf("absent: \"%s\"; open: \"%s\"\n", text, err_text());
+    assert_true(strncmp(text, "no ", 3) == 0);
+    assert_int_equal(rc, -EINVAL);
+    assert_null(gpu);
+    assert_non_null(strstr(err_text(), text));
+    assert_true(device_count(text) > 0);
+}
+
+static void set_flag(void *user)
+{
+    atomic_store((atomic_bool *)user, true);
+}
+
+static void a_failed_gpu_fails_every_call(void **state)
+{
+    (void)state;
+    device *gpu = open_gpu();
+    device_stream *stream = make_stream(gpu);
+    device_event *event = make_event(gpu, true);
+    atomic_bool was_called = false;
+    unsigned char *base;
+    assert_int_equal(device_reserve(gpu, MIB, &base), 0);
+    simulated_gpu_inject_fault(SIMULATED_FAULT_ANY, 1);
+    assert_int_equal(device_fill(gpu, stream, base, 1, 4096), 0);
+    assert_int_equal(device_fill(gpu, stream, base, 2, 4096), 0); /* fails as it runs */
+    int rc = device_record(gpu, event, stream);
+    if (rc == 0)
+        rc = device_call(gpu, stream, set_flag, &was_called);
+    assert_true(rc == 0 || rc == ERR_BACKEND); /* later calls may know already */
+    assert_int_equal(device_synchronize(gpu, stream), ERR_BACKEND);
+    assert_non_null(strstr(err_text(), "cudaErrorIllegalAddress"));
+    assert_int_equal(device_event_done(gpu, event), ERR_BACKEND);
+    assert_int_equal(device_fill(gpu, stream, base, 1, 4096), ERR_BACKEND);
+    assert_int_equal(device_synchronize(gpu, NULL), ERR_BACKEND);
+    assert_int_equal(device_release(gpu), ERR_BACKEND);
+    assert_false(atomic_load(&was_called));
+    device_close(gpu); /* does not hang */
+    simulated_gpu_clear_fault();
+    gpu = open_gpu();
+    device_close(gpu);
+}
+#endif
+
+int main(void)
+{
+    char text[DEVICE_TEXT_BYTES];
+    if (device_count(text) == 0) {
+        printf("skipped: %s\n", text);
+        return 77;
+    }
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(it_says_what_it_is),
+        cmocka_unit_test(memory_is_reserved_once),
+        cmocka_unit_test(a_budget_too_large_is_refused_with_numbers),
+        cmocka_unit_test(pinned_memory),
+        cmocka_unit_test(copies_and_fills),
+        cmocka_unit_test(events_order_streams),
+        cmocka_unit_test(a_wait_is_for_the_record_of_its_time),
+        cmocka_unit_test(times_have_a_sign),
+        cmocka_unit_test(functions_run_in_their_turn),
+        cmocka_unit_test(close_gives_everything_back),
+#ifdef SLUICE_SIMULATED_GPU
+        cmocka_unit_test(without_a_gpu_there_is_a_sentence),
+        cmocka_unit_test(a_failed_gpu_fails_every_call),
+#endif
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
