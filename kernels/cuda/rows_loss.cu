@@ -251,14 +251,13 @@ static __device__ __forceinline__ void softmax_part_row(const softmax_part_args 
     float before = args.is_first ? -INFINITY : args.largest[row];
     float held = args.is_first ? 0.0f : args.sum[row];
     float largest = before, sum = target < IGNORED ? __uint_as_float(NAN_BITS) : held;
-    if (target >= 0) {
+    if (target >= 0) { // behind its barriers all threads have read the old stats
         row_stats stats = stats_of_row<IS_PACKED>(logits, args.columns, before, partial);
         double kept = static_cast<double>(held) * static_cast<double>(expf(before - stats.shift));
         largest = stats.largest;
         sum = static_cast<float>(kept + static_cast<double>(stats.sum));
         sum = sum == sum ? sum : __uint_as_float(NAN_BITS);
     }
-    __syncthreads(); // all threads have read the old stats
     if (threadIdx.x != 0)
         return;
     args.largest[row] = largest;
