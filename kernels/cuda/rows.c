@@ -10,9 +10,9 @@
 #include "kernels/cuda/rows_launch.h"
 
 /* Blocks of rows for the norm's parameter gradients, one block of threads each. At most so many that
- * scratch stays near 32 MiB (of 2 C floats a block) however many rows there are, which is still two to
- * four times what a GPU runs at once; at least 16 rows each, so that writing and reading a block's sums
- * costs an eighth of reading its rows, or less. */
+ * scratch stays near 32 MiB (2 C floats a block) however many rows there are, which is about twice what
+ * a large GPU runs at once; at least 16 rows each, so that writing and reading a block's sums moves a
+ * sixth of the bytes of its rows, or less. */
 enum {
     NORM_BLOCK_ELEMS = 512 * 8192, /* blocks * channels, at most */
     NORM_BLOCKS_MIN = 256,         /* allowed for any number of channels */
