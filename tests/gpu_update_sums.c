@@ -55,7 +55,8 @@ void expect_repeated(gpu_fixture *gpu, const char *name, const void *source, uin
         char text[96];
         snprintf(text, sizeof text, "%s from byte %" PRIu64, name, at);
         gpu_download(gpu, got, (const char *)source + at, length);
-        gpu_expect_same(text, got, want, length, 1);
+        if (memcmp(got, want, length) != 0)
+            gpu_expect_same(text, got, want, length, 1);
     }
     mem_free(got);
 }
