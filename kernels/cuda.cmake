@@ -4,7 +4,8 @@
 set(kernels_cuda_c context.c matmul.c matmul_cublas.c attention.c attention_own.c rows.c
     rows_sparse.c update.c backend.c)
 set(kernels_cuda_cu matmul_plain.cu rows_norm.cu rows_point.cu rows_embedding.cu rows_loss.cu
-    update_adam.cu update_sums.cu attention_forward.cu attention_backward.cu attention_plain.cu)
+    update_adam.cu update_sums.cu attention_forward.cu attention_key_grad.cu attention_query_grad.cu
+    attention_plain.cu attention_plain_grad.cu attention_compare.cu)
 set(KERNELS_CUDA_SOURCES "")
 set(is_complete TRUE)
 foreach(name ${kernels_cuda_c} ${kernels_cuda_cu})

@@ -1,0 +1,456 @@
+/* The table's attention: our own fused kernels (attention_own.c), or cuDNN's.
+ *
+ * cuDNN's is faster where it takes a shape, and its results differ from ours by rounding. It is used only
+ * after it has agreed with ours: when an attention is created, both run forward and backward on random
+ * operands of this very shape and the results are compared on the GPU; the library's backward runs twice
+ * and must give the same bits. So a defect of a library changes no loss silently: on a refusal or a
+ * disagreement our own kernels are used, and the log says why. Either way the choice and its reason are
+ * one line of the log, and a function of GPU, library and shape.
+ *
+ * The check needs GPU memory beside what the caller holds, for the time of creation: at most
+ * CHECK_BYTES_MAX. Where the shape itself would need more, a plan for a smaller batch, then for fewer
+ * tokens, stands in for it. Where even that memory is not to be had, our own kernels are used, with a
+ * warning, since another run that has the memory may then choose otherwise.
+ *
+ * fp32 operands always use our own kernels. The passes only enqueue. */
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cuda_runtime_api.h>
+
+#include "base/log.h"
+#include "base/mem.h"
+#include "base/size.h"
+#include "kernels/cuda/attention_launch.h"
+#include "kernels/cuda/cuda_internal.h"
+
+#define CHECK_BYTES_MAX GIB
+
+struct kernel_attention {
+    kernel_context *context;
+    attention_desc desc;
+    cudai_cudnn_plan *plan; /* NULL: our own kernels */
+};
+
+enum { REASON_BYTES = 512 };
+
+/* ---- the memory of a check ---- */
+
+/* Operands and two sets of results on the GPU: [0] ours, [1] the library's. */
+struct trial {
+    attention_desc desc;
+    cudai_cudnn_plan *plan;
+    void *stream;
+    char *base;
+    uint64_t qkv_bytes, out_bytes, lse_bytes;
+    const char *q, *k, *v;
+    char *qkv, *output_grad, *output[2], *grads[2];
+    float *lse[2];
+    void *scratch;
+    cudai_difference *parts;
+};
+
+/* Distances of k and v from q in bytes: packed where the rows have room, else one after the other. */
+static void kv_offsets(const attention_desc *desc, uint64_t *k, uint64_t *v, uint64_t *bytes)
+{
+    uint64_t elem = dtype_bytes(desc->type), dim = desc->head_dim;
+    uint64_t tensor = desc->batch * desc->tokens * desc->qkv_stride * elem;
+    bool is_packed = desc->qkv_stride >= (desc->heads + 2 * desc->kv_heads) * dim;
+    *k = is_packed ? desc->heads * dim * elem : size_round_up(tensor, 256);
+    *v = is_packed ? *k + desc->kv_heads * dim * elem : 2 * *k;
+    *bytes = is_packed ? tensor : 3 * *k;
+}
+
+/* The next part of the trial's memory; a NULL base only counts. */
+static void *take(char *base, uint64_t *used, uint64_t bytes)
+{
+    char *part = base ? base + *used : NULL;
+    *used += size_round_up(bytes, 256);
+    return part;
+}
+
+/* Lays the trial out from `base` on and returns its bytes. */
+static uint64_t trial_layout(struct trial *trial, char *base)
+{
+    const attention_desc *desc = &trial->desc;
+    uint64_t k, v, used = 0, scratch = cudai_own_attention_scratch_bytes(desc);
+    kv_offsets(desc, &k, &v, &trial->qkv_bytes);
+    trial->out_bytes =
+        desc->batch * desc->tokens * desc->heads * desc->head_dim * dtype_bytes(desc->type);
+    trial->lse_bytes = desc->batch * desc->heads * desc->tokens * sizeof(float);
+    if (trial->plan) {
+        scratch = size_max(scratch, cudai_cudnn_plan_forward_scratch_bytes(trial->plan));
+        scratch = size_max(scratch, cudai_cudnn_plan_backward_scratch_bytes(trial->plan));
+    }
+    trial->base = base;
+    trial->qkv = take(base, &used, trial->qkv_bytes);
+    trial->q = trial->qkv;
+    trial->k = base ? trial->qkv + k : NULL;
+    trial->v = base ? trial->qkv + v : NULL;
+    trial->output_grad = take(base, &used, trial->out_bytes);
+    for (int side = 0; side < 2; side++) {
+        trial->output[side] = take(base, &used, trial->out_bytes);
+        trial->grads[side] = take(base, &used, trial->qkv_bytes);
+        trial->lse[side] = take(base, &used, trial->lse_bytes);
+    }
+    trial->scratch = take(base, &used, scratch);
+    trial->parts = take(base, &used, CUDAI_COMPARE_BLOCKS * sizeof *trial->parts);
+    return used;
+}
+
+/* ---- running and comparing ---- */
+
+/* Standard deviation of the operands: scores of 3, so that each row has a few keys that count and rows
+ * far from the beginning do not average everything away. */
+static float amplitude(const attention_desc *desc)
+{
+    float value = sqrtf(3.0f / (desc->scale * sqrtf((float)desc->head_dim)));
+    return fminf(fmaxf(value, 0.0625f), 16.0f);
+}
+
+/* Random operands; results full of NaN, so that what is not written is found. */
+static int trial_fill(const struct trial *trial)
+{
+    const attention_desc *desc = &trial->desc;
+    uint64_t elem = dtype_bytes(desc->type);
+    TRY(cudai_check(cudai_attention_fill_launch(desc->type, trial->qkv, trial->qkv_bytes / elem,
+                                                amplitude(desc), 1, trial->stream),
+                    "filling the attention's check"));
+    TRY(cudai_check(cudai_attention_fill_launch(desc->type, trial->output_grad,
+                                                trial->out_bytes / elem, 1.0f, 2, trial->stream),
+                    "filling the attention's check"));
+    for (int side = 0; side < 2; side++) {
+        TRY(cudai_check(cudaMemsetAsync(trial->output[side], 0xff, trial->out_bytes, trial->stream),
+                        "filling the attention's check"));
+        TRY(cudai_check(cudaMemsetAsync(trial->grads[side], 0xff, trial->qkv_bytes, trial->stream),
+                        "filling the attention's check"));
+        TRY(cudai_check(cudaMemsetAsync(trial->lse[side], 0xff, trial->lse_bytes, trial->stream),
+                        "filling the attention's check"));
+    }
+    return 0;
+}
+
+static int run_ours(const kernel_context *context, const struct trial *trial)
+{
+    uint64_t k = (uint64_t)(trial->k - trial->q), v = (uint64_t)(trial->v - trial->q);
+    char *grads = trial->grads[0];
+    TRY(cudai_own_attention_forward(context, &trial->desc, trial->stream, trial->q, trial->k,
+                                    trial->v, trial->output[0], trial->lse[0]));
+    return cudai_own_attention_backward(
+        context, &trial->desc, trial->stream, trial->q, trial->k, trial->v, trial->output[0],
+        trial->lse[0], trial->output_grad, grads, grads + k, grads + v, trial->scratch);
+}
+
+static int run_theirs_backward(const struct trial *trial, char *grads)
+{
+    uint64_t k = (uint64_t)(trial->k - trial->q), v = (uint64_t)(trial->v - trial->q);
+    return cudai_cudnn_backward(trial->plan, trial->stream, trial->q, trial->k, trial->v,
+                                trial->output[1], trial->lse[1], trial->output_grad, grads,
+                                grads + k, grads + v, trial->scratch);
+}
+
+/* Both sides' tensors of `rows` rows, compared on the GPU and summed up here. */
+static int measure(const struct trial *trial, enum dtype type, const void *ours, const void *theirs,
+                   uint64_t rows, uint64_t columns, uint64_t stride, cudai_difference *total)
+{
+    cudai_difference parts[CUDAI_COMPARE_BLOCKS];
+    TRY(cudai_check(cudai_attention_compare_launch(type, ours, theirs, rows, columns, stride,
+                                                   trial->parts, trial->stream),
+                    "comparing attentions"));
+    TRY(cudai_check(
+        cudaMemcpyAsync(parts, trial->parts, sizeof parts, cudaMemcpyDeviceToHost, trial->stream),
+        "comparing attentions"));
+    TRY(cudai_check(cudaStreamSynchronize(trial->stream), "comparing attentions"));
+    *total = (cudai_difference){0};
+    for (int i = 0; i < CUDAI_COMPARE_BLOCKS; i++) {
+        total->error_squares += parts[i].error_squares;
+        total->value_squares += parts[i].value_squares;
+        total->error_max = fmax(total->error_max, parts[i].error_max);
+        total->value_max = fmax(total->value_max, parts[i].value_max);
+    }
+    return 0;
+}
+
+/* Both round P, dS and the results to the 16-bit type, in other orders and at other running maxima:
+ * about four roundings of half a unit each, of numbers near 1. So the root mean square of the error
+ * stays below 8 half units of the values' own, and no error above 32 of the largest value. The floor
+ * of 1 is for gradients that are nothing but rounding, as those of a single token. */
+static bool is_close(const cudai_difference *difference, enum dtype type, double count)
+{
+    double half_unit = type == DTYPE_BF16 ? 0x1p-9 : 0x1p-12;
+    double value = fmax(sqrt(difference->value_squares / count), 1.0);
+    return sqrt(difference->error_squares / count) <= 8 * half_unit * value &&
+           difference->error_max <= 32 * half_unit * fmax(difference->value_max, 1.0);
+}
+
+/* lse is fp32 on both sides: sums of up to T terms with approximate exponentials. */
+static bool is_lse_close(const cudai_difference *difference)
+{
+    return difference->error_max <= 1e-4 * (1.0 + difference->value_max);
+}
+
+/* 1: they agree; 0: they do not, `reason` says where; negative: CUDA failed. */
+static int compare_sides(const struct trial *trial, char reason[REASON_BYTES])
+{
+    const attention_desc *desc = &trial->desc;
+    uint64_t rows = desc->batch * desc->tokens, dim = desc->head_dim;
+    uint64_t k = (uint64_t)(trial->k - trial->q), v = (uint64_t)(trial->v - trial->q);
+    const struct {
+        const char *name, *ours, *theirs;
+        uint64_t columns, stride;
+    } tensors[] = {
+        {"output", trial->output[0], trial->output[1], desc->heads * dim, desc->heads * dim},
+        {"dQ", trial->grads[0], trial->grads[1], desc->heads * dim, desc->qkv_stride},
+        {"dK", trial->grads[0] + k, trial->grads[1] + k, desc->kv_heads * dim, desc->qkv_stride},
+        {"dV", trial->grads[0] + v, trial->grads[1] + v, desc->kv_heads * dim, desc->qkv_stride},
+    };
+    cudai_difference found;
+    TRY(measure(trial, DTYPE_FP32, trial->lse[0], trial->lse[1], rows, desc->heads, desc->heads,
+                &found));
+    if (!is_lse_close(&found)) {
+        snprintf(reason, REASON_BYTES, "its lse differs from ours by %.3g of %.3g", found.error_max,
+                 found.value_max);
+        return 0;
+    }
+    for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++) {
+        TRY(measure(trial, desc->type, tensors[i].ours, tensors[i].theirs, rows, tensors[i].columns,
+                    tensors[i].stride, &found));
+        if (!is_close(&found, desc->type, (double)rows * (double)tensors[i].columns)) {
+            snprintf(reason, REASON_BYTES,
+                     "its %s differs from ours by up to %.3g where values reach %.3g",
+                     tensors[i].name, found.error_max, found.value_max);
+            return 0;
+        }
+    }
+    return 1;
+}
+
+/* 1 where a second backward pass of the library gives the bits of the first. Overwrites our gradients. */
+static int compare_repeated(const struct trial *trial, char reason[REASON_BYTES])
+{
+    const attention_desc *desc = &trial->desc;
+    uint64_t k = (uint64_t)(trial->k - trial->q), v = (uint64_t)(trial->v - trial->q);
+    uint64_t offsets[3] = {0, k, v};
+    uint64_t heads[3] = {desc->heads, desc->kv_heads, desc->kv_heads};
+    TRY(run_theirs_backward(trial, trial->grads[0]));
+    for (int i = 0; i < 3; i++) {
+        cudai_difference found;
+        TRY(measure(trial, desc->type, trial->grads[0] + offsets[i], trial->grads[1] + offsets[i],
+                    desc->batch * desc->tokens, heads[i] * desc->head_dim, desc->qkv_stride,
+                    &found));
+        if (found.error_max != 0.0) {
+            snprintf(reason, REASON_BYTES, "its backward pass is not deterministic");
+            return 0;
+        }
+    }
+    return 1;
+}
+
+/* 1: the plan agrees with our kernels; 0: not, with the reason; negative: our own side failed. A
+ * library that fails while it runs is a reason; where it broke the GPU, the next call of ours fails. */
+static int trial_run(const kernel_context *context, const struct trial *trial,
+                     char reason[REASON_BYTES])
+{
+    TRY(trial_fill(trial));
+    TRY(run_ours(context, trial));
+    int rc = cudai_cudnn_forward(trial->plan, trial->stream, trial->q, trial->k, trial->v,
+                                 trial->output[1], trial->lse[1], trial->scratch);
+    if (rc >= 0)
+        rc = run_theirs_backward(trial, trial->grads[1]);
+    if (rc < 0) {
+        snprintf(reason, REASON_BYTES, "it failed: %s", err_text());
+        TRY(cudai_check(cudaStreamSynchronize(trial->stream), "checking cuDNN's attention"));
+        return 0;
+    }
+    rc = compare_sides(trial, reason);
+    return rc == 1 ? compare_repeated(trial, reason) : rc;
+}
+
+/* ---- choosing ---- */
+
+/* The shape whose check fits: the desc itself, else one sequence of it, else the beginning of one. */
+static attention_desc trial_desc(const attention_desc *desc)
+{
+    struct trial trial = {.desc = *desc};
+    if (trial_layout(&trial, NULL) <= CHECK_BYTES_MAX)
+        return trial.desc;
+    trial.desc.batch = 1;
+    while (trial.desc.tokens > 1 && trial_layout(&trial, NULL) > CHECK_BYTES_MAX)
+        trial.desc.tokens = size_div_up(trial.desc.tokens, 2);
+    return trial.desc;
+}
+
+/* Runs the check of `plan`, in memory of its own. As trial_run. */
+static int plan_check(kernel_context *context, const attention_desc *desc, cudai_cudnn_plan *plan,
+                      char reason[REASON_BYTES])
+{
+    struct trial trial = {.desc = *desc, .plan = plan};
+    uint64_t bytes = trial_layout(&trial, NULL);
+    void *base = NULL;
+    cudaStream_t stream = NULL;
+    if (cudaMalloc(&base, bytes) != cudaSuccess) {
+        (void)cudaGetLastError(); /* that of the allocation */
+        snprintf(
+            reason, REASON_BYTES,
+            "there are no %.0f MiB of GPU memory for its check; a run that has them may choose "
+            "cuDNN and differ by rounding",
+            (double)bytes / (double)MIB);
+        return 0;
+    }
+    int rc = cudai_check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking),
+                         "a stream for the attention's check");
+    if (rc >= 0) {
+        trial_layout(&trial, base);
+        trial.stream = stream;
+        rc = trial_run(context, &trial, reason);
+        err_record first;
+        err_save(&first, rc);
+        int ended = cudai_check(cudaStreamSynchronize(stream), "the attention's check");
+        if (rc >= 0 && ended < 0)
+            rc = ended;
+        else if (rc < 0)
+            (void)err_restore(&first);
+        (void)cudaStreamDestroy(stream);
+    }
+    (void)cudaFree(base);
+    return rc;
+}
+
+/* As plan_check, by way of a smaller plan where the shape itself is too large to try. */
+static int plan_agrees(kernel_context *context, const attention_desc *desc, cudai_cudnn_plan *plan,
+                       char reason[REASON_BYTES])
+{
+    attention_desc tried = trial_desc(desc);
+    if (tried.batch == desc->batch && tried.tokens == desc->tokens)
+        return plan_check(context, desc, plan, reason);
+    cudai_cudnn_plan *smaller;
+    int rc = cudai_cudnn_plan_create(context, &tried, &smaller);
+    if (rc == ERR_BACKEND) {
+        snprintf(reason, REASON_BYTES, "it refuses the shape it would be checked at: %s",
+                 err_text());
+        return 0;
+    }
+    TRY(rc);
+    rc = plan_check(context, &tried, smaller, reason);
+    cudai_cudnn_plan_destroy(smaller);
+    return rc;
+}
+
+/* One line per shape and choice; the same line again is not repeated. */
+static void announce(enum log_level level, const attention_desc *desc, const char *which,
+                     const char *reason)
+{
+    static _Thread_local char last[REASON_BYTES + 256];
+    char line[sizeof last];
+    snprintf(line, sizeof line, "attention B=%llu T=%llu H=%llu G=%llu D=%llu %s: %s: %s",
+             (unsigned long long)desc->batch, (unsigned long long)desc->tokens,
+             (unsigned long long)desc->heads, (unsigned long long)desc->kv_heads,
+             (unsigned long long)desc->head_dim, dtype_name(desc->type), which, reason);
+    if (strcmp(line, last) == 0)
+        return;
+    memcpy(last, line, sizeof last);
+    log_line(level, "%s", line);
+}
+
+/* Sets attention->plan where cuDNN takes the shape and agrees with us; says which, and why. */
+static int choose(kernel_attention *attention)
+{
+    kernel_context *context = attention->context;
+    const attention_desc *desc = &attention->desc;
+    static const char ours[] = "our own kernels";
+    char reason[REASON_BYTES];
+    if (desc->type == DTYPE_FP32) {
+        announce(LOG_INFO, desc, ours, "the operands are fp32");
+        return 0;
+    }
+    if (!context->cudnn) {
+        announce(LOG_INFO, desc, ours,
+                 context->cudnn_absence ? context->cudnn_absence : "no cuDNN");
+        return 0;
+    }
+    cudai_cudnn_plan *plan;
+    int rc = cudai_cudnn_plan_create(context, desc, &plan);
+    if (rc == ERR_BACKEND) {
+        snprintf(reason, sizeof reason, "cuDNN refuses the shape: %s", err_text());
+        announce(LOG_INFO, desc, ours, reason);
+        return 0;
+    }
+    TRY(rc);
+    rc = plan_agrees(context, desc, plan, reason);
+    if (rc == 1) {
+        attention->plan = plan;
+        announce(LOG_INFO, desc, cudai_cudnn_version(context), "it agrees with our own kernels");
+        return 0;
+    }
+    cudai_cudnn_plan_destroy(plan);
+    if (rc == 0) {
+        char text[REASON_BYTES + 32];
+        snprintf(text, sizeof text, "cuDNN is not used: %s", reason);
+        announce(LOG_WARN, desc, ours, text);
+    }
+    return rc;
+}
+
+/* ---- the table's ops ---- */
+
+int cudai_attention_create(kernel_context *context, const attention_desc *desc,
+                           kernel_attention **out)
+{
+    *out = NULL;
+    TRY(cudai_own_attention_check(context, desc));
+    kernel_attention *attention = mem_alloc(1, sizeof *attention, "attention");
+    if (!attention)
+        return -ENOMEM;
+    attention->context = context;
+    attention->desc = *desc;
+    int rc = choose(attention);
+    if (rc < 0) {
+        mem_free(attention);
+        return rc;
+    }
+    *out = attention;
+    return 0;
+}
+
+void cudai_attention_destroy(kernel_attention *attention)
+{
+    if (!attention)
+        return;
+    if (attention->plan)
+        cudai_cudnn_plan_destroy(attention->plan);
+    mem_free(attention);
+}
+
+size_t cudai_attention_forward_scratch_bytes(const kernel_attention *attention)
+{
+    return attention->plan ? cudai_cudnn_plan_forward_scratch_bytes(attention->plan) : 0;
+}
+
+size_t cudai_attention_backward_scratch_bytes(const kernel_attention *attention)
+{
+    return attention->plan ? cudai_cudnn_plan_backward_scratch_bytes(attention->plan)
+                           : cudai_own_attention_scratch_bytes(&attention->desc);
+}
+
+int cudai_attention_forward(kernel_attention *attention, void *stream, const void *q, const void *k,
+                            const void *v, void *output, float *lse, void *scratch)
+{
+    if (attention->plan)
+        return cudai_cudnn_forward(attention->plan, stream, q, k, v, output, lse, scratch);
+    return cudai_own_attention_forward(attention->context, &attention->desc, stream, q, k, v,
+                                       output, lse);
+}
+
+int cudai_attention_backward(kernel_attention *attention, void *stream, const void *q,
+                             const void *k, const void *v, const void *output, const float *lse,
+                             const void *output_grad, void *q_grad, void *k_grad, void *v_grad,
+                             void *scratch)
+{
+    if (attention->plan)
+        return cudai_cudnn_backward(attention->plan, stream, q, k, v, output, lse, output_grad,
+                                    q_grad, k_grad, v_grad, scratch);
+    return cudai_own_attention_backward(attention->context, &attention->desc, stream, q, k, v,
+                                        output, lse, output_grad, q_grad, k_grad, v_grad, scratch);
+}

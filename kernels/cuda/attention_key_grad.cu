@@ -1,0 +1,258 @@
+// Fused causal attention, gradients of keys and values, for bf16 and fp16 (Dao, FlashAttention-2, 2023,
+// algorithm 2, by columns).
+//
+// A block takes one tile of keys of one key/value head and walks over the query heads of its group and
+// their tiles of queries from the diagonal on, always in the same order: P is recomputed from the saved
+// lse, and with everything transposed, so that a warp's rows are keys,
+//   S' = K Q',  P' = exp(scale S' - lse),  dP' = V dO',  dS' = P' (dP' - delta),
+//   dV += P' dO,  dK += dS' Q,  and at the end dK *= scale.
+// P' and dS' are rounded to the 16-bit type before their products and never leave the registers; dK and
+// dV are summed there in fp32. Neither atomics nor sums in memory: the bits depend on the operands alone.
+//
+// Above 128 elements a head the registers hold one of the two sums: the kernel runs once for dV and once
+// for dK. No allocation; called by attention_own.c.
+#include "kernels/cuda/attention_tiles.cuh"
+
+namespace
+{
+
+// What a kernel computes.
+enum { KEYS = 1, VALUES = 2 };
+
+// Tile sizes: 16 row_blocks keys per warp, `queries` queries per step, `stages` steps of queries in
+// shared memory, which stays below 99 KiB: then two blocks share a multiprocessor of sm_80 and sm_90
+// up to 192 elements.
+template <int DIM, int WHAT> struct config {
+    static constexpr int row_blocks = DIM <= 64 ? 2 : 1;
+    static constexpr int queries = DIM <= 192 ? 32 : 16;
+    static constexpr int stages = DIM <= 128 ? 2 : 1;
+    static constexpr int keys = 16 * row_blocks * ATTENTION_WARPS;
+    static constexpr int own_tiles = WHAT & KEYS ? 2 : 1; // K, and V where dP is needed
+    static constexpr int own_elems = own_tiles * keys * attention_pitch<DIM>;
+    static constexpr int query_elems = queries * attention_pitch<DIM>;
+    static constexpr size_t shared_bytes =
+        2 * size_t(own_elems + stages * 2 * query_elems) + stages * 2 * queries * sizeof(float);
+};
+
+// One step's operands in shared memory.
+template <typename T> struct query_step {
+    T *q, *output_grad; // [queries, DIM]
+    float *lse, *delta; // [queries]
+};
+
+template <typename T, int DIM, int WHAT>
+__device__ __forceinline__ query_step<T> step_place(T *shared, uint32_t stage)
+{
+    typedef config<DIM, WHAT> sizes;
+    T *tiles = shared + sizes::own_elems;
+    float *rows = reinterpret_cast<float *>(tiles + sizes::stages * 2 * sizes::query_elems);
+    query_step<T> step;
+    step.q = tiles + stage * 2 * sizes::query_elems;
+    step.output_grad = step.q + sizes::query_elems;
+    step.lse = rows + stage * 2 * sizes::queries;
+    step.delta = step.lse + sizes::queries;
+    return step;
+}
+
+// Begins to load the queries of `head` from `query` on.
+template <typename T, int DIM, int WHAT>
+__device__ __forceinline__ void load_step(const cudai_attention_args &args, T *shared,
+                                          uint32_t stage, uint64_t batch, uint64_t head,
+                                          uint32_t query)
+{
+    constexpr int queries = config<DIM, WHAT>::queries;
+    query_step<T> step = step_place<T, DIM, WHAT>(shared, stage);
+    uint32_t present = static_cast<uint32_t>(args.tokens) - query;
+    uint64_t output_stride = args.heads * args.head_dim;
+    uint64_t first_row = (batch * args.heads + head) * args.tokens + query;
+    attention_load<T, DIM, queries>(
+        step.q, attention_head<T>(args.q, args, batch, head) + query * args.qkv_stride,
+        args.qkv_stride, present, args.head_dim, args.is_vector);
+    attention_load<T, DIM, queries>(step.output_grad,
+                                    attention_output_head<T>(args.output_grad, args, batch, head) +
+                                        query * output_stride,
+                                    output_stride, present, args.head_dim, args.is_vector);
+    if (threadIdx.x < queries) {
+        bool is_there = threadIdx.x < present;
+        uint64_t row = first_row + (is_there ? threadIdx.x : 0);
+        cudai_copy_async<4>(step.lse + threadIdx.x, args.lse + row, is_there);
+        cudai_copy_async<4>(step.delta + threadIdx.x, args.delta + row, is_there);
+    }
+    cudai_copy_commit();
+}
+
+// P' from the scores, in place, and dS' from dP', in place. A pair counts where the query is not before
+// the key and exists: `ahead` is the first query's position less the warp's first key's.
+template <int MT, int N, int WHAT>
+__device__ __forceinline__ void
+score_grads(float (&scores)[MT][N / 8][4], float (&grads)[MT][N / 8][4], const float *lse,
+            const float *delta, float factor, bool is_masked, int ahead, uint32_t present)
+{
+    CUDAI_UNROLL
+    for (int n = 0; n < N / 8; n++)
+        CUDAI_UNROLL
+    for (int side = 0; side < 2; side++) {
+        uint32_t query = attention_column(n, side);
+        float base = lse[query] * -ATTENTION_LOG2E;
+        float row_delta = WHAT & KEYS ? delta[query] : 0.0f;
+        CUDAI_UNROLL
+        for (int m = 0; m < MT; m++)
+            CUDAI_UNROLL
+        for (int i = side; i < 4; i += 2) {
+            int row = static_cast<int>(attention_row(m, i));
+            bool counts = !is_masked || (static_cast<int>(query) + ahead >= row && query < present);
+            float p = cudai_exp2(__fmaf_rn(scores[m][n][i], factor, base));
+            scores[m][n][i] = counts ? p : 0.0f;
+            if constexpr (WHAT & KEYS)
+                grads[m][n][i] = counts ? p * (grads[m][n][i] - row_delta) : 0.0f;
+        }
+    }
+}
+
+template <typename T, int DIM, int WHAT>
+__global__ void __launch_bounds__(ATTENTION_THREADS, 2) key_grad(cudai_attention_args args)
+{
+    typedef config<DIM, WHAT> sizes;
+    constexpr int MT = sizes::row_blocks, queries = sizes::queries, keys = sizes::keys;
+    constexpr int pitch = attention_pitch<DIM>;
+    CUDAI_DYNAMIC_SHARED(T, shared);
+    T *k_tile = shared, *v_tile = k_tile + (sizes::own_tiles - 1) * keys * pitch;
+    uint32_t tokens = static_cast<uint32_t>(args.tokens);
+    attention_place place = attention_locate((tokens + keys - 1) / keys, args.kv_heads);
+    uint32_t first = place.tile * keys; // the long ones begin first
+    uint32_t warp_row = threadIdx.x / CUDAI_WARP * 16 * MT, warp_first = first + warp_row;
+    uint64_t group = args.heads / args.kv_heads;
+    uint64_t offset = first * args.qkv_stride;
+    // The steps of one head end where the sequence does.
+    uint32_t steps_per_head = (tokens - first + queries - 1) / queries;
+    uint64_t steps = group * steps_per_head;
+
+    float key_sums[WHAT & KEYS ? MT : 1][DIM / 8][4],
+        value_sums[WHAT & VALUES ? MT : 1][DIM / 8][4];
+    attention_clear(key_sums);
+    attention_clear(value_sums);
+    attention_load<T, DIM, keys>(k_tile,
+                                 attention_head<T>(args.k, args, place.batch, place.head) + offset,
+                                 args.qkv_stride, tokens - first, args.head_dim, args.is_vector);
+    if constexpr (WHAT & KEYS)
+        attention_load<T, DIM, keys>(
+            v_tile, attention_head<T>(args.v, args, place.batch, place.head) + offset,
+            args.qkv_stride, tokens - first, args.head_dim, args.is_vector);
+    uint64_t head = place.head * group; // of the step that is loaded next
+    uint32_t query = first;
+    load_step<T, DIM, WHAT>(args, shared, 0, place.batch, head, query);
+    for (uint64_t n = 0; n < steps; n++) {
+        uint32_t present_query = query; // of the step that is computed now
+        if (query + queries < tokens) {
+            query += queries;
+        } else {
+            query = first;
+            head++;
+        }
+        cudai_copy_wait<0>();
+        __syncthreads(); // this step is there; the one before is no longer read
+        if (sizes::stages == 2 && n + 1 < steps)
+            load_step<T, DIM, WHAT>(args, shared, (n + 1) % 2, place.batch, head, query);
+        if (present_query + queries > warp_first) { // seen by a key of this warp
+            query_step<T> step = step_place<T, DIM, WHAT>(shared, sizes::stages == 2 ? n % 2 : 0);
+            float scores[MT][queries / 8][4], grads[MT][queries / 8][4];
+            uint32_t p[MT][queries / 16][4];
+            attention_clear(scores);
+            attention_clear(grads);
+            attention_product<T, DIM, MT, queries>(scores, k_tile + warp_row * pitch, step.q);
+            if constexpr (WHAT & KEYS)
+                attention_product<T, DIM, MT, queries>(grads, v_tile + warp_row * pitch,
+                                                       step.output_grad);
+            bool is_masked =
+                present_query < warp_first + 16 * MT - 1 || present_query + queries > tokens;
+            score_grads<MT, queries, WHAT>(
+                scores, grads, step.lse, step.delta, args.scale * ATTENTION_LOG2E, is_masked,
+                static_cast<int>(present_query) - static_cast<int>(warp_first),
+                tokens - present_query);
+            if constexpr (WHAT & VALUES) {
+                attention_round<T, MT, queries>(p, scores);
+                attention_mix<T, DIM, MT, queries>(value_sums, p, step.output_grad);
+            }
+            if constexpr (WHAT & KEYS) {
+                attention_round<T, MT, queries>(p, grads);
+                attention_mix<T, DIM, MT, queries>(key_sums, p, step.q);
+            }
+        }
+        if (sizes::stages == 1 && n + 1 < steps) {
+            __syncthreads(); // this step is no longer read
+            load_step<T, DIM, WHAT>(args, shared, 0, place.batch, head, query);
+        }
+    }
+    uint32_t present = warp_first < tokens ? tokens - warp_first : 0;
+    uint64_t warp_offset = warp_first * args.qkv_stride;
+    float factors[MT][2];
+    if constexpr (WHAT & VALUES) {
+        CUDAI_UNROLL
+        for (int m = 0; m < MT; m++)
+            factors[m][0] = factors[m][1] = 1.0f;
+        T *target = const_cast<T *>(attention_head<T>(args.v_grad, args, place.batch, place.head));
+        attention_write<T, DIM, MT>(v_tile + warp_row * pitch, value_sums, factors,
+                                    target + warp_offset, args.qkv_stride, present, args.head_dim,
+                                    args.is_vector);
+    }
+    if constexpr (WHAT & KEYS) {
+        CUDAI_UNROLL
+        for (int m = 0; m < MT; m++)
+            factors[m][0] = factors[m][1] = args.scale;
+        T *target = const_cast<T *>(attention_head<T>(args.k_grad, args, place.batch, place.head));
+        attention_write<T, DIM, MT>(k_tile + warp_row * pitch, key_sums, factors,
+                                    target + warp_offset, args.qkv_stride, present, args.head_dim,
+                                    args.is_vector);
+    }
+}
+
+template <typename T, int DIM, int WHAT>
+cudaError_t launch(const cudai_attention_args *args, void *stream)
+{
+    typedef config<DIM, WHAT> sizes;
+    uint64_t tiles = (args->tokens + sizes::keys - 1) / sizes::keys;
+    dim3 grid(static_cast<unsigned>(tiles * args->kv_heads * args->batch));
+    return cudai_launch(key_grad<T, DIM, WHAT>, grid, dim3(ATTENTION_THREADS), sizes::shared_bytes,
+                        static_cast<cudaStream_t>(stream), *args);
+}
+
+} // namespace
+
+extern "C" int cudai_attention_key_grad_allow(enum dtype type, uint64_t head_dim,
+                                              uint64_t *shared_bytes)
+{
+    return attention_by_type(type, [=](auto zero) {
+        typedef decltype(zero) T;
+        return attention_by_dim(head_dim, [=](auto dim) {
+            constexpr int DIM = decltype(dim)::value;
+            if constexpr (DIM <= 128) {
+                *shared_bytes = config<DIM, KEYS | VALUES>::shared_bytes;
+                return cudai_allow_shared(key_grad<T, DIM, KEYS | VALUES>, *shared_bytes);
+            } else {
+                *shared_bytes = config<DIM, KEYS>::shared_bytes;
+                cudaError_t error =
+                    cudai_allow_shared(key_grad<T, DIM, VALUES>, config<DIM, VALUES>::shared_bytes);
+                return error != cudaSuccess
+                           ? error
+                           : cudai_allow_shared(key_grad<T, DIM, KEYS>, *shared_bytes);
+            }
+        });
+    });
+}
+
+extern "C" int cudai_attention_key_grad_launch(enum dtype type, const cudai_attention_args *args,
+                                               void *stream)
+{
+    return attention_by_type(type, [=](auto zero) {
+        typedef decltype(zero) T;
+        return attention_by_dim(args->head_dim, [=](auto dim) {
+            constexpr int DIM = decltype(dim)::value;
+            if constexpr (DIM <= 128) {
+                return launch<T, DIM, KEYS | VALUES>(args, stream);
+            } else {
+                cudaError_t error = launch<T, DIM, VALUES>(args, stream);
+                return error != cudaSuccess ? error : launch<T, DIM, KEYS>(args, stream);
+            }
+        });
+    });
+}

@@ -1,0 +1,168 @@
+/* Our fused attention: what it takes, and its launches.
+ *
+ * bf16 and fp16 use the matrix units, fp32 ordinary multiply-adds; both keep everything in fp32 but the
+ * probabilities and their gradients, which are rounded to the operands' type before they enter a product,
+ * as in cuDNN and on the CPU. Nothing of size T x T is stored: the backward pass recomputes the
+ * probabilities from lse. Rows are moved 16 bytes at a time where head dimension, stride and addresses
+ * allow it, else element by element, with the same bits.
+ *
+ * check makes every kernel of a shape known to CUDA, which loads it; after that a launch loads and
+ * allocates nothing. The thread that made the context calls all of this. */
+#include <math.h>
+
+#include <cuda_runtime_api.h>
+
+#include "base/size.h"
+#include "kernels/cuda/attention_launch.h"
+#include "kernels/cuda/cuda_internal.h"
+
+enum { TOKENS_MAX = 1 << 30 }; /* positions and their sums with a tile are 32-bit in the kernels */
+
+/* Blocks of the launch with the smallest tiles; CUDA numbers them in 31 bits. */
+static int blocks_check(const attention_desc *desc)
+{
+    uint64_t blocks = size_div_up(desc->tokens, desc->type == DTYPE_FP32 ? 16 : 64);
+    TRY(size_mul(blocks, desc->heads, &blocks));
+    TRY(size_mul(blocks, desc->batch, &blocks));
+    if (blocks > INT32_MAX)
+        return err_set(ERR_BACKEND,
+                       "attention B=%llu T=%llu H=%llu: more than 2^31 tiles; use a smaller batch",
+                       (unsigned long long)desc->batch, (unsigned long long)desc->tokens,
+                       (unsigned long long)desc->heads);
+    return 0;
+}
+
+static int desc_check(const attention_desc *desc)
+{
+    uint64_t bytes;
+    if (desc->batch == 0 || desc->tokens == 0 || desc->tokens > TOKENS_MAX || desc->heads == 0 ||
+        desc->kv_heads == 0 || desc->head_dim == 0 || desc->head_dim > CUDAI_HEAD_DIM_MAX ||
+        desc->heads % desc->kv_heads != 0 || desc->qkv_stride / desc->head_dim < desc->heads)
+        return err_set(ERR_BACKEND,
+                       "attention B=%llu T=%llu H=%llu G=%llu D=%llu stride=%llu: every dimension "
+                       "must be positive, T at most 2^30, D at most %d, H a multiple of G, stride "
+                       "at least H*D",
+                       (unsigned long long)desc->batch, (unsigned long long)desc->tokens,
+                       (unsigned long long)desc->heads, (unsigned long long)desc->kv_heads,
+                       (unsigned long long)desc->head_dim, (unsigned long long)desc->qkv_stride,
+                       CUDAI_HEAD_DIM_MAX);
+    if (!(desc->scale > 0.0f) || !isfinite(desc->scale))
+        return err_set(ERR_BACKEND, "attention: the scale of the scores is %g; it must be positive",
+                       (double)desc->scale);
+    TRY(size_mul(desc->batch, desc->tokens, &bytes));
+    TRY(size_mul(bytes, desc->qkv_stride, &bytes));
+    TRY(size_mul(bytes, 8, &bytes));
+    return blocks_check(desc);
+}
+
+/* The answer of one *_allow function. */
+static int allowed(const kernel_context *context, const attention_desc *desc, int cuda_error,
+                   uint64_t shared_bytes, const char *what)
+{
+    if (shared_bytes > context->shared_bytes_max) {
+        (void)cudaGetLastError(); /* that of the attribute, which could not be set */
+        return err_set(ERR_BACKEND,
+                       "%s for D=%llu in %s asks for %llu bytes of shared memory per block; this "
+                       "GPU (sm_%d%d) has %llu",
+                       what, (unsigned long long)desc->head_dim, dtype_name(desc->type),
+                       (unsigned long long)shared_bytes, context->compute_major,
+                       context->compute_minor, (unsigned long long)context->shared_bytes_max);
+    }
+    return cudai_check(cuda_error, what);
+}
+
+int cudai_own_attention_check(const kernel_context *context, const attention_desc *desc)
+{
+    TRY(desc_check(desc));
+    uint64_t bytes = 0;
+    int error;
+    TRY(cudai_check(cudai_attention_delta_allow(desc->type), "loading the attention's row sums"));
+    if (desc->type == DTYPE_FP32) {
+        error = cudai_attention_plain_allow(desc->head_dim, &bytes);
+        TRY(allowed(context, desc, error, bytes, "attention"));
+        error = cudai_attention_plain_grad_allow(desc->head_dim, &bytes);
+        return allowed(context, desc, error, bytes, "attention's backward pass");
+    }
+    error = cudai_attention_forward_allow(desc->type, desc->head_dim, &bytes);
+    TRY(allowed(context, desc, error, bytes, "attention"));
+    error = cudai_attention_key_grad_allow(desc->type, desc->head_dim, &bytes);
+    TRY(allowed(context, desc, error, bytes, "attention's gradient of the keys"));
+    error = cudai_attention_query_grad_allow(desc->type, desc->head_dim, &bytes);
+    return allowed(context, desc, error, bytes, "attention's gradient of the queries");
+}
+
+size_t cudai_own_attention_scratch_bytes(const attention_desc *desc)
+{
+    return desc->batch * desc->heads * desc->tokens * sizeof(float);
+}
+
+/* What the kernels share, without the operands. */
+static cudai_attention_args args_of(const attention_desc *desc)
+{
+    return (cudai_attention_args){.batch = desc->batch,
+                                  .tokens = desc->tokens,
+                                  .heads = desc->heads,
+                                  .kv_heads = desc->kv_heads,
+                                  .qkv_stride = desc->qkv_stride,
+                                  .head_dim = (uint32_t)desc->head_dim,
+                                  .scale = desc->scale};
+}
+
+/* Whether rows at these addresses (NULL: not used) can be moved 16 bytes at a time. */
+static bool is_vector(const attention_desc *desc, const cudai_attention_args *args)
+{
+    const void *const pointers[] = {args->q,           args->k,      args->v,      args->output,
+                                    args->output_grad, args->q_grad, args->k_grad, args->v_grad};
+    uint64_t unit = 16 / dtype_bytes(desc->type);
+    uintptr_t bits = 0;
+    for (size_t i = 0; i < sizeof pointers / sizeof *pointers; i++)
+        bits |= (uintptr_t)pointers[i];
+    return desc->head_dim % unit == 0 && desc->qkv_stride % unit == 0 && bits % 16 == 0;
+}
+
+int cudai_own_attention_forward(const kernel_context *context, const attention_desc *desc,
+                                void *stream, const void *q, const void *k, const void *v,
+                                void *output, float *lse)
+{
+    (void)context;
+    cudai_attention_args args = args_of(desc);
+    args.q = q;
+    args.k = k;
+    args.v = v;
+    args.output = output;
+    args.lse = lse;
+    args.is_vector = is_vector(desc, &args);
+    int error = desc->type == DTYPE_FP32
+                    ? cudai_attention_plain_launch(&args, stream)
+                    : cudai_attention_forward_launch(desc->type, &args, stream);
+    return cudai_check(error, "attention");
+}
+
+int cudai_own_attention_backward(const kernel_context *context, const attention_desc *desc,
+                                 void *stream, const void *q, const void *k, const void *v,
+                                 const void *output, const float *lse, const void *output_grad,
+                                 void *q_grad, void *k_grad, void *v_grad, void *scratch)
+{
+    (void)context;
+    cudai_attention_args args = args_of(desc);
+    args.q = q;
+    args.k = k;
+    args.v = v;
+    args.output = (void *)output; /* read only: the struct serves both passes */
+    args.lse = (float *)lse;
+    args.output_grad = output_grad;
+    args.q_grad = q_grad;
+    args.k_grad = k_grad;
+    args.v_grad = v_grad;
+    args.delta = scratch;
+    args.is_vector = is_vector(desc, &args);
+    TRY(cudai_check(cudai_attention_delta_launch(desc->type, &args, stream),
+                    "attention's row sums"));
+    if (desc->type == DTYPE_FP32)
+        return cudai_check(cudai_attention_plain_grad_launch(&args, stream),
+                           "attention's backward pass");
+    TRY(cudai_check(cudai_attention_key_grad_launch(desc->type, &args, stream),
+                    "attention's gradient of the keys"));
+    return cudai_check(cudai_attention_query_grad_launch(desc->type, &args, stream),
+                       "attention's gradient of the queries");
+}

@@ -1,0 +1,248 @@
+// Tiles of rows in shared memory and the products of a warp over them, for the fused attention of
+// 16-bit types.
+//
+// A block has 4 warps. Of the rows whose results a block owns (queries in the forward pass and for
+// their gradients, keys for theirs), warp w owns 16 MT rows from 16 MT w on: it alone reads them from
+// shared memory, and so may overwrite them with its results on the way out. The tiles of the other side
+// are read by all warps. A product's second operand is loaded once for the MT row blocks of a warp.
+//
+// In shared memory a row holds DIM elements, head_dim rounded up, the rest zero, and 8 more: the
+// distance of rows is an odd number of 16-byte units, so that the 8 rows that ldmatrix reads at once lie
+// in different banks. Rows beyond the sequence are zero.
+#ifndef SLUICE_KERNELS_CUDA_ATTENTION_TILES_CUH
+#define SLUICE_KERNELS_CUDA_ATTENTION_TILES_CUH
+
+#include "kernels/cuda/tensor_core.cuh"
+
+extern "C" {
+#include "kernels/cuda/attention_launch.h"
+}
+
+enum { ATTENTION_WARPS = 4, ATTENTION_THREADS = ATTENTION_WARPS * CUDAI_WARP };
+
+constexpr float ATTENTION_LOG2E = 1.44269504088896340736f;
+
+// Elements between rows of a tile.
+template <int DIM> constexpr int attention_pitch = DIM + 8;
+
+// Which tile of which head a block works on; the tiles of one head are neighbours, so that they share
+// what they read in the second-level cache.
+struct attention_place {
+    uint32_t tile;
+    uint64_t head, batch;
+};
+
+static __device__ __forceinline__ attention_place attention_locate(uint32_t tiles, uint64_t heads)
+{
+    uint64_t rest = blockIdx.x / tiles;
+    return {blockIdx.x % tiles, rest % heads, rest / heads};
+}
+
+template <typename T>
+static __device__ __forceinline__ const T *
+attention_head(const void *base, const cudai_attention_args &args, uint64_t batch, uint64_t head)
+{
+    return static_cast<const T *>(base) + batch * args.tokens * args.qkv_stride +
+           head * args.head_dim;
+}
+
+// The same in tensors of the output's layout, whose rows are contiguous.
+template <typename T>
+static __device__ __forceinline__ const T *attention_output_head(const void *base,
+                                                                 const cudai_attention_args &args,
+                                                                 uint64_t batch, uint64_t head)
+{
+    return static_cast<const T *>(base) + (batch * args.tokens * args.heads + head) * args.head_dim;
+}
+
+// Begins to load ROWS rows of a tile, of which the first `present` exist (the rest becomes zero).
+// `source` is the head's row 0 of the tile. To be followed by cudai_copy_commit. Threads side by side
+// take the 16-byte units of a row in groups of 8, or 4 where DIM asks for it; a thread's address runs
+// down the rows, so that it costs few registers.
+template <typename T, int DIM, int ROWS>
+static __device__ __forceinline__ void attention_load(T *tile, const T *source, uint64_t stride,
+                                                      uint32_t present, uint32_t head_dim,
+                                                      bool is_vector)
+{
+    constexpr uint32_t group = DIM % 64 == 0 ? 8 : 4, step = ATTENTION_THREADS / group;
+    static_assert(ROWS % step == 0 && DIM % (8 * group) == 0, "every thread has the same share");
+    uint32_t row = threadIdx.x / group, column = threadIdx.x % group * 8;
+    const T *from = source + row * stride + column;
+    T *target = tile + row * attention_pitch<DIM> + column;
+    if (is_vector) {
+        CUDAI_UNROLL
+        for (uint32_t i = 0; i < ROWS / step; i++, from += step * stride)
+            CUDAI_UNROLL
+        for (uint32_t j = 0; j < DIM; j += 8 * group) {
+            bool is_there = row + i * step < present && column + j < head_dim;
+            cudai_copy_async<16>(target + i * step * attention_pitch<DIM> + j, from + j, is_there);
+        }
+        return;
+    }
+    CUDAI_NO_UNROLL
+    for (uint32_t i = 0; i < ROWS / step; i++, from += step * stride)
+        CUDAI_NO_UNROLL
+    for (uint32_t j = 0; j < DIM; j += 8 * group) {
+        cudai_pack<T, 8> pack;
+        CUDAI_UNROLL
+        for (uint32_t e = 0; e < 8; e++)
+            pack.item[e] =
+                row + i * step < present && column + j + e < head_dim ? from[j + e] : T{0};
+        cudai_store<T, 8>(target + i * step * attention_pitch<DIM> + j, pack);
+    }
+}
+
+// sums[16 MT, N] += A[16 MT, DIM] B[N, DIM]^T, both row by row in shared memory. Not unrolled in full:
+// with more steps in sight the compiler loads so far ahead that registers spill.
+template <typename T, int DIM, int MT, int N>
+static __device__ __forceinline__ void attention_product(float (&sums)[MT][N / 8][4], const T *a,
+                                                         const T *b)
+{
+    constexpr int pitch = attention_pitch<DIM>, depth = DIM > 64 ? 4 : 2;
+    unsigned lane = threadIdx.x % CUDAI_WARP;
+    const T *a_lane = a + lane % 16 * pitch + lane / 16 * 8;
+    const T *b_lane = b + (lane % 8 + lane / 16 * 8) * pitch + lane / 8 % 2 * 8;
+    CUDAI_UNROLL_BY(depth)
+    for (int k = 0; k < DIM; k += 16) {
+        uint32_t rows[MT][4];
+        CUDAI_UNROLL
+        for (int m = 0; m < MT; m++)
+            cudai_load_matrix(rows[m], a_lane + m * 16 * pitch + k);
+        CUDAI_UNROLL
+        for (int n = 0; n < N / 16; n++) {
+            uint32_t columns[4];
+            cudai_load_matrix(columns, b_lane + n * 16 * pitch + k);
+            CUDAI_UNROLL
+            for (int m = 0; m < MT; m++) {
+                cudai_mma<T>(sums[m][2 * n], rows[m], columns[0], columns[1]);
+                cudai_mma<T>(sums[m][2 * n + 1], rows[m], columns[2], columns[3]);
+            }
+        }
+    }
+}
+
+// sums[16 MT, DIM] += P[16 MT, K] B[K, DIM], P as fragments, B row by row in shared memory.
+template <typename T, int DIM, int MT, int K>
+static __device__ __forceinline__ void attention_mix(float (&sums)[MT][DIM / 8][4],
+                                                     const uint32_t (&p)[MT][K / 16][4], const T *b)
+{
+    constexpr int pitch = attention_pitch<DIM>;
+    unsigned lane = threadIdx.x % CUDAI_WARP;
+    const T *b_lane = b + lane % 16 * pitch + lane / 16 * 8;
+    CUDAI_UNROLL
+    for (int k = 0; k < K / 16; k++) {
+        CUDAI_UNROLL
+        for (int n = 0; n < DIM / 16; n++) {
+            uint32_t columns[4];
+            cudai_load_transposed(columns, b_lane + k * 16 * pitch + n * 16);
+            CUDAI_UNROLL
+            for (int m = 0; m < MT; m++) {
+                cudai_mma<T>(sums[m][2 * n], p[m][k], columns[0], columns[1]);
+                cudai_mma<T>(sums[m][2 * n + 1], p[m][k], columns[2], columns[3]);
+            }
+        }
+    }
+}
+
+// Rounds a block of sums to the fragments of the next product's first operand.
+template <typename T, int MT, int N>
+static __device__ __forceinline__ void attention_round(uint32_t (&p)[MT][N / 16][4],
+                                                       const float (&sums)[MT][N / 8][4])
+{
+    CUDAI_UNROLL
+    for (int m = 0; m < MT; m++)
+        CUDAI_UNROLL
+    for (int n = 0; n < N / 16; n++)
+        CUDAI_UNROLL
+    for (int i = 0; i < 4; i++)
+        p[m][n][i] = cudai_pack_pair<T>(sums[m][2 * n + i / 2][i % 2 * 2],
+                                        sums[m][2 * n + i / 2][i % 2 * 2 + 1]);
+}
+
+template <int MT, int N>
+static __device__ __forceinline__ void attention_clear(float (&sums)[MT][N][4])
+{
+    CUDAI_UNROLL
+    for (int m = 0; m < MT; m++)
+        CUDAI_UNROLL
+    for (int n = 0; n < N; n++)
+        CUDAI_UNROLL
+    for (int i = 0; i < 4; i++)
+        sums[m][n][i] = 0.0f;
+}
+
+// The row of the warp's 16 MT that element i of row block m is in, and its column within 8 N.
+static __device__ __forceinline__ uint32_t attention_row(int m, int i)
+{
+    return static_cast<uint32_t>(m * 16 + i / 2 * 8) + threadIdx.x % CUDAI_WARP / 4;
+}
+
+static __device__ __forceinline__ uint32_t attention_column(int n, int i)
+{
+    return static_cast<uint32_t>(n * 8 + i % 2) + threadIdx.x % 4 * 2;
+}
+
+// Rounds the warp's rows of sums times their factors and writes the first `present` to `target`, by
+// way of the warp's own rows of a tile in shared memory, so that the writes are whole 16-byte units.
+template <typename T, int DIM, int MT>
+static __device__ __forceinline__ void
+attention_write(T *tile_rows, const float (&sums)[MT][DIM / 8][4], const float (&factors)[MT][2],
+                T *target, uint64_t stride, uint32_t present, uint32_t head_dim, bool is_vector)
+{
+    constexpr uint32_t chunks = DIM / 8;
+    constexpr int pitch = attention_pitch<DIM>;
+    unsigned lane = threadIdx.x % CUDAI_WARP;
+    __syncwarp();
+    CUDAI_UNROLL
+    for (int m = 0; m < MT; m++)
+        CUDAI_UNROLL
+    for (int n = 0; n < DIM / 8; n++)
+        CUDAI_UNROLL
+    for (int half = 0; half < 2; half++) {
+        float factor = factors[m][half];
+        uint32_t pair =
+            cudai_pack_pair<T>(sums[m][n][2 * half] * factor, sums[m][n][2 * half + 1] * factor);
+        T *cell = tile_rows + attention_row(m, 2 * half) * pitch + attention_column(n, 0);
+        *reinterpret_cast<uint32_t *>(cell) = pair;
+    }
+    __syncwarp();
+    for (uint32_t idx = lane; idx < 16 * MT * chunks; idx += CUDAI_WARP) {
+        uint32_t row = idx / chunks, column = idx % chunks * 8;
+        if (row >= present || column >= head_dim)
+            continue;
+        cudai_pack<T, 8> pack = cudai_load<T, 8>(tile_rows + row * pitch + column);
+        T *to = target + row * stride + column;
+        if (is_vector) {
+            cudai_store<T, 8>(to, pack);
+        } else {
+            CUDAI_UNROLL
+            for (uint32_t e = 0; e < 8; e++)
+                if (column + e < head_dim)
+                    to[e] = pack.item[e];
+        }
+    }
+}
+
+// Calls `call(std::integral_constant<int, DIM>())` with the least DIM that holds head_dim.
+template <typename F> static inline cudaError_t attention_by_dim(uint64_t head_dim, F call)
+{
+    if (head_dim <= 32)
+        return call(std::integral_constant<int, 32>());
+    if (head_dim <= 64)
+        return call(std::integral_constant<int, 64>());
+    if (head_dim <= 96)
+        return call(std::integral_constant<int, 96>());
+    if (head_dim <= 128)
+        return call(std::integral_constant<int, 128>());
+    if (head_dim <= 192)
+        return call(std::integral_constant<int, 192>());
+    return call(std::integral_constant<int, 256>());
+}
+
+// Calls `call` with an element of the 16-bit type.
+template <typename F> static inline cudaError_t attention_by_type(enum dtype type, F call)
+{
+    return type == DTYPE_BF16 ? call(cudai_bf16{0}) : call(cudai_fp16{0});
+}
+
+#endif

@@ -1,0 +1,27 @@
+/* What attention should give, row by row in double, for tests of attention on a GPU: packed operands, a
+ * run's results, and checks of single rows against the definition, each with a bound of its own. */
+#ifndef SLUICE_TESTS_GPU_ATTENTION_TRUTH_H
+#define SLUICE_TESTS_GPU_ATTENTION_TRUTH_H
+
+#include <stdint.h>
+
+#include "kernels/ops.h"
+
+/* All arrays are on the host, widened to fp32; rows of q | k | v without gaps. */
+struct attention_case {
+    attention_desc desc;       /* its qkv_stride is the GPU's; here rows have packed_elems */
+    uint64_t packed_elems;     /* (H + 2 G) D */
+    const float *qkv;          /* [B T, packed_elems] */
+    const float *output_grad;  /* [B T, H D] */
+    const float *output, *lse; /* [B T, H D], [B, H, T]: what the kernels gave */
+    const float *grads;        /* [B T, packed_elems] */
+};
+typedef struct attention_case attention_case;
+
+/* Fails the cmocka test, saying where, unless output, lse and dQ of query row `row` of a head are right. */
+void truth_check_query(const attention_case *self, uint64_t batch, uint64_t head, uint64_t row);
+
+/* The same for dK and dV of key row `row`. Takes the kernels' output and lse as given. */
+void truth_check_key(const attention_case *self, uint64_t batch, uint64_t kv_head, uint64_t row);
+
+#endif
