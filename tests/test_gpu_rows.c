@@ -464,7 +464,7 @@ static void convert_case(struct run *run, const struct shape *shape)
     emit(run, to, out, count, -1.0f);
 }
 
-/* From a multiple of 4 bytes on and to any byte; the rest stays 0xff, which is NaN in every type. */
+/* All but the last three bytes, which keep their values. */
 static void zero_case(struct run *run, const struct shape *shape)
 {
     uint64_t count = shape->rows * shape->channels;
