@@ -463,7 +463,7 @@ static void gradients_of_merged_runs(void **state)
     check_backward(gpu, (struct shape){DTYPE_BF16, 1, 4 * ROWS_OF_RUN + 77, 1, 1500, IDS_UNIFORM},
                    1000, 1);
     if (!gpu->is_simulated) {
-        check_backward(gpu, (struct shape){DTYPE_BF16, 16, 4096, 1600, 50257, IDS_UNIFORM}, 50000,
+        check_backward(gpu, (struct shape){DTYPE_BF16, 16, 4096, 400, 50257, IDS_UNIFORM}, 10000,
                        0);
         check_backward(gpu, (struct shape){DTYPE_FP16, 3, 100003, 65, 3000, IDS_SKEWED}, 1, 16);
     }
@@ -560,71 +560,6 @@ static void nothing_to_do(void **state)
     gpu_end(gpu);
 }
 
-/* Over 2^31 elements in the table, the output and the gradients; on a real GPU alone. */
-static void large_shapes(void **state)
-{
-    (void)state;
-    enum { CHANNELS = 2056, VOCAB = (1 << 20) + 3, ROWS = (1 << 20) + 5 };
-    const uint64_t elems = (uint64_t)VOCAB * CHANNELS, out_elems = (uint64_t)ROWS * CHANNELS;
-    gpu_fixture *gpu = gpu_begin();
-    if (gpu->is_simulated || gpu->total_bytes < 40ull << 30) {
-        printf("large shapes: only on a GPU with 40 GiB\n");
-        gpu_end(gpu);
-        return;
-    }
-    int32_t *ids = block(ROWS * sizeof *ids);
-    uint16_t *last = block(CHANNELS * sizeof *last), *got = block(CHANNELS * sizeof *got);
-    float *grads = block(CHANNELS * sizeof *grads);
-    for (uint64_t row = 0; row < ROWS; row++) /* the last token every other row */
-        ids[row] = row % 2 == 0 ? VOCAB - 1 : (int32_t)(row % (VOCAB - 1));
-    for (uint64_t c = 0; c < CHANNELS; c++)
-        last[c] = bf16_from_fp32((float)(c % 8)); /* so that fp32 sums are exact */
-    char *table = gpu_alloc(gpu, elems * 2), *output = gpu_alloc(gpu, out_elems * 2);
-    float *table_grad = gpu_alloc(gpu, elems * 4);
-    gpu_fill(gpu, table, 0x40, elems * 2); /* 3.0 */
-    gpu_fill(gpu, table_grad, 0, elems * 4);
-    gpu_upload(gpu, table + (elems - CHANNELS) * 2, last, CHANNELS * 2);
-    embedding_args args = {.type = DTYPE_BF16,
-                           .batch = 1,
-                           .tokens = ROWS,
-                           .channels = CHANNELS,
-                           .vocab = VOCAB,
-                           .token_ids = gpu_alloc_copy(gpu, ids, ROWS * sizeof *ids),
-                           .token_table = table,
-                           .output = output};
-    assert_int_equal(cudai_embedding_forward(&gpu->context, gpu->stream, &args), 0);
-    gpu_download(gpu, got, output + (out_elems - CHANNELS) * 2, CHANNELS * 2);
-    gpu_expect_same("last row", got, last, CHANNELS, 2);
-    gpu_download(gpu, got, output + (out_elems - 2 * CHANNELS) * 2, CHANNELS * 2);
-    for (uint64_t c = 0; c < CHANNELS; c++)
-        assert_int_equal(got[c], 0x4040);
-    embedding_grad_args back = {
-        .type = DTYPE_BF16,
-        .batch = 1,
-        .tokens = ROWS,
-        .channels = CHANNELS,
-        .vocab = VOCAB,
-        .token_ids = args.token_ids,
-        .output_grad = output,
-        .token_table_grad = table_grad,
-        .scratch = gpu_alloc(gpu, cudai_embedding_grad_scratch_bytes(&gpu->context, ROWS, VOCAB))};
-    assert_int_equal(cudai_embedding_backward(&gpu->context, gpu->stream, &back), 0);
-    gpu_download(gpu, grads, table_grad + (elems - CHANNELS), CHANNELS * 4);
-    for (uint64_t c = 0; c < CHANNELS; c++)
-        assert_true(grads[c] == (float)(c % 8) * (float)(ROWS / 2 + 1));
-    /* Token VOCAB - 4 is odd and has one of the odd rows; VOCAB - 3, being even, has none. */
-    for (uint64_t back_to = 3; back_to <= 4; back_to++) {
-        gpu_download(gpu, grads, table_grad + (elems - back_to * CHANNELS), CHANNELS * 4);
-        for (uint64_t c = 0; c < CHANNELS; c++)
-            assert_true(grads[c] == (back_to == 4 ? 3.0f : 0.0f));
-    }
-    mem_free(ids);
-    mem_free(last);
-    mem_free(got);
-    mem_free(grads);
-    gpu_end(gpu);
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -638,7 +573,6 @@ int main(void)
         cmocka_unit_test(gradients_that_are_not_finite),
         cmocka_unit_test(bad_ids_are_seen_and_do_no_harm),
         cmocka_unit_test(nothing_to_do),
-        cmocka_unit_test(large_shapes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

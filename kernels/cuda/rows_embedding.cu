@@ -23,6 +23,7 @@ enum {
     STRANDS = 16,        // warps of a block that sums segments, and positions of one block
     SHORT = 16,          // rows; at least STRANDS - 1, so that one long segment begins per block
     BATCH = 8,           // rows of a strand's turn: their loads are in flight together
+    SHORT_BATCH = 4,     // likewise, of a short segment
     PACK = 4,            // channels of one access in the backward
     BLOCK_THREADS = 256, // of the other kernels
     BLOCKS_PER_SM_MAX = 256,
@@ -298,8 +299,9 @@ static __device__ __forceinline__ void sum_short(const sorted_window &window, un
         for (int k = 0; k < N; k++)
             sum[k] = held.item[k];
     }
-    for (unsigned i = 0; i < rows; i += PACK)
-        add_rows<T, N, PACK>(sum, grads, channels, is_active, window.row, strand + i, rows - i);
+    for (unsigned i = 0; i < rows; i += SHORT_BATCH)
+        add_rows<T, N, SHORT_BATCH>(sum, grads, channels, is_active, window.row, strand + i,
+                                    rows - i);
     if (is_active) {
         cudai_pack<float, N> total;
         for (int k = 0; k < N; k++)

@@ -9,7 +9,8 @@
 // elements, one access of 16 bytes; else (rows are not aligned then) the elements t, t + threads, ...:
 // adjacent threads, adjacent elements. Its fp32 sum is in order of its elements, 8 at a time; the threads'
 // sums meet in a fixed tree. So bits depend on the number of columns alone, not on a row's place,
-// the grid, or whether gradients are asked for.
+// the grid, or whether gradients are asked for; and since no sum is fused with a product (the _rn
+// intrinsics), the whole vocabulary as one part has the bits of the uncut op.
 //
 // NaN and infinities: the largest passes over NaN, which then is in the sum; +infinity makes the sum NaN
 // by infinity - infinity; while all elements so far are -infinity their exponentials are taken against 0:
@@ -118,17 +119,17 @@ static __device__ __forceinline__ row_stats stats_of_row(const float *logits, ui
         for (int i = 1; i < ITEMS; i++)
             top = fmaxf(top, x[i]); // passes over NaN
         if (top > largest) {
-            sum *= expf(largest - top);
+            sum = __fmul_rn(sum, expf(largest - top));
             largest = shift = top;
         }
 #pragma unroll
         for (int i = 0; i < ITEMS; i++)
-            sum += expf(x[i] - shift);
+            sum = __fadd_rn(sum, expf(x[i] - shift));
     }
     row_stats stats;
     stats.largest = fmaxf(before, cudai_block_max(largest, partial));
     stats.shift = stats.largest == -INFINITY ? 0.0f : stats.largest;
-    stats.sum = cudai_block_sum(sum * expf(largest - stats.shift), partial);
+    stats.sum = cudai_block_sum(__fmul_rn(sum, expf(largest - stats.shift)), partial);
     return stats;
 }
 
@@ -158,8 +159,8 @@ static __device__ __forceinline__ float target_grad(float target_logit, float la
 
 static __device__ __forceinline__ float loss_of(float target_logit, float largest, float sum)
 {
-    double distance = static_cast<double>(largest) - static_cast<double>(target_logit);
-    float loss = static_cast<float>(log(static_cast<double>(sum)) + distance);
+    double distance = __dsub_rn(static_cast<double>(largest), static_cast<double>(target_logit));
+    float loss = static_cast<float>(__dadd_rn(log(static_cast<double>(sum)), distance));
     return loss == loss ? loss : __uint_as_float(NAN_BITS);
 }
 
