@@ -30,6 +30,7 @@
 #include <errno.h>
 #include <stdatomic.h>
 #include <stdbool.h>
+#include <stdio.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/timerfd.h>
@@ -41,10 +42,11 @@
 #include "swap/program_internal.h"
 
 enum {
-    WATCH_SECONDS = 1,        /* how often the timer looks after the GPU */
-    CLOCK_TRIES = 8,          /* at creation */
-    CLOCK_WAIT_NS = 50000,    /* for the GPU to record an event on a stream that has nothing else */
-    CLOCK_AGE_NS = 1000000000 /* clocks drift by some 10 us a second */
+    WATCH_SECONDS = 1,            /* how often the timer looks after the GPU */
+    CLOCK_WAIT_US = 50,           /* for an event on a stream that has nothing else */
+    CLOCK_START_US_MAX = 4000000, /* at creation */
+    CLOCK_TRIES = 8,              /* of each length, at creation */
+    CLOCK_AGE_US = 1000000,       /* clocks drift by some 10 us a second */
 };
 
 static const char tag[] = "gpu lanes";
@@ -84,8 +86,7 @@ struct lane_stream {
     int epoll_fd;   /* what event_fd returns: the two below */
     int news_fd;    /* eventfd, written by announce */
     int timer_fd;   /* runs all the time: starting and stopping it would cost two calls per op */
-    bool suspect;   /* the next poll that finds nothing asks whether the GPU has failed */
-    bool dead;      /* it has: nothing in flight comes back */
+    bool dead;      /* the GPU has failed: nothing in flight comes back */
     bool is_finish_failed;
     err_record error; /* the first */
 
@@ -120,27 +121,23 @@ static int keep_error(lane_stream *self, int code)
 
 /* --- clocks ----------------------------------------------------------------------------------- */
 
-/* Finds the GPU's clock on ours. The event is recorded between two readings of clock_ns that are as far
- * apart as a call and the GPU's answer, about 10 us; half of that is the error, and 25 us at most: a
- * GPU that answers later, because it is busy, keeps its old anchor for another second. Asking again and
- * again takes at most CLOCK_WAIT_NS, once a second. Times of one program thus agree with those of the
- * host's lanes within some 10 us; differences on the GPU are exact to half a microsecond. */
-static int compare_clocks(lane_stream *self, bool must_answer)
+/* Finds the GPU's clock on ours: records an event between two readings of clock_ns that are as far apart
+ * as a call and the GPU's answer, about 10 us, and takes the middle. 1: done; 0: the GPU, being busy, did
+ * not answer within wait_us, and the anchor stays what it was. */
+static int compare_clocks(lane_stream *self, uint64_t wait_us)
 {
     device *gpu = self->config.gpu;
     device_event *spare = self->anchors[1 - self->anchor_idx];
     uint64_t before_ns = clock_ns(), after_ns;
     int rc = device_record(gpu, spare, self->clock_stream);
-    if (rc == 0 && must_answer)
-        rc = device_synchronize(gpu, self->clock_stream);
     do {
         if (rc == 0)
             rc = device_event_done(gpu, spare);
         after_ns = clock_ns();
-    } while (rc == 0 && after_ns - before_ns < CLOCK_WAIT_NS);
+    } while (rc == 0 && after_ns - before_ns < wait_us * 1000);
     if (rc < 0)
         return rc;
-    self->compare_due_ns = after_ns + CLOCK_AGE_NS;
+    self->compare_due_ns = after_ns + CLOCK_AGE_US * (uint64_t)1000;
     if (rc == 1) {
         self->anchor_idx = 1 - self->anchor_idx;
         self->anchor_ns = before_ns + (after_ns - before_ns) / 2;
@@ -148,16 +145,18 @@ static int compare_clocks(lane_stream *self, bool must_answer)
     return rc;
 }
 
-/* The first comparison, without which there is no time. */
+/* The first comparison, without which there is no time: as good a one as the GPU gives. Later ones, once
+ * a second, wait for CLOCK_WAIT_US alone, so they are at most half of that wrong. Times of the GPU's
+ * lanes thus agree with those of the host's within some 10 us, clocks' drift included; differences on
+ * the GPU are exact to half a microsecond. */
 static int start_clock(lane_stream *self)
 {
     int rc = 0;
-    for (int tries = 0; tries < CLOCK_TRIES && rc == 0; tries++)
-        rc = compare_clocks(self, false);
+    for (uint64_t wait_us = CLOCK_WAIT_US; rc == 0 && wait_us < CLOCK_START_US_MAX; wait_us *= 2)
+        for (int tries = 0; tries < CLOCK_TRIES && rc == 0; tries++)
+            rc = compare_clocks(self, wait_us);
     if (rc == 0)
-        rc = compare_clocks(self, true);
-    if (rc == 0)
-        return err_set(ERR_BACKEND, "gpu lanes: an event is not complete after its stream is");
+        return err_set(ERR_BACKEND, "gpu lanes: the GPU does not answer within seconds");
     return rc < 0 ? rc : 0;
 }
 
@@ -274,6 +273,41 @@ static int enqueue_op(lane_stream *self, gpu_stream *stream, const lane_request 
     return device_call(gpu, stream->signal, announce, stream->box);
 }
 
+/* Asks after the oldest op of each stream: that is how a failed GPU tells, which calls nobody. Which of
+ * these ops it was, CUDA does not say. */
+static int check_gpu(lane_stream *self)
+{
+    char suspects[LANE_COUNT * (SWAPI_OP_TEXT_BYTES + 2)] = "", text[SWAPI_OP_TEXT_BYTES];
+    size_t length = 0;
+    int rc = 0;
+    for (int kind = 0; kind < LANE_COUNT && rc >= 0; kind++) {
+        const gpu_stream *stream = &self->streams[kind];
+        if (in_flight(stream) > 0)
+            rc = device_event_done(self->config.gpu,
+                                   flight_at(self, stream, stream->polled_count)->end);
+    }
+    for (int kind = 0; rc < 0 && kind < LANE_COUNT; kind++) {
+        const gpu_stream *stream = &self->streams[kind];
+        if (in_flight(stream) == 0)
+            continue;
+        const lane_request *request = flight_at(self, stream, stream->polled_count)->request;
+        length += (size_t)snprintf(suspects + length, sizeof suspects - length, "%s%s",
+                                   length > 0 ? ", " : "",
+                                   swapi_op_text(request->prog, request->op_idx, text));
+    }
+    return rc < 0 ? err_prefix(rc, "the GPU failed with %s in flight", suspects) : 0;
+}
+
+/* Keeps the error of a submit. Every call fails once the GPU has: then it is not this op's. */
+static int keep_refusal(lane_stream *self, int code)
+{
+    err_record first;
+    err_save(&first, code);
+    int rc = check_gpu(self);
+    self->dead = rc < 0;
+    return keep_error(self, rc < 0 ? rc : err_restore(&first));
+}
+
 static int stream_submit(lane *base, lane_request *request)
 {
     lane_stream *self = (lane_stream *)base;
@@ -292,13 +326,11 @@ static int stream_submit(lane *base, lane_request *request)
     const flight *before = flight_at(self, stream, stream->submitted_count - 1);
     assert(count == 0 || (before->request->prog == request->prog &&
                           before->request->op_idx < request->op_idx)); /* see wait_for_others */
-    int rc = clock_ns() < self->compare_due_ns ? 0 : compare_clocks(self, false);
+    int rc = clock_ns() < self->compare_due_ns ? 0 : compare_clocks(self, CLOCK_WAIT_US);
     if (rc >= 0)
         rc = enqueue_op(self, stream, request);
-    if (rc < 0) {
-        self->suspect = true;
-        return keep_error(self, rc);
-    }
+    if (rc < 0)
+        return keep_refusal(self, rc);
     flight_at(self, stream, stream->submitted_count)->request = request;
     stream->submitted_count++;
     return 0;
@@ -337,25 +369,6 @@ static int finish_oldest(lane_stream *self, gpu_stream *stream, uint64_t now_ns,
     return 0;
 }
 
-/* Asks after the oldest op of each stream: that is how a failed GPU tells, which calls nobody. */
-static int check_gpu(lane_stream *self)
-{
-    for (int kind = 0; kind < LANE_COUNT; kind++) {
-        const gpu_stream *stream = &self->streams[kind];
-        if (in_flight(stream) == 0)
-            continue;
-        const flight *oldest = flight_at(self, stream, stream->polled_count);
-        int rc = device_event_done(self->config.gpu, oldest->end);
-        if (rc < 0) {
-            char text[SWAPI_OP_TEXT_BYTES];
-            const lane_request *request = oldest->request;
-            return err_prefix(rc, "the GPU failed during, or shortly before, %s",
-                              swapi_op_text(request->prog, request->op_idx, text));
-        }
-    }
-    return 0;
-}
-
 /* Stores up to `max` finished requests and returns how many; a failure shows once there are none. */
 static int collect(lane_stream *self, lane_request **done, size_t max)
 {
@@ -380,13 +393,10 @@ static int stream_poll(lane *base, lane_request **done, size_t max)
     if (self->dead)
         return err_restore(&self->error);
     /* The descriptor first, the counts after: what finishes in between is announced again. */
-    if (!read_counter(self->news_fd) && read_counter(self->timer_fd))
-        self->suspect = true;
+    bool is_watch_due = !read_counter(self->news_fd) && read_counter(self->timer_fd);
     int count = collect(self, done, max);
-    if (count == 0 && self->suspect) {
-        self->suspect = false;
+    if (count == 0 && is_watch_due)
         count = check_gpu(self);
-    }
     if (count < 0) {
         self->dead = true;
         keep_error(self, count);

@@ -12,6 +12,10 @@
 #include "base/size.h"
 #include "gpu_lanes_rig.h"
 
+#ifdef SLUICE_SIMULATED_GPU
+#include "tests/simulated_gpu/simulated_gpu.h"
+#endif
+
 enum {
     OWNER_GPU = 1,
     OWNER_READ,
@@ -75,10 +79,21 @@ static int work_op(const work *self, const program *prog, const op *item)
 
 /* --- the rig ---------------------------------------------------------------------------------- */
 
+#ifdef SLUICE_SIMULATED_GPU
+int gpu_rig_break(void *stream)
+{
+    (void)stream;
+    simulated_gpu_inject_fault(SIMULATED_FAULT_ANY, 0);
+    return 0;
+}
+#endif
+
 static int enqueue_op(void *user, const program *prog, const op *item, void *stream)
 {
     gpu_rig *self = user;
     work on_stream = {self->gpu, stream, self->device_base};
+    if (item - prog->ops == self->break_idx && gpu_rig_break(stream) != 0)
+        return err_set(ERR_BACKEND, "the kernel that breaks the GPU was not launched");
     if (item - prog->ops == self->fail_enqueue_idx) {
         TRY(work_op(&on_stream, prog, item)); /* a part of the op is enqueued when it fails */
         return err_set(-EIO, "the kernel was refused");
@@ -130,7 +145,7 @@ void gpu_rig_init(gpu_rig *self, uint32_t depth)
 {
     memset(self, 0, sizeof *self);
     self->depth = depth;
-    self->fail_enqueue_idx = self->fail_finish_idx = PROGRAM_NONE;
+    self->break_idx = self->fail_enqueue_idx = self->fail_finish_idx = PROGRAM_NONE;
     if (device_open(0, &self->gpu) != 0)
         fail_msg("%s", err_text());
     assert_int_equal(device_reserve(self->gpu, ARENA_BYTES, &self->device_base), 0);

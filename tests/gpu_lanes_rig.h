@@ -25,7 +25,8 @@ struct gpu_rig {
     trace ring;                        /* of GPU_RIG_EVENTS */
     fixture_arenas arenas;             /* the host's is `pinned`; the device's a copy of it */
     uint8_t finished[GPU_RIG_OPS_MAX]; /* how often config.finish saw an op */
-    uint32_t fail_enqueue_idx;         /* this op fails in enqueue; PROGRAM_NONE: none */
+    uint32_t break_idx;                /* this op breaks the GPU; PROGRAM_NONE: none */
+    uint32_t fail_enqueue_idx;         /* this op fails in enqueue */
     uint32_t fail_finish_idx;          /* in finish */
     bool has_failed;                   /* finish did */
     uint32_t late_finishes;            /* calls of finish after that */
@@ -49,6 +50,10 @@ executor *gpu_rig_executor(gpu_rig *self, const program *const *programs, uint32
 
 /* Does all memory hold what serial execution left? */
 bool gpu_rig_matches(gpu_rig *self, const fixture_arenas *serial);
+
+/* Enqueues work that breaks the GPU: a kernel that writes where nothing is (gpu_lanes_break.cu), or a
+ * fault of the simulated one. CUDA's error of the launch, or 0. */
+int gpu_rig_break(void *stream);
 
 /* Executes all ops on the host, in issue order; skipped: but those that fixture_skips names. */
 void gpu_rig_execute_serially(fixture_arenas *arenas, const program *prog, bool skipped);

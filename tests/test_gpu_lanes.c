@@ -2,15 +2,17 @@
  * random programs give the values of serial execution whatever the timing of the streams, conditional
  * ops too; nothing is allocated and nobody waits in a run; times are in order; failures end a run with
  * their text, and never hang.
- * The simulated GPU's streams delay each piece of work at random. Instances: order, refusals, faults. */
+ * The simulated GPU's streams delay each piece of work at random. Instances: order, refusals, clock, faults. */
 #include <errno.h>
 #include <poll.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 
 #include <cmocka.h>
 
@@ -314,6 +316,144 @@ static void a_full_lane_says_so(void **state)
     program_fini(&prog);
 }
 
+/* --- clock ------------------------------------------------------------------------------------ */
+
+/* On an idle machine 25 us when the clocks are compared, and some drift. A busy one may keep the simulated
+ * GPU's threads from running for long; the test looks for wrong moments, not for wrong microseconds. */
+enum { CLOCK_ERROR_NS = 100000000, PAUSE_MS = 250 };
+
+static void sleep_ms(uint32_t milliseconds)
+{
+    nanosleep(
+        &(struct timespec){.tv_sec = milliseconds / 1000, .tv_nsec = milliseconds % 1000 * 1000000},
+        NULL);
+}
+
+/* Waits until poll may have something; returns a moment when the GPU was done. */
+static uint64_t await_news(const lane *of)
+{
+    struct pollfd fd = {.fd = of->ops->event_fd(of), .events = POLLIN};
+    assert_int_equal(poll(&fd, 1, 20000), 1);
+    return clock_ns();
+}
+
+/* The times of an op are those at which it ran: not before it was submitted, not after it was known to be
+ * complete, though it is polled much later. Again after a second, when the clocks are compared anew. */
+static void times_are_on_our_clock(void **state)
+{
+    (void)state;
+    enum { COUNT = 3 };
+    program prog;
+    copies_program(COUNT, &prog);
+    gpu_rig r;
+    gpu_rig_init(&r, 2);
+    gpu_rig_load(&r, &prog, 1);
+    lane *gpu = r.lanes[LANE_H2D];
+    uint64_t last_end_ns = 0;
+    for (uint32_t i = 0; i < COUNT; i++) {
+        lane_request request = {.prog = &prog, .item = &prog.ops[i], .op_idx = i}, *done[1];
+        sleep_ms(i == 2 ? 1100 : PAUSE_MS);
+        uint64_t before_ns = clock_ns(), after_ns;
+        assert_int_equal(gpu->ops->submit(gpu, &request), 0);
+        int found = 0;
+        while (found == 0) { /* the timer's news are none of the op's */
+            after_ns = await_news(gpu);
+            sleep_ms(PAUSE_MS);
+            found = gpu->ops->poll(gpu, done, 1);
+        }
+        assert_int_equal(found, 1);
+        assert_true(request.start_ns >= before_ns - CLOCK_ERROR_NS);
+        assert_true(request.end_ns <= after_ns + CLOCK_ERROR_NS);
+        assert_true(request.start_ns <= request.end_ns);
+        if (i > 0)
+            assert_int_equal(request.wait_ns, request.start_ns - last_end_ns);
+        last_end_ns = request.end_ns;
+    }
+    gpu_rig_unload(&r);
+    gpu_rig_fini(&r);
+    program_fini(&prog);
+}
+
+struct held {
+    atomic_bool has_begun, is_released;
+};
+
+static void hold(void *user)
+{
+    struct held *self = user;
+    atomic_store(&self->has_begun, true);
+    while (!atomic_load(&self->is_released))
+        sleep_ms(1);
+}
+
+struct holder {
+    device *gpu;
+    struct held held;
+};
+
+static int enqueue_hold(void *user, const program *prog, const op *item, void *stream)
+{
+    struct holder *self = user;
+    (void)prog, (void)item;
+    return device_call(self->gpu, stream, hold, &self->held);
+}
+
+/* An op that runs while the clocks are compared anew began before that moment and ends after it. */
+static void an_op_outlives_a_comparison(void **state)
+{
+    (void)state;
+    builder b;
+    program prog;
+    builder_init(&b, PROGRAM_STEADY, 65536, 65536, 4096);
+    uint32_t device_home = builder_home(&b, ARENA_DEVICE, 0, 65536);
+    uint32_t host_home = builder_home(&b, ARENA_HOST, 0, 65536);
+    builder_op(&b, OP_FORWARD);
+    builder_use(&b, ROLE_INPUT, ACCESS_READ, device_home, 0, 4096);
+    builder_op(&b, OP_H2D);
+    builder_use(&b, ROLE_SOURCE, ACCESS_READ, host_home, 0, 4096);
+    builder_use(&b, ROLE_TARGET, ACCESS_WRITE, device_home, 4096, 4096);
+    builder_finish(&b, &prog);
+    gpu_rig r;
+    gpu_rig_init(&r, 2);
+    struct holder holder = {.gpu = r.gpu};
+    lane_stream_config config = gpu_rig_config(&r);
+    config.enqueue = enqueue_hold;
+    config.finish = NULL;
+    config.user = &holder;
+    lane *gpu;
+    assert_int_equal(lane_stream_create(&config, &gpu), 0);
+    lane_request requests[2], *done[2];
+    for (uint32_t i = 0; i < 2; i++)
+        requests[i] = (lane_request){.prog = &prog, .item = &prog.ops[i], .op_idx = i};
+
+    uint64_t submitted_ns = clock_ns();
+    assert_int_equal(gpu->ops->submit(gpu, &requests[0]), 0);
+    while (!atomic_load(&holder.held.has_begun))
+        sleep_ms(1);
+    uint64_t begun_ns = clock_ns();
+    sleep_ms(1100);
+    assert_int_equal(gpu->ops->submit(gpu, &requests[1]), 0); /* compares */
+    int found = 0;
+    while (found == 0) {
+        (void)await_news(gpu);
+        found = gpu->ops->poll(gpu, done, 2);
+    }
+    assert_int_equal(found, 1);
+    assert_ptr_equal(done[0], &requests[1]); /* another stream: it overtakes */
+    uint64_t released_ns = clock_ns();
+    atomic_store(&holder.held.is_released, true);
+    for (found = 0; found == 0; found = gpu->ops->poll(gpu, done, 2))
+        (void)await_news(gpu);
+    assert_int_equal(found, 1);
+    assert_ptr_equal(done[0], &requests[0]);
+    assert_true(requests[0].start_ns >= submitted_ns - CLOCK_ERROR_NS);
+    assert_true(requests[0].start_ns <= begun_ns + CLOCK_ERROR_NS);
+    assert_true(requests[0].end_ns >= released_ns - CLOCK_ERROR_NS);
+    gpu->ops->destroy(gpu);
+    gpu_rig_fini(&r);
+    program_fini(&prog);
+}
+
 /* --- faults ----------------------------------------------------------------------------------- */
 
 /* Runs the program, which must fail with `code`, the text and the name of the op (or ""); then nothing
@@ -366,30 +506,35 @@ static void any_failing_op_ends_the_run(void **state)
     program_fini(&prog);
 }
 
-#ifdef SLUICE_SIMULATED_GPU
-/* A fault of the GPU somewhere in the program: no host function is called any more. */
-static void a_faulting_gpu_ends_the_run(void **state)
+/* A GPU that breaks somewhere in the program calls no host function any more. What breaks a real one
+ * breaks it for the process, so there this is one case, and the last. */
+static void a_broken_gpu_ends_the_run(void **state)
 {
     (void)state;
-    static const uint64_t places[] = {0, 7, 40, 90};
+    static const uint32_t places[] = {40, 0, 80, 100};
+    uint32_t count = 1;
+#ifdef SLUICE_SIMULATED_GPU
+    count = sizeof places / sizeof *places;
+#endif
     program prog;
     random_program(5000, 120, &prog);
-    for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
+    for (uint32_t i = 0; i < count; i++) {
         gpu_rig r;
-        gpu_rig_init(&r, 1 + (uint32_t)i);
+        gpu_rig_init(&r, 1 + 2 * i);
         gpu_rig_load(&r, &prog, i);
-        simulated_gpu_inject_fault(SIMULATED_FAULT_ANY, places[i]);
-        uint64_t start_ns = clock_ns();
+        r.break_idx = places[i];
+        while (prog.ops[r.break_idx].lane != LANE_COMPUTE)
+            r.break_idx++;
         run_failing(&r, &prog, ERR_BACKEND, "cudaErrorIllegalAddress", "");
-        printf("fault after %llu pieces of work: after %.2f s \"%s\"\n",
-               (unsigned long long)places[i], (double)(clock_ns() - start_ns) * 1e-9, err_text());
+        printf("broken by op %u: \"%s\"\n", r.break_idx, err_text());
         gpu_rig_unload(&r);
         gpu_rig_fini(&r);
+#ifdef SLUICE_SIMULATED_GPU
         simulated_gpu_clear_fault();
+#endif
     }
     program_fini(&prog);
 }
-#endif
 
 int main(int argc, char **argv)
 {
@@ -410,15 +555,19 @@ int main(int argc, char **argv)
         cmocka_unit_test(creation_refuses),
         cmocka_unit_test(a_full_lane_says_so),
     };
+    const struct CMUnitTest clocks[] = {
+        cmocka_unit_test(times_are_on_our_clock),
+        cmocka_unit_test(an_op_outlives_a_comparison),
+    };
     const struct CMUnitTest faults[] = {
         cmocka_unit_test(any_failing_op_ends_the_run),
-#ifdef SLUICE_SIMULATED_GPU
-        cmocka_unit_test(a_faulting_gpu_ends_the_run),
-#endif
+        cmocka_unit_test(a_broken_gpu_ends_the_run), /* the last */
     };
     const char *instance = argc > 1 ? argv[1] : "order";
     if (strcmp(instance, "refusals") == 0)
         return cmocka_run_group_tests(refusals, NULL, NULL);
+    if (strcmp(instance, "clock") == 0)
+        return cmocka_run_group_tests(clocks, NULL, NULL);
     if (strcmp(instance, "faults") == 0)
         return cmocka_run_group_tests(faults, NULL, NULL);
     return cmocka_run_group_tests(order, NULL, NULL);

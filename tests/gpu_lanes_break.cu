@@ -1,0 +1,15 @@
+// Breaks a real GPU for its process: a kernel that writes where nothing is. See gpu_lanes_rig.h; under
+// simulation the simulated GPU has a call for it.
+#include <cuda_runtime.h>
+#include <stdint.h>
+
+static __global__ void write_nowhere(uintptr_t address)
+{
+    *reinterpret_cast<volatile int *>(address) = 1;
+}
+
+extern "C" int gpu_rig_break(void *stream)
+{
+    write_nowhere<<<1, 1, 0, static_cast<cudaStream_t>(stream)>>>(64);
+    return static_cast<int>(cudaGetLastError());
+}
