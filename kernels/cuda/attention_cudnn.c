@@ -65,15 +65,15 @@ struct cudai_cudnn_plan {
 
 /* --- shapes ------------------------------------------------------------------------------------- */
 
-/* Of one graph: `batch` sequences and `kv_heads` key/value heads of what the desc describes. */
+/* Of one graph: `batch` sequences and `kv_heads` key/value heads of what the desc describes; several
+ * sequences only with all heads. */
 struct shapes {
     cudnnDataType_t type;
     bool is_grouped;                /* H > G */
     cudai_cudnn_shape q, kv;        /* [b, h or g, T, D] in packed rows */
     cudai_cudnn_shape kv_turned;    /* [b, g, D, T], the same memory */
     cudai_cudnn_shape output;       /* [b, h, T, D] in rows of H*D */
-    cudai_cudnn_shape lse;          /* [b, h, T, 1] within [B, H, T] */
-    cudai_cudnn_shape row;          /* [b, h, T, 1] contiguous */
+    cudai_cudnn_shape row;          /* [b, h, T, 1] contiguous; lse too: before 9.26 it must be */
     cudai_cudnn_shape head;         /* [b, h, T, D] contiguous */
     cudai_cudnn_shape product;      /* [b, h, T, D], rows of the heads side by side: dO * O */
     cudai_cudnn_shape score;        /* [b, h, T, T] */
@@ -93,6 +93,7 @@ static struct shapes shapes_of(const attention_desc *desc, uint64_t batch, uint6
     int64_t b = (int64_t)batch, t = (int64_t)desc->tokens, d = (int64_t)desc->head_dim;
     int64_t g = (int64_t)kv_heads, h = g * (int64_t)(desc->heads / desc->kv_heads);
     int64_t stride = (int64_t)desc->qkv_stride, all = (int64_t)desc->heads;
+    assert(batch == 1 || kv_heads == desc->kv_heads);
     return (struct shapes){
         .type = desc->type == DTYPE_BF16 ? CUDNN_DATA_BFLOAT16 : CUDNN_DATA_HALF,
         .is_grouped = desc->heads != desc->kv_heads,
@@ -100,7 +101,6 @@ static struct shapes shapes_of(const attention_desc *desc, uint64_t batch, uint6
         .kv = shape_of(b, g, t, d, t * stride, d, stride, 1),
         .kv_turned = shape_of(b, g, d, t, t * stride, d, 1, stride),
         .output = shape_of(b, h, t, d, t * all * d, d, all * d, 1),
-        .lse = shape_of(b, h, t, 1, all * t, t, 1, 1),
         .row = shape_of(b, h, t, 1, h * t, t, 1, 1),
         .head = shape_of(b, h, t, d, h * t * d, t * d, d, 1),
         .product = shape_of(b, h, t, d, h * t * d, t * d, h * d, 1),
@@ -192,8 +192,7 @@ static void make_forward(cudai_cudnn_graph *graph, const struct shapes *shapes)
     cudnnBackendDescriptor_t k = cudai_cudnn_tensor(graph, &shapes->kv_turned, shapes->type, UID_K);
     cudnnBackendDescriptor_t v = cudai_cudnn_tensor(graph, &shapes->kv, shapes->type, UID_V);
     cudnnBackendDescriptor_t scale = cudai_cudnn_scalar(graph, UID_SCALE);
-    cudnnBackendDescriptor_t lse =
-        cudai_cudnn_tensor(graph, &shapes->lse, CUDNN_DATA_FLOAT, UID_LSE);
+    cudnnBackendDescriptor_t lse = cudai_cudnn_tensor(graph, row, CUDNN_DATA_FLOAT, UID_LSE);
     cudnnBackendDescriptor_t output =
         cudai_cudnn_tensor(graph, &shapes->output, shapes->type, UID_OUTPUT);
 
@@ -245,8 +244,7 @@ static void make_backward(cudai_cudnn_graph *graph, const struct shapes *shapes,
     cudnnBackendDescriptor_t output_grad =
         cudai_cudnn_tensor(graph, &shapes->output, type, UID_OUTPUT_GRAD);
     cudnnBackendDescriptor_t q_grad = cudai_cudnn_tensor(graph, &shapes->q, type, UID_Q_GRAD);
-    cudnnBackendDescriptor_t lse =
-        cudai_cudnn_tensor(graph, &shapes->lse, CUDNN_DATA_FLOAT, UID_LSE);
+    cudnnBackendDescriptor_t lse = cudai_cudnn_tensor(graph, row, CUDNN_DATA_FLOAT, UID_LSE);
     cudnnBackendDescriptor_t row_sum =
         cudai_cudnn_tensor(graph, row, CUDNN_DATA_FLOAT, UID_ROW_SUM);
     cudnnBackendDescriptor_t scale = cudai_cudnn_scalar(graph, UID_SCALE);
