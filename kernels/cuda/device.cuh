@@ -20,7 +20,7 @@ extern "C" {
 }
 
 #ifdef SLUICE_SIMULATED_GPU
-#include "simulated_launch.h" // simulated_launch, simulated_dynamic_shared, simulated fp16
+#include <simulated_launch.h> // simulated_launch, simulated_dynamic_shared, simulated fp16
 #define CUDAI_DYNAMIC_SHARED(type, name)                                                           \
     type *name = static_cast<type *>(simulated_dynamic_shared())
 #else
@@ -180,11 +180,12 @@ static __device__ __forceinline__ void cudai_store(T *target, const cudai_pack<T
 
 // --- sums in a fixed order ---------------------------------------------------------------------
 
-// Butterfly: every lane gets the same bits, since each addition has the same two operands in both lanes.
+// Butterfly: every lane gets the same bits, since each addition has the same two operands in both lanes
+// (and is an addition: a product passed in is not fused into it).
 static __device__ __forceinline__ float cudai_warp_sum(float value)
 {
     for (int step = CUDAI_WARP / 2; step > 0; step /= 2)
-        value += __shfl_xor_sync(0xffffffffu, value, step);
+        value = __fadd_rn(value, __shfl_xor_sync(0xffffffffu, value, step));
     return value;
 }
 

@@ -183,6 +183,8 @@ int generate_run(const struct generate_options *options)
     self->asked = options;
     self->dir.lock_fd = -1;
     int rc = generate_all(self);
+    err_record first;
+    err_save(&first, rc);
     traini_engine_destroy(self->engine);
     traini_setup_destroy(self->setup);
     traini_run_dir_close(&self->dir);
@@ -192,5 +194,5 @@ int generate_run(const struct generate_options *options)
     mem_free(self->sorted);
     mem_free(self->text);
     mem_free(self);
-    return rc;
+    return rc < 0 ? err_restore(&first) : rc;
 }

@@ -432,6 +432,8 @@ int train_run(const struct train_options *options, struct train_summary *summary
     int memory = arena_process_memory(NULL, &summary->resident_bytes_max, NULL);
     if (memory < 0 && rc == 0)
         rc = memory;
+    err_record first; /* what is torn down after a failure may fail too */
+    err_save(&first, rc);
     metrics_file_close(&self->metrics);
     traini_engine_destroy(self->engine);
     traini_setup_destroy(self->setup);
@@ -442,5 +444,5 @@ int train_run(const struct train_options *options, struct train_summary *summary
         corpus_close(self->valid_source);
     traini_run_dir_close(&self->dir);
     mem_free(self);
-    return rc;
+    return rc < 0 ? err_restore(&first) : rc;
 }
