@@ -32,14 +32,14 @@ template <int MT> struct softmax_state {
 template <int MT, int N>
 __device__ __forceinline__ void mask_scores(float (&scores)[MT][N / 8][4], uint32_t ahead)
 {
-    CUDAI_UNROLL
+#pragma unroll
     for (int m = 0; m < MT; m++)
-        CUDAI_UNROLL
-    for (int n = 0; n < N / 8; n++)
-        CUDAI_UNROLL
-    for (int i = 0; i < 4; i++)
-        if (attention_column(n, i) > ahead + attention_row(m, i))
-            scores[m][n][i] = -INFINITY;
+#pragma unroll
+        for (int n = 0; n < N / 8; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                if (attention_column(n, i) > ahead + attention_row(m, i))
+                    scores[m][n][i] = -INFINITY;
 }
 
 // Turns scores into exp(scale (score - largest)), with the state and the output brought along.
@@ -49,38 +49,38 @@ __device__ __forceinline__ void online_softmax(float (&scores)[MT][N / 8][4],
                                                softmax_state<MT> &state,
                                                float (&output)[MT][DIM / 8][4], float factor)
 {
-    CUDAI_UNROLL
+#pragma unroll
     for (int m = 0; m < MT; m++)
-        CUDAI_UNROLL
-    for (int half = 0; half < 2; half++) {
-        float largest = state.largest[m][half];
-        CUDAI_UNROLL
-        for (int n = 0; n < N / 8; n++)
-            largest = fmaxf(largest, fmaxf(scores[m][n][2 * half], scores[m][n][2 * half + 1]));
-        largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
-        largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
-        // A row that has only seen -infinity must not come to inf - inf.
-        float base = largest == -INFINITY ? 0.0f : largest * factor;
-        float shrink = cudai_exp2(__fmaf_rn(state.largest[m][half], factor, -base));
-        float sum = state.sum[m][half];
-        if (__any_sync(0xffffffffu, shrink != 1.0f)) { // rare after the first steps
-            sum *= shrink;
-            CUDAI_UNROLL
-            for (int n = 0; n < DIM / 8; n++) {
-                output[m][n][2 * half] *= shrink;
-                output[m][n][2 * half + 1] *= shrink;
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            float largest = state.largest[m][half];
+#pragma unroll
+            for (int n = 0; n < N / 8; n++)
+                largest = fmaxf(largest, fmaxf(scores[m][n][2 * half], scores[m][n][2 * half + 1]));
+            largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
+            largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
+            // A row that has only seen -infinity must not come to inf - inf.
+            float base = largest == -INFINITY ? 0.0f : largest * factor;
+            float shrink = cudai_exp2(__fmaf_rn(state.largest[m][half], factor, -base));
+            float sum = state.sum[m][half];
+            if (__any_sync(0xffffffffu, shrink != 1.0f)) { // rare after the first steps
+                sum *= shrink;
+#pragma unroll
+                for (int n = 0; n < DIM / 8; n++) {
+                    output[m][n][2 * half] *= shrink;
+                    output[m][n][2 * half + 1] *= shrink;
+                }
             }
+#pragma unroll
+            for (int n = 0; n < N / 8; n++)
+#pragma unroll
+                for (int i = 2 * half; i < 2 * half + 2; i++) {
+                    scores[m][n][i] = cudai_exp2(__fmaf_rn(scores[m][n][i], factor, -base));
+                    sum += scores[m][n][i];
+                }
+            state.largest[m][half] = largest;
+            state.sum[m][half] = sum;
         }
-        CUDAI_UNROLL
-        for (int n = 0; n < N / 8; n++)
-            CUDAI_UNROLL
-        for (int i = 2 * half; i < 2 * half + 2; i++) {
-            scores[m][n][i] = cudai_exp2(__fmaf_rn(scores[m][n][i], factor, -base));
-            sum += scores[m][n][i];
-        }
-        state.largest[m][half] = largest;
-        state.sum[m][half] = sum;
-    }
 }
 
 // Divides by the sums, and writes the warp's rows and their lse; its first row is `first`.
@@ -93,18 +93,18 @@ finish_rows(const cudai_attention_args &args, const attention_place &place, T *t
     uint32_t present = first < tokens ? tokens - first : 0;
     float *lse = args.lse + (place.batch * args.heads + place.head) * args.tokens + first;
     float factors[MT][2];
-    CUDAI_UNROLL
+#pragma unroll
     for (int m = 0; m < MT; m++)
-        CUDAI_UNROLL
-    for (int half = 0; half < 2; half++) {
-        float sum = state.sum[m][half];
-        sum += __shfl_xor_sync(0xffffffffu, sum, 1);
-        sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-        factors[m][half] = 1.0f / sum;
-        uint32_t row = attention_row(m, 2 * half);
-        if (threadIdx.x % 4 == 0 && row < present)
-            lse[row] = __fmaf_rn(state.largest[m][half], args.scale, logf(sum));
-    }
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            float sum = state.sum[m][half];
+            sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+            sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+            factors[m][half] = 1.0f / sum;
+            uint32_t row = attention_row(m, 2 * half);
+            if (threadIdx.x % 4 == 0 && row < present)
+                lse[row] = __fmaf_rn(state.largest[m][half], args.scale, logf(sum));
+        }
     uint64_t stride = args.heads * args.head_dim;
     T *target =
         const_cast<T *>(attention_output_head<T>(args.output, args, place.batch, place.head)) +
@@ -136,13 +136,13 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, 2) forward(cudai_attention_
     float output[MT][DIM / 8][4];
     attention_clear(output);
     softmax_state<MT> state;
-    CUDAI_UNROLL
+#pragma unroll
     for (int m = 0; m < MT; m++)
-        CUDAI_UNROLL
-    for (int half = 0; half < 2; half++) {
-        state.largest[m][half] = -INFINITY;
-        state.sum[m][half] = 0.0f;
-    }
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            state.largest[m][half] = -INFINITY;
+            state.sum[m][half] = 0.0f;
+        }
     attention_load<T, DIM, queries>(q_tile, q, args.qkv_stride, tokens - first, args.head_dim,
                                     args.is_vector);
     attention_load<T, DIM, keys>(k_tile, k, args.qkv_stride, tokens, args.head_dim, args.is_vector);

@@ -82,31 +82,32 @@ __device__ __forceinline__ void load_step(const cudai_attention_args &args, T *s
 }
 
 // P' from the scores, in place, and dS' from dP', in place. A pair counts where the query is not before
-// the key and exists: `ahead` is the first query's position less the warp's first key's.
+// the key: `ahead` is the first query's position less the warp's first key's. Queries behind the
+// sequence's end need no mask, since their rows of Q and dO, lse and delta are zero.
 template <int MT, int N, int WHAT>
 __device__ __forceinline__ void
 score_grads(float (&scores)[MT][N / 8][4], float (&grads)[MT][N / 8][4], const float *lse,
-            const float *delta, float factor, bool is_masked, int ahead, uint32_t present)
+            const float *delta, float factor, bool is_masked, int ahead)
 {
-    CUDAI_UNROLL
+#pragma unroll
     for (int n = 0; n < N / 8; n++)
-        CUDAI_UNROLL
-    for (int side = 0; side < 2; side++) {
-        uint32_t query = attention_column(n, side);
-        float base = lse[query] * -ATTENTION_LOG2E;
-        float row_delta = WHAT & KEYS ? delta[query] : 0.0f;
-        CUDAI_UNROLL
-        for (int m = 0; m < MT; m++)
-            CUDAI_UNROLL
-        for (int i = side; i < 4; i += 2) {
-            int row = static_cast<int>(attention_row(m, i));
-            bool counts = !is_masked || (static_cast<int>(query) + ahead >= row && query < present);
-            float p = cudai_exp2(__fmaf_rn(scores[m][n][i], factor, base));
-            scores[m][n][i] = counts ? p : 0.0f;
-            if constexpr (WHAT & KEYS)
-                grads[m][n][i] = counts ? p * (grads[m][n][i] - row_delta) : 0.0f;
+#pragma unroll
+        for (int side = 0; side < 2; side++) {
+            uint32_t query = attention_column(n, side);
+            float base = lse[query] * -ATTENTION_LOG2E;
+            float row_delta = WHAT & KEYS ? delta[query] : 0.0f;
+#pragma unroll
+            for (int m = 0; m < MT; m++)
+#pragma unroll
+                for (int i = side; i < 4; i += 2) {
+                    int row = static_cast<int>(attention_row(m, i));
+                    bool counts = !is_masked || static_cast<int>(query) + ahead >= row;
+                    float p = cudai_exp2(__fmaf_rn(scores[m][n][i], factor, base));
+                    scores[m][n][i] = counts ? p : 0.0f;
+                    if constexpr (WHAT & KEYS)
+                        grads[m][n][i] = counts ? p * (grads[m][n][i] - row_delta) : 0.0f;
+                }
         }
-    }
 }
 
 template <typename T, int DIM, int WHAT>
@@ -142,7 +143,7 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, 2) key_grad(cudai_attention
     uint32_t query = first;
     load_step<T, DIM, WHAT>(args, shared, 0, place.batch, head, query);
     for (uint64_t n = 0; n < steps; n++) {
-        uint32_t present_query = query; // of the step that is computed now
+        uint32_t current = query; // of the step that is computed now
         if (query + queries < tokens) {
             query += queries;
         } else {
@@ -153,7 +154,7 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, 2) key_grad(cudai_attention
         __syncthreads(); // this step is there; the one before is no longer read
         if (sizes::stages == 2 && n + 1 < steps)
             load_step<T, DIM, WHAT>(args, shared, (n + 1) % 2, place.batch, head, query);
-        if (present_query + queries > warp_first) { // seen by a key of this warp
+        if (current + queries > warp_first) { // seen by a key of this warp
             query_step<T> step = step_place<T, DIM, WHAT>(shared, sizes::stages == 2 ? n % 2 : 0);
             float scores[MT][queries / 8][4], grads[MT][queries / 8][4];
             uint32_t p[MT][queries / 16][4];
@@ -163,12 +164,10 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, 2) key_grad(cudai_attention
             if constexpr (WHAT & KEYS)
                 attention_product<T, DIM, MT, queries>(grads, v_tile + warp_row * pitch,
                                                        step.output_grad);
-            bool is_masked =
-                present_query < warp_first + 16 * MT - 1 || present_query + queries > tokens;
+            bool is_masked = current < warp_first + 16 * MT - 1;
             score_grads<MT, queries, WHAT>(
                 scores, grads, step.lse, step.delta, args.scale * ATTENTION_LOG2E, is_masked,
-                static_cast<int>(present_query) - static_cast<int>(warp_first),
-                tokens - present_query);
+                static_cast<int>(current) - static_cast<int>(warp_first));
             if constexpr (WHAT & VALUES) {
                 attention_round<T, MT, queries>(p, scores);
                 attention_mix<T, DIM, MT, queries>(value_sums, p, step.output_grad);
@@ -187,7 +186,7 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, 2) key_grad(cudai_attention
     uint64_t warp_offset = warp_first * args.qkv_stride;
     float factors[MT][2];
     if constexpr (WHAT & VALUES) {
-        CUDAI_UNROLL
+#pragma unroll
         for (int m = 0; m < MT; m++)
             factors[m][0] = factors[m][1] = 1.0f;
         T *target = const_cast<T *>(attention_head<T>(args.v_grad, args, place.batch, place.head));
@@ -196,7 +195,7 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, 2) key_grad(cudai_attention
                                     args.is_vector);
     }
     if constexpr (WHAT & KEYS) {
-        CUDAI_UNROLL
+#pragma unroll
         for (int m = 0; m < MT; m++)
             factors[m][0] = factors[m][1] = args.scale;
         T *target = const_cast<T *>(attention_head<T>(args.k_grad, args, place.batch, place.head));

@@ -34,17 +34,17 @@ online_softmax(float (&scores)[plain_share<DIM>][plain_share<DIM>],
                float (&output)[plain_share<DIM>][DIM / 64][4], float scale, uint32_t ahead)
 {
     constexpr int share = plain_share<DIM>;
-    CUDAI_UNROLL
+#pragma unroll
     for (int i = 0; i < share; i++) {
         uint32_t last = ahead + plain_y() + 16 * i;
         float most = -INFINITY;
-        CUDAI_UNROLL
+#pragma unroll
         for (int j = 0; j < share; j++)
             if (plain_x() + 16 * j <= last)
                 most = fmaxf(most, scores[i][j] * scale);
         most = fmaxf(largest[i], row_max(most));
         float base = most == -INFINITY ? 0.0f : most, part = 0.0f;
-        CUDAI_UNROLL
+#pragma unroll
         for (int j = 0; j < share; j++) {
             float p = expf(__fmaf_rn(scores[i][j], scale, -base));
             scores[i][j] = plain_x() + 16 * j <= last ? p : 0.0f;
@@ -53,11 +53,11 @@ online_softmax(float (&scores)[plain_share<DIM>][plain_share<DIM>],
         float shrink = expf(largest[i] - base);
         sum[i] = __fmaf_rn(sum[i], shrink, row_sum(part));
         largest[i] = most;
-        CUDAI_UNROLL
+#pragma unroll
         for (int j = 0; j < DIM / 64; j++)
-            CUDAI_UNROLL
-        for (int e = 0; e < 4; e++)
-            output[i][j][e] *= shrink;
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                output[i][j][e] *= shrink;
     }
 }
 
@@ -82,7 +82,7 @@ __global__ void __launch_bounds__(PLAIN_THREADS) plain_forward(cudai_attention_a
                     args.qkv_stride, tokens - first, args.head_dim, args.is_vector);
     float largest[share], sum[share], output[share][DIM / 64][4];
     plain_clear<DIM>(output);
-    CUDAI_UNROLL
+#pragma unroll
     for (int i = 0; i < share; i++) {
         largest[i] = -INFINITY;
         sum[i] = 0.0f;
@@ -103,7 +103,7 @@ __global__ void __launch_bounds__(PLAIN_THREADS) plain_forward(cudai_attention_a
         plain_mix<DIM>(output, probs, v_tile);
     }
     float factors[share];
-    CUDAI_UNROLL
+#pragma unroll
     for (int i = 0; i < share; i++) {
         uint32_t row = first + plain_y() + 16 * i;
         factors[i] = 1.0f / sum[i];

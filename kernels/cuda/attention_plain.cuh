@@ -44,7 +44,7 @@ static __device__ __forceinline__ void plain_load(float *tile, const float *sour
         if (is_vector && row < present && column < head_dim) {
             pack = cudai_load<float, 4>(from);
         } else {
-            CUDAI_UNROLL
+#pragma unroll
             for (uint32_t e = 0; e < 4; e++)
                 pack.item[e] = row < present && column + e < head_dim ? from[e] : 0.0f;
         }
@@ -58,26 +58,26 @@ static __device__ __forceinline__ void
 plain_product(float (&sums)[plain_share<DIM>][plain_share<DIM>], const float *a, const float *b)
 {
     constexpr int share = plain_share<DIM>, pitch = plain_pitch<DIM>;
-    CUDAI_UNROLL
+#pragma unroll
     for (int i = 0; i < share; i++)
-        CUDAI_UNROLL
-    for (int j = 0; j < share; j++)
-        sums[i][j] = 0.0f;
-    CUDAI_UNROLL_BY(4)
+#pragma unroll
+        for (int j = 0; j < share; j++)
+            sums[i][j] = 0.0f;
+#pragma unroll 4
     for (int k = 0; k < DIM; k += 4) {
         cudai_pack<float, 4> rows[share], columns[share];
-        CUDAI_UNROLL
+#pragma unroll
         for (int i = 0; i < share; i++) {
             rows[i] = cudai_load<float, 4>(a + (plain_y() + 16 * i) * pitch + k);
             columns[i] = cudai_load<float, 4>(b + (plain_x() + 16 * i) * pitch + k);
         }
-        CUDAI_UNROLL
+#pragma unroll
         for (int i = 0; i < share; i++)
-            CUDAI_UNROLL
-        for (int j = 0; j < share; j++)
-            CUDAI_UNROLL
-        for (int e = 0; e < 4; e++)
-            sums[i][j] = __fmaf_rn(rows[i].item[e], columns[j].item[e], sums[i][j]);
+#pragma unroll
+            for (int j = 0; j < share; j++)
+#pragma unroll
+                for (int e = 0; e < 4; e++)
+                    sums[i][j] = __fmaf_rn(rows[i].item[e], columns[j].item[e], sums[i][j]);
     }
 }
 
@@ -87,21 +87,21 @@ static __device__ __forceinline__ void plain_mix(float (&sums)[plain_share<DIM>]
                                                  const float *p, const float *b)
 {
     constexpr int share = plain_share<DIM>;
-    CUDAI_UNROLL_BY(4)
+#pragma unroll 4
     for (int k = 0; k < plain_rows<DIM>; k++) {
         float weights[share];
-        CUDAI_UNROLL
+#pragma unroll
         for (int i = 0; i < share; i++)
             weights[i] = p[(plain_y() + 16 * i) * plain_score_pitch<DIM> + k];
-        CUDAI_UNROLL
+#pragma unroll
         for (int j = 0; j < DIM / 64; j++) {
             cudai_pack<float, 4> values =
                 cudai_load<float, 4>(b + k * plain_pitch<DIM> + 4 * plain_x() + 64 * j);
-            CUDAI_UNROLL
+#pragma unroll
             for (int i = 0; i < share; i++)
-                CUDAI_UNROLL
-            for (int e = 0; e < 4; e++)
-                sums[i][j][e] = __fmaf_rn(weights[i], values.item[e], sums[i][j][e]);
+#pragma unroll
+                for (int e = 0; e < 4; e++)
+                    sums[i][j][e] = __fmaf_rn(weights[i], values.item[e], sums[i][j][e]);
         }
     }
 }
@@ -111,11 +111,12 @@ template <int DIM>
 static __device__ __forceinline__ void
 plain_keep(float *target, const float (&values)[plain_share<DIM>][plain_share<DIM>])
 {
-    CUDAI_UNROLL
+#pragma unroll
     for (int i = 0; i < plain_share<DIM>; i++)
-        CUDAI_UNROLL
-    for (int j = 0; j < plain_share<DIM>; j++)
-        target[(plain_y() + 16 * i) * plain_score_pitch<DIM> + plain_x() + 16 * j] = values[i][j];
+#pragma unroll
+        for (int j = 0; j < plain_share<DIM>; j++)
+            target[(plain_y() + 16 * i) * plain_score_pitch<DIM> + plain_x() + 16 * j] =
+                values[i][j];
 }
 
 // Writes this thread's columns, times a factor per row, of the rows that exist.
@@ -125,39 +126,39 @@ plain_write(float *target, const float (&sums)[plain_share<DIM>][DIM / 64][4],
             const float (&factors)[plain_share<DIM>], uint64_t stride, uint32_t present,
             uint32_t head_dim, bool is_vector)
 {
-    CUDAI_UNROLL
+#pragma unroll
     for (int i = 0; i < plain_share<DIM>; i++)
-        CUDAI_UNROLL
-    for (int j = 0; j < DIM / 64; j++) {
-        uint32_t row = plain_y() + 16 * i, column = 4 * plain_x() + 64 * j;
-        if (row >= present || column >= head_dim)
-            continue;
-        cudai_pack<float, 4> pack;
-        CUDAI_UNROLL
-        for (int e = 0; e < 4; e++)
-            pack.item[e] = sums[i][j][e] * factors[i];
-        float *to = target + row * stride + column;
-        if (is_vector) {
-            cudai_store<float, 4>(to, pack);
-        } else {
-            CUDAI_UNROLL
-            for (uint32_t e = 0; e < 4; e++)
-                if (column + e < head_dim)
-                    to[e] = pack.item[e];
+#pragma unroll
+        for (int j = 0; j < DIM / 64; j++) {
+            uint32_t row = plain_y() + 16 * i, column = 4 * plain_x() + 64 * j;
+            if (row >= present || column >= head_dim)
+                continue;
+            cudai_pack<float, 4> pack;
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                pack.item[e] = sums[i][j][e] * factors[i];
+            float *to = target + row * stride + column;
+            if (is_vector) {
+                cudai_store<float, 4>(to, pack);
+            } else {
+#pragma unroll
+                for (uint32_t e = 0; e < 4; e++)
+                    if (column + e < head_dim)
+                        to[e] = pack.item[e];
+            }
         }
-    }
 }
 
 template <int DIM>
 static __device__ __forceinline__ void plain_clear(float (&sums)[plain_share<DIM>][DIM / 64][4])
 {
-    CUDAI_UNROLL
+#pragma unroll
     for (int i = 0; i < plain_share<DIM>; i++)
-        CUDAI_UNROLL
-    for (int j = 0; j < DIM / 64; j++)
-        CUDAI_UNROLL
-    for (int e = 0; e < 4; e++)
-        sums[i][j][e] = 0.0f;
+#pragma unroll
+        for (int j = 0; j < DIM / 64; j++)
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                sums[i][j][e] = 0.0f;
 }
 
 template <typename F> static inline cudaError_t plain_by_dim(uint64_t head_dim, F call)

@@ -45,13 +45,13 @@ __global__ void __launch_bounds__(PLAIN_THREADS) plain_key_grad(cudai_attention_
             float scores[share][share], grads[share][share];
             plain_product<DIM>(scores, k_tile, q_tile);
             plain_product<DIM>(grads, v_tile, grad_tile);
-            CUDAI_UNROLL
+#pragma unroll
             for (int j = 0; j < share; j++) {
                 uint32_t column = query + plain_x() + 16 * j; // a query
                 bool is_there = column < tokens;
                 float lse = is_there ? args.lse[first_row + column] : 0.0f;
                 float delta = is_there ? args.delta[first_row + column] : 0.0f;
-                CUDAI_UNROLL
+#pragma unroll
                 for (int i = 0; i < share; i++) {
                     bool counts = is_there && column >= first + plain_y() + 16 * i;
                     float p = counts ? expf(__fmaf_rn(scores[i][j], args.scale, -lse)) : 0.0f;
@@ -68,7 +68,7 @@ __global__ void __launch_bounds__(PLAIN_THREADS) plain_key_grad(cudai_attention_
         }
     }
     float ones[share], scales[share];
-    CUDAI_UNROLL
+#pragma unroll
     for (int i = 0; i < share; i++) {
         ones[i] = 1.0f;
         scales[i] = args.scale;
@@ -108,7 +108,7 @@ __global__ void __launch_bounds__(PLAIN_THREADS) plain_query_grad(cudai_attentio
     uint64_t first_row = (place.batch * args.heads + place.head) * args.tokens + first;
     float lse[share], delta[share], sums[share][DIM / 64][4];
     plain_clear<DIM>(sums);
-    CUDAI_UNROLL
+#pragma unroll
     for (int i = 0; i < share; i++) {
         uint32_t row = plain_y() + 16 * i;
         lse[i] = first + row < tokens ? args.lse[first_row + row] : 0.0f;
@@ -124,20 +124,20 @@ __global__ void __launch_bounds__(PLAIN_THREADS) plain_query_grad(cudai_attentio
         float scores[share][share], grads[share][share];
         plain_product<DIM>(scores, q_tile, k_tile);
         plain_product<DIM>(grads, grad_tile, v_tile);
-        CUDAI_UNROLL
+#pragma unroll
         for (int i = 0; i < share; i++)
-            CUDAI_UNROLL
-        for (int j = 0; j < share; j++) {
-            bool counts = key + plain_x() + 16 * j <= first + plain_y() + 16 * i;
-            float p = counts ? expf(__fmaf_rn(scores[i][j], args.scale, -lse[i])) : 0.0f;
-            scores[i][j] = counts ? p * (grads[i][j] - delta[i]) : 0.0f;
-        }
+#pragma unroll
+            for (int j = 0; j < share; j++) {
+                bool counts = key + plain_x() + 16 * j <= first + plain_y() + 16 * i;
+                float p = counts ? expf(__fmaf_rn(scores[i][j], args.scale, -lse[i])) : 0.0f;
+                scores[i][j] = counts ? p * (grads[i][j] - delta[i]) : 0.0f;
+            }
         plain_keep<DIM>(score_grads, scores);
         __syncwarp(); // a row stays within its warp
         plain_mix<DIM>(sums, score_grads, k_tile);
     }
     float factors[share];
-    CUDAI_UNROLL
+#pragma unroll
     for (int i = 0; i < share; i++)
         factors[i] = args.scale;
     float *target =

@@ -33,16 +33,16 @@ __device__ __forceinline__ void score_grads(float (&scores)[MT][N / 8][4],
                                             const float (&base)[MT][2], const float (&delta)[MT][2],
                                             float factor, bool is_masked, uint32_t ahead)
 {
-    CUDAI_UNROLL
+#pragma unroll
     for (int m = 0; m < MT; m++)
-        CUDAI_UNROLL
-    for (int n = 0; n < N / 8; n++)
-        CUDAI_UNROLL
-    for (int i = 0; i < 4; i++) {
-        float p = cudai_exp2(__fmaf_rn(scores[m][n][i], factor, base[m][i / 2]));
-        bool counts = !is_masked || attention_column(n, i) <= ahead + attention_row(m, i);
-        scores[m][n][i] = counts ? p * (grads[m][n][i] - delta[m][i / 2]) : 0.0f;
-    }
+#pragma unroll
+        for (int n = 0; n < N / 8; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                float p = cudai_exp2(__fmaf_rn(scores[m][n][i], factor, base[m][i / 2]));
+                bool counts = !is_masked || attention_column(n, i) <= ahead + attention_row(m, i);
+                scores[m][n][i] = counts ? p * (grads[m][n][i] - delta[m][i / 2]) : 0.0f;
+            }
 }
 
 // Begins to load keys and values from `key` on.
@@ -89,15 +89,15 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, 2) query_grad(cudai_attenti
 
     float base[MT][2], delta[MT][2], sums[MT][DIM / 8][4];
     uint64_t first_row = (place.batch * args.heads + place.head) * args.tokens + warp_first;
-    CUDAI_UNROLL
+#pragma unroll
     for (int m = 0; m < MT; m++)
-        CUDAI_UNROLL
-    for (int half = 0; half < 2; half++) {
-        uint32_t row = attention_row(m, 2 * half);
-        bool is_there = warp_first + row < tokens;
-        base[m][half] = is_there ? args.lse[first_row + row] * -ATTENTION_LOG2E : 0.0f;
-        delta[m][half] = is_there ? args.delta[first_row + row] : 0.0f;
-    }
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            uint32_t row = attention_row(m, 2 * half);
+            bool is_there = warp_first + row < tokens;
+            base[m][half] = is_there ? args.lse[first_row + row] * -ATTENTION_LOG2E : 0.0f;
+            delta[m][half] = is_there ? args.delta[first_row + row] : 0.0f;
+        }
     attention_clear(sums);
     for (uint32_t key = 0, n = 0; key < end; key += keys, n++) {
         T *k_tile = steps + (sizes::stages == 2 ? n % 2 : 0) * 2 * sizes::key_elems;
@@ -124,7 +124,7 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, 2) query_grad(cudai_attenti
         }
     }
     float factors[MT][2];
-    CUDAI_UNROLL
+#pragma unroll
     for (int m = 0; m < MT; m++)
         factors[m][0] = factors[m][1] = args.scale;
     T *target = const_cast<T *>(attention_head<T>(args.q_grad, args, place.batch, place.head)) +
@@ -151,24 +151,24 @@ template <typename T> __global__ void __launch_bounds__(256) row_delta(cudai_att
             cudai_pack<T, 8> a, b;
             if (args.is_vector && i + 8 <= args.head_dim) {
                 constexpr int width = 16 / sizeof(T);
-                CUDAI_UNROLL
+#pragma unroll
                 for (int part = 0; part < 8; part += width) {
                     cudai_pack<T, width> x = cudai_load<T, width>(output + i + part);
                     cudai_pack<T, width> y = cudai_load<T, width>(grad + i + part);
-                    CUDAI_UNROLL
+#pragma unroll
                     for (int e = 0; e < width; e++) {
                         a.item[part + e] = x.item[e];
                         b.item[part + e] = y.item[e];
                     }
                 }
             } else {
-                CUDAI_UNROLL
+#pragma unroll
                 for (uint32_t e = 0; e < 8; e++) {
                     a.item[e] = i + e < args.head_dim ? output[i + e] : T{0};
                     b.item[e] = i + e < args.head_dim ? grad[i + e] : T{0};
                 }
             }
-            CUDAI_UNROLL
+#pragma unroll
             for (int e = 0; e < 8; e++)
                 sum = __fmaf_rn(cudai_widen(a.item[e]), cudai_widen(b.item[e]), sum);
         }

@@ -70,26 +70,27 @@ static __device__ __forceinline__ void attention_load(T *tile, const T *source, 
     const T *from = source + row * stride + column;
     T *target = tile + row * attention_pitch<DIM> + column;
     if (is_vector) {
-        CUDAI_UNROLL
+#pragma unroll
         for (uint32_t i = 0; i < ROWS / step; i++, from += step * stride)
-            CUDAI_UNROLL
-        for (uint32_t j = 0; j < DIM; j += 8 * group) {
-            bool is_there = row + i * step < present && column + j < head_dim;
-            cudai_copy_async<16>(target + i * step * attention_pitch<DIM> + j, from + j, is_there);
-        }
+#pragma unroll
+            for (uint32_t j = 0; j < DIM; j += 8 * group) {
+                bool is_there = row + i * step < present && column + j < head_dim;
+                cudai_copy_async<16>(target + i * step * attention_pitch<DIM> + j, from + j,
+                                     is_there);
+            }
         return;
     }
-    CUDAI_NO_UNROLL
+#pragma unroll 1
     for (uint32_t i = 0; i < ROWS / step; i++, from += step * stride)
-        CUDAI_NO_UNROLL
-    for (uint32_t j = 0; j < DIM; j += 8 * group) {
-        cudai_pack<T, 8> pack;
-        CUDAI_UNROLL
-        for (uint32_t e = 0; e < 8; e++)
-            pack.item[e] =
-                row + i * step < present && column + j + e < head_dim ? from[j + e] : T{0};
-        cudai_store<T, 8>(target + i * step * attention_pitch<DIM> + j, pack);
-    }
+#pragma unroll 1
+        for (uint32_t j = 0; j < DIM; j += 8 * group) {
+            cudai_pack<T, 8> pack;
+#pragma unroll
+            for (uint32_t e = 0; e < 8; e++)
+                pack.item[e] =
+                    row + i * step < present && column + j + e < head_dim ? from[j + e] : T{0};
+            cudai_store<T, 8>(target + i * step * attention_pitch<DIM> + j, pack);
+        }
 }
 
 // sums[16 MT, N] += A[16 MT, DIM] B[N, DIM]^T, both row by row in shared memory. Not unrolled in full:
@@ -98,21 +99,21 @@ template <typename T, int DIM, int MT, int N>
 static __device__ __forceinline__ void attention_product(float (&sums)[MT][N / 8][4], const T *a,
                                                          const T *b)
 {
-    constexpr int pitch = attention_pitch<DIM>, depth = DIM > 64 ? 4 : 2;
+    constexpr int pitch = attention_pitch<DIM>;
     unsigned lane = threadIdx.x % CUDAI_WARP;
     const T *a_lane = a + lane % 16 * pitch + lane / 16 * 8;
     const T *b_lane = b + (lane % 8 + lane / 16 * 8) * pitch + lane / 8 % 2 * 8;
-    CUDAI_UNROLL_BY(depth)
+#pragma unroll(DIM > 64 ? 4 : 2)
     for (int k = 0; k < DIM; k += 16) {
         uint32_t rows[MT][4];
-        CUDAI_UNROLL
+#pragma unroll
         for (int m = 0; m < MT; m++)
             cudai_load_matrix(rows[m], a_lane + m * 16 * pitch + k);
-        CUDAI_UNROLL
+#pragma unroll
         for (int n = 0; n < N / 16; n++) {
             uint32_t columns[4];
             cudai_load_matrix(columns, b_lane + n * 16 * pitch + k);
-            CUDAI_UNROLL
+#pragma unroll
             for (int m = 0; m < MT; m++) {
                 cudai_mma<T>(sums[m][2 * n], rows[m], columns[0], columns[1]);
                 cudai_mma<T>(sums[m][2 * n + 1], rows[m], columns[2], columns[3]);
@@ -129,13 +130,13 @@ static __device__ __forceinline__ void attention_mix(float (&sums)[MT][DIM / 8][
     constexpr int pitch = attention_pitch<DIM>;
     unsigned lane = threadIdx.x % CUDAI_WARP;
     const T *b_lane = b + lane % 16 * pitch + lane / 16 * 8;
-    CUDAI_UNROLL
+#pragma unroll
     for (int k = 0; k < K / 16; k++) {
-        CUDAI_UNROLL
+#pragma unroll
         for (int n = 0; n < DIM / 16; n++) {
             uint32_t columns[4];
             cudai_load_transposed(columns, b_lane + k * 16 * pitch + n * 16);
-            CUDAI_UNROLL
+#pragma unroll
             for (int m = 0; m < MT; m++) {
                 cudai_mma<T>(sums[m][2 * n], p[m][k], columns[0], columns[1]);
                 cudai_mma<T>(sums[m][2 * n + 1], p[m][k], columns[2], columns[3]);
@@ -149,26 +150,26 @@ template <typename T, int MT, int N>
 static __device__ __forceinline__ void attention_round(uint32_t (&p)[MT][N / 16][4],
                                                        const float (&sums)[MT][N / 8][4])
 {
-    CUDAI_UNROLL
+#pragma unroll
     for (int m = 0; m < MT; m++)
-        CUDAI_UNROLL
-    for (int n = 0; n < N / 16; n++)
-        CUDAI_UNROLL
-    for (int i = 0; i < 4; i++)
-        p[m][n][i] = cudai_pack_pair<T>(sums[m][2 * n + i / 2][i % 2 * 2],
-                                        sums[m][2 * n + i / 2][i % 2 * 2 + 1]);
+#pragma unroll
+        for (int n = 0; n < N / 16; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                p[m][n][i] = cudai_pack_pair<T>(sums[m][2 * n + i / 2][i % 2 * 2],
+                                                sums[m][2 * n + i / 2][i % 2 * 2 + 1]);
 }
 
 template <int MT, int N>
 static __device__ __forceinline__ void attention_clear(float (&sums)[MT][N][4])
 {
-    CUDAI_UNROLL
+#pragma unroll
     for (int m = 0; m < MT; m++)
-        CUDAI_UNROLL
-    for (int n = 0; n < N; n++)
-        CUDAI_UNROLL
-    for (int i = 0; i < 4; i++)
-        sums[m][n][i] = 0.0f;
+#pragma unroll
+        for (int n = 0; n < N; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                sums[m][n][i] = 0.0f;
 }
 
 // The row of the warp's 16 MT that element i of row block m is in, and its column within 8 N.
@@ -193,18 +194,18 @@ attention_write(T *tile_rows, const float (&sums)[MT][DIM / 8][4], const float (
     constexpr int pitch = attention_pitch<DIM>;
     unsigned lane = threadIdx.x % CUDAI_WARP;
     __syncwarp();
-    CUDAI_UNROLL
+#pragma unroll
     for (int m = 0; m < MT; m++)
-        CUDAI_UNROLL
-    for (int n = 0; n < DIM / 8; n++)
-        CUDAI_UNROLL
-    for (int half = 0; half < 2; half++) {
-        float factor = factors[m][half];
-        uint32_t pair =
-            cudai_pack_pair<T>(sums[m][n][2 * half] * factor, sums[m][n][2 * half + 1] * factor);
-        T *cell = tile_rows + attention_row(m, 2 * half) * pitch + attention_column(n, 0);
-        *reinterpret_cast<uint32_t *>(cell) = pair;
-    }
+#pragma unroll
+        for (int n = 0; n < DIM / 8; n++)
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                float factor = factors[m][half];
+                uint32_t pair = cudai_pack_pair<T>(sums[m][n][2 * half] * factor,
+                                                   sums[m][n][2 * half + 1] * factor);
+                T *cell = tile_rows + attention_row(m, 2 * half) * pitch + attention_column(n, 0);
+                *reinterpret_cast<uint32_t *>(cell) = pair;
+            }
     __syncwarp();
     for (uint32_t idx = lane; idx < 16 * MT * chunks; idx += CUDAI_WARP) {
         uint32_t row = idx / chunks, column = idx % chunks * 8;
@@ -215,7 +216,7 @@ attention_write(T *tile_rows, const float (&sums)[MT][DIM / 8][4], const float (
         if (is_vector) {
             cudai_store<T, 8>(to, pack);
         } else {
-            CUDAI_UNROLL
+#pragma unroll
             for (uint32_t e = 0; e < 8; e++)
                 if (column + e < head_dim)
                     to[e] = pack.item[e];

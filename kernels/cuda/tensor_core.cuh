@@ -17,17 +17,6 @@
 
 #include "kernels/cuda/device.cuh"
 
-#ifdef SLUICE_SIMULATED_GPU
-#define CUDAI_UNROLL // the host compiler knows no such pragma and needs none
-#define CUDAI_NO_UNROLL
-#define CUDAI_UNROLL_BY(steps) static_assert((steps) > 0, "");
-#else
-#define CUDAI_PRAGMA(text)     _Pragma(#text)
-#define CUDAI_UNROLL_BY(steps) CUDAI_PRAGMA(unroll(steps))
-#define CUDAI_NO_UNROLL        _Pragma("unroll 1")
-#define CUDAI_UNROLL           _Pragma("unroll")
-#endif
-
 // d += a b. T names the 16-bit type of a and b.
 template <typename T>
 static __device__ __forceinline__ void cudai_mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0,
