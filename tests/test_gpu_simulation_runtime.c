@@ -175,6 +175,12 @@ static void test_a_wait_holds_the_record_before_it(void **state)
     REFUSED(cudaStreamSynchronize(second), cudaErrorInvalidResourceHandle);
 }
 
+static void take_long(void *user)
+{
+    (void)user;
+    usleep(20000);
+}
+
 static void test_the_default_stream_waits_for_blocking_ones(void **state)
 {
     (void)state;
@@ -184,6 +190,7 @@ static void test_the_default_stream_waits_for_blocking_ones(void **state)
     cudaStream_t apart = new_stream(cudaStreamNonBlocking),
                  blocking = new_stream(cudaStreamDefault);
     OK(cudaLaunchHostFunc(apart, wait_at, &door));
+    OK(cudaLaunchHostFunc(blocking, take_long, NULL));
     OK(cudaLaunchHostFunc(blocking, take_number, &before));
     OK(cudaLaunchHostFunc(NULL, take_number,
                           &by_default)); /* would hang if it waited for `apart` */

@@ -1,6 +1,6 @@
 // Memory of the simulated GPU and registered host memory: who owns which addresses, and copies.
 //
-//   [no access, up to the alignment][allocation][0xff up to a page][page without access]
+//   [page without access][0xff][allocation][0xff up to a page][page without access]
 #include <map>
 #include <mutex>
 #include <stdio.h>
@@ -23,6 +23,7 @@ struct region {
     memory_kind kind;
     unsigned char *mapping; // NULL: not ours
     size_t mapping_bytes;
+    uint64_t front_bytes; // before it, after the page without access
     uint64_t slack_bytes; // after the end, up to the page without access
 };
 
@@ -102,20 +103,29 @@ static void *allocate(uint64_t bytes, memory_kind kind)
     uint64_t slack_bytes = first + inside - base - bytes;
     unsigned char *data = reinterpret_cast<unsigned char *>(base);
     memset(data, 0xff, bytes < FILL_BYTES_MAX ? bytes : uint64_t{FILL_BYTES_MAX});
+    memset(reinterpret_cast<void *>(first), 0xff, base - first);
     memset(data + bytes, 0xff, slack_bytes);
     guard_type guard(memory_mutex);
-    (*regions)[base] =
-        region{bytes, kind, static_cast<unsigned char *>(memory), mapping_bytes, slack_bytes};
+    (*regions)[base] = region{bytes,         kind,         static_cast<unsigned char *>(memory),
+                              mapping_bytes, base - first, slack_bytes};
     return data;
+}
+
+[[noreturn]] static void fail_overwritten(uint64_t distance, const char *where, uint64_t bytes)
+{
+    simulated_fail("byte %llu %s of an allocation of %llu bytes was overwritten",
+                   static_cast<unsigned long long>(distance), where,
+                   static_cast<unsigned long long>(bytes));
 }
 
 static void check_slack(const unsigned char *data, const region &r)
 {
     for (uint64_t i = 0; i < r.slack_bytes; i++)
         if (data[r.bytes + i] != 0xff)
-            simulated_fail(
-                "byte %llu beyond the end of an allocation of %llu bytes was overwritten",
-                static_cast<unsigned long long>(i), static_cast<unsigned long long>(r.bytes));
+            fail_overwritten(i, "beyond the end", r.bytes);
+    for (uint64_t i = 1; i <= r.front_bytes; i++)
+        if (*(data - i) != 0xff)
+            fail_overwritten(i, "before the begin", r.bytes);
 }
 
 // Whether `pointer` was the base of a region of that kind, ours or not; it is gone then.
@@ -287,7 +297,7 @@ cudaError_t cudaHostRegister(void *base, size_t bytes, unsigned flags)
     guard_type guard(memory_mutex);
     if (find_overlap(number(base), bytes) != regions->end())
         return report(cudaErrorHostMemoryAlreadyRegistered);
-    (*regions)[number(base)] = region{bytes, MEMORY_PINNED, NULL, 0, 0};
+    (*regions)[number(base)] = region{bytes, MEMORY_PINNED, NULL, 0, 0, 0};
     return cudaSuccess;
 }
 
