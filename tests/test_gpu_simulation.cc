@@ -353,6 +353,30 @@ static void test_launch_limits(void **)
     assert_int_equal(try_launch(1, 32, 232448), cudaSuccess);
 }
 
+static __global__ void keep_static(char *target)
+{
+    __shared__ char fixed[1024];
+    fixed[threadIdx.x] = 1;
+    target[threadIdx.x] = fixed[threadIdx.x];
+}
+
+static void test_static_shared_memory_counts(void **)
+{
+    char *target = device_array<char>(1024);
+    cudaFuncAttributes attributes;
+    assert_int_equal(cudaFuncGetAttributes(&attributes, keep_static), cudaSuccess);
+    assert_int_equal(attributes.sharedSizeBytes, 1024);
+    assert_int_equal(attributes.maxDynamicSharedSizeBytes, 48 * 1024 - 1024);
+    assert_int_equal(cudai_launch(keep_static, 1, 32, 48 * 1024 - 1024, NULL, target), cudaSuccess);
+    assert_int_equal(cudai_launch(keep_static, 1, 32, 48 * 1024 - 1023, NULL, target),
+                     cudaErrorInvalidValue);
+    assert_int_equal(cudai_allow_shared(keep_static, 232448 - 1023), cudaErrorInvalidValue);
+    assert_int_equal(cudai_allow_shared(keep_static, 232448 - 1024), cudaSuccess);
+    assert_int_equal(cudai_launch(keep_static, 1, 32, 232448 - 1024, NULL, target), cudaSuccess);
+    assert_int_equal(cudaGetLastError(), cudaErrorInvalidValue);
+    cudaFree(target);
+}
+
 // --- what ends the process -----------------------------------------------------------------------
 
 // Runs `action` in a child; it must end with the simulation's message, which holds `words`.
@@ -520,17 +544,12 @@ static void test_host_pointers_are_refused(void **)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_places),
-        cmocka_unit_test(test_missing_barriers_show),
-        cmocka_unit_test(test_orders_differ),
-        cmocka_unit_test(test_shared_memory_is_unset),
-        cmocka_unit_test(test_block_votes),
-        cmocka_unit_test(test_shuffles),
-        cmocka_unit_test(test_half_warps),
-        cmocka_unit_test(test_block_sums),
-        cmocka_unit_test(test_launch_limits),
-        cmocka_unit_test(test_deaths),
-        cmocka_unit_test(test_host_pointers_are_refused),
+        cmocka_unit_test(test_places),        cmocka_unit_test(test_missing_barriers_show),
+        cmocka_unit_test(test_orders_differ), cmocka_unit_test(test_shared_memory_is_unset),
+        cmocka_unit_test(test_block_votes),   cmocka_unit_test(test_shuffles),
+        cmocka_unit_test(test_half_warps),    cmocka_unit_test(test_block_sums),
+        cmocka_unit_test(test_launch_limits), cmocka_unit_test(test_static_shared_memory_counts),
+        cmocka_unit_test(test_deaths),        cmocka_unit_test(test_host_pointers_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -87,6 +87,8 @@ void install_handlers();
 
 // A function's name in source form, or its address as text. Kept.
 const char *symbol_name(const void *address);
+// Shared memory that the kernel declares itself; not that of functions which it calls.
+size_t static_shared_bytes(const void *kernel);
 // Fills this host thread's statically declared shared memory with 0xff.
 void fill_static_shared();
 

@@ -10,16 +10,31 @@
 namespace simulated
 {
 
-// --- what kernels were allowed -------------------------------------------------------------------
+// --- what kernels have and were allowed ----------------------------------------------------------
 
-static std::mutex attributes_mutex;
-static std::map<const void *, int> *shared_allowed = new std::map<const void *, int>();
+struct kernel_limits {
+    int shared_static, shared_dynamic_max;
+};
 
-static int allowed_shared(const void *kernel)
+static std::mutex limits_mutex;
+static std::map<const void *, kernel_limits> *limits = new std::map<const void *, kernel_limits>();
+
+// With the mutex.
+static kernel_limits &limits_of(const void *kernel)
 {
-    std::lock_guard<std::mutex> guard(attributes_mutex);
-    auto found = shared_allowed->find(kernel);
-    return found == shared_allowed->end() ? int{SHARED_BYTES_DEFAULT} : found->second;
+    auto found = limits->find(kernel);
+    if (found == limits->end()) {
+        int fixed = static_cast<int>(static_shared_bytes(kernel));
+        int rest = fixed < SHARED_BYTES_DEFAULT ? SHARED_BYTES_DEFAULT - fixed : 0;
+        found = limits->emplace(kernel, kernel_limits{fixed, rest}).first;
+    }
+    return found->second;
+}
+
+static kernel_limits get_limits(const void *kernel)
+{
+    std::lock_guard<std::mutex> guard(limits_mutex);
+    return limits_of(kernel);
 }
 
 // --- dynamic shared memory -----------------------------------------------------------------------
@@ -85,7 +100,7 @@ static cudaError_t check_launch(const simulated_call *call)
     uint64_t threads = static_cast<uint64_t>(block.x) * block.y * block.z;
     if (block.x > 1024 || block.y > 1024 || block.z > 64 || threads > BLOCK_THREADS_MAX)
         return cudaErrorInvalidConfiguration;
-    if (call->shared_bytes > static_cast<size_t>(allowed_shared(call->kernel)))
+    if (call->shared_bytes > static_cast<size_t>(get_limits(call->kernel).shared_dynamic_max))
         return cudaErrorInvalidValue;
     return cudaSuccess;
 }
@@ -175,11 +190,12 @@ cudaError_t cudaFuncSetAttribute(const void *kernel, enum cudaFuncAttribute whic
         return report(cudaErrorInvalidDeviceFunction);
     if (which == cudaFuncAttributePreferredSharedMemoryCarveout)
         return value < -1 || value > 100 ? report(cudaErrorInvalidValue) : cudaSuccess;
+    std::lock_guard<std::mutex> guard(limits_mutex);
+    kernel_limits &own = limits_of(kernel);
     if (which != cudaFuncAttributeMaxDynamicSharedMemorySize || value < 0 ||
-        value > SHARED_BYTES_OPTIN)
+        value > SHARED_BYTES_OPTIN - own.shared_static)
         return report(cudaErrorInvalidValue);
-    std::lock_guard<std::mutex> guard(attributes_mutex);
-    (*shared_allowed)[kernel] = value;
+    own.shared_dynamic_max = value;
     return cudaSuccess;
 }
 
@@ -194,7 +210,9 @@ cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *attributes, const v
     attributes->maxThreadsPerBlock = BLOCK_THREADS_MAX;
     attributes->numRegs = 64; /* of no meaning here */
     attributes->ptxVersion = attributes->binaryVersion = 90;
-    attributes->maxDynamicSharedSizeBytes = allowed_shared(kernel);
+    kernel_limits own = get_limits(kernel);
+    attributes->sharedSizeBytes = static_cast<size_t>(own.shared_static);
+    attributes->maxDynamicSharedSizeBytes = own.shared_dynamic_max;
     attributes->preferredShmemCarveout = -1;
     return cudaSuccess;
 }
@@ -216,7 +234,8 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, const voi
         return error;
     if (!blocks || !kernel || block_threads <= 0)
         return report(cudaErrorInvalidValue);
-    size_t by_shared = (SHARED_BYTES_OPTIN + 1024) / (shared_bytes + 1024);
+    size_t fixed = static_cast<size_t>(get_limits(kernel).shared_static);
+    size_t by_shared = (SHARED_BYTES_OPTIN + 1024) / (shared_bytes + fixed + 1024);
     size_t by_threads = block_threads > BLOCK_THREADS_MAX
                             ? 0
                             : 2048 / ((static_cast<size_t>(block_threads) + 31) / 32 * 32);

@@ -22,6 +22,7 @@ namespace simulated
 
 struct shared_object {
     uint64_t offset, bytes; // from the start of the thread-local block
+    std::string name;
 };
 
 struct symbol_table {
@@ -52,7 +53,7 @@ static void note_symbols(symbol_table *table, const char *file, const ElfW(Shdr)
         if (ELF64_ST_TYPE(symbols[i].st_info) == STT_FUNC)
             table->functions[symbols[i].st_value] = name;
         else if (ELF64_ST_TYPE(symbols[i].st_info) == STT_TLS && strncmp(name, "_ZZ", 3) == 0)
-            table->shared.push_back(shared_object{symbols[i].st_value, symbols[i].st_size});
+            table->shared.push_back(shared_object{symbols[i].st_value, symbols[i].st_size, name});
     }
 }
 
@@ -85,6 +86,14 @@ static symbol_table *get_symbols()
     return table;
 }
 
+// The mangled name of a function; NULL where it has none.
+static const std::string *find_function(const void *address)
+{
+    const symbol_table *table = get_symbols();
+    auto found = table->functions.find(reinterpret_cast<uint64_t>(address) - table->base);
+    return found == table->functions.end() ? NULL : &found->second;
+}
+
 const char *symbol_name(const void *address)
 {
     static std::mutex mutex;
@@ -93,18 +102,30 @@ const char *symbol_name(const void *address)
     auto known = names->find(address);
     if (known != names->end())
         return known->second.c_str();
-    const symbol_table *table = get_symbols();
-    auto found = table->functions.find(reinterpret_cast<uint64_t>(address) - table->base);
+    const std::string *mangled = find_function(address);
     char text[32];
     snprintf(text, sizeof text, "%p", address);
     std::string name = text;
-    if (found != table->functions.end()) {
+    if (mangled) {
         int status = 0;
-        char *plain = abi::__cxa_demangle(found->second.c_str(), NULL, NULL, &status);
-        name = plain ? plain : found->second;
+        char *plain = abi::__cxa_demangle(mangled->c_str(), NULL, NULL, &status);
+        name = plain ? plain : *mangled;
         free(plain);
     }
     return names->emplace(address, name).first->second.c_str();
+}
+
+size_t static_shared_bytes(const void *kernel)
+{
+    const std::string *mangled = find_function(kernel); /* _Z6kernelPf has _ZZ6kernelPfE4name */
+    if (!mangled || mangled->size() < 2)
+        return 0;
+    std::string prefix = "_ZZ" + mangled->substr(2) + "E";
+    size_t bytes = 0;
+    for (const shared_object &object : get_symbols()->shared)
+        if (object.name.compare(0, prefix.size(), prefix) == 0)
+            bytes += object.bytes;
+    return bytes;
 }
 
 static __thread char *thread_block; // where this thread's thread-local objects begin
