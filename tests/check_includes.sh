@@ -6,6 +6,8 @@
 #
 # A folder may include its own files, what its row names, and system headers. A row's entry is a
 # folder or one header. Headers named *_internal.h stay in their folder (tests may look inside).
+# Tests are compiled with tests/simulated_gpu and its include folder in their path, as the simulated
+# GPU's CUDA headers; of all else, kernels/cuda/device.cuh alone may ask for one of its headers.
 # Exit 0: all allowed; 1: violations, one line each; 2: wrong use.
 set -u
 
@@ -65,7 +67,18 @@ check_tree()
         }
         if (clean(name) in exists)
             return clean(name)
-        return (clean("src/" name) in exists) ? clean("src/" name) : ""
+        if (clean("src/" name) in exists)
+            return clean("src/" name)
+        return (folder_of(from) == "tests") ? simulated(name) : ""
+    }
+    # The header of the simulated GPU that `name` means, or "".
+    function simulated(name,    path)
+    {
+        path = clean("tests/simulated_gpu/include/" name)
+        if (path in exists)
+            return path
+        path = clean("tests/simulated_gpu/" name)
+        return (path in exists) ? path : ""
     }
     function report(file, line, text)
     {
@@ -77,6 +90,9 @@ check_tree()
         target = resolve(name, file, quoted)
         from = folder_of(file)
         if (target == "") {
+            # CUDA headers of the simulation bear CUDA names; simulated_*.h can only be its own.
+            if (!quoted && name ~ /^simulated_/ && file != "kernels/cuda/device.cuh")
+                report(file, line, from " may not include " simulated(name))
             if (quoted)
                 report(file, line, "includes \"" name "\", which is not in the tree")
             return
@@ -166,7 +182,8 @@ self_test()
     scratch=$(mktemp -d ./check_includes.XXXXXX) || exit 2
     trap 'rm -rf "$scratch"' EXIT
     failures=0
-    for folder in src/base src/plan src/train src/cli src/config kernels/cpu tiers swap tests; do
+    for folder in src/base src/plan src/train src/cli src/config kernels/cpu kernels/cuda tiers swap \
+        tests/simulated_gpu/include; do
         mkdir -p "$scratch/tree/$folder"
     done
     echo '#include <stdint.h>' >"$scratch/tree/src/base/error.h"
@@ -177,6 +194,9 @@ self_test()
     echo '#include "tiers/io.h"' >"$scratch/tree/swap/lane_io.h"
     echo '#include "swap/program.h"' >"$scratch/tree/src/plan/plan.c"
     echo '#include "kernels/cpu/cpu_internal.h"' >"$scratch/tree/tests/test_kernels.c"
+    echo '#include <stdint.h>' >"$scratch/tree/tests/simulated_gpu/include/simulated_launch.h"
+    echo '#include "simulated_launch.h"' >"$scratch/tree/tests/simulated_gpu/launch.cc"
+    echo '#include <simulated_launch.h>' >"$scratch/tree/kernels/cuda/device.cuh"
     if ! check_tree "$scratch/tree"; then
         echo "self-test: the clean tree was refused"
         failures=$((failures + 1))
@@ -190,6 +210,10 @@ self_test()
     plant src/cli/x.c '#include "kernels/ops.h"' 'src/cli may not include kernels/ops.h'
     plant src/train/x.c '#include "kernels/cpu/cpu_internal.h"' 'the private header'
     plant src/train/y.c '#include "train/nowhere.h"' 'not in the tree'
+    plant kernels/cuda/x.cu '#include <simulated_launch.h>' \
+        'kernels may not include tests/simulated_gpu/include/simulated_launch.h'
+    plant kernels/cuda/y.cu '#include "simulated_launch.h"' 'not in the tree'
+    plant tests/x.c '#include "simulated_nothing.h"' 'not in the tree'
     mkdir "$scratch/tree/src/extra"
     plant src/extra/x.c '#include "base/error.h"' 'has no row'
 
