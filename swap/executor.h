@@ -66,10 +66,11 @@ struct lane_totals {
     uint64_t bytes;         /* moved */
     uint64_t busy_ns;       /* time in which at least one op of the lane was running */
     uint64_t
-        stall_ns; /* time in which the worker that computes (on the CPU backend the cores, which
-                          also update) waited for this lane: idle time
-                          before an op counts for the dependency of another worker that ended last
-                          within it, and the time after their last op for the op that ends the run */
+        stall_ns; /* time in which what computes (a GPU's compute stream; on the CPU backend the
+                          cores, which also update where they share a worker) waited for this lane:
+                          idle time before an op counts for the dependency on another lane that ended
+                          last within it, and the time after their last op for the op that ends the
+                          run */
 };
 typedef struct lane_totals lane_totals;
 

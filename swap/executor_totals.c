@@ -17,7 +17,8 @@ static bool is_cores_lane(const executor *self, uint8_t kind)
 }
 
 /* The lane whose op ended last within the cores' idle time before `request`: what they waited for.
- * LANE_COUNT where nothing of another worker ended in that time. */
+ * LANE_COUNT where nothing but their own work ended in that time. A GPU's copies share its lane object
+ * with what computes, and are waited for all the same. */
 static uint8_t find_stall_lane(const executor *self, const lane_request *request, uint64_t stall_ns)
 {
     const program *prog = self->now->prog;
@@ -28,7 +29,7 @@ static uint8_t find_stall_lane(const executor *self, const lane_request *request
     for (uint32_t k = 0; k < item->dep_count; k++) {
         uint32_t dep = prog->deps[item->dep_begin + k];
         uint8_t dep_lane = prog->ops[dep].lane;
-        if (self->states[dep] != SWAPI_DONE || swapi_same_worker(self, dep_lane, item->lane) ||
+        if (self->states[dep] != SWAPI_DONE || is_cores_lane(self, dep_lane) ||
             self->requests[dep].end_ns <= latest_ns)
             continue;
         latest_ns = self->requests[dep].end_ns;

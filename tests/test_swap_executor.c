@@ -416,6 +416,62 @@ static void stalls_go_to_the_lane_waited_for(void **state)
     program_fini(&prog);
 }
 
+/* A GPU's streams are one lane object, whose worker is fed ahead; compute waits for copies all the same,
+ * and for the updates of a worker of their own. */
+static void a_gpu_waits_for_its_copies(void **state)
+{
+    (void)state;
+    builder b;
+    program prog;
+    builder_init(&b, PROGRAM_STEADY, 4096, 4096, 4096);
+    uint32_t home = builder_home(&b, ARENA_DEVICE, 0, 4096);
+    static const struct {
+        enum op_kind kind;
+        int dep;
+    } ops[] = {
+        {OP_H2D, -1},    /* 0 */
+        {OP_FORWARD, 0}, /* 1: waits for the copy */
+        {OP_FORWARD, 1}, /* 2: idle before, but for its own lane alone */
+        {OP_UPDATE, -1}, /* 3 */
+        {OP_FORWARD, 3}, /* 4: waits for the update */
+        {OP_D2H, 4},     /* 5: ends the run */
+    };
+    for (int i = 0; i < 6; i++) {
+        builder_op(&b, ops[i].kind);
+        builder_use(&b, ROLE_TARGET, ACCESS_WRITE, home, 0, 100);
+        if (ops[i].dep >= 0)
+            builder_dep(&b, (uint32_t)ops[i].dep);
+    }
+    builder_finish(&b, &prog);
+    enum { K = 1000 };
+    clock_lane gpu = {
+        .base = {.ops = &clock_ops, .depth = 8, .in_order = 1, .owner = 1},
+        .times = {{0, 50 * K, 0},
+                  {51 * K, 60 * K, 51 * K},
+                  {70 * K, 80 * K, 10 * K},
+                  {60 * K, 95 * K, 0},
+                  {96 * K, 110 * K, 16 * K},
+                  {110 * K, 130 * K, 0}},
+        .origin_ns = UINT64_C(1) << 62,
+    };
+    clock_lane cores = gpu;
+    cores.base.owner = 2;
+    const program *programs = &prog;
+    executor_config config = {.programs = &programs, .program_count = 1};
+    for (int kind = 0; kind < LANE_COUNT; kind++)
+        config.lanes[kind] = kind == LANE_UPDATE ? &cores.base : &gpu.base;
+    executor *exec;
+    run_totals totals;
+    assert_int_equal(executor_create(&config, &exec), 0);
+    assert_int_equal(executor_run(exec, &prog, 1, &totals), 0);
+    assert_int_equal(totals.lanes[LANE_H2D].stall_ns, 51 * K);
+    assert_int_equal(totals.lanes[LANE_COMPUTE].stall_ns, 0);
+    assert_int_equal(totals.lanes[LANE_UPDATE].stall_ns, 16 * K);
+    assert_int_equal(totals.lanes[LANE_D2H].stall_ns, 20 * K); /* from the last op to the end */
+    executor_destroy(exec);
+    program_fini(&prog);
+}
+
 int main(int argc, char **argv)
 {
     rig_mode_from(argc, argv);
@@ -430,6 +486,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(runs_repeat_without_allocation),
         cmocka_unit_test(trace_holds_each_op),
         cmocka_unit_test(stalls_go_to_the_lane_waited_for),
+        cmocka_unit_test(a_gpu_waits_for_its_copies),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
