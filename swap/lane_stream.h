@@ -49,9 +49,8 @@ struct lane_stream_config {
     int (*enqueue)(void *user, const program *prog, const op *item, void *stream);
     int (*finish)(void *user, const program *prog, const op *item); /* may be NULL */
     void *user;
-    uint32_t owner;        /* lane.h */
-    uint32_t depth;        /* per lane kind */
-    uint64_t op_count_max; /* not looked at: the events belong to the ops in flight */
+    uint32_t owner; /* lane.h */
+    uint32_t depth; /* per lane kind */
 };
 typedef struct lane_stream_config lane_stream_config;
 

@@ -41,10 +41,10 @@ typedef struct device_info device_info;
  * CUDA", "no NVIDIA driver", "the driver is too old for CUDA 13.0 (it is for 12.2)", "no GPU is visible",
  * "no usable GPU: ..." (compute capability below 8.0, or what CUDA says). text is "" where there is one.
  * Never fails.
- * It makes the first call of CUDA and before that sets, where the user has not, two variables of the
- * environment: CUDA_MODULE_LOADING=EAGER, so that no kernel is loaded, and no memory taken for it, in
- * the middle of a run; and CUDA_DEVICE_MAX_CONNECTIONS=16, so that each stream has a queue of its own.
- * So the first call comes before there are threads that read the environment. */
+ * It makes the first call of CUDA and before that sets, where the user has not, a variable of the
+ * environment: CUDA_DEVICE_MAX_CONNECTIONS=16, so that each stream has a queue of its own. So the first
+ * call comes before there are threads that read the environment. When kernels are loaded is left to the
+ * driver, whose default is each one's first launch: cuBLASLt and cuDNN hold hundreds of MB of them. */
 enum { DEVICE_TEXT_BYTES = 256 };
 uint32_t device_count(char text[DEVICE_TEXT_BYTES]);
 

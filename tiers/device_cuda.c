@@ -88,17 +88,18 @@ static bool list_remove(handle_list *list, const void *item)
 
 /* --- which GPUs there are --------------------------------------------------------------------- */
 
-/* Two settings of CUDA that it reads from the environment at its first call. The user's own win.
- *
- * Kernels are to be loaded when the context is made: by default each is loaded at its first launch,
- * which allocates memory of the GPU after the budget was computed, and may wait for running work.
+/* A setting of CUDA that it reads from the environment at its first call. The user's own wins.
  *
  * Streams share a number of queues to the hardware, 8 by default, and of two streams on one queue the
  * one waits where the other does. The lanes have four streams, as many that signal, and one for the
- * clock: with fewer queues than streams a copy could stand behind a product that it does not need. */
+ * clock: with fewer queues than streams a copy could stand behind a product that it does not need.
+ *
+ * CUDA_MODULE_LOADING stays what it is. By default a kernel is loaded at its first launch, which may take
+ * some memory of the GPU after the budget was computed: libraries' products and attention run once when
+ * they are made, so theirs is taken by then, and our own kernels are small beside the reserve that
+ * src/train keeps. Loading all at once would take hundreds of MB for kernels that nobody launches. */
 static void prepare_environment(void)
 {
-    (void)setenv("CUDA_MODULE_LOADING", "EAGER", 0);
     (void)setenv("CUDA_DEVICE_MAX_CONNECTIONS", "16", 0);
 }
 

@@ -9,7 +9,8 @@
 #include "train/train_internal.h"
 
 /* Of the GPU's free memory, left to what CUDA and its libraries may still take once everything is warm
- * (stacks of kernels, handles per stream): half of what they took so far, at least 256 MiB. */
+ * (our own kernels, which load at their first launch; stacks; handles per stream): half of what they took
+ * so far, at least 256 MiB. */
 enum { GPU_RESERVE_MIB_MIN = 256 };
 
 static int open_gpu(traini_setup *self, const kernel_ops *ops)

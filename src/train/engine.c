@@ -241,8 +241,6 @@ static int make_worker(traini_engine *self, const struct worker_plan *plan, lane
 
 static int make_gpu_lane(traini_engine *self)
 {
-    const program *programs[PROGRAM_KIND_COUNT];
-    list_programs(self, programs);
     lane_stream_config config = {
         .gpu = self->setup->gpu,
         .serves = {[LANE_H2D] = true, [LANE_D2H] = true, [LANE_COMPUTE] = true},
@@ -253,8 +251,6 @@ static int make_gpu_lane(traini_engine *self)
         .owner = OWNER_GPU,
         .depth = GPU_DEPTH,
     };
-    for (int k = 0; k < PROGRAM_KIND_COUNT; k++)
-        config.op_count_max = size_max(config.op_count_max, programs[k]->op_count);
     return lane_stream_create(&config, &self->gpu_lane);
 }
 
