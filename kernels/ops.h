@@ -165,6 +165,7 @@ typedef struct activation_args activation_args;
 struct cross_entropy_args {
     enum dtype type;
     uint64_t rows, vocab;
+    uint64_t stride;        /* elements from row to row of logits and of logits_grad; 0: V */
     const float *logits;    /* [rows, V] fp32 */
     const int32_t *targets; /* [rows]; -1 is ignored: loss 0 and gradient 0 */
     float *losses;          /* [rows] fp32 nats */
@@ -183,12 +184,13 @@ typedef struct cross_entropy_args cross_entropy_args;
  * NaN, or with nothing but -infinity, has a NaN loss. Targets lie below the vocabulary, which a part
  * cannot check. */
 struct softmax_part_args {
-    enum dtype type;                     /* of logits_grad */
-    uint64_t rows, columns;              /* of this part */
-    uint64_t column_begin;               /* of the vocabulary */
-    bool is_first;                       /* the first part begins the stats */
-    const float *logits;                 /* [rows, columns] fp32 */
-    const int32_t *targets;              /* [rows]; -1 is ignored: loss 0 and gradient 0 */
+    enum dtype type;        /* of logits_grad */
+    uint64_t rows, columns; /* of this part */
+    uint64_t column_begin;  /* of the vocabulary */
+    uint64_t stride;        /* elements from row to row of logits and of logits_grad; 0: columns */
+    bool is_first;          /* the first part begins the stats */
+    const float *logits;    /* [rows, columns] fp32 */
+    const int32_t *targets; /* [rows]; -1 is ignored: loss 0 and gradient 0 */
     float *largest, *sum, *target_logit; /* [rows] fp32 each: read and written by softmax_part, read
                                             by the two others */
     float *losses;                       /* [rows] fp32 nats: softmax_losses */
@@ -271,6 +273,16 @@ struct adagrad_args {
     const adagrad_scalars *scalars;
 };
 typedef struct adagrad_args adagrad_args;
+
+static inline uint64_t cross_entropy_stride(const cross_entropy_args *args)
+{
+    return args->stride ? args->stride : args->vocab;
+}
+
+static inline uint64_t softmax_part_stride(const softmax_part_args *args)
+{
+    return args->stride ? args->stride : args->columns;
+}
 
 struct kernel_ops {
     const char *name; /* "cpu", "reference" */

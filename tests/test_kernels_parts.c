@@ -388,6 +388,67 @@ static void softmax_parts_agree(void **state)
     softmax_fini(&large);
 }
 
+/* Rows that lie apart: the bits of rows side by side, and what lies between them stays as it was. */
+static void rows_may_lie_apart(void **state)
+{
+    (void)state;
+    enum { APART = 9, NARROW = 77, WIDE = 83 };
+    kernel_context context = context_of(tested_isa, 2);
+    for (int type = 0; type < DTYPE_COUNT; type++) {
+        struct softmax data;
+        uint64_t elem_bytes = dtype_bytes((enum dtype)type);
+        softmax_init(&data, (enum dtype)type, APART, NARROW, 3.0f, false);
+        float losses[2][APART], largest[APART], sum[APART], target_logit[APART];
+        float *apart = block(APART * WIDE * sizeof *apart);
+        unsigned char *grads = block(APART * NARROW * elem_bytes);
+        unsigned char *grads_apart = block(APART * WIDE * elem_bytes);
+        for (uint64_t row = 0; row < APART; row++)
+            memcpy(apart + row * WIDE, data.logits + row * NARROW, NARROW * sizeof *apart);
+        cross_entropy_args args = {(enum dtype)type, APART,     NARROW, 0,   data.logits,
+                                   data.targets,     losses[0], grads,  0.5f};
+        softmax_part_args part = {.type = (enum dtype)type,
+                                  .rows = APART,
+                                  .columns = NARROW,
+                                  .is_first = true,
+                                  .targets = data.targets,
+                                  .largest = largest,
+                                  .sum = sum,
+                                  .target_logit = target_logit,
+                                  .grad_scale = 0.5f};
+        for (int is_cut = 0; is_cut < 2; is_cut++) {
+            memset(grads_apart, 0xa5, APART * WIDE * elem_bytes);
+            args.stride = part.stride = 0;
+            args.logits = part.logits = data.logits;
+            args.losses = part.losses = losses[0];
+            args.logits_grad = part.logits_grad = grads;
+            for (int i = 0; i < 2; i++) {
+                if (is_cut) {
+                    assert_int_equal(cpui_softmax_part(&context, NULL, &part), 0);
+                    assert_int_equal(cpui_softmax_losses(&context, NULL, &part), 0);
+                    assert_int_equal(cpui_cross_entropy_part(&context, NULL, &part), 0);
+                } else {
+                    assert_int_equal(cpui_cross_entropy(&context, NULL, &args), 0);
+                }
+                args.stride = part.stride = WIDE;
+                args.logits = part.logits = apart;
+                args.losses = part.losses = losses[1];
+                args.logits_grad = part.logits_grad = grads_apart;
+            }
+            assert_memory_equal(losses[0], losses[1], sizeof losses[0]);
+            for (uint64_t row = 0; row < APART; row++) {
+                const unsigned char *found = grads_apart + row * WIDE * elem_bytes;
+                assert_memory_equal(found, grads + row * NARROW * elem_bytes, NARROW * elem_bytes);
+                for (uint64_t i = NARROW * elem_bytes; i < WIDE * elem_bytes; i++)
+                    assert_int_equal(found[i], 0xa5);
+            }
+        }
+        softmax_fini(&data);
+        mem_free(apart);
+        mem_free(grads);
+        mem_free(grads_apart);
+    }
+}
+
 /* One row of 6 logits in parts of 2: the loss, and the gradient of each column. */
 static float loss_of_row(const float logits[6], int32_t target, float grad_scale, enum dtype type,
                          float grads[6])
@@ -493,6 +554,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(embedding_parts_give_the_bits_of_the_whole),
         cmocka_unit_test(embedding_parts_leave_other_rows),
         cmocka_unit_test(softmax_parts_agree),
+        cmocka_unit_test(rows_may_lie_apart),
         cmocka_unit_test(softmax_parts_of_bad_logits),
         cmocka_unit_test(fp16_gradients_overflow_to_infinity),
         cmocka_unit_test(bad_targets_are_refused),

@@ -54,7 +54,7 @@ static void softmax_grad_row(enum dtype type, const float *logits, uint64_t coun
 
 static void cross_entropy_grad(const cross_entropy_args *args, uint64_t row, float max, double sum)
 {
-    uint64_t at = row * args->vocab;
+    uint64_t at = row * cross_entropy_stride(args);
     uint64_t target = (uint64_t)args->targets[row];
     const float *logits = args->logits + at;
     double target_softmax =
@@ -67,15 +67,15 @@ static void cross_entropy_grad(const cross_entropy_args *args, uint64_t row, flo
 
 static void cross_entropy_row(const cross_entropy_args *args, uint64_t row)
 {
-    uint64_t vocab = args->vocab;
+    uint64_t vocab = args->vocab, at = row * cross_entropy_stride(args);
     if (args->targets[row] < 0) {
         size_t elem_bytes = dtype_bytes(args->type);
         args->losses[row] = 0.0f;
         if (args->logits_grad)
-            memset((char *)args->logits_grad + row * vocab * elem_bytes, 0, vocab * elem_bytes);
+            memset((char *)args->logits_grad + at * elem_bytes, 0, vocab * elem_bytes);
         return;
     }
-    const float *logits = args->logits + row * vocab;
+    const float *logits = args->logits + at;
     float max = row_max(logits, vocab);
     double sum = exp_sum(logits, vocab, max);
     double target_logit = (double)logits[args->targets[row]];
@@ -99,7 +99,7 @@ static void softmax_part_row(const softmax_part_args *args, uint64_t row)
     }
     if (args->targets[row] < 0)
         return;
-    const float *logits = args->logits + row * args->columns;
+    const float *logits = args->logits + row * softmax_part_stride(args);
     uint64_t target = (uint64_t)args->targets[row] - args->column_begin; /* wraps if before */
     if (target < args->columns)
         args->target_logit[row] = logits[target];
@@ -121,7 +121,7 @@ static void softmax_part(int threads, const softmax_part_args *args)
 
 static void cross_entropy_part_row(const softmax_part_args *args, uint64_t row)
 {
-    uint64_t at = row * args->columns;
+    uint64_t at = row * softmax_part_stride(args);
     if (args->targets[row] < 0) {
         size_t elem_bytes = dtype_bytes(args->type);
         memset((char *)args->logits_grad + at * elem_bytes, 0, args->columns * elem_bytes);

@@ -5,11 +5,12 @@
 // from one pass (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018), the
 // gradient from a second one, which may write over the logits: each thread writes what it read.
 //
-// Thread t takes the elements at 4t..4t+3 of each stretch of 4 * threads where rows have a multiple of 4
-// elements, one access of 16 bytes; else (rows are not aligned then) the elements t, t + threads, ...:
-// adjacent threads, adjacent elements. Its fp32 sum is in order of its elements, 8 at a time; the threads'
-// sums meet in a fixed tree. So bits depend on the number of columns alone, not on a row's place,
-// the grid, or whether gradients are asked for; and since no sum is fused with a product (the _rn
+// Thread t takes the elements at 4t..4t+3 of each stretch of 4 * threads where rows are a multiple of 4
+// elements apart, one access of 16 bytes (a row's last one may reach into what lies between rows, which
+// it leaves as it is); else (rows are not aligned then) the elements t, t + threads, ...: adjacent
+// threads, adjacent elements. Its fp32 sum is in order of its elements, 8 at a time; the threads'
+// sums meet in a fixed tree. So bits depend on the number of columns and the distance of rows, not
+// on a row's place, the grid, or whether gradients are asked for; and since no sum is fused with a product (the _rn
 // intrinsics), the whole vocabulary as one part has the bits of the uncut op.
 //
 // NaN and infinities: the largest passes over NaN, which then is in the sum; +infinity makes the sum NaN
@@ -59,7 +60,7 @@ static __device__ __forceinline__ void load_items(const float *logits, uint64_t 
         if (at < count)
             loaded = cudai_load<float, width>(logits + at);
         for (unsigned k = 0; k < width; k++)
-            x[pack * width + k] = loaded.item[k];
+            x[pack * width + k] = at + k < count ? loaded.item[k] : -INFINITY;
     }
 }
 
@@ -74,8 +75,12 @@ static __device__ __forceinline__ void store_items(T *target, uint64_t count, ui
         cudai_pack<T, width> rounded;
         for (unsigned k = 0; k < width; k++)
             rounded.item[k] = cudai_narrow<T>(x[pack * width + k]);
-        if (at < count)
+        if (at + width <= count)
             cudai_store<T, width>(target + at, rounded);
+        else
+            for (unsigned k = 0; k < width; k++)
+                if (at + k < count)
+                    target[at + k] = rounded.item[k];
     }
 }
 
@@ -170,10 +175,10 @@ template <typename T, bool IS_PACKED>
 static __device__ __forceinline__ void cross_entropy_row(const cross_entropy_args &args,
                                                          uint64_t row, float *partial)
 {
-    uint64_t vocab = args.vocab;
+    uint64_t vocab = args.vocab, at = row * args.stride;
     int32_t target = args.targets[row];
-    const float *logits = args.logits + row * vocab;
-    T *grads = args.logits_grad ? static_cast<T *>(args.logits_grad) + row * vocab : nullptr;
+    const float *logits = args.logits + at;
+    T *grads = args.logits_grad ? static_cast<T *>(args.logits_grad) + at : nullptr;
     if (target < 0 || static_cast<uint64_t>(target) >= vocab) {
         float value = target == IGNORED ? 0.0f : __uint_as_float(NAN_BITS);
         if (threadIdx.x == 0)
@@ -221,13 +226,15 @@ static dim3 blocks_for(uint64_t rows, int sm_count)
 }
 
 template <typename T>
-static cudaError_t launch_cross_entropy(const cross_entropy_args *args, int sm_count,
+static cudaError_t launch_cross_entropy(const cross_entropy_args *asked, int sm_count,
                                         cudaStream_t stream)
 {
-    dim3 grid = blocks_for(args->rows, sm_count), block = threads_for(args->vocab);
-    if (args->vocab % PACK == 0)
-        return cudai_launch(cross_entropy_kernel<T, true>, grid, block, 0, stream, *args);
-    return cudai_launch(cross_entropy_kernel<T, false>, grid, block, 0, stream, *args);
+    cross_entropy_args args = *asked;
+    args.stride = cross_entropy_stride(asked); // kernels read it as it is
+    dim3 grid = blocks_for(args.rows, sm_count), block = threads_for(args.vocab);
+    if (args.stride % PACK == 0)
+        return cudai_launch(cross_entropy_kernel<T, true>, grid, block, 0, stream, args);
+    return cudai_launch(cross_entropy_kernel<T, false>, grid, block, 0, stream, args);
 }
 
 extern "C" int cudai_launch_cross_entropy(const cross_entropy_args *args, int sm_count,
@@ -247,7 +254,7 @@ template <bool IS_PACKED>
 static __device__ __forceinline__ void softmax_part_row(const softmax_part_args &args, uint64_t row,
                                                         float *partial)
 {
-    const float *logits = args.logits + row * args.columns;
+    const float *logits = args.logits + row * args.stride;
     int32_t target = args.targets[row];
     float before = args.is_first ? -INFINITY : args.largest[row];
     float held = args.is_first ? 0.0f : args.sum[row];
@@ -278,13 +285,15 @@ static __global__ void __launch_bounds__(THREADS_MAX) softmax_part_kernel(softma
         softmax_part_row<IS_PACKED>(args, row, partial);
 }
 
-extern "C" int cudai_launch_softmax_part(const softmax_part_args *args, int sm_count, void *stream)
+extern "C" int cudai_launch_softmax_part(const softmax_part_args *asked, int sm_count, void *stream)
 {
-    dim3 grid = blocks_for(args->rows, sm_count), block = threads_for(args->columns);
+    softmax_part_args args = *asked;
+    args.stride = softmax_part_stride(asked);
+    dim3 grid = blocks_for(args.rows, sm_count), block = threads_for(args.columns);
     cudaStream_t on = static_cast<cudaStream_t>(stream);
-    if (args->columns % PACK == 0)
-        return cudai_launch(softmax_part_kernel<true>, grid, block, 0, on, *args);
-    return cudai_launch(softmax_part_kernel<false>, grid, block, 0, on, *args);
+    if (args.stride % PACK == 0)
+        return cudai_launch(softmax_part_kernel<true>, grid, block, 0, on, args);
+    return cudai_launch(softmax_part_kernel<false>, grid, block, 0, on, args);
 }
 
 static __global__ void __launch_bounds__(LOSS_THREADS) softmax_losses_kernel(softmax_part_args args)
@@ -310,17 +319,17 @@ template <typename T, bool IS_PACKED>
 static __device__ __forceinline__ void cross_entropy_part_row(const softmax_part_args &args,
                                                               uint64_t row)
 {
-    uint64_t columns = args.columns;
+    uint64_t columns = args.columns, at = row * args.stride;
     int32_t target = args.targets[row];
-    T *grads = static_cast<T *>(args.logits_grad) + row * columns;
+    T *grads = static_cast<T *>(args.logits_grad) + at;
     if (target < 0) {
         fill_row<T, IS_PACKED>(grads, columns,
                                target == IGNORED ? 0.0f : __uint_as_float(NAN_BITS));
         return;
     }
     float largest = args.largest[row], sum = args.sum[row];
-    softmax_grad<T, IS_PACKED>(args.logits + row * columns, columns, largest,
-                               __fdiv_rn(args.grad_scale, sum), grads);
+    softmax_grad<T, IS_PACKED>(args.logits + at, columns, largest, __fdiv_rn(args.grad_scale, sum),
+                               grads);
     uint64_t column = static_cast<uint64_t>(target) - args.column_begin; // wraps if before
     if (column < columns && threadIdx.x == owner_of<IS_PACKED>(column))
         grads[column] =
@@ -336,13 +345,15 @@ static __global__ void __launch_bounds__(THREADS_MAX, IS_PACKED ? 4 : 1)
 }
 
 template <typename T>
-static cudaError_t launch_cross_entropy_part(const softmax_part_args *args, int sm_count,
+static cudaError_t launch_cross_entropy_part(const softmax_part_args *asked, int sm_count,
                                              cudaStream_t stream)
 {
-    dim3 grid = blocks_for(args->rows, sm_count), block = threads_for(args->columns);
-    if (args->columns % PACK == 0)
-        return cudai_launch(cross_entropy_part_kernel<T, true>, grid, block, 0, stream, *args);
-    return cudai_launch(cross_entropy_part_kernel<T, false>, grid, block, 0, stream, *args);
+    softmax_part_args args = *asked;
+    args.stride = softmax_part_stride(asked);
+    dim3 grid = blocks_for(args.rows, sm_count), block = threads_for(args.columns);
+    if (args.stride % PACK == 0)
+        return cudai_launch(cross_entropy_part_kernel<T, true>, grid, block, 0, stream, args);
+    return cudai_launch(cross_entropy_part_kernel<T, false>, grid, block, 0, stream, args);
 }
 
 extern "C" int cudai_launch_cross_entropy_part(const softmax_part_args *args, int sm_count,

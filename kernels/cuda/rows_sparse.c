@@ -100,8 +100,8 @@ static bool is_aligned(const void *memory, uint64_t columns, size_t elem_bytes)
 int cudai_cross_entropy(kernel_context *context, void *stream, const cross_entropy_args *args)
 {
     assert((const void *)args->logits != args->logits_grad || args->type == DTYPE_FP32);
-    assert(is_aligned(args->logits, args->vocab, sizeof(float)));
-    assert(is_aligned(args->logits_grad, args->vocab, dtype_bytes(args->type)));
+    assert(is_aligned(args->logits, cross_entropy_stride(args), sizeof(float)));
+    assert(is_aligned(args->logits_grad, cross_entropy_stride(args), dtype_bytes(args->type)));
     if (args->rows == 0 || args->vocab == 0)
         return 0;
     return cudai_check(cudai_launch_cross_entropy(args, context->sm_count, stream),
@@ -110,7 +110,7 @@ int cudai_cross_entropy(kernel_context *context, void *stream, const cross_entro
 
 int cudai_softmax_part(kernel_context *context, void *stream, const softmax_part_args *args)
 {
-    assert(is_aligned(args->logits, args->columns, sizeof(float)));
+    assert(is_aligned(args->logits, softmax_part_stride(args), sizeof(float)));
     if (args->rows == 0)
         return 0;
     return cudai_check(cudai_launch_softmax_part(args, context->sm_count, stream),
@@ -128,8 +128,8 @@ int cudai_softmax_losses(kernel_context *context, void *stream, const softmax_pa
 int cudai_cross_entropy_part(kernel_context *context, void *stream, const softmax_part_args *args)
 {
     assert((const void *)args->logits != args->logits_grad || args->type == DTYPE_FP32);
-    assert(is_aligned(args->logits, args->columns, sizeof(float)));
-    assert(is_aligned(args->logits_grad, args->columns, dtype_bytes(args->type)));
+    assert(is_aligned(args->logits, softmax_part_stride(args), sizeof(float)));
+    assert(is_aligned(args->logits_grad, softmax_part_stride(args), dtype_bytes(args->type)));
     if (args->rows == 0 || args->columns == 0)
         return 0;
     return cudai_check(cudai_launch_cross_entropy_part(args, context->sm_count, stream),

@@ -292,7 +292,8 @@ int refi_cross_entropy(kernel_context *context, void *stream, const cross_entrop
     (void)context;
     (void)stream;
     for (uint64_t row = 0; row < args->rows; row++) {
-        const float *logits = args->logits + row * args->vocab;
+        uint64_t at = row * cross_entropy_stride(args);
+        const float *logits = args->logits + at;
         int32_t target = args->targets[row];
         double max = -INFINITY, sum = 0.0;
         TRY(index_check(target, -1, args->vocab));
@@ -304,7 +305,7 @@ int refi_cross_entropy(kernel_context *context, void *stream, const cross_entrop
         for (uint64_t i = 0; args->logits_grad && i < args->vocab; i++) {
             double softmax = exp((double)logits[i] - max) / sum;
             double grad = softmax - ((uint64_t)target == i ? 1.0 : 0.0);
-            refi_store(args->type, args->logits_grad, row * args->vocab + i,
+            refi_store(args->type, args->logits_grad, at + i,
                        target < 0 ? 0.0 : grad * (double)args->grad_scale);
         }
     }
@@ -316,7 +317,7 @@ int refi_softmax_part(kernel_context *context, void *stream, const softmax_part_
     (void)context;
     (void)stream;
     for (uint64_t row = 0; row < args->rows; row++) {
-        const float *logits = args->logits + row * args->columns;
+        const float *logits = args->logits + row * softmax_part_stride(args);
         int32_t target = args->targets[row];
         double before = args->is_first ? -INFINITY : (double)args->largest[row], max = before;
         double sum = args->is_first ? 0.0 : (double)args->sum[row];
@@ -357,7 +358,7 @@ int refi_cross_entropy_part(kernel_context *context, void *stream, const softmax
     for (uint64_t row = 0; row < args->rows; row++) {
         int32_t target = args->targets[row];
         for (uint64_t i = 0; i < args->columns; i++) {
-            uint64_t at = row * args->columns + i;
+            uint64_t at = row * softmax_part_stride(args) + i;
             double softmax =
                 exp((double)args->logits[at] - (double)args->largest[row]) / (double)args->sum[row];
             bool is_target = target >= 0 && (uint64_t)target == args->column_begin + i;

@@ -95,6 +95,7 @@ static int chunk_part(model *self, void *stream, const model_call *call, const m
         .rows = rows,
         .columns = part->rows,
         .column_begin = part->row_begin,
+        .stride = modeli_logits_stride(part->rows),
         .is_first = part->is_first,
         .logits = logits,
         .targets = call->targets + row,

@@ -16,6 +16,7 @@
 #ifndef SLUICE_MODEL_MODEL_INTERNAL_H
 #define SLUICE_MODEL_MODEL_INTERNAL_H
 
+#include "base/size.h"
 #include "model/model.h"
 
 enum {
@@ -246,6 +247,13 @@ uint64_t modeli_layer_columns(const model *self, enum modeli_layer layer);
 const modeli_parts *modeli_parts_of(const model *self, uint32_t stage);
 
 /* shapes.c: pure functions of the model. */
+/* Elements from row to row of a chunk of logits: rows begin on multiples of 16 bytes in every type, which
+ * products on a GPU ask for, and odd vocabularies such as GPT-2's do not give by themselves. */
+static inline uint64_t modeli_logits_stride(uint64_t columns)
+{
+    return size_round_up(columns, 8);
+}
+
 void modeli_block_layout_of(const model *self, modeli_block_layout *layout);
 void modeli_head_layout_of(const model *self, modeli_head_layout *layout);
 void modeli_chunk_layout_of(const model *self, uint64_t columns, modeli_chunk_layout *layout);

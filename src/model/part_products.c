@@ -71,9 +71,10 @@ static int make_part(model *self, modeli_part *part, uint64_t rows, uint64_t out
 static int make_output(model *self, modeli_part *part)
 {
     uint64_t last_rows = self->products->shape.rows % self->chunk_rows;
-    TRY(make_part(self, part, self->chunk_rows, part->rows, &part->products[0]));
+    uint64_t stride = modeli_logits_stride(part->rows);
+    TRY(make_part(self, part, self->chunk_rows, stride, &part->products[0]));
     if (last_rows != 0)
-        TRY(make_part(self, part, last_rows, part->rows, &part->products[1]));
+        TRY(make_part(self, part, last_rows, stride, &part->products[1]));
     matmul_desc row = modeli_forward_desc(self, 1, self->spec.hidden_size, part->rows);
     row.c_type = DTYPE_FP32;
     row.has_bias = false;

@@ -77,14 +77,20 @@ static int make_linear(model *self, enum modeli_product forward, uint64_t in, ui
 static int make_logits(model *self, enum modeli_product first, uint64_t rows)
 {
     uint64_t channels = self->spec.hidden_size, vocab = self->spec.vocab_size;
+    uint64_t stride = modeli_logits_stride(vocab);
     matmul_desc logits = modeli_forward_desc(self, rows, channels, vocab);
     logits.c_type = DTYPE_FP32;
     logits.has_bias = false;
-    TRY(make(self, first, logits));
     if (first == MODELI_ROW_LOGITS)
-        return 0;
-    TRY(make(self, first + 1, modeli_input_desc(self, rows, channels, vocab)));
-    return make(self, first + 2, modeli_weight_desc(self, rows, channels, vocab));
+        return make(self, first, logits);
+    logits.c_stride = stride;
+    TRY(make(self, first, logits));
+    matmul_desc input = modeli_input_desc(self, rows, channels, vocab);
+    input.a_stride = stride;
+    TRY(make(self, first + 1, input));
+    matmul_desc weight = modeli_weight_desc(self, rows, channels, vocab);
+    weight.a_stride = stride;
+    return make(self, first + 2, weight);
 }
 
 static int make_attention(model *self)

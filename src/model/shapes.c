@@ -81,7 +81,7 @@ void modeli_head_layout_of(const model *self, modeli_head_layout *layout)
 void modeli_chunk_layout_of(const model *self, uint64_t columns, modeli_chunk_layout *layout)
 {
     uint64_t elem_bytes = dtype_bytes(self->type);
-    uint64_t logits_elems = self->chunk_rows * columns;
+    uint64_t logits_elems = self->chunk_rows * modeli_logits_stride(columns);
     uint64_t row_end = 0;
     layout->row_mean = place(&row_end, sizeof(float));
     layout->row_rstd = place(&row_end, sizeof(float));

@@ -62,8 +62,9 @@ static int make_model(traini_setup *self)
 
 enum {
     /* Raised whenever the same job on the same machine would give other bits than before: 2 is that
-     * widened products are cut, and that the first update has the scheduler's initial rate. */
-    NUMERICS_VERSION = 2,
+     * widened products are cut, and that the first update has the scheduler's initial rate; 3 is that
+     * rows of logits lie 16 bytes apart or a multiple of that. */
+    NUMERICS_VERSION = 3,
 };
 
 /* What the bits of a run depend on besides its data: model, dtypes, micro-batch, kernels. */
