@@ -1,50 +1,44 @@
-# The CUDA backend's files, as two lists: they are compiled by nvcc for GPUs (kernels_cuda, where
-# SLUICE_CUDA is on) and, for tests on machines without one, by the host compiler against the simulated
-# GPU (tests/simulated_gpu.cmake), which has its own library.c.
-set(kernels_cuda_c context.c matmul.c matmul_cublas.c attention.c attention_own.c rows.c
-    rows_sparse.c update.c backend.c)
-set(kernels_cuda_cu matmul_plain.cu rows_norm.cu rows_point.cu rows_embedding.cu rows_loss.cu
-    update_adam.cu update_sums.cu attention_forward.cu attention_key_grad.cu attention_query_grad.cu
+# The CUDA backend: compiled by nvcc for GPUs (kernels_cuda, where SLUICE_CUDA_FOUND; else a stub that
+# says that there is none) and, for tests on machines without a GPU, by the host compiler against the
+# simulated GPU (tests/simulated_gpu.cmake), which takes the global property SLUICE_KERNELS_CUDA_SOURCES
+# and has its own stand-in for library.c.
+set(kernels_cuda_names
+    context.c backend.c matmul.c matmul_cublas.c attention.c attention_own.c rows.c rows_sparse.c
+    update.c
+    matmul_plain.cu rows_norm.cu rows_point.cu rows_embedding.cu rows_loss.cu update_adam.cu
+    update_sums.cu attention_forward.cu attention_key_grad.cu attention_query_grad.cu
     attention_plain.cu attention_plain_grad.cu attention_compare.cu)
-set(KERNELS_CUDA_SOURCES "")
-set(is_complete TRUE)
-foreach(name ${kernels_cuda_c} ${kernels_cuda_cu})
-    if(EXISTS ${CMAKE_CURRENT_LIST_DIR}/cuda/${name})
-        list(APPEND KERNELS_CUDA_SOURCES ${CMAKE_CURRENT_LIST_DIR}/cuda/${name})
-    else()
-        set(is_complete FALSE)
-    endif()
-endforeach()
-set_property(GLOBAL PROPERTY SLUICE_KERNELS_CUDA_SOURCES ${KERNELS_CUDA_SOURCES})
+set(kernels_cudnn_names attention_cudnn.c cudnn_graph.c cudnn_library.c)
+list(TRANSFORM kernels_cuda_names PREPEND ${CMAKE_CURRENT_LIST_DIR}/cuda/
+     OUTPUT_VARIABLE kernels_cuda_sources)
+list(TRANSFORM kernels_cudnn_names PREPEND ${CMAKE_CURRENT_LIST_DIR}/cuda/
+     OUTPUT_VARIABLE kernels_cudnn_sources)
+set_property(GLOBAL PROPERTY SLUICE_KERNELS_CUDA_SOURCES ${kernels_cuda_sources})
 
-add_library(kernels_cuda_absent OBJECT cuda_absent.c)
-target_link_libraries(kernels_cuda_absent PUBLIC sluice_options sluice_base)
 if(SLUICE_CUDA_FOUND)
-    # cuDNN's backend API is used through its header alone; the library is loaded at run time.
-    # Its header must be of 9.8 or later, the first with descriptions of devices.
-    find_path(CUDNN_INCLUDE_DIR cudnn_backend.h HINTS ${CUDAToolkit_INCLUDE_DIRS})
-    set(KERNELS_CUDNN_SOURCES "")
-    if(CUDNN_INCLUDE_DIR AND EXISTS ${CUDNN_INCLUDE_DIR}/cudnn_graph.h)
-        file(STRINGS ${CUDNN_INCLUDE_DIR}/cudnn_graph.h has_deviceprop
+    add_library(kernels_cuda OBJECT ${kernels_cuda_sources} cuda/library.c)
+    target_link_libraries(kernels_cuda PUBLIC sluice_options sluice_base CUDA::cudart_static)
+
+    # cuDNN is used through its header alone, the library is loaded at run time. The header must be of
+    # 9.8 or later: the first that describes devices.
+    find_path(CUDNN_INCLUDE_DIR cudnn_graph.h HINTS ${CUDAToolkit_INCLUDE_DIRS})
+    set(has_cudnn "")
+    if(CUDNN_INCLUDE_DIR)
+        file(STRINGS ${CUDNN_INCLUDE_DIR}/cudnn_graph.h has_cudnn
              REGEX CUDNN_ATTR_EXECUTION_PLAN_DEVICEPROP)
-        if(has_deviceprop)
-            foreach(name attention_cudnn.c cudnn_graph.c cudnn_library.c)
-                list(APPEND KERNELS_CUDNN_SOURCES ${CMAKE_CURRENT_LIST_DIR}/cuda/${name})
-            endforeach()
-        endif()
     endif()
-    set_property(GLOBAL PROPERTY SLUICE_KERNELS_CUDNN_SOURCES ${KERNELS_CUDNN_SOURCES})
-    add_library(kernels_cuda OBJECT ${KERNELS_CUDA_SOURCES} cuda/library.c)
-    if(KERNELS_CUDNN_SOURCES)
-        target_sources(kernels_cuda PRIVATE ${KERNELS_CUDNN_SOURCES})
+    if(has_cudnn)
+        target_sources(kernels_cuda PRIVATE ${kernels_cudnn_sources})
         target_include_directories(kernels_cuda PRIVATE ${CUDNN_INCLUDE_DIR})
+        set_property(GLOBAL PROPERTY SLUICE_KERNELS_CUDNN_SOURCES ${kernels_cudnn_sources})
+        message(STATUS "cuDNN's header: ${CUDNN_INCLUDE_DIR}")
     else()
         target_sources(kernels_cuda PRIVATE cuda/attention_cudnn_absent.c)
+        message(STATUS "cuDNN's header of 9.8 or later: not found; attention by Sluice's own kernels")
     endif()
-    target_link_libraries(kernels_cuda PUBLIC sluice_options sluice_base CUDA::cudart_static)
-endif()
-if(SLUICE_CUDA_FOUND AND is_complete)
     set(KERNELS_GPU kernels_cuda CACHE INTERNAL "the object library of the GPU backend")
 else()
+    add_library(kernels_cuda_absent OBJECT cuda_absent.c)
+    target_link_libraries(kernels_cuda_absent PUBLIC sluice_options sluice_base)
     set(KERNELS_GPU kernels_cuda_absent CACHE INTERNAL "the object library of the GPU backend")
 endif()
