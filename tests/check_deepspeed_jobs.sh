@@ -14,7 +14,8 @@ scratch=$(realpath "$scratch")
 trap 'rm -rf "$scratch"' EXIT
 cd "$scratch" || exit 2
 OMP_WAIT_POLICY=passive
-export OMP_WAIT_POLICY
+CUDA_VISIBLE_DEVICES= # the CPU's tests, also where there is a GPU
+export OMP_WAIT_POLICY CUDA_VISIBLE_DEVICES
 failures=0
 count=0
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The slow check: GPT-2 1.5B (48 x 1600, 16 heads, vocabulary 50257), sequence 1024, bf16, all states on
-# nvme, 2 GiB of device and 2 GiB of host memory. Three steps must run; the process's peak resident
+# The slow check, on the CPU: GPT-2 1.5B (48 x 1600, 16 heads, vocabulary 50257), sequence 1024, bf16, all
+# states on nvme, 2 GiB of device and 2 GiB of host memory. Three steps must run; the process's peak resident
 # memory stays under 4.75 GiB; no page of the slab is in the page cache; each lane moved exactly the
 # bytes that the program says.
 #
@@ -25,7 +25,7 @@ fi
 awk 'BEGIN {srand(7); for (i = 0; i < 40000; i++) print "line", i, "of", int(rand() * 1e6), "words"}' \
     >"$work/text.txt"
 
-"$sluice" train "$job" --fresh \
+"$sluice" train "$job" --fresh --set device.backend=cpu \
     --set "run.dir=$work/run" --set "tiers.nvme.0.path=$work/nvme" \
     --set "data.train=$work/text.txt" --set run.steps=3 --set run.eval_every=0 \
     --set tiers.place.activations=nvme --set "gradient_accumulation_steps=$micro_batches" \
