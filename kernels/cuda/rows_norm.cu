@@ -20,10 +20,9 @@ static constexpr uint64_t grid_max = 1ull << 30; // blocks in x
 
 // --- forward -----------------------------------------------------------------------------------
 
-template <bool WARP_ROW>
-static __device__ __forceinline__ float row_sum(float value, float *partial)
+template <int WIDTH> static __device__ __forceinline__ float row_sum(float value, float *partial)
 {
-    return WARP_ROW ? cudai_warp_sum(value) : cudai_block_sum(value, partial);
+    return WIDTH == CUDAI_WARP ? cudai_warp_sum(value) : cudai_block_sum(value, partial);
 }
 
 // The pack of what is normalized: the input, or its sum with the residual, which is stored.
@@ -65,20 +64,24 @@ static __device__ __forceinline__ void norm_output(const norm_args &args, uint64
     rows_store<ALIGNED>(static_cast<T *>(args.output) + row_at, at, args.channels, y);
 }
 
-// PACKS: of one thread, kept in registers; 0: any number, read again in each pass. WARP_ROW: each warp
-// has a row of its own; else each block has one. THREADS: of a block, at most.
-template <typename T, int PACKS, bool WARP_ROW, int THREADS, bool ALIGNED>
-static __global__ void __launch_bounds__(THREADS) norm_forward_kernel(norm_args args)
+// Threads of a block whose rows have WIDTH threads each: one row, or a row for each warp.
+template <int WIDTH>
+static constexpr int block_of_width = WIDTH == CUDAI_WARP ? forward_threads : WIDTH;
+
+// PACKS: of one thread, kept in registers; 0: any number, read again in each pass. WIDTH: threads of a
+// row, a warp or a block; a constant, without which nvcc 13.0 takes the stores of packs apart.
+template <typename T, int PACKS, int WIDTH, bool ALIGNED>
+static __global__ void __launch_bounds__(block_of_width<WIDTH>) norm_forward_kernel(norm_args args)
 {
     constexpr int V = rows_pack_elems<T>;
+    constexpr unsigned block_rows = block_of_width<WIDTH> / WIDTH;
+    constexpr uint64_t step = static_cast<uint64_t>(WIDTH) * V;
     __shared__ float partial[CUDAI_WARP];
     const uint64_t channels = args.channels;
-    const unsigned width = WARP_ROW ? static_cast<unsigned>(CUDAI_WARP) : blockDim.x;
-    const unsigned worker = threadIdx.x % width, row_workers = blockDim.x / width;
-    const uint64_t step = static_cast<uint64_t>(width) * V;
+    const unsigned worker = threadIdx.x % WIDTH;
     const uint64_t passes = PACKS > 0 ? PACKS : (channels + step - 1) / step;
-    uint64_t row = static_cast<uint64_t>(blockIdx.x) * row_workers + threadIdx.x / width;
-    for (; row < args.rows; row += static_cast<uint64_t>(gridDim.x) * row_workers) {
+    uint64_t row = static_cast<uint64_t>(blockIdx.x) * block_rows + threadIdx.x / WIDTH;
+    for (; row < args.rows; row += static_cast<uint64_t>(gridDim.x) * block_rows) {
         const uint64_t row_at = row * channels;
         const T *source = static_cast<const T *>(args.residual ? args.sum : args.input) + row_at;
         rows_pack<T> kept[PACKS > 0 ? PACKS : 1];
@@ -95,7 +98,7 @@ static __global__ void __launch_bounds__(THREADS) norm_forward_kernel(norm_args 
                 sum = __fadd_rn(sum, cudai_widen(x.item[i]));
         }
         if (args.kind == NORM_LAYER)
-            mean = __fdiv_rn(row_sum<WARP_ROW>(sum, partial), static_cast<float>(channels));
+            mean = __fdiv_rn(row_sum<WIDTH>(sum, partial), static_cast<float>(channels));
         float squares = 0.0f;
 #pragma unroll
         for (uint64_t p = 0; p < passes; p++) {
@@ -111,8 +114,7 @@ static __global__ void __launch_bounds__(THREADS) norm_forward_kernel(norm_args 
                     squares = __fmaf_rn(distance, distance, squares);
             }
         }
-        float variance =
-            __fdiv_rn(row_sum<WARP_ROW>(squares, partial), static_cast<float>(channels));
+        float variance = __fdiv_rn(row_sum<WIDTH>(squares, partial), static_cast<float>(channels));
         float rstd = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(variance, args.epsilon)));
         if (worker == 0) {
             if (args.kind == NORM_LAYER)
@@ -131,37 +133,39 @@ static __global__ void __launch_bounds__(THREADS) norm_forward_kernel(norm_args 
     }
 }
 
-template <typename T, int PACKS, bool WARP_ROW, int THREADS, bool ALIGNED>
-static cudaError_t launch_forward_as(cudaStream_t stream, const norm_args &args, unsigned threads)
+template <typename T, int PACKS, int WIDTH, bool ALIGNED>
+static cudaError_t launch_forward_as(cudaStream_t stream, const norm_args &args)
 {
-    uint64_t rows_of_block = WARP_ROW ? threads / CUDAI_WARP : 1;
-    uint64_t blocks = (args.rows + rows_of_block - 1) / rows_of_block;
+    constexpr int threads = block_of_width<WIDTH>;
+    constexpr uint64_t block_rows = threads / WIDTH;
+    uint64_t blocks = (args.rows + block_rows - 1) / block_rows;
     dim3 grid(static_cast<unsigned>(blocks < grid_max ? blocks : grid_max));
-    return cudai_launch(norm_forward_kernel<T, PACKS, WARP_ROW, THREADS, ALIGNED>, grid,
-                        dim3(threads), 0, stream, args);
+    return cudai_launch(norm_forward_kernel<T, PACKS, WIDTH, ALIGNED>, grid, dim3(threads), 0,
+                        stream, args);
 }
 
 template <typename T, bool ALIGNED>
 static cudaError_t launch_forward(cudaStream_t stream, const norm_args &args)
 {
-    constexpr int few = forward_threads, many = block_max;
+    constexpr int warp = CUDAI_WARP, few = forward_threads, many = block_max;
     uint64_t packs = (args.channels + rows_pack_elems<T> - 1) / rows_pack_elems<T>;
-    if (packs <= CUDAI_WARP)
-        return launch_forward_as<T, 1, true, few, ALIGNED>(stream, args, few);
-    if (packs <= 2 * CUDAI_WARP)
-        return launch_forward_as<T, 2, true, few, ALIGNED>(stream, args, few);
-    if (packs <= 4 * CUDAI_WARP)
-        return launch_forward_as<T, 4, true, few, ALIGNED>(stream, args, few);
+    if (packs <= warp)
+        return launch_forward_as<T, 1, warp, ALIGNED>(stream, args);
+    if (packs <= 2 * warp)
+        return launch_forward_as<T, 2, warp, ALIGNED>(stream, args);
+    if (packs <= 4 * warp)
+        return launch_forward_as<T, 4, warp, ALIGNED>(stream, args);
     if (packs <= few)
-        return launch_forward_as<T, 1, false, few, ALIGNED>(stream, args, few);
+        return launch_forward_as<T, 1, few, ALIGNED>(stream, args);
     if (packs <= 2 * few)
-        return launch_forward_as<T, 2, false, few, ALIGNED>(stream, args, few);
+        return launch_forward_as<T, 2, few, ALIGNED>(stream, args);
     if (packs <= 4 * few)
-        return launch_forward_as<T, 4, false, few, ALIGNED>(stream, args, few);
+        return launch_forward_as<T, 4, few, ALIGNED>(stream, args);
+    if (packs <= 2 * many)
+        return launch_forward_as<T, 4, many / 2, ALIGNED>(stream, args);
     if (packs <= 4 * many)
-        return launch_forward_as<T, 4, false, many, ALIGNED>(stream, args,
-                                                             packs <= 2 * many ? many / 2 : many);
-    return launch_forward_as<T, 0, false, many, ALIGNED>(stream, args, many);
+        return launch_forward_as<T, 4, many, ALIGNED>(stream, args);
+    return launch_forward_as<T, 0, many, ALIGNED>(stream, args);
 }
 
 extern "C" int cudai_launch_norm_forward(void *stream, const norm_args *args)
