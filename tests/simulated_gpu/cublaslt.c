@@ -14,6 +14,7 @@
  *  - it has nothing (NOT_SUPPORTED) for 16-bit operands of which one is aligned to less than 4 bytes, or
  *    whose leading dimension is odd, nor for a bias on fp32 results of 16-bit operands.
  * Sums are fp32 chains of fused multiply-adds in the order of k, within a part. */
+#include <assert.h>
 #include <cublasLt.h>
 #include <math.h>
 #include <stdbool.h>
@@ -373,31 +374,58 @@ static void store(void *data, enum dtype type, uint64_t idx, float value)
             type == DTYPE_BF16 ? bf16_from_fp32(value) : fp16_from_fp32(value);
 }
 
-/* The sum over [begin, end) of k of one element of op(A) op(B). */
-static float sum_of(const struct work *work, uint64_t row, uint64_t column, uint64_t begin,
-                    uint64_t end)
+/* Both operands in fp32, as rows of k: they are read once, not for each element of the result. */
+struct wide {
+    float *a; /* [m, k] */
+    float *b; /* [n, k] */
+};
+
+static void widen(const struct work *work, struct wide *out)
 {
     const struct problem *problem = &work->problem;
-    float sum = 0;
-    for (uint64_t i = begin; i < end; i++) {
-        uint64_t l = work->turn % 2 ? end - 1 - (i - begin) : i;
-        uint64_t a =
-            problem->a_transposed ? row * problem->a_leading + l : l * problem->a_leading + row;
-        uint64_t b = problem->b_transposed ? l * problem->b_leading + column
-                                           : column * problem->b_leading + l;
-        sum = fmaf(load(work->a, problem->type, a), load(work->b, problem->type, b), sum);
+    uint64_t k = problem->k;
+    out->a = malloc((problem->m * k + problem->n * k) * sizeof *out->a);
+    assert(out->a);
+    out->b = out->a + problem->m * k;
+    for (uint64_t l = 0; l < k; l++) {
+        for (uint64_t row = 0; row < problem->m; row++)
+            out->a[row * k + l] = load(work->a, problem->type,
+                                       problem->a_transposed ? row * problem->a_leading + l
+                                                             : l * problem->a_leading + row);
+        for (uint64_t column = 0; column < problem->n; column++)
+            out->b[column * k + l] = load(work->b, problem->type,
+                                          problem->b_transposed ? l * problem->b_leading + column
+                                                                : column * problem->b_leading + l);
     }
-    return sum;
 }
 
-static float split_sum(const struct work *work, uint64_t row, uint64_t column)
+/* The sum over [begin, end) of k of one element of op(A) op(B), in LANES sums at a time. */
+static float sum_of(const struct work *work, const struct wide *wide, uint64_t row, uint64_t column,
+                    uint64_t begin, uint64_t end)
+{
+    enum { LANES = 8 };
+    const float *a = wide->a + row * work->problem.k, *b = wide->b + column * work->problem.k;
+    float sums[LANES] = {0}, total = 0;
+    uint64_t l = begin;
+    for (; l + LANES <= end; l += LANES)
+        for (int i = 0; i < LANES; i++)
+            sums[i] += a[l + i] * b[l + i];
+    for (; l < end; l++)
+        sums[0] += a[l] * b[l];
+    for (int i = 0; i < LANES; i++) /* an unordered one has another order each time */
+        total += sums[work->turn % 2 ? LANES - 1 - i : i];
+    return total;
+}
+
+static float split_sum(const struct work *work, const struct wide *wide, uint64_t row,
+                       uint64_t column)
 {
     const struct problem *problem = &work->problem;
     uint64_t elems = problem->m * problem->n, at = column * problem->m + row, part = 0;
     for (uint64_t begin = 0; begin < problem->k; begin += work->algo.part_elems, part++) {
         uint64_t end = begin + work->algo.part_elems;
         work->workspace[part * elems + at] =
-            sum_of(work, row, column, begin, end < problem->k ? end : problem->k);
+            sum_of(work, wide, row, column, begin, end < problem->k ? end : problem->k);
     }
     float sum = 0;
     for (uint64_t i = 0; i < part; i++)
@@ -409,17 +437,21 @@ static void run(void *user)
 {
     const struct work *work = user;
     const struct problem *problem = &work->problem;
+    struct wide wide;
+    widen(work, &wide);
     for (uint64_t column = 0; column < problem->n; column++)
         for (uint64_t row = 0; row < problem->m; row++) {
             uint64_t at = column * problem->d_leading + row;
-            float value = work->algo.kind == ALGO_SPLIT ? split_sum(work, row, column)
-                                                        : sum_of(work, row, column, 0, problem->k);
+            float value = work->algo.kind == ALGO_SPLIT
+                              ? split_sum(work, &wide, row, column)
+                              : sum_of(work, &wide, row, column, 0, problem->k);
             if (problem->has_bias)
                 value += load(work->bias, problem->type, row);
             if (work->beta != 0)
                 value += work->beta * load(work->d, problem->result_type, at);
             store(work->d, problem->result_type, at, value);
         }
+    free(wide.a);
 }
 
 static bool is_usable(const void *memory, uint64_t bytes, uint32_t align)
