@@ -10,6 +10,9 @@
 # PARTS are those of the backend that the test needs (base rows update matmul attention backend device);
 # without it, all. WHOLE is for tests that link sluice_train or another library that holds the backend
 # itself: the simulated objects then stand on the link line, before any library.
+# Where CUDA is found, the target gpu_programs builds all programs that run on a real GPU, and gpu_tests.txt
+# in the build folder has a line "program argument" for each CTest line of label gpu: perf/gpu.sh runs them
+# on machines that have a GPU and no CMake.
 # Fibers and sanitizers do not mix: with SLUICE_SANITIZE nothing of this is built.
 
 if(SLUICE_SANITIZE)
@@ -101,6 +104,12 @@ if(SLUICE_CUDA_FOUND)
                           CUDA::cudart_static)
 endif()
 
+if(SLUICE_CUDA_FOUND AND KERNELS_GPU STREQUAL "kernels_cuda")
+    add_custom_target(gpu_programs)
+    file(GENERATE OUTPUT ${CMAKE_CURRENT_BINARY_DIR}/gpu_tests.txt
+         CONTENT "$<JOIN:$<TARGET_PROPERTY:gpu_programs,GPU_TEST_LINES>,\n>\n")
+endif()
+
 function(gpu_test_lines BINARY PREFIX LABELS TIMEOUT) # INSTANCE...
     if(NOT ARGN)
         add_test(NAME ${PREFIX} COMMAND ${BINARY})
@@ -128,7 +137,7 @@ function(sluice_gpu_test NAME)
         set(parts "")
     else()
         add_executable(${NAME}_simulated ${ARG_SOURCES})
-        set(parts gpu_simulated_runtime)
+        set(parts "")
         if(ARG_PARTS)
             foreach(part ${ARG_PARTS})
                 list(APPEND parts gpu_simulated_${part})
@@ -137,16 +146,25 @@ function(sluice_gpu_test NAME)
             list(APPEND parts gpu_simulated_backend)
         endif()
     endif()
+    if(NOT ARG_WHOLE) # after all that calls it, LIBS too, and before CUDA's own
+        list(APPEND parts gpu_simulated_runtime)
+    endif()
     target_link_libraries(${NAME}_simulated PRIVATE gpu_fixture_simulated ${ARG_LIBS} ${parts}
                           simulated_options PkgConfig::CMOCKA)
     target_include_directories(${NAME}_simulated BEFORE PRIVATE ${simulated_dir}/include)
     set_target_properties(${NAME}_simulated PROPERTIES LINKER_LANGUAGE CXX)
     gpu_test_lines(${NAME}_simulated ${NAME}.simulated "cpu;${ARG_LABELS}" ${ARG_TIMEOUT}
                    ${ARG_INSTANCES})
-    if(SLUICE_CUDA_FOUND AND KERNELS_GPU STREQUAL "kernels_cuda" AND NOT ARG_SIMULATED_ONLY)
+    if(TARGET gpu_programs AND NOT ARG_SIMULATED_ONLY)
         add_executable(${NAME} ${ARG_SOURCES})
         target_link_libraries(${NAME} PRIVATE gpu_fixture ${ARG_LIBS} sluice_tiers sluice_kernels
                               sluice_options PkgConfig::CMOCKA)
         gpu_test_lines(${NAME} ${NAME} "gpu;${ARG_LABELS}" ${ARG_TIMEOUT} ${ARG_INSTANCES})
+        set(lines ${NAME})
+        if(ARG_INSTANCES)
+            list(TRANSFORM ARG_INSTANCES PREPEND "${NAME} " OUTPUT_VARIABLE lines)
+        endif()
+        set_property(TARGET gpu_programs APPEND PROPERTY GPU_TEST_LINES ${lines})
+        add_dependencies(gpu_programs ${NAME})
     endif()
 endfunction()
