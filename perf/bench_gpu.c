@@ -1,18 +1,22 @@
 /* What one GPU trains, against the limits of the same machine measured in the same run.
  *
- *   bench_gpu --host SIZE --data DIR [--steps N] [--quick] [JOB ...]
+ *   bench_gpu --host SIZE --data DIR [--steps N] [--seconds N] [--quick] [JOB ...]
  *
  * First the ceilings: copies each way alone and both at once, the device's own memory, large bf16
  * products, and the drive that holds DIR. Then each job file is trained for a few steps on random
  * tokens and becomes a line of the table. All in one process, whose host memory of SIZE is touched and
- * pinned once. A job that does not fit this machine is named with the reason and left out.
+ * pinned once. A job that does not fit this machine is named with the reason and left out, as is one that
+ * the --seconds leave no time for; where they end within a job, it has fewer steps. Where a job's rules
+ * put more blocks' optimizer state on NVMe than the drive moves in some seconds a step, fewer go there.
  *
  * Numbers: medians over the steps but the first two. "of GEMM" is model FLOP/s (6 times parameters times
  * tokens plus attention, recomputation not counted) against the large product. A lane's GB/s is what it
  * moved in the time in which it was busy. HBM is what the GPU has in use at the end, libraries included. */
 #include <errno.h>
 #include <inttypes.h>
+#include <math.h>
 #include <poll.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -29,9 +33,17 @@
 #include "tiers/io.h"
 #include "train/train.h"
 
-enum { RUNS = 7, STEPS_MAX = 64, WARM_STEPS = 2, SLOTS = 16 };
+enum {
+    RUNS = 7,
+    STEPS_MAX = 64,
+    WARM_STEPS = 2,
+    SLOTS = 16,
+    JOB_SECONDS_LEAST = 60, /* a job is not begun with less time left */
+    DRIVE_STEP_SECONDS = 12,
+};
 
-#define SLOT_BYTES (4 * MIB)
+#define SLOT_BYTES    (4 * MIB)
+#define SCRATCH_BYTES (64 * MIB) /* of the large product; cuBLASLt is given 32 MiB on Hopper */
 
 struct ceilings {
     double h2d, d2h, h2d_both, d2h_both, hbm; /* GB/s */
@@ -43,11 +55,14 @@ struct options {
     uint64_t host_bytes;
     const char *data_dir;
     uint64_t steps;
-    bool quick; /* small sizes: to try the program itself */
+    uint64_t seconds; /* for all of it; 0: no limit */
+    bool quick;       /* small sizes: to try the program itself */
 };
 
 static struct options asked = {.steps = 6};
 static struct ceilings most;
+static uint64_t end_ns = UINT64_MAX;         /* by asked.seconds */
+static volatile sig_atomic_t is_out_of_time; /* of the job that runs */
 
 static int compare_doubles(const void *a, const void *b)
 {
@@ -70,7 +85,7 @@ struct lab {
     device_event *start, *end[2];
     unsigned char *memory;
     void *host;
-    uint64_t bytes; /* of a copy; host has two such blocks, memory three */
+    uint64_t bytes; /* of a copy; host has two such blocks, memory three and SCRATCH_BYTES */
 };
 
 static int lab_open(struct lab *lab, void *host, uint64_t bytes)
@@ -83,7 +98,7 @@ static int lab_open(struct lab *lab, void *host, uint64_t bytes)
         TRY(device_event_create(lab->gpu, true, &lab->end[i]));
     }
     TRY(device_event_create(lab->gpu, true, &lab->start));
-    return device_reserve(lab->gpu, 3 * bytes, &lab->memory);
+    return device_reserve(lab->gpu, 3 * bytes + SCRATCH_BYTES, &lab->memory);
 }
 
 /* Copies on one stream or, `which` 3, on both at once; GB/s of each in rates. */
@@ -151,7 +166,7 @@ static int measure_memory(struct lab *lab)
 static int time_products(struct lab *lab, const kernel_ops *ops, kernel_matmul *product, uint64_t n,
                          double *tflops)
 {
-    enum { PRODUCTS = 4 };
+    enum { PRODUCTS = 16 }; /* some 25 ms: clocks and power settle as in training */
     uint64_t bytes = n * n * 2;
     unsigned char *a = lab->memory, *b = a + bytes, *c = b + bytes, *scratch = c + bytes;
     double rates[RUNS];
@@ -194,7 +209,8 @@ static int measure_products(struct lab *lab)
                         .ab_type = DTYPE_BF16,
                         .c_type = DTYPE_BF16};
     int rc = ops->matmul_create(context, &desc, &product);
-    if (rc == 0 && 3 * n * n * 2 + ops->matmul_scratch_bytes(product) > 3 * lab->bytes)
+    if (rc == 0 &&
+        3 * n * n * 2 + ops->matmul_scratch_bytes(product) > 3 * lab->bytes + SCRATCH_BYTES)
         rc = err_set(-ENOMEM, "the product's operands do not fit the benchmark's memory");
     if (rc == 0)
         rc = time_products(lab, ops, product, n, &most.tflops);
@@ -338,6 +354,7 @@ static void note_step(void *user, const struct train_progress *progress)
         row->rates[lane][i] =
             did->busy_seconds > 0 ? (double)did->bytes / did->busy_seconds * 1e-9 : 0;
     }
+    is_out_of_time = clock_ns() > end_ns;
     row->tokens_per_second[i] = progress->tokens_per_second;
     row->tflops[i] = progress->model_tflops;
     row->stall[i] = stall / progress->seconds;
@@ -410,6 +427,31 @@ static int read_job(const char *path, const char *tokens, job **out)
     return job_read(path, sets, sizeof sets / sizeof sets[0], out);
 }
 
+/* Each step reads and writes all optimizer state on NVMe: as many blocks as the drive moves in
+ * DRIVE_STEP_SECONDS stay in each rule. */
+static void limit_drive_state(job *read, const char *name)
+{
+    const struct job_model *m = &read->model;
+    uint64_t h = m->hidden_size, heads = m->num_heads ? m->num_heads : 1;
+    uint64_t kv = m->num_kv_heads ? m->num_kv_heads * (h / heads) : h;
+    uint64_t matrices = strcmp(m->family, "llama") == 0 ? 3 : 2;
+    double bytes = 12.0 * (double)(h * (2 * h + 2 * kv) + matrices * h * m->ffn_size);
+    double seconds = bytes * 1e-9 * (1 / most.read + 1 / most.write);
+    for (uint32_t r = 0; r < read->tiers.rule_count; r++) {
+        struct job_rule *rule = &read->tiers.rules[r];
+        if (rule->kind != JOB_OPTIMIZER || rule->tier != JOB_TIER_NVME)
+            continue;
+        uint32_t count = rule->unit_last - rule->unit_first + 1;
+        uint32_t kept = (uint32_t)fmin(count, fmax(1, floor(DRIVE_STEP_SECONDS / seconds)));
+        if (kept == count)
+            continue;
+        rule->unit_last = rule->unit_first + kept - 1;
+        printf("%s: %.1f GB of optimizer state on NVMe, %u blocks of the %u that the job has "
+               "there: what the drive moves in %d s a step\n",
+               name, kept * bytes * 1e-9, kept, count, DRIVE_STEP_SECONDS);
+    }
+}
+
 static int run_job(const char *path, train_memory *memory)
 {
     static struct row row;
@@ -424,11 +466,14 @@ static int run_job(const char *path, train_memory *memory)
     job_destroy(read);
     TRY(rc);
     TRY(read_job(path, tokens, &read));
+    limit_drive_state(read, name);
     memset(&row, 0, sizeof row);
+    is_out_of_time = 0;
     struct train_options options = {.job = read,
                                     .memory = memory,
                                     .fresh = true,
                                     .is_trial = true,
+                                    .stop = &is_out_of_time,
                                     .on_plan = note_plan,
                                     .on_step = note_step,
                                     .user = &row};
@@ -439,7 +484,8 @@ static int run_job(const char *path, train_memory *memory)
         printf("%-26s left out: %s\n", name, err_text());
         return 0;
     }
-    TRY(rc);
+    if (rc < 0 && !(rc == ERR_STOPPED && is_out_of_time))
+        return rc;
     if (row.count == 0)
         return err_set(-EINVAL, "%s: --steps %" PRIu64 " leaves no step to measure", name,
                        asked.steps);
@@ -447,15 +493,41 @@ static int run_job(const char *path, train_memory *memory)
     return 0;
 }
 
+/* Every job, also after one that failed, unless that was the GPU: nothing runs on it any more. */
+static int run_jobs(int count, char **jobs, train_memory *memory)
+{
+    err_record first = {0};
+    for (int i = 0; i < count && first.code != ERR_BACKEND; i++) {
+        char name[64];
+        name_of(jobs[i], name);
+        if (asked.seconds && clock_ns() + JOB_SECONDS_LEAST * UINT64_C(1000000000) > end_ns) {
+            printf("%-26s left out: no time is left\n", name);
+            continue;
+        }
+        int rc = run_job(jobs[i], memory);
+        if (rc == 0)
+            continue;
+        printf("%-26s FAILED: %s\n", name, err_text());
+        fflush(stdout);
+        if (first.code == 0 || rc == ERR_BACKEND)
+            err_save(&first, rc);
+    }
+    return first.code < 0 ? err_restore(&first) : 0;
+}
+
 static int run_all(int count, char **jobs)
 {
     train_memory *memory;
+    if (asked.seconds)
+        end_ns = clock_ns() + asked.seconds * UINT64_C(1000000000);
     TRY(measure_ceilings());
+    uint64_t begin_ns = clock_ns();
+    char text[SIZE_TEXT_BYTES];
     TRY(train_memory_create(asked.host_bytes, &memory));
+    printf("%s of host memory touched and pinned in %.1f s\n\n",
+           size_format(asked.host_bytes, text), (double)(clock_ns() - begin_ns) * 1e-9);
     print_head();
-    int rc = 0;
-    for (int i = 0; i < count && rc == 0; i++)
-        rc = run_job(jobs[i], memory);
+    int rc = run_jobs(count, jobs, memory);
     err_record first;
     err_save(&first, rc);
     train_memory_destroy(memory);
@@ -475,12 +547,15 @@ static int read_options(int argc, char **argv)
             asked.data_dir = argv[++i];
         else if (strcmp(argv[i], "--steps") == 0 && has_value)
             asked.steps = strtoull(argv[++i], NULL, 10);
+        else if (strcmp(argv[i], "--seconds") == 0 && has_value)
+            asked.seconds = strtoull(argv[++i], NULL, 10);
         else
             return err_set(ERR_USAGE, "bench_gpu: %s is no option, or lacks its value", argv[i]);
     }
     if (!asked.data_dir || asked.host_bytes == 0)
         return err_set(ERR_USAGE,
-                       "use: bench_gpu --host SIZE --data DIR [--steps N] [--quick] JOB ...");
+                       "use: bench_gpu --host SIZE --data DIR [--steps N] [--seconds N] [--quick] "
+                       "JOB ...");
     if (asked.steps <= WARM_STEPS || asked.steps > STEPS_MAX)
         return err_set(ERR_USAGE, "bench_gpu: --steps is %" PRIu64 ", but must be %d to %d",
                        asked.steps, WARM_STEPS + 1, STEPS_MAX);
