@@ -4,7 +4,7 @@ include(GNUInstallDirs)
 
 # libsluice.a: the objects of every library, so that a user links one file.
 set(sluice_objects "")
-foreach(module base tiers swap config model plan comm data format prof train)
+foreach(module base tiers program executor swap config model plan comm data format prof train)
     if(TARGET sluice_${module})
         list(APPEND sluice_objects $<TARGET_OBJECTS:sluice_${module}>)
     endif()
@@ -35,6 +35,11 @@ string(REGEX REPLACE "/$" "" SLUICE_PC_TO_PREFIX "${SLUICE_PC_TO_PREFIX}")
 set(SLUICE_PC_FLAGS "${OpenMP_C_FLAGS}")
 if(SLUICE_SANITIZE)
     string(APPEND SLUICE_PC_FLAGS " -fsanitize=${SLUICE_SANITIZE}")
+endif()
+set(SLUICE_PC_CUDA "")
+if(SLUICE_CUDA_FOUND) # the runtime's own needs are dl, rt and pthread; no C++ library
+    get_filename_component(cuda_lib_dir ${CUDA_cudart_static_LIBRARY} DIRECTORY)
+    set(SLUICE_PC_CUDA "-L${cuda_lib_dir} -lcudart_static -ldl -lrt ")
 endif()
 configure_file(${PROJECT_SOURCE_DIR}/src/sluice.pc.in ${PROJECT_BINARY_DIR}/src/sluice.pc @ONLY)
 
