@@ -5,7 +5,18 @@ if(TARGET train_fixture AND NOT SLUICE_SANITIZE)
         placed-gpt2-fp32-cut-adagrad rest-bf16)
     sluice_gpu_test(test_gpu_train WHOLE LIBS train_fixture TIMEOUT 300 INSTANCES ${gpu_runs})
     sluice_gpu_test(test_gpu_engine WHOLE SIMULATED_ONLY LIBS train_fixture)
-    list(TRANSFORM gpu_runs PREPEND test_gpu_train.simulated. OUTPUT_VARIABLE gpu_run_tests)
-    set_property(TEST ${gpu_run_tests} test_gpu_engine.simulated APPEND PROPERTY
-                 ENVIRONMENT SLUICE_SIMULATED_GPU_DELAY_US=10)
+
+    # The CPU's test of every mode of a step, its jobs on the GPU.
+    set(gpu_modes gpt2-fp16-cut llama-bf16 gpt2-bf16-unclipped llama-fp32-adagrad)
+    sluice_gpu_test(test_gpu_modes WHOLE SOURCES test_train_modes.c LIBS train_fixture TIMEOUT 300
+                    INSTANCES ${gpu_modes})
+    get_property(gpu_run_tests DIRECTORY PROPERTY TESTS)
+    set(on_a_gpu ${gpu_run_tests})
+    list(FILTER on_a_gpu INCLUDE REGEX "^test_gpu_modes\\.")
+    list(FILTER gpu_run_tests INCLUDE REGEX "^test_gpu_(train|engine|modes)\\.simulated")
+    foreach(mode gpt2-fp16-cut llama-fp32-adagrad) # minutes each under simulation
+        set_property(TEST test_gpu_modes.simulated.${mode} APPEND PROPERTY LABELS slow)
+    endforeach()
+    set_property(TEST ${on_a_gpu} APPEND PROPERTY ENVIRONMENT SLUICE_TEST_BACKEND=cuda)
+    set_property(TEST ${gpu_run_tests} APPEND PROPERTY ENVIRONMENT SLUICE_SIMULATED_GPU_DELAY_US=10)
 endif()

@@ -14,6 +14,7 @@
 
 #include "base/log.h"
 #include "base/rng.h"
+#include "tiers/device.h"
 #include "train_fixture.h"
 
 #define STREAM_TEXT 0x74657874u
@@ -46,6 +47,12 @@ int fixture_setup(void **state)
 {
     (void)state;
     log_set_level(LOG_WARN);
+    char reason[DEVICE_TEXT_BYTES];
+    const char *backend = getenv("SLUICE_TEST_BACKEND");
+    if (backend && strcmp(backend, "cuda") == 0 && device_count(reason) == 0) {
+        printf("skipped: %s\n", reason);
+        exit(77);
+    }
     char cwd[FIXTURE_PATH_BYTES - 32];
     if (!getcwd(cwd, sizeof cwd))
         return -1;

@@ -49,7 +49,8 @@ struct fixture_model {
 };
 typedef struct fixture_model fixture_model;
 
-/* Jobs here run on the CPU, or on the backend that SLUICE_TEST_BACKEND names. */
+/* Jobs here run on the CPU, or on the backend that SLUICE_TEST_BACKEND names; where that is cuda and there
+ * is no GPU, fixture_setup ends the program with 77. */
 /* With SLUICE_TEST_PARANOID in the environment every job has run.paranoid: the whole suite runs in it
  * once. With SLUICE_TEST_SIMULATED every drive is simulated (tiers/sim.h), its completions in an order
  * drawn from a seed; what it holds is gone with the run. */
