@@ -6,9 +6,11 @@
 #   ./test.sh --deps [PKG...]  only install what is missing (and these further packages)
 #
 # Three builds: `release` runs everything; `debug` (ASan and UBSan) the tests labelled debug; `tsan`
-# (ThreadSanitizer) those labelled tsan. The last line is "N passed, N failed, N skipped" over all
-# of them; the exit status is 0 only if nothing failed. JOBS=n in the environment sets how many jobs
-# run side by side (default: all cores).
+# (ThreadSanitizer) those labelled tsan. The CUDA backend is built where nvcc is; tests labelled gpu are
+# skipped without a GPU, and their simulated twins run everywhere. The last line is "N passed, N failed,
+# N skipped" over all of them, the line before it says what became of the tests for a GPU; the exit
+# status is 0 only if nothing failed. JOBS=n in the environment sets how many jobs run side by side
+# (default: all cores).
 set -u
 cd "$(dirname "$0")" || exit 1
 
@@ -21,10 +23,11 @@ extra_packages=
 passed=0
 failed=0
 skipped=0
+gpu_summary=
 
 usage()
 {
-    sed -n '2,12s/^# \{0,1\}//p' "$0"
+    sed -n '2,15s/^# \{0,1\}//p' "$0"
 }
 
 while [ $# -gt 0 ]; do
@@ -110,6 +113,7 @@ install_missing $packages $extra_packages || exit 1
 
 finish()
 {
+    [ -z "$gpu_summary" ] || echo "test.sh: $gpu_summary"
     echo "$passed passed, $failed failed, $skipped skipped"
     [ "$failed" -eq 0 ]
     exit $?
@@ -117,17 +121,20 @@ finish()
 
 build() # PRESET [CMAKE-OPTION...]
 {
-    local preset=$1
+    local preset=$1 began=$SECONDS
     shift
-    if command -v ccache >/dev/null 2>&1; then
-        set -- -DCMAKE_C_COMPILER_LAUNCHER=ccache "$@"
-    fi
     echo "test.sh: building $preset"
     if ! cmake --preset "$preset" "$@" || ! cmake --build --preset "$preset" -j "$jobs"; then
         echo "test.sh: preset $preset does not build" >&2
         failed=$((failed + 1))
         return 1
     fi
+    echo "test.sh: built $preset in $((SECONDS - began)) s; CUDA backend $(cuda_text "$preset")"
+}
+
+cuda_text() # PRESET: "compiled by ..." or "not compiled: ..."
+{
+    sed -n 's/^SLUICE_CUDA_TEXT:INTERNAL=//p' "build/$1/CMakeCache.txt"
 }
 
 attribute() # NAME FILE: a count in the <testsuite> element of a JUnit file
@@ -138,7 +145,7 @@ attribute() # NAME FILE: a count in the <testsuite> element of a JUnit file
 # Runs CTest in build/PRESET and adds its counts to the sums.
 run_tests() # PRESET CTEST-OPTION...
 {
-    local preset=$1 report status total bad left_out disabled
+    local preset=$1 report status total bad left_out disabled began=$SECONDS
     shift
     report=$PWD/build/$preset/junit.xml
     rm -f "$report"
@@ -146,6 +153,7 @@ run_tests() # PRESET CTEST-OPTION...
     $launcher ctest --test-dir "build/$preset" --output-on-failure -j "$jobs" \
         --output-junit "$report" "$@" </dev/null
     status=$?
+    echo "test.sh: tested $preset in $((SECONDS - began)) s"
     if [ ! -s "$report" ]; then
         [ "$status" -eq 0 ] || failed=$((failed + 1))
         return
@@ -165,6 +173,27 @@ run_tests() # PRESET CTEST-OPTION...
     skipped=$((skipped + left_out + disabled))
 }
 
+# What became of the tests labelled gpu in build/PRESET, by their names in its JUnit file.
+count_gpu_tests() # PRESET
+{
+    local names run left_out
+    names=$(ctest --test-dir "build/$1" -N -L '^gpu$' -LE '^slow$' | sed -n 's/^ *Test *#[0-9]*: *//p')
+    if [ -z "$names" ]; then
+        gpu_summary="no tests for a GPU were built: CUDA backend $(cuda_text "$1")"
+        return
+    fi
+    read -r run left_out < <(tr '\n\t' '  ' <"build/$1/junit.xml" | sed 's/<testcase /\n&/g' |
+        awk -v names="$names" '
+        BEGIN { count = split(names, list, "\n"); for (i = 1; i <= count; i++) is_gpu[list[i]] = 1 }
+        match($0, /^<testcase name="[^"]*"/) {
+            if (substr($0, 17, RLENGTH - 17) in is_gpu)
+                counts[index($0, "<skipped") > 0]++
+        }
+        END { print counts[0] + 0, counts[1] + 0 }')
+    gpu_summary="of the tests for a GPU, $run ran and $left_out were skipped"
+    [ "$run" -gt 0 ] || gpu_summary="$left_out tests were skipped because there is no GPU here"
+}
+
 # ThreadSanitizer needs its address ranges free, which some kernels' address randomization does not
 # leave; then setarch -R turns that off for the tests. Sets `launcher`; 1 if it cannot run at all.
 find_tsan_launcher()
@@ -179,6 +208,10 @@ find_tsan_launcher()
     $launcher "$probe" >/dev/null 2>&1
 }
 
+if command -v ccache >/dev/null 2>&1; then
+    export CMAKE_C_COMPILER_LAUNCHER=ccache CMAKE_CXX_COMPILER_LAUNCHER=ccache \
+        CMAKE_CUDA_COMPILER_LAUNCHER=ccache
+fi
 launcher=
 if [ "$run_slow" = yes ]; then
     build release && run_tests release --no-tests=error
@@ -186,6 +219,7 @@ else
     build release && run_tests release --no-tests=error -LE '^slow$'
 fi
 [ -s build/release/CTestTestfile.cmake ] || finish
+[ ! -s build/release/junit.xml ] || count_gpu_tests release
 
 build debug -DSLUICE_PERF=OFF && run_tests debug -L '^debug$' -LE '^slow$'
 
