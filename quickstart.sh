@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# From a fresh clone to a trained model in a few minutes, on the CPU, with the model's states on disk.
+# From a fresh clone to a trained model in a few minutes, on the CPU (also where there is a GPU: the job
+# says so), with the model's states on disk.
 #
 #   ./quickstart.sh [--set key.path=value ...]
 #
@@ -82,11 +83,11 @@ say "installing what is missing"
 command -v bible >/dev/null 2>&1 || ./test.sh --deps bible-kjv bible-kjv-text || true
 
 say "building"
-set_launcher=
 if command -v ccache >/dev/null 2>&1; then
-    set_launcher=-DCMAKE_C_COMPILER_LAUNCHER=ccache
+    export CMAKE_C_COMPILER_LAUNCHER=ccache CMAKE_CXX_COMPILER_LAUNCHER=ccache \
+        CMAKE_CUDA_COMPILER_LAUNCHER=ccache
 fi
-cmake --preset release $set_launcher >/dev/null
+cmake --preset release >/dev/null
 cmake --build --preset release -j "$(nproc)" --target sluice sluice-bigram
 
 say "making the text"
@@ -94,7 +95,7 @@ make_text
 bigram=$("$bin/sluice-bigram" "$text/train.txt" "$text/valid.txt")
 echo "a bigram model of bytes, fitted on train.txt: $bigram nats per byte on valid.txt"
 
-say "training"
+say "training on the CPU"
 mkdir -p "$run/nvme"
 "$bin/sluice" train configs/jobs/quickstart.json --fresh "$@" | tee "$run/train.log"
 [ "${PIPESTATUS[0]}" -eq 0 ] || die "training failed; its messages are above"

@@ -177,7 +177,7 @@ run_tests() # PRESET CTEST-OPTION...
 count_gpu_tests() # PRESET
 {
     local names run left_out
-    names=$(ctest --test-dir "build/$1" -N -L '^gpu$' -LE '^slow$' | sed -n 's/^ *Test *#[0-9]*: *//p')
+    names=$(ctest --test-dir "build/$1" -N -L '^gpu$' | sed -n 's/^ *Test *#[0-9]*: *//p')
     if [ -z "$names" ]; then
         gpu_summary="no tests for a GPU were built: CUDA backend $(cuda_text "$1")"
         return
