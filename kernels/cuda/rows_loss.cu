@@ -6,12 +6,12 @@
 // gradient from a second one, which may write over the logits: each thread writes what it read.
 //
 // Thread t takes the elements at 4t..4t+3 of each stretch of 4 * threads where rows are a multiple of 4
-// elements apart, one access of 16 bytes (a row's last one may reach into what lies between rows, which
-// it leaves as it is); else (rows are not aligned then) the elements t, t + threads, ...: adjacent
-// threads, adjacent elements. Its fp32 sum is in order of its elements, 8 at a time; the threads'
-// sums meet in a fixed tree. So bits depend on the number of columns and the distance of rows, not
-// on a row's place, the grid, or whether gradients are asked for; and since no sum is fused with a product (the _rn
-// intrinsics), the whole vocabulary as one part has the bits of the uncut op.
+// elements apart, one access of 16 bytes (a row's last one may read what lies between rows, also behind
+// the last row, and leaves it as it is); else (rows are not aligned then) the elements t, t + threads,
+// ...: adjacent threads, adjacent elements. Its fp32 sum is in order of its elements, 8 at a time; the
+// threads' sums meet in a fixed tree. So bits depend on the number of columns and the distance of rows,
+// not on a row's place, the grid, or whether gradients are asked for; and since no sum is fused with a
+// product (the _rn intrinsics), the whole vocabulary as one part has the bits of the uncut op.
 //
 // NaN and infinities: the largest passes over NaN, which then is in the sum; +infinity makes the sum NaN
 // by infinity - infinity; while all elements so far are -infinity their exponentials are taken against 0:
