@@ -195,6 +195,8 @@ static void check_case(kernel_context *context, const struct shape *shape, enum 
     double tolerance = type == DTYPE_BF16 ? 0.03 : 0.004;
     cudai_cudnn_plan *plan;
     assert_int_equal(cudai_cudnn_plan_create(context, &desc, &plan), 0);
+    assert_string_equal(cudai_cudnn_plan_way(plan),
+                        fake_cudnn.planned_engine_idx >= FAKE_ENGINE_CHOSEN ? "ordered" : "parted");
     fake_cudnn.run_count = 0;
     run_fake(plan, &got);
     assert_int_equal(fake_cudnn.run_count, 1 + part_count);
@@ -222,6 +224,7 @@ static void test_shapes(void **state)
     fake_cudnn.workspace_bytes = 0; /* no scratch is asked for, none is given */
     check_case(&context, &shapes[1], DTYPE_FP16, 1);
     cudai_cudnn_destroy(&context);
+    assert_null(fake_cudnn.last_stream); /* the stream of the runs may be gone before the handle */
     assert_int_equal(fake_cudnn.live_descriptor_count, 0);
     assert_int_equal(fake_cudnn.live_handle_count, 0);
 }

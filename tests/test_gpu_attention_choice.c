@@ -21,8 +21,8 @@
 enum behaviour {
     EXACT,          /* our own kernels' bits */
     OTHER_ROUNDING, /* fp32 throughout, rounded at the end */
-    REFUSES,        /* takes no shape */
-    BREAKS,         /* takes every shape and fails when it runs */
+    REFUSES,        /* takes no shape, and leaves an error of CUDA behind */
+    BREAKS,         /* takes every shape and fails when it runs, as before */
     OUT_OF_MEMORY,  /* an error that is no refusal */
     WRONG_SCALE,    /* scores a fifth too large */
     WRONG_LSE,      /* in base 2 */
@@ -40,6 +40,9 @@ struct cudai_cudnn_plan {
 static enum behaviour behaviour;
 static int plans_live, plans_made, forward_count;
 static attention_desc last_desc; /* of the plan made last */
+
+/* From so many tokens on its plans go another way. */
+enum { LONG_TOKENS = 1 << 23 };
 
 /* ---- the library ---- */
 
@@ -60,12 +63,21 @@ const char *cudai_cudnn_version(const kernel_context *context)
     return "a made-up library";
 }
 
+/* What a library without memory leaves behind. */
+static void leave_cuda_error(void)
+{
+    void *memory = NULL;
+    assert_int_equal(cudaMalloc(&memory, (size_t)1 << 50), cudaErrorMemoryAllocation);
+}
+
 int cudai_cudnn_plan_create(kernel_context *context, const attention_desc *desc,
                             cudai_cudnn_plan **plan)
 {
     *plan = NULL;
-    if (behaviour == REFUSES)
+    if (behaviour == REFUSES) {
+        leave_cuda_error();
         return err_set(ERR_BACKEND, "odd shapes are not for us");
+    }
     if (behaviour == OUT_OF_MEMORY)
         return err_set(-12, "no memory for a plan");
     *plan = mem_alloc(1, sizeof **plan, "made-up plan");
@@ -85,6 +97,11 @@ void cudai_cudnn_plan_destroy(cudai_cudnn_plan *plan)
 {
     plans_live--;
     mem_free(plan);
+}
+
+const char *cudai_cudnn_plan_way(const cudai_cudnn_plan *plan)
+{
+    return plan->desc.tokens < LONG_TOKENS ? "parted" : "ordered";
 }
 
 size_t cudai_cudnn_plan_forward_scratch_bytes(const cudai_cudnn_plan *plan)
@@ -202,8 +219,10 @@ int cudai_cudnn_forward(cudai_cudnn_plan *plan, void *stream, const void *q, con
 {
     (void)scratch;
     forward_count++;
-    if (behaviour == BREAKS)
+    if (behaviour == BREAKS) {
+        leave_cuda_error();
         return err_set(ERR_BACKEND, "broken");
+    }
     if (behaviour == OTHER_ROUNDING)
         return wide_forward(plan, stream, q, k, v, output, lse);
     TRY(cudai_own_attention_forward(plan->context, &plan->desc, stream, q, k, v, output, lse));
@@ -264,6 +283,8 @@ static bool is_chosen(const attention_desc *desc, enum behaviour how)
     kernel_attention *attention;
     assert_int_equal(cudai_attention_create(&gpu->context, desc, &attention), 0);
     bool is_used = cudai_attention_forward_scratch_bytes(attention) > 0;
+    const char *choice = is_used ? ", attention: a made-up library parted" : ", attention: ours";
+    assert_string_equal(gpu->context.description, choice);
     assert_int_equal(plans_live, is_used);
     cudai_attention_destroy(attention);
     assert_int_equal(plans_live, 0);
@@ -325,7 +346,8 @@ static void other_errors_are_errors(void **state)
     gpu_end(gpu);
 }
 
-/* Shapes whose check would take more than 1 GiB are checked in part; without memory, not at all. */
+/* Shapes whose check would take more than 1 GiB are checked in part, at their length as long as there
+ * are heads to leave out, and only where the part goes the shape's way. */
 static void large_shapes_are_checked_in_part(void **state)
 {
     (void)state;
@@ -335,14 +357,54 @@ static void large_shapes_are_checked_in_part(void **state)
     assert_int_equal(plans_made, 2);
     assert_int_equal(last_desc.batch, 1);
     assert_int_equal(last_desc.tokens, desc.tokens);
+    assert_int_equal(last_desc.heads, desc.heads);
+    assert_int_equal(last_desc.qkv_stride, desc.qkv_stride);
     desc.batch = 1;
-    desc.tokens = 1000;
+    desc.tokens = 130;
     desc.qkv_stride = 4 << 20;
-    simulated_gpu_set_total_bytes(4 * MIB);
+    assert_true(is_chosen(&desc, EXACT));
+    assert_int_equal(plans_made, 2);
+    assert_int_equal(last_desc.tokens, desc.tokens);
+    assert_int_equal(last_desc.kv_heads, 1);
+    assert_int_equal(last_desc.heads, 2);
+    assert_int_equal(last_desc.qkv_stride, 4 * desc.head_dim);
+    assert_false(is_chosen(&desc, WRONG_SCALE));
+    desc.qkv_stride = 256;
+    desc.tokens = LONG_TOKENS;
     assert_false(is_chosen(&desc, EXACT));
     assert_int_equal(plans_made, 2);
-    assert_int_equal(last_desc.tokens, 32);
+    assert_true(last_desc.tokens < LONG_TOKENS);
+    assert_int_equal(forward_count, 0);
+}
+
+static void without_memory_ours_are_used(void **state)
+{
+    (void)state;
+    simulated_gpu_set_total_bytes(64 * KIB);
+    assert_false(is_chosen(&shape, EXACT));
+    assert_int_equal(plans_made, 1);
+    assert_int_equal(forward_count, 0);
     simulated_gpu_set_total_bytes(2048 * MIB);
+    assert_true(is_chosen(&shape, EXACT));
+}
+
+/* The description of a context names each choice once, in the order in which they were first made. */
+static void choices_are_described(void **state)
+{
+    (void)state;
+    gpu_fixture *gpu = gpu_begin();
+    gpu->context.cudnn = (struct cudai_cudnn *)&behaviour;
+    snprintf(gpu->context.description, sizeof gpu->context.description, "cuda: simulated");
+    static const enum behaviour order[] = {EXACT, REFUSES, EXACT, WRONG_LSE, OTHER_ROUNDING};
+    for (size_t i = 0; i < sizeof order / sizeof *order; i++) {
+        kernel_attention *attention;
+        behaviour = order[i];
+        assert_int_equal(cudai_attention_create(&gpu->context, &shape, &attention), 0);
+        cudai_attention_destroy(attention);
+    }
+    assert_string_equal(gpu->context.description,
+                        "cuda: simulated, attention: a made-up library parted, attention: ours");
+    gpu_end(gpu);
 }
 
 int main(void)
@@ -353,6 +415,8 @@ int main(void)
         cmocka_unit_test(a_refusal_is_answered_by_our_kernels),
         cmocka_unit_test(other_errors_are_errors),
         cmocka_unit_test(large_shapes_are_checked_in_part),
+        cmocka_unit_test(without_memory_ours_are_used),
+        cmocka_unit_test(choices_are_described),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -5,14 +5,17 @@
  * operands of this very shape and the results are compared on the GPU; the library's backward runs twice
  * and must give the same bits. So a defect of a library changes no loss silently: on a refusal or a
  * disagreement our own kernels are used, and the log says why. Either way the choice and its reason are
- * one line of the log, and a function of GPU, library and shape.
+ * one line of the log, and a function of GPU, library and shape. It decides bits, so the context's
+ * description, which enters the fingerprint of a run, names every choice that was made.
  *
  * The check needs GPU memory beside what the caller holds, for the time of creation: at most
- * CHECK_BYTES_MAX. Where the shape itself would need more, a plan for a smaller batch, then for fewer
- * tokens, stands in for it. Where even that memory is not to be had, our own kernels are used, with a
- * warning, since another run that has the memory may then choose otherwise.
+ * CHECK_BYTES_MAX and the library's scratch. Where the shape itself would need more, a plan that goes
+ * the same way stands in for it: for one sequence, then for fewer heads, then for fewer tokens. Where
+ * even that memory is not to be had, our own kernels are used, with a warning: a run that has the memory
+ * chooses otherwise, and what this one stored is then refused, not continued with other bits.
  *
  * fp32 operands always use our own kernels. The passes only enqueue. */
+#include <assert.h>
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>
@@ -42,7 +45,7 @@ enum { REASON_BYTES = 512 };
 struct trial {
     attention_desc desc;
     cudai_cudnn_plan *plan;
-    void *stream;
+    cudaStream_t stream;
     char *base;
     uint64_t qkv_bytes, out_bytes, lse_bytes;
     const char *q, *k, *v;
@@ -173,16 +176,18 @@ static int measure(const struct trial *trial, enum dtype type, const void *ours,
     return 0;
 }
 
-/* Both round P, dS and the results to the 16-bit type, in other orders and at other running maxima:
- * about four roundings of half a unit each, of numbers near 1. So the root mean square of the error
- * stays below 8 half units of the values' own, and no error above 32 of the largest value. The floor
- * of 1 is for gradients that are nothing but rounding, as those of a single token. */
+/* Both round P, dS and the results to the 16-bit type, we before the scale and cuDNN after it, at other
+ * running maxima, and cuDNN each query head's part of dK and dV: a few roundings of numbers near 1.
+ * Reckoned on a CPU for up to 8192 tokens, heads of 64 and 128 and groups of up to 8, such results
+ * differ by a root mean square of at most 2 of these steps (of the values' own), an element by at most
+ * 3.3 (of the largest value); a scale wrong by 2% by 10 and more. The floor of 1 is for gradients that
+ * are nothing but rounding, as those of a single token. */
 static bool is_close(const cudai_difference *difference, enum dtype type, double count)
 {
-    double half_unit = type == DTYPE_BF16 ? 0x1p-9 : 0x1p-12;
+    double step = type == DTYPE_BF16 ? 0x1p-9 : 0x1p-12;
     double value = fmax(sqrt(difference->value_squares / count), 1.0);
-    return sqrt(difference->error_squares / count) <= 8 * half_unit * value &&
-           difference->error_max <= 32 * half_unit * fmax(difference->value_max, 1.0);
+    return sqrt(difference->error_squares / count) <= 8 * step * value &&
+           difference->error_max <= 32 * step * fmax(difference->value_max, 1.0);
 }
 
 /* lse is fp32 on both sides: sums of up to T terms with approximate exponentials. */
@@ -260,6 +265,7 @@ static int trial_run(const kernel_context *context, const struct trial *trial,
     if (rc >= 0)
         rc = run_theirs_backward(trial, trial->grads[1]);
     if (rc < 0) {
+        (void)cudaGetLastError(); /* what the library left, so that no call of ours reports it */
         snprintf(reason, REASON_BYTES, "it failed: %s", err_text());
         TRY(cudai_check(cudaStreamSynchronize(trial->stream), "checking cuDNN's attention"));
         return 0;
@@ -270,52 +276,70 @@ static int trial_run(const kernel_context *context, const struct trial *trial,
 
 /* ---- choosing ---- */
 
-/* The shape whose check fits: the desc itself, else one sequence of it, else the beginning of one. */
+static bool is_too_large(struct trial *trial)
+{
+    return trial_layout(trial, NULL) > CHECK_BYTES_MAX;
+}
+
+/* The shape whose check fits: the desc itself, else one sequence of it, else some of its heads in rows
+ * of their own, and only then the beginning of the sequence, since its length more than anything else
+ * decides how a library computes. */
 static attention_desc trial_desc(const attention_desc *desc)
 {
     struct trial trial = {.desc = *desc};
-    if (trial_layout(&trial, NULL) <= CHECK_BYTES_MAX)
-        return trial.desc;
-    trial.desc.batch = 1;
-    while (trial.desc.tokens > 1 && trial_layout(&trial, NULL) > CHECK_BYTES_MAX)
-        trial.desc.tokens = size_div_up(trial.desc.tokens, 2);
-    return trial.desc;
+    attention_desc *tried = &trial.desc;
+    uint64_t group = desc->heads / desc->kv_heads;
+    if (is_too_large(&trial))
+        tried->batch = 1;
+    while (tried->kv_heads > 1 && is_too_large(&trial)) {
+        tried->kv_heads = size_div_up(tried->kv_heads, 2);
+        tried->heads = group * tried->kv_heads;
+        tried->qkv_stride = (tried->heads + 2 * tried->kv_heads) * desc->head_dim;
+    }
+    while (tried->tokens > 1 && is_too_large(&trial))
+        tried->tokens = size_div_up(tried->tokens, 2);
+    return *tried;
 }
 
 /* Runs the check of `plan`, in memory of its own. As trial_run. */
 static int plan_check(kernel_context *context, const attention_desc *desc, cudai_cudnn_plan *plan,
                       char reason[REASON_BYTES])
 {
-    struct trial trial = {.desc = *desc, .plan = plan};
+    /* The default stream: a library's handle remembers its last stream, which should not be gone. */
+    struct trial trial = {.desc = *desc, .plan = plan, .stream = NULL};
     uint64_t bytes = trial_layout(&trial, NULL);
     void *base = NULL;
-    cudaStream_t stream = NULL;
     if (cudaMalloc(&base, bytes) != cudaSuccess) {
         (void)cudaGetLastError(); /* that of the allocation */
-        snprintf(
-            reason, REASON_BYTES,
-            "there are no %.0f MiB of GPU memory for its check; a run that has them may choose "
-            "cuDNN and differ by rounding",
-            (double)bytes / (double)MIB);
+        snprintf(reason, REASON_BYTES,
+                 "there are no %llu MiB of GPU memory for its check; where they are there later, "
+                 "cuDNN may be chosen, and what this run stored is refused, since its bits differ",
+                 (unsigned long long)size_div_up(bytes, MIB));
         return 0;
     }
-    int rc = cudai_check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking),
-                         "a stream for the attention's check");
-    if (rc >= 0) {
-        trial_layout(&trial, base);
-        trial.stream = stream;
-        rc = trial_run(context, &trial, reason);
-        err_record first;
-        err_save(&first, rc);
-        int ended = cudai_check(cudaStreamSynchronize(stream), "the attention's check");
-        if (rc >= 0 && ended < 0)
-            rc = ended;
-        else if (rc < 0)
-            (void)err_restore(&first);
-        (void)cudaStreamDestroy(stream);
-    }
+    trial_layout(&trial, base);
+    int rc = trial_run(context, &trial, reason);
+    err_record first;
+    err_save(&first, rc);
+    int ended = cudai_check(cudaStreamSynchronize(trial.stream), "the attention's check");
+    if (rc >= 0 && ended < 0)
+        rc = ended;
+    else if (rc < 0)
+        (void)err_restore(&first);
     (void)cudaFree(base);
     return rc;
+}
+
+/* A plan, or NULL with the library's reason to refuse the shape. */
+static int plan_ask(kernel_context *context, const attention_desc *desc, cudai_cudnn_plan **plan,
+                    const char *what, char reason[REASON_BYTES])
+{
+    int rc = cudai_cudnn_plan_create(context, desc, plan);
+    if (rc != ERR_BACKEND)
+        return rc;
+    (void)cudaGetLastError(); /* what the library left, so that no call of ours reports it */
+    snprintf(reason, REASON_BYTES, "%s: %s", what, err_text());
+    return 0;
 }
 
 /* As plan_check, by way of a smaller plan where the shape itself is too large to try. */
@@ -323,19 +347,38 @@ static int plan_agrees(kernel_context *context, const attention_desc *desc, cuda
                        char reason[REASON_BYTES])
 {
     attention_desc tried = trial_desc(desc);
-    if (tried.batch == desc->batch && tried.tokens == desc->tokens)
+    if (tried.batch == desc->batch && tried.heads == desc->heads && tried.tokens == desc->tokens)
         return plan_check(context, desc, plan, reason);
     cudai_cudnn_plan *smaller;
-    int rc = cudai_cudnn_plan_create(context, &tried, &smaller);
-    if (rc == ERR_BACKEND) {
-        snprintf(reason, REASON_BYTES, "it refuses the shape it would be checked at: %s",
-                 err_text());
+    TRY(plan_ask(context, &tried, &smaller, "it refuses the shape it would be checked at", reason));
+    if (!smaller)
         return 0;
-    }
-    TRY(rc);
-    rc = plan_check(context, &tried, smaller, reason);
+    const char *way = cudai_cudnn_plan_way(plan), *tried_way = cudai_cudnn_plan_way(smaller);
+    int rc = 0;
+    if (strcmp(way, tried_way) == 0)
+        rc = plan_check(context, &tried, smaller, reason);
+    else
+        snprintf(reason, REASON_BYTES,
+                 "its backward pass is %s, but %s at the shape it would be checked at", way,
+                 tried_way);
     cudai_cudnn_plan_destroy(smaller);
     return rc;
+}
+
+/* ---- saying it ---- */
+
+/* Adds the choice to the context's description, once. Its bytes hold every choice there is. */
+static void describe_choice(kernel_context *context, const char *choice)
+{
+    char item[96];
+    size_t length = strlen(context->description);
+    int added = snprintf(item, sizeof item, ", attention: %s", choice);
+    assert(added > 0 && (size_t)added < sizeof item);
+    for (const char *at = context->description; (at = strstr(at, item)) != NULL; at += added)
+        if (at[added] == '\0' || at[added] == ',')
+            return;
+    assert(length + (size_t)added < sizeof context->description);
+    memcpy(context->description + length, item, (size_t)added + 1);
 }
 
 /* One line per shape and choice; the same line again is not repeated. */
@@ -354,43 +397,52 @@ static void announce(enum log_level level, const attention_desc *desc, const cha
     log_line(level, "%s", line);
 }
 
-/* Sets attention->plan where cuDNN takes the shape and agrees with us; says which, and why. */
+/* The library's plan for the shape where it takes it and agrees with us, else NULL with the reason. */
+static int find_plan(kernel_context *context, const attention_desc *desc, cudai_cudnn_plan **plan,
+                     enum log_level *level, char reason[REASON_BYTES])
+{
+    *plan = NULL;
+    *level = LOG_INFO;
+    if (desc->type == DTYPE_FP32 || !context->cudnn) {
+        const char *absence = context->cudnn_absence ? context->cudnn_absence : "no cuDNN";
+        snprintf(reason, REASON_BYTES, "%s",
+                 desc->type == DTYPE_FP32 ? "the operands are fp32" : absence);
+        return 0;
+    }
+    cudai_cudnn_plan *asked;
+    TRY(plan_ask(context, desc, &asked, "cuDNN refuses the shape", reason));
+    if (!asked)
+        return 0;
+    char text[REASON_BYTES] = "";
+    int rc = plan_agrees(context, desc, asked, text);
+    if (rc == 1) {
+        *plan = asked;
+        return 0;
+    }
+    cudai_cudnn_plan_destroy(asked);
+    *level = LOG_WARN;
+    (void)snprintf(reason, REASON_BYTES, "cuDNN is not used: %.*s", REASON_BYTES - 32, text);
+    return rc;
+}
+
+/* Sets attention->plan where cuDNN's is used; says which, and why. */
 static int choose(kernel_attention *attention)
 {
     kernel_context *context = attention->context;
     const attention_desc *desc = &attention->desc;
-    static const char ours[] = "our own kernels";
-    char reason[REASON_BYTES];
-    if (desc->type == DTYPE_FP32) {
-        announce(LOG_INFO, desc, ours, "the operands are fp32");
+    enum log_level level;
+    char reason[REASON_BYTES], choice[64];
+    TRY(find_plan(context, desc, &attention->plan, &level, reason));
+    if (!attention->plan) {
+        announce(level, desc, "our own kernels", reason);
+        describe_choice(context, "ours");
         return 0;
     }
-    if (!context->cudnn) {
-        announce(LOG_INFO, desc, ours,
-                 context->cudnn_absence ? context->cudnn_absence : "no cuDNN");
-        return 0;
-    }
-    cudai_cudnn_plan *plan;
-    int rc = cudai_cudnn_plan_create(context, desc, &plan);
-    if (rc == ERR_BACKEND) {
-        snprintf(reason, sizeof reason, "cuDNN refuses the shape: %s", err_text());
-        announce(LOG_INFO, desc, ours, reason);
-        return 0;
-    }
-    TRY(rc);
-    rc = plan_agrees(context, desc, plan, reason);
-    if (rc == 1) {
-        attention->plan = plan;
-        announce(LOG_INFO, desc, cudai_cudnn_version(context), "it agrees with our own kernels");
-        return 0;
-    }
-    cudai_cudnn_plan_destroy(plan);
-    if (rc == 0) {
-        char text[REASON_BYTES + 32];
-        snprintf(text, sizeof text, "cuDNN is not used: %s", reason);
-        announce(LOG_WARN, desc, ours, text);
-    }
-    return rc;
+    snprintf(choice, sizeof choice, "%s %s", cudai_cudnn_version(context),
+             cudai_cudnn_plan_way(attention->plan));
+    announce(level, desc, choice, "it agrees with our own kernels");
+    describe_choice(context, choice);
+    return 0;
 }
 
 /* ---- the table's ops ---- */

@@ -412,6 +412,11 @@ void cudai_cudnn_plan_destroy(cudai_cudnn_plan *plan)
     mem_free(plan);
 }
 
+const char *cudai_cudnn_plan_way(const cudai_cudnn_plan *plan)
+{
+    return plan->is_ordered ? "ordered" : "parted";
+}
+
 size_t cudai_cudnn_plan_forward_scratch_bytes(const cudai_cudnn_plan *plan)
 {
     return round_up(plan->forward.workspace_bytes, 256);

@@ -37,7 +37,7 @@ struct kernel_context {
     struct cudai_cublas *cublas;
     struct cudai_cudnn *cudnn;
     const char *cudnn_absence; /* why cudnn is NULL; static storage */
-    char description[256];
+    char description[512];     /* attention.c adds its choices */
 };
 
 /* context.c. Chooses the GPU for this thread and fills what the context says of it. */
@@ -99,6 +99,9 @@ const char *cudai_cudnn_version(const kernel_context *context); /* "cuDNN 9.13.0
 int cudai_cudnn_plan_create(kernel_context *context, const attention_desc *desc,
                             cudai_cudnn_plan **plan) MUST_CHECK;
 void cudai_cudnn_plan_destroy(cudai_cudnn_plan *plan);
+/* How its backward pass gets its order of sums, "parted" or "ordered": plans of one shape on two versions
+ * of the library may differ in it, and so in bits. Static storage. */
+const char *cudai_cudnn_plan_way(const cudai_cudnn_plan *plan);
 size_t cudai_cudnn_plan_forward_scratch_bytes(const cudai_cudnn_plan *plan);
 size_t cudai_cudnn_plan_backward_scratch_bytes(const cudai_cudnn_plan *plan);
 int cudai_cudnn_forward(cudai_cudnn_plan *plan, void *stream, const void *q, const void *k,

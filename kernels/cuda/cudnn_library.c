@@ -94,6 +94,8 @@ void cudai_cudnn_destroy(kernel_context *context)
 {
     if (context->cudnn == NULL)
         return;
+    /* The stream of the last run may be gone: the handle is not to meet it again. */
+    (void)context->cudnn->set_stream(context->cudnn->handle, NULL);
     (void)context->cudnn->destroy(context->cudnn->handle);
     mem_free(context->cudnn);
     context->cudnn = NULL;

@@ -27,6 +27,7 @@ struct fake_cudnn {
     int live_handle_count;
     int64_t planned_engine_idx; /* of the newest plan */
     cudaStream_t stream;        /* of the newest run */
+    cudaStream_t last_stream;   /* of the handle that was destroyed last, when it was */
 };
 extern struct fake_cudnn fake_cudnn;
 

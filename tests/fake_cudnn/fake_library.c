@@ -213,6 +213,7 @@ static cudnnStatus_t destroy(cudnnHandle_t handle)
 {
     free(handle);
     fake_cudnn.live_handle_count--;
+    fake_cudnn.last_stream = handle_stream;
     return CUDNN_STATUS_SUCCESS;
 }
 
