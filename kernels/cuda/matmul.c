@@ -279,12 +279,21 @@ static uint64_t span_bytes(uint64_t rows, uint64_t columns, uint64_t stride, enu
     return ((rows - 1) * stride + columns) * dtype_bytes(type);
 }
 
-static uint64_t largest_operand_bytes(const matmul_desc *desc)
+/* Temporary memory of the first run: A, B and the bias, all at 0 (the inputs may be one), C, which lies
+ * apart as the library may ask, and the workspace. */
+struct trial_layout {
+    uint64_t c, workspace, total_bytes;
+};
+
+static struct trial_layout lay_trial(const matmul_desc *desc, uint64_t workspace_bytes)
 {
     uint64_t a = span_bytes(a_rows(desc), a_columns(desc), desc->a_stride, desc->ab_type);
     uint64_t b = span_bytes(b_rows(desc), b_columns(desc), desc->b_stride, desc->ab_type);
     uint64_t c = span_bytes(desc->m, desc->n, desc->c_stride, desc->c_type);
-    return size_max(a, size_max(b, c));
+    struct trial_layout at = {.c = size_round_up(size_max(a, b), MATRIX_ALIGN_BYTES)};
+    at.workspace = at.c + size_round_up(c, MATRIX_ALIGN_BYTES);
+    at.total_bytes = at.workspace + workspace_bytes;
+    return at;
 }
 
 /* Whether cuBLASLt will not run a candidate, rather than failed in running it. */
@@ -294,10 +303,10 @@ static bool is_refusal(cublasStatus_t status)
            status == CUBLAS_STATUS_ARCH_MISMATCH;
 }
 
-/* Takes the first candidate that runs on `memory` (zeros; [operands_bytes] serve as A, B, C and bias at
- * once, the workspace lies behind), or, with memory NULL, the first at all. *is_found false: none. */
+/* Takes the first candidate that runs on `memory` (zeros, laid out as `at` says), or, with memory NULL,
+ * the first at all. *is_found false: none. */
 static int take_algorithm(kernel_matmul *product, const cublasLtMatmulHeuristicResult_t *found,
-                          int count, char *memory, uint64_t operands_bytes, bool *is_found)
+                          int count, char *memory, const struct trial_layout *at, bool *is_found)
 {
     *is_found = false;
     if (memory != NULL)
@@ -310,7 +319,8 @@ static int take_algorithm(kernel_matmul *product, const cublasLtMatmulHeuristicR
         product->scratch_bytes = found[i].workspaceSize;
         cublasStatus_t status = CUBLAS_STATUS_SUCCESS;
         if (memory != NULL)
-            status = run_cublas(product, NULL, memory, memory, memory, memory + operands_bytes);
+            status =
+                run_cublas(product, NULL, memory, memory, memory + at->c, memory + at->workspace);
         *is_found = status == CUBLAS_STATUS_SUCCESS;
         if (!*is_found && !is_refusal(status))
             return failed(product, "cublasLtMatmul", status);
@@ -329,26 +339,25 @@ static int choose_algorithm(kernel_matmul *product, bool *is_found)
     for (int i = 0; i < count; i++)
         if (found[i].state == CUBLAS_STATUS_SUCCESS)
             workspace_bytes = size_max(workspace_bytes, found[i].workspaceSize);
-    uint64_t operands_bytes =
-        size_round_up(largest_operand_bytes(&product->desc), MATRIX_ALIGN_BYTES);
-    uint64_t bytes = operands_bytes + workspace_bytes;
+    struct trial_layout at = lay_trial(&product->desc, workspace_bytes);
     void *memory = NULL;
-    int cuda = count > 0 ? cudaMalloc(&memory, bytes) : cudaSuccess;
+    int cuda = count > 0 ? cudaMalloc(&memory, at.total_bytes) : cudaSuccess;
     if (cuda == cudaErrorMemoryAllocation) {
         char text[SHAPE_TEXT_BYTES], size[SIZE_TEXT_BYTES];
         (void)cudaGetLastError();
         memory = NULL;
         log_info("%s: %s of GPU memory to try it in are not free; its kernels load at the first "
                  "step",
-                 shape_text(&product->desc, text), size_format(bytes, size));
+                 shape_text(&product->desc, text), size_format(at.total_bytes, size));
     } else {
         TRY(cudai_check(cuda, "memory for the first matrix product"));
     }
     int rc = 0;
     if (memory != NULL)
-        rc = cudai_check(cudaMemsetAsync(memory, 0, bytes, NULL), "zeros for a matrix product");
+        rc = cudai_check(cudaMemsetAsync(memory, 0, at.total_bytes, NULL),
+                         "zeros for a matrix product");
     if (rc == 0)
-        rc = take_algorithm(product, found, count, memory, operands_bytes, is_found);
+        rc = take_algorithm(product, found, count, memory, &at, is_found);
     if (memory == NULL)
         return rc;
     cuda = cudaFree(memory);

@@ -4,7 +4,7 @@
  *
  * It is stricter and odder than the library, so that its user cannot be right by luck:
  *  - every address is checked against memory that the GPU may touch, and against the alignment that the
- *    algorithm was chosen for (INVALID_VALUE);
+ *    algorithm was chosen for, and D against A and B, which it may not overlap (INVALID_VALUE);
  *  - algorithms carry the problem that they were chosen for; another one is INVALID_VALUE;
  *  - where k >= 48, it is cut into up to three parts whose sums really go to the workspace, if the
  *    reduction scheme COMPUTE_TYPE is allowed and the workspace limit suffices;
@@ -460,6 +460,11 @@ static bool is_usable(const void *memory, uint64_t bytes, uint32_t align)
            simulated_gpu_may_touch(memory, bytes);
 }
 
+static bool do_overlap(const char *a, uint64_t a_bytes, const char *b, uint64_t b_bytes)
+{
+    return a < b + b_bytes && b < a + a_bytes;
+}
+
 /* All that cublasLtMatmul can know before the work runs. */
 static bool is_valid(const struct work *work, const void *c, size_t workspace_bytes)
 {
@@ -471,6 +476,9 @@ static bool is_valid(const struct work *work, const void *c, size_t workspace_by
         !is_usable(work->b, problem->b_bytes, algo->b_align) ||
         !is_usable(work->d, problem->d_bytes, algo->d_align) ||
         !is_usable(c, problem->d_bytes, algo->c_align))
+        return false;
+    if (do_overlap(work->d, problem->d_bytes, work->a, problem->a_bytes) ||
+        do_overlap(work->d, problem->d_bytes, work->b, problem->b_bytes))
         return false;
     if (problem->has_bias &&
         !is_usable(work->bias, problem->m * dtype_bytes(problem->type), algo->bias_align))
