@@ -36,6 +36,16 @@ enum {
 
 static const uint64_t lookaheads[LOOKAHEAD_TRIES] = {0, 4096, 512, 64, 8, 1};
 
+/* Programs at the ends of a run move all state through memory once. As far ahead as memory allows they
+ * would fill a host budget that steps leave free, and that would have to be touched and pinned for them
+ * alone; this many ops keep every drive and link busy. */
+enum { LOOKAHEAD_OF_ENDS = 64 };
+
+static bool is_at_an_end(enum program_kind kind)
+{
+    return kind == PROGRAM_INIT || kind == PROGRAM_SAVE || kind == PROGRAM_LOAD;
+}
+
 /* How a program is compiled. */
 struct order {
     enum program_kind kind;
@@ -59,6 +69,8 @@ static int compile_one(const plan_job *job, const plan_set *set, const plani_lay
         uint64_t lookahead = lookaheads[i];
         if (job->lookahead_ops && (lookahead == 0 || lookahead > job->lookahead_ops))
             lookahead = job->lookahead_ops;
+        if (is_at_an_end(asked->kind) && (lookahead == 0 || lookahead > LOOKAHEAD_OF_ENDS))
+            lookahead = LOOKAHEAD_OF_ENDS;
         int tried = plani_schedule(&b, asked->kind, budgets, lookahead, asked->whole, out);
         if (tried == 0)
             break;
