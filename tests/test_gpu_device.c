@@ -324,7 +324,7 @@ static void times_have_a_sign(void **state)
     assert_int_equal(device_elapsed_ns(gpu, late, early, &backward), 0);
     assert_int_equal(device_elapsed_ns(gpu, late, late, &none), 0);
     assert_true(forward > 0);
-    assert_int_equal(backward, -forward);
+    assert_true(llabs(backward + forward) <= 1000); /* floats of milliseconds */
     assert_int_equal(none, 0);
     device_event *untimed = make_event(gpu, false);
     assert_int_equal(device_record(gpu, untimed, streams[0]), 0);

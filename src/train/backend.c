@@ -29,6 +29,12 @@ static void close_gpu(traini_setup *self)
     self->gpu = NULL;
 }
 
+/* By what device_count says: a GPU is there, or seems to be, and something is to be put right. */
+static bool has_unusable_gpu(const char *reason)
+{
+    return strncmp(reason, "no usable GPU", 13) == 0 || strncmp(reason, "the driver is", 13) == 0;
+}
+
 int traini_choose_backend(traini_setup *self)
 {
     const char *asked = self->job->device.backend;
@@ -46,7 +52,10 @@ int traini_choose_backend(traini_setup *self)
             "or \"auto\", or see README.md on GPUs",
             reason);
     if (count == 0) {
-        log_debug("device.backend auto: the CPU, since %s", reason);
+        if (has_unusable_gpu(reason))
+            log_warn("the GPU is not used: %s", reason);
+        else
+            log_debug("device.backend auto: the CPU, since %s", reason);
         return 0;
     }
     int rc = open_gpu(self, cuda);

@@ -40,6 +40,7 @@ static int make_host_arena(traini_engine *self, const train_memory *memory, uint
                            size_format(memory->host.size_bytes, has),
                            size_format(size_bytes, need));
         *host = memory->host;
+        host->size_bytes = size_round_up(size_bytes, TILE_BLOCK_BYTES); /* what I/O is told of */
         self->borrows_host = true;
         if (!setup->gpu || memory->is_pinned)
             return 0;

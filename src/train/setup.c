@@ -323,7 +323,8 @@ static int setup_fill(traini_setup *self, const struct traini_setup_options *opt
         return err_set(
             ERR_INPUT,
             "the run in %s was made with another model, precision, micro-batch, optimizer, "
-            "thread count, CPU or version of sluice: its bits cannot be continued; use its own "
+            "thread count, CPU, GPU or version of sluice: its bits cannot be continued; use its "
+            "own "
             "job.json, or --fresh",
             self->job->run.dir);
     return traini_place_and_compile(self);
