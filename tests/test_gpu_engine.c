@@ -9,6 +9,7 @@
 
 #include <cmocka.h>
 
+#include "base/mem.h"
 #include "simulated_gpu/simulated_gpu.h"
 #include "train_fixture.h"
 
@@ -120,6 +121,44 @@ static void the_memory_that_is_free_decides(void **state)
     printf("%s\n", result.error);
     assert_int_equal(result.rc, ERR_NO_FIT);
     assert_non_null(strstr(result.error, "256.00 MiB stay"));
+    simulated_gpu_set_total_bytes(UINT64_C(200) << 20);
+    run("full", &sets, &result);
+    simulated_gpu_set_total_bytes(UINT64_C(2) << 30);
+    printf("%s\n", result.error);
+    assert_int_equal(result.rc, ERR_NO_FIT);
+    assert_non_null(strstr(result.error, "end what else uses this GPU"));
+}
+
+static void take_the_gpu(void *user, const struct plan_summary *plan)
+{
+    (void)user, (void)plan;
+    simulated_gpu_set_total_bytes(1 << 20);
+}
+
+/* Another process takes the GPU's memory after the plan was made: the run says so and leaves nothing, on
+ * the GPU or in the run directory, and the next one trains. */
+static void memory_lost_after_the_plan_is_refused(void **state)
+{
+    (void)state;
+    static fixture_result result;
+    fixture_sets sets;
+    set_spread(&sets);
+    job *asked = fixture_job("lost", &shape, &sets);
+    struct train_options options = {.job = asked, .on_plan = take_the_gpu};
+    struct train_summary summary;
+    mem_stats before, after;
+    mem_get_stats(&before);
+    int rc = train_run(&options, &summary);
+    mem_get_stats(&after);
+    simulated_gpu_set_total_bytes(UINT64_C(2) << 30);
+    printf("%s\n", err_text());
+    assert_int_equal(rc, ERR_NO_FIT);
+    assert_non_null(strstr(err_text(), "cannot reserve"));
+    assert_int_equal(after.live_bytes, before.live_bytes);
+    job_destroy(asked);
+    run("lost", &sets, &result);
+    if (result.rc < 0)
+        fail_msg("%s", result.error);
 }
 
 int main(void)
@@ -128,6 +167,7 @@ int main(void)
         cmocka_unit_test(nothing_is_allocated_while_it_runs),
         cmocka_unit_test(without_a_gpu_the_cpu_trains),
         cmocka_unit_test(the_memory_that_is_free_decides),
+        cmocka_unit_test(memory_lost_after_the_plan_is_refused),
         cmocka_unit_test(a_fault_of_the_gpu_ends_the_run), /* the last: it spoils the GPU */
     };
     return cmocka_run_group_tests(tests, fixture_setup, fixture_teardown);

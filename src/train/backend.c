@@ -86,9 +86,15 @@ int traini_gpu_budget(const traini_setup *self, uint64_t asked_bytes, uint64_t *
     uint64_t reserve = size_max(taken / 2, GPU_RESERVE_MIB_MIN * MIB);
     uint64_t most = free_bytes > reserve ? free_bytes - reserve : 0;
     most = most / TILE_BLOCK_BYTES * TILE_BLOCK_BYTES;
+    char left[SIZE_TEXT_BYTES], kept[SIZE_TEXT_BYTES];
+    if (most == 0)
+        return err_set(ERR_NO_FIT,
+                       "%s has %s free, and CUDA's libraries may still take %s: end what else uses "
+                       "this GPU, or set device.backend to \"cpu\"",
+                       device_get_info(self->gpu)->name, size_format(free_bytes, left),
+                       size_format(reserve, kept));
     if (asked_bytes > most) {
-        char asked[SIZE_TEXT_BYTES], left[SIZE_TEXT_BYTES], held[SIZE_TEXT_BYTES],
-            kept[SIZE_TEXT_BYTES], usable[SIZE_TEXT_BYTES];
+        char asked[SIZE_TEXT_BYTES], held[SIZE_TEXT_BYTES], usable[SIZE_TEXT_BYTES];
         return err_set(ERR_NO_FIT,
                        "tiers.device.budget is %s, but %s has %s free: CUDA's libraries hold %s "
                        "already and %s "
