@@ -1,6 +1,7 @@
 /* cuDNN's attention on a GPU: against the reference at small and odd shapes, the same bits at every run
- * of a shape that fills the GPU, and parts of it against the whole. On the simulated GPU: that cuDNN is
- * absent, and says so. Exits with 77 where there is no GPU or no cuDNN that will do. */
+ * of a shape that fills the GPU, and parts of it against the whole; and that attention.c, which checks
+ * cuDNN's against our own, takes it. On the simulated GPU: that cuDNN is absent, and says so. Exits with
+ * 77 where there is no GPU or no cuDNN that will do. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -11,8 +12,10 @@
 #include <string.h>
 
 #include <cmocka.h>
+#include <cuda_runtime_api.h>
 
 #include "base/mem.h"
+#include "base/size.h"
 #include "gpu_fixture.h"
 
 struct shape {
@@ -312,12 +315,67 @@ static void test_bits(void **state)
     end(gpu);
 }
 
+/* Free bytes of the GPU, when nothing runs. */
+static uint64_t free_bytes(gpu_fixture *gpu)
+{
+    size_t now, total;
+    gpu_sync(gpu);
+    assert_int_equal(cudaMemGetInfo(&now, &total), cudaSuccess);
+    return now;
+}
+
+/* What is right is not refused: wherever cuDNN makes a plan, the check of attention.c against our own
+ * kernels passes, also by way of a smaller shape; the description says so, and the memory comes back. */
+static void test_chosen(void **state)
+{
+    static const struct shape shapes[] = {
+        {2, 4096, 32, 8, 128, DTYPE_BF16},  {4, 2048, 25, 25, 64, DTYPE_FP16},
+        {3, 1000, 6, 2, 80, DTYPE_FP16},    {1, 256, 4, 4, 256, DTYPE_BF16},
+        {16, 4096, 64, 8, 128, DTYPE_BF16}, {1, 32768, 32, 32, 128, DTYPE_BF16},
+    };
+    (void)state;
+    gpu_fixture *gpu = begin();
+    if (gpu == NULL)
+        return;
+    for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
+        const struct shape *s = &shapes[i];
+        attention_desc desc = {s->batch,    s->tokens,
+                               s->heads,    s->kv_heads,
+                               s->head_dim, (s->heads + 2 * s->kv_heads) * s->head_dim,
+                               s->type,     1.0f / sqrtf((float)s->head_dim)};
+        cudai_cudnn_plan *plan;
+        char expected[96] = ", attention: ours";
+        int rc = cudai_cudnn_plan_create(&gpu->context, &desc, &plan);
+        if (rc < 0) {
+            assert_int_equal(rc, ERR_BACKEND);
+            printf("%s\n", err_text());
+        } else {
+            snprintf(expected, sizeof expected, ", attention: %s %s",
+                     cudai_cudnn_version(&gpu->context), cudai_cudnn_plan_way(plan));
+            cudai_cudnn_plan_destroy(plan);
+        }
+        uint64_t before = 0;
+        for (int round = 0; round < (i == 0 ? 2 : 1); round++) { /* the first loads kernels */
+            kernel_attention *attention;
+            before = free_bytes(gpu);
+            gpu->context.description[0] = '\0';
+            if (cudai_attention_create(&gpu->context, &desc, &attention) < 0)
+                fail_msg("%s", err_text());
+            assert_string_equal(gpu->context.description, expected);
+            cudai_attention_destroy(attention);
+        }
+        assert_true(i > 0 || free_bytes(gpu) + 64 * MIB >= before);
+    }
+    end(gpu);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_reference),
         cmocka_unit_test(test_odd),
         cmocka_unit_test(test_bits),
+        cmocka_unit_test(test_chosen),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -180,8 +180,8 @@ static int measure(const struct trial *trial, enum dtype type, const void *ours,
  * running maxima, and cuDNN each query head's part of dK and dV: a few roundings of numbers near 1.
  * Reckoned on a CPU for up to 8192 tokens, heads of 64 and 128 and groups of up to 8, such results
  * differ by a root mean square of at most 2 of these steps (of the values' own), an element by at most
- * 3.3 (of the largest value); a scale wrong by 2% by 10 and more. The floor of 1 is for gradients that
- * are nothing but rounding, as those of a single token. */
+ * 3.3 (of the largest value); with a scale wrong by 2% by 9 and more, both. The floor of 1 is for
+ * gradients that are nothing but rounding, as those of a single token. */
 static bool is_close(const cudai_difference *difference, enum dtype type, double count)
 {
     double step = type == DTYPE_BF16 ? 0x1p-9 : 0x1p-12;
