@@ -96,23 +96,28 @@ if [ -n "$gather" ]; then
 fi
 
 # --- shared libraries ---
-# Folders of python3's packages that hold what the loader does not find. Ours alone get them: a python3
-# knows its own.
+# Folders that hold what the loader does not find: the toolkit's, or those of python3's packages. Our
+# programs alone get them: a python3 knows its own.
 nvidia_folders() {
     python3 - <<'END' 2>/dev/null || true
 import ctypes, glob, os, sys
-folders = []
-for name in ("libcublasLt.so", "libcudnn.so", "libnvrtc.so"):
-    known = False
+
+def is_known(name):
     for version in ("13", "12", "9"):
         try:
             ctypes.CDLL(f"{name}.{version}")
-            known = True
+            return True
         except OSError:
-            known = known or os.path.exists(f"/usr/local/cuda/lib64/{name}.{version}")
-    found = [f for path in sys.path for f in sorted(glob.glob(f"{path}/nvidia/*/lib/{name}.*"))]
-    if found and not known:
-        folders.append(os.path.dirname(found[-1]))
+            pass
+    return False
+
+folders = []
+for name in ("libcublasLt.so", "libcudnn.so", "libnvrtc.so"):
+    places = ["/usr/local/cuda/lib64"]
+    places += [f for path in sys.path for f in sorted(glob.glob(f"{path}/nvidia/*/lib"), reverse=True)]
+    holding = [place for place in places if glob.glob(f"{place}/{name}.*")]
+    if holding and not is_known(name):
+        folders.append(holding[0])
 print(":".join(dict.fromkeys(folders)))
 END
 }
