@@ -212,7 +212,7 @@ static void check_case(kernel_context *context, const struct shape *shape, enum 
 static void test_shapes(void **state)
 {
     static const struct shape shapes[] = {
-        {1, 1, 1, 1, 8}, {2, 7, 3, 3, 8}, {3, 12, 4, 2, 16}, {2, 19, 6, 1, 24}, {1, 33, 2, 2, 40},
+        {1, 2, 1, 1, 8}, {2, 7, 3, 3, 8}, {3, 12, 4, 2, 16}, {2, 19, 6, 1, 24}, {1, 33, 2, 2, 40},
     };
     (void)state;
     reset();
@@ -384,6 +384,8 @@ static void test_refused_shapes(void **state)
     expect_refusal(&desc, 9, 91000, "known errors");
     expect_refusal(&desc, 9, 91001, "known errors");
     expect_refusal(&desc, 9, 91002, NULL);
+    other.tokens = 1;
+    expect_refusal(&other, 9, 92500, "one token");
     other.tokens = 100;
     expect_refusal(&other, 9, 91500, "multiple of 128");
     expect_refusal(&other, 9, 91501, NULL);

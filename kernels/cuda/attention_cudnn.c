@@ -132,6 +132,9 @@ int cudai_cudnn_shape_check(const cudai_cudnn *api, const attention_desc *desc)
     if (desc->batch > elems_max / row_max / desc->tokens)
         return err_set(ERR_BACKEND, "more than 2^31 elements are not trusted to cuDNN's attention");
     /* What NVIDIA's own frontend refuses or works around. */
+    if (desc->tokens == 1)
+        return err_set(ERR_BACKEND,
+                       "sequences of one token are not for cuDNN's backward attention");
     if (version == 91000 || version == 91001)
         return err_set(ERR_BACKEND, "the forward attention of %s has known errors", api->version);
     if (version <= 91500 && desc->tokens % 128 != 0)
