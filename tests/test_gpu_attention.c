@@ -355,6 +355,33 @@ static void large_scores_stay_exact(void **state)
     gpu_end(gpu);
 }
 
+/* The first key has nearly all of every row, and the largest score never changes: steps over the others
+ * must leave the sum alone, however many there are. */
+static void many_steps_keep_the_sum(void **state)
+{
+    (void)state;
+    static const struct shape shape = {1, 1400, 1, 1, 8, 0, 2.8284271f}; /* a scale of 1 */
+    gpu_fixture *gpu = gpu_begin();
+    struct rig rig;
+    rig_init(&rig, gpu, &shape, type_under_test, 0);
+    for (uint64_t row = 0; row < shape.tokens; row++) {
+        float *q = rig.qkv + row * rig.truth.packed_elems, *k = q + shape.head_dim;
+        memset(q, 0, 2 * shape.head_dim * sizeof *q);
+        q[0] = 1.0f + (float)(row % 64) / 64.0f;
+        k[0] = row == 0 ? 47.0f : 0.0f;
+    }
+    rig_run(&rig);
+    for (uint64_t row = 1000; row < shape.tokens; row++) {
+        float q = rig.qkv[row * rig.truth.packed_elems];
+        double lse = 47.0 * (double)q * (double)rig.truth.desc.scale;
+        double limit = 2 * 0x1p-24 * 128; /* two units of the last place of any of these */
+        if (!(fabs((double)rig.lse[row] - lse) <= limit))
+            fail_msg("lse of row %d is %.9g, not %.9g", (int)row, (double)rig.lse[row], lse);
+    }
+    rig_fini(&rig);
+    gpu_end(gpu);
+}
+
 static void nan_is_not_hidden(void **state)
 {
     (void)state;
@@ -443,6 +470,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(addresses_and_repetition_keep_bits),
         cmocka_unit_test(later_rows_keep_bits),
         cmocka_unit_test(large_scores_stay_exact),
+        cmocka_unit_test(many_steps_keep_the_sum),
         cmocka_unit_test(nan_is_not_hidden),
         cmocka_unit_test(refusals),
         cmocka_unit_test(matches_definition_of_long_sequences),

@@ -59,9 +59,11 @@ __device__ __forceinline__ void online_softmax(float (&scores)[MT][N / 8][4],
                 largest = fmaxf(largest, fmaxf(scores[m][n][2 * half], scores[m][n][2 * half + 1]));
             largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
             largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
-            // A row that has only seen -infinity must not come to inf - inf.
-            float base = largest == -INFINITY ? 0.0f : largest * factor;
-            float shrink = cudai_exp2(__fmaf_rn(state.largest[m][half], factor, -base));
+            // A row that has only seen -infinity must not come to inf - inf. The old and the new base
+            // are rounded alike, so that an unchanged one gives exactly 1: rounding errors of the
+            // products would else multiply up over the steps.
+            float base = largest == -INFINITY ? 0.0f : __fmul_rn(largest, factor);
+            float shrink = cudai_exp2(__fmul_rn(state.largest[m][half], factor) - base);
             float sum = state.sum[m][half];
             if (__any_sync(0xffffffffu, shrink != 1.0f)) { // rare after the first steps
                 sum *= shrink;
