@@ -165,7 +165,8 @@ typedef struct activation_args activation_args;
 struct cross_entropy_args {
     enum dtype type;
     uint64_t rows, vocab;
-    uint64_t stride;        /* elements from row to row of logits and of logits_grad; 0: V */
+    uint64_t stride;        /* elements from row to row of logits and of logits_grad; 0: V. What
+                               lies between rows may be read, with the last row too; never written */
     const float *logits;    /* [rows, V] fp32 */
     const int32_t *targets; /* [rows]; -1 is ignored: loss 0 and gradient 0 */
     float *losses;          /* [rows] fp32 nats */

@@ -134,25 +134,6 @@ static void thread_share(uint64_t block_count, uint64_t *begin, uint64_t *end)
     *end = *begin + share + (self < extra);
 }
 
-static adami_scalars prepare_scalars(const adam_scalars *scalars)
-{
-    bool has_l2 = !scalars->decoupled && scalars->weight_decay != 0;
-    adami_scalars out = {
-        .grad_scale = scalars->grad_scale,
-        .beta1 = scalars->beta1,
-        .one_minus_beta1 = 1.0f - scalars->beta1,
-        .beta2 = scalars->beta2,
-        .one_minus_beta2 = 1.0f - scalars->beta2,
-        .l2 = has_l2 ? scalars->weight_decay : 0.0f,
-        .decay =
-            scalars->decoupled ? fmaf(-scalars->learning_rate, scalars->weight_decay, 1.0f) : 1.0f,
-        .correction2 = 1.0f / scalars->bias_correction2_sqrt,
-        .epsilon = scalars->epsilon,
-        .minus_step = -(scalars->learning_rate / scalars->bias_correction1),
-    };
-    return out;
-}
-
 /* A function on elements [begin, end) of what `work` describes. */
 typedef void (*range_fn)(const struct adam_variant *variant, const void *work, uint64_t begin,
                          uint64_t end);
@@ -192,7 +173,7 @@ static void adam_range(const struct adam_variant *variant, const void *work, uin
 int cpui_adam(kernel_context *context, void *stream, const adam_args *args)
 {
     (void)stream;
-    struct adam_work work = {args, prepare_scalars(args->scalars)};
+    struct adam_work work = {args, adami_prepare(args->scalars)};
     over_ranges(context, args->count, adam_range, &work);
     return 0;
 }
@@ -212,17 +193,7 @@ static void lion_range(const struct adam_variant *variant, const void *work, uin
 int cpui_lion(kernel_context *context, void *stream, const lion_args *args)
 {
     (void)stream;
-    const lion_scalars *s = args->scalars;
-    struct lion_work work = {
-        .args = args,
-        .scalars = {.grad_scale = s->grad_scale,
-                    .beta1 = s->beta1,
-                    .one_minus_beta1 = 1.0f - s->beta1,
-                    .beta2 = s->beta2,
-                    .one_minus_beta2 = 1.0f - s->beta2,
-                    .decay = fmaf(-s->learning_rate, s->weight_decay, 1.0f),
-                    .learning_rate = s->learning_rate},
-    };
+    struct lion_work work = {args, adami_prepare_lion(args->scalars)};
     over_ranges(context, args->count, lion_range, &work);
     return 0;
 }
@@ -242,14 +213,7 @@ static void adagrad_range(const struct adam_variant *variant, const void *work, 
 int cpui_adagrad(kernel_context *context, void *stream, const adagrad_args *args)
 {
     (void)stream;
-    const adagrad_scalars *s = args->scalars;
-    struct adagrad_work work = {
-        .args = args,
-        .scalars = {.grad_scale = s->grad_scale,
-                    .l2 = s->weight_decay,
-                    .epsilon = s->epsilon,
-                    .minus_rate = -s->learning_rate},
-    };
+    struct adagrad_work work = {args, adami_prepare_adagrad(args->scalars)};
     over_ranges(context, args->count, adagrad_range, &work);
     return 0;
 }

@@ -3,9 +3,14 @@
  *
  * A variant is one instruction set's compilation of the same arithmetic; its functions work on a
  * range of elements in the calling thread. adam.c splits the work among threads. Names that begin
- * with adami_ are shared by kernels/cpu/adam*.c only. */
+ * with adami_ are shared by kernels/cpu/adam*.c and the CUDA backend's update.c, which has the same bits,
+ * only. Valid as C; the structs also as C++. */
 #ifndef SLUICE_KERNELS_CPU_ADAM_INTERNAL_H
 #define SLUICE_KERNELS_CPU_ADAM_INTERNAL_H
+
+#ifndef __cplusplus
+#include <math.h>
+#endif
 
 #include "base/tile.h"
 #include "kernels/ops.h"
@@ -48,6 +53,47 @@ struct adami_adagrad_scalars {
     float minus_rate; /* -learning_rate */
 };
 typedef struct adami_adagrad_scalars adami_adagrad_scalars;
+
+#ifndef __cplusplus
+static inline adami_scalars adami_prepare(const adam_scalars *s)
+{
+    return (adami_scalars){
+        .grad_scale = s->grad_scale,
+        .beta1 = s->beta1,
+        .one_minus_beta1 = 1.0f - s->beta1,
+        .beta2 = s->beta2,
+        .one_minus_beta2 = 1.0f - s->beta2,
+        .l2 = !s->decoupled && s->weight_decay != 0 ? s->weight_decay : 0.0f,
+        .decay = s->decoupled ? fmaf(-s->learning_rate, s->weight_decay, 1.0f) : 1.0f,
+        .correction2 = 1.0f / s->bias_correction2_sqrt,
+        .epsilon = s->epsilon,
+        .minus_step = -(s->learning_rate / s->bias_correction1),
+    };
+}
+
+static inline adami_lion_scalars adami_prepare_lion(const lion_scalars *s)
+{
+    return (adami_lion_scalars){
+        .grad_scale = s->grad_scale,
+        .beta1 = s->beta1,
+        .one_minus_beta1 = 1.0f - s->beta1,
+        .beta2 = s->beta2,
+        .one_minus_beta2 = 1.0f - s->beta2,
+        .decay = fmaf(-s->learning_rate, s->weight_decay, 1.0f),
+        .learning_rate = s->learning_rate,
+    };
+}
+
+static inline adami_adagrad_scalars adami_prepare_adagrad(const adagrad_scalars *s)
+{
+    return (adami_adagrad_scalars){
+        .grad_scale = s->grad_scale,
+        .l2 = s->weight_decay,
+        .epsilon = s->epsilon,
+        .minus_rate = -s->learning_rate,
+    };
+}
+#endif
 
 struct adam_variant {
     const char *name; /* "reference", "avx2", "avx512" */

@@ -12,6 +12,8 @@
 #include "base/mem.h"
 #include "kernels/cuda/cuda_internal.h"
 
+enum { MACHINE_CODE_MAJOR_MAX = 9 }; /* the build has machine code up to compute capability 9 */
+
 static void context_destroy(kernel_context *context)
 {
     if (!context)
@@ -21,6 +23,8 @@ static void context_destroy(kernel_context *context)
     mem_free(context);
 }
 
+/* The text is part of a run's numeric fingerprint. So the driver's version is in it only where the driver
+ * compiles our kernels from PTX: it updates at any time, and elsewhere no bit depends on it. */
 static int describe_context(kernel_context *context)
 {
     struct cudaDeviceProp properties;
@@ -30,10 +34,14 @@ static int describe_context(kernel_context *context)
     TRY(cudai_check(cudaDriverGetVersion(&driver), "asking for the driver's version"));
     TRY(cudai_check(cudaRuntimeGetVersion(&runtime), "asking for the runtime's version"));
     const char *cudnn = cudai_cudnn_version(context);
+    char compiler[64] = "";
+    if (context->compute_major > MACHINE_CODE_MAJOR_MAX)
+        snprintf(compiler, sizeof compiler, " (kernels by its driver for CUDA %d.%d)",
+                 driver / 1000, driver % 1000 / 10);
     snprintf(context->description, sizeof context->description,
-             "cuda: %.64s, sm_%d%d, runtime %d.%d, driver for %d.%d, %s, %s", properties.name,
-             context->compute_major, context->compute_minor, runtime / 1000, runtime % 1000 / 10,
-             driver / 1000, driver % 1000 / 10, cudai_cublas_version(context),
+             "cuda: %.64s, sm_%d%d%s, runtime %d.%d, %s, %s", properties.name,
+             context->compute_major, context->compute_minor, compiler, runtime / 1000,
+             runtime % 1000 / 10, cudai_cublas_version(context),
              cudnn ? cudnn : "no cuDNN (our own attention)");
     return 0;
 }

@@ -54,20 +54,7 @@ int cudai_adam(kernel_context *context, void *stream, const adam_args *args)
         .param_type = args->param_type,
     };
     look_at_tile(&tile);
-    /* As kernels/cpu/adam.c prepares them: each operation rounds once, on the host for both. */
-    const adam_scalars *s = args->scalars;
-    adami_scalars scalars = {
-        .grad_scale = s->grad_scale,
-        .beta1 = s->beta1,
-        .one_minus_beta1 = 1.0f - s->beta1,
-        .beta2 = s->beta2,
-        .one_minus_beta2 = 1.0f - s->beta2,
-        .l2 = !s->decoupled && s->weight_decay != 0 ? s->weight_decay : 0.0f,
-        .decay = s->decoupled ? fmaf(-s->learning_rate, s->weight_decay, 1.0f) : 1.0f,
-        .correction2 = 1.0f / s->bias_correction2_sqrt,
-        .epsilon = s->epsilon,
-        .minus_step = -(s->learning_rate / s->bias_correction1),
-    };
+    adami_scalars scalars = adami_prepare(args->scalars);
     return cudai_check(cudai_launch_adam(context, stream, &tile, &scalars), "the Adam kernel");
 }
 
@@ -85,16 +72,7 @@ int cudai_lion(kernel_context *context, void *stream, const lion_args *args)
         .param_type = args->param_type,
     };
     look_at_tile(&tile);
-    const lion_scalars *s = args->scalars;
-    adami_lion_scalars scalars = {
-        .grad_scale = s->grad_scale,
-        .beta1 = s->beta1,
-        .one_minus_beta1 = 1.0f - s->beta1,
-        .beta2 = s->beta2,
-        .one_minus_beta2 = 1.0f - s->beta2,
-        .decay = fmaf(-s->learning_rate, s->weight_decay, 1.0f),
-        .learning_rate = s->learning_rate,
-    };
+    adami_lion_scalars scalars = adami_prepare_lion(args->scalars);
     return cudai_check(cudai_launch_lion(context, stream, &tile, &scalars), "the Lion kernel");
 }
 
@@ -112,13 +90,7 @@ int cudai_adagrad(kernel_context *context, void *stream, const adagrad_args *arg
         .param_type = args->param_type,
     };
     look_at_tile(&tile);
-    const adagrad_scalars *s = args->scalars;
-    adami_adagrad_scalars scalars = {
-        .grad_scale = s->grad_scale,
-        .l2 = s->weight_decay,
-        .epsilon = s->epsilon,
-        .minus_rate = -s->learning_rate,
-    };
+    adami_adagrad_scalars scalars = adami_prepare_adagrad(args->scalars);
     return cudai_check(cudai_launch_adagrad(context, stream, &tile, &scalars),
                        "the Adagrad kernel");
 }
