@@ -211,7 +211,9 @@ int device_open(uint32_t device_idx, device **out)
         return err_set(-EINVAL, "there is no GPU %u: %u visible, counted from 0", device_idx,
                        count);
     if (!is_new_enough(device_idx))
-        return err_set(ERR_BACKEND, "GPU %u has compute capability %d.%d, %d.0 is needed",
+        return err_set(ERR_BACKEND,
+                       "GPU %u has compute capability %d.%d, %d.0 is needed; "
+                       "CUDA_VISIBLE_DEVICES chooses among several",
                        device_idx, attribute(device_idx, cudaDevAttrComputeCapabilityMajor),
                        attribute(device_idx, cudaDevAttrComputeCapabilityMinor), COMPUTE_MAJOR_MIN);
     device *self = mem_alloc(1, sizeof *self, tag);
