@@ -378,7 +378,7 @@ static void describe_choice(kernel_context *context, const char *choice)
         if (at[added] == '\0' || at[added] == ',')
             return;
     assert(length + (size_t)added < sizeof context->description);
-    memcpy(context->description + length, item, (size_t)added + 1);
+    (void)snprintf(context->description + length, sizeof context->description - length, "%s", item);
 }
 
 /* One line per shape and choice; the same line again is not repeated. */
