@@ -14,9 +14,7 @@ if(TARGET train_fixture AND NOT SLUICE_SANITIZE)
     set(on_a_gpu ${gpu_run_tests})
     list(FILTER on_a_gpu INCLUDE REGEX "^test_gpu_modes\\.")
     list(FILTER gpu_run_tests INCLUDE REGEX "^test_gpu_(train|engine|modes)\\.simulated")
-    foreach(mode gpt2-fp16-cut llama-fp32-adagrad) # minutes each under simulation
-        set_property(TEST test_gpu_modes.simulated.${mode} APPEND PROPERTY LABELS slow)
-    endforeach()
     set_property(TEST ${on_a_gpu} APPEND PROPERTY ENVIRONMENT SLUICE_TEST_BACKEND=cuda)
-    set_property(TEST ${gpu_run_tests} APPEND PROPERTY ENVIRONMENT SLUICE_SIMULATED_GPU_DELAY_US=10)
+    set_property(TEST ${gpu_run_tests} APPEND PROPERTY ENVIRONMENT SLUICE_SIMULATED_GPU_DELAY_US=10
+                 SLUICE_TEST_FEW=1)
 endif()
