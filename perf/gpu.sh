@@ -60,7 +60,7 @@ fi
 if [ -z "$bin" ]; then
     build=build/gpu
     mkdir -p "$build"
-    { cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DSLUICE_CUDA=ON \
+    { ./test.sh --deps && cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DSLUICE_CUDA=ON \
         ${SLUICE_GPU_ARCHITECTURES:+"-DCMAKE_CUDA_ARCHITECTURES=$SLUICE_GPU_ARCHITECTURES"} &&
         cmake --build "$build" --target gpu_programs bench_gpu sluice; } >"$build/build.log" 2>&1 ||
         { tail -n 30 "$build/build.log" >&2; exit 1; }
