@@ -1,5 +1,7 @@
 /* Rows of logits that lie apart (an odd vocabulary padded to 16 bytes): the reference's losses and
- * gradients, whole and in parts, and what lies between the rows stays as it was. */
+ * gradients, whole and in parts, in place and not, whatever lies between the rows (NaN here), which stays
+ * as it was. */
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -19,7 +21,8 @@ static float losses[2][ROWS];
 static int32_t targets[ROWS];
 static unsigned char raw[ROWS * STRIDE_MAX * 4];
 
-static void run(gpu_fixture *gpu, enum dtype type, uint64_t columns, uint64_t stride, bool is_cut)
+static void run(gpu_fixture *gpu, enum dtype type, uint64_t columns, uint64_t stride, bool is_cut,
+                bool in_place)
 {
     uint64_t elem_bytes = dtype_bytes(type), count = ROWS * stride;
     cross_entropy_args args = {type, ROWS, columns, stride, logits, targets, losses[0], raw, 0.25f};
@@ -31,6 +34,10 @@ static void run(gpu_fixture *gpu, enum dtype type, uint64_t columns, uint64_t st
     float *source = gpu_alloc_copy(gpu, logits, count * sizeof(float));
     int32_t *aims = gpu_alloc_copy(gpu, targets, sizeof targets);
     gpu_fill(gpu, grads, 0xa5, count * elem_bytes);
+    if (in_place) { /* what lies between the rows is the logits' then */
+        gpu_free(gpu, grads);
+        grads = (unsigned char *)source;
+    }
     args = (cross_entropy_args){type, ROWS, columns, stride, source, aims, stats, grads, 0.25f};
     softmax_part_args part = {.type = type,
                               .rows = ROWS,
@@ -63,10 +70,11 @@ static void run(gpu_fixture *gpu, enum dtype type, uint64_t columns, uint64_t st
                                               : 8e-3);
         for (uint64_t i = (row * stride + columns) * elem_bytes;
              i < (row + 1) * stride * elem_bytes; i++)
-            assert_int_equal(raw[i], 0xa5);
+            assert_int_equal(raw[i], in_place ? ((const unsigned char *)logits)[i] : 0xa5);
     }
     gpu_free(gpu, stats);
-    gpu_free(gpu, grads);
+    if (!in_place)
+        gpu_free(gpu, grads);
     gpu_free(gpu, source);
     gpu_free(gpu, aims);
 }
@@ -84,11 +92,16 @@ static void rows_may_lie_apart(void **state)
             for (int is_cut = 0; is_cut < 2; is_cut++) {
                 for (uint64_t i = 0; i < ROWS * shapes[s].stride; i++)
                     logits[i] = 3.0f * rng_normal(gpu->seed, s, i);
+                for (uint64_t i = 0; i < ROWS * shapes[s].stride; i++)
+                    if (i % shapes[s].stride >= shapes[s].columns)
+                        logits[i] = NAN;
                 for (uint64_t row = 0; row < ROWS; row++)
                     targets[row] =
                         row == 2 ? -1 : (int32_t)rng_below(gpu->seed, 9, row, shapes[s].columns);
                 targets[0] = (int32_t)shapes[s].columns - 1;
-                run(gpu, (enum dtype)type, shapes[s].columns, shapes[s].stride, is_cut);
+                run(gpu, (enum dtype)type, shapes[s].columns, shapes[s].stride, is_cut, false);
+                if (type == DTYPE_FP32)
+                    run(gpu, DTYPE_FP32, shapes[s].columns, shapes[s].stride, is_cut, true);
             }
     gpu_end(gpu);
 }
