@@ -364,13 +364,21 @@ static void destroy_lane(lane *item)
         item->ops->destroy(item);
 }
 
+/* After a failure of the GPU itself each call fails with what the run has already said. */
+static void warn_unless(bool has_failed)
+{
+    if (!has_failed)
+        log_warn("%s", err_text());
+}
+
 static void release_memory(traini_engine *self)
 {
     device *gpu = self->setup->gpu;
+    bool has_failed = gpu && device_synchronize(gpu, NULL) < 0;
     if (self->is_pinned && device_unpin(gpu, self->arenas[ARENA_HOST].base) < 0)
-        log_warn("%s", err_text());
+        warn_unless(has_failed);
     if (gpu && self->arenas[ARENA_DEVICE].base && device_release(gpu) < 0)
-        log_warn("%s", err_text());
+        warn_unless(has_failed);
     for (int a = ARENA_DEVICE; a <= ARENA_HOST; a++)
         if (self->arenas[a].base && !(a == ARENA_DEVICE ? gpu != NULL : self->borrows_host))
             arena_fini(&self->arenas[a]);
