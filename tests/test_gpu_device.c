@@ -197,6 +197,59 @@ static void pinned_memory(void **state)
     munmap(second, 4096);
 }
 
+/* Memory is registered in pieces that end where addresses are multiples of 64 GiB; a copy over such an end
+ * takes two of CUDA's. */
+static void memory_is_pinned_in_pieces(void **state)
+{
+    (void)state;
+    enum { SIZE = 32 * 4096, BEFORE = 3 * 4096 };
+    uint64_t piece = (uint64_t)64 << 30, room = piece + 2 * SIZE;
+    unsigned char *space =
+        mmap(NULL, room, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (space == MAP_FAILED)
+        skip(); /* a limit on address space */
+    uint64_t to_end = size_round_up((uintptr_t)space + BEFORE, piece) - (uintptr_t)space;
+    unsigned char *memory = space + to_end - BEFORE;
+    assert_int_equal(mprotect(memory, SIZE, PROT_READ | PROT_WRITE), 0);
+    device *gpu = open_gpu(), *other = open_gpu();
+    device_stream *stream = make_stream(other);
+    unsigned char *base;
+    assert_int_equal(device_reserve(other, SIZE, &base), 0);
+    /* The second piece is taken: the first is given back. */
+    assert_int_equal(device_pin(gpu, memory + BEFORE, 4096), 0);
+    assert_int_equal(device_pin(gpu, memory, SIZE), ERR_BACKEND);
+    assert_int_equal(device_unpin(gpu, memory + BEFORE), 0);
+#ifdef SLUICE_SIMULATED_GPU
+    simulated_gpu_counters before, after;
+    simulated_gpu_get_counters(&before);
+#endif
+    if (device_pin(gpu, memory, SIZE) != 0)
+        fail_msg("%s", err_text());
+#ifdef SLUICE_SIMULATED_GPU
+    simulated_gpu_get_counters(&after);
+    assert_int_equal(after.allocations - before.allocations, 2);
+#endif
+    /* Another device of the process knows nothing of the pieces, and copies all the same. */
+    random_bytes(memory, SIZE / 2, 9);
+    uint64_t at = 5, size_bytes = SIZE / 2 - at;
+    unsigned char *half = memory + SIZE / 2;
+    assert_int_equal(device_copy(other, stream, base, memory + at, size_bytes, DEVICE_FROM_HOST),
+                     0);
+    assert_int_equal(device_copy(other, stream, half, base, size_bytes, DEVICE_TO_HOST), 0);
+    assert_int_equal(device_synchronize(other, stream), 0);
+    assert_memory_equal(half, memory + at, size_bytes);
+    memset(memory, 0, SIZE / 2);
+    assert_int_equal(device_copy(other, stream, memory + at, base, size_bytes, DEVICE_TO_HOST), 0);
+    assert_int_equal(device_synchronize(other, stream), 0);
+    assert_memory_equal(half, memory + at, size_bytes);
+    assert_int_equal(memory[at - 1], 0);
+    assert_int_equal(device_unpin(gpu, memory), 0);
+    assert_int_equal(device_pin(gpu, memory, SIZE), 0); /* every piece was released */
+    device_close(other);
+    device_close(gpu);
+    munmap(space, room);
+}
+
 /* --- copies and order ------------------------------------------------------------------------- */
 
 static void copies_and_fills(void **state)
@@ -467,6 +520,7 @@ int main(void)
         cmocka_unit_test(memory_is_reserved_once),
         cmocka_unit_test(a_budget_too_large_is_refused_with_numbers),
         cmocka_unit_test(pinned_memory),
+        cmocka_unit_test(memory_is_pinned_in_pieces),
         cmocka_unit_test(copies_and_fills),
         cmocka_unit_test(events_order_streams),
         cmocka_unit_test(a_wait_is_for_the_record_of_its_time),

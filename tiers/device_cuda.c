@@ -27,6 +27,12 @@ enum {
     COMPUTE_MAJOR_MIN = 8,       /* what the kernels are built for: sm_80 and later */
 };
 
+/* Host memory is registered in pieces that end on multiples of this in the address space. One call for
+ * 512 GiB or more fails with "out of memory" on drivers from 580 on, whose table of its pages outgrows
+ * what the kernel allocates at once. A copy may not span two registrations, so copies are cut at the
+ * same addresses; that no table of pieces is needed for this lets another device of the process copy. */
+#define PIECE_BYTES ((uint64_t)64 << 30)
+
 static const char tag[] = "device";
 
 /* Handles that close gives back. */
@@ -36,10 +42,17 @@ struct handle_list {
 };
 typedef struct handle_list handle_list;
 
+/* Of host memory, registered. */
+struct pinned_region {
+    unsigned char *base;
+    uint64_t size_bytes;
+};
+typedef struct pinned_region pinned_region;
+
 struct device {
     device_info info;
     void *reserved;        /* as cudaMalloc gave it; NULL: nothing is reserved */
-    handle_list pinned;    /* base addresses of registered regions */
+    handle_list pinned;    /* pinned_regions, on the heap */
     handle_list allocated; /* by cudaHostAlloc */
     handle_list streams;
     handle_list events;
@@ -74,16 +87,6 @@ static int list_reserve(handle_list *list)
 static void list_add(handle_list *list, void *item)
 {
     list->items[list->count++] = item;
-}
-
-static bool list_remove(handle_list *list, const void *item)
-{
-    for (uint32_t i = 0; i < list->count; i++)
-        if (list->items[i] == item) {
-            list->items[i] = list->items[--list->count];
-            return true;
-        }
-    return false;
 }
 
 /* --- which GPUs there are --------------------------------------------------------------------- */
@@ -161,6 +164,40 @@ uint32_t device_count(char text[DEVICE_TEXT_BYTES])
              attribute(0, cudaDevAttrComputeCapabilityMajor),
              attribute(0, cudaDevAttrComputeCapabilityMinor), COMPUTE_MAJOR_MIN);
     return 0;
+}
+
+/* --- registered host memory ------------------------------------------------------------------- */
+
+/* How many bytes from `base` on, of `size_bytes`, lie in its piece. */
+static uint64_t piece_bytes(const void *base, uint64_t size_bytes)
+{
+    return size_min(size_bytes, PIECE_BYTES - (uintptr_t)base % PIECE_BYTES);
+}
+
+/* All pieces, whatever becomes of some; returns the first error. */
+static cudaError_t unregister_pieces(unsigned char *base, uint64_t size_bytes)
+{
+    cudaError_t first = cudaSuccess;
+    for (uint64_t at = 0; at < size_bytes; at += piece_bytes(base + at, size_bytes - at)) {
+        cudaError_t code = cudaHostUnregister(base + at);
+        if (first == cudaSuccess)
+            first = code;
+    }
+    return first;
+}
+
+/* All pieces or none. */
+static cudaError_t register_pieces(unsigned char *base, uint64_t size_bytes)
+{
+    for (uint64_t at = 0; at < size_bytes; at += piece_bytes(base + at, size_bytes - at)) {
+        cudaError_t code = cudaHostRegister(base + at, piece_bytes(base + at, size_bytes - at),
+                                            cudaHostRegisterPortable | cudaHostRegisterMapped);
+        if (code != cudaSuccess) {
+            (void)unregister_pieces(base, at);
+            return code;
+        }
+    }
+    return cudaSuccess;
 }
 
 /* --- opening and closing ---------------------------------------------------------------------- */
@@ -242,8 +279,11 @@ void device_close(device *self)
         (void)cudaEventDestroy(self->events.items[i]);
     for (uint32_t i = 0; i < self->streams.count; i++)
         (void)cudaStreamDestroy(self->streams.items[i]);
-    for (uint32_t i = 0; i < self->pinned.count; i++)
-        (void)cudaHostUnregister(self->pinned.items[i]);
+    for (uint32_t i = 0; i < self->pinned.count; i++) {
+        pinned_region *region = self->pinned.items[i];
+        (void)unregister_pieces(region->base, region->size_bytes);
+        mem_free(region);
+    }
     for (uint32_t i = 0; i < self->allocated.count; i++)
         (void)cudaFreeHost(self->allocated.items[i]);
     if (self->reserved)
@@ -324,8 +364,8 @@ int device_release(device *self)
     return check(cudaFree(memory), "giving memory of the GPU back");
 }
 
-/* Host memory that kernels may write to must have one address on both sides, as it has wherever the
- * GPU and the process share an address space (64-bit Linux). */
+/* Host memory that kernels may write to must have one address on both sides. Registered memory has where
+ * all GPUs that the process sees can use the host's addresses, as on Linux, but not within Windows. */
 static int check_same_address(void *host)
 {
     void *on_device = NULL;
@@ -333,8 +373,9 @@ static int check_same_address(void *host)
     if (on_device == host)
         return 0;
     return err_set(ERR_BACKEND,
-                   "pinned memory at %p is at %p for the GPU: this system has no unified "
-                   "addressing, which Sluice needs",
+                   "pinned memory at %p is at %p for the GPU: a GPU of this system cannot use the "
+                   "host's addresses, which Sluice needs; if it is another one, hide it with "
+                   "CUDA_VISIBLE_DEVICES",
                    host, on_device);
 }
 
@@ -345,33 +386,48 @@ int device_pin(device *self, void *base, uint64_t size_bytes)
         return err_set(-EINVAL, "device: cannot pin %llu bytes at %p: not whole pages",
                        (unsigned long long)size_bytes, base);
     TRY(list_reserve(&self->pinned));
-    cudaError_t code =
-        cudaHostRegister(base, size_bytes, cudaHostRegisterPortable | cudaHostRegisterMapped);
+    pinned_region *region = mem_alloc(1, sizeof *region, tag);
+    if (!region)
+        return -ENOMEM;
+    *region = (pinned_region){base, size_bytes};
+    cudaError_t code = register_pieces(base, size_bytes);
     if (code == cudaErrorMemoryAllocation) {
         char text[SIZE_TEXT_BYTES];
         (void)cudaGetLastError();
+        mem_free(region);
         return err_set(-ENOMEM,
                        "the system does not let the GPU's driver lock %s of host memory: raise the "
                        "limit on locked memory (ulimit -l, LimitMEMLOCK=, docker run --ulimit "
                        "memlock=-1) or the container's memory, or lower tiers.host.budget",
                        size_format(size_bytes, text));
     }
-    TRY(check(code, "registering host memory"));
-    int rc = check_same_address(base);
+    int rc = check(code, "registering host memory");
+    if (rc == 0) {
+        rc = check_same_address(base);
+        if (rc < 0)
+            (void)unregister_pieces(base, size_bytes);
+    }
     if (rc < 0) {
-        (void)cudaHostUnregister(base);
         (void)cudaGetLastError();
+        mem_free(region);
         return rc;
     }
-    list_add(&self->pinned, base);
+    list_add(&self->pinned, region);
     return 0;
 }
 
 int device_unpin(device *self, void *base)
 {
-    if (!list_remove(&self->pinned, base))
-        return err_set(-EINVAL, "device: no memory is pinned at %p", base);
-    return check(cudaHostUnregister(base), "releasing registered host memory");
+    for (uint32_t i = 0; i < self->pinned.count; i++) {
+        pinned_region *region = self->pinned.items[i];
+        if (region->base != base)
+            continue;
+        self->pinned.items[i] = self->pinned.items[--self->pinned.count];
+        cudaError_t code = unregister_pieces(base, region->size_bytes);
+        mem_free(region);
+        return check(code, "releasing registered host memory");
+    }
+    return err_set(-EINVAL, "device: no memory is pinned at %p", base);
 }
 
 int device_alloc_pinned(device *self, uint64_t size_bytes, void **out)
@@ -477,10 +533,20 @@ int device_copy(device *self, device_stream *stream, void *target, const void *s
         [DEVICE_TO_HOST] = cudaMemcpyDeviceToHost,
         [DEVICE_WITHIN] = cudaMemcpyDeviceToDevice,
     };
+    unsigned char *to = target;
+    const unsigned char *from = source;
     (void)self;
-    return check(
-        cudaMemcpyAsync(target, source, size_bytes, kinds[direction], (cudaStream_t)stream),
-        "copying");
+    do {
+        uint64_t bytes = size_bytes;
+        if (direction != DEVICE_WITHIN)
+            bytes = piece_bytes(direction == DEVICE_TO_HOST ? to : from, size_bytes);
+        TRY(check(cudaMemcpyAsync(to, from, bytes, kinds[direction], (cudaStream_t)stream),
+                  "copying"));
+        to += bytes;
+        from += bytes;
+        size_bytes -= bytes;
+    } while (size_bytes > 0);
+    return 0;
 }
 
 int device_fill(device *self, device_stream *stream, void *target, uint8_t value,
