@@ -49,11 +49,16 @@ static inline cudaError_t cudai_launch(void (*kernel)(P...), dim3 grid, dim3 blo
 #endif
 }
 
+// Also loads the kernel, as asking for its attributes is documented to do.
 template <typename... P>
 static inline cudaError_t cudai_allow_shared(void (*kernel)(P...), size_t shared_bytes)
 {
-    return cudaFuncSetAttribute(reinterpret_cast<const void *>(kernel),
-                                cudaFuncAttributeMaxDynamicSharedMemorySize,
+    const void *function = reinterpret_cast<const void *>(kernel);
+    cudaFuncAttributes attributes;
+    cudaError_t error = cudaFuncGetAttributes(&attributes, function);
+    if (error != cudaSuccess)
+        return error;
+    return cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                 static_cast<int>(shared_bytes));
 }
 
