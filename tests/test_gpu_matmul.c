@@ -54,9 +54,9 @@ static void check_one(gpu_fixture *gpu, const matmul_desc *desc, product_offsets
  * cuBLASLt has not. Gap 0 and 8 keep rows of even shapes aligned, 3 does not. */
 static void check_all(enum dtype type)
 {
-    static const uint64_t shapes[][3] = {{1, 1, 1},     {7, 5, 3},  {64, 64, 64}, {33, 65, 17},
-                                         {80, 16, 112}, {5, 70, 1}, {1, 96, 72},  {16, 1, 100},
-                                         {66, 130, 32}, {8, 24, 49}};
+    static const uint64_t shapes[][3] = {{1, 1, 1},     {7, 5, 3},   {64, 64, 64}, {33, 65, 17},
+                                         {80, 16, 112}, {5, 70, 1},  {1, 96, 72},  {16, 1, 100},
+                                         {66, 130, 32}, {8, 24, 49}, {9, 40, 128}, {24, 8, 200}};
     static const uint64_t gaps[] = {0, 3, 8};
     gpu_fixture *gpu = begin();
     uint64_t turn = 0;
@@ -140,7 +140,7 @@ static void offsets_of_rows(void **state)
 static void same_bits(void **state)
 {
     (void)state;
-    static const uint64_t shapes[][3] = {{64, 64, 192}, {40, 24, 136}, {1, 96, 64}, {33, 65, 17}};
+    static const uint64_t shapes[][3] = {{64, 64, 256}, {40, 24, 136}, {1, 96, 64}, {33, 65, 17}};
     gpu_fixture *gpu = begin();
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
         for (int type = 0; type < DTYPE_COUNT; type++) {
@@ -236,7 +236,7 @@ static void refusals(void **state)
     desc = product_desc(UINT64_MAX / 8, 4, UINT64_MAX / 8, 0, 0, DTYPE_BF16, DTYPE_FP32);
     expect_refused(gpu, &desc, "");
 
-    desc = product_desc(8, 8, 48, PRODUCT_BIAS, 0, DTYPE_BF16, DTYPE_BF16);
+    desc = product_desc(8, 8, 128, PRODUCT_BIAS, 0, DTYPE_BF16, DTYPE_BF16);
     kernel_matmul *product = new_product(gpu, &desc);
     product_case of = product_create(gpu, &desc, (product_offsets){0, 0, 0, 0});
     void *scratch = gpu_alloc(gpu, cudai_matmul_scratch_bytes(product) + 512);
@@ -254,6 +254,50 @@ static void refusals(void **state)
     }
     product_destroy(&of);
     cudai_matmul_destroy(product);
+    end(gpu);
+}
+
+/* Ones times ones is k, whole up to 2^24 in any order of sums: no term may be left out. Few rows and
+ * columns and a long k are what a library splits, and a k that its step does not divide what it may split
+ * wrongly. */
+static void every_term_counts(void **state)
+{
+    (void)state;
+    enum { M = 48, N = 64, K_MAX = 70000, K_SIMULATED_MAX = 2100 };
+    static const enum dtype types[] = {DTYPE_BF16, DTYPE_FP16, DTYPE_FP32};
+    static const uint16_t one_halves[] = {[DTYPE_BF16] = 0x3f80, [DTYPE_FP16] = 0x3c00};
+    gpu_fixture *gpu = begin();
+    uint64_t k_max = gpu->is_simulated ? K_SIMULATED_MAX : K_MAX;
+    void *ones = mem_alloc(N * k_max, sizeof(float), "test ones");
+    void *operand = gpu_alloc(gpu, N * k_max * sizeof(float));
+    float result[M * N], *c = gpu_alloc(gpu, sizeof result);
+    for (size_t t = 0; t < sizeof types / sizeof *types; t++) {
+        for (uint64_t i = 0; i < N * k_max; i++)
+            if (types[t] == DTYPE_FP32)
+                ((float *)ones)[i] = 1.0f;
+            else
+                ((uint16_t *)ones)[i] = one_halves[types[t]];
+        gpu_upload(gpu, operand, ones, N * k_max * dtype_bytes(types[t]));
+        for (uint64_t k = 128; k <= k_max; k += k < 2000 ? 184 : 2713) {
+            matmul_desc desc = product_desc(M, N, k, PRODUCT_B_T, 0, types[t], DTYPE_FP32);
+            kernel_matmul *product = new_product(gpu, &desc);
+            void *scratch = gpu_alloc(gpu, cudai_matmul_scratch_bytes(product));
+            gpu_fill(gpu, c, 0xff, sizeof result);
+            assert_int_equal(cudai_matmul(product, gpu->stream, operand, operand, NULL, c, scratch),
+                             0);
+            gpu_sync(gpu);
+            gpu_download(gpu, result, c, sizeof result);
+            for (int i = 0; i < M * N; i++)
+                if (result[i] != (float)k)
+                    fail_msg("%s: %llu ones add up to %g", dtype_name(types[t]),
+                             (unsigned long long)k, (double)result[i]);
+            gpu_free(gpu, scratch);
+            cudai_matmul_destroy(product);
+        }
+    }
+    gpu_free(gpu, c);
+    gpu_free(gpu, operand);
+    mem_free(ones);
     end(gpu);
 }
 
@@ -367,11 +411,11 @@ int main(void)
 {
     log_set_level(LOG_QUIET); /* each product that cuBLASLt refuses says so */
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(products_fp32),   cmocka_unit_test(products_bf16),
-        cmocka_unit_test(products_fp16),   cmocka_unit_test(column_blocks),
-        cmocka_unit_test(offsets_of_rows), cmocka_unit_test(same_bits),
-        cmocka_unit_test(chained),         cmocka_unit_test(refusals),
-        cmocka_unit_test(large),
+        cmocka_unit_test(products_fp32),     cmocka_unit_test(products_bf16),
+        cmocka_unit_test(products_fp16),     cmocka_unit_test(column_blocks),
+        cmocka_unit_test(offsets_of_rows),   cmocka_unit_test(same_bits),
+        cmocka_unit_test(chained),           cmocka_unit_test(refusals),
+        cmocka_unit_test(every_term_counts), cmocka_unit_test(large),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

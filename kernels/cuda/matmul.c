@@ -18,7 +18,8 @@
  * a job that asks for fp32 asks for its precision. Where k is split among blocks, the partial sums are
  * fp32, in the workspace, added by a second pass in fixed order (reduction scheme COMPUTE_TYPE); the
  * schemes that add into C as blocks come are not allowed. So a product's bits are a function of shape,
- * cuBLASLt's version and the GPU's kind.
+ * cuBLASLt's version and the GPU's kind. k is split only where every kernel's step divides it: versions
+ * of 12 and 13 are reported to leave out the rest of k where it does not, on H100 too, for odd shapes.
  *
  * Alignment. An algorithm is chosen for what the model guarantees of its operands' addresses, and each
  * call checks it. Matrices begin on multiples of 256 bytes; what is passed may begin further on:
@@ -49,6 +50,7 @@ enum {
     MATRIX_ALIGN_BYTES = 256, /* of every matrix, and of scratch: cuBLASLt asks it of a workspace */
     OFFSET_ALIGN_BYTES = 16,  /* of columns in a wider matrix; of a bias */
     ALGO_COUNT = 8,           /* candidates, best first by cuBLASLt's estimate */
+    SPLIT_STEP = 128, /* a k that may be split is a multiple; no kernel's step in k is longer */
     SHAPE_TEXT_BYTES = 160,
 };
 
@@ -211,7 +213,9 @@ static int set_preference(const kernel_matmul *product, cublasLtMatmulPreference
     uint64_t workspace_bytes =
         product->context->compute_major >= 9 ? WORKSPACE_BYTES_SM90 : WORKSPACE_BYTES;
     /* No split of k, or one whose partial sums a second pass adds in fp32 and in order. */
-    uint32_t schemes = CUBLASLT_REDUCTION_SCHEME_NONE | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+    uint32_t schemes = CUBLASLT_REDUCTION_SCHEME_NONE;
+    if (product->desc.k % SPLIT_STEP == 0)
+        schemes |= CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
     uint32_t left = product->b_align_bytes, right = product->a_align_bytes;
     uint32_t result = product->c_align_bytes;
     const struct preference {

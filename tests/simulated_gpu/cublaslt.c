@@ -7,7 +7,8 @@
  *    algorithm was chosen for, and D against A and B, which it may not overlap (INVALID_VALUE);
  *  - algorithms carry the problem that they were chosen for; another one is INVALID_VALUE;
  *  - where k >= 48, it is cut into up to three parts whose sums really go to the workspace, if the
- *    reduction scheme COMPUTE_TYPE is allowed and the workspace limit suffices;
+ *    reduction scheme COMPUTE_TYPE is allowed and the workspace limit suffices; what is left of k when
+ *    divided by 64 is then left out, as some versions are reported to do;
  *  - where the schemes INPLACE or OUTPUT_TYPE are allowed it adds in another order at every other call;
  *  - the first candidate of a list is one whose state is not SUCCESS; for a k that leaves 1 when divided
  *    by 16, the second has the state SUCCESS and is refused when run;
@@ -24,7 +25,7 @@
 #include "base/dtype.h"
 #include "simulated_gpu.h"
 
-enum { ALIGN_MAX = 256, SPLIT_K = 48, PARTS_MAX = 3, MAGIC = 0x51ed };
+enum { ALIGN_MAX = 256, SPLIT_K = 48, SPLIT_STEP = 64, PARTS_MAX = 3, MAGIC = 0x51ed };
 
 enum algo_kind { ALGO_ORDERED = 1, ALGO_SPLIT, ALGO_UNORDERED, ALGO_REFUSED };
 
@@ -422,10 +423,11 @@ static float split_sum(const struct work *work, const struct wide *wide, uint64_
 {
     const struct problem *problem = &work->problem;
     uint64_t elems = problem->m * problem->n, at = column * problem->m + row, part = 0;
-    for (uint64_t begin = 0; begin < problem->k; begin += work->algo.part_elems, part++) {
+    uint64_t k = problem->k - problem->k % SPLIT_STEP;
+    for (uint64_t begin = 0; begin < k; begin += work->algo.part_elems, part++) {
         uint64_t end = begin + work->algo.part_elems;
         work->workspace[part * elems + at] =
-            sum_of(work, wide, row, column, begin, end < problem->k ? end : problem->k);
+            sum_of(work, wide, row, column, begin, end < k ? end : k);
     }
     float sum = 0;
     for (uint64_t i = 0; i < part; i++)
