@@ -71,7 +71,7 @@ static void calls_only_enqueue(void **state)
     assert_int_equal(cudai_cublas_create(&gpu->context), 0);
     for (int is_odd = 0; is_odd < 2; is_odd++) {
         matmul_desc desc =
-            product_desc(64, 64, 96, PRODUCT_BIAS, (uint64_t)is_odd, DTYPE_BF16, DTYPE_BF16);
+            product_desc(64, 64, 128, PRODUCT_BIAS, (uint64_t)is_odd, DTYPE_BF16, DTYPE_BF16);
         kernel_matmul *product;
         assert_int_equal(cudai_matmul_create(&gpu->context, &desc, &product), 0);
         product_case of = product_create(gpu, &desc, (product_offsets){0, 0, 0, 0});
@@ -104,7 +104,7 @@ static void calls_only_enqueue(void **state)
  * matrix: it alone refuses to run without its scratch. */
 static bool runs_cublas(gpu_fixture *gpu, bool is_c, uint64_t offset)
 {
-    matmul_desc desc = product_desc(64, 64, 96, PRODUCT_B_T, 0, DTYPE_BF16, DTYPE_BF16);
+    matmul_desc desc = product_desc(64, 64, 128, PRODUCT_B_T, 0, DTYPE_BF16, DTYPE_BF16);
     *(is_c ? &desc.c_stride : &desc.a_stride) = 512;
     kernel_matmul *product;
     assert_int_equal(cudai_matmul_create(&gpu->context, &desc, &product), 0);
