@@ -23,8 +23,10 @@ static void context_destroy(kernel_context *context)
     mem_free(context);
 }
 
-/* The text is part of a run's numeric fingerprint. So the driver's version is in it only where the driver
- * compiles our kernels from PTX: it updates at any time, and elsewhere no bit depends on it. */
+/* The text is part of a run's numeric fingerprint. So the number of multiprocessors is in it, of which
+ * cuBLAS's bits are a function (a GPU shared by processes may have fewer than its name says), but the
+ * driver's version only where the driver compiles our kernels from PTX: it updates at any time, and
+ * elsewhere no bit depends on it. */
 static int describe_context(kernel_context *context)
 {
     struct cudaDeviceProp properties;
@@ -39,9 +41,9 @@ static int describe_context(kernel_context *context)
         snprintf(compiler, sizeof compiler, " (kernels by its driver for CUDA %d.%d)",
                  driver / 1000, driver % 1000 / 10);
     snprintf(context->description, sizeof context->description,
-             "cuda: %.64s, sm_%d%d%s, runtime %d.%d, %s, %s", properties.name,
-             context->compute_major, context->compute_minor, compiler, runtime / 1000,
-             runtime % 1000 / 10, cudai_cublas_version(context),
+             "cuda: %.64s, sm_%d%d x %d%s, runtime %d.%d, %s, %s", properties.name,
+             context->compute_major, context->compute_minor, context->sm_count, compiler,
+             runtime / 1000, runtime % 1000 / 10, cudai_cublas_version(context),
              cudnn ? cudnn : "no cuDNN (our own attention)");
     return 0;
 }
