@@ -216,7 +216,7 @@ static void test_shapes(void **state)
     };
     (void)state;
     reset();
-    kernel_context context = new_context(9);
+    kernel_context context = new_context(8);
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
         check_case(&context, &shapes[i], DTYPE_BF16, 1);
         check_case(&context, &shapes[i], DTYPE_FP16, 1);
@@ -260,22 +260,22 @@ static void test_parts(void **state)
 /* Where one head's dS is too large, the ordered accumulator: from 9.25, on Hopper alone. */
 static void test_ordered(void **state)
 {
-    static const struct shape shape = {2, 19, 6, 2, 16};
+    static const struct shape shape = {2, 128, 6, 2, 16};
     attention_desc desc = desc_of(&shape, DTYPE_FP16);
     cudai_cudnn_plan *plan;
     (void)state;
     reset();
     fake_cudnn.version = 92500;
     kernel_context context = new_context(9);
-    context.cudnn->workspace_bytes_max = 3 * 19 * 16 * 8;
+    context.cudnn->workspace_bytes_max = 3 * 128 * 16 * 8;
     check_case(&context, &shape, DTYPE_FP16, 4);
     check_case(&context, &shape, DTYPE_BF16, 4);
     assert_int_equal(fake_cudnn.planned_engine_idx, 100 + FAKE_ENGINE_CHOSEN);
-    context.cudnn->workspace_bytes_max = 2 * 3 * 19 * 16 * 8;
+    context.cudnn->workspace_bytes_max = 2 * 3 * 128 * 16 * 8;
     check_case(&context, &shape, DTYPE_BF16, 2);
-    context.cudnn->workspace_bytes_max = 3 * 19 * 16 * 8 - 1;
+    context.cudnn->workspace_bytes_max = 3 * 128 * 16 * 8 - 1;
     assert_int_equal(cudai_cudnn_plan_create(&context, &desc, &plan), ERR_BACKEND);
-    context.cudnn->workspace_bytes_max = 3 * 19 * 16 * 8;
+    context.cudnn->workspace_bytes_max = 3 * 128 * 16 * 8;
     context.cudnn->compute_major = 8;
     assert_int_equal(cudai_cudnn_plan_create(&context, &desc, &plan), ERR_BACKEND);
     context.cudnn->compute_major = 9;
@@ -295,7 +295,7 @@ static void test_engines(void **state)
     cudai_cudnn_plan *plan;
     (void)state;
     reset();
-    kernel_context context = new_context(9);
+    kernel_context context = new_context(8);
     fake_cudnn.refused_config_count = 2;
     fake_cudnn.unsound_config_count = 1;
     fake_cudnn.config_count = 5;
@@ -329,7 +329,7 @@ static void test_run_errors(void **state)
     cudai_cudnn_plan *plan;
     (void)state;
     reset();
-    kernel_context context = new_context(9);
+    kernel_context context = new_context(8);
     context.cudnn->workspace_bytes_max = 4 * 64 * 128 * 2;
     assert_int_equal(cudai_cudnn_plan_create(&context, &desc, &plan), 0);
     struct block scratch = new_block(cudai_cudnn_plan_backward_scratch_bytes(plan));
@@ -387,8 +387,11 @@ static void test_refused_shapes(void **state)
     other.tokens = 1;
     expect_refusal(&other, 9, 92500, "one token");
     other.tokens = 100;
-    expect_refusal(&other, 9, 91500, "multiple of 128");
-    expect_refusal(&other, 9, 91501, NULL);
+    expect_refusal(&other, 8, 91500, "multiple of 128");
+    expect_refusal(&other, 8, 91501, NULL);
+    expect_refusal(&other, 9, 93000, "multiple of 128");
+    other.tokens = 192;
+    expect_refusal(&other, 9, 93000, "multiple of 128");
     other = desc;
     other.type = DTYPE_FP32;
     expect_refusal(&other, 9, 91900, "fp32");
@@ -446,7 +449,7 @@ static void test_absence(void **state)
     fake_cudnn.fails_to_create = true;
     expect_absence("the driver is too old");
     reset();
-    kernel_context context = new_context(9);
+    kernel_context context = new_context(8);
     assert_string_equal(cudai_cudnn_version(&context), "cuDNN 9.19.0");
     assert_null(context.cudnn_absence);
     cudai_cudnn_destroy(&context);
