@@ -66,7 +66,8 @@ int device_release(device *self) MUST_CHECK; /* waits for all work */
 
 /* Registers host memory [base, base + size_bytes), page-aligned, so that copies run at the link's speed
  * and asynchronously, and kernels may write there under the same address. Many GiB take seconds. -ENOMEM
- * with the advice about locked memory where the system refuses. Several regions may be pinned. */
+ * with the advice about locked memory where the system refuses. Several regions may be pinned. A copy of
+ * CUDA's own may not reach over an address that is a multiple of 64 GiB there; device_copy's may. */
 int device_pin(device *self, void *base, uint64_t size_bytes) MUST_CHECK;
 int device_unpin(device *self, void *base) MUST_CHECK; /* no work may use it */
 
