@@ -46,6 +46,12 @@ static bool is_at_an_end(enum program_kind kind)
     return kind == PROGRAM_INIT || kind == PROGRAM_SAVE || kind == PROGRAM_LOAD;
 }
 
+/* The shorter of two lookaheads, of which 0 is no limit. */
+static uint64_t shorter_lookahead(uint64_t a, uint64_t b)
+{
+    return a == 0 ? b : b == 0 ? a : size_min(a, b);
+}
+
 /* How a program is compiled. */
 struct order {
     enum program_kind kind;
@@ -66,11 +72,9 @@ static int compile_one(const plan_job *job, const plan_set *set, const plani_lay
     }
     int first = asked->serial ? LOOKAHEAD_TRIES - 1 : 0;
     for (int i = first; rc == 0 && i < LOOKAHEAD_TRIES; i++) {
-        uint64_t lookahead = lookaheads[i];
-        if (job->lookahead_ops && (lookahead == 0 || lookahead > job->lookahead_ops))
-            lookahead = job->lookahead_ops;
-        if (is_at_an_end(asked->kind) && (lookahead == 0 || lookahead > LOOKAHEAD_OF_ENDS))
-            lookahead = LOOKAHEAD_OF_ENDS;
+        uint64_t lookahead = shorter_lookahead(lookaheads[i], job->lookahead_ops);
+        if (is_at_an_end(asked->kind))
+            lookahead = shorter_lookahead(lookahead, LOOKAHEAD_OF_ENDS);
         int tried = plani_schedule(&b, asked->kind, budgets, lookahead, asked->whole, out);
         if (tried == 0)
             break;

@@ -351,28 +351,37 @@ static int rescue(traini_loop *self, int failed)
                    self->record.step);
 }
 
+/* The run, its memory and slab, but for its directory. */
+static int remove_run(traini_loop *self)
+{
+    traini_engine_destroy(self->engine);
+    self->engine = NULL;
+    return traini_run_dir_clear(&self->dir, &self->record);
+}
+
 /* A new run that could not start leaves nothing but its directory. The first error stays. */
 static int withdraw(traini_loop *self, int failed)
 {
     err_record first;
     err_save(&first, failed);
-    traini_engine_destroy(self->engine);
-    self->engine = NULL;
-    if (traini_run_dir_clear(&self->dir, &self->record) < 0)
+    if (remove_run(self) < 0)
         log_warn("after the failed start: %s", err_text());
     return err_restore(&first);
+}
+
+static void sum_up_lanes(traini_loop *self)
+{
+    for (int i = 0; i < LANE_COUNT; i++)
+        self->summary->lanes[i] = self->engine->totals[i];
 }
 
 /* Nothing of a trial stays. */
 static int end_trial(traini_loop *self, int result)
 {
-    for (int i = 0; i < LANE_COUNT; i++)
-        self->summary->lanes[i] = self->engine->totals[i];
+    sum_up_lanes(self);
     if (result < 0)
         return withdraw(self, result);
-    traini_engine_destroy(self->engine);
-    self->engine = NULL;
-    TRY(traini_run_dir_clear(&self->dir, &self->record));
+    TRY(remove_run(self));
     return result == 1 ? err_set(ERR_STOPPED, "stopped on request; a trial keeps no state") : 0;
 }
 
@@ -407,8 +416,7 @@ static int run_all(traini_loop *self)
     if (stopped < 0)
         return rescue(self, stopped);
     TRY(finish(self, stopped == 1));
-    for (int i = 0; i < LANE_COUNT; i++)
-        self->summary->lanes[i] = self->engine->totals[i];
+    sum_up_lanes(self);
     if (stopped)
         return err_set(ERR_STOPPED,
                        "stopped on request after step %" PRIu64 " of %" PRIu64
