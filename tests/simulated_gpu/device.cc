@@ -90,8 +90,6 @@ static cudaError_t check_device(int device_idx)
     return device_idx == 0 ? cudaSuccess : report(cudaErrorInvalidDevice);
 }
 
-static unsigned device_flags;
-
 } // namespace simulated
 
 using namespace simulated;
@@ -129,24 +127,9 @@ cudaError_t cudaGetDevice(int *device_idx)
     return enter();
 }
 
-cudaError_t cudaInitDevice(int device_idx, unsigned flags, unsigned)
+/* How a host thread waits is no matter here. */
+cudaError_t cudaSetDeviceFlags(unsigned)
 {
-    device_flags = flags;
-    return cudaSetDevice(device_idx);
-}
-
-cudaError_t cudaSetDeviceFlags(unsigned flags)
-{
-    cudaError_t error = enter();
-    if (error != cudaSuccess)
-        return error;
-    device_flags = flags;
-    return cudaSuccess;
-}
-
-cudaError_t cudaGetDeviceFlags(unsigned *flags)
-{
-    *flags = device_flags;
     return enter();
 }
 

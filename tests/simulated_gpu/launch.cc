@@ -217,29 +217,4 @@ cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *attributes, const v
     return cudaSuccess;
 }
 
-cudaError_t cudaFuncSetCacheConfig(const void *kernel, enum cudaFuncCache)
-{
-    cudaError_t error = enter();
-    if (error != cudaSuccess)
-        return error;
-    return kernel ? cudaSuccess : report(cudaErrorInvalidDeviceFunction);
-}
-
-// By threads and shared memory alone: registers are not known here.
-cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, const void *kernel,
-                                                          int block_threads, size_t shared_bytes)
-{
-    cudaError_t error = enter();
-    if (error != cudaSuccess)
-        return error;
-    if (!blocks || !kernel || block_threads <= 0)
-        return report(cudaErrorInvalidValue);
-    size_t fixed = static_cast<size_t>(get_limits(kernel).shared_static);
-    size_t by_shared = (SHARED_BYTES_OPTIN + 1024) / (shared_bytes + fixed + 1024);
-    size_t by_threads = block_threads > BLOCK_THREADS_MAX
-                            ? 0
-                            : 2048 / ((static_cast<size_t>(block_threads) + 31) / 32 * 32);
-    *blocks = static_cast<int>(min(size_t{32}, min(by_shared, by_threads)));
-    return cudaSuccess;
-}
-}
+} // extern "C"

@@ -272,11 +272,6 @@ cudaError_t cudaHostAlloc(void **pointer, size_t bytes, unsigned flags)
     return *pointer ? cudaSuccess : report(cudaErrorMemoryAllocation);
 }
 
-cudaError_t cudaMallocHost(void **pointer, size_t bytes)
-{
-    return cudaHostAlloc(pointer, bytes, cudaHostAllocDefault);
-}
-
 cudaError_t cudaFreeHost(void *pointer)
 {
     cudaError_t error = enter();

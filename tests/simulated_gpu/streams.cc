@@ -37,7 +37,6 @@ struct stream_work {
 
 struct CUstream_st {
     unsigned flags;
-    int priority;
     bool is_ending;
     std::deque<stream_work> queue;
     uint64_t enqueued, completed;
@@ -190,11 +189,10 @@ static void *serve_stream(void *user)
 }
 
 // With the lock.
-static cudaStream_t make_stream(unsigned flags, int priority)
+static cudaStream_t make_stream(unsigned flags)
 {
     cudaStream_t made = new CUstream_st();
     made->flags = flags;
-    made->priority = priority;
     made->random = random_source(get_settings().seed * 31 + ++rt->streams_made);
     if (pthread_create(&made->thread, NULL, serve_stream, made) != 0) {
         delete made;
@@ -242,7 +240,7 @@ static cudaError_t put(lock_type &lock, cudaStream_t stream, stream_work work)
     bool waits = is_default(stream);
     if (waits) {
         if (!rt->default_stream)
-            rt->default_stream = make_stream(0, 0);
+            rt->default_stream = make_stream(0);
         stream = rt->default_stream;
         if (!stream)
             return cudaErrorMemoryAllocation;
@@ -294,14 +292,10 @@ cudaError_t cudaGetLastError(void)
     return error;
 }
 
-cudaError_t cudaPeekAtLastError(void)
-{
-    return has_fault() ? cudaErrorIllegalAddress : last_error;
-}
-
 // --- streams -------------------------------------------------------------------------------------
 
-cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, int priority)
+/* Any priority is taken, as CUDA does, and none has an effect here. */
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, int)
 {
     cudaError_t error = enter();
     if (error != cudaSuccess)
@@ -309,7 +303,7 @@ cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, i
     if (!stream || (flags & ~static_cast<unsigned>(cudaStreamNonBlocking)))
         return report(cudaErrorInvalidValue);
     lock_type lock(rt->mutex);
-    *stream = make_stream(flags, priority > 0 ? 0 : priority < -5 ? -5 : priority);
+    *stream = make_stream(flags);
     if (!*stream)
         return report(cudaErrorMemoryAllocation);
     rt->streams.insert(*stream);
@@ -368,30 +362,6 @@ cudaError_t cudaStreamQuery(cudaStream_t stream)
     if (!rt->streams.count(stream))
         return report(cudaErrorInvalidResourceHandle);
     return stream->completed < stream->enqueued ? cudaErrorNotReady : cudaSuccess;
-}
-
-cudaError_t cudaStreamGetPriority(cudaStream_t stream, int *priority)
-{
-    cudaError_t error = enter();
-    if (error != cudaSuccess)
-        return error;
-    lock_type lock(rt->mutex);
-    if (!is_default(stream) && !rt->streams.count(stream))
-        return report(cudaErrorInvalidResourceHandle);
-    *priority = is_default(stream) ? 0 : stream->priority;
-    return cudaSuccess;
-}
-
-cudaError_t cudaStreamGetFlags(cudaStream_t stream, unsigned *flags)
-{
-    cudaError_t error = enter();
-    if (error != cudaSuccess)
-        return error;
-    lock_type lock(rt->mutex);
-    if (!is_default(stream) && !rt->streams.count(stream))
-        return report(cudaErrorInvalidResourceHandle);
-    *flags = is_default(stream) ? 0u : stream->flags;
-    return cudaSuccess;
 }
 
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void *user)

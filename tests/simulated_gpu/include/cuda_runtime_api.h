@@ -167,13 +167,6 @@ enum cudaFuncAttribute {
     cudaFuncAttributePreferredSharedMemoryCarveout = 9
 };
 
-enum cudaFuncCache {
-    cudaFuncCachePreferNone = 0,
-    cudaFuncCachePreferShared = 1,
-    cudaFuncCachePreferL1 = 2,
-    cudaFuncCachePreferEqual = 3
-};
-
 enum cudaSharedCarveout {
     cudaSharedmemCarveoutDefault = -1,
     cudaSharedmemCarveoutMaxL1 = 0,
@@ -197,15 +190,12 @@ struct cudaFuncAttributes {
 const char *cudaGetErrorName(cudaError_t error);
 const char *cudaGetErrorString(cudaError_t error);
 cudaError_t cudaGetLastError(void);
-cudaError_t cudaPeekAtLastError(void);
 
 /* The device */
 cudaError_t cudaGetDeviceCount(int *count);
 cudaError_t cudaSetDevice(int device_idx);
 cudaError_t cudaGetDevice(int *device_idx);
-cudaError_t cudaInitDevice(int device_idx, unsigned device_flags, unsigned flags);
 cudaError_t cudaSetDeviceFlags(unsigned flags);
-cudaError_t cudaGetDeviceFlags(unsigned *flags);
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *properties, int device_idx);
 cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr which, int device_idx);
 cudaError_t cudaDeviceGetPCIBusId(char *text, int text_bytes, int device_idx);
@@ -220,7 +210,6 @@ cudaError_t cudaMalloc(void **pointer, size_t bytes);
 cudaError_t cudaFree(void *pointer);
 cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes);
 cudaError_t cudaHostAlloc(void **pointer, size_t bytes, unsigned flags);
-cudaError_t cudaMallocHost(void **pointer, size_t bytes);
 cudaError_t cudaFreeHost(void *pointer);
 cudaError_t cudaHostRegister(void *base, size_t bytes, unsigned flags);
 cudaError_t cudaHostUnregister(void *base);
@@ -240,8 +229,6 @@ cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, i
 cudaError_t cudaStreamDestroy(cudaStream_t stream);
 cudaError_t cudaStreamSynchronize(cudaStream_t stream);
 cudaError_t cudaStreamQuery(cudaStream_t stream);
-cudaError_t cudaStreamGetPriority(cudaStream_t stream, int *priority);
-cudaError_t cudaStreamGetFlags(cudaStream_t stream, unsigned *flags);
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event,
                                 unsigned flags SIMULATED_DEFAULT(0));
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void *user);
@@ -256,9 +243,6 @@ cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t from, cudaEven
 /* Kernels */
 cudaError_t cudaFuncSetAttribute(const void *kernel, enum cudaFuncAttribute which, int value);
 cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *attributes, const void *kernel);
-cudaError_t cudaFuncSetCacheConfig(const void *kernel, enum cudaFuncCache config);
-cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, const void *kernel,
-                                                          int block_threads, size_t shared_bytes);
 
 #ifdef __cplusplus
 }
