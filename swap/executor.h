@@ -21,6 +21,9 @@
  * no trace event; its targets keep what they held. So what reads a transient that a conditional op
  * writes must be conditional too.
  *
+ * Ops with if_commits belong to a commit: where *is_committing is false when executor_run is called they
+ * are skipped, likewise in the order of their lanes.
+ *
  * All bookkeeping is allocated by executor_create for the largest program; executor_run allocates
  * nothing and sleeps in poll(2) whenever no lane has news. The first failing op stops the issue of
  * further ops; what is in flight is awaited; then the executor is POISONED and every later run says so.
@@ -53,6 +56,8 @@ struct executor_config {
     /* Borrowed; NULL: nothing is skipped. Read when executor_run is called and right after an OP_NORM
      * is complete, never while one is in flight, so that op may set it on its worker's thread. */
     const bool *is_skipped;
+    /* Borrowed; NULL: every run commits. Read when executor_run is called. */
+    const bool *is_committing;
     bool paranoid;
     unsigned char
         *arena_base[ARENA_COUNT]; /* paranoid: start of the device and of the host arena, of

@@ -6,6 +6,7 @@
 
 #include "swap/checksum.h"
 #include "swap/lane.h"
+#include "swap/places.h"
 #include "tiers/io.h"
 
 struct lane_io_config {
@@ -15,6 +16,12 @@ struct lane_io_config {
     uint32_t request_capacity; /* requests kept ready per lane, >= depth */
     checksum_table *verify;    /* borrowed: made for the programs that will run, outlives the lanes;
                                   NULL: nothing is summed */
+    place_table
+        *places; /* borrowed, outlives the lanes: where the optimizer state that programs name
+                            lies. Ops of optimizer state (state_kind, elem_count > 0) go there, are summed
+                            when written, and compared when read. NULL: they are as any other */
+    bool
+        compares_not; /* reads are not compared (io.verify_reads false); writes are summed as ever */
     int (*start_thread)(void *user); /* with a table: called first on the thread that sums, to bind
                                         cores for example; may be NULL */
     void *user;

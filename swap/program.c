@@ -169,6 +169,7 @@ const char *lane_kind_name(enum lane_kind kind)
         [LANE_READ] = "read",     [LANE_WRITE] = "write", [LANE_H2D] = "h2d",
         [LANE_D2H] = "d2h",       [LANE_COMM] = "comm",   [LANE_COMPUTE] = "compute",
         [LANE_UPDATE] = "update",
+        [LANE_COMMIT] = "commit",
     };
     return name_at(names, LANE_COUNT, kind);
 }
@@ -202,6 +203,7 @@ const char *op_kind_name(enum op_kind kind)
         [OP_UPDATE] = "update",
         [OP_INIT] = "init",
         [OP_WORKING_COPY] = "working_copy",
+        [OP_COMMIT] = "commit",
     };
     return name_at(names, OP_KIND_COUNT, kind);
 }

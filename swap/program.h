@@ -46,7 +46,7 @@ enum program_kind {
     PROGRAM_STEADY, /* a step; with update in_next_forward it first applies the step before */
     PROGRAM_FLUSH,  /* pending updates only; empty where updates are never pending */
     PROGRAM_EVAL,   /* forward only: loss of one step's worth of micro-batches */
-    PROGRAM_SAVE,   /* copies optimizer state homed in memory to its place on the slab */
+    PROGRAM_SAVE,   /* a commit by itself: state homed in memory to the slab, then OP_COMMIT */
     PROGRAM_LOAD,   /* the way back, and the working copies from the master weights */
     PROGRAM_KIND_COUNT
 };
@@ -61,6 +61,7 @@ enum lane_kind {
     LANE_COMM,    /* collectives between ranks */
     LANE_COMPUTE, /* forward, backward, norm; on a GPU also the updates of state homed there */
     LANE_UPDATE,  /* the optimizer, initial values, working copies */
+    LANE_COMMIT,  /* sync of the slabs and the manifest */
     LANE_COUNT
 };
 
@@ -89,6 +90,8 @@ enum op_kind {
     OP_UPDATE,     /* unit, tile: STATE, SOURCE (gradient) -> STATE, TARGET (working copy) */
     OP_INIT,       /* unit, tile: initial STATE and TARGET (working copy) */
     OP_WORKING_COPY, /* unit, tile: STATE -> TARGET (working copy) */
+    OP_COMMIT, /* makes the optimizer state on the slab durable as it stands: sync, then manifest. No
+                  operands: it names or is named by every write of such state, by a dependency */
     OP_KIND_COUNT
 };
 
@@ -140,6 +143,7 @@ struct op_demand {
     uint64_t device_bytes; /* of a GPU's own memory; on the CPU backend they are dram_bytes */
     double device_flops;   /* matrix products and attention on the device */
     double core_seconds;   /* CPU cores other than for device_flops, summed over cores */
+    double wait_seconds;   /* that no resource of these is busy with: the drives' sync */
 };
 typedef struct op_demand op_demand;
 
@@ -151,7 +155,8 @@ struct op {
         first_micro_batch; /* OP_BACKWARD: 1 = this op zeroes GRADS0 first, 2 = GRADS1, 3 = both */
     uint8_t
         if_applied; /* 1: only for an update that is applied: not run where the step is skipped */
-    uint8_t reserved[3];
+    uint8_t if_commits; /* 1: only in a run of the program that commits; else skipped */
+    uint8_t reserved[2];
     uint32_t unit;        /* the unit served, or PROGRAM_NONE */
     uint32_t stage;       /* place in the forward order, or PROGRAM_NONE */
     uint32_t pass;        /* which part of the stage's phase: 0 but where units are cut */
@@ -215,7 +220,9 @@ uint64_t op_moved_bytes(const op *item);
  *  - every read of a transient follows, through dependencies, a write of those bytes (scratch, and an
  *    accumulator that the op zeroes first, are not read);
  *  - two ops that touch the same bytes of a buffer, one of them writing, are ordered;
- *  - what a conditional op (if_applied) writes to a transient is read by conditional ops alone;
+ *  - what a conditional op (if_applied, if_commits) writes to a transient is read by ops of the same
+ *    condition alone;
+ *  - of an OP_COMMIT and an OP_WRITE of optimizer state to nvme one names the other as a dependency;
  *  - homes overlap nothing; two transients that overlap in an arena are never live together: all uses
  *    of one are ordered before all uses of the other;
  *  - reads and writes of nvme are in multiples of 4 KiB on both sides; the residues of tiles, gradients

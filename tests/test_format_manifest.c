@@ -41,10 +41,10 @@ static void remove_slots(void)
 static void fill(manifest *self, uint64_t generation, uint32_t drives, uint64_t extents)
 {
     memset(self, 0, sizeof *self);
-    self->state = generation % 3 ? MANIFEST_CLEAN : MANIFEST_RUNNING;
+    self->state = generation % 3 ? MANIFEST_COMMITTED : MANIFEST_RUNNING;
     self->generation = generation;
     for (int i = 0; i < MANIFEST_UUID_BYTES; i++)
-        self->uuid[i] = (uint8_t)rng_u64(SEED, generation, (uint64_t)i);
+        self->slabs.uuid[i] = (uint8_t)rng_u64(SEED, generation, (uint64_t)i);
     uint64_t *numbers[] = {&self->fingerprint,     &self->step,
                            &self->window_count,    &self->seed,
                            &self->skipped_count,   &self->tile_elems,
@@ -54,9 +54,9 @@ static void fill(manifest *self, uint64_t generation, uint32_t drives, uint64_t 
         *numbers[i] = rng_u64(SEED, generation, 100 + i);
     self->loss_scale = 65536.5;
     self->scale_last_overflow = generation % 2 ? -1 : (int64_t)generation * 1000;
-    self->drive_count = drives;
+    self->slabs.drive_count = drives;
     for (uint32_t d = 0; d < drives; d++)
-        snprintf(self->drives[d], MANIFEST_TEXT_BYTES, "/mnt/nvme%u/%.*s", d, (int)d * 3,
+        snprintf(self->slabs.drives[d], MANIFEST_TEXT_BYTES, "/mnt/nvme%u/%.*s", d, (int)d * 3,
                  "a-rather-long-directory-name-of-a-slab-on-a-drive");
     self->extent_count = extents;
     self->extents = mem_alloc(extents, sizeof *self->extents, "extents");
@@ -69,7 +69,7 @@ static void assert_same(const manifest *a, const manifest *b)
 {
     assert_int_equal(a->state, b->state);
     assert_int_equal(a->generation, b->generation);
-    assert_memory_equal(a->uuid, b->uuid, sizeof a->uuid);
+    assert_memory_equal(a->slabs.uuid, b->slabs.uuid, sizeof a->slabs.uuid);
     assert_int_equal(a->fingerprint, b->fingerprint);
     assert_int_equal(a->step, b->step);
     assert_int_equal(a->window_count, b->window_count);
@@ -82,9 +82,9 @@ static void assert_same(const manifest *a, const manifest *b)
     assert_int_equal(a->tile_elems, b->tile_elems);
     assert_int_equal(a->total_bytes, b->total_bytes);
     assert_int_equal(a->stripe_bytes, b->stripe_bytes);
-    assert_int_equal(a->drive_count, b->drive_count);
-    for (uint32_t d = 0; d < a->drive_count; d++)
-        assert_string_equal(a->drives[d], b->drives[d]);
+    assert_int_equal(a->slabs.drive_count, b->slabs.drive_count);
+    for (uint32_t d = 0; d < a->slabs.drive_count; d++)
+        assert_string_equal(a->slabs.drives[d], b->slabs.drives[d]);
     assert_int_equal(a->extent_count, b->extent_count);
     assert_memory_equal(a->extents, b->extents, a->extent_count * sizeof *a->extents);
 }
@@ -152,7 +152,8 @@ static void layout_is_as_documented(void **state)
     fill(&in, 8, 2, 3);
     assert_int_equal(manifest_write(directory, &in), 0);
     size_t count = load(0, bytes);
-    uint64_t drives_bytes = (strlen(in.drives[0]) + 1 + strlen(in.drives[1]) + 1 + 7) / 8 * 8;
+    uint64_t drives_bytes =
+        (strlen(in.slabs.drives[0]) + 1 + strlen(in.slabs.drives[1]) + 1 + 7) / 8 * 8;
     assert_int_equal(count, 192 + drives_bytes + 3 * 48);
     assert_memory_equal(bytes, "SLUMANIF\x02\0\0\0\x01\0\0\0", 16);
     uint64_t checksum, value;
@@ -171,7 +172,7 @@ static void layout_is_as_documented(void **state)
     assert_int_equal(value, in.scale_last_overflow);
     memcpy(&value, bytes + 168, 8);
     assert_int_equal(value, in.scale_hysteresis_left);
-    assert_string_equal((char *)bytes + 192, in.drives[0]);
+    assert_string_equal((char *)bytes + 192, in.slabs.drives[0]);
     assert_memory_equal(bytes + 192 + drives_bytes, in.extents, 3 * 48);
     manifest_fini(&in);
     remove_slots();
@@ -364,12 +365,12 @@ static void bad_calls_are_refused(void **state)
     fill(&in, 1, 1, 1);
     assert_int_equal(manifest_write("no-such-directory", &in), -ENOENT);
     assert_non_null(strstr(err_text(), "no-such-directory/manifest-1"));
-    in.drive_count = 17;
+    in.slabs.drive_count = 17;
     assert_int_equal(manifest_write(directory, &in), -EINVAL);
-    in.drive_count = 1;
-    memset(in.drives[0], 'x', MANIFEST_TEXT_BYTES);
+    in.slabs.drive_count = 1;
+    memset(in.slabs.drives[0], 'x', MANIFEST_TEXT_BYTES);
     assert_int_equal(manifest_write(directory, &in), -EINVAL);
-    snprintf(in.drives[0], MANIFEST_TEXT_BYTES, "/a");
+    snprintf(in.slabs.drives[0], MANIFEST_TEXT_BYTES, "/a");
     in.state = (enum manifest_state)0;
     assert_int_equal(manifest_write(directory, &in), -EINVAL);
     int found;

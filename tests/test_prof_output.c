@@ -98,9 +98,9 @@ static void metrics_are_json(void **state)
     assert_true(number_at(root, "tokens_per_second") == 1e6);
     assert_true(number_at(root, "model_tflops") == 12.5);
     json_t *lanes = json_object_get(root, "lanes"), *peaks = json_object_get(root, "peak_bytes");
-    assert_int_equal(json_object_size(lanes), 7);
-    static const char *const lane_names[] = {"read", "write",   "h2d",   "d2h",
-                                             "comm", "compute", "update"};
+    assert_int_equal(json_object_size(lanes), 8);
+    static const char *const lane_names[] = {"read", "write",   "h2d",    "d2h",
+                                             "comm", "compute", "update", "commit"};
     for (int lane = 0; lane < LANE_COUNT; lane++) {
         json_t *one = json_object_get(lanes, lane_names[lane]);
         assert_int_equal(json_integer_value(json_object_get(one, "bytes")), line.lanes[lane].bytes);

@@ -83,6 +83,9 @@ struct io_config {
     uint64_t
         stuck_ns; /* a transfer in flight for longer is named in a warning, again at each doubling
                           of that time, and waited for all the same; 0: never */
+    uint64_t
+        stop_ns; /* a transfer in flight for longer breaks the queue: io_poll fails with -ETIMEDOUT,
+                          its text naming file and offset; 0: never */
     const io_faults *faults; /* tests: copied; NULL: none */
     struct sim_store
         *store; /* IO_SIM: where the bytes live, borrowed, made for `target`; NULL: the io
@@ -171,6 +174,13 @@ const slab *io_target(const io *self);
 
 /* "short", "eio", ... Static storage. */
 const char *io_fault_kind_name(enum io_fault_kind kind);
+
+/* fdatasync of the slab's files, or with IO_SIM the same of the store (sim_store_cache): what was complete
+ * before survives a loss of power. Blocks. The one call that may come from another thread than the owner's,
+ * also while the owner submits and polls, one at a time. Meets failpoint "slab.sync". An error means that
+ * what was written may be lost, although a second call would report success: stop, the last commit is
+ * the state. */
+int io_sync(io *self) MUST_CHECK;
 
 void io_get_stats(const io *self, io_stats *stats);
 

@@ -41,6 +41,15 @@ void sim_store_get(const sim_store *self, uint32_t drive_idx, uint64_t offset, v
 int sim_store_put(sim_store *self, uint32_t drive_idx, uint64_t offset, const void *data,
                   uint64_t size_bytes) MUST_CHECK;
 
+/* Loss of power. From sim_store_cache on, what is written is first in the drive's cache: reads see it, but
+ * only sim_store_sync makes it last. sim_store_lose_power is the moment after: of the writes since the last
+ * sync, in an order and to an extent drawn from `seed`, each 512-byte sector has either its content at the
+ * sync or that of any one of the writes to it since (so writes are torn, reordered and lost); then the cache
+ * is empty again. Sync may come from another thread while the owner moves bytes. -ENOMEM for the log. */
+int sim_store_cache(sim_store *self) MUST_CHECK;
+void sim_store_sync(sim_store *self);
+int sim_store_lose_power(sim_store *self, uint64_t seed) MUST_CHECK;
+
 /* A slab without files: the drives' paths are names only ("<path>/sluice-<uuid>/rank-..."), budgets and
  * weights share the stripes as slab_open would with free space without limit. Needs no slab_close, and
  * slab_sync, slab_remove and backends other than IO_SIM must not be used with it. About 100 KiB, as any

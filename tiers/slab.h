@@ -135,6 +135,18 @@ int slab_freed_bytes(const slab_config *former, const slab_drive *drives, uint32
  * offset + piece.size_bytes for the rest. */
 void slab_map(const slab *self, uint64_t offset, uint64_t size, slab_piece *piece);
 
+/* Copies an open slab's files to "<copy->drives[d].path>/sluice-<uuid>/" under their own names, durable when
+ * this returns: by reflink (FICLONE) where the file system has it, else the header and the `range_count`
+ * ranges of the address space alone, as sparse files. Directories are made. Nobody may be writing the
+ * ranges; other bytes may be changing. *copied_bytes: 0 by reflink. On failure (-ENOSPC, ...; the path is
+ * named) what was made is removed. A copy opens as a slab of the same uuid with the copy's drives. */
+struct slab_range {
+    uint64_t offset, size_bytes;
+};
+typedef struct slab_range slab_range;
+int slab_copy(const slab *self, const slab_config *copy, const slab_range *ranges,
+              uint64_t range_count, uint64_t *copied_bytes) MUST_CHECK;
+
 /* fdatasync of all files. An error poisons the run: see DESIGN of durability in tiers/FORMAT.md. */
 int slab_sync(slab *self) MUST_CHECK;
 

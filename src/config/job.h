@@ -102,6 +102,10 @@ struct job {
     struct {
         char dir[JOB_PATH_BYTES];
         uint64_t steps, seed, eval_every, eval_batches, commit_every, log_every;
+        uint64_t
+            keep_every; /* commits of these steps are kept: multiples of it; 0: none but `keep` */
+        uint64_t *keep; /* [keep_count] ascending, mem_alloc'd: and these */
+        uint32_t keep_count;
         bool fresh;
         bool paranoid; /* fresh addresses, NaN-fill, compare, poison: finds our own bugs, slow */
     } run;
@@ -134,6 +138,8 @@ struct job {
         uint64_t threads;                  /* of the pread/pwrite pool, per drive; 0: automatic */
         char cores[JOB_NAME_BYTES];        /* of the pool and the scheduler; "": automatic */
         double stuck_seconds;              /* a request is reported after so long; 0: never */
+        double stop_seconds; /* and after so long the run stops, its last commit intact; 0: never */
+        bool verify_reads;   /* compare what is read with the sums of what was written */
     } io;
     uint64_t train_batch_size, micro_batch, accumulation; /* resolved; world 1 here */
     double gradient_clipping;

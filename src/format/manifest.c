@@ -32,7 +32,7 @@ enum {
     MANIFEST_VERSION = 2,
     MANIFEST_VERSION_MIN = 1, /* without the state of the loss scaler: bytes 152 to 175 are 0 */
     SLOT_COUNT = 2,
-    DRIVES_MAX = sizeof((manifest *)0)->drives / MANIFEST_TEXT_BYTES,
+    DRIVES_MAX = MANIFEST_DRIVES_MAX,
     REASON_BYTES = 160,
 };
 
@@ -129,19 +129,19 @@ static void add_part(struct slot_parts *self, const void *data, uint64_t bytes)
 static int collect_parts(const manifest *self, slot_header *header, struct slot_parts *out)
 {
     static const char padding[8];
-    if (self->state != MANIFEST_CLEAN && self->state != MANIFEST_RUNNING)
+    if (self->state != MANIFEST_COMMITTED && self->state != MANIFEST_RUNNING)
         return err_set(-EINVAL, "a manifest in state %d cannot be written", (int)self->state);
-    if (self->drive_count > DRIVES_MAX)
+    if (self->slabs.drive_count > DRIVES_MAX)
         return err_set(-EINVAL, "a manifest holds %d drives, not %u", DRIVES_MAX,
-                       self->drive_count);
+                       self->slabs.drive_count);
     uint64_t extents_bytes, drives_bytes = 0;
     TRY(size_mul(self->extent_count, sizeof(manifest_extent), &extents_bytes));
     add_part(out, header, sizeof *header);
-    for (uint32_t i = 0; i < self->drive_count; i++) {
-        uint64_t length = strnlen(self->drives[i], MANIFEST_TEXT_BYTES);
+    for (uint32_t i = 0; i < self->slabs.drive_count; i++) {
+        uint64_t length = strnlen(self->slabs.drives[i], MANIFEST_TEXT_BYTES);
         if (length == 0 || length == MANIFEST_TEXT_BYTES)
             return err_set(-EINVAL, "the path of drive %u is %s", i, length ? "too long" : "empty");
-        add_part(out, self->drives[i], length + 1);
+        add_part(out, self->slabs.drives[i], length + 1);
         drives_bytes += length + 1;
     }
     uint64_t padded_bytes = size_round_up(drives_bytes, sizeof padding);
@@ -162,13 +162,13 @@ static int collect_parts(const manifest *self, slot_header *header, struct slot_
         .stripe_bytes = self->stripe_bytes,
         .drives_bytes = padded_bytes,
         .extent_count = self->extent_count,
-        .drive_count = self->drive_count,
+        .drive_count = self->slabs.drive_count,
         .scale_iteration = self->scale_iteration,
         .scale_last_overflow = self->scale_last_overflow,
         .scale_hysteresis_left = self->scale_hysteresis_left,
     };
     memcpy(header->magic, MANIFEST_MAGIC, sizeof header->magic);
-    memcpy(header->uuid, self->uuid, sizeof header->uuid);
+    memcpy(header->uuid, self->slabs.uuid, sizeof header->uuid);
     return size_add(sizeof *header + padded_bytes, extents_bytes, &header->file_bytes);
 }
 
@@ -312,7 +312,8 @@ static bool values_agree(const slot_header *header, unsigned slot)
     if (header->version == 1)
         unused |= header->scale_iteration | (uint64_t)header->scale_last_overflow |
                   header->scale_hysteresis_left;
-    return unused == 0 && (header->state == MANIFEST_CLEAN || header->state == MANIFEST_RUNNING) &&
+    return unused == 0 &&
+           (header->state == MANIFEST_COMMITTED || header->state == MANIFEST_RUNNING) &&
            header->generation % SLOT_COUNT == slot;
 }
 
@@ -388,7 +389,7 @@ static int decode(const char *bytes, manifest *out)
         return -ENOMEM;
     out->state = (enum manifest_state)header.state;
     out->generation = header.generation;
-    memcpy(out->uuid, header.uuid, sizeof out->uuid);
+    memcpy(out->slabs.uuid, header.uuid, sizeof out->slabs.uuid);
     out->fingerprint = header.fingerprint;
     out->step = header.step;
     out->window_count = header.window_count;
@@ -401,13 +402,13 @@ static int decode(const char *bytes, manifest *out)
     out->tile_elems = header.tile_elems;
     out->total_bytes = header.total_bytes;
     out->stripe_bytes = header.stripe_bytes;
-    out->drive_count = header.drive_count;
+    out->slabs.drive_count = header.drive_count;
     out->extent_count = header.extent_count;
     const char *text = bytes + sizeof header;
     uint64_t at = 0;
     for (uint32_t i = 0; i < header.drive_count; i++) {
         const char *path = next_drive(text, header.drives_bytes, &at);
-        memcpy(out->drives[i], path, strlen(path) + 1);
+        memcpy(out->slabs.drives[i], path, strlen(path) + 1);
     }
     memcpy(out->extents, text + header.drives_bytes, header.extent_count * sizeof *out->extents);
     return 0;

@@ -1,39 +1,62 @@
 /* The manifest: the small checksummed record that makes the slabs a checkpoint.
  *
- * state/manifest-0 and state/manifest-1 alternate; the newest slot with a good checksum counts. The
- * byte layout is a table in tiers/FORMAT.md and the structs of manifest.c. A slot is written whole,
- * then fsync'ed; a slot is RUNNING while the slabs are being changed in place (a run with one place
- * per extent), and such a run cannot be resumed after a crash. Little-endian. One thread. */
+ *   state/manifest-0, manifest-1       commit of generation g writes slot g mod 2, whole, then fsync;
+ *                                      the other slot, with the commit before, is not touched
+ *   newest valid slot                  is the state of the run
+ *
+ *   BEGUN --(first commit)--> COMMITTED --(commit)--> COMMITTED ...         two places per extent
+ *   BEGUN --> RUNNING --(clean stop)--> COMMITTED --(next start)--> RUNNING   one place (commit_every 0)
+ *
+ * The byte layout is a table in tiers/FORMAT.md and the structs of manifest.c. Little-endian. One thread per
+ * manifest and directory. Failpoints (base/failpoint.h): manifest.begin, .half, .written, .synced. */
 #ifndef SLUICE_FORMAT_MANIFEST_H
 #define SLUICE_FORMAT_MANIFEST_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "base/error.h"
 
-enum { MANIFEST_UUID_BYTES = 16, MANIFEST_TEXT_BYTES = 4096 };
+enum {
+    MANIFEST_UUID_BYTES = 16,
+    MANIFEST_TEXT_BYTES = 4096,
+    MANIFEST_DRIVES_MAX = 16,
+    MANIFEST_REASON_BYTES = 256
+};
 
 enum manifest_state {
-    MANIFEST_CLEAN = 1,  /* the extents are the state after `step` */
-    MANIFEST_RUNNING = 2 /* the extents are being changed in place: not resumable */
+    MANIFEST_COMMITTED = 1, /* the extents are the state after `step` */
+    MANIFEST_RUNNING = 2,   /* the extents are being changed in place: cannot be resumed */
+    MANIFEST_BEGUN = 3      /* a new run's first: it names the slabs, which hold nothing yet */
 };
 
 /* Where one tile of one unit's optimizer state rests on the slab. */
 struct manifest_extent {
     uint32_t unit, tile;
-    uint64_t offset_bytes; /* in the nvme address space */
+    uint64_t offset_bytes; /* in the nvme address space: of the place that the commit names */
     uint64_t size_bytes;   /* of the extent, padding included */
     uint64_t elem_begin, elem_count;
-    uint64_t checksum; /* XXH3-64 of the three streams' elements, padding excluded; 0: not taken */
+    uint64_t checksum; /* XXH3-64 of the streams' elements, padding excluded */
 };
 typedef struct manifest_extent manifest_extent;
 
+/* Slab files: "<drives[d]>/sluice-<uuid>/rank-<r>-drive-<d>.slab". */
+struct manifest_slabs {
+    uint8_t uuid[MANIFEST_UUID_BYTES];
+    uint32_t drive_count;
+    char drives[MANIFEST_DRIVES_MAX][MANIFEST_TEXT_BYTES];
+};
+typedef struct manifest_slabs manifest_slabs;
+
+/* About 140 KiB: static or heap memory. */
 struct manifest {
     enum manifest_state state;
     uint64_t generation; /* grows by one with each write; slot = generation mod 2 */
-    uint8_t uuid[MANIFEST_UUID_BYTES];
-    uint64_t fingerprint;  /* hash of model, dtypes, micro-batch and kernel variant: what the bits
-                               depend on */
+    manifest_slabs slabs;
+    manifest_slabs
+        stray; /* slabs of no use any more, or not yet, when this was written: to be removed
+                              before the run goes on; drive_count 0: none */
+    uint64_t fingerprint;  /* XXH3-64 of `identity` */
     uint64_t step;         /* optimizer steps completed */
     uint64_t window_count; /* sampler position */
     uint64_t seed;
@@ -43,8 +66,11 @@ struct manifest {
     int64_t scale_last_overflow;    /* of them the last one that overflowed, from 0; -1: none */
     uint64_t scale_hysteresis_left; /* overflows until the scale is halved */
     uint64_t tile_elems, total_bytes, stripe_bytes;
-    uint32_t drive_count;
-    char drives[16][MANIFEST_TEXT_BYTES]; /* slab directories */
+    uint32_t
+        state_streams; /* of a tile: 3 (Adam) or 2; 0: a slot of version 2, which does not say */
+    char identity
+        [MANIFEST_TEXT_BYTES]; /* what the bits depend on, "key=value\n" lines: model, dtypes,
+                                           kernels; "" in a slot of version 2 */
     uint64_t extent_count;
     manifest_extent *extents; /* mem_alloc'd */
 };
@@ -52,11 +78,29 @@ typedef struct manifest manifest;
 
 void manifest_fini(manifest *self);
 
-/* Writes the slot generation mod 2 under `state_dir`, fsync of file and directory. -errno. */
+/* Copies all but the extents, which stay the target's. */
+void manifest_copy_header(manifest *target, const manifest *source);
+
+/* Writes the slot generation mod 2 under `state_dir`, fsync of file and directory. Allocates nothing.
+ * -errno or a failpoint's code: the other slot still counts. */
 int manifest_write(const char *state_dir, const manifest *self) MUST_CHECK;
 
-/* Reads the newest valid slot. 0 when there is none (*found 0), 1 when read. ERR_CORRUPT when slots
- * exist and none is valid, naming both and why. */
+/* Reads the newest valid slot, warning of a damaged newer one. 0 when there is none (*found 0), 1 when read.
+ * ERR_CORRUPT when slots exist and none is valid, naming both and why. */
 int manifest_read(const char *state_dir, manifest *out, int *found) MUST_CHECK;
+
+/* What each slot is, for those who examine a run. */
+struct manifest_slot {
+    enum { MANIFEST_SLOT_ABSENT, MANIFEST_SLOT_DAMAGED, MANIFEST_SLOT_VALID } outcome;
+    char reason[MANIFEST_REASON_BYTES]; /* where damaged */
+    uint64_t generation, step;          /* where valid */
+};
+typedef struct manifest_slot manifest_slot;
+int manifest_examine(const char *state_dir, manifest_slot slots[2]) MUST_CHECK;
+
+/* One slot from memory, as manifest_read does it from a file; `slot` 0 or 1. ERR_CORRUPT with the reason.
+ * For tests with bytes of any kind. */
+int manifest_decode(const void *bytes, uint64_t size_bytes, unsigned slot,
+                    manifest *out) MUST_CHECK;
 
 #endif

@@ -45,9 +45,10 @@ struct plan_machine {
     double device_flops_per_second;
     double device_bytes_per_second; /* of a GPU's own memory; unused where device_is_cpu */
     double core_count;
-    bool device_is_cpu; /* products run on the cores, copies to the device use DRAM */
-    double op_seconds;  /* fixed cost of any op */
-    bool is_measured;   /* false: stated defaults */
+    bool device_is_cpu;  /* products run on the cores, copies to the device use DRAM */
+    double op_seconds;   /* fixed cost of any op */
+    double sync_seconds; /* of a commit: fdatasync of the slabs, the manifest and its fsync */
+    bool is_measured;    /* false: stated defaults */
 };
 typedef struct plan_machine plan_machine;
 
@@ -99,9 +100,14 @@ struct plan_job {
         tile_elems_max; /* chosen ones are at most this, rounded up to TILE_ELEMS_STEP; 0: any */
     uint64_t lookahead_ops; /* how far ahead of the oldest unfinished op memory is reserved;
                                      0: as far as memory allows */
-    bool needs_save_places; /* give optimizer state homed in memory a place on the slab */
-    bool no_advice;         /* a refusal need not say what is needed: ERR_NO_FIT comes sooner */
-    bool only_eval;         /* compile just EVAL and LOAD (generation, evaluation) */
+    bool
+        needs_save_places; /* give optimizer state homed in memory a place on the slab; PROGRAM_SAVE
+                               then ends in OP_COMMIT */
+    bool
+        commits; /* with needs_save_places: state has two places each on the slab, and steady steps can
+                     commit behind their other work (plan_commit) */
+    bool no_advice; /* a refusal need not say what is needed: ERR_NO_FIT comes sooner */
+    bool only_eval; /* compile just EVAL and LOAD (generation, evaluation) */
     const uint64_t
         *save_offsets; /* only_eval: [unit_count] where each unit's optimizer state lies on
                                      an existing slab; NULL: laid out afresh */
@@ -115,6 +121,9 @@ typedef struct plan_job plan_job;
 /* Buffer indices of the homes, equal in all programs of the set. PROGRAM_NONE where there is none. */
 struct plan_homes {
     uint32_t *params, *grads, *optimizer, *saves; /* [unit_count] */
+    uint32_t
+        *twins; /* [unit_count] with plan_job.commits: the second place of the unit's state on the
+                        slab, as large as the first (optimizer or saves); no op names it (swap/places.h) */
     uint32_t *accumulators; /* [unit_count] fp32, where one rests between micro-batches or stages */
     uint32_t
         *activations;   /* [stage_count * micro_batch_count], input of the stage; batch-major: the
@@ -127,8 +136,20 @@ struct plan_homes {
 };
 typedef struct plan_homes plan_homes;
 
+/* How a steady step commits, where it is run so. State homed in memory is saved on the way (if_commits);
+ * the program's other writes of state wait for OP_COMMIT, or it for them. */
+enum plan_commit {
+    PLAN_COMMIT_APART, /* it does not: PROGRAM_SAVE alone commits */
+    PLAN_COMMIT_FIRST, /* the state that it finds: saves and OP_COMMIT come first, each update waits for
+                           the save of its own tile */
+    PLAN_COMMIT_BEHIND, /* the state after the pending update that it applies: each tile is saved behind
+                           its update, OP_COMMIT comes behind the last one, with the backward to hide it */
+};
+
 struct plan_set {
     program programs[PROGRAM_KIND_COUNT];
+    enum plan_commit commit;
+    uint64_t second_bytes; /* of nvme: the second places */
     plan_homes homes;
     uint64_t tile_elems;
     uint32_t held_stages;       /* stages nearest the turn whose params stay for the backward */

@@ -108,7 +108,7 @@ int traini_expect_sums(traini_engine *self, const manifest *found)
 int traini_commit(traini_engine *self, const char *state_dir, manifest *record,
                   enum manifest_state state)
 {
-    if (state == MANIFEST_CLEAN) {
+    if (state == MANIFEST_COMMITTED) {
         TRY(traini_engine_run(self, PROGRAM_SAVE, record->step, NULL));
         TRY(slab_sync(self->disk));
         TRY(store_sums(self, record));

@@ -42,7 +42,7 @@ static int open_run(struct generator *self)
     TRY(manifest_read(self->dir.state, &self->record, &found));
     if (!found)
         return err_set(ERR_INPUT, "%s has no committed state: train it first", path);
-    if (self->record.state != MANIFEST_CLEAN)
+    if (self->record.state != MANIFEST_COMMITTED)
         return err_set(ERR_INPUT,
                        "the run in %s is not stopped cleanly: its state was changed in place after "
                        "step %" PRIu64,
@@ -90,7 +90,7 @@ static int start(struct generator *self)
     struct traini_engine_options engine = {.open_existing = true,
                                            .slab_bytes = self->record.total_bytes,
                                            .stripe_bytes = self->record.stripe_bytes};
-    memcpy(engine.uuid, self->record.uuid, sizeof engine.uuid);
+    memcpy(engine.uuid, self->record.slabs.uuid, sizeof engine.uuid);
     TRY(traini_engine_create(self->setup, &engine, &self->engine));
     TRY(traini_expect_sums(self->engine, &self->record));
     TRY(traini_engine_run(self->engine, PROGRAM_LOAD, self->record.step, NULL));

@@ -323,7 +323,7 @@ static int commit_clean(traini_loop *self)
 {
     TRY(apply_pending(self));
     loss_scaler_save(&self->scaler, &self->record);
-    return traini_commit(self->engine, self->dir.state, &self->record, MANIFEST_CLEAN);
+    return traini_commit(self->engine, self->dir.state, &self->record, MANIFEST_COMMITTED);
 }
 
 /* After the last step: the commit first, so that nothing after it can cost the run. */

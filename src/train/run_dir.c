@@ -94,10 +94,10 @@ static int slab_config_of(const manifest *found, slab_config *config, slab_drive
     *drives = mem_alloc(SLAB_DRIVES_MAX, sizeof **drives, "slab drives");
     if (!*drives)
         return -ENOMEM;
-    for (uint32_t d = 0; d < found->drive_count; d++)
-        snprintf((*drives)[d].path, sizeof(*drives)[d].path, "%s", found->drives[d]);
-    *config = (slab_config){.drives = *drives, .drive_count = found->drive_count};
-    memcpy(config->uuid, found->uuid, sizeof config->uuid);
+    for (uint32_t d = 0; d < found->slabs.drive_count; d++)
+        snprintf((*drives)[d].path, sizeof(*drives)[d].path, "%s", found->slabs.drives[d]);
+    *config = (slab_config){.drives = *drives, .drive_count = found->slabs.drive_count};
+    memcpy(config->uuid, found->slabs.uuid, sizeof config->uuid);
     return 0;
 }
 

@@ -248,10 +248,10 @@ static int make_drives(traini_setup *self, const struct traini_setup_options *op
 {
     const struct job *asked = self->job;
     if (options->found) {
-        self->drive_count = options->found->drive_count;
+        self->drive_count = options->found->slabs.drive_count;
         for (uint32_t d = 0; d < self->drive_count; d++)
             snprintf(self->drives[d].path, sizeof self->drives[d].path, "%s",
-                     options->found->drives[d]);
+                     options->found->slabs.drives[d]);
         self->plan.budget_bytes[ARENA_NVME] = options->found->total_bytes;
         self->plan.nvme_advice = "the slab of a run does not grow: resume with the placement and "
                                  "memory that it had, or begin anew with --fresh";

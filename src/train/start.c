@@ -70,7 +70,7 @@ int traini_find_run(traini_loop *self, manifest *found, bool *exists)
         return 0;
     }
     *exists = has_manifest;
-    if (has_manifest && found->state != MANIFEST_CLEAN)
+    if (has_manifest && found->state != MANIFEST_COMMITTED)
         return err_set(ERR_INPUT,
                        "the run in %s was not stopped cleanly at step %" PRIu64
                        " or later, and its state was changed in place: it cannot be resumed; begin "
@@ -83,15 +83,16 @@ int traini_find_run(traini_loop *self, manifest *found, bool *exists)
 static int new_record(traini_loop *self, const uint8_t uuid[SLAB_UUID_BYTES])
 {
     manifest *record = &self->record;
-    memcpy(record->uuid, uuid, sizeof record->uuid);
+    memcpy(record->slabs.uuid, uuid, sizeof record->slabs.uuid);
     record->fingerprint = self->setup->fingerprint;
     record->seed = self->job->run.seed;
     loss_scaler_init(&self->scaler, self->job);
     loss_scaler_save(&self->scaler, record);
     record->tile_elems = self->setup->set.tile_elems;
-    record->drive_count = self->setup->drive_count;
-    for (uint32_t d = 0; d < record->drive_count; d++)
-        snprintf(record->drives[d], sizeof record->drives[d], "%s", self->setup->drives[d].path);
+    record->slabs.drive_count = self->setup->drive_count;
+    for (uint32_t d = 0; d < record->slabs.drive_count; d++)
+        snprintf(record->slabs.drives[d], sizeof record->slabs.drives[d], "%s",
+                 self->setup->drives[d].path);
     return self->options->is_trial ? 0 : traini_extents_fill(self->setup, record);
 }
 
@@ -116,7 +117,7 @@ int traini_start(traini_loop *self, manifest *found)
         engine.stripe_bytes = found->stripe_bytes;
         asked.found = found;
         asked.resumes = true;
-        memcpy(engine.uuid, found->uuid, sizeof engine.uuid);
+        memcpy(engine.uuid, found->slabs.uuid, sizeof engine.uuid);
     } else if (getrandom(engine.uuid, sizeof engine.uuid, 0) != (ssize_t)sizeof engine.uuid) {
         return err_errno(errno, "cannot draw a run id");
     }

@@ -3,6 +3,8 @@
  *   train_run     job -> setup (model, placement, programs) -> engine (arenas, slabs, lanes) -> steps
  *   train_plan    job -> setup alone: nothing is created, no large allocation
  *   generate_run  run directory -> parameters from its slab -> tokens
+ *   verify_run    run directory -> every committed byte compared with its checksum
+ *   inspect_run   run directory -> what its manifest says
  *
  * One call at a time per process, on a thread that keeps a short scheduling slice from then on. Blocking; progress is told through callbacks on the caller's thread.
  * Errors: see the err_code list; ERR_NO_FIT comes before any file or large allocation. */
@@ -81,21 +83,25 @@ void train_memory_destroy(train_memory *self); /* after the last run; NULL is al
 struct train_options {
     const struct job *job;
     train_memory *memory;              /* borrowed; NULL: memory of the run's own */
-    bool fresh;                        /* begin anew where the run directory holds a run */
+    bool fresh;                        /* the run directory must be new, or hold no commit */
     bool is_trial;                     /* to measure: no state is kept, none has a place on the
                                           drives but what rests there; nothing is left behind */
     bool hash_weights;                 /* fill summary.weights_hash (reads all state once more) */
     const volatile sig_atomic_t *stop; /* polled between steps; may be NULL */
     const struct io_faults *faults;    /* tests: what the drives shall do (tiers/io.h), or NULL */
     bool simulates_drives;             /* tests: the slabs' bytes lie in memory (tiers/sim.h) */
+    struct sim_store *
+        *store; /* tests: the simulated drives' memory, for runs that follow each other; a
+                                 NULL there is filled by the first, the caller destroys it; or NULL */
     void (*on_plan)(void *user, const struct plan_summary *plan);
     void (*on_step)(void *user, const struct train_progress *progress);
     void (*on_eval)(void *user, const struct train_eval *eval);
     void *user;
 };
 
-/* Trains to run.steps, resuming a run that stopped cleanly. Returns 0, ERR_STOPPED after a requested
- * stop (state is committed), or an error; the summary is filled as far as the run came. */
+/* Trains to run.steps, from the last commit of the run directory or from the beginning. Returns 0,
+ * ERR_STOPPED after a requested stop (state is committed), or an error, whose text says which commit is
+ * the last; the summary is filled as far as the run came. */
 int train_run(const struct train_options *options, struct train_summary *summary) MUST_CHECK;
 
 /* Lists every key of a job file for people: type, choices, range, unit, default, meaning. */
@@ -115,5 +121,79 @@ struct generate_options {
 
 /* Continues the prompt with the model of a run that stopped cleanly. The prompt is shown first. */
 int generate_run(const struct generate_options *options) MUST_CHECK;
+
+/* A difference between what a run's drives hold and what its manifest says. */
+struct verify_damage {
+    char unit_name[64]; /* of the model; "" where it is not of a unit */
+    uint32_t unit, tile;
+    char path[4096];      /* of the file; an extent across stripes: where it begins */
+    uint64_t file_offset; /* bytes */
+    uint64_t size_bytes;
+    uint64_t expected, found; /* sums; both 0: it could not be read, or is no extent */
+    char reason[256];         /* one clause */
+};
+
+struct verify_options {
+    const char *run_dir;
+    const volatile sig_atomic_t *stop;
+    void (*on_progress)(void *user, uint64_t done_bytes, uint64_t total_bytes, double seconds);
+    void (*on_damage)(void *user, const struct verify_damage *damage); /* each */
+    void *user;
+};
+
+struct verify_summary {
+    uint64_t step, extent_count, bytes; /* of the commit that a run would go on from */
+    uint64_t damage_count;              /* damaged manifests and slab headers included */
+    double seconds;
+    uint64_t weights_hash; /* as in train_summary; 0 where anything is damaged */
+};
+
+/* Reads all that the newest commit names, at the drives' speed, and compares; changes nothing. 0 where all
+ * is well; ERR_CORRUPT with the number of differences; ERR_INPUT where there is no run or no commit, or
+ * another process has the run in use. */
+int verify_run(const struct verify_options *options, struct verify_summary *summary) MUST_CHECK;
+
+struct inspect_slot {
+    bool is_present, is_valid;
+    char reason[256]; /* where present and not valid */
+    uint64_t generation, step;
+};
+
+struct inspect_file {
+    char path[4096];
+    uint64_t size_bytes, allocated_bytes; /* both 0: absent */
+};
+
+struct inspect_unit {
+    char name[64];
+    uint64_t elems, tile_count, size_bytes; /* of its committed extents */
+    uint64_t offset_bytes;                  /* of the first one in the nvme address space */
+};
+
+struct inspect_kept {
+    uint64_t step;
+    char path[4096]; /* a run directory of its own */
+};
+
+/* Freed with inspect_fini. Nothing is read but manifests, slab headers, job.json. */
+struct inspect_summary {
+    const char *state; /* "committed", "running", "begun" */
+    uint64_t step, window_count, skipped_count, seed, generation;
+    double loss_scale;
+    char uuid[33];
+    char identity[4096]; /* "key=value" lines: what the bits depend on */
+    uint64_t state_streams, tile_elems, extent_count, extents_bytes, total_bytes, stripe_bytes;
+    struct inspect_slot slots[2];
+    struct inspect_file *files; /* [file_count] slabs */
+    uint32_t file_count;
+    struct inspect_unit *units; /* [unit_count] */
+    uint32_t unit_count;
+    struct inspect_kept *kept; /* [kept_count] by step */
+    uint32_t kept_count;
+};
+
+/* ERR_INPUT where there is no run. Works on a run that is in use, and on one that is damaged. */
+int inspect_run(const char *run_dir, struct inspect_summary *out) MUST_CHECK;
+void inspect_fini(struct inspect_summary *self);
 
 #endif

@@ -6,7 +6,8 @@
  *   start.c       data, run directory, first state   generate.c    sampling from a trained run
  *   placement.c   where each state rests             scalars.c     a step's update scalars
  *   loss_scale.c  the loss scale of fp16             backend.c     CPU or GPU, and what it can hold
- *   memory.c      host memory that outlives a run */
+ *   memory.c      host memory that outlives a run    recut.c       extents in another layout
+ *   keep.c        copies of commits                   verify.c      all sums, and what a run is */
 #ifndef SLUICE_TRAIN_INTERNAL_H
 #define SLUICE_TRAIN_INTERNAL_H
 
@@ -23,6 +24,7 @@
 #include "swap/lane_io.h"
 #include "swap/lane_stream.h"
 #include "swap/paranoid.h"
+#include "swap/places.h"
 #include "tiers/arena.h"
 #include "tiers/device.h"
 #include "tiers/drive_speed.h"
@@ -183,6 +185,38 @@ int traini_run_dir_clear(const struct traini_run_dir *self, const manifest *foun
 int traini_former_bytes(const manifest *former, const slab_drive *drives, uint32_t drive_count,
                         uint64_t *bytes) MUST_CHECK;
 int traini_write_plan(const struct traini_run_dir *self, const traini_setup *setup) MUST_CHECK;
+
+/* recut.c: writes the committed state of `found` (whose slabs are `from`, opened with open_existing) to the
+ * places of `to` (a slab made for another layout, placement, tile size or number of drives; place 0 of each
+ * extent, which becomes newest with its sum). Same units, streams and bits. Streams tile by tile: memory is
+ * one tile of the old and one of the new size. Every extent read is compared with its sum: ERR_CORRUPT
+ * names unit, tile, file and offset. `backend` as for io_create. Failpoint recut.copied at the end. Blocks;
+ * log lines tell progress. */
+struct traini_recut {
+    const manifest *found;
+    slab *from, *to;
+    place_table *places; /* of `to` */
+    uint32_t state_streams;
+    enum io_backend backend;
+    struct sim_store *from_store, *to_store; /* simulated drives, or NULL */
+    const volatile sig_atomic_t *stop;       /* ERR_STOPPED, nothing is changed; may be NULL */
+};
+int traini_recut_copy(const struct traini_recut *work) MUST_CHECK;
+
+/* keep.c: whether the commit of a step is one to keep, and the copy of the one that `record` was just
+ * written for: run directory "<run>/keep/step-<9 digits>/" with job.json and state/manifest-<g mod 2>, slabs
+ * under "<drive>/sluice-<uuid>.keep/step-<9 digits>/". It is a run directory of its own: verify, inspect,
+ * generate and train take it. Complete before its manifest is there; an existing one is left alone, a
+ * partial one made anew. Called on the commit's thread, before anything writes state again; allocates
+ * nothing. A file system that has no space for it: a warning, the run goes on. Failpoints keep.begin,
+ * keep.copied. */
+bool traini_is_kept(const struct job *asked, uint64_t step);
+struct traini_keeper;
+typedef struct traini_keeper traini_keeper;
+int traini_keeper_create(const char *run_dir, const struct job *asked, uint64_t extent_count,
+                         traini_keeper **out) MUST_CHECK;
+void traini_keeper_destroy(traini_keeper *self); /* NULL is allowed */
+int traini_keep(traini_keeper *self, const slab *disk, const manifest *record) MUST_CHECK;
 
 /* commit.c */
 int traini_commit(traini_engine *self, const char *state_dir, manifest *record,

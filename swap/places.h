@@ -1,0 +1,70 @@
+/* The two places of each extent of optimizer state on the slab.
+ *
+ *   program      names a tile by its address in the nvme arena (logical_offset), always the same
+ *   this table   says where its bytes are:   offset[0]  or  offset[1]
+ *
+ *   commit n durable     committed = newest = p
+ *   next write           goes to 1 - p; newest = 1 - p          the commit's bytes are not touched
+ *   further writes       go to 1 - p again, in place            (commit_every > 1)
+ *   commit n + 1         names 1 - p; once durable, committed = 1 - p
+ *
+ * So a commit copies nothing. State homed in memory is saved to the slab by the same rule. Where a run has
+ * one place per extent (run.commit_every 0) both offsets are equal.
+ *
+ * The owner is the executor's thread (lanes read and write); the commit's op, which programs order against
+ * all writes of state, may read the table meanwhile, and calls place_table_commit. Allocates at creation
+ * only. */
+#ifndef SLUICE_SWAP_PLACES_H
+#define SLUICE_SWAP_PLACES_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/error.h"
+
+enum { PLACE_NONE = 2 };
+
+/* One extent: one tile (base/tile.h) of one unit's optimizer state. */
+struct place_entry {
+    uint32_t unit, tile;
+    uint64_t elem_begin, elem_count; /* within the unit */
+    uint64_t logical_offset;         /* in the nvme arena of the programs */
+    uint64_t size_bytes;             /* padding included */
+    uint64_t offset[2];              /* in the slab's address space */
+    uint64_t sum[2];                 /* checksum_sum of what was last written there */
+    uint8_t has_sum[2];
+    uint8_t newest; /* the place written last, which reads are of; PLACE_NONE: nothing is there */
+    uint8_t committed; /* the place that the last durable commit names, or PLACE_NONE */
+};
+typedef struct place_entry place_entry;
+
+typedef struct place_table place_table;
+
+/* Copies the entries and sorts them by logical_offset. -EINVAL where two overlap, logically or on the slab;
+ * -ENOMEM. */
+int place_table_create(const place_entry *entries, uint64_t count, place_table **out) MUST_CHECK;
+void place_table_destroy(place_table *self); /* NULL is allowed */
+
+uint64_t place_table_count(const place_table *self);
+place_entry *place_table_at(place_table *self, uint64_t idx); /* by logical_offset; idx < count */
+
+/* The extent with exactly this logical range, or NULL. */
+place_entry *place_table_find(place_table *self, uint64_t logical_offset, uint64_t size_bytes);
+
+/* Where the next write of the extent goes: the place that no durable commit names. */
+static inline uint8_t place_to_write(const place_entry *self)
+{
+    if (self->newest == PLACE_NONE)
+        return 0;
+    bool has_two = self->offset[0] != self->offset[1];
+    return has_two && self->newest == self->committed ? (uint8_t)(1 - self->newest) : self->newest;
+}
+
+/* What is written is about to change, or has been written with this sum. */
+void place_begin_write(place_entry *self, uint8_t which);
+void place_written(place_entry *self, uint8_t which, uint64_t sum);
+
+/* The newest places are those of a durable commit. */
+void place_table_commit(place_table *self);
+
+#endif
