@@ -345,8 +345,8 @@ static void trace_is_json(void **state)
     if (!root)
         fail_msg("%s at %d", error.text, error.line);
     const json_t *events = json_object_get(root, "traceEvents");
-    /* 64 events of the ring, one process name, name and order of 7 lanes and 2 more tracks. */
-    assert_int_equal(json_array_size(events), 64 + 1 + 2 * 9);
+    /* 64 events of the ring, one process name, name and order of 8 lanes and 2 more tracks. */
+    assert_int_equal(json_array_size(events), 64 + 1 + 2 * 10);
     assert_string_equal(
         json_string_value(json_object_get(json_object_get(root, "otherData"), "events_lost")),
         "36");
