@@ -384,7 +384,7 @@ static void trace_is_json(void **state)
     assert_int_equal(chrome_trace_write(path, &ring, &names), 0);
     root = json_load_file(path, JSON_REJECT_DUPLICATES, &error);
     assert_non_null(root);
-    assert_int_equal(json_array_size(json_object_get(root, "traceEvents")), 1 + 2 * 7);
+    assert_int_equal(json_array_size(json_object_get(root, "traceEvents")), 1 + 2 * 8);
     json_decref(root);
     trace_fini(&ring);
     unlink(path);
