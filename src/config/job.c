@@ -126,16 +126,12 @@ static int fill_job(const configi_reader *reader, job *target)
     return configi_dump(reader->doc, &target->text);
 }
 
-static int read_document(configi_reader *reader, const char *path, const char *const *set,
-                         uint32_t set_count)
+/* The checked document of `text`, which is changed. `path` names the job file, beside which a preset may
+ * lie. */
+static int read_document(configi_reader *reader, const char *path, char *text, size_t text_bytes,
+                         const char *const *set, uint32_t set_count)
 {
-    char *text;
-    size_t text_bytes;
-    TRY(configi_read_file(path, &text, &text_bytes));
-    int rc = configi_parse(reader->file, text, text_bytes, false, &reader->doc);
-    mem_free(text);
-    if (rc < 0)
-        return rc;
+    TRY(configi_parse(reader->file, text, text_bytes, false, &reader->doc));
     if (!json_is_object(reader->doc))
         return err_set(ERR_CONFIG, "%s: the job must be an object, { ... }", reader->file);
     TRY(configi_rename_aliases(reader));
@@ -145,12 +141,14 @@ static int read_document(configi_reader *reader, const char *path, const char *c
     return configi_check(reader, "", reader->doc);
 }
 
-int job_read(const char *path, const char *const *set, uint32_t set_count, job **out)
+/* Takes `text`, also on failure. */
+static int make_job(const char *path, char *text, size_t text_bytes, const char *const *set,
+                    uint32_t set_count, job **out)
 {
-    *out = NULL;
     configi_reader reader = {.file = strcmp(path, "-") == 0 ? "standard input" : path};
     job *self = NULL;
-    int rc = read_document(&reader, path, set, set_count);
+    int rc = read_document(&reader, path, text, text_bytes, set, set_count);
+    mem_free(text);
     if (rc == 0) {
         self = mem_alloc(1, sizeof *self, "job");
         rc = self ? fill_job(&reader, self) : -ENOMEM;
@@ -165,6 +163,27 @@ int job_read(const char *path, const char *const *set, uint32_t set_count, job *
     json_decref(reader.doc);
     mem_free(reader.set_paths);
     return rc;
+}
+
+int job_read(const char *path, const char *const *set, uint32_t set_count, job **out)
+{
+    char *text;
+    size_t text_bytes;
+    *out = NULL;
+    TRY(configi_read_file(path, &text, &text_bytes));
+    return make_job(path, text, text_bytes, set, set_count, out);
+}
+
+int job_read_text(const char *name, const char *text, size_t text_bytes, const char *const *set,
+                  uint32_t set_count, job **out)
+{
+    *out = NULL;
+    char *copy = mem_alloc(text_bytes, 1, "job file");
+    if (!copy)
+        return -ENOMEM;
+    if (text_bytes > 0)
+        memcpy(copy, text, text_bytes);
+    return make_job(name, copy, text_bytes, set, set_count, out);
 }
 
 void job_destroy(job *self)

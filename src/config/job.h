@@ -11,6 +11,7 @@
 #define SLUICE_CONFIG_JOB_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include "base/dtype.h"
@@ -189,6 +190,11 @@ typedef struct job job;
  * path "-" reads standard input. ERR_CONFIG with one sentence that names file, key path, value, rule
  * and (for an unknown key) the nearest known key; ERR_INPUT when the file cannot be read. */
 int job_read(const char *path, const char *const *set, uint32_t set_count, job **out) MUST_CHECK;
+
+/* As job_read of a file `name` that holds text[text_bytes]: messages name it, and a preset may lie beside
+ * it. */
+int job_read_text(const char *name, const char *text, size_t text_bytes, const char *const *set,
+                  uint32_t set_count, job **out) MUST_CHECK;
 void job_destroy(job *self);
 
 /* What training needs beyond a valid job (planning does not): data.train, and data.valid where the run
