@@ -1,3 +1,6 @@
+# Beside the tiers' own: what only drives and commits meet of src/base.
+sluice_test(test_base_failpoint LIBS sluice_base LABELS cpu debug tsan)
+
 # The memory and the drives, and raw I/O between them.
 sluice_test(test_tiers_arena LIBS sluice_tiers LABELS cpu debug tsan)
 sluice_test(test_tiers_placement LIBS sluice_tiers LABELS cpu debug)
