@@ -158,7 +158,10 @@ __attribute__((unused)) static bool jobs_equal(const job *a, const job *b)
     memcpy(x, a, sizeof *x); /* padding too: mem_alloc zeroes, so that it is equal */
     memcpy(y, b, sizeof *y);
     x->text = y->text = NULL;
+    x->run.keep = y->run.keep = NULL;
     bool equal = memcmp(x, y, sizeof *x) == 0;
+    for (uint32_t i = 0; equal && i < a->run.keep_count; i++)
+        equal = a->run.keep[i] == b->run.keep[i];
     mem_free(x);
     mem_free(y);
     return equal;

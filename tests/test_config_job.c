@@ -20,7 +20,9 @@ static void defaults_hold(void **state)
     assert_int_equal(self->data.seed, 1);
     assert_int_equal(self->run.steps, 1000);
     assert_int_equal(self->run.seed, 1);
-    assert_int_equal(self->run.commit_every, 0);
+    assert_int_equal(self->run.commit_every, 50);
+    assert_int_equal(self->run.keep_every, 0);
+    assert_int_equal(self->run.keep_count, 0);
     assert_int_equal(self->run.log_every, 1);
     assert_false(self->run.fresh);
     assert_string_equal(self->device.backend, "auto");
@@ -126,7 +128,8 @@ static void machine_keys_are_read(void **state)
 {
     (void)state;
     job *self = read_good(SMALL_JOB, NULL);
-    assert_true(self->io.stuck_seconds == 30.0);
+    assert_true(self->io.stuck_seconds == 30.0 && self->io.stop_seconds == 600.0);
+    assert_true(self->io.verify_reads);
     assert_int_equal(self->io.threads, 0);
     assert_int_equal(self->update.threads, 0);
     assert_string_equal(self->device.cores, "");
@@ -136,7 +139,8 @@ static void machine_keys_are_read(void **state)
     job_destroy(self);
     self = read_good(
         SMALL_WITH(
-            "\"io\": {\"threads\": 4, \"cores\": \"3\", \"stuck_seconds\": 0},"
+            "\"io\": {\"threads\": 4, \"cores\": \"3\", \"stuck_seconds\": 0,"
+            " \"stop_seconds\": 0.5, \"verify_reads\": false},"
             "\"update\": {\"threads\": 6, \"cores\": \"0-7,16\"},"
             "\"device\": {\"cores\": \"8-15\"},"
             "\"tiers\": {\"place\": {\"rules\": [{\"units\": 1, \"kind\": \"inner_activations\","
@@ -144,6 +148,7 @@ static void machine_keys_are_read(void **state)
             "\"data\": {\"format\": \"text\"},"),
         "run.paranoid=true");
     assert_true(self->io.stuck_seconds == 0.0 && self->run.paranoid);
+    assert_true(self->io.stop_seconds == 0.5 && !self->io.verify_reads);
     assert_int_equal(self->io.threads, 4);
     assert_int_equal(self->update.threads, 6);
     assert_string_equal(self->io.cores, "3");
@@ -407,6 +412,49 @@ static void set_overrides(void **state)
     job_destroy(self);
 }
 
+/* run.keep: a number, a list in any order, the last step, and what says nothing. */
+static void keep_is_read(void **state)
+{
+    (void)state;
+    enum { STEPS_MAX = 3 };
+    static const struct {
+        const char *run, *set;
+        uint64_t every;
+        uint32_t count;
+        uint64_t steps[STEPS_MAX];
+    } cases[] = {
+        {"", "run.keep=100", 100, 0, {0}},
+        {"", "run.keep=1e3", 1000, 0, {0}},
+        {"", "run.keep=2000", 2000, 0, {0}}, /* a later run.steps may reach it */
+        {"", "run.keep=0", 0, 0, {0}},
+        {", \"keep\": 100", "run.keep=null", 0, 0, {0}},
+        {", \"keep\": \"auto\"", NULL, 0, 0, {0}},
+        {", \"keep\": 100", "run.keep=[]", 0, 0, {0}},
+        {", \"commit_every\": 1", "run.keep=[1,2]", 0, 2, {1, 2}},
+        {", \"keep\": [250, 50, 150]", NULL, 0, 3, {50, 150, 250}},
+        {", \"keep\": [250, 50, 250, 50]", "run.keep.1=5e1", 0, 2, {50, 250}},
+        {", \"keep\": [50]", "run.keep.1=1000", 0, 2, {50, 1000}},
+        {", \"steps\": 999", "run.keep=[50, 999]", 0, 2, {50, 999}},
+        {", \"steps\": 999", "run.keep=999", 999, 0, {0}},
+        {", \"keep\": 100", "run.keep=[100]", 0, 1, {100}},
+        {", \"keep\": [100]", "run.keep=50", 50, 0, {0}},
+        {", \"commit_every\": 0", "run.keep=0", 0, 0, {0}},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char text[512];
+        snprintf(text, sizeof text,
+                 "{" SMALL_MODEL ", \"run\": {\"dir\": \"d\"%s}, "
+                 "\"train_micro_batch_size_per_gpu\": 1}",
+                 cases[i].run);
+        job *self = read_good(text, cases[i].set);
+        assert_int_equal(self->run.keep_every, cases[i].every);
+        assert_int_equal(self->run.keep_count, cases[i].count);
+        for (uint32_t step = 0; step < cases[i].count; step++)
+            assert_int_equal(self->run.keep[step], cases[i].steps[step]);
+        job_destroy(self);
+    }
+}
+
 /* The text of a job is JSON without comments, and reads back as the same job. */
 static void text_round_trips(void **state)
 {
@@ -419,6 +467,7 @@ static void text_round_trips(void **state)
         {"{\"model\": {\"preset\": \"gpt2-1.5b\", \"seq_length\": 512}, " SMALL_REST "}",
          "tiers.nvme.0.path=/x"},
         {"{\"model\": {\"preset\": \"llama-8b\", \"num_layers\": null}, " SMALL_REST "}", NULL},
+        {SMALL_JOB, "run.keep=[100, 50, 1000]"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         job *first = read_good(cases[i].text, cases[i].set);
@@ -512,6 +561,7 @@ int main(void)
         cmocka_unit_test(set_overrides),         cmocka_unit_test(no_effect_is_logged),
         cmocka_unit_test(text_round_trips),      cmocka_unit_test(comments_keep_places),
         cmocka_unit_test(table_is_sound),        cmocka_unit_test(table_is_listed),
+        cmocka_unit_test(keep_is_read),
     };
     return cmocka_run_group_tests(tests, test_setup, test_teardown);
 }

@@ -242,6 +242,26 @@ static int check_floats(const configi_reader *reader, const option *row, const c
     return 0;
 }
 
+/* One number, which the row's range is for, or a list of numbers from 1 on. */
+static int check_steps(const configi_reader *reader, const option *row, const char *path,
+                       const json_t *value)
+{
+    if (json_is_number(value))
+        return check_int(reader, row, path, value);
+    if (!json_is_array(value))
+        return wrong_type(reader, row, path, value, "a whole number or an array of whole numbers");
+    size_t idx;
+    json_t *item;
+    json_array_foreach(value, idx, item)
+    {
+        TRY(check_int(reader, row, path, item));
+        if (json_number_value(item) < 1)
+            return configi_error(reader, path, "entry %zu is 0: must be at least 1 %s", idx,
+                                 row->unit);
+    }
+    return 0;
+}
+
 static int check_blocks(const configi_reader *reader, const option *row, const char *path,
                         const json_t *value)
 {
@@ -375,6 +395,8 @@ static int check_row(const configi_reader *reader, const option *row, const char
         return check_floats(reader, row, path, value);
     case OPTION_STRINGS:
         return check_strings(reader, row, path, value);
+    case OPTION_STEPS:
+        return check_steps(reader, row, path, value);
     case OPTION_BLOCKS:
         return check_blocks(reader, row, path, value);
     case OPTION_SWITCH:
@@ -491,7 +513,8 @@ uint64_t configi_uint(const configi_reader *reader, const char *path)
         return rc < 0 ? 0 : number;
     }
     const option *row = option_find(path);
-    assert(row && (row->type == OPTION_INT || row->type == OPTION_SIZE));
+    assert(row &&
+           (row->type == OPTION_INT || row->type == OPTION_SIZE || row->type == OPTION_STEPS));
     return row->fallback ? strtoull(row->fallback, NULL, 10) : 0;
 }
 

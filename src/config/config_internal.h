@@ -88,7 +88,8 @@ const json_t *configi_get(const configi_reader *reader, const char *path);
 
 /* The value at a path, or the row's default. The path must have a row of that type. */
 bool configi_bool(const configi_reader *reader, const char *path);
-uint64_t configi_uint(const configi_reader *reader, const char *path); /* INT or SIZE */
+uint64_t configi_uint(const configi_reader *reader,
+                      const char *path); /* INT, SIZE or STEPS of one */
 double configi_double(const configi_reader *reader, const char *path);
 
 /* Text, or the row's default, or "". Borrowed from the document or the table. */

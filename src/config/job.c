@@ -2,6 +2,7 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/mem.h"
@@ -45,6 +46,71 @@ static int fill_data(const configi_reader *reader, job *target)
     return 0;
 }
 
+static int compare_steps(const void *a, const void *b)
+{
+    const uint64_t *left = a, *right = b;
+    return (*left > *right) - (*left < *right);
+}
+
+static uint64_t common_divisor(uint64_t a, uint64_t b)
+{
+    while (b != 0) {
+        uint64_t rest = a % b;
+        a = b;
+        b = rest;
+    }
+    return a;
+}
+
+/* A step that is kept, or the first of them, must be one that is committed. */
+static int check_kept_step(const configi_reader *reader, const job *self, uint64_t step)
+{
+    uint64_t every = self->run.commit_every;
+    if (every == 0)
+        return configi_error(reader, "run.keep",
+                             "with run.commit_every 0 there is no commit before the end to keep; "
+                             "set run.commit_every to %" PRIu64 " or a divisor of it",
+                             step);
+    if (step % every == 0 || step == self->run.steps)
+        return 0;
+    return configi_error(reader, "run.keep",
+                         "step %" PRIu64 " is never committed: it is no multiple of "
+                         "run.commit_every, %" PRIu64 ", and not the last step, %" PRIu64
+                         "; set run.commit_every to a divisor of it, such as %" PRIu64,
+                         step, every, self->run.steps, common_divisor(step, every));
+}
+
+/* run.keep, after run.steps and run.commit_every. */
+static int fill_keep(const configi_reader *reader, job *target)
+{
+    const json_t *value = configi_get(reader, "run.keep");
+    if (!json_is_array(value)) {
+        target->run.keep_every = configi_uint(reader, "run.keep");
+        return target->run.keep_every > 0 ? check_kept_step(reader, target, target->run.keep_every)
+                                          : 0;
+    }
+    size_t count = json_array_size(value);
+    if (count == 0)
+        return 0;
+    target->run.keep = mem_alloc(count, sizeof *target->run.keep, "kept steps");
+    if (!target->run.keep)
+        return -ENOMEM;
+    for (size_t i = 0; i < count; i++) {
+        char path[CONFIGI_PATH_BYTES];
+        snprintf(path, sizeof path, "run.keep.%zu", i);
+        target->run.keep[i] = configi_uint(reader, path);
+        TRY(check_kept_step(reader, target, target->run.keep[i]));
+    }
+    qsort(target->run.keep, count, sizeof *target->run.keep, compare_steps);
+    uint32_t kept = 1;
+    for (size_t i = 1; i < count; i++) {
+        if (target->run.keep[i] != target->run.keep[kept - 1])
+            target->run.keep[kept++] = target->run.keep[i];
+    }
+    target->run.keep_count = kept;
+    return 0;
+}
+
 static int fill_run(const configi_reader *reader, job *target)
 {
     if (!configi_get(reader, "run.dir"))
@@ -62,7 +128,7 @@ static int fill_run(const configi_reader *reader, job *target)
     bool is_printed =
         !configi_get(reader, "run.log_every") && configi_get(reader, "steps_per_print");
     target->run.log_every = configi_uint(reader, is_printed ? "steps_per_print" : "run.log_every");
-    return 0;
+    return fill_keep(reader, target);
 }
 
 static int fill_schedule(const configi_reader *reader, job *target)
@@ -80,6 +146,19 @@ static int fill_schedule(const configi_reader *reader, job *target)
     return 0;
 }
 
+/* How long a drive may take. */
+static int fill_waits(const configi_reader *reader, job *target)
+{
+    target->io.stuck_seconds = configi_double(reader, "io.stuck_seconds");
+    target->io.stop_seconds = configi_double(reader, "io.stop_seconds");
+    if (target->io.stop_seconds > 0 && target->io.stop_seconds <= target->io.stuck_seconds)
+        return configi_error(reader, "io.stop_seconds",
+                             "%g is not above io.stuck_seconds, %g: a request is reported before "
+                             "the run stops for it; set it above, or to 0 to wait for ever",
+                             target->io.stop_seconds, target->io.stuck_seconds);
+    return 0;
+}
+
 static int fill_device(const configi_reader *reader, job *target)
 {
     enum { BLOCK_STEP = 4096 }; /* direct I/O moves whole blocks */
@@ -88,7 +167,8 @@ static int fill_device(const configi_reader *reader, job *target)
     target->device.threads = configi_uint(reader, "device.threads");
     target->update.threads = configi_uint(reader, "update.threads");
     target->io.threads = configi_uint(reader, "io.threads");
-    target->io.stuck_seconds = configi_double(reader, "io.stuck_seconds");
+    target->io.verify_reads = configi_bool(reader, "io.verify_reads");
+    TRY(fill_waits(reader, target));
     TRY(configi_copy_text(reader, "device.cores", target->device.cores, JOB_NAME_BYTES));
     TRY(configi_copy_text(reader, "update.cores", target->update.cores, JOB_NAME_BYTES));
     TRY(configi_copy_text(reader, "io.cores", target->io.cores, JOB_NAME_BYTES));
@@ -190,6 +270,7 @@ void job_destroy(job *self)
 {
     if (!self)
         return;
+    mem_free(self->run.keep);
     mem_free(self->text);
     mem_free(self);
 }

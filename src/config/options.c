@@ -87,7 +87,8 @@ static bool row_allows_below(const option *row, const char *below)
 {
     if (row->type == OPTION_ANY || row->type == OPTION_SWITCH)
         return true;
-    bool is_list = row->type == OPTION_FLOATS || row->type == OPTION_STRINGS;
+    bool is_list =
+        row->type == OPTION_FLOATS || row->type == OPTION_STRINGS || row->type == OPTION_STEPS;
     return is_list && is_index(below, strlen(below));
 }
 
@@ -196,7 +197,7 @@ static const char *type_name(enum option_type type)
         [OPTION_SIZE] = "size",     [OPTION_STRING] = "string",   [OPTION_ENUM] = "enum",
         [OPTION_TIER] = "tier",     [OPTION_UNITS] = "units",     [OPTION_CORES] = "cores",
         [OPTION_FLOATS] = "floats", [OPTION_STRINGS] = "strings", [OPTION_BLOCKS] = "objects",
-        [OPTION_SWITCH] = "object", [OPTION_ANY] = "any",
+        [OPTION_SWITCH] = "object", [OPTION_ANY] = "any",         [OPTION_STEPS] = "steps",
     };
     return names[type];
 }
