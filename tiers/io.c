@@ -1,5 +1,5 @@
 /* Requests, cut into transfers and put together again. See io.h for the contract and io_internal.h for
- * what lies below. Owner thread only; everything is allocated by io_create (io_open.c).
+ * what lies below. Owner thread only, but for io_sync; everything is allocated by io_create (io_open.c).
  *
  *   request   QUEUED --issue_one--> ISSUED (all transfers out) --finish--> DONE --io_poll--> caller
  *   transfer  free --issue_one--> backend --finish--> free | retry --> backend
@@ -12,9 +12,11 @@
 #include <poll.h>
 #include <unistd.h>
 
+#include "base/failpoint.h"
 #include "base/log.h"
 #include "base/size.h"
 #include "tiers/io_internal.h"
+#include "tiers/sim_internal.h"
 
 /* Tries in a row that move nothing, before EAGAIN counts as an error. */
 enum { IO_RETRIES_MAX = 4096 };
@@ -375,6 +377,21 @@ int io_request_error(const io *self, const io_request *request)
 const slab *io_target(const io *self)
 {
     return self->target;
+}
+
+/* Looks at nothing that the owner changes: target, backend and its store are as io_create left them. */
+int io_sync(io *self)
+{
+    int rc = failpoint("slab.sync");
+    if (rc < 0)
+        return err_prefix(rc,
+                          "fdatasync of the slab %s: what was written since the last commit may be "
+                          "lost",
+                          self->target->files[0].path);
+    if (self->backend != &tieri_sim_backend)
+        return slab_sync(self->target);
+    sim_store_sync(tieri_sim_store(self->state));
+    return 0;
 }
 
 void io_get_stats(const io *self, io_stats *stats)

@@ -8,7 +8,7 @@
  * in an order drawn from a seed. Requests are owned by the caller and hold their own completion; nothing
  * is allocated after io_create. Short transfers are continued, EINTR and EAGAIN retried; any other error
  * fails the request with a text that names file and offset. Completion order is not submit order.
- * One thread calls everything. */
+ * One thread calls everything, io_sync excepted. */
 #ifndef SLUICE_TIERS_IO_H
 #define SLUICE_TIERS_IO_H
 

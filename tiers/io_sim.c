@@ -87,6 +87,11 @@ static tieri_transfer *sim_reap(void *state)
     return best;
 }
 
+sim_store *tieri_sim_store(void *state)
+{
+    return ((sim_state *)state)->store;
+}
+
 static void sim_close(void *state)
 {
     sim_state *self = state;

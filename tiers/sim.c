@@ -1,17 +1,38 @@
-/* The simulated drive's bytes, and a slab without files. See sim.h. One thread; the memory comes from
- * base/mem, all at creation or chunk by chunk at first writes. */
+/* The simulated drive's bytes, its cache, and a slab without files. See sim.h. One thread, but for
+ * sim_store_sync; the memory comes from base/mem, all at creation or chunk by chunk at first writes, and for
+ * the cache's log as it grows (a sync empties it and keeps its memory).
+ *
+ * The cache is a log of undone bytes: the chunks hold what reads see, and each write since the last sync
+ * leaves what it replaced. Undone from the newest to the oldest, the chunks are as at the sync, and the log
+ * holds what was written: of that a loss of power puts some back, in an order of its own. */
 #include "tiers/sim.h"
 
 #include <assert.h>
 #include <errno.h>
+#include <pthread.h>
 #include <string.h>
 
 #include "base/mem.h"
+#include "base/rng.h"
 #include "base/size.h"
 #include "tiers/sim_internal.h"
 #include "tiers/slab_internal.h"
 
 #define SIM_CHUNK_BYTES (256 * KIB)
+
+enum { SIM_SECTOR_BYTES = 512 }; /* what a drive writes whole or not at all */
+
+/* What a loss of power draws. Of each eight writes two are torn; of four writes, or sectors of a torn one,
+ * as many survive as SURVIVORS says for the whole loss: 0 to 4. */
+enum power_stream {
+    STREAM_SURVIVORS = 110,
+    STREAM_ORDER,
+    STREAM_TORN,
+    STREAM_WRITE,
+    STREAM_SECTOR
+};
+
+enum { POWER_QUARTERS = 4, POWER_TORN_OF = 8, POWER_TORN = 2 };
 
 /* One drive: chunks that nobody wrote yet are NULL and read as zeros. */
 struct sim_drive {
@@ -22,9 +43,23 @@ struct sim_drive {
 };
 typedef struct sim_drive sim_drive;
 
+/* A write that is in the cache. */
+struct sim_write {
+    uint32_t drive_idx;
+    uint64_t offset, size_bytes;
+    uint64_t at_bytes; /* in log_bytes: what it replaced */
+};
+typedef struct sim_write sim_write;
+
 struct sim_store {
     uint32_t drive_count;
     sim_drive drives[SLAB_DRIVES_MAX];
+    bool cached;
+    pthread_mutex_t mutex; /* of what follows, and held while a cached write changes the chunks */
+    sim_write *writes; /* [write_capacity] the first write_count since the last sync, in order */
+    uint64_t write_count, write_capacity;
+    unsigned char *log_bytes; /* [log_capacity_bytes] log_used_bytes of them in use */
+    uint64_t log_used_bytes, log_capacity_bytes;
 };
 
 static int make_chunk(sim_drive *drive, uint64_t chunk_idx)
@@ -52,6 +87,7 @@ int sim_store_create(const slab *target, bool whole, sim_store **out)
     sim_store *self = mem_alloc(1, sizeof *self, "simulated drive");
     if (!self)
         return -ENOMEM;
+    pthread_mutex_init(&self->mutex, NULL);
     self->drive_count = target->drive_count;
     for (uint32_t i = 0; i < self->drive_count; i++) {
         int rc = make_drive(&self->drives[i], target->files[i].file_bytes, whole);
@@ -74,6 +110,9 @@ void sim_store_destroy(sim_store *self)
             mem_free(drive->chunks[k]);
         mem_free(drive->chunks);
     }
+    mem_free(self->writes);
+    mem_free(self->log_bytes);
+    pthread_mutex_destroy(&self->mutex);
     mem_free(self);
 }
 
@@ -130,6 +169,128 @@ int sim_store_put(sim_store *self, uint32_t drive_idx, uint64_t offset, const vo
     return 0;
 }
 
+/* ---- the cache ---- */
+
+int sim_store_cache(sim_store *self)
+{
+    enum { FIRST_WRITES = 1024 };
+    if (self->cached)
+        return 0;
+    self->log_bytes = mem_alloc(MIB, 1, "simulated drive's cache");
+    self->writes = mem_alloc(FIRST_WRITES, sizeof *self->writes, "simulated drive's cache");
+    if (!self->log_bytes || !self->writes) {
+        mem_free(self->log_bytes);
+        mem_free(self->writes);
+        self->log_bytes = NULL;
+        self->writes = NULL;
+        return -ENOMEM;
+    }
+    self->log_capacity_bytes = MIB;
+    self->write_capacity = FIRST_WRITES;
+    self->cached = true;
+    return 0;
+}
+
+/* Room for one more write of so many bytes. */
+static int grow_log(sim_store *self, uint64_t size_bytes)
+{
+    if (self->write_count == self->write_capacity) {
+        uint64_t capacity = 2 * self->write_capacity;
+        void *grown =
+            mem_resize(self->writes, capacity, sizeof *self->writes, "simulated drive's cache");
+        if (!grown)
+            return -ENOMEM;
+        self->writes = grown;
+        self->write_capacity = capacity;
+    }
+    if (size_bytes > self->log_capacity_bytes - self->log_used_bytes) {
+        uint64_t capacity =
+            size_max(2 * self->log_capacity_bytes, self->log_used_bytes + size_bytes);
+        void *grown = mem_resize(self->log_bytes, capacity, 1, "simulated drive's cache");
+        if (!grown)
+            return -ENOMEM;
+        self->log_bytes = grown;
+        self->log_capacity_bytes = capacity;
+    }
+    return 0;
+}
+
+/* sim_store_put that a loss of power may undo. */
+static int put_cached(sim_store *self, uint32_t drive_idx, uint64_t offset, const void *data,
+                      uint64_t size_bytes)
+{
+    TRY(grow_log(self, size_bytes));
+    unsigned char *replaced = self->log_bytes + self->log_used_bytes;
+    sim_store_get(self, drive_idx, offset, replaced, size_bytes);
+    self->writes[self->write_count++] = (sim_write){.drive_idx = drive_idx,
+                                                    .offset = offset,
+                                                    .size_bytes = size_bytes,
+                                                    .at_bytes = self->log_used_bytes};
+    self->log_used_bytes += size_bytes;
+    return sim_store_put(self, drive_idx, offset, data, size_bytes);
+}
+
+void sim_store_sync(sim_store *self)
+{
+    pthread_mutex_lock(&self->mutex);
+    self->write_count = 0;
+    self->log_used_bytes = 0;
+    pthread_mutex_unlock(&self->mutex);
+}
+
+static uint64_t sector_bytes(const sim_write *write, uint64_t at)
+{
+    return size_min(SIM_SECTOR_BYTES, write->size_bytes - at);
+}
+
+/* Chunks and log change places, for one write. */
+static int swap_write(sim_store *self, const sim_write *write)
+{
+    unsigned char present[SIM_SECTOR_BYTES], *logged = self->log_bytes + write->at_bytes;
+    for (uint64_t at = 0; at < write->size_bytes; at += SIM_SECTOR_BYTES) {
+        uint64_t size_bytes = sector_bytes(write, at);
+        sim_store_get(self, write->drive_idx, write->offset + at, present, size_bytes);
+        TRY(sim_store_put(self, write->drive_idx, write->offset + at, logged + at, size_bytes));
+        memcpy(logged + at, present, size_bytes);
+    }
+    return 0;
+}
+
+/* Puts what survives of one write onto the drive; *sector_idx counts those of torn writes. */
+static int put_survivors(sim_store *self, const sim_write *write, uint64_t seed, uint64_t write_idx,
+                         uint64_t survivors, uint64_t *sector_idx)
+{
+    bool torn = rng_below(seed, STREAM_TORN, write_idx, POWER_TORN_OF) < POWER_TORN;
+    bool whole = rng_below(seed, STREAM_WRITE, write_idx, POWER_QUARTERS) < survivors;
+    const unsigned char *logged = self->log_bytes + write->at_bytes;
+    if (!torn)
+        return whole
+                   ? sim_store_put(self, write->drive_idx, write->offset, logged, write->size_bytes)
+                   : 0;
+    for (uint64_t at = 0; at < write->size_bytes; at += SIM_SECTOR_BYTES)
+        if (rng_below(seed, STREAM_SECTOR, (*sector_idx)++, POWER_QUARTERS) < survivors)
+            TRY(sim_store_put(self, write->drive_idx, write->offset + at, logged + at,
+                              sector_bytes(write, at)));
+    return 0;
+}
+
+int sim_store_lose_power(sim_store *self, uint64_t seed)
+{
+    if (!self->cached)
+        return err_set(-EINVAL, "simulated drive: it has no cache to lose (sim_store_cache)");
+    for (uint64_t i = self->write_count; i-- > 0;)
+        TRY(swap_write(self, &self->writes[i]));
+    uint64_t survivors = rng_below(seed, STREAM_SURVIVORS, 0, POWER_QUARTERS + 1), sector_idx = 0;
+    for (uint64_t i = self->write_count; i > 0; i--) { /* each of those left may be the next */
+        uint64_t chosen = rng_below(seed, STREAM_ORDER, i, i);
+        sim_write write = self->writes[chosen];
+        self->writes[chosen] = self->writes[i - 1];
+        TRY(put_survivors(self, &write, seed, i, survivors, &sector_idx));
+    }
+    sim_store_sync(self);
+    return 0;
+}
+
 int64_t tieri_sim_move(sim_store *self, const tieri_transfer *item)
 {
     const sim_drive *drive = &self->drives[item->drive_idx];
@@ -142,7 +303,14 @@ int64_t tieri_sim_move(sim_store *self, const tieri_transfer *item)
     }
     if (size_bytes == 0)
         return -ENOSPC;
-    int rc = sim_store_put(self, item->drive_idx, item->file_offset, item->data, size_bytes);
+    int rc;
+    if (self->cached) { /* a sync comes before it or after it */
+        pthread_mutex_lock(&self->mutex);
+        rc = put_cached(self, item->drive_idx, item->file_offset, item->data, size_bytes);
+        pthread_mutex_unlock(&self->mutex);
+    } else {
+        rc = sim_store_put(self, item->drive_idx, item->file_offset, item->data, size_bytes);
+    }
     return rc < 0 ? rc : (int64_t)size_bytes;
 }
 

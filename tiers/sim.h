@@ -13,7 +13,7 @@
  * nor written, or one without any (sim_slab_init). The engine does the former: it opens its slabs as ever
  * and passes {.backend = IO_SIM} to io_create, with or without a store of its own; fdatasync of the
  * slabs' files then says nothing, and what is to be resumed needs a store that outlives the io.
- * One thread, that of the io. */
+ * One thread, that of the io; sim_store_sync any. */
 #ifndef SLUICE_TIERS_SIM_H
 #define SLUICE_TIERS_SIM_H
 
@@ -41,11 +41,15 @@ void sim_store_get(const sim_store *self, uint32_t drive_idx, uint64_t offset, v
 int sim_store_put(sim_store *self, uint32_t drive_idx, uint64_t offset, const void *data,
                   uint64_t size_bytes) MUST_CHECK;
 
-/* Loss of power. From sim_store_cache on, what is written is first in the drive's cache: reads see it, but
- * only sim_store_sync makes it last. sim_store_lose_power is the moment after: of the writes since the last
- * sync, in an order and to an extent drawn from `seed`, each 512-byte sector has either its content at the
- * sync or that of any one of the writes to it since (so writes are torn, reordered and lost); then the cache
- * is empty again. Sync may come from another thread while the owner moves bytes. -ENOMEM for the log. */
+/* Loss of power. From sim_store_cache on, what the queue writes is first in the drive's cache: reads see it,
+ * but only sim_store_sync makes it last. sim_store_lose_power is the moment after: of the writes since the
+ * last sync, in an order and to an extent drawn from `seed`, each 512-byte sector has either its content at
+ * the sync or that of any one of the writes to it since (so writes are torn, reordered and lost); then the
+ * cache is empty again. How much is lost is drawn as well, between all and nothing. What sim_store_put
+ * changes is not in the cache.
+ * Sync may come from another thread while the owner moves bytes, and does nothing without a cache; power is
+ * lost on the owner's thread, with no sync under way. -ENOMEM for the log, which grows with the writes
+ * between two syncs; -EINVAL for a loss without a cache. */
 int sim_store_cache(sim_store *self) MUST_CHECK;
 void sim_store_sync(sim_store *self);
 int sim_store_lose_power(sim_store *self, uint64_t seed) MUST_CHECK;

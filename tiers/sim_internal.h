@@ -12,4 +12,7 @@ int tieri_sim_check(const sim_store *self, const slab *target) MUST_CHECK;
  * for a read, or -errno. */
 int64_t tieri_sim_move(sim_store *self, const tieri_transfer *item);
 
+/* The store that the simulated queue of this state moves bytes of. */
+sim_store *tieri_sim_store(void *state);
+
 #endif
