@@ -7,7 +7,8 @@
  *
  * A dependency opens when it is complete, or already when it is submitted where both ops are on
  * in-order lanes of one owner: that worker keeps the order itself and is fed ahead. A conditional op
- * is so too once the norm that decides is complete and said "apply"; to be skipped it waits for all. */
+ * is so too once it is known to run (the run commits; the norm that decides is complete and said
+ * "apply"); to be skipped it waits for all. */
 #include "swap/executor.h"
 
 #include <assert.h>
@@ -53,6 +54,7 @@ static int create_parts(executor *self, const executor_config *config)
     TRY(take_lanes(self, config));
     uint64_t op_count_max = 0;
     self->is_skipped = config->is_skipped;
+    self->is_committing = config->is_committing;
     self->paranoid = config->paranoid;
     self->prepared = mem_alloc(config->program_count, sizeof *self->prepared, tag);
     if (!self->prepared)
@@ -161,6 +163,8 @@ static enum head_action decide_head(const executor *self, uint32_t op_idx)
 {
     const swapi_prepared *now = self->now;
     const op *item = &now->prog->ops[op_idx];
+    if (item->if_commits && self->skips_commit) /* whatever becomes of the update */
+        return may_skip_now(self, item) ? HEAD_SKIP : HEAD_WAIT;
     if (!item->if_applied || !self->is_skipped)
         return HEAD_SUBMIT;
     uint32_t norm = now->norms[op_idx];
@@ -375,6 +379,7 @@ static void begin_run(executor *self, const swapi_prepared *now, uint64_t step)
     self->last_op_idx = PROGRAM_NONE;
     self->skips_pending = self->is_skipped && *self->is_skipped;
     self->skips_decided = false;
+    self->skips_commit = self->is_committing && !*self->is_committing;
     memset(self->totals, 0, sizeof self->totals);
     memset(self->states, SWAPI_WAITING, prog->op_count);
     for (int kind = 0; kind < LANE_COUNT; kind++) {

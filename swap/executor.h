@@ -22,7 +22,8 @@
  * writes must be conditional too.
  *
  * Ops with if_commits belong to a commit: where *is_committing is false when executor_run is called they
- * are skipped, likewise in the order of their lanes.
+ * are skipped in the same manner, wherever they stand in the program. An op may carry both conditions: it
+ * runs where both are met.
  *
  * All bookkeeping is allocated by executor_create for the largest program; executor_run allocates
  * nothing and sleeps in poll(2) whenever no lane has news. The first failing op stops the issue of

@@ -49,7 +49,8 @@ struct executor {
     trace *ring;
     swapi_prepared *prepared; /* [prepared_count] */
     uint32_t prepared_count;
-    const bool *is_skipped; /* or NULL */
+    const bool *is_skipped;    /* or NULL */
+    const bool *is_committing; /* or NULL */
     bool paranoid;
     unsigned char *arena_base[ARENA_COUNT];
     uint64_t peak_bytes[ARENA_COUNT]; /* the highest of all programs */
@@ -68,6 +69,7 @@ struct executor {
     uint64_t done_count;
     bool skips_pending;    /* *is_skipped at the start of the run */
     bool skips_decided;    /* *is_skipped after the latest norm */
+    bool skips_commit;     /* the run does not commit: ops with if_commits are skipped */
     uint32_t *users_left;  /* [buffer_count] operands of ops to come; paranoid only */
     uint64_t cores_end_ns; /* latest end of a compute or update op */
     uint32_t last_op_idx;  /* the op that ended last, or PROGRAM_NONE */

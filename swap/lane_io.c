@@ -7,10 +7,15 @@
  * be readable although the io's own is not any more, so each lane's descriptor is an epoll set of the
  * io's descriptor and an eventfd that is set exactly while the lane's list is not empty.
  *
- * With a table of sums a thread stands on both sides of io (sum_thread.h), its descriptor in the sets too:
+ * With a table of sums or of places a thread stands on both sides of io (sum_thread.h), its descriptor in
+ * the sets too:
  *
  *   write  submit ─► thread: sum ─► io ─► store the sum ─► finished list
  *   read   submit ─► io ─► thread: compare ─► finished list
+ *
+ * An op takes the way round the thread where nothing is known or nothing asked of its bytes. Of a request of
+ * optimizer state with places (slot.entry) sum and place are the entry's; of all others they are the
+ * table's (pair.verify).
  *
  * Nothing is allocated after creation; requests of io come from a pool of request_capacity per lane. */
 #include "swap/lane_io.h"
@@ -33,7 +38,9 @@ enum { COLLECT_MAX = 64 };
 /* A request of io and what belongs to it here. */
 struct io_slot {
     io_request transfer; /* first: an io_request * is an io_slot * */
-    swapi_sum_job job;   /* with a table; job.user is the slot */
+    swapi_sum_job job;   /* with a thread; job.user is the slot */
+    place_entry *entry;  /* of a tile of optimizer state, with places; else NULL */
+    uint8_t which;       /* its place that is read or written */
 };
 typedef struct io_slot io_slot;
 
@@ -57,8 +64,10 @@ typedef struct lane_io lane_io;
 struct lane_io_pair {
     io *transport;
     unsigned char *host_base;
-    checksum_table *verify; /* NULL: nothing is summed, and there is no `sums` */
-    swapi_sum_thread *sums;
+    checksum_table *verify; /* or NULL */
+    place_table *places;    /* or NULL */
+    bool compares_not;
+    swapi_sum_thread *sums; /* NULL where nothing is ever summed or compared */
     uint32_t summing_count; /* writes that io does not have yet */
     uint32_t request_capacity;
     bool dead;        /* poll failed: requests in flight never come back */
@@ -75,18 +84,64 @@ static uint64_t operand_offset(const program *prog, const operand *part)
 }
 
 /* Gives a write, before io has it, or a read that is complete to the thread that sums. */
-static void push_sum(lane_io_pair *pair, io_slot *slot)
+static void push_sum(lane_io_pair *pair, io_slot *slot, enum swapi_sum_task task)
 {
     const io_request *transfer = &slot->transfer;
     const lane_request *request = transfer->user;
-    bool is_read = transfer->direction == IO_READ;
-    slot->job = (swapi_sum_job){.table = is_read ? pair->verify : NULL,
+    slot->job = (swapi_sum_job){.task = task,
+                                .table = pair->verify,
                                 .data = transfer->data,
                                 .extent = {.offset = transfer->offset,
                                            .size_bytes = transfer->size_bytes,
-                                           .elem_count = checksum_elems(request->item)},
+                                           .elem_count = checksum_elems(request->item),
+                                           .sum = slot->entry ? slot->entry->sum[slot->which] : 0},
                                 .user = slot};
     swapi_sum_thread_push(pair->sums, &slot->job);
+}
+
+/* Where the op's bytes lie: the place of its extent, for optimizer state with a table of places; else the
+ * address in the nvme arena. */
+static int find_place(const lane_io_pair *pair, const lane_request *request,
+                      const operand *on_drive, io_slot *slot)
+{
+    uint64_t offset = operand_offset(request->prog, on_drive);
+    uint64_t elem_count = checksum_elems(request->item);
+    slot->entry = NULL;
+    slot->transfer.offset = offset;
+    if (!pair->places || elem_count == 0)
+        return 0;
+    place_entry *entry = place_table_find(pair->places, offset, on_drive->size_bytes);
+    if (!entry || entry->elem_count != elem_count)
+        return err_set(ERR_INTERNAL,
+                       "op %u: the table of places has no extent of %llu elements in %llu bytes "
+                       "at %llu of the nvme arena",
+                       request->op_idx, (unsigned long long)elem_count,
+                       (unsigned long long)on_drive->size_bytes, (unsigned long long)offset);
+    bool is_read = request->item->kind == OP_READ;
+    if (is_read && entry->newest == PLACE_NONE)
+        return err_set(ERR_INTERNAL,
+                       "op %u reads the extent at %llu of the nvme arena (unit %u, tile %u), but "
+                       "nothing was written there yet",
+                       request->op_idx, (unsigned long long)offset, entry->unit, entry->tile);
+    slot->entry = entry;
+    slot->which = is_read ? entry->newest : place_to_write(entry);
+    slot->transfer.offset = entry->offset[slot->which];
+    return 0;
+}
+
+/* A write on its way to the transport. From here on the extent's old sum does not hold; the new one does
+ * once it is written. */
+static int submit_write(lane_io_pair *pair, io_slot *slot)
+{
+    if (slot->entry)
+        place_begin_write(slot->entry, slot->which);
+    else if (pair->verify)
+        checksum_forget(pair->verify, slot->transfer.offset, slot->transfer.size_bytes);
+    if (!slot->entry && (!pair->verify || pair->compares_not))
+        return io_submit(pair->transport, &slot->transfer);
+    push_sum(pair, slot, SWAPI_SUM_TAKE);
+    pair->summing_count++;
+    return 0;
 }
 
 /* Names the op of a request: for the transport's warnings. */
@@ -118,20 +173,13 @@ static int io_lane_submit(lane *base, lane_request *request)
     io_slot *slot = self->free_slots[self->free_count - 1];
     slot->transfer = (io_request){
         .direction = self->direction,
-        .offset = operand_offset(prog, on_drive),
         .data = lane_operand_address(pair->host_base, prog, in_host),
         .size_bytes = on_drive->size_bytes,
         .user = request,
         .describe = describe,
     };
-    if (pair->verify && !is_read) {
-        /* From here on the extent's old sum does not hold; the new one does once it is written. */
-        checksum_forget(pair->verify, slot->transfer.offset, slot->transfer.size_bytes);
-        push_sum(pair, slot);
-        pair->summing_count++;
-    } else {
-        TRY(io_submit(pair->transport, &slot->transfer));
-    }
+    TRY(find_place(pair, request, on_drive, slot));
+    TRY(is_read ? io_submit(pair->transport, &slot->transfer) : submit_write(pair, slot));
     self->free_count--;
     request->lane_private = slot;
     return 0;
@@ -153,14 +201,16 @@ static int corrupt_error(const lane_io_pair *pair, const io_slot *slot)
     const slab *disk = io_target(pair->transport);
     slab_piece piece;
     slab_map(disk, job->expected.offset, job->expected.size_bytes, &piece);
-    return err_set(job->result,
-                   "%s: %llu bytes at offset %llu of %s have checksum %016llx, but %016llx was "
-                   "written: the drive or the way to it changes bytes; look at its health and the "
-                   "kernel's log, then begin anew with --fresh, on another drive if it persists",
-                   kind < STATE_KIND_COUNT ? state_kind_name((enum state_kind)kind) : "state",
-                   (unsigned long long)job->expected.size_bytes,
-                   (unsigned long long)piece.file_offset, disk->files[piece.drive_idx].path,
-                   (unsigned long long)job->found, (unsigned long long)job->expected.sum);
+    return err_set(
+        job->result,
+        "%s: %llu bytes at offset %llu of %s%s have checksum %016llx, but %016llx was written: the "
+        "drive or the way to it changes bytes; look at its health and the kernel's log, and run "
+        "`sluice verify` on the run directory to see what else is damaged",
+        kind < STATE_KIND_COUNT ? state_kind_name((enum state_kind)kind) : "state",
+        (unsigned long long)job->expected.size_bytes, (unsigned long long)piece.file_offset,
+        disk->files[piece.drive_idx].path,
+        piece.size_bytes < job->expected.size_bytes ? " and in the stripes that follow" : "",
+        (unsigned long long)job->found, (unsigned long long)job->expected.sum);
 }
 
 /* Hands a request with its result to the list of its lane; the error's text is this thread's. */
@@ -185,21 +235,39 @@ static void finish_request(lane_io_pair *pair, io_slot *slot, int result, uint64
     self->last = request;
 }
 
+/* A read that is complete goes to the thread where something is known of its bytes. */
+static bool push_comparison(lane_io_pair *pair, io_slot *slot)
+{
+    if (pair->compares_not || (slot->entry ? !slot->entry->has_sum[slot->which] : !pair->verify))
+        return false;
+    push_sum(pair, slot, slot->entry ? SWAPI_SUM_COMPARE : SWAPI_SUM_VERIFY);
+    return true;
+}
+
+/* What was summed is on the drive. A write of no program that the table knows is not verified. */
+static int keep_sum(lane_io_pair *pair, io_slot *slot)
+{
+    if (slot->entry) {
+        place_written(slot->entry, slot->which, slot->job.extent.sum);
+        return 0;
+    }
+    if (!pair->verify || pair->compares_not)
+        return 0;
+    int rc = checksum_put(pair->verify, &slot->job.extent);
+    return rc == -ENOENT ? 0 : rc;
+}
+
 /* What io has completed: reads are compared before they are finished. */
 static void finish_transfer(lane_io_pair *pair, io_request *transfer)
 {
     io_slot *slot = (io_slot *)transfer;
     int result = 0;
-    if (transfer->result < 0) {
+    if (transfer->result < 0)
         result = io_request_error(pair->transport, transfer);
-    } else if (pair->verify && transfer->direction == IO_READ) {
-        push_sum(pair, slot);
+    else if (transfer->direction == IO_WRITE)
+        result = keep_sum(pair, slot);
+    else if (push_comparison(pair, slot))
         return;
-    } else if (pair->verify) {
-        result = checksum_put(pair->verify, &slot->job.extent);
-        if (result == -ENOENT)
-            result = 0; /* a write of no program that the table knows is not verified */
-    }
     finish_request(pair, slot, result, transfer->end_ns);
 }
 
@@ -388,14 +456,15 @@ int lane_io_create(const lane_io_config *config, lane **read_lane, lane **write_
     pair->transport = config->transport;
     pair->host_base = config->host_base;
     pair->verify = config->verify;
+    pair->places = config->places;
+    pair->compares_not = config->compares_not;
     pair->request_capacity = config->request_capacity;
     for (int direction = 0; direction < 2; direction++) {
         pair->lanes[direction].epoll_fd = -1;
         pair->lanes[direction].pending_fd = -1;
     }
-    int rc = config->verify
-                 ? swapi_sum_thread_create(config->start_thread, config->user, &pair->sums)
-                 : 0;
+    bool sums = config->places || (config->verify && !config->compares_not);
+    int rc = sums ? swapi_sum_thread_create(config->start_thread, config->user, &pair->sums) : 0;
     if (rc == 0)
         rc = lane_init(pair, IO_READ, config);
     if (rc == 0)

@@ -15,27 +15,43 @@ struct lane_io_config {
     uint32_t depth;            /* ops in flight per lane */
     uint32_t request_capacity; /* requests kept ready per lane, >= depth */
     checksum_table *verify;    /* borrowed: made for the programs that will run, outlives the lanes;
-                                  NULL: nothing is summed */
-    place_table
-        *places; /* borrowed, outlives the lanes: where the optimizer state that programs name
-                            lies. Ops of optimizer state (state_kind, elem_count > 0) go there, are summed
-                            when written, and compared when read. NULL: they are as any other */
-    bool
-        compares_not; /* reads are not compared (io.verify_reads false); writes are summed as ever */
-    int (*start_thread)(void *user); /* with a table: called first on the thread that sums, to bind
+                                  NULL: nothing is summed but what has places */
+    /* Borrowed, outlives the lanes: where the optimizer state that programs name lies. Ops of it
+     * (state_kind, elem_count > 0) go there, are summed when written, and compared when read. NULL:
+     * they are as any other. */
+    place_table *places;
+    /* Reads are not compared (io.verify_reads false). Writes to places are summed as ever, for the
+     * manifest; others need not be, and are not. */
+    bool compares_not;
+    int (*start_thread)(
+        void *user); /* called first on the thread that sums, if there is one, to bind
                                         cores for example; may be NULL */
     void *user;
 };
 typedef struct lane_io_config lane_io_config;
 
-/* Creates the pair. Offsets of buffers in the nvme arena are addresses of the slab. One op is one
- * io_request; where the transport is full, submit says -EAGAIN. Each lane's descriptor is readable also
- * for completions that the other's poll has found.
+/* Creates the pair. Offsets of buffers in the nvme arena are addresses of the slab, but for what has places.
+ * One op is one io_request; where the transport is full, submit says -EAGAIN. Each lane's descriptor is
+ * readable also for completions that the other's poll has found.
  *
- * With a table, each write is summed before it is submitted, its sum is stored when it is complete, and
- * each read is compared with the sums of what was written there (swap/checksum.h). A difference fails the
- * read with ERR_CORRUPT and the extent's place, both sums and what to do. A thread of the pair does it
- * ("sluice-sums"), so that the drives' queues stay full meanwhile: 0.03 s of a core per GB with AVX2.
+ * With `verify`, each write is summed before it is submitted, its sum is stored when it is complete, and
+ * each read is compared with the sums of what was written there (swap/checksum.h).
+ *
+ * With `places`, an op of a tile of optimizer state names an entry of the table by its range in the nvme
+ * arena and its elements; submit is ERR_INTERNAL where there is none. Its bytes lie elsewhere:
+ *
+ *   write   to the place that no durable commit names: submit ─ place_begin_write ─ sum ─ write ─ done:
+ *           place_written. One that fails leaves the entry's newest place and its sum as they were (but
+ *           where it was rewritten in place)
+ *   read    of the newest place, compared with its sum if there is one; ERR_INTERNAL where nothing was
+ *           written yet
+ *
+ * The entry is touched between submit of the op and the poll that returns it, on this thread alone: the
+ * thread that sums has copies of what it needs (swap/places.h says what the commit may read meanwhile).
+ *
+ * A read that differs fails with ERR_CORRUPT and what it was of, bytes, offset and path of the file, both
+ * sums and what to do. A thread of the pair sums ("sluice-sums"), so that the drives' queues stay full
+ * meanwhile: 0.03 s of a core per GB with AVX2. There is none where nothing is to be summed or compared.
  *
  * Errors of requests name direction, file and offset; the executor puts the op before them. A transfer
  * that the transport reports as stuck is named by its op.

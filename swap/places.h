@@ -11,9 +11,12 @@
  * So a commit copies nothing. State homed in memory is saved to the slab by the same rule. Where a run has
  * one place per extent (run.commit_every 0) both offsets are equal.
  *
- * The owner is the executor's thread (lanes read and write); the commit's op, which programs order against
- * all writes of state, may read the table meanwhile, and calls place_table_commit. Allocates at creation
- * only. */
+ * No lock. The owner is the executor's thread: the io lanes look an entry up when its op is submitted, and
+ * touch that entry, no other, until the op is complete. The commit's op runs on a thread of its own; programs
+ * order it against every write of state (program_check proves it), so it may meanwhile read all that writes
+ * change (newest, sum, has_sum) and offsets. `committed` is what writes look at: place_table_commit is called
+ * by that op, or after its run, while no write is submitted. Reads of state may run beside a commit: both
+ * only read. Allocates at creation only. */
 #ifndef SLUICE_SWAP_PLACES_H
 #define SLUICE_SWAP_PLACES_H
 
@@ -40,8 +43,9 @@ typedef struct place_entry place_entry;
 
 typedef struct place_table place_table;
 
-/* Copies the entries and sorts them by logical_offset. -EINVAL where two overlap, logically or on the slab;
- * -ENOMEM. */
+/* Copies the entries and sorts them by logical_offset. -EINVAL, naming units and tiles, where two overlap,
+ * logically or on the slab (the two places of one entry are the same or apart), and for an entry that is
+ * no range or names a place that does not exist; -ENOMEM. */
 int place_table_create(const place_entry *entries, uint64_t count, place_table **out) MUST_CHECK;
 void place_table_destroy(place_table *self); /* NULL is allowed */
 
@@ -60,8 +64,12 @@ static inline uint8_t place_to_write(const place_entry *self)
     return has_two && self->newest == self->committed ? (uint8_t)(1 - self->newest) : self->newest;
 }
 
-/* What is written is about to change, or has been written with this sum. */
+/* A write to place `which` (place_to_write's) begins: its old sum holds no more. It is not `newest` before
+ * place_written, so a write that fails leaves the place before it as what reads are of, but where it was
+ * in place. */
 void place_begin_write(place_entry *self, uint8_t which);
+
+/* The write is complete, of bytes with this sum. */
 void place_written(place_entry *self, uint8_t which, uint64_t sum);
 
 /* The newest places are those of a durable commit. */

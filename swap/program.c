@@ -73,7 +73,7 @@ static uint64_t hash_op(const program *prog, const op *item, uint64_t hash)
     canonical_put(&words, item->operand_count);
     canonical_put(&words, item->first_micro_batch);
     canonical_put(&words, item->unit);
-    canonical_put(&words, item->if_applied);
+    canonical_put(&words, (uint64_t)item->if_commits << 8 | item->if_applied);
     canonical_put(&words, item->stage);
     canonical_put(&words, item->pass);
     canonical_put(&words, item->micro_batch);
@@ -166,10 +166,9 @@ const char *arena_kind_name(enum arena_kind kind)
 const char *lane_kind_name(enum lane_kind kind)
 {
     static const char *const names[LANE_COUNT] = {
-        [LANE_READ] = "read",     [LANE_WRITE] = "write", [LANE_H2D] = "h2d",
-        [LANE_D2H] = "d2h",       [LANE_COMM] = "comm",   [LANE_COMPUTE] = "compute",
-        [LANE_UPDATE] = "update",
-        [LANE_COMMIT] = "commit",
+        [LANE_READ] = "read",     [LANE_WRITE] = "write",   [LANE_H2D] = "h2d",
+        [LANE_D2H] = "d2h",       [LANE_COMM] = "comm",     [LANE_COMPUTE] = "compute",
+        [LANE_UPDATE] = "update", [LANE_COMMIT] = "commit",
     };
     return name_at(names, LANE_COUNT, kind);
 }

@@ -186,6 +186,9 @@ static int check_op(const program *prog, uint32_t op_idx)
     if (item->operand_count > OP_OPERANDS_MAX)
         return err_set(ERR_INTERNAL, "program: %s has %u operands, more than %d", text,
                        item->operand_count, (int)OP_OPERANDS_MAX);
+    if (item->kind == OP_COMMIT && item->operand_count > 0)
+        return err_set(ERR_INTERNAL, "program: %s has %u operands, but a commit has none", text,
+                       item->operand_count);
     if (item->dep_begin > prog->dep_count || item->dep_count > prog->dep_count - item->dep_begin)
         return err_set(ERR_INTERNAL, "program: %s: dependencies %u to %llu of %llu", text,
                        item->dep_begin, (unsigned long long)item->dep_begin + item->dep_count,
@@ -265,34 +268,132 @@ static int check_lifetimes(const swapi_check *check)
     return 0;
 }
 
-/* What a conditional op leaves unwritten in a skipped update is read by conditional ops alone. Where an
- * OP_NORM of the program decides, those before it are not skipped (swap/executor.h). */
+/* A reason for which ops are skipped, and how it is told. */
+struct condition {
+    const char *when; /* "... leaves unwritten where ..." */
+    bool (*holds_for)(const op *item);
+    uint64_t first_skipped; /* ops before this one run in any case */
+};
+
+static bool is_if_applied(const op *item)
+{
+    return item->if_applied != 0;
+}
+
+static bool is_if_commits(const op *item)
+{
+    return item->if_commits != 0;
+}
+
+/* What an op of this condition writes to the transient, and leaves unwritten where it is skipped, is read
+ * by ops of this condition alone. */
+static int check_condition_of(const swapi_check *check, const struct condition *rule, uint64_t b)
+{
+    const program *prog = check->prog;
+    uint32_t writer = PROGRAM_NONE;
+    for (uint64_t i = check->use_begin[b]; i < check->use_begin[b + 1]; i++) {
+        const swapi_use *use = &check->uses[i];
+        const op *item = &prog->ops[use->op_idx];
+        uint8_t access = item->operands[use->operand_idx].access;
+        char text[SWAPI_OP_TEXT_BYTES], writer_text[SWAPI_OP_TEXT_BYTES];
+        if (writer != PROGRAM_NONE && (access & ACCESS_READ) && !rule->holds_for(item))
+            return err_set(ERR_INTERNAL,
+                           "program: %s runs in any case, but reads buffer %llu, which %s "
+                           "leaves unwritten where %s",
+                           swapi_op_text(prog, use->op_idx, text), (unsigned long long)b,
+                           swapi_op_text(prog, writer, writer_text), rule->when);
+        bool is_skipped = rule->holds_for(item) && use->op_idx >= rule->first_skipped;
+        if ((access & ACCESS_WRITE) && is_skipped && writer == PROGRAM_NONE)
+            writer = use->op_idx;
+    }
+    return 0;
+}
+
+/* Where an OP_NORM of the program decides, the if_applied ops before it are not skipped
+ * (swap/executor.h). */
 static int check_conditions(const swapi_check *check)
 {
     const program *prog = check->prog;
     uint64_t norm = 0;
     while (norm < prog->op_count && prog->ops[norm].kind != OP_NORM)
         norm++;
-    uint64_t first_skipped = norm + 1 < prog->op_count ? norm + 1 : 0;
+    const struct condition applied = {"the update is skipped", is_if_applied,
+                                      norm + 1 < prog->op_count ? norm + 1 : 0};
+    const struct condition commits = {"the run does not commit", is_if_commits, 0};
     for (uint64_t b = prog->home_count; b < prog->buffer_count; b++) {
-        uint32_t writer = PROGRAM_NONE;
-        for (uint64_t i = check->use_begin[b]; i < check->use_begin[b + 1]; i++) {
-            const swapi_use *use = &check->uses[i];
-            const op *item = &prog->ops[use->op_idx];
-            uint8_t access = item->operands[use->operand_idx].access;
-            char text[SWAPI_OP_TEXT_BYTES], writer_text[SWAPI_OP_TEXT_BYTES];
-            if (writer != PROGRAM_NONE && (access & ACCESS_READ) && !item->if_applied)
-                return err_set(ERR_INTERNAL,
-                               "program: %s runs in any case, but reads buffer %llu, which %s "
-                               "leaves unwritten where the update is skipped",
-                               swapi_op_text(prog, use->op_idx, text), (unsigned long long)b,
-                               swapi_op_text(prog, writer, writer_text));
-            bool is_skipped = item->if_applied && use->op_idx >= first_skipped;
-            if ((access & ACCESS_WRITE) && is_skipped && writer == PROGRAM_NONE)
-                writer = use->op_idx;
-        }
+        TRY(check_condition_of(check, &applied, b));
+        TRY(check_condition_of(check, &commits, b));
     }
     return 0;
+}
+
+/* True where the op changes what a commit makes durable: a write of optimizer state to nvme. */
+static bool is_state_write(const program *prog, const op *item)
+{
+    if (item->kind != OP_WRITE || item->state_kind != STATE_OPTIMIZER)
+        return false;
+    return prog->buffers[op_operand(item, ROLE_TARGET)->buffer_idx].arena == ARENA_NVME;
+}
+
+/* Counts, for each op, the commits that it names as a dependency and those that name it. `named_by` is
+ * scratch; both are [op_count] and zero. */
+static void count_commits(const program *prog, uint32_t *counts, uint32_t *named_by)
+{
+    for (uint32_t i = 0; i < prog->op_count; i++) {
+        const op *item = &prog->ops[i];
+        for (uint32_t k = 0; k < item->dep_count; k++) {
+            uint32_t dep = prog->deps[item->dep_begin + k];
+            bool is_again = named_by[dep] == i + 1; /* the list has it twice */
+            named_by[dep] = i + 1;
+            if (is_again)
+                continue;
+            counts[i] += prog->ops[dep].kind == OP_COMMIT;
+            counts[dep] += item->kind == OP_COMMIT;
+        }
+    }
+}
+
+static bool names_dep(const program *prog, uint32_t op_idx, uint32_t dep)
+{
+    const op *item = &prog->ops[op_idx];
+    for (uint32_t k = 0; k < item->dep_count; k++)
+        if (prog->deps[item->dep_begin + k] == dep)
+            return true;
+    return false;
+}
+
+static int unordered_commit(const program *prog, uint32_t write)
+{
+    char text[SWAPI_OP_TEXT_BYTES], commit_text[SWAPI_OP_TEXT_BYTES];
+    uint32_t commit = 0;
+    while (prog->ops[commit].kind != OP_COMMIT || names_dep(prog, commit, write) ||
+           names_dep(prog, write, commit))
+        commit++;
+    return err_set(ERR_INTERNAL,
+                   "program: %s and %s: neither names the other as a dependency, so the commit "
+                   "may meet optimizer state that is being written",
+                   swapi_op_text(prog, commit, commit_text), swapi_op_text(prog, write, text));
+}
+
+/* Every write of optimizer state and every commit are ordered by a dependency of one on the other. */
+static int check_commits(const program *prog)
+{
+    uint32_t commit_count = 0;
+    for (uint64_t i = 0; i < prog->op_count; i++)
+        commit_count += prog->ops[i].kind == OP_COMMIT;
+    if (commit_count == 0)
+        return 0;
+    uint32_t *counts = mem_alloc(prog->op_count, sizeof *counts, "program check");
+    uint32_t *named_by = mem_alloc(prog->op_count, sizeof *named_by, "program check");
+    int rc = counts && named_by ? 0 : -ENOMEM;
+    if (rc == 0)
+        count_commits(prog, counts, named_by);
+    for (uint32_t i = 0; i < prog->op_count && rc == 0; i++)
+        if (is_state_write(prog, &prog->ops[i]) && counts[i] != commit_count)
+            rc = unordered_commit(prog, i);
+    mem_free(counts);
+    mem_free(named_by);
+    return rc;
 }
 
 static int check_peaks(const program *prog)
@@ -331,6 +432,7 @@ int program_check(const program *prog)
     for (uint64_t i = 0; i < prog->op_count; i++)
         TRY(check_op(prog, (uint32_t)i));
     TRY(check_peaks(prog));
+    TRY(check_commits(prog));
 
     int rc = 0;
     swapi_check check = {.prog = prog};

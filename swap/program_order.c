@@ -5,7 +5,7 @@
  * backward). A path from a to b through any op w of chain L exists iff earliest[a][L] <= w <=
  * latest[b][L] for some w, that is iff earliest[a][L] <= latest[b][L]. The only other paths run over
  * ops of the read and write lanes alone; they are short (write, then the read that takes its space),
- * and a backward search over those dependencies finds them. Memory is 40 bytes an op. */
+ * and a backward search over those dependencies finds them. Memory is 56 bytes an op. */
 #include "swap/program_internal.h"
 
 #include <errno.h>

@@ -51,11 +51,19 @@ static swapi_sum_job *list_pop(job_list *list)
 static void do_job(swapi_sum_job *job)
 {
     checksum_extent *extent = &job->extent;
-    if (job->table)
+    if (job->task == SWAPI_SUM_VERIFY) {
         job->result = checksum_verify(job->table, extent->offset, extent->size_bytes, job->data,
                                       &job->expected, &job->found);
-    else
-        extent->sum = checksum_sum(job->data, extent->size_bytes, extent->elem_count);
+        return;
+    }
+    uint64_t sum = checksum_sum(job->data, extent->size_bytes, extent->elem_count);
+    if (job->task == SWAPI_SUM_TAKE) {
+        extent->sum = sum;
+        return;
+    }
+    job->expected = *extent;
+    job->found = sum;
+    job->result = sum == extent->sum ? 0 : ERR_CORRUPT;
 }
 
 static void signal_done(const swapi_sum_thread *self)

@@ -15,15 +15,22 @@
 
 #include "swap/checksum.h"
 
+enum swapi_sum_task {
+    SWAPI_SUM_TAKE,    /* extent.sum becomes the sum of `data` */
+    SWAPI_SUM_COMPARE, /* `data` is compared with extent.sum */
+    SWAPI_SUM_VERIFY, /* `data`, read from the extent's range, is compared with all that `table` knows */
+};
+
 struct swapi_sum_job {
-    const checksum_table *table; /* NULL: sum `data` into extent.sum; else compare it */
+    enum swapi_sum_task task;
+    const checksum_table *table;
     const void *data; /* extent.size_bytes bytes; untouched by others until it is taken */
     checksum_extent extent;
     void *user;
     /* Of a comparison: */
-    int result;               /* as checksum_verify */
-    checksum_extent expected; /* and its out-parameters */
-    uint64_t found;
+    int result;                 /* 0 or ERR_CORRUPT, without a text */
+    checksum_extent expected;   /* ERR_CORRUPT: what differs, */
+    uint64_t found;             /* and the sum of its bytes */
     struct swapi_sum_job *next; /* the thread's own */
 };
 typedef struct swapi_sum_job swapi_sum_job;

@@ -77,6 +77,7 @@ uint32_t builder_op(builder *self, enum op_kind kind)
         [OP_BACKWARD] = LANE_COMPUTE, [OP_GRAD_CLOSE] = LANE_COMPUTE,
         [OP_NORM] = LANE_COMPUTE,     [OP_UPDATE] = LANE_UPDATE,
         [OP_INIT] = LANE_UPDATE,      [OP_WORKING_COPY] = LANE_UPDATE,
+        [OP_COMMIT] = LANE_COMMIT,
     };
     program *prog = &self->prog;
     prog->ops = grown(prog->ops, prog->op_count, &self->op_capacity, sizeof *prog->ops);
@@ -261,7 +262,9 @@ struct generator {
     bool conditional;                 /* with an OP_NORM, op `norm`, and conditional ops */
     uint32_t norm;                    /* the last op, or (it decides) one in the middle */
     uint64_t condition_draws;
-    uint8_t *tainted; /* [buffers] transients that a skipped op would leave unwritten */
+    bool committing;  /* with ops of a commit */
+    uint8_t *tainted; /* [buffers] 1: a transient that an op of a skipped update would leave
+                         unwritten; 2: one that an op of a commit would; 3: both */
 };
 typedef struct generator generator;
 
@@ -479,12 +482,52 @@ static void draw_if_applied(generator *self)
     }
     item->if_applied = draw_condition(self, 4) == 0;
     for (uint32_t k = 0; k < item->operand_count; k++)
-        if ((item->operands[k].access & ACCESS_READ) && self->tainted[item->operands[k].buffer_idx])
+        if ((item->operands[k].access & ACCESS_READ) &&
+            (self->tainted[item->operands[k].buffer_idx] & 1))
             item->if_applied = 1;
     for (uint32_t k = 0; k < item->operand_count && item->if_applied; k++) {
         uint32_t buffer_idx = item->operands[k].buffer_idx;
         if ((item->operands[k].access & ACCESS_WRITE) && !prog->buffers[buffer_idx].is_home)
-            self->tainted[buffer_idx] = 1;
+            self->tainted[buffer_idx] |= 1;
+    }
+}
+
+/* Decides whether the latest op is one of a commit; the same, but any op may be. */
+static void draw_if_commits(generator *self)
+{
+    program *prog = &self->build.prog;
+    op *item = &prog->ops[prog->op_count - 1];
+    if (prog->op_count - 1 == self->norm)
+        return;
+    item->if_commits = draw_condition(self, 5) == 0;
+    for (uint32_t k = 0; k < item->operand_count; k++)
+        if ((item->operands[k].access & ACCESS_READ) &&
+            (self->tainted[item->operands[k].buffer_idx] & 2))
+            item->if_commits = 1;
+    for (uint32_t k = 0; k < item->operand_count && item->if_commits; k++) {
+        uint32_t buffer_idx = item->operands[k].buffer_idx;
+        if ((item->operands[k].access & ACCESS_WRITE) && !prog->buffers[buffer_idx].is_home)
+            self->tainted[buffer_idx] |= 2;
+    }
+}
+
+/* A commit has no operands: only dependencies order it. */
+static bool is_turn_of_commit(const generator *self, uint32_t i)
+{
+    return self->committing && i != self->norm && i % 16 == 9;
+}
+
+/* The latest op names a commit before it here and there, and a commit ops before it. */
+static void add_commit_deps(generator *self, uint64_t *reach, uint64_t words)
+{
+    const program *prog = &self->build.prog;
+    uint32_t i = (uint32_t)prog->op_count - 1;
+    bool is_commit = prog->ops[i].kind == OP_COMMIT;
+    for (uint32_t j = i; j-- > 0;) {
+        if ((!is_commit && prog->ops[j].kind != OP_COMMIT) || draw_condition(self, 4) != 0)
+            continue;
+        builder_dep(&self->build, j);
+        add_before(reach, words, i, j);
     }
 }
 
@@ -516,6 +559,11 @@ bool fixture_skips(const program *prog, uint32_t op_idx)
     return prog->ops[op_idx].if_applied && (!decides || op_idx > norm);
 }
 
+bool fixture_runs(const program *prog, uint32_t op_idx, bool skipped, bool commits)
+{
+    return (commits || !prog->ops[op_idx].if_commits) && !(skipped && fixture_skips(prog, op_idx));
+}
+
 static void add_home(generator *self, enum arena_kind arena, uint64_t offset, uint64_t size_bytes)
 {
     uint32_t idx = builder_home(&self->build, arena, offset, size_bytes);
@@ -540,11 +588,17 @@ static void generate(generator from, program *out)
     for (uint32_t i = 0; i < op_count; i++) {
         if (self.conditional && i == self.norm)
             random_norm(&self);
+        else if (is_turn_of_commit(&self, i))
+            builder_op(&self.build, OP_COMMIT);
         else
             random_op(&self);
         if (self.conditional)
             draw_if_applied(&self);
+        if (self.committing)
+            draw_if_commits(&self);
         add_needed_deps(&self, reach, words);
+        if (self.committing)
+            add_commit_deps(&self, reach, words);
         if (self.conditional)
             add_norm_dep(&self, reach, words);
     }
@@ -557,12 +611,25 @@ void random_program(uint64_t seed, uint32_t op_count, program *out)
     generate((generator){.seed = seed, .op_count = op_count}, out);
 }
 
-void random_conditional_program(uint64_t seed, uint32_t op_count, bool decides, program *out)
+static void generate_conditional(generator from, bool decides, program *out)
 {
-    generator self = {.seed = seed, .op_count = op_count, .conditional = true};
+    generator self = from;
+    uint32_t op_count = self.op_count;
+    self.conditional = true;
     self.norm = decides ? op_count / 3 : op_count - 1;
     self.tainted = mem_alloc(2 * op_count + 16, 1, "test program");
     must(self.tainted != NULL, "self.tainted != NULL");
     generate(self, out);
     mem_free(self.tainted);
+}
+
+void random_conditional_program(uint64_t seed, uint32_t op_count, bool decides, program *out)
+{
+    generate_conditional((generator){.seed = seed, .op_count = op_count}, decides, out);
+}
+
+void random_committing_program(uint64_t seed, uint32_t op_count, bool decides, program *out)
+{
+    generator self = {.seed = seed, .op_count = op_count, .committing = true};
+    generate_conditional(self, decides, out);
 }

@@ -50,6 +50,13 @@ void random_conditional_program(uint64_t seed, uint32_t op_count, bool decides, 
 /* True where op op_idx of such a program is not run when the update is skipped. */
 bool fixture_skips(const program *prog, uint32_t op_idx);
 
+/* As random_conditional_program, with ops of a commit (if_commits) anywhere, some under both conditions, and
+ * several OP_COMMITs among them. What such an op writes to a transient is read by such ops alone. */
+void random_committing_program(uint64_t seed, uint32_t op_count, bool decides, program *out);
+
+/* True where op op_idx runs in a run whose update is skipped, and that commits. */
+bool fixture_runs(const program *prog, uint32_t op_idx, bool skipped, bool commits);
+
 /* The promises of program_check about order and space, proved over all pairs. O(ops^3): small ones. */
 bool oracle_accepts(const program *prog);
 
@@ -57,12 +64,13 @@ bool oracle_accepts(const program *prog);
 struct fixture_arenas {
     unsigned char *base[ARENA_COUNT];
     uint64_t size_bytes[ARENA_COUNT];
-    bool is_skipped; /* what the executor reads */
-    bool norm_skips; /* what an OP_NORM stores there */
+    bool is_skipped;    /* what the executor reads */
+    bool norm_skips;    /* what an OP_NORM stores there */
+    bool is_committing; /* what the executor reads */
 };
 typedef struct fixture_arenas fixture_arenas;
 
-/* Content drawn from the seed; both flags false. */
+/* Content drawn from the seed; nothing is skipped. */
 void fixture_arenas_init(fixture_arenas *self, const program *prog, uint64_t seed);
 void fixture_arenas_fini(fixture_arenas *self);
 
@@ -73,6 +81,8 @@ int fixture_execute(void *user, const program *prog, const op *item);
 void fixture_execute_all(fixture_arenas *arenas, const program *prog);
 /* skipped: but those that fixture_skips names. */
 void fixture_execute_unless(fixture_arenas *arenas, const program *prog, bool skipped);
+/* Those that fixture_runs names. */
+void fixture_execute_where(fixture_arenas *arenas, const program *prog, bool skipped, bool commits);
 
 bool fixture_arenas_equal(const fixture_arenas *a, const fixture_arenas *b);
 bool fixture_homes_equal(const program *prog, const fixture_arenas *a, const fixture_arenas *b);

@@ -42,6 +42,7 @@ void rig_set_programs(rig *self, const program *const *programs, uint32_t count)
         .program_count = count,
         .ring = &self->ring,
         .is_skipped = &self->arenas.is_skipped,
+        .is_committing = &self->arenas.is_committing,
         .paranoid = rig_is_paranoid,
     };
     memcpy(config.lanes, self->lanes, sizeof config.lanes);
@@ -50,12 +51,12 @@ void rig_set_programs(rig *self, const program *const *programs, uint32_t count)
     assert_int_equal(executor_create(&config, &self->exec), 0);
 }
 
-static void set_skipped(rig *self, const program *prog)
+static void set_skipped(rig *self, const program *prog, const rig_config *config)
 {
     self->skipped = mem_alloc(prog->op_count, sizeof *self->skipped, "test rig");
     assert_non_null(self->skipped);
     for (uint32_t i = 0; i < prog->op_count; i++)
-        self->skipped[i] = fixture_skips(prog, i);
+        self->skipped[i] = !fixture_runs(prog, i, config->skip, !config->no_commit);
     self->watch.skipped = self->skipped;
 }
 
@@ -64,15 +65,16 @@ void rig_init(rig *self, const program *prog, const rig_config *config)
     memset(self, 0, sizeof *self);
     fixture_arenas_init(&self->arenas, prog, config->seed);
     fake_watch_init(&self->watch, prog);
-    if (config->skip)
-        set_skipped(self, prog);
+    self->arenas.is_committing = !config->no_commit;
+    if (config->skip || config->no_commit)
+        set_skipped(self, prog, config);
     for (int kind = 0; kind < LANE_COUNT; kind++) {
+        bool is_cores = kind == LANE_COMPUTE || kind == LANE_UPDATE;
         fake_lane_config one = {
             .seed = config->seed * 100 + (uint64_t)kind,
             .depth = 1 + (uint32_t)rng_below(config->seed, 31, (uint64_t)kind, 5),
             .in_order = kind >= LANE_H2D,
-            .owner = kind >= LANE_COMPUTE && config->shared_worker ? OWNER_CORES
-                                                                   : OWNER_FIRST + (uint32_t)kind,
+            .owner = is_cores && config->shared_worker ? OWNER_CORES : OWNER_FIRST + (uint32_t)kind,
             .threaded = config->threaded,
             .busy_one_in = config->busy_one_in,
             .busy_for_others = config->seed % 2 == 0,

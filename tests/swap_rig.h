@@ -32,7 +32,8 @@ struct rig_config {
     uint64_t seed;
     bool threaded;
     bool shared_worker; /* compute and update are one lane object; else two of one owner apart */
-    bool skip;          /* the update is skipped: no lane may see an op that fixture_skips names */
+    bool skip;          /* the update is skipped, */
+    bool no_commit; /* the run does not commit: no lane may see an op that fixture_runs says not */
     uint32_t busy_one_in;
     uint64_t fail_op_idx; /* PROGRAM_NONE: none */
     bool fail_submit, fail_poll;

@@ -9,6 +9,7 @@
 void fixture_arenas_init(fixture_arenas *self, const program *prog, uint64_t seed)
 {
     self->is_skipped = self->norm_skips = false;
+    self->is_committing = true;
     for (int a = 0; a < ARENA_COUNT; a++) {
         self->size_bytes[a] = prog->budget_bytes[a];
         self->base[a] = mem_alloc(self->size_bytes[a], 1, "test arena");
@@ -75,8 +76,13 @@ void fixture_execute_all(fixture_arenas *arenas, const program *prog)
 
 void fixture_execute_unless(fixture_arenas *arenas, const program *prog, bool skipped)
 {
+    fixture_execute_where(arenas, prog, skipped, true);
+}
+
+void fixture_execute_where(fixture_arenas *arenas, const program *prog, bool skipped, bool commits)
+{
     for (uint32_t i = 0; i < prog->op_count; i++)
-        if (!skipped || !fixture_skips(prog, i))
+        if (fixture_runs(prog, i, skipped, commits))
             (void)fixture_execute(arenas, prog, &prog->ops[i]);
 }
 

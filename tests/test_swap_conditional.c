@@ -27,20 +27,20 @@ struct expected {
     uint64_t skipped, bytes;
 };
 
-static struct expected expect(const program *prog, bool skip)
+static struct expected expect(const program *prog, bool skip, bool commits)
 {
     struct expected sum = {0};
     for (uint32_t i = 0; i < prog->op_count; i++) {
-        bool gone = skip && fixture_skips(prog, i);
+        bool gone = !fixture_runs(prog, i, skip, commits);
         sum.skipped += gone;
         sum.bytes += gone ? 0 : op_moved_bytes(&prog->ops[i]);
     }
     return sum;
 }
 
-static void check_totals(const program *prog, bool skip, const run_totals *totals)
+static void check_totals(const program *prog, bool skip, bool commits, const run_totals *totals)
 {
-    struct expected wanted = expect(prog, skip);
+    struct expected wanted = expect(prog, skip, commits);
     uint64_t ops = 0, skipped = 0, bytes = 0;
     for (int kind = 0; kind < LANE_COUNT; kind++) {
         ops += totals->lanes[kind].op_count;
@@ -57,19 +57,35 @@ struct coverage {
     uint64_t skipped, early_submits;
 };
 
+/* Programs with ops of a commit among them, or without any. */
+static bool has_commits(uint64_t seed)
+{
+    return seed % 16 < 8;
+}
+
+static void random_conditions(uint64_t seed, uint32_t op_count, bool decides, program *out)
+{
+    if (has_commits(seed))
+        random_committing_program(seed, op_count, decides, out);
+    else
+        random_conditional_program(seed, op_count, decides, out);
+    if (program_check(out) != 0)
+        fail_msg("seed %llu: %s", (unsigned long long)seed, err_text());
+}
+
 /* One random program with every flag: run twice, so that one run's flag is there in the next. */
 static void run_random(uint64_t seed, bool threaded, struct coverage *seen)
 {
-    bool decides = seed % 2 == 0, skip = seed % 4 < 2;
+    bool decides = seed % 2 == 0, skip = seed % 4 < 2, commits = !has_commits(seed) || seed % 5 < 2;
     program prog;
-    random_conditional_program(seed, 60 + (uint32_t)(seed % 3) * 60, decides, &prog);
-    assert_int_equal(program_check(&prog), 0);
+    random_conditions(seed, 60 + (uint32_t)(seed % 3) * 60, decides, &prog);
     rig_config config = {.seed = seed,
                          .threaded = threaded,
                          .shared_worker = seed % 8 < 4,
                          .busy_one_in = seed % 3 == 0 ? 4 : 0,
                          .fail_op_idx = PROGRAM_NONE,
-                         .skip = skip};
+                         .skip = skip,
+                         .no_commit = !commits};
     rig r;
     rig_init(&r, &prog, &config);
     fixture_arenas serial;
@@ -78,15 +94,16 @@ static void run_random(uint64_t seed, bool threaded, struct coverage *seen)
         run_totals totals;
         rig_forget_run(&r);
         set_flags(&r.arenas, decides, skip, seed % 5 != 0);
-        fixture_execute_unless(&serial, &prog, skip);
+        fixture_execute_where(&serial, &prog, skip, commits);
         if (executor_run(r.exec, &prog, step, &totals) != 0)
             fail_msg("seed %llu: %s", (unsigned long long)seed, err_text());
         if (!rig_matches(&r, &serial))
             fail_msg("seed %llu: memory differs from serial execution", (unsigned long long)seed);
         rig_check_discipline(&r, seed);
-        check_totals(&prog, skip, &totals);
-        assert_int_equal(r.ring.written, step * (prog.op_count - expect(&prog, skip).skipped));
-        seen->skipped += expect(&prog, skip).skipped;
+        check_totals(&prog, skip, commits, &totals);
+        assert_int_equal(r.ring.written,
+                         step * (prog.op_count - expect(&prog, skip, commits).skipped));
+        seen->skipped += expect(&prog, skip, commits).skipped;
     }
     seen->early_submits += r.watch.early_submits;
     fixture_arenas_fini(&serial);
@@ -124,9 +141,9 @@ static void real_worker(void **state)
     (void)state;
     enum { PROGRAMS = 16 };
     for (uint64_t seed = 13000; seed < 13000 + PROGRAMS; seed++) {
-        bool decides = seed % 4 != 0, skip = seed % 3 != 0;
+        bool decides = seed % 4 != 0, skip = seed % 3 != 0, commits = true;
         program prog;
-        random_conditional_program(seed, 150, decides, &prog);
+        random_conditions(seed, 150, decides, &prog);
         fixture_arenas arenas, serial;
         fixture_arenas_init(&arenas, &prog, seed);
         fixture_arenas_init(&serial, &prog, seed);
@@ -134,9 +151,12 @@ static void real_worker(void **state)
         executor_config config = {.programs = &programs,
                                   .program_count = 1,
                                   .is_skipped = &arenas.is_skipped,
+                                  .is_committing = seed % 2 ? &arenas.is_committing : NULL,
                                   .paranoid = rig_is_paranoid};
         memcpy(config.arena_base, arenas.base, sizeof config.arena_base);
-        for (int kind = 0; kind < LANE_COMPUTE; kind++)
+        for (int kind = 0; kind < LANE_COUNT; kind++) {
+            if (kind == LANE_COMPUTE || kind == LANE_UPDATE)
+                continue;
             config.lanes[kind] = fake_lane_create(&(fake_lane_config){
                 .seed = seed * 10 + (uint64_t)kind,
                 .depth = 3,
@@ -147,6 +167,7 @@ static void real_worker(void **state)
                 .run = fixture_execute,
                 .user = &arenas,
             });
+        }
         lane_worker_config cores = {.name = "cores",
                                     .run = fixture_execute,
                                     .user = &arenas,
@@ -172,18 +193,22 @@ static void real_worker(void **state)
         run_totals totals;
         assert_int_equal(executor_create(&config, &exec), 0);
         for (uint64_t step = 1; step <= 2; step++) {
+            /* The flag is read when a run begins; without one every run commits. */
+            arenas.is_committing = step == 1;
+            commits = step == 1 || seed % 2 == 0;
             set_flags(&arenas, decides, skip, true);
-            fixture_execute_unless(&serial, &prog, skip);
+            fixture_execute_where(&serial, &prog, skip, commits);
             if (executor_run(exec, &prog, step, &totals) != 0)
                 fail_msg("seed %llu: %s", (unsigned long long)seed, err_text());
             if (rig_is_paranoid ? !fixture_homes_equal(&prog, &arenas, &serial)
                                 : !fixture_arenas_equal(&arenas, &serial))
                 fail_msg("seed %llu: memory differs", (unsigned long long)seed);
-            check_totals(&prog, skip, &totals);
+            check_totals(&prog, skip, commits, &totals);
         }
         executor_destroy(exec);
-        for (int kind = 0; kind <= LANE_COMPUTE; kind++)
-            config.lanes[kind]->ops->destroy(config.lanes[kind]);
+        for (int kind = 0; kind < LANE_COUNT; kind++)
+            if (kind != LANE_UPDATE)
+                config.lanes[kind]->ops->destroy(config.lanes[kind]);
         paranoid_destroy(checked);
         fixture_arenas_fini(&arenas);
         fixture_arenas_fini(&serial);
@@ -212,6 +237,113 @@ static void a_wrong_flag_shows(void **state)
         rig_fini(&r);
         program_fini(&prog);
     }
+}
+
+/* The same of the other flag. */
+static void a_wrong_commit_shows(void **state)
+{
+    (void)state;
+    for (uint64_t seed = 14100; seed < 14102; seed++) {
+        program prog;
+        random_committing_program(seed, 120, seed % 2 == 0, &prog);
+        rig r;
+        rig_init(&r, &prog, &(rig_config){.seed = seed, .fail_op_idx = PROGRAM_NONE});
+        fixture_arenas serial;
+        fixture_arenas_init(&serial, &prog, seed);
+        fixture_execute_where(&serial, &prog, false, false);
+        assert_int_equal(executor_run(r.exec, &prog, 1, NULL), 0);
+        assert_false(rig_matches(&r, &serial));
+        fixture_arenas_fini(&serial);
+        rig_fini(&r);
+        program_fini(&prog);
+    }
+}
+
+/* save ─► commit ─► write, of the three only the write runs in any case: it waits for a commit that runs, and
+ * for nothing where it is skipped; the commit waits for the save either way, for it completes in order. */
+static void a_commit_is_met_in_order(void **state)
+{
+    (void)state;
+    enum { SAVE, BUSY, COMMIT, UPDATE, WRITE };
+    builder b;
+    program prog;
+    builder_init(&b, PROGRAM_STEADY, 4096, 65536 + 4096, 8192);
+    uint32_t nvme = builder_home(&b, ARENA_NVME, 0, 8192);
+    uint32_t host = builder_home(&b, ARENA_HOST, 0, 4096);
+    uint32_t grads = builder_home(&b, ARENA_HOST, 49152, 4096);
+    builder_op(&b, OP_WRITE);
+    builder_use(&b, ROLE_SOURCE, ACCESS_READ, host, 0, 4096);
+    builder_use(&b, ROLE_TARGET, ACCESS_WRITE, nvme, 0, 4096);
+    builder_op(&b, OP_COMMIT);
+    builder_dep(&b, SAVE);
+    builder_op(&b, OP_COMMIT);
+    builder_dep(&b, SAVE);
+    builder_op(&b, OP_UPDATE);
+    builder_use(&b, ROLE_STATE, ACCESS_UPDATE, host, 0, 4096);
+    builder_use(&b, ROLE_SOURCE, ACCESS_READ, grads, 0, 4096);
+    builder_dep(&b, SAVE);
+    builder_op(&b, OP_WRITE);
+    builder_use(&b, ROLE_SOURCE, ACCESS_READ, host, 0, 4096);
+    builder_use(&b, ROLE_TARGET, ACCESS_WRITE, nvme, 4096, 4096);
+    builder_dep(&b, BUSY);
+    builder_dep(&b, COMMIT);
+    builder_dep(&b, UPDATE);
+    builder_finish(&b, &prog);
+    prog.ops[SAVE].state_kind = prog.ops[WRITE].state_kind = STATE_OPTIMIZER;
+    prog.ops[SAVE].if_commits = prog.ops[BUSY].if_commits = prog.ops[COMMIT].if_commits = 1;
+    if (program_check(&prog) != 0)
+        fail_msg("%s", err_text());
+    for (uint64_t seed = 0; seed < 8; seed++) {
+        bool commits = seed % 2 == 0;
+        rig r;
+        rig_init(&r, &prog,
+                 &(rig_config){.seed = seed, .fail_op_idx = PROGRAM_NONE, .no_commit = !commits});
+        run_totals totals;
+        assert_int_equal(executor_run(r.exec, &prog, 1, &totals), 0);
+        rig_check_discipline(&r, seed);
+        assert_int_equal(totals.lanes[LANE_COMMIT].op_count, commits ? 2 : 0);
+        assert_int_equal(totals.lanes[LANE_COMMIT].skipped_count, commits ? 0 : 2);
+        assert_int_equal(totals.lanes[LANE_COMMIT].bytes, 0);
+        assert_int_equal(totals.lanes[LANE_WRITE].op_count, commits ? 2 : 1);
+        assert_int_equal(totals.lanes[LANE_WRITE].bytes, commits ? 8192 : 4096);
+        assert_int_equal(r.ring.written, commits ? 5 : 2);
+        rig_fini(&r);
+    }
+    const program *programs = &prog;
+    executor_config config = {.programs = &programs, .program_count = 1};
+    rig r;
+    rig_init(&r, &prog, &(rig_config){.seed = 1, .fail_op_idx = PROGRAM_NONE});
+    memcpy(config.lanes, r.lanes, sizeof config.lanes);
+    config.lanes[LANE_COMMIT] = NULL;
+    executor *exec;
+    assert_int_equal(executor_create(&config, &exec), ERR_INTERNAL);
+    assert_non_null(strstr(err_text(), "needs lane commit, which was not given"));
+    rig_fini(&r);
+    program_fini(&prog);
+}
+
+/* A commit that fails stops the run, and what waits for it is never issued. */
+static void a_failed_commit_stops_the_run(void **state)
+{
+    (void)state;
+    program prog;
+    random_committing_program(15100, 90, true, &prog);
+    for (uint32_t i = 0; i < prog.op_count; i++) {
+        if (prog.ops[i].kind != OP_COMMIT)
+            continue;
+        rig r;
+        rig_init(&r, &prog, &(rig_config){.seed = i, .fail_op_idx = i});
+        assert_int_equal(executor_run(r.exec, &prog, 1, NULL), -EIO);
+        assert_int_equal(strncmp(err_text(), "commit", 6), 0);
+        assert_int_equal(rig_in_flight(&r), 0);
+        for (uint32_t k = i + 1; k < prog.op_count; k++)
+            for (uint32_t d = 0; d < prog.ops[k].dep_count; d++)
+                if (prog.deps[prog.ops[k].dep_begin + d] == i)
+                    assert_int_equal(r.watch.states[k], 0);
+        assert_int_equal(executor_run(r.exec, &prog, 1, NULL), ERR_POISONED);
+        rig_fini(&r);
+    }
+    program_fini(&prog);
 }
 
 /* Errors among conditional ops: what is skipped never fails, the rest does as ever. */
@@ -304,6 +436,9 @@ int main(int argc, char **argv)
         cmocka_unit_test(random_threads_give_serial_values),
         cmocka_unit_test(real_worker),
         cmocka_unit_test(a_wrong_flag_shows),
+        cmocka_unit_test(a_wrong_commit_shows),
+        cmocka_unit_test(a_commit_is_met_in_order),
+        cmocka_unit_test(a_failed_commit_stops_the_run),
         cmocka_unit_test(errors_meet_skips),
         cmocka_unit_test(a_program_of_skips_ends),
         cmocka_unit_test(creation_refuses_a_home_ahead),
