@@ -113,16 +113,16 @@ static int find_place(const lane_io_pair *pair, const lane_request *request,
     place_entry *entry = place_table_find(pair->places, offset, on_drive->size_bytes);
     if (!entry || entry->elem_count != elem_count)
         return err_set(ERR_INTERNAL,
-                       "op %u: the table of places has no extent of %llu elements in %llu bytes "
-                       "at %llu of the nvme arena",
-                       request->op_idx, (unsigned long long)elem_count,
-                       (unsigned long long)on_drive->size_bytes, (unsigned long long)offset);
+                       "the table of places has no extent of %llu elements in %llu bytes at %llu "
+                       "of the nvme arena",
+                       (unsigned long long)elem_count, (unsigned long long)on_drive->size_bytes,
+                       (unsigned long long)offset);
     bool is_read = request->item->kind == OP_READ;
     if (is_read && entry->newest == PLACE_NONE)
         return err_set(ERR_INTERNAL,
-                       "op %u reads the extent at %llu of the nvme arena (unit %u, tile %u), but "
-                       "nothing was written there yet",
-                       request->op_idx, (unsigned long long)offset, entry->unit, entry->tile);
+                       "nothing was written yet to the extent of unit %u, tile %u at %llu of the "
+                       "nvme arena",
+                       entry->unit, entry->tile, (unsigned long long)offset);
     slot->entry = entry;
     slot->which = is_read ? entry->newest : place_to_write(entry);
     slot->transfer.offset = entry->offset[slot->which];

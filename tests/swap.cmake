@@ -13,6 +13,7 @@ sluice_test(test_swap_paranoid LIBS swap_fixture sluice_executor LABELS cpu debu
 sluice_test(test_swap_worker LIBS swap_fixture sluice_executor LABELS cpu debug tsan)
 sluice_test(test_swap_io LIBS swap_fixture sluice_swap LABELS cpu nvme debug tsan INSTANCES uring pool sim)
 sluice_test(test_swap_faults LIBS swap_fixture sluice_swap LABELS cpu nvme debug tsan INSTANCES uring pool sim)
+sluice_test(test_swap_state LIBS swap_fixture sluice_swap LABELS cpu nvme debug tsan INSTANCES uring pool sim)
 sluice_test(test_swap_checksum LIBS swap_fixture sluice_swap LABELS cpu debug tsan)
 sluice_test(test_swap_broken_drive LIBS swap_fixture sluice_swap LABELS cpu nvme debug tsan
             INSTANCES uring_full pool_full uring_lost pool_lost)
