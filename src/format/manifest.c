@@ -1,209 +1,47 @@
-/* The two manifest slots: layout, writing, reading. See manifest.h; tiers/FORMAT.md has the table.
+/* The two slots as files. See manifest.h; tiers/FORMAT.md says what they hold.
  *
- *   [ header 192 bytes ][ drive paths, each ended by NUL, padded to 8 ][ extents, 48 bytes each ]
+ * Writing slot g mod 2 while the other one holds generation g-1:
  *
- * One thread. Writing allocates nothing, so a commit may happen while memory is sealed: checksum
- * and file are made piece by piece from where the parts lie. Reading allocates the extents and, for
- * a moment, the file. Nothing read from a file is used before its checksum is right, and no length
- * in it is believed even then. */
+ *   the other is a commit      in place, over generation g-2: a commit takes no new space, so that a
+ *                              full disk cannot stop one. Until it is whole the slot is damaged, and
+ *                              g-1 counts.
+ *   there is no other, or it   manifest-<slot>.new, fsync, rename: the slot is as before or whole. So
+ *   has no commit (BEGUN)      a run killed while its first slot was written is a run that never was,
+ *                              and a damaged slot beside BEGUN is a commit that was lost, not one
+ *                              that was never made.
+ *
+ * In place the length is set before the bytes. A longer slot of before would leave a tail, which makes
+ * the new one damaged; cut first, no step is left between the last byte and the fsync, and a cut that
+ * fails has changed nothing yet. Whatever of cut and bytes reaches the drive before the power goes, in
+ * any order: a slot counts only where length and checksum of the whole are right.
+ *
+ * What was not reported as written must not count later: after a failed fsync the slot may be whole in
+ * the page cache and nowhere else, so it is withdrawn (its first bytes zeroed). And one that a killed
+ * process left unsynced is synced by manifest_read before anybody builds on it.
+ *
+ * One thread. Writing allocates nothing, so a commit may happen while memory is sealed. */
 #include "format/manifest.h"
 
-#include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <limits.h>
-#include <stdarg.h>
-#include <stdbool.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* For a hash state on the stack; its layout is stable since xxHash 0.8. */
-#define XXH_STATIC_LINKING_ONLY
-#include <xxhash.h>
-
+#include "base/failpoint.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/size.h"
+#include "format/manifest_internal.h"
 
-enum {
-    MANIFEST_VERSION = 2,
-    MANIFEST_VERSION_MIN = 1, /* without the state of the loss scaler: bytes 152 to 175 are 0 */
-    SLOT_COUNT = 2,
-    DRIVES_MAX = MANIFEST_DRIVES_MAX,
-    REASON_BYTES = 160,
-};
-
-#define MANIFEST_MAGIC "SLUMANIF" /* 8 bytes, no NUL */
-
-/* As stored, little-endian. */
-struct slot_header {
-    char magic[8];
-    uint32_t version;
-    uint32_t state;      /* enum manifest_state */
-    uint64_t file_bytes; /* of the whole slot */
-    uint64_t checksum;   /* XXH3-64 of the whole slot with this field 0 */
-    uint64_t generation;
-    uint8_t uuid[MANIFEST_UUID_BYTES];
-    uint64_t fingerprint;
-    uint64_t step;
-    uint64_t window_count;
-    uint64_t seed;
-    uint64_t skipped_count;
-    double loss_scale; /* IEEE binary64 */
-    uint64_t tile_elems;
-    uint64_t total_bytes;
-    uint64_t stripe_bytes;
-    uint64_t drives_bytes; /* of the paths, NULs and padding included */
-    uint64_t extent_count;
-    uint32_t drive_count;
-    uint32_t reserved; /* 0 */
-    uint64_t scale_iteration;
-    int64_t scale_last_overflow;
-    uint64_t scale_hysteresis_left;
-    uint64_t reserved_end[2]; /* 0 */
-};
-typedef struct slot_header slot_header;
-
-static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "stored structs are little-endian");
-static_assert(sizeof(slot_header) == 192, "stored header");
-static_assert(offsetof(slot_header, state) == 12, "stored header");
-static_assert(offsetof(slot_header, file_bytes) == 16, "stored header");
-static_assert(offsetof(slot_header, checksum) == 24, "stored header");
-static_assert(offsetof(slot_header, generation) == 32, "stored header");
-static_assert(offsetof(slot_header, uuid) == 40, "stored header");
-static_assert(offsetof(slot_header, fingerprint) == 56, "stored header");
-static_assert(offsetof(slot_header, loss_scale) == 96, "stored header");
-static_assert(offsetof(slot_header, drives_bytes) == 128, "stored header");
-static_assert(offsetof(slot_header, extent_count) == 136, "stored header");
-static_assert(offsetof(slot_header, drive_count) == 144, "stored header");
-static_assert(offsetof(slot_header, reserved) == 148, "stored header");
-static_assert(offsetof(slot_header, scale_iteration) == 152, "stored header");
-static_assert(offsetof(slot_header, scale_hysteresis_left) == 168, "stored header");
-static_assert(offsetof(slot_header, reserved_end) == 176, "stored header");
-/* Extents are written as they lie in memory. */
-static_assert(sizeof(manifest_extent) == 48, "stored extent");
-static_assert(offsetof(manifest_extent, tile) == 4, "stored extent");
-static_assert(offsetof(manifest_extent, offset_bytes) == 8, "stored extent");
-static_assert(offsetof(manifest_extent, size_bytes) == 16, "stored extent");
-static_assert(offsetof(manifest_extent, elem_begin) == 24, "stored extent");
-static_assert(offsetof(manifest_extent, elem_count) == 32, "stored extent");
-static_assert(offsetof(manifest_extent, checksum) == 40, "stored extent");
-
-void manifest_fini(manifest *self)
+static int slot_path(char path[PATH_MAX], const char *state_dir, unsigned slot, const char *suffix)
 {
-    mem_free(self->extents);
-    self->extents = NULL;
-    self->extent_count = 0;
-}
-
-static int slot_path(char path[PATH_MAX], const char *state_dir, unsigned slot)
-{
-    int length = snprintf(path, PATH_MAX, "%s/manifest-%u", state_dir, slot);
+    int length = snprintf(path, PATH_MAX, "%s/manifest-%u%s", state_dir, slot, suffix);
     if (length < 0 || length >= PATH_MAX)
         return err_errno(ENAMETOOLONG, "the run's state directory %s", state_dir);
-    return 0;
-}
-
-/* ---- writing ---- */
-
-/* The parts of a slot in file order, borrowed from the manifest. */
-enum { PARTS_MAX = 1 + DRIVES_MAX + 1 + 1 };
-
-struct slot_parts {
-    struct {
-        const void *data;
-        uint64_t bytes;
-    } parts[PARTS_MAX];
-    int count;
-};
-
-static void add_part(struct slot_parts *self, const void *data, uint64_t bytes)
-{
-    self->parts[self->count].data = data;
-    self->parts[self->count++].bytes = bytes;
-}
-
-static int collect_parts(const manifest *self, slot_header *header, struct slot_parts *out)
-{
-    static const char padding[8];
-    if (self->state != MANIFEST_COMMITTED && self->state != MANIFEST_RUNNING)
-        return err_set(-EINVAL, "a manifest in state %d cannot be written", (int)self->state);
-    if (self->slabs.drive_count > DRIVES_MAX)
-        return err_set(-EINVAL, "a manifest holds %d drives, not %u", DRIVES_MAX,
-                       self->slabs.drive_count);
-    uint64_t extents_bytes, drives_bytes = 0;
-    TRY(size_mul(self->extent_count, sizeof(manifest_extent), &extents_bytes));
-    add_part(out, header, sizeof *header);
-    for (uint32_t i = 0; i < self->slabs.drive_count; i++) {
-        uint64_t length = strnlen(self->slabs.drives[i], MANIFEST_TEXT_BYTES);
-        if (length == 0 || length == MANIFEST_TEXT_BYTES)
-            return err_set(-EINVAL, "the path of drive %u is %s", i, length ? "too long" : "empty");
-        add_part(out, self->slabs.drives[i], length + 1);
-        drives_bytes += length + 1;
-    }
-    uint64_t padded_bytes = size_round_up(drives_bytes, sizeof padding);
-    add_part(out, padding, padded_bytes - drives_bytes);
-    add_part(out, self->extents, extents_bytes);
-    *header = (slot_header){
-        .version = MANIFEST_VERSION,
-        .state = (uint32_t)self->state,
-        .generation = self->generation,
-        .fingerprint = self->fingerprint,
-        .step = self->step,
-        .window_count = self->window_count,
-        .seed = self->seed,
-        .skipped_count = self->skipped_count,
-        .loss_scale = self->loss_scale,
-        .tile_elems = self->tile_elems,
-        .total_bytes = self->total_bytes,
-        .stripe_bytes = self->stripe_bytes,
-        .drives_bytes = padded_bytes,
-        .extent_count = self->extent_count,
-        .drive_count = self->slabs.drive_count,
-        .scale_iteration = self->scale_iteration,
-        .scale_last_overflow = self->scale_last_overflow,
-        .scale_hysteresis_left = self->scale_hysteresis_left,
-    };
-    memcpy(header->magic, MANIFEST_MAGIC, sizeof header->magic);
-    memcpy(header->uuid, self->slabs.uuid, sizeof header->uuid);
-    return size_add(sizeof *header + padded_bytes, extents_bytes, &header->file_bytes);
-}
-
-static uint64_t parts_checksum(const struct slot_parts *parts)
-{
-    XXH3_state_t state;
-    XXH3_64bits_reset(&state);
-    for (int i = 0; i < parts->count; i++)
-        if (parts->parts[i].bytes > 0)
-            XXH3_64bits_update(&state, parts->parts[i].data, parts->parts[i].bytes);
-    return XXH3_64bits_digest(&state);
-}
-
-static int write_parts(int fd, const char *path, const struct slot_parts *parts)
-{
-    uint64_t offset = 0;
-    for (int i = 0; i < parts->count; i++) {
-        const char *data = parts->parts[i].data;
-        uint64_t left = parts->parts[i].bytes;
-        while (left > 0) {
-            ssize_t put = pwrite(fd, data, left, (off_t)offset);
-            if (put < 0 && errno == EINTR)
-                continue;
-            if (put <= 0)
-                return err_errno(put < 0 ? errno : EIO, "cannot write the manifest %s at byte %llu",
-                                 path, (unsigned long long)offset);
-            data += put;
-            left -= (uint64_t)put;
-            offset += (uint64_t)put;
-        }
-    }
-    if (ftruncate(fd, (off_t)offset) < 0)
-        return err_errno(errno, "cannot set the length of the manifest %s", path);
-    if (fsync(fd) < 0)
-        return err_errno(errno, "cannot make the manifest %s durable", path);
     return 0;
 }
 
@@ -219,23 +57,143 @@ static int sync_directory(const char *state_dir)
     return rc;
 }
 
+/* ---- writing ---- */
+
+/* A slot being written. */
+struct slot_file {
+    char path[PATH_MAX];      /* of the slot */
+    char temporary[PATH_MAX]; /* that becomes it; not used in place */
+    int fd;
+    bool in_place;
+    bool is_renamed;
+};
+typedef struct slot_file slot_file;
+
+static const char *present_path(const slot_file *self)
+{
+    return self->in_place || self->is_renamed ? self->path : self->temporary;
+}
+
+/* Whether the slot is, by its first bytes, a state that a run can have left: then it counts while the
+ * other one is written. */
+static bool holds_commit(const char *path)
+{
+    manifesti_header header = {.version = 0};
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0)
+        return false;
+    ssize_t got = pread(fd, &header, sizeof header, 0);
+    close(fd);
+    return got >= MANIFESTI_HEADER_2_BYTES &&
+           memcmp(header.magic, MANIFESTI_MAGIC, sizeof header.magic) == 0 &&
+           (header.state == MANIFEST_COMMITTED || header.state == MANIFEST_RUNNING);
+}
+
+/* Before any byte is changed. */
+static int open_for_writing(const char *state_dir, unsigned slot, slot_file *out)
+{
+    char other[PATH_MAX];
+    *out = (slot_file){.fd = -1};
+    TRY(slot_path(out->path, state_dir, slot, ""));
+    TRY(slot_path(out->temporary, state_dir, slot, ".new"));
+    TRY(slot_path(other, state_dir, 1 - slot, ""));
+    if (holds_commit(other)) {
+        out->fd = open(out->path, O_WRONLY | O_CLOEXEC | O_NONBLOCK);
+        out->in_place = out->fd >= 0;
+        if (out->fd < 0 && errno != ENOENT)
+            return err_errno(errno, "cannot open the manifest %s for writing", out->path);
+    }
+    if (out->fd < 0)
+        out->fd = open(out->temporary, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    if (out->fd < 0)
+        return err_errno(errno, "cannot open the manifest %s for writing", out->temporary);
+    return 0;
+}
+
+/* The bytes [begin, end) of the slot. */
+static int write_range(const slot_file *self, const manifesti_parts *parts, uint64_t begin,
+                       uint64_t end)
+{
+    uint64_t part_begin = 0;
+    for (int i = 0; i < parts->count && part_begin < end; i++) {
+        const char *data = parts->parts[i].data;
+        uint64_t part_end = part_begin + parts->parts[i].bytes;
+        uint64_t at = size_max(begin, part_begin), stop = size_min(end, part_end);
+        while (at < stop) {
+            ssize_t put = pwrite(self->fd, data + (at - part_begin), stop - at, (off_t)at);
+            if (put < 0 && errno == EINTR)
+                continue;
+            if (put <= 0)
+                return err_errno(put < 0 ? errno : EIO,
+                                 "cannot write the manifest %s at byte %" PRIu64,
+                                 present_path(self), at);
+            at += (uint64_t)put;
+        }
+        part_begin = part_end;
+    }
+    return 0;
+}
+
+/* A slot of before that is longer leaves no tail. */
+static int cut(const slot_file *self, uint64_t file_bytes)
+{
+    struct stat info;
+    if (fstat(self->fd, &info) < 0)
+        return err_errno(errno, "cannot examine the manifest %s", present_path(self));
+    if ((uint64_t)info.st_size > file_bytes && ftruncate(self->fd, (off_t)file_bytes) < 0)
+        return err_errno(errno, "cannot set the length of the manifest %s", present_path(self));
+    return 0;
+}
+
+/* Bytes to the file, the file to the drive, the file into its place, its entry to the drive. */
+static int write_slot(const char *state_dir, slot_file *self, const manifesti_parts *parts)
+{
+    uint64_t file_bytes = parts->header.file_bytes;
+    TRY(cut(self, file_bytes));
+    TRY(write_range(self, parts, 0, file_bytes / 2));
+    TRY(failpoint("manifest.half"));
+    TRY(write_range(self, parts, file_bytes / 2, file_bytes));
+    TRY(failpoint("manifest.written"));
+    if (fsync(self->fd) < 0)
+        return err_errno(errno, "cannot make the manifest %s durable", present_path(self));
+    if (!self->in_place) {
+        if (rename(self->temporary, self->path) < 0)
+            return err_errno(errno, "cannot put the manifest %s into its place", self->temporary);
+        self->is_renamed = true;
+    }
+    TRY(failpoint("manifest.synced"));
+    return sync_directory(state_dir);
+}
+
+/* After a failure: the slot must not count. As well as it goes, for the drive may be gone; the bytes stay
+ * allocated for the next commit. */
+static void withdraw(const slot_file *self)
+{
+    static const char zeros[sizeof(((manifesti_header *)NULL)->magic)];
+    if (!self->in_place)
+        unlink(present_path(self));
+    else if (pwrite(self->fd, zeros, sizeof zeros, 0) != (ssize_t)sizeof zeros &&
+             ftruncate(self->fd, 0) < 0)
+        log_warn("the manifest %s could not be withdrawn after its write failed (%s)", self->path,
+                 strerror(errno));
+}
+
 int manifest_write(const char *state_dir, const manifest *self)
 {
-    slot_header header;
-    struct slot_parts parts = {.count = 0};
-    char path[PATH_MAX];
-    TRY(collect_parts(self, &header, &parts));
-    header.checksum = parts_checksum(&parts);
-    TRY(slot_path(path, state_dir, (unsigned)(self->generation % SLOT_COUNT)));
-    int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
-    if (fd < 0)
-        return err_errno(errno, "cannot open the manifest %s for writing", path);
-    int rc = write_parts(fd, path, &parts);
-    if (close(fd) < 0 && rc == 0)
-        rc = err_errno(errno, "cannot close the manifest %s", path);
+    manifesti_parts parts;
+    manifesti_reason reason;
+    slot_file file;
+    if (!manifesti_is_possible(self, &reason))
+        return err_set(-EINVAL, "a manifest that could not be read again is not written to %s: %s",
+                       state_dir, reason.text);
+    TRY(manifesti_collect(self, &parts));
+    TRY(failpoint("manifest.begin"));
+    TRY(open_for_writing(state_dir, (unsigned)(self->generation % MANIFESTI_SLOTS), &file));
+    int rc = write_slot(state_dir, &file, &parts);
     if (rc < 0)
-        return rc;
-    return sync_directory(state_dir);
+        withdraw(&file);
+    close(file.fd); /* all is on the drive, or withdrawn */
+    return rc;
 }
 
 /* ---- reading ---- */
@@ -243,20 +201,9 @@ int manifest_write(const char *state_dir, const manifest *self)
 /* What a look at one slot gave. */
 struct slot_view {
     enum { SLOT_ABSENT, SLOT_DAMAGED, SLOT_VALID } outcome;
-    char reason[REASON_BYTES]; /* where damaged */
-    char *bytes;               /* where valid: the whole slot, from mem_alloc */
+    manifesti_reason reason; /* where damaged */
 };
-
-__attribute__((format(printf, 2, 3))) static int damaged(struct slot_view *view, const char *format,
-                                                         ...)
-{
-    va_list args;
-    va_start(args, format);
-    vsnprintf(view->reason, sizeof view->reason, format, args);
-    va_end(args);
-    view->outcome = SLOT_DAMAGED;
-    return 0;
-}
+typedef struct slot_view slot_view;
 
 /* Reads to the end of the file or `bytes`; the count read, or -errno without a text. */
 static int64_t read_fully(int fd, char *target, uint64_t bytes)
@@ -275,194 +222,189 @@ static int64_t read_fully(int fd, char *target, uint64_t bytes)
     return (int64_t)done;
 }
 
-/* Lengths of a header against the length of the file: all of them must meet exactly. */
-static bool lengths_agree(const slot_header *header, uint64_t file_bytes)
-{
-    uint64_t rest = file_bytes - sizeof *header;
-    return header->file_bytes == file_bytes && header->drive_count <= DRIVES_MAX &&
-           header->drives_bytes % 8 == 0 && header->drives_bytes <= rest &&
-           (rest - header->drives_bytes) % sizeof(manifest_extent) == 0 &&
-           (rest - header->drives_bytes) / sizeof(manifest_extent) == header->extent_count;
-}
-
-/* The path that begins at text[*at], moved past its NUL; NULL where there is none within bounds. */
-static const char *next_drive(const char *text, uint64_t text_bytes, uint64_t *at)
-{
-    const char *path = text + *at;
-    uint64_t left = text_bytes - *at;
-    uint64_t length = strnlen(path, left);
-    if (length == left || length == 0 || length >= MANIFEST_TEXT_BYTES)
-        return NULL;
-    *at += length + 1;
-    return path;
-}
-
-static bool drives_agree(const slot_header *header, const char *text)
-{
-    uint64_t at = 0;
-    for (uint32_t i = 0; i < header->drive_count; i++)
-        if (!next_drive(text, header->drives_bytes, &at))
-            return false;
-    return size_round_up(at, 8) == header->drives_bytes;
-}
-
-static bool values_agree(const slot_header *header, unsigned slot)
-{
-    uint64_t unused = header->reserved | header->reserved_end[0] | header->reserved_end[1];
-    if (header->version == 1)
-        unused |= header->scale_iteration | (uint64_t)header->scale_last_overflow |
-                  header->scale_hysteresis_left;
-    return unused == 0 &&
-           (header->state == MANIFEST_COMMITTED || header->state == MANIFEST_RUNNING) &&
-           header->generation % SLOT_COUNT == slot;
-}
-
-/* Fills view->bytes from an open slot. Sets the outcome; negative only where the machine failed. */
-static int examine_open(int fd, unsigned slot, struct slot_view *view)
+/* 1 with the record, 0 with the reason, -ENOMEM. */
+static int read_open(int fd, unsigned slot, manifest *out, manifesti_reason *reason)
 {
     struct stat info;
     if (fstat(fd, &info) < 0)
-        return damaged(view, "it cannot be examined (%s)", strerror(errno));
+        return manifesti_wrong(reason, "it cannot be examined (%s)", strerror(errno));
     if (!S_ISREG(info.st_mode))
-        return damaged(view, "it is not a regular file");
+        return manifesti_wrong(reason, "it is not a regular file");
     uint64_t file_bytes = (uint64_t)info.st_size;
-    slot_header header;
-    if (file_bytes < sizeof header)
-        return damaged(view, "it has %llu bytes, fewer than its header's %zu",
-                       (unsigned long long)file_bytes, sizeof header);
+    manifesti_header header; /* no memory is taken for a file that does not say its length */
     int64_t got = read_fully(fd, (char *)&header, sizeof header);
-    if (got != sizeof header)
-        return damaged(view, "it cannot be read (%s)",
-                       got < 0 ? strerror((int)-got) : "it ends early");
-    if (memcmp(header.magic, MANIFEST_MAGIC, sizeof header.magic) != 0)
-        return damaged(view, "it does not begin with %s", MANIFEST_MAGIC);
-    if (header.version < MANIFEST_VERSION_MIN || header.version > MANIFEST_VERSION)
-        return damaged(view, "it has version %u and this program reads versions %d to %d",
-                       header.version, MANIFEST_VERSION_MIN, MANIFEST_VERSION);
-    if (!lengths_agree(&header, file_bytes))
-        return damaged(view, "its lengths do not match its %llu bytes",
-                       (unsigned long long)file_bytes);
-    view->bytes = mem_alloc(file_bytes, 1, "manifest slot");
-    if (!view->bytes)
+    if (got < 0)
+        return manifesti_wrong(reason, "it cannot be read (%s)", strerror((int)-got));
+    manifesti_header checked;
+    if (!manifesti_read_header(&header, (uint64_t)got, file_bytes, &checked, reason))
+        return 0;
+    char *bytes = mem_alloc(file_bytes, 1, "manifest slot");
+    if (!bytes)
         return -ENOMEM;
-    got = read_fully(fd, view->bytes, file_bytes);
-    if (got < 0 || (uint64_t)got != file_bytes)
-        return damaged(view, "it cannot be read (%s)",
-                       got < 0 ? strerror((int)-got) : "it ends early");
-    memset(view->bytes + offsetof(slot_header, checksum), 0, sizeof header.checksum);
-    uint64_t checksum = XXH3_64bits(view->bytes, file_bytes);
-    if (checksum != header.checksum)
-        return damaged(view, "its checksum is %016llx and should be %016llx",
-                       (unsigned long long)checksum, (unsigned long long)header.checksum);
-    if (!values_agree(&header, slot) || !drives_agree(&header, view->bytes + sizeof header))
-        return damaged(view, "its checksum is right but its values are not possible");
-    view->outcome = SLOT_VALID;
-    return 0;
+    got = read_fully(fd, bytes, file_bytes);
+    int rc = got < 0 ? manifesti_wrong(reason, "it cannot be read (%s)", strerror((int)-got))
+                     : manifesti_decode(bytes, (uint64_t)got, slot, out, reason);
+    mem_free(bytes);
+    return rc;
 }
 
-static int examine_slot(const char *state_dir, unsigned slot, struct slot_view *view)
+/* `out` is cleared unless the slot is valid. Negative only where the machine failed. */
+static int read_slot(const char *state_dir, unsigned slot, manifest *out, slot_view *view)
 {
     char path[PATH_MAX];
-    TRY(slot_path(path, state_dir, slot));
-    *view = (struct slot_view){.outcome = SLOT_ABSENT};
+    *view = (slot_view){.outcome = SLOT_ABSENT};
+    memset(out, 0, sizeof *out);
+    TRY(slot_path(path, state_dir, slot, ""));
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0 && errno == ENOENT)
         return 0;
     if (fd < 0) /* not the slot's fault: going back a commit for it would lose one */
         return err_errno(errno, "cannot open the manifest %s", path);
-    int rc = examine_open(fd, slot, view);
+    int rc = read_open(fd, slot, out, &view->reason);
     close(fd);
-    if (rc < 0 || view->outcome != SLOT_VALID) {
-        mem_free(view->bytes);
-        view->bytes = NULL;
-    }
-    return rc;
+    if (rc >= 0)
+        view->outcome = rc ? SLOT_VALID : SLOT_DAMAGED;
+    return rc < 0 ? rc : 0;
 }
 
-/* From the checked bytes of a slot. */
-static int decode(const char *bytes, manifest *out)
+/* A slot that counts is made durable first. Its writer may have been killed before its fsync: what the run
+ * does next changes places that the other slot names, and a loss of power would leave neither. */
+static int settle(const char *state_dir, unsigned slot)
 {
-    slot_header header;
-    memcpy(&header, bytes, sizeof header);
-    out->extents = mem_alloc(header.extent_count, sizeof *out->extents, "manifest extents");
-    if (!out->extents)
-        return -ENOMEM;
-    out->state = (enum manifest_state)header.state;
-    out->generation = header.generation;
-    memcpy(out->slabs.uuid, header.uuid, sizeof out->slabs.uuid);
-    out->fingerprint = header.fingerprint;
-    out->step = header.step;
-    out->window_count = header.window_count;
-    out->seed = header.seed;
-    out->skipped_count = header.skipped_count;
-    out->loss_scale = header.loss_scale;
-    out->scale_iteration = header.scale_iteration;
-    out->scale_last_overflow = header.version == 1 ? -1 : header.scale_last_overflow;
-    out->scale_hysteresis_left = header.version == 1 ? 1 : header.scale_hysteresis_left;
-    out->tile_elems = header.tile_elems;
-    out->total_bytes = header.total_bytes;
-    out->stripe_bytes = header.stripe_bytes;
-    out->slabs.drive_count = header.drive_count;
-    out->extent_count = header.extent_count;
-    const char *text = bytes + sizeof header;
-    uint64_t at = 0;
-    for (uint32_t i = 0; i < header.drive_count; i++) {
-        const char *path = next_drive(text, header.drives_bytes, &at);
-        memcpy(out->slabs.drives[i], path, strlen(path) + 1);
-    }
-    memcpy(out->extents, text + header.drives_bytes, header.extent_count * sizeof *out->extents);
+    char path[PATH_MAX];
+    TRY(slot_path(path, state_dir, slot, ""));
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return err_errno(errno, "cannot open the manifest %s", path);
+    int rc = 0;
+    /* Where nothing can be written nothing is lost: a file system mounted for reading only. */
+    if (fsync(fd) < 0 && errno != EROFS && errno != EINVAL)
+        rc = err_errno(errno, "cannot make the manifest %s durable", path);
+    close(fd);
+    if (rc < 0)
+        return rc;
+    rc = sync_directory(state_dir);
+    return rc == -EROFS || rc == -EINVAL ? 0 : rc;
+}
+
+static const char *view_text(const slot_view *view)
+{
+    return view->outcome == SLOT_ABSENT ? "it is missing" : view->reason.text;
+}
+
+/* Beside the slot that counts the other one is damaged. */
+static int pass_over(const char *state_dir, unsigned damaged, const slot_view *view,
+                     const manifest *used)
+{
+    if (used->state == MANIFEST_BEGUN)
+        return err_set(ERR_CORRUPT,
+                       "the only commit of the run, %s/manifest-%u, is damaged: %s; manifest-%u "
+                       "says no more than that the run had begun, so its state cannot be resumed: "
+                       "restore the file, or begin anew in another run.dir",
+                       state_dir, damaged, view->reason.text, 1 - damaged);
+    log_warn("%s/manifest-%u does not count: %s (normal where the process was killed or the power "
+             "lost while it was written); manifest-%u is used, the %s of step %" PRIu64
+             " (generation %" PRIu64 "). Where the damaged one was whole once, the run may since "
+             "have overwritten extents of this one: their sums will tell",
+             state_dir, damaged, view->reason.text, 1 - damaged,
+             used->state == MANIFEST_COMMITTED ? "commit" : "record", used->step, used->generation);
     return 0;
 }
 
-static uint64_t view_generation(const struct slot_view *view)
+/* Going back a commit, and over the newer program's, is not this program's to decide. */
+static int refuse_newer(const char *state_dir, const slot_view views[MANIFESTI_SLOTS])
 {
-    uint64_t generation;
-    memcpy(&generation, view->bytes + offsetof(slot_header, generation), sizeof generation);
-    return generation;
+    for (int slot = 0; slot < MANIFESTI_SLOTS; slot++)
+        if (views[slot].outcome == SLOT_DAMAGED && views[slot].reason.is_newer)
+            return err_set(ERR_INPUT,
+                           "%s/manifest-%d was written by a newer sluice: %s; go on with that one",
+                           state_dir, slot, views[slot].reason.text);
+    return 0;
 }
 
-/* The newest valid slot, or -1. Warns where a damaged slot was passed over. */
-static int newest_slot(const char *state_dir, const struct slot_view views[SLOT_COUNT])
+/* The slot that counts of two, its record in *out; the other record is freed. */
+static int choose(const char *state_dir, const slot_view views[MANIFESTI_SLOTS], manifest *out,
+                  manifest *second)
 {
-    int newest = -1;
-    for (int slot = 0; slot < SLOT_COUNT; slot++)
-        if (views[slot].outcome == SLOT_VALID &&
-            (newest < 0 || view_generation(&views[slot]) > view_generation(&views[newest])))
-            newest = slot;
-    if (newest >= 0 && views[1 - newest].outcome == SLOT_DAMAGED)
-        log_warn(
-            "%s/manifest-%d does not count: %s; the commit of manifest-%d (generation %llu) is "
-            "used",
-            state_dir, 1 - newest, views[1 - newest].reason, newest,
-            (unsigned long long)view_generation(&views[newest]));
-    return newest;
-}
-
-static const char *view_text(const struct slot_view *view)
-{
-    return view->outcome == SLOT_ABSENT ? "it is missing" : view->reason;
+    bool first_counts = views[0].outcome == SLOT_VALID &&
+                        (views[1].outcome != SLOT_VALID || out->generation > second->generation);
+    if (!first_counts && views[1].outcome != SLOT_VALID) {
+        if (views[0].outcome == SLOT_ABSENT && views[1].outcome == SLOT_ABSENT)
+            return 0;
+        return err_set(ERR_CORRUPT,
+                       "no manifest in %s is valid, so its state cannot be resumed: manifest-0: "
+                       "%s; manifest-1: %s",
+                       state_dir, view_text(&views[0]), view_text(&views[1]));
+    }
+    if (first_counts) {
+        manifest_fini(second);
+    } else {
+        manifest_fini(out);
+        *out = *second;
+        second->extents = NULL;
+    }
+    unsigned used = first_counts ? 0 : 1;
+    if (views[1 - used].outcome == SLOT_DAMAGED)
+        TRY(pass_over(state_dir, 1 - used, &views[1 - used], out));
+    TRY(settle(state_dir, used));
+    return 1;
 }
 
 int manifest_read(const char *state_dir, manifest *out, int *found)
 {
-    struct slot_view views[SLOT_COUNT] = {{.outcome = SLOT_ABSENT}, {.outcome = SLOT_ABSENT}};
-    int rc = 0;
+    slot_view views[MANIFESTI_SLOTS];
     *found = 0;
     memset(out, 0, sizeof *out);
-    for (unsigned slot = 0; slot < SLOT_COUNT; slot++)
-        TRY_GOTO(rc, examine_slot(state_dir, slot, &views[slot]), done);
-    int newest = newest_slot(state_dir, views);
-    if (newest >= 0) {
-        TRY_GOTO(rc, decode(views[newest].bytes, out), done);
-        *found = rc = 1;
-    } else if (views[0].outcome != SLOT_ABSENT || views[1].outcome != SLOT_ABSENT) {
-        rc = err_set(ERR_CORRUPT,
-                     "no manifest in %s is valid, so its state cannot be resumed: manifest-0: %s; "
-                     "manifest-1: %s",
-                     state_dir, view_text(&views[0]), view_text(&views[1]));
-    }
+    manifest *second = mem_alloc(1, sizeof *second, "manifest");
+    if (!second)
+        return -ENOMEM;
+    int rc;
+    TRY_GOTO(rc, read_slot(state_dir, 0, out, &views[0]), done);
+    TRY_GOTO(rc, read_slot(state_dir, 1, second, &views[1]), done);
+    TRY_GOTO(rc, refuse_newer(state_dir, views), done);
+    TRY_GOTO(rc, choose(state_dir, views, out, second), done);
+    *found = rc;
 done:
-    for (unsigned slot = 0; slot < SLOT_COUNT; slot++)
-        mem_free(views[slot].bytes);
+    if (rc <= 0) {
+        manifest_fini(out);
+        memset(out, 0, sizeof *out);
+    }
+    manifest_fini(second);
+    mem_free(second);
+    return rc;
+}
+
+static int examine(const char *state_dir, unsigned slot, manifest *scratch, manifest_slot *out)
+{
+    slot_view view;
+    *out = (manifest_slot){.outcome = MANIFEST_SLOT_ABSENT};
+    int rc = read_slot(state_dir, slot, scratch, &view);
+    if (rc == -ENOMEM)
+        return rc;
+    if (rc < 0) { /* it is there and cannot be opened */
+        out->outcome = MANIFEST_SLOT_DAMAGED;
+        snprintf(out->reason, sizeof out->reason, "%.*s", MANIFEST_REASON_BYTES - 1, err_text());
+    } else if (view.outcome == SLOT_DAMAGED) {
+        out->outcome = MANIFEST_SLOT_DAMAGED;
+        memcpy(out->reason, view.reason.text, sizeof out->reason);
+    } else if (view.outcome == SLOT_VALID) {
+        out->outcome = MANIFEST_SLOT_VALID;
+        out->generation = scratch->generation;
+        out->step = scratch->step;
+    }
+    manifest_fini(scratch);
+    return 0;
+}
+
+int manifest_examine(const char *state_dir, manifest_slot slots[2])
+{
+    memset(slots, 0, MANIFESTI_SLOTS * sizeof *slots);
+    manifest *scratch = mem_alloc(1, sizeof *scratch, "manifest");
+    if (!scratch)
+        return -ENOMEM;
+    int rc = 0;
+    for (unsigned slot = 0; slot < MANIFESTI_SLOTS && rc == 0; slot++)
+        rc = examine(state_dir, slot, scratch, &slots[slot]);
+    mem_free(scratch);
     return rc;
 }

@@ -3,6 +3,7 @@
  *   state/manifest-0, manifest-1       commit of generation g writes slot g mod 2, whole, then fsync;
  *                                      the other slot, with the commit before, is not touched
  *   newest valid slot                  is the state of the run
+ *   state/manifest-<n>.new             a slot's first, until it is whole; means nothing
  *
  *   BEGUN --(first commit)--> COMMITTED --(commit)--> COMMITTED ...         two places per extent
  *   BEGUN --> RUNNING --(clean stop)--> COMMITTED --(next start)--> RUNNING   one place (commit_every 0)
@@ -48,15 +49,24 @@ struct manifest_slabs {
 };
 typedef struct manifest_slabs manifest_slabs;
 
-/* About 140 KiB: static or heap memory. */
+/* About 140 KiB: static or heap memory.
+ *
+ * What is written and what is read has been checked (manifest_check.c), so that nobody need ask again:
+ * texts end; extents are sorted by (unit, tile), both from 0 without a gap; a unit's tiles hold its
+ * elements from 0 without a gap, tile_elems each but for the last; offsets are multiples of 4 KiB and
+ * extents lie within total_bytes, apart from each other (asked of what is read alone); size_bytes is
+ * tile_bytes of base/tile.h where state_streams is known; a commit has slabs and extents; BEGUN is at
+ * step 0; total_bytes and stripe_bytes are 0 together, before the slabs are made and never in a commit;
+ * the scaler's numbers are such as loss_scaler_load takes; skipped_count is at most step;
+ * `stray` is not `slabs`. */
 struct manifest {
     enum manifest_state state;
     uint64_t generation; /* grows by one with each write; slot = generation mod 2 */
     manifest_slabs slabs;
-    manifest_slabs
-        stray; /* slabs of no use any more, or not yet, when this was written: to be removed
-                              before the run goes on; drive_count 0: none */
-    uint64_t fingerprint;  /* XXH3-64 of `identity` */
+    /* Slabs of no use any more, or not yet, when this was written: to be removed before the run goes on.
+     * drive_count 0: none. */
+    manifest_slabs stray;
+    uint64_t fingerprint;  /* XXH3-64 of `identity`; where that is "", of what version 2 hashed */
     uint64_t step;         /* optimizer steps completed */
     uint64_t window_count; /* sampler position */
     uint64_t seed;
@@ -68,9 +78,8 @@ struct manifest {
     uint64_t tile_elems, total_bytes, stripe_bytes;
     uint32_t
         state_streams; /* of a tile: 3 (Adam) or 2; 0: a slot of version 2, which does not say */
-    char identity
-        [MANIFEST_TEXT_BYTES]; /* what the bits depend on, "key=value\n" lines: model, dtypes,
-                                           kernels; "" in a slot of version 2 */
+    /* What the bits depend on, "key=value\n" lines: model, dtypes, kernels; "" in a slot of version 2. */
+    char identity[MANIFEST_TEXT_BYTES];
     uint64_t extent_count;
     manifest_extent *extents; /* mem_alloc'd */
 };
@@ -81,15 +90,18 @@ void manifest_fini(manifest *self);
 /* Copies all but the extents, which stay the target's. */
 void manifest_copy_header(manifest *target, const manifest *source);
 
-/* Writes the slot generation mod 2 under `state_dir`, fsync of file and directory. Allocates nothing.
- * -errno or a failpoint's code: the other slot still counts. */
+/* Writes the slot generation mod 2 under `state_dir`, fsync of file and directory. Allocates nothing. The
+ * other slot is only looked at. -EINVAL for a record that manifest_read would refuse, with nothing changed;
+ * else -errno or a failpoint's code: the other slot still counts, also for later readers. */
 int manifest_write(const char *state_dir, const manifest *self) MUST_CHECK;
 
-/* Reads the newest valid slot, warning of a damaged newer one. 0 when there is none (*found 0), 1 when read.
- * ERR_CORRUPT when slots exist and none is valid, naming both and why. */
+/* Reads the newest valid slot, warning of a damaged newer one, and makes it durable (its writer may have
+ * been killed before it had). 0 when there is none (*found 0), 1 when read. ERR_CORRUPT when slots exist and
+ * none is valid, naming both and why, or when the valid one is BEGUN, so that the damaged one was the
+ * only commit. ERR_INPUT for a slot of a later version. -errno where a slot cannot be opened or synced. */
 int manifest_read(const char *state_dir, manifest *out, int *found) MUST_CHECK;
 
-/* What each slot is, for those who examine a run. */
+/* What each slot is, for those who examine a run: changes and warns of nothing. -ENOMEM. */
 struct manifest_slot {
     enum { MANIFEST_SLOT_ABSENT, MANIFEST_SLOT_DAMAGED, MANIFEST_SLOT_VALID } outcome;
     char reason[MANIFEST_REASON_BYTES]; /* where damaged */
@@ -98,8 +110,8 @@ struct manifest_slot {
 typedef struct manifest_slot manifest_slot;
 int manifest_examine(const char *state_dir, manifest_slot slots[2]) MUST_CHECK;
 
-/* One slot from memory, as manifest_read does it from a file; `slot` 0 or 1. ERR_CORRUPT with the reason.
- * For tests with bytes of any kind. */
+/* One slot from memory, as manifest_read does it from a file; `slot` 0 or 1. ERR_CORRUPT with the reason,
+ * out cleared. For tests with bytes of any kind: allocates no more than twice size_bytes. */
 int manifest_decode(const void *bytes, uint64_t size_bytes, unsigned slot,
                     manifest *out) MUST_CHECK;
 

@@ -1,0 +1,251 @@
+/* Which values a record can have. The same questions are asked before a slot is written, so that no
+ * commit makes a record that a resume would refuse, and after one was read, so that nobody behind the
+ * manifest meets an offset that overflows or a unit that is not there. See manifest.h.
+ *
+ * Pure but for the scratch memory of manifesti_is_apart; any thread. */
+#include <errno.h>
+#include <inttypes.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <xxhash.h>
+
+#include "base/mem.h"
+#include "base/size.h"
+#include "base/tile.h"
+#include "format/manifest_internal.h"
+
+/* Far above any run, and so small that no sum of a few sizes below overflows. */
+#define ELEMS_MAX      ((uint64_t)1 << 56)
+#define SLAB_BYTES_MAX ((uint64_t)INT64_MAX)
+
+enum { STREAMS_MIN = 2 }; /* of Lion; TILE_STREAMS_MAX of Adam */
+
+bool manifesti_wrong(manifesti_reason *reason, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    vsnprintf(reason->text, sizeof reason->text, format, args);
+    va_end(args);
+    return false;
+}
+
+static bool slabs_are_possible(const manifest_slabs *self, const char *what,
+                               manifesti_reason *reason)
+{
+    if (self->drive_count > MANIFEST_DRIVES_MAX)
+        return manifesti_wrong(reason, "it names %" PRIu32 " %s, and no run has more than %d",
+                               self->drive_count, what, MANIFEST_DRIVES_MAX);
+    for (uint32_t d = 0; d < self->drive_count; d++) {
+        size_t length = strnlen(self->drives[d], MANIFEST_TEXT_BYTES);
+        if (length == 0 || length == MANIFEST_TEXT_BYTES)
+            return manifesti_wrong(reason, "of its %s number %" PRIu32 " has a path that is %s",
+                                   what, d, length ? "too long" : "empty");
+    }
+    return true;
+}
+
+/* Slabs that are to be removed and slabs that are in use: never the same files. */
+static bool stray_is_foreign(const manifest *self, manifesti_reason *reason)
+{
+    if (self->stray.drive_count == 0 ||
+        memcmp(self->stray.uuid, self->slabs.uuid, sizeof self->slabs.uuid) != 0)
+        return true;
+    for (uint32_t i = 0; i < self->stray.drive_count; i++)
+        for (uint32_t k = 0; k < self->slabs.drive_count; k++)
+            if (strcmp(self->stray.drives[i], self->slabs.drives[k]) == 0)
+                return manifesti_wrong(
+                    reason, "it names its own slab on drive %" PRIu32 " as one to be removed", k);
+    return true;
+}
+
+static bool identity_is_possible(const manifest *self, manifesti_reason *reason)
+{
+    size_t length = strnlen(self->identity, MANIFEST_TEXT_BYTES);
+    if (length == MANIFEST_TEXT_BYTES)
+        return manifesti_wrong(reason, "its identity text does not end");
+    if (length ==
+        0) /* of a run that began in version 2: the text of its fingerprint is not known */
+        return true;
+    uint64_t fingerprint = XXH3_64bits(self->identity, length);
+    if (fingerprint != self->fingerprint)
+        return manifesti_wrong(reason,
+                               "its fingerprint is %016" PRIx64 " and that of its identity text "
+                               "%016" PRIx64,
+                               self->fingerprint, fingerprint);
+    return true;
+}
+
+/* As loss_scaler_load (train/loss_scale.h) wants them. */
+static bool scaler_is_possible(const manifest *self, manifesti_reason *reason)
+{
+    if (isfinite(self->loss_scale) && self->loss_scale > 0.0 &&
+        self->scale_iteration <= INT64_MAX && self->scale_last_overflow >= -1 &&
+        self->scale_last_overflow < (int64_t)self->scale_iteration &&
+        self->scale_hysteresis_left >= 1)
+        return true;
+    return manifesti_wrong(reason,
+                           "it has a loss scale of %g after %" PRIu64 " steps, the last overflow "
+                           "at %" PRId64 " and a hysteresis of %" PRIu64,
+                           self->loss_scale, self->scale_iteration, self->scale_last_overflow,
+                           self->scale_hysteresis_left);
+}
+
+/* Until the slabs are made their size is not known: 0 and 0. */
+static bool space_is_possible(const manifest *self, manifesti_reason *reason)
+{
+    uint64_t total_bytes = self->total_bytes, stripe_bytes = self->stripe_bytes;
+    bool is_unknown = total_bytes == 0 && stripe_bytes == 0;
+    if (is_unknown && self->state == MANIFEST_COMMITTED)
+        return manifesti_wrong(reason, "it is a commit, and its slabs have no size");
+    if (!is_unknown && (stripe_bytes == 0 || stripe_bytes % MIB != 0 || total_bytes == 0 ||
+                        total_bytes % stripe_bytes != 0 || total_bytes > SLAB_BYTES_MAX))
+        return manifesti_wrong(
+            reason, "slabs of %" PRIu64 " bytes in stripes of %" PRIu64 " are not possible",
+            total_bytes, stripe_bytes);
+    if (self->state == MANIFEST_COMMITTED &&
+        (self->slabs.drive_count == 0 || self->extent_count == 0))
+        return manifesti_wrong(reason,
+                               "it is a commit of %" PRIu64 " extents on %" PRIu32 " drives",
+                               self->extent_count, self->slabs.drive_count);
+    return true;
+}
+
+static bool size_is_possible(const manifest *self, const manifest_extent *extent)
+{
+    uint64_t least = tile_bytes(extent->elem_count, STREAMS_MIN);
+    if (self->state_streams)
+        return extent->size_bytes == tile_bytes(extent->elem_count, self->state_streams);
+    return extent->size_bytes >= least && extent->size_bytes % TILE_BLOCK_BYTES == 0;
+}
+
+/* The extent after `before` (NULL: none) of the list: the units from 0 without a gap, the tiles of each
+ * from 0 without a gap, full but for a unit's last. */
+static bool follows(const manifest *self, const manifest_extent *before,
+                    const manifest_extent *extent, manifesti_reason *reason)
+{
+    uint64_t elem_begin = 0;
+    bool same_unit = before && extent->unit == before->unit;
+    if (same_unit)
+        elem_begin = before->elem_begin + before->elem_count;
+    uint64_t tile = same_unit ? (uint64_t)before->tile + 1 : 0;
+    uint64_t unit = same_unit ? before->unit : before ? (uint64_t)before->unit + 1 : 0;
+    if (extent->unit != unit || extent->tile != tile || extent->elem_begin != elem_begin)
+        return manifesti_wrong(
+            reason,
+            "unit %" PRIu32 " tile %" PRIu32 " from element %" PRIu64 " stands where unit %" PRIu64
+            " tile %" PRIu64 " from element %" PRIu64 " is due",
+            extent->unit, extent->tile, extent->elem_begin, unit, tile, elem_begin);
+    if (same_unit && before->elem_count != self->tile_elems)
+        return manifesti_wrong(reason,
+                               "unit %" PRIu32 " tile %" PRIu32 " has %" PRIu64
+                               " elements and is not its unit's last, but a tile has %" PRIu64,
+                               before->unit, before->tile, before->elem_count, self->tile_elems);
+    return true;
+}
+
+static bool extent_is_possible(const manifest *self, const manifest_extent *extent,
+                               manifesti_reason *reason)
+{
+    if (extent->elem_count == 0 || extent->elem_count > self->tile_elems ||
+        extent->elem_begin > ELEMS_MAX)
+        return manifesti_wrong(reason,
+                               "unit %" PRIu32 " tile %" PRIu32 " has %" PRIu64
+                               " elements from %" PRIu64 ", but a tile has %" PRIu64,
+                               extent->unit, extent->tile, extent->elem_count, extent->elem_begin,
+                               self->tile_elems);
+    if (!size_is_possible(self, extent))
+        return manifesti_wrong(reason,
+                               "unit %" PRIu32 " tile %" PRIu32 " of %" PRIu64
+                               " elements in %" PRIu32 " streams cannot have %" PRIu64 " bytes",
+                               extent->unit, extent->tile, extent->elem_count, self->state_streams,
+                               extent->size_bytes);
+    uint64_t end_max = self->total_bytes ? self->total_bytes : SLAB_BYTES_MAX;
+    if (extent->offset_bytes % TILE_BLOCK_BYTES != 0 || extent->offset_bytes > end_max ||
+        extent->size_bytes > end_max - extent->offset_bytes)
+        return manifesti_wrong(reason,
+                               "unit %" PRIu32 " tile %" PRIu32 " cannot lie at %" PRIu64
+                               " with %" PRIu64 " bytes on a slab of %" PRIu64,
+                               extent->unit, extent->tile, extent->offset_bytes, extent->size_bytes,
+                               end_max);
+    return true;
+}
+
+static bool extents_are_possible(const manifest *self, manifesti_reason *reason)
+{
+    if (self->state_streams != 0 &&
+        (self->state_streams < STREAMS_MIN || self->state_streams > TILE_STREAMS_MAX))
+        return manifesti_wrong(reason, "a tile of %" PRIu32 " streams is not possible",
+                               self->state_streams);
+    if (self->tile_elems > ELEMS_MAX)
+        return manifesti_wrong(reason, "a tile of %" PRIu64 " elements is not possible",
+                               self->tile_elems);
+    for (uint64_t i = 0; i < self->extent_count; i++) {
+        const manifest_extent *extent = &self->extents[i];
+        if (!follows(self, i ? extent - 1 : NULL, extent, reason) ||
+            !extent_is_possible(self, extent, reason))
+            return false;
+    }
+    return true;
+}
+
+bool manifesti_is_possible(const manifest *self, manifesti_reason *reason)
+{
+    switch (self->state) {
+    case MANIFEST_COMMITTED:
+    case MANIFEST_RUNNING:
+    case MANIFEST_BEGUN:
+        break;
+    default:
+        return manifesti_wrong(reason, "a state of %d is not possible", (int)self->state);
+    }
+    if (self->generation > INT64_MAX)
+        return manifesti_wrong(reason, "generation %" PRIu64 " is not possible", self->generation);
+    if (self->skipped_count > self->step)
+        return manifesti_wrong(reason, "it has skipped %" PRIu64 " of %" PRIu64 " steps",
+                               self->skipped_count, self->step);
+    if (self->state == MANIFEST_BEGUN && self->step != 0)
+        return manifesti_wrong(
+            reason, "a run that has not committed cannot have done %" PRIu64 " steps", self->step);
+    return slabs_are_possible(&self->slabs, "drives", reason) &&
+           slabs_are_possible(&self->stray, "stray slabs", reason) &&
+           stray_is_foreign(self, reason) && identity_is_possible(self, reason) &&
+           scaler_is_possible(self, reason) && space_is_possible(self, reason) &&
+           extents_are_possible(self, reason);
+}
+
+/* ---- overlaps ---- */
+
+struct range {
+    uint64_t begin, end;
+};
+
+static int compare_ranges(const void *left, const void *right)
+{
+    const struct range *a = left, *b = right;
+    return (a->begin > b->begin) - (a->begin < b->begin);
+}
+
+int manifesti_is_apart(const manifest *self, manifesti_reason *reason)
+{
+    struct range *ranges = mem_alloc(self->extent_count, sizeof *ranges, "manifest ranges");
+    if (!ranges)
+        return -ENOMEM;
+    for (uint64_t i = 0; i < self->extent_count; i++) {
+        const manifest_extent *extent = &self->extents[i];
+        ranges[i] = (struct range){extent->offset_bytes, extent->offset_bytes + extent->size_bytes};
+    }
+    qsort(ranges, self->extent_count, sizeof *ranges, compare_ranges);
+    bool is_apart = true;
+    for (uint64_t i = 1; i < self->extent_count && is_apart; i++)
+        if (ranges[i].begin < ranges[i - 1].end)
+            is_apart = manifesti_wrong(reason,
+                                       "two of its extents overlap on the slab: %" PRIu64
+                                       " to %" PRIu64 " and from %" PRIu64,
+                                       ranges[i - 1].begin, ranges[i - 1].end, ranges[i].begin);
+    mem_free(ranges);
+    return is_apart;
+}

@@ -1,0 +1,150 @@
+/* What the files of the manifest share: the stored header, and bytes made into a checked record.
+ *
+ *   manifest.c        the two slots as files: writing, reading, which one counts
+ *   manifest_slot.c   the bytes of one slot: lengths, checksum, parts
+ *   manifest_check.c  which values a record can have */
+#ifndef SLUICE_FORMAT_MANIFEST_INTERNAL_H
+#define SLUICE_FORMAT_MANIFEST_INTERNAL_H
+
+#include <assert.h>
+#include <stddef.h>
+
+#include "format/manifest.h"
+
+enum {
+    MANIFESTI_VERSION = 3,
+    MANIFESTI_VERSION_MIN = 1,
+    MANIFESTI_SLOTS = 2,
+    MANIFESTI_PAD = 8,             /* of each part of text */
+    MANIFESTI_HEADER_2_BYTES = 192 /* of the header of versions 1 and 2: the first 192 bytes */
+};
+
+#define MANIFESTI_MAGIC "SLUMANIF" /* 8 bytes, no NUL */
+
+/* As stored, little-endian. */
+struct manifesti_header {
+    char magic[8];
+    uint32_t version;
+    uint32_t state;      /* enum manifest_state */
+    uint64_t file_bytes; /* of the whole slot */
+    uint64_t checksum;   /* XXH3-64 of the whole slot with this field 0 */
+    uint64_t generation;
+    uint8_t uuid[MANIFEST_UUID_BYTES];
+    uint64_t fingerprint;
+    uint64_t step;
+    uint64_t window_count;
+    uint64_t seed;
+    uint64_t skipped_count;
+    double loss_scale; /* IEEE binary64 */
+    uint64_t tile_elems;
+    uint64_t total_bytes;
+    uint64_t stripe_bytes;
+    uint64_t drives_bytes; /* of the paths, NULs and padding included */
+    uint64_t extent_count;
+    uint32_t drive_count;
+    uint32_t state_streams;   /* 0 before version 3 */
+    uint64_t scale_iteration; /* 0 in version 1, as the next two */
+    int64_t scale_last_overflow;
+    uint64_t scale_hysteresis_left;
+    uint64_t stray_bytes;    /* as drives_bytes; 0 before version 3, as all that follows */
+    uint64_t identity_bytes; /* of the text, padding included */
+    /* From here on version 3. */
+    uint8_t stray_uuid[MANIFEST_UUID_BYTES];
+    uint32_t stray_count;
+    uint32_t reserved; /* 0 */
+};
+typedef struct manifesti_header manifesti_header;
+
+static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "stored structs are little-endian");
+static_assert(sizeof(manifesti_header) == 216, "FORMAT.md");
+static_assert(offsetof(manifesti_header, magic) == 0, "FORMAT.md");
+static_assert(offsetof(manifesti_header, version) == 8, "FORMAT.md");
+static_assert(offsetof(manifesti_header, state) == 12, "FORMAT.md");
+static_assert(offsetof(manifesti_header, file_bytes) == 16, "FORMAT.md");
+static_assert(offsetof(manifesti_header, checksum) == 24, "FORMAT.md");
+static_assert(offsetof(manifesti_header, generation) == 32, "FORMAT.md");
+static_assert(offsetof(manifesti_header, uuid) == 40, "FORMAT.md");
+static_assert(offsetof(manifesti_header, fingerprint) == 56, "FORMAT.md");
+static_assert(offsetof(manifesti_header, step) == 64, "FORMAT.md");
+static_assert(offsetof(manifesti_header, window_count) == 72, "FORMAT.md");
+static_assert(offsetof(manifesti_header, seed) == 80, "FORMAT.md");
+static_assert(offsetof(manifesti_header, skipped_count) == 88, "FORMAT.md");
+static_assert(offsetof(manifesti_header, loss_scale) == 96, "FORMAT.md");
+static_assert(offsetof(manifesti_header, tile_elems) == 104, "FORMAT.md");
+static_assert(offsetof(manifesti_header, total_bytes) == 112, "FORMAT.md");
+static_assert(offsetof(manifesti_header, stripe_bytes) == 120, "FORMAT.md");
+static_assert(offsetof(manifesti_header, drives_bytes) == 128, "FORMAT.md");
+static_assert(offsetof(manifesti_header, extent_count) == 136, "FORMAT.md");
+static_assert(offsetof(manifesti_header, drive_count) == 144, "FORMAT.md");
+static_assert(offsetof(manifesti_header, state_streams) == 148, "FORMAT.md");
+static_assert(offsetof(manifesti_header, scale_iteration) == 152, "FORMAT.md");
+static_assert(offsetof(manifesti_header, scale_last_overflow) == 160, "FORMAT.md");
+static_assert(offsetof(manifesti_header, scale_hysteresis_left) == 168, "FORMAT.md");
+static_assert(offsetof(manifesti_header, stray_bytes) == 176, "FORMAT.md");
+static_assert(offsetof(manifesti_header, identity_bytes) == 184, "FORMAT.md");
+static_assert(offsetof(manifesti_header, stray_uuid) == MANIFESTI_HEADER_2_BYTES, "FORMAT.md");
+static_assert(offsetof(manifesti_header, stray_count) == 208, "FORMAT.md");
+static_assert(offsetof(manifesti_header, reserved) == 212, "FORMAT.md");
+/* Extents are written as they lie in memory. */
+static_assert(sizeof(manifest_extent) == 48, "FORMAT.md");
+static_assert(offsetof(manifest_extent, unit) == 0, "FORMAT.md");
+static_assert(offsetof(manifest_extent, tile) == 4, "FORMAT.md");
+static_assert(offsetof(manifest_extent, offset_bytes) == 8, "FORMAT.md");
+static_assert(offsetof(manifest_extent, size_bytes) == 16, "FORMAT.md");
+static_assert(offsetof(manifest_extent, elem_begin) == 24, "FORMAT.md");
+static_assert(offsetof(manifest_extent, elem_count) == 32, "FORMAT.md");
+static_assert(offsetof(manifest_extent, checksum) == 40, "FORMAT.md");
+
+/* What is wrong with one slot, as a clause such as "it has 7 bytes, ...". */
+struct manifesti_reason {
+    char text[MANIFEST_REASON_BYTES];
+    bool is_newer; /* it is whole, but of a version that this program does not know */
+};
+typedef struct manifesti_reason manifesti_reason;
+
+/* Sets the reason and returns false, for `return manifesti_wrong(...)`. manifest_check.c */
+__attribute__((format(printf, 2, 3))) bool manifesti_wrong(manifesti_reason *reason,
+                                                           const char *format, ...);
+
+/* Whether a run can have such a record; but for overlaps. Allocates nothing. manifest_check.c */
+bool manifesti_is_possible(const manifest *self, manifesti_reason *reason);
+
+/* Whether no two extents share a byte of the slab: 1, 0 with the reason, or -ENOMEM. Scratch of 16 bytes
+ * per extent. After manifesti_is_possible. manifest_check.c */
+int manifesti_is_apart(const manifest *self, manifesti_reason *reason) MUST_CHECK;
+
+/* Far above any run: 2 * 10^8 extents. */
+#define MANIFESTI_FILE_MAX ((uint64_t)8 << 30)
+
+/* The header at `bytes`, of which there are `size_bytes`, of a slot of `file_bytes`: false with the reason
+ * where it is none, or where its lengths do not make file_bytes. What an older version lacks is 0. A version
+ * of later gets only this far: its first 32 bytes. manifest_slot.c */
+bool manifesti_read_header(const void *bytes, uint64_t size_bytes, uint64_t file_bytes,
+                           manifesti_header *out, manifesti_reason *reason);
+
+/* The bytes of a slot as a checked record: 1; 0 with the reason, out cleared; -ENOMEM. `bytes` of any
+ * kind; allocates no more than their number. manifest_slot.c */
+int manifesti_decode(const void *bytes, uint64_t size_bytes, unsigned slot, manifest *out,
+                     manifesti_reason *reason) MUST_CHECK;
+
+/* The parts of a slot in file order, borrowed from the record. */
+enum { MANIFESTI_PARTS_MAX = 1 + 2 * (MANIFEST_DRIVES_MAX + 1) + 2 + 1 };
+
+struct manifesti_part {
+    const void *data;
+    uint64_t bytes;
+};
+typedef struct manifesti_part manifesti_part;
+
+struct manifesti_parts {
+    manifesti_header header;
+    manifesti_part parts[MANIFESTI_PARTS_MAX]; /* the first is the header */
+    int count;
+};
+typedef struct manifesti_parts manifesti_parts;
+
+/* Points at the parts of a possible record and fills the header, its checksum included. Allocates nothing;
+ * `out` may not be moved afterwards. -EOVERFLOW. manifest_slot.c */
+int manifesti_collect(const manifest *self, manifesti_parts *out) MUST_CHECK;
+
+#endif

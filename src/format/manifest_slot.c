@@ -1,0 +1,333 @@
+/* The bytes of one slot. See manifest.h; tiers/FORMAT.md has the tables.
+ *
+ *   [ header 216 ][ slab directories ][ stray directories ][ identity ][ extents, 48 bytes each ]
+ *                  each ended by NUL, padded to 8             padded to 8
+ *
+ * Versions 1 and 2 have a header of 192 bytes and neither stray directories nor identity.
+ *
+ * The first 32 bytes are the same in every version, later ones included: so that a program can tell a
+ * slot of a newer program from a damaged one.
+ *
+ * Nothing read is used before the checksum is right, and no length in it is believed even then; each
+ * byte is either a value or must be 0. One thread per call. */
+#include <errno.h>
+#include <inttypes.h>
+#include <string.h>
+
+/* For a hash state on the stack; its layout is stable since xxHash 0.8. */
+#define XXH_STATIC_LINKING_ONLY
+#include <xxhash.h>
+
+#include "base/mem.h"
+#include "base/size.h"
+#include "format/manifest_internal.h"
+
+void manifest_fini(manifest *self)
+{
+    mem_free(self->extents);
+    self->extents = NULL;
+    self->extent_count = 0;
+}
+
+void manifest_copy_header(manifest *target, const manifest *source)
+{
+    manifest_extent *extents = target->extents;
+    uint64_t extent_count = target->extent_count;
+    *target = *source;
+    target->extents = extents;
+    target->extent_count = extent_count;
+}
+
+/* ---- from a record to bytes ---- */
+
+static void add_part(manifesti_parts *self, const void *data, uint64_t bytes)
+{
+    self->parts[self->count++] = (manifesti_part){data, bytes};
+}
+
+static uint64_t add_padding(manifesti_parts *self, uint64_t bytes)
+{
+    static const char zeros[MANIFESTI_PAD];
+    uint64_t padded_bytes = size_round_up(bytes, MANIFESTI_PAD);
+    add_part(self, zeros, padded_bytes - bytes);
+    return padded_bytes;
+}
+
+static uint64_t add_slabs(manifesti_parts *self, const manifest_slabs *slabs)
+{
+    uint64_t bytes = 0;
+    for (uint32_t d = 0; d < slabs->drive_count; d++) {
+        uint64_t length = strlen(slabs->drives[d]) + 1;
+        add_part(self, slabs->drives[d], length);
+        bytes += length;
+    }
+    return add_padding(self, bytes);
+}
+
+static uint64_t parts_checksum(const manifesti_parts *self)
+{
+    XXH3_state_t state;
+    XXH3_64bits_reset(&state);
+    for (int i = 0; i < self->count; i++)
+        if (self->parts[i].bytes > 0)
+            XXH3_64bits_update(&state, self->parts[i].data, self->parts[i].bytes);
+    return XXH3_64bits_digest(&state);
+}
+
+int manifesti_collect(const manifest *self, manifesti_parts *out)
+{
+    manifesti_header *header = &out->header;
+    *header = (manifesti_header){
+        .magic = {'S', 'L', 'U', 'M', 'A', 'N', 'I', 'F'},
+        .version = MANIFESTI_VERSION,
+        .state = (uint32_t)self->state,
+        .generation = self->generation,
+        .fingerprint = self->fingerprint,
+        .step = self->step,
+        .window_count = self->window_count,
+        .seed = self->seed,
+        .skipped_count = self->skipped_count,
+        .loss_scale = self->loss_scale,
+        .tile_elems = self->tile_elems,
+        .total_bytes = self->total_bytes,
+        .stripe_bytes = self->stripe_bytes,
+        .extent_count = self->extent_count,
+        .drive_count = self->slabs.drive_count,
+        .state_streams = self->state_streams,
+        .scale_iteration = self->scale_iteration,
+        .scale_last_overflow = self->scale_last_overflow,
+        .scale_hysteresis_left = self->scale_hysteresis_left,
+        .stray_count = self->stray.drive_count,
+    };
+    memcpy(header->uuid, self->slabs.uuid, sizeof header->uuid);
+    if (self->stray.drive_count)
+        memcpy(header->stray_uuid, self->stray.uuid, sizeof header->stray_uuid);
+    out->count = 0;
+    add_part(out, header, sizeof *header);
+    header->drives_bytes = add_slabs(out, &self->slabs);
+    header->stray_bytes = add_slabs(out, &self->stray);
+    uint64_t identity_bytes = strlen(self->identity), extents_bytes;
+    add_part(out, self->identity, identity_bytes);
+    header->identity_bytes = add_padding(out, identity_bytes);
+    TRY(size_mul(self->extent_count, sizeof(manifest_extent), &extents_bytes));
+    add_part(out, self->extents, extents_bytes);
+    TRY(size_add(sizeof *header + header->drives_bytes + header->stray_bytes +
+                     header->identity_bytes,
+                 extents_bytes, &header->file_bytes));
+    header->checksum = parts_checksum(out); /* the field is 0 until here */
+    return 0;
+}
+
+/* ---- from bytes to a record ---- */
+
+static uint64_t header_bytes(const manifesti_header *self)
+{
+    return self->version < 3 ? MANIFESTI_HEADER_2_BYTES : sizeof *self;
+}
+
+/* The lengths of all parts and the length of the file meet exactly. */
+static bool lengths_agree(const manifesti_header *header, uint64_t file_bytes)
+{
+    const uint64_t texts[] = {header->drives_bytes, header->stray_bytes, header->identity_bytes};
+    uint64_t rest = file_bytes - header_bytes(header);
+    for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
+        if (texts[i] > rest || texts[i] % MANIFESTI_PAD != 0)
+            return false;
+        rest -= texts[i];
+    }
+    return rest % sizeof(manifest_extent) == 0 &&
+           rest / sizeof(manifest_extent) == header->extent_count;
+}
+
+bool manifesti_read_header(const void *bytes, uint64_t size_bytes, uint64_t file_bytes,
+                           manifesti_header *out, manifesti_reason *reason)
+{
+    static const char zeros[sizeof out->magic];
+    *out = (manifesti_header){.version = 0};
+    if (size_bytes < MANIFESTI_HEADER_2_BYTES)
+        return manifesti_wrong(reason, "it has %" PRIu64 " bytes, fewer than a header", size_bytes);
+    memcpy(out, bytes, MANIFESTI_HEADER_2_BYTES);
+    if (memcmp(out->magic, zeros, sizeof zeros) == 0)
+        return manifesti_wrong(reason, "it begins with zeros, as after a write that failed");
+    if (memcmp(out->magic, MANIFESTI_MAGIC, sizeof out->magic) != 0)
+        return manifesti_wrong(reason, "it does not begin with %s", MANIFESTI_MAGIC);
+    if (out->file_bytes != file_bytes || file_bytes > MANIFESTI_FILE_MAX)
+        return manifesti_wrong(reason,
+                               "its lengths do not match its %" PRIu64 " bytes (%" PRIu64 " said)",
+                               file_bytes, out->file_bytes);
+    if (out->version > MANIFESTI_VERSION)
+        return true;
+    if (out->version < MANIFESTI_VERSION_MIN)
+        return manifesti_wrong(reason, "it has version %" PRIu32 ", which there never was",
+                               out->version);
+    if (size_bytes < header_bytes(out))
+        return manifesti_wrong(reason, "it has %" PRIu64 " bytes, fewer than a header", size_bytes);
+    memcpy(out, bytes, header_bytes(out));
+    if (!lengths_agree(out, file_bytes))
+        return manifesti_wrong(reason, "its lengths do not match its %" PRIu64 " bytes",
+                               file_bytes);
+    return true;
+}
+
+static uint64_t bytes_checksum(const unsigned char *bytes, uint64_t size_bytes)
+{
+    static const char zeros[sizeof(uint64_t)];
+    const uint64_t before = offsetof(manifesti_header, checksum), after = before + sizeof zeros;
+    XXH3_state_t state;
+    XXH3_64bits_reset(&state);
+    XXH3_64bits_update(&state, bytes, before);
+    XXH3_64bits_update(&state, zeros, sizeof zeros);
+    XXH3_64bits_update(&state, bytes + after, size_bytes - after);
+    return XXH3_64bits_digest(&state);
+}
+
+/* Fields that a version does not have, or that nothing is counted by, are 0. */
+static bool unused_is_zero(const manifesti_header *header)
+{
+    uint64_t unused = header->reserved;
+    if (header->version < 3)
+        unused |= header->state_streams | header->stray_bytes | header->identity_bytes;
+    if (header->version < 2)
+        unused |= header->scale_iteration | (uint64_t)header->scale_last_overflow |
+                  header->scale_hysteresis_left;
+    if (header->stray_count == 0)
+        for (int i = 0; i < MANIFEST_UUID_BYTES; i++)
+            unused |= header->stray_uuid[i];
+    return unused == 0;
+}
+
+static bool is_padding(const char *text, uint64_t bytes)
+{
+    for (uint64_t i = 0; i < bytes; i++)
+        if (text[i] != '\0')
+            return false;
+    return bytes < MANIFESTI_PAD;
+}
+
+/* Whether `bytes` are exactly `count` paths and padding; copies them. */
+static bool read_slabs(const char *text, uint64_t bytes, uint32_t count, manifest_slabs *out)
+{
+    if (count > MANIFEST_DRIVES_MAX)
+        return false;
+    uint64_t at = 0;
+    for (uint32_t d = 0; d < count; d++) {
+        uint64_t length = strnlen(text + at, bytes - at);
+        if (length == 0 || length == bytes - at || length >= MANIFEST_TEXT_BYTES)
+            return false;
+        memcpy(out->drives[d], text + at, length + 1);
+        at += length + 1;
+    }
+    out->drive_count = count;
+    return is_padding(text + at, bytes - at);
+}
+
+static bool read_identity(const char *text, uint64_t bytes, manifest *out)
+{
+    uint64_t length = strnlen(text, bytes);
+    if (length >= MANIFEST_TEXT_BYTES)
+        return false;
+    memcpy(out->identity, text, length);
+    return is_padding(text + length, bytes - length);
+}
+
+static void read_values(const manifesti_header *header, manifest *out)
+{
+    bool knows_scaler = header->version >= 2;
+    /* A state that no version has is refused with the other values. */
+    bool is_state =
+        header->state <= INT32_MAX && !(header->version < 3 && header->state == MANIFEST_BEGUN);
+    out->state = is_state ? (enum manifest_state)header->state : (enum manifest_state)0;
+    out->generation = header->generation;
+    memcpy(out->slabs.uuid, header->uuid, sizeof out->slabs.uuid);
+    memcpy(out->stray.uuid, header->stray_uuid, sizeof out->stray.uuid);
+    out->fingerprint = header->fingerprint;
+    out->step = header->step;
+    out->window_count = header->window_count;
+    out->seed = header->seed;
+    out->skipped_count = header->skipped_count;
+    out->loss_scale = header->loss_scale;
+    out->scale_iteration = header->scale_iteration;
+    out->scale_last_overflow = knows_scaler ? header->scale_last_overflow : -1;
+    out->scale_hysteresis_left = knows_scaler ? header->scale_hysteresis_left : 1;
+    out->tile_elems = header->tile_elems;
+    out->total_bytes = header->total_bytes;
+    out->stripe_bytes = header->stripe_bytes;
+    out->state_streams = header->state_streams;
+}
+
+/* All parts behind a header whose lengths agree. 1, 0 or -ENOMEM. */
+static int read_parts(const unsigned char *bytes, const manifesti_header *header, manifest *out,
+                      manifesti_reason *reason)
+{
+    const char *text = (const char *)bytes + header_bytes(header);
+    if (!read_slabs(text, header->drives_bytes, header->drive_count, &out->slabs))
+        return manifesti_wrong(reason, "the paths of its %" PRIu32 " drives are not whole",
+                               header->drive_count);
+    text += header->drives_bytes;
+    if (!read_slabs(text, header->stray_bytes, header->stray_count, &out->stray))
+        return manifesti_wrong(reason, "the paths of its %" PRIu32 " stray slabs are not whole",
+                               header->stray_count);
+    text += header->stray_bytes;
+    if (!read_identity(text, header->identity_bytes, out))
+        return manifesti_wrong(reason, "its identity text is not whole");
+    text += header->identity_bytes;
+    out->extents = mem_alloc(header->extent_count, sizeof *out->extents, "manifest extents");
+    if (!out->extents)
+        return -ENOMEM;
+    out->extent_count = header->extent_count;
+    if (out->extent_count > 0)
+        memcpy(out->extents, text, out->extent_count * sizeof *out->extents);
+    return 1;
+}
+
+static int decode(const unsigned char *bytes, uint64_t size_bytes, unsigned slot, manifest *out,
+                  manifesti_reason *reason)
+{
+    manifesti_header header;
+    if (!manifesti_read_header(bytes, size_bytes, size_bytes, &header, reason))
+        return 0;
+    uint64_t checksum = bytes_checksum(bytes, size_bytes);
+    if (checksum != header.checksum)
+        return manifesti_wrong(reason, "its checksum is %016" PRIx64 " and should be %016" PRIx64,
+                               checksum, header.checksum);
+    reason->is_newer = header.version > MANIFESTI_VERSION;
+    if (reason->is_newer)
+        return manifesti_wrong(reason,
+                               "it has version %" PRIu32 " and this program reads versions %d to "
+                               "%d",
+                               header.version, MANIFESTI_VERSION_MIN, MANIFESTI_VERSION);
+    if (!unused_is_zero(&header))
+        return manifesti_wrong(reason, "bytes without a meaning are not 0");
+    if (header.generation % MANIFESTI_SLOTS != slot)
+        return manifesti_wrong(reason, "generation %" PRIu64 " belongs into manifest-%d",
+                               header.generation, (int)(header.generation % MANIFESTI_SLOTS));
+    read_values(&header, out);
+    int rc = read_parts(bytes, &header, out, reason);
+    if (rc <= 0)
+        return rc;
+    if (!manifesti_is_possible(out, reason))
+        return 0;
+    return manifesti_is_apart(out, reason);
+}
+
+int manifesti_decode(const void *bytes, uint64_t size_bytes, unsigned slot, manifest *out,
+                     manifesti_reason *reason)
+{
+    memset(out, 0, sizeof *out);
+    *reason = (manifesti_reason){.is_newer = false};
+    int rc = decode(bytes, size_bytes, slot, out, reason);
+    if (rc <= 0) {
+        manifest_fini(out);
+        memset(out, 0, sizeof *out);
+    }
+    return rc;
+}
+
+int manifest_decode(const void *bytes, uint64_t size_bytes, unsigned slot, manifest *out)
+{
+    manifesti_reason reason;
+    int rc = manifesti_decode(bytes, size_bytes, slot, out, &reason);
+    if (rc == 0)
+        return err_set(ERR_CORRUPT, "the manifest slot is damaged: %s", reason.text);
+    return rc < 0 ? rc : 0;
+}

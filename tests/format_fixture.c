@@ -1,0 +1,267 @@
+/* See format_fixture.h. */
+#include "format_fixture.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+#include <xxhash.h>
+
+#include "base/mem.h"
+#include "base/rng.h"
+#include "base/tile.h"
+
+static char directory[] = "test_format_XXXXXX";
+
+void format_begin(void)
+{
+    assert_non_null(mkdtemp(directory));
+}
+
+void format_end(void)
+{
+    format_remove_slots();
+    rmdir(directory);
+}
+
+const char *format_directory(void)
+{
+    return directory;
+}
+
+const char *format_slot(int slot)
+{
+    static char paths[2][64];
+    snprintf(paths[slot], sizeof paths[slot], "%s/manifest-%d", directory, slot);
+    return paths[slot];
+}
+
+static const char *in_directory(const char *name)
+{
+    static char path[96];
+    snprintf(path, sizeof path, "%s/%s", directory, name);
+    return path;
+}
+
+void format_remove_slots(void)
+{
+    static const char *const names[] = {"manifest-0", "manifest-1", "manifest-0.new",
+                                        "manifest-1.new"};
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
+        unlink(in_directory(names[i]));
+}
+
+bool format_exists(const char *name)
+{
+    return access(in_directory(name), F_OK) == 0;
+}
+
+static void draw_slabs(manifest_slabs *self, uint64_t seed, uint64_t stream, uint32_t count)
+{
+    self->drive_count = count;
+    for (uint64_t i = 0; count && i < MANIFEST_UUID_BYTES; i++)
+        self->uuid[i] = (uint8_t)rng_u64(seed, stream, i);
+    for (uint32_t d = 0; d < count; d++)
+        snprintf(self->drives[d], MANIFEST_TEXT_BYTES, "/mnt/nvme%u/%.*s", d,
+                 (int)rng_below(seed, stream, 100 + d, 50),
+                 "a-rather-long-directory-name-of-a-slab-on-a-drive");
+}
+
+/* Tiles of random units at random distances. They lie on the slab in the opposite order, so that offsets
+ * are not sorted as extents are. */
+static void draw_extents(manifest *self, uint64_t seed, uint64_t stream, uint32_t units)
+{
+    enum { TILES_MAX = 4 };
+    self->extents = mem_alloc((size_t)units * TILES_MAX, sizeof *self->extents, "extents");
+    assert_non_null(self->extents);
+    for (uint32_t u = 0; u < units; u++) {
+        uint64_t elems = 1 + rng_below(seed, stream, u, TILES_MAX * self->tile_elems);
+        for (uint64_t k = 0; k < tile_count(elems, self->tile_elems); k++) {
+            uint64_t held = tile_elems_at(elems, self->tile_elems, k);
+            self->extents[self->extent_count++] = (manifest_extent){
+                .unit = u,
+                .tile = (uint32_t)k,
+                .size_bytes = tile_bytes(held, self->state_streams),
+                .elem_begin = k * self->tile_elems,
+                .elem_count = held,
+                .checksum = rng_u64(seed, stream, 1000 + self->extent_count),
+            };
+        }
+    }
+    uint64_t at = 0;
+    for (uint64_t i = self->extent_count; i-- > 0;) {
+        at += TILE_BLOCK_BYTES * rng_below(seed, stream, 2000 + i, 3);
+        self->extents[i].offset_bytes = at;
+        at += self->extents[i].size_bytes;
+    }
+    self->total_bytes = size_round_up(size_max(at, 1), self->stripe_bytes);
+}
+
+void format_draw(manifest *out, uint64_t seed, uint64_t generation,
+                 const struct format_shape *shape)
+{
+    uint64_t stream = generation * 16;
+    memset(out, 0, sizeof *out);
+    out->state = shape->state;
+    out->generation = generation;
+    out->step = shape->state == MANIFEST_BEGUN ? 0 : generation;
+    out->skipped_count = rng_below(seed, stream, 1, out->step + 1);
+    out->window_count = rng_u64(seed, stream, 2);
+    out->seed = rng_u64(seed, stream, 3);
+    out->loss_scale = 65536.5;
+    out->scale_iteration = 1 + rng_below(seed, stream, 4, 1000);
+    out->scale_last_overflow = (int64_t)rng_below(seed, stream, 5, out->scale_iteration + 1) - 1;
+    out->scale_hysteresis_left = 1 + rng_below(seed, stream, 6, 3);
+    out->state_streams = 2 + (uint32_t)rng_below(seed, stream, 7, 2);
+    out->tile_elems = TILE_ELEMS_STEP * (1 + rng_below(seed, stream, 8, 3));
+    out->stripe_bytes = MIB * (1 + rng_below(seed, stream, 9, 8));
+    draw_slabs(&out->slabs, seed, stream + 1, shape->drives);
+    draw_slabs(&out->stray, seed, stream + 2, shape->strays);
+    snprintf(out->identity, sizeof out->identity, "model=gpt2\nlayers=%d\nkernels=%.*s\n",
+             (int)(generation % 100), (int)rng_below(seed, stream, 10, 9), "avx512-vnni");
+    out->fingerprint = XXH3_64bits(out->identity, strlen(out->identity));
+    draw_extents(out, seed, stream + 3, shape->units);
+}
+
+void format_commit(manifest *out, uint64_t generation)
+{
+    enum { SEED = 4711 };
+    format_draw(out, SEED, generation, &(struct format_shape){MANIFEST_COMMITTED, 2, 1, 3});
+}
+
+static void assert_same_slabs(const manifest_slabs *a, const manifest_slabs *b)
+{
+    assert_memory_equal(a->uuid, b->uuid, sizeof a->uuid);
+    assert_int_equal(a->drive_count, b->drive_count);
+    for (uint32_t d = 0; d < a->drive_count; d++)
+        assert_string_equal(a->drives[d], b->drives[d]);
+}
+
+void format_assert_same(const manifest *a, const manifest *b)
+{
+    assert_int_equal(a->state, b->state);
+    assert_int_equal(a->generation, b->generation);
+    assert_same_slabs(&a->slabs, &b->slabs);
+    assert_same_slabs(&a->stray, &b->stray);
+    assert_int_equal(a->fingerprint, b->fingerprint);
+    assert_int_equal(a->step, b->step);
+    assert_int_equal(a->window_count, b->window_count);
+    assert_int_equal(a->seed, b->seed);
+    assert_int_equal(a->skipped_count, b->skipped_count);
+    assert_true(a->loss_scale == b->loss_scale);
+    assert_int_equal(a->scale_iteration, b->scale_iteration);
+    assert_true(a->scale_last_overflow == b->scale_last_overflow);
+    assert_int_equal(a->scale_hysteresis_left, b->scale_hysteresis_left);
+    assert_int_equal(a->tile_elems, b->tile_elems);
+    assert_int_equal(a->total_bytes, b->total_bytes);
+    assert_int_equal(a->stripe_bytes, b->stripe_bytes);
+    assert_int_equal(a->state_streams, b->state_streams);
+    assert_string_equal(a->identity, b->identity);
+    assert_int_equal(a->extent_count, b->extent_count);
+    if (a->extent_count)
+        assert_memory_equal(a->extents, b->extents, a->extent_count * sizeof *a->extents);
+}
+
+void format_write_two(uint64_t first_generation)
+{
+    static manifest record;
+    for (uint64_t g = first_generation; g < first_generation + 2; g++) {
+        format_commit(&record, g);
+        assert_int_equal(manifest_write(directory, &record), 0);
+        manifest_fini(&record);
+    }
+}
+
+void format_expect(uint64_t generation)
+{
+    static manifest out;
+    int found;
+    assert_int_equal(manifest_read(directory, &out, &found), 1);
+    assert_int_equal(found, 1);
+    assert_int_equal(out.generation, generation);
+    manifest_fini(&out);
+}
+
+size_t format_load(int slot, unsigned char *bytes)
+{
+    FILE *file = fopen(format_slot(slot), "rb");
+    assert_non_null(file);
+    size_t count = fread(bytes, 1, FORMAT_FILE_MAX, file);
+    fclose(file);
+    return count;
+}
+
+void format_store(int slot, const unsigned char *bytes, size_t count)
+{
+    FILE *file = fopen(format_slot(slot), "wb");
+    assert_non_null(file);
+    assert_int_equal(fwrite(bytes, 1, count, file), count);
+    assert_int_equal(fclose(file), 0);
+}
+
+void format_sign(unsigned char *bytes, size_t count)
+{
+    memset(bytes + 24, 0, 8);
+    uint64_t checksum = XXH3_64bits(bytes, count);
+    memcpy(bytes + 24, &checksum, 8);
+}
+
+/* The header of versions 1 and 2, as the programs of then had it. */
+struct old_header {
+    char magic[8];
+    uint32_t version, state;
+    uint64_t file_bytes, checksum, generation;
+    uint8_t uuid[16];
+    uint64_t fingerprint, step, window_count, seed, skipped_count;
+    double loss_scale;
+    uint64_t tile_elems, total_bytes, stripe_bytes, drives_bytes, extent_count;
+    uint32_t drive_count, reserved;
+    uint64_t scale_iteration;
+    int64_t scale_last_overflow;
+    uint64_t scale_hysteresis_left, reserved_end[2];
+};
+
+size_t format_old_bytes(const manifest *record, uint32_t version, unsigned char *bytes)
+{
+    struct old_header header = {
+        .version = version,
+        .state = record->state == MANIFEST_COMMITTED ? 1 : 2,
+        .generation = record->generation,
+        .fingerprint = record->fingerprint,
+        .step = record->step,
+        .window_count = record->window_count,
+        .seed = record->seed,
+        .skipped_count = record->skipped_count,
+        .loss_scale = record->loss_scale,
+        .tile_elems = record->tile_elems,
+        .total_bytes = record->total_bytes,
+        .stripe_bytes = record->stripe_bytes,
+        .extent_count = record->extent_count,
+        .drive_count = record->slabs.drive_count,
+    };
+    memcpy(header.magic, "SLUMANIF", sizeof header.magic);
+    memcpy(header.uuid, record->slabs.uuid, sizeof header.uuid);
+    if (version > 1) {
+        header.scale_iteration = record->scale_iteration;
+        header.scale_last_overflow = record->scale_last_overflow;
+        header.scale_hysteresis_left = record->scale_hysteresis_left;
+    }
+    size_t at = sizeof header;
+    for (uint32_t d = 0; d < record->slabs.drive_count; d++) {
+        size_t length = strlen(record->slabs.drives[d]) + 1;
+        memcpy(bytes + at, record->slabs.drives[d], length);
+        at += length;
+    }
+    while (at % 8 != 0)
+        bytes[at++] = 0;
+    header.drives_bytes = at - sizeof header;
+    header.file_bytes = at + record->extent_count * sizeof *record->extents;
+    memcpy(bytes, &header, sizeof header);
+    memcpy(bytes + at, record->extents, record->extent_count * sizeof *record->extents);
+    format_sign(bytes, header.file_bytes);
+    return header.file_bytes;
+}

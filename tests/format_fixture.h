@@ -1,0 +1,51 @@
+/* What the tests of the manifest share: records as a run can have them, drawn by a seed, and a directory
+ * with two slots. One thread; errors end the test. */
+#ifndef SLUICE_TESTS_FORMAT_FIXTURE_H
+#define SLUICE_TESTS_FORMAT_FIXTURE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "format/manifest.h"
+
+enum { FORMAT_FILE_MAX = 1 << 20 };
+
+/* Makes a directory of this test's own, and removes it with the slots. */
+void format_begin(void);
+void format_end(void);
+
+const char *format_directory(void);
+const char *format_slot(int slot); /* path of manifest-<slot>; both are valid at once */
+void format_remove_slots(void);
+bool format_exists(const char *name); /* in the directory */
+
+/* What a drawn record shall have; the rest follows from the seed and the generation. */
+struct format_shape {
+    enum manifest_state state;
+    uint32_t drives, strays, units;
+};
+
+/* A possible record. Frees nothing of *out. */
+void format_draw(manifest *out, uint64_t seed, uint64_t generation,
+                 const struct format_shape *shape);
+/* A commit of two drives and three units, of step `generation`. */
+void format_commit(manifest *out, uint64_t generation);
+
+/* Fails the test where two records differ in any field. */
+void format_assert_same(const manifest *a, const manifest *b);
+
+/* Draws and writes the commits of two generations. */
+void format_write_two(uint64_t first_generation);
+
+/* Reads the directory: this generation counts. */
+void format_expect(uint64_t generation);
+
+size_t format_load(int slot, unsigned char *bytes); /* [FORMAT_FILE_MAX] */
+void format_store(int slot, const unsigned char *bytes, size_t count);
+void format_sign(unsigned char *bytes, size_t count); /* puts the right checksum in */
+
+/* The record as a slot of version 1 or 2 on disk, from a struct of these versions' own. */
+size_t format_old_bytes(const manifest *record, uint32_t version, unsigned char *bytes);
+
+#endif
