@@ -24,14 +24,16 @@ static bool is_cut(const random_job *r)
 static void random_jobs(void **state)
 {
     (void)state;
-    int fitted = 0, refused = 0, cut = 0, orders[2] = {0}, updates[4] = {0};
+    int fitted = 0, refused = 0, cut = 0, committing = 0, orders[2] = {0}, updates[4] = {0};
     for (uint64_t seed = 1; seed <= 400; seed++) {
         random_job r;
         fixture_random_job(&r, seed);
+        r.job.commits = seed % 2; /* where it has places to commit to */
         plan_set set;
         int rc = plan_compile(&r.job, &set);
         if (rc == 0) {
             fitted++;
+            committing += set.commit != PLAN_COMMIT_APART;
             cut += is_cut(&r);
             for (int o = 0; o < 2; o++)
                 orders[o] += (int)r.job.order == o;
@@ -76,8 +78,9 @@ static void random_jobs(void **state)
             r.job.budget_bytes[a] = need[a];
         }
     }
-    print_message("seeds 1 to 400: %d compiled (%d cut), %d refused\n", fitted, cut, refused);
-    assert_true(fitted > 100 && refused > 30 && cut > 20);
+    print_message("seeds 1 to 400: %d compiled (%d cut, %d that commit), %d refused\n", fitted, cut,
+                  committing, refused);
+    assert_true(fitted > 100 && refused > 30 && cut > 20 && committing > 20);
     for (int o = 0; o < 2; o++)
         assert_true(orders[o] > 20);
     for (int u = 0; u < 4; u++)

@@ -148,6 +148,7 @@ static void a_thousand_billion_parameters_are_planned(void **state)
     make_job(&l, 128, 25600);
     l.job.budget_bytes[ARENA_DEVICE] = l.job.budget_bytes[ARENA_HOST] = 96 * GIB;
     l.job.budget_bytes[ARENA_NVME] = 32 * 1024 * GIB;
+    l.job.commits = true;
     plan_set set;
     assert_int_equal(plan_compile(&l.job, &set), 0);
     uint64_t tiles = tiles_of(&l, set.tile_elems);
@@ -158,6 +159,8 @@ static void a_thousand_billion_parameters_are_planned(void **state)
     /* State and gradient in, update, state and params out, params to the device; params of the backward
      * in two hops; gradients closed and out in two. Units at the turn are fetched once. */
     assert_true(steady->op_count > 9 * tiles && steady->op_count < 12 * tiles);
+    assert_int_equal(set.commit, PLAN_COMMIT_BEHIND);
+    assert_true(set.second_bytes > UINT64_C(12000000000000));
     plan_set_fini(&set);
     assert_true(heap_most() < 2 * GIB);
 }
@@ -241,6 +244,7 @@ static void optimizer_state_stays_where_it_is(void **state)
         for (int k = 0; k < STATE_KIND_COUNT; k++)
             for (uint32_t u = 0; u < l.job.unit_count; u++)
                 l.homes[k][u] = (uint8_t)rng_below(seed, 78, counter++, ARENA_COUNT);
+        l.job.commits = seed % 2;
         slab_offsets(&l, after);
         for (uint32_t u = 0; u < l.job.unit_count; u++)
             assert_int_equal(after[u], before[u]);

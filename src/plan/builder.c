@@ -56,6 +56,7 @@ int plani_builder_init(plani_builder *b, const plan_job *job, const plan_set *se
     b->job = job;
     b->set = set;
     b->held_stages = held_stages;
+    b->commit_op = PROGRAM_NONE;
     b->buffer_capacity = layout->count + 64;
     b->buffers = mem_alloc(b->buffer_capacity, sizeof *b->buffers, "plan buffers");
     if (!b->buffers)
@@ -125,6 +126,7 @@ uint32_t plani_op(plani_builder *b, enum op_kind kind, enum lane_kind lane)
     fresh->unit = fresh->stage = fresh->micro_batch = fresh->tile = PROGRAM_NONE;
     fresh->state_kind = PROGRAM_NONE;
     fresh->if_applied = b->if_applied;
+    fresh->if_commits = b->if_commits;
     return (uint32_t)b->op_count++;
 }
 

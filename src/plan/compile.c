@@ -2,7 +2,8 @@
  *
  * The steady step decides. For each candidate tile size, largest first, and each number of held stages,
  * fewest first, its program is simulated; the shortest step wins, and a longer lookahead is tried before
- * a shorter one. A gain under plan_gain does not justify a smaller tile or more held stages.
+ * a shorter one. A gain under plan_gain does not justify a smaller tile or more held stages, nor another
+ * way to commit than the usual one of the update.
  *
  * A tile size fits if and only if the budgets cover what the serial order of its programs needs. Needs
  * are found step by step (homes first, which cost nothing to lay out, then program by program) and only
@@ -111,11 +112,21 @@ static double excess(const plan_job *job, const uint64_t need[ARENA_COUNT])
     return bytes;
 }
 
+/* How a steady step commits, as far as the update says it: state that was updated at the end of a step
+ * is committed by the next one before all else; pending updates leave the whole backward to hide it. */
+static enum plan_commit usual_commit(const plan_job *job)
+{
+    if (!plani_commits(job) || job->update == PLAN_UPDATE_DELAYED_ONE_STEP)
+        return PLAN_COMMIT_APART;
+    return job->update == PLAN_UPDATE_IN_NEXT_FORWARD ? PLAN_COMMIT_BEHIND : PLAN_COMMIT_FIRST;
+}
+
 /* A layout of homes at a tile size, in a set without programs. */
 static int set_begin(const plan_job *job, uint64_t tile_elems, plan_set *set, plani_layout *layout)
 {
     memset(set, 0, sizeof *set);
     set->tile_elems = tile_elems;
+    set->commit = usual_commit(job);
     int rc = plani_layout_make(job, set, layout);
     if (rc < 0) {
         plani_layout_fini(layout);
@@ -130,6 +141,7 @@ struct candidate {
     bool has_homes;
     int kinds_done;
     uint64_t need[ARENA_COUNT]; /* so far: at least this */
+    uint64_t second_bytes;      /* of nvme: without commits that much less */
 };
 
 /* The steady step needs the most in nearly every job. */
@@ -158,6 +170,7 @@ static int learn_needs(const plan_job *job, struct candidate *c, double most)
     for (int a = 0; a < ARENA_COUNT && !c->has_homes; a++)
         c->need[a] = layout.end_bytes[a] + extra[a];
     c->has_homes = true;
+    c->second_bytes = set.second_bytes;
     int rc = 0;
     while (rc == 0 && !is_known(c) && excess(job, c->need) < most) {
         struct order asked = {.kind = need_order[c->kinds_done++], .serial = true};
@@ -176,7 +189,16 @@ struct choice {
     uint64_t tile_elems;
     uint32_t held;
     uint64_t predicted_ns; /* 0: none yet */
+    enum plan_commit commit;
 };
+
+static bool pays(const struct choice *best, const program *trial)
+{
+    double gain = best->predicted_ns == 0
+                      ? 1.0
+                      : 1.0 - (double)trial->predicted_ns / (double)best->predicted_ns;
+    return gain > plan_gain;
+}
 
 /* Tries the steady step at one tile size with 0, 1, 2, 4, ... held stages. */
 static int try_tile(const plan_job *job, struct candidate *c, struct choice *best)
@@ -202,11 +224,8 @@ static int try_tile(const plan_job *job, struct candidate *c, struct choice *bes
         }
         if (rc < 0)
             break;
-        double gain = best->predicted_ns == 0
-                          ? 1.0
-                          : 1.0 - (double)trial.predicted_ns / (double)best->predicted_ns;
-        if (gain > plan_gain)
-            *best = (struct choice){c->tile_elems, held, trial.predicted_ns};
+        if (pays(best, &trial))
+            *best = (struct choice){c->tile_elems, held, trial.predicted_ns, set.commit};
         program_fini(&trial);
         open = held < most;
     }
@@ -273,6 +292,38 @@ static int search(const plan_job *job, struct candidate *list, uint32_t count, s
     return 0;
 }
 
+static bool has_state_in_memory(const plan_job *job)
+{
+    for (uint32_t u = 0; u < job->unit_count; u++)
+        if (job->homes[STATE_OPTIMIZER][u] != ARENA_NVME)
+            return true;
+    return false;
+}
+
+/* State homed in memory may be so much that the drive is at its saves when the step's other work ends,
+ * and the sync comes on top. Where the saves come first the step hides that too, at the price of updates
+ * that wait for them, and of a commit that is a step older. */
+static int choose_commit(const plan_job *job, struct choice *best)
+{
+    if (best->commit != PLAN_COMMIT_BEHIND || !has_state_in_memory(job))
+        return 0;
+    plan_set set;
+    plani_layout layout;
+    TRY(set_begin(job, best->tile_elems, &set, &layout));
+    set.commit = PLAN_COMMIT_FIRST;
+    program trial;
+    struct order asked = {.kind = PROGRAM_STEADY, .held = best->held};
+    int rc = compile_one(job, &set, &layout, &asked, job->budget_bytes, &trial);
+    if (rc == 0 && pays(best, &trial)) {
+        best->commit = PLAN_COMMIT_FIRST;
+        best->predicted_ns = trial.predicted_ns;
+    }
+    program_fini(&trial);
+    plani_layout_fini(&layout);
+    plan_set_fini(&set);
+    return rc == ERR_NO_FIT ? 0 : rc;
+}
+
 static const char *const budget_keys[ARENA_COUNT] = {"tiers.device.budget", "tiers.host.budget",
                                                      "tiers.nvme[].budget"};
 
@@ -308,7 +359,7 @@ static int refuse(const plan_job *job, struct candidate *list, uint32_t count)
     struct candidate *closest;
     TRY(nearest(job, list, count, &closest));
     const uint64_t *need = closest->need;
-    char text[640] = "", fits[256] = "";
+    char text[640] = "", fits[256] = "", once[192] = "";
     size_t used = 0, fits_used = 0;
     for (int a = 0; a < ARENA_COUNT; a++) {
         if (need[a] <= job->budget_bytes[a])
@@ -324,22 +375,32 @@ static int refuse(const plan_job *job, struct candidate *list, uint32_t count)
     }
     if (used == 0)
         return err_set(ERR_INTERNAL, "the plan found no schedule although the serial order fits");
-    if (job->nvme_advice && need[ARENA_NVME] > job->budget_bytes[ARENA_NVME])
-        return err_set(ERR_NO_FIT, "does not fit: %s; %s", text, job->nvme_advice);
-    return err_set(ERR_NO_FIT, "does not fit: %s; fits with %s", text, fits);
+    bool lacks_nvme = need[ARENA_NVME] > job->budget_bytes[ARENA_NVME];
+    char less[SIZE_TEXT_BYTES];
+    if (lacks_nvme && closest->second_bytes > 0)
+        snprintf(once, sizeof once,
+                 "; run.commit_every=0 needs %" PRIu64
+                 " bytes (%s) of nvme less, but resumes only after a clean stop",
+                 closest->second_bytes, size_format(closest->second_bytes, less));
+    if (job->nvme_advice && lacks_nvme)
+        return err_set(ERR_NO_FIT, "does not fit: %s; %s%s", text, job->nvme_advice, once);
+    return err_set(ERR_NO_FIT, "does not fit: %s; fits with %s%s", text, fits, once);
 }
 
-/* Busiest resource's seconds, per phase: the norm is the barrier within a step. */
+/* Busiest resource's seconds, per phase: the norm is the barrier within a step. Saves of a commit go on
+ * beyond it: they count in the work of the step as a whole, which is a bound as well. */
 static uint64_t steady_bound(const plan_job *job, const program *prog)
 {
-    double total[RESOURCE_COUNT] = {0}, bound = 0;
+    double total[RESOURCE_COUNT] = {0}, whole[RESOURCE_COUNT] = {0}, bound = 0;
     for (uint64_t i = 0; i <= prog->op_count; i++) {
         bool barrier = i == prog->op_count || prog->ops[i].kind == OP_NORM;
         if (i < prog->op_count) {
             struct plani_share share;
             plani_demand(&job->machine, &prog->ops[i].demand, &share);
-            for (int r = 0; r < RESOURCE_COUNT; r++)
-                total[r] += share.demand[r];
+            for (int r = 0; r < RESOURCE_COUNT; r++) {
+                whole[r] += share.demand[r];
+                total[r] += prog->ops[i].if_commits ? 0 : share.demand[r];
+            }
         }
         if (!barrier)
             continue;
@@ -350,6 +411,8 @@ static uint64_t steady_bound(const plan_job *job, const program *prog)
         }
         bound += busiest;
     }
+    for (int r = 0; r < RESOURCE_COUNT; r++)
+        bound = fmax(bound, whole[r]);
     return (uint64_t)llround(bound * 1e9);
 }
 
@@ -358,6 +421,7 @@ static int compile_all(const plan_job *job, const struct choice *best, plan_set 
     plani_layout layout;
     TRY(set_begin(job, best->tile_elems, out, &layout));
     out->held_stages = best->held;
+    out->commit = best->commit;
     int rc = 0;
     for (int k = 0; k < PROGRAM_KIND_COUNT && rc == 0; k++) {
         struct order asked = {.kind = (enum program_kind)k, .held = best->held, .whole = true};
@@ -395,6 +459,7 @@ int plan_compile(const plan_job *job, plan_set *out)
     TRY(search(job, list, count, &best));
     if (best.predicted_ns == 0)
         return refuse(job, list, count);
+    TRY(choose_commit(job, &best));
     int rc = compile_all(job, &best, out);
     if (rc == ERR_NO_FIT)
         return refuse(job, list, count);
@@ -416,6 +481,9 @@ void plan_machine_default_cpu(plan_machine *machine, uint32_t core_count, bool b
     machine->core_count = cores;
     machine->device_is_cpu = true;
     machine->op_seconds = 20e-6;
+    /* A guess that no measurement of ours stands behind: a few flushes of a drive's cache, which take
+     * from well under a millisecond (power-loss protection) to some milliseconds (none) each. */
+    machine->sync_seconds = 5e-3;
 }
 
 void plan_machine_default_gpu(plan_machine *machine, uint32_t core_count, int major,

@@ -67,6 +67,8 @@ void plani_transfer(plani_builder *b, plani_range source, plani_range target, en
     } else {
         hop(b, source, target);
     }
+    if (to == ARENA_NVME && kind == STATE_OPTIMIZER && b->error >= 0)
+        plani_depend(b, (uint32_t)(b->op_count - 1), b->commit_op);
     for (uint64_t i = first_op; b->error >= 0 && i < b->op_count; i++) {
         b->ops[i].unit = unit;
         b->ops[i].tile = tile;
@@ -361,4 +363,18 @@ void plani_save_unit(plani_builder *b, uint32_t unit)
         struct tile_job t = tile_job_at(b, unit, k);
         tile_transfer(b, &t, state_range(b, &t, home), state_range(b, &t, save), STATE_OPTIMIZER);
     }
+}
+
+void plani_commit(plani_builder *b)
+{
+    assert(b->error < 0 || b->commit_op == PROGRAM_NONE);
+    uint64_t before = b->op_count;
+    uint32_t idx = plani_op(b, OP_COMMIT, LANE_COMMIT);
+    if (b->error < 0)
+        return;
+    b->ops[idx].demand.wait_seconds = b->job->machine.sync_seconds;
+    for (uint64_t i = 0; i < before; i++)
+        if (b->ops[i].kind == OP_WRITE && b->ops[i].state_kind == STATE_OPTIMIZER)
+            plani_depend(b, idx, (uint32_t)i);
+    b->commit_op = idx;
 }

@@ -2,15 +2,15 @@
  *
  *   device  [workspace][constants][tokens][losses][norm sums][params u0][grads u0][optimizer u0] ...
  *   host    [tokens][losses][optimizer ..][grads ..][accumulators ..][params ..][activations ..]
- *   nvme    [state u0][state u1] ... [params u0] ... [grads u0] ... [activations ..]
+ *   nvme    [state u0][state u1] ... [twin u0] ... [params u0] ... [grads u0] ... [activations ..]
  *
  * Accumulators rest beside the gradients where one is left and taken up again within a step: between the
  * micro-batches of a batch-major step, and between head and embedding where these are tied and cut.
  *
  * The state of a unit on nvme is its optimizer home or, for one homed in memory, the place it is saved
  * to. It comes first, so that it does not move when params, gradients, activations or the optimizer
- * itself get another home: a run goes on with the slab it has.
- */
+ * itself get another home: a run goes on with the slab it has. Behind all of them come the twins, the
+ * second places that commits need (swap/places.h), as large each as the first. */
 #include <assert.h>
 #include <errno.h>
 #include <string.h>
@@ -70,10 +70,19 @@ static void add_optimizer(const plan_job *job, plan_set *set, plani_layout *layo
 static void add_save(const plan_job *job, plan_set *set, plani_layout *layout, uint32_t unit)
 {
     uint64_t bytes = tile_unit_bytes(job->unit_elems[unit], set->tile_elems, job->state_streams);
-    uint32_t save = add_home(layout, ARENA_NVME, bytes, TILE_RESIDUE_STATE, STATE_OPTIMIZER, unit);
-    set->homes.saves[unit] = save;
-    if (job->only_eval && job->save_offsets)
-        layout->buffers[save].offset_bytes = job->save_offsets[unit];
+    set->homes.saves[unit] =
+        add_home(layout, ARENA_NVME, bytes, TILE_RESIDUE_STATE, STATE_OPTIMIZER, unit);
+}
+
+static void add_twin(plan_set *set, plani_layout *layout, uint32_t unit)
+{
+    const plan_homes *homes = &set->homes;
+    uint32_t first =
+        homes->saves[unit] != PROGRAM_NONE ? homes->saves[unit] : homes->optimizer[unit];
+    uint64_t bytes = layout->buffers[first].size_bytes;
+    homes->twins[unit] =
+        add_home(layout, ARENA_NVME, bytes, TILE_RESIDUE_STATE, STATE_OPTIMIZER, unit);
+    set->second_bytes += bytes;
 }
 
 static void add_params(const plan_job *job, plan_set *set, plani_layout *layout, uint32_t unit)
@@ -103,12 +112,14 @@ static void add_units(const plan_job *job, plan_set *set, plani_layout *layout)
     for (uint32_t u = 0; u < job->unit_count; u++) {
         plan_homes *homes = &set->homes;
         homes->optimizer[u] = homes->grads[u] = homes->saves[u] = PROGRAM_NONE;
-        homes->accumulators[u] = PROGRAM_NONE;
+        homes->accumulators[u] = homes->twins[u] = PROGRAM_NONE;
         if (trains && rests_on(job, STATE_OPTIMIZER, u, true))
             add_optimizer(job, set, layout, u);
         else if (!trains || job->needs_save_places)
             add_save(job, set, layout, u);
     }
+    for (uint32_t u = 0; u < job->unit_count && plani_commits(job); u++)
+        add_twin(set, layout, u);
     for (uint32_t u = 0; u < job->unit_count; u++)
         if (rests_on(job, STATE_PARAMS, u, true))
             add_params(job, set, layout, u);
@@ -219,13 +230,13 @@ static int make_tables(const plan_job *job, plan_set *set, plani_layout *layout)
 {
     uint64_t slots = (uint64_t)job->stage_count * job->micro_batch_count;
     uint64_t units = job->unit_count;
-    layout->capacity = 16 + 5 * units + 2 * slots + 2 * (uint64_t)job->micro_batch_count;
+    layout->capacity = 16 + 6 * units + 2 * slots + 2 * (uint64_t)job->micro_batch_count;
     layout->buffers = mem_alloc(layout->capacity, sizeof *layout->buffers, "plan layout");
     layout->residues = mem_alloc(layout->capacity, sizeof *layout->residues, "plan layout");
     layout->grad_uses = mem_alloc(units, sizeof *layout->grad_uses, "plan layout");
     plan_homes *homes = &set->homes;
     uint32_t *tables =
-        mem_alloc(5 * units + 2 * slots + job->micro_batch_count, sizeof *tables, "plan homes");
+        mem_alloc(6 * units + 2 * slots + job->micro_batch_count, sizeof *tables, "plan homes");
     set->norm_block_begin = mem_alloc(units + 1, sizeof *set->norm_block_begin, "plan norm blocks");
     homes->params = tables; /* one allocation, owned through params */
     if (!layout->buffers || !layout->residues || !layout->grad_uses || !tables ||
@@ -235,7 +246,8 @@ static int make_tables(const plan_job *job, plan_set *set, plani_layout *layout)
     homes->optimizer = tables + 2 * units;
     homes->saves = tables + 3 * units;
     homes->accumulators = tables + 4 * units;
-    homes->activations = tables + 5 * units;
+    homes->twins = tables + 5 * units;
+    homes->activations = tables + 6 * units;
     homes->saved = homes->activations + slots;
     homes->deferred = homes->saved + slots;
     return 0;
@@ -247,6 +259,7 @@ int plani_layout_make(const plan_job *job, plan_set *set, plani_layout *layout)
     TRY(make_tables(job, set, layout));
     plan_homes *homes = &set->homes;
     memset(set->home_bytes, 0, sizeof set->home_bytes);
+    set->second_bytes = 0;
     bool shares = plani_count_grad_uses(job, 1, 1, layout->grad_uses);
     layout->defers_first = shares && job->order == PLAN_BATCH_MAJOR && job->micro_batch_count > 1;
     layout->is_cut = plani_has_cut_stage(job);

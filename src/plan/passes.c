@@ -95,8 +95,14 @@ static uint32_t unit_params(plani_builder *b, struct plani_step *st, uint32_t un
     if (!st->updates_first || st->updated[unit])
         return plani_fetch_params(b, unit);
     st->updated[unit] = 1;
+    st->updated_count++;
     uint32_t device = plani_device_params(b, unit);
     plani_unit_work(b, unit, PLANI_WORK_UPDATE, device, PROGRAM_NONE);
+    if (st->commits_behind) {
+        b->if_commits = true;
+        plani_save_unit(b, unit);
+        b->if_commits = false;
+    }
     return device;
 }
 
@@ -336,6 +342,12 @@ static void run_pass(plani_builder *b, struct plani_step *st, struct pass_run *r
     for (uint32_t i = 0; i < pass->unit_count && run->phase == PLAN_BACKWARD; i++)
         if (pass->adds_grads[i] && b->error >= 0)
             leave_grads(b, st, pass->units[i]);
+    if (st->commits_behind && st->updated_count == b->job->unit_count &&
+        b->commit_op == PROGRAM_NONE) {
+        b->if_commits = true;
+        plani_commit(b);
+        b->if_commits = false;
+    }
 }
 
 static void run_phase(plani_builder *b, struct plani_step *st, struct pass_run *run,

@@ -17,6 +17,8 @@ struct plani_step {
     uint32_t *begun;       /* [unit_count] 1: the accumulator holds sums of this step */
     bool updates_first;    /* a unit's pending update comes before its first use */
     bool updates_late;     /* a unit's pending update comes after its last use */
+    bool commits_behind; /* each pending update is followed by a save, the last one by OP_COMMIT */
+    uint32_t updated_count;
 };
 
 void plani_stage_forward(plani_builder *b, struct plani_step *st, uint32_t stage, uint32_t mb_begin,

@@ -108,9 +108,6 @@ struct plan_job {
                      commit behind their other work (plan_commit) */
     bool no_advice; /* a refusal need not say what is needed: ERR_NO_FIT comes sooner */
     bool only_eval; /* compile just EVAL and LOAD (generation, evaluation) */
-    const uint64_t
-        *save_offsets; /* only_eval: [unit_count] where each unit's optimizer state lies on
-                                     an existing slab; NULL: laid out afresh */
     uint64_t budget_bytes[ARENA_COUNT];
     const char *nvme_advice; /* of a refusal where nvme is too small; NULL: raise the budgets */
     uint64_t nvme_overhead_bytes; /* of the nvme budget: headers and what a cut stripe wastes */

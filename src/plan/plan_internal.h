@@ -55,7 +55,9 @@ struct plani_builder {
     const plan_job *job;
     const plan_set *set; /* homes, tile size */
     uint32_t held_stages;
-    bool if_applied; /* ops that are appended run only where the step's update is applied */
+    bool if_applied;    /* ops that are appended run only where the step's update is applied */
+    bool if_commits;    /* ops that are appended run only where the step commits */
+    uint32_t commit_op; /* the program's OP_COMMIT, PROGRAM_NONE before it */
     op *ops;
     uint64_t op_count, op_capacity;
     uint32_t *dependents; /* by op: the last op that got an edge from it, 0: none */
@@ -95,6 +97,12 @@ void plani_layout_fini(plani_layout *layout);
 bool plani_count_grad_uses(const plan_job *job, uint32_t rounds, uint32_t first_rounds,
                            uint32_t *uses);
 bool plani_has_cut_stage(const plan_job *job);
+
+/* Whether state has two places on the slab. */
+static inline bool plani_commits(const plan_job *job)
+{
+    return job->commits && job->needs_save_places && !job->only_eval;
+}
 
 /* The unit whose placement the activations of a stage follow. */
 static inline uint32_t plani_stage_unit(const plan_job *job, uint32_t stage)
@@ -150,7 +158,10 @@ uint32_t plani_device_params(plani_builder *b, uint32_t unit);
 void plani_close_grads(plani_builder *b, uint32_t unit, uint32_t accumulator);
 /* Brings an open accumulator [unit_elems] fp32 to `target`, tile by tile. */
 void plani_move_accumulator(plani_builder *b, uint32_t unit, uint32_t source, uint32_t target);
+/* State homed in memory to its place on the slab; nothing for a unit whose home that is. */
 void plani_save_unit(plani_builder *b, uint32_t unit);
+/* OP_COMMIT, once in a program: behind all writes of state to the slab so far, before all later ones. */
+void plani_commit(plani_builder *b);
 
 /* steps.c */
 void plani_emit_program(plani_builder *b, enum program_kind kind);

@@ -54,7 +54,8 @@ struct sim {
     uint64_t *out_begin;
     struct arena_state arenas[ARENA_COUNT];
     uint64_t data_edge_count;
-    uint64_t oldest; /* first op not complete, serial */
+    uint64_t oldest; /* first op not complete, serial; commits do not count */
+    uint64_t complete_count;
     uint64_t lookahead_ops;
     double now;
 };
@@ -253,10 +254,19 @@ static void sim_fini(struct sim *s)
     }
 }
 
+/* A commit holds no memory, so nothing that is behind it waits for it to have some. */
+static void skip_complete(struct sim *s)
+{
+    while (s->oldest < s->b->op_count &&
+           (s->ops[s->oldest].state == OP_COMPLETE || s->b->ops[s->oldest].kind == OP_COMMIT))
+        s->oldest++;
+}
+
 static void complete(struct sim *s, uint32_t idx)
 {
     struct sim_op *o = &s->ops[idx];
     o->state = OP_COMPLETE;
+    s->complete_count++;
     o->end = s->now;
     s->running[s->b->ops[idx].lane] = PROGRAM_NONE;
     for (uint64_t e = s->out_begin[idx]; e < s->out_begin[idx + 1]; e++)
@@ -270,8 +280,7 @@ static void complete(struct sim *s, uint32_t idx)
         if (!repeated && --s->uses_left[used] == 0)
             release(s, used);
     }
-    while (s->oldest < s->b->op_count && s->ops[s->oldest].state == OP_COMPLETE)
-        s->oldest++;
+    skip_complete(s);
 }
 
 /* Starts what can start; returns how many. */
@@ -319,7 +328,8 @@ static void advance(struct sim *s)
 
 static int simulate(struct sim *s)
 {
-    while (s->oldest < s->b->op_count) {
+    skip_complete(s);
+    while (s->complete_count < s->b->op_count) {
         for (int a = 0; a < ARENA_COUNT; a++)
             TRY(reserve(s, &s->arenas[a]));
         start_ready(s);

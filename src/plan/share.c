@@ -1,8 +1,9 @@
 /* How fast ops run that run together: max-min fair sharing of the machine's resources.
  *
- * Each op is a vector of seconds per resource; its time alone is the longest of them (plus a fixed
- * cost). Running together, all ops speed up together until a resource is full; the ops that use it
- * keep their rate, the others go on growing (progressive filling). Pure; no memory. */
+ * Each op is a vector of seconds per resource; its time alone is the longest of them, plus a fixed
+ * cost and what it waits while it uses none (at least a nanosecond, so that every op has a rate).
+ * Running together, all ops speed up together until a resource is full; the ops that use it keep their
+ * rate, the others go on growing (progressive filling). Pure; no memory. */
 #include <math.h>
 #include <string.h>
 
@@ -26,7 +27,7 @@ void plani_demand(const plan_machine *machine, const op_demand *demand, struct p
     double longest = 0;
     for (int r = 0; r < RESOURCE_COUNT; r++)
         longest = d[r] > longest ? d[r] : longest;
-    share->alone_seconds = longest + machine->op_seconds;
+    share->alone_seconds = fmax(longest + machine->op_seconds + demand->wait_seconds, 1e-9);
 }
 
 void plani_share_rates(struct plani_share *const *running, uint32_t count)

@@ -8,6 +8,9 @@
  * tied, a batch-major step leaves its backward for the end, as the head's sums over all micro-batches
  * come first.
  *
+ * Commits. A steady step that may commit holds the saves of state homed in memory and OP_COMMIT
+ * (if_commits), first of all or each behind its unit's pending update (enum plan_commit).
+ *
  * The `held_stages` before the turn keep params and inputs from forward to backward; the others release
  * them and fetch again. */
 #include <assert.h>
@@ -57,6 +60,13 @@ static void emit_round(plani_builder *b, struct plani_step *st, uint32_t mb_begi
         st->params[u] = PROGRAM_NONE;
 }
 
+static void emit_commit(plani_builder *b)
+{
+    for (uint32_t u = 0; u < b->job->unit_count; u++)
+        plani_save_unit(b, u);
+    plani_commit(b);
+}
+
 /* `pending`: the gradients of the step before wait to be applied. */
 static void emit_training(plani_builder *b, struct plani_step *st, bool pending)
 {
@@ -64,13 +74,20 @@ static void emit_training(plani_builder *b, struct plani_step *st, bool pending)
     uint32_t together = round_size(job);
     st->updates_first = pending && job->update == PLAN_UPDATE_IN_NEXT_FORWARD;
     st->updates_late = pending && job->update == PLAN_UPDATE_DELAYED_ONE_STEP;
+    st->commits_behind = pending && b->set->commit == PLAN_COMMIT_BEHIND;
     uint32_t rounds = job->micro_batch_count / together;
     plani_count_grad_uses(job, rounds, defers_first(b) ? 1 : rounds, st->uses_left);
+    if (pending && b->set->commit == PLAN_COMMIT_FIRST) {
+        b->if_commits = true;
+        emit_commit(b);
+        b->if_commits = false;
+    }
     bring_tokens(b);
     for (uint32_t mb = 0; mb < job->micro_batch_count && b->error >= 0; mb += together)
         emit_round(b, st, mb, mb + together);
     if (defers_first(b))
         plani_stage_backward(b, st, 0, 0, job->micro_batch_count);
+    assert(b->error < 0 || !st->commits_behind || b->commit_op != PROGRAM_NONE);
     uint32_t norm = plani_op(b, OP_NORM, LANE_COMPUTE);
     plani_use(b, norm, plani_whole(b, b->set->homes.norm_sums), ROLE_NORM_SUMS, ACCESS_READ);
     b->if_applied = true;
@@ -135,8 +152,8 @@ static void emit(plani_builder *b, struct plani_step *st, enum program_kind kind
             emit_all_units(b, PLANI_WORK_UPDATE);
         break;
     case PROGRAM_SAVE:
-        for (uint32_t u = 0; u < b->job->unit_count; u++)
-            plani_save_unit(b, u);
+        if (b->job->needs_save_places)
+            emit_commit(b);
         break;
     case PROGRAM_KIND_COUNT:
         break;

@@ -193,7 +193,6 @@ static int make_plan_inputs(traini_setup *self, const struct traini_setup_option
         .lookahead_ops = self->job->schedule.lookahead,
         .needs_save_places = !options->is_trial,
         .only_eval = options->only_eval,
-        .save_offsets = options->save_offsets,
     };
     if (plan->tile_elems)
         plan->tile_elems = size_round_up(plan->tile_elems, TILE_ELEMS_STEP);
