@@ -200,6 +200,8 @@ struct traini_recut {
     enum io_backend backend;
     struct sim_store *from_store, *to_store; /* simulated drives, or NULL */
     const volatile sig_atomic_t *stop;       /* ERR_STOPPED, nothing is changed; may be NULL */
+    const io_faults *faults;                 /* tests: of the drives of both, or NULL */
+    uint64_t stuck_ns, stop_ns;              /* as for io_create, but 0 for stuck_ns is 30 s */
 };
 int traini_recut_copy(const struct traini_recut *work) MUST_CHECK;
 
