@@ -15,10 +15,7 @@
 bool configi_join(char path[CONFIGI_PATH_BYTES], const char *parent, const char *key)
 {
     int length = snprintf(path, CONFIGI_PATH_BYTES, "%s%s%s", parent, parent[0] ? "." : "", key);
-    for (char *byte = path; *byte != '\0'; byte++) {
-        if ((unsigned char)*byte < ' ' || *byte == 0x7f)
-            *byte = '?';
-    }
+    configi_on_one_line(path);
     return length < CONFIGI_PATH_BYTES;
 }
 
@@ -41,7 +38,7 @@ int configi_error(const configi_reader *reader, const char *path, const char *fo
     va_start(args, format);
     vsnprintf(text, sizeof text, format, args);
     va_end(args);
-    return err_set(ERR_CONFIG, "%s: %s: %s", label(reader, path), path, text);
+    return err_set(ERR_CONFIG, "%s: %s: %s", label(reader, path), path, configi_on_one_line(text));
 }
 
 /* The key of a row's path that follows `parent`; false where the row is not below it or the next key

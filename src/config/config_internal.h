@@ -51,6 +51,9 @@ int configi_parse(const char *file, char *text, size_t text_bytes, bool any,
 /* The document as indented text from mem_alloc, with the fewest digits that read back equal. */
 int configi_dump(const json_t *doc, char **text) MUST_CHECK;
 
+/* Replaces in place the control characters that would spoil a message. Returns `text`. */
+char *configi_on_one_line(char *text);
+
 /* The value as messages show it, cut where it is long. Returns `text`. */
 char *configi_show(const json_t *value, char text[CONFIGI_VALUE_BYTES]);
 

@@ -214,11 +214,14 @@ fail:
 static int apply_one(configi_reader *reader, const char *argument)
 {
     const char *equals = strchr(argument, '=');
+    char shown[CONFIGI_VALUE_BYTES];
+    snprintf(shown, sizeof shown, "%s", argument);
+    configi_on_one_line(shown);
     if (!equals || equals == argument)
-        return err_set(ERR_CONFIG, "--set %s: write key.path=value, as in run.steps=100", argument);
+        return err_set(ERR_CONFIG, "--set %s: write key.path=value, as in run.steps=100", shown);
     char *path = reader->set_paths[reader->set_count];
     if (!canonical_path(argument, (size_t)(equals - argument), path))
-        return err_set(ERR_CONFIG, "--set %.64s...: the key path is too long", argument);
+        return err_set(ERR_CONFIG, "--set %.64s...: the key path is too long", shown);
     reader->set_count++;
     configi_reader set_reader = *reader;
     set_reader.file = "--set"; /* what goes wrong from here on, the argument did */

@@ -183,8 +183,9 @@ int configi_parse(const char *file, char *text, size_t text_bytes, bool any, jso
     json_error_t error;
     size_t flags = JSON_REJECT_DUPLICATES | (any ? JSON_DECODE_ANY : 0);
     *doc = json_loadb(text, (size_t)stripped_bytes, flags, &error);
-    if (!*doc)
-        return err_set(ERR_CONFIG, "%s:%d:%d: %s", file, error.line, error.column, error.text);
+    if (!*doc) /* the library's text cites the file as it is */
+        return err_set(ERR_CONFIG, "%s:%d:%d: %s", file, error.line, error.column,
+                       configi_on_one_line(error.text));
     return 0;
 }
 
@@ -220,6 +221,15 @@ int configi_dump(const json_t *doc, char **text)
     return err_set(ERR_INTERNAL, "the job's numbers cannot be written exactly");
 }
 
+char *configi_on_one_line(char *text)
+{
+    for (char *byte = text; *byte != '\0'; byte++) {
+        if ((unsigned char)*byte < ' ' || *byte == 0x7f)
+            *byte = '?';
+    }
+    return text;
+}
+
 /* A string value in quotes, on one line, cut between characters. */
 static void show_string(const char *value, char text[CONFIGI_VALUE_BYTES])
 {
@@ -229,10 +239,7 @@ static void show_string(const char *value, char text[CONFIGI_VALUE_BYTES])
         shown--;
     snprintf(text, CONFIGI_VALUE_BYTES, "\"%.*s%s\"", (int)shown, value,
              shown < length ? "..." : "");
-    for (char *byte = text; *byte != '\0'; byte++) {
-        if ((unsigned char)*byte < ' ' || *byte == 0x7f)
-            *byte = '?';
-    }
+    configi_on_one_line(text);
 }
 
 char *configi_show(const json_t *value, char text[CONFIGI_VALUE_BYTES])
