@@ -1,6 +1,7 @@
 /* Faults aimed at one transfer, and transfers that do not come back: the n-th transfer gets exactly its
  * fault, held completions are slept for and not spun on, and a stuck transfer is named once in time and
- * again at each doubling, while everything else goes on. The argument names the backend. */
+ * again at each doubling, while everything else goes on, until a limit that breaks the queue. The argument
+ * names the backend. */
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -55,7 +56,7 @@ static int teardown(void **state)
     return helper_teardown(state);
 }
 
-static io *create(const io_faults *faults, uint64_t stuck_ns)
+static io *create_with_stop(const io_faults *faults, uint64_t stuck_ns, uint64_t stop_ns)
 {
     const io_region region = {memory.base, memory.size_bytes};
     io_config config = {.target = &store,
@@ -65,12 +66,18 @@ static io *create(const io_faults *faults, uint64_t stuck_ns)
                         .regions = &region,
                         .region_count = 1,
                         .stuck_ns = stuck_ns,
+                        .stop_ns = stop_ns,
                         .faults = faults,
                         .store = bytes};
     io *self = NULL;
     if (io_create(&config, &self) < 0)
         fail_msg("io_create: %s", err_text());
     return self;
+}
+
+static io *create(const io_faults *faults, uint64_t stuck_ns)
+{
+    return create_with_stop(faults, stuck_ns, 0);
 }
 
 static void fill(unsigned char *data, uint64_t size_bytes, unsigned salt)
@@ -264,6 +271,102 @@ static void a_transfer_may_never_return(void **state)
     assert_int_equal(after.live_bytes, before.live_bytes);
 }
 
+/* What io_poll fails with, when nothing but its descriptor wakes us. */
+static int poll_to_the_end(io *self)
+{
+    for (;;) {
+        io_request *done[4];
+        int got = io_poll(self, done, 4);
+        if (got < 0)
+            return got;
+        struct pollfd waiter = {.fd = io_event_fd(self), .events = POLLIN};
+        if (poll(&waiter, 1, 20000) != 1)
+            fail_msg("nothing woke the owner");
+    }
+}
+
+/* A transfer that never returns ends the queue at its limit, with or without warnings before. */
+static void a_stuck_transfer_ends_the_queue(void **state)
+{
+    (void)state;
+    enum { STUCK_MS = 10, STOP_MS = 50 };
+    int fds = helper_count_fds(), unit = 9;
+    io *well = create(NULL, 0); /* a sparse store takes its memory here and not below */
+    assert_int_equal(io_transfer(well, IO_WRITE, 0, memory.base, 4 * TRANSFER_BYTES), 0);
+    io_destroy(well);
+    mem_stats before, after;
+    mem_get_stats(&before);
+    log_set_level(LOG_QUIET);
+    for (int warns = 0; warns < 2; warns++) {
+        const io_faults faults = {.at_transfer = 3, .at_kind = IO_FAULT_STUCK};
+        io *self = create_with_stop(&faults, warns * STUCK_MS * 1000000u, STOP_MS * 1000000u);
+        io_request requests[4];
+        uint64_t begin_ns = clock_ns();
+        for (int i = 0; i < 4; i++) {
+            requests[i] = (io_request){.direction = IO_WRITE,
+                                       .offset = (uint64_t)i * TRANSFER_BYTES,
+                                       .data = memory.base + (uint64_t)i * TRANSFER_BYTES,
+                                       .size_bytes = TRANSFER_BYTES,
+                                       .user = &unit,
+                                       .describe = describe};
+            assert_int_equal(io_submit(self, &requests[i]), 0);
+        }
+        assert_int_equal(poll_to_the_end(self), -ETIMEDOUT);
+        assert_true(clock_ns() - begin_ns >= STOP_MS * 1000000u); /* never earlier */
+        char place[SLAB_PATH_BYTES + 200];
+        snprintf(place, sizeof place,
+                 "the write of 65536 bytes at offset %llu of %s (read of unit 9) has been in "
+                 "flight for ",
+                 (unsigned long long)(2 * TRANSFER_BYTES + SLAB_HEADER_BYTES), store.files[0].path);
+        if (strncmp(err_text(), place, strlen(place)) != 0 ||
+            !strstr(err_text(), " s, longer than the 0.05 s of io.stop_seconds: ") ||
+            !strstr(err_text(), "the last commit is intact") ||
+            !strstr(err_text(), "run the same command again"))
+            fail_msg("'%s'", err_text());
+        assert_int_equal(io_error(self)->code, -ETIMEDOUT);
+        io_stats stats;
+        io_get_stats(self, &stats);
+        assert_int_equal(stats.stuck_count > 0, warns);
+        io_request *done[1];
+        assert_int_equal(io_poll(self, done, 1), ERR_POISONED);
+        assert_non_null(strstr(err_text(), "has been in flight for"));
+        assert_int_equal(io_transfer(self, IO_READ, 0, memory.base, BLOCK), ERR_POISONED);
+        io_destroy(self);
+    }
+    /* io_transfer ends as well, where its own transfer is the stuck one. */
+    const io_faults first = {.at_transfer = 1, .at_kind = IO_FAULT_STUCK};
+    io *self = create_with_stop(&first, 0, STOP_MS * 1000000u);
+    assert_int_equal(io_transfer(self, IO_READ, 0, memory.base, BLOCK), -ETIMEDOUT);
+    assert_non_null(strstr(err_text(), "the read of 4096 bytes at offset 4096 of "));
+    assert_null(strstr(err_text(), "("));
+    io_destroy(self);
+    log_set_level(LOG_INFO);
+    assert_int_equal(helper_count_fds(), fds);
+    mem_get_stats(&after);
+    assert_int_equal(after.live_bytes, before.live_bytes);
+}
+
+/* What comes back within the limit is late and no more, however many warnings it took. */
+static void late_is_not_lost(void **state)
+{
+    (void)state;
+    const io_faults faults = {.seed = 8, .stuck_rate = 300, .stuck_us = 30000};
+    io *self = create_with_stop(&faults, 5 * 1000 * 1000, (uint64_t)60 * 1000000000);
+    const uint64_t size_bytes = TRANSFERS * TRANSFER_BYTES;
+    unsigned char *source = memory.base, *target = memory.base + size_bytes;
+    fill(source, size_bytes, 5);
+    memset(target, 0, size_bytes);
+    log_set_level(LOG_QUIET);
+    assert_int_equal(io_transfer(self, IO_WRITE, 0, source, size_bytes), 0);
+    assert_int_equal(io_transfer(self, IO_READ, 0, target, size_bytes), 0);
+    log_set_level(LOG_INFO);
+    assert_int_equal(first_difference(source, target, size_bytes), -1);
+    io_stats stats;
+    io_get_stats(self, &stats);
+    assert_true(stats.stuck_count > 0);
+    io_destroy(self);
+}
+
 int main(int argc, char **argv)
 {
     const char *name = argc > 1 ? argv[1] : "pool";
@@ -276,6 +379,8 @@ int main(int argc, char **argv)
         cmocka_unit_test_setup_teardown(waiting_does_not_spin, setup, teardown),
         cmocka_unit_test_setup_teardown(a_stuck_transfer_is_named, setup, teardown),
         cmocka_unit_test_setup_teardown(a_transfer_may_never_return, setup, teardown),
+        cmocka_unit_test_setup_teardown(a_stuck_transfer_ends_the_queue, setup, teardown),
+        cmocka_unit_test_setup_teardown(late_is_not_lost, setup, teardown),
     };
     return cmocka_run_group_tests_name(name, tests, NULL, NULL);
 }

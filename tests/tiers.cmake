@@ -14,6 +14,7 @@ sluice_test(test_tiers_io_enospc LIBS sluice_tiers LABELS cpu nvme debug tsan IN
 sluice_test(test_tiers_drive_speed LIBS sluice_tiers LABELS cpu nvme debug tsan INSTANCES auto pool)
 sluice_test(test_tiers_shares LIBS sluice_tiers LABELS cpu nvme debug tsan)
 sluice_test(test_tiers_io_faults LIBS sluice_tiers LABELS cpu nvme debug tsan INSTANCES uring pool sim)
+sluice_test(test_tiers_io_hung LIBS sluice_tiers LABELS cpu debug tsan)
 sluice_test(test_tiers_sim LIBS sluice_tiers LABELS cpu debug tsan)
 sluice_test(test_tiers_sync LIBS sluice_tiers LABELS cpu nvme debug tsan INSTANCES uring pool sim)
 

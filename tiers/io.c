@@ -90,8 +90,9 @@ static void hand_over(io *self, tieri_transfer *item)
     self->out_count++;
     self->stats.transfers[item->direction]++;
     item->ask_bytes = item->left_bytes;
-    if (self->stuck_ns && item->retry_count == 0) {
+    if (tieri_watches(self) && item->retry_count == 0) {
         item->issued_ns = clock_ns();
+        item->late_ns = 0;
         item->report_count = 0;
     }
     if (!self->faults.active || tieri_faults_before(&self->faults, item))
@@ -279,7 +280,7 @@ static int progress(io *self)
         progress_once(self, &rc);
     }
     if (rc >= 0)
-        tieri_watch(self);
+        self->broken = rc = tieri_watch(self);
     if (rc < 0 && self->first_error.code == 0)
         err_save(&self->first_error, rc);
     return rc < 0 ? rc : 0;

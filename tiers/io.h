@@ -85,7 +85,8 @@ struct io_config {
                           of that time, and waited for all the same; 0: never */
     uint64_t
         stop_ns; /* a transfer in flight for longer breaks the queue: io_poll fails with -ETIMEDOUT,
-                          its text naming file and offset; 0: never */
+                          its text naming file and offset (io_create likewise, of its first reads);
+                          0: never */
     const io_faults *faults; /* tests: copied; NULL: none */
     struct sim_store
         *store; /* IO_SIM: where the bytes live, borrowed, made for `target`; NULL: the io
@@ -134,10 +135,12 @@ int io_create(const io_config *config, io **out) MUST_CHECK;
 
 /* Waits for what is in flight, also after the queue broke: when it returns, no transfer touches the
  * regions any more. What is still queued never runs. Requests that io_poll has not returned are
- * forgotten: they are not read or written, so their memory may be gone already. Only where io_uring
- * itself no longer answers does the waiting end after 5 s, which is logged: the ring is then closed,
- * which makes the kernel end what is in flight in its own time (direct I/O keeps the pages concerned
- * pinned until then, so that unmapping the regions is safe). NULL is allowed. */
+ * forgotten: they are not read or written, so their memory may be gone already. Where the queue broke by
+ * io_config.stop_ns, or where io_uring itself no longer answers, the waiting ends after 5 s, which is
+ * logged: what is in flight then ends in the kernel's own time (direct I/O keeps the pages concerned
+ * pinned until then, so that unmapping the regions is safe; without it the process should end instead of
+ * using their addresses anew). Threads of the pool that do not come back are left behind with the little
+ * that they look at. NULL is allowed. */
 void io_destroy(io *self);
 
 /* Queues the request; never blocks on the disk, never calls back. -EINVAL for a misaligned or
@@ -149,11 +152,12 @@ uint32_t io_room(const io *self);
 
 /* Moves queued work into the kernel, collects completions, stores up to `max` finished requests in
  * `done`, returns how many. Never blocks. ERR_POISONED or an errno code only if the backend itself
- * broke (never for a failed request): then no request completes any more, and only io_destroy helps. */
+ * broke (never for a failed request; -ETIMEDOUT: a transfer was out for longer than stop_ns): then no
+ * request completes any more, and only io_destroy helps. */
 int io_poll(io *self, io_request **done, size_t max) MUST_CHECK;
 
 /* Readable when io_poll has something to do: requests to return, completions to collect, requests
- * submitted since the last io_poll, or a transfer to be reported as stuck. Do not read from it:
+ * submitted since the last io_poll, or a transfer to be reported as stuck or given up. Do not read from it:
  * io_poll does when it finds nothing. So the loop { submit all there is; io_poll; if nothing came,
  * poll(2) } neither spins nor sleeps too long. */
 int io_event_fd(const io *self);

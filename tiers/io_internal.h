@@ -24,6 +24,7 @@ struct tieri_transfer {
     uint64_t release_ns; /* faults: held back until then */
     uint64_t number;     /* faults: of this try, from 1 */
     uint64_t issued_ns;  /* watch: last time that it moved on; 0 where nobody watches */
+    uint64_t late_ns;    /* watch: when it was first seen over stop_ns; 0: not yet */
     uint64_t due;        /* simulated drive: its virtual time of completion */
     uint32_t drive_idx;
     uint32_t retry_count;  /* tries in a row that moved nothing */
@@ -86,8 +87,11 @@ struct tieri_backend {
     /* The next finished transfer with its result, or NULL. */
     tieri_transfer *(*reap)(void *state);
     /* Ends everything: what the kernel has is waited for and what it has not never runs. Afterwards no
-     * transfer and none of its memory is touched. Results are lost. */
-    void (*close)(void *state);
+     * transfer and none of its memory is touched. Results are lost.
+     * `hung`: the drive does not answer; what is not back after TIERI_CLOSE_WAIT_MS is left behind, which
+     * is logged. Then false: the kernel may still move bytes of the transfers' memory, but nothing of the
+     * io's is touched. */
+    bool (*close)(void *state, bool hung);
 };
 typedef struct tieri_backend tieri_backend;
 
@@ -127,6 +131,7 @@ uint64_t tieri_faults_next_ns(const tieri_faults *self);
 enum {
     TIERI_ALIGN_BYTES = 4096,
     TIERI_DIRECTIONS = 2,
+    TIERI_CLOSE_WAIT_MS = 5000,
 };
 
 /* A FIFO of requests. */
@@ -156,8 +161,10 @@ struct io {
     io_region *regions; /* [region_count] the caller's, then the probe page */
     uint32_t region_count;
     unsigned char *page_block, *probe_page; /* 4 KiB aligned page within its block */
+    tieri_transfer probe;                   /* the first reads */
     tieri_faults faults;
-    uint64_t stuck_ns;    /* 0: nobody watches */
+    uint64_t stuck_ns;    /* warnings; 0: none */
+    uint64_t stop_ns;     /* the end; 0: none */
     uint64_t look_ns;     /* when to look for stuck transfers next; 0: when one is out again */
     uint64_t timer_at_ns; /* when timer_fd becomes, or became, readable; 0: not set */
     io_stats stats;
@@ -169,8 +176,15 @@ struct io {
 /* Makes event_fd quiet. */
 void tieri_event_drain(io *self);
 
-/* After each round of work: reports what is stuck, sets the timer for what comes next. */
-void tieri_watch(io *self);
+/* Whether the time of transfers counts. */
+static inline bool tieri_watches(const io *self)
+{
+    return self->stuck_ns || self->stop_ns;
+}
+
+/* After each round of work: reports what is stuck, sets the timer for what comes next. -ETIMEDOUT where a
+ * transfer has been out for longer than stop_ns: the queue is to break. */
+int tieri_watch(io *self) MUST_CHECK;
 
 /* Makes the failed request's text this thread's error; returns its result. */
 int tieri_request_error(const io *self, const io_request *request);

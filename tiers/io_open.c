@@ -47,33 +47,46 @@ static int check_config(const io_config *config)
     return 0;
 }
 
+/* Reads one page through the backend; -ETIMEDOUT after stop_ns. */
+static int probe_read(io *self, const char *path)
+{
+    tieri_transfer *item = &self->probe;
+    uint64_t begin_ns = clock_ns();
+    self->backend->submit(self->state, item);
+    for (;;) {
+        TRY(self->backend->flush(self->state));
+        if (self->backend->reap(self->state))
+            return 0;
+        if (self->stop_ns && clock_ns() - begin_ns >= self->stop_ns)
+            return err_set(-ETIMEDOUT,
+                           "the first read of %s has been in flight for %.3g s (io.stop_seconds): "
+                           "the drive or its file system does not answer; the last commit is "
+                           "intact: check the drive and run the same command again",
+                           path, (double)self->stop_ns * 1e-9);
+        struct pollfd waiter = {.fd = self->event_fd, .events = POLLIN};
+        (void)poll(&waiter, 1, 10);
+    }
+}
+
 /* Reads the header of each slab file through the backend: only a real read proves that it works. */
 static int probe_backend(io *self)
 {
     for (uint32_t drive = 0; drive < self->target->drive_count; drive++) {
-        tieri_transfer item = {.data = self->probe_page,
-                               .left_bytes = TIERI_ALIGN_BYTES,
-                               .ask_bytes = TIERI_ALIGN_BYTES,
-                               .drive_idx = drive,
-                               .direction = IO_READ};
-        memset(self->probe_page, 0, TIERI_ALIGN_BYTES);
-        self->backend->submit(self->state, &item);
-        tieri_transfer *back = NULL;
-        do {
-            TRY(self->backend->flush(self->state));
-            back = self->backend->reap(self->state);
-            if (!back) {
-                struct pollfd waiter = {.fd = self->event_fd, .events = POLLIN};
-                (void)poll(&waiter, 1, 10);
-            }
-        } while (!back);
-        tieri_event_drain(self);
         const char *path = self->target->files[drive].path;
-        if (item.result < 0)
-            return err_errno((int)-item.result, "first read of %s", path);
-        if (item.result != TIERI_ALIGN_BYTES || memcmp(self->probe_page, "SLUICESB", 8) != 0)
+        self->probe = (tieri_transfer){.data = self->probe_page,
+                                       .left_bytes = TIERI_ALIGN_BYTES,
+                                       .ask_bytes = TIERI_ALIGN_BYTES,
+                                       .drive_idx = drive,
+                                       .direction = IO_READ};
+        memset(self->probe_page, 0, TIERI_ALIGN_BYTES);
+        TRY(probe_read(self, path));
+        tieri_event_drain(self);
+        int64_t result = self->probe.result;
+        if (result < 0)
+            return err_errno((int)-result, "first read of %s", path);
+        if (result != TIERI_ALIGN_BYTES || memcmp(self->probe_page, "SLUICESB", 8) != 0)
             return err_set(-EIO, "first read of %s: its header did not arrive (%lld bytes)", path,
-                           (long long)item.result);
+                           (long long)result);
     }
     return 0;
 }
@@ -91,6 +104,9 @@ static int open_kind(const tieri_backend_config *config, enum io_backend kind, i
     }
 }
 
+/* Of the last queue whose first read did not come back: the drive may still write there. */
+static _Atomic(void *) page_left_behind;
+
 static int open_backend(io *self, const tieri_backend_config *config, enum io_backend kind)
 {
     TRY(open_kind(config, kind, &self->stats, &self->state));
@@ -99,7 +115,10 @@ static int open_backend(io *self, const tieri_backend_config *config, enum io_ba
                                      : &tieri_pool_backend;
     int rc = kind == IO_SIM ? 0 : probe_backend(self); /* memory needs no proof */
     if (rc < 0) {
-        self->backend->close(self->state);
+        if (!self->backend->close(self->state, rc == -ETIMEDOUT)) {
+            atomic_store(&page_left_behind, self->page_block);
+            self->page_block = NULL;
+        }
         self->backend = NULL;
         return rc;
     }
@@ -112,7 +131,8 @@ static int open_uring(io *self, tieri_backend_config *config, bool deny)
     if (deny)
         return err_set(-EPERM, "io_uring was denied by request");
     int rc = open_backend(self, config, IO_URING);
-    if (rc < 0 && (self->stats.buffers_registered || self->stats.files_registered)) {
+    if (rc < 0 && rc != -ETIMEDOUT &&
+        (self->stats.buffers_registered || self->stats.files_registered)) {
         log_info("io_uring does not work with registered memory here (%s): going on without",
                  err_text());
         config->register_memory = false;
@@ -141,7 +161,7 @@ static int choose_backend(io *self, const io_config *config)
         return open_backend(self, &backend_config, IO_SIM);
     if (config->backend != IO_POOL) {
         int rc = open_uring(self, &backend_config, config->deny_uring);
-        if (rc >= 0 || config->backend == IO_URING)
+        if (rc >= 0 || rc == -ETIMEDOUT || config->backend == IO_URING)
             return rc;
         if (!atomic_exchange(&warned, true))
             log_warn(
@@ -183,7 +203,7 @@ static int allocate(io *self, const io_config *config)
 static void release(io *self)
 {
     if (self->backend)
-        self->backend->close(self->state);
+        (void)self->backend->close(self->state, self->broken == -ETIMEDOUT);
     const int fds[] = {self->event_fd, self->timer_fd, self->epoll_fd};
     for (size_t i = 0; i < sizeof fds / sizeof fds[0]; i++)
         if (fds[i] >= 0)
@@ -227,6 +247,7 @@ int io_create(const io_config *config, io **out)
         self->faults.active = true;
     }
     self->stuck_ns = config->stuck_ns;
+    self->stop_ns = config->stop_ns;
     int rc = open_descriptors(self);
     if (rc == 0)
         rc = allocate(self, config);

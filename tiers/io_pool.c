@@ -3,26 +3,33 @@
  *
  *   owner: staged --flush--> todo --(worker)--> pread/pwrite --> done --reap--> owner
  *
- * `mutex` guards todo, done and stop; it is not held during I/O. */
+ * `mutex` guards todo, done and the flags; it is not held during I/O. A thread that does not come back
+ * from a drive cannot be ended. Once it is abandoned it finds nothing but its pool when it does come back: that
+ * is why it works on copies during I/O. The last one to come back frees the pool. */
 #include <assert.h>
 #include <errno.h>
 #include <pthread.h>
 #include <signal.h>
+#include <time.h>
 #include <unistd.h>
 
+#include "base/log.h"
 #include "base/mem.h"
 #include "base/size.h"
 #include "tiers/io_internal.h"
 
 struct pool_state {
-    const slab *target;
+    int fds[SLAB_DRIVES_MAX]; /* of the slab's files */
     int event_fd;
     tieri_list staged;    /* owner's: taken, not yet flushed */
     tieri_list collected; /* owner's: taken from done, not yet reaped */
     pthread_mutex_t mutex;
-    pthread_cond_t wake; /* todo has work, or stop */
+    pthread_cond_t wake;  /* todo has work, or stop */
+    pthread_cond_t ended; /* a thread has ended; by CLOCK_MONOTONIC */
     tieri_list todo, done;
-    bool stop;
+    bool stop;              /* no thread begins anything more */
+    bool abandoned;         /* the io is gone: only the pool itself is left */
+    uint32_t running_count; /* threads that have not ended */
     uint32_t thread_count;
     pthread_t *threads; /* [thread_count] */
 };
@@ -74,13 +81,22 @@ static tieri_transfer *pool_reap(void *state)
     return tieri_list_pop(&self->collected);
 }
 
-static void move_bytes(const pool_state *self, tieri_transfer *item)
+/* The bytes moved, or -errno. */
+static int64_t move_bytes(int fd, enum io_direction direction, unsigned char *data,
+                          uint64_t size_bytes, uint64_t offset)
 {
-    int fd = self->target->files[item->drive_idx].fd;
-    ssize_t moved = item->direction == IO_READ
-                        ? pread(fd, item->data, item->ask_bytes, (off_t)item->file_offset)
-                        : pwrite(fd, item->data, item->ask_bytes, (off_t)item->file_offset);
-    item->result = moved >= 0 ? moved : -errno;
+    ssize_t moved = direction == IO_READ ? pread(fd, data, size_bytes, (off_t)offset)
+                                         : pwrite(fd, data, size_bytes, (off_t)offset);
+    return moved >= 0 ? moved : -errno;
+}
+
+static void free_pool(pool_state *self)
+{
+    pthread_cond_destroy(&self->ended);
+    pthread_cond_destroy(&self->wake);
+    pthread_mutex_destroy(&self->mutex);
+    mem_free(self->threads);
+    mem_free(self);
 }
 
 static void *pool_run(void *argument)
@@ -93,14 +109,19 @@ static void *pool_run(void *argument)
         tieri_transfer *item = tieri_list_pop(&self->todo);
         if (!item)
             break;
+        const tieri_transfer copy = *item;
         pthread_mutex_unlock(&self->mutex);
-        move_bytes(self, item);
+        int64_t result = move_bytes(self->fds[copy.drive_idx], copy.direction, copy.data,
+                                    copy.ask_bytes, copy.file_offset);
         pthread_mutex_lock(&self->mutex);
+        if (self->abandoned)
+            break;
+        item->result = result;
         /* The first one wakes the owner, who then takes all there are. If the owner is faster than the
          * write below, it only wakes once for nothing. */
         bool first = self->done.first == NULL;
         tieri_list_push(&self->done, item);
-        if (!first)
+        if (!first || self->stop)
             continue;
         pthread_mutex_unlock(&self->mutex);
         uint64_t one = 1;
@@ -108,24 +129,72 @@ static void *pool_run(void *argument)
             ;
         pthread_mutex_lock(&self->mutex);
     }
+    self->running_count--;
+    bool is_last = self->abandoned && self->running_count == 0;
+    pthread_cond_signal(&self->ended);
     pthread_mutex_unlock(&self->mutex);
+    if (is_last)
+        free_pool(self);
     return NULL;
 }
 
-static void pool_close(void *state)
+/* Waits for a while until all threads have ended; false, and the pool is theirs, where some have not. */
+static bool wait_or_abandon(pool_state *self)
+{
+    struct timespec until;
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    until.tv_sec += TIERI_CLOSE_WAIT_MS / 1000;
+    pthread_mutex_lock(&self->mutex);
+    while (self->running_count > 0 &&
+           pthread_cond_timedwait(&self->ended, &self->mutex, &until) != ETIMEDOUT)
+        ;
+    uint32_t left_count = self->running_count, thread_count = self->thread_count;
+    if (left_count > 0) {
+        self->abandoned = true;
+        for (uint32_t i = 0; i < thread_count; i++)
+            pthread_detach(self->threads[i]);
+    }
+    pthread_mutex_unlock(&self->mutex);
+    if (left_count > 0)
+        log_warn("%u of %u threads do not come back from reads and writes: they are left behind",
+                 left_count, thread_count);
+    return left_count == 0;
+}
+
+static bool pool_close(void *state, bool hung)
 {
     pool_state *self = state;
     pthread_mutex_lock(&self->mutex);
     self->stop = true;
     self->todo = (tieri_list){NULL, NULL}; /* what no thread has begun never runs */
-    pthread_mutex_unlock(&self->mutex);
     pthread_cond_broadcast(&self->wake);
+    pthread_mutex_unlock(&self->mutex);
+    if (hung && !wait_or_abandon(self))
+        return false;
     for (uint32_t i = 0; i < self->thread_count; i++)
         pthread_join(self->threads[i], NULL);
-    pthread_cond_destroy(&self->wake);
-    pthread_mutex_destroy(&self->mutex);
-    mem_free(self->threads);
-    mem_free(self);
+    free_pool(self);
+    return true;
+}
+
+/* Starts up to `wanted` threads: at least one, or the error of the first. */
+static int start_threads(pool_state *self, uint32_t wanted)
+{
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all,
+                    &before); /* signals stay with the threads that expect them */
+    int rc = 0;
+    pthread_mutex_lock(&self->mutex);
+    while (self->thread_count < wanted && rc == 0) {
+        rc = pthread_create(&self->threads[self->thread_count], NULL, pool_run, self);
+        if (rc == 0)
+            pthread_setname_np(self->threads[self->thread_count++], "sluice-io");
+    }
+    self->running_count = self->thread_count;
+    pthread_mutex_unlock(&self->mutex);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return self->thread_count ? 0 : err_errno(rc, "io: starting a thread for reads and writes");
 }
 
 int tieri_pool_open(const tieri_backend_config *config, io_stats *stats, void **state)
@@ -141,24 +210,20 @@ int tieri_pool_open(const tieri_backend_config *config, io_stats *stats, void **
         mem_free(self);
         return -ENOMEM;
     }
-    self->target = config->target;
+    for (uint32_t i = 0; i < config->target->drive_count; i++)
+        self->fds[i] = config->target->files[i].fd;
     self->event_fd = config->event_fd;
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     pthread_mutex_init(&self->mutex, NULL);
     pthread_cond_init(&self->wake, NULL);
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all,
-                    &before); /* signals stay with the threads that expect them */
-    int rc = 0;
-    while (self->thread_count < wanted && rc == 0) {
-        rc = pthread_create(&self->threads[self->thread_count], NULL, pool_run, self);
-        if (rc == 0)
-            pthread_setname_np(self->threads[self->thread_count++], "sluice-io");
-    }
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (self->thread_count == 0) {
-        pool_close(self);
-        return err_errno(rc, "io: starting a thread for reads and writes");
+    pthread_cond_init(&self->ended, &monotonic);
+    pthread_condattr_destroy(&monotonic);
+    int rc = start_threads(self, wanted);
+    if (rc < 0) {
+        free_pool(self);
+        return rc;
     }
     *state = self;
     return 0;

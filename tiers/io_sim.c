@@ -92,11 +92,13 @@ sim_store *tieri_sim_store(void *state)
     return ((sim_state *)state)->store;
 }
 
-static void sim_close(void *state)
+static bool sim_close(void *state, bool hung)
 {
+    (void)hung; /* memory answers */
     sim_state *self = state;
     sim_store_destroy(self->own_store);
     mem_free(self);
+    return true;
 }
 
 int tieri_sim_open(const tieri_backend_config *config, io_stats *stats, void **state)

@@ -20,7 +20,6 @@
 
 enum {
     URING_BUFFERS_MAX = 16384, /* the kernel's limit, and within sqe->buf_index */
-    URING_DEAD_WAIT_MS = 5000, /* for completions of a ring that no longer answers */
 };
 
 /* A registered region and the index of its first buffer. */
@@ -119,10 +118,11 @@ static tieri_transfer *uring_reap(void *state)
 
 /* Until the kernel has nothing of ours any more. Reads and writes of a drive end by themselves, and one
  * that has reached it cannot be recalled, so they are waited for and not cancelled. Where the ring does
- * not answer, completions still arrive in the memory that it shares, for as long as it is mapped. */
-static void uring_drain(uring_state *self)
+ * not answer, completions still arrive in the memory that it shares, for as long as it is mapped: they are
+ * looked for as long as those of a drive that hangs, and then given up; false. */
+static bool uring_drain(uring_state *self, bool hung)
 {
-    uint32_t waited_ms = 0;
+    uint64_t begin_ns = clock_ns();
     while (self->in_kernel_count > 0) {
         struct io_uring_cqe *cqe = NULL;
         unsigned count = io_uring_cq_ready(&self->ring);
@@ -131,32 +131,36 @@ static void uring_drain(uring_state *self)
         io_uring_cq_advance(&self->ring, count);
         if (self->in_kernel_count == 0)
             break;
-        int rc = io_uring_wait_cqe(&self->ring, &cqe);
+        int rc = hung ? -ETIME : io_uring_wait_cqe(&self->ring, &cqe);
         if (rc == 0 || rc == -EINTR)
             continue;
-        if (waited_ms++ == URING_DEAD_WAIT_MS) {
-            log_warn("io_uring no longer answers (%s): %u reads and writes are left to the kernel",
-                     strerror(-rc), self->in_kernel_count);
-            return;
+        if (clock_ns() - begin_ns >= (uint64_t)TIERI_CLOSE_WAIT_MS * 1000000) {
+            log_warn("%s%s%s: %u reads and writes are left to the kernel",
+                     hung ? "the drive does not answer" : "io_uring no longer answers (",
+                     hung ? "" : strerror(-rc), hung ? "" : ")", self->in_kernel_count);
+            return false;
         }
         const struct timespec one_ms = {.tv_nsec = 1000000};
         (void)nanosleep(&one_ms, NULL);
     }
+    return true;
 }
 
-static void uring_close(void *state)
+static bool uring_close(void *state, bool hung)
 {
     uring_state *self = state;
-    uring_drain(self);
+    bool drained = uring_drain(self, hung);
     /* The kernel takes a ring apart some time after its end. Given back by name, the slab's space and
-     * the arenas' pages are free when this returns, for whoever deletes or unmaps them next. */
-    if (self->region_count)
+     * the arenas' pages are free when this returns, for whoever deletes or unmaps them next. With work
+     * in flight that would wait for it. */
+    if (self->region_count && drained)
         (void)io_uring_unregister_buffers(&self->ring);
-    if (self->files_registered)
+    if (self->files_registered && drained)
         (void)io_uring_unregister_files(&self->ring);
     io_uring_queue_exit(&self->ring);
     mem_free(self->regions);
     mem_free(self);
+    return drained;
 }
 
 /* Cuts the regions into buffers of at most 1 GiB and registers them. Without a message where memory
@@ -226,7 +230,7 @@ int tieri_uring_open(const tieri_backend_config *config, io_stats *stats, void *
     }
     rc = io_uring_register_eventfd(&self->ring, config->event_fd);
     if (rc < 0) {
-        uring_close(self);
+        (void)uring_close(self, false);
         return err_errno(-rc, "io_uring: registering an eventfd");
     }
     if (config->register_memory)
