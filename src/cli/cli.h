@@ -4,7 +4,8 @@
  *   cmd_train.c    sluice train JOB                           exit.c    code -> exit status, one line
  *   cmd_plan.c     sluice plan JOB                            stop.c    SIGINT, SIGTERM
  *   cmd_generate.c sluice generate RUN                        live.c    a line a step
- *   threads.c      how idle threads wait
+ *   cmd_verify.c   sluice verify RUN                          threads.c how idle threads wait
+ *   cmd_inspect.c  sluice inspect RUN
  *   bigram.c       sluice-bigram, a baseline for the quickstart, not installed
  *
  * Only this folder prints results and exits; results go to standard output, log lines and the one
@@ -92,8 +93,9 @@ int cli_finish(int code);
 /* --- stop.c --- */
 
 /* From here on SIGINT and SIGTERM ask for a stop: the first sets the flag that is returned, the second
- * ends the process at once. A signal that was ignored at the start stays ignored. */
-const volatile sig_atomic_t *cli_stop_install(void);
+ * ends the process at once. A signal that was ignored at the start stays ignored. `what` is what the first
+ * says: "stopping when this step is done". */
+const volatile sig_atomic_t *cli_stop_install(const char *what);
 
 /* --- threads.c --- */
 
@@ -127,7 +129,10 @@ void cli_live_end(void);
 int cli_train(int argc, char **argv) MUST_CHECK;
 int cli_plan(int argc, char **argv) MUST_CHECK;
 int cli_generate(int argc, char **argv) MUST_CHECK;
+int cli_verify(int argc, char **argv) MUST_CHECK;
+int cli_inspect(int argc, char **argv) MUST_CHECK;
 
-extern const cli_command cli_train_command, cli_plan_command, cli_generate_command;
+extern const cli_command cli_train_command, cli_plan_command, cli_generate_command,
+    cli_verify_command, cli_inspect_command;
 
 #endif

@@ -4,6 +4,8 @@
 
 #include <stdio.h>
 
+#include <jansson.h>
+
 #include "base/error.h"
 #include "train/train.h"
 
@@ -13,6 +15,13 @@ void cli_print_plan(FILE *out, const struct plan_summary *plan);
 /* What a run did: steps and speed, held-out loss, GB moved per lane, peak memory per tier. */
 void cli_print_summary(FILE *out, const struct plan_summary *plan,
                        const struct train_summary *summary);
+
+/* What a job's nvme tier takes with two places for optimizer state, and with one (run.commit_every 0). */
+void cli_place_bytes(const struct plan_summary *plan, uint64_t *with_commits,
+                     uint64_t *without_commits);
+
+/* Prints the object and a newline, and frees it. -ENOMEM where it could not be built (NULL) or printed. */
+int cli_print_json(FILE *out, json_t *object) MUST_CHECK;
 
 /* The same as one JSON object and a newline. -ENOMEM when it cannot be built. */
 int cli_plan_json(FILE *out, const struct plan_summary *plan) MUST_CHECK;

@@ -83,7 +83,7 @@ int cli_generate(int argc, char **argv)
         .top_k = top_k,
         .seed = seed,
         .temperature = temperature,
-        .stop = cli_stop_install(),
+        .stop = cli_stop_install("stopping"),
         .on_token = generate_show,
     };
     TRY(generate_run(&asked));

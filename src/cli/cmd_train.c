@@ -10,8 +10,9 @@ const cli_command cli_train_command = {
     .summary = "trains the model of a job file",
     .details = "Writes metrics.jsonl, plan.json and trace.json to the job's run.dir. JOB \"-\" is "
                "standard\n"
-               "input. SIGINT or SIGTERM finishes the step and exits with 75 (the same command\n"
-               "without --fresh goes on); a second one stops at once, and the run cannot go on.\n"
+               "input. SIGINT or SIGTERM finishes the step, commits and exits with 75: the same\n"
+               "command without --fresh goes on. A second one stops at once, and the run goes on\n"
+               "from its last commit, as after a crash; with run.commit_every 0 it has none.\n"
                "Speeds are in GB/s (10^9 bytes), losses in nats per token.",
     .run = cli_train,
 };
@@ -71,7 +72,7 @@ static int train_job(const job *asked, bool fresh, bool json, bool quiet)
     struct train_options options = {
         .job = asked,
         .fresh = fresh,
-        .stop = cli_stop_install(),
+        .stop = cli_stop_install("stopping when this step is done"),
         .on_plan = train_show_plan,
         .on_step = train_show_step,
         .on_eval = train_show_eval,
@@ -103,8 +104,8 @@ int cli_train(int argc, char **argv)
         {.name = "fresh",
          .type = CLI_FLAG,
          .help =
-             "begins anew where the run directory holds a run\n(default: goes on with a run that "
-             "stopped cleanly, refuses another)",
+             "the run directory must be new or hold no commit; refuses otherwise\n(default: goes "
+             "on from the last commit that it holds)",
          .target = &fresh},
         {.name = "json",
          .type = CLI_FLAG,

@@ -2,12 +2,12 @@
 #include <signal.h>
 #include <string.h>
 
+#include "base/failpoint.h"
 #include "cli/cli.h"
 
 static const cli_command *const main_commands[] = {
-    &cli_train_command,
-    &cli_plan_command,
-    &cli_generate_command,
+    &cli_train_command,  &cli_plan_command,    &cli_generate_command,
+    &cli_verify_command, &cli_inspect_command,
 };
 enum { MAIN_COMMAND_COUNT = sizeof main_commands / sizeof main_commands[0] };
 
@@ -71,6 +71,9 @@ static bool main_computes(int argc, char **argv)
 
 int main(int argc, char **argv)
 {
+    int rc = failpoint_init(); /* tests alone set any */
+    if (rc < 0)
+        return cli_finish(rc);
     if (main_computes(argc, argv))
         cli_threads_settle(argv);
     signal(SIGPIPE, SIG_IGN); /* a reader of our lines that goes away must not end a run */

@@ -15,8 +15,7 @@ static json_t *report_tiers(const uint64_t bytes[ARENA_COUNT])
     return object;
 }
 
-/* Prints the object and frees it; what could not be built shows as a failed dump. */
-static int report_dump(FILE *out, json_t *object)
+int cli_print_json(FILE *out, json_t *object)
 {
     int failed = object == NULL || json_dumpf(object, out, JSON_INDENT(2) | JSON_REAL_PRECISION(9));
     json_decref(object);
@@ -24,6 +23,17 @@ static int report_dump(FILE *out, json_t *object)
         return err_set(-ENOMEM, "cannot print the result as JSON");
     fputc('\n', out);
     return 0;
+}
+
+static json_t *report_places(const struct plan_summary *plan)
+{
+    uint64_t bytes[2];
+    double params = plan->param_count ? (double)plan->param_count : 1;
+    cli_place_bytes(plan, &bytes[0], &bytes[1]);
+    return json_pack("{s:{s:I, s:f}, s:{s:I, s:f}, s:I}", "with_commits", "bytes",
+                     (json_int_t)bytes[0], "bytes_per_parameter", (double)bytes[0] / params,
+                     "without_commits", "bytes", (json_int_t)bytes[1], "bytes_per_parameter",
+                     (double)bytes[1] / params, "second_places", (json_int_t)plan->second_bytes);
 }
 
 int cli_plan_json(FILE *out, const struct plan_summary *plan)
@@ -44,12 +54,13 @@ int cli_plan_json(FILE *out, const struct plan_summary *plan)
     json_object_set_new(object, "homes", homes);
     json_object_set_new(object, "budget_bytes", report_tiers(plan->budget_bytes));
     json_object_set_new(object, "peak_bytes", report_tiers(plan->peak_bytes));
+    json_object_set_new(object, "nvme_bytes", report_places(plan));
     json_object_set_new(object, "lanes", lanes);
     if (plan->step_seconds > 0) {
         json_object_set_new(object, "step_seconds", json_real(plan->step_seconds));
         json_object_set_new(object, "bottleneck", json_string(plan->bottleneck));
     }
-    return report_dump(out, object);
+    return cli_print_json(out, object);
 }
 
 int cli_summary_json(FILE *out, const struct train_summary *summary)
@@ -73,5 +84,5 @@ int cli_summary_json(FILE *out, const struct train_summary *summary)
     json_object_set_new(object, "peak_bytes", report_tiers(summary->peak_bytes));
     json_object_set_new(object, "resident_bytes_max",
                         json_integer((json_int_t)summary->resident_bytes_max));
-    return report_dump(out, object);
+    return cli_print_json(out, object);
 }

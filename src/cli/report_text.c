@@ -2,6 +2,7 @@
 #include "cli/cli_report.h"
 
 #include <inttypes.h>
+#include <stdbool.h>
 #include <string.h>
 
 #include "base/size.h"
@@ -53,6 +54,43 @@ static void report_lanes(FILE *out, const struct plan_summary *plan)
     }
 }
 
+void cli_place_bytes(const struct plan_summary *plan, uint64_t *with_commits,
+                     uint64_t *without_commits)
+{
+    uint64_t planned = plan->peak_bytes[ARENA_NVME], state = 0;
+    if (plan->second_bytes > 0) {
+        *with_commits = planned;
+        *without_commits = planned - plan->second_bytes;
+        return;
+    }
+    for (int arena = 0; arena < ARENA_COUNT; arena++)
+        state += plan->home_bytes[STATE_OPTIMIZER][arena];
+    *with_commits = planned + state; /* each tile of it has its first place there already */
+    *without_commits = planned;
+}
+
+/* What the job takes of nvme, and below it what it would take in the other way. */
+static void report_places(FILE *out, const struct plan_summary *plan)
+{
+    static const char *const remarks[2][2] = {
+        {": one place for the optimizer's state (run.commit_every 0)",
+         " with commits: a killed run could be resumed"},
+        {": two places for the optimizer's state (run.commit_every)",
+         " with run.commit_every=0: a killed run could not be resumed"},
+    };
+    uint64_t with_commits, without_commits;
+    char text[SIZE_TEXT_BYTES];
+    double params = plan->param_count ? (double)plan->param_count : 1;
+    cli_place_bytes(plan, &with_commits, &without_commits);
+    bool commits = plan->second_bytes > 0;
+    uint64_t bytes[] = {commits ? with_commits : without_commits,
+                        commits ? without_commits : with_commits};
+    fputc('\n', out);
+    for (int i = 0; i < 2; i++)
+        fprintf(out, "%-12s %s, %.1f bytes a parameter%s\n", i ? "" : "nvme",
+                size_format(bytes[i], text), (double)bytes[i] / params, remarks[commits][i]);
+}
+
 void cli_print_plan(FILE *out, const struct plan_summary *plan)
 {
     char params[SIZE_TEXT_BYTES];
@@ -61,6 +99,7 @@ void cli_print_plan(FILE *out, const struct plan_summary *plan)
     fprintf(out, "a step       %" PRIu64 " tokens, update %s\n", plan->tokens_per_step,
             plan->update);
     report_homes(out, plan);
+    report_places(out, plan);
     report_lanes(out, plan);
     if (plan->step_seconds > 0)
         fprintf(out, "\npredicted    %.3f s a step, %.0f tokens/s; bound by %s\n",

@@ -5,7 +5,11 @@
 #include <string.h>
 #include <unistd.h>
 
+enum { STOP_TEXT_BYTES = 128 };
+
 static volatile sig_atomic_t stop_requested;
+static char stop_text[STOP_TEXT_BYTES]; /* constant once a handler is installed */
+static size_t stop_text_bytes;
 
 static void stop_handler(int number)
 {
@@ -15,17 +19,17 @@ static void stop_handler(int number)
         signal(number, SIG_DFL);
         raise(number);
     } else {
-        static const char text[] =
-            "\nsluice: stopping when this step is done; once more to stop at once\n";
         stop_requested = 1;
-        ssize_t written = write(STDERR_FILENO, text, sizeof text - 1);
+        ssize_t written = write(STDERR_FILENO, stop_text, stop_text_bytes);
         (void)written;
     }
     errno = saved_errno;
 }
 
-const volatile sig_atomic_t *cli_stop_install(void)
+const volatile sig_atomic_t *cli_stop_install(const char *what)
 {
+    snprintf(stop_text, sizeof stop_text, "\nsluice: %.64s; once more to stop at once\n", what);
+    stop_text_bytes = strlen(stop_text);
     static const int numbers[] = {SIGINT, SIGTERM};
     for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
         struct sigaction before;

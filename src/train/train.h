@@ -50,6 +50,7 @@ struct plan_summary {
     double step_seconds;  /* predicted, of a steady step */
     double bound_seconds; /* per phase, the busiest resource's work */
     uint64_t tokens_per_step, tile_elems, held_stages, op_count;
+    uint64_t second_bytes; /* of nvme: the second places of optimizer state (run.commit_every) */
     const char *bottleneck; /* lane with most predicted work */
     const char *order;      /* schedule.order */
     const char *update;     /* schedule.update in use */
@@ -136,6 +137,7 @@ struct verify_damage {
 struct verify_options {
     const char *run_dir;
     const volatile sig_atomic_t *stop;
+    const struct io_faults *faults; /* tests: what the drives shall do (tiers/io.h), or NULL */
     void (*on_progress)(void *user, uint64_t done_bytes, uint64_t total_bytes, double seconds);
     void (*on_damage)(void *user, const struct verify_damage *damage); /* each */
     void *user;
@@ -143,9 +145,10 @@ struct verify_options {
 
 struct verify_summary {
     uint64_t step, extent_count, bytes; /* of the commit that a run would go on from */
+    uint64_t slab_bytes;                /* of the address space that they lie in */
     uint64_t damage_count;              /* damaged manifests and slab headers included */
     double seconds;
-    uint64_t weights_hash; /* as in train_summary; 0 where anything is damaged */
+    uint64_t weights_hash; /* as in train_summary; 0 where a slab or an extent is damaged */
 };
 
 /* Reads all that the newest commit names, at the drives' speed, and compares; changes nothing. 0 where all
@@ -177,7 +180,8 @@ struct inspect_kept {
 
 /* Freed with inspect_fini. Nothing is read but manifests, slab headers, job.json. */
 struct inspect_summary {
-    const char *state; /* "committed", "running", "begun" */
+    const char *state; /* "committed", "running", "begun"; "damaged": no manifest is valid, and
+                          all but slots and kept is 0 */
     uint64_t step, window_count, skipped_count, seed, generation;
     double loss_scale;
     char uuid[33];

@@ -1,0 +1,213 @@
+/* sluice inspect RUN: what a run directory holds. See cli.h. */
+#include <errno.h>
+#include <inttypes.h>
+#include <jansson.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "base/size.h"
+#include "cli/cli.h"
+#include "cli/cli_report.h"
+
+const cli_command cli_inspect_command = {
+    .name = "inspect",
+    .operand = "RUN",
+    .summary = "says what a run directory holds: step, shapes, places, sizes",
+    .details =
+        "Reads the manifests alone, none of the state, and takes no lock: also for a run that is "
+        "in\n"
+        "use. RUN is a run directory, or that of a kept commit (RUN/keep/step-...). Sizes are in\n"
+        "bytes; a unit's place is that of its first tile in the address space of the drives.",
+    .run = cli_inspect,
+};
+
+static void inspect_print_slots(const struct inspect_summary *sum)
+{
+    for (int i = 0; i < 2; i++) {
+        const struct inspect_slot *slot = &sum->slots[i];
+        printf("manifest-%d   ", i);
+        if (!slot->is_present)
+            printf("absent\n");
+        else if (slot->is_valid)
+            printf("generation %" PRIu64 ", step %" PRIu64 "\n", slot->generation, slot->step);
+        else
+            printf("damaged: %s\n", slot->reason);
+    }
+}
+
+static void inspect_print_identity(const char *identity)
+{
+    if (identity[0] == '\0')
+        return;
+    printf("\nmade with\n");
+    for (const char *line = identity; *line;) {
+        size_t length = strcspn(line, "\n");
+        printf("  %.*s\n", (int)length, line);
+        line += length + (line[length] == '\n');
+    }
+}
+
+static void inspect_print_lists(const struct inspect_summary *sum)
+{
+    char size[SIZE_TEXT_BYTES], allocated[SIZE_TEXT_BYTES];
+    printf("\n%-24s %14s %8s %14s %16s\n", "unit", "elements", "tiles", "size", "at byte");
+    for (uint32_t i = 0; i < sum->unit_count; i++) {
+        const struct inspect_unit *unit = &sum->units[i];
+        printf("%-24s %14" PRIu64 " %8" PRIu64 " %14s %16" PRIu64 "\n", unit->name, unit->elems,
+               unit->tile_count, size_format(unit->size_bytes, size), unit->offset_bytes);
+    }
+    printf("\n%14s %14s  %s\n", "size", "allocated", "slab");
+    for (uint32_t i = 0; i < sum->file_count; i++) {
+        const struct inspect_file *file = &sum->files[i];
+        if (file->size_bytes == 0)
+            printf("%14s %14s  %s\n", "absent", "-", file->path);
+        else
+            printf("%14s %14s  %s\n", size_format(file->size_bytes, size),
+                   size_format(file->allocated_bytes, allocated), file->path);
+    }
+    if (sum->kept_count > 0)
+        printf("\n%14s  %s\n", "kept step", "run directory");
+    for (uint32_t i = 0; i < sum->kept_count; i++)
+        printf("%14" PRIu64 "  %s\n", sum->kept[i].step, sum->kept[i].path);
+}
+
+static void inspect_print(const char *run_dir, const struct inspect_summary *sum)
+{
+    char size[SIZE_TEXT_BYTES], stripe[SIZE_TEXT_BYTES], extents[SIZE_TEXT_BYTES];
+    printf("run          %s\n", run_dir);
+    printf("state        %s, step %" PRIu64 ", generation %" PRIu64 "\n", sum->state, sum->step,
+           sum->generation);
+    inspect_print_slots(sum);
+    if (strcmp(sum->state, "damaged") != 0) {
+        printf("uuid         %s\n", sum->uuid);
+        printf("samples      %" PRIu64 " windows; seed of the weights %" PRIu64 "\n",
+               sum->window_count, sum->seed);
+        printf("loss scale   %g; %" PRIu64 " steps skipped\n", sum->loss_scale, sum->skipped_count);
+        printf("tiles        %" PRIu64 ", %s; up to %" PRIu64 " elements of ", sum->extent_count,
+               size_format(sum->extents_bytes, extents), sum->tile_elems);
+        if (sum->state_streams > 0)
+            printf("%" PRIu64 " streams\n", sum->state_streams);
+        else
+            printf("an unknown number of streams\n");
+        printf("drives       %u; %s in stripes of %s\n", sum->file_count,
+               size_format(sum->total_bytes, size), size_format(sum->stripe_bytes, stripe));
+        inspect_print_identity(sum->identity);
+        inspect_print_lists(sum);
+    }
+}
+
+/* ---- JSON ---- */
+
+static json_t *inspect_slot_json(const struct inspect_slot *slot)
+{
+    json_t *object = json_object();
+    json_object_set_new(object, "present", json_boolean(slot->is_present));
+    json_object_set_new(object, "valid", json_boolean(slot->is_valid));
+    if (slot->is_valid) {
+        json_object_set_new(object, "generation", json_integer((json_int_t)slot->generation));
+        json_object_set_new(object, "step", json_integer((json_int_t)slot->step));
+    } else if (slot->is_present) {
+        json_object_set_new(object, "reason", json_string(slot->reason));
+    }
+    return object;
+}
+
+/* "key=value" lines as an object of texts. */
+static json_t *inspect_identity_json(const char *identity)
+{
+    json_t *object = json_object();
+    for (const char *line = identity; *line;) {
+        char key[256];
+        size_t length = strcspn(line, "\n");
+        const char *equals = memchr(line, '=', length);
+        if (equals) {
+            snprintf(key, sizeof key, "%.*s", (int)(equals - line), line);
+            json_object_set_new(object, key,
+                                json_stringn(equals + 1, length - (size_t)(equals + 1 - line)));
+        }
+        line += length + (line[length] == '\n');
+    }
+    return object;
+}
+
+static json_t *inspect_lists_json(json_t *object, const struct inspect_summary *sum)
+{
+    json_t *units = json_array(), *files = json_array(), *kept = json_array();
+    for (uint32_t i = 0; i < sum->unit_count; i++) {
+        const struct inspect_unit *unit = &sum->units[i];
+        json_array_append_new(units, json_pack("{s:s, s:I, s:I, s:I, s:I}", "name", unit->name,
+                                               "elems", (json_int_t)unit->elems, "tiles",
+                                               (json_int_t)unit->tile_count, "bytes",
+                                               (json_int_t)unit->size_bytes, "offset_bytes",
+                                               (json_int_t)unit->offset_bytes));
+    }
+    for (uint32_t i = 0; i < sum->file_count; i++)
+        json_array_append_new(files,
+                              json_pack("{s:s, s:I, s:I}", "path", sum->files[i].path, "bytes",
+                                        (json_int_t)sum->files[i].size_bytes, "allocated_bytes",
+                                        (json_int_t)sum->files[i].allocated_bytes));
+    for (uint32_t i = 0; i < sum->kept_count; i++)
+        json_array_append_new(kept, json_pack("{s:I, s:s}", "step", (json_int_t)sum->kept[i].step,
+                                              "path", sum->kept[i].path));
+    json_object_set_new(object, "units", units);
+    json_object_set_new(object, "slabs", files);
+    json_object_set_new(object, "kept", kept);
+    return object;
+}
+
+static int inspect_print_json(const char *run_dir, const struct inspect_summary *sum)
+{
+    const struct {
+        const char *key;
+        uint64_t value;
+    } numbers[] = {
+        {"step", sum->step},
+        {"generation", sum->generation},
+        {"window_count", sum->window_count},
+        {"skipped_count", sum->skipped_count},
+        {"seed", sum->seed},
+        {"state_streams", sum->state_streams},
+        {"tile_elems", sum->tile_elems},
+        {"extents", sum->extent_count},
+        {"extents_bytes", sum->extents_bytes},
+        {"total_bytes", sum->total_bytes},
+        {"stripe_bytes", sum->stripe_bytes},
+    };
+    json_t *object = json_object();
+    json_object_set_new(object, "run", json_string(run_dir));
+    json_object_set_new(object, "state", json_string(sum->state));
+    json_object_set_new(object, "uuid", json_string(sum->uuid));
+    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++)
+        json_object_set_new(object, numbers[i].key, json_integer((json_int_t)numbers[i].value));
+    json_object_set_new(object, "loss_scale", json_real(sum->loss_scale));
+    json_object_set_new(
+        object, "slots",
+        json_pack("[o, o]", inspect_slot_json(&sum->slots[0]), inspect_slot_json(&sum->slots[1])));
+    json_object_set_new(object, "identity", inspect_identity_json(sum->identity));
+    return cli_print_json(stdout, inspect_lists_json(object, sum));
+}
+
+int cli_inspect(int argc, char **argv)
+{
+    bool json = false;
+    const cli_option options[] = {
+        {.name = "json",
+         .type = CLI_FLAG,
+         .help = "one JSON object, sizes in bytes (default: tables)",
+         .target = &json},
+    };
+    const char *run_dir;
+    int rc = cli_parse(&cli_inspect_command, options, sizeof options / sizeof options[0], argc,
+                       argv, &run_dir);
+    if (rc != 0)
+        return rc;
+    log_set_level(LOG_WARN);
+    static struct inspect_summary sum; /* large */
+    TRY(inspect_run(run_dir, &sum));
+    if (json)
+        rc = inspect_print_json(run_dir, &sum);
+    else
+        inspect_print(run_dir, &sum);
+    inspect_fini(&sum);
+    return rc;
+}

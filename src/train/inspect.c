@@ -1,0 +1,203 @@
+/* What a run's manifests, slabs and kept commits are, without reading the state itself. See train.h. No
+ * lock: a run that is in use goes on, and what it commits meanwhile may or may not be seen. */
+#include <dirent.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "base/mem.h"
+#include "train/run_view.h"
+#include "train/train.h"
+
+static void copy_slots(const traini_view *view, struct inspect_summary *out)
+{
+    for (int i = 0; i < 2; i++) {
+        const manifest_slot *from = &view->slots[i];
+        struct inspect_slot *to = &out->slots[i];
+        to->is_present = from->outcome != MANIFEST_SLOT_ABSENT;
+        to->is_valid = from->outcome == MANIFEST_SLOT_VALID;
+        if (to->is_present && !to->is_valid)
+            snprintf(to->reason, sizeof to->reason, "%s", from->reason);
+        if (to->is_valid) {
+            to->generation = from->generation;
+            to->step = from->step;
+        }
+    }
+}
+
+static const char *state_name(const traini_view *view)
+{
+    if (!view->has_record)
+        return "damaged";
+    switch (view->record.state) {
+    case MANIFEST_COMMITTED:
+        return "committed";
+    case MANIFEST_RUNNING:
+        return "running";
+    case MANIFEST_BEGUN:
+        break;
+    }
+    return "begun";
+}
+
+static void copy_record(const manifest *record, struct inspect_summary *out)
+{
+    out->step = record->step;
+    out->window_count = record->window_count;
+    out->skipped_count = record->skipped_count;
+    out->seed = record->seed;
+    out->generation = record->generation;
+    out->loss_scale = record->loss_scale;
+    for (int i = 0; i < MANIFEST_UUID_BYTES; i++)
+        snprintf(out->uuid + 2 * i, 3, "%02x", record->slabs.uuid[i]);
+    snprintf(out->identity, sizeof out->identity, "%s", record->identity);
+    out->state_streams = record->state_streams;
+    out->tile_elems = record->tile_elems;
+    out->extent_count = record->extent_count;
+    out->total_bytes = record->total_bytes;
+    out->stripe_bytes = record->stripe_bytes;
+    for (uint64_t i = 0; i < record->extent_count; i++)
+        out->extents_bytes += record->extents[i].size_bytes;
+}
+
+static int list_files(const traini_view *view, struct inspect_summary *out)
+{
+    uint32_t count = view->record.slabs.drive_count;
+    out->files = mem_alloc(count, sizeof *out->files, "slab files");
+    if (!out->files)
+        return -ENOMEM;
+    out->file_count = count;
+    for (uint32_t d = 0; d < count; d++) {
+        struct inspect_file *to = &out->files[d];
+        struct stat status;
+        traini_view_slab_path(view, d, to->path);
+        if (stat(to->path, &status) != 0)
+            continue; /* absent: both sizes stay 0 */
+        to->size_bytes = (uint64_t)status.st_size;
+        to->allocated_bytes = (uint64_t)status.st_blocks * 512; /* stat's unit */
+    }
+    return 0;
+}
+
+/* The extents of each unit; units follow each other in a manifest. */
+static int list_units(const traini_view *view, struct inspect_summary *out)
+{
+    const manifest *record = &view->record;
+    uint64_t count = 0;
+    for (uint64_t i = 0; i < record->extent_count; i++)
+        count += i == 0 || record->extents[i].unit != record->extents[i - 1].unit;
+    out->units = mem_alloc(count, sizeof *out->units, "units of a run");
+    if (!out->units)
+        return -ENOMEM;
+    struct inspect_unit *unit = NULL;
+    for (uint64_t i = 0; i < record->extent_count; i++) {
+        const manifest_extent *extent = &record->extents[i];
+        if (i == 0 || extent->unit != record->extents[i - 1].unit) {
+            unit = &out->units[out->unit_count++];
+            traini_view_unit_name(view, extent->unit, unit->name);
+            unit->offset_bytes = extent->offset_bytes;
+        }
+        unit->elems += extent->elem_count;
+        unit->tile_count++;
+        unit->size_bytes += extent->size_bytes;
+    }
+    return 0;
+}
+
+/* ---- kept commits ---- */
+
+static int compare_kept(const void *a, const void *b)
+{
+    const struct inspect_kept *left = a, *right = b;
+    return (left->step > right->step) - (left->step < right->step);
+}
+
+/* Whether the directory is a complete copy; its step. */
+static bool is_kept(const char *path, traini_view *scratch, uint64_t *step)
+{
+    int rc = traini_view_open(scratch, path, false);
+    bool is_whole = rc == 0 && scratch->has_record && scratch->record.state == MANIFEST_COMMITTED;
+    *step = scratch->record.step;
+    traini_view_close(scratch);
+    return is_whole;
+}
+
+static int add_kept(struct inspect_summary *out, const char *path, uint64_t step)
+{
+    struct inspect_kept *grown =
+        mem_resize(out->kept, out->kept_count + 1, sizeof *out->kept, "kept commits");
+    if (!grown)
+        return -ENOMEM;
+    out->kept = grown;
+    grown[out->kept_count].step = step;
+    snprintf(grown[out->kept_count].path, sizeof grown[0].path, "%s", path);
+    out->kept_count++;
+    return 0;
+}
+
+static int list_kept(const char *run_dir, traini_view *scratch, struct inspect_summary *out)
+{
+    char keep_path[JOB_PATH_BYTES], path[JOB_PATH_BYTES];
+    int length = snprintf(keep_path, sizeof keep_path, "%s/keep", run_dir);
+    DIR *entries = length < (int)sizeof keep_path ? opendir(keep_path) : NULL;
+    if (!entries)
+        return 0; /* most runs keep none */
+    int rc = 0;
+    const struct dirent *entry;
+    while (rc == 0 && (entry = readdir(entries)) != NULL) {
+        uint64_t step;
+        if (strncmp(entry->d_name, "step-", 5) != 0)
+            continue;
+        length = snprintf(path, sizeof path, "%.*s/%s", (int)sizeof path - 300, keep_path,
+                          entry->d_name);
+        if (length < (int)sizeof path && is_kept(path, scratch, &step))
+            rc = add_kept(out, path, step);
+    }
+    closedir(entries);
+    if (out->kept_count > 0)
+        qsort(out->kept, out->kept_count, sizeof *out->kept, compare_kept);
+    return rc;
+}
+
+static int inspect_all(const char *run_dir, traini_view *view, struct inspect_summary *out)
+{
+    int rc = traini_view_open(view, run_dir, true);
+    if (rc == 0) {
+        copy_slots(view, out);
+        out->state = state_name(view);
+    }
+    if (rc == 0 && view->has_record) {
+        copy_record(&view->record, out);
+        rc = list_files(view, out);
+        if (rc == 0)
+            rc = list_units(view, out);
+    }
+    err_record first;
+    err_save(&first, rc);
+    traini_view_close(view);
+    return rc < 0 ? err_restore(&first) : list_kept(run_dir, view, out);
+}
+
+int inspect_run(const char *run_dir, struct inspect_summary *out)
+{
+    memset(out, 0, sizeof *out);
+    traini_view *view = mem_alloc(1, sizeof *view, "view of a run");
+    if (!view)
+        return -ENOMEM;
+    int rc = inspect_all(run_dir, view, out);
+    mem_free(view);
+    if (rc < 0)
+        inspect_fini(out);
+    return rc;
+}
+
+void inspect_fini(struct inspect_summary *self)
+{
+    mem_free(self->files);
+    mem_free(self->units);
+    mem_free(self->kept);
+    memset(self, 0, sizeof *self);
+}

@@ -1,0 +1,48 @@
+/* Reads all extents of a manifest at the drives' speed, and sums them meanwhile.
+ *
+ *   owner    submit -> poll ------------------------> retire in order -> on_extent, on_progress
+ *   sums     one extent each, round robin     \ wait for the pieces
+ *   weights  the master streams, in order     / in their order
+ *
+ * The slab's bytes pass through a ring of pieces of SWEEP_PIECE_BYTES, so that memory does not depend on
+ * tiles; all of it is taken when the sweep begins. The owner only hands requests over: the drives' queue
+ * stays full while the other threads sum. */
+#ifndef SLUICE_TRAIN_SWEEP_H
+#define SLUICE_TRAIN_SWEEP_H
+
+#include <signal.h>
+
+#include "format/manifest.h"
+#include "tiers/io.h"
+
+enum { SWEEP_PIECE_BYTES = 4 << 20 };
+
+/* What reading an extent gave. */
+struct traini_swept {
+    uint64_t extent_idx;
+    uint64_t sum;      /* XXH3-64 of the streams' elements; 0 where it could not be read */
+    const char *error; /* NULL, or why it could not be read */
+};
+
+struct traini_sweep_options {
+    slab *disk; /* open; borrowed */
+    const manifest *record;
+    enum io_backend backend;
+    uint32_t pool_threads;
+    uint64_t stuck_ns, stop_ns; /* as io_config has them */
+    const volatile sig_atomic_t *stop;
+    const io_faults *faults;                                         /* tests; or NULL */
+    void (*on_extent)(void *user, const struct traini_swept *swept); /* in the record's order */
+    void (*on_progress)(void *user, uint64_t done_bytes, double seconds); /* ten times a second */
+    void *user;
+};
+
+/* Whether the extent's size is that of a tile of its elements: a slot of version 2 does not promise it. Others
+ * are left out of the sweep. */
+bool traini_extent_is_tile(const manifest_extent *extent);
+
+/* Blocks, calls back on the caller's thread. *weights_hash: of the master streams of all extents, one after
+ * the other (meaningless where an extent failed). 0; ERR_STOPPED; the error of a queue that broke. */
+int traini_sweep(const struct traini_sweep_options *options, uint64_t *weights_hash) MUST_CHECK;
+
+#endif
