@@ -222,6 +222,10 @@ static int apply_one(configi_reader *reader, const char *argument)
     char *path = reader->set_paths[reader->set_count];
     if (!canonical_path(argument, (size_t)(equals - argument), path))
         return err_set(ERR_CONFIG, "--set %.64s...: the key path is too long", shown);
+    json_t *key = json_string(path); /* NULL for what is not UTF-8, which is no key of a document */
+    if (!key)
+        return err_set(ERR_CONFIG, "--set %.64s: the key path is not UTF-8 text", shown);
+    json_decref(key);
     reader->set_count++;
     configi_reader set_reader = *reader;
     set_reader.file = "--set"; /* what goes wrong from here on, the argument did */
