@@ -9,6 +9,8 @@ if(TARGET sluice_format)
     target_link_libraries(format_fixture PUBLIC sluice_format sluice_options PkgConfig::XXHASH
                           PkgConfig::CMOCKA)
     sluice_test(test_format_manifest LIBS format_fixture LABELS cpu debug)
+    sluice_test(test_format_slots LIBS format_fixture LABELS cpu debug)
+    sluice_test(test_format_values LIBS format_fixture LABELS cpu debug)
 endif()
 if(TARGET sluice_prof AND EXISTS ${CMAKE_CURRENT_SOURCE_DIR}/test_prof_output.c)
     sluice_test(test_prof_output LIBS sluice_prof PkgConfig::JANSSON LABELS cpu debug)

@@ -1,6 +1,7 @@
 /* See format_fixture.h. */
 #include "format_fixture.h"
 
+#include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -14,6 +15,31 @@
 #include "base/mem.h"
 #include "base/rng.h"
 #include "base/tile.h"
+
+struct format_syncs format_syncs = {.fail_at = -1};
+
+int fsync(int fd)
+{
+    char link[64], path[4096] = "";
+    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+    if (readlink(link, path, sizeof path - 1) < 0)
+        return -1;
+    const char *name = strrchr(path, '/');
+    if (format_syncs.count < 16)
+        snprintf(format_syncs.names[format_syncs.count], sizeof format_syncs.names[0], "%.60s",
+                 name ? name + 1 : path);
+    if (format_syncs.count++ != format_syncs.fail_at)
+        return 0;
+    errno = format_syncs.fail_errno;
+    return -1;
+}
+
+void format_reset_syncs(int fail_at, int fail_errno)
+{
+    format_syncs.count = 0;
+    format_syncs.fail_at = fail_at;
+    format_syncs.fail_errno = fail_errno;
+}
 
 static char directory[] = "test_format_XXXXXX";
 

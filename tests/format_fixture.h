@@ -48,4 +48,14 @@ void format_sign(unsigned char *bytes, size_t count); /* puts the right checksum
 /* The record as a slot of version 1 or 2 on disk, from a struct of these versions' own. */
 size_t format_old_bytes(const manifest *record, uint32_t version, unsigned char *bytes);
 
+/* The fixture has an fsync of its own in place of the C library's: it syncs nothing, which tests of a living
+ * machine cannot see and a busy drive makes slow. It notes what was to be synced, and fails where asked. */
+struct format_syncs {
+    char names[16][64]; /* the last part of each path */
+    int count;
+    int fail_at, fail_errno; /* the call of this index fails; negative: none */
+};
+extern struct format_syncs format_syncs;
+void format_reset_syncs(int fail_at, int fail_errno);
+
 #endif

@@ -234,10 +234,11 @@ static void any_bit_and_length_is_found(void **state)
             assert_int_equal(manifest_decode(bytes, count, 0, &out), ERR_CORRUPT);
             bytes[bit / 8] ^= (unsigned char)(1u << bit % 8);
         }
-        for (size_t length = 0; length < count + 100; length++)
-            assert_int_equal(manifest_decode(bytes, length, 0, &out),
-                             length == count ? 0 : ERR_CORRUPT);
-        manifest_fini(&out);
+        for (size_t length = 0; length < count + 100; length++) {
+            int expected = length == count ? 0 : ERR_CORRUPT;
+            assert_int_equal(manifest_decode(bytes, length, 0, &out), expected);
+            manifest_fini(&out);
+        }
     }
     manifest_fini(&in);
     format_remove_slots();
