@@ -223,15 +223,66 @@ refused 2 "nearest is --fresh" train good.json --frash
 refused 2 "key.path=value" train good.json --set novalue
 refused 2 'unknown key "nothing"' train good.json --set nothing.here=1
 refused 2 "run is no run directory" generate run --prompt x
+for command in verify inspect; do
+    refused 2 "RUN is missing" $command
+    refused 2 "run is no run directory" $command run
+    refused 2 "run is no run directory" $command run --json
+    refused 2 "good.json is no run directory" $command good.json
+    refused 2 "directory is no run directory" $command directory
+done
 
 # A directory with a run in it: another model is refused and the run stays as it is.
 "$sluice" train good.json --quiet >out 2>err || fail "the good job"
 cp -r run kept
 "$sluice" train good.json --set model.num_layers=3 >out 2>err
 [ $? -eq 2 ] || fail "another model in the run directory was not refused"
-grep -q -- '--fresh' err || fail "the refusal does not name --fresh"
-diff -r run kept >out 2>&1 || fail "the refused job changed the run"
+grep -q 'model.num_layers' err || fail "the refusal does not name what differs"
+"$sluice" train good.json --fresh >out 2>err
+[ $? -eq 2 ] || fail "--fresh in a directory with a commit was not refused"
+[ "$(grep -c '^sluice: error: ' err)" -eq 1 ] || fail "--fresh: not one line of error"
+diff -rq run kept >out 2>&1 || fail "the refused job changed the run"
 "$sluice" train good.json --set run.steps=4 --quiet >out 2>err || fail "the run does not go on"
+count=$((count + 2))
+
+# looked STATUS TEXT ARGS...: verify and inspect of the run; TEXT is on standard output, and an error is
+# one line.
+looked()
+{
+    want=$1
+    text=$2
+    shift 2
+    count=$((count + 1))
+    "$sluice" "$@" >out 2>err </dev/null
+    status=$?
+    [ "$status" -eq "$want" ] || fail "sluice $*: exit $status, expected $want"
+    grep -qF -- "$text" out || fail "sluice $*: no '$text'"
+    lines=0
+    [ "$want" -eq 0 ] || lines=1
+    [ "$(grep -c '' err)" -eq $lines ] || fail "sluice $*: not $lines lines of error"
+}
+
+looked 0 "all is as it was committed" verify run
+looked 0 "commit       step 4" verify run
+looked 0 '"damage_count": 0' verify run --json
+"$sluice" verify run --quiet >out 2>err || fail "verify --quiet"
+[ ! -s out ] && [ ! -s err ] || fail "verify --quiet says something of a run that is whole"
+looked 0 "state        committed, step 4" inspect run
+looked 0 "block.1" inspect run
+looked 0 '"step": 4,' inspect run --json
+slab=$(ls drive/sluice-*/rank-0-drive-0.slab)
+cp "$slab" whole.slab
+at=$("$sluice" inspect run | awk '$1 == "embed" { print $NF + 4096 }')
+printf 'x' | dd of="$slab" bs=1 seek=$((at + 1000)) conv=notrunc 2>/dev/null
+looked 1 "embed (unit 0), tile 0: " verify run --quiet
+looked 1 "rank-0-drive-0.slab at byte $at, " verify run
+looked 1 '"unit_name": "embed"' verify run --json
+printf 'x' | dd of="$slab" bs=1 seek=10 conv=notrunc 2>/dev/null
+looked 1 "the header of the slab rank-0-drive-0.slab does not match its checksum" verify run
+rm "$slab"
+looked 1 "the slab is not there" verify run
+looked 0 "absent" inspect run
+cp whole.slab "$slab"
+looked 0 "all is as it was committed" verify run
 # A manifest that is not one.
 for manifest in run/state/manifest-*; do
     head -c 100 /dev/zero >"$manifest"
@@ -240,6 +291,9 @@ count=$((count + 2))
 "$sluice" train good.json >out 2>err
 [ $? -eq 1 ] || [ $? -eq 2 ] || fail "damaged manifests were not refused"
 [ "$(grep -c '^sluice: error: ' err)" -eq 1 ] || fail "damaged manifests: not one line of error"
+looked 1 "run/state/manifest-0 at byte 0, 100 bytes: " verify run
+looked 1 '"damage_count": 2' verify run --json
+looked 0 "state        damaged" inspect run
 
 echo "$count bad inputs, $failures failures"
 [ "$failures" -eq 0 ]

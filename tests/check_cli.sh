@@ -40,7 +40,7 @@ run()
 run 0 "sluice $version" --version
 run 0 "sluice train" help
 run 0 "sluice train" --help
-for command in train plan generate; do
+for command in train plan generate verify inspect; do
     run 0 "options:" "$command" --help
     run 0 "options:" help "$command"
     run 2 "is missing" "$command"
@@ -51,6 +51,15 @@ run 0 "schedule.order" train --keys
 run 0 "zero_optimization.stage" plan --keys
 run 2 "unknown option" generate --keys
 run 0 "default" generate --help
+run 0 "default" verify --help
+run 0 "default" inspect --help
+run 0 "GB/s (10^9 bytes)" verify --help
+run 0 "from its last commit" train --help
+run 0 "hold no commit; refuses otherwise" train --help
+run 0 "run.keep" train --keys
+run 0 "io.stop_seconds" train --keys
+run 0 "sluice inspect" help
+run 2 "unknown option" verify --keys
 run 2 "a command is missing"
 run 2 'nearest is train' trian
 run 2 'unknown command "frobnicate"' frobnicate
@@ -59,9 +68,23 @@ run 2 'nearest is --set' plan job.json --sett a=b
 run 2 '--set needs a value' train job.json --set
 run 2 'takes no value' train job.json --fresh=1
 run 2 'takes one JOB' train a.json b.json
+run 2 'takes one RUN' verify a b
+run 2 'takes no value' inspect x --json=1
+run 2 'nearest is verify' verfiy x
+run 2 'nearest is inspect' inspct x
+run 2 'nearest is --quiet' verify x --quite
 run 2 "$scratch/none.json" train "$scratch/none.json"
 run 2 "$scratch/none.json" plan "$scratch/none.json"
 run 2 "$scratch/none" generate "$scratch/none" --prompt x
+for command in verify inspect; do
+    run 2 "$scratch/none is no run directory" $command "$scratch/none"
+    run 2 "$scratch is no run directory" $command "$scratch"
+    run 2 "$scratch is no run directory" $command --json "$scratch"
+done
+mkdir "$scratch/state"
+run 2 "it has no manifest" verify "$scratch"
+run 2 "it has no manifest" inspect "$scratch"
+rm -rf "$scratch/state"
 run 2 'whole number from' generate "$scratch" --tokens 0
 run 2 'number from' generate "$scratch" --temperature -1
 
@@ -101,6 +124,12 @@ for loader in /lib64/ld-linux-x86-64.so.2 /lib/ld-linux-aarch64.so.1; do
     [ "$status" -eq 2 ] || fail "$loader sluice train: exit $status, expected 2"
     grep -qF -- "$scratch/none.json" "$scratch/err" || fail "$loader sluice train: wrong message"
 done
+
+# Points for tests come first, whatever the command.
+count=$((count + 1))
+SLUICE_FAILPOINTS="commit.begin=nonsense" "$sluice" help >"$scratch/out" 2>"$scratch/err"
+[ $? -eq 2 ] || fail "a point with a wrong action was not refused"
+[ "$(grep -c '^sluice: error: ' "$scratch/err")" -eq 1 ] || fail "a wrong point: not one line of error"
 
 # What cannot be written is an error, and a reader that goes away is none.
 if [ -c /dev/full ]; then
