@@ -23,9 +23,8 @@ struct lane_io_config {
     /* Reads are not compared (io.verify_reads false). Writes to places are summed as ever, for the
      * manifest; others need not be, and are not. */
     bool compares_not;
-    int (*start_thread)(
-        void *user); /* called first on the thread that sums, if there is one, to bind
-                                        cores for example; may be NULL */
+    /* Called first on the thread that sums, if there is one, to bind cores for example; may be NULL. */
+    int (*start_thread)(void *user);
     void *user;
 };
 typedef struct lane_io_config lane_io_config;

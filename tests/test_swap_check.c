@@ -694,6 +694,8 @@ static void sizes_and_names(void **state)
     program_fini(&prog);
     assert_string_equal(op_kind_name(OP_REDUCE_SCATTER), "reduce_scatter");
     assert_string_equal(lane_kind_name(LANE_H2D), "h2d");
+    assert_string_equal(op_kind_name(OP_COMMIT), "commit");
+    assert_string_equal(lane_kind_name(LANE_COMMIT), "commit");
     assert_string_equal(arena_kind_name(ARENA_NVME), "nvme");
     assert_string_equal(state_kind_name(STATE_OPTIMIZER), "optimizer");
     assert_string_equal(program_kind_name(PROGRAM_LOAD), "load");
