@@ -287,7 +287,7 @@ more=run.steps=$((stopped + 5))
 mv drive kept
 train "$fp16" "$more"
 [ $status -eq 2 ] || fail "a slab that is gone is not missed"
-grep '^sluice: error: ' err | grep -q 'drive/.*is not there.*--fresh' || fail "a slab that is gone is not named"
+grep '^sluice: error: ' err | grep -q 'drive/.*is not there' || fail "a slab that is gone is not named"
 [ ! -e drive ] || [ -z "$(find drive -name '*.slab')" ] || fail "a slab was made in place of one that is gone"
 rm -rf drive
 mkdir drive
@@ -306,19 +306,38 @@ rm -rf drive
 mv kept drive
 good "$fp16" "$more"
 rm -rf drive
+refused 2 "new or empty" "$fp16" "$more" run.fresh=true
+rm -rf run
 good "$fp16" "$more" run.fresh=true
 rm -rf run drive
 
-# Killed: refused until --fresh.
-start schedule.update=in_next_forward
+# Killed: goes on from its last commit, with the bits of a run that was not; before the first commit it
+# begins again; and with one place per extent it is refused.
+start schedule.update=in_next_forward run.commit_every=1
 kill -KILL $background
 wait $background 2>/dev/null
 background=
-refused 2 "--fresh"
+done=$(losses | wc -l)
+good schedule.update=in_next_forward run.commit_every=1 "run.steps=$((done + 3))"
+losses >resumed.bits
+rm -rf run drive
+good schedule.update=in_next_forward run.commit_every=1 "run.steps=$((done + 3))"
+losses | cmp -s - resumed.bits || fail "a run that was killed and resumed has other losses"
+rm -rf run drive
+start schedule.update=in_next_forward run.commit_every=100000
+kill -KILL $background
+wait $background 2>/dev/null
+background=
+good schedule.update=in_next_forward run.steps=2
+[ "$(find drive -name '*.slab' | wc -l)" -eq 1 ] || fail "the slab of a run without a commit is left"
+rm -rf run drive
+start schedule.update=in_next_forward run.commit_every=0
+kill -KILL $background
+wait $background 2>/dev/null
+background=
+refused 2 "another run.dir"
 "$sluice" generate run --prompt x >out 2>err
 [ $? -eq 2 ] && grep -q 'not stopped cleanly' err || fail "text was drawn from a run that was killed"
-good run.fresh=true
-[ "$(find drive -name '*.slab' | wc -l)" -eq 1 ] || fail "--fresh left the slab of the killed run"
 rm -rf run drive
 
 # ---- drives that are full or read-only

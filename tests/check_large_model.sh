@@ -4,7 +4,7 @@
 # memory stays under 4.75 GiB; no page of the slab is in the page cache; each lane moved exactly the
 # bytes that the program says.
 #
-#   check_large_model.sh SLUICE JOB     needs 25 GiB of disk under the present directory and 5 GiB of
+#   check_large_model.sh SLUICE JOB     needs 46 GiB of disk under the present directory and 5 GiB of
 #                                       memory; exit 77 where they are not there
 # MICRO_BATCHES=1 for a step of one micro-batch (default 2). KEEP=1 leaves the run for a look.
 set -euo pipefail
@@ -16,8 +16,8 @@ work=$(mktemp -d "$PWD/large-model.XXXXXX")
 
 free_kib=$(df -Pk "$work" | awk 'NR == 2 {print $4}')
 memory_kib=$(awk '/^MemAvailable/ {print $2}' /proc/meminfo)
-if [ "$free_kib" -lt $((28 << 20)) ] || [ "$memory_kib" -lt $((5 << 20)) ]; then
-    echo "skipped: needs 28 GiB of disk (has $((free_kib >> 20))) and 5 GiB of memory (has $((memory_kib >> 20)))"
+if [ "$free_kib" -lt $((48 << 20)) ] || [ "$memory_kib" -lt $((5 << 20)) ]; then
+    echo "skipped: needs 48 GiB of disk (has $((free_kib >> 20))) and 5 GiB of memory (has $((memory_kib >> 20)))"
     exit 77
 fi
 

@@ -87,7 +87,6 @@ static void metrics_cannot_be_written(void **state)
     for (int i = 0; i < 2; i++) {
         fixture_sets sets = {.count = 0};
         fixture_set(&sets, "run.steps=8");
-        fixture_set(&sets, "run.fresh=true");
         fixture_set(&sets, "schedule.update=%s", updates[i]);
         fixture_set(&sets, "tiers.place.optimizer=%s", i ? "nvme" : "host");
         fixture_call anew = {.name = "whole", .fresh = true};

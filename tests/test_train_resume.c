@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "base/log.h"
+#include "format/manifest.h"
 #include "train_fixture.h"
 
 static const fixture_model shape = {.family = "llama", .bf16 = true, .layers = 2, .hidden = 128};
@@ -194,19 +195,19 @@ static void other_jobs_are_refused(void **state)
 
     fixture_model other = shape;
     other.layers = 3;
-    refused(&other, &sets, "--fresh");
+    refused(&other, &sets, "model.num_layers was 2 and is 3");
     other = shape;
     other.bf16 = false;
-    refused(&other, &sets, "--fresh");
+    refused(&other, &sets, "dtype was bf16 and is fp32");
     fixture_sets changed = sets;
     fixture_set(&changed, "train_micro_batch_size_per_gpu=1");
-    refused(&shape, &changed, "--fresh");
+    refused(&shape, &changed, "train_micro_batch_size_per_gpu was 2 and is 1");
     changed = sets;
     fixture_set(&changed, "device.threads=1");
-    refused(&shape, &changed, "--fresh");
+    refused(&shape, &changed, "threads was 2 and is 1");
     changed = sets; /* whose second moment would be read as its sum of squares, or be absent */
     fixture_set(&changed, "optimizer={\"type\":\"Adagrad\",\"params\":{\"lr\":1e-3}}");
-    refused(&shape, &changed, "optimizer");
+    refused(&shape, &changed, "optimizer.type was Adam and is Adagrad");
 
     /* None of them touched the state. */
     call.stop_after = 0;
@@ -222,7 +223,7 @@ static void other_jobs_are_refused(void **state)
 static int open_slab(const char *name)
 {
     glob_t found;
-    char pattern[FIXTURE_PATH_BYTES + 64];
+    char pattern[FIXTURE_PATH_BYTES + 96];
     snprintf(pattern, sizeof pattern, "%s/sluice-*/rank-0-drive-0.slab",
              fixture_path(name, ".nvme"));
     assert_int_equal(glob(pattern, 0, NULL, &found), 0);
@@ -231,6 +232,18 @@ static int open_slab(const char *name)
     assert_true(fd >= 0);
     globfree(&found);
     return fd;
+}
+
+/* Where the commit has the first tile of unit 0. */
+static uint64_t first_extent(const char *name)
+{
+    static manifest found;
+    int exists;
+    if (manifest_read(fixture_path(name, "state"), &found, &exists) < 0 || !exists)
+        fail_msg("no manifest of %s: %s", name, err_text());
+    uint64_t offset = found.extents[0].offset_bytes;
+    manifest_fini(&found);
+    return offset;
 }
 
 /* Rot between a stop and the next start is found, wherever the state rests while training. */
@@ -245,7 +258,7 @@ static void rot_is_found(void **state)
         fixture_call call = {.name = "parts", .stop_after = 5};
         assert_int_equal(run("parts", &shape, &sets, &call, &result), ERR_STOPPED);
         int fd = open_slab("parts");
-        off_t at = 4096 + 20000; /* in the master weights of the first tile */
+        off_t at = (off_t)(4096 + first_extent("parts") + 20000); /* in its master weights */
         unsigned char byte;
         assert_int_equal(pread(fd, &byte, 1, at), 1);
         byte ^= 4;
@@ -254,6 +267,7 @@ static void rot_is_found(void **state)
         assert_int_equal(run("parts", &shape, &sets, &call, &result), ERR_CORRUPT);
         assert_non_null(strstr(result.error, "of unit 0"));
         assert_non_null(strstr(result.error, "rank-0-drive-0.slab"));
+        assert_non_null(strstr(result.error, "the commit of step 5"));
         /* Repaired, it goes on: the refusal changed nothing. */
         byte ^= 4;
         assert_int_equal(pwrite(fd, &byte, 1, at), 1);
@@ -266,8 +280,7 @@ static void rot_is_found(void **state)
     }
 }
 
-/* A run may go on under another schedule, other budgets and with its states on other tiers: the places
- * of the optimizer's state on the drive stay as they were. */
+/* A run may go on under another schedule, other budgets and with its states on other tiers. */
 static void run_goes_on_elsewhere(void **state)
 {
     (void)state;
@@ -302,23 +315,31 @@ static void die(uint64_t step)
         raise(SIGKILL);
 }
 
+/* One place per extent: what is changed in place cannot be gone back to. */
+static fixture_sets one_place(void)
+{
+    fixture_sets sets = make_sets("nvme", "in_next_forward");
+    fixture_set(&sets, "run.commit_every=0");
+    return sets;
+}
+
 /* A process of its own, since a fork of one that has run OpenMP cannot compute. */
 static int be_victim(const char *dir)
 {
     log_set_level(LOG_WARN);
     snprintf(fixture_dir, sizeof fixture_dir, "%s", dir);
     static fixture_result result;
-    fixture_sets sets = make_sets("nvme", "in_next_forward");
+    fixture_sets sets = one_place();
     fixture_call call = {.name = "parts", .on_step = die};
     run("parts", &shape, &sets, &call, &result);
     return 1; /* it should not have come here */
 }
 
-static void killed_run_is_refused_until_fresh(void **state)
+static void killed_run_of_one_place_is_refused(void **state)
 {
     (void)state;
     static fixture_result whole, result;
-    fixture_sets sets = make_sets("nvme", "in_next_forward");
+    fixture_sets sets = one_place();
     fixture_train_good("whole", &shape, &sets, &whole);
     fflush(NULL);
     pid_t child = fork();
@@ -331,18 +352,85 @@ static void killed_run_is_refused_until_fresh(void **state)
     assert_int_equal(waitpid(child, &status, 0), child);
     assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
 
-    refused(&shape, &sets, "--fresh");
+    refused(&shape, &sets, "another run.dir");
     refused(&shape, &sets, "not stopped cleanly");
+    fixture_sets fresh = sets;
+    fixture_set(&fresh, "run.fresh=true");
     fixture_call call = {.name = "parts", .fresh = true};
-    run("parts", &shape, &sets, &call, &result);
+    run("parts", &shape, &fresh, &call, &result);
     assert_good(&result);
     assert_false(result.summary.was_resumed);
     assert_int_equal(result.step_count, STEPS);
     fixture_assert_same(&whole, &result);
-    /* Fresh again over a run that ended well. */
-    run("parts", &shape, &sets, &call, &result);
+    fixture_remove("whole");
+    fixture_remove("parts");
+}
+
+/* --fresh never costs a run. */
+static void fresh_wants_an_empty_directory(void **state)
+{
+    (void)state;
+    static fixture_result whole, result;
+    fixture_sets sets = make_sets("nvme", "in_next_forward"), fresh = sets;
+    fixture_set(&fresh, "run.fresh=true");
+    fixture_train_good("whole", &shape, &sets, &whole);
+    fixture_call call = {.name = "parts", .fresh = true, .stop_after = 5};
+    assert_int_equal(run("parts", &shape, &fresh, &call, &result), ERR_STOPPED);
+    job *asked = fixture_job("parts", &shape, &fresh);
+    struct train_options options = {.job = asked, .fresh = true};
+    struct train_summary summary;
+    assert_int_equal(train_run(&options, &summary), ERR_INPUT);
+    assert_non_null(strstr(err_text(), "new or empty"));
+    assert_non_null(strstr(err_text(), "step 5"));
+    job_destroy(asked);
+    fixture_call again = {.name = "parts"};
+    run("parts", &shape, &sets, &again, &result);
     assert_good(&result);
-    assert_int_equal(result.summary.steps_done, STEPS);
+    fixture_assert_same(&whole, &result);
+    fixture_remove("whole");
+    fixture_remove("parts");
+}
+
+/* Other drives, another number of them, another tile size, one place and two: the extents are re-cut. */
+static void run_goes_on_on_other_drives(void **state)
+{
+    (void)state;
+    static fixture_result whole, result;
+    char base[FIXTURE_PATH_BYTES + 16];
+    snprintf(base, sizeof base, "%s/parts.nvme", fixture_dir);
+    char two[2 * FIXTURE_PATH_BYTES + 160], one[FIXTURE_PATH_BYTES + 64];
+    snprintf(two, sizeof two,
+             "tiers.nvme=[{\"path\":\"%s/a\",\"budget\":\"128MiB\"},{\"path\":\"%s/b\"}]", base,
+             base);
+    snprintf(one, sizeof one, "tiers.nvme=[{\"path\":\"%s/c\"}]", base);
+    fixture_sets sets = make_sets("nvme", "in_next_forward");
+    fixture_train_good("whole", &shape, &sets, &whole);
+    const char *changes[][2] = {{two, "schedule.tile_elems=131072"},
+                                {one, "schedule.tile_elems=65536"},
+                                {one, "run.commit_every=0"},
+                                {two, "run.commit_every=2"}};
+    uint64_t stop = 2;
+    fixture_call call = {.name = "parts", .stop_after = stop};
+    assert_int_equal(run("parts", &shape, &sets, &call, &result), ERR_STOPPED);
+    for (int i = 0; i < 4; i++) {
+        fixture_sets other = make_sets(i % 2 ? "host" : "nvme", "in_next_forward");
+        fixture_set(&other, "%s", changes[i][0]);
+        fixture_set(&other, "%s", changes[i][1]);
+        call.stop_after = i < 3 ? stop += 2 : 0;
+        run("parts", &shape, &other, &call, &result);
+        if (result.rc != (i < 3 ? ERR_STOPPED : 0))
+            fail_msg("change %d: %s", i, result.error);
+        assert_true(result.summary.was_resumed);
+        /* What the run has left is gone. */
+        glob_t found;
+        char pattern[FIXTURE_PATH_BYTES + 96];
+        snprintf(pattern, sizeof pattern, "%s/*/sluice-*", base);
+        assert_int_equal(glob(pattern, 0, NULL, &found), 0);
+        assert_int_equal(found.gl_pathc, strcmp(changes[i][0], two) == 0 ? 2 : 1);
+        globfree(&found);
+        snprintf(pattern, sizeof pattern, "%s/sluice-*", base);
+        assert_int_equal(glob(pattern, 0, NULL, &found), GLOB_NOMATCH);
+    }
     fixture_assert_same(&whole, &result);
     fixture_remove("whole");
     fixture_remove("parts");
@@ -360,7 +448,9 @@ int main(int argc, char **argv)
         cmocka_unit_test(other_jobs_are_refused),
         cmocka_unit_test(rot_is_found),
         cmocka_unit_test(run_goes_on_elsewhere),
-        cmocka_unit_test(killed_run_is_refused_until_fresh),
+        cmocka_unit_test(killed_run_of_one_place_is_refused),
+        cmocka_unit_test(fresh_wants_an_empty_directory),
+        cmocka_unit_test(run_goes_on_on_other_drives),
     };
     return cmocka_run_group_tests(tests, fixture_setup, fixture_teardown);
 }

@@ -118,7 +118,8 @@ static void write_job(const char *name, const fixture_model *shape)
     fprintf(
         file,
         "\"data\": {\"train\": [\"%s/train.txt\"], \"valid\": [\"%s/valid.txt\"], \"seed\": 3},\n"
-        "\"run\": {\"dir\": \"%s/%s\", \"steps\": 20, \"seed\": 7, \"eval_batches\": 2},\n",
+        "\"run\": {\"dir\": \"%s/%s\", \"steps\": 20, \"seed\": 7, \"eval_batches\": 2, "
+        "\"commit_every\": 3},\n",
         fixture_dir, fixture_dir, fixture_dir, name);
     fprintf(
         file,
@@ -235,8 +236,11 @@ void fixture_train(const job *asked, const fixture_call *call, fixture_result *r
 {
     memset(result, 0, sizeof *result);
     struct watcher watcher = {.call = call, .result = result};
+    if (call->fresh && call->name)
+        fixture_remove(call->name);
     struct train_options options = {.job = asked,
                                     .fresh = call->fresh,
+                                    .store = call->store,
                                     .hash_weights = !call->hashes_nothing,
                                     .stop = &watcher.stop,
                                     .faults = call->faults,

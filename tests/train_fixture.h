@@ -55,7 +55,7 @@ typedef struct fixture_model fixture_model;
  * once. With SLUICE_TEST_SIMULATED every drive is simulated (tiers/sim.h), its completions in an order
  * drawn from a seed; what it holds is gone with the run. */
 /* The job "NAME": run.dir is NAME in the fixture's directory, the drive NAME.nvme; 2 rows of 32
- * tokens, 2 micro-batches a step, clipping, warm-up and cosine over 20 steps; every state on the
+ * tokens, 2 micro-batches a step, a commit every 3 steps, clipping, warm-up and cosine over 20 steps; every state on the
  * device. Written to NAME.json and read with the overrides. The caller destroys it. */
 job *fixture_job(const char *name, const fixture_model *shape, const fixture_sets *sets);
 
@@ -75,11 +75,12 @@ typedef struct fixture_result fixture_result;
 
 struct fixture_call {
     const char *name;
-    bool fresh;
+    bool fresh; /* the run of this name is removed before */
     uint64_t stop_after;            /* step after which a stop is asked for; 0: none */
     void (*on_step)(uint64_t step); /* or NULL */
     const struct io_faults *faults; /* of the drives, or NULL */
     bool simulates_drives;
+    struct sim_store **store; /* as in train_options; or NULL */
     bool hashes_nothing; /* the hash reads the slab past the lanes and their sums */
 };
 typedef struct fixture_call fixture_call;

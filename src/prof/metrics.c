@@ -234,6 +234,23 @@ int metrics_file_write(metrics_file *self, const metrics_line *line)
     return 0;
 }
 
+bool metrics_file_ends_evaluated(const metrics_file *self, uint64_t step)
+{
+    char text[METRICS_LINE_BYTES], wanted[64];
+    off_t end = lseek(self->fd, 0, SEEK_END);
+    if (end <= 0)
+        return false;
+    off_t begin = end > (off_t)sizeof text - 1 ? end - ((off_t)sizeof text - 1) : 0;
+    ssize_t got = pread(self->fd, text, sizeof text - 1, begin);
+    if (got <= 0)
+        return false;
+    text[got - 1] = '\0'; /* the last newline */
+    const char *newline = strrchr(text, '\n');
+    const char *last = newline ? newline + 1 : text;
+    snprintf(wanted, sizeof wanted, "\"step\":%llu,", (unsigned long long)step);
+    return strstr(last, "\"event\":\"eval\"") && strstr(last, wanted);
+}
+
 void metrics_file_close(metrics_file *self)
 {
     if (self->fd >= 0)

@@ -75,6 +75,9 @@ int metrics_lines_through(const char *path, uint64_t step, uint64_t *lines) MUST
  * line if it could be cut there. */
 int metrics_file_write(metrics_file *self, const metrics_line *line) MUST_CHECK;
 
+/* Whether the last line is an evaluation at this step. */
+bool metrics_file_ends_evaluated(const metrics_file *self, uint64_t step);
+
 void metrics_file_close(metrics_file *self); /* of a closed file: nothing */
 
 #endif

@@ -2,6 +2,7 @@
  *
  *   arenas (device, host) -> slab -> io -> lanes (read, write | cores | copies) -> executor
  *                                                 (read, write | streams of the GPU | update)
+ *                                                 and the commit's worker
  *
  * The compute and update lanes share one worker where both want the same cores, as on the CPU backend
  * unless the job says otherwise. Copies between host and device have a worker of their own there, as a
@@ -23,6 +24,7 @@ enum {
     OWNER_COPIES,
     OWNER_UPDATES,
     OWNER_GPU,
+    OWNER_COMMITS,
     TRACE_EVENTS = 1 << 16,
     LANE_DEPTH = 4,
     GPU_DEPTH = 8, /* per stream: a few small ops ahead, so that the GPU never waits for the host */
@@ -160,14 +162,45 @@ static int io_thread_start(void *group)
     return thread_bind(&own->cores);
 }
 
+/* Memory of simulated drives that outlives the engine, where the caller wants that. */
+static int make_store(traini_engine *self, const struct traini_engine_options *options,
+                      sim_store **store)
+{
+    *store = NULL;
+    if (!options->simulates_drives)
+        return 0;
+    if (options->store && *options->store) {
+        *store = *options->store;
+        return 0;
+    }
+    TRY(sim_store_create(self->disk, true, store));
+    if (options->store)
+        *options->store = *store;
+    else
+        self->store = *store;
+    return 0;
+}
+
+/* Where the state of the programs lies; what `found` says is there. */
+static int make_places(traini_engine *self, const struct traini_engine_options *options)
+{
+    int rc = traini_places_create(self->setup, options->found, &self->places);
+    if (rc == 0)
+        return err_set(ERR_INTERNAL, "the extents of the run are not where its layout has them");
+    return rc < 0 ? rc : 0;
+}
+
 static int make_io(traini_engine *self, const struct traini_engine_options *options)
 {
     const struct job *asked = self->setup->job;
     io_region regions[1] = {
         {self->arenas[ARENA_HOST].base,
          self->arenas[ARENA_HOST].size_bytes / TILE_BLOCK_BYTES * TILE_BLOCK_BYTES}};
+    sim_store *store;
+    TRY(make_store(self, options, &store));
     io_config config = {
         .target = self->disk,
+        .store = store,
         .backend = options->simulates_drives ? IO_SIM : io_backend_of(asked),
         .queue_depth = (uint32_t)size_min(asked->io.queue_depth, IO_QUEUE_DEPTH_MAX),
         .block_bytes = asked->io.block_bytes,
@@ -176,8 +209,10 @@ static int make_io(traini_engine *self, const struct traini_engine_options *opti
         .region_count = 1,
         .request_capacity = 256,
         .stuck_ns = (uint64_t)(asked->io.stuck_seconds * 1e9),
+        .stop_ns = (uint64_t)(asked->io.stop_seconds * 1e9),
         .faults = options->faults,
     };
+    self->io_kind = config.backend;
     int rc = io_create(&config, &self->transport);
     if (rc < 0)
         return config.backend == IO_URING ? err_prefix(rc, "io.backend is \"uring\"") : rc;
@@ -189,6 +224,8 @@ static int make_io(traini_engine *self, const struct traini_engine_options *opti
                                .depth = 16,
                                .request_capacity = 64,
                                .verify = self->sums,
+                               .places = self->places,
+                               .compares_not = !asked->io.verify_reads,
                                .start_thread = io_thread_start,
                                .user = &self->setup->cores.io};
     return lane_io_create(&io_lanes, &self->read_lane, &self->write_lane);
@@ -255,6 +292,21 @@ static int make_gpu_lane(traini_engine *self)
     return lane_stream_create(&config, &self->gpu_lane);
 }
 
+/* It waits for drives. Its memory is the manifest's alone, so run.paranoid has nothing to check there. */
+static int make_commit_lane(traini_engine *self)
+{
+    lane_worker_config config = {.name = "commit",
+                                 .run = traini_run_commit,
+                                 .start_thread = io_thread_start,
+                                 .user = self,
+                                 .start_user = &self->setup->cores.io,
+                                 .owner = OWNER_COMMITS,
+                                 .depth = 1,
+                                 .priority_lane = LANE_COMMIT,
+                                 .request_capacity = LANE_DEPTH};
+    return lane_worker_create(&config, &self->commit_lane);
+}
+
 static int make_workers(traini_engine *self)
 {
     core_plan *cores = &self->setup->cores;
@@ -289,6 +341,7 @@ static int make_workers(traini_engine *self)
         TRY(kernels_cpu.context_create(&context, &self->update_context));
         TRY(make_worker(self, &update, &self->update_lane));
     }
+    TRY(make_commit_lane(self));
     if (self->setup->gpu)
         return make_gpu_lane(self);
     TRY(make_worker(self, &compute, &self->core_lane));
@@ -306,11 +359,13 @@ static int make_executor(traini_engine *self)
                   [LANE_H2D] = copies,
                   [LANE_D2H] = copies,
                   [LANE_COMPUTE] = gpu ? gpu : self->core_lane,
-                  [LANE_UPDATE] = self->update_lane ? self->update_lane : self->core_lane},
+                  [LANE_UPDATE] = self->update_lane ? self->update_lane : self->core_lane,
+                  [LANE_COMMIT] = self->commit_lane},
         .programs = programs,
         .program_count = PROGRAM_KIND_COUNT,
         .ring = &self->ring,
         .is_skipped = &self->step.skip,
+        .is_committing = &self->commit.is_due,
         .paranoid = self->setup->job->run.paranoid,
         .arena_base = {host_readable(self, ARENA_DEVICE), self->arenas[ARENA_HOST].base},
     };
@@ -328,6 +383,7 @@ int traini_engine_create(traini_setup *setup, const struct traini_engine_options
     self->setup = setup;
     self->logits_row = -1;
     self->step.loss_scale = 1.0;
+    self->commit.metrics_fd = -1;
     int rc = make_disk(self, options); /* refuses sooner than memory can be touched */
     if (rc == 0)
         rc = make_arenas(self, options->memory);
@@ -337,6 +393,8 @@ int traini_engine_create(traini_setup *setup, const struct traini_engine_options
         rc == 0 && sched_getaffinity(0, sizeof self->caller_cores, &self->caller_cores) == 0;
     if (rc == 0) /* this thread runs the executor, and the threads of the pool are like it */
         rc = thread_bind(&setup->cores.io.cores);
+    if (rc == 0)
+        rc = make_places(self, options);
     if (rc == 0)
         rc = make_io(self, options);
     if (rc == 0)
@@ -397,6 +455,7 @@ void traini_engine_destroy(traini_engine *self)
     destroy_lane(self->update_lane);
     destroy_lane(self->copy_lane);
     destroy_lane(self->gpu_lane);
+    destroy_lane(self->commit_lane);
     if (self->update_context)
         kernels_cpu.context_destroy(self->update_context);
     paranoid_destroy(self->checked_cores);
@@ -404,7 +463,10 @@ void traini_engine_destroy(traini_engine *self)
     paranoid_destroy(self->checked_copies);
     if (self->transport)
         io_destroy(self->transport);
+    sim_store_destroy(self->store);
     checksum_destroy(self->sums);
+    place_table_destroy(self->places);
+    manifest_fini(&self->commit.record);
     if (self->disk_is_open)
         slab_close(self->disk);
     mem_free(self->disk);

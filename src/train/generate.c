@@ -20,7 +20,6 @@ struct generator {
     const struct generate_options *asked;
     struct job *job;
     manifest record;
-    uint64_t *offsets; /* [unit_count] of the optimizer state on the slab */
     traini_setup *setup;
     traini_engine *engine;
     struct traini_run_dir dir;
@@ -42,10 +41,12 @@ static int open_run(struct generator *self)
     TRY(manifest_read(self->dir.state, &self->record, &found));
     if (!found)
         return err_set(ERR_INPUT, "%s has no committed state: train it first", path);
-    if (self->record.state != MANIFEST_COMMITTED)
+    if (self->record.state == MANIFEST_BEGUN)
+        return err_set(ERR_INPUT, "the run in %s has no commit yet: train it first", path);
+    if (self->record.state == MANIFEST_RUNNING)
         return err_set(ERR_INPUT,
-                       "the run in %s is not stopped cleanly: its state was changed in place after "
-                       "step %" PRIu64,
+                       "the run in %s has one place per extent (run.commit_every 0) and was not "
+                       "stopped cleanly: its state was changed in place after step %" PRIu64,
                        path, self->record.step);
     if (self->job->model.vocab_size > 256)
         return err_set(ERR_INPUT,
@@ -63,36 +64,18 @@ static int open_run(struct generator *self)
     return 0;
 }
 
-/* The first tile of each unit says where the unit's state begins. */
-static int read_offsets(struct generator *self)
-{
-    uint64_t count = 0;
-    for (uint64_t i = 0; i < self->record.extent_count; i++)
-        count = size_max(count, (uint64_t)self->record.extents[i].unit + 1);
-    self->offsets = mem_alloc(count, sizeof *self->offsets, "state offsets");
-    if (!self->offsets)
-        return -ENOMEM;
-    for (uint64_t i = 0; i < self->record.extent_count; i++)
-        if (self->record.extents[i].tile == 0)
-            self->offsets[self->record.extents[i].unit] = self->record.extents[i].offset_bytes;
-    return 0;
-}
-
 static int start(struct generator *self)
 {
     TRY(open_run(self));
-    TRY(read_offsets(self));
-    struct traini_setup_options asked = {.only_eval = true,
-                                         .save_offsets = self->offsets,
-                                         .tile_elems = self->record.tile_elems,
-                                         .found = &self->record};
+    struct traini_setup_options asked = {
+        .only_eval = true, .found = &self->record, .as_it_lies = true};
     TRY(traini_setup_create(self->job, &asked, &self->setup));
     struct traini_engine_options engine = {.open_existing = true,
                                            .slab_bytes = self->record.total_bytes,
-                                           .stripe_bytes = self->record.stripe_bytes};
+                                           .stripe_bytes = self->record.stripe_bytes,
+                                           .found = &self->record};
     memcpy(engine.uuid, self->record.slabs.uuid, sizeof engine.uuid);
     TRY(traini_engine_create(self->setup, &engine, &self->engine));
-    TRY(traini_expect_sums(self->engine, &self->record));
     TRY(traini_engine_run(self->engine, PROGRAM_LOAD, self->record.step, NULL));
     uint64_t vocab = self->setup->net->spec.vocab_size;
     void *logits;
@@ -190,7 +173,6 @@ int generate_run(const struct generate_options *options)
     traini_run_dir_close(&self->dir);
     manifest_fini(&self->record);
     job_destroy(self->job);
-    mem_free(self->offsets);
     mem_free(self->sorted);
     mem_free(self->text);
     mem_free(self);

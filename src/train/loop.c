@@ -1,7 +1,8 @@
 /* The training loop: one program a step, scalars between programs, metrics after each.
  *
- *   start --(no run here)--> INIT -----\
- *         --(clean manifest)--> LOAD ---+--> FIRST --> STEADY ... --> FLUSH --> SAVE --> manifest CLEAN
+ *   start --(no commit here)--> INIT ---\
+ *         --(commit)-----------> LOAD --+--> FIRST --> STEADY ... --> FLUSH --> SAVE: the last commit
+ *                                                       `--> a commit behind a step, where one is due
  *
  * With update in_next_forward the gradients of step t are applied by the program of step t + 1 (or by
  * FLUSH), with the scalars that the norm of step t gave. A step whose gradient norm is not finite is
@@ -54,7 +55,7 @@ static double mean_loss(const traini_loop *self)
     return sum / (double)count;
 }
 
-static int apply_pending(traini_loop *self)
+int traini_apply_pending(traini_loop *self)
 {
     if (!self->pending)
         return 0;
@@ -68,12 +69,12 @@ static bool is_stopped(const traini_loop *self)
 }
 
 /* The last evaluation is finished whatever was asked since: the run is over. */
-static int evaluate(traini_loop *self, bool is_last)
+int traini_evaluate(traini_loop *self, bool is_last)
 {
     if (!self->valid_source)
         return 0;
     uint64_t begin_ns = clock_ns();
-    TRY(apply_pending(self));
+    TRY(traini_apply_pending(self));
     /* Whole programs of windows that are not repeated; at least one, which may wrap around. */
     uint64_t windows = self->job->accumulation * self->setup->net->micro_batch;
     uint64_t asked = size_div_up(self->job->run.eval_batches, self->job->accumulation);
@@ -206,6 +207,52 @@ static int note_overflow(traini_loop *self, double loss)
                    self->job->type == DTYPE_FP16 ? " or with fp16.loss_scale 0" : "");
 }
 
+/* Whether the state at this point is to be committed and is not yet. */
+static bool is_due(const traini_loop *self, uint64_t step)
+{
+    uint64_t every = self->job->run.commit_every;
+    const traini_commit *commit = &self->engine->commit;
+    return every > 0 && !self->options->is_trial && step > 0 && step % every == 0 &&
+           !(commit->has_commit && commit->committed_step >= step);
+}
+
+/* Which state the steady step that comes next would commit: the one that it finds, which lacks the pending
+ * update where there is one, or the one with that update. */
+static const traini_point *state_to_commit(const traini_loop *self, traini_point *now)
+{
+    traini_point_take(now, &self->record);
+    bool finds_older =
+        self->setup->set.commit == PLAN_COMMIT_FIRST && traini_leaves_update(self->setup);
+    return finds_older ? &self->before : now;
+}
+
+/* Before a steady step: whether it commits, and what. */
+static void decide_commit(traini_loop *self)
+{
+    traini_commit *commit = &self->engine->commit;
+    traini_point now;
+    if (self->setup->set.commit == PLAN_COMMIT_APART)
+        return;
+    const traini_point *state = state_to_commit(self, &now);
+    commit->is_due = is_due(self, state->step);
+    if (commit->is_due)
+        traini_point_put(state, &commit->record);
+}
+
+/* Between steps: a commit that no step can make behind its work. With updates left for later and none
+ * pending (the step was skipped, or evaluation has applied it) the next step finds nothing to commit. */
+static int commit_between(traini_loop *self)
+{
+    if (!is_due(self, self->record.step) && !is_due(self, self->before.step))
+        return 0;
+    bool apart = self->setup->set.commit == PLAN_COMMIT_APART;
+    if (!apart && !(traini_leaves_update(self->setup) && !self->pending))
+        return 0;
+    if (apart && !is_due(self, self->record.step))
+        return 0;
+    return traini_commit_now(self);
+}
+
 /* The program of one step, with the scalars before and after it. */
 static int run_step_program(traini_loop *self, run_totals *run)
 {
@@ -220,7 +267,10 @@ static int run_step_program(traini_loop *self, run_totals *run)
         traini_make_scalars(engine);
     }
     enum program_kind kind = self->pending || !leaves_update ? PROGRAM_STEADY : PROGRAM_FIRST;
+    if (kind == PROGRAM_STEADY)
+        decide_commit(self);
     int rc = traini_engine_run(engine, kind, engine->step.step, run);
+    engine->commit.is_due = false;
     if (rc < 0)
         return err_prefix(rc, "step %" PRIu64, engine->step.step);
     if (leaves_update)
@@ -239,11 +289,13 @@ static int one_step(traini_loop *self)
     run_totals run;
     TRY(run_step_program(self, &run));
     bool skipped = self->engine->step.skip;
+    traini_point_take(&self->before, &self->record);
     self->record.step++;
     self->record.window_count += self->job->accumulation * net->micro_batch;
     self->record.skipped_count += skipped;
     double loss = mean_loss(self);
     int rc = note_overflow(self, loss);
+    loss_scaler_save(&self->scaler, &self->record);
     metrics_line line;
     fill_line(self, &run, loss, (double)(clock_ns() - begin_ns) * 1e-9, &line);
     TRY_KEEP(rc, metrics_file_write(&self->metrics, &line));
@@ -277,7 +329,7 @@ static void check_seal(traini_loop *self, bool last)
 }
 
 /* Steps until the last or a stop. 1 when stopped on request. */
-static int run_steps(traini_loop *self)
+int traini_run_steps(traini_loop *self)
 {
     uint64_t every = self->job->run.eval_every;
     bool sealed = false;
@@ -285,10 +337,12 @@ static int run_steps(traini_loop *self)
     self->begin_step = self->record.step;
     int rc = 0;
     while (rc == 0 && self->record.step < self->job->run.steps && !is_stopped(self)) {
-        rc = one_step(self);
+        rc = commit_between(self);
+        if (rc == 0)
+            rc = one_step(self);
         if (rc == 0 && every && self->record.step % every == 0 &&
             self->record.step < self->job->run.steps)
-            rc = evaluate(self, false);
+            rc = traini_evaluate(self, false);
         if (!sealed && self->record.step - self->begin_step >= SEAL_AFTER_STEPS) {
             sealed = true;
             check_seal(self, false);
@@ -300,55 +354,6 @@ static int run_steps(traini_loop *self)
     if (rc < 0)
         return rc;
     return is_stopped(self) && self->record.step < self->job->run.steps;
-}
-
-static int write_trace(const traini_loop *self)
-{
-    char path[JOB_PATH_BYTES + 16];
-    snprintf(path, sizeof path, "%s/trace.json", self->dir.path);
-    const model *net = self->setup->net;
-    const char **names = mem_alloc(net->unit_count, sizeof *names, "trace names");
-    if (!names)
-        return -ENOMEM;
-    for (uint32_t u = 0; u < net->unit_count; u++)
-        names[u] = net->units[u].name;
-    chrome_trace_names labels = {
-        .process = "sluice rank 0", .unit_names = names, .unit_count = net->unit_count};
-    int rc = chrome_trace_write(path, &self->engine->ring, &labels);
-    mem_free(names);
-    return rc;
-}
-
-static int commit_clean(traini_loop *self)
-{
-    TRY(apply_pending(self));
-    loss_scaler_save(&self->scaler, &self->record);
-    return traini_commit(self->engine, self->dir.state, &self->record, MANIFEST_COMMITTED);
-}
-
-/* After the last step: the commit first, so that nothing after it can cost the run. */
-static int finish(traini_loop *self, bool stopped)
-{
-    TRY(commit_clean(self));
-    if (self->options->hash_weights)
-        TRY(traini_weights_hash(self->engine, &self->summary->weights_hash));
-    if (self->summary->steps_done == 0)
-        return 0;
-    if (write_trace(self) < 0) /* before evaluation overwrites the ring's training steps */
-        log_warn("trace.json is not written: %s", err_text());
-    return self->valid_source && !stopped ? evaluate(self, true) : 0;
-}
-
-/* After a failure that left the engine whole (a metrics file that cannot be written, data that cannot
- * be read): what was trained is committed all the same. The first error stays. */
-static int rescue(traini_loop *self, int failed)
-{
-    err_record first;
-    err_save(&first, failed);
-    if (self->spoiled || commit_clean(self) < 0)
-        return err_restore(&first); /* the engine itself failed: the state is in between */
-    return err_set(failed, "%s; the state after step %" PRIu64 " is committed", first.text,
-                   self->record.step);
 }
 
 /* The run, its memory and slab, but for its directory. */
@@ -405,17 +410,23 @@ static int run_all(traini_loop *self)
     if (rc == 0)
         rc = traini_make_state(self);
     manifest_fini(found);
-    if (rc < 0)
-        return self->announced ? withdraw(self, rc) : rc;
+    if (rc < 0 && self->announced)
+        return withdraw(self, rc);
+    if (rc == ERR_CORRUPT && exists)
+        return err_prefix(rc, "the commit of step %" PRIu64 " in %s is damaged", found->step,
+                          self->dir.path);
+    TRY(rc);
     self->summary->was_resumed = self->resumed;
-    int stopped = run_steps(self);
+    int stopped = traini_run_steps(self);
     if (stopped >= 0 && self->setup->gpu)
         TRY(traini_gpu_used(self->setup, &self->summary->gpu_used_bytes));
     if (self->options->is_trial)
         return end_trial(self, stopped);
     if (stopped < 0)
-        return rescue(self, stopped);
-    TRY(finish(self, stopped == 1));
+        return traini_rescue(self, stopped);
+    int finished = traini_finish(self, stopped == 1);
+    if (finished < 0)
+        return traini_rescue(self, finished);
     sum_up_lanes(self);
     if (stopped)
         return err_set(ERR_STOPPED,
@@ -437,6 +448,7 @@ int train_run(const struct train_options *options, struct train_summary *summary
     self->dir.lock_fd = -1;
     self->metrics.fd = -1;
     int rc = run_all(self);
+    sim_store_destroy(self->moved_store);
     int memory = arena_process_memory(NULL, &summary->resident_bytes_max, NULL);
     if (memory < 0 && rc == 0)
         rc = memory;

@@ -88,49 +88,42 @@ int traini_run_dir_write(const struct traini_run_dir *self, const char *name, co
     return 0;
 }
 
-/* What slab_remove_files wants to know of a run. The caller frees *drives. */
-static int slab_config_of(const manifest *found, slab_config *config, slab_drive **drives)
+int traini_slab_config(const manifest_slabs *from, slab_config *config, slab_drive **drives)
 {
     *drives = mem_alloc(SLAB_DRIVES_MAX, sizeof **drives, "slab drives");
     if (!*drives)
         return -ENOMEM;
-    for (uint32_t d = 0; d < found->slabs.drive_count; d++)
-        snprintf((*drives)[d].path, sizeof(*drives)[d].path, "%s", found->slabs.drives[d]);
-    *config = (slab_config){.drives = *drives, .drive_count = found->slabs.drive_count};
-    memcpy(config->uuid, found->slabs.uuid, sizeof config->uuid);
+    for (uint32_t d = 0; d < from->drive_count; d++)
+        snprintf((*drives)[d].path, sizeof(*drives)[d].path, "%s", from->drives[d]);
+    *config = (slab_config){.drives = *drives, .drive_count = from->drive_count};
+    memcpy(config->uuid, from->uuid, sizeof config->uuid);
     return 0;
 }
 
-int traini_former_bytes(const manifest *former, const slab_drive *drives, uint32_t drive_count,
-                        uint64_t *bytes)
+int traini_remove_slabs(const manifest_slabs *slabs)
 {
     slab_config config;
-    slab_drive *former_drives;
-    TRY(slab_config_of(former, &config, &former_drives));
-    int rc = slab_freed_bytes(&config, drives, drive_count, bytes);
-    mem_free(former_drives);
-    *bytes = *bytes / 10 * 9; /* where no budget is given a drive is filled to nine tenths */
+    slab_drive *drives;
+    if (slabs->drive_count == 0)
+        return 0;
+    TRY(traini_slab_config(slabs, &config, &drives));
+    int rc = slab_remove_files(&config);
+    mem_free(drives);
     return rc;
 }
 
 /* Removes the slabs that the manifest names and our own files; anything else stays. */
 int traini_run_dir_clear(const struct traini_run_dir *self, const manifest *found)
 {
-    if (found) {
-        slab_config config;
-        slab_drive *drives;
-        TRY(slab_config_of(found, &config, &drives));
-        if (slab_remove_files(&config) < 0)
-            log_warn("the slabs of the former run could not be removed: %s", err_text());
-        mem_free(drives);
-    }
+    if (found && (traini_remove_slabs(&found->slabs) < 0 || traini_remove_slabs(&found->stray) < 0))
+        log_warn("the slabs of the former run could not be removed: %s", err_text());
     static const char *const names[] = {"state/manifest-0", "state/manifest-1", "metrics.jsonl",
                                         "trace.json",       "plan.json",        "job.json"};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         char path[JOB_PATH_BYTES];
         TRY(join(path, self->path, names[i]));
         if (unlink(path) != 0 && errno != ENOENT)
-            return err_errno(errno, "--fresh: cannot remove %s", path);
+            return err_errno(errno, "cannot remove %s", path);
     }
     return 0;
 }

@@ -2,6 +2,7 @@
  * does not fit is refused here. */
 #include <assert.h>
 #include <errno.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -67,25 +68,95 @@ enum {
     NUMERICS_VERSION = 3,
 };
 
-/* What the bits of a run depend on besides its data: model, dtypes, micro-batch, kernels. */
-static uint64_t fingerprint_of(const traini_setup *self)
+/* What the bits of a run depend on besides its data: model, dtypes, micro-batch, kernels. A line each, named
+ * as in the job file where it has a key, so that a refusal can say what differs. */
+static int make_identity(traini_setup *self)
 {
-    char text[1024];
+    static const char *const optimizers[] = {
+        [JOB_ADAM] = "Adam", [JOB_LION] = "Lion", [JOB_ADAGRAD] = "Adagrad"};
     const model_spec *s = &self->net->spec;
     int length = snprintf(
-        text, sizeof text,
-        "numerics %d, optimizer %d | %d %llu %llu %llu %llu %llu %llu %llu %d %a %a %a | %d "
-        "%llu %llu %llu %d | %s %s %d",
-        NUMERICS_VERSION, (int)self->job->optimizer.type, (int)s->family,
-        (unsigned long long)s->num_layers, (unsigned long long)s->hidden_size,
-        (unsigned long long)s->num_heads, (unsigned long long)s->num_kv_heads,
-        (unsigned long long)s->ffn_size, (unsigned long long)s->vocab_size,
-        (unsigned long long)s->seq_length, s->tie_embeddings, s->rope_theta, s->norm_epsilon,
-        s->init_std, (int)self->net->type, (unsigned long long)self->net->micro_batch,
-        (unsigned long long)self->net->chunk_rows, (unsigned long long)s->max_part_bytes,
-        (int)self->job->grad_dtype, self->ops->name, self->ops->describe(self->context),
-        self->gpu ? 0 : self->thread_count); /* the update's threads change no bit */
-    return XXH3_64bits(text, size_min((uint64_t)length, sizeof text - 1));
+        self->identity, sizeof self->identity,
+        "model.family=%s\nmodel.num_layers=%" PRIu64 "\nmodel.hidden_size=%" PRIu64
+        "\nmodel.num_heads=%" PRIu64 "\nmodel.num_kv_heads=%" PRIu64 "\nmodel.ffn_size=%" PRIu64
+        "\nmodel.vocab_size=%" PRIu64 "\nmodel.seq_length=%" PRIu64
+        "\nmodel.tie_embeddings=%s\nmodel.rope_theta=%.17g\nmodel.norm_epsilon=%.17g"
+        "\nmodel.init_std=%.17g\nmodel.max_part_bytes=%" PRIu64
+        "\ntrain_micro_batch_size_per_gpu=%" PRIu64 "\noptimizer.type=%s\ndtype=%s"
+        "\ndata_types.grad_accum_dtype=%s\nlogits_chunk=%" PRIu64
+        "\nbackend=%s\nkernels=%s\nthreads=%d\nnumerics=%d\n",
+        s->family == MODEL_LLAMA ? "llama" : "gpt2", (uint64_t)s->num_layers,
+        (uint64_t)s->hidden_size, (uint64_t)s->num_heads, (uint64_t)s->num_kv_heads,
+        (uint64_t)s->ffn_size, (uint64_t)s->vocab_size, (uint64_t)s->seq_length,
+        s->tie_embeddings ? "true" : "false", s->rope_theta, s->norm_epsilon, s->init_std,
+        (uint64_t)s->max_part_bytes, (uint64_t)self->net->micro_batch,
+        optimizers[self->job->optimizer.type], dtype_name(self->net->type),
+        dtype_name(self->job->grad_dtype), (uint64_t)self->net->chunk_rows, self->ops->name,
+        self->ops->describe(self->context),
+        self->gpu ? 0 : self->thread_count, /* the update's threads change no bit */
+        NUMERICS_VERSION);
+    if (length < 0 || (size_t)length >= sizeof self->identity)
+        return err_set(ERR_INTERNAL, "the description of the run has %d bytes, more than %zu",
+                       length, sizeof self->identity - 1);
+    self->fingerprint = XXH3_64bits(self->identity, (size_t)length);
+    return 0;
+}
+
+/* The value of the line that begins with the `key_bytes` of `key`, and its length; NULL: there is none. */
+static const char *find_value(const char *identity, const char *key, size_t key_bytes,
+                              size_t *value_bytes)
+{
+    for (const char *line = identity; *line;) {
+        size_t length = strcspn(line, "\n");
+        if (length >= key_bytes && memcmp(line, key, key_bytes) == 0) {
+            *value_bytes = length - key_bytes;
+            return line + key_bytes;
+        }
+        line += length + (line[length] == '\n');
+    }
+    return NULL;
+}
+
+/* "model.num_layers was 12 and is 24; ...", as many as there is room for. */
+static void list_differences(const char *was, const char *is, char *text, size_t capacity)
+{
+    size_t used = 0;
+    text[0] = '\0';
+    for (const char *line = is; *line;) {
+        size_t length = strcspn(line, "\n");
+        const char *equals = memchr(line, '=', length);
+        size_t key_bytes = equals ? (size_t)(equals - line) + 1 : length, old_bytes = 0;
+        const char *old = find_value(was, line, key_bytes, &old_bytes);
+        if (!old || old_bytes != length - key_bytes ||
+            memcmp(old, line + key_bytes, old_bytes) != 0) {
+            int more = snprintf(text + used, capacity - used, "%s%.*s was %.*s and is %.*s",
+                                used ? "; " : "", (int)key_bytes - 1, line, (int)old_bytes,
+                                old ? old : "", (int)(length - key_bytes), line + key_bytes);
+            if (more < 0 || (size_t)more >= capacity - used) {
+                snprintf(text + used, capacity - used, used ? "; ..." : "...");
+                return;
+            }
+            used += (size_t)more;
+        }
+        line += length + (line[length] == '\n');
+    }
+}
+
+static int check_identity(const traini_setup *self, const manifest *found)
+{
+    char differences[640];
+    if (found->fingerprint == self->fingerprint)
+        return 0;
+    if (found->identity[0] == '\0')
+        return err_set(ERR_INPUT,
+                       "the run in %s was made by an earlier version of sluice, which gives other "
+                       "bits: go on with that version, or begin in another run.dir",
+                       self->job->run.dir);
+    list_differences(found->identity, self->identity, differences, sizeof differences);
+    return err_set(ERR_INPUT,
+                   "the run in %s was made with other settings: %s; go on with its own, or begin "
+                   "in another run.dir",
+                   self->job->run.dir, differences);
 }
 
 static void fill_pass(const model_pass *from, plan_pass *to)
@@ -188,10 +259,12 @@ static int make_plan_inputs(traini_setup *self, const struct traini_setup_option
         .grad_bytes = (uint32_t)dtype_bytes(self->job->grad_dtype),
         .order = self->job->schedule.order == JOB_BATCH_MAJOR ? PLAN_BATCH_MAJOR : PLAN_LAYER_MAJOR,
         .state_streams = self->job->optimizer.type == JOB_ADAM ? 3 : 2,
-        .tile_elems = options->tile_elems ? options->tile_elems : self->job->schedule.tile_elems,
+        .tile_elems = options->found && options->as_it_lies ? options->found->tile_elems
+                                                            : self->job->schedule.tile_elems,
         .tile_elems_max = self->job->sub_group_size,
         .lookahead_ops = self->job->schedule.lookahead,
         .needs_save_places = !options->is_trial,
+        .commits = !options->is_trial && !options->only_eval && self->job->run.commit_every > 0,
         .only_eval = options->only_eval,
     };
     if (plan->tile_elems)
@@ -222,23 +295,22 @@ static int make_absolute(char path[SLAB_PATH_BYTES])
     return 0;
 }
 
-/* A resumed run keeps its drives; that the job now names others is said. */
-static int compare_drives(const traini_setup *self)
+/* The directories of the slabs: the job's drives, or the run directory. */
+int traini_job_drives(const struct job *asked, slab_drive drives[SLAB_DRIVES_MAX], uint32_t *count)
 {
-    const struct job *asked = self->job;
-    if (asked->tiers.nvme_count == 0)
-        return 0;
-    bool same = asked->tiers.nvme_count == self->drive_count;
-    for (uint32_t d = 0; same && d < self->drive_count; d++) {
-        char path[SLAB_PATH_BYTES];
-        snprintf(path, sizeof path, "%s", asked->tiers.nvme[d].path);
-        TRY(make_absolute(path));
-        same = strcmp(path, self->drives[d].path) == 0;
+    *count = asked->tiers.nvme_count;
+    for (uint32_t d = 0; d < *count; d++) {
+        snprintf(drives[d].path, sizeof drives[d].path, "%s", asked->tiers.nvme[d].path);
+        drives[d].budget_bytes = asked->tiers.nvme[d].budget_bytes;
     }
-    if (!same)
-        log_warn(
-            "tiers.nvme names other drives than those of this run, which goes on where it is: %s%s",
-            self->drives[0].path, self->drive_count > 1 ? " and others" : "");
+    if (*count == 0) {
+        *count = 1;
+        int length = snprintf(drives[0].path, sizeof drives[0].path, "%s/state", asked->run.dir);
+        if (length < 0 || (size_t)length >= sizeof drives[0].path)
+            return err_set(ERR_CONFIG, "run.dir is longer than %d bytes", SLAB_PATH_BYTES - 7);
+    }
+    for (uint32_t d = 0; d < *count; d++)
+        TRY(make_absolute(drives[d].path));
     return 0;
 }
 
@@ -246,39 +318,21 @@ static int compare_drives(const traini_setup *self)
 static int make_drives(traini_setup *self, const struct traini_setup_options *options)
 {
     const struct job *asked = self->job;
-    if (options->found) {
+    if (options->found && options->as_it_lies) {
         self->drive_count = options->found->slabs.drive_count;
         for (uint32_t d = 0; d < self->drive_count; d++)
             snprintf(self->drives[d].path, sizeof self->drives[d].path, "%s",
                      options->found->slabs.drives[d]);
         self->plan.budget_bytes[ARENA_NVME] = options->found->total_bytes;
-        self->plan.nvme_advice = "the slab of a run does not grow: resume with the placement and "
-                                 "memory that it had, or begin anew with --fresh";
-        return options->resumes ? compare_drives(self) : 0;
+        return 0;
     }
-    self->drive_count = asked->tiers.nvme_count;
-    for (uint32_t d = 0; d < self->drive_count; d++) {
-        snprintf(self->drives[d].path, sizeof self->drives[d].path, "%s",
-                 asked->tiers.nvme[d].path);
-        self->drives[d].budget_bytes = asked->tiers.nvme[d].budget_bytes;
-    }
-    if (self->drive_count == 0) {
-        self->drive_count = 1;
-        int length =
-            snprintf(self->drives[0].path, sizeof self->drives[0].path, "%s/state", asked->run.dir);
-        if (length < 0 || (size_t)length >= sizeof self->drives[0].path)
-            return err_set(ERR_CONFIG, "run.dir is longer than %d bytes", SLAB_PATH_BYTES - 7);
-    }
-    for (uint32_t d = 0; d < self->drive_count; d++)
-        TRY(make_absolute(self->drives[d].path));
-    uint64_t capacity, freed = 0;
+    TRY(traini_job_drives(asked, self->drives, &self->drive_count));
+    uint64_t capacity;
     TRY(slab_capacity(self->drives, self->drive_count, &capacity));
-    if (options->former)
-        TRY(traini_former_bytes(options->former, self->drives, self->drive_count, &freed));
     /* Of what a drive may hold, its header and up to a stripe are not for us; the budget stays the one
      * that the user knows, so that a refusal names a figure to set. */
     uint64_t header_bytes = (uint64_t)self->drive_count * SLAB_HEADER_BYTES;
-    uint64_t bytes = capacity + header_bytes + freed, stated = 0;
+    uint64_t bytes = capacity + header_bytes, stated = 0;
     bool is_stated = asked->tiers.nvme_count > 0;
     for (uint32_t d = 0; d < asked->tiers.nvme_count; d++) {
         stated += asked->tiers.nvme[d].budget_bytes;
@@ -317,15 +371,9 @@ static int setup_fill(traini_setup *self, const struct traini_setup_options *opt
     TRY(make_plan_inputs(self, options));
     TRY(make_drives(self, options));
     TRY(make_budgets(self));
-    self->fingerprint = fingerprint_of(self);
-    if (options->resumes && options->found->fingerprint != self->fingerprint)
-        return err_set(
-            ERR_INPUT,
-            "the run in %s was made with another model, precision, micro-batch, optimizer, "
-            "thread count, CPU, GPU or version of sluice: its bits cannot be continued; use its "
-            "own "
-            "job.json, or --fresh",
-            self->job->run.dir);
+    TRY(make_identity(self));
+    if (options->found && !options->only_eval)
+        TRY(check_identity(self, options->found));
     return traini_place_and_compile(self);
 }
 
@@ -397,6 +445,7 @@ void traini_setup_summary(const traini_setup *self, struct plan_summary *out)
     out->tokens_per_step = self->job->accumulation * self->net->micro_batch * self->net->tokens;
     out->tile_elems = self->set.tile_elems;
     out->held_stages = self->set.held_stages;
+    out->second_bytes = self->set.second_bytes;
     out->op_count = steady->op_count;
     out->bottleneck = lane_kind_name((enum lane_kind)busiest);
     static const char *const updates[] = {

@@ -7,6 +7,7 @@
 #include <string.h>
 #include <sys/random.h>
 
+#include "base/failpoint.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "train/train_internal.h"
@@ -44,15 +45,27 @@ int traini_open_data(traini_loop *self)
                         asked->model.seq_length);
 }
 
-/* Whether the job fits once the former run's slab is gone. */
-static int check_fit(const traini_loop *self, const manifest *former)
+/* What --fresh says where there is something to lose. */
+static int refuse_fresh(const traini_loop *self, const manifest *found, bool is_read)
 {
-    traini_setup *setup;
-    const struct job *asked = self->job;
-    struct traini_setup_options options = {.former = former, .is_trial = self->options->is_trial};
-    TRY(traini_setup_create(asked, &options, &setup));
-    traini_setup_destroy(setup);
-    return 0;
+    char what[96] = "manifests that cannot be read";
+    if (is_read)
+        snprintf(what, sizeof what, "a run with a commit of step %" PRIu64, found->step);
+    return err_set(
+        ERR_INPUT,
+        "--fresh asks for a new or empty run.dir, but %s holds %s: name another run.dir, "
+        "or remove that run (its directory%s%s)",
+        self->dir.path, what, is_read ? ", and its slabs in " : "",
+        is_read ? found->slabs.drives[0] : "");
+}
+
+/* A run that was killed before its first commit, or while it began, has nothing to go on from. */
+static int forget_begun(traini_loop *self, manifest *found)
+{
+    log_info("the run in %s has no commit yet: it begins again", self->dir.path);
+    int rc = traini_run_dir_clear(&self->dir, found);
+    manifest_fini(found);
+    return rc;
 }
 
 int traini_find_run(traini_loop *self, manifest *found, bool *exists)
@@ -60,71 +73,54 @@ int traini_find_run(traini_loop *self, manifest *found, bool *exists)
     int has_manifest = 0;
     *exists = false;
     int rc = manifest_read(self->dir.state, found, &has_manifest);
-    if (rc < 0 && !self->options->fresh)
+    if (rc < 0 && !(self->options->fresh && rc == ERR_CORRUPT))
         return rc;
-    if (self->options->fresh) {
-        const manifest *former = rc >= 0 && has_manifest ? found : NULL;
-        if (former) /* which stays where the new job does not fit */
-            TRY(check_fit(self, former));
-        TRY(traini_run_dir_clear(&self->dir, former));
-        return 0;
-    }
+    if (has_manifest && found->state == MANIFEST_BEGUN)
+        return forget_begun(self, found);
+    if (self->options->fresh && (rc < 0 || has_manifest))
+        return refuse_fresh(self, found, has_manifest);
     *exists = has_manifest;
-    if (has_manifest && found->state != MANIFEST_COMMITTED)
+    if (has_manifest && found->state == MANIFEST_RUNNING)
         return err_set(ERR_INPUT,
-                       "the run in %s was not stopped cleanly at step %" PRIu64
-                       " or later, and its state was changed in place: it cannot be resumed; begin "
-                       "anew with --fresh or in another run.dir",
+                       "the run in %s has one place per extent (run.commit_every 0) and was not "
+                       "stopped cleanly after step %" PRIu64
+                       ": its state was changed in place and cannot be resumed; begin in another "
+                       "run.dir, with run.commit_every above 0 to be able to go on",
                        self->dir.path, found->step);
     return 0;
 }
 
-/* The record of this run but for what the open slab says. */
-static int new_record(traini_loop *self, const uint8_t uuid[SLAB_UUID_BYTES])
+int traini_draw_uuid(uint8_t uuid[SLAB_UUID_BYTES])
+{
+    if (getrandom(uuid, SLAB_UUID_BYTES, 0) != SLAB_UUID_BYTES)
+        return err_errno(errno, "cannot draw an id for the slabs");
+    return 0;
+}
+
+/* Before a new run's slabs are made, the manifest names them: whenever the start is killed, the next one
+ * finds what it left. */
+static int announce(traini_loop *self, const uint8_t uuid[SLAB_UUID_BYTES])
 {
     manifest *record = &self->record;
     memcpy(record->slabs.uuid, uuid, sizeof record->slabs.uuid);
+    memcpy(record->identity, self->setup->identity, sizeof record->identity);
     record->fingerprint = self->setup->fingerprint;
     record->seed = self->job->run.seed;
-    loss_scaler_init(&self->scaler, self->job);
-    loss_scaler_save(&self->scaler, record);
     record->tile_elems = self->setup->set.tile_elems;
+    record->state_streams = self->setup->plan.state_streams;
     record->slabs.drive_count = self->setup->drive_count;
     for (uint32_t d = 0; d < record->slabs.drive_count; d++)
         snprintf(record->slabs.drives[d], sizeof record->slabs.drives[d], "%s",
                  self->setup->drives[d].path);
-    return self->options->is_trial ? 0 : traini_extents_fill(self->setup, record);
-}
-
-/* Before a new run's slab is made, the manifest names it: whenever the start is killed, --fresh finds
- * what it left. */
-static int announce(traini_loop *self)
-{
     self->announced = true;
-    self->record.state = MANIFEST_RUNNING;
-    self->record.generation++;
-    return manifest_write(self->dir.state, &self->record);
+    record->state = MANIFEST_BEGUN;
+    record->generation++;
+    TRY(manifest_write(self->dir.state, record));
+    return failpoint("slab.create");
 }
 
-int traini_start(traini_loop *self, manifest *found)
+static void show_setup(traini_loop *self)
 {
-    struct traini_setup_options asked = {.is_trial = self->options->is_trial};
-    struct traini_engine_options engine = {0};
-    if (found) {
-        asked.tile_elems = found->tile_elems;
-        engine.open_existing = true;
-        engine.slab_bytes = found->total_bytes;
-        engine.stripe_bytes = found->stripe_bytes;
-        asked.found = found;
-        asked.resumes = true;
-        memcpy(engine.uuid, found->slabs.uuid, sizeof engine.uuid);
-    } else if (getrandom(engine.uuid, sizeof engine.uuid, 0) != (ssize_t)sizeof engine.uuid) {
-        return err_errno(errno, "cannot draw a run id");
-    }
-    if (!self->setup)
-        TRY(traini_setup_create(self->job, &asked, &self->setup));
-    if (found)
-        TRY(traini_extents_match(self->setup, found));
     struct plan_summary summary;
     traini_setup_summary(self->setup, &summary);
     if (self->options->on_plan)
@@ -136,27 +132,66 @@ int traini_start(traini_loop *self, manifest *found)
     char text[TOPOLOGY_TEXT_BYTES];
     log_info("%s", topology_describe(&self->setup->machine, text));
     log_info("%s", core_plan_describe(&self->setup->cores, text));
-    engine.faults = self->options->faults;
-    engine.simulates_drives = self->options->simulates_drives;
-    engine.memory = self->options->memory;
-    TRY(new_record(self, engine.uuid));
-    if (!found)
-        TRY(announce(self));
-    TRY(traini_engine_create(self->setup, &engine, &self->engine));
-    self->engine->step.loss_scale = self->scaler.scale;
-    self->record.total_bytes = self->engine->disk->total_bytes;
-    self->record.stripe_bytes = self->engine->disk->stripe_bytes;
-    if (!found)
+}
+
+int traini_start_engine(traini_loop *self, const manifest *found,
+                        const uint8_t uuid[SLAB_UUID_BYTES])
+{
+    show_setup(self);
+    struct traini_engine_options options = {
+        .faults = self->options->faults,
+        .simulates_drives = self->options->simulates_drives,
+        .store = self->options->store,
+        .memory = self->options->memory,
+        .open_existing = found != NULL,
+        .slab_bytes = found ? found->total_bytes : 0,
+        .stripe_bytes = found ? found->stripe_bytes : 0,
+        .found = found,
+    };
+    memcpy(options.uuid, uuid, sizeof options.uuid);
+    TRY(traini_engine_create(self->setup, &options, &self->engine));
+    traini_commit *commit = &self->engine->commit;
+    commit->state_dir = self->dir.state;
+    commit->job = self->job;
+    if (self->options->is_trial)
         return 0;
-    self->resumed = true;
-    TRY(traini_expect_sums(self->engine, found));
-    self->record.generation = found->generation;
-    self->record.step = found->step;
-    self->record.window_count = found->window_count;
-    self->record.skipped_count = found->skipped_count;
+    return traini_record_init(self->engine, &commit->record);
+}
+
+/* The engine and the loop at the point of the commit. */
+static int take_point(traini_loop *self, const manifest *found)
+{
+    traini_point point;
+    traini_point_take(&point, found);
+    traini_point_put(&point, &self->record);
     TRY(loss_scaler_load(&self->scaler, found));
+    self->resumed = true;
+    self->engine->commit.has_commit = true;
+    self->engine->commit.committed_step = found->step;
     self->engine->step.step = found->step;
     self->engine->step.applied = found->step - found->skipped_count;
+    return 0;
+}
+
+int traini_start(traini_loop *self, const manifest *found)
+{
+    struct traini_setup_options asked = {.is_trial = self->options->is_trial};
+    uint8_t uuid[SLAB_UUID_BYTES];
+    loss_scaler_init(&self->scaler, self->job);
+    loss_scaler_save(&self->scaler, &self->record);
+    if (found) {
+        TRY(traini_resume(self, found));
+        TRY(take_point(self, found));
+    } else {
+        if (!self->setup)
+            TRY(traini_setup_create(self->job, &asked, &self->setup));
+        TRY(traini_draw_uuid(uuid));
+        TRY(announce(self, uuid));
+        TRY(traini_start_engine(self, NULL, uuid));
+        self->engine->commit.record.generation = self->record.generation;
+    }
+    self->engine->step.loss_scale = self->scaler.scale;
+    traini_point_take(&self->before, &self->record);
     return 0;
 }
 
@@ -172,14 +207,22 @@ static int open_metrics(traini_loop *self)
 
 int traini_make_state(traini_loop *self)
 {
+    traini_commit *commit = &self->engine->commit;
     TRY(traini_run_dir_write(&self->dir, "job.json", self->job->text));
     TRY(traini_write_plan(&self->dir, self->setup));
     TRY(open_metrics(self));
+    commit->metrics_fd = self->metrics.fd;
     if (self->resumed) {
         log_info("resuming %s at step %" PRIu64, self->dir.path, self->record.step);
         TRY(traini_engine_run(self->engine, PROGRAM_LOAD, self->record.step, NULL));
     }
-    TRY(traini_commit(self->engine, self->dir.state, &self->record, MANIFEST_RUNNING));
+    if (self->job->run.commit_every == 0 && !self->options->is_trial) {
+        traini_point point; /* one place per extent: from here on it is changed in place */
+        traini_point_take(&point, &self->record);
+        traini_point_put(&point, &commit->record);
+        TRY(traini_write_slot(self->engine, MANIFEST_RUNNING));
+        commit->has_commit = false;
+    }
     if (!self->resumed)
         TRY(traini_engine_run(self->engine, PROGRAM_INIT, 0, NULL));
     memset(self->engine->totals, 0, sizeof self->engine->totals);

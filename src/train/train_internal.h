@@ -2,8 +2,9 @@
  *
  *   setup.c       job -> model, placement, plan          engine.c      memory, slabs, lanes, start, end
  *   compute.c     ops -> calls of the ops table          run_dir.c     files of the run directory
- *   loop.c        steps, evaluation, metrics             commit.c      clean stop and resume
- *   start.c       data, run directory, first state   generate.c    sampling from a trained run
+ *   loop.c        steps, evaluation, metrics             commit.c      what a commit does, and when
+ *   start.c       data, run directory, first state   resume.c      the state of an earlier process
+ *   finish.c      the end of a run                    generate.c    sampling from a trained run
  *   placement.c   where each state rests             scalars.c     a step's update scalars
  *   loss_scale.c  the loss scale of fp16             backend.c     CPU or GPU, and what it can hold
  *   memory.c      host memory that outlives a run    recut.c       extents in another layout
@@ -29,6 +30,7 @@
 #include "tiers/device.h"
 #include "tiers/drive_speed.h"
 #include "tiers/io.h"
+#include "tiers/sim.h"
 #include "tiers/slab.h"
 #include "tiers/topology.h"
 #include "train/loss_scale.h"
@@ -50,8 +52,9 @@ struct traini_setup {
     plan_set set;
     uint32_t kept_stages; /* whose inner activations are kept because that was predicted to pay */
     uint8_t kept_arena;
-    uint64_t fingerprint; /* of what the bits depend on */
-    int thread_count;     /* that compute */
+    char identity[MANIFEST_TEXT_BYTES]; /* what the bits depend on, as in manifest.h */
+    uint64_t fingerprint;               /* of it */
+    int thread_count;                   /* that compute */
     topology machine;
     core_plan cores;
     uint64_t workspace_temp_offset; /* model's `saved` lies at 0 of the workspace, temp here */
@@ -61,18 +64,19 @@ struct traini_setup {
 typedef struct traini_setup traini_setup;
 
 struct traini_setup_options {
-    bool only_eval;               /* parameters and forward alone */
-    const uint64_t *save_offsets; /* only_eval: where each unit's state lies on the slab */
-    uint64_t tile_elems;          /* of an existing slab; 0: chosen */
-    const manifest *found;        /* drives of an existing slab; NULL: the job's */
-    bool resumes;                 /* `found` is to go on: ERR_INPUT where its bits cannot */
-    bool is_trial;                /* train_options */
-    const manifest *former;       /* a run whose slab is removed before this one is made, or NULL */
+    bool only_eval;        /* parameters and forward alone */
+    bool is_trial;         /* train_options */
+    const manifest *found; /* a run to go on: ERR_INPUT, naming what differs, where its bits cannot;
+                              or (only_eval) to look at; NULL: a new one */
+    bool as_it_lies; /* with `found`: on its slabs, with its tile size; else on the job's drives */
 };
 
 int traini_setup_create(const struct job *asked, const struct traini_setup_options *options,
                         traini_setup **out) MUST_CHECK;
 void traini_setup_destroy(traini_setup *self);
+/* The directories that a job's slabs are made in, as they are known from any directory. */
+int traini_job_drives(const struct job *asked, slab_drive drives[SLAB_DRIVES_MAX],
+                      uint32_t *count) MUST_CHECK;
 /* Sets ops, and for a GPU gpu and context. ERR_CONFIG where the job demands a GPU that is not there; where
  * it leaves the choice, a GPU that cannot be used is warned of. backend.c */
 int traini_choose_backend(traini_setup *self) MUST_CHECK;
@@ -102,6 +106,32 @@ struct traini_step {
     double grad_norm;  /* out: of this step, without the loss scale */
 };
 
+struct traini_keeper; /* keep.c */
+typedef struct traini_keeper traini_keeper;
+
+/* A point of a run between two steps: what a commit of it says, and a resume sets. */
+struct traini_point {
+    uint64_t step, window_count, skipped_count;
+    double loss_scale;
+    uint64_t scale_iteration, scale_hysteresis_left;
+    int64_t scale_last_overflow;
+};
+typedef struct traini_point traini_point;
+
+/* What OP_COMMIT is to do. The loop fills it before a program that commits; the commit's worker reads it,
+ * and writes it where it says so. */
+struct traini_commit {
+    bool is_due;           /* the program at hand commits: executor_config.is_committing */
+    const char *state_dir; /* borrowed */
+    int metrics_fd; /* synced before a manifest, so that every committed step has its line; -1 */
+    const struct job *job;
+    traini_keeper *keeper; /* or NULL */
+    manifest record; /* of the next slot but for generation and extents, which the worker fills */
+    bool has_commit; /* worker: record.step is durable */
+    uint64_t committed_step;
+};
+typedef struct traini_commit traini_commit;
+
 struct train_memory {
     arena host;
     device *gpu; /* NULL: none */
@@ -118,8 +148,12 @@ struct traini_engine {
     slab *disk;
     bool disk_is_open;
     io *transport;
-    checksum_table *sums; /* of what the programs write to the slab */
-    lane *read_lane, *write_lane;
+    sim_store *store;     /* of simulated drives, where it is the engine's own to free; else NULL */
+    checksum_table *sums; /* of params, grads and activations that the programs write to the slab */
+    place_table *places;  /* of the optimizer state there */
+    traini_commit commit;
+    enum io_backend io_kind;
+    lane *read_lane, *write_lane, *commit_lane;
     lane *core_lane, *copy_lane;    /* NULL with a GPU */
     lane *gpu_lane;                 /* compute and copies of a GPU; NULL: the CPU */
     lane *update_lane;              /* NULL: the update runs on the core lane */
@@ -143,7 +177,9 @@ struct traini_engine_options {
     uint64_t slab_bytes; /* of an existing slab; 0: as the plan needs */
     const io_faults *faults;
     bool simulates_drives;
+    struct sim_store **store; /* train_options; or NULL */
     uint64_t stripe_bytes;
+    const manifest *found;      /* whose extents the slab holds, or NULL */
     const train_memory *memory; /* host memory to use, or NULL */
 };
 
@@ -181,9 +217,11 @@ void traini_run_dir_close(struct traini_run_dir *self);
 int traini_run_dir_write(const struct traini_run_dir *self, const char *name,
                          const char *text) MUST_CHECK;
 int traini_run_dir_clear(const struct traini_run_dir *self, const manifest *found) MUST_CHECK;
-/* Bytes of the drives that become free with the former run's slab. */
-int traini_former_bytes(const manifest *former, const slab_drive *drives, uint32_t drive_count,
-                        uint64_t *bytes) MUST_CHECK;
+/* What slab_open and slab_remove_files want to know of slabs that a manifest names. The caller frees
+ * *drives. */
+int traini_slab_config(const manifest_slabs *from, slab_config *config,
+                       slab_drive **drives) MUST_CHECK;
+int traini_remove_slabs(const manifest_slabs *slabs) MUST_CHECK;
 int traini_write_plan(const struct traini_run_dir *self, const traini_setup *setup) MUST_CHECK;
 
 /* recut.c: writes the committed state of `found` (whose slabs are `from`, opened with open_existing) to the
@@ -213,30 +251,39 @@ int traini_recut_copy(const struct traini_recut *work) MUST_CHECK;
  * nothing. A file system that has no space for it: a warning, the run goes on. Failpoints keep.begin,
  * keep.copied. */
 bool traini_is_kept(const struct job *asked, uint64_t step);
-struct traini_keeper;
-typedef struct traini_keeper traini_keeper;
 int traini_keeper_create(const char *run_dir, const struct job *asked, uint64_t extent_count,
                          traini_keeper **out) MUST_CHECK;
 void traini_keeper_destroy(traini_keeper *self); /* NULL is allowed */
 int traini_keep(traini_keeper *self, const slab *disk, const manifest *record) MUST_CHECK;
 
 /* commit.c */
-int traini_commit(traini_engine *self, const char *state_dir, manifest *record,
-                  enum manifest_state state) MUST_CHECK;
-/* What the slab's extents are to hold by the manifest: reads of anything else are ERR_CORRUPT. */
-int traini_expect_sums(traini_engine *self, const manifest *found) MUST_CHECK;
-int traini_extents_fill(const traini_setup *setup, manifest *record) MUST_CHECK;
-int traini_extents_match(const traini_setup *setup, const manifest *found) MUST_CHECK;
+/* Every extent of the setup's programs, in a table; with `found` its places and sums too: 1 where each extent
+ * of it is a place of this layout, 0 where they are not (no table then). */
+int traini_places_create(const traini_setup *setup, const manifest *found,
+                         place_table **out) MUST_CHECK;
+/* A record that holds the run's identity and the extents of the table, without sums. */
+int traini_record_init(const traini_engine *self, manifest *record) MUST_CHECK;
+/* The newest place of each extent and its sum, into the record's extents. */
+int traini_fill_extents(traini_engine *self, manifest *record) MUST_CHECK;
+void traini_point_take(traini_point *self, const manifest *from);
+void traini_point_put(const traini_point *self, manifest *record);
+/* The commit worker's callback; `user` is the engine. */
+int traini_run_commit(void *user, const program *prog, const op *item);
+/* Writes a slot that is no commit: a new run's first, or that the slab is being changed in place. */
+int traini_write_slot(traini_engine *self, enum manifest_state state) MUST_CHECK;
 int traini_weights_hash(traini_engine *self, uint64_t *hash) MUST_CHECK;
 
-/* One run of the loop. loop.c and start.c */
+/* One run of the loop. loop.c, start.c, resume.c, finish.c */
 struct traini_loop {
     const struct train_options *options;
     const struct job *job;
     traini_setup *setup;
     traini_engine *engine;
     struct traini_run_dir dir;
-    manifest record;
+    manifest record;        /* of this run: identity, slabs, and the point after the last step */
+    traini_point before;    /* the point one step earlier */
+    sim_store *moved_store; /* of simulated drives that a re-cut leaves */
+    bool is_moved;          /* a re-cut is done: the manifest names the new slabs */
     corpus *train_source, *valid_source;
     sampler train_sampler, valid_sampler;
     metrics_file metrics;
@@ -252,13 +299,34 @@ struct traini_loop {
 };
 typedef struct traini_loop traini_loop;
 
+/* start.c */
 int traini_open_data(traini_loop *self) MUST_CHECK;
 /* Reads what the directory holds and decides: fresh, resume (*exists), or a refusal. */
 int traini_find_run(traini_loop *self, manifest *found, bool *exists) MUST_CHECK;
 /* Setup, then memory. `found` is the manifest of a run to resume, or NULL. */
-int traini_start(traini_loop *self, manifest *found) MUST_CHECK;
-/* The state of step 0, or of the step where the run stopped. From here on the slab is changed in
- * place, which the manifest says first. */
+int traini_start(traini_loop *self, const manifest *found) MUST_CHECK;
+/* Memory, slabs and lanes of the setup. `found`: on its slabs; NULL: on new ones with this uuid. */
+int traini_start_engine(traini_loop *self, const manifest *found,
+                        const uint8_t uuid[SLAB_UUID_BYTES]) MUST_CHECK;
+int traini_draw_uuid(uint8_t uuid[SLAB_UUID_BYTES]) MUST_CHECK;
+/* The state of step 0, or of the step where the run stopped. */
 int traini_make_state(traini_loop *self) MUST_CHECK;
+
+/* resume.c: setup and engine with the state of `found`, as it lies or re-cut. Slabs that the manifest names
+ * as strays are removed first. */
+int traini_resume(traini_loop *self, const manifest *found) MUST_CHECK;
+
+/* loop.c */
+int traini_evaluate(traini_loop *self, bool is_last) MUST_CHECK;
+int traini_apply_pending(traini_loop *self) MUST_CHECK;
+/* Steps until the last or a stop. 1 when stopped on request. */
+int traini_run_steps(traini_loop *self) MUST_CHECK;
+
+/* finish.c */
+/* Commits the state as it is after the last step, unless that is committed already. */
+int traini_commit_now(traini_loop *self) MUST_CHECK;
+int traini_finish(traini_loop *self, bool stopped) MUST_CHECK;
+/* After a failure: commits what can be committed, and says which commit is the last. The first error stays. */
+int traini_rescue(traini_loop *self, int failed) MUST_CHECK;
 
 #endif

@@ -1,0 +1,89 @@
+/* The end of a run: the last commit, the trace, the last evaluation; and what a failure leaves. */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+
+#include "base/log.h"
+#include "base/mem.h"
+#include "prof/chrome_trace.h"
+#include "train/train_internal.h"
+
+static int write_trace(const traini_loop *self)
+{
+    char path[JOB_PATH_BYTES + 16];
+    snprintf(path, sizeof path, "%s/trace.json", self->dir.path);
+    const model *net = self->setup->net;
+    const char **names = mem_alloc(net->unit_count, sizeof *names, "trace names");
+    if (!names)
+        return -ENOMEM;
+    for (uint32_t u = 0; u < net->unit_count; u++)
+        names[u] = net->units[u].name;
+    chrome_trace_names labels = {
+        .process = "sluice rank 0", .unit_names = names, .unit_count = net->unit_count};
+    int rc = chrome_trace_write(path, &self->engine->ring, &labels);
+    mem_free(names);
+    return rc;
+}
+
+int traini_commit_now(traini_loop *self)
+{
+    traini_commit *commit = &self->engine->commit;
+    if (commit->has_commit && commit->committed_step == self->record.step)
+        return 0;
+    TRY(traini_apply_pending(self));
+    traini_point now;
+    traini_point_take(&now, &self->record);
+    traini_point_put(&now, &commit->record);
+    return traini_engine_run(self->engine, PROGRAM_SAVE, self->record.step, NULL);
+}
+
+/* Whether the last line of the metrics is an evaluation: of a run that was at its end before. */
+static bool is_evaluated(const traini_loop *self)
+{
+    return self->resumed && metrics_file_ends_evaluated(&self->metrics, self->record.step);
+}
+
+/* After the last step: the commit first, so that nothing after it can cost the run. */
+int traini_finish(traini_loop *self, bool stopped)
+{
+    TRY(traini_commit_now(self));
+    if (self->options->hash_weights)
+        TRY(traini_weights_hash(self->engine, &self->summary->weights_hash));
+    if (self->summary->steps_done > 0 &&
+        write_trace(self) < 0) /* before evaluation overwrites it */
+        log_warn("trace.json is not written: %s", err_text());
+    bool is_wanted = self->valid_source && !stopped && !is_evaluated(self);
+    return is_wanted ? traini_evaluate(self, true) : 0;
+}
+
+/* Which commit the run would go on from. */
+static int tell_last_commit(const traini_loop *self, const err_record *first)
+{
+    const traini_commit *commit = &self->engine->commit;
+    if (self->job->run.commit_every == 0 && !commit->has_commit)
+        return err_restore(first); /* one place: what was there has been changed in place */
+    if (!commit->has_commit)
+        return err_set(first->code,
+                       "%s; the run had no commit yet, the same command begins it again",
+                       first->text);
+    if (first->code == ERR_CORRUPT) /* which may be of the commit itself */
+        return err_set(first->code,
+                       "%s; the last commit is of step %" PRIu64
+                       ": `sluice verify %s` says whether it is whole, and then the same command "
+                       "goes on from there",
+                       first->text, commit->committed_step, self->dir.path);
+    return err_set(first->code,
+                   "%s; the last good commit is of step %" PRIu64
+                   ", the same command goes on from there",
+                   first->text, commit->committed_step);
+}
+
+int traini_rescue(traini_loop *self, int failed)
+{
+    err_record first;
+    err_save(&first, failed);
+    if (self->spoiled || traini_commit_now(self) < 0)
+        return tell_last_commit(self, &first); /* the engine itself failed */
+    return err_set(failed, "%s; the state after step %" PRIu64 " is committed", first.text,
+                   self->record.step);
+}

@@ -1,0 +1,234 @@
+/* The state of an earlier process: on the slabs where it lies, or re-cut to others.
+ *
+ *   as it lies   the job's drives are those of the manifest, tile size and two places are what it wants, the
+ *                programs fit on the slabs: they are opened, and nothing is written
+ *   re-cut       else: new slabs are made by the job, all extents streamed over, then the old slabs removed
+ *
+ * A re-cut can be killed at any instant. The manifest names what is to be removed at the next start (stray):
+ *
+ *   slot: state OLD, stray NEW  ->  make NEW, copy, sync  ->  both slots: state NEW, stray OLD  ->  remove OLD
+ *
+ * Both slots, so that no manifest names slabs that are gone. */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/failpoint.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "base/size.h"
+#include "base/tile.h"
+#include "train/train_internal.h"
+
+/* Whether the job asks for these drives, in this order. */
+static int has_drives_of(const struct job *asked, const manifest *found, bool *same)
+{
+    slab_drive *drives = mem_alloc(SLAB_DRIVES_MAX, sizeof *drives, "slab drives");
+    if (!drives)
+        return -ENOMEM;
+    uint32_t count = 0;
+    int rc = traini_job_drives(asked, drives, &count);
+    *same = rc == 0 && count == found->slabs.drive_count;
+    for (uint32_t d = 0; *same && d < count; d++)
+        *same = strcmp(drives[d].path, found->slabs.drives[d]) == 0;
+    mem_free(drives);
+    return rc;
+}
+
+/* Whether the slabs are within the budgets that the job states. */
+static bool is_within_budgets(const struct job *asked, const manifest *found)
+{
+    uint64_t stated = 0;
+    for (uint32_t d = 0; d < asked->tiers.nvme_count; d++) {
+        if (asked->tiers.nvme[d].budget_bytes == 0)
+            return true;
+        stated += asked->tiers.nvme[d].budget_bytes;
+    }
+    return asked->tiers.nvme_count == 0 || found->total_bytes <= stated;
+}
+
+/* The setup on the slabs of `found`; 1, or 0 with no setup where they are not what the job wants. */
+static int setup_as_it_lies(traini_loop *self, const manifest *found)
+{
+    const struct job *asked = self->job;
+    bool same;
+    TRY(has_drives_of(asked, found, &same));
+    uint64_t tile_elems = size_round_up(asked->schedule.tile_elems, TILE_ELEMS_STEP);
+    if (!same || !is_within_budgets(asked, found) ||
+        (tile_elems && tile_elems != found->tile_elems))
+        return 0;
+    struct traini_setup_options options = {.found = found, .as_it_lies = true};
+    int rc = traini_setup_create(asked, &options, &self->setup);
+    if (rc == ERR_NO_FIT)
+        return 0;
+    TRY(rc);
+    place_table *table;
+    int placed = traini_places_create(self->setup, found, &table);
+    place_table_destroy(table);
+    if (placed == 1)
+        return 1;
+    traini_setup_destroy(self->setup);
+    self->setup = NULL;
+    return placed;
+}
+
+/* What is not named by a manifest any more, or not yet. The run goes on where it cannot be removed; it is
+ * tried again with the next start. */
+static int remove_strays(traini_loop *self, const manifest *found)
+{
+    manifest_slabs *kept = &self->record.stray;
+    if (found->stray.drive_count == 0)
+        return 0;
+    if (traini_remove_slabs(&found->stray) == 0)
+        return 0;
+    log_warn("slabs that are of no use any more could not be removed: %s", err_text());
+    memcpy(kept, &found->stray, sizeof *kept);
+    return 0;
+}
+
+static int open_old(const manifest *found, slab *out)
+{
+    slab_drive *drives;
+    slab_config config;
+    TRY(traini_slab_config(&found->slabs, &config, &drives));
+    config.total_bytes = found->total_bytes;
+    config.stripe_bytes = found->stripe_bytes;
+    config.open_existing = true;
+    int rc = slab_open(out, &config);
+    mem_free(drives);
+    return rc;
+}
+
+/* Writes a slot with these slabs as the state and those as strays. The extents are those of the state. */
+static int write_slot(const traini_loop *self, manifest *record, const manifest *state,
+                      const manifest_slabs *stray)
+{
+    uint64_t generation = record->generation + 1;
+    manifest_copy_header(record, state);
+    record->extents = state->extents;
+    record->extent_count = state->extent_count;
+    record->generation = generation;
+    memcpy(&record->stray, stray, sizeof record->stray);
+    return manifest_write(self->dir.state, record);
+}
+
+/* The new slabs, named as strays of the old state before they are made. */
+static int announce_new(traini_loop *self, const manifest *found, manifest *scratch,
+                        uint8_t uuid[SLAB_UUID_BYTES])
+{
+    manifest_slabs *fresh = mem_alloc(1, sizeof *fresh, "slab names");
+    if (!fresh)
+        return -ENOMEM;
+    int rc = traini_draw_uuid(uuid);
+    memcpy(fresh->uuid, uuid, sizeof fresh->uuid);
+    fresh->drive_count = self->setup->drive_count;
+    for (uint32_t d = 0; d < fresh->drive_count; d++)
+        snprintf(fresh->drives[d], sizeof fresh->drives[d], "%s", self->setup->drives[d].path);
+    if (rc == 0)
+        rc = write_slot(self, scratch, found, fresh);
+    mem_free(fresh);
+    return rc < 0 ? rc : failpoint("recut.begin");
+}
+
+/* All extents into the places of the engine, whose record then says what they are. */
+static int copy_extents(traini_loop *self, const manifest *found, slab *old, sim_store *old_store)
+{
+    traini_engine *engine = self->engine;
+    struct traini_recut work = {
+        .found = found,
+        .from = old,
+        .to = engine->disk,
+        .places = engine->places,
+        .state_streams = self->setup->plan.state_streams,
+        .backend = engine->io_kind,
+        .from_store = old_store,
+        .to_store = self->options->store ? *self->options->store : NULL,
+        .stop = self->options->stop,
+    };
+    TRY(traini_recut_copy(&work));
+    place_table_commit(engine->places);
+    manifest *record = &engine->commit.record;
+    traini_point point;
+    traini_point_take(&point, found);
+    traini_point_put(&point, record);
+    record->state = MANIFEST_COMMITTED;
+    return traini_fill_extents(engine, record);
+}
+
+/* With the new slabs made: the state over, the manifests, the old slabs gone. */
+static int move_state(traini_loop *self, const manifest *found, manifest *scratch, slab *old)
+{
+    sim_store *old_store = self->moved_store;
+    TRY(copy_extents(self, found, old, old_store));
+    for (int slot = 0; slot < 2; slot++)
+        TRY(write_slot(self, scratch, &self->engine->commit.record, &found->slabs));
+    self->engine->commit.record.generation = scratch->generation;
+    self->is_moved = true;
+    TRY(failpoint("recut.switched"));
+    slab_close(old);
+    sim_store_destroy(old_store);
+    self->moved_store = NULL;
+    if (traini_remove_slabs(&found->slabs) < 0) {
+        log_warn("the slabs that the run has left could not be removed: %s", err_text());
+        memcpy(&self->engine->commit.record.stray, &found->slabs, sizeof found->slabs);
+    }
+    return failpoint("recut.removed");
+}
+
+/* Simulated drives: the memory of the old slabs is set aside, and the engine makes new one. */
+static void set_store_aside(traini_loop *self)
+{
+    sim_store **store = self->options->store;
+    if (self->options->simulates_drives && store) {
+        self->moved_store = *store;
+        *store = NULL;
+    }
+}
+
+static int recut(traini_loop *self, const manifest *found, manifest *scratch, slab *old)
+{
+    uint8_t uuid[SLAB_UUID_BYTES];
+    struct traini_setup_options options = {.found = found};
+    int rc = traini_setup_create(self->job, &options, &self->setup);
+    if (rc == ERR_NO_FIT)
+        return err_prefix(rc,
+                          "the run in %s is to move to other places, beside the slabs that it has",
+                          self->dir.path);
+    TRY(rc);
+    TRY(open_old(found, old));
+    log_info("the commit of step %" PRIu64
+             " is moved: other drives, tile size or layout than before",
+             found->step);
+    scratch->generation = found->generation;
+    rc = announce_new(self, found, scratch, uuid);
+    set_store_aside(self);
+    if (rc == 0)
+        rc = traini_start_engine(self, NULL, uuid);
+    if (rc == 0) {
+        self->engine->commit.record.generation = scratch->generation;
+        rc = move_state(self, found, scratch, old);
+    }
+    if (rc < 0 && !self->is_moved)
+        slab_close(old);
+    return rc;
+}
+
+int traini_resume(traini_loop *self, const manifest *found)
+{
+    TRY(remove_strays(self, found));
+    int lies = setup_as_it_lies(self, found);
+    TRY(lies);
+    if (lies) {
+        TRY(traini_start_engine(self, found, found->slabs.uuid));
+        self->engine->commit.record.generation = found->generation;
+        memcpy(&self->engine->commit.record.stray, &self->record.stray, sizeof self->record.stray);
+        return 0;
+    }
+    manifest *scratch = mem_alloc(1, sizeof *scratch, "manifest");
+    slab *old = mem_alloc(1, sizeof *old, "slab");
+    int rc = scratch && old ? recut(self, found, scratch, old) : -ENOMEM;
+    mem_free(scratch); /* its extents are another's */
+    mem_free(old);
+    return rc;
+}
