@@ -44,11 +44,6 @@ uint64_t checksum_sum(const void *data, uint64_t size_bytes, uint64_t elem_count
     return sum_streams(data, 1 + (size_bytes - last_bytes) / stride, stride, 4 * elem_count);
 }
 
-uint64_t checksum_elems(const op *item)
-{
-    return item->state_kind == STATE_OPTIMIZER ? item->elem_count : 0;
-}
-
 /* ---- creation ---- */
 
 static int compare_extents(const void *left, const void *right)
@@ -59,15 +54,10 @@ static int compare_extents(const void *left, const void *right)
     return (a->size_bytes > b->size_bytes) - (a->size_bytes < b->size_bytes);
 }
 
-/* The range of the nvme arena that a write op fills, or that a read of one tile of optimizer state brings;
- * false for any other op. */
+/* The range of the nvme arena that a write op fills; false for any other op. */
 static bool extent_range(const program *prog, const op *item, checksum_extent *extent)
 {
-    const operand *found = NULL;
-    if (item->kind == OP_WRITE)
-        found = op_operand(item, ROLE_TARGET);
-    else if (item->kind == OP_READ && checksum_elems(item) > 0)
-        found = op_operand(item, ROLE_SOURCE);
+    const operand *found = item->kind == OP_WRITE ? op_operand(item, ROLE_TARGET) : NULL;
     if (!found || prog->buffers[found->buffer_idx].arena != ARENA_NVME)
         return false;
     *extent = (checksum_extent){
@@ -103,14 +93,6 @@ static int collect_extents(const program *const *programs, uint32_t program_coun
             list[kept++] = list[i];
     *extents = list;
     *count = kept;
-    return 0;
-}
-
-int checksum_count_extents(const program *const *programs, uint32_t program_count, uint64_t *count)
-{
-    checksum_extent *extents;
-    TRY(collect_extents(programs, program_count, &extents, count));
-    mem_free(extents);
     return 0;
 }
 
@@ -200,22 +182,12 @@ int checksum_put(checksum_table *self, const checksum_extent *extent)
          i < self->extent_count && self->extents[i].offset == extent->offset; i++) {
         if (self->extents[i].size_bytes != extent->size_bytes)
             continue;
-        self->extents[i].elem_count = extent->elem_count; /* the places are read by others */
         self->extents[i].sum = extent->sum;
         self->known[i] = 1;
         return 0;
     }
     return err_set(-ENOENT, "checksums: no program writes %llu bytes at %llu of the nvme tier",
                    (unsigned long long)extent->size_bytes, (unsigned long long)extent->offset);
-}
-
-uint64_t checksum_export(const checksum_table *self, checksum_extent *extents, uint64_t capacity)
-{
-    uint64_t count = 0;
-    for (uint64_t i = 0; i < self->extent_count && count < capacity; i++)
-        if (self->known[i])
-            extents[count++] = self->extents[i];
-    return count;
 }
 
 int checksum_verify(const checksum_table *self, uint64_t offset, uint64_t size_bytes,
@@ -227,7 +199,7 @@ int checksum_verify(const checksum_table *self, uint64_t offset, uint64_t size_b
         if (end_of(extent) > offset + size_bytes || !self->known[i])
             continue;
         *found = checksum_sum((const unsigned char *)data + (extent->offset - offset),
-                              extent->size_bytes, extent->elem_count);
+                              extent->size_bytes, 0);
         if (*found != extent->sum) {
             *expected = *extent;
             return ERR_CORRUPT;

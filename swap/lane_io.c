@@ -87,14 +87,14 @@ static uint64_t operand_offset(const program *prog, const operand *part)
 static void push_sum(lane_io_pair *pair, io_slot *slot, enum swapi_sum_task task)
 {
     const io_request *transfer = &slot->transfer;
-    const lane_request *request = transfer->user;
+    const place_entry *entry = slot->entry;
     slot->job = (swapi_sum_job){.task = task,
                                 .table = pair->verify,
                                 .data = transfer->data,
                                 .extent = {.offset = transfer->offset,
                                            .size_bytes = transfer->size_bytes,
-                                           .elem_count = checksum_elems(request->item),
-                                           .sum = slot->entry ? slot->entry->sum[slot->which] : 0},
+                                           .sum = entry ? entry->sum[slot->which] : 0},
+                                .elem_count = entry ? entry->elem_count : 0,
                                 .user = slot};
     swapi_sum_thread_push(pair->sums, &slot->job);
 }
@@ -105,10 +105,10 @@ static int find_place(const lane_io_pair *pair, const lane_request *request,
                       const operand *on_drive, io_slot *slot)
 {
     uint64_t offset = operand_offset(request->prog, on_drive);
-    uint64_t elem_count = checksum_elems(request->item);
+    uint64_t elem_count = request->item->elem_count;
     slot->entry = NULL;
     slot->transfer.offset = offset;
-    if (!pair->places || elem_count == 0)
+    if (!pair->places || request->item->state_kind != STATE_OPTIMIZER || elem_count == 0)
         return 0;
     place_entry *entry = place_table_find(pair->places, offset, on_drive->size_bytes);
     if (!entry || entry->elem_count != elem_count)

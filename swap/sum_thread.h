@@ -16,7 +16,7 @@
 #include "swap/checksum.h"
 
 enum swapi_sum_task {
-    SWAPI_SUM_TAKE,    /* extent.sum becomes the sum of `data` */
+    SWAPI_SUM_TAKE,    /* extent.sum becomes that of `data` */
     SWAPI_SUM_COMPARE, /* `data` is compared with extent.sum */
     SWAPI_SUM_VERIFY, /* `data`, read from the extent's range, is compared with all that `table` knows */
 };
@@ -26,6 +26,7 @@ struct swapi_sum_job {
     const checksum_table *table;
     const void *data; /* extent.size_bytes bytes; untouched by others until it is taken */
     checksum_extent extent;
+    uint64_t elem_count; /* of a tile of optimizer state with places; else 0, and to verify */
     void *user;
     /* Of a comparison: */
     int result;                 /* 0 or ERR_CORRUPT, without a text */

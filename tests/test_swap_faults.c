@@ -1,6 +1,6 @@
 /* Every transfer of a short program fails in turn with each fault: the run gives exactly the right bytes,
  * or an error that names op, file and offset; never wrong bytes. The argument names the transport. The
- * program is that of swap_io_rig.h; the first sums of its tiles come from "the manifest". */
+ * program is that of swap_io_rig.h; the first sums of its tiles are put in from outside. */
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
