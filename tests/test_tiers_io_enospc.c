@@ -67,6 +67,35 @@ static void a_full_drive_fails_the_write(void **state)
     assert_int_equal(slab_remove(&store), 0);
 }
 
+/* 2 MiB and the same again do not go into 3; a part of it does, and the slab is as it was. */
+static void a_copy_that_does_not_fit_leaves_nothing(void **state)
+{
+    (void)state;
+    slab_config config = config_of(2 * MIB), copy_config = config;
+    static slab_drive copy_drive;
+    helper_drive(&copy_drive, "small/kept", 0, 1);
+    copy_config.drives = &copy_drive;
+    assert_int_equal(slab_open(&store, &config), 0);
+    memset(memory.base, 3, 2 * MIB);
+    assert_int_equal(pwrite(store.files[0].fd, memory.base, 2 * MIB, SLAB_HEADER_BYTES), 2 * MIB);
+    const slab_range all = {0, 2 * MIB}, part = {MIB, 256 * KIB};
+    uint64_t copied;
+    int fds = helper_count_fds();
+    assert_int_equal(slab_copy(&store, &copy_config, &all, 1, &copied), -ENOSPC);
+    if (!strstr(err_text(), "small/kept/sluice-") || !strstr(err_text(), "No space left on device"))
+        fail_msg("'%s'", err_text());
+    assert_int_equal(helper_count_entries(copy_drive.path), -1);
+    assert_int_equal(helper_count_fds(), fds);
+    assert_int_equal(slab_copy(&store, &copy_config, &part, 1, &copied), 0);
+    assert_int_equal(copied, part.size_bytes + SLAB_HEADER_BYTES);
+    assert_int_equal(slab_remove_files(&copy_config), 0);
+    assert_int_equal(rmdir(copy_drive.path), 0);
+    assert_int_equal(pread(store.files[0].fd, memory.base + 2 * MIB, 2 * MIB, SLAB_HEADER_BYTES),
+                     2 * MIB);
+    assert_memory_equal(memory.base, memory.base + 2 * MIB, 2 * MIB);
+    assert_int_equal(slab_remove(&store), 0);
+}
+
 int main(int argc, char **argv)
 {
     const char *name = argc > 1 ? argv[1] : "pool";
@@ -105,6 +134,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_slab_that_does_not_fit_is_refused),
         cmocka_unit_test(a_full_drive_fails_the_write),
+        cmocka_unit_test(a_copy_that_does_not_fit_leaves_nothing),
     };
     if (rc == 0)
         rc = cmocka_run_group_tests_name(name, tests, NULL, NULL);

@@ -1,12 +1,15 @@
 /* Slabs on disk: created, reopened, refused when foreign, damaged or too large, and removed whole. */
 #include <errno.h>
 #include <fcntl.h>
+#include <sched.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/mount.h>
+#include <sys/wait.h>
 #include <xxhash.h>
 
 #include <cmocka.h>
@@ -294,6 +297,91 @@ static void foreign_and_damaged_are_refused(void **state)
     assert_int_equal(slab_remove(&store), 0);
 }
 
+static void assert_says(int rc, int expected, const char *const *words)
+{
+    if (rc != expected)
+        fail_msg("%d instead of %d: '%s'", rc, expected, err_text());
+    for (; *words; words++)
+        if (!strstr(err_text(), *words))
+            fail_msg("'%s' lacks '%s'", err_text(), *words);
+    assert_null(strchr(err_text(), '\n'));
+}
+
+/* In a child whose mounts are its own: the drive's file system has become read-only. 0; 77: no right to
+ * mount; 1: not refused as it should be. */
+static int open_read_only(slab_config *config)
+{
+    const char *path = drives[1].path;
+    if (unshare(CLONE_NEWNS) != 0 || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) != 0 ||
+        mount(path, path, NULL, MS_BIND, NULL) != 0 ||
+        mount(NULL, path, NULL, MS_BIND | MS_REMOUNT | MS_RDONLY, NULL) != 0)
+        return 77;
+    int rc = slab_open(&store, config);
+    bool well = rc == -EROFS && strstr(err_text(), "drive-1.slab cannot be written") &&
+                strstr(err_text(), path) && strstr(err_text(), "read-only") &&
+                strstr(err_text(), "the last commit is untouched");
+    if (!well)
+        fprintf(stderr, "%d: '%s'\n", rc, err_text());
+    return !well;
+}
+
+/* Drives that are gone, not ours, or cannot be written: what is wrong, where, and what to do. */
+static void what_is_gone_is_named(void **state)
+{
+    (void)state;
+    static char path[SLAB_PATH_BYTES], away[SLAB_PATH_BYTES], drive[SLAB_PATH_BYTES];
+    slab_config config = config_of(2, 4 * MIB);
+    assert_int_equal(slab_open(&store, &config), 0);
+    snprintf(path, sizeof path, "%s", store.files[1].path);
+    snprintf(drive, sizeof drive, "%s", drives[1].path);
+    snprintf(away, sizeof away, "%s/away", helper_directory);
+    slab_close(&store);
+    config.open_existing = true;
+    int fds = helper_count_fds();
+
+    assert_int_equal(rename(path, away), 0);
+    assert_says(slab_open(&store, &config), ERR_INPUT,
+                (const char *const[]){path, "is not there, though the directory of its drive is",
+                                      "mount its drive at", drive, "last commit is untouched",
+                                      "empty run directory", NULL});
+    assert_int_equal(rename(away, path), 0);
+    assert_int_equal(rename(drive, away), 0);
+    assert_says(slab_open(&store, &config), ERR_INPUT,
+                (const char *const[]){path, "neither is the directory of its drive", drive, NULL});
+    assert_int_equal(rename(away, drive), 0);
+
+    /* By nobody, where this is root; else without the right to write. */
+    bool is_root = geteuid() == 0;
+    assert_int_equal(is_root ? seteuid(65534) : chmod(path, 0400), 0);
+    int rc = slab_open(&store, &config);
+    assert_int_equal(is_root ? seteuid(0) : chmod(path, 0600), 0);
+    assert_says(rc, -EACCES,
+                (const char *const[]){is_root ? "drive-0" : path, "by this user",
+                                      "last commit is untouched", NULL});
+    fflush(NULL);
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0)
+        _exit(open_read_only(&config));
+    int status;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFEXITED(status));
+    if (WEXITSTATUS(status) == 77)
+        print_message(
+            "not tested: a read-only file system, for which one must be allowed to mount\n");
+    else
+        assert_int_equal(WEXITSTATUS(status), 0);
+
+    assert_int_equal(truncate(path, 3 * MIB), 0);
+    assert_says(slab_open(&store, &config), ERR_CORRUPT,
+                (const char *const[]){path, "is 3145728 bytes long, its header says ",
+                                      "has been cut off", NULL});
+    assert_int_equal(truncate(path, 0), 0);
+    assert_says(slab_open(&store, &config), ERR_CORRUPT,
+                (const char *const[]){path, "0 bytes long", "cut off", NULL});
+    assert_int_equal(helper_count_fds(), fds);
+}
+
 static void budgets_are_hard(void **state)
 {
     (void)state;
@@ -408,6 +496,7 @@ int main(void)
                                         helper_teardown),
         cmocka_unit_test_setup_teardown(foreign_and_damaged_are_refused, helper_setup,
                                         helper_teardown),
+        cmocka_unit_test_setup_teardown(what_is_gone_is_named, helper_setup, helper_teardown),
         cmocka_unit_test_setup_teardown(budgets_are_hard, helper_setup, helper_teardown),
         cmocka_unit_test_setup_teardown(bad_paths_are_input_errors, helper_setup, helper_teardown),
         cmocka_unit_test_setup_teardown(failure_undoes_everything, helper_setup, helper_teardown),

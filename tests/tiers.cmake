@@ -7,6 +7,7 @@ sluice_test(test_tiers_placement LIBS sluice_tiers LABELS cpu debug)
 # Not under tsan: it does not see how GCC's OpenMP synchronizes.
 sluice_test(test_tiers_topology LIBS sluice_tiers OpenMP::OpenMP_C LABELS cpu debug)
 sluice_test(test_tiers_slab LIBS sluice_tiers LABELS cpu nvme debug tsan)
+sluice_test(test_tiers_slab_copy LIBS sluice_tiers LABELS cpu nvme debug INSTANCES sparse reflink)
 sluice_test(test_tiers_striping LIBS sluice_tiers LABELS cpu debug tsan)
 sluice_test(test_tiers_io LIBS sluice_tiers LABELS cpu nvme debug tsan INSTANCES uring uring_unregistered pool sim)
 sluice_test(test_tiers_io_errors LIBS sluice_tiers LABELS cpu nvme debug tsan INSTANCES uring pool sim)

@@ -1,4 +1,4 @@
-/* The slab's files: directories, space, headers, O_DIRECT, sync, removal. See slab.h for the contract
+/* The slab's files: space, headers, O_DIRECT, sync, removal. See slab.h for the contract
  * and FORMAT.md for the bytes. One thread, at start and end (slab_sync: at a commit); nothing from the
  * heap.
  *
@@ -61,100 +61,6 @@ static_assert(offsetof(slab_header, file_bytes) == 64, "FORMAT.md");
 static_assert(offsetof(slab_header, drive_stripes) == 72, "FORMAT.md");
 static_assert(offsetof(slab_header, zero) == 200, "FORMAT.md");
 static_assert(offsetof(slab_header, checksum) == 4088, "FORMAT.md");
-
-/* "/a//b" becomes "/a"; false where there is no parent left. */
-static bool cut_last_component(char *path)
-{
-    char *slash = strrchr(path, '/');
-    if (!slash || slash == path)
-        return false;
-    while (slash > path + 1 && slash[-1] == '/')
-        slash--;
-    *slash = 0;
-    return true;
-}
-
-/* Removes the directory and those above it that make_directories made, as far as they are empty. */
-static void unmake_directories(const char *directory, uint32_t made_count)
-{
-    char path[SLAB_PATH_BYTES];
-    snprintf(path, sizeof path, "%s", directory);
-    while (made_count-- && rmdir(path) == 0 && cut_last_component(path))
-        ;
-}
-
-/* Makes the entries of a directory durable. EINVAL is the answer of file systems that keep none. */
-static int sync_directory(const char *directory)
-{
-    int fd = open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fd < 0)
-        return err_errno(errno, "opening the directory %s to sync it", directory);
-    int rc = fsync(fd) == 0 || errno == EINVAL
-                 ? 0
-                 : err_errno(errno, "fsync of the directory %s", directory);
-    close(fd);
-    return rc;
-}
-
-/* Makes the directory's own entry, in the one above it, durable. A parent that may be written and not
- * read cannot be opened: then its whole file system is synced, through the directory itself. */
-static int sync_entry(const char *directory)
-{
-    char parent[SLAB_PATH_BYTES];
-    snprintf(parent, sizeof parent, "%s", directory);
-    if (!cut_last_component(parent))
-        snprintf(parent, sizeof parent, "%s", directory[0] == '/' ? "/" : ".");
-    int rc = sync_directory(parent);
-    if (rc != -EACCES)
-        return rc;
-    int fd = open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fd < 0)
-        return err_errno(errno, "opening the directory %s to sync it", directory);
-    rc = syncfs(fd) == 0 ? 0 : err_errno(errno, "syncfs at %s", directory);
-    close(fd);
-    return rc;
-}
-
-/* mkdir -p, durable: the entry of each new directory and of the last one is synced. *made_count: how
- * many of the last components are new, so that a later failure can undo them; its own failure undoes
- * them itself. */
-static int make_directories(const char *directory, uint32_t *made_count)
-{
-    char path[SLAB_PATH_BYTES];
-    snprintf(path, sizeof path, "%s", directory);
-    *made_count = 0;
-    for (char *at = path + 1;; at++) {
-        if (*at != '/' && *at != 0)
-            continue;
-        char saved = *at;
-        *at = 0;
-        bool is_new = mkdir(path, 0777) == 0;
-        if (!is_new && errno != EEXIST) {
-            int rc = err_errno(errno, "making the directory %s for the nvme tier", path);
-            if (*made_count) {
-                cut_last_component(path); /* this one is not there */
-                unmake_directories(path, *made_count);
-            }
-            *made_count = 0;
-            return rc;
-        }
-        *made_count += is_new;
-        int rc = is_new || saved == 0 ? sync_entry(path) : 0;
-        if (rc < 0) {
-            err_record first;
-            err_save(&first, rc);
-            unmake_directories(path, *made_count);
-            *made_count = 0;
-            return err_restore(&first);
-        }
-        *at = saved;
-        if (saved == 0)
-            break;
-        while (at[1] == '/')
-            at++;
-    }
-    return 0;
-}
 
 /* What direct I/O on fd asks of offsets and memory; 0: direct I/O is not possible there. The names of
  * the two statx fields are younger than some C libraries, so they are read by their place in the
@@ -302,23 +208,62 @@ static int check_header(slab *self, const slab_header *header, uint32_t drive_id
     return 0;
 }
 
-static int open_existing_file(slab *self, uint32_t drive_idx)
+/* Why a slab that ought to be there cannot be opened, by `errno_value`, and what to do. The commit is as it
+ * was in each case: nothing has been written. */
+static int open_refused(const slab_config *config, uint32_t drive_idx, const char *path,
+                        int errno_value)
+{
+    const char *drive = config->drives[drive_idx].path;
+    struct stat status;
+    switch (errno_value) {
+    case ENOENT:
+    case ENOTDIR:
+        return err_set(ERR_INPUT,
+                       "the slab %s is not there%s: mount its drive at %s and run the same command "
+                       "again, the last commit is untouched; where the drive is lost for good, "
+                       "begin anew in an empty run directory (--fresh)",
+                       path,
+                       stat(drive, &status) != 0 ? ", and neither is the directory of its drive"
+                                                 : ", though the directory of its drive is",
+                       drive);
+    case EROFS:
+        return err_set(-EROFS,
+                       "the slab %s cannot be written: the file system at %s is read-only, as some "
+                       "make themselves after an error (the kernel's log says so); mount it for "
+                       "writing and run the same command again, the last commit is untouched",
+                       path, drive);
+    case EACCES:
+    case EPERM:
+        return err_set(-errno_value,
+                       "the slab %s may not be read and written by this user (%s): give it the "
+                       "right to, or run as the user that began the run; the last commit is "
+                       "untouched",
+                       path, strerror(errno_value));
+    default:
+        return err_set(-errno_value,
+                       "the slab %s cannot be opened (%s): check the drive at %s and run the same "
+                       "command again, the last commit is untouched",
+                       path, strerror(errno_value), drive);
+    }
+}
+
+static int open_existing_file(slab *self, const slab_config *config, uint32_t drive_idx)
 {
     slab_file *file = &self->files[drive_idx];
     file->fd = open(file->path, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
     if (file->fd < 0)
-        return errno == ENOENT
-                   ? err_set(
-                         ERR_INPUT,
-                         "the slab %s is not there: mount its drive, or begin anew with --fresh",
-                         file->path)
-                   : err_errno(errno, "opening the slab %s", file->path);
+        return open_refused(config, drive_idx, file->path, errno);
     struct stat status;
     if (fstat(file->fd, &status) != 0)
         return err_errno(errno, "fstat of the slab %s", file->path);
-    if (!S_ISREG(status.st_mode) || status.st_size < SLAB_HEADER_BYTES)
-        return err_set(ERR_CORRUPT, "%s is not a slab: %lld bytes", file->path,
-                       (long long)status.st_size);
+    if (!S_ISREG(status.st_mode))
+        return err_set(ERR_CORRUPT, "%s is not a slab: it is no regular file", file->path);
+    if (status.st_size < SLAB_HEADER_BYTES)
+        return err_set(ERR_CORRUPT,
+                       "%s is not a slab any more: it is %lld bytes long and begins with a header "
+                       "of %d bytes; it has been cut off, and what the run kept there is lost "
+                       "unless the file is restored",
+                       file->path, (long long)status.st_size, SLAB_HEADER_BYTES);
     set_direct(file);
     _Alignas(SLAB_HEADER_BYTES) slab_header header;
     TRY(move_header(file, &header, false));
@@ -326,7 +271,10 @@ static int open_existing_file(slab *self, uint32_t drive_idx)
     file->file_bytes = SLAB_HEADER_BYTES + self->drive_stripes[drive_idx] * self->stripe_bytes;
     if (le64toh(header.file_bytes) != file->file_bytes ||
         (uint64_t)status.st_size != file->file_bytes)
-        return err_set(ERR_CORRUPT, "the slab %s is %lld bytes long; its header says %llu",
+        return err_set(ERR_CORRUPT,
+                       "the slab %s is %lld bytes long, its header says %llu: it has been cut off "
+                       "or written to by others, and what the run kept there is lost unless the "
+                       "file is restored",
                        file->path, (long long)status.st_size, (unsigned long long)file->file_bytes);
     return 0;
 }
@@ -349,7 +297,7 @@ static int create_file(slab *self, uint32_t drive_idx, const char *directory, bo
     TRY(write_header(self, drive_idx));
     if (fsync(file->fd) != 0)
         return err_errno(errno, "fsync of the slab %s", file->path);
-    return sync_directory(directory);
+    return tieri_slab_sync_directory(directory);
 }
 
 static void warn_of_idle_drives(const slab *self, const slab_config *config)
@@ -373,7 +321,7 @@ static int create_all(slab *self, const slab_config *config, uint64_t stripe_cou
     for (uint32_t i = 0; i < self->drive_count && rc == 0; i++) {
         rc = tieri_slab_directory(config, i, directory);
         if (rc == 0)
-            rc = make_directories(directory, &made_count[i]);
+            rc = tieri_slab_make_directories(directory, &made_count[i]);
         if (rc == 0)
             rc = create_file(self, i, directory, &created[i]);
     }
@@ -387,7 +335,7 @@ static int create_all(slab *self, const slab_config *config, uint64_t stripe_cou
         if (created[i])
             unlink(self->files[i].path);
         if (tieri_slab_directory(config, i, directory) == 0)
-            unmake_directories(directory, made_count[i]);
+            tieri_slab_unmake_directories(directory, made_count[i]);
     }
     return err_restore(&first);
 }
@@ -409,7 +357,7 @@ int slab_open(slab *out, const slab_config *config)
     if (rc == 0 && !config->open_existing)
         rc = create_all(out, config, stripe_count);
     for (uint32_t i = 0; i < out->drive_count && rc == 0 && config->open_existing; i++)
-        rc = open_existing_file(out, i);
+        rc = open_existing_file(out, config, i);
     if (rc == 0 && config->open_existing)
         rc = tieri_slab_layout(out);
     if (rc < 0)

@@ -138,8 +138,15 @@ void slab_map(const slab *self, uint64_t offset, uint64_t size, slab_piece *piec
 /* Copies an open slab's files to "<copy->drives[d].path>/sluice-<uuid>/" under their own names, durable when
  * this returns: by reflink (FICLONE) where the file system has it, else the header and the `range_count`
  * ranges of the address space alone, as sparse files. Directories are made. Nobody may be writing the
- * ranges; other bytes may be changing. *copied_bytes: 0 by reflink. On failure (-ENOSPC, ...; the path is
- * named) what was made is removed. A copy opens as a slab of the same uuid with the copy's drives. */
+ * ranges (multiples of 4 KiB within the slab; -EINVAL otherwise); other bytes may be changing.
+ * *copied_bytes: by how much files were filled; 0 by reflink. A copy opens as a slab of the same uuid with
+ * the copy's drives. Of the copy's config, drive_count, uuid and rank must be the slab's (-EINVAL), and only
+ * the drives' paths are read besides.
+ * Where a file is there already nothing is done (-EEXIST): slab_remove_files first. On any failure (-ENOSPC,
+ * -EROFS, ...; the path is named) what was made is removed. Blocks, for as long as the copying takes; takes
+ * 100 KiB of stack and nothing from the heap; one thread at a time, while others read and write the slab.
+ * After a reflink the slab shares its blocks with the copy: what is written to them next takes new space of
+ * the file system, so a later write can run out of it (-ENOSPC) for as long as the copy is kept. */
 struct slab_range {
     uint64_t offset, size_bytes;
 };
