@@ -21,6 +21,7 @@ static void committing_job(random_job *r, uint64_t seed)
 {
     fixture_random_job(r, seed);
     r->job.needs_save_places = r->job.commits = true;
+    r->job.commit_every = seed % 7 == 0 ? 50 : 1;
     r->job.only_eval = false;
     for (int a = 0; a < ARENA_COUNT; a++)
         r->job.budget_bytes[a] = r->seed % 4 == 0 ? r->job.budget_bytes[a] : 64 * MIB;
@@ -379,6 +380,36 @@ static void the_sync_is_waited_for(void **state)
     assert_true(machine.sync_seconds > 0);
 }
 
+/* With little lookahead, nothing waits for the sync that need not: the backward goes on beside it. */
+static void nothing_else_waits_for_the_sync(void **state)
+{
+    (void)state;
+    uint64_t ns[2] = {0};
+    for (uint64_t seed = 1; seed <= 20; seed++)
+        for (int slow = 0; slow < 2; slow++) {
+            random_job r;
+            committing_job(&r, seed);
+            r.job.update = PLAN_UPDATE_IN_NEXT_FORWARD;
+            r.job.order = PLAN_LAYER_MAJOR;
+            r.job.tile_elems = 4 * TILE_ELEMS_STEP;
+            r.job.lookahead_ops = 4;
+            r.job.machine.drive_write_bytes_per_second = 3e9;
+            r.job.machine.sync_seconds = slow ? 10 : 0;
+            for (uint32_t u = 0; u < r.job.unit_count; u++)
+                r.homes[STATE_OPTIMIZER][u] = r.homes[STATE_PARAMS][u] = ARENA_NVME;
+            for (int a = 0; a < ARENA_COUNT; a++)
+                r.job.budget_bytes[a] = 1024 * MIB;
+            plan_set set;
+            assert_int_equal(plan_compile(&r.job, &set), 0);
+            assert_int_equal(set.commit, PLAN_COMMIT_BEHIND);
+            uint64_t sync_ns = slow ? 10000000000 : 0;
+            assert_true(set.programs[PROGRAM_STEADY].predicted_ns > sync_ns);
+            ns[slow] += set.programs[PROGRAM_STEADY].predicted_ns - sync_ns;
+            plan_set_fini(&set);
+        }
+    assert_true(ns[1] < ns[0] / 4 * 3); /* measured: a half; 0.95 if all waited */
+}
+
 /* On a slow drive the saves of much state outlast the step, and the sync comes on top of them; where they
  * come first it runs beside the step. In most jobs it is the updates' wait for the saves that costs more. */
 static void saves_come_first_where_that_is_shorter(void **state)
@@ -403,6 +434,80 @@ static void saves_come_first_where_that_is_shorter(void **state)
     }
     print_message("%d first, %d behind\n", first, behind);
     assert_true(first > 0 && behind > 0);
+}
+
+/* Where most steps do not commit, tile and held stages are those of a job that never does, and the time
+ * of such a step is that job's, whatever is homed where. */
+static void steps_that_do_not_commit_decide(void **state)
+{
+    (void)state;
+    int held = 0, otherwise = 0;
+    for (uint64_t seed = 1; seed <= 60; seed++) {
+        random_job r;
+        committing_job(&r, seed);
+        r.job.machine.drive_write_bytes_per_second = 100e6;
+        for (int a = 0; a < ARENA_COUNT; a++)
+            r.job.budget_bytes[a] = 1024 * MIB;
+        for (uint32_t u = 0; u < r.job.unit_count; u++) {
+            r.homes[STATE_OPTIMIZER][u] = seed % 2 ? ARENA_HOST : r.homes[STATE_OPTIMIZER][u];
+            r.homes[STATE_PARAMS][u] = ARENA_HOST;
+        }
+        r.homes[STATE_OPTIMIZER][0] = ARENA_DEVICE;
+        plan_set plain, often, seldom;
+        r.job.commits = false;
+        assert_int_equal(plan_compile(&r.job, &plain), 0);
+        assert_int_equal(plain.uncommitted_ns, plain.programs[PROGRAM_STEADY].predicted_ns);
+        r.job.commits = true;
+        r.job.commit_every = 0;
+        assert_int_equal(plan_compile(&r.job, &often), 0);
+        r.job.commit_every = 50;
+        assert_int_equal(plan_compile(&r.job, &seldom), 0);
+        assert_int_equal(seldom.tile_elems, plain.tile_elems);
+        assert_int_equal(seldom.held_stages, plain.held_stages);
+        assert_int_equal(seldom.uncommitted_ns, plain.uncommitted_ns);
+        if (often.tile_elems == plain.tile_elems && often.held_stages == plain.held_stages)
+            assert_int_equal(often.uncommitted_ns, plain.uncommitted_ns);
+        else
+            otherwise++;
+        held += plain.held_stages > 0;
+        for (int k = 0; k < PROGRAM_KIND_COUNT; k++)
+            assert_int_equal(program_check(&seldom.programs[k]), 0);
+        assert_true(can_commit_so(&r, seldom.commit));
+        plan_set_fini(&plain);
+        plan_set_fini(&often);
+        plan_set_fini(&seldom);
+    }
+    print_message("%d hold stages, %d would be compiled otherwise if every step committed\n", held,
+                  otherwise);
+    assert_true(held > 5 && otherwise > 5);
+}
+
+/* State homed on the device goes through host memory to its place, not all of it at once. */
+static void saves_do_not_fill_the_host(void **state)
+{
+    (void)state;
+    int large = 0;
+    for (uint64_t seed = 1; seed <= 40; seed++) {
+        random_job r;
+        committing_job(&r, seed);
+        r.job.tile_elems = TILE_ELEMS_STEP;
+        r.job.lookahead_ops = 0;
+        for (int a = 0; a < ARENA_COUNT; a++)
+            r.job.budget_bytes[a] = 8192 * MIB;
+        for (uint32_t u = 0; u < r.job.unit_count; u++)
+            r.elems[u] *= 3;
+        for (uint32_t u = 0; u < r.job.unit_count; u++)
+            for (int k = 0; k < STATE_KIND_COUNT; k++)
+                r.homes[k][u] = ARENA_DEVICE;
+        plan_set set;
+        assert_int_equal(plan_compile(&r.job, &set), 0);
+        uint64_t tile = tile_bytes(set.tile_elems, r.job.state_streams) + TILE_PERIOD_BYTES;
+        uint64_t most = 2 * 4096 * 16 + (PLANI_LOOKAHEAD_OF_SAVES / 2 + 1) * tile;
+        assert_true(set.programs[PROGRAM_STEADY].peak_bytes[ARENA_HOST] <= most);
+        large += set.second_bytes > 2 * most && set.commit != PLAN_COMMIT_APART;
+        plan_set_fini(&set);
+    }
+    assert_true(large > 3);
 }
 
 static uint64_t figure_at(const char *key)
@@ -461,7 +566,10 @@ int main(void)
         cmocka_unit_test(other_ops_are_the_same),
         cmocka_unit_test(without_commits_there_is_one_place),
         cmocka_unit_test(the_sync_is_waited_for),
+        cmocka_unit_test(nothing_else_waits_for_the_sync),
         cmocka_unit_test(saves_come_first_where_that_is_shorter),
+        cmocka_unit_test(steps_that_do_not_commit_decide),
+        cmocka_unit_test(saves_do_not_fill_the_host),
         cmocka_unit_test(a_refusal_names_the_second_places),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

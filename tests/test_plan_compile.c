@@ -29,6 +29,7 @@ static void random_jobs(void **state)
         random_job r;
         fixture_random_job(&r, seed);
         r.job.commits = seed % 2; /* where it has places to commit to */
+        r.job.commit_every = seed % 4 == 1 ? 1 : 50;
         plan_set set;
         int rc = plan_compile(&r.job, &set);
         if (rc == 0) {

@@ -39,9 +39,7 @@ static const uint64_t lookaheads[LOOKAHEAD_TRIES] = {0, 4096, 512, 64, 8, 1};
 
 /* Programs at the ends of a run move all state through memory once. As far ahead as memory allows they
  * would fill a host budget that steps leave free, and that would have to be touched and pinned for them
- * alone; this many ops keep every drive and link busy. */
-enum { LOOKAHEAD_OF_ENDS = 64 };
-
+ * alone. */
 static bool is_at_an_end(enum program_kind kind)
 {
     return kind == PROGRAM_INIT || kind == PROGRAM_SAVE || kind == PROGRAM_LOAD;
@@ -75,7 +73,7 @@ static int compile_one(const plan_job *job, const plan_set *set, const plani_lay
     for (int i = first; rc == 0 && i < LOOKAHEAD_TRIES; i++) {
         uint64_t lookahead = shorter_lookahead(lookaheads[i], job->lookahead_ops);
         if (is_at_an_end(asked->kind))
-            lookahead = shorter_lookahead(lookahead, LOOKAHEAD_OF_ENDS);
+            lookahead = shorter_lookahead(lookahead, PLANI_LOOKAHEAD_OF_SAVES);
         int tried = plani_schedule(&b, asked->kind, budgets, lookahead, asked->whole, out);
         if (tried == 0)
             break;
@@ -119,6 +117,14 @@ static enum plan_commit usual_commit(const plan_job *job)
     if (!plani_commits(job) || job->update == PLAN_UPDATE_DELAYED_ONE_STEP)
         return PLAN_COMMIT_APART;
     return job->update == PLAN_UPDATE_IN_NEXT_FORWARD ? PLAN_COMMIT_BEHIND : PLAN_COMMIT_FIRST;
+}
+
+static bool has_state_in_memory(const plan_job *job)
+{
+    for (uint32_t u = 0; u < job->unit_count; u++)
+        if (job->homes[STATE_OPTIMIZER][u] != ARENA_NVME)
+            return true;
+    return false;
 }
 
 /* A layout of homes at a tile size, in a set without programs. */
@@ -188,17 +194,10 @@ static int learn_needs(const plan_job *job, struct candidate *c, double most)
 struct choice {
     uint64_t tile_elems;
     uint32_t held;
-    uint64_t predicted_ns; /* 0: none yet */
+    uint64_t predicted_ns; /* of the step that decides; 0: none yet */
     enum plan_commit commit;
+    uint64_t uncommitted_ns;
 };
-
-static bool pays(const struct choice *best, const program *trial)
-{
-    double gain = best->predicted_ns == 0
-                      ? 1.0
-                      : 1.0 - (double)trial->predicted_ns / (double)best->predicted_ns;
-    return gain > plan_gain;
-}
 
 /* Tries the steady step at one tile size with 0, 1, 2, 4, ... held stages. */
 static int try_tile(const plan_job *job, struct candidate *c, struct choice *best)
@@ -210,6 +209,9 @@ static int try_tile(const plan_job *job, struct candidate *c, struct choice *bes
     plani_layout layout;
     TRY(set_begin(job, c->tile_elems, &set, &layout));
     int rc = 0;
+    enum plan_commit usual = set.commit;
+    if (job->commit_every > 1 && has_state_in_memory(job))
+        set.commit = PLAN_COMMIT_APART;
     enum program_kind decisive = job->only_eval ? PROGRAM_EVAL : PROGRAM_STEADY;
     /* Units that were cut because the device is too small for them are not held on it. */
     uint32_t most = job->only_eval || plani_has_cut_stage(job) ? 0 : job->stage_count - 1;
@@ -218,14 +220,21 @@ static int try_tile(const plan_job *job, struct candidate *c, struct choice *bes
         program trial;
         struct order asked = {.kind = decisive, .held = held};
         rc = compile_one(job, &set, &layout, &asked, job->budget_bytes, &trial);
+        if (rc == ERR_NO_FIT && set.commit != usual) { /* what the needs were found for */
+            set.commit = usual;
+            rc = compile_one(job, &set, &layout, &asked, job->budget_bytes, &trial);
+        }
         if (rc == ERR_NO_FIT) {
             rc = 0;
             break; /* more held stages need more memory */
         }
         if (rc < 0)
             break;
-        if (pays(best, &trial))
-            *best = (struct choice){c->tile_elems, held, trial.predicted_ns, set.commit};
+        double gain = best->predicted_ns == 0
+                          ? 1.0
+                          : 1.0 - (double)trial.predicted_ns / (double)best->predicted_ns;
+        if (gain > plan_gain)
+            *best = (struct choice){c->tile_elems, held, trial.predicted_ns, set.commit, 0};
         program_fini(&trial);
         open = held < most;
     }
@@ -292,36 +301,52 @@ static int search(const plan_job *job, struct candidate *list, uint32_t count, s
     return 0;
 }
 
-static bool has_state_in_memory(const plan_job *job)
+/* The steady step of the choice's tile and held stages, committing so; UINT64_MAX: does not fit. */
+static int steady_ns(const plan_job *job, const struct choice *best, enum plan_commit commit,
+                     uint64_t *ns)
 {
-    for (uint32_t u = 0; u < job->unit_count; u++)
-        if (job->homes[STATE_OPTIMIZER][u] != ARENA_NVME)
-            return true;
-    return false;
-}
-
-/* State homed in memory may be so much that the drive is at its saves when the step's other work ends,
- * and the sync comes on top. Where the saves come first the step hides that too, at the price of updates
- * that wait for them, and of a commit that is a step older. */
-static int choose_commit(const plan_job *job, struct choice *best)
-{
-    if (best->commit != PLAN_COMMIT_BEHIND || !has_state_in_memory(job))
-        return 0;
     plan_set set;
     plani_layout layout;
+    *ns = UINT64_MAX;
     TRY(set_begin(job, best->tile_elems, &set, &layout));
-    set.commit = PLAN_COMMIT_FIRST;
+    set.commit = commit;
     program trial;
     struct order asked = {.kind = PROGRAM_STEADY, .held = best->held};
     int rc = compile_one(job, &set, &layout, &asked, job->budget_bytes, &trial);
-    if (rc == 0 && pays(best, &trial)) {
-        best->commit = PLAN_COMMIT_FIRST;
-        best->predicted_ns = trial.predicted_ns;
-    }
+    if (rc == 0)
+        *ns = trial.predicted_ns;
     program_fini(&trial);
     plani_layout_fini(&layout);
     plan_set_fini(&set);
     return rc == ERR_NO_FIT ? 0 : rc;
+}
+
+/* How the step of the search's choice commits, and its time both ways. State homed in memory may be so
+ * much that the drive is at its saves when the step's other work ends, and the sync comes on top. Where
+ * the saves come first the step hides that too, at the price of updates that wait for them, and of a
+ * commit that is a step older. */
+static int choose_commit(const plan_job *job, struct choice *best)
+{
+    enum plan_commit usual = usual_commit(job);
+    uint64_t usual_ns = best->predicted_ns, first_ns;
+    best->uncommitted_ns = best->commit == PLAN_COMMIT_APART ? best->predicted_ns : 0;
+    if (best->commit != usual)
+        TRY(steady_ns(job, best, usual, &usual_ns));
+    if (usual_ns == UINT64_MAX) { /* no room for its saves as well */
+        best->held = 0;
+        best->uncommitted_ns = 0;
+        TRY(steady_ns(job, best, usual, &usual_ns));
+    }
+    if (best->uncommitted_ns == 0)
+        TRY(steady_ns(job, best, PLAN_COMMIT_APART, &best->uncommitted_ns));
+    best->uncommitted_ns = size_min(best->uncommitted_ns, usual_ns);
+    best->commit = usual;
+    if (usual != PLAN_COMMIT_BEHIND || !has_state_in_memory(job))
+        return 0;
+    TRY(steady_ns(job, best, PLAN_COMMIT_FIRST, &first_ns));
+    if ((double)first_ns < (1.0 - plan_gain) * (double)usual_ns)
+        best->commit = PLAN_COMMIT_FIRST;
+    return 0;
 }
 
 static const char *const budget_keys[ARENA_COUNT] = {"tiers.device.budget", "tiers.host.budget",
@@ -422,6 +447,7 @@ static int compile_all(const plan_job *job, const struct choice *best, plan_set 
     TRY(set_begin(job, best->tile_elems, out, &layout));
     out->held_stages = best->held;
     out->commit = best->commit;
+    out->uncommitted_ns = job->only_eval ? 0 : best->uncommitted_ns;
     int rc = 0;
     for (int k = 0; k < PROGRAM_KIND_COUNT && rc == 0; k++) {
         struct order asked = {.kind = (enum program_kind)k, .held = best->held, .whole = true};

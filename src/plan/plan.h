@@ -106,8 +106,11 @@ struct plan_job {
     bool
         commits; /* with needs_save_places: state has two places each on the slab, and steady steps can
                      commit behind their other work (plan_commit) */
-    bool no_advice; /* a refusal need not say what is needed: ERR_NO_FIT comes sooner */
-    bool only_eval; /* compile just EVAL and LOAD (generation, evaluation) */
+    uint64_t
+        commit_every; /* steps from commit to commit, 0 as 1. Where state is homed in memory and
+                              most steps do not commit, tile and held stages are chosen for those */
+    bool no_advice;   /* a refusal need not say what is needed: ERR_NO_FIT comes sooner */
+    bool only_eval;   /* compile just EVAL and LOAD (generation, evaluation) */
     uint64_t budget_bytes[ARENA_COUNT];
     const char *nvme_advice; /* of a refusal where nvme is too small; NULL: raise the budgets */
     uint64_t nvme_overhead_bytes; /* of the nvme budget: headers and what a cut stripe wastes */
@@ -152,7 +155,9 @@ struct plan_set {
     uint32_t held_stages;       /* stages nearest the turn whose params stay for the backward */
     uint64_t *norm_block_begin; /* [unit_count + 1] index of a unit's first norm block */
     uint64_t home_bytes[STATE_KIND_COUNT][ARENA_COUNT];
-    uint64_t bound_ns; /* the steady step's bound: per phase, the busiest resource */
+    uint64_t uncommitted_ns; /* predicted: the steady step in a run that does not commit; the steady
+                                program's own predicted_ns is that of one that does */
+    uint64_t bound_ns;       /* the steady step's bound: per phase, the busiest resource */
 };
 typedef struct plan_set plan_set;
 

@@ -29,7 +29,12 @@ struct plani_buffer {
     uint32_t user_count, user_capacity;
 };
 
-enum { PLANI_ANY = 0xffff };
+enum {
+    PLANI_ANY = 0xffff,
+    /* Programs that move all state through memory, and saves within a step, could fill the whole host
+     * budget; this many ops ahead keep every drive and link busy. */
+    PLANI_LOOKAHEAD_OF_SAVES = 64,
+};
 
 /* The lowest place from `offset` on with the residue (or, for PLANI_ANY, the block alignment). */
 static inline uint64_t plani_align_offset(uint64_t offset, uint64_t residue)

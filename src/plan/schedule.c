@@ -6,6 +6,9 @@
  *                   whose buffers are reserved
  *                   share the machine among what runs (share.c); advance to the next completion
  *
+ * Memory that state homed on the device is saved through is reserved but a little ahead of the saves: the
+ * link is faster than the drives, and would fill the host with all of that state.
+ *
  * A buffer's place is the lowest address that fits (space.c). Where it takes over the bytes of an
  * earlier buffer, the last uses of that one become dependencies of its first uses. The program's order
  * is the order of simulated starts. Heap scratch, freed on return. */
@@ -54,7 +57,8 @@ struct sim {
     uint64_t *out_begin;
     struct arena_state arenas[ARENA_COUNT];
     uint64_t data_edge_count;
-    uint64_t oldest; /* first op not complete, serial; commits do not count */
+    uint64_t oldest;      /* first op not complete, serial; commits do not count */
+    uint64_t oldest_save; /* first op not complete that only runs which commit have */
     uint64_t complete_count;
     uint64_t lookahead_ops;
     double now;
@@ -129,6 +133,9 @@ static int reserve(struct sim *s, struct arena_state *arena)
         struct plani_buffer *fresh = &s->b->buffers[idx];
         uint32_t first_user = fresh->users[0];
         if (s->lookahead_ops && first_user >= s->oldest + s->lookahead_ops)
+            break;
+        if (s->b->ops[first_user].if_commits &&
+            first_user >= s->oldest_save + PLANI_LOOKAHEAD_OF_SAVES)
             break;
         uint64_t offset;
         TRY(plani_space_find(&arena->space, fresh->base.size_bytes, fresh->residue, &offset));
@@ -260,6 +267,10 @@ static void skip_complete(struct sim *s)
     while (s->oldest < s->b->op_count &&
            (s->ops[s->oldest].state == OP_COMPLETE || s->b->ops[s->oldest].kind == OP_COMMIT))
         s->oldest++;
+    while (s->oldest_save < s->b->op_count &&
+           (s->ops[s->oldest_save].state == OP_COMPLETE || !s->b->ops[s->oldest_save].if_commits ||
+            s->b->ops[s->oldest_save].kind == OP_COMMIT))
+        s->oldest_save++;
 }
 
 static void complete(struct sim *s, uint32_t idx)
