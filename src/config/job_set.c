@@ -211,6 +211,17 @@ fail:
     return rc;
 }
 
+/* Whether a path can be part of a document and of a message. */
+static bool is_text(const char *path)
+{
+    json_t *key = json_string(path); /* NULL for what is not UTF-8 */
+    bool is_key = key != NULL;
+    json_decref(key);
+    for (const char *byte = path; *byte != '\0'; byte++)
+        is_key = is_key && (unsigned char)*byte >= ' ' && *byte != 0x7f;
+    return is_key;
+}
+
 static int apply_one(configi_reader *reader, const char *argument)
 {
     const char *equals = strchr(argument, '=');
@@ -222,10 +233,10 @@ static int apply_one(configi_reader *reader, const char *argument)
     char *path = reader->set_paths[reader->set_count];
     if (!canonical_path(argument, (size_t)(equals - argument), path))
         return err_set(ERR_CONFIG, "--set %.64s...: the key path is too long", shown);
-    json_t *key = json_string(path); /* NULL for what is not UTF-8, which is no key of a document */
-    if (!key)
-        return err_set(ERR_CONFIG, "--set %.64s: the key path is not UTF-8 text", shown);
-    json_decref(key);
+    if (!is_text(path))
+        return err_set(ERR_CONFIG,
+                       "--set %.64s: the key path is not UTF-8 text without control characters",
+                       shown);
     reader->set_count++;
     configi_reader set_reader = *reader;
     set_reader.file = "--set"; /* what goes wrong from here on, the argument did */
