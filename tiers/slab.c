@@ -221,7 +221,7 @@ static int open_refused(const slab_config *config, uint32_t drive_idx, const cha
         return err_set(ERR_INPUT,
                        "the slab %s is not there%s: mount its drive at %s and run the same command "
                        "again, the last commit is untouched; where the drive is lost for good, "
-                       "begin anew in an empty run directory (--fresh)",
+                       "begin anew in an empty run directory",
                        path,
                        stat(drive, &status) != 0 ? ", and neither is the directory of its drive"
                                                  : ", though the directory of its drive is",
