@@ -1,0 +1,51 @@
+/* What the fuzz harnesses share.
+ *
+ *   clang     fuzz_<what>.c + libFuzzer      sluice-fuzz-<what>     searches (the preset `fuzz`, run.sh)
+ *   any       fuzz_<what>.c + replay.c       fuzz-replay-<what>     runs stored inputs again (CTest)
+ *
+ * A harness is a function of its input alone: the same bytes take the same way each time. It frees all
+ * that it takes and writes nothing but its finding. One thread. */
+#ifndef SLUICE_TESTS_FUZZ_FUZZ_H
+#define SLUICE_TESTS_FUZZ_FUZZ_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/error.h"
+
+/* libFuzzer's two entries, which replay.c calls too. Both return 0. */
+int LLVMFuzzerInitialize(int *argc, char ***argv);
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+/* A finding: what the code under test promised and did not keep. The stack is in abort's report. */
+#define FUZZ_CHECK(condition, ...)                                                                 \
+    do {                                                                                           \
+        if (!(condition)) {                                                                        \
+            fprintf(stderr, "%s:%d: %s: ", __FILE__, __LINE__, #condition);                        \
+            fprintf(stderr, __VA_ARGS__);                                                          \
+            fprintf(stderr, "\n");                                                                 \
+            abort();                                                                               \
+        }                                                                                          \
+    } while (0)
+
+/* A refusal has one of two codes and a text that a terminal can show. */
+void fuzz_check_refusal(int rc, int expected, int also);
+
+/* Memory of ours that is in use (base/mem.h), in bytes: the same before and after an input. */
+uint64_t fuzz_live_bytes(void);
+
+enum { FUZZ_PATH_BYTES = 160 };
+
+/* A directory of this process's own, in memory where there is /dev/shm; removed with its files when the
+ * process ends of its own will. Made at the first call. */
+const char *fuzz_directory(void);
+
+/* Writes `name` in it anew. `path` gets its path. */
+void fuzz_write_file(const char *name, const void *bytes, size_t size, char path[FUZZ_PATH_BYTES]);
+
+/* Removes `name`; it need not be there. */
+void fuzz_remove_file(const char *name);
+
+#endif

@@ -1,0 +1,348 @@
+/* Fuzzes the manifest.
+ *
+ *   offset  bytes  field
+ *   0       1      bit 0: the slot; bits 1 to 7: what is put right in the bytes before they are read (FIX_*),
+ *                  since no search meets a checksum
+ *   1       1      which byte of a written slot is damaged later; whether refused bytes are read as a file
+ *   2              the slot
+ *
+ * Bytes end in ERR_CORRUPT, or in a record that keeps all that manifest.h promises, that memory and file
+ * agree about, and that written again is the same: to the bit, where the version is today's. */
+#include <fcntl.h>
+#include <math.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <xxhash.h>
+
+#include "base/log.h"
+#include "base/mem.h"
+#include "base/size.h"
+#include "base/tile.h"
+#include "format/manifest_internal.h"
+#include "fuzz.h"
+
+enum {
+    HEAD_BYTES = 2,
+    SLOT_MAX = 1 << 16, /* larger inputs are passed over */
+    FIX_LENGTHS = 0x02,
+    FIX_GENERATION = 0x04,
+    FIX_FINGERPRINT = 0x08,
+    FIX_EXTENTS = 0x10, /* their order, elements and sizes */
+    FIX_OFFSETS = 0x20, /* one extent after the other */
+    FIX_SCALER = 0x40,
+    FIX_CHECKSUM = 0x80,
+};
+
+static unsigned char slot_bytes[SLOT_MAX], stored[SLOT_MAX];
+static manifest record, again;
+
+int LLVMFuzzerInitialize(int *argc, char ***argv)
+{
+    (void)argc;
+    (void)argv;
+    log_set_level(LOG_QUIET);
+    return 0;
+}
+
+/* ---- putting right ---- */
+
+/* Where the extents begin, or `size` where the lengths of the texts lead beyond it. */
+static size_t extents_begin(const manifesti_header *header, size_t size)
+{
+    uint64_t at = header->version < 3 ? MANIFESTI_HEADER_2_BYTES : sizeof *header;
+    const uint64_t texts[] = {header->drives_bytes, header->stray_bytes, header->identity_bytes};
+    for (size_t i = 0; i < 3; i++)
+        at += size_min(texts[i], size);
+    return (size_t)size_min(at, size);
+}
+
+static void fix_extents(unsigned char *bytes, size_t begin, size_t size, unsigned fixes,
+                        const manifesti_header *header)
+{
+    uint64_t tile_elems = size_max(header->tile_elems, 1), end = 0;
+    uint32_t streams = header->state_streams == 2 ? 2 : 3;
+    manifest_extent before = {.unit = UINT32_MAX};
+    for (size_t at = begin; size - at >= sizeof before; at += sizeof before) {
+        manifest_extent extent;
+        memcpy(&extent, bytes + at, sizeof extent);
+        if (fixes & FIX_EXTENTS) {
+            bool same_unit = extent.tile != 0 && before.elem_count == tile_elems;
+            extent.unit = same_unit ? before.unit : before.unit + 1;
+            extent.tile = same_unit ? before.tile + 1 : 0;
+            extent.elem_begin = same_unit ? before.elem_begin + before.elem_count : 0;
+            if (extent.elem_count == 0 || extent.elem_count > tile_elems)
+                extent.elem_count = tile_elems;
+            extent.size_bytes = tile_bytes(extent.elem_count, streams);
+        }
+        if (fixes & FIX_OFFSETS) {
+            extent.offset_bytes = end;
+            end += extent.size_bytes;
+        }
+        before = extent;
+        memcpy(bytes + at, &extent, sizeof extent);
+    }
+}
+
+static void put_right(unsigned char *bytes, size_t size, unsigned slot, unsigned fixes)
+{
+    manifesti_header header = {.version = 0};
+    size_t header_bytes = size_min(size, sizeof header);
+    if (size < MANIFESTI_HEADER_2_BYTES)
+        return;
+    memcpy(&header, bytes, header_bytes);
+    size_t begin = extents_begin(&header, size);
+    if (fixes & FIX_LENGTHS) {
+        header.file_bytes = size;
+        header.extent_count = (size - begin) / sizeof(manifest_extent);
+    }
+    if (fixes & FIX_GENERATION)
+        header.generation = (header.generation & ~(UINT64_MAX << 62 | 1)) | slot;
+    if ((fixes & FIX_FINGERPRINT) && header.identity_bytes <= begin) {
+        const char *text = (const char *)bytes + begin - header.identity_bytes;
+        header.fingerprint = XXH3_64bits(text, strnlen(text, header.identity_bytes));
+    }
+    if (fixes & FIX_SCALER) {
+        if (!isfinite(header.loss_scale) || header.loss_scale <= 0)
+            header.loss_scale = 1;
+        header.scale_iteration &= INT64_MAX;
+        if (header.scale_last_overflow >= (int64_t)header.scale_iteration)
+            header.scale_last_overflow = -1;
+    }
+    header.checksum = fixes & FIX_CHECKSUM ? 0 : header.checksum;
+    if (fixes & (FIX_EXTENTS | FIX_OFFSETS))
+        fix_extents(bytes, begin, size, fixes, &header);
+    memcpy(bytes, &header, header_bytes);
+    if (fixes & FIX_CHECKSUM) {
+        header.checksum = XXH3_64bits(bytes, size);
+        memcpy(bytes, &header, header_bytes);
+    }
+}
+
+/* ---- what a record promises ---- */
+
+static void check_slabs(const manifest_slabs *self)
+{
+    FUZZ_CHECK(self->drive_count <= MANIFEST_DRIVES_MAX, "%u drives", self->drive_count);
+    for (uint32_t d = 0; d < self->drive_count; d++) {
+        size_t length = strnlen(self->drives[d], MANIFEST_TEXT_BYTES);
+        FUZZ_CHECK(length > 0 && length < MANIFEST_TEXT_BYTES, "drive %u", d);
+    }
+}
+
+static void check_extents(const manifest *self)
+{
+    uint64_t elems = 0; /* of the unit so far */
+    for (uint64_t i = 0; i < self->extent_count; i++) {
+        const manifest_extent *extent = &self->extents[i];
+        const manifest_extent *before = i ? extent - 1 : NULL;
+        bool same_unit = before && before->unit == extent->unit;
+        uint32_t unit = !before ? 0 : same_unit ? before->unit : before->unit + 1;
+        elems = same_unit ? elems : 0;
+        FUZZ_CHECK(extent->unit == unit, "unit of extent %llu", (unsigned long long)i);
+        FUZZ_CHECK(extent->tile == (same_unit ? before->tile + 1 : 0), "tile %u", extent->tile);
+        FUZZ_CHECK(extent->elem_begin == elems, "elements of extent %llu", (unsigned long long)i);
+        FUZZ_CHECK(!same_unit || before->elem_count == self->tile_elems, "a short tile");
+        FUZZ_CHECK(extent->elem_count > 0 && extent->elem_count <= self->tile_elems, "no elements");
+        elems += extent->elem_count;
+        FUZZ_CHECK(extent->offset_bytes % TILE_BLOCK_BYTES == 0, "offset of extent %llu",
+                   (unsigned long long)i);
+        uint64_t end;
+        int rc = size_add(extent->offset_bytes, extent->size_bytes, &end);
+        FUZZ_CHECK(rc == 0 && end <= INT64_MAX, "end of extent %llu", (unsigned long long)i);
+        FUZZ_CHECK(self->total_bytes == 0 || end <= self->total_bytes, "beyond the slab");
+        FUZZ_CHECK(self->state_streams == 0 ||
+                       extent->size_bytes == tile_bytes(extent->elem_count, self->state_streams),
+                   "size of extent %llu", (unsigned long long)i);
+        for (uint64_t k = 0; k < i; k++)
+            FUZZ_CHECK(self->extents[k].offset_bytes >= end ||
+                           self->extents[k].offset_bytes + self->extents[k].size_bytes <=
+                               extent->offset_bytes,
+                       "extents %llu and %llu overlap", (unsigned long long)k,
+                       (unsigned long long)i);
+    }
+}
+
+static void check_record(const manifest *self, unsigned slot)
+{
+    bool is_commit = self->state == MANIFEST_COMMITTED;
+    FUZZ_CHECK(is_commit || self->state == MANIFEST_RUNNING || self->state == MANIFEST_BEGUN,
+               "state %d", (int)self->state);
+    FUZZ_CHECK(self->generation % 2 == slot, "generation");
+    check_slabs(&self->slabs);
+    check_slabs(&self->stray);
+    size_t length = strnlen(self->identity, MANIFEST_TEXT_BYTES);
+    FUZZ_CHECK(length < MANIFEST_TEXT_BYTES, "the identity does not end");
+    FUZZ_CHECK(length == 0 || XXH3_64bits(self->identity, length) == self->fingerprint,
+               "fingerprint");
+    FUZZ_CHECK(!is_commit || (self->slabs.drive_count > 0 && self->extent_count > 0 &&
+                              self->total_bytes > 0 && self->stripe_bytes > 0),
+               "an empty commit");
+    FUZZ_CHECK(self->state != MANIFEST_BEGUN || self->step == 0, "step of a run that has begun");
+    FUZZ_CHECK((self->total_bytes == 0) == (self->stripe_bytes == 0), "total and stripe");
+    FUZZ_CHECK(self->stripe_bytes == 0 || self->total_bytes % self->stripe_bytes == 0, "stripes");
+    FUZZ_CHECK(self->skipped_count <= self->step, "skipped steps");
+    FUZZ_CHECK(isfinite(self->loss_scale) && self->loss_scale > 0, "scale %g", self->loss_scale);
+    FUZZ_CHECK(self->scale_last_overflow >= -1 && self->scale_hysteresis_left >= 1 &&
+                   (self->scale_last_overflow < 0 ||
+                    (uint64_t)self->scale_last_overflow < self->scale_iteration),
+               "the scaler");
+    FUZZ_CHECK(self->state_streams == 0 || self->state_streams == 2 || self->state_streams == 3,
+               "%u streams", self->state_streams);
+    check_extents(self);
+}
+
+static void check_same_slabs(const manifest_slabs *a, const manifest_slabs *b)
+{
+    FUZZ_CHECK(a->drive_count == b->drive_count, "drives");
+    FUZZ_CHECK(a->drive_count == 0 || memcmp(a->uuid, b->uuid, sizeof a->uuid) == 0, "uuid");
+    for (uint32_t d = 0; d < a->drive_count; d++)
+        FUZZ_CHECK(strcmp(a->drives[d], b->drives[d]) == 0, "drive %u", d);
+}
+
+static void check_same(const manifest *a, const manifest *b)
+{
+    FUZZ_CHECK(a->state == b->state && a->generation == b->generation &&
+                   a->fingerprint == b->fingerprint && a->step == b->step &&
+                   a->window_count == b->window_count && a->seed == b->seed &&
+                   a->skipped_count == b->skipped_count &&
+                   memcmp(&a->loss_scale, &b->loss_scale, sizeof a->loss_scale) == 0 &&
+                   a->scale_iteration == b->scale_iteration &&
+                   a->scale_last_overflow == b->scale_last_overflow &&
+                   a->scale_hysteresis_left == b->scale_hysteresis_left &&
+                   a->tile_elems == b->tile_elems && a->total_bytes == b->total_bytes &&
+                   a->stripe_bytes == b->stripe_bytes && a->state_streams == b->state_streams &&
+                   a->extent_count == b->extent_count,
+               "values");
+    FUZZ_CHECK(strcmp(a->identity, b->identity) == 0, "identity");
+    check_same_slabs(&a->slabs, &b->slabs);
+    check_same_slabs(&a->stray, &b->stray);
+    FUZZ_CHECK(a->extent_count == 0 ||
+                   memcmp(a->extents, b->extents, a->extent_count * sizeof *a->extents) == 0,
+               "extents");
+}
+
+/* ---- files ---- */
+
+static void remove_slots(void)
+{
+    static const char *const names[] = {"manifest-0", "manifest-1", "manifest-0.new",
+                                        "manifest-1.new"};
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
+        fuzz_remove_file(names[i]);
+}
+
+static size_t load_slot(unsigned slot)
+{
+    char path[FUZZ_PATH_BYTES];
+    snprintf(path, sizeof path, "%s/manifest-%u", fuzz_directory(), slot);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    FUZZ_CHECK(fd >= 0, "%s", path);
+    ssize_t got = read(fd, stored, sizeof stored);
+    FUZZ_CHECK(got > 0, "%s", path);
+    close(fd);
+    return (size_t)got;
+}
+
+/* The same bytes as a file must give what they gave from memory. */
+static void check_file(size_t size, unsigned slot, bool is_valid)
+{
+    char name[32], path[FUZZ_PATH_BYTES];
+    manifest_slot slots[2];
+    int found;
+    snprintf(name, sizeof name, "manifest-%u", slot);
+    fuzz_write_file(name, slot_bytes, size, path);
+    FUZZ_CHECK(manifest_examine(fuzz_directory(), slots) == 0, "%s", err_text());
+    FUZZ_CHECK(slots[1 - slot].outcome == MANIFEST_SLOT_ABSENT, "the other slot");
+    FUZZ_CHECK(slots[slot].outcome == (is_valid ? MANIFEST_SLOT_VALID : MANIFEST_SLOT_DAMAGED),
+               "%s", slots[slot].reason);
+    FUZZ_CHECK(is_valid || slots[slot].reason[0] != '\0', "no reason");
+    int rc = manifest_read(fuzz_directory(), &again, &found);
+    FUZZ_CHECK((rc == 1) == is_valid && found == (rc == 1), "%d: %s", rc, err_text());
+    if (rc < 0) {
+        fuzz_check_refusal(rc, ERR_CORRUPT, ERR_INPUT);
+        FUZZ_CHECK(!again.extents, "extents beside an error");
+        return;
+    }
+    check_same(&record, &again);
+    manifest_fini(&again);
+}
+
+/* A commit beside the record; damaged, the record counts again, or a run that had only begun is lost. */
+static void check_damage(unsigned slot, unsigned where)
+{
+    int found;
+    manifest next = record;
+    next.generation++;
+    int rc = manifest_write(fuzz_directory(), &next);
+    FUZZ_CHECK(rc == 0, "%s", err_text());
+    rc = manifest_read(fuzz_directory(), &again, &found);
+    FUZZ_CHECK(rc == 1, "%d: %s", rc, err_text());
+    check_same(&next, &again);
+    manifest_fini(&again);
+    char name[32], path[FUZZ_PATH_BYTES];
+    size_t size = load_slot(1 - slot);
+    stored[where * 251 % size] ^= (unsigned char)(1u << where % 8);
+    snprintf(name, sizeof name, "manifest-%u", 1 - slot);
+    fuzz_write_file(name, stored, size, path);
+    rc = manifest_read(fuzz_directory(), &again, &found);
+    if (record.state == MANIFEST_BEGUN) {
+        fuzz_check_refusal(rc, ERR_CORRUPT, ERR_CORRUPT);
+    } else {
+        FUZZ_CHECK(rc == 1, "%d: %s", rc, err_text());
+        check_same(&record, &again);
+    }
+    manifest_fini(&again);
+}
+
+/* Written anew, and over itself, the record is the same bytes. */
+static void check_written(size_t size, unsigned slot, unsigned where)
+{
+    uint32_t version;
+    memcpy(&version, slot_bytes + offsetof(manifesti_header, version), sizeof version);
+    remove_slots();
+    int rc = manifest_write(fuzz_directory(), &record);
+    FUZZ_CHECK(rc == 0, "%s", err_text());
+    size_t written = load_slot(slot);
+    FUZZ_CHECK(version < MANIFESTI_VERSION ||
+                   (written == size && memcmp(stored, slot_bytes, size) == 0),
+               "other bytes are written than were read");
+    rc = manifest_decode(stored, written, slot, &again);
+    FUZZ_CHECK(rc == 0, "%s", err_text());
+    check_same(&record, &again);
+    manifest_fini(&again);
+    if (record.generation < INT64_MAX)
+        check_damage(slot, where);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    if (size < HEAD_BYTES || size - HEAD_BYTES > SLOT_MAX / 2)
+        return 0;
+    uint64_t live_bytes = fuzz_live_bytes();
+    unsigned slot = data[0] & 1, where = data[1];
+    unsigned fixes = data[0];
+    size -= HEAD_BYTES;
+    memcpy(slot_bytes, data + HEAD_BYTES, size);
+    put_right(slot_bytes, size, slot, fixes);
+    unsigned char *exact = malloc(size > 0 ? size : 1); /* so that ASan sees what reads beyond */
+    FUZZ_CHECK(exact, "no memory");
+    memcpy(exact, slot_bytes, size);
+    int rc = manifest_decode(exact, size, slot, &record);
+    free(exact);
+    remove_slots();
+    if (rc < 0) {
+        fuzz_check_refusal(rc, ERR_CORRUPT, ERR_CORRUPT);
+        FUZZ_CHECK(!record.extents && record.extent_count == 0, "extents beside an error");
+    } else {
+        FUZZ_CHECK(rc == 0, "result %d", rc);
+        check_record(&record, slot);
+    }
+    if (rc == 0 || where % 4 == 0) /* the slow part: one refused input in four */
+        check_file(size, slot, rc == 0);
+    if (rc == 0)
+        check_written(size, slot, where);
+    manifest_fini(&record);
+    FUZZ_CHECK(fuzz_live_bytes() == live_bytes, "memory is kept");
+    return 0;
+}

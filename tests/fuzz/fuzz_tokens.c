@@ -1,0 +1,265 @@
+/* Fuzzes the token files: text, llm.c, raw ids, Megatron's pair, and the sampler upon them.
+ *
+ *   offset  bytes  field
+ *   0       1      data.format (enum corpus_format), modulo their number
+ *   1       1      names: what the files are called and which of them is given (layouts[]), modulo
+ *   2       1      vocabulary (vocabs[]), modulo
+ *   3       1      bits 0 to 4: T - 1, tokens of a window; bit 5: the files change after opening,
+ *                  bit 6: by being cut to half (else all bytes become 0xFF)
+ *   4       2      bytes of the first file, little-endian; what is left is the second's
+ *   6              content: first file, second file
+ *
+ * What opens must give the tokens that the harness reads from the same bytes by code of its own, and each
+ * epoch of windows must be the stream but for at most T tokens. */
+#include <errno.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "base/size.h"
+#include "data/corpus.h"
+#include "fuzz.h"
+
+enum {
+    HEAD_BYTES = 6,
+    WINDOW_MAX = 32,
+    TOKENS_MAX = 16384, /* of an input; larger ones are passed over */
+    LLMC_BYTES = 1024,
+    INDEX_TYPE_AT = 17,
+};
+
+/* First the name of the first file and of the second ("": there is none), then what is given. */
+static const struct layout {
+    const char *names[2];
+    const char *given[2]; /* [1] NULL: one path */
+} layouts[] = {
+    {{"a.idx", "a.bin"}, {"a", NULL}}, /* Megatron's, the index first: it is the interesting one */
+    {{"a.idx", "a.bin"}, {"a.bin", NULL}}, /* as above */
+    {{"a.idx", "a.bin"}, {"a.idx", NULL}}, /* as above */
+    {{"a.txt", ""}, {"a.txt", NULL}},         {{"a.bin", ""}, {"a.bin", NULL}},
+    {{"a.bin", "b.bin"}, {"a.bin", "b.bin"}}, {{"a.txt", "b"}, {"a.txt", "b"}},
+    {{"a.idx", "a.bin"}, {"a", "a.bin"}}, /* the same pair twice */
+};
+enum { LAYOUT_COUNT = sizeof layouts / sizeof layouts[0] };
+
+static const uint64_t vocabs[] = {0, 256, 50257, 65536, 1, 300, (uint64_t)1 << 31, UINT64_MAX};
+enum { VOCAB_COUNT = sizeof vocabs / sizeof vocabs[0] };
+
+/* One input, taken apart. */
+struct input {
+    enum corpus_format format;
+    const struct layout *layout;
+    uint64_t vocab_size, window_tokens;
+    bool changes, is_cut;
+    const uint8_t *bytes[2];
+    size_t sizes[2];
+    char paths[2][FUZZ_PATH_BYTES]; /* as written */
+};
+
+static int32_t expected[2 * TOKENS_MAX], tokens[2 * TOKENS_MAX];
+
+int LLVMFuzzerInitialize(int *argc, char ***argv)
+{
+    (void)argc;
+    (void)argv;
+    log_set_level(LOG_QUIET);
+    return 0;
+}
+
+static void take_apart(const uint8_t *data, size_t size, struct input *out)
+{
+    out->format = (enum corpus_format)(data[0] % CORPUS_FORMAT_COUNT);
+    out->layout = &layouts[data[1] % LAYOUT_COUNT];
+    out->vocab_size = vocabs[data[2] % VOCAB_COUNT];
+    out->window_tokens = 1 + (data[3] & (WINDOW_MAX - 1));
+    out->changes = data[3] & 0x20;
+    out->is_cut = data[3] & 0x40;
+    size_t first = (size_t)data[4] | (size_t)data[5] << 8;
+    size_t content = size - HEAD_BYTES;
+    if (first > content || out->layout->names[1][0] == '\0')
+        first = content;
+    out->bytes[0] = data + HEAD_BYTES;
+    out->sizes[0] = first;
+    out->bytes[1] = out->bytes[0] + first;
+    out->sizes[1] = content - first;
+}
+
+static void write_files(struct input *self)
+{
+    static const char *const all[] = {"a.idx", "a.bin", "a.txt", "b.bin", "b"};
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
+        if (strcmp(all[i], self->layout->names[0]) != 0 &&
+            strcmp(all[i], self->layout->names[1]) != 0)
+            fuzz_remove_file(all[i]);
+    for (int i = 0; i < 2 && self->layout->names[i][0] != '\0'; i++)
+        fuzz_write_file(self->layout->names[i], self->bytes[i], self->sizes[i], self->paths[i]);
+}
+
+static int64_t value_at(const uint8_t *bytes, unsigned width, bool is_signed)
+{
+    uint64_t value = 0;
+    for (unsigned i = 0; i < width; i++)
+        value |= (uint64_t)bytes[i] << 8 * i;
+    if (is_signed && width < 8 && value >> (8 * width - 1))
+        value |= UINT64_MAX << 8 * width;
+    return (int64_t)value;
+}
+
+/* Appends the tokens of one path that was opened, by the format that its bytes must have had. */
+static size_t expect_file(const struct input *self, const char *given, size_t count)
+{
+    static const unsigned widths[] = {0, 1, 1, 2, 4, 8, 0, 0, 2};
+    unsigned width = 1;
+    bool is_signed = false;
+    bool is_pair = strcmp(self->layout->names[0], "a.idx") == 0;
+    int which = is_pair ? strcmp(given, "a.idx") != 0
+                        : self->layout->given[1] && strcmp(given, self->layout->given[1]) == 0;
+    size_t begin = 0;
+    bool is_megatron = self->format == CORPUS_MEGATRON;
+    if (self->format == CORPUS_AUTO && is_pair) /* an index counts wherever it lies beside */
+        is_megatron = self->sizes[0] >= 9 && memcmp(self->bytes[0], "MMIDIDX\0", 9) == 0;
+    if (is_megatron) {
+        unsigned code = self->bytes[0][INDEX_TYPE_AT];
+        FUZZ_CHECK(code < sizeof widths / sizeof widths[0] && widths[code] > 0, "type %u", code);
+        which = 1;
+        width = widths[code];
+        is_signed = code >= 2 && code <= 5;
+    } else if (self->format == CORPUS_U16 || self->format == CORPUS_U32) {
+        width = self->format == CORPUS_U16 ? 2 : 4;
+    } else if (self->format != CORPUS_TEXT) {
+        uint64_t magic = self->sizes[which] >= 4 ? (uint64_t)value_at(self->bytes[which], 4, 0) : 0;
+        bool is_llmc = magic == 20240520 || magic == 20240801;
+        FUZZ_CHECK(is_llmc || self->format == CORPUS_AUTO, "magic %llu", (unsigned long long)magic);
+        begin = is_llmc ? LLMC_BYTES : 0;
+        width = !is_llmc ? 1 : magic == 20240520 ? 2 : 4;
+    }
+    FUZZ_CHECK((self->sizes[which] - begin) % width == 0, "%zu bytes", self->sizes[which]);
+    for (size_t at = begin; at < self->sizes[which]; at += width) {
+        int64_t value = value_at(self->bytes[which] + at, width, is_signed);
+        FUZZ_CHECK(value >= 0 && value <= INT32_MAX, "token %lld", (long long)value);
+        expected[count++] = (int32_t)value;
+    }
+    return count;
+}
+
+/* Tokens, count and vocabulary of an opened corpus. Returns the count. */
+static size_t check_tokens(const struct input *self, corpus *source)
+{
+    size_t count = expect_file(self, self->layout->given[0], 0);
+    if (self->layout->given[1])
+        count = expect_file(self, self->layout->given[1], count);
+    FUZZ_CHECK(corpus_token_count(source) == count, "%llu tokens, and %zu are there",
+               (unsigned long long)corpus_token_count(source), count);
+    uint64_t vocab = corpus_vocab(source);
+    FUZZ_CHECK(vocab > 0 && vocab <= (uint64_t)INT32_MAX + 1 &&
+                   (self->vocab_size == 0 || vocab <= self->vocab_size) &&
+                   (!corpus_is_text(source) || vocab <= 256),
+               "vocabulary %llu", (unsigned long long)vocab);
+    int rc = corpus_read(source, 0, count, tokens);
+    FUZZ_CHECK(rc == 0, "%s", err_text()); /* all of so small a file was checked */
+    FUZZ_CHECK(memcmp(tokens, expected, count * sizeof *tokens) == 0, "other tokens");
+    for (size_t i = 0; i < count; i++)
+        FUZZ_CHECK((uint64_t)expected[i] < vocab, "token %d", expected[i]);
+    FUZZ_CHECK(corpus_read(source, count, 1, tokens) == -EINVAL, "a token beyond the end");
+    FUZZ_CHECK(corpus_read(source, 1, UINT64_MAX, tokens) == -EINVAL, "tokens beyond the end");
+    return count;
+}
+
+/* One epoch: its inputs are the stream from some shift on, each window once. */
+static void check_epoch(sampler *windows, uint64_t epoch, size_t count)
+{
+    enum { EPOCH_MAX = 24 };
+    int32_t inputs[WINDOW_MAX], targets[WINDOW_MAX];
+    uint64_t length = windows->tokens_per_window, per_epoch = windows->windows_per_epoch;
+    if (per_epoch > EPOCH_MAX)
+        return;
+    uint64_t sum = 0, last_sum = 0;
+    for (uint64_t i = 0; i < per_epoch; i++) {
+        int rc = sampler_window(windows, epoch * per_epoch + i, inputs, targets);
+        FUZZ_CHECK(rc == 0, "%s", err_text());
+        for (uint64_t k = 0; k < length; k++) {
+            FUZZ_CHECK(k == 0 || inputs[k] == targets[k - 1], "targets are not the next tokens");
+            sum += (uint64_t)inputs[k] * (uint64_t)inputs[k];
+            last_sum += (uint64_t)targets[k];
+        }
+    }
+    bool is_found = false;
+    for (uint64_t shift = 0; shift + per_epoch * length + 1 <= count && !is_found; shift++) {
+        uint64_t wanted = 0, last_wanted = 0;
+        for (uint64_t i = shift; i < shift + per_epoch * length; i++) {
+            wanted += (uint64_t)expected[i] * (uint64_t)expected[i];
+            last_wanted += (uint64_t)expected[i + 1];
+        }
+        is_found = wanted == sum && last_wanted == last_sum;
+    }
+    FUZZ_CHECK(is_found, "the windows of epoch %llu are not the stream", (unsigned long long)epoch);
+}
+
+static void check_sampler(const struct input *self, corpus *source, size_t count)
+{
+    sampler windows;
+    int32_t inputs[WINDOW_MAX], targets[WINDOW_MAX];
+    uint64_t length = self->window_tokens;
+    int rc = sampler_init(&windows, source, length * 77, length);
+    FUZZ_CHECK((rc == 0) == (count >= length + 2), "%s", err_text());
+    if (rc < 0) {
+        fuzz_check_refusal(rc, ERR_INPUT, ERR_INPUT);
+        return;
+    }
+    for (uint64_t i = 0; i < 3; i++) {
+        const int32_t *wanted = expected + i % windows.windows_per_epoch * length;
+        FUZZ_CHECK(sampler_window_in_order(&windows, i, inputs, targets) == 0, "%s", err_text());
+        FUZZ_CHECK(memcmp(inputs, wanted, length * sizeof *inputs) == 0 &&
+                       memcmp(targets, wanted + 1, length * sizeof *targets) == 0,
+                   "window %llu in order", (unsigned long long)i);
+    }
+    check_epoch(&windows, 0, count);
+    check_epoch(&windows, 1, count);
+    check_epoch(&windows, (uint64_t)1 << 40, count);
+    FUZZ_CHECK(sampler_window(&windows, UINT64_MAX, inputs, targets) == 0, "%s", err_text());
+}
+
+/* A file that changes during a run is told of, or what is read is within the vocabulary. */
+static void check_changed(struct input *self, corpus *source, size_t count)
+{
+    static uint8_t bytes[4 * TOKENS_MAX];
+    memset(bytes, 0xff, sizeof bytes);
+    for (int i = 0; i < 2 && self->layout->names[i][0] != '\0'; i++)
+        fuzz_write_file(self->layout->names[i], self->is_cut ? self->bytes[i] : bytes,
+                        self->is_cut ? self->sizes[i] / 2 : self->sizes[i], self->paths[i]);
+    for (size_t i = 0; i < count; i += 1 + count / 16) {
+        int rc = corpus_read(source, i, 1, tokens);
+        if (rc < 0)
+            fuzz_check_refusal(rc, ERR_INPUT, ERR_INPUT);
+        FUZZ_CHECK(rc < 0 || (uint64_t)tokens[0] < corpus_vocab(source), "token %d", tokens[0]);
+    }
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    if (size < HEAD_BYTES || size > TOKENS_MAX)
+        return 0;
+    uint64_t live_bytes = fuzz_live_bytes();
+    struct input input;
+    take_apart(data, size, &input);
+    write_files(&input);
+    char paths[2][FUZZ_PATH_BYTES];
+    const char *given[2] = {paths[0], paths[1]};
+    uint32_t count = 0;
+    for (; count < 2 && input.layout->given[count]; count++)
+        snprintf(paths[count], FUZZ_PATH_BYTES, "%s/%s", fuzz_directory(),
+                 input.layout->given[count]);
+    corpus *source;
+    int rc = corpus_open_as(given, count, input.format, input.vocab_size, &source);
+    if (rc < 0) {
+        FUZZ_CHECK(!source, "a corpus beside an error");
+        fuzz_check_refusal(rc, ERR_INPUT, ERR_INPUT);
+    } else {
+        size_t token_count = check_tokens(&input, source);
+        check_sampler(&input, source, token_count);
+        if (input.changes)
+            check_changed(&input, source, token_count);
+        corpus_close(source);
+    }
+    FUZZ_CHECK(fuzz_live_bytes() == live_bytes, "memory is kept");
+    return 0;
+}
