@@ -38,6 +38,26 @@ if(TARGET sluice_train)
     sluice_test(test_train_verify LIBS train_fixture LABELS cpu nvme debug TIMEOUT 120)
     sluice_test(test_train_overlap LIBS train_fixture LABELS cpu nvme)
 
+    # Proofs of durability. Arguments are seeds; those of CI are few, the rest is labelled slow.
+    add_library(crash_case STATIC crash_case.c crash_image.c)
+    target_link_libraries(crash_case PUBLIC train_fixture)
+    # seeds_test(BINARY FIRST-LAST...): further CTest lines of a program, under --all only.
+    function(seeds_test binary)
+        foreach(seeds ${ARGN})
+            add_test(NAME slow.${binary}.${seeds} COMMAND ${binary} ${seeds})
+            set_tests_properties(slow.${binary}.${seeds} PROPERTIES LABELS slow TIMEOUT 900
+                                 ENVIRONMENT OMP_WAIT_POLICY=passive)
+        endforeach()
+    endfunction()
+    sluice_test(test_train_crash LIBS crash_case LABELS cpu nvme TIMEOUT 120
+                INSTANCES 1-10 11-20)
+    seeds_test(test_train_crash 21-65 66-110 111-155 156-200)
+    sluice_test(test_train_power LIBS crash_case LABELS cpu nvme TIMEOUT 120
+                INSTANCES 1-10 11-20 canary)
+    target_link_options(test_train_power PRIVATE -Wl,--wrap=sim_store_sync
+                        -Wl,--wrap=fsync -Wl,--wrap=fdatasync)
+    seeds_test(test_train_power 21-65 66-110 111-155 156-200)
+
     set(train_fp16_curves fp16-gpt2-tied fp16-llama-untied)
     sluice_test(test_train_fp16 LIBS train_fixture LABELS cpu nvme INSTANCES ${train_fp16_curves})
     target_compile_definitions(test_train_fp16 PRIVATE
