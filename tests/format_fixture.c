@@ -66,7 +66,7 @@ const char *format_slot(int slot)
     return paths[slot];
 }
 
-static const char *in_directory(const char *name)
+const char *format_path(const char *name)
 {
     static char path[96];
     snprintf(path, sizeof path, "%s/%s", directory, name);
@@ -78,12 +78,12 @@ void format_remove_slots(void)
     static const char *const names[] = {"manifest-0", "manifest-1", "manifest-0.new",
                                         "manifest-1.new"};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
-        unlink(in_directory(names[i]));
+        unlink(format_path(names[i]));
 }
 
 bool format_exists(const char *name)
 {
-    return access(in_directory(name), F_OK) == 0;
+    return access(format_path(name), F_OK) == 0;
 }
 
 static void draw_slabs(manifest_slabs *self, uint64_t seed, uint64_t stream, uint32_t count)

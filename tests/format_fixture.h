@@ -17,6 +17,8 @@ void format_end(void);
 
 const char *format_directory(void);
 const char *format_slot(int slot); /* path of manifest-<slot>; both are valid at once */
+const char *
+format_path(const char *name); /* of a file in the directory; valid until the next call */
 void format_remove_slots(void);
 bool format_exists(const char *name); /* in the directory */
 

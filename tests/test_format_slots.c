@@ -448,6 +448,26 @@ static void a_full_drive_leaves_the_commit(void **state)
     format_remove_slots();
 }
 
+static void slots_are_removed(void **state)
+{
+    (void)state;
+    format_write_two(10);
+    assert_int_equal(link(format_slot(0), format_path("manifest-0.new")), 0);
+    assert_int_equal(link(format_slot(0), format_path("manifest-1.new")), 0);
+    assert_int_equal(link(format_slot(0), format_path("manifest-2")), 0);
+    assert_int_equal(manifest_remove(format_directory()), 0);
+    assert_false(format_exists("manifest-0") || format_exists("manifest-1") ||
+                 format_exists("manifest-0.new") || format_exists("manifest-1.new"));
+    assert_int_equal(unlink(format_path("manifest-2")), 0);
+    assert_int_equal(manifest_remove(format_directory()), 0);
+    assert_int_equal(mkdir(format_slot(0), 0700), 0);
+    format_store(1, before, 10);
+    assert_true(manifest_remove(format_directory()) < 0);
+    expect_text(err_text(), "manifest-0");
+    assert_false(format_exists("manifest-1"));
+    rmdir(format_slot(0));
+}
+
 static void bad_calls_are_refused(void **state)
 {
     (void)state;
@@ -487,6 +507,7 @@ int main(void)
         cmocka_unit_test(an_unsynced_slot_never_counts),
         cmocka_unit_test(what_counts_is_synced),
         cmocka_unit_test(a_full_drive_leaves_the_commit),
+        cmocka_unit_test(slots_are_removed),
         cmocka_unit_test(bad_calls_are_refused),
     };
     int rc = cmocka_run_group_tests(tests, NULL, NULL);

@@ -216,6 +216,27 @@ static void broken_texts_are_found(void **state)
     format_remove_slots();
 }
 
+/* A path that fills its part has no end; nothing behind the last byte is looked at. */
+static void a_path_without_end_is_found(void **state)
+{
+    (void)state;
+    static manifest record, out;
+    format_draw(&record, SEED, 8, &(struct format_shape){MANIFEST_RUNNING, 1, 0, 0});
+    snprintf(record.slabs.drives[0], MANIFEST_TEXT_BYTES, "/drive0");
+    record.identity[0] = '\0';
+    size_t count = slot_bytes(&record, 3);
+    assert_int_equal(count, 216 + 8);
+    unsigned char *exact = malloc(count); /* for ASan */
+    assert_non_null(exact);
+    memcpy(exact, bytes, count);
+    exact[count - 1] = 'x';
+    format_sign(exact, count);
+    expect_reason(manifest_decode(exact, count, 0, &out), ERR_CORRUPT, "drives are not whole");
+    free(exact);
+    manifest_fini(&record);
+    format_remove_slots();
+}
+
 /* What a resume would refuse is not written. */
 static void impossible_records_are_not_written(void **state)
 {
@@ -429,6 +450,7 @@ int main(void)
         cmocka_unit_test(impossible_headers_are_found),
         cmocka_unit_test(impossible_extents_are_found),
         cmocka_unit_test(broken_texts_are_found),
+        cmocka_unit_test(a_path_without_end_is_found),
         cmocka_unit_test(impossible_records_are_not_written),
         cmocka_unit_test(random_damage_is_found_or_possible),
     };

@@ -196,6 +196,19 @@ int manifest_write(const char *state_dir, const manifest *self)
     return rc;
 }
 
+int manifest_remove(const char *state_dir)
+{
+    static const char *const suffixes[] = {"", ".new"};
+    int rc = 0;
+    for (unsigned i = 0; i < 2 * MANIFESTI_SLOTS; i++) {
+        char path[PATH_MAX];
+        TRY(slot_path(path, state_dir, i / 2, suffixes[i % 2]));
+        if (unlink(path) < 0 && errno != ENOENT && rc == 0)
+            rc = err_errno(errno, "cannot remove the manifest %s", path);
+    }
+    return rc;
+}
+
 /* ---- reading ---- */
 
 /* What a look at one slot gave. */

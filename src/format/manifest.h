@@ -101,6 +101,10 @@ int manifest_write(const char *state_dir, const manifest *self) MUST_CHECK;
  * only commit. ERR_INPUT for a slot of a later version. -errno where a slot cannot be opened or synced. */
 int manifest_read(const char *state_dir, manifest *out, int *found) MUST_CHECK;
 
+/* Removes both slots and what a killed write of theirs left; other files stay. Absent ones are no error; the
+ * directory is not synced. The first -errno, after trying all. Allocates nothing. */
+int manifest_remove(const char *state_dir) MUST_CHECK;
+
 /* What each slot is, for those who examine a run: changes and warns of nothing. -ENOMEM. */
 struct manifest_slot {
     enum { MANIFEST_SLOT_ABSENT, MANIFEST_SLOT_DAMAGED, MANIFEST_SLOT_VALID } outcome;
