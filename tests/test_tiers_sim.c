@@ -268,6 +268,7 @@ static int survivors_of(const struct field *field, const uint32_t found[FIELD_SE
 
 struct power_counts {
     int lost, kept, between, torn, overtaken, nothing, everything;
+    int newest_on_top, older_on_top; /* sectors of several writes, where nothing was lost */
 };
 
 /* Before the sync nothing may be lost, after it anything. */
@@ -311,6 +312,12 @@ static void lose_once(uint64_t seed, struct power_counts *counts)
         first_gone =
             alone > 0 && survivors == 0 && first_gone == FIELD_WRITES ? (int)i : first_gone;
     }
+    for (int i = 0; i < FIELD_SECTORS && lost == 0; i++) {
+        uint64_t unsynced = field.versions[i] >> SYNCED_WRITES;
+        bool several = (unsynced & (unsynced - 1)) != 0;
+        counts->newest_on_top += several && found[i] == field.last[i];
+        counts->older_on_top += several && found[i] != field.last[i];
+    }
     counts->lost += lost > 0 && kept > 0;
     counts->between += between > 0;
     counts->overtaken += first_gone < last_whole;
@@ -343,6 +350,11 @@ static void power_is_lost(void **state)
     assert_true(counts.torn > TRIALS / 4);
     assert_true(counts.overtaken > TRIALS / 8);
     assert_true(counts.nothing > 0 && counts.everything > 0);
+    print_message(
+        "where nothing was lost, the newest write is on top of %d sectors, an older one of %d\n",
+        counts.newest_on_top, counts.older_on_top);
+    assert_true(counts.newest_on_top > counts.older_on_top / 4);
+    assert_true(counts.older_on_top > counts.newest_on_top / 4);
     /* The same seed, the same loss; no cache, nothing to lose. */
     struct power_counts first = {0}, same = {0};
     lose_once(SEED, &first);
