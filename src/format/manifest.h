@@ -8,7 +8,7 @@
  *   BEGUN --(first commit)--> COMMITTED --(commit)--> COMMITTED ...         two places per extent
  *   BEGUN --> RUNNING --(clean stop)--> COMMITTED --(next start)--> RUNNING   one place (commit_every 0)
  *
- * The byte layout is a table in tiers/FORMAT.md and the structs of manifest.c. Little-endian. One thread per
+ * The byte layout is a table in tiers/FORMAT.md and manifest_internal.h. Little-endian. One thread per
  * manifest and directory. Failpoints (base/failpoint.h): manifest.begin, .half, .written, .synced. */
 #ifndef SLUICE_FORMAT_MANIFEST_H
 #define SLUICE_FORMAT_MANIFEST_H
