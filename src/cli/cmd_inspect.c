@@ -201,7 +201,7 @@ int cli_inspect(int argc, char **argv)
                        argv, &run_dir);
     if (rc != 0)
         return rc;
-    log_set_level(LOG_WARN);
+    log_set_level(LOG_QUIET);          /* what a job warns of concerns its training */
     static struct inspect_summary sum; /* large */
     TRY(inspect_run(run_dir, &sum));
     if (json)

@@ -197,7 +197,7 @@ static const char *type_name(enum option_type type)
         [OPTION_SIZE] = "size",     [OPTION_STRING] = "string",   [OPTION_ENUM] = "enum",
         [OPTION_TIER] = "tier",     [OPTION_UNITS] = "units",     [OPTION_CORES] = "cores",
         [OPTION_FLOATS] = "floats", [OPTION_STRINGS] = "strings", [OPTION_BLOCKS] = "objects",
-        [OPTION_SWITCH] = "object", [OPTION_ANY] = "any",         [OPTION_STEPS] = "steps",
+        [OPTION_SWITCH] = "object", [OPTION_ANY] = "any",         [OPTION_STEPS] = "ints",
     };
     return names[type];
 }
