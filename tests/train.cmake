@@ -33,6 +33,7 @@ if(TARGET sluice_train)
                 llama-fp32-unclipped-untied-adam-onecycle gpt2-fp16-tokens-adagrad-onecycle
                 llama-bf16-delayed)
     sluice_test(test_train_keep LIBS sluice_train LABELS cpu debug nvme)
+    sluice_test(test_train_kept LIBS train_fixture LABELS cpu nvme TIMEOUT 120)
     sluice_test(test_train_recut LIBS sluice_train LABELS cpu debug nvme INSTANCES uring pool sim)
     sluice_test(test_train_sweep LIBS sluice_train PkgConfig::XXHASH LABELS cpu debug tsan nvme)
     sluice_test(test_train_verify LIBS train_fixture LABELS cpu nvme debug TIMEOUT 120)

@@ -368,9 +368,9 @@ static int check_shared(const slab *disk, const manifest *record)
                 shared_bytes += disk->files[i].file_bytes;
         if ((uint64_t)space.f_bavail * space.f_frsize < shared_bytes)
             return err_set(-ENOSPC,
-                           "the file system of %.500s has less free space than the slabs that the "
-                           "copy shares blocks with, and as they are written they need their own",
-                           record->slabs.drives[d]);
+                           "the slabs on the file system of %.500s would share their %" PRIu64
+                           " MiB with the copy, and need as many anew as they are written",
+                           record->slabs.drives[d], shared_bytes / MIB);
     }
     return 0;
 }
