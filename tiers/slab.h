@@ -106,7 +106,8 @@ int slab_capacity(const slab_drive *drives, uint32_t drive_count, uint64_t *byte
 
 /* Creates or opens. What is created is durable when this returns: files, their space, and the entries
  * of all directories that were made. On failure what was created is removed. Errors: -ENOSPC, -EACCES,
- * -EROFS, ... with the path; ERR_CORRUPT for a header that does not match (foreign uuid, other size). */
+ * -EROFS, ... with the path; ERR_INPUT for a slab to be reopened that is not there; ERR_CORRUPT for a header
+ * that does not match (foreign uuid, other size) or a file that has been cut off. */
 int slab_open(slab *out, const slab_config *config) MUST_CHECK;
 void slab_close(slab *self);            /* keeps the files */
 int slab_remove(slab *self) MUST_CHECK; /* closes and deletes files and their directory */
