@@ -391,6 +391,37 @@ static void fresh_wants_an_empty_directory(void **state)
     fixture_remove("parts");
 }
 
+/* A new run begins with the commit of another, which stays as it is. */
+static void run_begins_with_another(void **state)
+{
+    (void)state;
+    static fixture_result whole, result;
+    fixture_sets sets = make_sets("nvme", "in_next_forward");
+    fixture_train_good("whole", &shape, &sets, &whole);
+    fixture_call call = {.name = "parts", .stop_after = 4};
+    assert_int_equal(run("parts", &shape, &sets, &call, &result), ERR_STOPPED);
+    char from[FIXTURE_PATH_BYTES + 16];
+    snprintf(from, sizeof from, "%s/parts", fixture_dir);
+    for (int i = 0; i < 2; i++) { /* stopped on the way, the same command goes on */
+        job *asked = fixture_job("branch", &shape, &sets);
+        call = (fixture_call){.from = from, .stop_after = i ? 0 : 7};
+        fixture_train(asked, &call, &result);
+        job_destroy(asked);
+        if (result.rc != (i ? 0 : ERR_STOPPED))
+            fail_msg("%s", result.error);
+        assert_int_equal(result.summary.steps_done, 3);
+    }
+    assert_true(result.summary.weights_hash == whole.summary.weights_hash);
+    fixture_remove("branch");
+    call = (fixture_call){.name = "parts"};
+    run("parts", &shape, &sets, &call, &result);
+    assert_good(&result);
+    assert_int_equal(result.summary.steps_done, STEPS - 4);
+    fixture_assert_same(&whole, &result);
+    fixture_remove("whole");
+    fixture_remove("parts");
+}
+
 /* Other drives, another number of them, another tile size, one place and two: the extents are re-cut. */
 static void run_goes_on_on_other_drives(void **state)
 {
@@ -450,6 +481,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(run_goes_on_elsewhere),
         cmocka_unit_test(killed_run_of_one_place_is_refused),
         cmocka_unit_test(fresh_wants_an_empty_directory),
+        cmocka_unit_test(run_begins_with_another),
         cmocka_unit_test(run_goes_on_on_other_drives),
     };
     return cmocka_run_group_tests(tests, fixture_setup, fixture_teardown);

@@ -116,6 +116,10 @@ static void draw_leg(struct draws *d, fixture_sets *sets)
     fixture_set(sets, "schedule.lookahead=%u", draw(d, 2) ? 0 : 1 + (unsigned)draw(d, 20));
     fixture_set(sets, "schedule.tile_elems=%u", draw(d, 2) ? 0 : 16384 << draw(d, 3));
     fixture_set(sets, "io.backend=%s", draw(d, 2) ? "uring" : "pool");
+    if (!is_group("delayed")) { /* there a commit brings the weights up to date, as a stop does */
+        static const unsigned commits[] = {0, 1, 2, 5};
+        fixture_set(sets, "run.commit_every=%u", commits[draw(d, 4)]);
+    }
     fixture_set(sets, "run.eval_every=%u", is_group("delayed") ? 0 : (unsigned)draw(d, 4));
     for (int k = 0; k < KINDS; k++)
         fixture_set(sets, "tiers.place.%s=%s", kinds[k], tiers[draw(d, k == KINDS - 1 ? 4 : 3)]);
@@ -365,13 +369,14 @@ static void other_numerics_are_refused(void **state)
     train(&sets, 5, &result);
     assert_int_equal(result.rc, ERR_STOPPED);
     if (is_group("cut"))
-        refused("model.max_part_bytes=65536", "precision");
-    refused("model.init_std=0.5", "another model");
-    refused("train_micro_batch_size_per_gpu=3", "micro-batch");
+        refused("model.max_part_bytes=65536", "model.max_part_bytes was ");
+    refused("model.init_std=0.5", "model.init_std was 0.02 and is 0.5");
+    refused("train_micro_batch_size_per_gpu=3", "train_micro_batch_size_per_gpu was 2 and is 3");
     if (overflows())
-        refused("data_types.grad_accum_dtype=fp32", "precision");
+        refused("data_types.grad_accum_dtype=fp32",
+                "data_types.grad_accum_dtype was fp16 and is fp32");
     if (is_group("fp16"))
-        refused("fp16.enabled=false", "precision");
+        refused("fp16.enabled=false", "dtype was fp16 and is fp32");
     run_leg(&d, 5, 0, &result);
     assert_whole(&result);
     fixture_remove("stopped");

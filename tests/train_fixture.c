@@ -241,6 +241,7 @@ void fixture_train(const job *asked, const fixture_call *call, fixture_result *r
     struct train_options options = {.job = asked,
                                     .fresh = call->fresh,
                                     .store = call->store,
+                                    .from = call->from,
                                     .hash_weights = !call->hashes_nothing,
                                     .stop = &watcher.stop,
                                     .faults = call->faults,

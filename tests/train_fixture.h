@@ -80,6 +80,7 @@ struct fixture_call {
     void (*on_step)(uint64_t step); /* or NULL */
     const struct io_faults *faults; /* of the drives, or NULL */
     bool simulates_drives;
+    const char *from;         /* as in train_options; or NULL */
     struct sim_store **store; /* as in train_options; or NULL */
     bool hashes_nothing; /* the hash reads the slab past the lanes and their sums */
 };

@@ -64,7 +64,7 @@ static void train_show_eval(void *user, const struct train_eval *eval)
                   eval->loss);
 }
 
-static int train_job(const job *asked, bool fresh, bool json, bool quiet)
+static int train_job(const job *asked, const char *from, bool fresh, bool json, bool quiet)
 {
     static struct train_screen screen; /* large */
     static struct train_summary summary;
@@ -72,6 +72,7 @@ static int train_job(const job *asked, bool fresh, bool json, bool quiet)
     struct train_options options = {
         .job = asked,
         .fresh = fresh,
+        .from = from,
         .stop = cli_stop_install("stopping when this step is done"),
         .on_plan = train_show_plan,
         .on_step = train_show_step,
@@ -94,6 +95,7 @@ static int train_job(const job *asked, bool fresh, bool json, bool quiet)
 int cli_train(int argc, char **argv)
 {
     cli_texts set = {.count = 0};
+    const char *from = NULL;
     bool fresh = false, json = false, quiet = false;
     const cli_option options[] = {
         {.name = "set",
@@ -107,6 +109,12 @@ int cli_train(int argc, char **argv)
              "the run directory must be new or hold no commit; refuses otherwise\n(default: goes "
              "on from the last commit that it holds)",
          .target = &fresh},
+        {.name = "from",
+         .type = CLI_TEXT,
+         .value = "RUN",
+         .help = "a new run begins with the last commit of this run directory, such as one that\n"
+                 "run.keep has kept; it stays as it is (default: initial weights)",
+         .target = &from},
         {.name = "json",
          .type = CLI_FLAG,
          .help = "no lines; at the end one JSON object, bytes and seconds\n(default: a line a "
@@ -127,7 +135,7 @@ int cli_train(int argc, char **argv)
 
     job *asked = NULL;
     TRY(job_read(path, set.items, set.count, &asked));
-    rc = train_job(asked, fresh || asked->run.fresh, json, quiet);
+    rc = train_job(asked, from, fresh || asked->run.fresh, json, quiet);
     job_destroy(asked);
     return rc;
 }

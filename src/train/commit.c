@@ -8,6 +8,7 @@
  *
  * Nothing is copied: the manifest names the places where the step's updates went. A failure at any point
  * poisons the engine and leaves the commit before. */
+#include <assert.h>
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -128,6 +129,7 @@ int traini_record_init(const traini_engine *self, manifest *record)
         return -ENOMEM;
     for (uint64_t i = 0; i < record->extent_count; i++) {
         const place_entry *from = place_table_at(self->places, i);
+        assert(i == 0 || record->extents[i - 1].unit <= from->unit); /* the layout's order */
         record->extents[i] = (manifest_extent){
             .unit = from->unit,
             .tile = from->tile,
@@ -210,9 +212,11 @@ int traini_run_commit(void *user, const program *prog, const op *item)
     traini_engine *self = user;
     traini_commit *commit = &self->commit;
     int rc = commit_record(self);
-    return rc < 0
-               ? err_prefix(rc, "the commit of step %llu", (unsigned long long)commit->record.step)
-               : 0;
+    if (rc < 0)
+        return err_prefix(rc, "the commit of step %llu", (unsigned long long)commit->record.step);
+    if (commit->keeper && traini_is_kept(commit->job, commit->record.step))
+        return traini_keep(commit->keeper, self->disk, &commit->record);
+    return 0;
 }
 
 /* Adds one tile's master weights to the hash. */

@@ -466,6 +466,7 @@ void traini_engine_destroy(traini_engine *self)
     sim_store_destroy(self->store);
     checksum_destroy(self->sums);
     place_table_destroy(self->places);
+    traini_keeper_destroy(self->commit.keeper);
     manifest_fini(&self->commit.record);
     if (self->disk_is_open)
         slab_close(self->disk);

@@ -405,6 +405,10 @@ static int run_all(traini_loop *self)
     }
     TRY(traini_run_dir_open(&self->dir, self->job->run.dir));
     int rc = traini_find_run(self, found, &exists);
+    if (rc == 0 && !exists && self->options->from) {
+        rc = traini_borrow(self, found);
+        exists = rc == 0;
+    }
     if (rc == 0)
         rc = traini_start(self, exists ? found : NULL);
     if (rc == 0)
@@ -445,7 +449,7 @@ int train_run(const struct train_options *options, struct train_summary *summary
     self->options = options;
     self->job = options->job;
     self->summary = summary;
-    self->dir.lock_fd = -1;
+    self->dir.lock_fd = self->from.lock_fd = -1;
     self->metrics.fd = -1;
     int rc = run_all(self);
     sim_store_destroy(self->moved_store);
@@ -462,6 +466,7 @@ int train_run(const struct train_options *options, struct train_summary *summary
         corpus_close(self->train_source);
     if (self->valid_source)
         corpus_close(self->valid_source);
+    traini_run_dir_close(&self->from);
     traini_run_dir_close(&self->dir);
     mem_free(self);
     return rc < 0 ? err_restore(&first) : rc;

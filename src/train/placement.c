@@ -176,7 +176,7 @@ static int choose_kept(traini_setup *self, size_t taken)
     uint64_t tile_elems = self->plan.tile_elems;
     self->plan.tile_elems = self->set.tile_elems;
     self->plan.no_advice = true;
-    double best = (double)self->set.programs[PROGRAM_STEADY].predicted_ns * (1 - keep_gain);
+    double best = traini_mean_step_ns(&self->plan, &self->set) * (1 - keep_gain);
     for (size_t i = 0; i < sizeof keepings / sizeof keepings[0]; i++) {
         plan_set trial;
         uint32_t count = (uint32_t)ceil(keepings[i].share * blocks);
@@ -188,7 +188,7 @@ static int choose_kept(traini_setup *self, size_t taken)
         if (rc == ERR_NO_FIT)
             continue;
         TRY(rc);
-        double predicted = (double)trial.programs[PROGRAM_STEADY].predicted_ns;
+        double predicted = traini_mean_step_ns(&self->plan, &trial);
         if (predicted < best) {
             plan_set_fini(&self->set);
             self->set = trial;

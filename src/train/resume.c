@@ -8,11 +8,15 @@
  *
  *   slot: state OLD, stray NEW  ->  make NEW, copy, sync  ->  both slots: state NEW, stray OLD  ->  remove OLD
  *
- * Both slots, so that no manifest names slabs that are gone. */
+ * Both slots, so that no manifest names slabs that are gone.
+ *
+ * A new run that begins with the state of another (train_options.from) is re-cut likewise, but the slabs that
+ * it reads stay, and until the copy is there its manifest says that it has begun and holds nothing. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/failpoint.h"
 #include "base/log.h"
@@ -161,14 +165,18 @@ static int move_state(traini_loop *self, const manifest *found, manifest *scratc
 {
     sim_store *old_store = self->moved_store;
     TRY(copy_extents(self, found, old, old_store));
+    static const manifest_slabs none;
     for (int slot = 0; slot < 2; slot++)
-        TRY(write_slot(self, scratch, &self->engine->commit.record, &found->slabs));
+        TRY(write_slot(self, scratch, &self->engine->commit.record,
+                       self->is_borrowed ? &none : &found->slabs));
     self->engine->commit.record.generation = scratch->generation;
     self->is_moved = true;
     TRY(failpoint("recut.switched"));
     slab_close(old);
     sim_store_destroy(old_store);
     self->moved_store = NULL;
+    if (self->is_borrowed)
+        return 0;
     if (traini_remove_slabs(&found->slabs) < 0) {
         log_warn("the slabs that the run has left could not be removed: %s", err_text());
         memcpy(&self->engine->commit.record.stray, &found->slabs, sizeof found->slabs);
@@ -190,19 +198,29 @@ static int recut(traini_loop *self, const manifest *found, manifest *scratch, sl
 {
     uint8_t uuid[SLAB_UUID_BYTES];
     struct traini_setup_options options = {.found = found};
+    traini_setup_destroy(self->setup); /* of a new run: without a look at what it begins with */
+    self->setup = NULL;
     int rc = traini_setup_create(self->job, &options, &self->setup);
-    if (rc == ERR_NO_FIT)
+    if (rc == ERR_NO_FIT && !self->is_borrowed)
         return err_prefix(rc,
                           "the run in %s is to move to other places, beside the slabs that it has",
                           self->dir.path);
     TRY(rc);
     TRY(open_old(found, old));
-    log_info("the commit of step %" PRIu64
-             " is moved: other drives, tile size or layout than before",
-             found->step);
-    scratch->generation = found->generation;
-    rc = announce_new(self, found, scratch, uuid);
-    set_store_aside(self);
+    if (self->is_borrowed) {
+        log_info("the commit of step %" PRIu64 " in %s is copied", found->step, self->from.path);
+        rc = traini_draw_uuid(uuid);
+        if (rc == 0)
+            rc = traini_announce(self, uuid);
+        scratch->generation = self->record.generation;
+    } else {
+        log_info("the commit of step %" PRIu64
+                 " is moved: other drives, tile size or layout than before",
+                 found->step);
+        scratch->generation = found->generation;
+        rc = announce_new(self, found, scratch, uuid);
+        set_store_aside(self);
+    }
     if (rc == 0)
         rc = traini_start_engine(self, NULL, uuid);
     if (rc == 0) {
@@ -216,9 +234,12 @@ static int recut(traini_loop *self, const manifest *found, manifest *scratch, sl
 
 int traini_resume(traini_loop *self, const manifest *found)
 {
-    TRY(remove_strays(self, found));
-    int lies = setup_as_it_lies(self, found);
-    TRY(lies);
+    int lies = 0;
+    if (!self->is_borrowed) {
+        TRY(remove_strays(self, found));
+        lies = setup_as_it_lies(self, found);
+        TRY(lies);
+    }
     if (lies) {
         TRY(traini_start_engine(self, found, found->slabs.uuid));
         self->engine->commit.record.generation = found->generation;
@@ -231,4 +252,20 @@ int traini_resume(traini_loop *self, const manifest *found)
     mem_free(scratch); /* its extents are another's */
     mem_free(old);
     return rc;
+}
+
+int traini_borrow(traini_loop *self, manifest *found)
+{
+    const char *path = self->options->from;
+    char state[JOB_PATH_BYTES + 16];
+    int exists = 0;
+    snprintf(state, sizeof state, "%s/state", path);
+    if (access(state, F_OK) != 0)
+        return err_set(ERR_INPUT, "--from: %s is no run directory", path);
+    TRY(traini_run_dir_open(&self->from, path));
+    TRY(manifest_read(self->from.state, found, &exists));
+    if (!exists || found->state != MANIFEST_COMMITTED)
+        return err_set(ERR_INPUT, "--from: the run in %s has no commit to begin with", path);
+    self->is_borrowed = true;
+    return 0;
 }

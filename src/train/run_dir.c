@@ -13,7 +13,32 @@
 #include "base/mem.h"
 #include "train/train_internal.h"
 
-/* mkdir -p. */
+/* Makes the entry of `path` in its directory survive a loss of power. */
+static int sync_parent(const char *path)
+{
+    char parent[JOB_PATH_BYTES];
+    snprintf(parent, sizeof parent, "%s", path);
+    char *slash = strrchr(parent, '/');
+    if (slash)
+        slash[slash == parent] = '\0'; /* "/" is its own parent */
+    int fd = open(slash ? parent : ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0)
+        return err_errno(errno, "run.dir: cannot open the directory of %s", path);
+    int rc = fsync(fd) < 0 ? err_errno(errno, "run.dir: cannot make %s durable", path) : 0;
+    close(fd);
+    return rc;
+}
+
+static int make_directory(const char *path)
+{
+    if (mkdir(path, 0777) == 0)
+        return sync_parent(path);
+    if (errno == EEXIST)
+        return 0;
+    return err_set(ERR_INPUT, "run.dir: cannot make directory %s: %s", path, strerror(errno));
+}
+
+/* mkdir -p, durable. */
 static int make_directories(const char *path)
 {
     char part[JOB_PATH_BYTES];
@@ -22,14 +47,10 @@ static int make_directories(const char *path)
         if (*at != '/')
             continue;
         *at = '\0';
-        if (mkdir(part, 0777) != 0 && errno != EEXIST)
-            return err_set(ERR_INPUT, "run.dir: cannot make directory %s: %s", part,
-                           strerror(errno));
+        TRY(make_directory(part));
         *at = '/';
     }
-    if (mkdir(part, 0777) != 0 && errno != EEXIST)
-        return err_set(ERR_INPUT, "run.dir: cannot make directory %s: %s", part, strerror(errno));
-    return 0;
+    return make_directory(part);
 }
 
 /* path/name in `out`. */
@@ -117,8 +138,8 @@ int traini_run_dir_clear(const struct traini_run_dir *self, const manifest *foun
 {
     if (found && (traini_remove_slabs(&found->slabs) < 0 || traini_remove_slabs(&found->stray) < 0))
         log_warn("the slabs of the former run could not be removed: %s", err_text());
-    static const char *const names[] = {"state/manifest-0", "state/manifest-1", "metrics.jsonl",
-                                        "trace.json",       "plan.json",        "job.json"};
+    TRY(manifest_remove(self->state));
+    static const char *const names[] = {"metrics.jsonl", "trace.json", "plan.json", "job.json"};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         char path[JOB_PATH_BYTES];
         TRY(join(path, self->path, names[i]));

@@ -265,6 +265,7 @@ static int make_plan_inputs(traini_setup *self, const struct traini_setup_option
         .lookahead_ops = self->job->schedule.lookahead,
         .needs_save_places = !options->is_trial,
         .commits = !options->is_trial && !options->only_eval && self->job->run.commit_every > 0,
+        .commit_every = self->job->run.commit_every,
         .only_eval = options->only_eval,
     };
     if (plan->tile_elems)
@@ -420,6 +421,14 @@ uint64_t traini_reached_bytes(const traini_setup *self, enum arena_kind which)
     return peak;
 }
 
+double traini_mean_step_ns(const plan_job *plan, const plan_set *set)
+{
+    double with = (double)set->programs[PROGRAM_STEADY].predicted_ns;
+    double without = (double)set->uncommitted_ns;
+    double every = plan->commit_every > 0 ? (double)plan->commit_every : 1;
+    return plan->commits ? without + (with - without) / every : with;
+}
+
 void traini_setup_summary(const traini_setup *self, struct plan_summary *out)
 {
     memset(out, 0, sizeof *out);
@@ -440,7 +449,7 @@ void traini_setup_summary(const traini_setup *self, struct plan_summary *out)
         if (steady->lane_busy_ns[i] > steady->lane_busy_ns[busiest])
             busiest = i;
     }
-    out->step_seconds = (double)steady->predicted_ns * 1e-9;
+    out->step_seconds = traini_mean_step_ns(&self->plan, &self->set) * 1e-9;
     out->bound_seconds = (double)self->set.bound_ns * 1e-9;
     out->tokens_per_step = self->job->accumulation * self->net->micro_batch * self->net->tokens;
     out->tile_elems = self->set.tile_elems;

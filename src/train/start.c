@@ -99,7 +99,7 @@ int traini_draw_uuid(uint8_t uuid[SLAB_UUID_BYTES])
 
 /* Before a new run's slabs are made, the manifest names them: whenever the start is killed, the next one
  * finds what it left. */
-static int announce(traini_loop *self, const uint8_t uuid[SLAB_UUID_BYTES])
+int traini_announce(traini_loop *self, const uint8_t uuid[SLAB_UUID_BYTES])
 {
     manifest *record = &self->record;
     memcpy(record->slabs.uuid, uuid, sizeof record->slabs.uuid);
@@ -155,6 +155,9 @@ int traini_start_engine(traini_loop *self, const manifest *found,
     commit->job = self->job;
     if (self->options->is_trial)
         return 0;
+    if (self->job->run.keep_every > 0 || self->job->run.keep_count > 0)
+        TRY(traini_keeper_create(self->dir.path, self->job, place_table_count(self->engine->places),
+                                 &commit->keeper));
     return traini_record_init(self->engine, &commit->record);
 }
 
@@ -186,7 +189,7 @@ int traini_start(traini_loop *self, const manifest *found)
         if (!self->setup)
             TRY(traini_setup_create(self->job, &asked, &self->setup));
         TRY(traini_draw_uuid(uuid));
-        TRY(announce(self, uuid));
+        TRY(traini_announce(self, uuid));
         TRY(traini_start_engine(self, NULL, uuid));
         self->engine->commit.record.generation = self->record.generation;
     }

@@ -50,7 +50,7 @@ struct plan_summary {
     double step_seconds;  /* predicted, of a steady step */
     double bound_seconds; /* per phase, the busiest resource's work */
     uint64_t tokens_per_step, tile_elems, held_stages, op_count;
-    uint64_t second_bytes; /* of nvme: the second places of optimizer state (run.commit_every) */
+    uint64_t second_bytes;  /* of nvme: the second places of optimizer state (run.commit_every) */
     const char *bottleneck; /* lane with most predicted work */
     const char *order;      /* schedule.order */
     const char *update;     /* schedule.update in use */
@@ -85,6 +85,9 @@ struct train_options {
     const struct job *job;
     train_memory *memory;              /* borrowed; NULL: memory of the run's own */
     bool fresh;                        /* the run directory must be new, or hold no commit */
+    const char *from;                  /* run directory, or a kept commit, whose state a new run
+                                          begins with; it stays as it is. NULL: the beginning. A run
+                                          that has begun goes on without it */
     bool is_trial;                     /* to measure: no state is kept, none has a place on the
                                           drives but what rests there; nothing is left behind */
     bool hash_weights;                 /* fill summary.weights_hash (reads all state once more) */

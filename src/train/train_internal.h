@@ -92,6 +92,8 @@ int traini_place_and_compile(traini_setup *self) MUST_CHECK;
 /* Bytes of an arena that the programs reach: budgets are limits, and what no program reaches need not be
  * taken from the machine. */
 uint64_t traini_reached_bytes(const traini_setup *self, enum arena_kind which);
+/* Predicted, of steady steps with and without a commit as they come in a run. */
+double traini_mean_step_ns(const plan_job *plan, const plan_set *set);
 void traini_setup_summary(const traini_setup *self, struct plan_summary *out);
 
 /* Scalars of a step, written between programs by the loop's thread, read by the workers in them. */
@@ -283,7 +285,9 @@ struct traini_loop {
     manifest record;        /* of this run: identity, slabs, and the point after the last step */
     traini_point before;    /* the point one step earlier */
     sim_store *moved_store; /* of simulated drives that a re-cut leaves */
-    bool is_moved;          /* a re-cut is done: the manifest names the new slabs */
+    struct traini_run_dir from; /* train_options.from, locked while it is read */
+    bool is_borrowed;           /* the state is another run's */
+    bool is_moved;              /* a re-cut is done: the manifest names the new slabs */
     corpus *train_source, *valid_source;
     sampler train_sampler, valid_sampler;
     metrics_file metrics;
@@ -309,12 +313,16 @@ int traini_start(traini_loop *self, const manifest *found) MUST_CHECK;
 int traini_start_engine(traini_loop *self, const manifest *found,
                         const uint8_t uuid[SLAB_UUID_BYTES]) MUST_CHECK;
 int traini_draw_uuid(uint8_t uuid[SLAB_UUID_BYTES]) MUST_CHECK;
+/* Before a new run's slabs are made, the manifest names them. */
+int traini_announce(traini_loop *self, const uint8_t uuid[SLAB_UUID_BYTES]) MUST_CHECK;
 /* The state of step 0, or of the step where the run stopped. */
 int traini_make_state(traini_loop *self) MUST_CHECK;
 
 /* resume.c: setup and engine with the state of `found`, as it lies or re-cut. Slabs that the manifest names
  * as strays are removed first. */
 int traini_resume(traini_loop *self, const manifest *found) MUST_CHECK;
+/* The last commit of train_options.from, for a new run. */
+int traini_borrow(traini_loop *self, manifest *found) MUST_CHECK;
 
 /* loop.c */
 int traini_evaluate(traini_loop *self, bool is_last) MUST_CHECK;
