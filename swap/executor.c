@@ -13,6 +13,7 @@
 
 #include <assert.h>
 #include <errno.h>
+#include <limits.h>
 #include <poll.h>
 #include <string.h>
 #include <time.h>
@@ -80,6 +81,7 @@ int executor_create(const executor_config *config, executor **out)
     if (!self)
         return -ENOMEM;
     self->ring = config->ring;
+    self->stuck_ns = config->stuck_ns;
     int rc = create_parts(self, config);
     if (rc < 0) {
         executor_destroy(self);
@@ -228,6 +230,10 @@ static int issue_lane(executor *self, int kind)
             return err_prefix(rc, "%s", swapi_op_text(now->prog, op_idx, text));
         }
         self->states[op_idx] = SWAPI_IN_FLIGHT;
+        if (kind == LANE_COMMIT) {
+            self->commit_begin_ns = clock_ns();
+            self->commit_report_ns = self->stuck_ns;
+        }
         self->cursor[kind]++;
         self->in_flight[kind]++;
         self->object_in_flight[self->object_of[kind]]++;
@@ -308,6 +314,29 @@ static uint32_t collect(executor *self)
     return collected;
 }
 
+/* Milliseconds until the commit in flight is to be reported; -1: never. */
+static int commit_timeout_ms(const executor *self)
+{
+    if (self->stuck_ns == 0 || self->in_flight[LANE_COMMIT] == 0)
+        return -1;
+    uint64_t out_ns = clock_ns() - self->commit_begin_ns;
+    uint64_t left_ns = self->commit_report_ns > out_ns ? self->commit_report_ns - out_ns : 0;
+    return (int)size_min(left_ns / 1000000 + 1, INT_MAX);
+}
+
+static void report_commit(executor *self)
+{
+    uint64_t out_ns = clock_ns() - self->commit_begin_ns;
+    if (self->in_flight[LANE_COMMIT] == 0 || out_ns < self->commit_report_ns)
+        return;
+    log_warn(
+        "step %llu: the commit behind it has been in flight for %.3g s: a drive of the slabs, or "
+        "that of the run directory, does not finish its sync; the run waits for it",
+        (unsigned long long)self->step, (double)out_ns * 1e-9);
+    while (self->commit_report_ns <= out_ns && self->commit_report_ns < UINT64_MAX / 4)
+        self->commit_report_ns *= 2;
+}
+
 /* Sleeps until a lane with work has news. Signals wake it for one more round, which is harmless. */
 static void sleep_for_news(executor *self)
 {
@@ -323,7 +352,9 @@ static void sleep_for_news(executor *self)
         if (at == count)
             fds[count++] = (struct pollfd){.fd = fd, .events = POLLIN};
     }
-    int rc = poll(fds, count, -1);
+    int rc = poll(fds, count, commit_timeout_ms(self));
+    if (rc == 0)
+        report_commit(self);
     bool failed = rc < 0 && errno != EINTR;
     if (failed)
         keep_failure(self, err_errno(errno, "executor: poll on %u lanes", (unsigned)count));

@@ -59,6 +59,9 @@ struct executor_config {
     const bool *is_skipped;
     /* Borrowed; NULL: every run commits. Read when executor_run is called. */
     const bool *is_committing;
+    uint64_t
+        stuck_ns; /* an op of the commit lane in flight for longer, which waits for a drive's sync,
+                          is named in a warning, and again at each doubling of that time; 0: never */
     bool paranoid;
     unsigned char
         *arena_base[ARENA_COUNT]; /* paranoid: start of the device and of the host arena, of

@@ -59,6 +59,9 @@ struct executor {
     const swapi_prepared *now;
     uint64_t step;
     uint64_t run_start_ns;
+    uint64_t stuck_ns;           /* of the config */
+    uint64_t commit_begin_ns;    /* the commit lane's op in flight was submitted then */
+    uint64_t commit_report_ns;   /* it is reported when it is in flight for so long */
     lane_request *requests;      /* [op_count] */
     uint32_t *closed_deps;       /* [op_count] dependencies that still forbid the issue of the op */
     uint8_t *states;             /* [op_count] enum swapi_op_state */

@@ -340,6 +340,19 @@ refused 2 "another run.dir"
 [ $? -eq 2 ] && grep -q 'not stopped cleanly' err || fail "text was drawn from a run that was killed"
 rm -rf run drive
 
+# A sync that takes its time is reported, and waited for; one that fails ends the run, which goes on from the
+# commit before.
+SLUICE_FAILPOINTS="commit.synced=sleep:500ms" good run.steps=3 run.commit_every=2 io.stuck_seconds=0.1
+grep -q 'the commit behind it has been in flight for .* s: a drive' err || fail "a slow sync is not reported"
+losses >before.bits
+SLUICE_FAILPOINTS="slab.sync=fail:EIO@1" train run.steps=6 run.commit_every=2
+[ $status -eq 1 ] || fail "a sync that failed: exit $status"
+grep '^sluice: error: ' err | grep -q 'fdatasync.*\.slab.*the last good commit is of step 3, the same command' ||
+    fail "a sync that failed does not say which commit is the last"
+good run.steps=6 run.commit_every=2
+losses | head -n 3 | cmp -s - before.bits || fail "a failed sync lost a commit"
+rm -rf run drive
+
 # ---- drives that are full or read-only
 
 if [ "$CHECK_BAD_RUNS_MOUNTS" = yes ] && mkdir small && mount -t tmpfs -o size=24m none small 2>/dev/null; then
@@ -360,8 +373,9 @@ if [ "$CHECK_BAD_RUNS_MOUNTS" = yes ] && mkdir small && mount -t tmpfs -o size=2
     losses >before.bits
     mount -o remount,ro small
     train "$small" "$fp16" run.steps=6
-    [ $status -ne 0 ] && grep -q 'Read-only file system' err || fail "a read-only slab: exit $status"
+    [ $status -ne 0 ] && grep -q 'file system at .*small.drive is read-only' err || fail "a read-only slab: exit $status"
     losses | cmp -s - before.bits || fail "a read-only slab: the metrics changed"
+    "$sluice" verify run --quiet >out 2>err || fail "a read-only slab cannot be verified"
     mount -o remount,rw small
     good "$small" "$fp16" run.steps=6
     rm -rf run small/drive

@@ -250,7 +250,7 @@ static int open_refused(const slab_config *config, uint32_t drive_idx, const cha
 static int open_existing_file(slab *self, const slab_config *config, uint32_t drive_idx)
 {
     slab_file *file = &self->files[drive_idx];
-    file->fd = open(file->path, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+    file->fd = open(file->path, (config->only_reads ? O_RDONLY : O_RDWR) | O_CLOEXEC | O_NOFOLLOW);
     if (file->fd < 0)
         return open_refused(config, drive_idx, file->path, errno);
     struct stat status;

@@ -45,6 +45,7 @@ struct slab_config {
     uint8_t uuid[SLAB_UUID_BYTES];
     uint32_t rank;
     uint64_t stripe_bytes; /* multiple of 1 MiB; 0: 8 MiB */
+    bool only_reads;       /* with open_existing: also where nothing may be written */
     bool open_existing;    /* reopen the slabs of this uuid; else create, refusing leftovers */
 };
 typedef struct slab_config slab_config;

@@ -366,6 +366,7 @@ static int make_executor(traini_engine *self)
         .ring = &self->ring,
         .is_skipped = &self->step.skip,
         .is_committing = &self->commit.is_due,
+        .stuck_ns = (uint64_t)(self->setup->job->io.stuck_seconds * 1e9),
         .paranoid = self->setup->job->run.paranoid,
         .arena_base = {host_readable(self, ARENA_DEVICE), self->arenas[ARENA_HOST].base},
     };

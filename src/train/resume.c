@@ -98,7 +98,7 @@ static int open_old(const manifest *found, slab *out)
     TRY(traini_slab_config(&found->slabs, &config, &drives));
     config.total_bytes = found->total_bytes;
     config.stripe_bytes = found->stripe_bytes;
-    config.open_existing = true;
+    config.open_existing = config.only_reads = true;
     int rc = slab_open(out, &config);
     mem_free(drives);
     return rc;
@@ -149,6 +149,9 @@ static int copy_extents(traini_loop *self, const manifest *found, slab *old, sim
         .from_store = old_store,
         .to_store = self->options->store ? *self->options->store : NULL,
         .stop = self->options->stop,
+        .faults = self->options->faults,
+        .stuck_ns = (uint64_t)(self->job->io.stuck_seconds * 1e9),
+        .stop_ns = (uint64_t)(self->job->io.stop_seconds * 1e9),
     };
     TRY(traini_recut_copy(&work));
     place_table_commit(engine->places);

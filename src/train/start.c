@@ -185,6 +185,10 @@ int traini_start(traini_loop *self, const manifest *found)
     if (found) {
         TRY(traini_resume(self, found));
         TRY(take_point(self, found));
+        const traini_commit *commit = &self->engine->commit;
+        if (commit->keeper) /* an attempt to keep it may have been killed */
+            TRY(traini_keep(commit->keeper, self->engine->disk,
+                            self->is_moved ? &commit->record : found));
     } else {
         if (!self->setup)
             TRY(traini_setup_create(self->job, &asked, &self->setup));

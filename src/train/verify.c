@@ -137,7 +137,8 @@ static int open_slabs(verifier *self)
     }
     if (absent_count > 0)
         return 0;
-    const slab_config config = traini_view_slab_config(&self->view);
+    slab_config config = traini_view_slab_config(&self->view);
+    config.only_reads = true;
     int rc = slab_open(&self->disk, &config);
     if (rc == ERR_CORRUPT || rc == ERR_INPUT) {
         err_record why;
