@@ -422,6 +422,30 @@ static void run_begins_with_another(void **state)
     fixture_remove("parts");
 }
 
+/* A run directory that holds its own slab may be moved whole. */
+static void run_is_moved(void **state)
+{
+    (void)state;
+    static fixture_result whole, result;
+    fixture_sets sets = make_sets("host", "in_next_forward");
+    fixture_set(&sets, "tiers.nvme=[]");
+    fixture_train_good("whole", &shape, &sets, &whole);
+    fixture_call call = {.name = "before", .stop_after = 4};
+    assert_int_equal(run("before", &shape, &sets, &call, &result), ERR_STOPPED);
+    assert_int_equal(rename(fixture_path("before", NULL), fixture_path("parts", NULL)), 0);
+    struct verify_options verify = {.run_dir = fixture_path("parts", NULL)};
+    struct verify_summary verified;
+    if (verify_run(&verify, &verified) < 0)
+        fail_msg("%s", err_text());
+    call = (fixture_call){.name = "parts"};
+    run("parts", &shape, &sets, &call, &result);
+    assert_good(&result);
+    assert_true(result.summary.was_resumed);
+    fixture_assert_same(&whole, &result);
+    fixture_remove("whole");
+    fixture_remove("parts");
+}
+
 /* Other drives, another number of them, another tile size, one place and two: the extents are re-cut. */
 static void run_goes_on_on_other_drives(void **state)
 {
@@ -482,6 +506,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(killed_run_of_one_place_is_refused),
         cmocka_unit_test(fresh_wants_an_empty_directory),
         cmocka_unit_test(run_begins_with_another),
+        cmocka_unit_test(run_is_moved),
         cmocka_unit_test(run_goes_on_on_other_drives),
     };
     return cmocka_run_group_tests(tests, fixture_setup, fixture_teardown);

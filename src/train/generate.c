@@ -53,6 +53,7 @@ static int open_run(struct generator *self)
                        "generation knows the byte tokenizer alone, but the model has %llu "
                        "tokens",
                        (unsigned long long)self->job->model.vocab_size);
+    TRY(traini_find_moved(&self->record, self->dir.state));
     /* One sequence at a time, nothing but parameters; those on nvme are brought to host memory. */
     self->job->micro_batch = self->job->accumulation = 1;
     if (self->job->tiers.place[JOB_PARAMS] == JOB_TIER_NVME)

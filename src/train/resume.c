@@ -269,6 +269,7 @@ int traini_borrow(traini_loop *self, manifest *found)
     TRY(manifest_read(self->from.state, found, &exists));
     if (!exists || found->state != MANIFEST_COMMITTED)
         return err_set(ERR_INPUT, "--from: the run in %s has no commit to begin with", path);
+    TRY(traini_find_moved(found, self->from.state));
     self->is_borrowed = true;
     return 0;
 }

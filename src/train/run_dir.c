@@ -136,6 +136,22 @@ int traini_remove_slabs(const manifest_slabs *slabs)
     return rc;
 }
 
+int traini_find_moved(manifest *found, const char *state_dir)
+{
+    char here[SLAB_PATH_BYTES], slab_path[SLAB_PATH_BYTES + 128];
+    char uuid[2 * MANIFEST_UUID_BYTES + 1];
+    int length = snprintf(here, sizeof here, "%s", state_dir);
+    if (found->slabs.drive_count != 1 || length < 0 || (size_t)length >= sizeof here)
+        return 0;
+    TRY(traini_make_absolute(here));
+    for (int i = 0; i < MANIFEST_UUID_BYTES; i++)
+        snprintf(uuid + 2 * i, 3, "%02x", found->slabs.uuid[i]);
+    snprintf(slab_path, sizeof slab_path, "%s/sluice-%s/rank-0-drive-0.slab", here, uuid);
+    if (strcmp(found->slabs.drives[0], here) != 0 && access(slab_path, F_OK) == 0)
+        memcpy(found->slabs.drives[0], here, sizeof here);
+    return 0;
+}
+
 /* Removes the slabs that the manifest names and our own files; anything else stays. */
 int traini_run_dir_clear(const struct traini_run_dir *self, const manifest *found)
 {

@@ -10,6 +10,7 @@
 
 #include "base/log.h"
 #include "base/mem.h"
+#include "train/train_internal.h"
 
 enum {
     SLOT_COUNT = 2,
@@ -114,6 +115,8 @@ static int look_at_slots(traini_view *self)
     mem_free(bytes);
     if (rc == -ENOMEM)
         return rc;
+    if (rc >= 0)
+        TRY(traini_find_moved(&self->record, self->state_path));
     self->has_record = rc >= 0;
     return self->has_record && !is_damaged;
 }

@@ -281,7 +281,7 @@ static int make_plan_inputs(traini_setup *self, const struct traini_setup_option
 }
 
 /* The path as it is known from any directory. */
-static int make_absolute(char path[SLAB_PATH_BYTES])
+int traini_make_absolute(char path[SLAB_PATH_BYTES])
 {
     char given[SLAB_PATH_BYTES], base[SLAB_PATH_BYTES];
     if (path[0] == '/' || path[0] == '\0')
@@ -311,7 +311,7 @@ int traini_job_drives(const struct job *asked, slab_drive drives[SLAB_DRIVES_MAX
             return err_set(ERR_CONFIG, "run.dir is longer than %d bytes", SLAB_PATH_BYTES - 7);
     }
     for (uint32_t d = 0; d < *count; d++)
-        TRY(make_absolute(drives[d].path));
+        TRY(traini_make_absolute(drives[d].path));
     return 0;
 }
 

@@ -75,6 +75,8 @@ int traini_find_run(traini_loop *self, manifest *found, bool *exists)
     int rc = manifest_read(self->dir.state, found, &has_manifest);
     if (rc < 0 && !(self->options->fresh && rc == ERR_CORRUPT))
         return rc;
+    if (has_manifest)
+        TRY(traini_find_moved(found, self->dir.state));
     if (has_manifest && found->state == MANIFEST_BEGUN)
         return forget_begun(self, found);
     if (self->options->fresh && (rc < 0 || has_manifest))

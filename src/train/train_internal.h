@@ -224,6 +224,10 @@ int traini_run_dir_clear(const struct traini_run_dir *self, const manifest *foun
 int traini_slab_config(const manifest_slabs *from, slab_config *config,
                        slab_drive **drives) MUST_CHECK;
 int traini_remove_slabs(const manifest_slabs *slabs) MUST_CHECK;
+/* The manifest has absolute paths. Where a run's slab lies in its own state directory (no drive was named)
+ * and the whole run directory was moved, the slab is found there: its path is corrected in `found`. */
+int traini_find_moved(manifest *found, const char *state_dir) MUST_CHECK;
+int traini_make_absolute(char path[SLAB_PATH_BYTES]) MUST_CHECK; /* setup.c */
 int traini_write_plan(const struct traini_run_dir *self, const traini_setup *setup) MUST_CHECK;
 
 /* recut.c: writes the committed state of `found` (whose slabs are `from`, opened with open_existing) to the
