@@ -328,6 +328,17 @@ static void check_seal(traini_loop *self, bool last)
                  stats.call_count_after_seal, stats.first_tag_after_seal);
 }
 
+/* A stop comes before an evaluation that is due: the run that goes on makes it first. */
+static int evaluate_missed(traini_loop *self)
+{
+    uint64_t every = self->job->run.eval_every, step = self->record.step;
+    bool is_due = every && self->resumed && step > 0 && step % every == 0;
+    if (!is_due || step >= self->job->run.steps ||
+        metrics_file_ends_evaluated(&self->metrics, step))
+        return 0;
+    return traini_evaluate(self, false);
+}
+
 /* Steps until the last or a stop. 1 when stopped on request. */
 int traini_run_steps(traini_loop *self)
 {
@@ -335,7 +346,7 @@ int traini_run_steps(traini_loop *self)
     bool sealed = false;
     self->begin_ns = clock_ns();
     self->begin_step = self->record.step;
-    int rc = 0;
+    int rc = evaluate_missed(self);
     while (rc == 0 && self->record.step < self->job->run.steps && !is_stopped(self)) {
         rc = commit_between(self);
         if (rc == 0)
@@ -390,6 +401,20 @@ static int end_trial(traini_loop *self, int result)
     return result == 1 ? err_set(ERR_STOPPED, "stopped on request; a trial keeps no state") : 0;
 }
 
+/* A failure while the state of a commit was taken up; refusals of what was asked say what to ask for. */
+static int name_commit(int failed, uint64_t step)
+{
+    err_record first;
+    err_save(&first, failed);
+    if (failed == ERR_INPUT || failed == ERR_NO_FIT || failed == ERR_CONFIG ||
+        failed == ERR_STOPPED)
+        return err_restore(&first);
+    return err_set(failed,
+                   "%s; the last good commit is of step %" PRIu64
+                   ", the same command goes on from there",
+                   first.text, step);
+}
+
 static int run_all(traini_loop *self)
 {
     manifest *found = &(manifest){0};
@@ -419,6 +444,8 @@ static int run_all(traini_loop *self)
     if (rc == ERR_CORRUPT && exists)
         return err_prefix(rc, "the commit of step %" PRIu64 " in %s is damaged", found->step,
                           self->dir.path);
+    if (rc < 0 && exists && !self->is_borrowed)
+        return name_commit(rc, found->step);
     TRY(rc);
     self->summary->was_resumed = self->resumed;
     int stopped = traini_run_steps(self);

@@ -265,7 +265,9 @@ int traini_borrow(traini_loop *self, manifest *found)
     snprintf(state, sizeof state, "%s/state", path);
     if (access(state, F_OK) != 0)
         return err_set(ERR_INPUT, "--from: %s is no run directory", path);
-    TRY(traini_run_dir_open(&self->from, path));
+    int rc = traini_run_dir_open(&self->from, path);
+    if (rc < 0)
+        return err_prefix(rc, "--from");
     TRY(manifest_read(self->from.state, found, &exists));
     if (!exists || found->state != MANIFEST_COMMITTED)
         return err_set(ERR_INPUT, "--from: the run in %s has no commit to begin with", path);

@@ -49,7 +49,11 @@ int traini_open_data(traini_loop *self)
 static int refuse_fresh(const traini_loop *self, const manifest *found, bool is_read)
 {
     char what[96] = "manifests that cannot be read";
-    if (is_read)
+    if (is_read && found->state == MANIFEST_RUNNING)
+        snprintf(what, sizeof what,
+                 "a run of one place per extent, stopped or killed after step %" PRIu64,
+                 found->step);
+    else if (is_read)
         snprintf(what, sizeof what, "a run with a commit of step %" PRIu64, found->step);
     return err_set(
         ERR_INPUT,
