@@ -5,7 +5,8 @@
  *   1       1      names: what the files are called and which of them is given (layouts[]), modulo
  *   2       1      vocabulary (vocabs[]), modulo
  *   3       1      bits 0 to 4: T - 1, tokens of a window; bit 5: the files change after opening,
- *                  bit 6: by being cut to half (else all bytes become 0xFF)
+ *                  bit 6: by being cut to half (else all bytes become 0xFF); bit 7: a pair is repeated
+ *                  until its index is read in several pieces
  *   4       2      bytes of the first file, little-endian; what is left is the second's
  *   6              content: first file, second file
  *
@@ -22,9 +23,14 @@
 enum {
     HEAD_BYTES = 6,
     WINDOW_MAX = 32,
-    TOKENS_MAX = 16384, /* of an input; larger ones are passed over */
+    INPUT_MAX = 16384, /* larger ones are passed over */
+    FILE_MAX = 1 << 18,
+    IDS_MAX = 1 << 16, /* bytes of a grown pair's ids */
     LLMC_BYTES = 1024,
     INDEX_TYPE_AT = 17,
+    INDEX_COUNTS_AT = 18,
+    INDEX_HEADER_BYTES = 34,
+    GROWN_SEQUENCES = 8200, /* more than src/data reads at a time */
 };
 
 /* First the name of the first file and of the second ("": there is none), then what is given. */
@@ -55,7 +61,8 @@ struct input {
     char paths[2][FUZZ_PATH_BYTES]; /* as written */
 };
 
-static int32_t expected[2 * TOKENS_MAX], tokens[2 * TOKENS_MAX];
+/* Of all files together: a grown index read as bytes is the most. */
+static int32_t expected[FILE_MAX], tokens[FILE_MAX];
 
 int LLVMFuzzerInitialize(int *argc, char ***argv)
 {
@@ -83,6 +90,19 @@ static void take_apart(const uint8_t *data, size_t size, struct input *out)
     out->sizes[1] = content - first;
 }
 
+static bool is_pair(const struct input *self)
+{
+    return strcmp(self->layout->names[0], "a.idx") == 0;
+}
+
+/* Whether what is given is read as Megatron's pair, if at all. An index counts wherever it lies beside. */
+static bool is_megatron(const struct input *self)
+{
+    if (self->format != CORPUS_AUTO || !is_pair(self))
+        return self->format == CORPUS_MEGATRON;
+    return self->sizes[0] >= 9 && memcmp(self->bytes[0], "MMIDIDX\0", 9) == 0;
+}
+
 static void write_files(struct input *self)
 {
     static const char *const all[] = {"a.idx", "a.bin", "a.txt", "b.bin", "b"};
@@ -104,25 +124,98 @@ static int64_t value_at(const uint8_t *bytes, unsigned width, bool is_signed)
     return (int64_t)value;
 }
 
+static void put_value(uint8_t *bytes, uint64_t value)
+{
+    for (int i = 0; i < 8; i++)
+        bytes[i] = (uint8_t)(value >> 8 * i);
+}
+
+/* Repeats sequences, documents and tokens of a pair whose counts fit to its length. */
+static void grow(struct input *self)
+{
+    static uint8_t index[FILE_MAX], ids[IDS_MAX];
+    const uint8_t *source = self->bytes[0];
+    size_t size = self->sizes[0], id_bytes = self->sizes[1];
+    if (size < INDEX_HEADER_BYTES)
+        return;
+    uint64_t sequences = (uint64_t)value_at(source + INDEX_COUNTS_AT, 8, false);
+    uint64_t documents = (uint64_t)value_at(source + INDEX_COUNTS_AT + 8, 8, false);
+    if (sequences == 0 || sequences > size || documents > size ||
+        size != INDEX_HEADER_BYTES + 12 * sequences + 8 * documents)
+        return;
+    uint64_t turns = GROWN_SEQUENCES / sequences + 1;
+    uint64_t index_bytes = INDEX_HEADER_BYTES + turns * (size - INDEX_HEADER_BYTES);
+    if (index_bytes > sizeof index || turns * id_bytes > sizeof ids)
+        return;
+    memcpy(index, source, INDEX_HEADER_BYTES);
+    put_value(index + INDEX_COUNTS_AT, turns * sequences);
+    put_value(index + INDEX_COUNTS_AT + 8, turns * documents);
+    const uint8_t *lengths = source + INDEX_HEADER_BYTES;
+    const uint8_t *places = lengths + 4 * sequences, *begins = places + 8 * sequences;
+    uint8_t *length_out = index + INDEX_HEADER_BYTES;
+    uint8_t *place_out = length_out + turns * 4 * sequences;
+    uint8_t *begin_out = place_out + turns * 8 * sequences;
+    for (uint64_t turn = 0; turn < turns; turn++) {
+        memcpy(length_out + turn * 4 * sequences, lengths, 4 * sequences);
+        for (uint64_t i = 0; i < sequences; i++, place_out += 8)
+            put_value(place_out, (uint64_t)value_at(places + 8 * i, 8, false) + turn * id_bytes);
+        for (uint64_t i = 0; i < documents; i++, begin_out += 8)
+            put_value(begin_out, (uint64_t)value_at(begins + 8 * i, 8, false) + turn * sequences);
+        if (id_bytes > 0)
+            memcpy(ids + turn * id_bytes, self->bytes[1], id_bytes);
+    }
+    self->bytes[0] = index;
+    self->sizes[0] = index_bytes;
+    self->bytes[1] = ids;
+    self->sizes[1] = turns * id_bytes;
+}
+
+/* What an index that was accepted must say: sequences of the whole .bin, one after another, and documents
+ * that begin with sequences in their order. */
+static void check_index(const struct input *self, unsigned width)
+{
+    const uint8_t *index = self->bytes[0];
+    uint64_t sequences = (uint64_t)value_at(index + INDEX_COUNTS_AT, 8, false);
+    uint64_t documents = (uint64_t)value_at(index + INDEX_COUNTS_AT + 8, 8, false);
+    FUZZ_CHECK(sequences <= FILE_MAX && documents <= FILE_MAX &&
+                   self->sizes[0] == INDEX_HEADER_BYTES + 12 * sequences + 8 * documents,
+               "%llu sequences, %llu documents", (unsigned long long)sequences,
+               (unsigned long long)documents);
+    const uint8_t *lengths = index + INDEX_HEADER_BYTES, *places = lengths + 4 * sequences;
+    const uint8_t *begins = places + 8 * sequences;
+    int64_t place = 0, last = 0;
+    for (uint64_t i = 0; i < sequences; i++) {
+        int64_t length = value_at(lengths + 4 * i, 4, true);
+        FUZZ_CHECK(length >= 0 && value_at(places + 8 * i, 8, true) == place, "sequence %llu",
+                   (unsigned long long)i);
+        place += length * width;
+    }
+    FUZZ_CHECK((uint64_t)place == self->sizes[1], "the index ends at %lld", (long long)place);
+    for (uint64_t i = 0; i < documents; i++) {
+        int64_t begin = value_at(begins + 8 * i, 8, true);
+        FUZZ_CHECK(begin >= last && (uint64_t)begin <= sequences, "document %llu",
+                   (unsigned long long)i);
+        last = begin;
+    }
+}
+
 /* Appends the tokens of one path that was opened, by the format that its bytes must have had. */
 static size_t expect_file(const struct input *self, const char *given, size_t count)
 {
     static const unsigned widths[] = {0, 1, 1, 2, 4, 8, 0, 0, 2};
     unsigned width = 1;
     bool is_signed = false;
-    bool is_pair = strcmp(self->layout->names[0], "a.idx") == 0;
-    int which = is_pair ? strcmp(given, "a.idx") != 0
-                        : self->layout->given[1] && strcmp(given, self->layout->given[1]) == 0;
+    int which = is_pair(self)
+                    ? strcmp(given, "a.idx") != 0
+                    : self->layout->given[1] && strcmp(given, self->layout->given[1]) == 0;
     size_t begin = 0;
-    bool is_megatron = self->format == CORPUS_MEGATRON;
-    if (self->format == CORPUS_AUTO && is_pair) /* an index counts wherever it lies beside */
-        is_megatron = self->sizes[0] >= 9 && memcmp(self->bytes[0], "MMIDIDX\0", 9) == 0;
-    if (is_megatron) {
+    if (is_megatron(self)) {
         unsigned code = self->bytes[0][INDEX_TYPE_AT];
         FUZZ_CHECK(code < sizeof widths / sizeof widths[0] && widths[code] > 0, "type %u", code);
         which = 1;
         width = widths[code];
         is_signed = code >= 2 && code <= 5;
+        check_index(self, width);
     } else if (self->format == CORPUS_U16 || self->format == CORPUS_U32) {
         width = self->format == CORPUS_U16 ? 2 : 4;
     } else if (self->format != CORPUS_TEXT) {
@@ -133,6 +226,7 @@ static size_t expect_file(const struct input *self, const char *given, size_t co
         width = !is_llmc ? 1 : magic == 20240520 ? 2 : 4;
     }
     FUZZ_CHECK((self->sizes[which] - begin) % width == 0, "%zu bytes", self->sizes[which]);
+    FUZZ_CHECK(count + self->sizes[which] / width <= FILE_MAX, "too little room to compare");
     for (size_t at = begin; at < self->sizes[which]; at += width) {
         int64_t value = value_at(self->bytes[which] + at, width, is_signed);
         FUZZ_CHECK(value >= 0 && value <= INT32_MAX, "token %lld", (long long)value);
@@ -221,7 +315,7 @@ static void check_sampler(const struct input *self, corpus *source, size_t count
 /* A file that changes during a run is told of, or what is read is within the vocabulary. */
 static void check_changed(struct input *self, corpus *source, size_t count)
 {
-    static uint8_t bytes[4 * TOKENS_MAX];
+    static uint8_t bytes[FILE_MAX];
     memset(bytes, 0xff, sizeof bytes);
     for (int i = 0; i < 2 && self->layout->names[i][0] != '\0'; i++)
         fuzz_write_file(self->layout->names[i], self->is_cut ? self->bytes[i] : bytes,
@@ -234,26 +328,41 @@ static void check_changed(struct input *self, corpus *source, size_t count)
     }
 }
 
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+static int open_files(const struct input *self, corpus **out)
 {
-    if (size < HEAD_BYTES || size > TOKENS_MAX)
-        return 0;
-    uint64_t live_bytes = fuzz_live_bytes();
-    struct input input;
-    take_apart(data, size, &input);
-    write_files(&input);
     char paths[2][FUZZ_PATH_BYTES];
     const char *given[2] = {paths[0], paths[1]};
     uint32_t count = 0;
-    for (; count < 2 && input.layout->given[count]; count++)
+    for (; count < 2 && self->layout->given[count]; count++)
         snprintf(paths[count], FUZZ_PATH_BYTES, "%s/%s", fuzz_directory(),
-                 input.layout->given[count]);
-    corpus *source;
-    int rc = corpus_open_as(given, count, input.format, input.vocab_size, &source);
+                 self->layout->given[count]);
+    int rc = corpus_open_as(given, count, self->format, self->vocab_size, out);
     if (rc < 0) {
-        FUZZ_CHECK(!source, "a corpus beside an error");
+        FUZZ_CHECK(!*out, "a corpus beside an error");
         fuzz_check_refusal(rc, ERR_INPUT, ERR_INPUT);
-    } else {
+    }
+    return rc;
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    if (size < HEAD_BYTES || size > INPUT_MAX)
+        return 0;
+    uint64_t live_bytes = fuzz_live_bytes();
+    struct input input;
+    corpus *source;
+    bool must_open = false;
+    take_apart(data, size, &input);
+    if ((data[3] & 0x80) && is_pair(&input)) {
+        write_files(&input);
+        must_open = open_files(&input, &source) == 0 && is_megatron(&input);
+        corpus_close(source);
+        grow(&input);
+    }
+    write_files(&input);
+    int rc = open_files(&input, &source);
+    FUZZ_CHECK(rc == 0 || !must_open, "a pair opens and, repeated, does not: %s", err_text());
+    if (rc == 0) {
         size_t token_count = check_tokens(&input, source);
         check_sampler(&input, source, token_count);
         if (input.changes)

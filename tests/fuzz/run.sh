@@ -2,7 +2,8 @@
 # Runs a fuzzer of the preset `fuzz`, or makes its corpus small.
 #
 #   tests/fuzz/run.sh WHAT [SECONDS]     WHAT: manifest, job, tokens; default 1200 s
-#   tests/fuzz/run.sh --merge WHAT       tests/fuzz/corpus/WHAT becomes the least that covers the same
+#   tests/fuzz/run.sh --merge WHAT       tests/fuzz/corpus/WHAT becomes: its inputs that have a name, and
+#                                        the least of all others (named by their hash) that covers the same
 #
 # New inputs go to build/fuzz/corpus/WHAT, findings to build/fuzz/found/WHAT-*. A finding that is fixed
 # belongs in tests/fuzz/found/WHAT/, under a name that says what it was. Options after SECONDS are
@@ -46,7 +47,10 @@ if [ "$merge" = yes ]; then
     small=$build/merged-$what
     rm -rf "$small"
     mkdir "$small"
-    "$fuzzer" -merge=1 -timeout=10 -rss_limit_mb=2048 "$@" "$small" "$stored" "$new"
+    for input in "$stored"/*; do
+        expr "${input##*/}" : '[0-9a-f]\{40\}$' >/dev/null || cp "$input" "$small"
+    done
+    "$fuzzer" -set_cover_merge=1 -use_counters=0 -timeout=10 -rss_limit_mb=2048 "$@" "$small" "$stored" "$new"
     rm -rf "$stored"
     mv "$small" "$stored"
     exit 0
