@@ -22,11 +22,9 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <glob.h>
-#include <poll.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <sys/mman.h>
-#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -34,13 +32,13 @@
 #include "base/log.h"
 #include "base/trace.h"
 #include "crash_case.h"
+#include "crash_process.h"
 #include "format/manifest.h"
 
 enum {
     STREAM_KILLS = 510,
     KILLS_MAX = 5,
-    HANG_SECONDS = 120, /* no attempt takes a tenth of it */
-    MOVING_OF = 4,      /* one job of four changes its layout */
+    MOVING_OF = 4, /* one job of four changes its layout */
     HISTORY_BYTES = 1024
 };
 
@@ -165,34 +163,20 @@ static pid_t start_victim(const char *name, uint64_t seed, const attempt *self)
     return child;
 }
 
-/* Whether the process ended within the time. */
-static bool ends_within(pid_t child, uint64_t ns)
-{
-    int fd = (int)syscall(SYS_pidfd_open, child, 0);
-    assert_true(fd >= 0);
-    struct pollfd end = {.fd = fd, .events = POLLIN};
-    struct timespec time = {.tv_sec = (time_t)(ns / 1000000000),
-                            .tv_nsec = (long)(ns % 1000000000)};
-    int rc = ppoll(&end, 1, &time, NULL);
-    close(fd);
-    assert_true(rc >= 0);
-    return rc == 1;
-}
-
 /* Runs the command, kills it where it is to be killed; fails where it ends in any other way than well. */
 static void run_attempt(const char *name, uint64_t seed, attempt *self)
 {
     uint64_t begin_ns = clock_ns();
     pid_t child = start_victim(name, seed, self);
     bool timed = self->kind == KILL_TIMER || self->kind == KILL_ASLEEP;
-    uint64_t patience_ns = HANG_SECONDS * 1000000000ull;
-    if (!ends_within(child, timed ? self->delay_ns : patience_ns))
+    uint64_t patience_ns = CRASH_HANG_SECONDS * 1000000000ull;
+    if (!crash_ends_within(child, timed ? self->delay_ns : patience_ns))
         kill(child, SIGKILL);
     int status;
     assert_int_equal(waitpid(child, &status, 0), child);
     self->seconds = (double)(clock_ns() - begin_ns) * 1e-9;
     self->was_killed = WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL;
-    if (self->was_killed && self->seconds >= HANG_SECONDS)
+    if (self->was_killed && self->seconds >= CRASH_HANG_SECONDS)
         fail_msg("the process did not end");
     if (self->was_killed && self->kind != KILL_NONE)
         return;
@@ -247,21 +231,30 @@ static void aim_by_time(story *self, attempt *out)
     out->delay_ns = (uint64_t)(length * share * 1e9);
 }
 
-/* The points in turn: by seed and attempt. */
+/* Parts of points[]: those of a commit, those of copies that are kept. */
+enum { COMMIT_POINTS_BEGIN = 1, KEEP_POINTS_BEGIN = 9 };
+
+/* At a point of the n-th commit from here on, n in [least, commits_left]. */
+static void aim_in_commit(story *self, uint64_t least, attempt *out)
+{
+    uint64_t left = commits_left(self);
+    const char *point =
+        points[COMMIT_POINTS_BEGIN +
+               crash_draw_below(&self->draws, KEEP_POINTS_BEGIN - COMMIT_POINTS_BEGIN)];
+    uint64_t at = least + crash_draw_below(&self->draws, left > least ? left - least + 1 : 1);
+    bool says_begun = strncmp(point, "manifest.", 9) == 0 && !self->committed;
+    aim_at(out, point, at + says_begun); /* the first manifest says that the run has begun */
+}
+
 static void aim_at_point(story *self, attempt *out)
 {
-    const crash_case *drawn = &self->drawn;
-    uint64_t first = self->committed ? 1 : 0, count = drawn->keep_every ? 11 : 9; /* of points[] */
-    uint64_t turn = drawn->seed * 5 + self->attempt_count * 3;
-    if (drawn->keep_every && turn % 2)
-        first = 9; /* more often those of copies */
-    const char *point = points[first + turn / 2 % (count - first)];
-    uint64_t at = 1 + crash_draw_below(&self->draws, commits_left(self));
-    if (strncmp(point, "keep.", 5) == 0)
-        at = 1 + crash_draw_below(&self->draws, 2);
-    if (strncmp(point, "manifest.", 9) == 0 && !self->committed)
-        at++; /* the first one says that the run begins */
-    aim_at(out, point, strcmp(point, "slab.create") == 0 ? 1 : at);
+    uint64_t which = crash_draw_below(&self->draws, 8);
+    if (which < 4 && self->drawn.keep_every)
+        aim_at(out, points[KEEP_POINTS_BEGIN + which % 2], 1 + crash_draw_below(&self->draws, 2));
+    else if (which == 7 && self->attempt_count == 0)
+        aim_at(out, "slab.create", 1);
+    else
+        aim_in_commit(self, 1, out);
 }
 
 /* Sleeps in every commit, so that the timer finds the process in one. */
@@ -269,10 +262,10 @@ static void aim_asleep(story *self, attempt *out)
 {
     aim_by_time(self, out);
     uint64_t ms = 3 + crash_draw_below(&self->draws, 6);
-    uint64_t turn = self->drawn.seed * 3 + self->attempt_count;
+    uint64_t point = COMMIT_POINTS_BEGIN + crash_draw_below(&self->draws, 7);
     out->kind = KILL_ASLEEP;
     out->delay_ns += crash_draw_below(&self->draws, commits_left(self)) * ms * 1000000;
-    snprintf(out->failpoints, sizeof out->failpoints, "%s=sleep:%llums", points[1 + turn % 7],
+    snprintf(out->failpoints, sizeof out->failpoints, "%s=sleep:%llums", points[point],
              (unsigned long long)ms);
 }
 
@@ -299,7 +292,7 @@ static void plan_attempt(story *self, attempt *out)
     out->layout = self->moves ? self->attempt_count : 0;
     uint64_t kind = crash_draw_below(&self->draws, 4);
     if (self->moves && self->attempt_count == 0) /* else there is nothing to move */
-        aim_at(out, "commit.begin", 2 + crash_draw_below(&self->draws, commits_left(self) - 1));
+        aim_in_commit(self, 2, out);
     else if (self->moves)
         aim_at_recut(self, out);
     else if (kind < 2)
@@ -439,7 +432,7 @@ static void kill_and_go_on(story *self, counts *sums)
         }
         memset(&next, 0, sizeof next);
         next.layout = self->moves ? self->attempt_count : 0;
-        aim_at(&next, "commit.begin", 2 + crash_draw_below(&self->draws, commits_left(self) - 1));
+        aim_in_commit(self, 2, &next);
         done = go_on(self, &next, sums);
     }
     memset(&next, 0, sizeof next);

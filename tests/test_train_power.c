@@ -411,7 +411,8 @@ static void runs_survive_losses_of_power(void **state)
     if (sums.runs < 10)
         return;
     assert_true(2 * sums.runs_after_commit >= sums.runs);
-    assert_true(sums.torn_manifests > 0 && sums.in_commit > 0);
+    assert_true(sums.in_commit > 0);
+    assert_true(sums.runs < 40 || sums.torn_manifests > 0);
 }
 
 /* The same where syncs make nothing durable: that must be seen. */

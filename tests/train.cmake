@@ -12,8 +12,6 @@ if(TARGET sluice_train)
         gpt2-bf16-lion llama-fp32-adagrad)
     sluice_test(test_train_modes LIBS train_fixture LABELS cpu nvme TIMEOUT 120
                 INSTANCES ${train_modes})
-    sluice_test(test_train_faults LIBS train_fixture LABELS cpu TIMEOUT 120
-                INSTANCES errors harmless)
     sluice_test(test_train_random LIBS train_fixture LABELS cpu nvme TIMEOUT 120
                 INSTANCES 1 2 3 4)
     sluice_test(test_train_pytorch LIBS train_fixture LABELS cpu nvme INSTANCES ${train_curves})
@@ -40,7 +38,7 @@ if(TARGET sluice_train)
     sluice_test(test_train_overlap LIBS train_fixture LABELS cpu nvme)
 
     # Proofs of durability. Arguments are seeds; those of CI are few, the rest is labelled slow.
-    add_library(crash_case STATIC crash_case.c crash_image.c)
+    add_library(crash_case STATIC crash_case.c crash_image.c crash_process.c)
     target_link_libraries(crash_case PUBLIC train_fixture)
     # seeds_test(BINARY FIRST-LAST...): further CTest lines of a program, under --all only.
     function(seeds_test binary)
@@ -58,6 +56,17 @@ if(TARGET sluice_train)
     target_link_options(test_train_power PRIVATE -Wl,--wrap=sim_store_sync
                         -Wl,--wrap=fsync -Wl,--wrap=fdatasync)
     seeds_test(test_train_power 21-65 66-110 111-155 156-200)
+    sluice_test(test_train_faults LIBS crash_case LABELS cpu nvme TIMEOUT 120
+                INSTANCES errors harmless commits resumes points recut keep pool uring)
+    seeds_test(test_train_faults all-commits all-resumes
+               all-points all-recut all-keep all-pool all-uring)
+
+    if(TARGET sluice)
+        sluice_test(test_train_signals LIBS crash_case LABELS cpu nvme TIMEOUT 120)
+        target_compile_definitions(test_train_signals PRIVATE
+                                   SLUICE_PROGRAM="$<TARGET_FILE:sluice>")
+        add_dependencies(test_train_signals sluice)
+    endif()
 
     set(train_fp16_curves fp16-gpt2-tied fp16-llama-untied)
     sluice_test(test_train_fp16 LIBS train_fixture LABELS cpu nvme INSTANCES ${train_fp16_curves})
