@@ -510,6 +510,64 @@ static void saves_do_not_fill_the_host(void **state)
     assert_true(large > 3);
 }
 
+/* The longest that the steady step must take, of the job as it is: what the busiest resource has to do, or
+ * the step without a commit. */
+static double least_seconds(const random_job *r, const plan_set *set)
+{
+    const program *prog = &set->programs[PROGRAM_STEADY];
+    double work[RESOURCE_COUNT] = {0}, most = (double)set->uncommitted_ns * 1e-9;
+    for (uint64_t i = 0; i < prog->op_count; i++) {
+        struct plani_share share;
+        plani_demand(&r->job.machine, &prog->ops[i].demand, &share);
+        for (int k = 0; k < RESOURCE_COUNT; k++)
+            work[k] += share.demand[k];
+    }
+    for (int k = 0; k < RESOURCE_COUNT; k++)
+        most = work[k] > most ? work[k] : most;
+    return most;
+}
+
+/* More state on the device than goes through the host at once: what does not need a tile waits neither for
+ * its save's memory nor behind it on the lane, in memory as in steps that fetch their params from a drive. */
+static void computing_does_not_wait_for_saves(void **state)
+{
+    (void)state;
+    for (int on_drive = 0; on_drive < 2; on_drive++)
+        for (int behind = 0; behind < 2; behind++) {
+            double sum = 0;
+            int count = 0;
+            for (uint64_t seed = 1; seed <= 40; seed++) {
+                random_job r;
+                committing_job(&r, seed);
+                r.job.update = behind ? PLAN_UPDATE_IN_NEXT_FORWARD : PLAN_UPDATE_AFTER_BACKWARD;
+                r.job.order = PLAN_LAYER_MAJOR;
+                r.job.commit_every = 1;
+                r.job.lookahead_ops = 0;
+                r.job.tile_elems = TILE_ELEMS_STEP;
+                r.job.machine.drive_write_bytes_per_second = 3e9;
+                r.job.machine.sync_seconds = 1e-3;
+                for (uint32_t u = 0; u < r.job.unit_count; u++) {
+                    r.elems[u] = 4 * r.elems[u] + 200 * SHARD_ELEMS_STEP;
+                    r.homes[STATE_OPTIMIZER][u] = ARENA_DEVICE;
+                    r.homes[STATE_PARAMS][u] = on_drive ? ARENA_NVME : ARENA_HOST;
+                    r.homes[STATE_GRADS][u] = r.homes[STATE_ACTIVATIONS][u] = ARENA_HOST;
+                    r.homes[STATE_INNER_ACTIVATIONS][u] = ARENA_COUNT;
+                }
+                for (int a = 0; a < ARENA_COUNT; a++)
+                    r.job.budget_bytes[a] = 4096 * MIB;
+                plan_set set;
+                assert_int_equal(plan_compile(&r.job, &set), 0);
+                sum += (double)set.programs[PROGRAM_STEADY].predicted_ns * 1e-9 /
+                       least_seconds(&r, &set);
+                count++;
+                plan_set_fini(&set);
+            }
+            print_message("params on %s, %s: %.3f of the least time\n", on_drive ? "nvme" : "host",
+                          behind ? "in_next_forward" : "after_backward", sum / count);
+            assert_true(sum / count < (behind ? 1.105 : 1.08));
+        }
+}
+
 static uint64_t figure_at(const char *key)
 {
     const char *at = strstr(err_text(), key);
@@ -570,6 +628,7 @@ int main(void)
         cmocka_unit_test(saves_come_first_where_that_is_shorter),
         cmocka_unit_test(steps_that_do_not_commit_decide),
         cmocka_unit_test(saves_do_not_fill_the_host),
+        cmocka_unit_test(computing_does_not_wait_for_saves),
         cmocka_unit_test(a_refusal_names_the_second_places),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -51,6 +51,14 @@ static inline bool plani_lane_in_order(uint8_t lane)
     return lane != LANE_READ && lane != LANE_WRITE;
 }
 
+/* Whether the two, as ops of one lane, complete in their serial order. Ops that only runs have which commit
+ * keep their order among themselves, but others of their lane may be put before them (schedule.c). */
+static inline bool plani_in_one_order(const op *one, const op *two)
+{
+    return one->lane == two->lane && one->if_commits == two->if_commits &&
+           plani_lane_in_order(one->lane);
+}
+
 struct plani_edge {
     uint32_t from, to; /* `to` depends on `from` */
 };

@@ -3,11 +3,13 @@
  *   at each event   complete ops -> free their last buffers
  *                   reserve buffers, in serial order of first use, while the arenas have room
  *                   start, per lane in serial order, the next op whose dependencies are complete and
- *                   whose buffers are reserved
+ *                   whose buffers are reserved; saves, which only runs have that commit, are a queue of
+ *                   their own in each lane
  *                   share the machine among what runs (share.c); advance to the next completion
  *
  * Memory that state homed on the device is saved through is reserved but a little ahead of the saves: the
- * link is faster than the drives, and would fill the host with all of that state.
+ * link is faster than the drives, and would fill the host with all of that state. Nothing else waits for
+ * those saves that does not need what they hold: neither for its memory nor for its turn on the lane.
  *
  * A buffer's place is the lowest address that fits (space.c). Where it takes over the bytes of an
  * earlier buffer, the last uses of that one become dependencies of its first uses. The program's order
@@ -23,14 +25,19 @@
 #include "base/tile.h"
 #include "plan/plan_internal.h"
 
+/* What every run of the program has, and what only runs have that commit. */
+enum { QUEUE_ALWAYS, QUEUE_SAVES, QUEUES };
+
 /* An arena: its memory, and the transients that wait for a place in it. */
 struct arena_state {
     struct plani_space space; /* transients live in [end of the homes, budget) */
     uint64_t floor_bytes, budget_bytes;
     uint64_t peak_bytes;
     uint32_t peak_buffer;
-    uint32_t *queue; /* transients of this arena by first use */
-    uint64_t queue_count, queue_next;
+    uint32_t *queue; /* transients of this arena by first use, those of saves behind all others */
+    struct {
+        uint64_t next, end; /* in queue */
+    } waiting[QUEUES];
 };
 
 enum op_state { OP_WAITING, OP_RUNNING, OP_COMPLETE };
@@ -48,8 +55,8 @@ struct sim_op {
 struct sim {
     plani_builder *b;
     struct sim_op *ops;
-    uint32_t *lane_ops[LANE_COUNT]; /* op indices in serial order */
-    uint64_t lane_count[LANE_COUNT], lane_next[LANE_COUNT];
+    uint32_t *lane_ops[LANE_COUNT][QUEUES]; /* op indices in serial order */
+    uint64_t lane_count[LANE_COUNT][QUEUES], lane_next[LANE_COUNT][QUEUES];
     uint32_t running[LANE_COUNT];
     uint32_t running_count;
     uint32_t *uses_left; /* [buffer_count] transients: users not complete */
@@ -70,10 +77,9 @@ struct sim {
 static bool is_last_use(const struct sim *s, const struct plani_buffer *held, uint32_t position)
 {
     uint32_t idx = held->users[position];
-    uint8_t lane = s->b->ops[idx].lane;
     for (uint32_t j = position + 1; j < held->user_count; j++) {
         uint32_t other = held->users[j];
-        if (plani_lane_in_order(lane) && s->b->ops[other].lane == lane)
+        if (plani_in_one_order(&s->b->ops[idx], &s->b->ops[other]))
             return false;
         const struct sim_op *o = &s->ops[other];
         for (uint32_t e = 0; e < o->edge_count; e++)
@@ -86,11 +92,10 @@ static bool is_last_use(const struct sim *s, const struct plani_buffer *held, ui
 static bool is_first_use(const struct sim *s, const struct plani_buffer *fresh, uint32_t position)
 {
     uint32_t idx = fresh->users[position];
-    uint8_t lane = s->b->ops[idx].lane;
     const struct sim_op *o = &s->ops[idx];
     for (uint32_t j = 0; j < position; j++) {
         uint32_t other = fresh->users[j];
-        if (plani_lane_in_order(lane) && s->b->ops[other].lane == lane)
+        if (plani_in_one_order(&s->b->ops[idx], &s->b->ops[other]))
             return false;
         for (uint32_t e = 0; e < o->edge_count; e++)
             if (s->b->edges[o->edge_begin + e].from == other)
@@ -110,57 +115,94 @@ static int order_buffers(void *context, uint32_t held_idx, uint32_t fresh_idx)
             continue;
         for (uint32_t j = 0; j < fresh->user_count; j++)
             if (is_first_use(s, fresh, j) &&
-                !(plani_lane_in_order(s->b->ops[held->users[i]].lane) &&
-                  s->b->ops[held->users[i]].lane == s->b->ops[fresh->users[j]].lane))
+                !plani_in_one_order(&s->b->ops[held->users[i]], &s->b->ops[fresh->users[j]]))
                 TRY(plani_add_edge(s->b, held->users[i], fresh->users[j]));
     }
     return 0;
+}
+
+static bool is_waited_for(const struct arena_state *arena, int queue)
+{
+    return arena->waiting[queue].next < arena->waiting[queue].end;
 }
 
 static void release(struct sim *s, uint32_t buffer_idx)
 {
     const buffer *freed = &s->b->buffers[buffer_idx].base;
     struct arena_state *arena = &s->arenas[freed->arena];
-    if (arena->queue_next < arena->queue_count) /* else nobody waits */
+    if (is_waited_for(arena, QUEUE_ALWAYS) || is_waited_for(arena, QUEUE_SAVES))
         plani_space_release(&arena->space, freed->offset_bytes);
 }
 
-/* Reserves what it can in one arena. */
+/* The op that uses the next transient of a queue first. */
+static uint32_t next_user(const struct sim *s, const struct arena_state *arena, int queue)
+{
+    return s->b->buffers[arena->queue[arena->waiting[queue].next]].users[0];
+}
+
+/* Gives the next transient of a queue its place; 1: done, 0: there is none now. */
+static int reserve_next(struct sim *s, struct arena_state *arena, int queue)
+{
+    uint32_t idx = arena->queue[arena->waiting[queue].next];
+    struct plani_buffer *fresh = &s->b->buffers[idx];
+    uint64_t offset;
+    TRY(plani_space_find(&arena->space, fresh->base.size_bytes, fresh->residue, &offset));
+    if (offset == UINT64_MAX)
+        return 0;
+    uint64_t end = offset + fresh->base.size_bytes;
+    TRY(plani_space_take(&arena->space, offset, end, idx, order_buffers, s));
+    fresh->base.offset_bytes = offset;
+    if (end > arena->peak_bytes) {
+        arena->peak_bytes = end;
+        arena->peak_buffer = idx;
+    }
+    s->ops[fresh->users[0]].unreserved--;
+    arena->waiting[queue].next++;
+    return 1;
+}
+
+/* Reserves what it can in one arena: in serial order, but that nothing waits for a save which is too far
+ * ahead of those that have their memory. They give it back before anything needs them, and to saves first:
+ * so what went past cannot keep a save from its memory for good. */
 static int reserve(struct sim *s, struct arena_state *arena)
 {
-    while (arena->queue_next < arena->queue_count) {
-        uint32_t idx = arena->queue[arena->queue_next];
-        struct plani_buffer *fresh = &s->b->buffers[idx];
-        uint32_t first_user = fresh->users[0];
+    bool open = true;
+    while (open) {
+        int queue = is_waited_for(arena, QUEUE_ALWAYS) ? QUEUE_ALWAYS : QUEUE_SAVES;
+        if (!is_waited_for(arena, queue))
+            break;
+        if (is_waited_for(arena, QUEUE_SAVES) &&
+            next_user(s, arena, QUEUE_SAVES) < s->oldest_save + PLANI_LOOKAHEAD_OF_SAVES &&
+            next_user(s, arena, QUEUE_SAVES) <= next_user(s, arena, queue))
+            queue = QUEUE_SAVES;
+        uint32_t first_user = next_user(s, arena, queue);
         if (s->lookahead_ops && first_user >= s->oldest + s->lookahead_ops)
             break;
-        if (s->b->ops[first_user].if_commits &&
-            first_user >= s->oldest_save + PLANI_LOOKAHEAD_OF_SAVES)
+        if (queue == QUEUE_SAVES && first_user >= s->oldest_save + PLANI_LOOKAHEAD_OF_SAVES)
             break;
-        uint64_t offset;
-        TRY(plani_space_find(&arena->space, fresh->base.size_bytes, fresh->residue, &offset));
-        if (offset == UINT64_MAX)
-            break;
-        uint64_t end = offset + fresh->base.size_bytes;
-        TRY(plani_space_take(&arena->space, offset, end, idx, order_buffers, s));
-        fresh->base.offset_bytes = offset;
-        if (end > arena->peak_bytes) {
-            arena->peak_bytes = end;
-            arena->peak_buffer = idx;
-        }
-        s->ops[first_user].unreserved--;
-        arena->queue_next++;
+        int rc = reserve_next(s, arena, queue);
+        if (rc < 0)
+            return rc;
+        open = rc == 1;
     }
     return 0;
 }
 
 /* ---- simulation ------------------------------------------------------------------------------ */
 
+static int queue_of(const op *item)
+{
+    return item->if_commits ? QUEUE_SAVES : QUEUE_ALWAYS;
+}
+
 static int compare_by_first_user(const void *left, const void *right, void *context)
 {
-    const struct plani_buffer *buffers = context;
+    const plani_builder *b = context;
     uint32_t a = *(const uint32_t *)left, c = *(const uint32_t *)right;
-    uint32_t first_a = buffers[a].users[0], first_c = buffers[c].users[0];
+    uint32_t first_a = b->buffers[a].users[0], first_c = b->buffers[c].users[0];
+    int queue_a = queue_of(&b->ops[first_a]), queue_c = queue_of(&b->ops[first_c]);
+    if (queue_a != queue_c)
+        return queue_a < queue_c ? -1 : 1;
     if (first_a != first_c)
         return first_a < first_c ? -1 : 1;
     return a < c ? -1 : a > c;
@@ -191,15 +233,18 @@ static int sim_buffers(struct sim *s, const uint64_t budget_bytes[ARENA_COUNT])
             }
         } else {
             assert(item->user_count > 0);
-            arena->queue[arena->queue_count++] = (uint32_t)i;
+            int queue = queue_of(&b->ops[item->users[0]]);
+            arena->queue[arena->waiting[QUEUE_SAVES].end++] = (uint32_t)i;
+            arena->waiting[QUEUE_ALWAYS].end += queue == QUEUE_ALWAYS;
             s->uses_left[i] = item->user_count;
             s->ops[item->users[0]].unreserved++;
         }
     }
     for (int a = 0; a < ARENA_COUNT; a++) {
         struct arena_state *arena = &s->arenas[a];
-        qsort_r(arena->queue, arena->queue_count, sizeof(uint32_t), compare_by_first_user,
-                b->buffers);
+        qsort_r(arena->queue, arena->waiting[QUEUE_SAVES].end, sizeof(uint32_t),
+                compare_by_first_user, b);
+        arena->waiting[QUEUE_SAVES].next = arena->waiting[QUEUE_ALWAYS].end;
         plani_space_init(&arena->space, arena->floor_bytes, arena->budget_bytes);
     }
     return 0;
@@ -218,14 +263,18 @@ static int sim_init(struct sim *s, plani_builder *b, const uint64_t budget_bytes
     if (!s->ops || !s->out_begin || !s->out_edges)
         return -ENOMEM;
     for (int lane = 0; lane < LANE_COUNT; lane++) {
-        s->lane_ops[lane] = mem_alloc(b->op_count, sizeof(uint32_t), "plan lanes");
         s->running[lane] = PROGRAM_NONE;
-        if (!s->lane_ops[lane])
-            return -ENOMEM;
+        for (int queue = 0; queue < QUEUES; queue++) {
+            s->lane_ops[lane][queue] = mem_alloc(b->op_count, sizeof(uint32_t), "plan lanes");
+            if (!s->lane_ops[lane][queue])
+                return -ENOMEM;
+        }
     }
     for (uint64_t i = 0; i < b->op_count; i++) {
         plani_demand(&b->job->machine, &b->ops[i].demand, &s->ops[i].share);
-        s->lane_ops[b->ops[i].lane][s->lane_count[b->ops[i].lane]++] = (uint32_t)i;
+        uint8_t lane = b->ops[i].lane;
+        int queue = queue_of(&b->ops[i]);
+        s->lane_ops[lane][queue][s->lane_count[lane][queue]++] = (uint32_t)i;
     }
     for (uint64_t e = 0; e < b->edge_count; e++) {
         struct sim_op *to = &s->ops[b->edges[e].to];
@@ -254,7 +303,8 @@ static void sim_fini(struct sim *s)
     mem_free(s->out_edges);
     mem_free(s->uses_left);
     for (int lane = 0; lane < LANE_COUNT; lane++)
-        mem_free(s->lane_ops[lane]);
+        for (int queue = 0; queue < QUEUES; queue++)
+            mem_free(s->lane_ops[lane][queue]);
     for (int a = 0; a < ARENA_COUNT; a++) {
         plani_space_fini(&s->arenas[a].space);
         mem_free(s->arenas[a].queue);
@@ -294,21 +344,35 @@ static void complete(struct sim *s, uint32_t idx)
     skip_complete(s);
 }
 
+/* The queue of the lane whose next op can start, of two the one that is first in serial order; or -1. */
+static int ready_queue(const struct sim *s, int lane)
+{
+    int found = -1;
+    uint32_t first = 0;
+    for (int queue = 0; queue < QUEUES; queue++) {
+        if (s->lane_next[lane][queue] == s->lane_count[lane][queue])
+            continue;
+        uint32_t idx = s->lane_ops[lane][queue][s->lane_next[lane][queue]];
+        if (s->ops[idx].missing > 0 || s->ops[idx].unreserved > 0 || (found >= 0 && first < idx))
+            continue;
+        found = queue;
+        first = idx;
+    }
+    return found;
+}
+
 /* Starts what can start; returns how many. */
 static int start_ready(struct sim *s)
 {
     int started = 0;
     for (int lane = 0; lane < LANE_COUNT; lane++) {
-        if (s->running[lane] != PROGRAM_NONE || s->lane_next[lane] == s->lane_count[lane])
+        int queue = s->running[lane] == PROGRAM_NONE ? ready_queue(s, lane) : -1;
+        if (queue < 0)
             continue;
-        uint32_t idx = s->lane_ops[lane][s->lane_next[lane]];
-        struct sim_op *o = &s->ops[idx];
-        if (o->missing > 0 || o->unreserved > 0)
-            continue;
-        o->state = OP_RUNNING;
-        o->start = s->now;
+        uint32_t idx = s->lane_ops[lane][queue][s->lane_next[lane][queue]++];
+        s->ops[idx].state = OP_RUNNING;
+        s->ops[idx].start = s->now;
         s->running[lane] = idx;
-        s->lane_next[lane]++;
         started++;
     }
     return started;
