@@ -6,6 +6,8 @@
  *                the last sync each sector is old or new
  *   files        manifests and metrics are real, and torn here in the same way (crash_image.h): what an fsync of
  *                the engine covered before the moment is whole, nothing else need be
+ *   layouts      every fourth run comes back with other drives, tiles and placement, and loses power while its
+ *                extents are re-cut
  *   the moment   at a named point of base/failpoint.h, between two steps, or at any transfer; after it every
  *                point fails, so nothing is made durable any more
  *
@@ -39,9 +41,10 @@ static const char *const name = "powered";
 
 static const char *const points[] = {
     "slab.create",   "commit.begin",     "slab.sync",       "commit.synced",  "manifest.begin",
-    "manifest.half", "manifest.written", "manifest.synced", "commit.durable",
+    "manifest.half", "manifest.written", "manifest.synced", "commit.durable", "recut.begin",
+    "recut.copied",  "recut.switched",   "recut.removed",
 };
-enum { POINT_COUNT = sizeof points / sizeof points[0] };
+enum { POINT_COUNT = sizeof points / sizeof points[0], COMMIT_POINTS = 9, MOVING_OF = 4 };
 
 /* ---- the moment -------------------------------------------------------------------------------- */
 
@@ -63,9 +66,8 @@ struct power {
     bool is_caught;        /* `files` were seen after the power went */
     const char *stage;     /* the point where they were */
     uint64_t durable_step; /* of a commit that was reported as durable */
-    bool in_commit;
-    sim_store *store;
-    bool is_cached;
+    bool in_commit, in_recut;
+    sim_store *store; /* of the slabs that the run has; NULL: it is about to make some */
     crash_disk disk;
     crash_files files; /* at the moment */
 };
@@ -82,6 +84,8 @@ static int meet(power *self, const char *point)
 {
     if (is_named(point, "commit.begin") || is_named(point, "commit.durable"))
         self->in_commit = point[7] == 'b';
+    if (is_named(point, "recut.begin") || is_named(point, "recut.removed"))
+        self->in_recut = point[6] == 'b';
     if (!self->is_off && is_named(point, "commit.durable"))
         self->durable_step = crash_committed_step(name);
     if (self->when.kind == LOSS_AT_POINT && is_named(point, self->when.point) &&
@@ -106,13 +110,10 @@ static int on_point(void *user, const char *point)
     return rc;
 }
 
-/* The owner of the drives, between two programs. */
 static void on_step(void *user, const struct train_progress *progress)
 {
     power *self = user;
     pthread_mutex_lock(&self->mutex);
-    if (!self->is_cached && sim_store_cache(self->store) == 0)
-        self->is_cached = true;
     if (self->when.kind == LOSS_AFTER_STEP && progress->step >= self->when.at)
         self->is_off = true;
     pthread_mutex_unlock(&self->mutex);
@@ -159,6 +160,63 @@ int power_fdatasync(int fd)
     return note_sync(fd, power_fdatasync_real(fd));
 }
 
+/* ---- drives: as many as the run has made slabs, each with a cache from its first byte on -------- */
+
+enum { DRIVES_MOST = 64 };
+
+static struct {
+    uint8_t uuid[SLAB_UUID_BYTES];
+    sim_store *store;
+} drives[DRIVES_MOST];
+static uint32_t drives_count;
+
+int power_create(const slab *target, bool whole, sim_store **out) asm("__wrap_sim_store_create");
+extern int power_create_real(const slab *target, bool whole,
+                             sim_store **out) asm("__real_sim_store_create");
+void power_destroy(sim_store *self) asm("__wrap_sim_store_destroy");
+extern void power_destroy_real(sim_store *self) asm("__real_sim_store_destroy");
+
+int power_create(const slab *target, bool whole, sim_store **out)
+{
+    TRY(power_create_real(target, whole, out));
+    assert_true(drives_count < DRIVES_MOST);
+    memcpy(drives[drives_count].uuid, target->uuid, sizeof drives[0].uuid);
+    drives[drives_count++].store = *out;
+    return sim_store_cache(*out);
+}
+
+/* What lies on a drive outlives those who use it. */
+void power_destroy(sim_store *self)
+{
+    (void)self;
+}
+
+static void forget_drives(void)
+{
+    for (uint32_t i = 0; i < drives_count; i++)
+        power_destroy_real(drives[i].store);
+    drives_count = 0;
+    grid.store = NULL;
+}
+
+/* Those that the run's manifest names, for the next attempt. False where there are none of that id. */
+static bool find_drives(void)
+{
+    struct inspect_summary summary;
+    if (inspect_run(fixture_path(name, NULL), &summary) < 0)
+        fail_msg("%s", err_text());
+    grid.store = NULL;
+    for (uint32_t i = 0; i < drives_count; i++) {
+        char hex[2 * SLAB_UUID_BYTES + 1];
+        for (int k = 0; k < SLAB_UUID_BYTES; k++)
+            snprintf(hex + 2 * k, 3, "%02x", drives[i].uuid[k]);
+        if (strcmp(hex, summary.uuid) == 0)
+            grid.store = drives[i].store;
+    }
+    inspect_fini(&summary);
+    return grid.store != NULL;
+}
+
 /* ---- one attempt ------------------------------------------------------------------------------- */
 
 struct attempt {
@@ -184,7 +242,7 @@ static void run_attempt(const crash_case *drawn, const moment *when, uint64_t or
                                     .user = &grid};
     grid.when = *when;
     grid.met_count = 0;
-    grid.is_off = grid.is_caught = grid.in_commit = false;
+    grid.is_off = grid.is_caught = grid.in_commit = grid.in_recut = false;
     grid.stage = "";
     crash_disk_begin(&grid.disk, name);
     failpoint_hook(on_point, &grid);
@@ -194,18 +252,11 @@ static void run_attempt(const crash_case *drawn, const moment *when, uint64_t or
     job_destroy(asked);
 }
 
-static void forget_store(void)
-{
-    sim_store_destroy(grid.store);
-    grid.store = NULL;
-    grid.is_cached = false;
-}
-
 /* ---- one job ----------------------------------------------------------------------------------- */
 
 struct counts {
-    uint64_t runs, runs_after_commit, losses, losses_after_commit, in_commit, torn_manifests,
-        commits_survived, by_kind[LOSS_KIND_COUNT], by_point[POINT_COUNT];
+    uint64_t runs, runs_after_commit, losses, losses_after_commit, in_commit, in_recut,
+        torn_manifests, commits_survived, by_kind[LOSS_KIND_COUNT], by_point[POINT_COUNT];
     double seconds;
 };
 typedef struct counts counts;
@@ -215,17 +266,35 @@ struct story {
     crash_draws draws;
     uint64_t transfers; /* of the whole run, about */
     uint64_t committed;
-    uint32_t losses;
+    uint32_t losses, attempts;
+    bool moves; /* to other drives, tiles and placement with each attempt */
     bool had_commit;
     char history[CRASH_TEXT_BYTES];
 };
 typedef struct story story;
+
+/* While extents are moved: at a point of that, or of its sync and manifests. */
+static void plan_in_recut(story *self, moment *out)
+{
+    static const char *const within[] = {"recut.begin",   "manifest.half",    "recut.copied",
+                                         "slab.sync",     "manifest.written", "recut.switched",
+                                         "recut.removed", "manifest.synced"};
+    const char *point = within[crash_draw_below(&self->draws, 8)];
+    bool is_manifest = strncmp(point, "manifest", 8) == 0;
+    *out = (moment){.kind = LOSS_AT_POINT,
+                    .point = point,
+                    .at = is_manifest ? 1 + crash_draw_below(&self->draws, 3) : 1};
+}
 
 static void plan_moment(story *self, moment *out)
 {
     uint64_t left = self->drawn.steps - self->committed;
     uint64_t commits = left / self->drawn.commit_every;
     memset(out, 0, sizeof *out);
+    if (self->moves && self->committed > 0 && crash_draw_below(&self->draws, 5) > 0) {
+        plan_in_recut(self, out);
+        return;
+    }
     switch (crash_draw_below(&self->draws, 4)) {
     case 0:
         out->kind = LOSS_AFTER_STEP;
@@ -237,7 +306,7 @@ static void plan_moment(story *self, moment *out)
         break;
     default:
         out->kind = LOSS_AT_POINT;
-        out->point = points[(self->drawn.seed + 4 * self->losses) % POINT_COUNT];
+        out->point = points[(self->drawn.seed + 4 * self->losses) % COMMIT_POINTS];
         out->at = 1 + crash_draw_below(&self->draws, commits ? commits : 1);
         if (strncmp(out->point, "manifest", 8) == 0 && !self->committed)
             out->at++;
@@ -261,6 +330,7 @@ static void count_loss(const story *self, const moment *when, bool is_torn, coun
     for (int i = 0; i < POINT_COUNT; i++)
         sums->by_point[i] += when->point && is_named(when->point, points[i]);
     sums->in_commit += grid.in_commit;
+    sums->in_recut += grid.in_recut;
     sums->torn_manifests += is_torn;
     sums->losses_after_commit += self->committed > 0;
     sums->commits_survived += self->committed / self->drawn.commit_every;
@@ -275,14 +345,19 @@ static bool lose_power(story *self, const moment *when, counts *sums, char why[C
         crash_files_read(&grid.files, name);
     bool is_torn = crash_files_tear(&grid.disk, &grid.files, seed);
     crash_files_write(&grid.files, name);
-    if (grid.is_cached && sim_store_lose_power(grid.store, seed) < 0)
-        fail_msg("%s", err_text());
+    for (uint32_t i = 0; i < drives_count; i++)
+        if (sim_store_lose_power(drives[i].store, seed + i) < 0)
+            fail_msg("%s", err_text());
     self->committed = crash_committed_step(name);
     self->had_commit |= self->committed > 0;
     self->losses++;
     count_loss(self, when, is_torn, sums);
     if (self->committed == 0)
-        forget_store(); /* the run begins again, on slabs of its own */
+        forget_drives(); /* the run begins again, on slabs of its own */
+    else if (!find_drives()) {
+        snprintf(why, CRASH_TEXT_BYTES, "the manifest names slabs that nobody has made");
+        return false;
+    }
     if (self->committed >= grid.durable_step)
         return true;
     snprintf(why, CRASH_TEXT_BYTES,
@@ -296,6 +371,8 @@ static bool go_on(story *self, const moment *when, attempt *done, counts *sums, 
                   char why[CRASH_TEXT_BYTES])
 {
     uint64_t before = self->committed;
+    if (self->moves)
+        crash_draw(self->drawn.seed, self->attempts++, CRASH_SIMULATED, name, &self->drawn);
     run_attempt(&self->drawn, when, crash_draw_below(&self->draws, UINT32_MAX), done);
     note(self, when, done);
     bool is_lost = grid.is_off || (when->kind == LOSS_AT_TRANSFER && done->rc < 0);
@@ -333,7 +410,7 @@ static void run_whole(story *self, crash_trail *whole)
         fail_msg("%s", why);
     uint64_t bytes = done.summary.lanes[LANE_READ].bytes + done.summary.lanes[LANE_WRITE].bytes;
     self->transfers = 20 + bytes / TRANSFER_GUESS_BYTES;
-    forget_store();
+    forget_drives();
     fixture_remove(name);
 }
 
@@ -347,11 +424,12 @@ static bool run_seed(uint64_t seed, counts *sums, char why[CRASH_TEXT_BYTES])
     uint64_t begin_ns = clock_ns();
     memset(&current, 0, sizeof current);
     current.draws = (crash_draws){.seed = seed, .stream = STREAM_POWER};
+    current.moves = seed % MOVING_OF == MOVING_OF - 1;
     crash_draw(seed, 0, CRASH_SIMULATED, name, &current.drawn);
     bool good = true, ended = false;
     run_whole(&current, &whole);
     grid.durable_step = 0;
-    uint64_t wanted = 1 + crash_draw_below(&current.draws, LOSSES_MAX);
+    uint64_t wanted = 1 + crash_draw_below(&current.draws, LOSSES_MAX) + current.moves;
     moment when;
     for (uint64_t i = 0; good && !ended && i < wanted + 2 && current.losses < wanted; i++) {
         plan_moment(&current, &when);
@@ -361,7 +439,7 @@ static bool run_seed(uint64_t seed, counts *sums, char why[CRASH_TEXT_BYTES])
     if (good && !ended)
         ended = go_on(&current, &when, &done, sums, &good, why);
     good = good && ended && check_end(&whole, &done, why);
-    forget_store();
+    forget_drives();
     fixture_remove(name);
     sums->runs++;
     sums->runs_after_commit += current.had_commit;
@@ -383,13 +461,14 @@ static void say(const counts *sums)
         sums->seconds / (double)sums->runs);
     print_message(
         "%llu losses of power: %llu at a point, %llu after a step, %llu at a transfer; %llu "
-        "after the first commit, %llu inside a commit, %llu with a torn manifest; %llu "
-        "commits survived; at points:",
+        "after the first commit, %llu inside a commit, %llu inside a re-cut, %llu with a torn "
+        "manifest; %llu commits survived; at points:",
         (unsigned long long)sums->losses, (unsigned long long)sums->by_kind[LOSS_AT_POINT],
         (unsigned long long)sums->by_kind[LOSS_AFTER_STEP],
         (unsigned long long)sums->by_kind[LOSS_AT_TRANSFER],
         (unsigned long long)sums->losses_after_commit, (unsigned long long)sums->in_commit,
-        (unsigned long long)sums->torn_manifests, (unsigned long long)sums->commits_survived);
+        (unsigned long long)sums->in_recut, (unsigned long long)sums->torn_manifests,
+        (unsigned long long)sums->commits_survived);
     for (int i = 0; i < POINT_COUNT; i++)
         if (sums->by_point[i])
             print_message(" %s %llu", points[i], (unsigned long long)sums->by_point[i]);

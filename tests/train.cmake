@@ -53,7 +53,8 @@ if(TARGET sluice_train)
     seeds_test(test_train_crash 21-65 66-110 111-155 156-200)
     sluice_test(test_train_power LIBS crash_case LABELS cpu nvme TIMEOUT 120
                 INSTANCES 1-10 11-20 canary)
-    target_link_options(test_train_power PRIVATE -Wl,--wrap=sim_store_sync
+    target_link_options(test_train_power PRIVATE -Wl,--wrap=sim_store_create
+                        -Wl,--wrap=sim_store_destroy -Wl,--wrap=sim_store_sync
                         -Wl,--wrap=fsync -Wl,--wrap=fdatasync)
     seeds_test(test_train_power 21-65 66-110 111-155 156-200)
     sluice_test(test_train_faults LIBS crash_case LABELS cpu nvme TIMEOUT 120
