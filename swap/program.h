@@ -222,7 +222,9 @@ uint64_t op_moved_bytes(const op *item);
  *  - two ops that touch the same bytes of a buffer, one of them writing, are ordered;
  *  - what a conditional op (if_applied, if_commits) writes to a transient is read by ops of the same
  *    condition alone;
- *  - of an OP_COMMIT and an OP_WRITE of optimizer state to nvme one names the other as a dependency;
+ *  - of an OP_COMMIT and an OP_WRITE of optimizer state to nvme one names the other as a dependency, and
+ *    an OP_COMMIT that depends on one with if_commits has it too;
+ *  - what reads or writes a buffer of optimizer state on nvme says so, and of which elements;
  *  - homes overlap nothing; two transients that overlap in an arena are never live together: all uses
  *    of one are ordered before all uses of the other;
  *  - reads and writes of nvme are in multiples of 4 KiB on both sides; the residues of tiles, gradients

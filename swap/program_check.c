@@ -169,6 +169,23 @@ static int check_operand(const program *prog, uint32_t op_idx, uint32_t k)
     return check_alignment(prog, op_idx, k);
 }
 
+/* Which place of optimizer state an op reads or writes goes by what it says of itself (swap/places.h): one
+ * that does not say that it moves such state, or of which elements, would go to the address as it stands,
+ * whatever the last commit names there, and no commit would wait for it. */
+static int check_state(const program *prog, uint32_t op_idx)
+{
+    const op *item = &prog->ops[op_idx];
+    for (uint32_t k = 0; k < item->operand_count; k++) {
+        const buffer *home = &prog->buffers[item->operands[k].buffer_idx];
+        if (home->arena == ARENA_NVME && home->state_kind == STATE_OPTIMIZER &&
+            (item->state_kind != STATE_OPTIMIZER || item->elem_count == 0))
+            return operand_error(prog, op_idx, k,
+                                 "holds optimizer state, but the op is not said to move elements "
+                                 "of it");
+    }
+    return 0;
+}
+
 static int check_op(const program *prog, uint32_t op_idx)
 {
     const op *item = &prog->ops[op_idx];
@@ -214,7 +231,7 @@ static int check_op(const program *prog, uint32_t op_idx)
         return err_set(ERR_INTERNAL, "program: %s copies %llu bytes to %llu", text,
                        (unsigned long long)op_operand(item, ROLE_SOURCE)->size_bytes,
                        (unsigned long long)op_operand(item, ROLE_TARGET)->size_bytes);
-    return 0;
+    return check_state(prog, op_idx);
 }
 
 /* Sorts all operands by buffer, keeping the issue order (a counting sort). */
@@ -375,6 +392,22 @@ static int unordered_commit(const program *prog, uint32_t write)
                    swapi_op_text(prog, commit, commit_text), swapi_op_text(prog, write, text));
 }
 
+/* A commit that runs finds all that it comes after written: no write of state is left out without it. */
+static int check_whole_commit(const program *prog, uint32_t commit)
+{
+    const op *item = &prog->ops[commit];
+    char text[SWAPI_OP_TEXT_BYTES], commit_text[SWAPI_OP_TEXT_BYTES];
+    for (uint32_t k = 0; k < item->dep_count; k++) {
+        uint32_t dep = prog->deps[item->dep_begin + k];
+        if (prog->ops[dep].if_commits && !item->if_commits && is_state_write(prog, &prog->ops[dep]))
+            return err_set(ERR_INTERNAL,
+                           "program: %s runs in any case, but %s, which it makes durable, does not",
+                           swapi_op_text(prog, commit, commit_text),
+                           swapi_op_text(prog, dep, text));
+    }
+    return 0;
+}
+
 /* Every write of optimizer state and every commit are ordered by a dependency of one on the other. */
 static int check_commits(const program *prog)
 {
@@ -391,6 +424,8 @@ static int check_commits(const program *prog)
     for (uint32_t i = 0; i < prog->op_count && rc == 0; i++)
         if (is_state_write(prog, &prog->ops[i]) && counts[i] != commit_count)
             rc = unordered_commit(prog, i);
+        else if (prog->ops[i].kind == OP_COMMIT)
+            rc = check_whole_commit(prog, i);
     mem_free(counts);
     mem_free(named_by);
     return rc;

@@ -509,6 +509,49 @@ static void commits_and_writes_name_each_other(void **state)
     program_fini(&prog);
 }
 
+/* A write of state that is not said to be one would go past the table of places and past the commits. */
+static void state_is_moved_as_state(void **state)
+{
+    (void)state;
+    program prog;
+    build_commits(&prog);
+    prog.buffers[0].state_kind = STATE_OPTIMIZER; /* the home on nvme */
+    prog.ops[PARAMS_WRITE].state_kind = STATE_OPTIMIZER;
+    prog.op_count--; /* nothing of params there */
+    for (uint32_t i = 0; i < prog.op_count; i++)
+        prog.ops[i].elem_count = 1024;
+    if (program_check(&prog) != 0)
+        fail_msg("%s", err_text());
+    prog.ops[4].elem_count = 0;
+    assert_int_equal(program_check(&prog), ERR_INTERNAL);
+    assert_non_null(strstr(err_text(), "write of unit 4 (op 4), operand 1"));
+    assert_non_null(strstr(err_text(), "is not said to move elements"));
+    prog.ops[4].elem_count = 1024;
+    for (int kind = 0; kind <= STATE_KIND_COUNT; kind++) {
+        prog.ops[4].state_kind = (uint32_t)kind;
+        assert_int_equal(program_check(&prog), kind == STATE_OPTIMIZER ? 0 : ERR_INTERNAL);
+    }
+    prog.op_count++;
+    program_fini(&prog);
+}
+
+static void a_commit_has_all_its_writes(void **state)
+{
+    (void)state;
+    program prog;
+    build_commits(&prog);
+    prog.ops[1].if_commits = 1;
+    assert_int_equal(program_check(&prog), ERR_INTERNAL);
+    assert_non_null(strstr(err_text(), "commit of unit 2 (op 2) runs in any case, but write of "
+                                       "unit 1 (op 1), which it makes durable, does not"));
+    prog.ops[FIRST_COMMIT].if_commits = 1;
+    assert_int_equal(program_check(&prog), ERR_INTERNAL); /* the second one */
+    prog.ops[SECOND_COMMIT].if_commits = 1;
+    if (program_check(&prog) != 0)
+        fail_msg("%s", err_text());
+    program_fini(&prog);
+}
+
 /* What is written under one condition may be read under both, and not the other way round. */
 static void conditions_go_together(void **state)
 {
@@ -726,6 +769,8 @@ int main(void)
         cmocka_unit_test(accepts_the_step),
         cmocka_unit_test(names_each_fault),
         cmocka_unit_test(commits_and_writes_name_each_other),
+        cmocka_unit_test(state_is_moved_as_state),
+        cmocka_unit_test(a_commit_has_all_its_writes),
         cmocka_unit_test(conditions_go_together),
         cmocka_unit_test(agrees_with_all_pairs),
         cmocka_unit_test(checks_large_programs),
