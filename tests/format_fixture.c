@@ -86,11 +86,13 @@ bool format_exists(const char *name)
     return access(format_path(name), F_OK) == 0;
 }
 
-static void draw_slabs(manifest_slabs *self, uint64_t seed, uint64_t stream, uint32_t count)
+/* `role` 0: the slabs of the run, whichever record it is; 1: its strays. */
+static void draw_slabs(manifest_slabs *self, uint64_t seed, uint64_t stream, uint64_t role,
+                       uint32_t count)
 {
     self->drive_count = count;
     for (uint64_t i = 0; count && i < MANIFEST_UUID_BYTES; i++)
-        self->uuid[i] = (uint8_t)rng_u64(seed, stream, i);
+        self->uuid[i] = (uint8_t)rng_u64(0, role, i);
     for (uint32_t d = 0; d < count; d++)
         snprintf(self->drives[d], MANIFEST_TEXT_BYTES, "/mnt/nvme%u/%.*s", d,
                  (int)rng_below(seed, stream, 100 + d, 50),
@@ -145,8 +147,8 @@ void format_draw(manifest *out, uint64_t seed, uint64_t generation,
     out->state_streams = 2 + (uint32_t)rng_below(seed, stream, 7, 2);
     out->tile_elems = TILE_ELEMS_STEP * (1 + rng_below(seed, stream, 8, 3));
     out->stripe_bytes = MIB * (1 + rng_below(seed, stream, 9, 8));
-    draw_slabs(&out->slabs, seed, stream + 1, shape->drives);
-    draw_slabs(&out->stray, seed, stream + 2, shape->strays);
+    draw_slabs(&out->slabs, seed, stream + 1, 0, shape->drives);
+    draw_slabs(&out->stray, seed, stream + 2, 1, shape->strays);
     snprintf(out->identity, sizeof out->identity, "model=gpt2\nlayers=%d\nkernels=%.*s\n",
              (int)(generation % 100), (int)rng_below(seed, stream, 10, 9), "avx512-vnni");
     out->fingerprint = XXH3_64bits(out->identity, strlen(out->identity));

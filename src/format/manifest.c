@@ -51,7 +51,7 @@ static int sync_directory(const char *state_dir)
     if (fd < 0)
         return err_errno(errno, "cannot open the state directory %s", state_dir);
     int rc = 0;
-    if (fsync(fd) < 0)
+    if (fsync(fd) < 0 && errno != EINVAL) /* file systems that keep no entries to be synced */
         rc = err_errno(errno, "cannot make the state directory %s durable", state_dir);
     close(fd);
     return rc;
@@ -280,24 +280,47 @@ static int read_slot(const char *state_dir, unsigned slot, manifest *out, slot_v
     return rc < 0 ? rc : 0;
 }
 
-/* A slot that counts is made durable first. Its writer may have been killed before its fsync: what the run
- * does next changes places that the other slot names, and a loss of power would leave neither. */
-static int settle(const char *state_dir, unsigned slot)
+/* The slots are made durable as they were read. The writer of the one that counts may have been killed before
+ * its fsync: what the run does next changes places that the other slot names, and a loss of power would leave
+ * neither. A damaged one may be so in the page cache alone, withdrawn after a failed fsync: whole again after
+ * a loss of power, it would name places that have since been changed. */
+static int settle(const char *state_dir, const slot_view views[MANIFESTI_SLOTS])
 {
-    char path[PATH_MAX];
-    TRY(slot_path(path, state_dir, slot, ""));
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0)
-        return err_errno(errno, "cannot open the manifest %s", path);
-    int rc = 0;
-    /* Where nothing can be written nothing is lost: a file system mounted for reading only. */
-    if (fsync(fd) < 0 && errno != EROFS && errno != EINVAL)
-        rc = err_errno(errno, "cannot make the manifest %s durable", path);
-    close(fd);
-    if (rc < 0)
-        return rc;
-    rc = sync_directory(state_dir);
-    return rc == -EROFS || rc == -EINVAL ? 0 : rc;
+    for (unsigned slot = 0; slot < MANIFESTI_SLOTS; slot++) {
+        char path[PATH_MAX];
+        if (views[slot].outcome == SLOT_ABSENT)
+            continue;
+        TRY(slot_path(path, state_dir, slot, ""));
+        int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+        if (fd < 0)
+            return err_errno(errno, "cannot open the manifest %s", path);
+        int rc = 0;
+        /* Where nothing can be written nothing is lost: a file system mounted for reading only. */
+        if (fsync(fd) < 0 && errno != EROFS && errno != EINVAL)
+            rc = err_errno(errno, "cannot make the manifest %s durable", path);
+        close(fd);
+        TRY(rc);
+    }
+    int rc = sync_directory(state_dir);
+    return rc == -EROFS ? 0 : rc;
+}
+
+/* Two slots that are valid are of one run: of the same slabs, or one names those of the other as strays. */
+static int check_kinship(const char *state_dir, const manifest *one, const manifest *other)
+{
+    size_t bytes = sizeof one->slabs.uuid;
+    if (one->slabs.drive_count == 0 || other->slabs.drive_count == 0 ||
+        memcmp(one->slabs.uuid, other->slabs.uuid, bytes) == 0 ||
+        (one->stray.drive_count && memcmp(one->stray.uuid, other->slabs.uuid, bytes) == 0) ||
+        (other->stray.drive_count && memcmp(other->stray.uuid, one->slabs.uuid, bytes) == 0))
+        return 0;
+    return err_set(ERR_CORRUPT,
+                   "the manifests in %s are of two runs: manifest-%u of step %" PRIu64
+                   " with slabs in %s, manifest-%u of step %" PRIu64
+                   " with slabs in %s; take the one that was put there by mistake away",
+                   state_dir, (unsigned)(one->generation % MANIFESTI_SLOTS), one->step,
+                   one->slabs.drives[0], (unsigned)(other->generation % MANIFESTI_SLOTS),
+                   other->step, other->slabs.drives[0]);
 }
 
 static const char *view_text(const slot_view *view)
@@ -349,6 +372,8 @@ static int choose(const char *state_dir, const slot_view views[MANIFESTI_SLOTS],
                        "%s; manifest-1: %s",
                        state_dir, view_text(&views[0]), view_text(&views[1]));
     }
+    if (views[0].outcome == SLOT_VALID && views[1].outcome == SLOT_VALID)
+        TRY(check_kinship(state_dir, out, second));
     if (first_counts) {
         manifest_fini(second);
     } else {
@@ -359,7 +384,7 @@ static int choose(const char *state_dir, const slot_view views[MANIFESTI_SLOTS],
     unsigned used = first_counts ? 0 : 1;
     if (views[1 - used].outcome == SLOT_DAMAGED)
         TRY(pass_over(state_dir, 1 - used, &views[1 - used], out));
-    TRY(settle(state_dir, used));
+    TRY(settle(state_dir, views));
     return 1;
 }
 

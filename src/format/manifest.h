@@ -95,10 +95,10 @@ void manifest_copy_header(manifest *target, const manifest *source);
  * else -errno or a failpoint's code: the other slot still counts, also for later readers. */
 int manifest_write(const char *state_dir, const manifest *self) MUST_CHECK;
 
-/* Reads the newest valid slot, warning of a damaged newer one, and makes it durable (its writer may have
- * been killed before it had). 0 when there is none (*found 0), 1 when read. ERR_CORRUPT when slots exist and
- * none is valid, naming both and why, or when the valid one is BEGUN, so that the damaged one was the
- * only commit. ERR_INPUT for a slot of a later version. -errno where a slot cannot be opened or synced. */
+/* Reads the newest valid slot, warning of a damaged newer one, and makes both durable as they are (a writer may
+ * have been killed before it had). 0 when there is none (*found 0), 1 when read. ERR_CORRUPT when slots exist
+ * and none is valid, naming both and why, when the valid one is BEGUN, so that the damaged one was the
+ * only commit, or when the two are of different runs. ERR_INPUT for a slot of a later version. -errno where a slot cannot be opened or synced. */
 int manifest_read(const char *state_dir, manifest *out, int *found) MUST_CHECK;
 
 /* Removes both slots and what a killed write of theirs left; other files stay. Absent ones are no error; the
