@@ -61,7 +61,10 @@ static int tell_last_commit(const traini_loop *self, const err_record *first)
 {
     const traini_commit *commit = &self->engine->commit;
     if (self->job->run.commit_every == 0 && !commit->has_commit)
-        return err_restore(first); /* one place: what was there has been changed in place */
+        return err_set(first->code,
+                       "%s; with one place per extent (run.commit_every 0) the state was being "
+                       "changed in place, so the run cannot be resumed",
+                       first->text);
     if (!commit->has_commit)
         return err_set(first->code,
                        "%s; the run had no commit yet, the same command begins it again",

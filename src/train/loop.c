@@ -55,10 +55,37 @@ static double mean_loss(const traini_loop *self)
     return sum / (double)count;
 }
 
+/* Whether the state at this point is to be committed and is not yet. */
+static bool is_due(const traini_loop *self, uint64_t step)
+{
+    uint64_t every = self->job->run.commit_every;
+    const traini_commit *commit = &self->engine->commit;
+    return every > 0 && !self->options->is_trial && step > 0 && step % every == 0 &&
+           !(commit->has_commit && commit->committed_step >= step);
+}
+
+/* Whether a steady step commits the state that it finds, which lacks the pending update. */
+static bool finds_older(const traini_loop *self)
+{
+    return self->setup->set.commit == PLAN_COMMIT_FIRST && traini_leaves_update(self->setup);
+}
+
+/* A commit of the state before the last step, which is still what there is, where it is one to keep: else the
+ * next step would make it, and now there is none that finds it. */
+static int commit_older(traini_loop *self)
+{
+    uint64_t step = self->before.step;
+    if (!finds_older(self) || !is_due(self, step) || !traini_is_kept(self->job, step))
+        return 0;
+    traini_point_put(&self->before, &self->engine->commit.record);
+    return traini_engine_run(self->engine, PROGRAM_SAVE, self->record.step, NULL);
+}
+
 int traini_apply_pending(traini_loop *self)
 {
     if (!self->pending)
         return 0;
+    TRY(commit_older(self));
     self->pending = false;
     return traini_engine_run(self->engine, PROGRAM_FLUSH, self->record.step, NULL);
 }
@@ -207,23 +234,12 @@ static int note_overflow(traini_loop *self, double loss)
                    self->job->type == DTYPE_FP16 ? " or with fp16.loss_scale 0" : "");
 }
 
-/* Whether the state at this point is to be committed and is not yet. */
-static bool is_due(const traini_loop *self, uint64_t step)
-{
-    uint64_t every = self->job->run.commit_every;
-    const traini_commit *commit = &self->engine->commit;
-    return every > 0 && !self->options->is_trial && step > 0 && step % every == 0 &&
-           !(commit->has_commit && commit->committed_step >= step);
-}
-
 /* Which state the steady step that comes next would commit: the one that it finds, which lacks the pending
  * update where there is one, or the one with that update. */
 static const traini_point *state_to_commit(const traini_loop *self, traini_point *now)
 {
     traini_point_take(now, &self->record);
-    bool finds_older =
-        self->setup->set.commit == PLAN_COMMIT_FIRST && traini_leaves_update(self->setup);
-    return finds_older ? &self->before : now;
+    return finds_older(self) ? &self->before : now;
 }
 
 /* Before a steady step: whether it commits, and what. */
@@ -250,7 +266,11 @@ static int commit_between(traini_loop *self)
         return 0;
     if (apart && !is_due(self, self->record.step))
         return 0;
-    return traini_commit_now(self);
+    if (self->engine->step.skip) /* the skipped step has changed nothing */
+        TRY(commit_older(self));
+    return is_due(self, self->record.step) || is_due(self, self->before.step)
+               ? traini_commit_now(self)
+               : 0;
 }
 
 /* The program of one step, with the scalars before and after it. */

@@ -35,7 +35,7 @@ static int has_drives_of(const struct job *asked, const manifest *found, bool *s
     int rc = traini_job_drives(asked, drives, &count);
     *same = rc == 0 && count == found->slabs.drive_count;
     for (uint32_t d = 0; *same && d < count; d++)
-        *same = strcmp(drives[d].path, found->slabs.drives[d]) == 0;
+        *same = traini_is_same_directory(drives[d].path, found->slabs.drives[d]);
     mem_free(drives);
     return rc;
 }
@@ -77,20 +77,6 @@ static int setup_as_it_lies(traini_loop *self, const manifest *found)
     return placed;
 }
 
-/* What is not named by a manifest any more, or not yet. The run goes on where it cannot be removed; it is
- * tried again with the next start. */
-static int remove_strays(traini_loop *self, const manifest *found)
-{
-    manifest_slabs *kept = &self->record.stray;
-    if (found->stray.drive_count == 0)
-        return 0;
-    if (traini_remove_slabs(&found->stray) == 0)
-        return 0;
-    log_warn("slabs that are of no use any more could not be removed: %s", err_text());
-    memcpy(kept, &found->stray, sizeof *kept);
-    return 0;
-}
-
 static int open_old(const manifest *found, slab *out)
 {
     slab_drive *drives;
@@ -102,6 +88,40 @@ static int open_old(const manifest *found, slab *out)
     int rc = slab_open(out, &config);
     mem_free(drives);
     return rc;
+}
+
+/* Before anything is removed: the state's own slabs are there, and both slots name them. A kill may have left
+ * the other slot with the slabs the other way round, and it counts where the newer one is damaged. */
+static int secure_state(const traini_loop *self, manifest *found)
+{
+    slab *own = mem_alloc(1, sizeof *own, "slab");
+    if (!own)
+        return -ENOMEM;
+    int rc = open_old(found, own);
+    if (rc == 0)
+        slab_close(own);
+    mem_free(own);
+    TRY(rc);
+    found->generation++;
+    rc = manifest_write(self->dir.state, found);
+    if (rc < 0)
+        found->generation--; /* its slot was withdrawn */
+    return rc;
+}
+
+/* What is not named by a manifest any more, or not yet. The run goes on where it cannot be removed; it is
+ * tried again with the next start. */
+static void remove_strays(traini_loop *self, manifest *found)
+{
+    if (found->stray.drive_count == 0)
+        return;
+    int rc = secure_state(self, found);
+    if (rc == 0)
+        rc = traini_remove_slabs(&found->stray);
+    if (rc == 0)
+        return;
+    log_warn("slabs that are of no use any more could not be removed: %s", err_text());
+    memcpy(&self->record.stray, &found->stray, sizeof found->stray);
 }
 
 /* Writes a slot with these slabs as the state and those as strays. The extents are those of the state. */
@@ -235,11 +255,11 @@ static int recut(traini_loop *self, const manifest *found, manifest *scratch, sl
     return rc;
 }
 
-int traini_resume(traini_loop *self, const manifest *found)
+int traini_resume(traini_loop *self, manifest *found)
 {
     int lies = 0;
     if (!self->is_borrowed) {
-        TRY(remove_strays(self, found));
+        remove_strays(self, found);
         lies = setup_as_it_lies(self, found);
         TRY(lies);
     }

@@ -13,6 +13,13 @@
 #include "base/mem.h"
 #include "train/train_internal.h"
 
+bool traini_is_same_directory(const char *one, const char *other)
+{
+    struct stat a, b;
+    return strcmp(one, other) == 0 || (stat(one, &a) == 0 && stat(other, &b) == 0 &&
+                                       a.st_dev == b.st_dev && a.st_ino == b.st_ino);
+}
+
 /* Makes the entry of `path` in its directory survive a loss of power. */
 static int sync_parent(const char *path)
 {
@@ -24,7 +31,9 @@ static int sync_parent(const char *path)
     int fd = open(slash ? parent : ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0)
         return err_errno(errno, "run.dir: cannot open the directory of %s", path);
-    int rc = fsync(fd) < 0 ? err_errno(errno, "run.dir: cannot make %s durable", path) : 0;
+    int rc = 0;
+    if (fsync(fd) < 0 && errno != EINVAL) /* file systems that keep no entries to be synced */
+        rc = err_errno(errno, "run.dir: cannot make %s durable", path);
     close(fd);
     return rc;
 }
@@ -105,11 +114,16 @@ int traini_run_dir_write(const struct traini_run_dir *self, const char *name, co
     FILE *file = fopen(temporary, "we");
     if (!file)
         return err_errno(errno, "cannot write %s", temporary);
-    bool good = fputs(text, file) >= 0;
+    bool good = fputs(text, file) >= 0 && fflush(file) == 0 && fsync(fileno(file)) == 0;
     good = fclose(file) == 0 && good;
     if (!good || rename(temporary, path) != 0)
         return err_errno(errno ? errno : EIO, "cannot write %s", path);
     return 0;
+}
+
+int traini_run_dir_sync(const struct traini_run_dir *self)
+{
+    return sync_parent(self->state);
 }
 
 int traini_slab_config(const manifest_slabs *from, slab_config *config, slab_drive **drives)
@@ -131,6 +145,7 @@ int traini_remove_slabs(const manifest_slabs *slabs)
     if (slabs->drive_count == 0)
         return 0;
     TRY(traini_slab_config(slabs, &config, &drives));
+    traini_disclaim_slabs(slabs);
     int rc = slab_remove_files(&config);
     mem_free(drives);
     return rc;

@@ -79,8 +79,10 @@ int traini_find_run(traini_loop *self, manifest *found, bool *exists)
     int rc = manifest_read(self->dir.state, found, &has_manifest);
     if (rc < 0 && !(self->options->fresh && rc == ERR_CORRUPT))
         return rc;
-    if (has_manifest)
+    if (has_manifest) {
         TRY(traini_find_moved(found, self->dir.state));
+        TRY(traini_check_owner(self->dir.state, &found->slabs));
+    }
     if (has_manifest && found->state == MANIFEST_BEGUN)
         return forget_begun(self, found);
     if (self->options->fresh && (rc < 0 || has_manifest))
@@ -164,7 +166,8 @@ int traini_start_engine(traini_loop *self, const manifest *found,
     if (self->job->run.keep_every > 0 || self->job->run.keep_count > 0)
         TRY(traini_keeper_create(self->dir.path, self->job, place_table_count(self->engine->places),
                                  &commit->keeper));
-    return traini_record_init(self->engine, &commit->record);
+    TRY(traini_record_init(self->engine, &commit->record));
+    return traini_claim_slabs(self->dir.state, &commit->record.slabs);
 }
 
 /* The engine and the loop at the point of the commit. */
@@ -182,7 +185,7 @@ static int take_point(traini_loop *self, const manifest *found)
     return 0;
 }
 
-int traini_start(traini_loop *self, const manifest *found)
+int traini_start(traini_loop *self, manifest *found)
 {
     struct traini_setup_options asked = {.is_trial = self->options->is_trial};
     uint8_t uuid[SLAB_UUID_BYTES];
@@ -192,6 +195,8 @@ int traini_start(traini_loop *self, const manifest *found)
         TRY(traini_resume(self, found));
         TRY(take_point(self, found));
         const traini_commit *commit = &self->engine->commit;
+        if (self->is_borrowed) /* a copy of the commit takes it along */
+            TRY(traini_run_dir_write(&self->dir, "job.json", self->job->text));
         if (commit->keeper) /* an attempt to keep it may have been killed */
             TRY(traini_keep(commit->keeper, self->engine->disk,
                             self->is_moved ? &commit->record : found));
@@ -224,6 +229,7 @@ int traini_make_state(traini_loop *self)
     TRY(traini_run_dir_write(&self->dir, "job.json", self->job->text));
     TRY(traini_write_plan(&self->dir, self->setup));
     TRY(open_metrics(self));
+    TRY(traini_run_dir_sync(&self->dir));
     commit->metrics_fd = self->metrics.fd;
     if (self->resumed) {
         log_info("resuming %s at step %" PRIu64, self->dir.path, self->record.step);

@@ -8,7 +8,8 @@
  *   placement.c   where each state rests             scalars.c     a step's update scalars
  *   loss_scale.c  the loss scale of fp16             backend.c     CPU or GPU, and what it can hold
  *   memory.c      host memory that outlives a run    recut.c       extents in another layout
- *   keep.c        copies of commits                   verify.c      all sums, and what a run is */
+ *   keep.c        copies of commits                   verify.c      all sums, and what a run is
+ *   owner.c       whose slabs they are */
 #ifndef SLUICE_TRAIN_INTERNAL_H
 #define SLUICE_TRAIN_INTERNAL_H
 
@@ -213,11 +214,14 @@ struct traini_run_dir {
     char state[JOB_PATH_BYTES];
     int lock_fd;
 };
+bool traini_is_same_directory(const char *one, const char *other); /* under whatever names */
 /* Makes the directories and takes the lock. ERR_INPUT where another process holds it. */
 int traini_run_dir_open(struct traini_run_dir *self, const char *path) MUST_CHECK;
 void traini_run_dir_close(struct traini_run_dir *self);
+/* The file is whole, as it was or as it is now, also after a loss of power. */
 int traini_run_dir_write(const struct traini_run_dir *self, const char *name,
                          const char *text) MUST_CHECK;
+int traini_run_dir_sync(const struct traini_run_dir *self) MUST_CHECK; /* its entries */
 int traini_run_dir_clear(const struct traini_run_dir *self, const manifest *found) MUST_CHECK;
 /* What slab_open and slab_remove_files want to know of slabs that a manifest names. The caller frees
  * *drives. */
@@ -228,6 +232,11 @@ int traini_remove_slabs(const manifest_slabs *slabs) MUST_CHECK;
  * and the whole run directory was moved, the slab is found there: its path is corrected in `found`. */
 int traini_find_moved(manifest *found, const char *state_dir) MUST_CHECK;
 int traini_make_absolute(char path[SLAB_PATH_BYTES]) MUST_CHECK; /* setup.c */
+/* owner.c: ERR_INPUT where the slabs are those of another run directory that is there. */
+int traini_check_owner(const char *state_dir, const manifest_slabs *slabs) MUST_CHECK;
+/* Notes beside the slabs, which exist, that they are those of this directory; a failure is a warning. */
+int traini_claim_slabs(const char *state_dir, const manifest_slabs *slabs) MUST_CHECK;
+void traini_disclaim_slabs(const manifest_slabs *slabs); /* before they are removed */
 int traini_write_plan(const struct traini_run_dir *self, const traini_setup *setup) MUST_CHECK;
 
 /* recut.c: writes the committed state of `found` (whose slabs are `from`, opened with open_existing) to the
@@ -311,8 +320,9 @@ typedef struct traini_loop traini_loop;
 int traini_open_data(traini_loop *self) MUST_CHECK;
 /* Reads what the directory holds and decides: fresh, resume (*exists), or a refusal. */
 int traini_find_run(traini_loop *self, manifest *found, bool *exists) MUST_CHECK;
-/* Setup, then memory. `found` is the manifest of a run to resume, or NULL. */
-int traini_start(traini_loop *self, const manifest *found) MUST_CHECK;
+/* Setup, then memory. `found` is the manifest of a run to resume, or NULL; its generation grows where it is
+ * written once more. */
+int traini_start(traini_loop *self, manifest *found) MUST_CHECK;
 /* Memory, slabs and lanes of the setup. `found`: on its slabs; NULL: on new ones with this uuid. */
 int traini_start_engine(traini_loop *self, const manifest *found,
                         const uint8_t uuid[SLAB_UUID_BYTES]) MUST_CHECK;
@@ -323,8 +333,8 @@ int traini_announce(traini_loop *self, const uint8_t uuid[SLAB_UUID_BYTES]) MUST
 int traini_make_state(traini_loop *self) MUST_CHECK;
 
 /* resume.c: setup and engine with the state of `found`, as it lies or re-cut. Slabs that the manifest names
- * as strays are removed first. */
-int traini_resume(traini_loop *self, const manifest *found) MUST_CHECK;
+ * as strays are removed first, once both slots agree on them. */
+int traini_resume(traini_loop *self, manifest *found) MUST_CHECK;
 /* The last commit of train_options.from, for a new run. */
 int traini_borrow(traini_loop *self, manifest *found) MUST_CHECK;
 
