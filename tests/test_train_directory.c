@@ -133,7 +133,15 @@ static void moved_directory_goes_on(void **state)
 
     fixture_set(&inside, "tiers.place.optimizer=host");
     fixture_set(&inside, "tiers.nvme=[]");
+    fixture_set(&inside, "run.keep=[3]");
     stop_at("first", &inside, 4);
+    assert_int_equal(rename(fixture_path("first", NULL), fixture_path("moved", NULL)), 0);
+    struct verify_options kept = {.run_dir = fixture_path("moved", "keep/step-000000003")};
+    struct verify_summary sum;
+    if (verify_run(&kept, &sum) < 0)
+        fail_msg("%s", err_text());
+    assert_int_equal(sum.step, 3);
+    assert_int_equal(rename(fixture_path("moved", NULL), fixture_path("first", NULL)), 0);
     copy_run("first", "parts");
     goes_on(&inside, &whole);
     fixture_call call = {.name = "first"};
@@ -143,6 +151,38 @@ static void moved_directory_goes_on(void **state)
     fixture_remove("first");
     fixture_remove("parts");
     fixture_remove("whole");
+}
+
+/* Drives that are mounted elsewhere now, all that a run has copied as a whole: the slabs that the job names are
+ * taken where they are. */
+static void renamed_drives_go_on(void **state)
+{
+    (void)state;
+    static fixture_result whole, result;
+    fixture_sets sets = make_sets(), before = sets, after = sets;
+    fixture_train_good("whole", &shape, &sets, &whole);
+    fixture_set(&before, "tiers.nvme=[{\"path\":\"%s/a\"},{\"path\":\"%s/b\"}]", fixture_dir,
+                fixture_dir);
+    fixture_set(&after, "tiers.nvme=[{\"path\":\"%s/c\"},{\"path\":\"%s/d\"}]", fixture_dir,
+                fixture_dir);
+    stop_at("parts", &before, 4);
+    copy_run("parts", "copy");
+    copy_run("a", "c");
+    copy_run("b", "d");
+    fixture_call call = {.name = "copy"};
+    if (run("copy", &after, &call, &result) < 0)
+        fail_msg("%s", result.error);
+    fixture_assert_same(&whole, &result);
+    fixture_remove("copy");
+    fixture_remove("c");
+    fixture_remove("d");
+    assert_int_equal(rename(fixture_path("a", NULL), fixture_path("c", NULL)), 0);
+    assert_int_equal(rename(fixture_path("b", NULL), fixture_path("d", NULL)), 0);
+    goes_on(&after, &whole);
+    fixture_remove("c");
+    fixture_remove("d");
+    fixture_remove("whole");
+    fixture_remove("parts");
 }
 
 /* The same directory under another name is no other drive: nothing is copied. */
@@ -343,6 +383,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(copied_directory_costs_no_run),
         cmocka_unit_test(moved_directory_goes_on),
+        cmocka_unit_test(renamed_drives_go_on),
         cmocka_unit_test(other_names_move_nothing),
         cmocka_unit_test(no_manifest_names_what_is_gone),
         cmocka_unit_test(strays_stay_while_the_state_is_away),

@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
@@ -151,20 +152,64 @@ int traini_remove_slabs(const manifest_slabs *slabs)
     return rc;
 }
 
+/* Whether the slab of the manifest's drive `drive_idx` is there when it is looked for in `directory`. */
+static bool has_slab(const manifest_slabs *slabs, uint32_t drive_idx, const char *directory)
+{
+    char uuid[2 * MANIFEST_UUID_BYTES + 1], path[SLAB_PATH_BYTES + 128];
+    for (int i = 0; i < MANIFEST_UUID_BYTES; i++)
+        snprintf(uuid + 2 * i, 3, "%02x", slabs->uuid[i]);
+    snprintf(path, sizeof path, "%s/sluice-%s/rank-0-drive-%u.slab", directory, uuid, drive_idx);
+    return access(path, F_OK) == 0;
+}
+
+/* Where the slab of a kept commit lies that was moved with its run: keep.c has the two names at the end of the
+ * drive's path. */
+static int place_of_kept(const char *drive, const char *state_dir, char out[SLAB_PATH_BYTES])
+{
+    const char *at = drive + strlen(drive);
+    for (int names = 0; names < 2 && at > drive; names++)
+        do
+            at--;
+        while (at > drive && *at != '/');
+    int length = snprintf(out, SLAB_PATH_BYTES, "%s/../../../state%s", state_dir, at);
+    return length > 0 && length < SLAB_PATH_BYTES;
+}
+
 int traini_find_moved(manifest *found, const char *state_dir)
 {
-    char here[SLAB_PATH_BYTES], slab_path[SLAB_PATH_BYTES + 128];
-    char uuid[2 * MANIFEST_UUID_BYTES + 1];
+    char here[SLAB_PATH_BYTES], kept[SLAB_PATH_BYTES], *whole = NULL;
     int length = snprintf(here, sizeof here, "%s", state_dir);
     if (found->slabs.drive_count != 1 || length < 0 || (size_t)length >= sizeof here)
         return 0;
     TRY(traini_make_absolute(here));
-    for (int i = 0; i < MANIFEST_UUID_BYTES; i++)
-        snprintf(uuid + 2 * i, 3, "%02x", found->slabs.uuid[i]);
-    snprintf(slab_path, sizeof slab_path, "%s/sluice-%s/rank-0-drive-0.slab", here, uuid);
-    if (strcmp(found->slabs.drives[0], here) != 0 && access(slab_path, F_OK) == 0)
-        memcpy(found->slabs.drives[0], here, sizeof here);
+    if (has_slab(&found->slabs, 0, here))
+        whole = here;
+    else if (place_of_kept(found->slabs.drives[0], here, kept) && has_slab(&found->slabs, 0, kept))
+        whole = realpath(kept, here);
+    if (whole)
+        snprintf(found->slabs.drives[0], sizeof found->slabs.drives[0], "%s", whole);
     return 0;
+}
+
+int traini_find_renamed(manifest *found, const struct job *asked)
+{
+    slab_drive *drives = mem_alloc(SLAB_DRIVES_MAX, sizeof *drives, "slab drives");
+    if (!drives)
+        return -ENOMEM;
+    uint32_t count = 0;
+    int rc = traini_job_drives(asked, drives, &count);
+    bool are_there = rc == 0 && count == found->slabs.drive_count;
+    for (uint32_t d = 0; are_there && d < count; d++)
+        are_there = has_slab(&found->slabs, d, drives[d].path);
+    for (uint32_t d = 0; are_there && d < count; d++) {
+        if (traini_is_same_directory(found->slabs.drives[d], drives[d].path))
+            continue;
+        log_info("the slab that was in %s is taken from %s", found->slabs.drives[d],
+                 drives[d].path);
+        memcpy(found->slabs.drives[d], drives[d].path, sizeof found->slabs.drives[d]);
+    }
+    mem_free(drives);
+    return rc;
 }
 
 /* Removes the slabs that the manifest names and our own files; anything else stays. */

@@ -81,6 +81,7 @@ int traini_find_run(traini_loop *self, manifest *found, bool *exists)
         return rc;
     if (has_manifest) {
         TRY(traini_find_moved(found, self->dir.state));
+        TRY(traini_find_renamed(found, self->job));
         TRY(traini_check_owner(self->dir.state, &found->slabs));
     }
     if (has_manifest && found->state == MANIFEST_BEGUN)

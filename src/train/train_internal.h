@@ -229,8 +229,11 @@ int traini_slab_config(const manifest_slabs *from, slab_config *config,
                        slab_drive **drives) MUST_CHECK;
 int traini_remove_slabs(const manifest_slabs *slabs) MUST_CHECK;
 /* The manifest has absolute paths. Where a run's slab lies in its own state directory (no drive was named)
- * and the whole run directory was moved, the slab is found there: its path is corrected in `found`. */
+ * and the whole run directory was moved, the slab is found there, as is that of a commit kept in it: its
+ * path is corrected in `found`. */
 int traini_find_moved(manifest *found, const char *state_dir) MUST_CHECK;
+/* The same for the job's drives: all slabs are there, and the manifest knows them by other names. */
+int traini_find_renamed(manifest *found, const struct job *asked) MUST_CHECK;
 int traini_make_absolute(char path[SLAB_PATH_BYTES]) MUST_CHECK; /* setup.c */
 /* owner.c: ERR_INPUT where the slabs are those of another run directory that is there. */
 int traini_check_owner(const char *state_dir, const manifest_slabs *slabs) MUST_CHECK;
