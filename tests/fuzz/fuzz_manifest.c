@@ -8,6 +8,7 @@
  *
  * Bytes end in ERR_CORRUPT, or in a record that keeps all that manifest.h promises, that memory and file
  * agree about, and that written again is the same: to the bit, where the version is today's. */
+#include <errno.h>
 #include <fcntl.h>
 #include <math.h>
 #include <string.h>
@@ -268,6 +269,27 @@ static void check_file(size_t size, unsigned slot, bool is_valid)
     manifest_fini(&again);
 }
 
+/* A valid slot of another run beside the record is not taken for a commit of this one. */
+static void check_foreign(unsigned where)
+{
+    int found;
+    size_t bytes = sizeof record.slabs.uuid;
+    manifest other = record;
+    other.generation++;
+    other.slabs.uuid[where % bytes] ^= 0x40;
+    int rc = manifest_write(fuzz_directory(), &other);
+    if (rc == -EINVAL) /* its stray is now its own slab */
+        return;
+    FUZZ_CHECK(rc == 0, "%s", err_text());
+    const manifest_slabs *stray = &record.stray;
+    bool is_kin = record.slabs.drive_count == 0 ||
+                  (stray->drive_count > 0 && (memcmp(stray->uuid, other.slabs.uuid, bytes) == 0 ||
+                                              memcmp(stray->uuid, record.slabs.uuid, bytes) == 0));
+    rc = manifest_read(fuzz_directory(), &again, &found);
+    FUZZ_CHECK(rc == (is_kin ? 1 : ERR_CORRUPT), "%d: %s", rc, err_text());
+    manifest_fini(&again);
+}
+
 /* A commit beside the record; damaged, the record counts again, or a run that had only begun is lost. */
 static void check_damage(unsigned slot, unsigned where)
 {
@@ -311,8 +333,10 @@ static void check_written(size_t size, unsigned slot, unsigned where)
     FUZZ_CHECK(rc == 0, "%s", err_text());
     check_same(&record, &again);
     manifest_fini(&again);
-    if (record.generation < INT64_MAX)
+    if (record.generation < INT64_MAX) {
+        check_foreign(where);
         check_damage(slot, where);
+    }
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
