@@ -6,6 +6,7 @@
  *   schedule.c  learning rates                job_optimizer.c optimizer, batch sizes
  *   job_precision.c dtypes, loss scaling, when the update runs
  *   report.c    what the log says            job.c       puts them together
+ *   changes.c   a job against another
  *
  * All of it belongs to the thread that called job_read. */
 #ifndef SLUICE_CONFIG_CONFIG_INTERNAL_H

@@ -23,6 +23,7 @@ enum {
     JOB_DRIVES_MAX = 16,
     JOB_RULES_MAX = 64,
     JOB_NAME_BYTES = 64,
+    JOB_CHANGE_BYTES = 128, /* of a value in job_list_changes */
 };
 
 enum job_tier {
@@ -200,6 +201,12 @@ void job_destroy(job *self);
 /* What training needs beyond a valid job (planning does not): data.train, and data.valid where the run
  * evaluates. ERR_CONFIG. */
 int job_check_for_training(const job *self) MUST_CHECK;
+
+/* What `is` changes for the steps after `from_step` of a run that `was` has begun: "data.seed was 1 and is
+ * 2; ...", as many as there is room for, and how many there are. Keys that change no bit are not among
+ * them, nor those of the run's identity, with which no run goes on. Text needs 16 bytes or more. */
+uint32_t job_list_changes(const job *was, const job *is, uint64_t from_step, char *text,
+                          size_t text_bytes);
 
 /* The learning rate of optimizer step `step`, the first being 1: what DeepSpeed's update of that number
  * runs with, whose scheduler then stands at last_batch_iteration step - 2 (it is made with -1 and
