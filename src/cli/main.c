@@ -1,6 +1,9 @@
 /* sluice: reads the command's name and hands over. See cli.h. */
+#include <errno.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/failpoint.h"
 #include "cli/cli.h"
@@ -69,13 +72,28 @@ static bool main_computes(int argc, char **argv)
                         strcmp(argv[1], cli_generate_command.name) == 0);
 }
 
+/* Where standard input, output or error are closed, the next file that is opened would take their number,
+ * and lines that are meant for people would be written into a run's state. What fills their place fails as
+ * a closed one does. */
+static int main_fill_standard_files(void)
+{
+    for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)
+        if (fcntl(fd, F_GETFD) < 0 && errno == EBADF &&
+            open("/dev/null", fd == STDIN_FILENO ? O_WRONLY : O_RDONLY) < 0)
+            return err_errno(errno, "cannot open /dev/null");
+    return 0;
+}
+
 int main(int argc, char **argv)
 {
-    int rc = failpoint_init(); /* tests alone set any */
+    int rc = main_fill_standard_files();
+    if (rc == 0)
+        rc = failpoint_init(); /* tests alone set any */
     if (rc < 0)
         return cli_finish(rc);
     if (main_computes(argc, argv))
         cli_threads_settle(argv);
     signal(SIGPIPE, SIG_IGN); /* a reader of our lines that goes away must not end a run */
+    signal(SIGXFSZ, SIG_IGN); /* ulimit -f: an error with a sentence instead */
     return cli_finish(main_dispatch(argc, argv));
 }
