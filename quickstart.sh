@@ -96,7 +96,7 @@ bigram=$("$bin/sluice-bigram" "$text/train.txt" "$text/valid.txt")
 echo "a bigram model of bytes, fitted on train.txt: $bigram nats per byte on valid.txt"
 
 say "training on the CPU"
-rm -rf "$run/state" "$run/nvme" # of the quickstart before: this one begins anew
+rm -rf "$run/state" "$run/nvme" "$run/keep" # of the quickstart before: this one begins anew
 mkdir -p "$run/nvme"
 "$bin/sluice" train configs/jobs/quickstart.json --fresh "$@" | tee "$run/train.log"
 [ "${PIPESTATUS[0]}" -eq 0 ] || die "training failed; its messages are above"
