@@ -336,8 +336,108 @@ kill -KILL $background
 wait $background 2>/dev/null
 background=
 refused 2 "another run.dir"
+refused 2 "a run of one place per extent, stopped or killed after step" run.fresh=true
 "$sluice" generate run --prompt x >out 2>err
 [ $? -eq 2 ] && grep -q 'not stopped cleanly' err || fail "text was drawn from a run that was killed"
+rm -rf run drive
+
+# ---- a run that goes on with another job
+
+# told TEXT KEY=VALUE...: goes on, and says so once; run again, nothing is said any more.
+told()
+{
+    text=$1
+    shift
+    good "$@" run.steps=5
+    grep "^sluice: warning: " err | grep -qF "$text" || fail "$*: no '$text'"
+    [ "$(grep -c '' err)" -eq 1 ] || fail "$*: more than a warning"
+    good "$@" run.steps=6
+    [ ! -s err ] || fail "$*: said again"
+    rm -rf run drive
+    cp -r kept.run run
+    cp -r kept.drive drive
+}
+
+good
+rm -rf kept.run kept.drive
+cp -r run kept.run
+cp -r drive kept.drive
+told "the run in run goes on with other settings: data.seed was 1 and is 2" data.seed=2
+told "gradient_accumulation_steps was 2 and is 3" gradient_accumulation_steps=3
+told "optimizer.params.lr was 0.001 and is 0.01" optimizer.params.lr=0.01
+cp text.txt other.txt
+told "data.train was text.txt and is other.txt" data.train=other.txt
+mv text.txt text.was
+cat text.was other.txt >text.txt
+told "data.train held " data.seed=1
+mv text.was text.txt
+good run.steps=6 tiers.host.budget=17MiB schedule.update=after_backward io.backend=pool run.commit_every=2
+[ ! -s err ] || fail "what changes no bit is warned of"
+good run.steps=3
+grep -q 'nothing to train: the run in run is at step 6, and run.steps is 3' err || fail "a run that is past run.steps says nothing"
+good run.steps=7 run.seed=9
+grep -q 'run.seed is 9, but the weights began with 1' err || fail "another run.seed is not told of"
+"$sluice" inspect run >out 2>err
+grep -q 'seed of the weights 1$' out || fail "inspect: another seed than that of the weights"
+rm -rf run drive kept.run kept.drive
+
+# ---- kept commits, and runs that begin with another's state
+
+# begin KEY=VALUE...: "--from run", in a directory of its own.
+begin()
+{
+    launcher=from
+    train "$@" run.dir=second
+    launcher=
+}
+from()
+{
+    program=$1
+    shift
+    "$program" "$@" --from run
+}
+
+good run.commit_every=2 run.keep=2
+begin model.num_layers=3
+[ $status -eq 2 ] && grep -q 'the run in run was made with other settings: model.num_layers was 2' err ||
+    fail "--from: the refusal does not name the run"
+begin run.seed=5
+[ $status -eq 0 ] || fail "--from: exit $status"
+"$sluice" inspect second >out 2>err
+grep -q 'seed of the weights 1$' out || fail "--from: another seed than that of the weights"
+good run.dir=run/keep/step-000000002
+grep -q 'is a commit that was kept: it goes on and is not kept any more' err || fail "a kept commit goes on, and nothing is said"
+rm -rf second run/state drive
+refused 2 "run holds commits that another run has kept, such as step-00000000" run.keep=2 run.commit_every=2
+refused 2 "run holds commits that another run has kept" run.fresh=true
+rm -rf run drive
+
+# ---- what a shell may do to a process
+
+# shellcheck disable=SC3045 # where there is no ulimit -f the run is good
+(ulimit -f 4096 2>/dev/null && refused 1 "File too large"; exit $failures) || failures=$?
+rm -rf run drive
+"$sluice" train job.json <&- >&- 2>&-
+status=$?
+[ $status -eq 1 ] || fail "standard files that are closed: exit $status"
+[ -e run/state/lock ] && [ ! -s run/state/lock ] || fail "lines for people were written to the lock"
+"$sluice" verify run >out 2>err || fail "a run without standard files is damaged"
+rm -rf run drive
+start schedule.update=in_next_forward run.commit_every=1
+mv drive away
+turns=0
+while [ ! -s background.err ] && [ $turns -lt 100 ]; do
+    turns=$((turns + 1))
+    sleep 0.1
+done
+kill -TERM $background 2>/dev/null
+wait $background
+[ $? -eq 1 ] || fail "a slab that is removed from under a run is not missed"
+background=
+cp background.err err
+grep '^sluice: error: ' err | grep -q 'was removed, or its drive unmounted, while it was in use' || fail "a slab that was removed is not named"
+mv away drive
+good schedule.update=in_next_forward run.steps=2
 rm -rf run drive
 
 # A sync that takes its time is reported, and waited for; one that fails ends the run, which goes on from the

@@ -21,6 +21,14 @@ void log_set_level(enum log_level threshold)
     pthread_mutex_unlock(&log_mutex);
 }
 
+enum log_level log_get_level(void)
+{
+    pthread_mutex_lock(&log_mutex);
+    enum log_level threshold = log_threshold;
+    pthread_mutex_unlock(&log_mutex);
+    return threshold;
+}
+
 void log_set_hook(void (*before_line)(void *user), void *user)
 {
     pthread_mutex_lock(&log_mutex);

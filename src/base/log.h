@@ -17,6 +17,7 @@ enum log_level {
 };
 
 void log_set_level(enum log_level threshold);
+enum log_level log_get_level(void);
 
 __attribute__((format(printf, 2, 3))) void log_line(enum log_level level, const char *format, ...);
 

@@ -73,6 +73,8 @@ int cli_summary_json(FILE *out, const struct train_summary *summary)
                                       "busy_seconds", numbers->busy_seconds, "stall_seconds",
                                       numbers->stall_seconds));
     }
+    json_object_set_new(object, "step", json_integer((json_int_t)summary->step));
+    json_object_set_new(object, "resumed", json_boolean(summary->was_resumed));
     json_object_set_new(object, "steps", json_integer((json_int_t)summary->steps_done));
     json_object_set_new(object, "tokens", json_integer((json_int_t)summary->tokens));
     json_object_set_new(object, "seconds", json_real(summary->seconds));

@@ -12,6 +12,7 @@
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <xxhash.h>
@@ -145,6 +146,7 @@ int traini_record_init(const traini_engine *self, manifest *record)
 void traini_point_take(traini_point *self, const manifest *from)
 {
     *self = (traini_point){
+        .seed = from->seed,
         .step = from->step,
         .window_count = from->window_count,
         .skipped_count = from->skipped_count,
@@ -157,6 +159,7 @@ void traini_point_take(traini_point *self, const manifest *from)
 
 void traini_point_put(const traini_point *self, manifest *record)
 {
+    record->seed = self->seed;
     record->step = self->step;
     record->window_count = self->window_count;
     record->skipped_count = self->skipped_count;
@@ -188,10 +191,25 @@ int traini_write_slot(traini_engine *self, enum manifest_state state)
     return manifest_write(self->commit.state_dir, record);
 }
 
+/* A slab that was removed, or whose file system is gone from its path, takes writes all the same: what is
+ * committed to it would be lost when the run ends. */
+static int check_slabs(const slab *disk)
+{
+    for (uint32_t d = 0; d < disk->drive_count; d++) {
+        struct stat status;
+        if (stat(disk->files[d].path, &status) != 0 && (errno == ENOENT || errno == ENOTDIR))
+            return err_errno(errno,
+                             "the slab %s was removed, or its drive unmounted, while it was in use",
+                             disk->files[d].path);
+    }
+    return 0;
+}
+
 static int commit_record(traini_engine *self)
 {
     traini_commit *commit = &self->commit;
     TRY(failpoint("commit.begin"));
+    TRY(check_slabs(self->disk));
     TRY(io_sync(self->transport));
     if (commit->metrics_fd >= 0 &&
         fdatasync(commit->metrics_fd) != 0) /* no state is lost by that */

@@ -475,6 +475,7 @@ static int run_all(traini_loop *self)
         return end_trial(self, stopped);
     if (stopped < 0)
         return traini_rescue(self, stopped);
+    self->summary->step = self->record.step;
     int finished = traini_finish(self, stopped == 1);
     if (finished < 0)
         return traini_rescue(self, finished);

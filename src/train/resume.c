@@ -220,7 +220,8 @@ static void set_store_aside(traini_loop *self)
 static int recut(traini_loop *self, const manifest *found, manifest *scratch, slab *old)
 {
     uint8_t uuid[SLAB_UUID_BYTES];
-    struct traini_setup_options options = {.found = found};
+    struct traini_setup_options options = {.found = found,
+                                           .found_in = self->is_borrowed ? self->from.path : NULL};
     traini_setup_destroy(self->setup); /* of a new run: without a look at what it begins with */
     self->setup = NULL;
     int rc = traini_setup_create(self->job, &options, &self->setup);

@@ -253,7 +253,8 @@ static size_t write_homes(char *text, size_t room, const traini_setup *setup, in
     return used;
 }
 
-int traini_write_plan(const struct traini_run_dir *self, const traini_setup *setup)
+int traini_write_plan(const struct traini_run_dir *self, const traini_setup *setup,
+                      uint64_t train_tokens)
 {
     enum { PLAN_TEXT_BYTES = 1 << 16, HOMES_BYTES = 1 << 13 };
     struct plan_summary sum;
@@ -268,13 +269,13 @@ int traini_write_plan(const struct traini_run_dir *self, const traini_setup *set
     size_t used = (size_t)snprintf(
         text, PLAN_TEXT_BYTES,
         "{\n  \"world_size\": 1,\n  \"parameters\": %" PRIu64 ",\n  \"units\": %" PRIu64
-        ",\n  \"tokens_per_step\": %" PRIu64
+        ",\n  \"train_tokens\": %" PRIu64 ",\n  \"tokens_per_step\": %" PRIu64
         ",\n  \"order\": \"%s\",\n  \"update\": \"%s\",\n  \"tile_elems\": %" PRIu64
         ",\n  \"held_stages\": %" PRIu64 ",\n  \"ops\": %" PRIu64
         ",\n  \"predicted_step_seconds\": %.6g,\n  \"bound_seconds\": %.6g,\n"
         "  \"machine\": \"%s\",\n  \"placement\": {",
-        sum.param_count, sum.unit_count, sum.tokens_per_step, sum.order, sum.update, sum.tile_elems,
-        sum.held_stages, sum.op_count, sum.step_seconds, sum.bound_seconds,
+        sum.param_count, sum.unit_count, train_tokens, sum.tokens_per_step, sum.order, sum.update,
+        sum.tile_elems, sum.held_stages, sum.op_count, sum.step_seconds, sum.bound_seconds,
         sum.machine_is_measured ? "measured" : "defaults");
     for (int kind = 0; kind < STATE_KIND_COUNT; kind++) {
         homes[0] = '\0';

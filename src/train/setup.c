@@ -142,7 +142,7 @@ static void list_differences(const char *was, const char *is, char *text, size_t
     }
 }
 
-static int check_identity(const traini_setup *self, const manifest *found)
+static int check_identity(const traini_setup *self, const manifest *found, const char *run_dir)
 {
     char differences[640];
     if (found->fingerprint == self->fingerprint)
@@ -151,12 +151,12 @@ static int check_identity(const traini_setup *self, const manifest *found)
         return err_set(ERR_INPUT,
                        "the run in %s was made by an earlier version of sluice, which gives other "
                        "bits: go on with that version, or begin in another run.dir",
-                       self->job->run.dir);
+                       run_dir);
     list_differences(found->identity, self->identity, differences, sizeof differences);
     return err_set(ERR_INPUT,
                    "the run in %s was made with other settings: %s; go on with its own, or begin "
                    "in another run.dir",
-                   self->job->run.dir, differences);
+                   run_dir, differences);
 }
 
 static void fill_pass(const model_pass *from, plan_pass *to)
@@ -374,7 +374,8 @@ static int setup_fill(traini_setup *self, const struct traini_setup_options *opt
     TRY(make_budgets(self));
     TRY(make_identity(self));
     if (options->found && !options->only_eval)
-        TRY(check_identity(self, options->found));
+        TRY(check_identity(self, options->found,
+                           options->found_in ? options->found_in : self->job->run.dir));
     return traini_place_and_compile(self);
 }
 

@@ -1,11 +1,13 @@
 /* The start of a run: data, what the run directory holds, setup, memory, and the state of step 0 or of
  * the step where the run stopped. Everything that can be refused is refused before anything is made. */
 #include <assert.h>
+#include <dirent.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/random.h>
+#include <unistd.h>
 
 #include "base/failpoint.h"
 #include "base/log.h"
@@ -72,6 +74,28 @@ static int forget_begun(traini_loop *self, manifest *found)
     return rc;
 }
 
+/* Commits that another run has kept here: a new one would neither replace them nor keep its own. */
+static int refuse_kept(const traini_loop *self)
+{
+    char path[JOB_PATH_BYTES + 16], name[sizeof path + 300];
+    snprintf(path, sizeof path, "%s/keep", self->dir.path);
+    DIR *directory = opendir(path);
+    if (!directory)
+        return 0;
+    int rc = 0;
+    for (const struct dirent *entry; rc == 0 && (entry = readdir(directory));)
+        for (int slot = 0; rc == 0 && slot < 2; slot++) {
+            snprintf(name, sizeof name, "%s/%s/state/manifest-%d", path, entry->d_name, slot);
+            if (strncmp(entry->d_name, "step-", 5) == 0 && access(name, F_OK) == 0)
+                rc = err_set(ERR_INPUT,
+                             "%s holds commits that another run has kept, such as %s, but not that "
+                             "run: name another run.dir, or move or remove %s",
+                             self->dir.path, entry->d_name, path);
+        }
+    closedir(directory);
+    return rc;
+}
+
 int traini_find_run(traini_loop *self, manifest *found, bool *exists)
 {
     int has_manifest = 0;
@@ -84,6 +108,8 @@ int traini_find_run(traini_loop *self, manifest *found, bool *exists)
         TRY(traini_find_renamed(found, self->job));
         TRY(traini_check_owner(self->dir.state, &found->slabs));
     }
+    if (rc == 0 && (!has_manifest || found->state == MANIFEST_BEGUN))
+        TRY(refuse_kept(self));
     if (has_manifest && found->state == MANIFEST_BEGUN)
         return forget_begun(self, found);
     if (self->options->fresh && (rc < 0 || has_manifest))
@@ -195,6 +221,7 @@ int traini_start(traini_loop *self, manifest *found)
     if (found) {
         TRY(traini_resume(self, found));
         TRY(take_point(self, found));
+        traini_tell_changes(self, found);
         const traini_commit *commit = &self->engine->commit;
         if (self->is_borrowed) /* a copy of the commit takes it along */
             TRY(traini_run_dir_write(&self->dir, "job.json", self->job->text));
@@ -228,7 +255,7 @@ int traini_make_state(traini_loop *self)
 {
     traini_commit *commit = &self->engine->commit;
     TRY(traini_run_dir_write(&self->dir, "job.json", self->job->text));
-    TRY(traini_write_plan(&self->dir, self->setup));
+    TRY(traini_write_plan(&self->dir, self->setup, corpus_token_count(self->train_source)));
     TRY(open_metrics(self));
     TRY(traini_run_dir_sync(&self->dir));
     commit->metrics_fd = self->metrics.fd;

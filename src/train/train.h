@@ -58,6 +58,7 @@ struct plan_summary {
 };
 
 struct train_summary {
+    uint64_t step;               /* that the run is at, and that is committed */
     uint64_t steps_done, tokens; /* of this call */
     double seconds;
     double train_loss; /* of the last step */

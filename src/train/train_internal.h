@@ -69,6 +69,7 @@ struct traini_setup_options {
     bool is_trial;         /* train_options */
     const manifest *found; /* a run to go on: ERR_INPUT, naming what differs, where its bits cannot;
                               or (only_eval) to look at; NULL: a new one */
+    const char *found_in;  /* the run directory of `found`; NULL: the job's */
     bool as_it_lies; /* with `found`: on its slabs, with its tile size; else on the job's drives */
 };
 
@@ -114,6 +115,7 @@ typedef struct traini_keeper traini_keeper;
 
 /* A point of a run between two steps: what a commit of it says, and a resume sets. */
 struct traini_point {
+    uint64_t seed; /* of the initial weights */
     uint64_t step, window_count, skipped_count;
     double loss_scale;
     uint64_t scale_iteration, scale_hysteresis_left;
@@ -240,7 +242,8 @@ int traini_check_owner(const char *state_dir, const manifest_slabs *slabs) MUST_
 /* Notes beside the slabs, which exist, that they are those of this directory; a failure is a warning. */
 int traini_claim_slabs(const char *state_dir, const manifest_slabs *slabs) MUST_CHECK;
 void traini_disclaim_slabs(const manifest_slabs *slabs); /* before they are removed */
-int traini_write_plan(const struct traini_run_dir *self, const traini_setup *setup) MUST_CHECK;
+int traini_write_plan(const struct traini_run_dir *self, const traini_setup *setup,
+                      uint64_t train_tokens) MUST_CHECK; /* those of data.train */
 
 /* recut.c: writes the committed state of `found` (whose slabs are `from`, opened with open_existing) to the
  * places of `to` (a slab made for another layout, placement, tile size or number of drives; place 0 of each
@@ -340,6 +343,10 @@ int traini_make_state(traini_loop *self) MUST_CHECK;
 int traini_resume(traini_loop *self, manifest *found) MUST_CHECK;
 /* The last commit of train_options.from, for a new run. */
 int traini_borrow(traini_loop *self, manifest *found) MUST_CHECK;
+
+/* changes.c: warns once of what is set otherwise than in the process before, and of what changes nothing in a
+ * run that goes on. Before job.json and plan.json are written anew. */
+void traini_tell_changes(const traini_loop *self, const manifest *found);
 
 /* loop.c */
 int traini_evaluate(traini_loop *self, bool is_last) MUST_CHECK;

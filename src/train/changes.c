@@ -1,0 +1,96 @@
+/* What a run that goes on is told of: settings that are others than before, and options that change nothing
+ * any more. Nothing is refused here; what cannot go on is (setup.c). */
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "train/train_internal.h"
+
+static const char tokens_key[] = "\"train_tokens\": ";
+
+/* The number behind the key in the plan.json of the process before; false where there is none. */
+static bool read_tokens(const char *run_dir, uint64_t *tokens)
+{
+    enum { LINE_BYTES = 512 }; /* the key is on a short line of its own */
+    char path[JOB_PATH_BYTES + 16], line[LINE_BYTES];
+    snprintf(path, sizeof path, "%s/plan.json", run_dir);
+    FILE *file = fopen(path, "re");
+    if (!file)
+        return false;
+    bool is_found = false;
+    while (!is_found && fgets(line, sizeof line, file)) {
+        const char *at = strstr(line, tokens_key);
+        is_found = at && sscanf(at + strlen(tokens_key), "%" SCNu64, tokens) == 1;
+    }
+    fclose(file);
+    return is_found;
+}
+
+/* The job of the process before; NULL where it cannot be read. What it says of its keys was said then. */
+static job *read_job(const char *run_dir)
+{
+    char path[JOB_PATH_BYTES + 16];
+    job *was = NULL;
+    snprintf(path, sizeof path, "%s/job.json", run_dir);
+    enum log_level level = log_get_level();
+    log_set_level(LOG_QUIET);
+    int rc = job_read(path, NULL, 0, &was);
+    log_set_level(level);
+    return rc < 0 ? NULL : was;
+}
+
+static bool has_same_files(const job *was, const job *is)
+{
+    const struct job_files *old = &was->data.train, *new = &is->data.train;
+    bool same = old->count == new->count;
+    for (uint32_t i = 0; same && i < old->count; i++)
+        same = strcmp(old->path[i], new->path[i]) == 0;
+    return same;
+}
+
+static void tell_settings(const traini_loop *self, const manifest *found)
+{
+    enum { TEXT_BYTES = 1024 };
+    char text[TEXT_BYTES];
+    uint64_t tokens = 0, has = corpus_token_count(self->train_source);
+    job *was = read_job(self->dir.path);
+    if (was && job_list_changes(was, self->job, found->step, text, sizeof text) > 0)
+        log_warn("the run in %s goes on with other settings: %s", self->dir.path, text);
+    if (read_tokens(self->dir.path, &tokens) && tokens != has &&
+        (!was || has_same_files(was, self->job)))
+        log_warn("data.train held %" PRIu64 " tokens and holds %" PRIu64
+                 ": the samples that follow are in another order",
+                 tokens, has);
+    job_destroy(was);
+}
+
+/* The directory's own name for a kept commit is in the names of its drives (keep.c). */
+static bool is_kept_commit(const manifest *found)
+{
+    return found->slabs.drive_count > 0 && strstr(found->slabs.drives[0], ".keep/step-") != NULL;
+}
+
+void traini_tell_changes(const traini_loop *self, const manifest *found)
+{
+    const struct job *asked = self->job;
+    if (found->seed != asked->run.seed)
+        log_warn("run.seed is %" PRIu64 ", but the weights began with %" PRIu64
+                 ": it changes nothing in a run that goes on",
+                 asked->run.seed, found->seed);
+    if (!self->is_borrowed) {
+        tell_settings(self, found);
+        if (self->options->from)
+            log_info("the run in %s has begun: --from %s is not looked at", self->dir.path,
+                     self->options->from);
+        if (is_kept_commit(found) && found->step < asked->run.steps)
+            log_warn("%s is a commit that was kept: it goes on and is not kept any more; --from "
+                     "with another run.dir leaves one as it is",
+                     self->dir.path);
+    }
+    if (found->step >= asked->run.steps)
+        log_line(
+            found->step > asked->run.steps ? LOG_WARN : LOG_INFO,
+            "nothing to train: the run in %s is at step %" PRIu64 ", and run.steps is %" PRIu64,
+            self->is_borrowed ? self->from.path : self->dir.path, found->step, asked->run.steps);
+}
