@@ -345,11 +345,16 @@ static void first_commit_of_a_branch_is_kept(void **state)
     static fixture_result result;
     fixture_sets sets = make_sets();
     stop_at("parts", &sets, 4);
-    fixture_set(&sets, "run.keep=[4]");
-    fixture_set(&sets, "run.commit_every=4");
     char from[FIXTURE_PATH_BYTES];
     snprintf(from, sizeof from, "%s", fixture_path("parts", NULL));
     fixture_call call = {.name = NULL, .from = from};
+    fixture_sets other = sets;
+    fixture_set(&other, "optimizer={\"type\":\"Lion\",\"params\":{\"lr\":1e-4}}");
+    assert_int_equal(run("branch", &other, &call, &result), ERR_INPUT);
+    if (!strstr(result.error, "parts was made with other")) /* not "branch" */
+        fail_msg("%s", result.error);
+    fixture_set(&sets, "run.keep=[4]");
+    fixture_set(&sets, "run.commit_every=4");
     if (run("branch", &sets, &call, &result) < 0)
         fail_msg("%s", result.error);
     struct inspect_summary seen;
