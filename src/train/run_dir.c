@@ -191,6 +191,12 @@ int traini_find_moved(manifest *found, const char *state_dir)
     return 0;
 }
 
+/* A kept commit's slab has the uuid of its run's, which is another one (keep.c). */
+static bool is_of_kept(const char *drive)
+{
+    return strstr(drive, ".keep/step-") != NULL;
+}
+
 int traini_find_renamed(manifest *found, const struct job *asked)
 {
     slab_drive *drives = mem_alloc(SLAB_DRIVES_MAX, sizeof *drives, "slab drives");
@@ -200,7 +206,8 @@ int traini_find_renamed(manifest *found, const struct job *asked)
     int rc = traini_job_drives(asked, drives, &count);
     bool are_there = rc == 0 && count == found->slabs.drive_count;
     for (uint32_t d = 0; are_there && d < count; d++)
-        are_there = has_slab(&found->slabs, d, drives[d].path);
+        are_there = has_slab(&found->slabs, d, drives[d].path) &&
+                    is_of_kept(found->slabs.drives[d]) == is_of_kept(drives[d].path);
     for (uint32_t d = 0; are_there && d < count; d++) {
         if (traini_is_same_directory(found->slabs.drives[d], drives[d].path))
             continue;
