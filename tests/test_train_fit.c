@@ -212,13 +212,53 @@ static void refusal_keeps_the_former_run(void **state)
     fixture_remove("kept");
 }
 
+static void plan_steps(const char *update, uint64_t commit_every, struct plan_summary *plan)
+{
+    fixture_sets sets = {.count = 0};
+    fixture_set(&sets, "schedule.update=%s", update);
+    fixture_set(&sets, "run.commit_every=%llu", (unsigned long long)commit_every);
+    job *asked = fixture_job("mean", &shape, &sets);
+    if (train_plan(asked, plan) < 0)
+        fail_msg("%s", err_text());
+    job_destroy(asked);
+}
+
+/* What is said of a step is the mean of those that commit and those that do not, also where a commit is a
+ * program of its own: state on the device is written by commits alone. */
+static void a_step_is_the_mean_of_steps(void **state)
+{
+    (void)state;
+    static const char *const updates[] = {"in_next_forward", "after_backward", "delayed_one_step"};
+    for (size_t i = 0; i < sizeof updates / sizeof *updates; i++) {
+        struct plan_summary each, seldom;
+        plan_steps(updates[i], 1, &each);
+        plan_steps(updates[i], 50, &seldom);
+        uint64_t written = each.lane_bytes[LANE_WRITE];
+        assert_true(written >= 12 * each.param_count);
+        assert_in_range(seldom.lane_bytes[LANE_WRITE], written / 50, written / 50 + 1);
+        assert_true(each.lane_seconds[LANE_COMMIT] > 0);
+        assert_true(each.lane_seconds[LANE_COMMIT] > 49 * seldom.lane_seconds[LANE_COMMIT]);
+        assert_true(seldom.step_seconds < each.step_seconds);
+        const struct plan_summary *plans[] = {&each, &seldom};
+        for (int k = 0; k < 2; k++) {
+            assert_true(plans[k]->step_seconds * 1.000001 >= plans[k]->bound_seconds);
+            for (int lane = LANE_H2D; lane < LANE_COUNT; lane++) /* one op at a time */
+                assert_true(plans[k]->step_seconds * 1.000001 >= plans[k]->lane_seconds[lane]);
+        }
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(refusal_takes_no_memory), /* first: it looks at the process's peak */
-        cmocka_unit_test(too_little_device_memory), cmocka_unit_test(too_little_host_memory),
-        cmocka_unit_test(too_little_nvme),          cmocka_unit_test(too_little_on_two_drives),
-        cmocka_unit_test(too_little_of_both),       cmocka_unit_test(refusal_keeps_the_former_run),
+        cmocka_unit_test(too_little_device_memory),
+        cmocka_unit_test(too_little_host_memory),
+        cmocka_unit_test(too_little_nvme),
+        cmocka_unit_test(too_little_on_two_drives),
+        cmocka_unit_test(too_little_of_both),
+        cmocka_unit_test(refusal_keeps_the_former_run),
+        cmocka_unit_test(a_step_is_the_mean_of_steps),
     };
     return cmocka_run_group_tests(tests, fixture_setup, fixture_teardown);
 }

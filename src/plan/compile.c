@@ -414,12 +414,12 @@ static int refuse(const plan_job *job, struct candidate *list, uint32_t count)
 
 /* Busiest resource's seconds, per phase: the norm is the barrier within a step. Saves of a commit go on
  * beyond it: they count in the work of the step as a whole, which is a bound as well. */
-static uint64_t steady_bound(const plan_job *job, const program *prog)
+static uint64_t steady_bound(const plan_job *job, const program *prog, bool commits)
 {
     double total[RESOURCE_COUNT] = {0}, whole[RESOURCE_COUNT] = {0}, bound = 0;
     for (uint64_t i = 0; i <= prog->op_count; i++) {
         bool barrier = i == prog->op_count || prog->ops[i].kind == OP_NORM;
-        if (i < prog->op_count) {
+        if (i < prog->op_count && (commits || !prog->ops[i].if_commits)) {
             struct plani_share share;
             plani_demand(&job->machine, &prog->ops[i].demand, &share);
             for (int r = 0; r < RESOURCE_COUNT; r++) {
@@ -459,10 +459,12 @@ static int compile_all(const plan_job *job, const struct choice *best, plan_set 
             rc = program_check(&out->programs[k]);
     }
     plani_layout_fini(&layout);
-    if (rc == 0)
-        out->bound_ns = steady_bound(job, &out->programs[PROGRAM_STEADY]);
-    else
+    if (rc == 0) {
+        out->bound_ns = steady_bound(job, &out->programs[PROGRAM_STEADY], true);
+        out->uncommitted_bound_ns = steady_bound(job, &out->programs[PROGRAM_STEADY], false);
+    } else {
         plan_set_fini(out);
+    }
     return rc;
 }
 

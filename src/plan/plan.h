@@ -158,6 +158,7 @@ struct plan_set {
     uint64_t uncommitted_ns; /* predicted: the steady step in a run that does not commit; the steady
                                 program's own predicted_ns is that of one that does */
     uint64_t bound_ns;       /* the steady step's bound: per phase, the busiest resource */
+    uint64_t uncommitted_bound_ns; /* the same of one that does not commit */
 };
 typedef struct plan_set plan_set;
 

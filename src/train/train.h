@@ -45,9 +45,10 @@ struct plan_summary {
     uint64_t param_count, unit_count;
     uint64_t home_bytes[STATE_KIND_COUNT][ARENA_COUNT]; /* where each state rests */
     uint64_t budget_bytes[ARENA_COUNT], peak_bytes[ARENA_COUNT];
-    uint64_t lane_bytes[LANE_COUNT]; /* of a steady step */
+    /* Of a steady step, in the mean over those that commit and those that do not: */
+    uint64_t lane_bytes[LANE_COUNT];
     double lane_seconds[LANE_COUNT];
-    double step_seconds;  /* predicted, of a steady step */
+    double step_seconds;  /* predicted */
     double bound_seconds; /* per phase, the busiest resource's work */
     uint64_t tokens_per_step, tile_elems, held_stages, op_count;
     uint64_t second_bytes;  /* of nvme: the second places of optimizer state (run.commit_every) */
