@@ -331,8 +331,9 @@ static void report_commit(executor *self)
         return;
     log_warn(
         "step %llu: the commit behind it has been in flight for %.3g s: a drive of the slabs, or "
-        "that of the run directory, does not finish its sync; the run waits for it",
-        (unsigned long long)self->step, (double)out_ns * 1e-9);
+        "that of the run directory, does not finish its sync; the run waits for it%s%s",
+        (unsigned long long)self->step, (double)out_ns * 1e-9,
+        self->failure.code != 0 ? ", and ends then: " : "", self->failure.text);
     while (self->commit_report_ns <= out_ns && self->commit_report_ns < UINT64_MAX / 4)
         self->commit_report_ns *= 2;
 }

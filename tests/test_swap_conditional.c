@@ -8,6 +8,8 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -346,6 +348,80 @@ static void a_failed_commit_stops_the_run(void **state)
     program_fini(&prog);
 }
 
+/* A drive's sync that takes its time, and (is_broken) a write that fails meanwhile. */
+static int take_long(void *is_broken, const program *prog, const op *item)
+{
+    (void)prog;
+    const struct timespec time = {.tv_nsec = 200000000};
+    if (item->kind == OP_COMMIT)
+        (void)nanosleep(&time, NULL);
+    return item->kind == OP_WRITE && is_broken ? err_set(-EIO, "the drive is gone") : 0;
+}
+
+/* Runs a commit beside a write on workers of their own; what was logged goes to `text`. */
+static int run_slow_commit(bool is_broken, uint64_t stuck_ns, char *text, size_t capacity)
+{
+    builder b;
+    program prog;
+    builder_init(&b, PROGRAM_SAVE, 0, 4096, 4096);
+    uint32_t nvme = builder_home(&b, ARENA_NVME, 0, 4096);
+    uint32_t host = builder_home(&b, ARENA_HOST, 0, 4096);
+    builder_op(&b, OP_COMMIT);
+    builder_op(&b, OP_WRITE);
+    builder_use(&b, ROLE_SOURCE, ACCESS_READ, host, 0, 4096);
+    builder_use(&b, ROLE_TARGET, ACCESS_WRITE, nvme, 0, 4096);
+    builder_finish(&b, &prog);
+    const program *programs = &prog;
+    executor_config config = {.programs = &programs, .program_count = 1, .stuck_ns = stuck_ns};
+    for (int kind = LANE_WRITE; kind <= LANE_COMMIT; kind += LANE_COMMIT - LANE_WRITE) {
+        lane_worker_config worker = {.name = "slow",
+                                     .run = take_long,
+                                     .user = is_broken ? &prog : NULL,
+                                     .owner = (uint32_t)kind,
+                                     .depth = 1,
+                                     .priority_lane = (enum lane_kind)kind,
+                                     .request_capacity = 1};
+        assert_int_equal(lane_worker_create(&worker, &config.lanes[kind]), 0);
+    }
+    executor *exec;
+    assert_int_equal(executor_create(&config, &exec), 0);
+    FILE *log_file = tmpfile();
+    int kept = dup(STDERR_FILENO);
+    assert_true(log_file && kept >= 0 && dup2(fileno(log_file), STDERR_FILENO) >= 0);
+    enum log_level level = log_get_level();
+    log_set_level(LOG_WARN);
+    int rc = executor_run(exec, &prog, 7, NULL);
+    log_set_level(level);
+    assert_true(dup2(kept, STDERR_FILENO) >= 0);
+    close(kept);
+    rewind(log_file);
+    text[fread(text, 1, capacity - 1, log_file)] = 0;
+    fclose(log_file);
+    executor_destroy(exec);
+    config.lanes[LANE_WRITE]->ops->destroy(config.lanes[LANE_WRITE]);
+    config.lanes[LANE_COMMIT]->ops->destroy(config.lanes[LANE_COMMIT]);
+    program_fini(&prog);
+    return rc;
+}
+
+/* It is named while it is waited for; where the run has failed already, with what ends it, which would else
+ * not be told before a drive that hangs answers. */
+static void a_slow_commit_is_named(void **state)
+{
+    (void)state;
+    char text[4096];
+    assert_int_equal(run_slow_commit(false, 20000000, text, sizeof text), 0);
+    if (!strstr(text, "step 7: the commit behind it has been in flight for ") ||
+        !strstr(text, "; the run waits for it\n"))
+        fail_msg("the log says '%s'", text);
+    assert_int_equal(run_slow_commit(true, 20000000, text, sizeof text), -EIO);
+    if (!strstr(text, "; the run waits for it, and ends then: ") ||
+        !strstr(text, "the drive is gone"))
+        fail_msg("the log says '%s'", text);
+    assert_int_equal(run_slow_commit(false, 0, text, sizeof text), 0);
+    assert_string_equal(text, "");
+}
+
 /* Errors among conditional ops: what is skipped never fails, the rest does as ever. */
 static void errors_meet_skips(void **state)
 {
@@ -439,6 +515,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_wrong_commit_shows),
         cmocka_unit_test(a_commit_is_met_in_order),
         cmocka_unit_test(a_failed_commit_stops_the_run),
+        cmocka_unit_test(a_slow_commit_is_named),
         cmocka_unit_test(errors_meet_skips),
         cmocka_unit_test(a_program_of_skips_ends),
         cmocka_unit_test(creation_refuses_a_home_ahead),
