@@ -176,6 +176,14 @@ static void renamed_drives_go_on(void **state)
     fixture_remove("copy");
     fixture_remove("c");
     fixture_remove("d");
+    copy_run("a", "c"); /* an older backup: the run moves there from where it is */
+    copy_run("b", "d");
+    stop_at("parts", &before, 6);
+    goes_on(&after, &whole);
+    fixture_remove("parts");
+    fixture_remove("c");
+    fixture_remove("d");
+    stop_at("parts", &before, 4);
     assert_int_equal(rename(fixture_path("a", NULL), fixture_path("c", NULL)), 0);
     assert_int_equal(rename(fixture_path("b", NULL), fixture_path("d", NULL)), 0);
     goes_on(&after, &whole);

@@ -162,6 +162,14 @@ static bool has_slab(const manifest_slabs *slabs, uint32_t drive_idx, const char
     return access(path, F_OK) == 0;
 }
 
+bool traini_has_slabs(const manifest_slabs *slabs)
+{
+    bool are_there = true;
+    for (uint32_t d = 0; are_there && d < slabs->drive_count; d++)
+        are_there = has_slab(slabs, d, slabs->drives[d]);
+    return are_there;
+}
+
 /* Where the slab of a kept commit lies that was moved with its run: keep.c has the two names at the end of the
  * drive's path. */
 static int place_of_kept(const char *drive, const char *state_dir, char out[SLAB_PATH_BYTES])

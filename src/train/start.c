@@ -96,6 +96,19 @@ static int refuse_kept(const traini_loop *self)
     return rc;
 }
 
+/* Where the manifest says; else, and where those are another run's, where the job says. Slabs there that lie
+ * beside those of the manifest may be of an older backup. */
+static int find_slabs(const traini_loop *self, manifest *found)
+{
+    TRY(traini_find_moved(found, self->dir.state));
+    bool are_there = traini_has_slabs(&found->slabs);
+    int rc = are_there ? traini_check_owner(self->dir.state, &found->slabs) : ERR_INPUT;
+    if (rc != ERR_INPUT)
+        return rc;
+    TRY(traini_find_renamed(found, self->job));
+    return traini_check_owner(self->dir.state, &found->slabs);
+}
+
 int traini_find_run(traini_loop *self, manifest *found, bool *exists)
 {
     int has_manifest = 0;
@@ -103,11 +116,8 @@ int traini_find_run(traini_loop *self, manifest *found, bool *exists)
     int rc = manifest_read(self->dir.state, found, &has_manifest);
     if (rc < 0 && !(self->options->fresh && rc == ERR_CORRUPT))
         return rc;
-    if (has_manifest) {
-        TRY(traini_find_moved(found, self->dir.state));
-        TRY(traini_find_renamed(found, self->job));
-        TRY(traini_check_owner(self->dir.state, &found->slabs));
-    }
+    if (has_manifest)
+        TRY(find_slabs(self, found));
     if (rc == 0 && (!has_manifest || found->state == MANIFEST_BEGUN))
         TRY(refuse_kept(self));
     if (has_manifest && found->state == MANIFEST_BEGUN)

@@ -234,6 +234,7 @@ int traini_remove_slabs(const manifest_slabs *slabs) MUST_CHECK;
  * and the whole run directory was moved, the slab is found there, as is that of a commit kept in it: its
  * path is corrected in `found`. */
 int traini_find_moved(manifest *found, const char *state_dir) MUST_CHECK;
+bool traini_has_slabs(const manifest_slabs *slabs); /* each file, under its name */
 /* The same for the job's drives: all slabs are there, and the manifest knows them by other names. */
 int traini_find_renamed(manifest *found, const struct job *asked) MUST_CHECK;
 int traini_make_absolute(char path[SLAB_PATH_BYTES]) MUST_CHECK; /* setup.c */
