@@ -134,6 +134,7 @@ static int make_disk(traini_engine *self, const struct traini_engine_options *op
                            : size_max(traini_reached_bytes(setup, ARENA_NVME), TILE_BLOCK_BYTES),
         .stripe_bytes = options->stripe_bytes,
         .open_existing = options->open_existing,
+        .only_reads = setup->plan.only_eval,
     };
     memcpy(config.uuid, options->uuid, sizeof config.uuid);
     TRY(slab_open(self->disk, &config));
