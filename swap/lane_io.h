@@ -20,7 +20,7 @@ struct lane_io_config {
      * (state_kind, elem_count > 0) go there, are summed when written, and compared when read. NULL:
      * they are as any other. */
     place_table *places;
-    /* Reads are not compared (io.verify_reads false). Writes to places are summed as ever, for the
+    /* Reads are not compared (io.verify_reads false), but those of PROGRAM_LOAD from places. Writes to places are summed as ever, for the
      * manifest; others need not be, and are not. */
     bool compares_not;
     /* Called first on the thread that sums, if there is one, to bind cores for example; may be NULL. */

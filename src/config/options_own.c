@@ -336,8 +336,10 @@ const option configi_own_rows[] = {
     {.path = "io.verify_reads",
      .type = OPTION_BOOL,
      .fallback = "true",
-     .help = "Compare what is read from the drives with the checksum of what was written; a "
-             "difference stops the run and names unit, tile, file and offset."},
+     .help =
+         "Compare what is read from the drives with the checksum of what was written; a "
+         "difference stops the run and names unit, tile, file and offset. What a run that goes on "
+         "begins with is compared in any case."},
 };
 
 const uint32_t configi_own_row_count = sizeof configi_own_rows / sizeof configi_own_rows[0];
