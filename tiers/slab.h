@@ -127,12 +127,6 @@ int slab_remove(slab *self) MUST_CHECK; /* closes and deletes files and their di
  * first error (-EACCES, -EROFS, ...) with the path, after trying all the others; calling again goes on. */
 int slab_remove_files(const slab_config *config) MUST_CHECK;
 
-/* Bytes that deleting the files of `former` (as for slab_remove_files) gives back to the file systems that
- * the drives lie on: those of its files that are on one of them. Files that are absent count nothing.
- * ERR_INPUT for a drive that cannot be used, -ENAMETOOLONG. */
-int slab_freed_bytes(const slab_config *former, const slab_drive *drives, uint32_t drive_count,
-                     uint64_t *bytes) MUST_CHECK;
-
 /* The first piece of the range [offset, offset+size) of the address space; call again from
  * offset + piece.size_bytes for the rest. */
 void slab_map(const slab *self, uint64_t offset, uint64_t size, slab_piece *piece);

@@ -284,27 +284,3 @@ int slab_check_space(const slab_config *config)
     }
     return tieri_slab_plan(config, stripe_bytes, stripe_count, drive_stripes);
 }
-
-int slab_freed_bytes(const slab_config *former, const slab_drive *drives, uint32_t drive_count,
-                     uint64_t *bytes)
-{
-    *bytes = 0;
-    dev_t devices[SLAB_DRIVES_MAX];
-    char path[SLAB_PATH_BYTES];
-    struct stat status;
-    for (uint32_t d = 0; d < drive_count; d++) {
-        TRY(tieri_slab_existing(drives[d].path, path, &status));
-        devices[d] = status.st_dev;
-    }
-    for (uint32_t i = 0; i < former->drive_count; i++) {
-        TRY(tieri_slab_file_path(former, i, path));
-        bool is_shared = false;
-        if (stat(path, &status) != 0)
-            continue;
-        for (uint32_t d = 0; d < drive_count; d++)
-            is_shared = is_shared || devices[d] == status.st_dev;
-        if (is_shared)
-            *bytes += (uint64_t)status.st_blocks * 512;
-    }
-    return 0;
-}
