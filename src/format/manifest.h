@@ -49,6 +49,11 @@ struct manifest_slabs {
 };
 typedef struct manifest_slabs manifest_slabs;
 
+enum { MANIFEST_UUID_TEXT_BYTES = 2 * MANIFEST_UUID_BYTES + 1 };
+
+/* The uuid of slabs as it stands in their paths, 32 hex digits. Returns `text`. */
+const char *manifest_uuid_text(const manifest_slabs *slabs, char text[MANIFEST_UUID_TEXT_BYTES]);
+
 /* About 140 KiB: static or heap memory.
  *
  * What is written and what is read has been checked (manifest_check.c), so that nobody need ask again:

@@ -12,6 +12,7 @@
  * byte is either a value or must be 0. One thread per call. */
 #include <errno.h>
 #include <inttypes.h>
+#include <stdio.h>
 #include <string.h>
 
 /* For a hash state on the stack; its layout is stable since xxHash 0.8. */
@@ -21,6 +22,13 @@
 #include "base/mem.h"
 #include "base/size.h"
 #include "format/manifest_internal.h"
+
+const char *manifest_uuid_text(const manifest_slabs *slabs, char text[MANIFEST_UUID_TEXT_BYTES])
+{
+    for (int i = 0; i < MANIFEST_UUID_BYTES; i++)
+        snprintf(text + 2 * i, 3, "%02x", slabs->uuid[i]);
+    return text;
+}
 
 void manifest_fini(manifest *self)
 {

@@ -51,8 +51,7 @@ static void copy_record(const manifest *record, struct inspect_summary *out)
     out->seed = record->seed;
     out->generation = record->generation;
     out->loss_scale = record->loss_scale;
-    for (int i = 0; i < MANIFEST_UUID_BYTES; i++)
-        snprintf(out->uuid + 2 * i, 3, "%02x", record->slabs.uuid[i]);
+    manifest_uuid_text(&record->slabs, out->uuid);
     snprintf(out->identity, sizeof out->identity, "%s", record->identity);
     out->state_streams = record->state_streams;
     out->tile_elems = record->tile_elems;

@@ -80,10 +80,9 @@ static int name_step(traini_keeper *self, uint64_t step)
 /* The drives of the copy: below those of the run. */
 static int name_drives(traini_keeper *self, const manifest *record)
 {
-    char hex[2 * MANIFEST_UUID_BYTES + 1], below[sizeof hex + KEEP_NAME_BYTES + 16];
-    for (int i = 0; i < MANIFEST_UUID_BYTES; i++)
-        snprintf(hex + 2 * i, 3, "%02x", record->slabs.uuid[i]);
-    snprintf(below, sizeof below, "sluice-%s.keep/%s", hex, self->step_name);
+    char hex[MANIFEST_UUID_TEXT_BYTES], below[sizeof hex + KEEP_NAME_BYTES + 16];
+    snprintf(below, sizeof below, "sluice-%s.keep/%s", manifest_uuid_text(&record->slabs, hex),
+             self->step_name);
     for (uint32_t d = 0; d < record->slabs.drive_count; d++) {
         memset(&self->drives[d], 0, sizeof self->drives[d]);
         TRY(join(self->drives[d].path, record->slabs.drives[d], below));

@@ -20,10 +20,9 @@ enum { NOTE_PATH_BYTES = SLAB_PATH_BYTES + 64 };
 
 static void note_path(const manifest_slabs *slabs, uint32_t drive_idx, char path[NOTE_PATH_BYTES])
 {
-    char uuid[2 * MANIFEST_UUID_BYTES + 1];
-    for (int i = 0; i < MANIFEST_UUID_BYTES; i++)
-        snprintf(uuid + 2 * i, 3, "%02x", slabs->uuid[i]);
-    snprintf(path, NOTE_PATH_BYTES, "%s/sluice-%s/owner", slabs->drives[drive_idx], uuid);
+    char uuid[MANIFEST_UUID_TEXT_BYTES];
+    snprintf(path, NOTE_PATH_BYTES, "%s/sluice-%s/owner", slabs->drives[drive_idx],
+             manifest_uuid_text(slabs, uuid));
 }
 
 /* The first line; false where there is none. */

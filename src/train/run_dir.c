@@ -155,10 +155,9 @@ int traini_remove_slabs(const manifest_slabs *slabs)
 /* Whether the slab of the manifest's drive `drive_idx` is there when it is looked for in `directory`. */
 static bool has_slab(const manifest_slabs *slabs, uint32_t drive_idx, const char *directory)
 {
-    char uuid[2 * MANIFEST_UUID_BYTES + 1], path[SLAB_PATH_BYTES + 128];
-    for (int i = 0; i < MANIFEST_UUID_BYTES; i++)
-        snprintf(uuid + 2 * i, 3, "%02x", slabs->uuid[i]);
-    snprintf(path, sizeof path, "%s/sluice-%s/rank-0-drive-%u.slab", directory, uuid, drive_idx);
+    char uuid[MANIFEST_UUID_TEXT_BYTES], path[SLAB_PATH_BYTES + 128];
+    snprintf(path, sizeof path, "%s/sluice-%s/rank-0-drive-%u.slab", directory,
+             manifest_uuid_text(slabs, uuid), drive_idx);
     return access(path, F_OK) == 0;
 }
 

@@ -27,11 +27,10 @@ void traini_view_slot_path(const traini_view *self, uint32_t slot, char path[JOB
 
 void traini_view_slab_path(const traini_view *self, uint32_t drive_idx, char path[SLAB_PATH_BYTES])
 {
-    char uuid[2 * MANIFEST_UUID_BYTES + 1];
-    for (int i = 0; i < MANIFEST_UUID_BYTES; i++)
-        snprintf(uuid + 2 * i, 3, "%02x", self->record.slabs.uuid[i]);
+    char uuid[MANIFEST_UUID_TEXT_BYTES];
     int length = snprintf(path, SLAB_PATH_BYTES, "%s/sluice-%s/rank-0-drive-%u.slab",
-                          self->record.slabs.drives[drive_idx], uuid, drive_idx);
+                          self->record.slabs.drives[drive_idx],
+                          manifest_uuid_text(&self->record.slabs, uuid), drive_idx);
     if (length >= SLAB_PATH_BYTES)
         path[SLAB_PATH_BYTES - 1] = '\0';
 }
