@@ -56,6 +56,14 @@ int traini_finish(traini_loop *self, bool stopped)
     return is_wanted ? traini_evaluate(self, true) : 0;
 }
 
+int traini_name_commit(const err_record *first, uint64_t step)
+{
+    return err_set(first->code,
+                   "%s; the last good commit is of step %" PRIu64
+                   ", the same command goes on from there",
+                   first->text, step);
+}
+
 /* Which commit the run would go on from. */
 static int tell_last_commit(const traini_loop *self, const err_record *first)
 {
@@ -75,10 +83,7 @@ static int tell_last_commit(const traini_loop *self, const err_record *first)
                        ": `sluice verify %s` says whether it is whole, and then the same command "
                        "goes on from there",
                        first->text, commit->committed_step, self->dir.path);
-    return err_set(first->code,
-                   "%s; the last good commit is of step %" PRIu64
-                   ", the same command goes on from there",
-                   first->text, commit->committed_step);
+    return traini_name_commit(first, commit->committed_step);
 }
 
 int traini_rescue(traini_loop *self, int failed)

@@ -429,10 +429,7 @@ static int name_commit(int failed, uint64_t step)
     if (failed == ERR_INPUT || failed == ERR_NO_FIT || failed == ERR_CONFIG ||
         failed == ERR_STOPPED)
         return err_restore(&first);
-    return err_set(failed,
-                   "%s; the last good commit is of step %" PRIu64
-                   ", the same command goes on from there",
-                   first.text, step);
+    return traini_name_commit(&first, step);
 }
 
 static int run_all(traini_loop *self)

@@ -359,6 +359,8 @@ int traini_run_steps(traini_loop *self) MUST_CHECK;
 /* Commits the state as it is after the last step, unless that is committed already. */
 int traini_commit_now(traini_loop *self) MUST_CHECK;
 int traini_finish(traini_loop *self, bool stopped) MUST_CHECK;
+/* The error with the commit that the run goes on from behind it; returns its code. */
+int traini_name_commit(const err_record *first, uint64_t step);
 /* After a failure: commits what can be committed, and says which commit is the last. The first error stays. */
 int traini_rescue(traini_loop *self, int failed) MUST_CHECK;
 
