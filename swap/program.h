@@ -75,20 +75,22 @@ enum state_kind {
 };
 
 enum op_kind {
-    OP_READ,           /* copy operand SOURCE (nvme) to TARGET (host) */
-    OP_WRITE,          /* SOURCE (host) to TARGET (nvme) */
-    OP_H2D,            /* SOURCE (host) to TARGET (device) */
-    OP_D2H,            /* SOURCE (device) to TARGET (host) */
-    OP_ALL_GATHER,     /* SOURCE (own shard) to TARGET (whole), device */
-    OP_REDUCE_SCATTER, /* SOURCE (whole, fp32) to TARGET (own shard), device */
+    OP_READ,       /* copy operand SOURCE (nvme) to TARGET (host) */
+    OP_WRITE,      /* SOURCE (host) to TARGET (nvme) */
+    OP_H2D,        /* SOURCE (host) to TARGET (device) */
+    OP_D2H,        /* SOURCE (device) to TARGET (host) */
+    OP_ALL_GATHER, /* SOURCE (own shard) of each rank to TARGET (whole: all of them by rank), device */
+    OP_REDUCE_SCATTER, /* SOURCE (whole, fp32), summed over ranks, to TARGET (own shard, fp32), device;
+                          WORKSPACE where the backend needs one */
     OP_FORWARD,        /* stage, micro-batch: PARAMS, INPUT -> OUTPUT (the head: losses) */
     OP_RECOMPUTE,  /* stage, pass, micro-batch: PARAMS, INPUT -> SAVED, for a stage cut in parts */
     OP_BACKWARD,   /* stage, micro-batch: recompute, then INPUT_GRAD and GRADS += ;
                           the head's does forward, loss and backward in one */
     OP_GRAD_CLOSE, /* unit, tile: GRADS (fp32 accumulator) -> TARGET (gradient dtype), norm sums */
-    OP_NORM,       /* global norm of all closed gradients -> the step's clip factor, skip flag */
-    OP_UPDATE,     /* unit, tile: STATE, SOURCE (gradient) -> STATE, TARGET (working copy) */
-    OP_INIT,       /* unit, tile: initial STATE and TARGET (working copy) */
+    OP_NORM, /* global norm of all closed gradients -> the step's clip factor, skip flag. Of several
+                      ranks: NORM_SUMS as gathered, by rank -> TARGET, by block -> the same */
+    OP_UPDATE,       /* unit, tile: STATE, SOURCE (gradient) -> STATE, TARGET (working copy) */
+    OP_INIT,         /* unit, tile: initial STATE and TARGET (working copy) */
     OP_WORKING_COPY, /* unit, tile: STATE -> TARGET (working copy) */
     OP_COMMIT, /* makes the optimizer state on the slab durable as it stands: sync, then manifest. No
                   operands: it names or is named by every write of such state, by a dependency */
@@ -138,7 +140,7 @@ typedef struct operand operand;
 struct op_demand {
     uint64_t drive_read_bytes, drive_write_bytes;
     uint64_t h2d_bytes, d2h_bytes; /* host-device link, each direction */
-    uint64_t comm_bytes;           /* sent by this rank */
+    uint64_t comm_bytes;           /* sent by this rank to other ranks */
     uint64_t dram_bytes;
     uint64_t device_bytes; /* of a GPU's own memory; on the CPU backend they are dram_bytes */
     double device_flops;   /* matrix products and attention on the device */
@@ -167,7 +169,8 @@ struct op {
     uint32_t dep_count;
     uint64_t
         elem_begin; /* per-tile ops, and transfers of a tile of optimizer state, of gradients or of
-                            params: first element within the unit; other ops: both 0 */
+                            params: first element within the unit or, of what is partitioned,
+                            within the rank's shard of it (all ranks have one program); other ops: both 0 */
     uint64_t elem_count;
     operand operands[OP_OPERANDS_MAX];
     op_demand demand;
@@ -189,6 +192,7 @@ typedef struct buffer buffer;
 
 struct program {
     enum program_kind kind;
+    uint32_t world; /* ranks: sizes of collectives; 0 acts as 1 */
     uint64_t op_count, dep_count, buffer_count;
     op *ops;         /* [op_count] in issue order */
     uint32_t *deps;  /* [dep_count] op indices */
@@ -209,7 +213,8 @@ void program_fini(program *prog);
 /* The operand of `item` with the role, or NULL. */
 const operand *op_operand(const op *item, enum operand_role role);
 
-/* Bytes that the op moves: the size of its target for copies and collectives, else 0. */
+/* Bytes that the op moves: the size of its target for copies, what this rank sends (demand.comm_bytes)
+ * for collectives, else 0. */
 uint64_t op_moved_bytes(const op *item);
 
 /* Proves the program safe under any timing. What the lanes guarantee is taken as known: an op waits for
@@ -225,6 +230,9 @@ uint64_t op_moved_bytes(const op *item);
  *  - of an OP_COMMIT and an OP_WRITE of optimizer state to nvme one names the other as a dependency, and
  *    an OP_COMMIT that depends on one with if_commits has it too;
  *  - what reads or writes a buffer of optimizer state on nvme says so, and of which elements;
+ *  - an all-gather's TARGET is `world` times its SOURCE, a reduce-scatter's SOURCE `world` times its TARGET,
+ *    each in multiples of a block; collectives carry no condition but if_applied, and are all on one lane,
+ *    in one order;
  *  - homes overlap nothing; two transients that overlap in an arena are never live together: all uses
  *    of one are ordered before all uses of the other;
  *  - reads and writes of nvme are in multiples of 4 KiB on both sides; the residues of tiles, gradients

@@ -22,12 +22,12 @@ swap: tiers src/base
 src/config: src/base
 src/model: kernels src/base
 src/plan: swap/program.h src/base
-src/comm: src/base
+src/comm: tiers src/base
 src/data: src/base
 src/format: src/base
 src/prof: swap/program.h src/base
 src/train: src/base kernels tiers swap src/config src/model src/plan src/comm src/data src/format src/prof
-src/cli: src/train src/plan src/prof src/base
+src/cli: src/train src/comm src/plan src/prof src/base
 src: src/base kernels tiers swap src/config src/model src/plan src/comm src/data src/format src/prof src/train
 tests: *
 perf: *

@@ -218,7 +218,7 @@ static void plan_steps(const char *update, uint64_t commit_every, struct plan_su
     fixture_set(&sets, "schedule.update=%s", update);
     fixture_set(&sets, "run.commit_every=%llu", (unsigned long long)commit_every);
     job *asked = fixture_job("mean", &shape, &sets);
-    if (train_plan(asked, plan) < 0)
+    if (train_plan(asked, 0, plan) < 0)
         fail_msg("%s", err_text());
     job_destroy(asked);
 }

@@ -112,6 +112,10 @@ typedef struct core_ask core_ask;
 struct core_request {
     core_ask compute, update, io;
     bool device_is_cpu; /* else a GPU on machine->device_node */
+    /* Ranks of this machine, by local rank; local_world 0 acts as 1. Those that may run on the same cores
+     * (a launcher that binds gives each its own) divide them: see rule 7. */
+    uint32_t local_rank, local_world;
+    bool shares_cores; /* false: the affinity mask is this rank's own */
 };
 typedef struct core_request core_request;
 
@@ -165,6 +169,12 @@ typedef struct core_plan core_plan;
  *     included: the kernel puts it where it is idle, and on 2 cores it shares them (see
  *     thread_ask_short_slice). Pool threads sleep in the kernel: 4 per drive, 64 at most. Cores named in
  *     io.cores are left out of automatic groups of 8 or more physical cores, if half of them stay.
+ *
+ *  7. Several ranks that share a mask: the allowed cores are dealt out in blocks of whole physical cores, ranks
+ *     to NUMA nodes first (rank i of n to node i * nodes / n where n is a multiple of the nodes; a GPU's rank to
+ *     its GPU's node), so that each has as many, and at least one, which several then share. Core sets that
+ *     the job names are taken as they are. Memory is bound accordingly, and what a node has available is
+ *     divided among the ranks whose home it is.
  *
  * Thread counts follow from the allowed cores, the quota and the request alone, never from free memory
  * or budgets: compute's count is part of a run's numeric fingerprint. The update is elementwise: its

@@ -37,7 +37,7 @@ int cli_plan(int argc, char **argv)
     job *asked = NULL;
     TRY(job_read(path, set.items, set.count, &asked));
     static struct plan_summary plan; /* large */
-    TRY_GOTO(rc, train_plan(asked, &plan), done);
+    TRY_GOTO(rc, train_plan(asked, 0, &plan), done);
     if (json)
         rc = cli_plan_json(stdout, &plan);
     else

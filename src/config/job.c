@@ -8,8 +8,6 @@
 #include "base/mem.h"
 #include "config/config_internal.h"
 
-enum { WORLD = 1 }; /* ranks of this version */
-
 static int fill_files(const configi_reader *reader, const char *path, struct job_files *files)
 {
     const json_t *value = configi_get(reader, path);
@@ -190,8 +188,8 @@ static int fill_job(const configi_reader *reader, job *target)
     TRY(configi_fill_model(reader, &target->model));
     TRY(fill_data(reader, target));
     TRY(fill_run(reader, target));
-    TRY(configi_resolve_batch(reader, WORLD, &target->train_batch_size, &target->micro_batch,
-                              &target->accumulation));
+    TRY(configi_resolve_batch(reader, target->world, &target->train_batch_size,
+                              &target->micro_batch, &target->accumulation));
     TRY(fill_device(reader, target));
     TRY(configi_fill_tiers(reader, target));
     TRY(fill_schedule(reader, target));
@@ -223,7 +221,7 @@ static int read_document(configi_reader *reader, const char *path, char *text, s
 
 /* Takes `text`, also on failure. */
 static int make_job(const char *path, char *text, size_t text_bytes, const char *const *set,
-                    uint32_t set_count, job **out)
+                    uint32_t set_count, uint32_t world, job **out)
 {
     configi_reader reader = {.file = strcmp(path, "-") == 0 ? "standard input" : path};
     job *self = NULL;
@@ -231,7 +229,11 @@ static int make_job(const char *path, char *text, size_t text_bytes, const char 
     mem_free(text);
     if (rc == 0) {
         self = mem_alloc(1, sizeof *self, "job");
-        rc = self ? fill_job(&reader, self) : -ENOMEM;
+        rc = self ? 0 : -ENOMEM;
+    }
+    if (rc == 0) {
+        self->world = world;
+        rc = fill_job(&reader, self);
     }
     if (rc == 0) {
         configi_log_no_effect(&reader);
@@ -245,17 +247,23 @@ static int make_job(const char *path, char *text, size_t text_bytes, const char 
     return rc;
 }
 
-int job_read(const char *path, const char *const *set, uint32_t set_count, job **out)
+int job_read_ranks(const char *path, const char *const *set, uint32_t set_count, uint32_t world,
+                   job **out)
 {
     char *text;
     size_t text_bytes;
     *out = NULL;
     TRY(configi_read_file(path, &text, &text_bytes));
-    return make_job(path, text, text_bytes, set, set_count, out);
+    return make_job(path, text, text_bytes, set, set_count, world, out);
 }
 
-int job_read_text(const char *name, const char *text, size_t text_bytes, const char *const *set,
-                  uint32_t set_count, job **out)
+int job_read(const char *path, const char *const *set, uint32_t set_count, job **out)
+{
+    return job_read_ranks(path, set, set_count, 1, out);
+}
+
+int job_read_text_ranks(const char *name, const char *text, size_t text_bytes,
+                        const char *const *set, uint32_t set_count, uint32_t world, job **out)
 {
     *out = NULL;
     char *copy = mem_alloc(text_bytes, 1, "job file");
@@ -263,7 +271,13 @@ int job_read_text(const char *name, const char *text, size_t text_bytes, const c
         return -ENOMEM;
     if (text_bytes > 0)
         memcpy(copy, text, text_bytes);
-    return make_job(name, copy, text_bytes, set, set_count, out);
+    return make_job(name, copy, text_bytes, set, set_count, world, out);
+}
+
+int job_read_text(const char *name, const char *text, size_t text_bytes, const char *const *set,
+                  uint32_t set_count, job **out)
+{
+    return job_read_text_ranks(name, text, text_bytes, set, set_count, 1, out);
 }
 
 void job_destroy(job *self)

@@ -143,7 +143,16 @@ struct job {
         double stop_seconds; /* and after so long the run stops, its last commit intact; 0: never */
         bool verify_reads;   /* compare what is read with the sums of what was written */
     } io;
-    uint64_t train_batch_size, micro_batch, accumulation; /* resolved; world 1 here */
+    uint32_t world; /* ranks, as told to job_read_ranks */
+    uint64_t train_batch_size, micro_batch,
+        accumulation; /* resolved: train = micro * accumulation * world */
+    struct {
+        char backend[JOB_NAME_BYTES]; /* comm.backend: "auto", "mpi", "staged", "nccl" */
+        double timeout_seconds; /* of a rank's silence, and of waiting for it in a collective */
+        double exit_seconds;    /* from a failure of any rank to the end of all processes */
+        uint64_t staging_bytes; /* per rank, host memory that the ranks of a host share */
+        enum dtype wire; /* of gradients between ranks: communication_data_type; default: `type` */
+    } comm;
     double gradient_clipping;
     enum dtype type;       /* of params in compute and of activations: fp32, bf16 or fp16 */
     struct {               /* fp16.enabled: loss scaling, as DeepSpeed has it */
@@ -157,6 +166,13 @@ struct job {
                                  update is in_backward, which no norm can stop */
     uint32_t zero_stage;
     uint64_t sub_group_size;
+    /* Of stage 3, in elements. */
+    uint64_t persistence_threshold;       /* units of fewer stay gathered */
+    uint64_t model_persistence_threshold; /* as long as they have no more together, by unit */
+    uint64_t max_live_parameters;         /* 0: not given, no cap */
+    uint64_t prefetch_bucket_size;        /* likewise */
+    bool limits_reuse;                    /* stage3_max_reuse_distance is given */
+    uint64_t max_reuse_distance;
     enum dtype grad_dtype; /* of gradients at rest: data_types.grad_accum_dtype; default the 16-bit
                               dtype when one is enabled, else fp32 */
     struct {
@@ -196,6 +212,12 @@ int job_read(const char *path, const char *const *set, uint32_t set_count, job *
  * it. */
 int job_read_text(const char *name, const char *text, size_t text_bytes, const char *const *set,
                   uint32_t set_count, job **out) MUST_CHECK;
+/* The same for a job of `world` ranks, whose batch sizes go together for so many. The two above: 1. */
+int job_read_ranks(const char *path, const char *const *set, uint32_t set_count, uint32_t world,
+                   job **out) MUST_CHECK;
+int job_read_text_ranks(const char *name, const char *text, size_t text_bytes,
+                        const char *const *set, uint32_t set_count, uint32_t world,
+                        job **out) MUST_CHECK;
 void job_destroy(job *self);
 
 /* What training needs beyond a valid job (planning does not): data.train, and data.valid where the run

@@ -22,7 +22,9 @@ enum {
     MANIFEST_UUID_BYTES = 16,
     MANIFEST_TEXT_BYTES = 4096,
     MANIFEST_DRIVES_MAX = 16,
-    MANIFEST_REASON_BYTES = 256
+    MANIFEST_REASON_BYTES = 256,
+    MANIFEST_RANKS_MAX = 1024,
+    MANIFEST_HOST_BYTES = 64
 };
 
 enum manifest_state {
@@ -33,32 +35,48 @@ enum manifest_state {
 
 /* Where one tile of one unit's optimizer state rests on the slab. */
 struct manifest_extent {
-    uint32_t unit, tile;
+    uint32_t unit, tile;   /* tile: of the rank's shard of the unit, from 0 */
     uint64_t offset_bytes; /* in the nvme address space: of the place that the commit names */
     uint64_t size_bytes;   /* of the extent, padding included */
-    uint64_t elem_begin, elem_count;
+    uint64_t elem_begin;   /* within the whole unit, whatever the rank */
+    uint64_t
+        elem_count;    /* the last ones of a unit cut over ranks may lie behind its end: padding */
     uint64_t checksum; /* XXH3-64 of the streams' elements, padding excluded */
 };
 typedef struct manifest_extent manifest_extent;
 
-/* Slab files: "<drives[d]>/sluice-<uuid>/rank-<r>-drive-<d>.slab". */
+struct manifest_rank {
+    char host[MANIFEST_HOST_BYTES]; /* that the rank ran on; "": not noted (one rank) */
+    uint32_t local_rank;
+};
+typedef struct manifest_rank manifest_rank;
+
+/* Slab files: "<drive>/sluice-<uuid>/rank-<r>-drive-<d>.slab" on the rank's host, where <drive> is drives[d]
+ * with "{rank}", "{local_rank}" and "{host}" replaced by the rank's. */
 struct manifest_slabs {
     uint8_t uuid[MANIFEST_UUID_BYTES];
     uint32_t drive_count;
     char drives[MANIFEST_DRIVES_MAX][MANIFEST_TEXT_BYTES];
+    uint32_t rank_count; /* 0 acts as 1 */
+    manifest_rank ranks[MANIFEST_RANKS_MAX];
 };
 typedef struct manifest_slabs manifest_slabs;
+
+/* `path` with its placeholders replaced. False where the result has no room in out[out_bytes]. */
+bool manifest_expand_path(const char *path, uint32_t rank, uint32_t local_rank, const char *host,
+                          char *out, uint64_t out_bytes);
 
 enum { MANIFEST_UUID_TEXT_BYTES = 2 * MANIFEST_UUID_BYTES + 1 };
 
 /* The uuid of slabs as it stands in their paths, 32 hex digits. Returns `text`. */
 const char *manifest_uuid_text(const manifest_slabs *slabs, char text[MANIFEST_UUID_TEXT_BYTES]);
 
-/* About 140 KiB: static or heap memory.
+/* About 290 KiB: static or heap memory.
  *
  * What is written and what is read has been checked (manifest_check.c), so that nobody need ask again:
- * texts end; extents are sorted by (unit, tile), both from 0 without a gap; a unit's tiles hold its
- * elements from 0 without a gap, tile_elems each but for the last; offsets are multiples of 4 KiB and
+ * texts end; extents are sorted by (unit, rank, tile), units and tiles from 0 without a gap; a rank's tiles
+ * of a unit hold its shard, tile_elems each but for the last, and all ranks' shards are equal and follow
+ * each other from element 0 without a gap (base/shard.h); offsets are multiples of 4 KiB and a rank's
  * extents lie within total_bytes, apart from each other (asked of what is read alone); size_bytes is
  * tile_bytes of base/tile.h where state_streams is known; a commit has slabs and extents; BEGUN is at
  * step 0; total_bytes and stripe_bytes are 0 together, before the slabs are made and never in a commit;
@@ -80,7 +98,13 @@ struct manifest {
     uint64_t scale_iteration;       /* steps that the loss scaler has counted */
     int64_t scale_last_overflow;    /* of them the last one that overflowed, from 0; -1: none */
     uint64_t scale_hysteresis_left; /* overflows until the scale is halved */
-    uint64_t tile_elems, total_bytes, stripe_bytes;
+    uint64_t tile_elems;
+    uint64_t total_bytes, stripe_bytes; /* of each rank's slab */
+    uint32_t world_size; /* ranks of the run; 0 acts as 1; slabs.rank_count is the same */
+    uint32_t zero_stage;
+    bool
+        is_replicated; /* of several ranks each has the whole state (stage 0): the extents are those of
+                           rank 0, and every rank's slab has the same bytes in the same places */
     uint32_t
         state_streams; /* of a tile: 3 (Adam) or 2; 0: a slot of version 2, which does not say */
     /* What the bits depend on, "key=value\n" lines: model, dtypes, kernels; "" in a slot of version 2. */

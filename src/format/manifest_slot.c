@@ -23,6 +23,40 @@
 #include "base/size.h"
 #include "format/manifest_internal.h"
 
+/* What stands for the placeholder at the start of `text`, and its length; NULL: there is none. */
+static const char *placeholder(const char *text, const char *const values[3], size_t *length)
+{
+    static const char *const names[3] = {"{rank}", "{local_rank}", "{host}"};
+    for (int i = 0; i < 3; i++) {
+        *length = strlen(names[i]);
+        if (strncmp(text, names[i], *length) == 0)
+            return values[i];
+    }
+    return NULL;
+}
+
+bool manifest_expand_path(const char *path, uint32_t rank, uint32_t local_rank, const char *host,
+                          char *out, uint64_t out_bytes)
+{
+    char rank_text[16], local_text[16];
+    snprintf(rank_text, sizeof rank_text, "%u", rank);
+    snprintf(local_text, sizeof local_text, "%u", local_rank);
+    const char *const values[3] = {rank_text, local_text, host};
+    uint64_t used = 0;
+    while (*path) {
+        size_t length;
+        const char *value = placeholder(path, values, &length);
+        size_t bytes = value ? strlen(value) : 1;
+        if (used + bytes >= out_bytes)
+            return false;
+        memcpy(out + used, value ? value : path, bytes);
+        used += bytes;
+        path += value ? length : 1;
+    }
+    out[used] = '\0';
+    return true;
+}
+
 const char *manifest_uuid_text(const manifest_slabs *slabs, char text[MANIFEST_UUID_TEXT_BYTES])
 {
     for (int i = 0; i < MANIFEST_UUID_BYTES; i++)

@@ -16,9 +16,27 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "base/shard.h"
 #include "base/size.h"
 #include "base/tile.h"
 #include "plan/plan_internal.h"
+
+bool plan_is_sharded(const plan_job *job, enum state_kind kind, uint32_t unit)
+{
+    static const uint32_t from_stage[STATE_KIND_COUNT] = {
+        [STATE_OPTIMIZER] = 1, [STATE_GRADS] = 2, [STATE_PARAMS] = 3};
+    uint32_t least = from_stage[kind];
+    if (job->world < 2 || least == 0 || job->zero_stage < least)
+        return false;
+    return kind != STATE_PARAMS || !job->stays_gathered || !job->stays_gathered[unit];
+}
+
+uint64_t plan_rest_elems(const plan_job *job, enum state_kind kind, uint32_t unit)
+{
+    uint32_t world = job->world ? job->world : 1;
+    return plan_is_sharded(job, kind, unit) ? shard_elems(job->unit_elems[unit], world)
+                                            : shard_whole_elems(job->unit_elems[unit], world);
+}
 
 static uint32_t add_home(plani_layout *layout, enum arena_kind arena, uint64_t size_bytes,
                          uint64_t residue, enum state_kind kind, uint32_t unit)

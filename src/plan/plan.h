@@ -10,6 +10,20 @@
  * Pure: numbers in, programs out; no device, no file, no clock. Deterministic: equal jobs give equal
  * programs on every machine and rank.
  *
+ * Ranks. All ranks compile the same program from the same inputs. ZeRO's stages are where states rest:
+ *
+ *                optimizer   grads    params     collectives of a step
+ *     stage 0    whole       whole    whole      gradients: reduce-scatter, all-gather
+ *     stage 1    shard       whole    whole      gradients: reduce-scatter; new params: all-gather
+ *     stage 2    shard       shard    whole      the same
+ *     stage 3    shard       shard    shard      the same; params again for the backward, but for held stages
+ *
+ * A shard is the rank's part of a unit's padded vector (base/shard.h), whole the padded vector. Whatever the
+ * stage, gradients are reduced by the same reduce-scatter over the same shards, closed (rounded, squared)
+ * shard by shard, and the norm is the same sum: stages agree to the bit. Each gradient is reduced once a
+ * step, whatever the order: accumulators that rest are whole. Stage 1 keeps a whole gradient, as ZeRO has
+ * it, of which this rank's shard, at its start, is all that is used.
+ *
  * Fit. Reservation in serial order cannot deadlock, since the earliest unfinished op always has its
  * memory. What the serial order itself needs is the least that any lookahead needs, so it is the
  * figure of a refusal: plan_compile fails with ERR_NO_FIT naming tier, needed and allowed bytes, and
@@ -45,7 +59,12 @@ struct plan_machine {
     double device_flops_per_second;
     double device_bytes_per_second; /* of a GPU's own memory; unused where device_is_cpu */
     double core_count;
-    bool device_is_cpu;  /* products run on the cores, copies to the device use DRAM */
+    bool device_is_cpu; /* products run on the cores, copies to the device use DRAM */
+    double
+        comm_bytes_per_second; /* that a rank can send to the others, while it receives as much */
+    double comm_seconds;       /* fixed cost of a collective, beside op_seconds */
+    bool
+        comm_is_copies; /* ranks of one host in shared memory: collectives use DRAM and cores as well */
     double op_seconds;   /* fixed cost of any op */
     double sync_seconds; /* of a commit: fdatasync of the slabs, the manifest and its fsync */
     bool is_measured;    /* false: stated defaults */
@@ -87,6 +106,23 @@ struct plan_job {
         *homes[STATE_KIND_COUNT]; /* [unit_count] enum arena_kind each; activations: of the
                                                boundary before the stage whose own unit it is; inner
                                                activations: of that stage, ARENA_COUNT: not kept */
+    uint32_t world;               /* ranks; 0 acts as 1 */
+    uint32_t zero_stage;          /* without effect where there is one rank */
+    const uint8_t
+        *stays_gathered; /* [unit_count] 1: with stage 3 the unit's params are whole on each rank,
+                                      as in stage 2 (stage3_param_persistence_threshold); NULL: none */
+    uint32_t
+        wire_bytes; /* of a gradient's element on its way to other ranks: 4 or 2; 0 acts as 4 */
+    uint32_t
+        reduce_scratch_bytes; /* per element of a whole unit, device memory that a reduce-scatter
+                                      is given as ROLE_WORKSPACE; 0: none */
+    /* Caps on gathered params, in elements; 0: none. None keeps back what the oldest op needs. */
+    uint64_t live_elems_max;  /* on the device at once (stage3_max_live_parameters) */
+    uint64_t ahead_elems_max; /* gathered and not yet in use (stage3_prefetch_bucket_size) */
+    bool
+        limits_reuse; /* with stage 3: params stay from forward to backward only where at most ... */
+    uint64_t reuse_elems_max; /* ... so many elements of other units are used in between
+                                 (stage3_max_reuse_distance); 0: none stays */
     uint32_t micro_batch_count;
     uint64_t boundary_bytes; /* of one micro-batch */
     uint64_t workspace_bytes, constants_bytes;
@@ -133,6 +169,8 @@ struct plan_homes {
                                for the end of a batch-major step where the embedding is tied */
     uint32_t workspace, constants, tokens_host, tokens_device, losses_host, losses_device,
         norm_sums;
+    /* Of several ranks: all ranks' sums by rank, and by block of the whole model's padded units. */
+    uint32_t norm_gathered, norm_ordered;
 };
 typedef struct plan_homes plan_homes;
 
@@ -152,8 +190,10 @@ struct plan_set {
     uint64_t second_bytes; /* of nvme: the second places */
     plan_homes homes;
     uint64_t tile_elems;
-    uint32_t held_stages;       /* stages nearest the turn whose params stay for the backward */
-    uint64_t *norm_block_begin; /* [unit_count + 1] index of a unit's first norm block */
+    uint32_t held_stages; /* stages nearest the turn whose params stay for the backward */
+    uint64_t
+        *norm_block_begin; /* [unit_count + 1] index of a unit's first norm block; of several ranks
+                                   of its shard's, among the rank's own */
     uint64_t home_bytes[STATE_KIND_COUNT][ARENA_COUNT];
     uint64_t uncommitted_ns; /* predicted: the steady step in a run that does not commit; the steady
                                 program's own predicted_ns is that of one that does */
@@ -161,6 +201,11 @@ struct plan_set {
     uint64_t uncommitted_bound_ns; /* the same of one that does not commit */
 };
 typedef struct plan_set plan_set;
+
+/* Elements of a unit's state of this kind that rest on this rank: its shard or the whole padded unit. */
+uint64_t plan_rest_elems(const plan_job *job, enum state_kind kind, uint32_t unit);
+/* Whether they are the shard alone. False where there is one rank. */
+bool plan_is_sharded(const plan_job *job, enum state_kind kind, uint32_t unit);
 
 /* Compiles all programs and checks them. Time and memory grow about linearly with tiles and stages times
  * micro-batches; chosen tile sizes cut a model into at most about 2^16 tiles. ERR_NO_FIT (see above);

@@ -521,8 +521,9 @@ void train_list_keys(FILE *out)
     options_print(out);
 }
 
-int train_plan(const struct job *asked, struct plan_summary *out)
+int train_plan(const struct job *asked, uint32_t local_world, struct plan_summary *out)
 {
+    (void)local_world;
     traini_setup *setup;
     struct traini_setup_options options = {0};
     TRY(traini_setup_create(asked, &options, &setup));

@@ -40,10 +40,24 @@ struct train_eval {
     double loss; /* nats per token of data.valid */
 };
 
+/* What one rank has and had: of train_summary. */
+struct train_rank {
+    char host[64];
+    uint64_t arena_bytes
+        [ARENA_COUNT];        /* memory of the device and host arenas, and of the slabs' extents, as
+                                          they were made */
+    uint64_t slab_file_bytes; /* of its slab files, headers included */
+    uint64_t sent_bytes;      /* to other ranks by collectives, in the last step */
+    uint64_t resident_bytes_max;
+};
+
 struct plan_summary {
     char model_name[96];
+    uint32_t world_size, zero_stage;
+    uint64_t sent_bytes; /* by each rank to others in a steady step */
     uint64_t param_count, unit_count;
-    uint64_t home_bytes[STATE_KIND_COUNT][ARENA_COUNT]; /* where each state rests */
+    uint64_t home_bytes[STATE_KIND_COUNT]
+                       [ARENA_COUNT]; /* where each state rests; of each rank, as all below */
     uint64_t budget_bytes[ARENA_COUNT], peak_bytes[ARENA_COUNT];
     /* Of a steady step, in the mean over those that commit and those that do not: */
     uint64_t lane_bytes[LANE_COUNT];
@@ -72,7 +86,11 @@ struct train_summary {
     uint64_t resident_bytes_max;  /* VmHWM */
     uint64_t sealed_alloc_count;  /* allocations of ours between the second step and the end: 0 */
     uint64_t sealed_mapped_bytes; /* growth of the mappings in the same time */
-    uint64_t weights_hash; /* XXH3 over all master weights, by unit: equal weights, equal hash */
+    uint64_t
+        weights_hash; /* XXH3 over all master weights, by unit: equal weights, equal hash, whatever
+                              the number of ranks; on rank 0 */
+    struct train_rank ranks[8]; /* [min(world, 8)] on rank 0 */
+    uint32_t world_size;
 };
 
 /* Host memory for runs that follow each other in one process, such as a benchmark's: touching and pinning
@@ -83,8 +101,18 @@ typedef struct train_memory train_memory;
 int train_memory_create(uint64_t host_bytes, train_memory **out) MUST_CHECK;
 void train_memory_destroy(train_memory *self); /* after the last run; NULL is allowed */
 
+/* Tests: a machine of stated speeds. Lanes wait until an op has taken as long as the plan says that it takes
+ * alone (drives, links and the cores as shared by those that run together); compute and update ops do nothing
+ * else. Losses and weights then mean nothing. */
+struct train_pace {
+    const struct plan_machine *machine; /* takes the place of the defaults in the plan */
+};
+
 struct train_options {
     const struct job *job;
+    struct comm *comm; /* ranks of this run, joined by the caller, who leaves; all of them call
+                                          train_run alike. NULL: one rank. Callbacks are called on rank 0 alone */
+    const struct train_pace *pace;     /* tests; or NULL */
     train_memory *memory;              /* borrowed; NULL: memory of the run's own */
     bool fresh;                        /* the run directory must be new, or hold no commit */
     const char *from;                  /* run directory, or a kept commit, whose state a new run
@@ -113,7 +141,8 @@ int train_run(const struct train_options *options, struct train_summary *summary
 /* Lists every key of a job file for people: type, choices, range, unit, default, meaning. */
 void train_list_keys(FILE *out);
 
-int train_plan(const struct job *asked, struct plan_summary *out) MUST_CHECK;
+/* For job->world ranks, of which `local_world` share a host and its drives (0: all of them). */
+int train_plan(const struct job *asked, uint32_t local_world, struct plan_summary *out) MUST_CHECK;
 
 struct generate_options {
     const char *run_dir;

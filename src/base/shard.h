@@ -1,0 +1,41 @@
+/* How a unit's flat vector is cut over ranks (ZeRO: arXiv 1910.02054).
+ *
+ *   unit    [0 ........................................ unit_elems) [zeros)
+ *   shards  [rank 0       )[rank 1       )[rank 2       )[rank 3         )   shard_elems each
+ *
+ * Every unit is cut over all ranks, so that every link and drive works on each of them. Shards are equal
+ * and end on multiples of SHARD_ELEMS_STEP; what the last ones have beyond the unit is padding of zeros,
+ * which no kernel reads, every sum adds and no commit keeps. One rank: the shard is the unit. Pure. */
+#ifndef SLUICE_BASE_SHARD_H
+#define SLUICE_BASE_SHARD_H
+
+#include <stdint.h>
+
+#include "base/size.h"
+#include "base/tile.h"
+
+/* Elements of each rank's shard; `unit_elems` a multiple of SHARD_ELEMS_STEP. */
+static inline uint64_t shard_elems(uint64_t unit_elems, uint32_t world)
+{
+    return size_round_up(size_div_up(unit_elems, world), SHARD_ELEMS_STEP);
+}
+
+/* Elements of all shards end to end: the size of a gathered unit, padding included. */
+static inline uint64_t shard_whole_elems(uint64_t unit_elems, uint32_t world)
+{
+    return world * shard_elems(unit_elems, world);
+}
+
+/* First element of the rank's shard within the unit (or its padding). */
+static inline uint64_t shard_begin(uint64_t unit_elems, uint32_t world, uint32_t rank)
+{
+    return rank * shard_elems(unit_elems, world);
+}
+
+/* How many of the `count` elements from `begin` of the unit's padded vector are the unit's own. */
+static inline uint64_t shard_real_elems(uint64_t unit_elems, uint64_t begin, uint64_t count)
+{
+    return begin >= unit_elems ? 0 : size_min(count, unit_elems - begin);
+}
+
+#endif
