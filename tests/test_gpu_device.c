@@ -3,6 +3,7 @@
  * Runs on the simulated GPU and on a real one. */
 #include <ctype.h>
 #include <errno.h>
+#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdatomic.h>
@@ -401,6 +402,57 @@ static void note_byte(void *user)
     log->seen[log->count++] = *log->memory;
 }
 
+/* What another thread did on a stream of its own; its thread asserts nothing, since cmocka cannot. */
+struct errand {
+    device *gpu;
+    device_stream *stream;
+    device_event *event;
+    unsigned char *base, *host; /* of ERRAND_BYTES, and twice that */
+    int rc;
+};
+
+enum { ERRAND_BYTES = 4096 };
+
+static void *run_errand(void *user)
+{
+    struct errand *self = user;
+    self->rc = device_attach(self->gpu);
+    if (self->rc == 0)
+        self->rc = device_copy(self->gpu, self->stream, self->base, self->host, ERRAND_BYTES,
+                               DEVICE_FROM_HOST);
+    if (self->rc == 0)
+        self->rc = device_fill(self->gpu, self->stream, self->base, 7, ERRAND_BYTES / 2);
+    if (self->rc == 0)
+        self->rc = device_copy(self->gpu, self->stream, self->host + ERRAND_BYTES, self->base,
+                               ERRAND_BYTES, DEVICE_TO_HOST);
+    if (self->rc == 0)
+        self->rc = device_record(self->gpu, self->event, self->stream);
+    if (self->rc == 0)
+        self->rc = device_synchronize(self->gpu, self->stream);
+    if (self->rc == 0)
+        self->rc = device_event_done(self->gpu, self->event);
+    return NULL;
+}
+
+static void another_thread_copies(void **state)
+{
+    (void)state;
+    device *gpu = open_gpu();
+    struct errand errand = {
+        .gpu = gpu, .stream = make_stream(gpu), .event = make_event(gpu, false)};
+    assert_int_equal(device_reserve(gpu, ERRAND_BYTES, &errand.base), 0);
+    errand.host = make_pinned(gpu, 2 * ERRAND_BYTES);
+    memset(errand.host, 3, ERRAND_BYTES);
+    pthread_t thread;
+    assert_int_equal(pthread_create(&thread, NULL, run_errand, &errand), 0);
+    assert_int_equal(pthread_join(thread, NULL), 0);
+    assert_int_equal(errand.rc, 1);
+    for (int i = 0; i < ERRAND_BYTES; i++)
+        assert_int_equal(errand.host[ERRAND_BYTES + i], i < ERRAND_BYTES / 2 ? 7 : 3);
+    device_close(gpu);
+    munmap(errand.host, 2 * ERRAND_BYTES);
+}
+
 static void functions_run_in_their_turn(void **state)
 {
     (void)state;
@@ -525,6 +577,7 @@ int main(void)
         cmocka_unit_test(events_order_streams),
         cmocka_unit_test(a_wait_is_for_the_record_of_its_time),
         cmocka_unit_test(times_have_a_sign),
+        cmocka_unit_test(another_thread_copies),
         cmocka_unit_test(functions_run_in_their_turn),
         cmocka_unit_test(close_gives_everything_back),
 #ifdef SLUICE_SIMULATED_GPU

@@ -4,8 +4,9 @@
  *                  device_pin (host arena)                         ... device_close frees all of it
  *
  * Streams and events are opaque handles (cudaStream_t, cudaEvent_t) that kernels take as they are. All
- * calls come from the thread that opened the device; functions given to device_call run on a thread of
- * the driver and may make no call of this file. Nothing here is called per byte: all calls but open,
+ * calls come from the thread that opened the device; but a thread that called device_attach may copy,
+ * fill, record, wait, ask and synchronize too, on streams and events that it alone uses. Functions given
+ * to device_call run on a thread of the driver and may make no call of this file. Nothing here is called per byte: all calls but open,
  * reserve, pin, create, synchronize and close return without waiting for the GPU, and allocate nothing.
  *
  * A build without CUDA has the same functions: device_count is 0 and says why, device_open returns
@@ -52,6 +53,9 @@ uint32_t device_count(char text[DEVICE_TEXT_BYTES]);
  * ERR_BACKEND (also for a GPU that is too old beside one that is not), -ENOTSUP without CUDA, -EINVAL
  * for an index that is not below device_count, with its reason where that is 0. */
 int device_open(uint32_t device_idx, device **out) MUST_CHECK;
+/* Chooses this GPU for the calling thread too, which else would have made a context on GPU 0 with its first
+ * call, whatever GPU that is. The device must outlive the thread's last call. ERR_BACKEND. */
+int device_attach(device *self) MUST_CHECK;
 /* Waits for all work, releases the reserved memory, pinned memory, streams and events. NULL allowed. */
 void device_close(device *self);
 const device_info *device_get_info(const device *self);

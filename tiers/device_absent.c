@@ -23,6 +23,12 @@ int device_open(uint32_t device_idx, device **out)
     return absent();
 }
 
+int device_attach(device *self)
+{
+    (void)self;
+    return absent();
+}
+
 void device_close(device *self)
 {
     (void)self;

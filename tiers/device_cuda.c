@@ -267,6 +267,12 @@ int device_open(uint32_t device_idx, device **out)
     return 0;
 }
 
+/* CUDA's choice of a GPU is each thread's own; that of a new thread is GPU 0. */
+int device_attach(device *self)
+{
+    return check(cudaSetDevice((int)self->info.device_idx), "choosing the GPU for another thread");
+}
+
 /* Frees in the order of use: nothing runs, then what work is enqueued on, then memory. After an error
  * of the GPU each of these calls reports it again; there is nobody left to tell, and the driver frees
  * everything with the process. */
