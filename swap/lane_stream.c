@@ -25,7 +25,8 @@
  * refuses with ERR_POISONED. A part of the failed op's work may have been enqueued, and runs to its end
  * unobserved; destroy waits for it, and memory that it may touch must live so long. Where finish fails,
  * that request has the error; the GPU may have run ops behind it, whose requests come back as
- * ERR_POISONED without finish. Where the GPU has failed, poll fails, and nothing in flight comes back. */
+ * ERR_POISONED without finish. Where the GPU or config.watch has failed, poll fails, and nothing in flight
+ * comes back; what watch fails for still runs to its end, so announce is called for it. */
 #include <assert.h>
 #include <errno.h>
 #include <stdatomic.h>
@@ -397,6 +398,8 @@ static int stream_poll(lane *base, lane_request **done, size_t max)
     int count = collect(self, done, max);
     if (count == 0 && is_watch_due)
         count = check_gpu(self);
+    if (count == 0 && is_watch_due && self->config.watch)
+        count = self->config.watch(self->config.user);
     if (count < 0) {
         self->dead = true;
         keep_error(self, count);

@@ -15,6 +15,12 @@
  *
  * A GPU that faults calls no host function; a timer therefore wakes the executor once a second, and
  * poll asks for the oldest op in flight: the fault comes back as the lane's failure, with CUDA's text.
+ * Nor does a collective end whose other ranks are gone; poll asks config.watch after it then.
+ *
+ * Where the comm lane is a worker of the host instead (collectives through host memory), it stands in the
+ * executor's slot of that lane and has another owner: what it does begins when the ops that it depends on
+ * are complete here, and is done when the executor submits what depends on it. It copies on a stream of
+ * its own and waits for that before it says that an op is done.
  *
  * Copies (OP_H2D, OP_D2H) are made here. For all other ops config.enqueue puts the kernels on the
  * stream given; it may not wait, allocate or read what the GPU makes. config.finish, where given, runs
@@ -26,8 +32,8 @@
  * what was in flight comes back as ever. Where finish fails, its request has the error, and those that
  * finish after it have ERR_POISONED: the GPU may have run them, their finish has not. After either,
  * submit refuses with ERR_POISONED. -EAGAIN: `depth` ops of that lane kind are in flight. A GPU that
- * fails makes poll fail, and nothing in flight comes back; that takes a second where nothing else
- * shows it. Work of a failed op may still run when the executor has returned: destroy waits for it, and
+ * fails makes poll fail, as watch does, and nothing in flight comes back; that takes a second where nothing
+ * else shows it. Work of a failed op may still run when the executor has returned: destroy waits for it, and
  * the arenas must live until then.
  *
  * One thread (the executor's, which opened the device) uses the lane. Everything is made at creation:
@@ -48,6 +54,9 @@ struct lane_stream_config {
     unsigned char *arena_base[2]; /* ARENA_DEVICE: GPU memory; ARENA_HOST: pinned */
     int (*enqueue)(void *user, const program *prog, const op *item, void *stream);
     int (*finish)(void *user, const program *prog, const op *item); /* may be NULL */
+    /* May be NULL. Called by poll about once a second while no op comes back: 0, or a negative code, which
+     * becomes the lane's failure. Then it has ended what else would never leave the streams. */
+    int (*watch)(void *user);
     void *user;
     uint32_t owner; /* lane.h */
     uint32_t depth; /* per lane kind */

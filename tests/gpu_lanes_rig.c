@@ -21,6 +21,7 @@ enum {
     OWNER_READ,
     OWNER_WRITE,
     OWNER_UPDATE,
+    OWNER_COMM,
     ARENA_BYTES = 1 << 20, /* at least what the fixture's programs use */
 };
 
@@ -141,6 +142,34 @@ lane_stream_config gpu_rig_config(gpu_rig *self)
     };
 }
 
+/* A comm lane on the host: what it does on the GPU is complete when it returns. */
+static int comm_run(void *user, const program *prog, const op *item)
+{
+    gpu_rig *self = user;
+    work on_stream = {self->gpu, self->comm_stream, self->device_base};
+    TRY(work_op(&on_stream, prog, item));
+    return device_synchronize(self->gpu, self->comm_stream);
+}
+
+static int comm_start(void *user)
+{
+    return device_attach(((gpu_rig *)user)->gpu);
+}
+
+void gpu_rig_init_staged(gpu_rig *self, uint32_t depth)
+{
+    gpu_rig_init(self, depth);
+    assert_int_equal(device_stream_create(self->gpu, true, &self->comm_stream), 0);
+    lane_worker_config config = {.name = "comm",
+                                 .run = comm_run,
+                                 .start_thread = comm_start,
+                                 .user = self,
+                                 .owner = OWNER_COMM,
+                                 .depth = depth,
+                                 .request_capacity = depth};
+    assert_int_equal(lane_worker_create(&config, &self->lanes[LANE_COMM]), 0);
+}
+
 void gpu_rig_init(gpu_rig *self, uint32_t depth)
 {
     memset(self, 0, sizeof *self);
@@ -169,6 +198,8 @@ void gpu_rig_fini(gpu_rig *self)
     for (int kind = 0; kind < LANE_COUNT; kind++)
         if (kind <= LANE_H2D || kind == LANE_UPDATE)
             self->lanes[kind]->ops->destroy(self->lanes[kind]);
+    if (self->comm_stream)
+        self->lanes[LANE_COMM]->ops->destroy(self->lanes[LANE_COMM]);
     trace_fini(&self->ring);
     device_close(self->gpu);
     munmap(self->pinned, ARENA_BYTES);

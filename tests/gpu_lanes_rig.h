@@ -20,7 +20,9 @@ enum { GPU_RIG_OPS_MAX = 512, GPU_RIG_EVENTS = 1024 };
 struct gpu_rig {
     device *gpu;
     unsigned char *device_base, *pinned;
-    lane *lanes[LANE_COUNT]; /* h2d, d2h, comm and compute are one object */
+    lane *lanes
+        [LANE_COUNT]; /* h2d, d2h, comm and compute are one object; but see gpu_rig_init_staged */
+    device_stream *comm_stream; /* of a comm lane on the host */
     uint32_t depth;
     trace ring;                        /* of GPU_RIG_EVENTS */
     fixture_arenas arenas;             /* the host's is `pinned`; the device's a copy of it */
@@ -35,6 +37,8 @@ typedef struct gpu_rig gpu_rig;
 
 /* Opens GPU 0 and makes lanes of this depth. */
 void gpu_rig_init(gpu_rig *self, uint32_t depth);
+/* The same with a worker of the host as the comm lane, whose ops are done when it has waited for them. */
+void gpu_rig_init_staged(gpu_rig *self, uint32_t depth);
 void gpu_rig_fini(gpu_rig *self);
 
 /* What gpu_rig_init gave lane_stream_create. */
