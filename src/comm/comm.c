@@ -1,21 +1,254 @@
-/* What there is to know of a rank. See comm.h. */
-#include "comm/comm.h"
+/* Membership, what there is to know of a rank, the bulk calls by the backend's table, and the backend of one
+ * rank. See comm.h. */
+#include "comm/comm_internal.h"
 
-#include <stddef.h>
+#include <assert.h>
+#include <errno.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/mem.h"
+#include "base/size.h"
+
+#include "comm/control_internal.h"
+
+#define DEFAULT_TIMEOUT_SECONDS 300.0
+#define DEFAULT_EXIT_SECONDS    30.0
+
+/* A rank other than 0 whose join failed for a reason that rank 0 prints too. */
+static atomic_bool is_told_elsewhere;
+
+int64_t commi_now_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
+/* ---- membership ---- */
+
+void comm_set_timeouts(comm *self, double timeout_seconds, double exit_seconds)
+{
+    if (!self)
+        return;
+    double timeout = timeout_seconds > 0.0 ? timeout_seconds : DEFAULT_TIMEOUT_SECONDS;
+    double ending = exit_seconds > 0.0 ? exit_seconds : DEFAULT_EXIT_SECONDS;
+    atomic_store(&self->timeout_ns, (int64_t)(timeout * 1e9));
+    atomic_store(&self->exit_ns, (int64_t)(ending * 1e9));
+    if (self->control)
+        commi_control_wake(self->control);
+}
+
+static int become_one_rank(comm *self, const comm_join_config *config)
+{
+    self->rank = 0;
+    self->world = 1;
+    self->ranks = mem_alloc(1, sizeof *self->ranks, "comm ranks");
+    if (!self->ranks)
+        return -ENOMEM;
+    if (config->host)
+        strncpy(self->ranks[0].host, config->host, COMM_HOST_BYTES - 1);
+    else
+        commi_host_name(self->ranks[0].host);
+    self->ranks[0].local_world = 1;
+    self->ranks[0].pid = getpid();
+    return 0;
+}
+
+static int join_many(comm *self, const comm_join_config *config, const commi_launch *launch)
+{
+    self->rank = launch->rank;
+    self->world = launch->world;
+    if (!config->is_given)
+        TRY(commi_mpi_open(self, launch));
+    if (self->world == 1)
+        return become_one_rank(self, config);
+    self->ranks = mem_alloc(self->world, sizeof *self->ranks, "comm ranks");
+    if (!self->ranks)
+        return -ENOMEM;
+    return commi_control_open(self, config);
+}
+
+static void destroy(comm *self)
+{
+    mem_free(self->ranks);
+    mem_free(self);
+}
+
+int comm_join(const comm_join_config *config, comm **out)
+{
+    *out = NULL;
+    commi_launch launch = {.rank = config->rank, .world = config->world, .launcher = "config"};
+    launch.is_launched = config->is_given && config->world > 1;
+    if (!config->is_given)
+        TRY(commi_launch_read(&launch));
+    else if (config->world == 0 || config->rank >= config->world || config->world > COMM_RANKS_MAX)
+        return err_set(ERR_CONFIG, "rank %u of %u ranks is none; at most %d ranks", config->rank,
+                       config->world, COMM_RANKS_MAX);
+    comm *self = mem_alloc(1, sizeof *self, "comm");
+    if (!self)
+        return -ENOMEM;
+    comm_set_timeouts(self, config->timeout_seconds, config->exit_seconds);
+    int rc = launch.is_launched ? join_many(self, config, &launch) : become_one_rank(self, config);
+    if (rc < 0) {
+        atomic_store(&is_told_elsewhere, self->rank != 0 && commi_join_is_told(rc));
+        if (self->mpi)
+            commi_mpi_close(self, rc);
+        destroy(self);
+        return rc;
+    }
+    *out = self;
+    return 0;
+}
+
+void comm_leave(comm *self, int code)
+{
+    if (!self)
+        return;
+    if (code < 0 && !commi_is_aborted(self))
+        comm_fail(self, code, err_text());
+    int rc = comm_check(self);
+    if (rc == 0)
+        rc = comm_barrier(self, "leaving");
+    if (self->bulk)
+        self->bulk->close(self);
+    if (self->control)
+        commi_control_close(self, rc);
+    if (self->mpi)
+        commi_mpi_close(self, rc);
+    destroy(self);
+}
 
 uint32_t comm_get_rank(const comm *self)
 {
-    (void)self;
-    return 0;
+    return self ? self->rank : 0;
 }
 
 uint32_t comm_get_world(const comm *self)
 {
-    (void)self;
-    return 1;
+    return self ? self->world : 1;
+}
+
+const comm_rank *comm_get_ranks(const comm *self)
+{
+    return self->ranks;
 }
 
 bool comm_is_teller(const comm *self)
 {
-    return self == NULL;
+    if (!self)
+        return !atomic_load(&is_told_elsewhere);
+    return self->control ? commi_control_is_teller(self) : true;
+}
+
+/* ---- failures ---- */
+
+int comm_fail(comm *self, int code, const char *text)
+{
+    assert(code < 0);
+    if (!self)
+        return code;
+    if (self->control) {
+        commi_control_fail(self, code, text);
+    } else if (!commi_is_aborted(self)) {
+        self->alone.code = code;
+        strncpy(self->alone.text, text, ERR_TEXT_BYTES - 1);
+        atomic_store_explicit(&self->is_aborted, true, memory_order_release);
+    }
+    return code;
+}
+
+int commi_abort_error(comm *self)
+{
+    if (self->control)
+        return commi_control_error(self);
+    return err_restore(&self->alone);
+}
+
+int comm_check(comm *self)
+{
+    return self && commi_is_aborted(self) ? commi_abort_error(self) : 0;
+}
+
+/* ---- bulk ---- */
+
+static int self_all_gather(comm *self, const comm_call *call)
+{
+    (void)self;
+    memcpy(call->target, call->source, call->count);
+    return 0;
+}
+
+static int self_reduce_scatter(comm *self, const comm_call *call)
+{
+    (void)self;
+    memcpy(call->target, call->source, call->count * sizeof(float));
+    return 0;
+}
+
+static void self_close(comm *self)
+{
+    (void)self;
+}
+
+static const commi_bulk_ops self_ops = {"self", self_all_gather, self_reduce_scatter, self_close};
+
+int comm_open(comm *self, const comm_open_config *config)
+{
+    assert(!self->bulk);
+    TRY(comm_check(self));
+    switch (config->backend) {
+    case COMM_SELF:
+        if (self->world > 1)
+            return err_set(ERR_INTERNAL, "the backend self is for one rank, not for %u",
+                           self->world);
+        self->bulk = &self_ops;
+        return 0;
+    case COMM_MPI:
+    case COMM_STAGED:
+        if (self->world == 1 && config->backend == COMM_MPI) {
+            self->bulk = &self_ops;
+            return 0;
+        }
+        return commi_open_exchange(self, config);
+    case COMM_NCCL:
+        return commi_open_nccl(self, config);
+    }
+    return err_set(ERR_INTERNAL, "there is no collective backend %d", (int)config->backend);
+}
+
+static int check_call(comm *self, const comm_call *call)
+{
+    TRY(comm_check(self));
+    if (!self->bulk)
+        return err_set(ERR_INTERNAL, "%s: collectives are not open", call->label);
+    return 0;
+}
+
+int comm_all_gather(comm *self, const comm_call *call)
+{
+    TRY(check_call(self, call));
+    return self->bulk->all_gather(self, call);
+}
+
+int comm_reduce_scatter(comm *self, const comm_call *call)
+{
+    TRY(check_call(self, call));
+    return self->bulk->reduce_scatter(self, call);
+}
+
+uint64_t comm_sent_bytes(const comm *self)
+{
+    return self ? atomic_load(&((comm *)self)->sent_bytes) : 0;
+}
+
+uint64_t comm_held_bytes(const comm *self)
+{
+    return self ? atomic_load(&((comm *)self)->held_bytes) : 0;
+}
+
+const char *comm_backend_name(const comm *self)
+{
+    return self && self->bulk ? self->bulk->name : "self";
 }
