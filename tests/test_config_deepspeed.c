@@ -64,17 +64,19 @@ static bool fate_holds(const struct key *key)
     bool holds = key->fate == REFUSED ? rc == ERR_CONFIG && strstr(err_text(), key->says) : rc == 0;
     if (!holds)
         print_error("%s: %s\n", key->set, rc == 0 ? "accepted" : err_text());
-    if (rc == 0 && key->fate == HONOURED && !field_holds(&key->field, self)) {
+    if (rc == 0 && (key->fate == HONOURED || key->fate == ALONE) &&
+        !field_holds(&key->field, self)) {
         print_error("%s: the field has another value\n", key->set);
         holds = false;
-    } else if (rc == 0 && key->fate == HONOURED && field_holds(&key->field, plain)) {
+    } else if (rc == 0 && (key->fate == HONOURED || key->fate == ALONE) &&
+               field_holds(&key->field, plain)) {
         print_error("%s: the field has the value without the key\n", key->set);
         holds = false;
-    } else if (rc == 0 && key->fate != HONOURED && !jobs_equal(plain, self)) {
+    } else if (rc == 0 && key->fate != HONOURED && key->fate != ALONE && !jobs_equal(plain, self)) {
         print_error("%s: changes the job\n", key->set);
         holds = false;
     }
-    if (rc == 0 && key->fate == IDLE) {
+    if (rc == 0 && (key->fate == IDLE || key->fate == ALONE)) {
         canonical(key->set, path);
         read_logged(bases[key->base], key->set, log);
         uint32_t count = count_named(log, path, key->says);
@@ -96,8 +98,10 @@ static void every_key_has_its_fate(void **state)
         counts[keys[i].fate]++;
         good += fate_holds(&keys[i]);
     }
-    print_message("%d keys: %u honoured, %u say what holds, %u without effect, %u refused\n",
-                  (int)KEY_COUNT, counts[HONOURED], counts[SAME], counts[IDLE], counts[REFUSED]);
+    print_message("%d keys: %u honoured, %u say what holds, %u without effect, %u of them on one "
+                  "rank alone, %u refused\n",
+                  (int)KEY_COUNT, counts[HONOURED], counts[SAME], counts[IDLE] + counts[ALONE],
+                  counts[ALONE], counts[REFUSED]);
     assert_int_equal(good, KEY_COUNT);
 }
 
@@ -134,6 +138,7 @@ static void wrong_fates_are_noticed(void **state)
         {SAME, "gradient_clipping=0.5", PLAIN, NULL, {0}},
         {IDLE, "gradient_clipping=1.0", PLAIN, "", {0}},
         {IDLE, "dump_state=true", PLAIN, "another reason", {0}},
+        {ALONE, "communication_data_type=fp16", PLAIN, "one rank", FIELD(comm.wire, DTYPE_BF16)},
         {REFUSED, "dump_state=true", PLAIN, "", {0}},
         {REFUSED, "gradient_clipping=-1", PLAIN, "another sentence", {0}},
     };

@@ -6,7 +6,17 @@
 
 #include "config/job.h"
 
-enum change_type { CHANGE_UINT, CHANGE_REAL, CHANGE_BOOL, CHANGE_SCHEDULE, CHANGE_FILES };
+enum change_type {
+    CHANGE_UINT,
+    CHANGE_WORLD,
+    CHANGE_BATCH,
+    CHANGE_STEPS,
+    CHANGE_WIRE,
+    CHANGE_REAL,
+    CHANGE_BOOL,
+    CHANGE_SCHEDULE,
+    CHANGE_FILES
+};
 
 struct change_row {
     const char *path; /* as in the job file */
@@ -23,7 +33,10 @@ struct change_row {
 static const struct change_row change_rows[] = {
     CHANGE_ROW("data.train", data.train, CHANGE_FILES),
     CHANGE_ROW("data.seed", data.seed, CHANGE_UINT),
-    CHANGE_ROW("gradient_accumulation_steps", accumulation, CHANGE_UINT),
+    CHANGE_ROW("the number of ranks", world, CHANGE_WORLD),
+    CHANGE_ROW("train_batch_size", train_batch_size, CHANGE_BATCH),
+    CHANGE_ROW("gradient_accumulation_steps", accumulation, CHANGE_STEPS),
+    CHANGE_ROW("communication_data_type", comm.wire, CHANGE_WIRE),
     CHANGE_ROW("gradient_clipping", gradient_clipping, CHANGE_REAL),
     CHANGE_ROW("optimizer.params.lr", optimizer.lr, CHANGE_REAL),
     CHANGE_ROW("optimizer.params.betas[0]", optimizer.beta1, CHANGE_REAL),
@@ -77,8 +90,22 @@ static bool compare(const struct change_row *row, const job *was, const job *is,
                     char old[JOB_CHANGE_BYTES], char new[JOB_CHANGE_BYTES])
 {
     const void *a = (const char *)was + row->offset, *b = (const char *)is + row->offset;
+    bool is_other_world = was->world != is->world;
+    if (row->type == (is_other_world ? CHANGE_STEPS : CHANGE_BATCH) ||
+        (row->type == CHANGE_WIRE && is->world <= 1))
+        return true; /* the one or the other says how long a step is; one rank sends nothing */
     switch (row->type) {
+    case CHANGE_WORLD:
+        snprintf(old, JOB_CHANGE_BYTES, "%" PRIu32, *(const uint32_t *)a);
+        snprintf(new, JOB_CHANGE_BYTES, "%" PRIu32, *(const uint32_t *)b);
+        return !is_other_world;
+    case CHANGE_WIRE:
+        snprintf(old, JOB_CHANGE_BYTES, "%s", dtype_name(*(const enum dtype *)a));
+        snprintf(new, JOB_CHANGE_BYTES, "%s", dtype_name(*(const enum dtype *)b));
+        return *(const enum dtype *)a == *(const enum dtype *)b;
     case CHANGE_UINT:
+    case CHANGE_BATCH:
+    case CHANGE_STEPS:
         snprintf(old, JOB_CHANGE_BYTES, "%" PRIu64, *(const uint64_t *)a);
         snprintf(new, JOB_CHANGE_BYTES, "%" PRIu64, *(const uint64_t *)b);
         return *(const uint64_t *)a == *(const uint64_t *)b;

@@ -3,8 +3,9 @@
  *   json.c      bytes -> document             options*.c  the table and its listing
  *   job_set.c   --set, aliases                check.c     document against table
  *   job_model.c presets, the model block      job_place.c the tiers block
- *   schedule.c  learning rates                job_optimizer.c optimizer, batch sizes
+ *   schedule.c  learning rates                job_optimizer.c optimizer
  *   job_precision.c dtypes, loss scaling, when the update runs
+ *   job_ranks.c batch sizes, what passes between ranks
  *   report.c    what the log says            job.c       puts them together
  *   changes.c   a job against another
  *
@@ -30,6 +31,7 @@ struct configi_reader {
     json_t *doc;                           /* owned by job_read */
     char (*set_paths)[CONFIGI_PATH_BYTES]; /* canonical paths given by --set */
     uint32_t set_count;
+    uint32_t world; /* ranks; 0 acts as 1 */
 };
 typedef struct configi_reader configi_reader;
 
@@ -157,6 +159,9 @@ int configi_apply_set(configi_reader *reader, const char *const *set,
 /* Replaces model.preset by the preset's keys beneath the job's own. `job_path` names the job file. */
 int configi_expand_preset(const configi_reader *reader, const char *job_path) MUST_CHECK;
 
+/* "fp32", "fp16" or "bf16", as the table spells them. */
+enum dtype configi_dtype_named(const char *name);
+
 int configi_fill_model(const configi_reader *reader, struct job_model *model) MUST_CHECK;
 /* Dtypes, loss scaling and clipping. */
 int configi_fill_precision(const configi_reader *reader, job *target) MUST_CHECK;
@@ -175,6 +180,17 @@ int configi_check_params(const configi_reader *reader, const char *block,
 
 /* After the optimizer, whose rate and second beta it may replace. */
 int configi_fill_scheduler(const configi_reader *reader, job *target) MUST_CHECK;
+
+/* --- job_ranks.c --- */
+
+/* comm, communication_data_type and the limits of stage 3, after precision. ERR_CONFIG for parallelism
+ * that is not built where there are several ranks. */
+int configi_fill_ranks(const configi_reader *reader, job *target) MUST_CHECK;
+
+/* ERR_CONFIG for a drive's path with a placeholder that is none of {rank}, {local_rank}, {host}. `text`: at
+ * key `path`. */
+int configi_check_placeholders(const configi_reader *reader, const char *path,
+                               const char *text) MUST_CHECK;
 
 /* Completes the three batch sizes as DeepSpeed does; 0 is "not given". */
 int configi_resolve_batch(const configi_reader *reader, uint64_t world, uint64_t *train,

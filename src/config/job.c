@@ -194,6 +194,7 @@ static int fill_job(const configi_reader *reader, job *target)
     TRY(configi_fill_tiers(reader, target));
     TRY(fill_schedule(reader, target));
     TRY(configi_fill_precision(reader, target));
+    TRY(configi_fill_ranks(reader, target));
     TRY(configi_fill_update(reader, target));
     TRY(configi_fill_optimizer(reader, target));
     TRY(configi_fill_scheduler(reader, target));
@@ -223,7 +224,8 @@ static int read_document(configi_reader *reader, const char *path, char *text, s
 static int make_job(const char *path, char *text, size_t text_bytes, const char *const *set,
                     uint32_t set_count, uint32_t world, job **out)
 {
-    configi_reader reader = {.file = strcmp(path, "-") == 0 ? "standard input" : path};
+    configi_reader reader = {.file = strcmp(path, "-") == 0 ? "standard input" : path,
+                             .world = world};
     job *self = NULL;
     int rc = read_document(&reader, path, text, text_bytes, set, set_count);
     mem_free(text);

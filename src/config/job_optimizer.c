@@ -1,5 +1,4 @@
-/* The optimizer and the batch sizes, as DeepSpeed has them. See config_internal.h. Called by job_read;
- * pure.
+/* The optimizer, as DeepSpeed has it. See config_internal.h. Called by job_read; pure.
  *
  * Defaults are those of the classes that DeepSpeed takes where optimizer state is offloaded:
  * DeepSpeedCPUAdam, DeepSpeedCPUAdagrad and DeepSpeedCPULion. */
@@ -7,7 +6,6 @@
 #include <math.h>
 #include <string.h>
 
-#include "base/size.h"
 #include "config/config_internal.h"
 
 /* In the order of the choices of optimizer.type. */
@@ -111,36 +109,4 @@ int configi_fill_optimizer(const configi_reader *reader, job *target)
         !configi_get(reader, "optimizer.params.weight_decay"))
         target->optimizer.weight_decay = torch_weight_decay;
     return 0;
-}
-
-int configi_resolve_batch(const configi_reader *reader, uint64_t world, uint64_t *train,
-                          uint64_t *micro, uint64_t *accumulation)
-{
-    if (*train == 0 && *micro == 0)
-        return configi_error(reader, "train_micro_batch_size_per_gpu",
-                             "missing; give it or train_batch_size");
-    uint64_t product;
-    if (*train > 0 && *micro > 0 && *accumulation == 0) {
-        *accumulation = *train / *micro / world;
-    } else if (*train > 0 && *micro == 0) {
-        if (*accumulation == 0)
-            *accumulation = 1;
-        *micro = *train / world / *accumulation;
-    } else if (*train == 0) {
-        if (*accumulation == 0)
-            *accumulation = 1;
-        if (size_mul(*micro, *accumulation, train) < 0 || size_mul(*train, world, train) < 0)
-            return configi_error(reader, "train_batch_size",
-                                 "%" PRIu64 " micro-batch times %" PRIu64 " accumulation times "
-                                 "%" PRIu64 " ranks is more than 64 bits hold",
-                                 *micro, *accumulation, world);
-    }
-    bool fits =
-        size_mul(*micro, *accumulation, &product) == 0 && size_mul(product, world, &product) == 0;
-    if (fits && product == *train && product > 0)
-        return 0;
-    return configi_error(reader, "train_batch_size",
-                         "%" PRIu64 " is not train_micro_batch_size_per_gpu %" PRIu64
-                         " times gradient_accumulation_steps %" PRIu64 " times %" PRIu64 " rank%s",
-                         *train, *micro, *accumulation, world, world == 1 ? "" : "s");
 }

@@ -60,6 +60,7 @@ static int add_drive(const configi_reader *reader, job *target, const char *path
 {
     char text[JOB_PATH_BYTES], asked[JOB_PATH_BYTES + 2], known[JOB_PATH_BYTES + 2];
     TRY(configi_copy_text(reader, path, text, sizeof text));
+    TRY(configi_check_placeholders(reader, path, text));
     plain_path(text, asked);
     for (uint32_t i = 0; i < target->tiers.nvme_count; i++) {
         plain_path(target->tiers.nvme[i].path, known);

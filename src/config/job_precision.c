@@ -11,7 +11,7 @@
 #include "base/log.h"
 #include "config/config_internal.h"
 
-static enum dtype dtype_named(const char *name)
+enum dtype configi_dtype_named(const char *name)
 {
     if (strcmp(name, "fp16") == 0)
         return DTYPE_FP16;
@@ -30,7 +30,7 @@ static int fill_working_dtype(const configi_reader *reader, job *target)
         target->type = DTYPE_FP16;
     }
     if (configi_get(reader, param_path) &&
-        dtype_named(configi_choice(reader, param_path)) != target->type)
+        configi_dtype_named(configi_choice(reader, param_path)) != target->type)
         return configi_error(reader, param_path,
                              "\"%s\" disagrees with fp16.enabled and bf16.enabled, which mean %s; "
                              "leave it out",
@@ -44,7 +44,7 @@ static int fill_grad_dtype(const configi_reader *reader, job *target)
     target->grad_dtype = target->type;
     if (!configi_get(reader, path))
         return 0;
-    enum dtype type = dtype_named(configi_choice(reader, path));
+    enum dtype type = configi_dtype_named(configi_choice(reader, path));
     if (type != DTYPE_FP32 && target->type == DTYPE_FP32)
         return configi_error(reader, path, "\"%s\" needs %s.enabled; without it gradients are fp32",
                              dtype_name(type), dtype_name(type));

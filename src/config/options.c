@@ -238,6 +238,8 @@ void options_print(FILE *stream)
         if (row->effect != OPTION_USED)
             fprintf(stream, " (%s)", effect_name(row->effect));
         fprintf(stream, "\n    %s\n", row->help);
+        if (row->alone)
+            fprintf(stream, "    On one rank it has no effect: %s\n", row->alone);
         if (row->later)
             fprintf(stream, "    Not built yet: %s\n", row->later);
     }
@@ -273,6 +275,7 @@ static json_t *row_json(const option *row)
     rc |= set_text(object, "not_built_yet", row->later);
     rc |= set_text(object, "unit", row->unit);
     rc |= set_text(object, "help", row->help);
+    rc |= set_text(object, "one_rank", row->alone);
     if (rc == 0)
         return object;
     json_decref(object);

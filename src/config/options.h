@@ -52,6 +52,8 @@ struct option {
     const char *later;    /* "c|d": known to DeepSpeed or the design, refused by this version */
     const char *unit;
     const char *help;
+    const char *alone; /* why it has no effect where the job has one rank, whatever `effect` says of
+                          several; NULL: their number makes no difference */
 };
 typedef struct option option;
 

@@ -4,6 +4,9 @@
  * The texts first: why a key has no effect. Keys with the same reason share a log line. */
 #include "config/config_internal.h"
 
+static const char kept_whole[] =
+    "a checkpoint of activations lies with the rank whose batch it is of";
+static const char data_parallel[] = "ranks differ in their data alone";
 static const char one_rank[] = "it is about several ranks or devices, and this job has one rank";
 static const char engine_only[] = "it is about the inner workings of DeepSpeed's engine";
 static const char always_measured[] =
@@ -61,7 +64,8 @@ const option configi_block_rows[] = {
      .type = OPTION_BOOL,
      .effect = OPTION_NO_EFFECT,
      .fallback = "false",
-     .help = one_rank},
+     .help = kept_whole,
+     .alone = one_rank},
     {.path = "activation_checkpointing.contiguous_memory_optimization",
      .type = OPTION_BOOL,
      .effect = OPTION_NO_EFFECT,
@@ -307,13 +311,26 @@ const option configi_block_rows[] = {
      .type = OPTION_ANY,
      .effect = OPTION_REFUSED,
      .help = "it quantizes the weights and is not built; leave it out or disable it"},
-    {.path = "tensor_parallel", .type = OPTION_ANY, .effect = OPTION_NO_EFFECT, .help = one_rank},
-    {.path = "expert_parallel", .type = OPTION_ANY, .effect = OPTION_NO_EFFECT, .help = one_rank},
-    {.path = "pipeline", .type = OPTION_ANY, .effect = OPTION_NO_EFFECT, .help = one_rank},
+    {.path = "tensor_parallel",
+     .type = OPTION_ANY,
+     .effect = OPTION_NO_EFFECT,
+     .help = data_parallel,
+     .alone = one_rank},
+    {.path = "expert_parallel",
+     .type = OPTION_ANY,
+     .effect = OPTION_NO_EFFECT,
+     .help = data_parallel,
+     .alone = one_rank},
+    {.path = "pipeline",
+     .type = OPTION_ANY,
+     .effect = OPTION_NO_EFFECT,
+     .help = data_parallel,
+     .alone = one_rank},
     {.path = "sequence_parallel_size",
      .type = OPTION_ANY,
      .effect = OPTION_NO_EFFECT,
-     .help = one_rank},
+     .help = data_parallel,
+     .alone = one_rank},
     {.path = "elasticity",
      .type = OPTION_SWITCH,
      .effect = OPTION_NO_EFFECT,

@@ -5,6 +5,13 @@
 #include "config/config_internal.h"
 
 static const char one_rank[] = "it is about several ranks or devices, and this job has one rank";
+static const char scaled_once[] = "gradients are summed in fp32 and scaled once";
+static const char no_bucket[] =
+    "a unit is reduced and gathered by one collective each, through staging "
+    "of constant size, so that no bucket is filled";
+static const char one_way[] = "gradients are reduced and parts gathered in one way, for all stages";
+static const char no_sequence_parallel[] = "a sequence is not split over ranks";
+static const char no_experts[] = "these models have no experts";
 static const char whole_steps[] = "a step here always takes all of its micro-batches";
 static const char engine_only[] = "it is about the inner workings of DeepSpeed's engine";
 static const char always_measured[] =
@@ -67,47 +74,56 @@ const option configi_deepspeed_rows[] = {
      .type = OPTION_BOOL,
      .effect = OPTION_NO_EFFECT,
      .fallback = "false",
-     .help = one_rank},
+     .help = scaled_once,
+     .alone = one_rank},
     {.path = "gradient_predivide_factor",
      .type = OPTION_FLOAT,
      .effect = OPTION_NO_EFFECT,
      .fallback = "1.0",
      .range = "(0,]",
-     .help = one_rank},
+     .help = scaled_once,
+     .alone = one_rank},
     {.path = "gradient_allreduce_op",
      .type = OPTION_ENUM,
      .fallback = "mean",
      .choices = "mean|sum",
-     .help = "How gradients of ranks are combined; the same on one rank. sum not with stage 3 or "
-             "DeepCompile, as in DeepSpeed."},
+     .help =
+         "How gradients of ranks are combined; the same on one rank. sum on one rank alone, and "
+         "not with stage 3 or DeepCompile, as in DeepSpeed."},
     {.path = "communication_data_type",
      .type = OPTION_ENUM,
-     .effect = OPTION_NO_EFFECT,
      .choices = "fp32|fp16|bf16",
-     .help = one_rank},
+     .help =
+         "Dtype in which gradients pass between ranks: each rank's is rounded to it once; the sum, "
+         "in rank order, is fp32. Default: the 16-bit dtype that is enabled, else fp32.",
+     .alone = one_rank},
     {.path = "seq_parallel_communication_data_type",
      .type = OPTION_ENUM,
      .effect = OPTION_NO_EFFECT,
      .fallback = "fp32",
      .choices = "fp32|fp16|bf16",
-     .help = one_rank},
+     .help = no_sequence_parallel,
+     .alone = one_rank},
     {.path = "allgather_size",
      .type = OPTION_INT,
      .effect = OPTION_NO_EFFECT,
      .fallback = "500000000",
      .range = "[0,]",
      .unit = "elements",
-     .help = one_rank},
+     .help = no_bucket,
+     .alone = one_rank},
     {.path = "disable_allgather",
      .type = OPTION_BOOL,
      .effect = OPTION_NO_EFFECT,
      .fallback = "false",
-     .help = one_rank},
+     .help = one_way,
+     .alone = one_rank},
     {.path = "use_data_before_expert_parallelism",
      .type = OPTION_BOOL,
      .effect = OPTION_NO_EFFECT,
      .fallback = "false",
-     .help = one_rank},
+     .help = no_experts,
+     .alone = one_rank},
     {.path = "zero_allow_untested_optimizer",
      .type = OPTION_BOOL,
      .effect = OPTION_NO_EFFECT,

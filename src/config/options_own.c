@@ -1,6 +1,8 @@
 /* The rows of Sluice's own blocks. See options.h. Constant data. */
 #include "config/config_internal.h"
 
+static const char one_rank[] = "there is nobody to speak to";
+
 const option configi_own_rows[] = {
     {.path = "description", .type = OPTION_STRING, .help = "A remark for people."},
 
@@ -174,15 +176,18 @@ const option configi_own_rows[] = {
      .type = OPTION_ENUM,
      .fallback = "auto",
      .choices = "auto|cpu|cuda",
-     .help = "What computes; auto: cuda where this build has it and there is a GPU (the first of "
-             "CUDA_VISIBLE_DEVICES), else cpu."},
+     .help = "What computes; auto: cuda where this build has it and there is a GPU, else cpu. Of "
+             "the GPUs "
+             "in CUDA_VISIBLE_DEVICES a rank takes that of its number on its host, modulo theirs."},
     {.path = "device.threads",
      .type = OPTION_INT,
      .fallback = "0",
      .range = "[0,65536]",
      .unit = "threads",
-     .help = "Threads that compute (cpu backend); 0: one per physical core that this process may "
-             "use, within its quota of CPU time; from 8 cores on, one core is left to I/O."},
+     .help =
+         "Threads that compute (cpu backend); 0: one per physical core that this process may "
+         "use, within its quota of CPU time; from 8 cores on, one core is left to I/O. Ranks of "
+         "a host that may use the same cores share them out."},
     {.path = "device.cores",
      .type = OPTION_CORES,
      .help = "Cores that compute, as in \"0-7,16\". Default: all that this process may use."},
@@ -204,13 +209,17 @@ const option configi_own_rows[] = {
      .type = OPTION_SIZE,
      .fallback = "0",
      .unit = "bytes",
-     .help = "Hard limit of device memory (on the cpu backend: of an arena that stands for it); "
-             "0: a quarter of the memory that is free; of a GPU all that its libraries leave."},
+     .help =
+         "Hard limit of each rank's device memory (on the cpu backend: of an arena that stands for "
+         "it); 0: a quarter of the memory that is free, shared by the ranks of a host; of a GPU "
+         "all that its libraries leave."},
     {.path = "tiers.host.budget",
      .type = OPTION_SIZE,
      .fallback = "0",
      .unit = "bytes",
-     .help = "Hard limit of host memory; 0: half of the memory that is free."},
+     .help =
+         "Hard limit of each rank's host memory; 0: half of the memory that is free, shared by the "
+         "ranks of a host."},
     {.path = "tiers.nvme",
      .type = OPTION_BLOCKS,
      .range = "[0,16]",
@@ -219,13 +228,16 @@ const option configi_own_rows[] = {
              "where they are on several devices."},
     {.path = "tiers.nvme.*.path",
      .type = OPTION_STRING,
-     .help = "Directory on the drive. Required."},
+     .help = "Directory on the drive. {rank}, {local_rank} and {host} in it stand for each rank's "
+             "own, so "
+             "that ranks of a host have drives of their own. Required."},
     {.path = "tiers.nvme.*.budget",
      .type = OPTION_SIZE,
      .fallback = "0",
      .unit = "bytes",
      .help = "Hard limit on the drive; 0: its free space less 10%, which drives of one file system "
-             "share."},
+             "share. For the ranks of a host together, or for each where the path holds {rank} or "
+             "{local_rank}."},
     {.path = "tiers.place.params",
      .type = OPTION_TIER,
      .fallback = "auto",
@@ -340,6 +352,38 @@ const option configi_own_rows[] = {
          "Compare what is read from the drives with the checksum of what was written; a "
          "difference stops the run and names unit, tile, file and offset. What a run that goes on "
          "begins with is compared in any case."},
+
+    {.path = "comm.backend",
+     .type = OPTION_ENUM,
+     .fallback = "auto",
+     .choices = "auto|mpi|staged|nccl",
+     .help =
+         "What carries tensors between ranks: mpi (host memory, cpu backend), nccl (between GPUs), "
+         "staged (GPUs, through host memory and MPI; ranks may share a GPU). auto: mpi on the cpu "
+         "backend; nccl where this build has it and each rank has a GPU of its own, else staged.",
+     .alone = one_rank},
+    {.path = "comm.timeout_seconds",
+     .type = OPTION_FLOAT,
+     .fallback = "300",
+     .range = "[2,86400]",
+     .unit = "seconds",
+     .help =
+         "A rank that says nothing for so long, or does not come where others wait for it, counts "
+         "as gone and ends the job; above the longest that a drive or a launcher may take.",
+     .alone = one_rank},
+    {.path = "comm.exit_seconds",
+     .type = OPTION_FLOAT,
+     .fallback = "30",
+     .range = "[1,86400]",
+     .unit = "seconds",
+     .help = "From a rank's failure to the end of all processes, at most.",
+     .alone = one_rank},
+    {.path = "comm.staging_bytes",
+     .type = OPTION_SIZE,
+     .fallback = "8388608",
+     .unit = "bytes",
+     .help = "Host memory of each rank through which collectives pass; at least 64 KiB.",
+     .alone = one_rank},
 };
 
 const uint32_t configi_own_row_count = sizeof configi_own_rows / sizeof configi_own_rows[0];

@@ -22,42 +22,63 @@ static bool is_auto(const json_t *value)
     return json_is_string(value) && strcmp(json_string_value(value), "auto") == 0;
 }
 
-/* Also where the value is left to a trainer: the key has no effect with any. */
-static bool is_idle(const configi_reader *reader, const option *row)
+/* Why a key does nothing in this job, or NULL where it does something. */
+static const char *idle_reason(const configi_reader *reader, const option *row)
 {
-    return row->effect == OPTION_NO_EFFECT && row->type != OPTION_SWITCH &&
-           (configi_get(reader, row->path) || is_auto(configi_written(reader, row->path)));
+    enum { STAGE_WEIGHTS = 3 };
+    static const char of_stage_3[] = "it is about the parameters that zero_optimization.stage 3 "
+                                     "partitions";
+    static const char prefix[] = "zero_optimization.stage3_";
+    if (row->alone && reader->world <= 1)
+        return row->alone;
+    if (row->effect == OPTION_NO_EFFECT)
+        return row->help;
+    if (row->alone && strncmp(row->path, prefix, sizeof prefix - 1) == 0 &&
+        configi_uint(reader, "zero_optimization.stage") != STAGE_WEIGHTS)
+        return of_stage_3;
+    return NULL;
+}
+
+/* As idle_reason for a key that is written, also where its value is left to a trainer: it has no effect with
+ * any. NULL else. */
+static const char *written_idle_reason(const configi_reader *reader, const option *row)
+{
+    bool is_given = row->type != OPTION_SWITCH &&
+                    (configi_get(reader, row->path) || is_auto(configi_written(reader, row->path)));
+    return is_given ? idle_reason(reader, row) : NULL;
 }
 
 /* One line, or as many as the keys need, of the keys that share this row's reason. */
-static void log_reason(const configi_reader *reader, uint32_t idx)
+static void log_reason(const configi_reader *reader, uint32_t idx, const char *reason)
 {
-    const option *row = option_at(idx), *other;
+    const option *other;
     char keys[ERR_TEXT_BYTES] = "";
     for (uint32_t i = idx; (other = option_at(i)); i++) {
-        if (strcmp(other->help, row->help) != 0 || !is_idle(reader, other) ||
-            append_key(keys, other->path, NULL))
+        const char *others = written_idle_reason(reader, other);
+        if (!others || strcmp(others, reason) != 0 || append_key(keys, other->path, NULL))
             continue;
-        log_info("%s: no effect here: %s (%s)", reader->file, keys, row->help);
+        log_info("%s: no effect here: %s (%s)", reader->file, keys, reason);
         keys[0] = '\0';
         append_key(keys, other->path, NULL);
     }
-    log_info("%s: no effect here: %s (%s)", reader->file, keys, row->help);
+    log_info("%s: no effect here: %s (%s)", reader->file, keys, reason);
 }
 
 void configi_log_no_effect(const configi_reader *reader)
 {
     const option *row, *other;
     for (uint32_t idx = 0; (row = option_at(idx)); idx++) {
-        if (!is_idle(reader, row))
+        const char *reason = written_idle_reason(reader, row), *others;
+        if (!reason)
             continue;
         bool is_named = false;
         for (uint32_t before = 0; before < idx && !is_named; before++) {
             other = option_at(before);
-            is_named = strcmp(other->help, row->help) == 0 && is_idle(reader, other);
+            others = written_idle_reason(reader, other);
+            is_named = others && strcmp(others, reason) == 0;
         }
         if (!is_named)
-            log_reason(reader, idx);
+            log_reason(reader, idx, reason);
     }
 }
 
@@ -68,7 +89,7 @@ void configi_log_auto(const configi_reader *reader)
     char keys[ERR_TEXT_BYTES] = "";
     const option *row;
     for (uint32_t idx = 0; (row = option_at(idx)); idx++) {
-        if (row->effect != OPTION_USED || configi_is_own(row) ||
+        if (idle_reason(reader, row) || configi_is_own(row) ||
             !is_auto(configi_written(reader, row->path)) ||
             append_key(keys, row->path, row->fallback))
             continue;

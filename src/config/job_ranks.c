@@ -1,0 +1,170 @@
+/* What a job says about its ranks: batch sizes, what passes between them, limits of stage 3, drives of their
+ * own. See config_internal.h. Called by job_read; pure. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/size.h"
+#include "config/config_internal.h"
+
+/* Of a parallel block: true where it asks for more than one of something. Numbers are looked for at any
+ * depth, under the names that DeepSpeed's blocks have for a degree. */
+static bool asks_several(const json_t *value)
+{
+    static const char names[] = "size|autotp_size|tp_size|stages|degree|ep_size|num_experts";
+    const char *key;
+    json_t *child;
+    if (json_is_number(value))
+        return json_number_value(value) > 1;
+    json_object_foreach((json_t *)value, key, child)
+    {
+        bool counts = json_is_number(child) && configi_list_find(names, key) >= 0;
+        if ((counts || json_is_object(child)) && asks_several(child))
+            return true;
+    }
+    return false;
+}
+
+/* Parallelism that is not built changes how many sequences a step has: with several ranks, none of it may
+ * pass for data parallelism. */
+static int check_parallelism(const configi_reader *reader)
+{
+    static const struct {
+        const char *path, *text;
+    } rows[] = {
+        {"sequence_parallel_size", "no sequence is split over ranks; leave it out, and lower "
+                                   "model.seq_length where one does not "
+                                   "fit a rank"},
+        {"tensor_parallel", "no matrix is split over ranks; leave it out: zero_optimization.stage "
+                            "3 splits all states"},
+        {"pipeline", "blocks are not dealt out to ranks; leave it out: zero_optimization.stage 3 "
+                     "splits all states"},
+        {"expert_parallel", "these models have no experts; leave it out"},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
+        if (asks_several(configi_get(reader, rows[i].path)))
+            return configi_error(reader, rows[i].path, "not built for %" PRIu32 " ranks: %s",
+                                 reader->world, rows[i].text);
+    if (strcmp(configi_choice(reader, "gradient_allreduce_op"), "sum") == 0)
+        return configi_error(reader, "gradient_allreduce_op",
+                             "\"sum\" is not built for %" PRIu32
+                             " ranks; leave it out, and gradients "
+                             "are the mean over all sequences of a step",
+                             reader->world);
+    return 0;
+}
+
+/* 0 is "not given" in the job; given as 0 it is the least there is. */
+static uint64_t limit_of(const configi_reader *reader, const char *path)
+{
+    uint64_t value = configi_uint(reader, path);
+    return value == 0 && configi_get(reader, path) ? 1 : value;
+}
+
+static void fill_stage_3(const configi_reader *reader, job *target)
+{
+    static const char reuse_path[] = "zero_optimization.stage3_max_reuse_distance";
+    target->persistence_threshold =
+        configi_uint(reader, "zero_optimization.stage3_param_persistence_threshold");
+    target->model_persistence_threshold =
+        configi_uint(reader, "zero_optimization.stage3_model_persistence_threshold");
+    target->max_live_parameters = limit_of(reader, "zero_optimization.stage3_max_live_parameters");
+    target->prefetch_bucket_size =
+        limit_of(reader, "zero_optimization.stage3_prefetch_bucket_size");
+    target->limits_reuse = configi_get(reader, reuse_path) != NULL;
+    target->max_reuse_distance = configi_uint(reader, reuse_path);
+}
+
+int configi_fill_ranks(const configi_reader *reader, job *target)
+{
+    enum { STAGING_BYTES_MIN = 65536 };
+    static const char wire_path[] = "communication_data_type";
+    static const char staging_path[] = "comm.staging_bytes";
+    char least[SIZE_TEXT_BYTES], given[SIZE_TEXT_BYTES];
+    if (reader->world > 1)
+        TRY(check_parallelism(reader));
+    snprintf(target->comm.backend, JOB_NAME_BYTES, "%s", configi_choice(reader, "comm.backend"));
+    target->comm.timeout_seconds = configi_double(reader, "comm.timeout_seconds");
+    target->comm.exit_seconds = configi_double(reader, "comm.exit_seconds");
+    target->comm.staging_bytes = configi_uint(reader, staging_path);
+    if (target->comm.staging_bytes < STAGING_BYTES_MIN)
+        return configi_error(reader, staging_path, "%s is out of range: must be at least %s",
+                             size_format(target->comm.staging_bytes, given),
+                             size_format(STAGING_BYTES_MIN, least));
+    target->comm.wire = target->type;
+    if (configi_get(reader, wire_path))
+        target->comm.wire = configi_dtype_named(configi_choice(reader, wire_path));
+    fill_stage_3(reader, target);
+    return 0;
+}
+
+int configi_check_placeholders(const configi_reader *reader, const char *path, const char *text)
+{
+    static const char *const known[] = {"{rank}", "{local_rank}", "{host}"};
+    for (const char *at = strchr(text, '{'); at; at = strchr(at + 1, '{')) {
+        bool is_known = false;
+        for (size_t i = 0; i < sizeof known / sizeof known[0]; i++)
+            is_known = is_known || strncmp(at, known[i], strlen(known[i])) == 0;
+        if (!is_known)
+            return configi_error(
+                reader, path,
+                "\"%.64s\" is none of the placeholders that a path may hold: {rank}, "
+                "{local_rank}, {host}",
+                at);
+    }
+    return 0;
+}
+
+/* What three sizes that do not go together are told: each rank needs `one` sequences, and `train` are fewer. */
+static int too_few_sequences(const configi_reader *reader, uint64_t world, uint64_t train,
+                             uint64_t micro, uint64_t accumulation, uint64_t least)
+{
+    char times[64] = "", fewer[64];
+    uint64_t ranks = train / (least / world);
+    if (accumulation > 1)
+        snprintf(times, sizeof times, ", %" PRIu64 " of them in a step", accumulation);
+    snprintf(fewer, sizeof fewer, "start %" PRIu64 " rank%s", ranks, ranks == 1 ? "" : "s");
+    return configi_error(reader, "train_batch_size",
+                         "%" PRIu64 " is smaller than what %" PRIu64 " ranks with micro-batches of "
+                         "%" PRIu64 "%s need: each rank takes at least one sequence a step; raise "
+                         "train_batch_size to %" PRIu64 " or %s",
+                         train, world, micro, times, least,
+                         ranks > 0 ? fewer : "make the micro-batch smaller");
+}
+
+int configi_resolve_batch(const configi_reader *reader, uint64_t world, uint64_t *train,
+                          uint64_t *micro, uint64_t *accumulation)
+{
+    if (*train == 0 && *micro == 0)
+        return configi_error(reader, "train_micro_batch_size_per_gpu",
+                             "missing; give it or train_batch_size");
+    uint64_t product;
+    if (*train > 0 && *micro > 0 && *accumulation == 0) {
+        *accumulation = *train / *micro / world;
+    } else if (*train > 0 && *micro == 0) {
+        if (*accumulation == 0)
+            *accumulation = 1;
+        *micro = *train / world / *accumulation;
+    } else if (*train == 0) {
+        if (*accumulation == 0)
+            *accumulation = 1;
+        if (size_mul(*micro, *accumulation, train) < 0 || size_mul(*train, world, train) < 0)
+            return configi_error(reader, "train_batch_size",
+                                 "%" PRIu64 " micro-batch times %" PRIu64 " accumulation times "
+                                 "%" PRIu64 " ranks is more than 64 bits hold",
+                                 *micro, *accumulation, world);
+    }
+    bool fits =
+        size_mul(*micro, *accumulation, &product) == 0 && size_mul(product, world, &product) == 0;
+    if (fits && product == *train && product > 0)
+        return 0;
+    uint64_t least = 0; /* sequences of a step that all ranks together need */
+    uint64_t each = *micro > 0 ? *micro : 1, times = *accumulation > 0 ? *accumulation : 1;
+    if (world > 1 && size_mul(each, times, &least) == 0 && size_mul(least, world, &least) == 0 &&
+        *train < least)
+        return too_few_sequences(reader, world, *train, each, times, least);
+    return configi_error(reader, "train_batch_size",
+                         "%" PRIu64 " is not train_micro_batch_size_per_gpu %" PRIu64
+                         " times gradient_accumulation_steps %" PRIu64 " times %" PRIu64 " rank%s",
+                         *train, *micro, *accumulation, world, world == 1 ? "" : "s");
+}
