@@ -144,7 +144,7 @@ void plani_depend(plani_builder *b, uint32_t op_idx, uint32_t on_op_idx)
         return;
     assert(on_op_idx < op_idx);
     const op *to = &b->ops[op_idx], *from = &b->ops[on_op_idx];
-    if (plani_in_one_order(to, from))
+    if (plani_in_one_order(b->job, to, from))
         return; /* the lane's own order says it */
     if (b->dependents[on_op_idx] == op_idx)
         return; /* known; edges are added to the newest op only */
@@ -191,7 +191,7 @@ static bool meet(plani_builder *b, const struct plani_access *fresh,
     if (fresh->writes)
         return covered;
     return covered && !item->writes &&
-           plani_in_one_order(&b->ops[item->op_idx], &b->ops[fresh->op_idx]);
+           plani_in_one_order(b->job, &b->ops[item->op_idx], &b->ops[fresh->op_idx]);
 }
 
 static void put_access(struct plani_access *list, uint32_t begin, uint32_t end,

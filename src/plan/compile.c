@@ -247,7 +247,7 @@ static uint64_t total_elems(const plan_job *job)
 {
     uint64_t total = 0;
     for (uint32_t u = 0; u < job->unit_count; u++)
-        total += job->unit_elems[u];
+        total += plani_whole_elems(job, u);
     return total;
 }
 
@@ -267,7 +267,7 @@ static uint32_t list_candidates(const plan_job *job, struct candidate list[CANDI
         return 1;
     uint64_t largest_unit = 0;
     for (uint32_t u = 0; u < job->unit_count; u++)
-        largest_unit = size_max(largest_unit, job->unit_elems[u]);
+        largest_unit = size_max(largest_unit, plan_rest_elems(job, STATE_OPTIMIZER, u));
     uint64_t floor = size_round_up(size_div_up(total_elems(job), TILES_MOST), TILE_ELEMS_STEP);
     uint64_t tile = size_round_up(size_div_up(largest_unit, TILES_OF_UNIT_LEAST), TILE_ELEMS_STEP);
     tile = size_max(size_max(tile, TILE_ELEMS_LARGEST), floor);
@@ -509,6 +509,10 @@ void plan_machine_default_cpu(plan_machine *machine, uint32_t core_count, bool b
     machine->core_count = cores;
     machine->device_is_cpu = true;
     machine->op_seconds = 20e-6;
+    /* Ranks of one host that copy through shared memory: a guess as well. */
+    machine->comm_bytes_per_second = 5e9;
+    machine->comm_seconds = 20e-6;
+    machine->comm_is_copies = true;
     /* A guess that no measurement of ours stands behind: a few flushes of a drive's cache, which take
      * from well under a millisecond (power-loss protection) to some milliseconds (none) each. */
     machine->sync_seconds = 5e-3;
@@ -527,4 +531,7 @@ void plan_machine_default_gpu(plan_machine *machine, uint32_t core_count, int ma
                                                                    : 1.2e12;
     machine->h2d_bytes_per_second = machine->d2h_bytes_per_second = major >= 9 ? 50e9 : 24e9;
     machine->op_seconds = 10e-6;
+    /* GPUs of one host that reach each other through the same switches: a guess. */
+    machine->comm_bytes_per_second = machine->h2d_bytes_per_second / 2;
+    machine->comm_is_copies = false;
 }

@@ -8,7 +8,13 @@
  *
  * The update runs where the optimizer's home is (device, or host for host and nvme homes); what it
  * needs from elsewhere is brought there tile by tile, and what it makes is taken home tile by tile. On a
- * GPU the work of device homes is on its compute lane, but initial values are made on the host. */
+ * GPU the work of device homes is on its compute lane, but initial values are made on the host.
+ *
+ * Of several ranks, each works on the tiles of what it has of the optimizer state. Where that is a shard
+ * and the params are whole, the new shard is made on the device and gathered there:
+ *
+ *   update T, G -> P (host)    h2d  P -> device shard    all-gather  device shard -> device params
+ *   then, where the params' home is elsewhere, from the device params home, tile by tile */
 #include <assert.h>
 
 #include "base/size.h"
@@ -89,13 +95,16 @@ struct tile_job {
     uint32_t unit, tile;
     uint64_t begin, count;  /* elements */
     enum arena_kind where;  /* where the work runs */
+    uint32_t params_home;   /* where the new working copy goes */
     uint32_t device_params; /* also wanted there, or PROGRAM_NONE */
     enum plani_tile_work work;
     uint32_t after;
     plani_range closed; /* the tile's gradient where it never rests; else of 0 bytes */
 };
 
-static struct tile_job tile_job_at(const plani_builder *b, uint32_t unit, uint64_t tile)
+/* A tile of `elems` elements: those of the unit's optimizer state, of its shard, or of all of it. */
+static struct tile_job tile_job_at(const plani_builder *b, uint32_t unit, uint64_t elems,
+                                   uint64_t tile)
 {
     uint64_t tile_elems = b->set->tile_elems;
     enum arena_kind home = b->job->homes[STATE_OPTIMIZER][unit];
@@ -103,16 +112,17 @@ static struct tile_job tile_job_at(const plani_builder *b, uint32_t unit, uint64
         .unit = unit,
         .tile = (uint32_t)tile,
         .begin = tile * tile_elems,
-        .count = tile_elems_at(b->job->unit_elems[unit], tile_elems, tile),
+        .count = tile_elems_at(elems, tile_elems, tile),
         .where = home == ARENA_DEVICE && !b->job->only_eval ? ARENA_DEVICE : ARENA_HOST,
+        .params_home = b->set->homes.params[unit],
         .device_params = PROGRAM_NONE,
         .after = PROGRAM_NONE,
     };
 }
 
-static uint64_t unit_tiles(const plani_builder *b, uint32_t unit)
+static uint64_t tiles_of(const plani_builder *b, uint64_t elems)
 {
-    return b->error < 0 ? 0 : tile_count(b->job->unit_elems[unit], b->set->tile_elems);
+    return b->error < 0 ? 0 : tile_count(elems, b->set->tile_elems);
 }
 
 /* The tile's place in a buffer of the unit's optimizer state. */
@@ -174,8 +184,7 @@ static plani_range tile_grads(plani_builder *b, const struct tile_job *t)
  * the arena of the work, else a transient. */
 static plani_range tile_params(plani_builder *b, const struct tile_job *t)
 {
-    uint32_t home = b->set->homes.params[t->unit];
-    plani_range at_home = elems_range(home, t->begin, t->count, b->job->param_bytes);
+    plani_range at_home = elems_range(t->params_home, t->begin, t->count, b->job->param_bytes);
     if (arena_of(b, at_home) == t->where)
         return at_home;
     if (t->where == ARENA_DEVICE && t->device_params != PROGRAM_NONE)
@@ -217,8 +226,7 @@ static void tile_results(plani_builder *b, const struct tile_job *t, plani_range
     uint32_t state_home = b->set->homes.optimizer[t->unit];
     if (state.buffer_idx != state_home && state_home != PROGRAM_NONE && t->work != PLANI_WORK_LOAD)
         tile_transfer(b, t, state, state_range(b, t, state_home), STATE_OPTIMIZER);
-    plani_range home =
-        elems_range(b->set->homes.params[t->unit], t->begin, t->count, b->job->param_bytes);
+    plani_range home = elems_range(t->params_home, t->begin, t->count, b->job->param_bytes);
     if (params.buffer_idx != home.buffer_idx)
         tile_transfer(b, t, params, home, STATE_PARAMS);
     if (t->device_params != PROGRAM_NONE && t->device_params != params.buffer_idx &&
@@ -260,52 +268,126 @@ static void emit_tile(plani_builder *b, const struct tile_job *t)
         tile_results(b, t, state, params);
 }
 
+/* Moves `elems` elements of `elem_bytes` each, tile by tile. */
+static void move_elems(plani_builder *b, uint32_t unit, uint64_t elems, uint32_t source,
+                       uint32_t target, uint64_t elem_bytes, enum state_kind kind)
+{
+    for (uint64_t k = 0; k < tiles_of(b, elems) && b->error >= 0; k++) {
+        struct tile_job t = tile_job_at(b, unit, elems, k);
+        tile_transfer(b, &t, elems_range(source, t.begin, t.count, elem_bytes),
+                      elems_range(target, t.begin, t.count, elem_bytes), kind);
+    }
+}
+
+static uint32_t device_params_of(plani_builder *b, uint32_t unit, uint64_t elems)
+{
+    return plani_transient(b, ARENA_DEVICE, elems * b->job->param_bytes, TILE_RESIDUE_PARAMS,
+                           STATE_PARAMS, unit);
+}
+
+static bool is_on_device(const plani_builder *b, uint32_t buffer_idx)
+{
+    return b->error < 0 || b->buffers[buffer_idx].base.arena == ARENA_DEVICE;
+}
+
+/* `shard`, on the device, of all ranks into `whole`. */
+static void gather_params(plani_builder *b, uint32_t unit, uint32_t shard, uint32_t whole)
+{
+    uint64_t bytes = b->job->param_bytes;
+    plani_all_gather(b, elems_range(shard, 0, plani_shard_elems(b->job, unit), bytes),
+                     elems_range(whole, 0, plani_whole_elems(b->job, unit), bytes), STATE_PARAMS,
+                     unit);
+}
+
+/* Where the tiles' new params go, and how the ranks' come together behind them. */
+struct new_params {
+    uint32_t unit;
+    uint32_t
+        tiles_to; /* where tiles take them: the home, or a shard on the device to be gathered */
+    uint32_t tiles_also_to; /* PROGRAM_NONE, or on the device */
+    uint32_t shard;         /* to be gathered into `whole` behind the last tile, or PROGRAM_NONE */
+    uint32_t whole, home;
+};
+
+static struct new_params begin_params(plani_builder *b, uint32_t unit, uint32_t wanted)
+{
+    const plan_job *job = b->job;
+    uint32_t home = b->set->homes.params[unit];
+    struct new_params made = {unit, home, wanted, PROGRAM_NONE, wanted, home};
+    if (plan_is_sharded(job, STATE_PARAMS, unit)) {
+        made.tiles_also_to = PROGRAM_NONE;
+        if (wanted == PROGRAM_NONE)
+            return made;
+        made.shard = home;
+        if (!is_on_device(b, home))
+            made.shard = made.tiles_also_to =
+                device_params_of(b, unit, plani_shard_elems(job, unit));
+    } else if (plan_is_sharded(job, STATE_OPTIMIZER, unit)) {
+        made.shard = made.tiles_to = device_params_of(b, unit, plani_shard_elems(job, unit));
+        made.tiles_also_to = PROGRAM_NONE;
+        made.whole = wanted != PROGRAM_NONE ? wanted : plani_device_params(b, unit);
+    }
+    return made;
+}
+
+static void finish_params(plani_builder *b, const struct new_params *made)
+{
+    if (made->shard == PROGRAM_NONE || b->error < 0)
+        return;
+    gather_params(b, made->unit, made->shard, made->whole);
+    if (made->shard == made->tiles_to && made->shard != made->home && made->whole != made->home)
+        move_elems(b, made->unit, plani_whole_elems(b->job, made->unit), made->whole, made->home,
+                   b->job->param_bytes, STATE_PARAMS);
+}
+
 void plani_unit_work(plani_builder *b, uint32_t unit, enum plani_tile_work work,
                      uint32_t device_params, uint32_t after)
 {
-    for (uint64_t k = 0; k < unit_tiles(b, unit) && b->error >= 0; k++) {
-        struct tile_job t = tile_job_at(b, unit, k);
-        t.device_params = device_params;
+    uint64_t elems = plan_rest_elems(b->job, STATE_OPTIMIZER, unit);
+    struct new_params made = begin_params(b, unit, device_params);
+    for (uint64_t k = 0; k < tiles_of(b, elems) && b->error >= 0; k++) {
+        struct tile_job t = tile_job_at(b, unit, elems, k);
+        t.params_home = made.tiles_to;
+        t.device_params = made.tiles_also_to;
         t.work = work;
         t.after = after;
         if (work == PLANI_WORK_INIT && runs_on_gpu(b, &t))
             t.where = ARENA_HOST;
         emit_tile(b, &t);
     }
+    finish_params(b, &made);
 }
 
 uint32_t plani_device_params(plani_builder *b, uint32_t unit)
 {
     uint32_t home = b->set->homes.params[unit];
-    if (b->error < 0 || b->buffers[home].base.arena == ARENA_DEVICE)
+    bool is_whole = !plan_is_sharded(b->job, STATE_PARAMS, unit);
+    if (is_whole && is_on_device(b, home))
         return home;
-    return plani_transient(b, ARENA_DEVICE, b->job->unit_elems[unit] * b->job->param_bytes,
-                           TILE_RESIDUE_PARAMS, STATE_PARAMS, unit);
-}
-
-/* Moves elements of `elem_bytes` each, tile by tile. */
-static void move_elems(plani_builder *b, uint32_t unit, uint32_t source, uint32_t target,
-                       uint64_t elem_bytes, enum state_kind kind)
-{
-    for (uint64_t k = 0; k < unit_tiles(b, unit) && b->error >= 0; k++) {
-        struct tile_job t = tile_job_at(b, unit, k);
-        tile_transfer(b, &t, elems_range(source, t.begin, t.count, elem_bytes),
-                      elems_range(target, t.begin, t.count, elem_bytes), kind);
-    }
+    return device_params_of(b, unit, plani_whole_elems(b->job, unit));
 }
 
 uint32_t plani_fetch_params(plani_builder *b, uint32_t unit)
 {
-    uint32_t device = plani_device_params(b, unit);
-    uint32_t home = b->set->homes.params[unit];
-    if (device != home)
-        move_elems(b, unit, home, device, b->job->param_bytes, STATE_PARAMS);
-    return device;
+    uint32_t home = b->set->homes.params[unit], arrived = home;
+    bool is_sharded = plan_is_sharded(b->job, STATE_PARAMS, unit);
+    uint64_t elems = plan_rest_elems(b->job, STATE_PARAMS, unit);
+    if (!is_on_device(b, home)) {
+        arrived = device_params_of(b, unit, elems);
+        move_elems(b, unit, elems, home, arrived, b->job->param_bytes, STATE_PARAMS);
+    }
+    if (!is_sharded)
+        return arrived;
+    uint32_t whole = device_params_of(b, unit, plani_whole_elems(b->job, unit));
+    if (b->error >= 0)
+        gather_params(b, unit, arrived, whole);
+    return whole;
 }
 
 void plani_move_accumulator(plani_builder *b, uint32_t unit, uint32_t source, uint32_t target)
 {
-    move_elems(b, unit, source, target, sizeof(float), STATE_GRADS);
+    move_elems(b, unit, plani_whole_elems(b->job, unit), source, target, sizeof(float),
+               STATE_GRADS);
 }
 
 /* Closes one tile: rounds the sums to the gradient dtype and takes their squares. */
@@ -330,28 +412,78 @@ static void close_tile(plani_builder *b, const struct tile_job *t, uint32_t accu
               ROLE_NORM_SUMS, ACCESS_WRITE);
 }
 
-void plani_close_grads(plani_builder *b, uint32_t unit, uint32_t accumulator)
+/* Closes a gradient of which this rank has all that it rests with: tile by tile to its home, or to the
+ * update. */
+static void close_tiles(plani_builder *b, uint32_t unit, uint32_t sums)
 {
     uint32_t home = b->set->homes.grads[unit]; /* none where the update follows at once */
-    for (uint64_t k = 0; k < unit_tiles(b, unit) && b->error >= 0; k++) {
-        struct tile_job t = tile_job_at(b, unit, k);
+    uint64_t elems = plani_shard_elems(b->job, unit);
+    struct new_params made = {.shard = PROGRAM_NONE};
+    if (home == PROGRAM_NONE)
+        made = begin_params(b, unit, PROGRAM_NONE);
+    for (uint64_t k = 0; k < tiles_of(b, elems) && b->error >= 0; k++) {
+        struct tile_job t = tile_job_at(b, unit, elems, k);
         plani_range at_home = elems_range(home, t.begin, t.count, b->job->grad_bytes);
         plani_range closed = at_home;
         if (home == PROGRAM_NONE || arena_of(b, at_home) != ARENA_DEVICE)
             closed = (plani_range){plani_transient(b, ARENA_DEVICE, at_home.size_bytes,
                                                    TILE_RESIDUE_GRADS, STATE_GRADS, unit),
                                    0, at_home.size_bytes};
-        close_tile(b, &t, accumulator, closed);
+        close_tile(b, &t, sums, closed);
         if (b->error < 0)
             return;
         if (home == PROGRAM_NONE) {
             t.closed = closed;
+            t.params_home = made.tiles_to;
             t.work = PLANI_WORK_UPDATE;
             emit_tile(b, &t);
         } else if (closed.buffer_idx != home) {
             tile_transfer(b, &t, closed, at_home, STATE_GRADS);
         }
     }
+    finish_params(b, &made);
+}
+
+/* Closes this rank's shard of a gradient and gathers the others': each rank updates the whole unit. */
+static void close_and_gather(plani_builder *b, uint32_t unit, uint32_t sums)
+{
+    const plan_job *job = b->job;
+    uint32_t home = b->set->homes.grads[unit];
+    uint64_t bytes = job->grad_bytes;
+    uint64_t own = plani_shard_elems(job, unit), all = plani_whole_elems(job, unit);
+    uint32_t shard =
+        plani_transient(b, ARENA_DEVICE, own * bytes, TILE_RESIDUE_GRADS, STATE_GRADS, unit);
+    for (uint64_t k = 0; k < tiles_of(b, own) && b->error >= 0; k++) {
+        struct tile_job t = tile_job_at(b, unit, own, k);
+        close_tile(b, &t, sums, elems_range(shard, t.begin, t.count, bytes));
+    }
+    uint32_t whole = home;
+    if (home == PROGRAM_NONE || !is_on_device(b, home))
+        whole =
+            plani_transient(b, ARENA_DEVICE, all * bytes, TILE_RESIDUE_GRADS, STATE_GRADS, unit);
+    if (b->error < 0)
+        return;
+    plani_all_gather(b, elems_range(shard, 0, own, bytes), elems_range(whole, 0, all, bytes),
+                     STATE_GRADS, unit);
+    if (home != PROGRAM_NONE && whole != home)
+        move_elems(b, unit, all, whole, home, bytes, STATE_GRADS);
+    for (uint64_t k = 0; home == PROGRAM_NONE && k < tiles_of(b, all) && b->error >= 0; k++) {
+        struct tile_job t = tile_job_at(b, unit, all, k);
+        t.closed = elems_range(whole, t.begin, t.count, bytes);
+        t.work = PLANI_WORK_UPDATE;
+        emit_tile(b, &t);
+    }
+}
+
+void plani_close_grads(plani_builder *b, uint32_t unit, uint32_t accumulator)
+{
+    uint32_t sums = accumulator;
+    if (plani_world(b->job) > 1)
+        sums = plani_reduce_scatter(b, unit, accumulator);
+    if (plani_world(b->job) > 1 && !plan_is_sharded(b->job, STATE_OPTIMIZER, unit))
+        close_and_gather(b, unit, sums);
+    else
+        close_tiles(b, unit, sums);
 }
 
 void plani_save_unit(plani_builder *b, uint32_t unit)
@@ -359,8 +491,9 @@ void plani_save_unit(plani_builder *b, uint32_t unit)
     uint32_t home = b->set->homes.optimizer[unit], save = b->set->homes.saves[unit];
     if (save == PROGRAM_NONE || home == PROGRAM_NONE)
         return;
-    for (uint64_t k = 0; k < unit_tiles(b, unit) && b->error >= 0; k++) {
-        struct tile_job t = tile_job_at(b, unit, k);
+    uint64_t elems = plan_rest_elems(b->job, STATE_OPTIMIZER, unit);
+    for (uint64_t k = 0; k < tiles_of(b, elems) && b->error >= 0; k++) {
+        struct tile_job t = tile_job_at(b, unit, elems, k);
         tile_transfer(b, &t, state_range(b, &t, home), state_range(b, &t, save), STATE_OPTIMIZER);
     }
 }

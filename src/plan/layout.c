@@ -1,6 +1,6 @@
 /* Homes: one buffer for each state that rests somewhere, laid end to end from the start of each arena.
  *
- *   device  [workspace][constants][tokens][losses][norm sums][params u0][grads u0][optimizer u0] ...
+ *   device  [workspace][constants][tokens][losses][norm ..][params u0][grads u0][optimizer u0] ...
  *   host    [tokens][losses][optimizer ..][grads ..][accumulators ..][params ..][activations ..]
  *   nvme    [state u0][state u1] ... [twin u0] ... [params u0] ... [grads u0] ... [activations ..]
  *
@@ -33,9 +33,8 @@ bool plan_is_sharded(const plan_job *job, enum state_kind kind, uint32_t unit)
 
 uint64_t plan_rest_elems(const plan_job *job, enum state_kind kind, uint32_t unit)
 {
-    uint32_t world = job->world ? job->world : 1;
-    return plan_is_sharded(job, kind, unit) ? shard_elems(job->unit_elems[unit], world)
-                                            : shard_whole_elems(job->unit_elems[unit], world);
+    return plan_is_sharded(job, kind, unit) ? plani_shard_elems(job, unit)
+                                            : plani_whole_elems(job, unit);
 }
 
 static uint32_t add_home(plani_layout *layout, enum arena_kind arena, uint64_t size_bytes,
@@ -78,16 +77,23 @@ static bool rests_on(const plan_job *job, enum state_kind kind, uint32_t unit, b
     return (job->homes[kind][unit] == ARENA_NVME) == nvme;
 }
 
+/* Of the optimizer state of a unit that rests on this rank, in tiles. */
+static uint64_t state_bytes(const plan_job *job, const plan_set *set, uint32_t unit)
+{
+    return tile_unit_bytes(plan_rest_elems(job, STATE_OPTIMIZER, unit), set->tile_elems,
+                           job->state_streams);
+}
+
 static void add_optimizer(const plan_job *job, plan_set *set, plani_layout *layout, uint32_t unit)
 {
-    uint64_t bytes = tile_unit_bytes(job->unit_elems[unit], set->tile_elems, job->state_streams);
+    uint64_t bytes = state_bytes(job, set, unit);
     set->homes.optimizer[unit] = add_state(layout, set, job->homes[STATE_OPTIMIZER][unit], bytes,
                                            TILE_RESIDUE_STATE, STATE_OPTIMIZER, unit);
 }
 
 static void add_save(const plan_job *job, plan_set *set, plani_layout *layout, uint32_t unit)
 {
-    uint64_t bytes = tile_unit_bytes(job->unit_elems[unit], set->tile_elems, job->state_streams);
+    uint64_t bytes = state_bytes(job, set, unit);
     set->homes.saves[unit] =
         add_home(layout, ARENA_NVME, bytes, TILE_RESIDUE_STATE, STATE_OPTIMIZER, unit);
 }
@@ -106,7 +112,7 @@ static void add_twin(plan_set *set, plani_layout *layout, uint32_t unit)
 static void add_params(const plan_job *job, plan_set *set, plani_layout *layout, uint32_t unit)
 {
     set->homes.params[unit] = add_state(layout, set, job->homes[STATE_PARAMS][unit],
-                                        job->unit_elems[unit] * job->param_bytes,
+                                        plan_rest_elems(job, STATE_PARAMS, unit) * job->param_bytes,
                                         TILE_RESIDUE_PARAMS, STATE_PARAMS, unit);
 }
 
@@ -115,12 +121,13 @@ static void add_grads(const plan_job *job, plan_set *set, plani_layout *layout, 
     enum arena_kind home = job->homes[STATE_GRADS][unit];
     if (job->update != PLAN_UPDATE_IN_BACKWARD)
         set->homes.grads[unit] =
-            add_state(layout, set, home, job->unit_elems[unit] * job->grad_bytes,
+            add_state(layout, set, home, plan_rest_elems(job, STATE_GRADS, unit) * job->grad_bytes,
                       TILE_RESIDUE_GRADS, STATE_GRADS, unit);
     if ((job->order == PLAN_BATCH_MAJOR && job->micro_batch_count > 1) ||
         (layout->is_cut && layout->grad_uses[unit] > 1))
-        set->homes.accumulators[unit] = add_state(
-            layout, set, home, job->unit_elems[unit] * sizeof(float), PLANI_ANY, STATE_GRADS, unit);
+        set->homes.accumulators[unit] =
+            add_state(layout, set, home, plani_whole_elems(job, unit) * sizeof(float), PLANI_ANY,
+                      STATE_GRADS, unit);
 }
 
 /* On nvme kind by kind, in memory unit by unit. */
@@ -271,6 +278,18 @@ static int make_tables(const plan_job *job, plan_set *set, plani_layout *layout)
     return 0;
 }
 
+/* What a rank gathers of the others' sums is as long as the buffer of its own: in whole blocks. */
+static void add_norm(const plan_job *job, plan_set *set, plani_layout *layout, uint64_t blocks)
+{
+    plan_homes *homes = &set->homes;
+    uint64_t bytes = job->only_eval ? 0 : blocks * sizeof(double), world = plani_world(job);
+    uint64_t all = world > 1 ? world : 0;
+    homes->norm_sums = add_scratch(layout, ARENA_DEVICE, bytes);
+    homes->norm_gathered =
+        add_scratch(layout, ARENA_DEVICE, all * size_round_up(bytes, TILE_BLOCK_BYTES));
+    homes->norm_ordered = add_scratch(layout, ARENA_DEVICE, all * bytes);
+}
+
 int plani_layout_make(const plan_job *job, plan_set *set, plani_layout *layout)
 {
     memset(layout, 0, sizeof *layout);
@@ -285,8 +304,8 @@ int plani_layout_make(const plan_job *job, plan_set *set, plani_layout *layout)
     uint64_t blocks = 0;
     for (uint32_t u = 0; u < job->unit_count; u++) {
         assert(job->unit_elems[u] > 0 && job->unit_elems[u] % SHARD_ELEMS_STEP == 0);
-        set->norm_block_begin[u] = blocks;
-        blocks += job->unit_elems[u] / SHARD_ELEMS_STEP;
+        set->norm_block_begin[u] = blocks; /* of its shard */
+        blocks += shard_elems(job->unit_elems[u], plani_world(job)) / SHARD_ELEMS_STEP;
     }
     set->norm_block_begin[job->unit_count] = blocks;
 
@@ -294,8 +313,7 @@ int plani_layout_make(const plan_job *job, plan_set *set, plani_layout *layout)
     homes->constants = add_scratch(layout, ARENA_DEVICE, job->constants_bytes);
     homes->tokens_device = add_scratch(layout, ARENA_DEVICE, job->tokens_bytes);
     homes->losses_device = add_scratch(layout, ARENA_DEVICE, job->losses_bytes);
-    homes->norm_sums =
-        add_scratch(layout, ARENA_DEVICE, job->only_eval ? 0 : blocks * sizeof(double));
+    add_norm(job, set, layout, blocks);
     homes->tokens_host = add_scratch(layout, ARENA_HOST, job->tokens_bytes);
     homes->losses_host = add_scratch(layout, ARENA_HOST, job->losses_bytes);
     add_units(job, set, layout);

@@ -114,7 +114,7 @@ static void open_grads(plani_builder *b, struct plani_step *st, struct pass_run 
     if (st->grads[unit] == PROGRAM_NONE && is_on_device(b, home))
         st->grads[unit] = home;
     if (st->grads[unit] == PROGRAM_NONE) {
-        st->grads[unit] = device_scratch(b, b->job->unit_elems[unit] * 4, STATE_GRADS, unit);
+        st->grads[unit] = device_scratch(b, plani_whole_elems(b->job, unit) * 4, STATE_GRADS, unit);
         if (!run->fresh[i])
             plani_move_accumulator(b, unit, home, st->grads[unit]);
     }

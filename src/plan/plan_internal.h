@@ -2,13 +2,14 @@
  *
  *   layout.c    homes and their offsets          emit.c      transfers, updates, fetches
  *   steps.c     the seven programs as ops        builder.c   ops, operands, data dependencies
- *   passes.c    one pass of one stage
+ *   passes.c    one pass of one stage         collect.c   collectives
  *   schedule.c  simulation, order                share.c     rates of ops that run together
  *   space.c     one arena's memory in time
  *   compile.c   the search over tile size, lookahead and held stages; refusals */
 #ifndef SLUICE_PLAN_INTERNAL_H
 #define SLUICE_PLAN_INTERNAL_H
 
+#include "base/shard.h"
 #include "base/size.h"
 #include "base/tile.h"
 #include "plan/plan.h"
@@ -51,11 +52,48 @@ static inline bool plani_lane_in_order(uint8_t lane)
     return lane != LANE_READ && lane != LANE_WRITE;
 }
 
-/* Whether the two, as ops of one lane, complete in their serial order. Ops that only runs have which commit
- * keep their order among themselves, but others of their lane may be put before them (schedule.c). */
-static inline bool plani_in_one_order(const op *one, const op *two)
+static inline uint32_t plani_world(const plan_job *job)
 {
-    return one->lane == two->lane && one->if_commits == two->if_commits &&
+    return job->world ? job->world : 1;
+}
+
+/* Elements of a rank's shard of the unit, and of all shards end to end. */
+static inline uint64_t plani_shard_elems(const plan_job *job, uint32_t unit)
+{
+    return shard_elems(job->unit_elems[unit], plani_world(job));
+}
+
+static inline uint64_t plani_whole_elems(const plan_job *job, uint32_t unit)
+{
+    return shard_whole_elems(job->unit_elems[unit], plani_world(job));
+}
+
+/* Ops of a lane that wait for each other; those of different queues wait only for what they depend on,
+ * and which of them comes first the simulation says. */
+enum plani_queue {
+    PLANI_QUEUE_MAIN,
+    PLANI_QUEUE_SAVES, /* what only runs have that commit */
+    PLANI_QUEUE_ASIDE, /* of several ranks: params are gathered ahead of gradients that are not complete
+                          yet, and computing goes on while gradients are reduced that then are closed */
+    PLANI_QUEUES
+};
+
+/* Of an op before its first operand: kind, lane, conditions and state_kind are set by then. */
+static inline enum plani_queue plani_queue_of(const plan_job *job, const op *item)
+{
+    if (item->if_commits)
+        return PLANI_QUEUE_SAVES;
+    bool gathers_params = item->kind == OP_ALL_GATHER && item->state_kind == STATE_PARAMS;
+    bool follows_reduce =
+        item->lane == LANE_COMPUTE && (item->kind == OP_GRAD_CLOSE || item->kind == OP_UPDATE);
+    return plani_world(job) > 1 && (gathers_params || follows_reduce) ? PLANI_QUEUE_ASIDE
+                                                                      : PLANI_QUEUE_MAIN;
+}
+
+/* Whether the two, as ops of one lane, complete in their serial order. */
+static inline bool plani_in_one_order(const plan_job *job, const op *one, const op *two)
+{
+    return one->lane == two->lane && plani_queue_of(job, one) == plani_queue_of(job, two) &&
            plani_lane_in_order(one->lane);
 }
 
@@ -163,18 +201,28 @@ enum plani_tile_work { PLANI_WORK_UPDATE, PLANI_WORK_INIT, PLANI_WORK_LOAD };
  * working copy is also brought there. `after` is an op the updates wait for, or PROGRAM_NONE. */
 void plani_unit_work(plani_builder *b, uint32_t unit, enum plani_tile_work work,
                      uint32_t device_params, uint32_t after);
-/* Brings a unit's params into device memory; returns the buffer that holds them: the home where that
- * is the device, else a transient. */
+/* Brings a unit's params, whole, into device memory; returns the buffer that holds them: the home where
+ * that is whole and on the device, else a transient. */
 uint32_t plani_fetch_params(plani_builder *b, uint32_t unit);
 uint32_t plani_device_params(plani_builder *b, uint32_t unit);
-/* Closes the unit's gradient tile by tile and takes it home, or (in_backward) to the optimizer. */
+/* Reduces the unit's gradient over the ranks, closes it tile by tile and takes it home, or (in_backward)
+ * to the optimizer. */
 void plani_close_grads(plani_builder *b, uint32_t unit, uint32_t accumulator);
-/* Brings an open accumulator [unit_elems] fp32 to `target`, tile by tile. */
+/* Brings an open accumulator [whole unit] fp32 to `target`, tile by tile. */
 void plani_move_accumulator(plani_builder *b, uint32_t unit, uint32_t source, uint32_t target);
 /* State homed in memory to its place on the slab; nothing for a unit whose home that is. */
 void plani_save_unit(plani_builder *b, uint32_t unit);
 /* OP_COMMIT, once in a program: behind all writes of state to the slab so far, before all later ones. */
 void plani_commit(plani_builder *b);
+
+/* collect.c: collectives of a unit (PROGRAM_NONE: of the norm's sums), appended as ops. */
+/* `source`, this rank's shard, of all ranks into `target`. */
+void plani_all_gather(plani_builder *b, plani_range source, plani_range target, uint32_t state_kind,
+                      uint32_t unit);
+/* The sums over all ranks of this rank's shard of an accumulator: a transient [shard] fp32. */
+uint32_t plani_reduce_scatter(plani_builder *b, uint32_t unit, uint32_t accumulator);
+/* The norm's sums of all ranks, and the norm itself; returns its op. */
+uint32_t plani_norm(plani_builder *b);
 
 /* steps.c */
 void plani_emit_program(plani_builder *b, enum program_kind kind);
@@ -187,6 +235,7 @@ enum plani_resource {
     RESOURCE_DRAM,
     RESOURCE_CORES,
     RESOURCE_DEVICE,
+    RESOURCE_COMM,
     RESOURCE_COUNT
 };
 struct plani_share {

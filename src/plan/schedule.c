@@ -3,8 +3,8 @@
  *   at each event   complete ops -> free their last buffers
  *                   reserve buffers, in serial order of first use, while the arenas have room
  *                   start, per lane in serial order, the next op whose dependencies are complete and
- *                   whose buffers are reserved; saves, which only runs have that commit, are a queue of
- *                   their own in each lane
+ *                   whose buffers are reserved; some ops are a queue of their own in their lane
+ *                   (enum plani_queue)
  *                   share the machine among what runs (share.c); advance to the next completion
  *
  * Memory that state homed on the device is saved through is reserved but a little ahead of the saves: the
@@ -25,7 +25,7 @@
 #include "base/tile.h"
 #include "plan/plan_internal.h"
 
-/* What every run of the program has, and what only runs have that commit. */
+/* Memory for what every run of the program has, and for what only runs have that commit. */
 enum { QUEUE_ALWAYS, QUEUE_SAVES, QUEUES };
 
 /* An arena: its memory, and the transients that wait for a place in it. */
@@ -55,8 +55,8 @@ struct sim_op {
 struct sim {
     plani_builder *b;
     struct sim_op *ops;
-    uint32_t *lane_ops[LANE_COUNT][QUEUES]; /* op indices in serial order */
-    uint64_t lane_count[LANE_COUNT][QUEUES], lane_next[LANE_COUNT][QUEUES];
+    uint32_t *lane_ops[LANE_COUNT][PLANI_QUEUES]; /* op indices in serial order */
+    uint64_t lane_count[LANE_COUNT][PLANI_QUEUES], lane_next[LANE_COUNT][PLANI_QUEUES];
     uint32_t running[LANE_COUNT];
     uint32_t running_count;
     uint32_t *uses_left; /* [buffer_count] transients: users not complete */
@@ -79,7 +79,7 @@ static bool is_last_use(const struct sim *s, const struct plani_buffer *held, ui
     uint32_t idx = held->users[position];
     for (uint32_t j = position + 1; j < held->user_count; j++) {
         uint32_t other = held->users[j];
-        if (plani_in_one_order(&s->b->ops[idx], &s->b->ops[other]))
+        if (plani_in_one_order(s->b->job, &s->b->ops[idx], &s->b->ops[other]))
             return false;
         const struct sim_op *o = &s->ops[other];
         for (uint32_t e = 0; e < o->edge_count; e++)
@@ -95,7 +95,7 @@ static bool is_first_use(const struct sim *s, const struct plani_buffer *fresh, 
     const struct sim_op *o = &s->ops[idx];
     for (uint32_t j = 0; j < position; j++) {
         uint32_t other = fresh->users[j];
-        if (plani_in_one_order(&s->b->ops[idx], &s->b->ops[other]))
+        if (plani_in_one_order(s->b->job, &s->b->ops[idx], &s->b->ops[other]))
             return false;
         for (uint32_t e = 0; e < o->edge_count; e++)
             if (s->b->edges[o->edge_begin + e].from == other)
@@ -115,7 +115,8 @@ static int order_buffers(void *context, uint32_t held_idx, uint32_t fresh_idx)
             continue;
         for (uint32_t j = 0; j < fresh->user_count; j++)
             if (is_first_use(s, fresh, j) &&
-                !plani_in_one_order(&s->b->ops[held->users[i]], &s->b->ops[fresh->users[j]]))
+                !plani_in_one_order(s->b->job, &s->b->ops[held->users[i]],
+                                    &s->b->ops[fresh->users[j]]))
                 TRY(plani_add_edge(s->b, held->users[i], fresh->users[j]));
     }
     return 0;
@@ -264,7 +265,7 @@ static int sim_init(struct sim *s, plani_builder *b, const uint64_t budget_bytes
         return -ENOMEM;
     for (int lane = 0; lane < LANE_COUNT; lane++) {
         s->running[lane] = PROGRAM_NONE;
-        for (int queue = 0; queue < QUEUES; queue++) {
+        for (int queue = 0; queue < PLANI_QUEUES; queue++) {
             s->lane_ops[lane][queue] = mem_alloc(b->op_count, sizeof(uint32_t), "plan lanes");
             if (!s->lane_ops[lane][queue])
                 return -ENOMEM;
@@ -273,7 +274,7 @@ static int sim_init(struct sim *s, plani_builder *b, const uint64_t budget_bytes
     for (uint64_t i = 0; i < b->op_count; i++) {
         plani_demand(&b->job->machine, &b->ops[i].demand, &s->ops[i].share);
         uint8_t lane = b->ops[i].lane;
-        int queue = queue_of(&b->ops[i]);
+        enum plani_queue queue = plani_queue_of(b->job, &b->ops[i]);
         s->lane_ops[lane][queue][s->lane_count[lane][queue]++] = (uint32_t)i;
     }
     for (uint64_t e = 0; e < b->edge_count; e++) {
@@ -303,7 +304,7 @@ static void sim_fini(struct sim *s)
     mem_free(s->out_edges);
     mem_free(s->uses_left);
     for (int lane = 0; lane < LANE_COUNT; lane++)
-        for (int queue = 0; queue < QUEUES; queue++)
+        for (int queue = 0; queue < PLANI_QUEUES; queue++)
             mem_free(s->lane_ops[lane][queue]);
     for (int a = 0; a < ARENA_COUNT; a++) {
         plani_space_fini(&s->arenas[a].space);
@@ -344,12 +345,12 @@ static void complete(struct sim *s, uint32_t idx)
     skip_complete(s);
 }
 
-/* The queue of the lane whose next op can start, of two the one that is first in serial order; or -1. */
+/* The queue of the lane whose next op can start, of several the one that is first in serial order; or -1. */
 static int ready_queue(const struct sim *s, int lane)
 {
     int found = -1;
     uint32_t first = 0;
-    for (int queue = 0; queue < QUEUES; queue++) {
+    for (int queue = 0; queue < PLANI_QUEUES; queue++) {
         if (s->lane_next[lane][queue] == s->lane_count[lane][queue])
             continue;
         uint32_t idx = s->lane_ops[lane][queue][s->lane_next[lane][queue]];
@@ -486,6 +487,7 @@ static void fill_buffers(const struct sim *s, program *out)
 static void fill_figures(const struct sim *s, enum program_kind kind, program *out)
 {
     out->kind = kind;
+    out->world = plani_world(s->b->job);
     out->predicted_ns = (uint64_t)llround(s->now * 1e9);
     for (int a = 0; a < ARENA_COUNT; a++) {
         out->budget_bytes[a] = s->arenas[a].budget_bytes;

@@ -19,6 +19,8 @@ void plani_demand(const plan_machine *machine, const op_demand *demand, struct p
     d[RESOURCE_D2H] = (double)demand->d2h_bytes / machine->d2h_bytes_per_second;
     d[RESOURCE_DRAM] = (double)demand->dram_bytes / machine->dram_bytes_per_second;
     d[RESOURCE_CORES] = demand->core_seconds / machine->core_count;
+    if (demand->comm_bytes > 0)
+        d[RESOURCE_COMM] = (double)demand->comm_bytes / machine->comm_bytes_per_second;
     double device_seconds = demand->device_flops / machine->device_flops_per_second;
     if (demand->device_bytes > 0) /* products and memory of a GPU overlap within an op */
         device_seconds =

@@ -88,8 +88,7 @@ static void emit_training(plani_builder *b, struct plani_step *st, bool pending)
     if (defers_first(b))
         plani_stage_backward(b, st, 0, 0, job->micro_batch_count);
     assert(b->error < 0 || !st->commits_behind || b->commit_op != PROGRAM_NONE);
-    uint32_t norm = plani_op(b, OP_NORM, LANE_COMPUTE);
-    plani_use(b, norm, plani_whole(b, b->set->homes.norm_sums), ROLE_NORM_SUMS, ACCESS_READ);
+    uint32_t norm = plani_norm(b);
     b->if_applied = true;
     if (job->update == PLAN_UPDATE_AFTER_BACKWARD)
         for (uint32_t u = 0; u < job->unit_count; u++)
