@@ -45,10 +45,9 @@ struct pace_rates {
     double comm_bytes; /* sent to other ranks */
     double dram_bytes;
     double device_flops, device_bytes;
-    double cores;              /* core-seconds */
-    bool device_is_cpu;        /* device_flops take the cores */
-    double op_seconds;         /* fixed cost of any op, beside its demand.wait_seconds */
-    double collective_seconds; /* and of one on the comm lane beside that */
+    double cores;       /* core-seconds */
+    bool device_is_cpu; /* device_flops take the cores */
+    double op_seconds;  /* fixed cost of any op, beside its demand.wait_seconds */
 };
 typedef struct pace_rates pace_rates;
 

@@ -34,12 +34,13 @@ uint64_t op_moved_bytes(const op *item)
     case OP_READ:
     case OP_WRITE:
     case OP_H2D:
-    case OP_D2H:
-    case OP_ALL_GATHER:
-    case OP_REDUCE_SCATTER: {
+    case OP_D2H: {
         const operand *target = op_operand(item, ROLE_TARGET);
         return target ? target->size_bytes : 0;
     }
+    case OP_ALL_GATHER:
+    case OP_REDUCE_SCATTER:
+        return item->demand.comm_bytes;
     default:
         return 0;
     }
@@ -104,6 +105,7 @@ uint64_t program_hash(const program *prog)
 {
     struct canonical words = {.count = 0};
     canonical_put(&words, prog->kind);
+    canonical_put(&words, prog->world ? prog->world : 1);
     canonical_put(&words, prog->op_count);
     canonical_put(&words, prog->buffer_count);
     canonical_put(&words, prog->home_count);

@@ -230,9 +230,11 @@ uint64_t op_moved_bytes(const op *item);
  *  - of an OP_COMMIT and an OP_WRITE of optimizer state to nvme one names the other as a dependency, and
  *    an OP_COMMIT that depends on one with if_commits has it too;
  *  - what reads or writes a buffer of optimizer state on nvme says so, and of which elements;
- *  - an all-gather's TARGET is `world` times its SOURCE, a reduce-scatter's SOURCE `world` times its TARGET,
- *    each in multiples of a block; collectives carry no condition but if_applied, and are all on one lane,
- *    in one order;
+ *  - an all-gather's TARGET is `world` times its SOURCE, a reduce-scatter's SOURCE `world` times its TARGET;
+ *    what each rank has is whole blocks of SHARD_ELEMS_STEP elements (of an all-gather without state_kind,
+ *    the norm's sums, of fp64); operands of a collective do not overlap; collectives carry no condition but
+ *    if_applied, and are all on one lane, in one order;
+ *  - of several ranks an OP_NORM has NORM_SUMS and TARGET, of equal size, as many sums of each rank;
  *  - homes overlap nothing; two transients that overlap in an arena are never live together: all uses
  *    of one are ordered before all uses of the other;
  *  - reads and writes of nvme are in multiples of 4 KiB on both sides; the residues of tiles, gradients

@@ -386,13 +386,32 @@ static void random_update(generator *self)
                 STEP * (1 + draw(self, 16)));
 }
 
+/* Of one rank, and of what is no state: of any size. It never reads what an op of a commit writes, since it
+ * may be none, nor overlaps itself. */
+static void random_gather(generator *self)
+{
+    enum { BYTES_MAX = 11 * STEP }; /* three times that fit in the home */
+    const program *prog = &self->build.prog;
+    builder_op(&self->build, OP_ALL_GATHER);
+    uint64_t bytes = use_written(self, ROLE_TARGET, ARENA_DEVICE, BYTES_MAX);
+    const operand target = prog->ops[prog->op_count - 1].operands[0];
+    uint32_t home = self->live[ARENA_DEVICE][0].idx;
+    struct live_buffer from = self->live[ARENA_DEVICE][draw(self, self->live_count[ARENA_DEVICE])];
+    uint64_t begin = 0;
+    bool fits = from.idx != target.buffer_idx && from.filled >= bytes;
+    if (!fits || (self->tainted && (self->tainted[from.idx] & 2))) {
+        from.idx = home;
+        if (target.buffer_idx == home && target.offset_bytes < bytes)
+            begin = target.offset_bytes + bytes;
+    }
+    builder_use(&self->build, ROLE_SOURCE, ACCESS_READ, from.idx, begin, bytes);
+}
+
 static void random_compute(generator *self)
 {
     switch (draw(self, 4)) {
     case 0:
-        builder_op(&self->build, OP_ALL_GATHER);
-        use_read(self, ROLE_SOURCE, ACCESS_READ, ARENA_DEVICE, 0);
-        use_written(self, ROLE_TARGET, ARENA_DEVICE, DEVICE_BYTES);
+        random_gather(self);
         break;
     case 1:
         builder_op(&self->build, OP_BACKWARD);
@@ -499,7 +518,7 @@ static void draw_if_commits(generator *self)
     op *item = &prog->ops[prog->op_count - 1];
     if (prog->op_count - 1 == self->norm)
         return;
-    item->if_commits = draw_condition(self, 5) == 0;
+    item->if_commits = draw_condition(self, 5) == 0 && item->lane != LANE_COMM;
     for (uint32_t k = 0; k < item->operand_count; k++)
         if ((item->operands[k].access & ACCESS_READ) &&
             (self->tainted[item->operands[k].buffer_idx] & 2))
