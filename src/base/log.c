@@ -13,6 +13,7 @@ static pthread_mutex_t log_mutex = PTHREAD_MUTEX_INITIALIZER;
 static enum log_level log_threshold = LOG_INFO;
 static void (*log_hook)(void *user);
 static void *log_hook_user;
+static char log_prefix[32];
 
 void log_set_level(enum log_level threshold)
 {
@@ -37,10 +38,16 @@ void log_set_hook(void (*before_line)(void *user), void *user)
     pthread_mutex_unlock(&log_mutex);
 }
 
+void log_set_prefix(const char *prefix)
+{
+    snprintf(log_prefix, sizeof log_prefix, "%s", prefix);
+}
+
 void log_line(enum log_level level, const char *format, ...)
 {
     char line[2048];
-    int used = snprintf(line, sizeof line, "sluice: %s", level == LOG_WARN ? "warning: " : "");
+    int used = snprintf(line, sizeof line, "sluice: %s%s", log_prefix,
+                        level == LOG_WARN ? "warning: " : "");
     va_list args;
     va_start(args, format);
     int more = vsnprintf(line + used, sizeof line - (size_t)used - 1, format, args);

@@ -2,6 +2,7 @@
  *
  *   sluice: message                 (info)
  *   sluice: warning: message        (warn)
+ *   sluice: rank 2: message         (after log_set_prefix("rank 2: "))
  *
  * While a live line is on the terminal, src/cli installs a hook that clears it first. */
 #ifndef SLUICE_BASE_LOG_H
@@ -22,8 +23,12 @@ enum log_level log_get_level(void);
 __attribute__((format(printf, 2, 3))) void log_line(enum log_level level, const char *format, ...);
 
 #define log_debug(...) log_line(LOG_DEBUG, __VA_ARGS__)
-#define log_info(...) log_line(LOG_INFO, __VA_ARGS__)
-#define log_warn(...) log_line(LOG_WARN, __VA_ARGS__)
+#define log_info(...)  log_line(LOG_INFO, __VA_ARGS__)
+#define log_warn(...)  log_line(LOG_WARN, __VA_ARGS__)
+
+/* What stands before the message of each line from here on; copied, up to 31 bytes. Before there are other
+ * threads. */
+void log_set_prefix(const char *prefix);
 
 /* Called before each line is written; NULL for none. The callee must not log. */
 void log_set_hook(void (*before_line)(void *user), void *user);

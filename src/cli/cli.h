@@ -5,7 +5,7 @@
  *   cmd_plan.c     sluice plan JOB                            stop.c    SIGINT, SIGTERM
  *   cmd_generate.c sluice generate RUN                        live.c    a line a step
  *   cmd_verify.c   sluice verify RUN                          threads.c how idle threads wait
- *   cmd_inspect.c  sluice inspect RUN
+ *   cmd_inspect.c  sluice inspect RUN                          ranks.c   several processes (cli_ranks.h)
  *   bigram.c       sluice-bigram, a baseline for the quickstart, not installed
  *
  * Only this folder prints results and exits; results go to standard output, log lines and the one
@@ -87,14 +87,18 @@ const char *cli_nearest(const char *name, const void *names, size_t count, size_
 int cli_exit_code(int code);
 
 /* Ends a command: flushes standard output, prints "sluice: error: <text>" as exactly one line where
- * `code` is an error other than a stop on request, and returns the exit status. */
+ * `code` is an error other than a stop on request, and returns the exit status. See cli_exit_as. */
 int cli_finish(int code);
+
+/* How cli_finish ends: `speaks` false: without the error line, which another rank prints; `at_once`: by _exit,
+ * because a library may wait for ranks that are gone. Before: true, false. */
+void cli_exit_as(bool speaks, bool at_once);
 
 /* --- stop.c --- */
 
 /* From here on SIGINT and SIGTERM ask for a stop: the first sets the flag that is returned, the second
  * ends the process at once. A signal that was ignored at the start stays ignored. `what` is what the first
- * says: "stopping when this step is done". */
+ * says: "stopping when this step is done"; NULL: nothing. */
 const volatile sig_atomic_t *cli_stop_install(const char *what);
 
 /* --- threads.c --- */

@@ -16,6 +16,9 @@ void cli_print_plan(FILE *out, const struct plan_summary *plan);
 void cli_print_summary(FILE *out, const struct plan_summary *plan,
                        const struct train_summary *summary);
 
+/* How many ranks the summary holds: all of them, up to 8. */
+uint32_t cli_ranks_shown(const struct train_summary *summary);
+
 /* What a job's nvme tier takes with two places for optimizer state, and with one (run.commit_every 0). */
 void cli_place_bytes(const struct plan_summary *plan, uint64_t *with_commits,
                      uint64_t *without_commits);

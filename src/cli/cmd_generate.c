@@ -3,6 +3,7 @@
 
 #include "base/log.h"
 #include "cli/cli.h"
+#include "cli/cli_ranks.h"
 #include "train/train.h"
 
 const cli_command cli_generate_command = {
@@ -72,6 +73,7 @@ int cli_generate(int argc, char **argv)
                        argv, &run_dir);
     if (rc != 0)
         return rc;
+    TRY(cli_ranks_refuse("generate"));
     if (quiet)
         log_set_level(LOG_WARN);
 

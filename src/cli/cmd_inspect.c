@@ -7,6 +7,7 @@
 #include "base/log.h"
 #include "base/size.h"
 #include "cli/cli.h"
+#include "cli/cli_ranks.h"
 #include "cli/cli_report.h"
 
 const cli_command cli_inspect_command = {
@@ -201,6 +202,7 @@ int cli_inspect(int argc, char **argv)
                        argv, &run_dir);
     if (rc != 0)
         return rc;
+    TRY(cli_ranks_refuse("inspect"));
     log_set_level(LOG_QUIET);          /* what a job warns of concerns its training */
     static struct inspect_summary sum; /* large */
     TRY(inspect_run(run_dir, &sum));

@@ -1,5 +1,6 @@
 /* sluice plan JOB: what a run would need and how fast it would be; touches no drive. See cli.h. */
 #include "cli/cli.h"
+#include "cli/cli_ranks.h"
 #include "cli/cli_report.h"
 
 const cli_command cli_plan_command = {
@@ -9,13 +10,15 @@ const cli_command cli_plan_command = {
     .summary = "says where a job's states go, what it needs, and how long a step takes",
     .details =
         "Compiles the job's steps and simulates them. Writes nothing and allocates no arena.\n"
-        "Exit status 3 when the job does not fit its budgets. JOB \"-\" is standard input.",
+        "Exit status 3 when the job does not fit its budgets. JOB \"-\" is standard input.\n"
+        "Of several ranks the figures are of each.",
     .run = cli_plan,
 };
 
 int cli_plan(int argc, char **argv)
 {
     cli_texts set = {.count = 0};
+    uint64_t world = 1, local_world = 0;
     bool json = false;
     const cli_option options[] = {
         {.name = "set",
@@ -23,6 +26,20 @@ int cli_plan(int argc, char **argv)
          .value = "KEY.PATH=VALUE",
          .help = "overrides a key of the job; JSON or a bare word; repeatable",
          .target = &set},
+        {.name = "ranks",
+         .type = CLI_COUNT,
+         .value = "N",
+         .help = "plans for N ranks, as mpirun -n N would start them (default: 1)",
+         .min = 1,
+         .max = COMM_RANKS_MAX,
+         .target = &world},
+        {.name = "ranks-per-host",
+         .type = CLI_COUNT,
+         .value = "M",
+         .help = "ranks that share a host, its free memory and its drives\n(default: all of them)",
+         .min = 1,
+         .max = COMM_RANKS_MAX,
+         .target = &local_world},
         {.name = "json",
          .type = CLI_FLAG,
          .help = "one JSON object, bytes and seconds (default: tables)",
@@ -34,10 +51,14 @@ int cli_plan(int argc, char **argv)
     if (rc != 0)
         return rc;
 
+    TRY(cli_ranks_refuse("plan"));
+    if (local_world > world)
+        return err_set(ERR_USAGE, "--ranks-per-host %u is more than --ranks %u",
+                       (unsigned)local_world, (unsigned)world);
     job *asked = NULL;
-    TRY(job_read(path, set.items, set.count, &asked));
+    TRY(job_read_ranks(path, set.items, set.count, (uint32_t)world, &asked));
     static struct plan_summary plan; /* large */
-    TRY_GOTO(rc, train_plan(asked, 0, &plan), done);
+    TRY_GOTO(rc, train_plan(asked, (uint32_t)local_world, &plan), done);
     if (json)
         rc = cli_plan_json(stdout, &plan);
     else

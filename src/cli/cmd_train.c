@@ -1,6 +1,7 @@
 /* sluice train JOB: trains, with a line a step. See cli.h. */
 #include "base/log.h"
 #include "cli/cli.h"
+#include "cli/cli_ranks.h"
 #include "cli/cli_report.h"
 
 const cli_command cli_train_command = {
@@ -13,6 +14,7 @@ const cli_command cli_train_command = {
                "input. SIGINT or SIGTERM finishes the step, commits and exits with 75: the same\n"
                "command without --fresh goes on. A second one stops at once, and the run goes on\n"
                "from its last commit, as after a crash; with run.commit_every 0 it has none.\n"
+               "Under mpirun or srun each process is a rank, and rank 0 reads JOB and speaks.\n"
                "Speeds are in GB/s (10^9 bytes), losses in nats per token.",
     .run = cli_train,
 };
@@ -64,16 +66,19 @@ static void train_show_eval(void *user, const struct train_eval *eval)
                   eval->loss);
 }
 
-static int train_job(const job *asked, const char *from, bool fresh, bool json, bool quiet)
+static int train_job(comm *ranks, const job *asked, const char *from, bool fresh, bool json,
+                     bool quiet)
 {
+    bool is_first = comm_get_rank(ranks) == 0;
     static struct train_screen screen; /* large */
     static struct train_summary summary;
-    screen.quiet = quiet || json;
+    screen.quiet = quiet || json || !is_first;
     struct train_options options = {
         .job = asked,
+        .comm = ranks,
         .fresh = fresh,
         .from = from,
-        .stop = cli_stop_install("stopping when this step is done"),
+        .stop = cli_stop_install(is_first ? "stopping when this step is done" : NULL),
         .on_plan = train_show_plan,
         .on_step = train_show_step,
         .on_eval = train_show_eval,
@@ -85,6 +90,8 @@ static int train_job(const job *asked, const char *from, bool fresh, bool json, 
     if (rc < 0 && rc != ERR_STOPPED)
         return rc;
     int printed = 0;
+    if (!is_first)
+        return rc;
     if (json)
         printed = cli_summary_json(stdout, &summary);
     else if (!quiet)
@@ -126,16 +133,21 @@ int cli_train(int argc, char **argv)
          .target = &quiet},
     };
     const char *path;
+    comm *ranks;
+    TRY(cli_ranks_join(&ranks));
     int rc = cli_parse(&cli_train_command, options, sizeof options / sizeof options[0], argc, argv,
                        &path);
     if (rc != 0)
-        return rc;
+        return cli_ranks_leave(ranks, rc, true); /* all ranks have the same arguments */
     if (quiet || json)
         log_set_level(LOG_WARN);
 
-    job *asked = NULL;
-    TRY(job_read(path, set.items, set.count, &asked));
-    rc = train_job(asked, from, fresh || asked->run.fresh, json, quiet);
+    job *asked;
+    bool is_fresh;
+    rc = cli_ranks_read_job(ranks, path, &set, &asked, &is_fresh);
+    if (rc < 0)
+        return cli_ranks_leave(ranks, rc, true);
+    rc = train_job(ranks, asked, from, fresh || is_fresh, json, quiet);
     job_destroy(asked);
-    return rc;
+    return cli_ranks_leave(ranks, rc, rc == ERR_STOPPED);
 }

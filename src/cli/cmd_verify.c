@@ -8,6 +8,7 @@
 #include "base/log.h"
 #include "base/size.h"
 #include "cli/cli.h"
+#include "cli/cli_ranks.h"
 #include "cli/cli_report.h"
 
 const cli_command cli_verify_command = {
@@ -209,6 +210,7 @@ int cli_verify(int argc, char **argv)
                        &screen.run_dir);
     if (rc != 0)
         return rc;
+    TRY(cli_ranks_refuse("verify"));
     log_set_level(LOG_WARN);
     screen.shows_lines = !json;
     screen.shows_progress = !json && !quiet;

@@ -6,6 +6,14 @@
 #include <string.h>
 #include <unistd.h>
 
+static bool exit_speaks = true, exit_at_once;
+
+void cli_exit_as(bool speaks, bool at_once)
+{
+    exit_speaks = speaks;
+    exit_at_once = at_once;
+}
+
 int cli_exit_code(int code)
 {
     if (code >= 0)
@@ -39,18 +47,9 @@ static int exit_flush(void)
     return err_set(-EIO, "a write to standard output failed");
 }
 
-int cli_finish(int code)
+/* The one line. */
+static void exit_print(int code)
 {
-    err_record first;
-    err_save(&first, code);
-    int flush = exit_flush();
-    if (code >= 0)
-        code = flush;
-    else
-        err_restore(&first);
-    if (code >= 0)
-        return cli_exit_code(code);
-
     char line[ERR_TEXT_BYTES + 32];
     const char *text = err_text()[0] ? err_text() : err_name(code);
     int used =
@@ -62,5 +61,21 @@ int cli_finish(int code)
     line[bytes++] = '\n';
     ssize_t written = write(STDERR_FILENO, line, bytes);
     (void)written; /* nowhere to report a broken stderr */
-    return cli_exit_code(code);
+}
+
+int cli_finish(int code)
+{
+    err_record first;
+    err_save(&first, code);
+    int flush = exit_flush();
+    if (code >= 0)
+        code = flush;
+    else
+        err_restore(&first);
+    if (code < 0 && exit_speaks)
+        exit_print(code);
+    int status = cli_exit_code(code);
+    if (exit_at_once)
+        _exit(status);
+    return status;
 }

@@ -51,6 +51,9 @@ int cli_plan_json(FILE *out, const struct plan_summary *plan)
     json_object_set_new(object, "units", json_integer((json_int_t)plan->unit_count));
     json_object_set_new(object, "tokens_per_step", json_integer((json_int_t)plan->tokens_per_step));
     json_object_set_new(object, "update", json_string(plan->update));
+    json_object_set_new(object, "world_size", json_integer(plan->world_size));
+    json_object_set_new(object, "zero_stage", json_integer(plan->zero_stage));
+    json_object_set_new(object, "sent_bytes", json_integer((json_int_t)plan->sent_bytes));
     json_object_set_new(object, "homes", homes);
     json_object_set_new(object, "budget_bytes", report_tiers(plan->budget_bytes));
     json_object_set_new(object, "peak_bytes", report_tiers(plan->peak_bytes));
@@ -61,6 +64,23 @@ int cli_plan_json(FILE *out, const struct plan_summary *plan)
         json_object_set_new(object, "bottleneck", json_string(plan->bottleneck));
     }
     return cli_print_json(out, object);
+}
+
+/* An object per rank, of the first few. */
+static json_t *report_each_rank(const struct train_summary *summary)
+{
+    json_t *list = json_array();
+    uint32_t count = cli_ranks_shown(summary);
+    for (uint32_t rank = 0; rank < count; rank++) {
+        const struct train_rank *each = &summary->ranks[rank];
+        json_array_append_new(list, json_pack("{s:I, s:s, s:o, s:I, s:I, s:I}", "rank",
+                                              (json_int_t)rank, "host", each->host, "arena_bytes",
+                                              report_tiers(each->arena_bytes), "slab_file_bytes",
+                                              (json_int_t)each->slab_file_bytes, "sent_bytes",
+                                              (json_int_t)each->sent_bytes, "resident_bytes_max",
+                                              (json_int_t)each->resident_bytes_max));
+    }
+    return list;
 }
 
 int cli_summary_json(FILE *out, const struct train_summary *summary)
@@ -86,5 +106,7 @@ int cli_summary_json(FILE *out, const struct train_summary *summary)
     json_object_set_new(object, "peak_bytes", report_tiers(summary->peak_bytes));
     json_object_set_new(object, "resident_bytes_max",
                         json_integer((json_int_t)summary->resident_bytes_max));
+    json_object_set_new(object, "world_size", json_integer(summary->world_size));
+    json_object_set_new(object, "ranks", report_each_rank(summary));
     return cli_print_json(out, object);
 }

@@ -21,6 +21,19 @@ static const char *report_count(uint64_t count, char text[SIZE_TEXT_BYTES])
     return text;
 }
 
+/* What of several ranks holds for all that follows. */
+static void report_ranks(FILE *out, const struct plan_summary *plan)
+{
+    char text[SIZE_TEXT_BYTES];
+    if (plan->world_size <= 1)
+        return;
+    fprintf(out,
+            "ranks        %" PRIu32 ", ZeRO stage %" PRIu32
+            "; each sends %s a step, and what follows is of "
+            "each\n",
+            plan->world_size, plan->zero_stage, size_format(plan->sent_bytes, text));
+}
+
 static void report_homes(FILE *out, const struct plan_summary *plan)
 {
     char text[SIZE_TEXT_BYTES];
@@ -52,6 +65,12 @@ static void report_lanes(FILE *out, const struct plan_summary *plan)
         fprintf(out, "%-12s %14.3f %14.3f\n", lane_kind_name((enum lane_kind)lane),
                 (double)plan->lane_bytes[lane] / 1e9, plan->lane_seconds[lane]);
     }
+}
+
+uint32_t cli_ranks_shown(const struct train_summary *summary)
+{
+    enum { HELD = sizeof summary->ranks / sizeof summary->ranks[0] };
+    return summary->world_size < HELD ? summary->world_size : HELD;
 }
 
 void cli_place_bytes(const struct plan_summary *plan, uint64_t *with_commits,
@@ -98,6 +117,7 @@ void cli_print_plan(FILE *out, const struct plan_summary *plan)
             report_count(plan->param_count, params), plan->unit_count);
     fprintf(out, "a step       %" PRIu64 " tokens, update %s\n", plan->tokens_per_step,
             plan->update);
+    report_ranks(out, plan);
     report_homes(out, plan);
     report_places(out, plan);
     report_lanes(out, plan);
@@ -105,6 +125,34 @@ void cli_print_plan(FILE *out, const struct plan_summary *plan)
         fprintf(out, "\npredicted    %.3f s a step, %.0f tokens/s; bound by %s\n",
                 plan->step_seconds, (double)plan->tokens_per_step / plan->step_seconds,
                 plan->bottleneck);
+}
+
+/* One row per rank, of the first few. */
+static void report_each_rank(FILE *out, const struct train_summary *summary)
+{
+    uint32_t count = cli_ranks_shown(summary);
+    if (summary->world_size <= 1)
+        return;
+    fprintf(out, "\n%-5s %-16s", "rank", "host");
+    for (int arena = 0; arena < ARENA_COUNT; arena++)
+        fprintf(out, " %12s", arena_kind_name((enum arena_kind)arena));
+    fprintf(out, " %12s %12s %12s\n", "slab files", "sent a step", "resident");
+    for (uint32_t rank = 0; rank < count; rank++) {
+        const struct train_rank *each = &summary->ranks[rank];
+        uint64_t bytes[ARENA_COUNT + 3];
+        memcpy(bytes, each->arena_bytes, sizeof each->arena_bytes);
+        bytes[ARENA_COUNT] = each->slab_file_bytes;
+        bytes[ARENA_COUNT + 1] = each->sent_bytes;
+        bytes[ARENA_COUNT + 2] = each->resident_bytes_max;
+        fprintf(out, "%-5" PRIu32 " %-16.16s", rank, each->host);
+        for (int i = 0; i < ARENA_COUNT + 3; i++) {
+            char text[SIZE_TEXT_BYTES];
+            fprintf(out, " %12s", bytes[i] ? size_format(bytes[i], text) : "-");
+        }
+        fputc('\n', out);
+    }
+    if (count < summary->world_size)
+        fprintf(out, "and %" PRIu32 " more ranks\n", summary->world_size - count);
 }
 
 void cli_print_summary(FILE *out, const struct plan_summary *plan,
@@ -137,4 +185,5 @@ void cli_print_summary(FILE *out, const struct plan_summary *plan,
                 size_format(summary->peak_bytes[arena], text),
                 plan->budget_bytes[arena] ? size_format(plan->budget_bytes[arena], budget) : "-");
     fprintf(out, "%-12s %14s\n", "process", size_format(summary->resident_bytes_max, text));
+    report_each_rank(out, summary);
 }

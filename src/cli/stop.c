@@ -28,7 +28,8 @@ static void stop_handler(int number)
 
 const volatile sig_atomic_t *cli_stop_install(const char *what)
 {
-    snprintf(stop_text, sizeof stop_text, "\nsluice: %.64s; once more to stop at once\n", what);
+    if (what)
+        snprintf(stop_text, sizeof stop_text, "\nsluice: %.64s; once more to stop at once\n", what);
     stop_text_bytes = strlen(stop_text);
     static const int numbers[] = {SIGINT, SIGTERM};
     for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {

@@ -1,0 +1,120 @@
+/* Joining, the job for all ranks, leaving. See cli_ranks.h. */
+#include "cli/cli_ranks.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "base/mem.h"
+
+/* What rank 0 says of the job before its text. */
+struct ranks_job {
+    uint64_t text_bytes;
+    uint64_t fresh; /* run.fresh, which the text does not hold: 0 or 1 */
+};
+
+int cli_ranks_join(comm **out)
+{
+    const comm_join_config config = {.is_given = false};
+    comm *ranks;
+    *out = NULL;
+    int rc = comm_join(&config, &ranks);
+    if (rc < 0) {
+        cli_exit_as(comm_is_teller(NULL), false);
+        return rc;
+    }
+    uint32_t rank = comm_get_rank(ranks);
+    if (rank == 0) {
+        *out = ranks;
+        return 0;
+    }
+    char prefix[32];
+    snprintf(prefix, sizeof prefix, "rank %u: ", rank);
+    log_set_prefix(prefix);
+    log_set_level(LOG_WARN);
+    if (!freopen("/dev/null", "w", stdout))
+        return cli_ranks_leave(ranks, err_errno(errno, "cannot open /dev/null"), false);
+    *out = ranks;
+    return 0;
+}
+
+/* Rank 0's text to all. */
+static int ranks_share_text(comm *ranks, const char *path, uint64_t text_bytes, char *text,
+                            job **out)
+{
+    bool is_first = comm_get_rank(ranks) == 0;
+    TRY(comm_broadcast(ranks, "the job", text, text_bytes));
+    int rc = 0;
+    if (!is_first) {
+        log_set_level(LOG_QUIET); /* rank 0 has said what there is to say */
+        rc = job_read_text_ranks(path, text, text_bytes, NULL, 0, comm_get_world(ranks), out);
+        log_set_level(LOG_WARN);
+    }
+    return comm_agree(ranks, "reading the job", rc);
+}
+
+int cli_ranks_read_job(comm *ranks, const char *path, const cli_texts *set, job **out, bool *fresh)
+{
+    bool is_first = comm_get_rank(ranks) == 0;
+    struct ranks_job head = {.text_bytes = 0};
+    job *asked = NULL;
+    int rc = 0;
+    *out = NULL;
+    *fresh = false;
+    if (is_first)
+        rc = job_read_ranks(path, set->items, set->count, comm_get_world(ranks), &asked);
+    TRY(comm_agree(ranks, "reading the job", rc));
+    if (is_first)
+        head = (struct ranks_job){.text_bytes = strlen(asked->text), .fresh = asked->run.fresh};
+    char *text = NULL;
+    TRY_GOTO(rc, comm_broadcast(ranks, "the job", &head, sizeof head), failed);
+    text = mem_alloc(head.text_bytes + 1, 1, "job text");
+    TRY_GOTO(rc, comm_agree(ranks, "reading the job", text ? 0 : -ENOMEM), failed);
+    if (is_first)
+        memcpy(text, asked->text, head.text_bytes);
+    TRY_GOTO(rc, ranks_share_text(ranks, path, head.text_bytes, text, &asked), failed);
+    mem_free(text);
+    comm_set_timeouts(ranks, asked->comm.timeout_seconds, asked->comm.exit_seconds);
+    *fresh = head.fresh != 0;
+    *out = asked;
+    return 0;
+failed:
+    mem_free(text);
+    job_destroy(asked);
+    return rc;
+}
+
+int cli_ranks_leave(comm *ranks, int rc, bool agreed)
+{
+    if (!ranks)
+        return rc;
+    bool is_alone = comm_get_world(ranks) == 1;
+    agreed = agreed && comm_check(ranks) == 0;
+    if (rc >= 0) {
+        int barrier = comm_barrier(ranks, "the end");
+        rc = barrier < 0 ? barrier : rc;
+        agreed = barrier >= 0;
+    }
+    err_record first;
+    err_save(&first, rc);
+    if (rc < 0 && !agreed)
+        comm_fail(ranks, rc, first.text);
+    cli_exit_as(comm_is_teller(ranks), rc < 0 && !agreed && !is_alone);
+    comm_leave(ranks, agreed ? 0 : rc);
+    return rc < 0 ? err_restore(&first) : rc;
+}
+
+int cli_ranks_refuse(const char *command)
+{
+    comm *ranks;
+    TRY(cli_ranks_join(&ranks));
+    uint32_t world = comm_get_world(ranks);
+    int rc = 0;
+    if (world > 1)
+        rc = err_set(ERR_USAGE,
+                     "sluice %s is one process, and the launcher has started %u: run it without "
+                     "mpirun or srun",
+                     command, world);
+    return cli_ranks_leave(ranks, rc, true);
+}
