@@ -14,6 +14,7 @@
 
 #include "base/mem.h"
 #include "base/rng.h"
+#include "base/shard.h"
 #include "base/tile.h"
 
 struct format_syncs format_syncs = {.fail_at = -1};
@@ -99,34 +100,59 @@ static void draw_slabs(manifest_slabs *self, uint64_t seed, uint64_t stream, uin
                  "a-rather-long-directory-name-of-a-slab-on-a-drive");
 }
 
-/* Tiles of random units at random distances. They lie on the slab in the opposite order, so that offsets
- * are not sorted as extents are. */
+/* Hosts of up to 4 ranks each. */
+static void draw_ranks(manifest_slabs *self, uint32_t count)
+{
+    enum { HOST_RANKS = 4 };
+    self->rank_count = count;
+    for (uint32_t r = 0; r < count; r++) {
+        snprintf(self->ranks[r].host, MANIFEST_HOST_BYTES, count > 1 ? "node-%u" : "",
+                 r / HOST_RANKS);
+        self->ranks[r].local_rank = r % HOST_RANKS;
+    }
+}
+
+/* The tiles of a shard from element elem_begin on. */
+static void add_shard(manifest *self, uint64_t seed, uint64_t stream, manifest_extent first,
+                      uint64_t shard_elems)
+{
+    for (uint64_t k = 0; k < tile_count(shard_elems, self->tile_elems); k++) {
+        uint64_t held = tile_elems_at(shard_elems, self->tile_elems, k);
+        manifest_extent *extent = &self->extents[self->extent_count++];
+        *extent = first;
+        extent->tile = (uint32_t)k;
+        extent->size_bytes = tile_bytes(held, self->state_streams);
+        extent->elem_begin = first.elem_begin + k * self->tile_elems;
+        extent->elem_count = held;
+        extent->checksum = rng_u64(seed, stream, 999 + self->extent_count);
+    }
+}
+
+/* Tiles of random units at random distances. They lie on each rank's slab in the opposite order, so that
+ * offsets are not sorted as extents are. */
 static void draw_extents(manifest *self, uint64_t seed, uint64_t stream, uint32_t units)
 {
     enum { TILES_MAX = 4 };
-    self->extents = mem_alloc((size_t)units * TILES_MAX, sizeof *self->extents, "extents");
+    uint32_t shards = self->is_replicated ? 1 : self->world_size;
+    self->extents = mem_alloc((size_t)units * shards * TILES_MAX, sizeof *self->extents, "extents");
     assert_non_null(self->extents);
     for (uint32_t u = 0; u < units; u++) {
         uint64_t elems = 1 + rng_below(seed, stream, u, TILES_MAX * self->tile_elems);
-        for (uint64_t k = 0; k < tile_count(elems, self->tile_elems); k++) {
-            uint64_t held = tile_elems_at(elems, self->tile_elems, k);
-            self->extents[self->extent_count++] = (manifest_extent){
-                .unit = u,
-                .tile = (uint32_t)k,
-                .size_bytes = tile_bytes(held, self->state_streams),
-                .elem_begin = k * self->tile_elems,
-                .elem_count = held,
-                .checksum = rng_u64(seed, stream, 1000 + self->extent_count),
-            };
-        }
+        if (shards > 1)
+            elems = size_round_up(elems, SHARD_ELEMS_STEP);
+        for (uint32_t r = 0; r < shards; r++)
+            add_shard(self, seed, stream,
+                      (manifest_extent){.unit = u, .rank = r, .elem_begin = r * elems}, elems);
     }
-    uint64_t at = 0;
+    uint64_t at[MANIFEST_RANKS_MAX] = {0}, end = 1;
     for (uint64_t i = self->extent_count; i-- > 0;) {
-        at += TILE_BLOCK_BYTES * rng_below(seed, stream, 2000 + i, 3);
-        self->extents[i].offset_bytes = at;
-        at += self->extents[i].size_bytes;
+        manifest_extent *extent = &self->extents[i];
+        at[extent->rank] += TILE_BLOCK_BYTES * rng_below(seed, stream, 2000 + i, 3);
+        extent->offset_bytes = at[extent->rank];
+        at[extent->rank] += extent->size_bytes;
+        end = size_max(end, at[extent->rank]);
     }
-    self->total_bytes = size_round_up(size_max(at, 1), self->stripe_bytes);
+    self->total_bytes = size_round_up(end, self->stripe_bytes);
 }
 
 void format_draw(manifest *out, uint64_t seed, uint64_t generation,
@@ -149,6 +175,12 @@ void format_draw(manifest *out, uint64_t seed, uint64_t generation,
     out->stripe_bytes = MIB * (1 + rng_below(seed, stream, 9, 8));
     draw_slabs(&out->slabs, seed, stream + 1, 0, shape->drives);
     draw_slabs(&out->stray, seed, stream + 2, 1, shape->strays);
+    out->world_size = shape->ranks ? shape->ranks : 1;
+    out->zero_stage = shape->stage;
+    out->is_replicated = out->world_size > 1 && shape->stage == 0;
+    draw_ranks(&out->slabs, out->world_size);
+    uint32_t stray_ranks = out->world_size > 1 ? 1 + (out->world_size + 1) / 2 : 1;
+    draw_ranks(&out->stray, shape->strays ? stray_ranks : 0);
     snprintf(out->identity, sizeof out->identity, "model=gpt2\nlayers=%d\nkernels=%.*s\n",
              (int)(generation % 100), (int)rng_below(seed, stream, 10, 9), "avx512-vnni");
     out->fingerprint = XXH3_64bits(out->identity, strlen(out->identity));
@@ -158,7 +190,7 @@ void format_draw(manifest *out, uint64_t seed, uint64_t generation,
 void format_commit(manifest *out, uint64_t generation)
 {
     enum { SEED = 4711 };
-    format_draw(out, SEED, generation, &(struct format_shape){MANIFEST_COMMITTED, 2, 1, 3});
+    format_draw(out, SEED, generation, &(struct format_shape){MANIFEST_COMMITTED, 2, 1, 3, 1, 0});
 }
 
 static void assert_same_slabs(const manifest_slabs *a, const manifest_slabs *b)
@@ -167,6 +199,8 @@ static void assert_same_slabs(const manifest_slabs *a, const manifest_slabs *b)
     assert_int_equal(a->drive_count, b->drive_count);
     for (uint32_t d = 0; d < a->drive_count; d++)
         assert_string_equal(a->drives[d], b->drives[d]);
+    assert_int_equal(a->rank_count, b->rank_count);
+    assert_memory_equal(a->ranks, b->ranks, sizeof a->ranks);
 }
 
 void format_assert_same(const manifest *a, const manifest *b)
@@ -188,6 +222,9 @@ void format_assert_same(const manifest *a, const manifest *b)
     assert_int_equal(a->total_bytes, b->total_bytes);
     assert_int_equal(a->stripe_bytes, b->stripe_bytes);
     assert_int_equal(a->state_streams, b->state_streams);
+    assert_int_equal(a->world_size, b->world_size);
+    assert_int_equal(a->zero_stage, b->zero_stage);
+    assert_int_equal(a->is_replicated, b->is_replicated);
     assert_string_equal(a->identity, b->identity);
     assert_int_equal(a->extent_count, b->extent_count);
     if (a->extent_count)
@@ -253,8 +290,43 @@ struct old_header {
     uint64_t scale_hysteresis_left, reserved_end[2];
 };
 
+/* What version 3 had more: the last two of the header above are the lengths of stray directories and
+ * identity, its first reserved field the streams. */
+struct old_header_3 {
+    struct old_header two;
+    uint8_t stray_uuid[16];
+    uint32_t stray_count, reserved;
+};
+
+/* An extent of versions 1 to 3. */
+struct old_extent {
+    uint32_t unit, tile;
+    uint64_t offset_bytes, size_bytes, elem_begin, elem_count, checksum;
+};
+
+static size_t put_padded(unsigned char *bytes, size_t at, const void *text, size_t length)
+{
+    memcpy(bytes + at, text, length);
+    at += length;
+    while (at % 8 != 0)
+        bytes[at++] = 0;
+    return at;
+}
+
+static size_t put_old_paths(unsigned char *bytes, size_t at, const manifest_slabs *slabs)
+{
+    static char texts[MANIFEST_DRIVES_MAX * MANIFEST_TEXT_BYTES];
+    size_t used = 0;
+    for (uint32_t d = 0; d < slabs->drive_count; d++) {
+        memcpy(texts + used, slabs->drives[d], strlen(slabs->drives[d]) + 1);
+        used += strlen(slabs->drives[d]) + 1;
+    }
+    return put_padded(bytes, at, texts, used);
+}
+
 size_t format_old_bytes(const manifest *record, uint32_t version, unsigned char *bytes)
 {
+    struct old_header_3 all = {.stray_count = 0};
     struct old_header header = {
         .version = version,
         .state = record->state == MANIFEST_COMMITTED ? 1 : 2,
@@ -278,18 +350,30 @@ size_t format_old_bytes(const manifest *record, uint32_t version, unsigned char 
         header.scale_last_overflow = record->scale_last_overflow;
         header.scale_hysteresis_left = record->scale_hysteresis_left;
     }
-    size_t at = sizeof header;
-    for (uint32_t d = 0; d < record->slabs.drive_count; d++) {
-        size_t length = strlen(record->slabs.drives[d]) + 1;
-        memcpy(bytes + at, record->slabs.drives[d], length);
-        at += length;
+    size_t header_bytes = version > 2 ? sizeof all : sizeof header;
+    size_t at = put_old_paths(bytes, header_bytes, &record->slabs);
+    header.drives_bytes = at - header_bytes;
+    if (version > 2) {
+        header.state = (uint32_t)record->state;
+        header.reserved = record->state_streams;
+        size_t strays = put_old_paths(bytes, at, &record->stray);
+        size_t identity = put_padded(bytes, strays, record->identity, strlen(record->identity));
+        header.reserved_end[0] = strays - at;
+        header.reserved_end[1] = identity - strays;
+        at = identity;
+        all.stray_count = record->stray.drive_count;
+        memcpy(all.stray_uuid, record->stray.uuid, sizeof all.stray_uuid);
     }
-    while (at % 8 != 0)
-        bytes[at++] = 0;
-    header.drives_bytes = at - sizeof header;
-    header.file_bytes = at + record->extent_count * sizeof *record->extents;
-    memcpy(bytes, &header, sizeof header);
-    memcpy(bytes + at, record->extents, record->extent_count * sizeof *record->extents);
-    format_sign(bytes, header.file_bytes);
-    return header.file_bytes;
+    for (uint64_t i = 0; i < record->extent_count; i++, at += sizeof(struct old_extent)) {
+        const manifest_extent *from = &record->extents[i];
+        struct old_extent to = {from->unit,       from->tile,       from->offset_bytes,
+                                from->size_bytes, from->elem_begin, from->elem_count,
+                                from->checksum};
+        memcpy(bytes + at, &to, sizeof to);
+    }
+    header.file_bytes = at;
+    all.two = header;
+    memcpy(bytes, &all, header_bytes);
+    format_sign(bytes, at);
+    return at;
 }

@@ -26,6 +26,8 @@ bool format_exists(const char *name); /* in the directory */
 struct format_shape {
     enum manifest_state state;
     uint32_t drives, strays, units;
+    uint32_t ranks; /* 0 acts as 1 */
+    uint32_t stage; /* 0: each of several ranks has the whole state */
 };
 
 /* A possible record. Frees nothing of *out. */
@@ -47,7 +49,7 @@ size_t format_load(int slot, unsigned char *bytes); /* [FORMAT_FILE_MAX] */
 void format_store(int slot, const unsigned char *bytes, size_t count);
 void format_sign(unsigned char *bytes, size_t count); /* puts the right checksum in */
 
-/* The record as a slot of version 1 or 2 on disk, from a struct of these versions' own. */
+/* The record, of one rank, as a slot of version 1, 2 or 3 on disk, from structs of these versions' own. */
 size_t format_old_bytes(const manifest *record, uint32_t version, unsigned char *bytes);
 
 /* The fixture has an fsync of its own in place of the C library's: it syncs nothing, which tests of a living

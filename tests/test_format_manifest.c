@@ -25,10 +25,18 @@ static void written_is_read(void **state)
     assert_int_equal(manifest_read(format_directory(), &out, &found), 0);
     assert_int_equal(found, 0);
     static const struct format_shape shapes[] = {
-        {MANIFEST_BEGUN, 1, 0, 3},       {MANIFEST_RUNNING, 0, 0, 0},
-        {MANIFEST_COMMITTED, 16, 16, 9}, {MANIFEST_COMMITTED, 2, 1, 1},
-        {MANIFEST_RUNNING, 7, 0, 20},    {MANIFEST_COMMITTED, 1, 0, 200},
-        {MANIFEST_COMMITTED, 3, 2, 2},   {MANIFEST_RUNNING, 1, 3, 5},
+        {MANIFEST_BEGUN, 1, 0, 3, 1, 0},
+        {MANIFEST_RUNNING, 0, 0, 0, 1, 0},
+        {MANIFEST_COMMITTED, 16, 16, 9, 1, 0},
+        {MANIFEST_COMMITTED, 2, 1, 1, 1, 0},
+        {MANIFEST_RUNNING, 7, 0, 20, 1, 0},
+        {MANIFEST_COMMITTED, 1, 0, 200, 1, 0},
+        {MANIFEST_COMMITTED, 3, 2, 2, 1, 0},
+        {MANIFEST_RUNNING, 1, 3, 5, 1, 0},
+        {MANIFEST_COMMITTED, 2, 1, 9, 4, 3},
+        {MANIFEST_COMMITTED, 1, 1, 5, 2, 0},
+        {MANIFEST_RUNNING, 16, 16, 3, MANIFEST_RANKS_MAX, 1},
+        {MANIFEST_BEGUN, 1, 0, 0, 3, 2},
     };
     for (uint64_t g = 1; g <= sizeof shapes / sizeof shapes[0]; g++) {
         format_draw(&in, SEED, g, &shapes[g - 1]);
@@ -89,13 +97,14 @@ static void layout_is_as_documented(void **state)
     (void)state;
     static manifest in;
     static unsigned char bytes[FORMAT_FILE_MAX];
-    format_commit(&in, 8);
+    format_draw(&in, SEED, 8, &(struct format_shape){MANIFEST_COMMITTED, 2, 1, 3, 3, 2});
     assert_int_equal(manifest_write(format_directory(), &in), 0);
     size_t count = format_load(0, bytes);
     size_t drives = padded(strlen(in.slabs.drives[0]) + 1 + strlen(in.slabs.drives[1]) + 1);
     size_t strays = padded(strlen(in.stray.drives[0]) + 1), identity = padded(strlen(in.identity));
-    assert_int_equal(count, 216 + drives + strays + identity + in.extent_count * 48);
-    assert_memory_equal(bytes, "SLUMANIF\x03\0\0\0\x01\0\0\0", 16);
+    size_t ranks = padded(68 * 3), texts = 232 + drives + strays + 2 * ranks;
+    assert_int_equal(count, texts + identity + in.extent_count * 56);
+    assert_memory_equal(bytes, "SLUMANIF\x04\0\0\0\x01\0\0\0", 16);
     expect_u64(bytes, 16, count);
     expect_u64(bytes, 32, 8);
     assert_memory_equal(bytes + 40, in.slabs.uuid, 16);
@@ -118,10 +127,19 @@ static void layout_is_as_documented(void **state)
     expect_u64(bytes, 184, identity);
     assert_memory_equal(bytes + 192, in.stray.uuid, 16);
     expect_u64(bytes, 208, 1);
-    assert_string_equal((char *)bytes + 216, in.slabs.drives[0]);
-    assert_string_equal((char *)bytes + 216 + drives, in.stray.drives[0]);
-    assert_memory_equal(bytes + 216 + drives + strays, in.identity, strlen(in.identity));
-    assert_memory_equal(bytes + count - in.extent_count * 48, in.extents, in.extent_count * 48);
+    expect_u64(bytes, 216, 3 | (uint64_t)2 << 32);
+    expect_u64(bytes, 224, 0 | (uint64_t)3 << 32);
+    assert_string_equal((char *)bytes + 232, in.slabs.drives[0]);
+    assert_string_equal((char *)bytes + 232 + drives, in.stray.drives[0]);
+    const unsigned char *rank = bytes + 232 + drives + strays;
+    assert_string_equal((const char *)rank, "node-0");
+    assert_memory_equal(rank + 64, "\0\0\0\0", 4);
+    assert_memory_equal(rank + 2 * 68 + 64, "\x02\0\0\0", 4);
+    assert_memory_equal(rank + ranks, in.stray.ranks, 3 * 68);
+    assert_memory_equal(bytes + texts, in.identity, strlen(in.identity));
+    const unsigned char *extent = bytes + texts + identity;
+    assert_memory_equal(extent, in.extents, in.extent_count * 56);
+    expect_u64(extent + (in.extent_count - 1) * 56, 48, 2); /* the rank */
     uint64_t checksum;
     memcpy(&checksum, bytes + 24, 8);
     memset(bytes + 24, 0, 8);
@@ -130,23 +148,31 @@ static void layout_is_as_documented(void **state)
     format_remove_slots();
 }
 
-/* Versions 1 and 2 name neither streams, nor strays, nor what was hashed; 1 has no loss scaler. */
+/* Versions 1 to 3 are of one rank. 1 and 2 name neither streams, nor strays, nor what was hashed; 1 has
+ * no loss scaler. */
 static void old_versions_are_read(void **state)
 {
     (void)state;
     static manifest in, out;
     static unsigned char bytes[FORMAT_FILE_MAX];
     int found;
-    for (uint32_t version = 1; version <= 2; version++) {
+    for (uint32_t version = 1; version <= 3; version++) {
         for (uint32_t units = 0; units <= 3; units += 3) {
-            struct format_shape shape = {units ? MANIFEST_COMMITTED : MANIFEST_RUNNING, 2, 0,
-                                         units};
+            struct format_shape shape = {units ? MANIFEST_COMMITTED : MANIFEST_RUNNING,
+                                         2,
+                                         version < 3 ? 0 : units,
+                                         units,
+                                         1,
+                                         0};
             format_draw(&in, SEED, 8, &shape);
-            in.fingerprint = 12345;
+            if (version < 3)
+                in.fingerprint = 12345;
             format_store(0, bytes, format_old_bytes(&in, version, bytes));
             assert_int_equal(manifest_read(format_directory(), &out, &found), 1);
-            in.state_streams = 0;
-            in.identity[0] = '\0';
+            if (version < 3) {
+                in.state_streams = 0;
+                in.identity[0] = '\0';
+            }
             if (version == 1) {
                 in.scale_iteration = 0;
                 in.scale_last_overflow = -1;
@@ -180,7 +206,7 @@ static void old_versions_have_no_more(void **state)
     (void)state;
     static manifest in, out;
     static unsigned char bytes[FORMAT_FILE_MAX];
-    format_draw(&in, SEED, 8, &(struct format_shape){MANIFEST_COMMITTED, 2, 0, 3});
+    format_draw(&in, SEED, 8, &(struct format_shape){MANIFEST_COMMITTED, 2, 0, 3, 1, 0});
     static const size_t unused[] = {148, 176, 184, 152, 160, 168};
     for (uint32_t version = 1; version <= 2; version++)
         for (size_t i = 0; i < (version == 1 ? 6 : 3); i++) {
@@ -198,9 +224,9 @@ static void old_versions_have_no_more(void **state)
     bytes[8] = 0;
     format_sign(bytes, count);
     expect_corrupt(bytes, count, "version 0");
-    bytes[8] = 4; /* of a newer program, whole */
+    bytes[8] = 5; /* of a newer program, whole */
     format_sign(bytes, count);
-    expect_corrupt(bytes, count, "has version 4 and this program reads versions 1 to 3");
+    expect_corrupt(bytes, count, "has version 5 and this program reads versions 1 to 4");
     format_store(0, bytes, count);
     int found;
     assert_int_equal(manifest_read(format_directory(), &out, &found), ERR_INPUT);
@@ -217,10 +243,14 @@ static void any_bit_and_length_is_found(void **state)
     (void)state;
     static manifest in, out;
     static unsigned char bytes[FORMAT_FILE_MAX];
-    format_draw(&in, SEED, 8, &(struct format_shape){MANIFEST_COMMITTED, 1, 1, 2});
-    for (uint32_t version = 1; version <= 3; version++) {
+    format_draw(&in, SEED, 8, &(struct format_shape){MANIFEST_COMMITTED, 1, 1, 2, 1, 0});
+    for (uint32_t version = 1; version <= 5; version++) {
         size_t count;
-        if (version == 3) {
+        if (version == 5) { /* of several ranks */
+            manifest_fini(&in);
+            format_draw(&in, SEED, 8, &(struct format_shape){MANIFEST_COMMITTED, 1, 1, 1, 2, 3});
+        }
+        if (version >= 4) {
             assert_int_equal(manifest_write(format_directory(), &in), 0);
             count = format_load(0, bytes);
         } else {
@@ -244,12 +274,41 @@ static void any_bit_and_length_is_found(void **state)
     format_remove_slots();
 }
 
+static void paths_are_expanded(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *path, *expected;
+    } cases[] = {
+        {"/mnt/a", "/mnt/a"},
+        {"", ""},
+        {"/mnt/{rank}/{local_rank}/{host}", "/mnt/1023/7/node-3"},
+        {"{host}{host}", "node-3node-3"},
+        {"/r{rank}{", "/r1023{"},
+        {"{Rank}{rank", "{Rank}{rank"},
+        {"{{rank}}", "{1023}"},
+    };
+    char text[64];
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        size_t length = strlen(cases[i].expected);
+        assert_true(manifest_expand_path(cases[i].path, 1023, 7, "node-3", text, sizeof text));
+        assert_string_equal(text, cases[i].expected);
+        assert_true(manifest_expand_path(cases[i].path, 1023, 7, "node-3", text, length + 1));
+        memset(text, 'x', sizeof text);
+        assert_false(manifest_expand_path(cases[i].path, 1023, 7, "node-3", text, length));
+        assert_int_equal(text[length], 'x'); /* not a byte too far */
+    }
+    /* What stands for a placeholder is not looked at again. */
+    assert_true(manifest_expand_path("{host}", 1, 0, "{rank}", text, sizeof text));
+    assert_string_equal(text, "{rank}");
+}
+
 static void headers_are_copied(void **state)
 {
     (void)state;
     static manifest source, target;
     format_commit(&source, 8);
-    format_draw(&target, SEED, 3, &(struct format_shape){MANIFEST_RUNNING, 1, 0, 1});
+    format_draw(&target, SEED, 3, &(struct format_shape){MANIFEST_RUNNING, 1, 0, 1, 1, 0});
     manifest_extent *extents = target.extents;
     uint64_t count = target.extent_count;
     manifest_copy_header(&target, &source);
@@ -272,7 +331,7 @@ int main(void)
         cmocka_unit_test(written_is_read),           cmocka_unit_test(texts_of_any_length_are_read),
         cmocka_unit_test(layout_is_as_documented),   cmocka_unit_test(old_versions_are_read),
         cmocka_unit_test(old_versions_have_no_more), cmocka_unit_test(any_bit_and_length_is_found),
-        cmocka_unit_test(headers_are_copied),
+        cmocka_unit_test(paths_are_expanded),        cmocka_unit_test(headers_are_copied),
     };
     int rc = cmocka_run_group_tests(tests, NULL, NULL);
     format_end();

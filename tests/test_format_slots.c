@@ -167,7 +167,7 @@ static void damage_of_both_is_named(void **state)
 static void write_record(enum manifest_state record_state, uint64_t generation)
 {
     static manifest record;
-    format_draw(&record, SEED, generation, &(struct format_shape){record_state, 2, 0, 2});
+    format_draw(&record, SEED, generation, &(struct format_shape){record_state, 2, 0, 2, 1, 0});
     assert_int_equal(manifest_write(format_directory(), &record), 0);
     manifest_fini(&record);
 }
@@ -206,7 +206,7 @@ static void a_longer_slot_leaves_no_tail(void **state)
     static const uint32_t units[] = {9, 9, 1, 1, 40, 40, 2};
     for (uint64_t g = 1; g <= sizeof units / sizeof units[0]; g++) {
         format_draw(&record, SEED, g,
-                    &(struct format_shape){MANIFEST_COMMITTED, 2, 0, units[g - 1]});
+                    &(struct format_shape){MANIFEST_COMMITTED, 2, 0, units[g - 1], 1, 0});
         assert_int_equal(manifest_write(format_directory(), &record), 0);
         manifest_fini(&record);
         format_expect(g);
@@ -466,7 +466,8 @@ static void a_full_drive_leaves_the_commit(void **state)
         for (uint64_t room = 0; room <= 600; room += 150) {
             uint64_t next = prepare(situation);
             size_t count = load_other(next, before);
-            format_draw(&record, SEED, next, &(struct format_shape){MANIFEST_COMMITTED, 2, 0, 40});
+            format_draw(&record, SEED, next,
+                        &(struct format_shape){MANIFEST_COMMITTED, 2, 0, 40, 1, 0});
             limit = (struct rlimit){.rlim_cur = room, .rlim_max = old.rlim_max};
             assert_int_equal(setrlimit(RLIMIT_FSIZE, &limit), 0);
             int rc = manifest_write(format_directory(), &record);

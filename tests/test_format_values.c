@@ -18,6 +18,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/rng.h"
+#include "base/shard.h"
 #include "base/tile.h"
 #include "format_fixture.h"
 
@@ -27,7 +28,7 @@ static unsigned char bytes[FORMAT_FILE_MAX], damaged[FORMAT_FILE_MAX];
 
 static size_t slot_bytes(const manifest *record, uint32_t version)
 {
-    if (version < 3)
+    if (version < 4)
         return format_old_bytes(record, version, bytes);
     assert_int_equal(manifest_write(format_directory(), record), 0);
     return format_load((int)(record->generation % 2), bytes);
@@ -77,12 +78,12 @@ static void impossible_headers_are_found(void **state)
     (void)state;
     static manifest record;
     format_commit(&record, 8);
-    size_t count = slot_bytes(&record, 3);
+    size_t count = slot_bytes(&record, 4);
     const struct broken_value values[] = {
         {0, 1, 'X', "begin with SLUMANIF"},
         {0, 8, 0, "zeros"},
         {8, 4, 0, "version 0"},
-        {8, 4, 4, "reads versions 1 to 3"},
+        {8, 4, 5, "reads versions 1 to 4"},
         {12, 4, 0, "state of 0"},
         {12, 4, 4, "state of 4"},
         {12, 4, UINT32_MAX, "state of 0"},
@@ -99,7 +100,7 @@ static void impossible_headers_are_found(void **state)
         {96, 8, bits_of(0.0), "loss scale"},
         {96, 8, bits_of(-1.0), "loss scale"},
         {104, 8, 0, "elements"},
-        {104, 8, record.tile_elems + 1, "is not its unit's last"},
+        {104, 8, record.tile_elems + 1, "is not its shard's last"},
         {104, 8, record.tile_elems - 1, "elements"},
         {104, 8, UINT64_MAX, "a tile of"},
         {112, 8, 0, "slabs of 0 bytes"},
@@ -110,7 +111,7 @@ static void impossible_headers_are_found(void **state)
         {128, 8, 0, "lengths"},
         {128, 8, UINT64_MAX, "lengths"},
         {136, 8, record.extent_count + 1, "lengths"},
-        {136, 8, UINT64_MAX / 48 + 2, "lengths"},
+        {136, 8, UINT64_MAX / 56 + 2, "lengths"},
         {144, 4, 0, "drives are not whole"},
         {144, 4, 1, "drives are not whole"},
         {144, 4, 3, "drives are not whole"},
@@ -145,13 +146,13 @@ static void impossible_extents_are_found(void **state)
     static manifest record;
     /* Two units of one tile and more, so that the last extent follows one of its own unit. */
     for (uint64_t g = 8;; g += 2) {
-        format_draw(&record, SEED, g, &(struct format_shape){MANIFEST_COMMITTED, 1, 0, 2});
+        format_draw(&record, SEED, g, &(struct format_shape){MANIFEST_COMMITTED, 1, 0, 2, 1, 0});
         const manifest_extent *last = &record.extents[record.extent_count - 1];
         if (last->tile > 0 && record.extent_count < 8)
             break;
         manifest_fini(&record);
     }
-    size_t count = slot_bytes(&record, 3);
+    size_t count = slot_bytes(&record, 4);
     const manifest_extent *last = &record.extents[record.extent_count - 1];
     const struct broken_value values[] = {
         {0, 4, 0, "is due"},
@@ -174,6 +175,9 @@ static void impossible_extents_are_found(void **state)
         {32, 8, 0, "0 elements"},
         {32, 8, record.tile_elems + 1, "elements"},
         {32, 8, UINT64_MAX, "elements"},
+        {48, 4, 1, "is due"},
+        {48, 4, UINT32_MAX, "is due"},
+        {52, 4, 1, "not 0"},
     };
     expect_broken(values, sizeof values / sizeof values[0], count - sizeof *last, count);
     const struct broken_value first[] = {
@@ -182,6 +186,109 @@ static void impossible_extents_are_found(void **state)
         {24, 8, 1, "is due"},
     };
     expect_broken(first, 3, count - record.extent_count * sizeof *last, count);
+    manifest_fini(&record);
+    format_remove_slots();
+}
+
+/* Of three ranks: what makes their extents, hosts and world impossible. */
+static void impossible_ranks_are_found(void **state)
+{
+    (void)state;
+    static manifest record;
+    format_draw(&record, SEED, 8, &(struct format_shape){MANIFEST_COMMITTED, 1, 1, 2, 3, 1});
+    snprintf(record.slabs.drives[0], MANIFEST_TEXT_BYTES, "/drive0");
+    snprintf(record.stray.drives[0], MANIFEST_TEXT_BYTES, "/stray0");
+    size_t count = slot_bytes(&record, 4);
+    enum { RANKS = 232 + 8 + 8, RANKS_BYTES = 208 };
+    assert_string_equal((char *)bytes + RANKS, "node-0");
+    const struct broken_value ranks[] = {
+        {3, 1, 0, "host of rank 0 of its slabs"},
+        {63, 1, 'x', "host of rank 0 of its slabs"},
+        {68 + 10, 1, 'x', "host of rank 1 of its slabs"},
+        {68 + 64, 4, 3, "cannot be local rank 3 of 3"},
+        {68 + 64, 4, UINT32_MAX, "cannot be local rank"},
+        {3 * 68, 1, 1, "ranks"},
+        {RANKS_BYTES + 7, 1, 'x', "host of rank 0 of its stray slabs"},
+        {RANKS_BYTES + 3 * 68 + 3, 1, 1, "ranks"},
+    };
+    expect_broken(ranks, sizeof ranks / sizeof ranks[0], RANKS, count);
+    const struct broken_value values[] = {
+        {216, 4, 0, "lengths"},
+        {216, 4, 2, "lengths"},
+        {216, 4, UINT32_MAX, "lengths"},
+        {220, 4, 4, "no ZeRO stage 4"},
+        {220, 8, (uint64_t)1 << 32, "is due"}, /* as if replicated */
+        {224, 4, 1, "not every rank has the whole"},
+        {224, 4, 2, "not 0"},
+        {228, 4, 0, "lengths"},
+        {228, 4, UINT32_MAX, "lengths"},
+    };
+    expect_broken(values, sizeof values / sizeof values[0], 0, count);
+    manifest_fini(&record);
+    format_remove_slots();
+}
+
+static void expect_refused(const manifest *record, const char *reason)
+{
+    expect_reason(manifest_write(format_directory(), record), -EINVAL, reason);
+}
+
+/* One tile a shard: the extents of two units and three ranks are extents[3 * unit + rank]. */
+static void shards_are_equal(void **state)
+{
+    (void)state;
+    static manifest record;
+    format_draw(&record, SEED, 8, &(struct format_shape){MANIFEST_COMMITTED, 1, 0, 2, 3, 1});
+    manifest_extent *extents = record.extents;
+    record.tile_elems = 2 * TILE_ELEMS_STEP;
+    record.extent_count = 6;
+    for (uint32_t i = 0; i < 6; i++) {
+        uint64_t elems = SHARD_ELEMS_STEP * (1 + i / 3);
+        extents[i] = (manifest_extent){.unit = i / 3,
+                                       .rank = i % 3,
+                                       .elem_begin = i % 3 * elems,
+                                       .elem_count = elems,
+                                       .size_bytes = tile_bytes(elems, record.state_streams),
+                                       .offset_bytes = i / 3 * MIB};
+    }
+    record.total_bytes = 2 * record.stripe_bytes;
+    assert_int_equal(manifest_write(format_directory(), &record), 0);
+    static manifest out;
+    int found;
+    assert_int_equal(manifest_read(format_directory(), &out, &found), 1); /* ranks do not overlap */
+    format_assert_same(&record, &out);
+    manifest_fini(&out);
+    record.extent_count = 5;
+    expect_refused(&record, "ends with rank 1 of 3");
+    record.extent_count = 6;
+    manifest_extent saved = extents[5];
+    extents[5].elem_count += SHARD_ELEMS_STEP;
+    extents[5].size_bytes = tile_bytes(extents[5].elem_count, record.state_streams);
+    expect_refused(&record, "unit 1 rank 2 has 12288 elements and rank 0 8192");
+    extents[5] = saved;
+    extents[5].rank = 1;
+    expect_refused(&record, "where unit 1 rank 1 tile 1");
+    extents[5] = saved;
+    for (uint32_t i = 3; i < 6; i++) {
+        extents[i].elem_count = SHARD_ELEMS_STEP + 1;
+        extents[i].elem_begin = (i - 3) * extents[i].elem_count;
+        extents[i].size_bytes = tile_bytes(extents[i].elem_count, record.state_streams);
+    }
+    expect_refused(&record, "in shards of 4097 elements");
+    for (uint32_t i = 3; i < 6; i++) {
+        extents[i] = extents[i - 3];
+        extents[i].unit = 1;
+        extents[i].offset_bytes = MIB;
+    }
+    record.slabs.rank_count = 2;
+    expect_refused(&record, "a world of 3 ranks cannot have the slabs of 2");
+    record.world_size = record.slabs.rank_count = MANIFEST_RANKS_MAX + 1;
+    expect_refused(&record, "1025 ranks");
+    record.world_size = record.slabs.rank_count = 3;
+    extents[4].offset_bytes = extents[1].offset_bytes; /* found by who reads */
+    assert_int_equal(manifest_write(format_directory(), &record), 0);
+    expect_reason(manifest_read(format_directory(), &out, &found), ERR_CORRUPT,
+                  "overlap on the slab of rank 1");
     manifest_fini(&record);
     format_remove_slots();
 }
@@ -196,15 +303,15 @@ static void broken_texts_are_found(void **state)
     record.fingerprint = XXH3_64bits(record.identity, 10);
     memset(record.slabs.drives[1], 0, MANIFEST_TEXT_BYTES);
     record.slabs.drives[1][0] = '/';
-    size_t count = slot_bytes(&record, 3);
+    size_t count = slot_bytes(&record, 4);
     size_t length = strlen(record.slabs.drives[0]);
     size_t drives = (length + 3 + 7) / 8 * 8;
-    size_t identity = count - record.extent_count * 48 - 16;
+    size_t identity = count - record.extent_count * 56 - 16;
     assert_memory_equal(bytes + identity, record.identity, 16);
     const struct broken_value values[] = {
-        {216, 1, 0, "drives are not whole"},
-        {216 + length, 1, 'x', "drives are not whole"},
-        {216 + drives, 1, 0, "stray slabs are not whole"},
+        {232, 1, 0, "drives are not whole"},
+        {232 + length, 1, 'x', "drives are not whole"},
+        {232 + drives, 1, 0, "stray slabs are not whole"},
         {identity, 1, 0, "identity text is not whole"},
         {identity, 1, 'M', "fingerprint"},
         {identity + 10, 1, 'x', "fingerprint"},
@@ -221,15 +328,15 @@ static void a_path_without_end_is_found(void **state)
 {
     (void)state;
     static manifest record, out;
-    format_draw(&record, SEED, 8, &(struct format_shape){MANIFEST_RUNNING, 1, 0, 0});
+    format_draw(&record, SEED, 8, &(struct format_shape){MANIFEST_RUNNING, 1, 0, 0, 1, 0});
     snprintf(record.slabs.drives[0], MANIFEST_TEXT_BYTES, "/drive0");
     record.identity[0] = '\0';
-    size_t count = slot_bytes(&record, 3);
-    assert_int_equal(count, 216 + 8);
+    size_t count = slot_bytes(&record, 4);
+    assert_int_equal(count, 232 + 8 + 72);
     unsigned char *exact = malloc(count); /* for ASan */
     assert_non_null(exact);
     memcpy(exact, bytes, count);
-    exact[count - 1] = 'x';
+    exact[232 + 7] = 'x';
     format_sign(exact, count);
     expect_reason(manifest_decode(exact, count, 0, &out), ERR_CORRUPT, "drives are not whole");
     free(exact);
@@ -277,8 +384,23 @@ static void assert_slabs_possible(const manifest_slabs *slabs)
 
 static bool overlap(const manifest_extent *a, const manifest_extent *b)
 {
-    return a->offset_bytes < b->offset_bytes + b->size_bytes &&
+    return a->rank == b->rank && a->offset_bytes < b->offset_bytes + b->size_bytes &&
            b->offset_bytes < a->offset_bytes + a->size_bytes;
+}
+
+static void assert_world_possible(const manifest *record)
+{
+    assert_true(record->world_size >= 1 && record->world_size <= MANIFEST_RANKS_MAX);
+    assert_int_equal(record->slabs.rank_count, record->world_size);
+    assert_true(record->zero_stage <= 3);
+    assert_true(!record->is_replicated || record->zero_stage == 0);
+    assert_int_equal(record->stray.rank_count > 0, record->stray.drive_count > 0);
+    const manifest_slabs *both[] = {&record->slabs, &record->stray};
+    for (int i = 0; i < 2; i++)
+        for (uint32_t r = 0; r < both[i]->rank_count; r++) {
+            assert_true(both[i]->ranks[r].local_rank < both[i]->rank_count);
+            assert_non_null(memchr(both[i]->ranks[r].host, 0, MANIFEST_HOST_BYTES));
+        }
 }
 
 /* The header's promise to those who read a record. */
@@ -298,14 +420,28 @@ static void assert_possible(const manifest *record)
                     record->slabs.drive_count > 0);
     if (record->total_bytes)
         assert_int_equal(record->total_bytes % record->stripe_bytes, 0);
-    uint64_t unit = 0, tile = 0, elem = 0;
+    assert_world_possible(record);
+    uint32_t shards = record->is_replicated ? 1 : record->world_size;
+    uint64_t unit = 0, rank = 0, tile = 0, elem = 0, first_end = 0;
     for (uint64_t i = 0; i < record->extent_count; i++) {
         const manifest_extent *extent = &record->extents[i];
-        if (i > 0 && extent->unit != unit) {
+        if (i > 0 && extent->unit != unit) { /* the unit before has the same of each rank */
+            assert_int_equal(rank, shards - 1);
+            assert_int_equal(elem, shards * first_end);
             unit++;
-            tile = elem = 0;
+            rank = tile = elem = 0;
+        } else if (extent->rank != rank) {
+            if (rank++ == 0)
+                first_end = elem;
+            assert_int_equal(elem, rank * first_end);
+            assert_int_equal(elem % SHARD_ELEMS_STEP, 0);
+            tile = 0;
         }
+        if (rank == 0)
+            first_end = elem + extent->elem_count;
         assert_int_equal(extent->unit, unit);
+        assert_int_equal(extent->rank, rank);
+        assert_int_equal(extent->reserved, 0);
         assert_int_equal(extent->tile, tile++);
         assert_int_equal(extent->elem_begin, elem);
         elem += extent->elem_count;
@@ -317,6 +453,8 @@ static void assert_possible(const manifest *record)
         for (uint64_t k = 0; k < i; k++)
             assert_false(overlap(extent, &record->extents[k]));
     }
+    if (record->extent_count > 0)
+        assert_int_equal(elem, shards * first_end);
 }
 
 static uint64_t draw(uint64_t round, uint64_t *next, uint64_t bound)
@@ -381,57 +519,68 @@ static void damage_once(uint64_t round, uint64_t *next, size_t *count)
     }
 }
 
+/* The slot of `count` bytes, damaged: 1 where it still is possible. */
+static int try_damaged(uint64_t round, size_t count)
+{
+    static manifest out;
+    uint64_t next = 0;
+    size_t size = count;
+    memcpy(damaged, bytes, count);
+    for (uint64_t n = 1 + draw(round, &next, 4); n > 0; n--)
+        damage_once(round, &next, &size);
+    if (size >= 32)
+        format_sign(damaged, size);
+    unsigned char *exact = malloc(size); /* so that ASan sees a byte too far */
+    assert_non_null(exact);
+    memcpy(exact, damaged, size);
+    mem_stats stats;
+    mem_get_stats(&stats);
+    uint64_t live_bytes = stats.live_bytes;
+    int rc = manifest_decode(exact, size, 0, &out);
+    free(exact);
+    if (rc == 0) {
+        assert_possible(&out);
+        /* What was read can be written, and is then the same. */
+        assert_int_equal(manifest_write(format_directory(), &out), 0);
+        static manifest again;
+        int found;
+        assert_int_equal(manifest_read(format_directory(), &again, &found), 1);
+        format_assert_same(&out, &again);
+        manifest_fini(&again);
+        manifest_fini(&out);
+    } else if (rc != ERR_CORRUPT) {
+        fail_msg("round %llu: %s", (unsigned long long)round, err_text());
+    }
+    mem_get_stats(&stats);
+    assert_int_equal(stats.live_bytes, live_bytes);
+    return rc == 0;
+}
+
 static void random_damage_is_found_or_possible(void **state)
 {
     (void)state;
-    static manifest record, out;
+    static manifest record;
     uint64_t possible_count = 0;
-    static const struct format_shape shapes[] = {{MANIFEST_COMMITTED, 2, 1, 3},
-                                                 {MANIFEST_RUNNING, 1, 0, 1},
-                                                 {MANIFEST_COMMITTED, 1, 0, 2},
-                                                 {MANIFEST_BEGUN, 2, 2, 2}};
+    static const struct format_shape shapes[] = {
+        {MANIFEST_COMMITTED, 2, 1, 3, 1, 0}, {MANIFEST_RUNNING, 1, 0, 1, 1, 3},
+        {MANIFEST_COMMITTED, 1, 0, 2, 3, 2}, {MANIFEST_BEGUN, 2, 2, 2, 1, 0},
+        {MANIFEST_COMMITTED, 1, 1, 2, 2, 0}, {MANIFEST_RUNNING, 1, 1, 3, 2, 3}};
+    enum { SHAPES = sizeof shapes / sizeof shapes[0] };
     for (uint64_t round = 0; round < ROUNDS; round++) {
         static size_t count;
         if (round % 500 == 0) { /* all versions and shapes in turn */
             uint64_t kind = round / 500;
-            struct format_shape shape = shapes[kind / 3 % 4];
-            if (kind % 3 < 2 && shape.state == MANIFEST_BEGUN)
+            uint32_t version = 1 + (uint32_t)(kind % 4);
+            struct format_shape shape = shapes[kind / 4 % SHAPES];
+            if (version < 3 && shape.state == MANIFEST_BEGUN)
                 shape.state = MANIFEST_RUNNING;
+            if (version < 4)
+                shape.ranks = 1;
             format_draw(&record, SEED, 2 * kind, &shape);
-            count = slot_bytes(&record, 1 + (uint32_t)(kind % 3));
+            count = slot_bytes(&record, version);
             manifest_fini(&record);
         }
-        uint64_t next = 0;
-        size_t size = count;
-        memcpy(damaged, bytes, count);
-        for (uint64_t n = 1 + draw(round, &next, 4); n > 0; n--)
-            damage_once(round, &next, &size);
-        if (size >= 32)
-            format_sign(damaged, size);
-        unsigned char *exact = malloc(size); /* so that ASan sees a byte too far */
-        assert_non_null(exact);
-        memcpy(exact, damaged, size);
-        mem_stats stats;
-        mem_get_stats(&stats);
-        uint64_t live_bytes = stats.live_bytes;
-        int rc = manifest_decode(exact, size, 0, &out);
-        free(exact);
-        if (rc == 0) {
-            possible_count++;
-            assert_possible(&out);
-            /* What was read can be written, and is then the same. */
-            assert_int_equal(manifest_write(format_directory(), &out), 0);
-            static manifest again;
-            int found;
-            assert_int_equal(manifest_read(format_directory(), &again, &found), 1);
-            format_assert_same(&out, &again);
-            manifest_fini(&again);
-            manifest_fini(&out);
-        } else if (rc != ERR_CORRUPT) {
-            fail_msg("round %llu: %s", (unsigned long long)round, err_text());
-        }
-        mem_get_stats(&stats);
-        assert_int_equal(stats.live_bytes, live_bytes);
+        possible_count += try_damaged(round, count);
     }
     mem_stats stats;
     mem_get_stats(&stats);
@@ -449,6 +598,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(impossible_headers_are_found),
         cmocka_unit_test(impossible_extents_are_found),
+        cmocka_unit_test(impossible_ranks_are_found),
+        cmocka_unit_test(shards_are_equal),
         cmocka_unit_test(broken_texts_are_found),
         cmocka_unit_test(a_path_without_end_is_found),
         cmocka_unit_test(impossible_records_are_not_written),

@@ -42,12 +42,15 @@ struct manifest_extent {
     uint64_t
         elem_count;    /* the last ones of a unit cut over ranks may lie behind its end: padding */
     uint64_t checksum; /* XXH3-64 of the streams' elements, padding excluded */
+    uint32_t rank;     /* on whose slab it lies; 0 where is_replicated */
+    uint32_t reserved; /* 0 */
 };
 typedef struct manifest_extent manifest_extent;
 
 struct manifest_rank {
-    char host[MANIFEST_HOST_BYTES]; /* that the rank ran on; "": not noted (one rank) */
-    uint32_t local_rank;
+    char host
+        [MANIFEST_HOST_BYTES]; /* that the rank ran on, zeros behind it; "": not noted (one rank) */
+    uint32_t local_rank;       /* below rank_count */
 };
 typedef struct manifest_rank manifest_rank;
 

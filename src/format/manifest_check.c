@@ -14,6 +14,7 @@
 #include <xxhash.h>
 
 #include "base/mem.h"
+#include "base/shard.h"
 #include "base/size.h"
 #include "base/tile.h"
 #include "format/manifest_internal.h"
@@ -45,6 +46,52 @@ static bool slabs_are_possible(const manifest_slabs *self, const char *what,
             return manifesti_wrong(reason, "of its %s number %" PRIu32 " has a path that is %s",
                                    what, d, length ? "too long" : "empty");
     }
+    return true;
+}
+
+/* `text` ends within its bytes, and what is behind its end is 0. */
+static bool is_padded_text(const char text[MANIFEST_HOST_BYTES])
+{
+    for (size_t i = strnlen(text, MANIFEST_HOST_BYTES); i < MANIFEST_HOST_BYTES; i++)
+        if (text[i] != '\0')
+            return false;
+    return text[MANIFEST_HOST_BYTES - 1] == '\0';
+}
+
+static bool ranks_are_possible(const manifest_slabs *self, const char *what,
+                               manifesti_reason *reason)
+{
+    if (self->rank_count > MANIFEST_RANKS_MAX)
+        return manifesti_wrong(reason, "%s of %" PRIu32 " ranks are not possible, at most of %d",
+                               what, self->rank_count, MANIFEST_RANKS_MAX);
+    for (uint32_t r = 0; r < self->rank_count; r++) {
+        const manifest_rank *rank = &self->ranks[r];
+        if (!is_padded_text(rank->host))
+            return manifesti_wrong(reason, "the host of rank %" PRIu32 " of its %s is not whole", r,
+                                   what);
+        if (rank->local_rank >= self->rank_count)
+            return manifesti_wrong(reason,
+                                   "rank %" PRIu32 " of its %s cannot be local rank %" PRIu32
+                                   " of %" PRIu32 " ranks",
+                                   r, what, rank->local_rank, self->rank_count);
+    }
+    return true;
+}
+
+static bool world_is_possible(const manifest *self, manifesti_reason *reason)
+{
+    enum { STAGE_MAX = 3 };
+    uint32_t world = manifesti_ranks(self->world_size);
+    if (world != manifesti_ranks(self->slabs.rank_count))
+        return manifesti_wrong(reason,
+                               "a world of %" PRIu32 " ranks cannot have the slabs of %" PRIu32,
+                               world, manifesti_ranks(self->slabs.rank_count));
+    if (self->zero_stage > STAGE_MAX)
+        return manifesti_wrong(reason, "there is no ZeRO stage %" PRIu32, self->zero_stage);
+    if (self->is_replicated && self->zero_stage != 0)
+        return manifesti_wrong(reason,
+                               "with ZeRO stage %" PRIu32 " not every rank has the whole state",
+                               self->zero_stage);
     return true;
 }
 
@@ -122,28 +169,87 @@ static bool size_is_possible(const manifest *self, const manifest_extent *extent
     return extent->size_bytes >= least && extent->size_bytes % TILE_BLOCK_BYTES == 0;
 }
 
-/* The extent after `before` (NULL: none) of the list: the units from 0 without a gap, the tiles of each
- * from 0 without a gap, full but for a unit's last. */
-static bool follows(const manifest *self, const manifest_extent *before,
-                    const manifest_extent *extent, manifesti_reason *reason)
+/* The list of extents, walked: where the shard begins that the extent before lies in. */
+struct shard_walk {
+    const manifest *record;
+    uint32_t shard_count;          /* of each unit */
+    const manifest_extent *before; /* NULL: none yet */
+    uint64_t begin_elems;          /* of the shard of `before`, within its unit */
+    uint64_t shard_elems;          /* of the shards of its unit; of rank 0's on known */
+};
+typedef struct shard_walk shard_walk;
+
+/* The shard of `before` has no more tiles: it is as long as the others of its unit. */
+static bool end_shard(shard_walk *self, manifesti_reason *reason)
 {
-    uint64_t elem_begin = 0;
-    bool same_unit = before && extent->unit == before->unit;
-    if (same_unit)
-        elem_begin = before->elem_begin + before->elem_count;
-    uint64_t tile = same_unit ? (uint64_t)before->tile + 1 : 0;
-    uint64_t unit = same_unit ? before->unit : before ? (uint64_t)before->unit + 1 : 0;
-    if (extent->unit != unit || extent->tile != tile || extent->elem_begin != elem_begin)
-        return manifesti_wrong(
-            reason,
-            "unit %" PRIu32 " tile %" PRIu32 " from element %" PRIu64 " stands where unit %" PRIu64
-            " tile %" PRIu64 " from element %" PRIu64 " is due",
-            extent->unit, extent->tile, extent->elem_begin, unit, tile, elem_begin);
-    if (same_unit && before->elem_count != self->tile_elems)
+    const manifest_extent *last = self->before;
+    uint64_t held = last->elem_begin + last->elem_count - self->begin_elems;
+    if (last->rank == 0)
+        self->shard_elems = held;
+    if (held != self->shard_elems)
         return manifesti_wrong(reason,
-                               "unit %" PRIu32 " tile %" PRIu32 " has %" PRIu64
-                               " elements and is not its unit's last, but a tile has %" PRIu64,
-                               before->unit, before->tile, before->elem_count, self->tile_elems);
+                               "of unit %" PRIu32 " rank %" PRIu32 " has %" PRIu64
+                               " elements and rank 0 %" PRIu64,
+                               last->unit, last->rank, held, self->shard_elems);
+    if (self->shard_count > 1 && held % SHARD_ELEMS_STEP != 0)
+        return manifesti_wrong(
+            reason, "unit %" PRIu32 " cannot be cut over ranks in shards of %" PRIu64 " elements",
+            last->unit, held);
+    return true;
+}
+
+/* A tile that is followed by another one of its shard is full. */
+static bool is_full(const manifest *self, const manifest_extent *extent, manifesti_reason *reason)
+{
+    if (extent->elem_count == self->tile_elems)
+        return true;
+    return manifesti_wrong(reason,
+                           "unit %" PRIu32 " rank %" PRIu32 " tile %" PRIu32 " has %" PRIu64
+                           " elements and is not its shard's last, but a tile has %" PRIu64,
+                           extent->unit, extent->rank, extent->tile, extent->elem_count,
+                           self->tile_elems);
+}
+
+/* The extent that comes next: the units from 0 without a gap, the ranks of each from 0, the tiles of each
+ * shard from 0 without a gap, full but for a shard's last. */
+static bool follows(shard_walk *self, const manifest_extent *extent, manifesti_reason *reason)
+{
+    const manifest_extent *before = self->before;
+    bool same_shard = before && extent->unit == before->unit && extent->rank == before->rank;
+    if (before && !same_shard && !end_shard(self, reason))
+        return false;
+    bool same_unit = same_shard || (before && before->rank + 1 < self->shard_count);
+    uint64_t unit = same_unit ? before->unit : before ? (uint64_t)before->unit + 1 : 0;
+    uint32_t rank = same_shard ? before->rank : same_unit ? before->rank + 1 : 0;
+    uint64_t tile = same_shard ? (uint64_t)before->tile + 1 : 0;
+    uint64_t elem_begin = same_unit ? before->elem_begin + before->elem_count : 0;
+    if (extent->unit != unit || extent->rank != rank || extent->tile != tile ||
+        extent->elem_begin != elem_begin)
+        return manifesti_wrong(reason,
+                               "unit %" PRIu32 " rank %" PRIu32 " tile %" PRIu32
+                               " from element %" PRIu64 " stands where unit %" PRIu64
+                               " rank %" PRIu32 " tile %" PRIu64 " from element %" PRIu64 " is due",
+                               extent->unit, extent->rank, extent->tile, extent->elem_begin, unit,
+                               rank, tile, elem_begin);
+    if (same_shard && !is_full(self->record, before, reason))
+        return false;
+    if (!same_shard)
+        self->begin_elems = elem_begin;
+    self->before = extent;
+    return true;
+}
+
+/* After the last extent: all shards of its unit are there. */
+static bool ends(shard_walk *self, manifesti_reason *reason)
+{
+    if (!self->before)
+        return true;
+    if (!end_shard(self, reason))
+        return false;
+    if (self->before->rank + 1 != self->shard_count)
+        return manifesti_wrong(reason,
+                               "its last unit, %" PRIu32 ", ends with rank %" PRIu32 " of %" PRIu32,
+                               self->before->unit, self->before->rank, self->shard_count);
     return true;
 }
 
@@ -157,6 +263,8 @@ static bool extent_is_possible(const manifest *self, const manifest_extent *exte
                                " elements from %" PRIu64 ", but a tile has %" PRIu64,
                                extent->unit, extent->tile, extent->elem_count, extent->elem_begin,
                                self->tile_elems);
+    if (extent->reserved != 0)
+        return manifesti_wrong(reason, "bytes without a meaning are not 0");
     if (!size_is_possible(self, extent))
         return manifesti_wrong(reason,
                                "unit %" PRIu32 " tile %" PRIu32 " of %" PRIu64
@@ -183,13 +291,14 @@ static bool extents_are_possible(const manifest *self, manifesti_reason *reason)
     if (self->tile_elems > ELEMS_MAX)
         return manifesti_wrong(reason, "a tile of %" PRIu64 " elements is not possible",
                                self->tile_elems);
+    shard_walk walk = {.record = self};
+    walk.shard_count = self->is_replicated ? 1 : manifesti_ranks(self->world_size);
     for (uint64_t i = 0; i < self->extent_count; i++) {
         const manifest_extent *extent = &self->extents[i];
-        if (!follows(self, i ? extent - 1 : NULL, extent, reason) ||
-            !extent_is_possible(self, extent, reason))
+        if (!follows(&walk, extent, reason) || !extent_is_possible(self, extent, reason))
             return false;
     }
-    return true;
+    return ends(&walk, reason);
 }
 
 bool manifesti_is_possible(const manifest *self, manifesti_reason *reason)
@@ -212,20 +321,25 @@ bool manifesti_is_possible(const manifest *self, manifesti_reason *reason)
             reason, "a run that has not committed cannot have done %" PRIu64 " steps", self->step);
     return slabs_are_possible(&self->slabs, "drives", reason) &&
            slabs_are_possible(&self->stray, "stray slabs", reason) &&
-           stray_is_foreign(self, reason) && identity_is_possible(self, reason) &&
-           scaler_is_possible(self, reason) && space_is_possible(self, reason) &&
-           extents_are_possible(self, reason);
+           ranks_are_possible(&self->slabs, "slabs", reason) &&
+           ranks_are_possible(&self->stray, "stray slabs", reason) &&
+           world_is_possible(self, reason) && stray_is_foreign(self, reason) &&
+           identity_is_possible(self, reason) && scaler_is_possible(self, reason) &&
+           space_is_possible(self, reason) && extents_are_possible(self, reason);
 }
 
 /* ---- overlaps ---- */
 
 struct range {
     uint64_t begin, end;
+    uint64_t rank;
 };
 
 static int compare_ranges(const void *left, const void *right)
 {
     const struct range *a = left, *b = right;
+    if (a->rank != b->rank)
+        return a->rank < b->rank ? -1 : 1;
     return (a->begin > b->begin) - (a->begin < b->begin);
 }
 
@@ -236,16 +350,18 @@ int manifesti_is_apart(const manifest *self, manifesti_reason *reason)
         return -ENOMEM;
     for (uint64_t i = 0; i < self->extent_count; i++) {
         const manifest_extent *extent = &self->extents[i];
-        ranges[i] = (struct range){extent->offset_bytes, extent->offset_bytes + extent->size_bytes};
+        ranges[i] = (struct range){extent->offset_bytes, extent->offset_bytes + extent->size_bytes,
+                                   extent->rank};
     }
     qsort(ranges, self->extent_count, sizeof *ranges, compare_ranges);
     bool is_apart = true;
     for (uint64_t i = 1; i < self->extent_count && is_apart; i++)
-        if (ranges[i].begin < ranges[i - 1].end)
+        if (ranges[i].rank == ranges[i - 1].rank && ranges[i].begin < ranges[i - 1].end)
             is_apart = manifesti_wrong(reason,
-                                       "two of its extents overlap on the slab: %" PRIu64
-                                       " to %" PRIu64 " and from %" PRIu64,
-                                       ranges[i - 1].begin, ranges[i - 1].end, ranges[i].begin);
+                                       "two of its extents overlap on the slab of rank %" PRIu64
+                                       ": %" PRIu64 " to %" PRIu64 " and from %" PRIu64,
+                                       ranges[i].rank, ranges[i - 1].begin, ranges[i - 1].end,
+                                       ranges[i].begin);
     mem_free(ranges);
     return is_apart;
 }

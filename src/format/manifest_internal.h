@@ -12,11 +12,14 @@
 #include "format/manifest.h"
 
 enum {
-    MANIFESTI_VERSION = 3,
+    MANIFESTI_VERSION = 4,
     MANIFESTI_VERSION_MIN = 1,
     MANIFESTI_SLOTS = 2,
-    MANIFESTI_PAD = 8,             /* of each part of text */
-    MANIFESTI_HEADER_2_BYTES = 192 /* of the header of versions 1 and 2: the first 192 bytes */
+    MANIFESTI_PAD = 8, /* of each part of text */
+    /* Older versions have the first so many bytes of the header and of an extent. */
+    MANIFESTI_HEADER_2_BYTES = 192, /* versions 1 and 2 */
+    MANIFESTI_HEADER_3_BYTES = 216,
+    MANIFESTI_EXTENT_3_BYTES = 48 /* versions 1 to 3 */
 };
 
 #define MANIFESTI_MAGIC "SLUMANIF" /* 8 bytes, no NUL */
@@ -52,11 +55,16 @@ struct manifesti_header {
     uint8_t stray_uuid[MANIFEST_UUID_BYTES];
     uint32_t stray_count;
     uint32_t reserved; /* 0 */
+    /* From here on version 4. */
+    uint32_t world_size; /* and ranks of the slabs */
+    uint32_t zero_stage;
+    uint32_t is_replicated;    /* 0 or 1 */
+    uint32_t stray_rank_count; /* 0 where there are no strays */
 };
 typedef struct manifesti_header manifesti_header;
 
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "stored structs are little-endian");
-static_assert(sizeof(manifesti_header) == 216, "FORMAT.md");
+static_assert(sizeof(manifesti_header) == 232, "FORMAT.md");
 static_assert(offsetof(manifesti_header, magic) == 0, "FORMAT.md");
 static_assert(offsetof(manifesti_header, version) == 8, "FORMAT.md");
 static_assert(offsetof(manifesti_header, state) == 12, "FORMAT.md");
@@ -85,8 +93,15 @@ static_assert(offsetof(manifesti_header, identity_bytes) == 184, "FORMAT.md");
 static_assert(offsetof(manifesti_header, stray_uuid) == MANIFESTI_HEADER_2_BYTES, "FORMAT.md");
 static_assert(offsetof(manifesti_header, stray_count) == 208, "FORMAT.md");
 static_assert(offsetof(manifesti_header, reserved) == 212, "FORMAT.md");
-/* Extents are written as they lie in memory. */
-static_assert(sizeof(manifest_extent) == 48, "FORMAT.md");
+static_assert(offsetof(manifesti_header, world_size) == MANIFESTI_HEADER_3_BYTES, "FORMAT.md");
+static_assert(offsetof(manifesti_header, zero_stage) == 220, "FORMAT.md");
+static_assert(offsetof(manifesti_header, is_replicated) == 224, "FORMAT.md");
+static_assert(offsetof(manifesti_header, stray_rank_count) == 228, "FORMAT.md");
+/* Ranks and extents are written as they lie in memory. */
+static_assert(sizeof(manifest_rank) == 68, "FORMAT.md");
+static_assert(offsetof(manifest_rank, host) == 0, "FORMAT.md");
+static_assert(offsetof(manifest_rank, local_rank) == MANIFEST_HOST_BYTES, "FORMAT.md");
+static_assert(sizeof(manifest_extent) == 56, "FORMAT.md");
 static_assert(offsetof(manifest_extent, unit) == 0, "FORMAT.md");
 static_assert(offsetof(manifest_extent, tile) == 4, "FORMAT.md");
 static_assert(offsetof(manifest_extent, offset_bytes) == 8, "FORMAT.md");
@@ -94,6 +109,8 @@ static_assert(offsetof(manifest_extent, size_bytes) == 16, "FORMAT.md");
 static_assert(offsetof(manifest_extent, elem_begin) == 24, "FORMAT.md");
 static_assert(offsetof(manifest_extent, elem_count) == 32, "FORMAT.md");
 static_assert(offsetof(manifest_extent, checksum) == 40, "FORMAT.md");
+static_assert(offsetof(manifest_extent, rank) == MANIFESTI_EXTENT_3_BYTES, "FORMAT.md");
+static_assert(offsetof(manifest_extent, reserved) == 52, "FORMAT.md");
 
 /* What is wrong with one slot, as a clause such as "it has 7 bytes, ...". */
 struct manifesti_reason {
@@ -106,11 +123,17 @@ typedef struct manifesti_reason manifesti_reason;
 __attribute__((format(printf, 2, 3))) bool manifesti_wrong(manifesti_reason *reason,
                                                            const char *format, ...);
 
+/* 0 acts as 1. */
+static inline uint32_t manifesti_ranks(uint32_t count)
+{
+    return count ? count : 1;
+}
+
 /* Whether a run can have such a record; but for overlaps. Allocates nothing. manifest_check.c */
 bool manifesti_is_possible(const manifest *self, manifesti_reason *reason);
 
-/* Whether no two extents share a byte of the slab: 1, 0 with the reason, or -ENOMEM. Scratch of 16 bytes
- * per extent. After manifesti_is_possible. manifest_check.c */
+/* Whether no two extents share a byte of a rank's slab: 1, 0 with the reason, or -ENOMEM. Scratch of 24
+ * bytes per extent. After manifesti_is_possible. manifest_check.c */
 int manifesti_is_apart(const manifest *self, manifesti_reason *reason) MUST_CHECK;
 
 /* Far above any run: 2 * 10^8 extents. */
@@ -123,12 +146,12 @@ bool manifesti_read_header(const void *bytes, uint64_t size_bytes, uint64_t file
                            manifesti_header *out, manifesti_reason *reason);
 
 /* The bytes of a slot as a checked record: 1; 0 with the reason, out cleared; -ENOMEM. `bytes` of any
- * kind; allocates no more than their number. manifest_slot.c */
+ * kind; allocates no more than twice their number. manifest_slot.c */
 int manifesti_decode(const void *bytes, uint64_t size_bytes, unsigned slot, manifest *out,
                      manifesti_reason *reason) MUST_CHECK;
 
 /* The parts of a slot in file order, borrowed from the record. */
-enum { MANIFESTI_PARTS_MAX = 1 + 2 * (MANIFEST_DRIVES_MAX + 1) + 2 + 1 };
+enum { MANIFESTI_PARTS_MAX = 1 + 2 * (MANIFEST_DRIVES_MAX + 1) + 2 * 2 + 2 + 1 };
 
 struct manifesti_part {
     const void *data;

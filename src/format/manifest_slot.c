@@ -1,9 +1,13 @@
 /* The bytes of one slot. See manifest.h; tiers/FORMAT.md has the tables.
  *
- *   [ header 216 ][ slab directories ][ stray directories ][ identity ][ extents, 48 bytes each ]
- *                  each ended by NUL, padded to 8             padded to 8
+ *   [ header 232 ][ slab directories ][ stray directories ][ ranks of both ][ identity ][ extents ]
+ *                  each ended by NUL, padded to 8           68 bytes each,   padded to 8  56 bytes each
+ *                                                           padded to 8
  *
- * Versions 1 and 2 have a header of 192 bytes and neither stray directories nor identity.
+ * Version 3 has a header of 216 bytes, no ranks and extents of 48 bytes. Versions 1 and 2 have a header of
+ * 192 bytes and neither stray directories nor identity. Version 4 alone is written, for one rank too: two
+ * ways to write would lose the stage and the host of a run of one rank, and older programs refuse it in
+ * words.
  *
  * The first 32 bytes are the same in every version, later ones included: so that a program can tell a
  * slot of a newer program from a damaged one.
@@ -43,6 +47,8 @@ bool manifest_expand_path(const char *path, uint32_t rank, uint32_t local_rank, 
     snprintf(local_text, sizeof local_text, "%u", local_rank);
     const char *const values[3] = {rank_text, local_text, host};
     uint64_t used = 0;
+    if (out_bytes == 0)
+        return false;
     while (*path) {
         size_t length;
         const char *value = placeholder(path, values, &length);
@@ -106,6 +112,21 @@ static uint64_t add_slabs(manifesti_parts *self, const manifest_slabs *slabs)
     return add_padding(self, bytes);
 }
 
+/* Bytes of the entries of `count` ranks, padding included. */
+static uint64_t ranks_bytes(uint32_t count)
+{
+    return size_round_up((uint64_t)count * sizeof(manifest_rank), MANIFESTI_PAD);
+}
+
+static uint64_t add_ranks(manifesti_parts *self, const manifest_slabs *slabs)
+{
+    static const manifest_rank unnoted;
+    uint32_t count = manifesti_ranks(slabs->rank_count);
+    uint64_t bytes = (uint64_t)count * sizeof(manifest_rank);
+    add_part(self, slabs->rank_count ? slabs->ranks : &unnoted, bytes);
+    return add_padding(self, bytes);
+}
+
 static uint64_t parts_checksum(const manifesti_parts *self)
 {
     XXH3_state_t state;
@@ -140,20 +161,28 @@ int manifesti_collect(const manifest *self, manifesti_parts *out)
         .scale_last_overflow = self->scale_last_overflow,
         .scale_hysteresis_left = self->scale_hysteresis_left,
         .stray_count = self->stray.drive_count,
+        .world_size = manifesti_ranks(self->world_size),
+        .zero_stage = self->zero_stage,
+        .is_replicated = self->is_replicated,
     };
     memcpy(header->uuid, self->slabs.uuid, sizeof header->uuid);
-    if (self->stray.drive_count)
+    if (self->stray.drive_count) {
         memcpy(header->stray_uuid, self->stray.uuid, sizeof header->stray_uuid);
+        header->stray_rank_count = manifesti_ranks(self->stray.rank_count);
+    }
     out->count = 0;
     add_part(out, header, sizeof *header);
     header->drives_bytes = add_slabs(out, &self->slabs);
     header->stray_bytes = add_slabs(out, &self->stray);
+    uint64_t both_bytes = add_ranks(out, &self->slabs);
+    if (self->stray.drive_count)
+        both_bytes += add_ranks(out, &self->stray);
     uint64_t identity_bytes = strlen(self->identity), extents_bytes;
     add_part(out, self->identity, identity_bytes);
     header->identity_bytes = add_padding(out, identity_bytes);
     TRY(size_mul(self->extent_count, sizeof(manifest_extent), &extents_bytes));
     add_part(out, self->extents, extents_bytes);
-    TRY(size_add(sizeof *header + header->drives_bytes + header->stray_bytes +
+    TRY(size_add(sizeof *header + header->drives_bytes + header->stray_bytes + both_bytes +
                      header->identity_bytes,
                  extents_bytes, &header->file_bytes));
     header->checksum = parts_checksum(out); /* the field is 0 until here */
@@ -164,21 +193,29 @@ int manifesti_collect(const manifest *self, manifesti_parts *out)
 
 static uint64_t header_bytes(const manifesti_header *self)
 {
-    return self->version < 3 ? MANIFESTI_HEADER_2_BYTES : sizeof *self;
+    return self->version < 3   ? MANIFESTI_HEADER_2_BYTES
+           : self->version < 4 ? MANIFESTI_HEADER_3_BYTES
+                               : sizeof *self;
+}
+
+static uint64_t extent_bytes(const manifesti_header *self)
+{
+    return self->version < 4 ? MANIFESTI_EXTENT_3_BYTES : sizeof(manifest_extent);
 }
 
 /* The lengths of all parts and the length of the file meet exactly. */
 static bool lengths_agree(const manifesti_header *header, uint64_t file_bytes)
 {
-    const uint64_t texts[] = {header->drives_bytes, header->stray_bytes, header->identity_bytes};
+    const uint64_t texts[] = {header->drives_bytes, header->stray_bytes,
+                              ranks_bytes(header->world_size),
+                              ranks_bytes(header->stray_rank_count), header->identity_bytes};
     uint64_t rest = file_bytes - header_bytes(header);
     for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
         if (texts[i] > rest || texts[i] % MANIFESTI_PAD != 0)
             return false;
         rest -= texts[i];
     }
-    return rest % sizeof(manifest_extent) == 0 &&
-           rest / sizeof(manifest_extent) == header->extent_count;
+    return rest % extent_bytes(header) == 0 && rest / extent_bytes(header) == header->extent_count;
 }
 
 bool manifesti_read_header(const void *bytes, uint64_t size_bytes, uint64_t file_bytes,
@@ -234,8 +271,8 @@ static bool unused_is_zero(const manifesti_header *header)
                   header->scale_hysteresis_left;
     if (header->stray_count == 0)
         for (int i = 0; i < MANIFEST_UUID_BYTES; i++)
-            unused |= header->stray_uuid[i];
-    return unused == 0;
+            unused |= header->stray_uuid[i] | header->stray_rank_count;
+    return unused == 0 && header->is_replicated <= 1;
 }
 
 static bool is_padding(const char *text, uint64_t bytes)
@@ -261,6 +298,32 @@ static bool read_slabs(const char *text, uint64_t bytes, uint32_t count, manifes
     }
     out->drive_count = count;
     return is_padding(text + at, bytes - at);
+}
+
+/* Whether `text` are the entries of `count` ranks and padding; copies them. */
+static bool read_ranks(const char *text, uint32_t count, manifest_slabs *out)
+{
+    if (count > MANIFEST_RANKS_MAX)
+        return false;
+    uint64_t bytes = (uint64_t)count * sizeof(manifest_rank);
+    memcpy(out->ranks, text, bytes);
+    out->rank_count = count;
+    return is_padding(text + bytes, ranks_bytes(count) - bytes);
+}
+
+/* The ranks of both, after their paths. Those of older versions are one that is not noted. */
+static bool read_both_ranks(const char *text, const manifesti_header *header, manifest *out)
+{
+    if (header->version < 4) {
+        out->slabs.rank_count = 1;
+        out->stray.rank_count = header->stray_count ? 1 : 0;
+        return true;
+    }
+    return header->world_size > 0 &&
+           (header->stray_rank_count > 0) == (header->stray_count > 0) &&
+           read_ranks(text, header->world_size, &out->slabs) &&
+           read_ranks(text + ranks_bytes(header->world_size), header->stray_rank_count,
+                      &out->stray);
 }
 
 static bool read_identity(const char *text, uint64_t bytes, manifest *out)
@@ -295,6 +358,24 @@ static void read_values(const manifesti_header *header, manifest *out)
     out->total_bytes = header->total_bytes;
     out->stripe_bytes = header->stripe_bytes;
     out->state_streams = header->state_streams;
+    out->world_size = header->version < 4 ? 1 : header->world_size;
+    out->zero_stage = header->zero_stage;
+    out->is_replicated = header->is_replicated;
+}
+
+/* The last part; what older versions do not have of an extent is 0. -ENOMEM. */
+static int read_extents(const char *text, const manifesti_header *header, manifest *out)
+{
+    uint64_t bytes = extent_bytes(header);
+    out->extents = mem_alloc(header->extent_count, sizeof *out->extents, "manifest extents");
+    if (!out->extents)
+        return -ENOMEM;
+    out->extent_count = header->extent_count;
+    for (uint64_t i = 0; i < out->extent_count; i++) {
+        out->extents[i] = (manifest_extent){.unit = 0};
+        memcpy(&out->extents[i], text + i * bytes, bytes);
+    }
+    return 0;
 }
 
 /* All parts behind a header whose lengths agree. 1, 0 or -ENOMEM. */
@@ -310,15 +391,16 @@ static int read_parts(const unsigned char *bytes, const manifesti_header *header
         return manifesti_wrong(reason, "the paths of its %" PRIu32 " stray slabs are not whole",
                                header->stray_count);
     text += header->stray_bytes;
+    if (!read_both_ranks(text, header, out))
+        return manifesti_wrong(reason,
+                               "its %" PRIu32 " ranks and the %" PRIu32 " of its stray slabs are "
+                               "not whole",
+                               header->world_size, header->stray_rank_count);
+    text += ranks_bytes(header->world_size) + ranks_bytes(header->stray_rank_count);
     if (!read_identity(text, header->identity_bytes, out))
         return manifesti_wrong(reason, "its identity text is not whole");
     text += header->identity_bytes;
-    out->extents = mem_alloc(header->extent_count, sizeof *out->extents, "manifest extents");
-    if (!out->extents)
-        return -ENOMEM;
-    out->extent_count = header->extent_count;
-    if (out->extent_count > 0)
-        memcpy(out->extents, text, out->extent_count * sizeof *out->extents);
+    TRY(read_extents(text, header, out));
     return 1;
 }
 

@@ -18,6 +18,7 @@
 
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/shard.h"
 #include "base/size.h"
 #include "base/tile.h"
 #include "format/manifest_internal.h"
@@ -51,11 +52,52 @@ int LLVMFuzzerInitialize(int *argc, char ***argv)
 /* Where the extents begin, or `size` where the lengths of the texts lead beyond it. */
 static size_t extents_begin(const manifesti_header *header, size_t size)
 {
-    uint64_t at = header->version < 3 ? MANIFESTI_HEADER_2_BYTES : sizeof *header;
-    const uint64_t texts[] = {header->drives_bytes, header->stray_bytes, header->identity_bytes};
-    for (size_t i = 0; i < 3; i++)
+    uint64_t at = header->version < 3   ? MANIFESTI_HEADER_2_BYTES
+                  : header->version < 4 ? MANIFESTI_HEADER_3_BYTES
+                                        : sizeof *header;
+    uint64_t ranks[] = {header->world_size, header->stray_rank_count};
+    for (size_t i = 0; i < 2; i++)
+        ranks[i] = header->version < 4 ? 0 : size_round_up(ranks[i] * sizeof(manifest_rank), 8);
+    const uint64_t texts[] = {header->drives_bytes, header->stray_bytes, ranks[0], ranks[1],
+                              header->identity_bytes};
+    for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++)
         at += size_min(texts[i], size);
     return (size_t)size_min(at, size);
+}
+
+static size_t extent_bytes(const manifesti_header *header)
+{
+    return header->version < 4 ? MANIFESTI_EXTENT_3_BYTES : sizeof(manifest_extent);
+}
+
+/* Moves the extent to where it is due after `before`; shards are of as many elements as the unit's first. */
+static void fix_place(manifest_extent *extent, const manifest_extent *before, uint32_t shards,
+                      uint64_t *shard_elems, uint64_t tile_elems)
+{
+    uint64_t end = before->elem_begin + before->elem_count;
+    bool is_first = before->rank == 0; /* of the unit's shards: it may grow */
+    bool same_shard = is_first ? extent->tile != 0 && before->elem_count == tile_elems
+                               : end < (before->rank + 1) * *shard_elems;
+    if (same_shard) {
+        extent->unit = before->unit;
+        extent->rank = before->rank;
+        extent->tile = before->tile + 1;
+    } else {
+        if (is_first)
+            *shard_elems = end;
+        extent->rank = before->rank + 1 < shards ? before->rank + 1 : 0;
+        extent->unit = extent->rank > 0 ? before->unit : before->unit + 1;
+        extent->tile = 0;
+    }
+    extent->elem_begin = same_shard || extent->rank > 0 ? end : 0;
+    uint64_t elems_max = tile_elems;
+    if (extent->rank > 0)
+        elems_max = size_min(elems_max, (extent->rank + 1) * *shard_elems - extent->elem_begin);
+    if (extent->rank > 0 || extent->elem_count == 0 || extent->elem_count > elems_max)
+        extent->elem_count = elems_max;
+    if (shards > 1 && extent->rank == 0)
+        extent->elem_count =
+            size_min(size_round_up(extent->elem_count, SHARD_ELEMS_STEP), tile_elems);
 }
 
 static void fix_extents(unsigned char *bytes, size_t begin, size_t size, unsigned fixes,
@@ -63,17 +105,15 @@ static void fix_extents(unsigned char *bytes, size_t begin, size_t size, unsigne
 {
     uint64_t tile_elems = size_max(header->tile_elems, 1), end = 0;
     uint32_t streams = header->state_streams == 2 ? 2 : 3;
-    manifest_extent before = {.unit = UINT32_MAX};
-    for (size_t at = begin; size - at >= sizeof before; at += sizeof before) {
-        manifest_extent extent;
-        memcpy(&extent, bytes + at, sizeof extent);
+    uint32_t shards = header->version < 4 || header->is_replicated ? 1 : header->world_size;
+    uint64_t shard_elems = 0;
+    size_t stored_bytes = extent_bytes(header);
+    manifest_extent before = {.unit = UINT32_MAX, .rank = shards - 1};
+    for (size_t at = begin; size - at >= stored_bytes; at += stored_bytes) {
+        manifest_extent extent = {.unit = 0};
+        memcpy(&extent, bytes + at, stored_bytes);
         if (fixes & FIX_EXTENTS) {
-            bool same_unit = extent.tile != 0 && before.elem_count == tile_elems;
-            extent.unit = same_unit ? before.unit : before.unit + 1;
-            extent.tile = same_unit ? before.tile + 1 : 0;
-            extent.elem_begin = same_unit ? before.elem_begin + before.elem_count : 0;
-            if (extent.elem_count == 0 || extent.elem_count > tile_elems)
-                extent.elem_count = tile_elems;
+            fix_place(&extent, &before, shards, &shard_elems, tile_elems);
             extent.size_bytes = tile_bytes(extent.elem_count, streams);
         }
         if (fixes & FIX_OFFSETS) {
@@ -81,7 +121,7 @@ static void fix_extents(unsigned char *bytes, size_t begin, size_t size, unsigne
             end += extent.size_bytes;
         }
         before = extent;
-        memcpy(bytes + at, &extent, sizeof extent);
+        memcpy(bytes + at, &extent, stored_bytes);
     }
 }
 
@@ -95,7 +135,7 @@ static void put_right(unsigned char *bytes, size_t size, unsigned slot, unsigned
     size_t begin = extents_begin(&header, size);
     if (fixes & FIX_LENGTHS) {
         header.file_bytes = size;
-        header.extent_count = (size - begin) / sizeof(manifest_extent);
+        header.extent_count = (size - begin) / extent_bytes(&header);
     }
     if (fixes & FIX_GENERATION)
         header.generation = (header.generation & ~(UINT64_MAX << 62 | 1)) | slot;
@@ -129,23 +169,59 @@ static void check_slabs(const manifest_slabs *self)
         size_t length = strnlen(self->drives[d], MANIFEST_TEXT_BYTES);
         FUZZ_CHECK(length > 0 && length < MANIFEST_TEXT_BYTES, "drive %u", d);
     }
+    FUZZ_CHECK(self->rank_count <= MANIFEST_RANKS_MAX, "%u ranks", self->rank_count);
+    for (uint32_t r = 0; r < self->rank_count; r++) {
+        const manifest_rank *rank = &self->ranks[r];
+        size_t length = strnlen(rank->host, MANIFEST_HOST_BYTES);
+        FUZZ_CHECK(length < MANIFEST_HOST_BYTES, "host of rank %u", r);
+        for (size_t i = length; i < MANIFEST_HOST_BYTES; i++)
+            FUZZ_CHECK(rank->host[i] == 0, "host of rank %u", r);
+        FUZZ_CHECK(rank->local_rank < self->rank_count, "local rank of rank %u", r);
+    }
+}
+
+/* Every shard of the unit whose last extent is number `last` is as long as its first, and all are there. */
+static void check_unit(const manifest *self, uint64_t last, uint32_t shards)
+{
+    uint32_t unit = self->extents[last].unit;
+    uint64_t first_elems = 0, elems = 0;
+    FUZZ_CHECK(self->extents[last].rank == shards - 1, "unit %u lacks ranks", unit);
+    for (uint64_t i = 0; i <= last; i++) {
+        if (self->extents[i].unit != unit)
+            continue;
+        elems += self->extents[i].elem_count;
+        if (self->extents[i].rank == 0)
+            first_elems = elems;
+    }
+    FUZZ_CHECK(elems == shards * first_elems, "shards of unit %u", unit);
+    FUZZ_CHECK(shards == 1 || first_elems % SHARD_ELEMS_STEP == 0, "shards of unit %u", unit);
 }
 
 static void check_extents(const manifest *self)
 {
-    uint64_t elems = 0; /* of the unit so far */
+    uint64_t elems = 0;       /* of the unit so far */
+    uint64_t first_elems = 0; /* of its first shard */
+    uint32_t shards = self->is_replicated ? 1 : self->world_size;
     for (uint64_t i = 0; i < self->extent_count; i++) {
         const manifest_extent *extent = &self->extents[i];
         const manifest_extent *before = i ? extent - 1 : NULL;
         bool same_unit = before && before->unit == extent->unit;
         uint32_t unit = !before ? 0 : same_unit ? before->unit : before->unit + 1;
         elems = same_unit ? elems : 0;
+        bool same_shard = same_unit && before->rank == extent->rank;
+        uint32_t rank = same_shard ? before->rank : same_unit ? before->rank + 1 : 0;
         FUZZ_CHECK(extent->unit == unit, "unit of extent %llu", (unsigned long long)i);
-        FUZZ_CHECK(extent->tile == (same_unit ? before->tile + 1 : 0), "tile %u", extent->tile);
+        FUZZ_CHECK(extent->rank == rank && rank < shards, "rank %u", extent->rank);
+        FUZZ_CHECK(extent->reserved == 0, "reserved %u", extent->reserved);
+        FUZZ_CHECK(extent->tile == (same_shard ? before->tile + 1 : 0), "tile %u", extent->tile);
+        FUZZ_CHECK(same_shard || rank == 0 || elems == rank * first_elems, "shard %u", rank);
         FUZZ_CHECK(extent->elem_begin == elems, "elements of extent %llu", (unsigned long long)i);
-        FUZZ_CHECK(!same_unit || before->elem_count == self->tile_elems, "a short tile");
+        FUZZ_CHECK(!same_shard || before->elem_count == self->tile_elems, "a short tile");
         FUZZ_CHECK(extent->elem_count > 0 && extent->elem_count <= self->tile_elems, "no elements");
         elems += extent->elem_count;
+        first_elems = rank == 0 ? elems : first_elems;
+        if (i + 1 == self->extent_count || self->extents[i + 1].unit != unit)
+            check_unit(self, i, shards);
         FUZZ_CHECK(extent->offset_bytes % TILE_BLOCK_BYTES == 0, "offset of extent %llu",
                    (unsigned long long)i);
         uint64_t end;
@@ -156,11 +232,11 @@ static void check_extents(const manifest *self)
                        extent->size_bytes == tile_bytes(extent->elem_count, self->state_streams),
                    "size of extent %llu", (unsigned long long)i);
         for (uint64_t k = 0; k < i; k++)
-            FUZZ_CHECK(self->extents[k].offset_bytes >= end ||
-                           self->extents[k].offset_bytes + self->extents[k].size_bytes <=
-                               extent->offset_bytes,
-                       "extents %llu and %llu overlap", (unsigned long long)k,
-                       (unsigned long long)i);
+            FUZZ_CHECK(
+                self->extents[k].rank != extent->rank || self->extents[k].offset_bytes >= end ||
+                    self->extents[k].offset_bytes + self->extents[k].size_bytes <=
+                        extent->offset_bytes,
+                "extents %llu and %llu overlap", (unsigned long long)k, (unsigned long long)i);
     }
 }
 
@@ -190,6 +266,9 @@ static void check_record(const manifest *self, unsigned slot)
                "the scaler");
     FUZZ_CHECK(self->state_streams == 0 || self->state_streams == 2 || self->state_streams == 3,
                "%u streams", self->state_streams);
+    FUZZ_CHECK(self->world_size > 0 && self->slabs.rank_count == self->world_size, "world");
+    FUZZ_CHECK((self->stray.rank_count > 0) == (self->stray.drive_count > 0), "ranks of strays");
+    FUZZ_CHECK(self->zero_stage <= 3 && (!self->is_replicated || self->zero_stage == 0), "stage");
     check_extents(self);
 }
 
@@ -199,6 +278,9 @@ static void check_same_slabs(const manifest_slabs *a, const manifest_slabs *b)
     FUZZ_CHECK(a->drive_count == 0 || memcmp(a->uuid, b->uuid, sizeof a->uuid) == 0, "uuid");
     for (uint32_t d = 0; d < a->drive_count; d++)
         FUZZ_CHECK(strcmp(a->drives[d], b->drives[d]) == 0, "drive %u", d);
+    FUZZ_CHECK(a->rank_count == b->rank_count &&
+                   memcmp(a->ranks, b->ranks, a->rank_count * sizeof *a->ranks) == 0,
+               "ranks");
 }
 
 static void check_same(const manifest *a, const manifest *b)
@@ -213,7 +295,8 @@ static void check_same(const manifest *a, const manifest *b)
                    a->scale_hysteresis_left == b->scale_hysteresis_left &&
                    a->tile_elems == b->tile_elems && a->total_bytes == b->total_bytes &&
                    a->stripe_bytes == b->stripe_bytes && a->state_streams == b->state_streams &&
-                   a->extent_count == b->extent_count,
+                   a->extent_count == b->extent_count && a->world_size == b->world_size &&
+                   a->zero_stage == b->zero_stage && a->is_replicated == b->is_replicated,
                "values");
     FUZZ_CHECK(strcmp(a->identity, b->identity) == 0, "identity");
     check_same_slabs(&a->slabs, &b->slabs);
@@ -274,7 +357,8 @@ static void check_foreign(unsigned where)
 {
     int found;
     size_t bytes = sizeof record.slabs.uuid;
-    manifest other = record;
+    static manifest other;
+    other = record;
     other.generation++;
     other.slabs.uuid[where % bytes] ^= 0x40;
     int rc = manifest_write(fuzz_directory(), &other);
@@ -294,7 +378,8 @@ static void check_foreign(unsigned where)
 static void check_damage(unsigned slot, unsigned where)
 {
     int found;
-    manifest next = record;
+    static manifest next;
+    next = record;
     next.generation++;
     int rc = manifest_write(fuzz_directory(), &next);
     FUZZ_CHECK(rc == 0, "%s", err_text());
