@@ -7,7 +7,7 @@
 #include "base/error.h"
 #include "cli/cli.h"
 #include "comm/comm.h"
-#include "config/job.h"
+#include "train/train.h"
 
 /* comm_join, and from here on ranks other than 0 print nothing on standard output, log warnings alone with
  * "rank 2: " before them, and end without a message unless they are the teller. */
