@@ -1,0 +1,311 @@
+/* One collective in rounds. See exchange_internal.h. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/size.h"
+#include "base/tile.h"
+#include "comm/exchange_internal.h"
+
+/* A collective on its way. */
+struct passage {
+    exchange *self;
+    struct staged *gpu; /* NULL: host memory */
+    const comm_call *call;
+    uint64_t slot_bytes, chunk_count; /* of a round: bytes (gather) or elements (reduce) */
+    uint64_t wire_bytes;              /* of one of these on its way */
+    uint32_t first_round;
+    segment_head head; /* the round is filled in at each */
+};
+typedef struct passage passage;
+
+/* The part of the shard that a round moves. */
+static uint64_t round_count(const passage *way, uint64_t begin)
+{
+    return size_min(way->chunk_count, way->call->count - begin);
+}
+
+uint64_t exchangei_reduce_chunk(const exchange *self, bool is_staged, enum dtype wire)
+{
+    uint64_t bytes = self->reduce_slot_bytes - sizeof(segment_head);
+    uint64_t elems = bytes / (is_staged ? sizeof(float) : dtype_bytes(wire));
+    uint64_t step = elems >= SHARD_ELEMS_STEP ? SHARD_ELEMS_STEP : 16;
+    return elems / step * step;
+}
+
+static uint64_t gather_chunk(const exchange *self)
+{
+    uint64_t bytes = self->gather_slot_bytes - sizeof(segment_head);
+    uint64_t step = bytes >= 4 * SHARD_ELEMS_STEP ? 4 * SHARD_ELEMS_STEP : 64;
+    return bytes / step * step;
+}
+
+static uint64_t head_hash(const segment_head *head)
+{
+    uint64_t words[] = {head->kind, head->count, head->wire};
+    uint64_t hash = 0xcbf29ce484222325u; /* FNV-1a */
+    for (size_t i = 0; i < sizeof words / sizeof words[0]; i++)
+        hash = (hash ^ words[i]) * 0x100000001b3u;
+    for (const char *at = head->label; *at != '\0'; at++)
+        hash = (hash ^ (unsigned char)*at) * 0x100000001b3u;
+    return hash;
+}
+
+static void begin(passage *way, exchange *self, struct staged *gpu, enum exchange_kind kind,
+                  const comm_call *call)
+{
+    bool is_gather = kind == EXCHANGE_GATHER;
+    *way = (passage){.self = self, .gpu = gpu, .call = call};
+    way->slot_bytes = is_gather ? self->gather_slot_bytes : self->reduce_slot_bytes;
+    way->chunk_count =
+        is_gather ? gather_chunk(self) : exchangei_reduce_chunk(self, gpu != NULL, call->wire);
+    way->wire_bytes = is_gather ? 1 : dtype_bytes(call->wire);
+    way->first_round = self->round + 1;
+    way->head.kind = kind;
+    way->head.count = call->count;
+    way->head.wire = is_gather ? 0 : call->wire;
+    (void)snprintf(way->head.label, sizeof way->head.label, "%s", call->label);
+    way->head.hash = head_hash(&way->head);
+}
+
+static int copy(passage *way, void *target, const void *source, uint64_t bytes,
+                enum exchange_way direction)
+{
+    if (way->gpu != NULL)
+        return stagedi_copy(way->gpu, target, source, bytes, direction);
+    if (target != source)
+        memcpy(target, source, bytes);
+    return 0;
+}
+
+static int finish(passage *way)
+{
+    return way->gpu != NULL ? stagedi_finish(way->gpu) : 0;
+}
+
+/* Where in a half, or a message, the chunk from `writer` for `reader` begins; its head is before it. */
+static uint64_t slot_offset(const passage *way, uint32_t writer, uint32_t reader)
+{
+    if (way->head.kind == EXCHANGE_GATHER)
+        return 0;
+    return (reader - (reader > writer)) * way->slot_bytes;
+}
+
+static unsigned char *half_data(exchange *self, uint32_t p, uint32_t round)
+{
+    return self->peers[p].shared.data + (round & 1) * self->half_bytes;
+}
+
+/* ---- publish ---- */
+
+/* Contributions of a reduce-scatter to the readers' slots, rounded on their way. */
+static int fill_slots(passage *way, uint32_t round, uint64_t at, uint64_t count)
+{
+    exchange *self = way->self;
+    const comm_call *call = way->call;
+    uint32_t rank = self->group->rank, world = self->group->world;
+    bool is_packed = call->wire != DTYPE_FP32;
+    for (int pass = 0; pass < 2;
+         pass++) { /* a GPU's copies first, all at once; then what they brought */
+        for (uint32_t p = 0; p < world; p++) {
+            const float *from = (const float *)call->source + p * call->count + at;
+            unsigned char *slot =
+                half_data(self, rank, round) + slot_offset(way, rank, p) + sizeof(segment_head);
+            float *bounce = way->gpu == NULL ? NULL
+                            : p == rank      ? stagedi_own(way->gpu, round)
+                                             : stagedi_outgoing(way->gpu, p - (p > rank));
+            bool is_direct = p != rank && !is_packed;
+            if (pass == 0 && way->gpu != NULL)
+                TRY(copy(way, is_direct ? (void *)slot : bounce, from, count * sizeof(float),
+                         EXCHANGE_TO_HOST));
+            if (pass == 1 && p != rank && (way->gpu == NULL || is_packed))
+                self->loops->pack(way->gpu != NULL ? bounce : from, slot, call->wire, count);
+        }
+        TRY(finish(way));
+    }
+    return 0;
+}
+
+static int send_slots(passage *way, uint32_t round, uint64_t count)
+{
+    exchange *self = way->self;
+    uint32_t rank = self->group->rank;
+    uint64_t bytes = sizeof(segment_head) + count * way->wire_bytes;
+    for (uint32_t p = 0; self->has_remote && p < self->group->world; p++) {
+        if (!self->peers[p].is_remote)
+            continue;
+        unsigned char *slot = half_data(self, rank, round) + slot_offset(way, rank, p);
+        memcpy(slot, &way->head, sizeof way->head);
+        TRY(exchangei_post(self, p, round, slot, bytes));
+    }
+    return 0;
+}
+
+static int publish(passage *way, uint64_t index)
+{
+    exchange *self = way->self;
+    uint32_t rank = self->group->rank, round = way->first_round + (uint32_t)index;
+    uint64_t at = index * way->chunk_count, count = round_count(way, at);
+    segment_page *page = self->peers[rank].shared.page;
+    TRY(exchangei_wait_free(self, round, way->call->label));
+    for (uint32_t p = 0; self->has_remote && p < self->group->world; p++) {
+        if (self->peers[p].is_remote) /* room for the longest: who is wrong sends another length */
+            TRY(exchangei_expect(self, p, round, self->gather_slot_bytes));
+    }
+    way->head.round = round;
+    page->heads[round & 1] = way->head;
+    if (way->head.kind == EXCHANGE_REDUCE) {
+        TRY(fill_slots(way, round, at, count));
+    } else {
+        unsigned char *slot = half_data(self, rank, round) + sizeof(segment_head);
+        TRY(copy(way, slot, (const unsigned char *)way->call->source + at, count,
+                 EXCHANGE_TO_HOST));
+        TRY(finish(way));
+    }
+    self->round = round;
+    segment_raise(&page->published, round);
+    atomic_fetch_add_explicit(&self->group->sent_bytes,
+                              count * way->wire_bytes * (self->group->world - 1),
+                              memory_order_relaxed);
+    return send_slots(way, round, count);
+}
+
+/* ---- read ---- */
+
+static const char *kind_text(const segment_head *head, char text[96])
+{
+    if (head->kind == EXCHANGE_GATHER)
+        (void)snprintf(text, 96, "all-gather of %" PRIu64 " bytes", head->count);
+    else
+        (void)snprintf(text, 96, "reduce-scatter of %" PRIu64 " elements as %s", head->count,
+                       dtype_name(head->wire < DTYPE_COUNT ? (enum dtype)head->wire : DTYPE_FP32));
+    return text;
+}
+
+/* Waits for p's round and says where its chunk is. */
+static int come_in(passage *way, uint32_t p, uint32_t round, const unsigned char **chunk)
+{
+    exchange *self = way->self;
+    comm *group = self->group;
+    exchange_peer *peer = &self->peers[p];
+    TRY(exchangei_wait_published(self, p, round, way->call->label));
+    const unsigned char *slot = peer->is_remote
+                                    ? peer->inbox[round & 1]
+                                    : half_data(self, p, round) + slot_offset(way, p, group->rank);
+    segment_head head =
+        peer->shared.page != NULL ? peer->shared.page->heads[round & 1] : (segment_head){0};
+    if (peer->is_remote)
+        memcpy(&head, slot, sizeof head);
+    *chunk = slot + sizeof(segment_head);
+    if (head.hash == way->head.hash && head.round == round)
+        return 0;
+    char theirs[96], ours[96];
+    head.label[sizeof head.label - 1] = '\0';
+    return err_set(ERR_INTERNAL,
+                   "ranks disagree on the order of collectives: rank %u on %s is at \"%s\" (%s, "
+                   "round %u) where rank %u on %s is at \"%s\" (%s, round %u)",
+                   p, group->ranks[p].host, head.label, kind_text(&head, theirs), head.round,
+                   group->rank, group->ranks[group->rank].host, way->head.label,
+                   kind_text(&way->head, ours), round);
+}
+
+static int read_gather(passage *way, uint32_t round, uint64_t at, uint64_t count)
+{
+    comm *group = way->self->group;
+    for (uint32_t p = 0; p < group->world; p++) {
+        unsigned char *target = (unsigned char *)way->call->target + p * way->call->count + at;
+        const unsigned char *chunk = (const unsigned char *)way->call->source + at;
+        if (p != group->rank)
+            TRY(come_in(way, p, round, &chunk));
+        TRY(copy(way, target, chunk, count,
+                 p == group->rank ? EXCHANGE_WITHIN : EXCHANGE_FROM_HOST));
+    }
+    return finish(way);
+}
+
+static int read_reduce(passage *way, uint32_t round, uint64_t at, uint64_t count)
+{
+    comm *group = way->self->group;
+    const comm_call *call = way->call;
+    const sum_loops *loops = way->self->loops;
+    const unsigned char *chunks[COMM_RANKS_MAX];
+    const float *own = (const float *)call->source + group->rank * call->count + at;
+    float *target = (float *)call->target + at;
+    float *total = target;
+    if (way->gpu != NULL) {
+        own = stagedi_own(way->gpu, round);
+        total = stagedi_total(way->gpu);
+    }
+    for (uint32_t p = 0; p < group->world; p++)
+        if (p != group->rank)
+            TRY(come_in(way, p, round, &chunks[p]));
+    for (uint64_t i = 0; i < count; i += SUM_BLOCK_ELEMS) {
+        uint64_t elems = size_min(SUM_BLOCK_ELEMS, count - i);
+        for (uint32_t p = 0; p < group->world; p++) {
+            if (p == group->rank)
+                loops->add_own(total + i, own + i, call->wire, elems, p == 0);
+            else
+                loops->add(total + i, chunks[p] + i * way->wire_bytes, call->wire, elems, p == 0);
+        }
+    }
+    if (way->gpu != NULL)
+        TRY(copy(way, target, total, count * sizeof(float), EXCHANGE_FROM_HOST));
+    return finish(way);
+}
+
+static int read_round(passage *way, uint64_t index)
+{
+    exchange *self = way->self;
+    uint32_t round = way->first_round + (uint32_t)index;
+    uint64_t at = index * way->chunk_count, count = round_count(way, at);
+    if (way->head.kind == EXCHANGE_GATHER)
+        TRY(read_gather(way, round, at, count));
+    else
+        TRY(read_reduce(way, round, at, count));
+    segment_raise(&self->peers[self->group->rank].shared.page->consumed, round);
+    return 0;
+}
+
+/* ---- the whole ---- */
+
+static int run(passage *way)
+{
+    /* A call of nothing has a round too: its order is compared. */
+    uint64_t rounds = size_max(size_div_up(way->call->count, way->chunk_count), 1);
+    TRY(publish(way, 0));
+    for (uint64_t i = 0; i < rounds; i++) {
+        if (i + 1 < rounds)
+            TRY(publish(way, i + 1));
+        TRY(read_round(way, i));
+    }
+    return 0;
+}
+
+/* One rank has all there is, and nothing is rounded. */
+static int run_alone(struct staged *gpu, enum exchange_kind kind, const comm_call *call)
+{
+    uint64_t bytes = call->count * (kind == EXCHANGE_GATHER ? 1 : sizeof(float));
+    if (gpu == NULL) {
+        if (call->target != call->source)
+            memcpy(call->target, call->source, bytes);
+        return 0;
+    }
+    TRY(stagedi_attach(gpu));
+    TRY(stagedi_copy(gpu, call->target, call->source, bytes, EXCHANGE_WITHIN));
+    return stagedi_finish(gpu);
+}
+
+int exchangei_run(exchange *self, struct staged *gpu, enum exchange_kind kind,
+                  const comm_call *call)
+{
+    passage way;
+    if (self->group->world == 1)
+        return run_alone(gpu, kind, call);
+    begin(&way, self, gpu, kind, call);
+    int rc = gpu != NULL ? stagedi_attach(gpu) : 0;
+    if (rc == 0)
+        rc = run(&way);
+    if (rc < 0 && !commi_is_aborted(self->group))
+        return comm_fail(self->group, rc, err_text());
+    return rc;
+}

@@ -1,0 +1,116 @@
+/* Waiting for other ranks: asleep on a shared counter, or between tests of MPI's requests; never without
+ * end. See exchange_internal.h. */
+#include <time.h>
+
+#include "base/size.h"
+#include "comm/exchange_internal.h"
+
+enum {
+    WAIT_TAG = 77,
+    WAIT_ASLEEP_NS = 500000000, /* then the failure of others is asked for */
+    WAIT_POLL_NS_MIN = 50000,   /* MPI moves only while it is called */
+    WAIT_POLL_NS_MAX = 1000000,
+};
+
+struct patience {
+    int64_t start_ns;
+    uint64_t sleep_ns; /* of the next nap */
+};
+typedef struct patience patience;
+
+/* Between two looks: 0, or the failure that ends the wait for rank p. */
+static int go_on(exchange *self, patience *state, uint32_t p, const char *label)
+{
+    comm *group = self->group;
+    if (commi_is_aborted(group))
+        return commi_abort_error(group);
+    int64_t now_ns = commi_now_ns();
+    if (state->start_ns == 0)
+        state->start_ns = now_ns;
+    else if (now_ns - state->start_ns > commi_timeout_ns(group))
+        return commi_fail_missing(group, p, label);
+    state->sleep_ns =
+        state->sleep_ns == 0 ? WAIT_POLL_NS_MIN : size_min(2 * state->sleep_ns, WAIT_POLL_NS_MAX);
+    return 0;
+}
+
+static void nap(uint64_t sleep_ns)
+{
+    struct timespec left = {.tv_nsec = (long)sleep_ns};
+    (void)nanosleep(&left, NULL);
+}
+
+/* Calls MPI, which sends large messages only then: this rank may sleep for one of its host while one of
+ * another host waits for its message. */
+static int move_on(exchange *self)
+{
+    for (uint32_t p = 0; self->has_remote && p < self->group->world; p++) {
+        for (int half = 0; half < 2; half++) {
+            bool is_done;
+            if (self->peers[p].sends[half].is_active)
+                TRY(commi_mpi_test(&self->peers[p].sends[half], &is_done));
+        }
+    }
+    return 0;
+}
+
+static int wait_word(exchange *self, segment_word *word, uint32_t round, uint32_t p,
+                     const char *label)
+{
+    patience state = {0};
+    uint64_t spin_ns = self->spin_ns;
+    while (!segment_wait(word, round, spin_ns,
+                         self->has_remote ? size_max(state.sleep_ns, 1) : WAIT_ASLEEP_NS)) {
+        spin_ns = 0;
+        TRY(move_on(self));
+        TRY(go_on(self, &state, p, label));
+    }
+    return 0;
+}
+
+static int wait_request(exchange *self, commi_request *request, uint32_t p, const char *label)
+{
+    patience state = {0};
+    for (;;) {
+        bool is_done;
+        TRY(commi_mpi_test(request, &is_done));
+        if (is_done)
+            return 0;
+        TRY(go_on(self, &state, p, label));
+        nap(state.sleep_ns);
+    }
+}
+
+int exchangei_wait_published(exchange *self, uint32_t p, uint32_t round, const char *label)
+{
+    exchange_peer *peer = &self->peers[p];
+    if (peer->is_remote)
+        return wait_request(self, &peer->receives[round & 1], p, label);
+    return wait_word(self, &peer->shared.page->published, round, p, label);
+}
+
+int exchangei_wait_free(exchange *self, uint32_t round, const char *label)
+{
+    for (uint32_t p = 0; p < self->group->world; p++) {
+        exchange_peer *peer = &self->peers[p];
+        if (p == self->group->rank)
+            continue;
+        if (peer->is_remote)
+            TRY(wait_request(self, &peer->sends[round & 1], p, label));
+        else
+            TRY(wait_word(self, &peer->shared.page->consumed, round - 2, p, label));
+    }
+    return 0;
+}
+
+int exchangei_post(exchange *self, uint32_t p, uint32_t round, const void *slot, uint64_t bytes)
+{
+    return commi_mpi_send(self->group, &self->peers[p].sends[round & 1], slot, bytes, p, WAIT_TAG);
+}
+
+int exchangei_expect(exchange *self, uint32_t p, uint32_t round, uint64_t bytes)
+{
+    exchange_peer *peer = &self->peers[p];
+    return commi_mpi_receive(self->group, &peer->receives[round & 1], peer->inbox[round & 1], bytes,
+                             p, WAIT_TAG);
+}

@@ -1,0 +1,129 @@
+/* The backend staged: what the exchange needs of a GPU. Copies run on a stream of their own, between
+ * the calls' memory and the segments (all mapped ones are pinned) or this rank's own bounce:
+ *
+ *   bounce   [ outgoing: world - 1 chunks ][ own: a chunk of each of two rounds ][ total: a chunk ]   fp32
+ *
+ * Sums are the host's, so that they have the bits of the backend mpi. */
+#include <sys/mman.h>
+
+#include <errno.h>
+#include <inttypes.h>
+
+#include "base/mem.h"
+#include "base/size.h"
+#include "comm/exchange_internal.h"
+#include "tiers/device.h"
+
+struct staged {
+    device *gpu;
+    device_stream *stream;
+    const exchange *owner;
+    unsigned char *bounce;
+    uint64_t bounce_bytes, chunk_bytes;
+    uint32_t slot_count; /* of outgoing */
+    uint32_t pin_count;  /* segments that are pinned, by rank */
+    bool is_bounce_pinned;
+};
+
+/* Pins the bounce and, by rank, every segment that is mapped. */
+static int pin_all(struct staged *self)
+{
+    TRY(device_pin(self->gpu, self->bounce, self->bounce_bytes));
+    self->is_bounce_pinned = true;
+    for (; self->pin_count < self->owner->group->world; self->pin_count++) {
+        const segment *shared = &self->owner->peers[self->pin_count].shared;
+        if (shared->page != NULL)
+            TRY(device_pin(self->gpu, shared->page, SEGMENT_PAGE_BYTES + shared->data_bytes));
+    }
+    return 0;
+}
+
+int stagedi_open(exchange *owner, struct device *gpu, struct staged **out)
+{
+    *out = NULL;
+    struct staged *self = mem_alloc(1, sizeof *self, "staged");
+    if (self == NULL)
+        return -ENOMEM;
+    uint32_t world = owner->group->world;
+    self->owner = owner;
+    self->gpu = gpu;
+    self->slot_count = world - 1;
+    self->chunk_bytes = exchangei_reduce_chunk(owner, true, DTYPE_FP32) * sizeof(float);
+    self->bounce_bytes = size_round_up((world + 2) * self->chunk_bytes, SEGMENT_PAGE_BYTES);
+    void *bounce = mmap(NULL, self->bounce_bytes, PROT_READ | PROT_WRITE,
+                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+    if (bounce == MAP_FAILED) {
+        mem_free(self);
+        return err_errno(ENOMEM, "cannot map %" PRIu64 " bytes to stage collectives",
+                         self->bounce_bytes);
+    }
+    self->bounce = bounce;
+    int rc = pin_all(self);
+    if (rc == 0)
+        rc = device_stream_create(gpu, true, &self->stream);
+    if (rc < 0) {
+        stagedi_close(self);
+        return rc;
+    }
+    *out = self;
+    return 0;
+}
+
+void stagedi_close(struct staged *self)
+{
+    if (self == NULL)
+        return;
+    int rc = 0; /* an error of unpinning is one of the GPU, and told elsewhere */
+    while (self->pin_count-- > 0) {
+        const segment *shared = &self->owner->peers[self->pin_count].shared;
+        if (shared->page != NULL)
+            TRY_KEEP(rc, device_unpin(self->gpu, shared->page));
+    }
+    if (self->is_bounce_pinned)
+        TRY_KEEP(rc, device_unpin(self->gpu, self->bounce));
+    (void)munmap(self->bounce, self->bounce_bytes);
+    mem_free(self);
+}
+
+int stagedi_attach(struct staged *self)
+{
+    return device_attach(self->gpu);
+}
+
+int stagedi_copy(struct staged *self, void *target, const void *source, uint64_t bytes,
+                 enum exchange_way way)
+{
+    static const enum device_direction directions[] = {
+        [EXCHANGE_TO_HOST] = DEVICE_TO_HOST,
+        [EXCHANGE_FROM_HOST] = DEVICE_FROM_HOST,
+        [EXCHANGE_WITHIN] = DEVICE_WITHIN,
+    };
+    if (bytes == 0 || target == source)
+        return 0;
+    return device_copy(self->gpu, self->stream, target, source, bytes, directions[way]);
+}
+
+int stagedi_finish(struct staged *self)
+{
+    return device_synchronize(self->gpu, self->stream);
+}
+
+float *stagedi_outgoing(struct staged *self, uint32_t slot)
+{
+    return (float *)(void *)(self->bounce + slot * self->chunk_bytes);
+}
+
+float *stagedi_own(struct staged *self, uint32_t round)
+{
+    return stagedi_outgoing(self, self->slot_count + (round & 1));
+}
+
+float *stagedi_total(struct staged *self)
+{
+    return stagedi_outgoing(self, self->slot_count + 2);
+}
+
+uint64_t stagedi_held_bytes(const struct staged *self)
+{
+    return self->bounce_bytes;
+}
