@@ -186,6 +186,7 @@ static void start(uint32_t old_drives, uint32_t new_drives)
     rig.found.state = MANIFEST_COMMITTED;
     rig.found.step = 77;
     rig.found.state_streams = rig.streams;
+    rig.found.total_bytes = rig.old.disk.total_bytes;
     rig.found.extents = rig.old.extents;
     rig.found.extent_count = rig.old.extent_count;
 }
@@ -218,12 +219,14 @@ static int on_point(void *user, const char *name)
 static int move(void)
 {
     struct traini_recut work = {.found = &rig.found,
-                                .from = &rig.old.disk,
+                                .from = (slab *[]){&rig.old.disk},
+                                .unit_elems = rig.unit_elems,
+                                .unit_count = rig.unit_count,
                                 .to = &rig.fresh.disk,
                                 .places = rig.places,
                                 .state_streams = rig.streams,
                                 .backend = backend,
-                                .from_store = rig.old.store,
+                                .from_store = (sim_store *[]){rig.old.store},
                                 .to_store = rig.fresh.store,
                                 .stop = &rig.stop,
                                 .faults = &rig.faults};

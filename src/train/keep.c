@@ -3,7 +3,7 @@
  *   <run>/keep/step-000000500/      job.json, state/manifest-<g mod 2>
  *   <drive>/sluice-<uuid>.keep/step-000000500/sluice-<uuid>/rank-<r>-drive-<d>.slab
  *
- *   (nothing) ─► note ─► slabs copied ─► job.json ─► manifest ─► note removed: COMPLETE
+ *   (nothing) ─► note ─► slabs copied, by all ranks ─► job.json ─► manifest ─► note removed: COMPLETE
  *
  * The note is a manifest of state BEGUN, one generation before, in the other slot: it names the slabs that
  * are about to be made, so that whoever finds it knows what an attempt that was killed has left, also on
@@ -11,8 +11,11 @@
  * makes the copy count. traini_keeper_create removes what attempts before it left; so at traini_keep a
  * manifest in the directory means a complete copy, which stays as it is.
  *
+ * Of several ranks each copies its own slabs; rank 0, which has the run directory, does the rest. What a copy
+ * that was killed has left on drives that rank 0's host does not see stays until that step is kept again.
+ *
  * A copy that fails is a warning, and nothing of it stays: the run's own commit does not depend on it.
- * traini_keep runs on the commit's thread and takes nothing from the heap. */
+ * traini_keep and its parts run on the commit's thread and take nothing from the heap. */
 #include <assert.h>
 #include <dirent.h>
 #include <errno.h>
@@ -29,6 +32,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/size.h"
+#include "train/rank_slabs.h"
 #include "train/train_internal.h"
 
 static_assert((int)SLAB_PATH_BYTES == (int)MANIFEST_TEXT_BYTES, "paths of drives are copied whole");
@@ -40,11 +44,12 @@ struct traini_keeper {
     char run_dir[JOB_PATH_BYTES], keep_dir[JOB_PATH_BYTES];
     /* Of the copy at hand: */
     char step_name[KEEP_NAME_BYTES], step_dir[JOB_PATH_BYTES], state_dir[JOB_PATH_BYTES];
-    slab_drive drives[SLAB_DRIVES_MAX];
+    slab_drive drives[SLAB_DRIVES_MAX]; /* of the rank at hand */
     manifest record;    /* its manifest, or what was read; the extents are borrowed but when read */
     slab_range *ranges; /* [extent_capacity] */
     uint64_t extent_capacity;
     unsigned char piece[KEEP_PIECE_BYTES]; /* of a file being copied */
+    uint64_t copied_bytes;                 /* by this rank */
     bool has_told_size;
 };
 
@@ -77,29 +82,32 @@ static int name_step(traini_keeper *self, uint64_t step)
     return join(self->state_dir, self->step_dir, "state");
 }
 
-/* The drives of the copy: below those of the run. */
+/* The drives of the copy, in self->record: below those of the run. */
 static int name_drives(traini_keeper *self, const manifest *record)
 {
     char hex[MANIFEST_UUID_TEXT_BYTES], below[sizeof hex + KEEP_NAME_BYTES + 16];
     snprintf(below, sizeof below, "sluice-%s.keep/%s", manifest_uuid_text(&record->slabs, hex),
              self->step_name);
-    for (uint32_t d = 0; d < record->slabs.drive_count; d++) {
-        memset(&self->drives[d], 0, sizeof self->drives[d]);
-        TRY(join(self->drives[d].path, record->slabs.drives[d], below));
-    }
+    for (uint32_t d = 0; d < record->slabs.drive_count; d++)
+        TRY(join(self->record.slabs.drives[d], record->slabs.drives[d], below));
     return 0;
 }
 
-/* The copy's slabs: those of self->record on self->drives. */
-static slab_config config_of(const traini_keeper *self, uint32_t rank)
+/* The copy's slabs of a rank: those of self->record. */
+static int config_of(traini_keeper *self, uint32_t rank, slab_config *config)
 {
-    slab_config config = {.drives = self->drives,
-                          .drive_count = self->record.slabs.drive_count,
-                          .total_bytes = self->record.total_bytes,
-                          .rank = rank,
-                          .stripe_bytes = self->record.stripe_bytes};
-    memcpy(config.uuid, self->record.slabs.uuid, sizeof config.uuid);
-    return config;
+    const manifest *record = &self->record;
+    *config = (slab_config){.drives = self->drives,
+                            .drive_count = record->slabs.drive_count,
+                            .total_bytes = record->total_bytes,
+                            .rank = rank,
+                            .stripe_bytes = record->stripe_bytes};
+    memcpy(config->uuid, record->slabs.uuid, sizeof config->uuid);
+    for (uint32_t d = 0; d < record->slabs.drive_count; d++) {
+        memset(&self->drives[d], 0, sizeof self->drives[d]);
+        TRY(traini_drive_of_rank(&record->slabs, rank, d, self->drives[d].path));
+    }
+    return 0;
 }
 
 /* ---- removing ---- */
@@ -126,21 +134,34 @@ static const char *slot_name(uint64_t generation)
     return generation % 2 ? "manifest-1" : "manifest-0";
 }
 
-/* The copy at hand, with its slabs where self->record names any; the note goes last. What others put there
- * stays. */
-static void discard(traini_keeper *self, uint32_t rank)
+/* A rank's slabs of the copy at hand, and what directories that leaves empty. */
+static int discard_slabs(traini_keeper *self, uint32_t rank)
 {
-    slab_config config = config_of(self, rank);
-    if (config.drive_count > 0 && slab_remove_files(&config) < 0) {
-        log_warn("the copied slabs of %s could not be removed, the next start tries it again: %s",
-                 self->step_dir, err_text());
-        return;
-    }
+    slab_config config;
+    if (self->record.slabs.drive_count == 0)
+        return 0;
+    TRY(config_of(self, rank, &config));
+    TRY(slab_remove_files(&config));
     for (uint32_t d = 0; d < config.drive_count; d++) {
         char path[SLAB_PATH_BYTES];
         snprintf(path, sizeof path, "%s", self->drives[d].path);
         if (rmdir(path) == 0 && cut_name(path))
             rmdir(path); /* as long as no other copy is there */
+    }
+    return 0;
+}
+
+/* The copy at hand, with the slabs of all ranks, as far as they are seen from here, where self->record names
+ * any; the note goes last. What others put there stays. */
+static void discard(traini_keeper *self)
+{
+    int rc = 0;
+    for (uint32_t r = 0; rc == 0 && r < rank_slabs_world(&self->record); r++)
+        rc = discard_slabs(self, r);
+    if (rc < 0) {
+        log_warn("the copied slabs of %s could not be removed, the next start tries it again: %s",
+                 self->step_dir, err_text());
+        return;
     }
     remove_file(self->step_dir, "job.json");
     remove_file(self->state_dir, "lock");
@@ -189,9 +210,7 @@ static void clean_step(traini_keeper *self, uint64_t step)
         log_warn("the kept commit %s cannot be used: %s", self->step_dir, err_text());
     if (is_partial) {
         log_info("removing %s: the copy of that commit was cut short", self->step_dir);
-        for (uint32_t d = 0; d < self->record.slabs.drive_count; d++)
-            memcpy(self->drives[d].path, self->record.slabs.drives[d], SLAB_PATH_BYTES);
-        discard(self, 0);
+        discard(self);
     }
     manifest_fini(&self->record);
     self->record.slabs.drive_count = 0;
@@ -227,7 +246,7 @@ int traini_keeper_create(const char *run_dir, const struct job *asked, uint64_t 
     self->extent_capacity = extent_count;
     self->ranges = mem_alloc(extent_count, sizeof *self->ranges, "kept commits");
     int rc = self->ranges ? 0 : -ENOMEM;
-    int length = snprintf(self->run_dir, sizeof self->run_dir, "%s", run_dir);
+    int length = snprintf(self->run_dir, sizeof self->run_dir, "%s", run_dir ? run_dir : "");
     if (rc == 0 && (length < 0 || (size_t)length >= sizeof self->run_dir))
         rc = err_set(-ENAMETOOLONG, "the path of the run directory is longer than %d bytes",
                      JOB_PATH_BYTES - 1);
@@ -239,7 +258,8 @@ int traini_keeper_create(const char *run_dir, const struct job *asked, uint64_t 
         traini_keeper_destroy(self);
         return rc;
     }
-    clean_all(self);
+    if (run_dir)
+        clean_all(self);
     *out = self;
     return 0;
 }
@@ -353,6 +373,18 @@ static int finish(traini_keeper *self)
     return 0;
 }
 
+/* Ranks whose slabs lie on the same file system as this one's. */
+static uint64_t sharing_ranks(const manifest_slabs *slabs, uint32_t rank, uint32_t drive_idx)
+{
+    uint64_t count = 0;
+    if (strstr(slabs->drives[drive_idx], "{rank}") ||
+        strstr(slabs->drives[drive_idx], "{local_rank}"))
+        return 1;
+    for (uint32_t r = 0; r < slabs->rank_count; r++)
+        count += strcmp(slabs->ranks[r].host, slabs->ranks[rank].host) == 0;
+    return size_max(count, 1);
+}
+
 /* A slab that shares all its blocks with a copy takes new ones as it is written: there must be as many, or a
  * commit to come would fail for want of space. */
 static int check_shared(const slab *disk, const manifest *record)
@@ -360,62 +392,61 @@ static int check_shared(const slab *disk, const manifest *record)
     for (uint32_t d = 0; d < disk->drive_count; d++) {
         struct statvfs space, other;
         uint64_t shared_bytes = 0;
-        if (statvfs(record->slabs.drives[d], &space) != 0)
+        if (fstatvfs(disk->files[d].fd, &space) != 0)
             continue; /* it cannot be told: the copy stays */
         for (uint32_t i = 0; i < disk->drive_count; i++)
-            if (statvfs(record->slabs.drives[i], &other) == 0 && other.f_fsid == space.f_fsid)
-                shared_bytes += disk->files[i].file_bytes;
+            if (fstatvfs(disk->files[i].fd, &other) == 0 && other.f_fsid == space.f_fsid)
+                shared_bytes +=
+                    disk->files[i].file_bytes * sharing_ranks(&record->slabs, disk->rank, i);
         if ((uint64_t)space.f_bavail * space.f_frsize < shared_bytes)
             return err_set(-ENOSPC,
                            "the slabs on the file system of %.500s would share their %" PRIu64
                            " MiB with the copy, and need as many anew as they are written",
-                           record->slabs.drives[d], shared_bytes / MIB);
+                           disk->files[d].path, shared_bytes / MIB);
     }
     return 0;
 }
 
-static int copy_commit(traini_keeper *self, const slab *disk, const manifest *record,
-                       uint64_t *copied_bytes)
-{
-    slab_config config = config_of(self, disk->rank);
-    config.total_bytes = disk->total_bytes;
-    config.stripe_bytes = disk->stripe_bytes;
-    TRY(failpoint("keep.begin"));
-    TRY(write_note(self, record));
-    TRY(slab_remove_files(&config)); /* of an attempt without a note */
-    TRY(slab_copy(disk, &config, self->ranges, self->record.extent_count, copied_bytes));
-    if (*copied_bytes == 0)
-        TRY(check_shared(disk, record));
-    TRY(copy_job(self));
-    TRY(sync_directory(self->step_dir));
-    TRY(failpoint("keep.copied"));
-    return finish(self);
-}
-
-/* What is to be copied, and how the copy's manifest reads. Touches no file. */
-static int prepare(traini_keeper *self, const slab *disk, const manifest *record)
+/* How the copy's manifest reads, and where all of it lies. Touches no file. */
+static int prepare(traini_keeper *self, const manifest *record)
 {
     if (record->state != MANIFEST_COMMITTED || record->generation == 0)
         return err_set(ERR_INTERNAL,
                        "a manifest of state %d and generation %" PRIu64 " is no commit to be kept",
                        (int)record->state, record->generation);
-    if (record->extent_count > self->extent_capacity ||
-        record->slabs.drive_count != disk->drive_count)
+    if (record->extent_count > self->extent_capacity)
         return err_set(ERR_INTERNAL,
-                       "a commit of %" PRIu64 " extents on %u drives cannot be kept: there is room "
-                       "for %" PRIu64 ", and the slab has %u",
-                       record->extent_count, record->slabs.drive_count, self->extent_capacity,
-                       disk->drive_count);
-    TRY(name_drives(self, record));
+                       "a commit of %" PRIu64 " extents cannot be kept: there is room for %" PRIu64,
+                       record->extent_count, self->extent_capacity);
+    TRY(name_step(self, record->step));
     self->record = *record;
     memset(&self->record.stray, 0, sizeof self->record.stray);
-    for (uint32_t d = 0; d < record->slabs.drive_count; d++)
-        memcpy(self->record.slabs.drives[d], self->drives[d].path,
-               sizeof self->record.slabs.drives[d]);
-    for (uint64_t i = 0; i < record->extent_count; i++)
-        self->ranges[i] = (slab_range){.offset = record->extents[i].offset_bytes,
-                                       .size_bytes = record->extents[i].size_bytes};
+    self->record.slabs.drive_count = 0; /* until they are named */
+    TRY(name_drives(self, record));
+    self->record.slabs.drive_count = record->slabs.drive_count;
     return 0;
+}
+
+/* What the rank has of the commit; how many ranges. */
+static uint64_t list_ranges(traini_keeper *self, const slab *disk)
+{
+    const manifest *record = &self->record;
+    uint64_t count = 0;
+    for (uint64_t i = 0; i < record->extent_count; i++) {
+        const manifest_extent *extent = &record->extents[i];
+        if (record->is_replicated || extent->rank == disk->rank)
+            self->ranges[count++] =
+                (slab_range){.offset = extent->offset_bytes, .size_bytes = extent->size_bytes};
+    }
+    return count;
+}
+
+/* The extents are the caller's. */
+static void forget(traini_keeper *self)
+{
+    self->record.extents = NULL;
+    self->record.extent_count = 0;
+    self->record.slabs.drive_count = 0;
 }
 
 static uint64_t extents_bytes(const manifest *record)
@@ -433,7 +464,8 @@ static void describe_space(const manifest *record, char text[KEEP_TEXT_BYTES])
     for (uint32_t d = 0; d < record->slabs.drive_count && used < KEEP_TEXT_BYTES; d++) {
         struct statvfs space;
         char size[SIZE_TEXT_BYTES] = "an unknown amount";
-        if (statvfs(record->slabs.drives[d], &space) == 0)
+        char drive[SLAB_PATH_BYTES];
+        if (traini_drive_of_rank(&record->slabs, 0, d, drive) == 0 && statvfs(drive, &space) == 0)
             size_format((uint64_t)space.f_bavail * space.f_frsize, size);
         int length = snprintf(text + used, KEEP_TEXT_BYTES - used, "%s%s on %s", d ? ", " : "",
                               size, record->slabs.drives[d]);
@@ -471,31 +503,89 @@ static void tell(traini_keeper *self, uint64_t copied_bytes)
         size);
 }
 
+/* Nothing of the copy stays, and the run goes on. */
+static void give_up(traini_keeper *self, const manifest *record, int code)
+{
+    err_record failure;
+    err_save(&failure, code);
+    remove_file(self->state_dir, slot_name(record->generation)); /* it does not count any more */
+    discard(self);
+    warn(record, &failure);
+}
+
+int traini_keep_begin(traini_keeper *self, const manifest *record)
+{
+    self->copied_bytes = 0;
+    int rc = prepare(self, record);
+    if (rc == 0 &&
+        (has_file(self->state_dir, slot_name(0)) || has_file(self->state_dir, slot_name(1)))) {
+        forget(self);
+        return 0;
+    }
+    if (rc == 0)
+        rc = failpoint("keep.begin");
+    if (rc == 0)
+        rc = write_note(self, record);
+    if (rc < 0 && rc != ERR_INTERNAL)
+        give_up(self, record, rc);
+    forget(self);
+    return rc == 0 ? 1 : rc == ERR_INTERNAL ? rc : 0;
+}
+
+int traini_keep_slabs(traini_keeper *self, const slab *disk, const manifest *record)
+{
+    slab_config config;
+    int rc = prepare(self, record);
+    if (rc == 0)
+        rc = config_of(self, disk->rank, &config);
+    if (rc == 0)
+        rc = slab_remove_files(&config); /* of an attempt without a note */
+    if (rc == 0)
+        rc = slab_copy(disk, &config, self->ranges, list_ranges(self, disk), &self->copied_bytes);
+    if (rc == 0 && self->copied_bytes == 0)
+        rc = check_shared(disk, record);
+    forget(self);
+    return rc;
+}
+
+int traini_keep_drop(traini_keeper *self, const slab *disk, const manifest *record)
+{
+    int rc = prepare(self, record);
+    if (rc == 0)
+        rc = discard_slabs(self, disk->rank);
+    forget(self);
+    return rc;
+}
+
+int traini_keep_record(traini_keeper *self, const manifest *record, int outcome)
+{
+    err_record failure;
+    err_save(&failure, outcome);
+    int rc = prepare(self, record);
+    if (rc == 0 && outcome < 0)
+        rc = err_restore(&failure);
+    if (rc == 0)
+        rc = copy_job(self);
+    if (rc == 0)
+        rc = sync_directory(self->step_dir);
+    if (rc == 0)
+        rc = failpoint("keep.copied");
+    if (rc == 0)
+        rc = finish(self);
+    if (rc == 0)
+        tell(self, self->copied_bytes);
+    else if (rc != ERR_INTERNAL)
+        give_up(self, record, rc);
+    forget(self);
+    return rc == ERR_INTERNAL ? rc : 0;
+}
+
 int traini_keep(traini_keeper *self, const slab *disk, const manifest *record)
 {
     if (!traini_is_kept(self->asked, record->step))
         return 0;
-    self->record.slabs.drive_count = 0;
-    TRY(name_step(self, record->step));
-    if (has_file(self->state_dir, slot_name(0)) || has_file(self->state_dir, slot_name(1)))
-        return 0;
-    uint64_t copied_bytes = 0;
-    int rc = prepare(self, disk, record);
-    if (rc == ERR_INTERNAL)
-        return rc;
-    if (rc == 0)
-        rc = copy_commit(self, disk, record, &copied_bytes);
-    if (rc < 0) {
-        err_record failure;
-        err_save(&failure, rc);
-        remove_file(self->state_dir,
-                    slot_name(record->generation)); /* it does not count any more */
-        discard(self, disk->rank);
-        warn(record, &failure);
-    } else {
-        tell(self, copied_bytes);
-    }
-    self->record.extents = NULL; /* the caller's */
-    self->record.extent_count = 0;
-    return 0;
+    int is_wanted = traini_keep_begin(self, record);
+    if (is_wanted <= 0)
+        return is_wanted;
+    return traini_keep_record(self, record, traini_keep_slabs(self, disk, record));
 }

@@ -81,7 +81,7 @@ static int open_old(const manifest *found, slab *out)
 {
     slab_drive *drives;
     slab_config config;
-    TRY(traini_slab_config(&found->slabs, &config, &drives));
+    TRY(traini_slab_config(&found->slabs, 0, &config, &drives));
     config.total_bytes = found->total_bytes;
     config.stripe_bytes = found->stripe_bytes;
     config.open_existing = config.only_reads = true;
@@ -161,12 +161,14 @@ static int copy_extents(traini_loop *self, const manifest *found, slab *old, sim
     traini_engine *engine = self->engine;
     struct traini_recut work = {
         .found = found,
-        .from = old,
+        .from = &old,
         .to = engine->disk,
         .places = engine->places,
+        .unit_elems = self->setup->unit_elems,
+        .unit_count = self->setup->net->unit_count,
         .state_streams = self->setup->plan.state_streams,
         .backend = engine->io_kind,
-        .from_store = old_store,
+        .from_store = &old_store,
         .to_store = self->options->store ? *self->options->store : NULL,
         .stop = self->options->stop,
         .faults = self->options->faults,

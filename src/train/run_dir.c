@@ -127,14 +127,23 @@ int traini_run_dir_sync(const struct traini_run_dir *self)
     return sync_parent(self->state);
 }
 
-int traini_slab_config(const manifest_slabs *from, slab_config *config, slab_drive **drives)
+int traini_slab_config(const manifest_slabs *from, uint32_t rank, slab_config *config,
+                       slab_drive **drives)
 {
     *drives = mem_alloc(SLAB_DRIVES_MAX, sizeof **drives, "slab drives");
     if (!*drives)
         return -ENOMEM;
     for (uint32_t d = 0; d < from->drive_count; d++)
-        snprintf((*drives)[d].path, sizeof(*drives)[d].path, "%s", from->drives[d]);
-    *config = (slab_config){.drives = *drives, .drive_count = from->drive_count};
+        if (!manifest_expand_path(from->drives[d], rank, from->ranks[rank].local_rank,
+                                  from->ranks[rank].host, (*drives)[d].path,
+                                  sizeof(*drives)[d].path)) {
+            mem_free(*drives);
+            *drives = NULL;
+            return err_set(ERR_INPUT, "the path of a slab, %.100s..., is longer than %d bytes",
+                           from->drives[d], SLAB_PATH_BYTES - 1);
+        }
+    *config =
+        (slab_config){.drives = *drives, .drive_count = from->drive_count, .rank = rank};
     memcpy(config->uuid, from->uuid, sizeof config->uuid);
     return 0;
 }
@@ -145,7 +154,7 @@ int traini_remove_slabs(const manifest_slabs *slabs)
     slab_drive *drives;
     if (slabs->drive_count == 0)
         return 0;
-    TRY(traini_slab_config(slabs, &config, &drives));
+    TRY(traini_slab_config(slabs, 0, &config, &drives));
     traini_disclaim_slabs(slabs);
     int rc = slab_remove_files(&config);
     mem_free(drives);

@@ -9,7 +9,7 @@
  *   loss_scale.c  the loss scale of fp16             backend.c     CPU or GPU, and what it can hold
  *   memory.c      host memory that outlives a run    recut.c       extents in another layout
  *   keep.c        copies of commits                   verify.c      all sums, and what a run is
- *   owner.c       whose slabs they are */
+ *   owner.c       whose slabs they are               rank_slabs.c  the slabs of all ranks */
 #ifndef SLUICE_TRAIN_INTERNAL_H
 #define SLUICE_TRAIN_INTERNAL_H
 
@@ -227,7 +227,7 @@ int traini_run_dir_sync(const struct traini_run_dir *self) MUST_CHECK; /* its en
 int traini_run_dir_clear(const struct traini_run_dir *self, const manifest *found) MUST_CHECK;
 /* What slab_open and slab_remove_files want to know of slabs that a manifest names. The caller frees
  * *drives. */
-int traini_slab_config(const manifest_slabs *from, slab_config *config,
+int traini_slab_config(const manifest_slabs *from, uint32_t rank, slab_config *config,
                        slab_drive **drives) MUST_CHECK;
 int traini_remove_slabs(const manifest_slabs *slabs) MUST_CHECK;
 /* The manifest has absolute paths. Where a run's slab lies in its own state directory (no drive was named)
@@ -235,6 +235,12 @@ int traini_remove_slabs(const manifest_slabs *slabs) MUST_CHECK;
  * path is corrected in `found`. */
 int traini_find_moved(manifest *found, const char *state_dir) MUST_CHECK;
 bool traini_has_slabs(const manifest_slabs *slabs); /* each file, under its name */
+/* Directory of drive `drive_idx` of a rank, with its placeholders replaced; the rank's file there;
+ * rank_slabs.c. ERR_INPUT for a path without room. */
+int traini_drive_of_rank(const manifest_slabs *slabs, uint32_t rank, uint32_t drive_idx,
+                         char path[SLAB_PATH_BYTES]) MUST_CHECK;
+int traini_slab_of_rank(const manifest_slabs *slabs, uint32_t rank, uint32_t drive_idx,
+                        char path[SLAB_PATH_BYTES]) MUST_CHECK;
 /* The same for the job's drives: all slabs are there, and the manifest knows them by other names. */
 int traini_find_renamed(manifest *found, const struct job *asked) MUST_CHECK;
 int traini_make_absolute(char path[SLAB_PATH_BYTES]) MUST_CHECK; /* setup.c */
@@ -246,23 +252,36 @@ void traini_disclaim_slabs(const manifest_slabs *slabs); /* before they are remo
 int traini_write_plan(const struct traini_run_dir *self, const traini_setup *setup,
                       uint64_t train_tokens) MUST_CHECK; /* those of data.train */
 
-/* recut.c: writes the committed state of `found` (whose slabs are `from`, opened with open_existing) to the
- * places of `to` (a slab made for another layout, placement, tile size or number of drives; place 0 of each
- * extent, which becomes newest with its sum). Same units, streams and bits. Streams tile by tile: memory is
- * one tile of the old and one of the new size. Every extent read is compared with its sum: ERR_CORRUPT
- * names unit, tile, file and offset. `backend` as for io_create. Failpoint recut.copied at the end. Blocks;
- * log lines tell progress. */
+/* recut.c: this rank's part of the committed state of `found`, whatever ranks wrote it, to the places of `to`
+ * (a slab made for another layout, placement, tile size, number of drives or of ranks; place 0 of each extent,
+ * which becomes newest with its sum). Same units, streams and bits; what lies behind a unit's end is dropped,
+ * and zeros in the new layout. Each rank reads what its own tiles overlap, from the files of the ranks that
+ * wrote it (rank_slabs.h). Streams tile by tile: memory is one tile of the old and one of the new size, or 32
+ * MiB of each where that is more, and RANK_SLABS_OPEN_MAX open slabs. Every extent read is compared with its
+ * sum: ERR_CORRUPT names unit, tile, file and offset. ERR_INPUT for a slab that cannot be seen from this host.
+ * `backend` as for io_create. Failpoint recut.copied at the end. Blocks; log lines tell progress. */
 struct traini_recut {
     const manifest *found;
-    slab *from, *to;
-    place_table *places; /* of `to` */
+    slab *to;
+    place_table *places;        /* of `to` */
+    const uint64_t *unit_elems; /* [unit_count] of the model */
+    uint32_t unit_count;
+    uint32_t rank, world; /* of the new run; world 0 acts as 1 */
+    bool
+        is_sharded; /* the places are those of the rank's shards (plan_is_sharded); else whole units */
     uint32_t state_streams;
     enum io_backend backend;
-    struct sim_store *from_store, *to_store; /* simulated drives, or NULL */
-    const volatile sig_atomic_t *stop;       /* ERR_STOPPED, nothing is changed; may be NULL */
-    const io_faults *faults;                 /* tests: of the drives of both, or NULL */
-    uint64_t stuck_ns, stop_ns;              /* as for io_create, but 0 for stuck_ns is 30 s */
+    /* By rank of `found`; NULL, or NULL at the rank: opened here when wanted, files. */
+    slab *const *from;                 /* open already */
+    sim_store *const *from_store;      /* simulated drives */
+    sim_store *to_store;               /* likewise, or NULL */
+    const volatile sig_atomic_t *stop; /* ERR_STOPPED, nothing is changed; may be NULL */
+    const io_faults *faults;           /* tests: of the drives of both, or NULL */
+    uint64_t stuck_ns, stop_ns;        /* as for io_create, but 0 for stuck_ns is 30 s */
 };
+/* Whether all slabs that the copy will read can be seen, before anything is made: of `work` only found,
+ * unit_elems, unit_count, rank, world and is_sharded count. ERR_INPUT as above. */
+int traini_recut_check(const struct traini_recut *work) MUST_CHECK;
 int traini_recut_copy(const struct traini_recut *work) MUST_CHECK;
 
 /* keep.c: whether the commit of a step is one to keep, and the copy of the one that `record` was just
@@ -271,11 +290,28 @@ int traini_recut_copy(const struct traini_recut *work) MUST_CHECK;
  * generate and train take it. Complete before its manifest is there; an existing one is left alone, a
  * partial one made anew. Called on the commit's thread, before anything writes state again; allocates
  * nothing. A file system that has no space for it: a warning, the run goes on. Failpoints keep.begin,
- * keep.copied. */
+ * keep.copied.
+ *
+ * Of several ranks, where traini_is_kept says so:
+ *
+ *   rank 0: begin ─► its answer to all ─► all: slabs ─► the outcome of all to all ─► rank 0: record
+ *                                                          where one failed, the others: drop
+ *
+ * `record` names the run's slabs and this rank's extents as they are now (on rank 0 those of all). A keeper of
+ * another rank than 0 has no run_dir (NULL), its extent_count is that of the record. */
 bool traini_is_kept(const struct job *asked, uint64_t step);
 int traini_keeper_create(const char *run_dir, const struct job *asked, uint64_t extent_count,
                          traini_keeper **out) MUST_CHECK;
 void traini_keeper_destroy(traini_keeper *self); /* NULL is allowed */
+/* 1: all ranks are to copy; 0: none is, it is there already, or there is a warning; ERR_INTERNAL. */
+int traini_keep_begin(traini_keeper *self, const manifest *record) MUST_CHECK;
+/* This rank's slabs. An error is for traini_keep_record. */
+int traini_keep_slabs(traini_keeper *self, const slab *disk, const manifest *record) MUST_CHECK;
+int traini_keep_drop(traini_keeper *self, const slab *disk, const manifest *record) MUST_CHECK;
+/* `outcome`: 0, or what of the slabs failed, with its text as this thread's: then nothing stays, and there is a
+ * warning. ERR_INTERNAL alone is an error. */
+int traini_keep_record(traini_keeper *self, const manifest *record, int outcome) MUST_CHECK;
+/* All of it, of one rank, for a step that is one to keep. */
 int traini_keep(traini_keeper *self, const slab *disk, const manifest *record) MUST_CHECK;
 
 /* commit.c */
