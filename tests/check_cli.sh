@@ -65,6 +65,13 @@ run 2 'nearest is train' trian
 run 2 'unknown command "frobnicate"' frobnicate
 run 2 'nearest is --fresh' train job.json --fersh
 run 2 'nearest is --set' plan job.json --sett a=b
+run 0 "ranks-per-host" plan --help
+run 0 "Under mpirun or srun" train --help
+run 0 "comm.timeout_seconds" plan --keys
+run 0 "On one rank it has no effect" plan --keys
+run 2 'whole number from 1 to 1024' plan job.json --ranks 0
+run 2 'is more than --ranks 2' plan job.json --ranks 2 --ranks-per-host 3
+run 2 'needs a value' plan job.json --ranks
 run 2 '--set needs a value' train job.json --set
 run 2 'takes no value' train job.json --fresh=1
 run 2 'takes one JOB' train a.json b.json

@@ -140,6 +140,24 @@ static void all_examples_read(void **state)
     assert_true(count >= 6);
 }
 
+/* The job of configs/cluster is for 8 ranks. */
+static void cluster_example_reads(void **state)
+{
+    (void)state;
+    job *self;
+    int rc =
+        job_read_ranks(SLUICE_SOURCE_DIR "/configs/cluster/zero3-nvme.json", NULL, 0, 8, &self);
+    if (rc < 0)
+        fail_msg("%s", err_text());
+    assert_int_equal(job_check_for_training(self), 0);
+    assert_int_equal(self->accumulation, 4);
+    assert_int_equal(self->comm.wire, DTYPE_BF16);
+    assert_int_equal(self->zero_stage, 3);
+    assert_int_equal(self->max_live_parameters, 1000000000);
+    assert_true(self->limits_reuse);
+    job_destroy(self);
+}
+
 static void examples_say(void **state)
 {
     (void)state;
@@ -210,9 +228,10 @@ static void readme_names_own_keys(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(published_sizes), cmocka_unit_test(keys_override),
-        cmocka_unit_test(places_in_order), cmocka_unit_test(all_examples_read),
-        cmocka_unit_test(examples_say),    cmocka_unit_test(readme_names_own_keys),
+        cmocka_unit_test(published_sizes),       cmocka_unit_test(keys_override),
+        cmocka_unit_test(places_in_order),       cmocka_unit_test(all_examples_read),
+        cmocka_unit_test(examples_say),          cmocka_unit_test(readme_names_own_keys),
+        cmocka_unit_test(cluster_example_reads),
     };
     return cmocka_run_group_tests(tests, test_setup, test_teardown);
 }

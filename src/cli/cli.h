@@ -2,7 +2,7 @@
  *
  *   main.c         the list of commands, --version, help      args.c    options of a command
  *   cmd_train.c    sluice train JOB                           exit.c    code -> exit status, one line
- *   cmd_plan.c     sluice plan JOB                            stop.c    SIGINT, SIGTERM
+ *   cmd_plan.c     sluice plan JOB                            stop.c    SIGINT, SIGTERM, SIGUSR1
  *   cmd_generate.c sluice generate RUN                        live.c    a line a step
  *   cmd_verify.c   sluice verify RUN                          threads.c how idle threads wait
  *   cmd_inspect.c  sluice inspect RUN                          ranks.c   several processes (cli_ranks.h)
@@ -96,7 +96,8 @@ void cli_exit_as(bool speaks, bool at_once);
 
 /* --- stop.c --- */
 
-/* From here on SIGINT and SIGTERM ask for a stop: the first sets the flag that is returned, the second
+/* From here on SIGINT, SIGTERM and SIGUSR1 (which mpirun hands on to its ranks, unlike the others without killing
+ * them) ask for a stop: the first sets the flag that is returned, the second
  * ends the process at once. A signal that was ignored at the start stays ignored. `what` is what the first
  * says: "stopping when this step is done"; NULL: nothing. */
 const volatile sig_atomic_t *cli_stop_install(const char *what);

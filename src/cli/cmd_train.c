@@ -9,13 +9,14 @@ const cli_command cli_train_command = {
     .operand = "JOB",
     .list_keys = train_list_keys,
     .summary = "trains the model of a job file",
-    .details = "Writes metrics.jsonl, plan.json and trace.json to the job's run.dir. JOB \"-\" is "
-               "standard\n"
-               "input. SIGINT or SIGTERM finishes the step, commits and exits with 75: the same\n"
-               "command without --fresh goes on. A second one stops at once, and the run goes on\n"
-               "from its last commit, as after a crash; with run.commit_every 0 it has none.\n"
-               "Under mpirun or srun each process is a rank, and rank 0 reads JOB and speaks.\n"
-               "Speeds are in GB/s (10^9 bytes), losses in nats per token.",
+    .details =
+        "Writes metrics.jsonl, plan.json and trace.json to the job's run.dir. JOB \"-\" is "
+        "standard\n"
+        "input. SIGINT, SIGTERM or SIGUSR1 finishes the step, commits and exits with 75: the same\n"
+        "command without --fresh goes on. A second one stops at once, and the run goes on\n"
+        "from its last commit, as after a crash; with run.commit_every 0 it has none.\n"
+        "Under mpirun or srun each process is a rank, and rank 0 reads JOB and speaks.\n"
+        "Speeds are in GB/s (10^9 bytes), losses in nats per token.",
     .run = cli_train,
 };
 

@@ -31,7 +31,7 @@ const volatile sig_atomic_t *cli_stop_install(const char *what)
     if (what)
         snprintf(stop_text, sizeof stop_text, "\nsluice: %.64s; once more to stop at once\n", what);
     stop_text_bytes = strlen(stop_text);
-    static const int numbers[] = {SIGINT, SIGTERM};
+    static const int numbers[] = {SIGINT, SIGTERM, SIGUSR1};
     for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
         struct sigaction before;
         if (sigaction(numbers[i], NULL, &before) == 0 && before.sa_handler == SIG_IGN)
