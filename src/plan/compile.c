@@ -213,8 +213,7 @@ static int try_tile(const plan_job *job, struct candidate *c, struct choice *bes
     if (job->commit_every > 1 && has_state_in_memory(job))
         set.commit = PLAN_COMMIT_APART;
     enum program_kind decisive = job->only_eval ? PROGRAM_EVAL : PROGRAM_STEADY;
-    /* Units that were cut because the device is too small for them are not held on it. */
-    uint32_t most = job->only_eval || plani_has_cut_stage(job) ? 0 : job->stage_count - 1;
+    uint32_t most = plani_held_most(job);
     bool open = true;
     for (uint32_t held = 0; open; held = held == 0 ? 1 : size_min(2 * (uint64_t)held, most)) {
         program trial;

@@ -4,7 +4,7 @@
  *   steps.c     the seven programs as ops        builder.c   ops, operands, data dependencies
  *   passes.c    one pass of one stage         collect.c   collectives
  *   schedule.c  simulation, order                share.c     rates of ops that run together
- *   space.c     one arena's memory in time
+ *   space.c     one arena's memory in time    caps.c      caps on gathered params
  *   compile.c   the search over tile size, lookahead and held stages; refusals */
 #ifndef SLUICE_PLAN_INTERNAL_H
 #define SLUICE_PLAN_INTERNAL_H
@@ -276,6 +276,24 @@ int plani_space_take(struct plani_space *space, uint64_t begin, uint64_t end, ui
                      plani_space_order *order, void *context) MUST_CHECK;
 /* Frees the whole of the live buffer that begins there. */
 void plani_space_release(struct plani_space *space, uint64_t begin);
+
+/* caps.c: gathered params on the device, while a program is scheduled. Borrows the builder. */
+struct plani_caps {
+    const plani_builder *b;
+    uint8_t *is_ahead; /* [buffer_count] 1: params that nothing uses yet; NULL: there is no cap */
+    uint64_t live_most, ahead_most;
+    uint64_t live_elems, ahead_elems;
+};
+int plani_caps_init(struct plani_caps *caps, const plani_builder *b) MUST_CHECK;
+void plani_caps_fini(struct plani_caps *caps);
+/* Whether the buffer can be had within the caps. Buffers of other kinds always can. */
+bool plani_caps_allow(const struct plani_caps *caps, uint32_t buffer_idx);
+void plani_caps_take(struct plani_caps *caps, uint32_t buffer_idx);
+void plani_caps_start(struct plani_caps *caps, uint32_t op_idx); /* the op starts */
+void plani_caps_give(struct plani_caps *caps, uint32_t buffer_idx);
+/* How many stages before the turn may hold their params: within limits_reuse, and such that theirs and
+ * the head's together are within live_elems_max. */
+uint32_t plani_held_most(const plan_job *job);
 
 /* schedule.c: simulates and places the builder's ops. With `whole` it fills *out; without, only what a
  * choice between programs needs: predicted_ns, peaks, budgets. `lookahead_ops` 0 is no limit, 1 is

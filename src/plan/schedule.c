@@ -63,6 +63,7 @@ struct sim {
     uint32_t *out_edges; /* successors by op, CSR */
     uint64_t *out_begin;
     struct arena_state arenas[ARENA_COUNT];
+    struct plani_caps caps;
     uint64_t data_edge_count;
     uint64_t oldest;      /* first op not complete, serial; commits do not count */
     uint64_t oldest_save; /* first op not complete that only runs which commit have */
@@ -147,12 +148,15 @@ static int reserve_next(struct sim *s, struct arena_state *arena, int queue)
     uint32_t idx = arena->queue[arena->waiting[queue].next];
     struct plani_buffer *fresh = &s->b->buffers[idx];
     uint64_t offset;
+    if (fresh->users[0] != s->oldest && !plani_caps_allow(&s->caps, idx))
+        return 0;
     TRY(plani_space_find(&arena->space, fresh->base.size_bytes, fresh->residue, &offset));
     if (offset == UINT64_MAX)
         return 0;
     uint64_t end = offset + fresh->base.size_bytes;
     TRY(plani_space_take(&arena->space, offset, end, idx, order_buffers, s));
     fresh->base.offset_bytes = offset;
+    plani_caps_take(&s->caps, idx);
     if (end > arena->peak_bytes) {
         arena->peak_bytes = end;
         arena->peak_buffer = idx;
@@ -258,6 +262,7 @@ static int sim_init(struct sim *s, plani_builder *b, const uint64_t budget_bytes
     s->b = b;
     s->lookahead_ops = lookahead_ops;
     s->data_edge_count = b->edge_count;
+    TRY(plani_caps_init(&s->caps, b));
     s->ops = mem_alloc(b->op_count, sizeof *s->ops, "plan simulation");
     s->out_begin = mem_alloc(b->op_count + 1, sizeof *s->out_begin, "plan successors");
     s->out_edges = mem_alloc(b->edge_count, sizeof *s->out_edges, "plan successors");
@@ -303,6 +308,7 @@ static void sim_fini(struct sim *s)
     mem_free(s->out_begin);
     mem_free(s->out_edges);
     mem_free(s->uses_left);
+    plani_caps_fini(&s->caps);
     for (int lane = 0; lane < LANE_COUNT; lane++)
         for (int queue = 0; queue < PLANI_QUEUES; queue++)
             mem_free(s->lane_ops[lane][queue]);
@@ -339,8 +345,10 @@ static void complete(struct sim *s, uint32_t idx)
         bool repeated = used < s->b->home_count;
         for (uint32_t j = 0; j < i; j++)
             repeated = repeated || item->operands[j].buffer_idx == used;
-        if (!repeated && --s->uses_left[used] == 0)
+        if (!repeated && --s->uses_left[used] == 0) {
             release(s, used);
+            plani_caps_give(&s->caps, used);
+        }
     }
     skip_complete(s);
 }
@@ -374,6 +382,7 @@ static int start_ready(struct sim *s)
         s->ops[idx].state = OP_RUNNING;
         s->ops[idx].start = s->now;
         s->running[lane] = idx;
+        plani_caps_start(&s->caps, idx);
         started++;
     }
     return started;
