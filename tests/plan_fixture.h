@@ -19,6 +19,7 @@ struct random_job {
     plan_pass passes[FIXTURE_STAGES_MAX * 4 * (FIXTURE_PARTS_MAX + 1)];
     uint32_t pass_count;
     uint8_t homes[STATE_KIND_COUNT][FIXTURE_UNITS_MAX];
+    uint8_t stays_gathered[FIXTURE_UNITS_MAX];
     uint64_t seed, counter;
 };
 typedef struct random_job random_job;
@@ -183,6 +184,31 @@ static inline void fixture_random_job(random_job *r, uint64_t seed)
         plan_machine_default_gpu(&job->machine, 2, 8, 0);
     else
         plan_machine_default_cpu(&job->machine, 2, true);
+}
+
+/* The job of the seed on several ranks, which have room for more than one rank has. */
+static inline void fixture_ranks(random_job *r, uint64_t seed, uint32_t world, uint32_t zero_stage)
+{
+    fixture_random_job(r, seed);
+    plan_job *job = &r->job;
+    job->only_eval = false;
+    job->commits = draw(r, 2);
+    job->commit_every = draw(r, 2) ? 1 : 50;
+    job->world = world;
+    job->zero_stage = zero_stage;
+    job->wire_bytes = draw(r, 2) ? 4 : 2;
+    job->reduce_scratch_bytes = (uint32_t)draw(r, 3) * 2;
+    for (uint32_t u = 0; u < job->unit_count; u++)
+        r->stays_gathered[u] = draw(r, 4) == 0;
+    job->stays_gathered = draw(r, 2) ? r->stays_gathered : NULL;
+    job->limits_reuse = draw(r, 2);
+    job->reuse_elems_max = draw(r, 2) ? 0 : draw(r, 2000000);
+    job->live_elems_max = draw(r, 2) ? 0 : draw(r, 2000000);
+    job->ahead_elems_max = draw(r, 2) ? 0 : draw(r, 1000000);
+    job->machine.comm_is_copies = draw(r, 2);
+    job->budget_bytes[ARENA_DEVICE] *= 2;
+    job->budget_bytes[ARENA_HOST] *= 2;
+    job->budget_bytes[ARENA_NVME] *= 4;
 }
 
 #endif
