@@ -245,7 +245,7 @@ static inline void run_norm(ranks_run *run, uint32_t rank, const op *item)
     uint64_t blocks = set->norm_block_begin[run->r->job.unit_count];
     assert_int_equal(op_operand(item, ROLE_NORM_SUMS)->buffer_idx, set->homes.norm_gathered);
     assert_int_equal(op_operand(item, ROLE_TARGET)->buffer_idx, set->homes.norm_ordered);
-    assert_true(op_operand(item, ROLE_TARGET)->size_bytes >= run->world * blocks * sizeof(double));
+    assert_true(op_operand(item, ROLE_TARGET)->size_bytes == run->world * blocks * sizeof(double));
     for (uint32_t u = 0; u < run->r->job.unit_count; u++)
         for (uint64_t k = 0; k < run_blocks(run, u); k++) {
             uint64_t from = k / run_own_blocks(run, u), own = k % run_own_blocks(run, u);

@@ -91,14 +91,19 @@ uint32_t plani_reduce_scatter(plani_builder *b, uint32_t unit, uint32_t accumula
 uint32_t plani_norm(plani_builder *b)
 {
     const plan_homes *homes = &b->set->homes;
-    bool gathers = homes->norm_gathered != PROGRAM_NONE;
-    if (gathers)
-        plani_all_gather(b, plani_whole(b, homes->norm_sums), plani_whole(b, homes->norm_gathered),
-                         PROGRAM_NONE, PROGRAM_NONE);
-    uint32_t norm = plani_op(b, OP_NORM, LANE_COMPUTE);
-    plani_use(b, norm, plani_whole(b, gathers ? homes->norm_gathered : homes->norm_sums),
-              ROLE_NORM_SUMS, ACCESS_READ);
-    if (gathers)
-        plani_use(b, norm, plani_whole(b, homes->norm_ordered), ROLE_TARGET, ACCESS_WRITE);
+    uint32_t norm;
+    if (homes->norm_gathered == PROGRAM_NONE) {
+        norm = plani_op(b, OP_NORM, LANE_COMPUTE);
+        plani_use(b, norm, plani_whole(b, homes->norm_sums), ROLE_NORM_SUMS, ACCESS_READ);
+        return norm;
+    }
+    uint64_t bytes = b->set->norm_block_begin[b->job->unit_count] * sizeof(double);
+    uint64_t all = plani_world(b->job) * bytes;
+    plani_range gathered = {homes->norm_gathered, 0, all};
+    plani_all_gather(b, (plani_range){homes->norm_sums, 0, bytes}, gathered, PROGRAM_NONE,
+                     PROGRAM_NONE);
+    norm = plani_op(b, OP_NORM, LANE_COMPUTE);
+    plani_use(b, norm, gathered, ROLE_NORM_SUMS, ACCESS_READ);
+    plani_use(b, norm, (plani_range){homes->norm_ordered, 0, all}, ROLE_TARGET, ACCESS_WRITE);
     return norm;
 }

@@ -278,16 +278,15 @@ static int make_tables(const plan_job *job, plan_set *set, plani_layout *layout)
     return 0;
 }
 
-/* What a rank gathers of the others' sums is as long as the buffer of its own: in whole blocks. */
+/* The sums of this rank's blocks and, of several ranks, all ranks' by rank and by block. */
 static void add_norm(const plan_job *job, plan_set *set, plani_layout *layout, uint64_t blocks)
 {
     plan_homes *homes = &set->homes;
-    uint64_t bytes = job->only_eval ? 0 : blocks * sizeof(double), world = plani_world(job);
-    uint64_t all = world > 1 ? world : 0;
+    uint64_t bytes = job->only_eval ? 0 : blocks * sizeof(double);
+    uint64_t all = plani_world(job) > 1 ? plani_world(job) * bytes : 0;
     homes->norm_sums = add_scratch(layout, ARENA_DEVICE, bytes);
-    homes->norm_gathered =
-        add_scratch(layout, ARENA_DEVICE, all * size_round_up(bytes, TILE_BLOCK_BYTES));
-    homes->norm_ordered = add_scratch(layout, ARENA_DEVICE, all * bytes);
+    homes->norm_gathered = add_scratch(layout, ARENA_DEVICE, all);
+    homes->norm_ordered = add_scratch(layout, ARENA_DEVICE, all);
 }
 
 int plani_layout_make(const plan_job *job, plan_set *set, plani_layout *layout)

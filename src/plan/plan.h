@@ -169,8 +169,8 @@ struct plan_homes {
                                for the end of a batch-major step where the embedding is tied */
     uint32_t workspace, constants, tokens_host, tokens_device, losses_host, losses_device,
         norm_sums;
-    /* Of several ranks: all ranks' norm_sums by rank, each as long as that buffer (whole blocks), and
-     * the same sums by block of the whole model's padded units: a unit's first at world times its
+    /* Of several ranks: all ranks' norm_sums by rank, each norm_block_begin[unit_count] long, and the
+     * same sums by block of the whole model's padded units: a unit's first at world times its
      * norm_block_begin. */
     uint32_t norm_gathered, norm_ordered;
 };
