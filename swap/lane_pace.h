@@ -69,7 +69,7 @@ void lane_pace_destroy(lane_pace *self); /* after its lanes; NULL is allowed */
 /* A paced lane of `inner`, for all kinds of ops that `inner` serves (an object may stand in several slots of
  * executor_config.lanes; so may this one). It owns `inner`, which may be the same variable as *out: destroying
  * it destroys both. inner NULL: see above. Its requests carry the paced times, and wait_ns is how long their
- * lane had nothing to do. A request that failed comes back at once. -ENOMEM, the system's for descriptors:
+ * lane had nothing to do. -ENOMEM, the system's for descriptors:
  * then `inner` is as it was, and *out too. */
 int lane_pace_wrap(lane_pace *self, lane *inner, lane **out) MUST_CHECK;
 
