@@ -6,6 +6,7 @@ target_link_libraries(swap_fixture PUBLIC sluice_executor sluice_program sluice_
 sluice_test(test_swap_check LIBS swap_fixture sluice_program LABELS cpu debug tsan)
 sluice_test(test_swap_collectives LIBS swap_fixture sluice_executor LABELS cpu debug tsan
             INSTANCES plain paranoid)
+sluice_test(test_swap_pace LIBS swap_fixture sluice_executor LABELS cpu debug)
 sluice_test(test_swap_places LIBS sluice_program LABELS cpu debug)
 sluice_test(test_swap_executor LIBS swap_fixture sluice_executor LABELS cpu debug tsan
             INSTANCES plain paranoid)
