@@ -5,3 +5,7 @@ file(GLOB comm_lists CONFIGURE_DEPENDS ${CMAKE_CURRENT_LIST_DIR}/comm_*.cmake)
 foreach(list ${comm_lists})
     include(${list})
 endforeach()
+
+sluice_test(test_comm_control LIBS comm_fixture LABELS cpu debug tsan)
+add_test(NAME test_comm_control.mpirun COMMAND test_comm_control mpirun)
+set_tests_properties(test_comm_control.mpirun PROPERTIES LABELS mpi TIMEOUT 60 SKIP_RETURN_CODE 77)

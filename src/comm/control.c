@@ -1,90 +1,443 @@
-/* The control plane: so far for one rank. */
+/* The control plane's calls, failures and labels. See comm.h and control_internal.h. The calls run on the caller's
+ * thread and wait in poll(2) for the connections or for a failure; nothing here allocates but commi_control_open. */
 #include "comm/control_internal.h"
 
+#include <assert.h>
 #include <errno.h>
+#include <signal.h>
+#include <stdio.h>
 #include <string.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "base/mem.h"
+#include "base/size.h"
+
+static const char *const kind_names[] = {"gather", "broadcast", "exchange", "barrier", "agreement"};
+
+static_assert(sizeof kind_names / sizeof kind_names[0] == COMMI_AGREE + 1, "each kind has a name");
+
+/* ---- membership ---- */
+
+static void destroy(commi_control *self)
+{
+    for (uint32_t l = self->first_link; self->links && l < self->link_count; l++) {
+        if (self->links[l].fd >= 0)
+            close(self->links[l].fd);
+        if (self->links[l].data_fd >= 0)
+            close(self->links[l].data_fd);
+    }
+    if (self->wake_fd >= 0)
+        close(self->wake_fd);
+    if (self->abort_fd >= 0)
+        close(self->abort_fd);
+    pthread_mutex_destroy(&self->mutex);
+    mem_free(self->links);
+    mem_free(self->thread_fds);
+    mem_free(self->call_fds);
+    mem_free(self->verdicts);
+    mem_free(self);
+}
+
+static int reserve(commi_control *self)
+{
+    uint32_t world = self->owner->world;
+    bool is_hub = self->owner->rank == 0;
+    self->link_count = is_hub ? world : 1;
+    self->first_link = is_hub ? 1 : 0;
+    self->links = mem_alloc(self->link_count, sizeof *self->links, "comm links");
+    self->thread_fds = mem_alloc(world + 1, sizeof *self->thread_fds, "comm links");
+    self->call_fds = mem_alloc(world + 1, sizeof *self->call_fds, "comm links");
+    self->verdicts = mem_alloc(is_hub ? world : 1, sizeof *self->verdicts, "comm links");
+    if (!self->links || !self->thread_fds || !self->call_fds || !self->verdicts)
+        return -ENOMEM;
+    for (uint32_t l = 0; l < self->link_count; l++)
+        self->links[l].fd = self->links[l].data_fd = -1;
+    self->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    self->abort_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (self->wake_fd < 0 || self->abort_fd < 0)
+        return err_errno(errno, "creating an eventfd");
+    return 0;
+}
+
+/* Signals are for the threads of the program. */
+static int start_thread(commi_control *self)
+{
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int errno_value = pthread_create(&self->thread, NULL, commi_control_run, self);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return errno_value ? err_errno(errno_value, "creating the control plane's thread") : 0;
+}
 
 int commi_control_open(comm *self, const comm_join_config *config)
 {
-    (void)self;
-    (void)config;
-    return err_set(-ENOTSUP, "several ranks are not built in");
-}
-
-bool commi_join_is_told(int code)
-{
-    return code == ERR_CONFIG;
+    commi_control *control = mem_alloc(1, sizeof *control, "comm control");
+    if (!control)
+        return -ENOMEM;
+    control->owner = self;
+    control->wake_fd = control->abort_fd = -1;
+    pthread_mutex_init(&control->mutex, NULL);
+    int rc;
+    TRY_GOTO(rc, reserve(control), failed);
+    TRY_GOTO(rc, commi_control_connect(control, config), failed);
+    int64_t now_ns = commi_now_ns();
+    for (uint32_t l = 0; l < control->link_count; l++)
+        control->links[l].seen_ns = now_ns;
+    TRY_GOTO(rc, start_thread(control), failed);
+    self->control = control;
+    return 0;
+failed:
+    destroy(control);
+    return rc;
 }
 
 void commi_control_close(comm *self, int code)
 {
-    (void)self;
-    (void)code;
+    commi_control *control = self->control;
+    (void)code; /* the thread knows of a failure */
+    pthread_mutex_lock(&control->mutex);
+    control->is_closing = true;
+    control->closing_ns = commi_now_ns();
+    pthread_mutex_unlock(&control->mutex);
+    commi_control_wake(control);
+    pthread_join(control->thread, NULL);
+    self->control = NULL;
+    destroy(control);
 }
 
-void commi_control_wake(struct commi_control *control)
-{
-    (void)control;
-}
+/* ---- failures and labels ---- */
 
 void commi_control_fail(comm *self, int code, const char *text)
 {
-    (void)self;
-    (void)code;
-    (void)text;
+    commi_control *control = self->control;
+    char named[ERR_TEXT_BYTES];
+    snprintf(named, sizeof named, "rank %u on host %s: %.*s", self->rank,
+             self->ranks[self->rank].host, (int)(ERR_TEXT_BYTES - 96), text);
+    pthread_mutex_lock(&control->mutex);
+    bool is_hub = self->rank == 0;
+    commi_control_record(control, code, is_hub ? named : text, !is_hub);
+    pthread_mutex_unlock(&control->mutex);
 }
 
 int commi_control_error(comm *self)
 {
-    return err_restore(&self->alone);
+    commi_control *control = self->control;
+    pthread_mutex_lock(&control->mutex);
+    int code = err_restore(&control->failure);
+    bool is_own = control->is_own;
+    pthread_mutex_unlock(&control->mutex);
+    assert(code < 0);
+    if (is_own)
+        return err_prefix(code, "rank %u on host %s", self->rank, self->ranks[self->rank].host);
+    return code;
 }
 
 bool commi_control_is_teller(const comm *self)
 {
-    return self->rank == 0;
-}
-
-int commi_fail_missing(comm *self, uint32_t rank, const char *what)
-{
-    return comm_fail(self, err_set(-ETIMEDOUT, "rank %u has not come to %s", rank, what),
-                     err_text());
-}
-
-int comm_gather(comm *self, const char *what, const void *mine, uint64_t bytes, void *all)
-{
-    (void)what;
-    TRY(comm_check(self));
-    memcpy(all, mine, bytes);
-    return 0;
-}
-
-int comm_broadcast(comm *self, const char *what, void *data, uint64_t bytes)
-{
-    (void)what;
-    (void)data;
-    (void)bytes;
-    return comm_check(self);
-}
-
-int comm_exchange(comm *self, const char *what, const void *mine, uint64_t bytes, void *all)
-{
-    return comm_gather(self, what, mine, bytes, all);
-}
-
-int comm_barrier(comm *self, const char *what)
-{
-    (void)what;
-    return comm_check(self);
-}
-
-int comm_agree(comm *self, const char *what, int code)
-{
-    (void)what;
-    return code < 0 ? code : comm_check(self);
+    commi_control *control = self->control;
+    pthread_mutex_lock(&control->mutex);
+    bool is_teller = control->teller == self->rank;
+    pthread_mutex_unlock(&control->mutex);
+    return is_teller;
 }
 
 void comm_note(comm *self, const char *label)
 {
-    (void)self;
-    (void)label;
+    if (!self || !self->control)
+        return;
+    size_t bytes = strnlen(label, COMM_LABEL_BYTES - 1);
+    pthread_mutex_lock(&self->control->mutex);
+    memcpy(self->control->label, label, bytes);
+    self->control->label[bytes] = '\0';
+    pthread_mutex_unlock(&self->control->mutex);
+}
+
+/* Sleeps until the job has failed, `limit_ns` at most. */
+static void wait_for_abort(commi_control *control, int64_t limit_ns)
+{
+    struct pollfd fd = {.fd = control->abort_fd, .events = POLLIN};
+    int64_t end_ns = commi_now_ns() + limit_ns;
+    for (int64_t left_ns = limit_ns; left_ns > 0; left_ns = end_ns - commi_now_ns())
+        if (poll(&fd, 1, (int)(left_ns / 1000000) + 1) > 0)
+            return;
+}
+
+int commi_fail_missing(comm *self, uint32_t rank, const char *what)
+{
+    commi_control *control = self->control;
+    if (!control)
+        return comm_fail(self, err_set(ERR_INTERNAL, "rank %u waits for itself: %s", rank, what),
+                         err_text());
+    pthread_mutex_lock(&control->mutex);
+    if (self->rank == 0) {
+        commi_control_record_missing(control, rank, what);
+    } else {
+        control->has_missing = true;
+        control->missing_rank = rank;
+        control->missing_number = COMMI_NUMBER_BULK;
+        snprintf(control->missing_what, sizeof control->missing_what, "%s", what);
+    }
+    pthread_mutex_unlock(&control->mutex);
+    commi_control_wake(control);
+    wait_for_abort(control, 5 * (int64_t)1000000000);
+    if (!commi_is_aborted(self)) {
+        (void)err_set(-ETIMEDOUT, "rank %u on host %s has not come to %s", rank,
+                      self->ranks[rank].host, what);
+        commi_control_fail(self, -ETIMEDOUT, err_text());
+    }
+    return commi_abort_error(self);
+}
+
+/* ---- calls ---- */
+
+/* A call's connection has ended: the thread knows why, or will (see LOST_GRACE_NS). */
+static void report_lost(commi_control *self, commi_link *link)
+{
+    int64_t none = 0;
+    if (link->data_fd < 0)
+        return;
+    close(link->data_fd);
+    link->data_fd = -1;
+    (void)atomic_compare_exchange_strong(&link->lost_ns, &none, commi_now_ns());
+    commi_control_wake(self);
+}
+
+/* Moves as much as goes without waiting; done_bytes counts head and payload. False where the connection ended. */
+static bool receive_some(commi_link *link, void *payload, uint64_t bytes)
+{
+    while (link->done_bytes < sizeof link->head + bytes) {
+        uint64_t done = link->done_bytes;
+        bool is_head = done < sizeof link->head;
+        char *to =
+            is_head ? (char *)&link->head + done : (char *)payload + done - sizeof link->head;
+        uint64_t want = (is_head ? sizeof link->head : sizeof link->head + bytes) - done;
+        ssize_t got = recv(link->data_fd, to, want, MSG_DONTWAIT);
+        if (got < 0 && (errno == EAGAIN || errno == EINTR))
+            return true;
+        if (got <= 0)
+            return false;
+        link->done_bytes += (uint64_t)got;
+        if (link->done_bytes == sizeof link->head)
+            return true; /* to be looked at before its payload is believed */
+    }
+    return true;
+}
+
+static bool send_some(commi_link *link, const commi_call_head *head, const void *payload)
+{
+    while (link->done_bytes < sizeof *head + head->bytes) {
+        uint64_t done = link->done_bytes;
+        bool is_head = done < sizeof *head;
+        const char *from =
+            is_head ? (const char *)head + done : (const char *)payload + done - sizeof *head;
+        uint64_t want = (is_head ? sizeof *head : sizeof *head + head->bytes) - done;
+        int flags = MSG_DONTWAIT | MSG_NOSIGNAL | (is_head && head->bytes ? MSG_MORE : 0);
+        ssize_t sent = send(link->data_fd, from, want, flags);
+        if (sent < 0 && (errno == EAGAIN || errno == EINTR))
+            return true;
+        if (sent < 0)
+            return false;
+        link->done_bytes += (uint64_t)sent;
+    }
+    return true;
+}
+
+static int refuse_mismatch(comm *self, uint32_t rank, const commi_call_head *theirs,
+                           const commi_call_head *ours)
+{
+    const char *kind = theirs->kind <= COMMI_AGREE ? kind_names[theirs->kind] : "?";
+    char text[ERR_TEXT_BYTES];
+    snprintf(
+        text, sizeof text,
+        "the ranks do not do the same: rank %u on host %s is at %s %llu, \"%.*s\" of %llu bytes; "
+        "rank %u on host %s is at %s %llu, \"%s\" of %llu bytes",
+        rank, self->ranks[rank].host, kind, (unsigned long long)theirs->number,
+        COMM_LABEL_BYTES - 1, theirs->what, (unsigned long long)theirs->bytes, self->rank,
+        self->ranks[self->rank].host, kind_names[ours->kind], (unsigned long long)ours->number,
+        ours->what, (unsigned long long)ours->bytes);
+    commi_control_fail(self, ERR_INTERNAL, text);
+    return commi_abort_error(self);
+}
+
+static bool is_same_call(const commi_call_head *a, const commi_call_head *b)
+{
+    return a->magic == b->magic && a->kind == b->kind && a->number == b->number &&
+           a->bytes == b->bytes && strncmp(a->what, b->what, COMM_LABEL_BYTES) == 0;
+}
+
+/* One direction of a call over all links of this rank, to its end or to a failure. `up` or down: `head`; payload of
+ * link l at payload + l * stride. */
+struct transfer {
+    const commi_call_head *head;
+    char *payload;
+    uint64_t stride;
+    bool is_send;
+};
+
+/* Moves one link on; 1 where it has all, 0 where there is more to come. */
+static int move_link(comm *self, commi_link *link, const struct transfer *transfer)
+{
+    const commi_call_head *head = transfer->head;
+    commi_control *control = self->control;
+    char *payload = transfer->payload + (size_t)(link - control->links) * transfer->stride;
+    bool is_alive;
+    if (link->data_fd < 0)
+        return 0;
+    if (transfer->is_send) {
+        is_alive = send_some(link, head, payload);
+    } else {
+        is_alive = receive_some(link, payload, head->bytes);
+        if (is_alive && link->done_bytes == sizeof *head) {
+            if (!is_same_call(&link->head, head))
+                return refuse_mismatch(self, commi_link_rank(control, link), &link->head, head);
+            atomic_store(&link->has_come, true);
+            is_alive = receive_some(link, payload, head->bytes);
+        }
+    }
+    if (!is_alive)
+        report_lost(control, link);
+    return is_alive && link->done_bytes == sizeof *head + head->bytes;
+}
+
+/* The call fds: [0] the failure, [1 + l] link l, or -1 where it is done. */
+static int run_transfer(comm *self, const struct transfer *transfer)
+{
+    commi_control *control = self->control;
+    struct pollfd *fds = control->call_fds;
+    fds[0] = (struct pollfd){.fd = control->abort_fd, .events = POLLIN};
+    uint32_t left = 0;
+    for (uint32_t l = 0; l < control->link_count; l++) {
+        fds[1 + l] = (struct pollfd){.fd = -1};
+        if (l < control->first_link)
+            continue;
+        control->links[l].done_bytes = 0;
+        fds[1 + l].revents = POLLIN; /* try all once before waiting */
+        left++;
+        fds[1 + l].fd = control->links[l].data_fd;
+        fds[1 + l].events = transfer->is_send ? POLLOUT : POLLIN;
+    }
+    for (;;) {
+        for (uint32_t l = control->first_link; l < control->link_count; l++) {
+            if (fds[1 + l].fd < 0 || fds[1 + l].revents == 0)
+                continue;
+            int done = move_link(self, &control->links[l], transfer);
+            TRY(done);
+            if (done || control->links[l].data_fd < 0)
+                fds[1 + l].fd = -1;
+            left -= done ? 1 : 0;
+        }
+        if (left == 0)
+            return 0;
+        if (poll(fds, control->link_count + 1, -1) < 0 && errno != EINTR)
+            return err_errno(errno, "waiting for the other ranks");
+        TRY(comm_check(self));
+    }
+}
+
+static void begin_call(commi_control *control, enum commi_call_kind kind, const char *what)
+{
+    for (uint32_t l = 0; l < control->link_count; l++)
+        atomic_store(&control->links[l].has_come, false);
+    pthread_mutex_lock(&control->mutex);
+    memset(&control->call, 0, sizeof control->call);
+    control->call.magic = COMMI_DATA_MAGIC;
+    control->call.kind = kind;
+    control->call.number = ++control->number;
+    snprintf(control->call.what, sizeof control->call.what, "%s", what);
+    control->call_since_ns = commi_now_ns();
+    control->is_calling = true;
+    pthread_mutex_unlock(&control->mutex);
+}
+
+/* A call: `up` bytes from each rank to the hub ([world][up] there), then `down` bytes of the hub's to all. */
+static int call_all(comm *self, enum commi_call_kind kind, const char *what, const void *up,
+                    uint64_t up_bytes, void *all, void *down, uint64_t down_bytes, bool has_down)
+{
+    commi_control *control = self->control;
+    bool is_hub = self->rank == 0;
+    TRY(comm_check(self));
+    begin_call(control, kind, what);
+    commi_call_head head = control->call;
+    head.bytes = up_bytes;
+    struct transfer rising = {&head, is_hub ? all : (char *)up, is_hub ? up_bytes : 0, !is_hub};
+    if (is_hub && up_bytes)
+        memcpy(all, up, up_bytes);
+    int rc = run_transfer(self, &rising);
+    if (rc == 0 && has_down) {
+        head.bytes = down_bytes;
+        struct transfer falling = {&head, down, 0, is_hub};
+        rc = run_transfer(self, &falling);
+    }
+    pthread_mutex_lock(&control->mutex);
+    control->is_calling = false;
+    pthread_mutex_unlock(&control->mutex);
+    return rc;
+}
+
+int comm_gather(comm *self, const char *what, const void *mine, uint64_t bytes, void *all)
+{
+    if (comm_get_world(self) == 1) {
+        TRY(comm_check(self));
+        if (bytes)
+            memcpy(all, mine, bytes);
+        return 0;
+    }
+    return call_all(self, COMMI_GATHER, what, mine, bytes, all, NULL, 0, false);
+}
+
+int comm_broadcast(comm *self, const char *what, void *data, uint64_t bytes)
+{
+    if (comm_get_world(self) == 1)
+        return comm_check(self);
+    return call_all(self, COMMI_BROADCAST, what, NULL, 0, NULL, data, bytes, true);
+}
+
+int comm_exchange(comm *self, const char *what, const void *mine, uint64_t bytes, void *all)
+{
+    uint64_t all_bytes;
+    TRY(size_mul(bytes, comm_get_world(self), &all_bytes));
+    if (comm_get_world(self) == 1)
+        return comm_gather(self, what, mine, bytes, all);
+    return call_all(self, COMMI_EXCHANGE, what, mine, bytes, all, all, all_bytes, true);
+}
+
+int comm_barrier(comm *self, const char *what)
+{
+    if (comm_get_world(self) == 1)
+        return comm_check(self);
+    return call_all(self, COMMI_BARRIER, what, NULL, 0, NULL, NULL, 0, true);
+}
+
+struct verdict {
+    uint32_t rank;
+    err_record record;
+};
+
+int comm_agree(comm *self, const char *what, int code)
+{
+    if (comm_get_world(self) == 1)
+        return code < 0 ? code : comm_check(self);
+    TRY(comm_check(self));
+    commi_control *control = self->control;
+    struct verdict verdict = {0};
+    err_record mine;
+    err_save(&mine, code < 0 ? code : 0);
+    TRY(call_all(self, COMMI_AGREE, what, &mine, sizeof mine, control->verdicts, NULL, 0, false));
+    for (uint32_t r = 0; self->rank == 0 && r < self->world; r++)
+        if (control->verdicts[r].code < 0) {
+            verdict.rank = r;
+            verdict.record = control->verdicts[r];
+            break;
+        }
+    TRY(comm_broadcast(self, what, &verdict, sizeof verdict));
+    if (verdict.record.code == 0)
+        return 0;
+    (void)err_restore(&verdict.record);
+    if (verdict.rank == self->rank)
+        return verdict.record.code;
+    return err_prefix(verdict.record.code, "rank %u on %s", verdict.rank,
+                      self->ranks[verdict.rank].host);
 }

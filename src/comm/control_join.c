@@ -1,0 +1,595 @@
+/* The control plane: connecting, and who is who. Called while joining, on the joining thread.
+ *
+ *   rank 0 listens; where to and with which token travels by MPI (or is given by config)
+ *   each other rank makes two connections and says HELLO on each; the hub acknowledges by the token
+ *   when all are there, the hub sends WELCOME with the table of ranks, or why there is none
+ *
+ * A connection without the token is closed: the port is open to the network. */
+#include "comm/control_internal.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/mem.h"
+
+#define HELLO_MAGIC        0x68636c73u
+#define JOIN_VERSION       1u
+#define SECOND_NS          ((int64_t)1000000000)
+#define HANDSHAKE_NS       (5 * SECOND_NS) /* for a HELLO or its acknowledgement */
+#define CONNECT_NS         (3 * SECOND_NS) /* for an address that may not be ours to reach */
+#define RETRY_NS           (20 * SECOND_NS / 1000)
+#define ADDRESS_COUNT_MAX  16
+#define STRANGER_COUNT_MAX 64
+
+struct address {
+    uint32_t family; /* AF_INET, AF_INET6 */
+    unsigned char bytes[16];
+};
+
+/* What rank 0 tells all by MPI. */
+struct meeting {
+    uint64_t token[2];
+    uint32_t port, address_count;
+    struct address addresses[ADDRESS_COUNT_MAX];
+    char machine[COMMI_MACHINE_BYTES];
+};
+
+struct hello {
+    uint32_t magic, version, rank, world;
+    uint64_t token[2];
+    uint32_t is_data, reserved;
+    int64_t pid;
+    char host[COMM_HOST_BYTES];
+    char machine[COMMI_MACHINE_BYTES]; /* equal on ranks of one host, and only there */
+};
+
+struct welcome {
+    uint64_t token[2];
+    int32_t code; /* < 0: there will be no job, `text` says why */
+    char text[ERR_TEXT_BYTES];
+};
+
+/* A connection to the hub that has not said who it is, or one that has. */
+struct guest {
+    int fd;
+    size_t bytes;
+    int64_t since_ns;
+    struct hello hello;
+};
+
+/* The last join of this process was refused by rank 0, which prints that. */
+static bool was_refused_by_hub;
+
+bool commi_join_is_told(int code)
+{
+    return code == ERR_CONFIG || was_refused_by_hub;
+}
+
+/* ---- sockets ---- */
+
+static int wait_fd(int fd, short events, int64_t end_ns)
+{
+    struct pollfd poll_fd = {.fd = fd, .events = events};
+    for (;;) {
+        int64_t left_ns = end_ns - commi_now_ns();
+        if (left_ns <= 0)
+            return -ETIMEDOUT;
+        int count = poll(&poll_fd, 1, (int)(left_ns / 1000000) + 1);
+        if (count > 0)
+            return 0;
+        if (count < 0 && errno != EINTR)
+            return -errno;
+    }
+}
+
+/* Codes without a text: the caller knows what it was for. */
+static int send_all(int fd, const void *data, size_t bytes, int64_t end_ns)
+{
+    for (size_t done = 0; done < bytes;) {
+        ssize_t sent =
+            send(fd, (const char *)data + done, bytes - done, MSG_NOSIGNAL | MSG_DONTWAIT);
+        if (sent > 0)
+            done += (size_t)sent;
+        else if (errno != EAGAIN && errno != EINTR)
+            return -errno;
+        else
+            TRY(wait_fd(fd, POLLOUT, end_ns));
+    }
+    return 0;
+}
+
+static int receive_all(int fd, void *data, size_t bytes, int64_t end_ns)
+{
+    for (size_t done = 0; done < bytes;) {
+        ssize_t got = recv(fd, (char *)data + done, bytes - done, MSG_DONTWAIT);
+        if (got > 0)
+            done += (size_t)got;
+        else if (got == 0)
+            return -ECONNRESET;
+        else if (errno != EAGAIN && errno != EINTR)
+            return -errno;
+        else
+            TRY(wait_fd(fd, POLLIN, end_ns));
+    }
+    return 0;
+}
+
+static void set_options(int fd)
+{
+    int on = 1;
+    (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+    (void)setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+}
+
+static void sleep_ns(int64_t ns)
+{
+    struct timespec time = {.tv_sec = ns / SECOND_NS, .tv_nsec = ns % SECOND_NS};
+    nanosleep(&time, NULL);
+}
+
+static socklen_t make_sockaddr(const struct address *address, uint32_t port,
+                               struct sockaddr_storage *out)
+{
+    memset(out, 0, sizeof *out);
+    out->ss_family = (sa_family_t)address->family;
+    if (address->family == AF_INET) {
+        struct sockaddr_in *in = (struct sockaddr_in *)out;
+        in->sin_port = htons((uint16_t)port);
+        memcpy(&in->sin_addr, address->bytes, sizeof in->sin_addr);
+        return sizeof *in;
+    }
+    struct sockaddr_in6 *in6 = (struct sockaddr_in6 *)out;
+    in6->sin6_port = htons((uint16_t)port);
+    memcpy(&in6->sin6_addr, address->bytes, sizeof in6->sin6_addr);
+    return sizeof *in6;
+}
+
+static struct address loopback(void)
+{
+    struct address address = {.family = AF_INET, .bytes = {127, 0, 0, 1}};
+    return address;
+}
+
+/* ---- where to meet ---- */
+
+static int listen_on(const struct address *address, uint32_t port)
+{
+    struct sockaddr_storage storage;
+    socklen_t bytes = make_sockaddr(address, port, &storage);
+    int fd = socket((int)address->family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd < 0)
+        return -errno;
+    int on = 1, off = 0;
+    (void)setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+    if (address->family == AF_INET6)
+        (void)setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
+    if (bind(fd, (struct sockaddr *)&storage, bytes) != 0 || listen(fd, 1024) != 0) {
+        int errno_value = errno;
+        close(fd);
+        return -errno_value;
+    }
+    return fd;
+}
+
+/* The addresses under which other hosts may reach this one. */
+static void list_addresses(struct meeting *meeting)
+{
+    struct ifaddrs *list;
+    if (getifaddrs(&list) != 0)
+        return;
+    for (struct ifaddrs *entry = list; entry; entry = entry->ifa_next) {
+        if (!entry->ifa_addr || entry->ifa_flags & IFF_LOOPBACK || !(entry->ifa_flags & IFF_UP) ||
+            meeting->address_count == ADDRESS_COUNT_MAX)
+            continue;
+        struct address *address = &meeting->addresses[meeting->address_count];
+        address->family = entry->ifa_addr->sa_family;
+        if (address->family == AF_INET) {
+            const struct sockaddr_in *in = (const struct sockaddr_in *)entry->ifa_addr;
+            memcpy(address->bytes, &in->sin_addr, sizeof in->sin_addr);
+        } else if (address->family == AF_INET6) {
+            const struct sockaddr_in6 *in6 = (const struct sockaddr_in6 *)entry->ifa_addr;
+            if (IN6_IS_ADDR_LINKLOCAL(&in6->sin6_addr))
+                continue;
+            memcpy(address->bytes, &in6->sin6_addr, sizeof in6->sin6_addr);
+        } else {
+            continue;
+        }
+        meeting->address_count++;
+    }
+    freeifaddrs(list);
+}
+
+/* Rank 0's: a listening socket, and what the others must know. */
+static int open_meeting(const comm_join_config *config, struct meeting *meeting)
+{
+    memset(meeting, 0, sizeof *meeting);
+    commi_machine_name(meeting->machine);
+    struct address address = loopback();
+    if (config->is_given) {
+        meeting->token[0] = config->token;
+        meeting->port = config->hub_port;
+        int given = listen_on(&address, meeting->port);
+        return given >= 0 ? given
+                          : err_errno(-given, "listening on port %u of 127.0.0.1", meeting->port);
+    }
+    if (getrandom(meeting->token, sizeof meeting->token, 0) != sizeof meeting->token)
+        return err_errno(errno, "getting random bytes");
+    memset(&address, 0, sizeof address);
+    address.family = AF_INET6;
+    int fd = listen_on(&address, 0);
+    if (fd < 0) {
+        address.family = AF_INET;
+        fd = listen_on(&address, 0);
+    }
+    if (fd < 0)
+        return err_errno(-fd, "listening for the other ranks");
+    struct sockaddr_storage own;
+    socklen_t bytes = sizeof own;
+    if (getsockname(fd, (struct sockaddr *)&own, &bytes) != 0) {
+        int rc = err_errno(errno, "asking for the port of a socket");
+        close(fd);
+        return rc;
+    }
+    meeting->port = ntohs(own.ss_family == AF_INET ? ((struct sockaddr_in *)&own)->sin_port
+                                                   : ((struct sockaddr_in6 *)&own)->sin6_port);
+    list_addresses(meeting);
+    return fd;
+}
+
+/* ---- the hub's side ---- */
+
+struct hall {
+    commi_control *control;
+    int listen_fd;
+    const struct meeting *meeting;
+    struct guest *guests;                  /* [guest_max], fd < 0: free */
+    struct pollfd *fds;                    /* [guest_max + 1] */
+    char (*machines)[COMMI_MACHINE_BYTES]; /* [world] */
+    uint32_t guest_max;
+    uint32_t arrived; /* connections of ranks, of 2 * (world - 1) */
+};
+
+static bool is_welcome(const struct hall *hall, const struct hello *hello)
+{
+    comm *owner = hall->control->owner;
+    return hello->magic == HELLO_MAGIC && hello->version == JOIN_VERSION &&
+           memcmp(hello->token, hall->meeting->token, sizeof hello->token) == 0 &&
+           hello->world == owner->world && hello->rank > 0 && hello->rank < owner->world;
+}
+
+static void admit(struct hall *hall, struct guest *guest)
+{
+    const struct hello *hello = &guest->hello;
+    int fd = guest->fd;
+    guest->fd = -1;
+    if (!is_welcome(hall, hello)) {
+        close(fd);
+        return;
+    }
+    commi_link *link = &hall->control->links[hello->rank];
+    int *place = hello->is_data ? &link->data_fd : &link->fd;
+    if (*place >= 0) { /* it came again: the first try was given up */
+        close(*place);
+        hall->arrived--;
+    }
+    *place = fd;
+    hall->arrived++;
+    comm_rank *rank = &hall->control->owner->ranks[hello->rank];
+    memcpy(rank->host, hello->host, COMM_HOST_BYTES);
+    rank->host[COMM_HOST_BYTES - 1] = '\0';
+    rank->pid = hello->pid;
+    memcpy(hall->machines[hello->rank], hello->machine, COMMI_MACHINE_BYTES);
+    hall->machines[hello->rank][COMMI_MACHINE_BYTES - 1] = '\0';
+    (void)send_all(fd, hall->meeting->token, sizeof hall->meeting->token,
+                   commi_now_ns() + HANDSHAKE_NS);
+}
+
+static void hear(struct hall *hall, struct guest *guest)
+{
+    ssize_t got = recv(guest->fd, (char *)&guest->hello + guest->bytes,
+                       sizeof guest->hello - guest->bytes, MSG_DONTWAIT);
+    if (got > 0)
+        guest->bytes += (size_t)got;
+    if (got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR)) {
+        close(guest->fd);
+        guest->fd = -1;
+    } else if (guest->bytes == sizeof guest->hello) {
+        admit(hall, guest);
+    }
+}
+
+static void let_in(struct hall *hall)
+{
+    int fd = accept4(hall->listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    if (fd < 0)
+        return;
+    set_options(fd);
+    for (uint32_t g = 0; g < hall->guest_max; g++)
+        if (hall->guests[g].fd < 0) {
+            hall->guests[g] = (struct guest){.fd = fd, .since_ns = commi_now_ns()};
+            return;
+        }
+    close(fd);
+}
+
+/* A rank that came and has ended since. */
+static int find_ended(const struct hall *hall)
+{
+    comm *owner = hall->control->owner;
+    for (uint32_t r = 1; r < owner->world; r++) {
+        char byte;
+        int fd = hall->control->links[r].fd;
+        if (fd >= 0 && hall->control->links[r].data_fd >= 0 &&
+            recv(fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 0)
+            return err_set(-ECONNRESET,
+                           "rank %u on host %s (process %lld) is gone: its connection closed while "
+                           "the ranks joined",
+                           r, owner->ranks[r].host, (long long)owner->ranks[r].pid);
+    }
+    return 0;
+}
+
+static int missing_error(const struct hall *hall)
+{
+    comm *owner = hall->control->owner;
+    uint32_t lowest = 0, count = 0;
+    for (uint32_t r = owner->world - 1; r > 0; r--)
+        if (hall->control->links[r].fd < 0 || hall->control->links[r].data_fd < 0) {
+            lowest = r;
+            count++;
+        }
+    return err_set(
+        -ETIMEDOUT,
+        "rank %u has not joined within %.1f s (%u of %u ranks are missing): see whether its "
+        "process has started, and whether its host reaches port %u of %s",
+        lowest, (double)commi_timeout_ns(owner) * 1e-9, count, owner->world, hall->meeting->port,
+        owner->ranks[0].host);
+}
+
+static int receive_guests(struct hall *hall, int64_t end_ns)
+{
+    uint32_t wanted = 2 * (hall->control->owner->world - 1);
+    while (hall->arrived < wanted) {
+        hall->fds[0] = (struct pollfd){.fd = hall->listen_fd, .events = POLLIN};
+        for (uint32_t g = 0; g < hall->guest_max; g++)
+            hall->fds[1 + g] = (struct pollfd){.fd = hall->guests[g].fd, .events = POLLIN};
+        (void)poll(hall->fds, hall->guest_max + 1, 200);
+        int64_t now_ns = commi_now_ns();
+        for (uint32_t g = 0; g < hall->guest_max; g++) {
+            struct guest *guest = &hall->guests[g];
+            if (guest->fd >= 0 && hall->fds[1 + g].revents)
+                hear(hall, guest);
+            if (guest->fd >= 0 && now_ns - guest->since_ns > HANDSHAKE_NS) {
+                close(guest->fd);
+                guest->fd = -1;
+            }
+        }
+        if (hall->fds[0].revents)
+            let_in(hall);
+        TRY(find_ended(hall));
+        if (now_ns > end_ns)
+            return missing_error(hall);
+    }
+    return 0;
+}
+
+/* Numbers hosts by their lowest rank, and ranks within them. */
+static void number_hosts(const struct hall *hall)
+{
+    comm *owner = hall->control->owner;
+    uint32_t host_count = 0;
+    for (uint32_t r = 0; r < owner->world; r++) {
+        comm_rank *rank = &owner->ranks[r];
+        rank->host_idx = host_count;
+        rank->local_rank = 0;
+        for (uint32_t q = 0; q < r; q++)
+            if (strcmp(hall->machines[q], hall->machines[r]) == 0) {
+                rank->host_idx = owner->ranks[q].host_idx;
+                rank->local_rank++;
+            }
+        host_count += rank->host_idx == host_count;
+    }
+    for (uint32_t r = 0; r < owner->world; r++) {
+        owner->ranks[r].local_world = 0;
+        for (uint32_t q = 0; q < owner->world; q++)
+            owner->ranks[r].local_world += owner->ranks[q].host_idx == owner->ranks[r].host_idx;
+    }
+}
+
+/* Tells all who came how it ended; `code` with this thread's text. */
+static int send_welcome(const struct hall *hall, int code)
+{
+    comm *owner = hall->control->owner;
+    struct welcome welcome = {.code = code};
+    memcpy(welcome.token, hall->meeting->token, sizeof welcome.token);
+    if (code < 0)
+        snprintf(welcome.text, sizeof welcome.text, "%s", err_text());
+    int64_t end_ns = commi_now_ns() + (code < 0 ? SECOND_NS : HANDSHAKE_NS);
+    for (uint32_t r = 1; r < owner->world; r++) {
+        int fd = hall->control->links[r].data_fd;
+        int rc = fd < 0 ? 0 : send_all(fd, &welcome, sizeof welcome, end_ns);
+        if (rc == 0 && code == 0)
+            rc = send_all(fd, owner->ranks, owner->world * sizeof *owner->ranks, end_ns);
+        if (rc < 0 && code == 0)
+            return err_errno(-rc,
+                             "rank %u on host %s is gone: its connection broke while it joined", r,
+                             owner->ranks[r].host);
+    }
+    return code;
+}
+
+static int receive_ranks(commi_control *self, const struct meeting *meeting, int listen_fd,
+                         const struct hello *own)
+{
+    comm *owner = self->owner;
+    struct hall hall = {.control = self, .listen_fd = listen_fd, .meeting = meeting};
+    hall.guest_max = 2 * owner->world + STRANGER_COUNT_MAX;
+    hall.guests = mem_alloc(hall.guest_max, sizeof *hall.guests, "comm joining");
+    hall.fds = mem_alloc(hall.guest_max + 1, sizeof *hall.fds, "comm joining");
+    hall.machines = mem_alloc(owner->world, sizeof *hall.machines, "comm joining");
+    int rc = -ENOMEM;
+    if (hall.guests && hall.fds && hall.machines) {
+        for (uint32_t g = 0; g < hall.guest_max; g++)
+            hall.guests[g].fd = -1;
+        memcpy(owner->ranks[0].host, own->host, COMM_HOST_BYTES);
+        owner->ranks[0].pid = own->pid;
+        memcpy(hall.machines[0], own->machine, COMMI_MACHINE_BYTES);
+        rc = receive_guests(&hall, commi_now_ns() + commi_timeout_ns(owner));
+        if (rc == 0)
+            number_hosts(&hall);
+        rc = send_welcome(&hall, rc);
+        for (uint32_t g = 0; g < hall.guest_max; g++)
+            if (hall.guests[g].fd >= 0)
+                close(hall.guests[g].fd);
+    }
+    mem_free(hall.guests);
+    mem_free(hall.fds);
+    mem_free(hall.machines);
+    return rc;
+}
+
+/* ---- the others' side ---- */
+
+/* A connection on which the hub has acknowledged us, or -errno. */
+static int try_address(const struct address *address, uint32_t port, const struct hello *hello,
+                       int64_t end_ns)
+{
+    struct sockaddr_storage storage;
+    socklen_t bytes = make_sockaddr(address, port, &storage);
+    int fd = socket((int)address->family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd < 0)
+        return -errno;
+    set_options(fd);
+    int64_t connect_end_ns = commi_now_ns() + CONNECT_NS;
+    int64_t hello_end_ns = commi_now_ns() + HANDSHAKE_NS;
+    int rc = connect(fd, (struct sockaddr *)&storage, bytes) == 0 ? 0 : -errno;
+    if (rc == -EINPROGRESS) {
+        int error = 0;
+        socklen_t error_bytes = sizeof error;
+        rc = wait_fd(fd, POLLOUT, connect_end_ns < end_ns ? connect_end_ns : end_ns);
+        if (rc == 0 && getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &error_bytes) == 0)
+            rc = -error;
+    }
+    uint64_t token[2];
+    if (rc == 0)
+        rc = send_all(fd, hello, sizeof *hello, hello_end_ns);
+    if (rc == 0)
+        rc = receive_all(fd, token, sizeof token, hello_end_ns);
+    if (rc == 0 && memcmp(token, hello->token, sizeof token) != 0)
+        rc = -ECONNREFUSED;
+    if (rc < 0) {
+        close(fd);
+        return rc;
+    }
+    return fd;
+}
+
+/* Tries the addresses in turn until one answers or it is `end_ns`. */
+static int reach_hub(const struct meeting *meeting, struct hello *hello, bool is_near, int fds[2],
+                     int64_t end_ns)
+{
+    struct address addresses[ADDRESS_COUNT_MAX + 1];
+    uint32_t count = 0;
+    int rc = -ETIMEDOUT;
+    if (is_near)
+        addresses[count++] = loopback();
+    for (uint32_t a = 0; a < meeting->address_count && a < ADDRESS_COUNT_MAX; a++)
+        addresses[count++] = meeting->addresses[a];
+    while (count > 0 && commi_now_ns() < end_ns) {
+        for (uint32_t a = 0; a < count; a++) {
+            hello->is_data = 0;
+            rc = fds[0] = try_address(&addresses[a], meeting->port, hello, end_ns);
+            if (rc < 0)
+                continue;
+            hello->is_data = 1;
+            rc = fds[1] = try_address(&addresses[a], meeting->port, hello, end_ns);
+            if (rc >= 0)
+                return 0;
+            close(fds[0]);
+        }
+        sleep_ns(RETRY_NS);
+    }
+    return rc;
+}
+
+static int join_hub(commi_control *self, const struct meeting *meeting, struct hello *hello,
+                    bool is_near)
+{
+    comm *owner = self->owner;
+    commi_link *link = &self->links[0];
+    int64_t end_ns = commi_now_ns() + commi_timeout_ns(owner);
+    int fds[2] = {-1, -1};
+    int rc = reach_hub(meeting, hello, is_near, fds, end_ns);
+    if (rc < 0)
+        return err_errno(
+            -rc, "rank %u on host %s does not reach rank 0 (port %u, %u addresses tried)",
+            owner->rank, hello->host, meeting->port, meeting->address_count + (is_near ? 1 : 0));
+    link->fd = fds[0];
+    link->data_fd = fds[1];
+    struct welcome welcome;
+    end_ns += HANDSHAKE_NS; /* the hub's own limit comes first */
+    rc = receive_all(link->data_fd, &welcome, sizeof welcome, end_ns);
+    if (rc == 0 && welcome.code < 0) {
+        was_refused_by_hub = true;
+        welcome.text[ERR_TEXT_BYTES - 1] = '\0';
+        return err_set(welcome.code, "%s", welcome.text);
+    }
+    if (rc == 0)
+        rc = receive_all(link->data_fd, owner->ranks, owner->world * sizeof *owner->ranks, end_ns);
+    return rc < 0 ? err_errno(-rc, "rank 0 is gone: its connection ended while the ranks joined")
+                  : 0;
+}
+
+int commi_control_connect(commi_control *self, const comm_join_config *config)
+{
+    comm *owner = self->owner;
+    struct meeting meeting;
+    struct hello hello = {.magic = HELLO_MAGIC, .version = JOIN_VERSION};
+    char machine[COMMI_MACHINE_BYTES];
+    was_refused_by_hub = false;
+    commi_machine_name(machine);
+    commi_host_name(hello.host);
+    memcpy(hello.machine, machine, sizeof machine);
+    if (config->host) {
+        snprintf(hello.host, sizeof hello.host, "%s", config->host);
+        snprintf(hello.machine, sizeof hello.machine, "%s", config->host);
+    }
+    hello.rank = owner->rank;
+    hello.world = owner->world;
+    hello.pid = getpid();
+    memset(&meeting, 0, sizeof meeting);
+    int listen_fd = -1, rc = 0;
+    if (owner->rank == 0)
+        rc = listen_fd = open_meeting(config, &meeting);
+    if (config->is_given && owner->rank != 0) {
+        meeting.token[0] = config->token;
+        meeting.port = config->hub_port;
+    }
+    if (rc < 0 && !config->is_given)
+        meeting.port = 0; /* the others must learn that there is nothing to come to */
+    if (!config->is_given) {
+        int sent = commi_mpi_broadcast(owner, &meeting, sizeof meeting);
+        rc = rc < 0 ? rc : sent;
+        if (rc >= 0 && meeting.port == 0)
+            rc = err_set(-ECONNREFUSED, "rank 0 could not listen for the other ranks");
+    }
+    memcpy(hello.token, meeting.token, sizeof hello.token);
+    bool is_near = config->is_given || strcmp(meeting.machine, machine) == 0;
+    if (rc >= 0)
+        rc = owner->rank == 0 ? receive_ranks(self, &meeting, listen_fd, &hello)
+                              : join_hub(self, &meeting, &hello, is_near);
+    if (listen_fd >= 0)
+        close(listen_fd);
+    return rc;
+}
