@@ -406,9 +406,14 @@ static int refuse(const plan_job *job, struct candidate *list, uint32_t count)
                  "; run.commit_every=0 needs %" PRIu64
                  " bytes (%s) of nvme less, but resumes only after a clean stop",
                  closest->second_bytes, size_format(closest->second_bytes, less));
+    bool lacks_device = need[ARENA_DEVICE] > job->budget_bytes[ARENA_DEVICE];
+    bool adds = job->device_advice && lacks_device;
+    const char *more = adds ? job->device_advice : "", *and_so = adds ? "; " : "";
     if (job->nvme_advice && lacks_nvme)
-        return err_set(ERR_NO_FIT, "does not fit: %s; %s%s", text, job->nvme_advice, once);
-    return err_set(ERR_NO_FIT, "does not fit: %s; fits with %s%s", text, fits, once);
+        return err_set(ERR_NO_FIT, "does not fit: %s; %s%s%s%s", text, job->nvme_advice, once,
+                       and_so, more);
+    return err_set(ERR_NO_FIT, "does not fit: %s; fits with %s%s%s%s", text, fits, once, and_so,
+                   more);
 }
 
 /* Busiest resource's seconds, per phase: the norm is the barrier within a step. Saves of a commit go on

@@ -148,7 +148,8 @@ struct plan_job {
     bool no_advice;   /* a refusal need not say what is needed: ERR_NO_FIT comes sooner */
     bool only_eval;   /* compile just EVAL and LOAD (generation, evaluation) */
     uint64_t budget_bytes[ARENA_COUNT];
-    const char *nvme_advice; /* of a refusal where nvme is too small; NULL: raise the budgets */
+    const char *nvme_advice;   /* of a refusal where nvme is too small; NULL: raise the budgets */
+    const char *device_advice; /* of a refusal where the device is too small: appended; or NULL */
     uint64_t nvme_overhead_bytes; /* of the nvme budget: headers and what a cut stripe wastes */
     plan_machine machine;
 };

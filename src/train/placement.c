@@ -119,6 +119,10 @@ static int compile_placed(traini_setup *self, bool advises, size_t *taken)
         *taken = i;
     }
     self->plan.no_advice = false;
+    if (self->job->micro_batch == 1)
+        self->plan.device_advice =
+            "a lower model.seq_length needs less: a micro-batch is one sequence "
+            "already, and none is split over ranks";
     return rc == ERR_NO_FIT && advises ? plan_compile(&self->plan, &self->set) : rc;
 }
 
