@@ -13,11 +13,13 @@
  * so far, at least 256 MiB. */
 enum { GPU_RESERVE_MIB_MIN = 256 };
 
-static int open_gpu(traini_setup *self, const kernel_ops *ops)
+static int open_gpu(traini_setup *self, const kernel_ops *ops, uint32_t count)
 {
-    TRY(device_open(0, &self->gpu));
+    uint32_t device_idx = self->ranks.local_rank % count; /* several ranks may share one */
+    self->gpu_sharers = (uint32_t)size_div_up(self->ranks.local_world, count);
+    TRY(device_open(device_idx, &self->gpu));
     TRY(device_free_bytes(self->gpu, &self->gpu_free_at_open));
-    kernel_context_config config = {.device_idx = 0};
+    kernel_context_config config = {.device_idx = device_idx};
     TRY(ops->context_create(&config, &self->context));
     self->ops = ops;
     return 0;
@@ -58,7 +60,7 @@ int traini_choose_backend(traini_setup *self)
             log_debug("device.backend auto: the CPU, since %s", reason);
         return 0;
     }
-    int rc = open_gpu(self, cuda);
+    int rc = open_gpu(self, cuda, count);
     if (rc == 0)
         return 0;
     err_record first;
@@ -68,6 +70,18 @@ int traini_choose_backend(traini_setup *self)
         return err_restore(&first);
     log_warn("the GPU is not used: %s", first.text);
     return 0;
+}
+
+enum comm_backend traini_comm_backend(const traini_setup *self)
+{
+    const char *asked = self->job->comm.backend;
+    if (self->ranks.world == 1 && strcmp(asked, "nccl") != 0)
+        return COMM_SELF;
+    if (!self->gpu)
+        return COMM_MPI;
+    bool stages = strcmp(asked, "staged") == 0 || strcmp(asked, "mpi") == 0;
+    return stages || (strcmp(asked, "nccl") != 0 && self->gpu_sharers > 1) ? COMM_STAGED
+                                                                           : COMM_NCCL;
 }
 
 int traini_make_cpu_context(traini_setup *self)
@@ -82,6 +96,7 @@ int traini_gpu_budget(const traini_setup *self, uint64_t asked_bytes, uint64_t *
 {
     uint64_t free_bytes;
     TRY(device_free_bytes(self->gpu, &free_bytes));
+    free_bytes /= self->gpu_sharers;
     uint64_t taken = self->gpu_free_at_open - size_min(free_bytes, self->gpu_free_at_open);
     uint64_t reserve = size_max(taken / 2, GPU_RESERVE_MIB_MIN * MIB);
     uint64_t most = free_bytes > reserve ? free_bytes - reserve : 0;

@@ -28,14 +28,14 @@ static bool read_tokens(const char *run_dir, uint64_t *tokens)
 }
 
 /* The job of the process before; NULL where it cannot be read. What it says of its keys was said then. */
-static job *read_job(const char *run_dir)
+static job *read_job(const char *run_dir, uint32_t world)
 {
     char path[JOB_PATH_BYTES + 16];
     job *was = NULL;
     snprintf(path, sizeof path, "%s/job.json", run_dir);
     enum log_level level = log_get_level();
     log_set_level(LOG_QUIET);
-    int rc = job_read(path, NULL, 0, &was);
+    int rc = job_read_ranks(path, NULL, 0, world, &was);
     log_set_level(level);
     return rc < 0 ? NULL : was;
 }
@@ -54,7 +54,7 @@ static void tell_settings(const traini_loop *self, const manifest *found)
     enum { TEXT_BYTES = 1024 };
     char text[TEXT_BYTES];
     uint64_t tokens = 0, has = corpus_token_count(self->train_source);
-    job *was = read_job(self->dir.path);
+    job *was = read_job(self->dir.path, found->world_size ? found->world_size : 1);
     if (was && job_list_changes(was, self->job, found->step, text, sizeof text) > 0)
         log_warn("the run in %s goes on with other settings: %s", self->dir.path, text);
     if (read_tokens(self->dir.path, &tokens) && tokens != has &&

@@ -6,6 +6,10 @@
  *     -> the places that it names are not written any more    (swap/places.h)
  *     -> a copy of it, where it is one to keep
  *
+ * Several ranks: each makes its own slabs durable and sends its places and sums to rank 0, which writes the
+ * one manifest when it has those of all (that is the decision), and then tells them; none writes a place of
+ * the commit before until it knows. Whoever fails in between leaves the commit before, for all.
+ *
  * Nothing is copied: the manifest names the places where the step's updates went. A failure at any point
  * poisons the engine and leaves the commit before. */
 #include <assert.h>
@@ -15,11 +19,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <xxhash.h>
-
 #include "base/failpoint.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/shard.h"
+#include "base/size.h"
 #include "base/tile.h"
 #include "train/train_internal.h"
 
@@ -37,9 +41,28 @@ static uint64_t count_extents(const traini_setup *setup)
     for (uint32_t u = 0; u < setup->net->unit_count; u++) {
         const buffer *home = state_place(setup, u);
         if (home && home->arena == ARENA_NVME)
-            count += tile_count(setup->unit_elems[u], setup->set.tile_elems);
+            count += tile_count(plan_rest_elems(&setup->plan, STATE_OPTIMIZER, u),
+                                setup->set.tile_elems);
     }
     return count;
+}
+
+static bool is_partitioned(const traini_setup *setup)
+{
+    return plan_is_sharded(&setup->plan, STATE_OPTIMIZER, 0);
+}
+
+/* Place in the manifest, which has extents by unit, rank, tile, of the rank's extent `idx`, in the order of
+ * the layout. */
+static uint64_t idx_in_manifest(const traini_setup *setup, uint32_t rank, uint64_t idx,
+                                const place_entry *entry)
+{
+    if (!is_partitioned(setup))
+        return idx;
+    uint64_t first = idx - entry->tile; /* of the unit */
+    uint64_t tiles = tile_count(plan_rest_elems(&setup->plan, STATE_OPTIMIZER, entry->unit),
+                                setup->set.tile_elems);
+    return setup->ranks.world * first + rank * tiles + entry->tile;
 }
 
 /* All tiles of a unit, in the layout's places. */
@@ -52,7 +75,8 @@ static uint64_t list_unit(const traini_setup *setup, uint32_t unit, place_entry 
     uint64_t second = twin_idx == PROGRAM_NONE
                           ? home->offset_bytes
                           : setup->set.programs[PROGRAM_LOAD].buffers[twin_idx].offset_bytes;
-    uint64_t elems = setup->unit_elems[unit], tile_elems = setup->set.tile_elems;
+    uint64_t elems = plan_rest_elems(&setup->plan, STATE_OPTIMIZER, unit);
+    uint64_t tile_elems = setup->set.tile_elems;
     uint64_t count = tile_count(elems, tile_elems);
     for (uint64_t k = 0; k < count; k++) {
         uint64_t held = tile_elems_at(elems, tile_elems, k);
@@ -76,9 +100,10 @@ static uint64_t list_unit(const traini_setup *setup, uint32_t unit, place_entry 
  * place may be anywhere; false where it is none of the two. */
 static bool take_extent(const traini_setup *setup, place_entry *entry, const manifest_extent *from)
 {
-    if (entry->unit != from->unit || entry->tile != from->tile ||
-        entry->elem_begin != from->elem_begin || entry->elem_count != from->elem_count ||
-        entry->size_bytes != from->size_bytes)
+    uint32_t rank = is_partitioned(setup) ? setup->ranks.rank : 0;
+    if (from->rank != rank || entry->unit != from->unit || entry->tile != from->tile ||
+        traini_state_begin(setup, entry->unit) + entry->elem_begin != from->elem_begin ||
+        entry->elem_count != from->elem_count || entry->size_bytes != from->size_bytes)
         return false;
     if (setup->plan.only_eval)
         entry->offset[0] = entry->offset[1] = from->offset_bytes;
@@ -91,6 +116,15 @@ static bool take_extent(const traini_setup *setup, place_entry *entry, const man
     return true;
 }
 
+/* Whether the manifest's extents are those of as many ranks, partitioned or not as here, of `count` each. */
+static bool has_layout_of(const traini_setup *setup, const manifest *found, uint64_t count)
+{
+    uint32_t world = setup->ranks.world;
+    bool is_replicated = world > 1 && !is_partitioned(setup);
+    return size_max(found->world_size, 1) == world && found->is_replicated == is_replicated &&
+           found->extent_count == (is_replicated ? count : world * count);
+}
+
 int traini_places_create(const traini_setup *setup, const manifest *found, place_table **out)
 {
     *out = NULL;
@@ -100,46 +134,104 @@ int traini_places_create(const traini_setup *setup, const manifest *found, place
         return -ENOMEM;
     for (uint32_t u = 0; u < setup->net->unit_count; u++)
         used += list_unit(setup, u, entries + used);
-    bool same = !found || found->extent_count == count;
+    bool same = !found || has_layout_of(setup, found, count);
     for (uint64_t i = 0; found && same && i < count; i++)
-        same = take_extent(setup, &entries[i], &found->extents[i]);
+        same =
+            take_extent(setup, &entries[i],
+                        &found->extents[idx_in_manifest(setup, setup->ranks.rank, i, &entries[i])]);
     int rc = same ? place_table_create(entries, count, out) : 0;
     mem_free(entries);
     return rc < 0 ? rc : same;
 }
 
-int traini_record_init(const traini_engine *self, manifest *record)
+/* What a commit needs of each extent of another rank. */
+struct traini_placed {
+    uint64_t offset_bytes, checksum;
+};
+
+/* Memory for the gathering of a commit, so that none is taken later. */
+static int make_placed(traini_engine *self)
+{
+    traini_commit *commit = &self->commit;
+    const struct traini_ranks *ranks = &self->setup->ranks;
+    uint64_t count = place_table_count(self->places);
+    if (commit->own)
+        return 0;
+    commit->own = mem_alloc(count, sizeof *commit->own, "commit extents");
+    bool gathers = ranks->world > 1 && ranks->rank == 0;
+    if (gathers)
+        commit->all = mem_alloc(ranks->world * count, sizeof *commit->all, "commit extents");
+    return commit->own && (!gathers || commit->all) ? 0 : -ENOMEM;
+}
+
+/* The record's extents of one rank, but for places and sums. */
+static void list_extents(const traini_engine *self, uint32_t rank, manifest *record)
 {
     const traini_setup *setup = self->setup;
-    memcpy(record->slabs.uuid, self->disk->uuid, sizeof record->slabs.uuid);
-    record->slabs.drive_count = setup->drive_count;
+    for (uint64_t i = 0; i < place_table_count(self->places); i++) {
+        const place_entry *from = place_table_at(self->places, i);
+        uint64_t begin = is_partitioned(setup)
+                             ? shard_begin(setup->unit_elems[from->unit], setup->ranks.world, rank)
+                             : 0;
+        record->extents[idx_in_manifest(setup, rank, i, from)] = (manifest_extent){
+            .unit = from->unit,
+            .tile = from->tile,
+            .rank = rank,
+            .offset_bytes = from->offset[0],
+            .size_bytes = from->size_bytes,
+            .elem_begin = begin + from->elem_begin,
+            .elem_count = from->elem_count,
+        };
+    }
+}
+
+void traini_name_slabs(const traini_setup *setup, const uint8_t uuid[SLAB_UUID_BYTES],
+                       manifest_slabs *slabs)
+{
+    const struct traini_ranks *ranks = &setup->ranks;
+    memcpy(slabs->uuid, uuid, sizeof slabs->uuid);
+    slabs->drive_count = setup->drive_count;
     for (uint32_t d = 0; d < setup->drive_count; d++)
-        snprintf(record->slabs.drives[d], sizeof record->slabs.drives[d], "%s",
-                 setup->drives[d].path);
+        snprintf(slabs->drives[d], sizeof slabs->drives[d], "%s", setup->drive_names[d]);
+    slabs->rank_count = ranks->world;
+    memset(slabs->ranks, 0, sizeof slabs->ranks);
+    if (ranks->world == 1 || !ranks->comm)
+        return;
+    const comm_rank *list = comm_get_ranks(ranks->comm);
+    for (uint32_t r = 0; r < ranks->world; r++) {
+        snprintf(slabs->ranks[r].host, sizeof slabs->ranks[r].host, "%s", list[r].host);
+        slabs->ranks[r].local_rank = list[r].local_rank;
+    }
+}
+
+void traini_name_run(const traini_setup *setup, manifest *record)
+{
     memcpy(record->identity, setup->identity, sizeof record->identity);
     record->fingerprint = setup->fingerprint;
     record->seed = setup->job->run.seed;
     record->tile_elems = setup->set.tile_elems;
     record->state_streams = setup->plan.state_streams;
+    record->world_size = setup->ranks.world;
+    record->zero_stage = setup->job->zero_stage;
+    record->is_replicated = setup->ranks.world > 1 && !is_partitioned(setup);
+}
+
+int traini_record_init(traini_engine *self, manifest *record)
+{
+    const traini_setup *setup = self->setup;
+    uint32_t shares = is_partitioned(setup) ? setup->ranks.world : 1;
+    TRY(make_placed(self));
+    traini_name_slabs(setup, self->disk->uuid, &record->slabs);
+    traini_name_run(setup, record);
     record->total_bytes = self->disk->total_bytes;
     record->stripe_bytes = self->disk->stripe_bytes;
-    record->extent_count = place_table_count(self->places);
+    record->extent_count = shares * place_table_count(self->places);
     mem_free(record->extents);
     record->extents = mem_alloc(record->extent_count, sizeof *record->extents, "manifest extents");
     if (!record->extents)
         return -ENOMEM;
-    for (uint64_t i = 0; i < record->extent_count; i++) {
-        const place_entry *from = place_table_at(self->places, i);
-        assert(i == 0 || record->extents[i - 1].unit <= from->unit); /* the layout's order */
-        record->extents[i] = (manifest_extent){
-            .unit = from->unit,
-            .tile = from->tile,
-            .offset_bytes = from->offset[0],
-            .size_bytes = from->size_bytes,
-            .elem_begin = from->elem_begin,
-            .elem_count = from->elem_count,
-        };
-    }
+    for (uint32_t r = 0; r < shares; r++)
+        list_extents(self, r, record);
     return 0;
 }
 
@@ -169,26 +261,81 @@ void traini_point_put(const traini_point *self, manifest *record)
     record->scale_last_overflow = self->scale_last_overflow;
 }
 
-int traini_fill_extents(traini_engine *self, manifest *record)
+/* This rank's newest places and their sums. */
+static int list_placed(const traini_engine *self, struct traini_placed *own)
 {
-    for (uint64_t i = 0; i < record->extent_count; i++) {
+    for (uint64_t i = 0; i < place_table_count(self->places); i++) {
         const place_entry *from = place_table_at(self->places, i);
         if (from->newest == PLACE_NONE || !from->has_sum[from->newest])
             return err_set(ERR_INTERNAL,
                            "a commit of step %llu, but tile %u of unit %u was never written",
-                           (unsigned long long)record->step, from->tile, from->unit);
-        record->extents[i].offset_bytes = from->offset[from->newest];
-        record->extents[i].checksum = from->sum[from->newest];
+                           (unsigned long long)self->commit.record.step, from->tile, from->unit);
+        own[i] = (struct traini_placed){from->offset[from->newest], from->sum[from->newest]};
     }
+    return 0;
+}
+
+static void put_placed(const traini_engine *self, uint32_t rank, const struct traini_placed *placed,
+                       manifest *record)
+{
+    for (uint64_t i = 0; i < place_table_count(self->places); i++) {
+        uint64_t idx = idx_in_manifest(self->setup, rank, i, place_table_at(self->places, i));
+        record->extents[idx].offset_bytes = placed[i].offset_bytes;
+        record->extents[idx].checksum = placed[i].checksum;
+    }
+}
+
+/* With stage 0 all ranks have made the same bits, or one of them computes wrongly. */
+static int compare_copies(const traini_engine *self, uint64_t count)
+{
+    const struct traini_placed *all = self->commit.all;
+    for (uint32_t r = 1; r < self->setup->ranks.world; r++)
+        for (uint64_t i = 0; i < count; i++) {
+            const place_entry *tile = place_table_at(self->places, i);
+            if (memcmp(&all[r * count + i], &all[i], sizeof *all) != 0)
+                return err_set(
+                    ERR_CORRUPT,
+                    "with ZeRO stage 0 all ranks have the same state, but tile %u of unit "
+                    "%s on rank %u differs from rank 0's (checksum %016llx, not %016llx): "
+                    "the memory or the processor of one of the two hosts is faulty",
+                    tile->tile, self->setup->net->units[tile->unit].name, r,
+                    (unsigned long long)all[r * count + i].checksum,
+                    (unsigned long long)all[i].checksum);
+        }
+    return 0;
+}
+
+int traini_fill_extents(traini_engine *self, manifest *record)
+{
+    traini_commit *commit = &self->commit;
+    const struct traini_ranks *ranks = &self->setup->ranks;
+    uint64_t count = place_table_count(self->places);
+    TRY(list_placed(self, commit->own));
+    if (ranks->world == 1) {
+        put_placed(self, 0, commit->own, record);
+        return 0;
+    }
+    TRY(comm_gather(ranks->comm, "extents of the commit", commit->own, count * sizeof *commit->own,
+                    ranks->rank == 0 ? commit->all : NULL));
+    put_placed(self, is_partitioned(self->setup) ? ranks->rank : 0, commit->own, record);
+    if (ranks->rank != 0)
+        return 0;
+    if (!is_partitioned(self->setup))
+        TRY(compare_copies(self, count));
+    for (uint32_t r = 0; r < (is_partitioned(self->setup) ? ranks->world : 1); r++)
+        put_placed(self, r, commit->all + r * count, record);
     return 0;
 }
 
 int traini_write_slot(traini_engine *self, enum manifest_state state)
 {
     manifest *record = &self->commit.record;
+    const struct traini_ranks *ranks = &self->setup->ranks;
     record->state = state;
     record->generation++;
-    return manifest_write(self->commit.state_dir, record);
+    int rc = ranks->rank == 0 ? manifest_write(self->commit.state_dir, record) : 0;
+    /* Rank 0's record is the decision: the others go on when they know of it. */
+    return rc < 0 ? rc : traini_barrier(ranks, "manifest");
 }
 
 /* A slab that was removed, or whose file system is gone from its path, takes writes all the same: what is
@@ -208,6 +355,8 @@ static int check_slabs(const slab *disk)
 static int commit_record(traini_engine *self)
 {
     traini_commit *commit = &self->commit;
+    if (self->setup->ranks.world > 1)
+        comm_note(self->setup->ranks.comm, "commit");
     TRY(failpoint("commit.begin"));
     TRY(check_slabs(self->disk));
     TRY(io_sync(self->transport));
@@ -223,6 +372,31 @@ static int commit_record(traini_engine *self)
     return failpoint("commit.durable");
 }
 
+/* Rank 0 decides whether there is something to do; all copy; rank 0 notes what came of it. */
+static int keep_of_ranks(traini_engine *self, const manifest *record)
+{
+    const struct traini_ranks *ranks = &self->setup->ranks;
+    traini_keeper *keeper = self->commit.keeper;
+    int8_t begins = ranks->rank == 0 ? (int8_t)traini_keep_begin(keeper, record) : 0;
+    TRY(traini_from_rank0(ranks, "keeping of the commit", &begins, sizeof begins));
+    if (begins <= 0)
+        return begins;
+    int copied = traini_keep_slabs(keeper, self->disk, record);
+    int outcome = traini_agree(ranks, "copies of the slabs", copied);
+    if (outcome < 0 && ranks->rank != 0)
+        return traini_keep_drop(keeper, self->disk, record);
+    return ranks->rank == 0 ? traini_keep_record(keeper, record, outcome) : 0;
+}
+
+int traini_keep_commit(traini_engine *self, const manifest *record)
+{
+    traini_commit *commit = &self->commit;
+    if (!commit->keeper || !traini_is_kept(commit->job, record->step))
+        return 0;
+    return self->setup->ranks.world > 1 ? keep_of_ranks(self, record)
+                                        : traini_keep(commit->keeper, self->disk, record);
+}
+
 int traini_run_commit(void *user, const program *prog, const op *item)
 {
     (void)prog;
@@ -232,49 +406,5 @@ int traini_run_commit(void *user, const program *prog, const op *item)
     int rc = commit_record(self);
     if (rc < 0)
         return err_prefix(rc, "the commit of step %llu", (unsigned long long)commit->record.step);
-    if (commit->keeper && traini_is_kept(commit->job, commit->record.step))
-        return traini_keep(commit->keeper, self->disk, &commit->record);
-    return 0;
-}
-
-/* Adds one tile's master weights to the hash. */
-static int hash_tile(traini_engine *self, XXH3_state_t *state, uint64_t offset, uint64_t elems,
-                     unsigned char *scratch, uint64_t scratch_bytes)
-{
-    uint64_t left = elems * sizeof(float);
-    while (left > 0) {
-        uint64_t part = size_min(left, scratch_bytes);
-        uint64_t padded = size_round_up(part, TILE_BLOCK_BYTES);
-        TRY(io_transfer(self->transport, IO_READ, offset, scratch, padded));
-        XXH3_64bits_update(state, scratch, part);
-        offset += part;
-        left -= part;
-    }
-    return 0;
-}
-
-int traini_weights_hash(traini_engine *self, uint64_t *hash)
-{
-    *hash = 0;
-    enum { SCRATCH_BYTES = 1 << 20 };
-    unsigned char *block = mem_alloc(SCRATCH_BYTES + TILE_BLOCK_BYTES, 1, "hash scratch");
-    XXH3_state_t *state = XXH3_createState();
-    if (!block || !state) {
-        mem_free(block);
-        XXH3_freeState(state);
-        return err_set(-ENOMEM, "no memory to hash the weights");
-    }
-    unsigned char *scratch = block + (TILE_BLOCK_BYTES - (uintptr_t)block % TILE_BLOCK_BYTES);
-    XXH3_64bits_reset(state);
-    int rc = 0;
-    for (uint64_t i = 0; i < place_table_count(self->places) && rc == 0; i++) {
-        const place_entry *tile = place_table_at(self->places, i);
-        rc = hash_tile(self, state, tile->offset[tile->newest], tile->elem_count, scratch,
-                       SCRATCH_BYTES);
-    }
-    if (rc == 0)
-        *hash = XXH3_64bits_digest(state);
-    XXH3_freeState(state);
-    mem_free(block);
-    return rc;
+    return traini_keep_commit(self, &commit->record);
 }

@@ -2,8 +2,10 @@
  * on the workers' threads, or (GPU) on the executor's; reads the step's scalars, which change between
  * programs and at the norm only; allocates nothing. */
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
+#include "base/shard.h"
 #include "base/size.h"
 #include "base/tile.h"
 #include "train/train_internal.h"
@@ -44,7 +46,7 @@ static void fill_call(const traini_engine *self, const program *prog, const op *
         .input_grad = role_address(self, prog, item, ROLE_INPUT_GRAD),
         .output_grad = role_address(self, prog, item, ROLE_OUTPUT_GRAD),
         .losses = role_address(self, prog, item, ROLE_LOSSES),
-        .grad_scale = (float)(self->step.loss_scale / (double)step_tokens),
+        .grad_scale = (float)(self->step.loss_scale / ((double)step_tokens * setup->ranks.world)),
         .saved = saved ? saved : workspace,
         .temp = workspace + setup->workspace_temp_offset,
         .constants = role_address(self, prog, item, ROLE_CONSTANTS),
@@ -92,11 +94,46 @@ static int run_grad_close(traini_engine *self, const program *prog, const op *it
     return self->setup->ops->grad_close(self->setup->context, stream, &args);
 }
 
+/* Copies of a few blocks' sums, on the device. */
+static int copy_sums(const traini_setup *setup, void *stream, double *target, const double *source,
+                     uint64_t count)
+{
+    if (setup->gpu)
+        return device_copy(setup->gpu, stream, target, source, count * sizeof *source,
+                           DEVICE_WITHIN);
+    memcpy(target, source, count * sizeof *source);
+    return 0;
+}
+
+/* The sums of all ranks, from by rank to by block of the model, as one rank has them: what lies behind a
+ * unit's end is padding, which the next unit's overwrite. Returns how many in *blocks. */
+static int order_sums(const traini_engine *self, void *stream, const double *gathered,
+                      double *ordered, uint64_t *blocks)
+{
+    const traini_setup *setup = self->setup;
+    const uint64_t *begin = setup->set.norm_block_begin;
+    uint64_t own = begin[setup->net->unit_count];
+    *blocks = 0;
+    for (uint32_t u = 0; u < setup->net->unit_count; u++) {
+        uint64_t count = begin[u + 1] - begin[u];
+        for (uint32_t r = 0; r < setup->ranks.world; r++)
+            TRY(copy_sums(setup, stream, ordered + *blocks + r * count,
+                          gathered + r * own + begin[u], count));
+        *blocks += setup->unit_elems[u] / SHARD_ELEMS_STEP;
+    }
+    return 0;
+}
+
 static int run_norm(traini_engine *self, const program *prog, const op *item, void *stream)
 {
     const traini_setup *setup = self->setup;
     const double *sums = role_address(self, prog, item, ROLE_NORM_SUMS);
     uint64_t blocks = setup->set.norm_block_begin[setup->net->unit_count];
+    if (setup->ranks.world > 1) {
+        double *ordered = role_address(self, prog, item, ROLE_TARGET);
+        TRY(order_sums(self, stream, sums, ordered, &blocks));
+        sums = ordered;
+    }
     return setup->ops->norm_reduce(setup->context, stream, sums, blocks, self->norm_total);
 }
 
@@ -234,9 +271,51 @@ static int run_init(traini_engine *self, const program *prog, const op *item)
     const traini_setup *setup = self->setup;
     unsigned char *state = role_address(self, prog, item, ROLE_STATE);
     clear(state, op_operand(item, ROLE_STATE)->size_bytes); /* padding too goes to disk */
-    model_init_elems(setup->net, item->unit, setup->job->run.seed, item->elem_begin,
-                     item->elem_count, tile_stream(state, item->elem_count, 0));
+    model_init_elems(setup->net, item->unit, setup->job->run.seed,
+                     traini_state_begin(setup, item->unit) + item->elem_begin, item->elem_count,
+                     tile_stream(state, item->elem_count, 0));
     return run_working_copy(self, prog, item, NULL);
+}
+
+/* "all-gather of block.3", for messages about a rank that does not come. */
+static void name_collective(const traini_engine *self, const op *item, char label[COMM_LABEL_BYTES])
+{
+    const model *net = self->setup->net;
+    const char *kind = item->kind == OP_ALL_GATHER ? "all-gather" : "reduce-scatter";
+    if (item->unit < net->unit_count)
+        snprintf(label, COMM_LABEL_BYTES, "step %llu, %s of %s of %.40s",
+                 (unsigned long long)self->step.step, kind,
+                 item->state_kind < STATE_KIND_COUNT
+                     ? state_kind_name((enum state_kind)item->state_kind)
+                     : "state",
+                 net->units[item->unit].name);
+    else
+        snprintf(label, COMM_LABEL_BYTES, "step %llu, %s of the norm's sums",
+                 (unsigned long long)self->step.step, kind);
+}
+
+static int run_collective(traini_engine *self, const program *prog, const op *item)
+{
+    char label[COMM_LABEL_BYTES];
+    comm *members = self->setup->ranks.comm;
+    name_collective(self, item, label);
+    comm_note(members, label);
+    comm_call call = {.label = label,
+                      .source = role_address(self, prog, item, ROLE_SOURCE),
+                      .target = role_address(self, prog, item, ROLE_TARGET),
+                      .wire = self->setup->job->comm.wire,
+                      .scratch = role_address(self, prog, item, ROLE_WORKSPACE)};
+    if (item->kind == OP_ALL_GATHER) {
+        call.count = op_operand(item, ROLE_SOURCE)->size_bytes;
+        return comm_all_gather(members, &call);
+    }
+    call.count = op_operand(item, ROLE_TARGET)->size_bytes / sizeof(float);
+    return comm_reduce_scatter(members, &call);
+}
+
+int traini_run_collective(void *user, const program *prog, const op *item)
+{
+    return run_collective(user, prog, item);
 }
 
 int traini_enqueue_op(void *user, const program *prog, const op *item, void *stream)
@@ -258,6 +337,9 @@ int traini_enqueue_op(void *user, const program *prog, const op *item, void *str
         return run_init(self, prog, item);
     case OP_WORKING_COPY:
         return run_working_copy(self, prog, item, stream);
+    case OP_ALL_GATHER:
+    case OP_REDUCE_SCATTER:
+        return run_collective(self, prog, item);
     default:
         return err_set(ERR_INTERNAL, "a worker that computes was given an op of kind %s",
                        op_kind_name((enum op_kind)item->kind));

@@ -7,7 +7,9 @@
  * The compute and update lanes share one worker where both want the same cores, as on the CPU backend
  * unless the job says otherwise. Copies between host and device have a worker of their own there, as a
  * DMA engine would. With a GPU the device arena is one allocation of its memory, the host arena is
- * pinned, and compute and copies are streams behind one lane; the update's worker is the CPU's. */
+ * pinned, and compute and copies are streams behind one lane; the update's worker is the CPU's.
+ *
+ * Collectives of several ranks have a worker of their own; with NCCL they are a stream of the GPU. */
 #include <errno.h>
 #include <sched.h>
 #include <string.h>
@@ -25,6 +27,7 @@ enum {
     OWNER_UPDATES,
     OWNER_GPU,
     OWNER_COMMITS,
+    OWNER_COLLECTIVES,
     TRACE_EVENTS = 1 << 16,
     LANE_DEPTH = 4,
     GPU_DEPTH = 8, /* per stream: a few small ops ahead, so that the GPU never waits for the host */
@@ -135,6 +138,7 @@ static int make_disk(traini_engine *self, const struct traini_engine_options *op
         .stripe_bytes = options->stripe_bytes,
         .open_existing = options->open_existing,
         .only_reads = setup->plan.only_eval,
+        .rank = setup->ranks.rank,
     };
     memcpy(config.uuid, options->uuid, sizeof config.uuid);
     TRY(slab_open(self->disk, &config));
@@ -278,19 +282,72 @@ static int make_worker(traini_engine *self, const struct worker_plan *plan, lane
     return lane_worker_create(&config, out);
 }
 
+/* Whether the other ranks are still there: a stream may wait for one that is gone. */
+static int watch_ranks(void *user)
+{
+    return comm_check(((traini_engine *)user)->setup->ranks.comm);
+}
+
 static int make_gpu_lane(traini_engine *self)
 {
     lane_stream_config config = {
         .gpu = self->setup->gpu,
-        .serves = {[LANE_H2D] = true, [LANE_D2H] = true, [LANE_COMPUTE] = true},
+        .serves = {[LANE_H2D] = true,
+                   [LANE_D2H] = true,
+                   [LANE_COMPUTE] = true,
+                   [LANE_COMM] = traini_comm_backend(self->setup) == COMM_NCCL},
         .arena_base = {self->arenas[ARENA_DEVICE].base, self->arenas[ARENA_HOST].base},
         .enqueue = traini_enqueue_op,
         .finish = traini_finish_op,
+        .watch = self->setup->ranks.world > 1 ? watch_ranks : NULL,
         .user = self,
         .owner = OWNER_GPU,
         .depth = GPU_DEPTH,
     };
     return lane_stream_create(&config, &self->gpu_lane);
+}
+
+/* The GPU's kernels for NCCL's 16-bit sums; `user` is the engine. */
+static int convert_on_device(void *user, void *stream, const void *source, enum dtype source_type,
+                             void *target, enum dtype target_type, uint64_t count)
+{
+    const traini_setup *setup = ((traini_engine *)user)->setup;
+    return setup->ops->convert(setup->context, stream, source, source_type, target, target_type,
+                               count);
+}
+
+/* All ranks together. */
+static int open_collectives(traini_engine *self)
+{
+    const traini_setup *setup = self->setup;
+    enum comm_backend backend = traini_comm_backend(setup);
+    if (!setup->ranks.comm || backend == COMM_SELF)
+        return 0;
+    comm_open_config config = {
+        .backend = backend,
+        .gpu = setup->gpu,
+        .stream = backend == COMM_NCCL ? lane_stream_of(self->gpu_lane, LANE_COMM) : NULL,
+        .staging_bytes = setup->job->comm.staging_bytes,
+        .convert = convert_on_device,
+        .convert_user = self,
+    };
+    return comm_open(setup->ranks.comm, &config);
+}
+
+/* It mostly waits for other ranks, else copies and sums. */
+static int make_comm_lane(traini_engine *self)
+{
+    if (self->setup->ranks.world == 1 || traini_comm_backend(self->setup) == COMM_NCCL)
+        return 0;
+    struct worker_plan plan = {.name = "comm",
+                               .run = traini_run_collective,
+                               .start = io_thread_start,
+                               .group = &self->setup->cores.io,
+                               .owner = OWNER_COLLECTIVES,
+                               .priority = LANE_COMM,
+                               .other = LANE_COMM,
+                               .checked = &self->checked_comm};
+    return make_worker(self, &plan, &self->comm_lane);
 }
 
 /* It waits for drives. Its memory is the manifest's alone, so run.paranoid has nothing to check there. */
@@ -343,10 +400,17 @@ static int make_workers(traini_engine *self)
         TRY(make_worker(self, &update, &self->update_lane));
     }
     TRY(make_commit_lane(self));
+    TRY(make_comm_lane(self));
     if (self->setup->gpu)
         return make_gpu_lane(self);
     TRY(make_worker(self, &compute, &self->core_lane));
     return make_worker(self, &copies, &self->copy_lane);
+}
+
+static void destroy_lane(lane *item)
+{
+    if (item)
+        item->ops->destroy(item);
 }
 
 static int make_executor(traini_engine *self)
@@ -359,6 +423,7 @@ static int make_executor(traini_engine *self)
                   [LANE_WRITE] = self->write_lane,
                   [LANE_H2D] = copies,
                   [LANE_D2H] = copies,
+                  [LANE_COMM] = self->comm_lane ? self->comm_lane : gpu,
                   [LANE_COMPUTE] = gpu ? gpu : self->core_lane,
                   [LANE_UPDATE] = self->update_lane ? self->update_lane : self->core_lane,
                   [LANE_COMMIT] = self->commit_lane},
@@ -402,6 +467,8 @@ int traini_engine_create(traini_setup *setup, const struct traini_engine_options
     if (rc == 0)
         rc = make_workers(self);
     if (rc == 0)
+        rc = open_collectives(self);
+    if (rc == 0)
         rc = make_executor(self);
     thread_ask_short_slice(); /* the workers exist and keep longer ones */
     if (rc < 0) {
@@ -416,12 +483,6 @@ int traini_engine_create(traini_setup *setup, const struct traini_engine_options
     }
     *out = self;
     return 0;
-}
-
-static void destroy_lane(lane *item)
-{
-    if (item)
-        item->ops->destroy(item);
 }
 
 /* After a failure of the GPU itself each call fails with what the run has already said. */
@@ -458,17 +519,21 @@ void traini_engine_destroy(traini_engine *self)
     destroy_lane(self->copy_lane);
     destroy_lane(self->gpu_lane);
     destroy_lane(self->commit_lane);
+    destroy_lane(self->comm_lane);
     if (self->update_context)
         kernels_cpu.context_destroy(self->update_context);
     paranoid_destroy(self->checked_cores);
     paranoid_destroy(self->checked_updates);
     paranoid_destroy(self->checked_copies);
+    paranoid_destroy(self->checked_comm);
     if (self->transport)
         io_destroy(self->transport);
     sim_store_destroy(self->store);
     checksum_destroy(self->sums);
     place_table_destroy(self->places);
     traini_keeper_destroy(self->commit.keeper);
+    mem_free(self->commit.own);
+    mem_free(self->commit.all);
     manifest_fini(&self->commit.record);
     if (self->disk_is_open)
         slab_close(self->disk);

@@ -37,10 +37,13 @@ int traini_commit_now(traini_loop *self)
     return traini_engine_run(self->engine, PROGRAM_SAVE, self->record.step, NULL);
 }
 
-/* Whether the last line of the metrics is an evaluation: of a run that was at its end before. */
-static bool is_evaluated(const traini_loop *self)
+int traini_is_evaluated(const traini_loop *self, bool *is_done)
 {
-    return self->resumed && metrics_file_ends_evaluated(&self->metrics, self->record.step);
+    uint8_t is_last = self->resumed && self->ranks.rank == 0 &&
+                      metrics_file_ends_evaluated(&self->metrics, self->record.step);
+    TRY(traini_from_rank0(&self->ranks, "last evaluation", &is_last, sizeof is_last));
+    *is_done = is_last;
+    return 0;
 }
 
 /* After the last step: the commit first, so that nothing after it can cost the run. */
@@ -49,11 +52,12 @@ int traini_finish(traini_loop *self, bool stopped)
     TRY(traini_commit_now(self));
     if (self->options->hash_weights)
         TRY(traini_weights_hash(self->engine, &self->summary->weights_hash));
-    if (self->summary->steps_done > 0 &&
+    if (self->summary->steps_done > 0 && self->ranks.rank == 0 &&
         write_trace(self) < 0) /* before evaluation overwrites it */
         log_warn("trace.json is not written: %s", err_text());
-    bool is_wanted = self->valid_source && !stopped && !is_evaluated(self);
-    return is_wanted ? traini_evaluate(self, true) : 0;
+    bool is_done;
+    TRY(traini_is_evaluated(self, &is_done));
+    return self->valid_source && !stopped && !is_done ? traini_evaluate(self, true) : 0;
 }
 
 int traini_name_commit(const err_record *first, uint64_t step)
@@ -90,6 +94,13 @@ int traini_rescue(traini_loop *self, int failed)
 {
     err_record first;
     err_save(&first, failed);
+    /* Of several ranks, what fails on one is not to be waited for by it: the commit takes all of them. That
+     * training diverges is seen by all at the same step. */
+    if (self->ranks.world > 1 && failed != ERR_DIVERGED) {
+        int code = tell_last_commit(self, &first);
+        traini_fail_all(&self->ranks, code);
+        return code;
+    }
     if (self->spoiled || traini_commit_now(self) < 0)
         return tell_last_commit(self, &first); /* the engine itself failed */
     return err_set(failed, "%s; the state after step %" PRIu64 " is committed", first.text,

@@ -26,7 +26,14 @@ enum {
     SKIPS_IN_A_ROW_MAX = 10, /* without loss scaling a skip changes nothing: more will not help */
 };
 
-/* Tokens and targets of `count` windows from window `first` into the host buffer. */
+/* Windows of a step, of all ranks. */
+static uint64_t step_windows(const traini_loop *self)
+{
+    return self->ranks.world * self->job->accumulation * self->setup->net->micro_batch;
+}
+
+/* Tokens and targets of this rank's windows of those from window `first` on into the host buffer: each rank
+ * takes its part of the step's, in rank order. */
 static int load_windows(traini_loop *self, sampler *from, bool shuffled, uint64_t first)
 {
     const model *net = self->setup->net;
@@ -34,6 +41,7 @@ static int load_windows(traini_loop *self, sampler *from, bool shuffled, uint64_
     int32_t *tokens =
         (int32_t *)(void *)traini_home(self->engine, self->setup->set.homes.tokens_host);
     int32_t *targets = tokens + windows * net->tokens;
+    first += self->ranks.rank * windows;
     for (uint64_t w = 0; w < windows; w++) {
         int32_t *in = tokens + w * net->tokens, *out = targets + w * net->tokens;
         TRY(shuffled ? sampler_window(from, first + w, in, out)
@@ -42,17 +50,19 @@ static int load_windows(traini_loop *self, sampler *from, bool shuffled, uint64_
     return 0;
 }
 
-/* Mean of the step's losses, summed in double in order. */
-static double mean_loss(const traini_loop *self)
+/* Mean of the step's losses, summed in double in order, over all ranks in theirs. Learns of stops, too. */
+static int mean_loss(traini_loop *self, double *mean)
 {
     const model *net = self->setup->net;
     uint64_t count = self->job->accumulation * net->micro_batch * net->tokens;
     const float *losses =
         (const float *)(const void *)traini_home(self->engine, self->setup->set.homes.losses_host);
-    double sum = 0;
+    double sum = 0, total;
     for (uint64_t i = 0; i < count; i++)
         sum += (double)losses[i];
-    return sum / (double)count;
+    TRY(traini_share_step(self, sum, &total));
+    *mean = total / ((double)count * self->ranks.world);
+    return 0;
 }
 
 /* Whether the state at this point is to be committed and is not yet. */
@@ -90,9 +100,17 @@ int traini_apply_pending(traini_loop *self)
     return traini_engine_run(self->engine, PROGRAM_FLUSH, self->record.step, NULL);
 }
 
+/* Any rank; all learn of it at the same step. */
 static bool is_stopped(const traini_loop *self)
 {
-    return self->options->stop && *self->options->stop;
+    const volatile sig_atomic_t *stop = self->options->stop;
+    return self->ranks.world > 1 ? self->is_asked_to_stop : stop && *stop;
+}
+
+/* Rank 0 alone has the file. */
+static int write_metrics(traini_loop *self, const metrics_line *line)
+{
+    return self->ranks.rank == 0 ? metrics_file_write(&self->metrics, line) : 0;
 }
 
 /* The last evaluation is finished whatever was asked since: the run is over. */
@@ -103,16 +121,18 @@ int traini_evaluate(traini_loop *self, bool is_last)
     uint64_t begin_ns = clock_ns();
     TRY(traini_apply_pending(self));
     /* Whole programs of windows that are not repeated; at least one, which may wrap around. */
-    uint64_t windows = self->job->accumulation * self->setup->net->micro_batch;
-    uint64_t asked = size_div_up(self->job->run.eval_batches, self->job->accumulation);
+    uint64_t windows = step_windows(self);
+    uint64_t asked =
+        size_div_up(self->job->run.eval_batches, self->ranks.world * self->job->accumulation);
     uint64_t runs = size_max(size_min(asked, self->valid_sampler.windows_per_epoch / windows), 1);
-    double sum = 0;
+    double sum = 0, mean;
     for (uint64_t r = 0; r < runs; r++) {
         if (is_stopped(self) && !is_last)
             return 0; /* the stop comes first; an unfinished evaluation says nothing */
         TRY(load_windows(self, &self->valid_sampler, false, r * windows));
         TRY(traini_engine_run(self->engine, PROGRAM_EVAL, self->record.step, NULL));
-        sum += mean_loss(self);
+        TRY(mean_loss(self, &mean));
+        sum += mean;
     }
     struct train_eval eval = {.step = self->record.step, .loss = sum / (double)runs};
     self->summary->eval_loss = eval.loss;
@@ -124,8 +144,8 @@ int traini_evaluate(traini_loop *self, bool is_last)
         .tokens = runs * windows * self->setup->net->tokens,
         .seconds = (double)(clock_ns() - begin_ns) * 1e-9,
     };
-    TRY(metrics_file_write(&self->metrics, &line));
-    if (self->options->on_eval)
+    TRY(write_metrics(self, &line));
+    if (self->options->on_eval && self->ranks.rank == 0)
         self->options->on_eval(self->options->user, &eval);
     return 0;
 }
@@ -134,8 +154,7 @@ static void fill_line(const traini_loop *self, const run_totals *run, double los
                       metrics_line *line)
 {
     const traini_engine *engine = self->engine;
-    uint64_t tokens =
-        self->job->accumulation * self->setup->net->micro_batch * self->setup->net->tokens;
+    uint64_t tokens = step_windows(self) * self->setup->net->tokens;
     *line = (metrics_line){
         .step = engine->step.step,
         .loss = (float)loss,
@@ -160,7 +179,7 @@ static void fill_line(const traini_loop *self, const run_totals *run, double los
 
 static void tell_step(const traini_loop *self, const metrics_line *line)
 {
-    if (!self->options->on_step)
+    if (!self->options->on_step || self->ranks.rank != 0)
         return;
     uint64_t done = line->step - self->begin_step;
     double elapsed = (double)(clock_ns() - self->begin_ns) * 1e-9;
@@ -301,24 +320,31 @@ static int run_step_program(traini_loop *self, run_totals *run)
     return 0;
 }
 
+/* Sent so far to other ranks by collectives. */
+static uint64_t sent_so_far(const traini_loop *self)
+{
+    return self->ranks.world > 1 ? comm_sent_bytes(self->ranks.comm) : 0;
+}
+
 static int one_step(traini_loop *self)
 {
-    const model *net = self->setup->net;
-    uint64_t begin_ns = clock_ns();
+    uint64_t begin_ns = clock_ns(), sent_bytes = sent_so_far(self);
+    double loss;
     TRY(load_windows(self, &self->train_sampler, true, self->record.window_count));
     run_totals run;
     TRY(run_step_program(self, &run));
     bool skipped = self->engine->step.skip;
     traini_point_take(&self->before, &self->record);
     self->record.step++;
-    self->record.window_count += self->job->accumulation * net->micro_batch;
+    self->record.window_count += step_windows(self);
     self->record.skipped_count += skipped;
-    double loss = mean_loss(self);
+    TRY(mean_loss(self, &loss));
+    self->sent_bytes = sent_so_far(self) - sent_bytes;
     int rc = note_overflow(self, loss);
     loss_scaler_save(&self->scaler, &self->record);
     metrics_line line;
     fill_line(self, &run, loss, (double)(clock_ns() - begin_ns) * 1e-9, &line);
-    TRY_KEEP(rc, metrics_file_write(&self->metrics, &line));
+    TRY_KEEP(rc, write_metrics(self, &line));
     self->summary->steps_done++;
     self->summary->tokens += line.tokens;
     self->summary->train_loss = loss;
@@ -352,11 +378,11 @@ static void check_seal(traini_loop *self, bool last)
 static int evaluate_missed(traini_loop *self)
 {
     uint64_t every = self->job->run.eval_every, step = self->record.step;
-    bool is_due = every && self->resumed && step > 0 && step % every == 0;
-    if (!is_due || step >= self->job->run.steps ||
-        metrics_file_ends_evaluated(&self->metrics, step))
+    bool is_due = every && self->resumed && step > 0 && step % every == 0, is_done;
+    if (!is_due || step >= self->job->run.steps)
         return 0;
-    return traini_evaluate(self, false);
+    TRY(traini_is_evaluated(self, &is_done));
+    return is_done ? 0 : traini_evaluate(self, false);
 }
 
 /* Steps until the last or a stop. 1 when stopped on request. */
@@ -364,9 +390,12 @@ int traini_run_steps(traini_loop *self)
 {
     uint64_t every = self->job->run.eval_every;
     bool sealed = false;
+    double none;
     self->begin_ns = clock_ns();
     self->begin_step = self->record.step;
-    int rc = evaluate_missed(self);
+    int rc = traini_share_step(self, 0, &none); /* a stop that came before */
+    if (rc == 0)
+        rc = evaluate_missed(self);
     while (rc == 0 && self->record.step < self->job->run.steps && !is_stopped(self)) {
         rc = commit_between(self);
         if (rc == 0)
@@ -392,7 +421,7 @@ static int remove_run(traini_loop *self)
 {
     traini_engine_destroy(self->engine);
     self->engine = NULL;
-    return traini_run_dir_clear(&self->dir, &self->record);
+    return traini_clear(self, &self->record);
 }
 
 /* A new run that could not start leaves nothing but its directory. The first error stays. */
@@ -400,6 +429,7 @@ static int withdraw(traini_loop *self, int failed)
 {
     err_record first;
     err_save(&first, failed);
+    traini_fail_all(&self->ranks, failed);
     if (remove_run(self) < 0)
         log_warn("after the failed start: %s", err_text());
     return err_restore(&first);
@@ -417,6 +447,8 @@ static int end_trial(traini_loop *self, int result)
     sum_up_lanes(self);
     if (result < 0)
         return withdraw(self, result);
+    TRY(traini_collect_ranks(self));
+    TRY(traini_barrier(&self->ranks, "end of the trial"));
     TRY(remove_run(self));
     return result == 1 ? err_set(ERR_STOPPED, "stopped on request; a trial keeps no state") : 0;
 }
@@ -432,25 +464,51 @@ static int name_commit(int failed, uint64_t step)
     return traini_name_commit(&first, step);
 }
 
+/* Whether rank 0 finds something in the run directory. */
+static int has_run_dir(const traini_loop *self, bool *has_state)
+{
+    char state[JOB_PATH_BYTES + 16];
+    snprintf(state, sizeof state, "%s/state", self->job->run.dir);
+    uint8_t is_there = access(state, F_OK) == 0;
+    TRY(traini_from_rank0(&self->ranks, "run directory", &is_there, sizeof is_there));
+    *has_state = is_there;
+    return 0;
+}
+
+/* Takes the run directory, which is rank 0's alone, and tells all what it holds. */
+static int find_state(traini_loop *self, manifest *found, bool *exists)
+{
+    const struct traini_ranks *ranks = &self->ranks;
+    int rc = 0;
+    snprintf(self->dir.path, sizeof self->dir.path, "%s", self->job->run.dir);
+    if (ranks->rank == 0)
+        rc = traini_run_dir_open(&self->dir, self->job->run.dir);
+    TRY(traini_agree(ranks, "run directory", rc));
+    TRY(traini_find_run(self, found, exists));
+    if (*exists || !self->options->from)
+        return 0;
+    rc = ranks->rank == 0 ? traini_borrow(self, found) : 0;
+    TRY(traini_agree(ranks, "the run to begin with", rc));
+    *exists = self->is_borrowed = true;
+    snprintf(self->from.path, sizeof self->from.path, "%s", self->options->from);
+    return traini_share_manifest(ranks, found, exists);
+}
+
 static int run_all(traini_loop *self)
 {
     manifest *found = &(manifest){0};
-    bool exists = false;
+    bool exists = false, has_state;
     /* Refusals first, each before any file is made: data, then fit. The directory is made only after
      * the plan fits. */
-    TRY(traini_open_data(self));
-    char state[JOB_PATH_BYTES + 16];
-    snprintf(state, sizeof state, "%s/state", self->job->run.dir);
-    if (access(state, F_OK) != 0) {
-        struct traini_setup_options asked = {.is_trial = self->options->is_trial};
+    TRY(traini_ranks_init(&self->ranks, self->options->comm));
+    TRY(traini_make_step_words(self));
+    TRY(traini_agree(&self->ranks, "data", traini_open_data(self)));
+    TRY(has_run_dir(self, &has_state));
+    if (!has_state) {
+        struct traini_setup_options asked = traini_setup_options_of(self);
         TRY(traini_setup_create(self->job, &asked, &self->setup));
     }
-    TRY(traini_run_dir_open(&self->dir, self->job->run.dir));
-    int rc = traini_find_run(self, found, &exists);
-    if (rc == 0 && !exists && self->options->from) {
-        rc = traini_borrow(self, found);
-        exists = rc == 0;
-    }
+    int rc = find_state(self, found, &exists);
     if (rc == 0)
         rc = traini_start(self, exists ? found : NULL);
     if (rc == 0)
@@ -477,6 +535,7 @@ static int run_all(traini_loop *self)
     if (finished < 0)
         return traini_rescue(self, finished);
     sum_up_lanes(self);
+    TRY(traini_collect_ranks(self));
     if (stopped)
         return err_set(ERR_STOPPED,
                        "stopped on request after step %" PRIu64 " of %" PRIu64
@@ -497,6 +556,8 @@ int train_run(const struct train_options *options, struct train_summary *summary
     self->dir.lock_fd = self->from.lock_fd = -1;
     self->metrics.fd = -1;
     int rc = run_all(self);
+    if (rc < 0 && rc != ERR_STOPPED)
+        traini_fail_all(&self->ranks, rc);
     sim_store_destroy(self->moved_store);
     int memory = arena_process_memory(NULL, &summary->resident_bytes_max, NULL);
     if (memory < 0 && rc == 0)
@@ -504,6 +565,7 @@ int train_run(const struct train_options *options, struct train_summary *summary
     err_record first; /* what is torn down after a failure may fail too */
     err_save(&first, rc);
     metrics_file_close(&self->metrics);
+    mem_free(self->step_words);
     traini_engine_destroy(self->engine);
     traini_setup_destroy(self->setup);
     manifest_fini(&self->record);

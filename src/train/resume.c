@@ -10,6 +10,9 @@
  *
  * Both slots, so that no manifest names slabs that are gone.
  *
+ * Of several ranks each has its own slabs, and copies to them what it needs from the slabs of all; rank 0 writes
+ * the manifests, when all ranks' copies are durable. All take the same way: as it lies only where all can.
+ *
  * A new run that begins with the state of another (train_options.from) is re-cut likewise, but the slabs that
  * it reads stay, and until the copy is there its manifest says that it has begun and holds nothing. */
 #include <errno.h>
@@ -25,8 +28,22 @@
 #include "base/tile.h"
 #include "train/train_internal.h"
 
+/* Whether the job's drive is the directory where this rank's slab lies. */
+static bool is_same_drive(const struct traini_ranks *ranks, const char *path, const manifest *found,
+                          uint32_t drive_idx)
+{
+    char asked[SLAB_PATH_BYTES], has[SLAB_PATH_BYTES];
+    const manifest_rank *was = &found->slabs.ranks[ranks->rank];
+    const char *host = ranks->host ? ranks->host : "localhost";
+    return manifest_expand_path(path, ranks->rank, ranks->local_rank, host, asked, sizeof asked) &&
+           manifest_expand_path(found->slabs.drives[drive_idx], ranks->rank, was->local_rank,
+                                was->host, has, sizeof has) &&
+           traini_is_same_directory(asked, has);
+}
+
 /* Whether the job asks for these drives, in this order. */
-static int has_drives_of(const struct job *asked, const manifest *found, bool *same)
+static int has_drives_of(const struct traini_ranks *ranks, const struct job *asked,
+                         const manifest *found, bool *same)
 {
     slab_drive *drives = mem_alloc(SLAB_DRIVES_MAX, sizeof *drives, "slab drives");
     if (!drives)
@@ -35,7 +52,7 @@ static int has_drives_of(const struct job *asked, const manifest *found, bool *s
     int rc = traini_job_drives(asked, drives, &count);
     *same = rc == 0 && count == found->slabs.drive_count;
     for (uint32_t d = 0; *same && d < count; d++)
-        *same = traini_is_same_directory(drives[d].path, found->slabs.drives[d]);
+        *same = is_same_drive(ranks, drives[d].path, found, d);
     mem_free(drives);
     return rc;
 }
@@ -57,12 +74,16 @@ static int setup_as_it_lies(traini_loop *self, const manifest *found)
 {
     const struct job *asked = self->job;
     bool same;
-    TRY(has_drives_of(asked, found, &same));
+    if (size_max(found->world_size, 1) != self->ranks.world)
+        return 0;
+    TRY(traini_agree(&self->ranks, "drives", has_drives_of(&self->ranks, asked, found, &same)));
+    TRY(traini_all_true(&self->ranks, "drives", &same));
     uint64_t tile_elems = size_round_up(asked->schedule.tile_elems, TILE_ELEMS_STEP);
     if (!same || !is_within_budgets(asked, found) ||
         (tile_elems && tile_elems != found->tile_elems))
         return 0;
-    struct traini_setup_options options = {.found = found, .as_it_lies = true};
+    struct traini_setup_options options = {
+        .ranks = &self->ranks, .pace = self->options->pace, .found = found, .as_it_lies = true};
     int rc = traini_setup_create(asked, &options, &self->setup);
     if (rc == ERR_NO_FIT)
         return 0;
@@ -77,11 +98,11 @@ static int setup_as_it_lies(traini_loop *self, const manifest *found)
     return placed;
 }
 
-static int open_old(const manifest *found, slab *out)
+static int open_old(const manifest *found, uint32_t rank, slab *out)
 {
     slab_drive *drives;
     slab_config config;
-    TRY(traini_slab_config(&found->slabs, 0, &config, &drives));
+    TRY(traini_slab_config(&found->slabs, rank, &config, &drives));
     config.total_bytes = found->total_bytes;
     config.stripe_bytes = found->stripe_bytes;
     config.open_existing = config.only_reads = true;
@@ -97,13 +118,17 @@ static int secure_state(const traini_loop *self, manifest *found)
     slab *own = mem_alloc(1, sizeof *own, "slab");
     if (!own)
         return -ENOMEM;
-    int rc = open_old(found, own);
-    if (rc == 0)
+    /* Of several ranks, those that this rank can look at: its own number's. */
+    uint32_t rank = self->ranks.rank;
+    int rc = rank < size_max(found->slabs.rank_count, 1) ? open_old(found, rank, own) : 0;
+    if (rc == 0 && rank < size_max(found->slabs.rank_count, 1))
         slab_close(own);
     mem_free(own);
-    TRY(rc);
+    TRY(traini_agree(&self->ranks, "slabs of the commit", rc));
     found->generation++;
-    rc = manifest_write(self->dir.state, found);
+    if (rank == 0)
+        rc = manifest_write(self->dir.state, found);
+    rc = traini_agree(&self->ranks, "manifest", rc);
     if (rc < 0)
         found->generation--; /* its slot was withdrawn */
     return rc;
@@ -117,7 +142,7 @@ static void remove_strays(traini_loop *self, manifest *found)
         return;
     int rc = secure_state(self, found);
     if (rc == 0)
-        rc = traini_remove_slabs(&found->stray);
+        rc = traini_agree(&self->ranks, "removal of slabs", traini_remove_slabs(&found->stray));
     if (rc == 0)
         return;
     log_warn("slabs that are of no use any more could not be removed: %s", err_text());
@@ -134,7 +159,8 @@ static int write_slot(const traini_loop *self, manifest *record, const manifest 
     record->extent_count = state->extent_count;
     record->generation = generation;
     memcpy(&record->stray, stray, sizeof record->stray);
-    return manifest_write(self->dir.state, record);
+    int rc = self->ranks.rank == 0 ? manifest_write(self->dir.state, record) : 0;
+    return traini_agree(&self->ranks, "manifest", rc);
 }
 
 /* The new slabs, named as strays of the old state before they are made. */
@@ -144,11 +170,8 @@ static int announce_new(traini_loop *self, const manifest *found, manifest *scra
     manifest_slabs *fresh = mem_alloc(1, sizeof *fresh, "slab names");
     if (!fresh)
         return -ENOMEM;
-    int rc = traini_draw_uuid(uuid);
-    memcpy(fresh->uuid, uuid, sizeof fresh->uuid);
-    fresh->drive_count = self->setup->drive_count;
-    for (uint32_t d = 0; d < fresh->drive_count; d++)
-        snprintf(fresh->drives[d], sizeof fresh->drives[d], "%s", self->setup->drives[d].path);
+    int rc = traini_draw_uuid(&self->ranks, uuid);
+    traini_name_slabs(self->setup, uuid, fresh);
     if (rc == 0)
         rc = write_slot(self, scratch, found, fresh);
     mem_free(fresh);
@@ -161,21 +184,24 @@ static int copy_extents(traini_loop *self, const manifest *found, slab *old, sim
     traini_engine *engine = self->engine;
     struct traini_recut work = {
         .found = found,
-        .from = &old,
+        .from = old ? &old : NULL,
         .to = engine->disk,
         .places = engine->places,
         .unit_elems = self->setup->unit_elems,
         .unit_count = self->setup->net->unit_count,
+        .rank = self->ranks.rank,
+        .world = self->ranks.world,
+        .is_sharded = plan_is_sharded(&self->setup->plan, STATE_OPTIMIZER, 0),
         .state_streams = self->setup->plan.state_streams,
         .backend = engine->io_kind,
-        .from_store = &old_store,
+        .from_store = old ? &old_store : NULL,
         .to_store = self->options->store ? *self->options->store : NULL,
         .stop = self->options->stop,
         .faults = self->options->faults,
         .stuck_ns = (uint64_t)(self->job->io.stuck_seconds * 1e9),
         .stop_ns = (uint64_t)(self->job->io.stop_seconds * 1e9),
     };
-    TRY(traini_recut_copy(&work));
+    TRY(traini_agree(&self->ranks, "move of the commit", traini_recut_copy(&work)));
     place_table_commit(engine->places);
     manifest *record = &engine->commit.record;
     traini_point point;
@@ -197,12 +223,13 @@ static int move_state(traini_loop *self, const manifest *found, manifest *scratc
     self->engine->commit.record.generation = scratch->generation;
     self->is_moved = true;
     TRY(failpoint("recut.switched"));
-    slab_close(old);
+    if (old)
+        slab_close(old);
     sim_store_destroy(old_store);
     self->moved_store = NULL;
     if (self->is_borrowed)
         return 0;
-    if (traini_remove_slabs(&found->slabs) < 0) {
+    if (traini_agree(&self->ranks, "removal of slabs", traini_remove_slabs(&found->slabs)) < 0) {
         log_warn("the slabs that the run has left could not be removed: %s", err_text());
         memcpy(&self->engine->commit.record.stray, &found->slabs, sizeof found->slabs);
     }
@@ -219,10 +246,27 @@ static void set_store_aside(traini_loop *self)
     }
 }
 
+/* Whether this rank can see all slabs that its part is in. */
+static int check_sources(const traini_loop *self, const manifest *found)
+{
+    struct traini_recut work = {
+        .found = found,
+        .unit_elems = self->setup->unit_elems,
+        .unit_count = self->setup->net->unit_count,
+        .rank = self->ranks.rank,
+        .world = self->ranks.world,
+        .is_sharded = plan_is_sharded(&self->setup->plan, STATE_OPTIMIZER, 0),
+    };
+    return traini_recut_check(&work);
+}
+
+/* `old`: room for the slab of a run of one rank; NULL: the copy opens what it reads. */
 static int recut(traini_loop *self, const manifest *found, manifest *scratch, slab *old)
 {
     uint8_t uuid[SLAB_UUID_BYTES];
-    struct traini_setup_options options = {.found = found,
+    struct traini_setup_options options = {.ranks = &self->ranks,
+                                           .pace = self->options->pace,
+                                           .found = found,
                                            .found_in = self->is_borrowed ? self->from.path : NULL};
     traini_setup_destroy(self->setup); /* of a new run: without a look at what it begins with */
     self->setup = NULL;
@@ -232,17 +276,23 @@ static int recut(traini_loop *self, const manifest *found, manifest *scratch, sl
                           "the run in %s is to move to other places, beside the slabs that it has",
                           self->dir.path);
     TRY(rc);
-    TRY(open_old(found, old));
+    if (old)
+        TRY(open_old(found, 0, old));
+    else
+        TRY(traini_agree(&self->ranks, "slabs of the commit", check_sources(self, found)));
     if (self->is_borrowed) {
-        log_info("the commit of step %" PRIu64 " in %s is copied", found->step, self->from.path);
-        rc = traini_draw_uuid(uuid);
+        if (self->ranks.rank == 0)
+            log_info("the commit of step %" PRIu64 " in %s is copied", found->step,
+                     self->from.path);
+        rc = traini_draw_uuid(&self->ranks, uuid);
         if (rc == 0)
             rc = traini_announce(self, uuid);
         scratch->generation = self->record.generation;
     } else {
-        log_info("the commit of step %" PRIu64
-                 " is moved: other drives, tile size or layout than before",
-                 found->step);
+        if (self->ranks.rank == 0)
+            log_info("the commit of step %" PRIu64
+                     " is moved: other drives, tile size, layout or ranks than before",
+                     found->step);
         scratch->generation = found->generation;
         rc = announce_new(self, found, scratch, uuid);
         set_store_aside(self);
@@ -253,7 +303,7 @@ static int recut(traini_loop *self, const manifest *found, manifest *scratch, sl
         self->engine->commit.record.generation = scratch->generation;
         rc = move_state(self, found, scratch, old);
     }
-    if (rc < 0 && !self->is_moved)
+    if (rc < 0 && !self->is_moved && old)
         slab_close(old);
     return rc;
 }
@@ -273,8 +323,9 @@ int traini_resume(traini_loop *self, manifest *found)
         return 0;
     }
     manifest *scratch = mem_alloc(1, sizeof *scratch, "manifest");
+    bool is_single = self->ranks.world == 1 && size_max(found->world_size, 1) == 1;
     slab *old = mem_alloc(1, sizeof *old, "slab");
-    int rc = scratch && old ? recut(self, found, scratch, old) : -ENOMEM;
+    int rc = scratch && old ? recut(self, found, scratch, is_single ? old : NULL) : -ENOMEM;
     mem_free(scratch); /* its extents are another's */
     mem_free(old);
     return rc;

@@ -12,6 +12,7 @@
 
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/size.h"
 #include "train/train_internal.h"
 
 bool traini_is_same_directory(const char *one, const char *other)
@@ -142,8 +143,7 @@ int traini_slab_config(const manifest_slabs *from, uint32_t rank, slab_config *c
             return err_set(ERR_INPUT, "the path of a slab, %.100s..., is longer than %d bytes",
                            from->drives[d], SLAB_PATH_BYTES - 1);
         }
-    *config =
-        (slab_config){.drives = *drives, .drive_count = from->drive_count, .rank = rank};
+    *config = (slab_config){.drives = *drives, .drive_count = from->drive_count, .rank = rank};
     memcpy(config->uuid, from->uuid, sizeof config->uuid);
     return 0;
 }
@@ -154,18 +154,25 @@ int traini_remove_slabs(const manifest_slabs *slabs)
     slab_drive *drives;
     if (slabs->drive_count == 0)
         return 0;
-    TRY(traini_slab_config(slabs, 0, &config, &drives));
+    int rc = 0;
     traini_disclaim_slabs(slabs);
-    int rc = slab_remove_files(&config);
-    mem_free(drives);
+    for (uint32_t r = 0; r < size_max(slabs->rank_count, 1); r++) {
+        TRY(traini_slab_config(slabs, r, &config, &drives));
+        TRY_KEEP(rc, slab_remove_files(&config)); /* absent ones are no error */
+        mem_free(drives);
+    }
     return rc;
 }
 
-/* Whether the slab of the manifest's drive `drive_idx` is there when it is looked for in `directory`. */
+/* Whether the slab of the manifest's drive `drive_idx` is there when it is looked for in `directory`: rank
+ * 0's, whose host has the run directory. */
 static bool has_slab(const manifest_slabs *slabs, uint32_t drive_idx, const char *directory)
 {
-    char uuid[MANIFEST_UUID_TEXT_BYTES], path[SLAB_PATH_BYTES + 128];
-    snprintf(path, sizeof path, "%s/sluice-%s/rank-0-drive-%u.slab", directory,
+    char uuid[MANIFEST_UUID_TEXT_BYTES], base[SLAB_PATH_BYTES], path[SLAB_PATH_BYTES + 128];
+    if (!manifest_expand_path(directory, 0, slabs->ranks[0].local_rank, slabs->ranks[0].host, base,
+                              sizeof base))
+        return false;
+    snprintf(path, sizeof path, "%s/sluice-%s/rank-0-drive-%u.slab", base,
              manifest_uuid_text(slabs, uuid), drive_idx);
     return access(path, F_OK) == 0;
 }
@@ -291,15 +298,16 @@ int traini_write_plan(const struct traini_run_dir *self, const traini_setup *set
     }
     size_t used = (size_t)snprintf(
         text, PLAN_TEXT_BYTES,
-        "{\n  \"world_size\": 1,\n  \"parameters\": %" PRIu64 ",\n  \"units\": %" PRIu64
-        ",\n  \"train_tokens\": %" PRIu64 ",\n  \"tokens_per_step\": %" PRIu64
+        "{\n  \"world_size\": %u,\n  \"zero_stage\": %u,\n  \"parameters\": %" PRIu64
+        ",\n  \"units\": %" PRIu64 ",\n  \"train_tokens\": %" PRIu64
+        ",\n  \"tokens_per_step\": %" PRIu64
         ",\n  \"order\": \"%s\",\n  \"update\": \"%s\",\n  \"tile_elems\": %" PRIu64
         ",\n  \"held_stages\": %" PRIu64 ",\n  \"ops\": %" PRIu64
         ",\n  \"predicted_step_seconds\": %.6g,\n  \"bound_seconds\": %.6g,\n"
         "  \"machine\": \"%s\",\n  \"placement\": {",
-        sum.param_count, sum.unit_count, train_tokens, sum.tokens_per_step, sum.order, sum.update,
-        sum.tile_elems, sum.held_stages, sum.op_count, sum.step_seconds, sum.bound_seconds,
-        sum.machine_is_measured ? "measured" : "defaults");
+        sum.world_size, sum.zero_stage, sum.param_count, sum.unit_count, train_tokens,
+        sum.tokens_per_step, sum.order, sum.update, sum.tile_elems, sum.held_stages, sum.op_count,
+        sum.step_seconds, sum.bound_seconds, sum.machine_is_measured ? "measured" : "defaults");
     for (int kind = 0; kind < STATE_KIND_COUNT; kind++) {
         homes[0] = '\0';
         write_homes(homes, HOMES_BYTES, setup, kind);

@@ -11,9 +11,9 @@
 
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/shard.h"
 #include "base/size.h"
 #include "base/tile.h"
-#include "config/options.h"
 #include "train/train_internal.h"
 
 /* Cores and thread counts, from the machine and the job. */
@@ -28,6 +28,9 @@ static int place_cores(traini_setup *self)
         .update = {"update", asked->update.cores, asked->update.threads},
         .io = {"io", asked->io.cores, asked->io.threads},
         .device_is_cpu = !self->gpu,
+        .local_rank = self->ranks.local_rank,
+        .local_world = self->ranks.local_world,
+        .shares_cores = self->ranks.shares_cores,
     };
     if (self->gpu)
         self->machine.device_node = topology_pci_node(device_get_info(self->gpu)->pci_bus_id);
@@ -142,10 +145,26 @@ static void list_differences(const char *was, const char *is, char *text, size_t
     }
 }
 
+/* On another number of ranks each has other cores; the bits are others anyway. */
+static bool is_same_but_threads(const traini_setup *self, const manifest *found)
+{
+    char texts[2][MANIFEST_TEXT_BYTES];
+    const char *const identities[2] = {found->identity, self->identity};
+    if (size_max(found->world_size, 1) == self->ranks.world || found->identity[0] == '\0')
+        return false;
+    for (int i = 0; i < 2; i++) {
+        snprintf(texts[i], sizeof texts[i], "%s", identities[i]);
+        char *line = strstr(texts[i], "\nthreads="), *end = line ? strchr(line + 1, '\n') : NULL;
+        if (end)
+            memmove(line, end, strlen(end) + 1);
+    }
+    return strcmp(texts[0], texts[1]) == 0;
+}
+
 static int check_identity(const traini_setup *self, const manifest *found, const char *run_dir)
 {
     char differences[640];
-    if (found->fingerprint == self->fingerprint)
+    if (found->fingerprint == self->fingerprint || is_same_but_threads(self, found))
         return 0;
     if (found->identity[0] == '\0')
         return err_set(ERR_INPUT,
@@ -218,6 +237,46 @@ static int make_stages(traini_setup *self)
     return 0;
 }
 
+/* Units that stage 3 leaves whole, by unit as long as they are within the model's limit. */
+static int choose_gathered(traini_setup *self)
+{
+    const struct job *asked = self->job;
+    uint64_t left = asked->model_persistence_threshold;
+    self->stays_gathered = mem_alloc(self->net->unit_count, 1, "persistent units"); /* of zeros */
+    if (!self->stays_gathered)
+        return -ENOMEM;
+    for (uint32_t u = 0; u < self->net->unit_count; u++) {
+        uint64_t elems = self->net->units[u].elems;
+        if (elems >= asked->persistence_threshold || elems > left)
+            continue;
+        self->stays_gathered[u] = 1;
+        left -= elems;
+    }
+    return 0;
+}
+
+/* What the plan is told of ranks. */
+static int make_rank_inputs(traini_setup *self, const struct traini_setup_options *options)
+{
+    const struct job *asked = self->job;
+    plan_job *plan = &self->plan;
+    TRY(choose_gathered(self));
+    plan->world = self->ranks.world;
+    plan->zero_stage = asked->zero_stage;
+    plan->stays_gathered = self->stays_gathered;
+    plan->wire_bytes = (uint32_t)dtype_bytes(asked->comm.wire);
+    bool is_nccl = traini_comm_backend(self) == COMM_NCCL;
+    plan->reduce_scratch_bytes = is_nccl && plan->wire_bytes < 4 ? plan->wire_bytes : 0;
+    plan->live_elems_max = asked->max_live_parameters;
+    plan->ahead_elems_max = asked->prefetch_bucket_size;
+    plan->limits_reuse = asked->limits_reuse;
+    plan->reuse_elems_max = asked->max_reuse_distance;
+    traini_machine_figures(self, &plan->machine);
+    if (options->pace)
+        plan->machine = *options->pace->machine;
+    return 0;
+}
+
 static int make_plan_inputs(traini_setup *self, const struct traini_setup_options *options)
 {
     if (self->job->accumulation >= UINT32_MAX)
@@ -270,7 +329,7 @@ static int make_plan_inputs(traini_setup *self, const struct traini_setup_option
     };
     if (plan->tile_elems)
         plan->tile_elems = size_round_up(plan->tile_elems, TILE_ELEMS_STEP);
-    traini_machine_figures(self, &plan->machine);
+    TRY(make_rank_inputs(self, options));
     for (int kind = 0; kind < STATE_KIND_COUNT; kind++) {
         self->homes[kind] = mem_alloc(net->unit_count, 1, "plan homes");
         if (!self->homes[kind])
@@ -315,6 +374,28 @@ int traini_job_drives(const struct job *asked, slab_drive drives[SLAB_DRIVES_MAX
     return 0;
 }
 
+/* Placeholders of ranks in the drives' paths become this rank's. */
+static int expand_drives(traini_setup *self)
+{
+    const struct traini_ranks *ranks = &self->ranks;
+    for (uint32_t d = 0; d < self->drive_count; d++) {
+        char *path = self->drives[d].path;
+        memcpy(self->drive_names[d], path, sizeof self->drive_names[d]);
+        if (!manifest_expand_path(self->drive_names[d], ranks->rank, ranks->local_rank,
+                                  ranks->host ? ranks->host : "localhost", path, SLAB_PATH_BYTES))
+            return err_set(ERR_CONFIG, "the path of a drive, %.100s..., is longer than %d bytes",
+                           self->drive_names[d], SLAB_PATH_BYTES - 1);
+    }
+    return 0;
+}
+
+/* Whether the ranks of a host share the drive: its path is not each rank's own. */
+static bool is_shared(const traini_setup *self, uint32_t drive_idx)
+{
+    const char *name = self->drive_names[drive_idx];
+    return !strstr(name, "{rank}") && !strstr(name, "{local_rank}");
+}
+
 /* Drives: the job's, those of an existing slab, or the run directory for the final state alone. */
 static int make_drives(traini_setup *self, const struct traini_setup_options *options)
 {
@@ -325,18 +406,23 @@ static int make_drives(traini_setup *self, const struct traini_setup_options *op
             snprintf(self->drives[d].path, sizeof self->drives[d].path, "%s",
                      options->found->slabs.drives[d]);
         self->plan.budget_bytes[ARENA_NVME] = options->found->total_bytes;
-        return 0;
+        return expand_drives(self);
     }
     TRY(traini_job_drives(asked, self->drives, &self->drive_count));
-    uint64_t capacity;
+    TRY(expand_drives(self));
+    uint64_t capacity, share = 1;
     TRY(slab_capacity(self->drives, self->drive_count, &capacity));
+    for (uint32_t d = 0; d < self->drive_count; d++)
+        if (is_shared(self, d)) /* one that is makes the least of all, as stripes go by */
+            share = self->ranks.local_world;
+    capacity /= share;
     /* Of what a drive may hold, its header and up to a stripe are not for us; the budget stays the one
      * that the user knows, so that a refusal names a figure to set. */
     uint64_t header_bytes = (uint64_t)self->drive_count * SLAB_HEADER_BYTES;
     uint64_t bytes = capacity + header_bytes, stated = 0;
     bool is_stated = asked->tiers.nvme_count > 0;
     for (uint32_t d = 0; d < asked->tiers.nvme_count; d++) {
-        stated += asked->tiers.nvme[d].budget_bytes;
+        stated += asked->tiers.nvme[d].budget_bytes / share;
         is_stated = is_stated && asked->tiers.nvme[d].budget_bytes > 0;
     }
     self->plan.budget_bytes[ARENA_NVME] = is_stated ? size_min(bytes, stated) : bytes;
@@ -352,6 +438,7 @@ static int make_budgets(traini_setup *self)
     uint64_t available = 0;
     if (self->job->tiers.device_budget == 0 || self->job->tiers.host_budget == 0)
         TRY(arena_available_memory(&available));
+    available /= self->ranks.local_world; /* per rank, as budgets are */
     /* Without a word from the user: of host memory half, and a quarter for the arena that stands for a
      * device; the rest is the machine's. Of a GPU's memory, all but what its libraries need. */
     uint64_t *budget = self->plan.budget_bytes;
@@ -373,10 +460,27 @@ static int setup_fill(traini_setup *self, const struct traini_setup_options *opt
     TRY(make_drives(self, options));
     TRY(make_budgets(self));
     TRY(make_identity(self));
+    TRY(traini_share_inputs(self));
     if (options->found && !options->only_eval)
         TRY(check_identity(self, options->found,
                            options->found_in ? options->found_in : self->job->run.dir));
-    return traini_place_and_compile(self);
+    TRY(traini_place_and_compile(self));
+    return traini_compare_programs(self);
+}
+
+/* The ranks of a plan that nobody runs. */
+static void imagine_ranks(traini_setup *self, uint32_t local_world)
+{
+    uint32_t world = size_max(self->job->world, 1);
+    self->ranks = (struct traini_ranks){
+        .world = world, .local_world = local_world ? local_world : world, .shares_cores = true};
+}
+
+uint64_t traini_state_begin(const traini_setup *self, uint32_t unit)
+{
+    return plan_is_sharded(&self->plan, STATE_OPTIMIZER, unit)
+               ? shard_begin(self->unit_elems[unit], self->ranks.world, self->ranks.rank)
+               : 0;
 }
 
 int traini_setup_create(const struct job *asked, const struct traini_setup_options *options,
@@ -387,6 +491,10 @@ int traini_setup_create(const struct job *asked, const struct traini_setup_optio
     if (!self)
         return -ENOMEM;
     self->job = asked;
+    if (options->ranks)
+        self->ranks = *options->ranks;
+    else
+        imagine_ranks(self, options->local_world);
     int rc = setup_fill(self, options);
     if (rc < 0) {
         traini_setup_destroy(self);
@@ -406,128 +514,11 @@ void traini_setup_destroy(traini_setup *self)
     mem_free(self->stages);
     mem_free(self->passes);
     mem_free(self->unit_elems);
+    mem_free(self->stays_gathered);
     if (self->net)
         model_destroy(self->net);
     if (self->context)
         self->ops->context_destroy(self->context);
     device_close(self->gpu);
     mem_free(self);
-}
-
-uint64_t traini_reached_bytes(const traini_setup *self, enum arena_kind which)
-{
-    uint64_t peak = 0;
-    for (int k = 0; k < PROGRAM_KIND_COUNT; k++)
-        peak = size_max(peak, self->set.programs[k].peak_bytes[which]);
-    return peak;
-}
-
-/* The part of all steps that commit. */
-static double commit_share(const plan_job *plan)
-{
-    return plan->commits && plan->commit_every > 1 ? 1 / (double)plan->commit_every : 1;
-}
-
-/* The mean of steps of which some commit. */
-static double mean_ns(const plan_job *plan, double with_ns, double without_ns)
-{
-    return plan->commits ? without_ns + (with_ns - without_ns) * commit_share(plan) : with_ns;
-}
-
-/* Whether each commit is a program of its own, between two steps. */
-static bool commits_apart(const plan_job *plan, const plan_set *set)
-{
-    return plan->commits && set->commit == PLAN_COMMIT_APART;
-}
-
-double traini_mean_step_ns(const plan_job *plan, const plan_set *set)
-{
-    double with_ns = (double)set->programs[PROGRAM_STEADY].predicted_ns;
-    if (commits_apart(plan, set))
-        with_ns += (double)set->programs[PROGRAM_SAVE].predicted_ns;
-    return mean_ns(plan, with_ns, (double)set->uncommitted_ns);
-}
-
-struct lane_sums {
-    double bytes[LANE_COUNT], ns[LANE_COUNT];
-};
-
-/* What the program's lanes do in the mean step: `share` of all steps run what is a commit's, be it some of
- * the ops or the whole program. */
-static void add_lanes(const program *prog, double share, bool is_commit, struct lane_sums *sums)
-{
-    for (uint64_t i = 0; i < prog->op_count; i++) {
-        const op *item = &prog->ops[i];
-        double part = item->if_commits || is_commit ? share : 1;
-        sums->bytes[item->lane] += part * (double)op_moved_bytes(item);
-        sums->ns[item->lane] += part * (double)(item->predicted_end_ns - item->predicted_start_ns);
-    }
-}
-
-/* Of the mean step: its lanes, what they are busy, and the one that is so longest. */
-static void summarize_lanes(const traini_setup *self, struct plan_summary *out)
-{
-    struct lane_sums sums = {0};
-    double share = commit_share(&self->plan);
-    add_lanes(&self->set.programs[PROGRAM_STEADY], share, false, &sums);
-    if (commits_apart(&self->plan, &self->set))
-        add_lanes(&self->set.programs[PROGRAM_SAVE], share, true, &sums);
-    int busiest = LANE_COMPUTE;
-    for (int i = 0; i < LANE_COUNT; i++) {
-        out->lane_bytes[i] = (uint64_t)(sums.bytes[i] + 0.5);
-        out->lane_seconds[i] = sums.ns[i] * 1e-9;
-        if (sums.ns[i] > sums.ns[busiest])
-            busiest = i;
-    }
-    out->bottleneck = lane_kind_name((enum lane_kind)busiest);
-}
-
-void traini_setup_summary(const traini_setup *self, struct plan_summary *out)
-{
-    memset(out, 0, sizeof *out);
-    const program *steady = &self->set.programs[PROGRAM_STEADY];
-    const struct job_model *m = &self->job->model;
-    snprintf(out->model_name, sizeof out->model_name, "%s", m->preset[0] ? m->preset : m->family);
-    out->param_count = self->net->param_count;
-    out->unit_count = self->net->unit_count;
-    memcpy(out->home_bytes, self->set.home_bytes, sizeof out->home_bytes);
-    for (int a = 0; a < ARENA_COUNT; a++) {
-        out->budget_bytes[a] = self->plan.budget_bytes[a];
-        out->peak_bytes[a] = traini_reached_bytes(self, (enum arena_kind)a);
-    }
-    summarize_lanes(self, out);
-    out->step_seconds = traini_mean_step_ns(&self->plan, &self->set) * 1e-9;
-    out->bound_seconds =
-        mean_ns(&self->plan, (double)self->set.bound_ns, (double)self->set.uncommitted_bound_ns) *
-        1e-9;
-    out->tokens_per_step = self->job->accumulation * self->net->micro_batch * self->net->tokens;
-    out->tile_elems = self->set.tile_elems;
-    out->held_stages = self->set.held_stages;
-    out->second_bytes = self->set.second_bytes;
-    out->op_count = steady->op_count;
-    static const char *const updates[] = {
-        [PLAN_UPDATE_AFTER_BACKWARD] = "after_backward",
-        [PLAN_UPDATE_IN_NEXT_FORWARD] = "in_next_forward",
-        [PLAN_UPDATE_IN_BACKWARD] = "in_backward",
-        [PLAN_UPDATE_DELAYED_ONE_STEP] = "delayed_one_step",
-    };
-    out->update = updates[self->plan.update];
-    out->order = self->plan.order == PLAN_BATCH_MAJOR ? "batch_major" : "layer_major";
-    out->machine_is_measured = self->plan.machine.is_measured;
-}
-
-void train_list_keys(FILE *out)
-{
-    options_print(out);
-}
-
-int train_plan(const struct job *asked, uint32_t local_world, struct plan_summary *out)
-{
-    (void)local_world;
-    traini_setup *setup;
-    struct traini_setup_options options = {0};
-    TRY(traini_setup_create(asked, &options, &setup));
-    traini_setup_summary(setup, out);
-    traini_setup_destroy(setup);
-    return 0;
 }

@@ -65,11 +65,26 @@ static int refuse_fresh(const traini_loop *self, const manifest *found, bool is_
         is_read ? found->slabs.drives[0] : "");
 }
 
+struct traini_setup_options traini_setup_options_of(const traini_loop *self)
+{
+    return (struct traini_setup_options){
+        .ranks = &self->ranks, .is_trial = self->options->is_trial, .pace = self->options->pace};
+}
+
+int traini_clear(traini_loop *self, const manifest *found)
+{
+    if (self->ranks.rank == 0)
+        return traini_run_dir_clear(&self->dir, found);
+    TRY(traini_remove_slabs(&found->slabs));
+    return traini_remove_slabs(&found->stray);
+}
+
 /* A run that was killed before its first commit, or while it began, has nothing to go on from. */
 static int forget_begun(traini_loop *self, manifest *found)
 {
-    log_info("the run in %s has no commit yet: it begins again", self->dir.path);
-    int rc = traini_run_dir_clear(&self->dir, found);
+    if (self->ranks.rank == 0)
+        log_info("the run in %s has no commit yet: it begins again", self->dir.path);
+    int rc = traini_agree(&self->ranks, "removal of the run's slabs", traini_clear(self, found));
     manifest_fini(found);
     return rc;
 }
@@ -109,10 +124,10 @@ static int find_slabs(const traini_loop *self, manifest *found)
     return traini_check_owner(self->dir.state, &found->slabs);
 }
 
-int traini_find_run(traini_loop *self, manifest *found, bool *exists)
+/* On rank 0. What is *there may be a manifest of a run that has begun and has no commit. */
+static int look_at_run(traini_loop *self, manifest *found, int *there)
 {
     int has_manifest = 0;
-    *exists = false;
     int rc = manifest_read(self->dir.state, found, &has_manifest);
     if (rc < 0 && !(self->options->fresh && rc == ERR_CORRUPT))
         return rc;
@@ -120,11 +135,11 @@ int traini_find_run(traini_loop *self, manifest *found, bool *exists)
         TRY(find_slabs(self, found));
     if (rc == 0 && (!has_manifest || found->state == MANIFEST_BEGUN))
         TRY(refuse_kept(self));
+    *there = has_manifest;
     if (has_manifest && found->state == MANIFEST_BEGUN)
-        return forget_begun(self, found);
+        return 0;
     if (self->options->fresh && (rc < 0 || has_manifest))
         return refuse_fresh(self, found, has_manifest);
-    *exists = has_manifest;
     if (has_manifest && found->state == MANIFEST_RUNNING)
         return err_set(ERR_INPUT,
                        "the run in %s has one place per extent (run.commit_every 0) and was not "
@@ -135,11 +150,25 @@ int traini_find_run(traini_loop *self, manifest *found, bool *exists)
     return 0;
 }
 
-int traini_draw_uuid(uint8_t uuid[SLAB_UUID_BYTES])
+int traini_find_run(traini_loop *self, manifest *found, bool *exists)
 {
+    int there = 0, rc = self->ranks.rank == 0 ? look_at_run(self, found, &there) : 0;
+    TRY(traini_agree(&self->ranks, "run directory", rc));
+    *exists = there;
+    TRY(traini_share_manifest(&self->ranks, found, exists));
+    if (!*exists || found->state != MANIFEST_BEGUN)
+        return 0;
+    *exists = false;
+    return forget_begun(self, found);
+}
+
+int traini_draw_uuid(const struct traini_ranks *ranks, uint8_t uuid[SLAB_UUID_BYTES])
+{
+    int rc = 0;
     if (getrandom(uuid, SLAB_UUID_BYTES, 0) != SLAB_UUID_BYTES)
-        return err_errno(errno, "cannot draw an id for the slabs");
-    return 0;
+        rc = err_errno(errno, "cannot draw an id for the slabs");
+    TRY(traini_agree(ranks, "id of the slabs", rc));
+    return traini_from_rank0(ranks, "id of the slabs", uuid, SLAB_UUID_BYTES);
 }
 
 /* Before a new run's slabs are made, the manifest names them: whenever the start is killed, the next one
@@ -147,20 +176,13 @@ int traini_draw_uuid(uint8_t uuid[SLAB_UUID_BYTES])
 int traini_announce(traini_loop *self, const uint8_t uuid[SLAB_UUID_BYTES])
 {
     manifest *record = &self->record;
-    memcpy(record->slabs.uuid, uuid, sizeof record->slabs.uuid);
-    memcpy(record->identity, self->setup->identity, sizeof record->identity);
-    record->fingerprint = self->setup->fingerprint;
-    record->seed = self->job->run.seed;
-    record->tile_elems = self->setup->set.tile_elems;
-    record->state_streams = self->setup->plan.state_streams;
-    record->slabs.drive_count = self->setup->drive_count;
-    for (uint32_t d = 0; d < record->slabs.drive_count; d++)
-        snprintf(record->slabs.drives[d], sizeof record->slabs.drives[d], "%s",
-                 self->setup->drives[d].path);
+    traini_name_slabs(self->setup, uuid, &record->slabs);
+    traini_name_run(self->setup, record);
     self->announced = true;
     record->state = MANIFEST_BEGUN;
     record->generation++;
-    TRY(manifest_write(self->dir.state, record));
+    int rc = self->ranks.rank == 0 ? manifest_write(self->dir.state, record) : 0;
+    TRY(traini_agree(&self->ranks, "the run's first manifest", rc));
     return failpoint("slab.create");
 }
 
@@ -168,7 +190,7 @@ static void show_setup(traini_loop *self)
 {
     struct plan_summary summary;
     traini_setup_summary(self->setup, &summary);
-    if (self->options->on_plan)
+    if (self->options->on_plan && self->ranks.rank == 0)
         self->options->on_plan(self->options->user, &summary);
     for (int a = 0; a < ARENA_COUNT; a++)
         self->summary->peak_bytes[a] = summary.peak_bytes[a];
@@ -188,6 +210,7 @@ int traini_start_engine(traini_loop *self, const manifest *found,
         .simulates_drives = self->options->simulates_drives,
         .store = self->options->store,
         .memory = self->options->memory,
+        .is_paced = self->options->pace != NULL,
         .open_existing = found != NULL,
         .slab_bytes = found ? found->total_bytes : 0,
         .stripe_bytes = found ? found->stripe_bytes : 0,
@@ -200,11 +223,11 @@ int traini_start_engine(traini_loop *self, const manifest *found,
     commit->job = self->job;
     if (self->options->is_trial)
         return 0;
-    if (self->job->run.keep_every > 0 || self->job->run.keep_count > 0)
-        TRY(traini_keeper_create(self->dir.path, self->job, place_table_count(self->engine->places),
-                                 &commit->keeper));
     TRY(traini_record_init(self->engine, &commit->record));
-    return traini_claim_slabs(self->dir.state, &commit->record.slabs);
+    if (self->job->run.keep_every > 0 || self->job->run.keep_count > 0)
+        TRY(traini_keeper_create(self->ranks.rank == 0 ? self->dir.path : NULL, self->job,
+                                 commit->record.extent_count, &commit->keeper));
+    return self->ranks.rank == 0 ? traini_claim_slabs(self->dir.state, &commit->record.slabs) : 0;
 }
 
 /* The engine and the loop at the point of the commit. */
@@ -224,24 +247,24 @@ static int take_point(traini_loop *self, const manifest *found)
 
 int traini_start(traini_loop *self, manifest *found)
 {
-    struct traini_setup_options asked = {.is_trial = self->options->is_trial};
+    struct traini_setup_options asked = traini_setup_options_of(self);
     uint8_t uuid[SLAB_UUID_BYTES];
     loss_scaler_init(&self->scaler, self->job);
     loss_scaler_save(&self->scaler, &self->record);
     if (found) {
         TRY(traini_resume(self, found));
         TRY(take_point(self, found));
-        traini_tell_changes(self, found);
+        if (self->ranks.rank == 0)
+            traini_tell_changes(self, found);
         const traini_commit *commit = &self->engine->commit;
-        if (self->is_borrowed) /* a copy of the commit takes it along */
+        if (self->is_borrowed && self->ranks.rank == 0) /* a copy of the commit takes it along */
             TRY(traini_run_dir_write(&self->dir, "job.json", self->job->text));
-        if (commit->keeper) /* an attempt to keep it may have been killed */
-            TRY(traini_keep(commit->keeper, self->engine->disk,
-                            self->is_moved ? &commit->record : found));
+        /* An attempt to keep it may have been killed. */
+        TRY(traini_keep_commit(self->engine, self->is_moved ? &commit->record : found));
     } else {
         if (!self->setup)
             TRY(traini_setup_create(self->job, &asked, &self->setup));
-        TRY(traini_draw_uuid(uuid));
+        TRY(traini_draw_uuid(&self->ranks, uuid));
         TRY(traini_announce(self, uuid));
         TRY(traini_start_engine(self, NULL, uuid));
         self->engine->commit.record.generation = self->record.generation;
@@ -261,13 +284,21 @@ static int open_metrics(traini_loop *self)
     return metrics_file_open(&self->metrics, path, lines);
 }
 
-int traini_make_state(traini_loop *self)
+/* Rank 0's. */
+static int write_files(traini_loop *self)
 {
-    traini_commit *commit = &self->engine->commit;
+    if (self->ranks.rank != 0)
+        return 0;
     TRY(traini_run_dir_write(&self->dir, "job.json", self->job->text));
     TRY(traini_write_plan(&self->dir, self->setup, corpus_token_count(self->train_source)));
     TRY(open_metrics(self));
-    TRY(traini_run_dir_sync(&self->dir));
+    return traini_run_dir_sync(&self->dir);
+}
+
+int traini_make_state(traini_loop *self)
+{
+    traini_commit *commit = &self->engine->commit;
+    TRY(traini_agree(&self->ranks, "files of the run", write_files(self)));
     commit->metrics_fd = self->metrics.fd;
     if (self->resumed) {
         log_info("resuming %s at step %" PRIu64, self->dir.path, self->record.step);

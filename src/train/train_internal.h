@@ -9,13 +9,15 @@
  *   loss_scale.c  the loss scale of fp16             backend.c     CPU or GPU, and what it can hold
  *   memory.c      host memory that outlives a run    recut.c       extents in another layout
  *   keep.c        copies of commits                   verify.c      all sums, and what a run is
- *   owner.c       whose slabs they are               rank_slabs.c  the slabs of all ranks */
+ *   owner.c       whose slabs they are               rank_slabs.c  the slabs of all ranks
+ *   ranks.c       what ranks tell each other         summary.c     a plan in figures */
 #ifndef SLUICE_TRAIN_INTERNAL_H
 #define SLUICE_TRAIN_INTERNAL_H
 
 #include <sched.h>
 
 #include "base/trace.h"
+#include "comm/comm.h"
 #include "data/corpus.h"
 #include "format/manifest.h"
 #include "kernels/ops.h"
@@ -24,6 +26,7 @@
 #include "prof/metrics.h"
 #include "swap/executor.h"
 #include "swap/lane_io.h"
+#include "swap/lane_pace.h"
 #include "swap/lane_stream.h"
 #include "swap/paranoid.h"
 #include "swap/places.h"
@@ -37,12 +40,35 @@
 #include "train/loss_scale.h"
 #include "train/train.h"
 
+/* Which of the run's ranks this process is. ranks.c */
+struct traini_ranks {
+    comm *comm; /* borrowed; NULL: one rank */
+    uint32_t rank, world;
+    uint32_t local_rank, local_world; /* among those of this host */
+    bool shares_cores;                /* with other ranks of this host */
+    const char *host;                 /* of several ranks: its name */
+};
+int traini_ranks_init(struct traini_ranks *self, comm *members) MUST_CHECK;
+/* As the functions of comm.h; of one rank what it has. */
+int traini_agree(const struct traini_ranks *self, const char *what, int code) MUST_CHECK;
+/* The others learn of this rank's failure, whose text is this thread's. */
+void traini_fail_all(const struct traini_ranks *self, int code);
+int traini_barrier(const struct traini_ranks *self, const char *what) MUST_CHECK;
+int traini_from_rank0(const struct traini_ranks *self, const char *what, void *data,
+                      uint64_t bytes) MUST_CHECK;
+/* *value becomes whether all ranks have it. */
+int traini_all_true(const struct traini_ranks *self, const char *what, bool *value) MUST_CHECK;
+/* What rank 0 has found, to all; the extents of the others are theirs to free. */
+int traini_share_manifest(const struct traini_ranks *self, manifest *found,
+                          bool *exists) MUST_CHECK;
+
 /* A job made into a model and programs; no memory of the tiers yet. setup.c */
 struct traini_setup {
     const struct job *job;
     const kernel_ops *ops; /* of the device */
     kernel_context *context;
     device *gpu;               /* NULL: the CPU computes */
+    uint32_t gpu_sharers;      /* ranks that have this GPU */
     uint64_t gpu_free_at_open; /* of its memory, before CUDA's libraries took theirs */
     model *net;
     plan_job plan;
@@ -58,15 +84,22 @@ struct traini_setup {
     int thread_count;                   /* that compute */
     topology machine;
     core_plan cores;
+    struct traini_ranks ranks;
+    uint8_t *stays_gathered;        /* [unit_count] plan_job */
     uint64_t workspace_temp_offset; /* model's `saved` lies at 0 of the workspace, temp here */
     slab_drive drives[SLAB_DRIVES_MAX];
+    char drive_names[SLAB_DRIVES_MAX]
+                    [SLAB_PATH_BYTES]; /* their paths, placeholders of ranks as they are */
     uint32_t drive_count;
 };
 typedef struct traini_setup traini_setup;
 
 struct traini_setup_options {
-    bool only_eval;        /* parameters and forward alone */
-    bool is_trial;         /* train_options */
+    const struct traini_ranks *ranks; /* NULL: as job->world says, none of whom is there */
+    uint32_t local_world;             /* with no ranks: how many of them share a host; 0: all */
+    const struct train_pace *pace;    /* train_options */
+    bool only_eval;                   /* parameters and forward alone */
+    bool is_trial;                    /* train_options */
     const manifest *found; /* a run to go on: ERR_INPUT, naming what differs, where its bits cannot;
                               or (only_eval) to look at; NULL: a new one */
     const char *found_in;  /* the run directory of `found`; NULL: the job's */
@@ -76,7 +109,8 @@ struct traini_setup_options {
 int traini_setup_create(const struct job *asked, const struct traini_setup_options *options,
                         traini_setup **out) MUST_CHECK;
 void traini_setup_destroy(traini_setup *self);
-/* The directories that a job's slabs are made in, as they are known from any directory. */
+/* The directories that a job's slabs are made in, as they are known from any directory; placeholders of ranks
+ * as they are. */
 int traini_job_drives(const struct job *asked, slab_drive drives[SLAB_DRIVES_MAX],
                       uint32_t *count) MUST_CHECK;
 /* Sets ops, and for a GPU gpu and context. ERR_CONFIG where the job demands a GPU that is not there; where
@@ -88,9 +122,17 @@ int traini_make_cpu_context(traini_setup *self) MUST_CHECK; /* once the cores ar
 int traini_gpu_budget(const traini_setup *self, uint64_t asked_bytes,
                       uint64_t *budget_bytes) MUST_CHECK;
 int traini_gpu_used(const traini_setup *self, uint64_t *used_bytes) MUST_CHECK;
+/* How its collectives move. backend.c */
+enum comm_backend traini_comm_backend(const traini_setup *self);
 void traini_machine_figures(const traini_setup *self, plan_machine *machine);
 /* Fills homes and update from the job, choosing what it leaves open, and compiles. placement.c */
 int traini_place_and_compile(traini_setup *self) MUST_CHECK;
+/* ranks.c: the least of all ranks' budgets, rank 0's figures of the machine and its identity. */
+int traini_share_inputs(traini_setup *self) MUST_CHECK;
+/* ERR_INTERNAL, on all ranks, where their programs differ. */
+int traini_compare_programs(const traini_setup *self) MUST_CHECK;
+/* First element, within the unit, of the optimizer state that rests on this rank. */
+uint64_t traini_state_begin(const traini_setup *self, uint32_t unit);
 /* Bytes of an arena that the programs reach: budgets are limits, and what no program reaches need not be
  * taken from the machine. */
 uint64_t traini_reached_bytes(const traini_setup *self, enum arena_kind which);
@@ -134,6 +176,7 @@ struct traini_commit {
     manifest record; /* of the next slot but for generation and extents, which the worker fills */
     bool has_commit; /* worker: record.step is durable */
     uint64_t committed_step;
+    struct traini_placed *own, *all; /* [extents of a rank]; of several ranks, on rank 0: of all */
 };
 typedef struct traini_commit traini_commit;
 
@@ -159,12 +202,14 @@ struct traini_engine {
     traini_commit commit;
     enum io_backend io_kind;
     lane *read_lane, *write_lane, *commit_lane;
+    lane_pace *pace;                /* train_options.pace; or NULL */
+    lane *comm_lane;                /* of several ranks, but where a GPU's stream serves it */
     lane *core_lane, *copy_lane;    /* NULL with a GPU */
     lane *gpu_lane;                 /* compute and copies of a GPU; NULL: the CPU */
     lane *update_lane;              /* NULL: the update runs on the core lane */
     kernel_context *update_context; /* likewise; of the CPU's backend */
     double *norm_total;             /* sum of squares of the step's gradients; pinned for a GPU */
-    paranoid *checked_cores, *checked_updates, *checked_copies; /* run.paranoid */
+    paranoid *checked_cores, *checked_updates, *checked_copies, *checked_comm; /* run.paranoid */
     executor *runner;
     trace ring;
     struct traini_step step;
@@ -186,6 +231,7 @@ struct traini_engine_options {
     uint64_t stripe_bytes;
     const manifest *found;      /* whose extents the slab holds, or NULL */
     const train_memory *memory; /* host memory to use, or NULL */
+    bool is_paced;              /* train_options.pace is given; the CPU computes */
 };
 
 int traini_engine_create(traini_setup *setup, const struct traini_engine_options *options,
@@ -205,6 +251,7 @@ int traini_run_op(void *user, const program *prog, const op *item);
 int traini_enqueue_op(void *user, const program *prog, const op *item, void *stream);
 int traini_finish_op(void *user, const program *prog, const op *item);
 int traini_run_copy(void *user, const program *prog, const op *item);
+int traini_run_collective(void *user, const program *prog, const op *item);
 /* The clip factor and skip flag from the norm; scalars of update `applied` (1-based). scalars.c */
 void traini_make_scalars(traini_engine *self);
 /* Whether a step's gradients wait for a later program to be applied. */
@@ -229,6 +276,7 @@ int traini_run_dir_clear(const struct traini_run_dir *self, const manifest *foun
  * *drives. */
 int traini_slab_config(const manifest_slabs *from, uint32_t rank, slab_config *config,
                        slab_drive **drives) MUST_CHECK;
+/* Those of all its ranks, as far as they are on this host. */
 int traini_remove_slabs(const manifest_slabs *slabs) MUST_CHECK;
 /* The manifest has absolute paths. Where a run's slab lies in its own state directory (no drive was named)
  * and the whole run directory was moved, the slab is found there, as is that of a commit kept in it: its
@@ -320,19 +368,26 @@ int traini_keep(traini_keeper *self, const slab *disk, const manifest *record) M
 int traini_places_create(const traini_setup *setup, const manifest *found,
                          place_table **out) MUST_CHECK;
 /* A record that holds the run's identity and the extents of the table, without sums. */
-int traini_record_init(const traini_engine *self, manifest *record) MUST_CHECK;
-/* The newest place of each extent and its sum, into the record's extents. */
+int traini_record_init(traini_engine *self, manifest *record) MUST_CHECK;
+/* The slabs of all ranks, by the names of the setup's drives. */
+void traini_name_slabs(const traini_setup *setup, const uint8_t uuid[SLAB_UUID_BYTES],
+                       manifest_slabs *slabs);
+void traini_name_run(const traini_setup *setup, manifest *record); /* what it says of the setup */
+/* The newest place of each extent and its sum, into the record's extents: on rank 0 those of all ranks. */
 int traini_fill_extents(traini_engine *self, manifest *record) MUST_CHECK;
 void traini_point_take(traini_point *self, const manifest *from);
 void traini_point_put(const traini_point *self, manifest *record);
+/* The commit that `record` was written for, or taken from, where it is one to keep (keep.c). */
+int traini_keep_commit(traini_engine *self, const manifest *record) MUST_CHECK;
 /* The commit worker's callback; `user` is the engine. */
 int traini_run_commit(void *user, const program *prog, const op *item);
-/* Writes a slot that is no commit: a new run's first, or that the slab is being changed in place. */
+/* Rank 0 writes a slot, and all know that it is written. Used also for one that is no commit: a new run's first, or that the slab is being changed in place. */
 int traini_write_slot(traini_engine *self, enum manifest_state state) MUST_CHECK;
 int traini_weights_hash(traini_engine *self, uint64_t *hash) MUST_CHECK;
 
 /* One run of the loop. loop.c, start.c, resume.c, finish.c */
 struct traini_loop {
+    struct traini_ranks ranks;
     const struct train_options *options;
     const struct job *job;
     traini_setup *setup;
@@ -353,6 +408,9 @@ struct traini_loop {
     bool spoiled;   /* the state holds what must not be committed */
     loss_scaler scaler;
     uint32_t skips_in_a_row;
+    bool is_asked_to_stop;        /* any rank */
+    struct step_word *step_words; /* [world] ranks.c */
+    uint64_t sent_bytes;          /* by collectives, in the last step */
     uint64_t mapped_at_seal;
     uint64_t begin_ns, begin_step;
     struct train_summary *summary;
@@ -360,8 +418,11 @@ struct traini_loop {
 typedef struct traini_loop traini_loop;
 
 /* start.c */
+/* The same for all ranks of a run, each on its host: slabs; then rank 0's files. */
+int traini_clear(traini_loop *self, const manifest *found) MUST_CHECK;
 int traini_open_data(traini_loop *self) MUST_CHECK;
-/* Reads what the directory holds and decides: fresh, resume (*exists), or a refusal. */
+struct traini_setup_options traini_setup_options_of(const traini_loop *self); /* for a new run */
+/* Rank 0 reads what the directory holds and decides, for all: fresh, resume (*exists), or a refusal. */
 int traini_find_run(traini_loop *self, manifest *found, bool *exists) MUST_CHECK;
 /* Setup, then memory. `found` is the manifest of a run to resume, or NULL; its generation grows where it is
  * written once more. */
@@ -369,7 +430,8 @@ int traini_start(traini_loop *self, manifest *found) MUST_CHECK;
 /* Memory, slabs and lanes of the setup. `found`: on its slabs; NULL: on new ones with this uuid. */
 int traini_start_engine(traini_loop *self, const manifest *found,
                         const uint8_t uuid[SLAB_UUID_BYTES]) MUST_CHECK;
-int traini_draw_uuid(uint8_t uuid[SLAB_UUID_BYTES]) MUST_CHECK;
+/* Rank 0's draw, on all. */
+int traini_draw_uuid(const struct traini_ranks *ranks, uint8_t uuid[SLAB_UUID_BYTES]) MUST_CHECK;
 /* Before a new run's slabs are made, the manifest names them. */
 int traini_announce(traini_loop *self, const uint8_t uuid[SLAB_UUID_BYTES]) MUST_CHECK;
 /* The state of step 0, or of the step where the run stopped. */
@@ -391,10 +453,19 @@ int traini_apply_pending(traini_loop *self) MUST_CHECK;
 /* Steps until the last or a stop. 1 when stopped on request. */
 int traini_run_steps(traini_loop *self) MUST_CHECK;
 
+/* ranks.c */
+int traini_make_step_words(traini_loop *self) MUST_CHECK;
+/* The sum of all ranks' sums, and whether one of them is to stop. */
+int traini_share_step(traini_loop *self, double own_sum, double *total) MUST_CHECK;
+/* Fills summary.ranks on rank 0. */
+int traini_collect_ranks(traini_loop *self) MUST_CHECK;
+
 /* finish.c */
 /* Commits the state as it is after the last step, unless that is committed already. */
 int traini_commit_now(traini_loop *self) MUST_CHECK;
 int traini_finish(traini_loop *self, bool stopped) MUST_CHECK;
+/* Whether the last line of the metrics is an evaluation at this step: of a process before. */
+int traini_is_evaluated(const traini_loop *self, bool *is_done) MUST_CHECK;
 /* The error with the commit that the run goes on from behind it; returns its code. */
 int traini_name_commit(const err_record *first, uint64_t step);
 /* After a failure: commits what can be committed, and says which commit is the last. The first error stays. */

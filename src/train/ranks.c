@@ -1,0 +1,307 @@
+/* What the ranks of a run tell each other between programs: inputs of the plan, so that all compile the same
+ * one; the state that rank 0 found; losses and stops after each step. Every function here is called by all
+ * ranks alike, on the loop's thread; with one rank each is its own answer. See train_internal.h. */
+#include <errno.h>
+#include <sched.h>
+#include <stdio.h>
+#include <string.h>
+
+#define XXH_STATIC_LINKING_ONLY /* a state that can be handed on */
+#include <xxhash.h>
+
+#include "base/log.h"
+#include "base/mem.h"
+#include "base/shard.h"
+#include "base/size.h"
+#include "tiers/io.h"
+#include "train/train_internal.h"
+
+/* Whether another rank of this host may run on cores that this one may run on. */
+static int find_shared_cores(struct traini_ranks *self)
+{
+    cpu_set_t *masks = mem_alloc(self->world, sizeof *masks, "affinity masks"), own, both;
+    if (!masks)
+        return -ENOMEM;
+    CPU_ZERO(&own);
+    int rc = sched_getaffinity(0, sizeof own, &own) == 0 ? 0 : err_errno(errno, "affinity mask");
+    rc = comm_agree(self->comm, "affinity masks", rc);
+    if (rc == 0)
+        rc = comm_exchange(self->comm, "affinity masks", &own, sizeof own, masks);
+    const comm_rank *list = comm_get_ranks(self->comm);
+    for (uint32_t r = 0; rc == 0 && r < self->world; r++) {
+        if (r == self->rank || list[r].host_idx != list[self->rank].host_idx)
+            continue;
+        CPU_AND(&both, &own, &masks[r]);
+        self->shares_cores = self->shares_cores || CPU_COUNT(&both) > 0;
+    }
+    mem_free(masks);
+    return rc;
+}
+
+int traini_ranks_init(struct traini_ranks *self, comm *members)
+{
+    *self = (struct traini_ranks){.comm = members, .world = 1, .local_world = 1};
+    if (!members || comm_get_world(members) == 1)
+        return 0;
+    const comm_rank *own = &comm_get_ranks(members)[comm_get_rank(members)];
+    self->rank = comm_get_rank(members);
+    self->world = comm_get_world(members);
+    self->local_rank = own->local_rank;
+    self->local_world = own->local_world;
+    self->host = own->host;
+    return find_shared_cores(self);
+}
+
+int traini_agree(const struct traini_ranks *self, const char *what, int code)
+{
+    return self->world > 1 ? comm_agree(self->comm, what, code) : code;
+}
+
+void traini_fail_all(const struct traini_ranks *self, int code)
+{
+    if (self->world > 1)
+        comm_fail(self->comm, code, err_text());
+}
+
+int traini_barrier(const struct traini_ranks *self, const char *what)
+{
+    return self->world > 1 ? comm_barrier(self->comm, what) : 0;
+}
+
+int traini_from_rank0(const struct traini_ranks *self, const char *what, void *data, uint64_t bytes)
+{
+    return self->world > 1 ? comm_broadcast(self->comm, what, data, bytes) : 0;
+}
+
+int traini_all_true(const struct traini_ranks *self, const char *what, bool *value)
+{
+    uint8_t mine = *value, all[COMM_RANKS_MAX];
+    if (self->world == 1)
+        return 0;
+    TRY(comm_exchange(self->comm, what, &mine, sizeof mine, all));
+    for (uint32_t r = 0; r < self->world; r++)
+        *value = *value && all[r];
+    return 0;
+}
+
+/* ---- equal plans ---- */
+
+struct plan_inputs {
+    uint64_t budget_bytes[ARENA_COUNT];
+    plan_machine machine;
+    uint64_t kernels_hash; /* of the backend's description */
+};
+
+/* Budgets that hold on every rank; the machine as rank 0 knows it. */
+static void join_inputs(const struct plan_inputs *all, uint32_t world, plan_job *plan)
+{
+    for (int a = 0; a < ARENA_COUNT; a++)
+        for (uint32_t r = 0; r < world; r++)
+            plan->budget_bytes[a] = size_min(plan->budget_bytes[a], all[r].budget_bytes[a]);
+    plan->machine = all[0].machine;
+}
+
+int traini_share_inputs(traini_setup *self)
+{
+    const struct traini_ranks *ranks = &self->ranks;
+    if (ranks->world == 1)
+        return 0;
+    const char *kernels = self->ops->describe(self->context);
+    struct plan_inputs own, *all = mem_alloc(ranks->world, sizeof *all, "plan inputs");
+    if (!all)
+        return -ENOMEM;
+    memset(&own, 0, sizeof own);
+    memcpy(own.budget_bytes, self->plan.budget_bytes, sizeof own.budget_bytes);
+    own.machine = self->plan.machine;
+    own.kernels_hash = XXH3_64bits(kernels, strlen(kernels));
+    int rc = comm_exchange(ranks->comm, "budgets", &own, sizeof own, all);
+    if (rc == 0) {
+        join_inputs(all, ranks->world, &self->plan);
+        if (own.kernels_hash != all[0].kernels_hash)
+            log_warn(
+                "rank %u computes with %s, rank 0 with other kernels: a run whose ranks change "
+                "places gives other bits",
+                ranks->rank, kernels);
+        rc = comm_broadcast(ranks->comm, "identity", self->identity, sizeof self->identity);
+        self->fingerprint = XXH3_64bits(self->identity, strlen(self->identity));
+    }
+    mem_free(all);
+    return rc;
+}
+
+int traini_compare_programs(const traini_setup *self)
+{
+    const struct traini_ranks *ranks = &self->ranks;
+    uint64_t own[PROGRAM_KIND_COUNT], all[PROGRAM_KIND_COUNT];
+    if (ranks->world == 1)
+        return 0;
+    for (int k = 0; k < PROGRAM_KIND_COUNT; k++)
+        all[k] = own[k] = program_hash(&self->set.programs[k]);
+    TRY(comm_broadcast(ranks->comm, "program hashes", all, sizeof all));
+    int rc = 0;
+    for (int k = 0; k < PROGRAM_KIND_COUNT && rc == 0; k++)
+        if (own[k] != all[k])
+            rc = err_set(
+                ERR_INTERNAL,
+                "the program \"%s\" is another one than rank 0's (%016llx, not %016llx), so "
+                "their collectives would not meet: start all ranks with the same sluice and "
+                "the same job",
+                program_kind_name((enum program_kind)k), (unsigned long long)own[k],
+                (unsigned long long)all[k]);
+    return comm_agree(ranks->comm, "program hashes", rc);
+}
+
+/* ---- what rank 0 found ---- */
+
+int traini_share_manifest(const struct traini_ranks *self, manifest *found, bool *exists)
+{
+    if (self->world == 1)
+        return 0;
+    uint8_t there = *exists;
+    TRY(comm_broadcast(self->comm, "whether there is a run", &there, sizeof there));
+    *exists = there;
+    if (!there)
+        return 0;
+    manifest_extent *own = self->rank == 0 ? found->extents : NULL;
+    TRY(comm_broadcast(self->comm, "manifest", found, sizeof *found));
+    found->extents = own ? own : mem_alloc(found->extent_count, sizeof *own, "manifest extents");
+    TRY(traini_agree(self, "manifest", found->extents ? 0 : -ENOMEM));
+    return comm_broadcast(self->comm, "manifest extents", found->extents,
+                          found->extent_count * sizeof *found->extents);
+}
+
+/* ---- after each step ---- */
+
+struct step_word {
+    double loss_sum;
+    uint8_t asks_stop;
+};
+
+int traini_share_step(traini_loop *self, double own_sum, double *total)
+{
+    const struct traini_ranks *ranks = &self->ranks;
+    const volatile sig_atomic_t *stop = self->options->stop;
+    if (ranks->world == 1) {
+        *total = own_sum;
+        self->is_asked_to_stop = stop && *stop;
+        return 0;
+    }
+    struct step_word own;
+    memset(&own, 0, sizeof own);
+    own.loss_sum = own_sum;
+    own.asks_stop = stop && *stop;
+    TRY(comm_exchange(ranks->comm, "losses", &own, sizeof own, self->step_words));
+    const struct step_word *all = self->step_words;
+    *total = 0;
+    for (uint32_t r = 0; r < ranks->world; r++) { /* in rank order: the same sum everywhere */
+        *total += all[r].loss_sum;
+        self->is_asked_to_stop = self->is_asked_to_stop || all[r].asks_stop;
+    }
+    return 0;
+}
+
+int traini_make_step_words(traini_loop *self)
+{
+    self->step_words = mem_alloc(self->ranks.world, sizeof(struct step_word), "step words");
+    return self->step_words ? 0 : -ENOMEM;
+}
+
+/* ---- sums over all weights ---- */
+
+/* Adds the rank's own part of the unit's master weights to the state: elements of the unit, not padding. */
+static int hash_unit(traini_engine *self, XXH3_state_t *state, uint32_t unit,
+                     unsigned char *scratch, uint64_t scratch_bytes)
+{
+    const traini_setup *setup = self->setup;
+    uint64_t first = traini_state_begin(setup, unit);
+    for (uint64_t i = 0; i < place_table_count(self->places); i++) {
+        const place_entry *tile = place_table_at(self->places, i);
+        if (tile->unit != unit)
+            continue;
+        uint64_t left =
+            sizeof(float) *
+            shard_real_elems(setup->unit_elems[unit], first + tile->elem_begin, tile->elem_count);
+        for (uint64_t offset = tile->offset[tile->newest]; left > 0;) {
+            uint64_t part = size_min(left, scratch_bytes);
+            TRY(io_transfer(self->transport, IO_READ, offset, scratch,
+                            size_round_up(part, TILE_BLOCK_BYTES)));
+            XXH3_64bits_update(state, scratch, part);
+            offset += part;
+            left -= part;
+        }
+    }
+    return 0;
+}
+
+/* Units in order; within a unit the ranks in order, each of which hands the state of the sum on. */
+static int hash_all(traini_engine *self, XXH3_state_t *state, XXH3_state_t *all,
+                    unsigned char *scratch, uint64_t scratch_bytes)
+{
+    const traini_setup *setup = self->setup;
+    const struct traini_ranks *ranks = &setup->ranks;
+    bool is_cut = plan_is_sharded(&setup->plan, STATE_OPTIMIZER, 0);
+    for (uint32_t u = 0; u < setup->net->unit_count; u++)
+        for (uint32_t r = 0; r < (is_cut ? ranks->world : 1); r++) {
+            int rc = r == ranks->rank ? hash_unit(self, state, u, scratch, scratch_bytes) : 0;
+            if (ranks->world == 1) {
+                TRY(rc);
+                continue;
+            }
+            TRY(comm_agree(ranks->comm, "sum of the weights", rc));
+            TRY(comm_exchange(ranks->comm, "sum of the weights", state, sizeof *state, all));
+            *state = all[r];
+        }
+    return 0;
+}
+
+int traini_weights_hash(traini_engine *self, uint64_t *hash)
+{
+    enum { SCRATCH_BYTES = 1 << 20 };
+    *hash = 0;
+    uint32_t world = self->setup->ranks.world;
+    unsigned char *block = mem_alloc(SCRATCH_BYTES + TILE_BLOCK_BYTES, 1, "hash scratch");
+    XXH3_state_t *states = mem_alloc(world + 1, sizeof *states, "hash states");
+    int rc = block && states ? 0 : -ENOMEM;
+    if (rc == 0) {
+        unsigned char *scratch = block + (TILE_BLOCK_BYTES - (uintptr_t)block % TILE_BLOCK_BYTES);
+        XXH3_64bits_reset(states);
+        rc = hash_all(self, states, states + 1, scratch, SCRATCH_BYTES);
+        if (rc == 0)
+            *hash = XXH3_64bits_digest(states);
+    }
+    mem_free(block);
+    mem_free(states);
+    return rc;
+}
+
+/* ---- the end ---- */
+
+int traini_collect_ranks(traini_loop *self)
+{
+    struct train_summary *summary = self->summary;
+    const traini_engine *engine = self->engine;
+    const struct traini_ranks *ranks = &self->ranks;
+    struct train_rank own = {.sent_bytes = self->sent_bytes};
+    snprintf(own.host, sizeof own.host, "%s", ranks->host ? ranks->host : "");
+    for (int a = ARENA_DEVICE; a <= ARENA_HOST; a++)
+        own.arena_bytes[a] = engine->arenas[a].size_bytes;
+    own.arena_bytes[ARENA_NVME] = traini_reached_bytes(self->setup, ARENA_NVME);
+    for (uint32_t d = 0; d < engine->disk->drive_count; d++)
+        own.slab_file_bytes += engine->disk->files[d].file_bytes;
+    TRY(arena_process_memory(NULL, &own.resident_bytes_max, NULL));
+    summary->world_size = ranks->world;
+    if (ranks->world == 1) {
+        summary->ranks[0] = own;
+        return 0;
+    }
+    struct train_rank *all = mem_alloc(ranks->world, sizeof *all, "rank summaries");
+    int rc = comm_agree(ranks->comm, "rank summaries", all ? 0 : -ENOMEM);
+    if (rc == 0)
+        rc = comm_gather(ranks->comm, "rank summaries", &own, sizeof own,
+                         ranks->rank == 0 ? all : NULL);
+    enum { SHOWN = sizeof summary->ranks / sizeof summary->ranks[0] };
+    for (uint32_t r = 0; rc == 0 && ranks->rank == 0 && r < size_min(ranks->world, SHOWN); r++)
+        summary->ranks[r] = all[r];
+    mem_free(all);
+    return rc;
+}
