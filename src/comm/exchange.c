@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/random.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/mem.h"
@@ -19,6 +20,7 @@ enum {
     SLOT_BYTES_MIN = 256, /* a head and a chunk of 16 fp32 elements at the least */
     SPIN_NS = 4000,       /* about what a sleep and a wake cost */
     WARM_ELEMS = 256,
+    CLOSE_TRIES = 1000, /* of a millisecond */
 };
 
 /* What each rank tells the others of its segment. */
@@ -47,20 +49,31 @@ static int mpi_reduce_scatter(comm *group, const comm_call *call)
     return run_call(group, EXCHANGE_REDUCE, call);
 }
 
-/* Gives up what is in flight; whether MPI may still touch our memory afterwards. */
+/* Ends what is in flight: after a collective nothing is but sends that have arrived, and MPI has yet to say
+ * so. Whether MPI may still touch our memory afterwards. */
+static bool end_request(comm *group, commi_request *request)
+{
+    for (int tries = 0; tries < CLOSE_TRIES; tries++) {
+        bool is_done = true;
+        if (commi_mpi_test(request, &is_done) < 0 || commi_is_aborted(group))
+            break;
+        if (is_done)
+            return false;
+        (void)nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+    }
+    if (!request->is_active)
+        return false;
+    commi_mpi_cancel(request);
+    return true;
+}
+
 static bool abandon_requests(exchange *self)
 {
     bool was_active = false;
     for (uint32_t p = 0; p < self->group->world; p++) {
         for (int half = 0; half < 2; half++) {
-            commi_request *pair[] = {&self->peers[p].sends[half], &self->peers[p].receives[half]};
-            for (int i = 0; i < 2; i++) {
-                bool is_done = true;
-                if (pair[i]->is_active && (commi_mpi_test(pair[i], &is_done) < 0 || !is_done)) {
-                    commi_mpi_cancel(pair[i]);
-                    was_active = true;
-                }
-            }
+            was_active |= end_request(self->group, &self->peers[p].sends[half]);
+            was_active |= end_request(self->group, &self->peers[p].receives[half]);
         }
     }
     return was_active;

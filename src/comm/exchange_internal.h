@@ -43,9 +43,8 @@ struct exchange {
     uint64_t half_bytes;
     uint64_t gather_slot_bytes, reduce_slot_bytes; /* heads included */
     uint64_t spin_ns;
-    uint32_t round;    /* the last that is published */
-    bool has_remote;   /* this rank reads ranks of other hosts */
-    bool is_abandoned; /* MPI may still write to inboxes: they stay */
+    uint32_t round;  /* the last that is published */
+    bool has_remote; /* this rank reads ranks of other hosts */
 };
 typedef struct exchange exchange;
 
