@@ -101,6 +101,12 @@ static struct rig *make_rig(uint32_t drives, uint64_t count, uint64_t elems, uin
     memset(config.uuid, 7, sizeof config.uuid);
     if (slab_open(&self->disk, &config) < 0)
         fail_msg("%s", err_text());
+    memcpy(self->record.slabs.uuid, config.uuid, sizeof config.uuid);
+    self->record.slabs.drive_count = drives;
+    for (uint32_t d = 0; d < drives; d++)
+        strcpy(self->record.slabs.drives[d], self->drives[d].path);
+    self->record.total_bytes = self->disk.total_bytes;
+    self->record.stripe_bytes = self->disk.stripe_bytes;
     write_tiles(self, streams);
     return self;
 }
@@ -142,8 +148,7 @@ static void take_progress(void *user, uint64_t done_bytes, double seconds)
 static int run_sweep(const struct rig *rig, enum io_backend backend, const io_faults *faults,
                      struct told *told, uint64_t *hash)
 {
-    const struct traini_sweep_options asked = {.disk = (slab *)(uintptr_t)&rig->disk,
-                                               .record = &rig->record,
+    const struct traini_sweep_options asked = {.record = &rig->record,
                                                .backend = backend,
                                                .faults = faults,
                                                .stop = &told->stop,

@@ -57,6 +57,8 @@ static void inspect_print_lists(const struct inspect_summary *sum)
         printf("%-24s %14" PRIu64 " %8" PRIu64 " %14s %16" PRIu64 "\n", unit->name, unit->elems,
                unit->tile_count, size_format(unit->size_bytes, size), unit->offset_bytes);
     }
+    for (uint32_t r = 0; sum->world_size > 1 && r < sum->world_size; r++)
+        printf("%srank %-6u host %s\n", r ? "" : "\n", r, sum->ranks[r].host);
     printf("\n%14s %14s  %s\n", "size", "allocated", "slab");
     for (uint32_t i = 0; i < sum->file_count; i++) {
         const struct inspect_file *file = &sum->files[i];
@@ -90,8 +92,13 @@ static void inspect_print(const char *run_dir, const struct inspect_summary *sum
             printf("%" PRIu64 " streams\n", sum->state_streams);
         else
             printf("an unknown number of streams\n");
-        printf("drives       %u; %s in stripes of %s\n", sum->file_count,
-               size_format(sum->total_bytes, size), size_format(sum->stripe_bytes, stripe));
+        if (sum->world_size > 1)
+            printf("ranks        %u, ZeRO stage %u; %s\n", sum->world_size, sum->zero_stage,
+                   sum->is_replicated ? "each has the whole state: places are those of each"
+                                      : "each has its part of every unit");
+        printf("drives       %u%s; %s in stripes of %s\n", sum->file_count / sum->world_size,
+               sum->world_size > 1 ? " of each rank" : "", size_format(sum->total_bytes, size),
+               size_format(sum->stripe_bytes, stripe));
         inspect_print_identity(sum->identity);
         inspect_print_lists(sum);
     }
@@ -133,7 +140,8 @@ static json_t *inspect_identity_json(const char *identity)
 
 static json_t *inspect_lists_json(json_t *object, const struct inspect_summary *sum)
 {
-    json_t *units = json_array(), *files = json_array(), *kept = json_array();
+    json_t *units = json_array(), *files = json_array(), *kept = json_array(),
+           *ranks = json_array();
     for (uint32_t i = 0; i < sum->unit_count; i++) {
         const struct inspect_unit *unit = &sum->units[i];
         json_array_append_new(units, json_pack("{s:s, s:I, s:I, s:I, s:I}", "name", unit->name,
@@ -143,14 +151,18 @@ static json_t *inspect_lists_json(json_t *object, const struct inspect_summary *
                                                (json_int_t)unit->offset_bytes));
     }
     for (uint32_t i = 0; i < sum->file_count; i++)
-        json_array_append_new(files,
-                              json_pack("{s:s, s:I, s:I}", "path", sum->files[i].path, "bytes",
-                                        (json_int_t)sum->files[i].size_bytes, "allocated_bytes",
-                                        (json_int_t)sum->files[i].allocated_bytes));
+        json_array_append_new(
+            files, json_pack("{s:I, s:s, s:I, s:I}", "rank", (json_int_t)sum->files[i].rank, "path",
+                             sum->files[i].path, "bytes", (json_int_t)sum->files[i].size_bytes,
+                             "allocated_bytes", (json_int_t)sum->files[i].allocated_bytes));
+    for (uint32_t r = 0; r < sum->world_size; r++)
+        json_array_append_new(ranks, json_pack("{s:s, s:I}", "host", sum->ranks[r].host,
+                                               "local_rank", (json_int_t)sum->ranks[r].local_rank));
     for (uint32_t i = 0; i < sum->kept_count; i++)
         json_array_append_new(kept, json_pack("{s:I, s:s}", "step", (json_int_t)sum->kept[i].step,
                                               "path", sum->kept[i].path));
     json_object_set_new(object, "units", units);
+    json_object_set_new(object, "ranks", ranks);
     json_object_set_new(object, "slabs", files);
     json_object_set_new(object, "kept", kept);
     return object;
@@ -163,6 +175,8 @@ static int inspect_print_json(const char *run_dir, const struct inspect_summary 
         uint64_t value;
     } numbers[] = {
         {"step", sum->step},
+        {"world_size", sum->world_size},
+        {"zero_stage", sum->zero_stage},
         {"generation", sum->generation},
         {"window_count", sum->window_count},
         {"skipped_count", sum->skipped_count},
@@ -180,6 +194,7 @@ static int inspect_print_json(const char *run_dir, const struct inspect_summary 
     json_object_set_new(object, "uuid", json_string(sum->uuid));
     for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++)
         json_object_set_new(object, numbers[i].key, json_integer((json_int_t)numbers[i].value));
+    json_object_set_new(object, "replicated", json_boolean(sum->is_replicated));
     json_object_set_new(object, "loss_scale", json_real(sum->loss_scale));
     json_object_set_new(
         object, "slots",

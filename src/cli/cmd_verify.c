@@ -72,6 +72,7 @@ static json_t *verify_damage_json(const struct verify_damage *damage)
         json_object_set_new(object, "unit_name", json_string(damage->unit_name));
         json_object_set_new(object, "tile", json_integer((json_int_t)damage->tile));
     }
+    json_object_set_new(object, "rank", json_integer((json_int_t)damage->rank));
     json_object_set_new(object, "path", json_string(damage->path));
     json_object_set_new(object, "file_offset", json_integer((json_int_t)damage->file_offset));
     json_object_set_new(object, "size_bytes", json_integer((json_int_t)damage->size_bytes));
@@ -133,11 +134,14 @@ static void verify_print(const struct verify_summary *sum)
     printf("read         %s in %.2f s, %.2f GB/s; %.0f%% of the slabs\n",
            size_format(sum->bytes, size), sum->seconds, verify_speed(sum) / 1e9,
            100 * verify_share(sum));
+    if (sum->world_size > 1)
+        printf("ranks        %u, of which %u are not seen from this host\n", sum->world_size,
+               sum->unseen_count);
     if (sum->weights_hash != 0)
         printf("weights      %016" PRIx64 "\n", sum->weights_hash);
     if (sum->damage_count > 0)
         printf("damaged      %" PRIu64 "\n", sum->damage_count);
-    else
+    else if (sum->unseen_count == 0)
         printf("all is as it was committed\n");
 }
 
@@ -153,6 +157,8 @@ static int verify_print_json(const char *run_dir, const struct verify_summary *s
     json_object_set_new(object, "bytes", json_integer((json_int_t)sum->bytes));
     json_object_set_new(object, "slab_bytes", json_integer((json_int_t)sum->slab_bytes));
     json_object_set_new(object, "slab_share", json_real(verify_share(sum)));
+    json_object_set_new(object, "world_size", json_integer((json_int_t)sum->world_size));
+    json_object_set_new(object, "unseen_ranks", json_integer((json_int_t)sum->unseen_count));
     json_object_set_new(object, "seconds", json_real(sum->seconds));
     json_object_set_new(object, "bytes_per_second", json_real(verify_speed(sum)));
     json_object_set_new(object, "weights_hash",
@@ -180,7 +186,7 @@ static int verify_show(struct verify_screen *screen, bool json, bool quiet)
     log_set_hook(NULL, NULL);
     if (screen->shows_progress && screen->is_terminal)
         verify_clear_line(NULL);
-    if (rc < 0 && rc != ERR_CORRUPT)
+    if (rc < 0 && rc != ERR_CORRUPT && sum.unseen_count == 0)
         return err_restore(&first);
     int printed = 0;
     if (json) {

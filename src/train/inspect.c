@@ -9,8 +9,9 @@
 #include <sys/stat.h>
 
 #include "base/mem.h"
+#include "train/rank_slabs.h"
 #include "train/run_view.h"
-#include "train/train.h"
+#include "train/train_internal.h"
 
 static void copy_slots(const traini_view *view, struct inspect_summary *out)
 {
@@ -58,21 +59,39 @@ static void copy_record(const manifest *record, struct inspect_summary *out)
     out->extent_count = record->extent_count;
     out->total_bytes = record->total_bytes;
     out->stripe_bytes = record->stripe_bytes;
+    out->world_size = rank_slabs_world(record);
+    out->zero_stage = record->zero_stage;
+    out->is_replicated = record->is_replicated;
     for (uint64_t i = 0; i < record->extent_count; i++)
         out->extents_bytes += record->extents[i].size_bytes;
 }
 
+static int list_ranks(const traini_view *view, struct inspect_summary *out)
+{
+    const manifest_slabs *slabs = &view->record.slabs;
+    out->ranks = mem_alloc(out->world_size, sizeof *out->ranks, "ranks of a run");
+    if (!out->ranks)
+        return -ENOMEM;
+    for (uint32_t r = 0; r < slabs->rank_count && r < out->world_size; r++) {
+        snprintf(out->ranks[r].host, sizeof out->ranks[r].host, "%s", slabs->ranks[r].host);
+        out->ranks[r].local_rank = slabs->ranks[r].local_rank;
+    }
+    return 0;
+}
+
 static int list_files(const traini_view *view, struct inspect_summary *out)
 {
-    uint32_t count = view->record.slabs.drive_count;
+    const manifest_slabs *slabs = &view->record.slabs;
+    uint32_t count = out->world_size * slabs->drive_count;
     out->files = mem_alloc(count, sizeof *out->files, "slab files");
     if (!out->files)
         return -ENOMEM;
     out->file_count = count;
-    for (uint32_t d = 0; d < count; d++) {
-        struct inspect_file *to = &out->files[d];
+    for (uint32_t i = 0; i < count; i++) {
+        struct inspect_file *to = &out->files[i];
         struct stat status;
-        traini_view_slab_path(view, d, to->path);
+        to->rank = i / slabs->drive_count;
+        TRY(traini_slab_of_rank(slabs, to->rank, i % slabs->drive_count, to->path));
         if (stat(to->path, &status) != 0)
             continue; /* absent: both sizes stay 0 */
         to->size_bytes = (uint64_t)status.st_size;
@@ -170,7 +189,9 @@ static int inspect_all(const char *run_dir, traini_view *view, struct inspect_su
     }
     if (rc == 0 && view->has_record) {
         copy_record(&view->record, out);
-        rc = list_files(view, out);
+        rc = list_ranks(view, out);
+        if (rc == 0)
+            rc = list_files(view, out);
         if (rc == 0)
             rc = list_units(view, out);
     }
@@ -195,6 +216,7 @@ int inspect_run(const char *run_dir, struct inspect_summary *out)
 
 void inspect_fini(struct inspect_summary *self)
 {
+    mem_free(self->ranks);
     mem_free(self->files);
     mem_free(self->units);
     mem_free(self->kept);

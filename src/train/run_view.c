@@ -25,29 +25,6 @@ void traini_view_slot_path(const traini_view *self, uint32_t slot, char path[JOB
         path[JOB_PATH_BYTES - 1] = '\0';
 }
 
-void traini_view_slab_path(const traini_view *self, uint32_t drive_idx, char path[SLAB_PATH_BYTES])
-{
-    char uuid[MANIFEST_UUID_TEXT_BYTES];
-    int length = snprintf(path, SLAB_PATH_BYTES, "%s/sluice-%s/rank-0-drive-%u.slab",
-                          self->record.slabs.drives[drive_idx],
-                          manifest_uuid_text(&self->record.slabs, uuid), drive_idx);
-    if (length >= SLAB_PATH_BYTES)
-        path[SLAB_PATH_BYTES - 1] = '\0';
-}
-
-slab_config traini_view_slab_config(const traini_view *self)
-{
-    slab_config config = {
-        .drives = self->drives,
-        .drive_count = self->record.slabs.drive_count,
-        .total_bytes = self->record.total_bytes,
-        .stripe_bytes = self->record.stripe_bytes,
-        .open_existing = true,
-    };
-    memcpy(config.uuid, self->record.slabs.uuid, sizeof config.uuid);
-    return config;
-}
-
 void traini_view_unit_name(const traini_view *self, uint32_t unit,
                            char name[TRAINI_UNIT_NAME_BYTES])
 {
@@ -134,20 +111,7 @@ static int read_record(traini_view *self)
     return 0;
 }
 
-/* Fills the paths of the drives, of which only the names are needed. */
-static int name_drives(traini_view *self)
-{
-    uint32_t count = self->record.slabs.drive_count;
-    self->drives = mem_alloc(count, sizeof *self->drives, "slab drives");
-    if (!self->drives)
-        return -ENOMEM;
-    for (uint32_t d = 0; d < count; d++)
-        snprintf(self->drives[d].path, sizeof self->drives[d].path, "%s",
-                 self->record.slabs.drives[d]);
-    return 0;
-}
-
-/* Only names come from it: a job that cannot be read, or is of another model, costs the names alone. */
+/* Names come from it, and what of several ranks' units is padding: a job that cannot be read costs these alone. */
 static void read_model(traini_view *self)
 {
     char path[JOB_PATH_BYTES];
@@ -201,8 +165,6 @@ int traini_view_open(traini_view *self, const char *run_dir, bool with_names)
     if (self->slots[0].outcome == MANIFEST_SLOT_ABSENT &&
         self->slots[1].outcome == MANIFEST_SLOT_ABSENT)
         return err_set(ERR_INPUT, "%s holds no run: it has no manifest in \"state\"", run_dir);
-    if (self->has_record)
-        TRY(name_drives(self));
     if (with_names)
         read_model(self);
     return 0;
@@ -213,6 +175,5 @@ void traini_view_close(traini_view *self)
     manifest_fini(&self->record);
     model_destroy(self->net);
     job_destroy(self->asked);
-    mem_free(self->drives);
     memset(self, 0, sizeof *self);
 }

@@ -1,7 +1,7 @@
 /* A run as its files say it: what `verify` and `inspect` look at, without a program and without memory of
  * the tiers. Nothing is written, no lock is taken here. One thread.
  *
- *   manifest slots -> the newest valid record -> paths of its slabs
+ *   manifest slots -> the newest valid record (its slabs: rank_slabs.h)
  *   job.json       -> the model's units by name, where it can be read */
 #ifndef SLUICE_TRAIN_RUN_VIEW_H
 #define SLUICE_TRAIN_RUN_VIEW_H
@@ -9,20 +9,18 @@
 #include "config/job.h"
 #include "format/manifest.h"
 #include "model/model.h"
-#include "tiers/slab.h"
 
 enum { TRAINI_UNIT_NAME_BYTES = 64 };
 
-/* About 150 KiB: heap memory. */
+/* About 290 KiB: heap memory. */
 struct traini_view {
     char path[JOB_PATH_BYTES];
     char state_path[JOB_PATH_BYTES];
     manifest_slot slots[2];
     bool has_record;
-    manifest record;    /* of the newest valid slot */
-    job *asked;         /* NULL: there is no job.json that can be read */
-    model *net;         /* NULL: likewise */
-    slab_drive *drives; /* [record.slabs.drive_count] */
+    manifest record; /* of the newest valid slot */
+    job *asked;      /* NULL: there is no job.json that can be read */
+    model *net;      /* NULL: likewise */
 };
 typedef struct traini_view traini_view;
 
@@ -37,12 +35,6 @@ void traini_view_close(traini_view *self);
 
 /* state/manifest-<slot>. */
 void traini_view_slot_path(const traini_view *self, uint32_t slot, char path[JOB_PATH_BYTES]);
-
-/* The file of the record's slab on drive `drive_idx`. */
-void traini_view_slab_path(const traini_view *self, uint32_t drive_idx, char path[SLAB_PATH_BYTES]);
-
-/* How slab_open opens the record's slabs. Borrows from the view. */
-slab_config traini_view_slab_config(const traini_view *self);
 
 /* "block.3"; "unit 3" where the model is not known. */
 void traini_view_unit_name(const traini_view *self, uint32_t unit,

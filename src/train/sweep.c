@@ -19,8 +19,10 @@
 #include "base/core_set.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/shard.h"
 #include "base/thread.h"
 #include "base/tile.h"
+#include "train/rank_slabs.h"
 
 enum {
     PIECES_LEAST = 16,
@@ -62,7 +64,7 @@ typedef struct reader reader;
 struct sweep {
     const struct traini_sweep_options *asked;
     const manifest *record;
-    io *transport;
+    rank_slabs *slabs;
     unsigned char *block;
     piece *pieces; /* [slot_count] */
     uint64_t slot_count, piece_count;
@@ -88,9 +90,17 @@ bool traini_extent_is_tile(const manifest_extent *extent)
     return false;
 }
 
-static uint64_t pieces_of(const manifest *record, uint64_t extent_idx)
+/* Whose slab the extent is read from. */
+static uint32_t rank_of(const sweep *self, const manifest_extent *extent)
 {
-    const manifest_extent *extent = &record->extents[extent_idx];
+    return self->record->is_replicated ? self->asked->copy_rank : extent->rank;
+}
+
+static uint64_t pieces_of(const sweep *self, uint64_t extent_idx)
+{
+    const manifest_extent *extent = &self->record->extents[extent_idx];
+    if (self->asked->is_absent && self->asked->is_absent[rank_of(self, extent)])
+        return 0;
     return traini_extent_is_tile(extent) ? size_div_up(extent->size_bytes, SWEEP_PIECE_BYTES) : 0;
 }
 
@@ -118,11 +128,11 @@ static void leave_piece(sweep *self, piece *item)
         return; /* full: the owner has enough to wake for */
 }
 
-/* Adds what the piece holds of the extent's first `stream_count` streams. */
+/* Adds what the piece holds of the first `elems` elements of the extent's first `stream_count` streams. */
 static void add_streams(XXH3_state_t *hash, const manifest_extent *extent, const piece *item,
-                        uint64_t stream_count)
+                        uint64_t stream_count, uint64_t elems)
 {
-    uint64_t stride = tile_stream_stride(extent->elem_count), length = 4 * extent->elem_count;
+    uint64_t stride = tile_stream_stride(extent->elem_count), length = 4 * elems;
     uint64_t end = item->begin + item->size_bytes;
     for (uint64_t i = 0; i < stream_count; i++) {
         uint64_t from = size_max(item->begin, i * stride);
@@ -138,7 +148,7 @@ static void *sum_extents(void *user)
     sweep *self = own->all;
     uint64_t seq = 0;
     for (uint64_t e = 0; e < self->record->extent_count; e++) {
-        uint64_t count = pieces_of(self->record, e);
+        uint64_t count = pieces_of(self, e);
         seq += count;
         if (e % self->summer_count != own->idx)
             continue;
@@ -147,7 +157,8 @@ static void *sum_extents(void *user)
             if (!await_piece(self, at))
                 return NULL;
             piece *item = &self->pieces[at % self->slot_count];
-            add_streams(own->hash, &self->record->extents[e], item, TILE_STREAMS_MAX);
+            add_streams(own->hash, &self->record->extents[e], item, TILE_STREAMS_MAX,
+                        self->record->extents[e].elem_count);
             if (item->is_last)
                 item->sum = XXH3_64bits_digest(own->hash);
             leave_piece(self, item);
@@ -156,10 +167,19 @@ static void *sum_extents(void *user)
     return NULL;
 }
 
-/* Pieces of an extent that hold elements of its first stream, the master weights. */
-static uint64_t weight_pieces(const manifest_extent *extent)
+/* Elements of the extent that are the model's, and not padding. */
+static uint64_t weights_in(const sweep *self, const manifest_extent *extent)
 {
-    return size_div_up(4 * extent->elem_count, SWEEP_PIECE_BYTES);
+    const uint64_t *unit_elems = self->asked->unit_elems;
+    return unit_elems
+               ? shard_real_elems(unit_elems[extent->unit], extent->elem_begin, extent->elem_count)
+               : extent->elem_count;
+}
+
+/* Pieces of an extent that hold such elements of its first stream, the master weights. */
+static uint64_t weight_pieces(const sweep *self, const manifest_extent *extent)
+{
+    return size_div_up(4 * weights_in(self, extent), SWEEP_PIECE_BYTES);
 }
 
 static void *hash_weights(void *user)
@@ -169,12 +189,12 @@ static void *hash_weights(void *user)
     uint64_t seq = 0;
     for (uint64_t e = 0; e < self->record->extent_count; e++) {
         const manifest_extent *extent = &self->record->extents[e];
-        uint64_t count = pieces_of(self->record, e);
-        for (uint64_t i = 0; count > 0 && i < weight_pieces(extent); i++) {
+        uint64_t count = pieces_of(self, e);
+        for (uint64_t i = 0; count > 0 && i < weight_pieces(self, extent); i++) {
             if (!await_piece(self, seq + i))
                 return NULL;
             piece *item = &self->pieces[(seq + i) % self->slot_count];
-            add_streams(own->hash, extent, item, 1);
+            add_streams(own->hash, extent, item, 1, weights_in(self, extent));
             leave_piece(self, item);
         }
         seq += count;
@@ -184,9 +204,10 @@ static void *hash_weights(void *user)
 
 /* ---- the owner ---- */
 
+/* 1; 0 where the slab of the next piece cannot be opened before others are read. */
 static int submit_piece(sweep *self)
 {
-    while (pieces_of(self->record, self->extent_idx) == 0) /* head < piece_count: there is one */
+    while (pieces_of(self, self->extent_idx) == 0) /* head < piece_count: there is one */
         self->extent_idx++;
     const manifest_extent *extent = &self->record->extents[self->extent_idx];
     piece *item = &self->pieces[self->head % self->slot_count];
@@ -196,7 +217,7 @@ static int submit_piece(sweep *self)
     assert(item->state == PIECE_FREE);
     item->state = PIECE_READING;
     item->seq = self->head;
-    item->readers_left = 1 + (begin < 4 * extent->elem_count);
+    item->readers_left = 1 + (begin < 4 * weights_in(self, extent));
     pthread_mutex_unlock(&self->mutex);
     item->extent_idx = self->extent_idx;
     item->begin = begin;
@@ -210,11 +231,15 @@ static int submit_piece(sweep *self)
         .size_bytes = size_bytes,
         .user = item,
     };
-    TRY(io_submit(self->transport, &item->request));
+    int begun = rank_slabs_submit(self->slabs, rank_of(self, extent), &item->request);
+    if (begun <= 0) {
+        item->state = PIECE_FREE; /* nobody looks at one that is not READ */
+        return begun;
+    }
     self->head++;
     self->extent_done = item->is_last ? 0 : begin + size_bytes;
     self->extent_idx += item->is_last;
-    return 0;
+    return 1;
 }
 
 /* Takes finished requests; how many. */
@@ -222,13 +247,14 @@ static int collect(sweep *self)
 {
     enum { BATCH = 32 };
     io_request *done[BATCH];
-    int count = io_poll(self->transport, done, BATCH);
+    io *of;
+    int count = rank_slabs_poll(self->slabs, done, BATCH, &of);
     if (count <= 0)
         return count;
     for (int i = 0; i < count; i++) {
         piece *item = done[i]->user;
         if (done[i]->result < 0)
-            err_save(&item->error, io_request_error(self->transport, done[i]));
+            err_save(&item->error, io_request_error(of, done[i]));
     }
     pthread_mutex_lock(&self->mutex);
     for (int i = 0; i < count; i++)
@@ -277,10 +303,11 @@ static int retire_all(sweep *self)
 
 static void await_events(sweep *self)
 {
-    struct pollfd fds[] = {{.fd = io_event_fd(self->transport), .events = POLLIN},
-                           {.fd = self->wake_fd, .events = POLLIN}};
+    struct pollfd fds[RANK_SLABS_OPEN_MAX + 1];
+    uint32_t slab_count = rank_slabs_fds(self->slabs, fds);
     uint64_t count;
-    if (poll(fds, 2, WAIT_MS) > 0 && (fds[1].revents & POLLIN) &&
+    fds[slab_count] = (struct pollfd){.fd = self->wake_fd, .events = POLLIN};
+    if (poll(fds, slab_count + 1, WAIT_MS) > 0 && (fds[slab_count].revents & POLLIN) &&
         read(self->wake_fd, &count, sizeof count) < 0)
         return; /* somebody else's signal: the next round looks again */
 }
@@ -292,8 +319,12 @@ static int run_sweep(sweep *self)
     while (self->tail < self->piece_count) {
         if (asked->stop && *asked->stop)
             return err_set(ERR_STOPPED, "stopped on request, before all was read");
-        while (self->head < self->piece_count && self->head - self->tail < self->slot_count)
-            TRY(submit_piece(self));
+        int begun = 1;
+        while (begun > 0 && self->head < self->piece_count &&
+               self->head - self->tail < self->slot_count) {
+            begun = submit_piece(self);
+            TRY(begun);
+        }
         int found = collect(self);
         if (found < 0)
             return found;
@@ -317,8 +348,8 @@ static int reserve(sweep *self)
 {
     const struct traini_sweep_options *asked = self->asked;
     for (uint64_t e = 0; e < self->record->extent_count; e++)
-        self->piece_count += pieces_of(self->record, e);
-    self->slot_count = PIECES_LEAST + (uint64_t)PIECES_PER_DRIVE * asked->disk->drive_count;
+        self->piece_count += pieces_of(self, e);
+    self->slot_count = PIECES_LEAST + (uint64_t)PIECES_PER_DRIVE * self->record->slabs.drive_count;
     self->slot_count = size_max(1, size_min(self->slot_count, self->piece_count));
     uint64_t bytes = self->slot_count * SWEEP_PIECE_BYTES;
     self->pieces = mem_alloc(self->slot_count, sizeof *self->pieces, "sweep pieces");
@@ -335,18 +366,17 @@ static int reserve(sweep *self)
             return err_set(-ENOMEM, "no memory for the states of %u sums", self->summer_count + 1);
         XXH3_64bits_reset(self->readers[i].hash);
     }
-    const io_region region = {.base = base, .size_bytes = bytes};
-    const io_config config = {
-        .target = asked->disk,
+    const rank_slabs_config config = {
+        .record = self->record,
         .backend = asked->backend,
         .pool_threads = asked->pool_threads,
-        .regions = &region,
-        .region_count = 1,
+        .request_capacity = (uint32_t)self->slot_count,
+        .region = {.base = base, .size_bytes = bytes},
         .stuck_ns = asked->stuck_ns,
         .stop_ns = asked->stop_ns,
         .faults = asked->faults,
     };
-    return io_create(&config, &self->transport);
+    return rank_slabs_create(&config, &self->slabs);
 }
 
 static int start_readers(sweep *self)
@@ -405,7 +435,7 @@ int traini_sweep(const struct traini_sweep_options *options, uint64_t *weights_h
     int rc = self->wake_fd < 0 ? err_errno(errno, "eventfd") : sweep_all(self, weights_hash);
     err_record first;
     err_save(&first, rc);
-    io_destroy(self->transport); /* before the memory that it reads to */
+    rank_slabs_destroy(self->slabs); /* before the memory that it reads to */
     if (self->wake_fd >= 0)
         close(self->wake_fd);
     for (uint32_t i = 0; i <= self->summer_count; i++)

@@ -1,4 +1,4 @@
-/* Reads all extents of a manifest at the drives' speed, and sums them meanwhile.
+/* Reads all extents of a manifest, from the slabs of all its ranks, at the drives' speed, and sums them meanwhile.
  *
  *   owner    submit -> poll ------------------------> retire in order -> on_extent, on_progress
  *   sums     one extent each, round robin     \ wait for the pieces
@@ -25,8 +25,12 @@ struct traini_swept {
 };
 
 struct traini_sweep_options {
-    slab *disk; /* open; borrowed */
-    const manifest *record;
+    const manifest *record; /* its slabs are opened here, as they are wanted (rank_slabs.h) */
+    uint32_t copy_rank;     /* where is_replicated: whose slab is read */
+    const bool *is_absent;  /* [ranks] whose extents are left out; NULL: nobody's */
+    const uint64_t
+        *unit_elems; /* of the model: what is behind them is padding, of which the hash of
+                                   the weights knows nothing; NULL: there is none */
     enum io_backend backend;
     uint32_t pool_threads;
     uint64_t stuck_ns, stop_ns; /* as io_config has them */

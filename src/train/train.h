@@ -159,8 +159,9 @@ int generate_run(const struct generate_options *options) MUST_CHECK;
 
 /* A difference between what a run's drives hold and what its manifest says. */
 struct verify_damage {
-    char unit_name[64]; /* of the model; "" where it is not of a unit */
-    uint32_t unit, tile;
+    char unit_name[64];   /* of the model; "" where it is not of a unit */
+    uint32_t unit, tile;  /* tile: of the rank's part of the unit */
+    uint32_t rank;        /* whose file it is; 0 where it is not a slab's */
     char path[4096];      /* of the file; an extent across stripes: where it begins */
     uint64_t file_offset; /* bytes */
     uint64_t size_bytes;
@@ -179,15 +180,22 @@ struct verify_options {
 
 struct verify_summary {
     uint64_t step, extent_count, bytes; /* of the commit that a run would go on from */
-    uint64_t slab_bytes;                /* of the address space that they lie in */
+    uint64_t slab_bytes;                /* of the address spaces that they lie in */
     uint64_t damage_count;              /* damaged manifests and slab headers included */
+    uint32_t world_size;
+    uint32_t
+        unseen_count; /* ranks of other hosts whose slabs are not seen from here: not compared */
     double seconds;
-    uint64_t weights_hash; /* as in train_summary; 0 where a slab or an extent is damaged */
+    uint64_t
+        weights_hash; /* as in train_summary; 0 where a slab or an extent is damaged or not seen,
+                              or where there are several ranks and no job.json that says what of
+                              their units is padding */
 };
 
 /* Reads all that the newest commit names, at the drives' speed, and compares; changes nothing. 0 where all
- * is well; ERR_CORRUPT with the number of differences; ERR_INPUT where there is no run or no commit, or
- * another process has the run in use. */
+ * is well; ERR_CORRUPT with the number of differences; ERR_INPUT where there is no run or no commit,
+ * another process has the run in use, or all is well but slabs on other hosts are not seen (unseen_count).
+ * Of a run whose ranks each had the whole state every rank's copy is compared. */
 int verify_run(const struct verify_options *options, struct verify_summary *summary) MUST_CHECK;
 
 struct inspect_slot {
@@ -198,12 +206,18 @@ struct inspect_slot {
 
 struct inspect_file {
     char path[4096];
+    uint32_t rank;
     uint64_t size_bytes, allocated_bytes; /* both 0: absent */
+};
+
+struct inspect_rank {
+    char host[64]; /* that it ran on; "": not noted (one rank) */
+    uint32_t local_rank;
 };
 
 struct inspect_unit {
     char name[64];
-    uint64_t elems, tile_count, size_bytes; /* of its committed extents */
+    uint64_t elems, tile_count, size_bytes; /* of its committed extents, padding included */
     uint64_t offset_bytes;                  /* of the first one in the nvme address space */
 };
 
@@ -222,7 +236,10 @@ struct inspect_summary {
     char identity[4096]; /* "key=value" lines: what the bits depend on */
     uint64_t state_streams, tile_elems, extent_count, extents_bytes, total_bytes, stripe_bytes;
     struct inspect_slot slots[2];
-    struct inspect_file *files; /* [file_count] slabs */
+    uint32_t world_size, zero_stage;
+    bool is_replicated;         /* each rank has the whole state; the extents are one rank's */
+    struct inspect_rank *ranks; /* [world_size] */
+    struct inspect_file *files; /* [file_count] slabs, by rank */
     uint32_t file_count;
     struct inspect_unit *units; /* [unit_count] */
     uint32_t unit_count;

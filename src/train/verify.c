@@ -1,6 +1,9 @@
 /* Every byte that a run's newest commit names, compared with its checksum. See train.h; sweep.h reads.
  *
- *   lock -> both manifest slots -> headers of the slabs -> all extents
+ *   lock -> both manifest slots -> headers of all ranks' slabs -> all extents
+ *
+ * Of several ranks the slabs of those that ran on other hosts may not be seen from here: they are counted, and
+ * all else is compared. Where each rank had the whole state, each copy is compared with the same sums.
  *
  * Nothing is changed but that state/lock is made where it is missing. What is damaged is told of and
  * counted, and the rest is looked at all the same, as far as it can be. */
@@ -13,6 +16,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/tile.h"
+#include "train/rank_slabs.h"
 #include "train/run_view.h"
 #include "train/sweep.h"
 #include "train/train_internal.h"
@@ -24,9 +28,15 @@ struct verifier {
     struct verify_summary *out;
     struct traini_run_dir dir;
     traini_view view;
-    slab disk;
-    bool disk_is_open;
-    uint64_t sound_bytes;        /* of the extents that are read */
+    uint32_t world;
+    bool *is_absent;             /* [world] ranks whose slabs cannot be read, or are not seen */
+    uint32_t open_count;         /* ranks whose slabs can */
+    uint32_t unseen_rank;        /* the first that is not seen */
+    uint64_t *unit_elems;        /* of the model; NULL: not known, or not needed */
+    uint32_t copy_rank;          /* whose copy of the state is being read */
+    uint64_t sound_bytes;        /* of the extents that are read, of each copy */
+    uint64_t done_bytes;         /* of the copies before */
+    double done_seconds;         /* likewise */
     uint64_t slot_damage_count;  /* of damage_count */
     struct verify_damage damage; /* being told of */
 };
@@ -98,78 +108,110 @@ static void give_reason(verifier *self, const char *reason)
         snprintf(to, room, "%.*s", (int)room - 1, reason);
 }
 
-static void tell_of_slab(verifier *self, uint32_t drive_idx, uint64_t size_bytes,
+static void tell_of_slab(verifier *self, uint32_t rank, const char *path, uint64_t size_bytes,
                          const char *reason)
 {
     self->damage = (struct verify_damage){
-        .unit = PROGRAM_NONE, .tile = PROGRAM_NONE, .size_bytes = size_bytes};
-    traini_view_slab_path(&self->view, drive_idx, self->damage.path);
+        .unit = PROGRAM_NONE, .tile = PROGRAM_NONE, .rank = rank, .size_bytes = size_bytes};
+    snprintf(self->damage.path, sizeof self->damage.path, "%s", path);
     give_reason(self, reason);
     tell(self);
 }
 
-/* The drive whose file the present error names; 0 where it names none. */
-static uint32_t drive_in_error(const verifier *self)
+/* The rank's file that the present error names; its first where it names none. */
+static int file_in_error(const verifier *self, uint32_t rank, const char *text,
+                         char path[SLAB_PATH_BYTES])
 {
-    char path[SLAB_PATH_BYTES];
-    for (uint32_t d = 0; d < self->view.record.slabs.drive_count; d++) {
-        traini_view_slab_path(&self->view, d, path);
-        if (strstr(err_text(), path))
-            return d;
+    const manifest_slabs *slabs = &self->view.record.slabs;
+    for (uint32_t d = 0; d < slabs->drive_count; d++) {
+        TRY(traini_slab_of_rank(slabs, rank, d, path));
+        if (strstr(text, path))
+            return 0;
     }
-    return 0;
+    return traini_slab_of_rank(slabs, rank, 0, path);
 }
 
-/* Slabs that are absent or damaged are told of, and none is open then. Negative where the machine failed. */
-static int open_slabs(verifier *self)
+/* Whether all files of a rank are there: 1, else 0, and what is not there is told of, or counted as not seen. */
+static int find_files(verifier *self, uint32_t rank)
 {
+    const manifest *record = &self->view.record;
     uint32_t absent_count = 0;
-    for (uint32_t d = 0; d < self->view.record.slabs.drive_count; d++) {
+    for (uint32_t d = 0; d < record->slabs.drive_count; d++) {
         char path[SLAB_PATH_BYTES];
         struct stat status;
-        traini_view_slab_path(&self->view, d, path);
+        TRY(traini_slab_of_rank(&record->slabs, rank, d, path));
         if (stat(path, &status) == 0)
             continue;
         if (errno != ENOENT && errno != ENOTDIR)
             return err_errno(errno, "cannot look at the slab %s", path);
-        tell_of_slab(self, d, 0, "the slab is not there; is its drive mounted?");
+        if (rank_slabs_is_elsewhere(record, rank)) {
+            if (self->out->unseen_count++ == 0)
+                self->unseen_rank = rank;
+            return 0;
+        }
+        tell_of_slab(self, rank, path, 0, "the slab is not there; is its drive mounted?");
         absent_count++;
     }
-    if (absent_count > 0)
-        return 0;
-    slab_config config = traini_view_slab_config(&self->view);
-    config.only_reads = true;
-    int rc = slab_open(&self->disk, &config);
+    return absent_count == 0;
+}
+
+/* Slabs that are absent or damaged are told of: 1 where a rank's can be read. Negative where the machine failed. */
+static int look_at_rank(verifier *self, uint32_t rank, slab *scratch)
+{
+    int are_there = find_files(self, rank);
+    if (are_there <= 0)
+        return are_there;
+    int rc = rank_slabs_open(&self->view.record, rank, scratch);
     if (rc == ERR_CORRUPT || rc == ERR_INPUT) {
         err_record why;
+        char path[SLAB_PATH_BYTES];
         err_save(&why, rc);
-        tell_of_slab(self, drive_in_error(self), SLAB_HEADER_BYTES, why.text);
+        TRY(file_in_error(self, rank, why.text, path));
+        tell_of_slab(self, rank, path, SLAB_HEADER_BYTES, why.text);
         return 0;
     }
-    self->disk_is_open = rc == 0;
-    return rc;
+    TRY(rc);
+    self->out->slab_bytes += scratch->total_bytes;
+    slab_close(scratch);
+    return 1;
+}
+
+static int look_at_slabs(verifier *self)
+{
+    self->is_absent = mem_alloc(self->world, sizeof *self->is_absent, "ranks");
+    slab *scratch = mem_alloc(1, sizeof *scratch, "slab");
+    int rc = self->is_absent && scratch ? 0 : -ENOMEM;
+    for (uint32_t r = 0; rc >= 0 && r < self->world; r++) {
+        rc = look_at_rank(self, r, scratch);
+        self->is_absent[r] = rc <= 0;
+        self->open_count += rc > 0;
+    }
+    mem_free(scratch);
+    return rc < 0 ? rc : 0;
 }
 
 /* ---- extents ---- */
 
+static uint32_t rank_of(const verifier *self, const manifest_extent *extent)
+{
+    return self->view.record.is_replicated ? self->copy_rank : extent->rank;
+}
+
 static void tell_of_extent(verifier *self, const manifest_extent *extent, uint64_t found,
                            const char *reason)
 {
-    slab_piece place = {0};
+    uint32_t rank = rank_of(self, extent);
     self->damage = (struct verify_damage){
         .unit = extent->unit,
         .tile = extent->tile,
+        .rank = rank,
         .size_bytes = extent->size_bytes,
         .expected = found ? extent->checksum : 0,
         .found = found,
     };
     traini_view_unit_name(&self->view, extent->unit, self->damage.unit_name);
-    if (extent->offset_bytes < self->disk.total_bytes) {
-        slab_map(&self->disk, extent->offset_bytes, TILE_BLOCK_BYTES, &place);
-        snprintf(self->damage.path, sizeof self->damage.path, "%s",
-                 self->disk.files[place.drive_idx].path);
-        self->damage.file_offset = place.file_offset;
-    }
+    rank_slabs_locate(&self->view.record, rank, NULL, extent->offset_bytes, self->damage.path,
+                      &self->damage.file_offset);
     give_reason(self, reason);
     tell(self);
 }
@@ -190,6 +232,8 @@ static void look_at_extents(verifier *self)
 {
     const manifest *record = &self->view.record;
     for (uint64_t i = 0; i < record->extent_count; i++) {
+        if (!record->is_replicated && self->is_absent[record->extents[i].rank])
+            continue;
         if (traini_extent_is_tile(&record->extents[i]))
             self->sound_bytes += record->extents[i].size_bytes;
         else
@@ -201,10 +245,51 @@ static void look_at_extents(verifier *self)
 static void show_progress(void *user, uint64_t done_bytes, double seconds)
 {
     verifier *self = user;
-    self->out->bytes = done_bytes;
-    self->out->seconds = seconds;
+    uint64_t copies = self->view.record.is_replicated ? self->open_count : 1;
+    self->out->bytes = self->done_bytes + done_bytes;
+    self->out->seconds = self->done_seconds + seconds;
     if (self->asked->on_progress)
-        self->asked->on_progress(self->asked->user, done_bytes, self->sound_bytes, seconds);
+        self->asked->on_progress(self->asked->user, self->out->bytes, copies * self->sound_bytes,
+                                 self->out->seconds);
+}
+
+/* Elements of the model's units, where there is padding behind them. */
+static int list_units(verifier *self)
+{
+    const manifest *record = &self->view.record;
+    const model *net = self->view.net;
+    if (self->world == 1 || !net)
+        return 0;
+    for (uint64_t i = 0; i < record->extent_count; i++)
+        if (record->extents[i].unit >= net->unit_count)
+            return 0; /* another model's job.json */
+    self->unit_elems = mem_alloc(net->unit_count, sizeof *self->unit_elems, "units");
+    if (!self->unit_elems)
+        return -ENOMEM;
+    for (uint32_t u = 0; u < net->unit_count; u++)
+        self->unit_elems[u] = net->units[u].elems;
+    return 0;
+}
+
+/* One sweep over all ranks' extents, or one of each rank's copy. */
+static int sweep_copies(verifier *self, struct traini_sweep_options *sweep)
+{
+    uint32_t copies = self->view.record.is_replicated ? self->world : 1;
+    bool has_hash = false;
+    for (uint32_t r = 0; r < copies; r++) {
+        uint64_t hash, damage_count = self->out->damage_count;
+        if (copies > 1 && self->is_absent[r])
+            continue;
+        self->copy_rank = sweep->copy_rank = r;
+        TRY(traini_sweep(sweep, &hash));
+        self->done_bytes = self->out->bytes;
+        self->done_seconds = self->out->seconds;
+        if (!has_hash && damage_count == self->out->damage_count) {
+            self->out->weights_hash = hash;
+            has_hash = true;
+        }
+    }
+    return 0;
 }
 
 static int read_extents(verifier *self)
@@ -212,8 +297,8 @@ static int read_extents(verifier *self)
     static const char *const backends[] = {"auto", "uring", "pool"};
     const struct job *asked = self->view.asked;
     struct traini_sweep_options sweep = {
-        .disk = &self->disk,
         .record = &self->view.record,
+        .is_absent = self->is_absent,
         .backend = IO_AUTO,
         .stuck_ns = (uint64_t)STUCK_SECONDS * 1000000000,
         .stop_ns = (uint64_t)STOP_SECONDS * 1000000000,
@@ -231,8 +316,10 @@ static int read_extents(verifier *self)
         sweep.stuck_ns = (uint64_t)(asked->io.stuck_seconds * 1e9);
         sweep.stop_ns = (uint64_t)(asked->io.stop_seconds * 1e9);
     }
+    TRY(list_units(self));
+    sweep.unit_elems = self->unit_elems;
     look_at_extents(self);
-    return traini_sweep(&sweep, &self->out->weights_hash);
+    return sweep_copies(self, &sweep);
 }
 
 /* ---- the whole ---- */
@@ -240,8 +327,16 @@ static int read_extents(verifier *self)
 static int verdict(const verifier *self)
 {
     const struct verify_summary *out = self->out;
-    if (out->damage_count == 0)
+    const char *host = self->view.record.slabs.ranks[self->unseen_rank].host;
+    if (out->damage_count == 0 && out->unseen_count == 0)
         return 0;
+    if (out->damage_count == 0)
+        return err_set(ERR_INPUT,
+                       "%s: the slabs of %u of %u ranks, of which rank %u ran on host %s, are not "
+                       "visible from here and were not compared; all else is as it was committed: "
+                       "run sluice verify on a host that sees them, too",
+                       self->asked->run_dir, out->unseen_count, self->world, self->unseen_rank,
+                       host);
     if (out->damage_count == self->slot_damage_count)
         return err_set(ERR_CORRUPT,
                        "%s: a manifest is damaged; the commit of step %" PRIu64
@@ -264,12 +359,12 @@ static int verify_all(verifier *self)
     TRY(check_record(self));
     self->out->step = record->step;
     self->out->extent_count = record->extent_count;
-    TRY(open_slabs(self));
-    if (self->disk_is_open) {
-        self->out->slab_bytes = self->disk.total_bytes;
+    self->out->world_size = self->world = rank_slabs_world(record);
+    TRY(look_at_slabs(self));
+    if (self->open_count > 0)
         TRY(read_extents(self));
-    }
-    if (self->out->damage_count > self->slot_damage_count)
+    if (self->out->damage_count > self->slot_damage_count || self->out->unseen_count > 0 ||
+        (self->world > 1 && !self->unit_elems))
         self->out->weights_hash = 0;
     return verdict(self);
 }
@@ -286,8 +381,8 @@ int verify_run(const struct verify_options *options, struct verify_summary *summ
     int rc = verify_all(self);
     err_record first;
     err_save(&first, rc);
-    if (self->disk_is_open)
-        slab_close(&self->disk);
+    mem_free(self->is_absent);
+    mem_free(self->unit_elems);
     traini_view_close(&self->view);
     traini_run_dir_close(&self->dir);
     mem_free(self);
