@@ -11,6 +11,7 @@
 #include "swap/checksum.h"
 #include "swap/executor.h"
 #include "swap/lane_io.h"
+#include "swap/lane_pace.h"
 #include "swap_fixture.h"
 #include "tiers/io.h"
 #include "tiers/sim.h"
@@ -30,6 +31,7 @@ struct io_rig {
     const char *drive_name; /* in the test's directory; NULL: "drive" */
     enum io_backend backend;
     bool verify;
+    bool is_paced; /* by lanes that take 0.2 ms for any op */
     uint64_t stuck_ns;
     bool
         keeps_files; /* the drive is broken: io_rig_fini leaves its files to whoever takes it down */
@@ -41,6 +43,7 @@ struct io_rig {
     sim_store *bytes; /* of the simulated drive */
     io *transport;
     checksum_table *sums;
+    lane_pace *pace;
     lane *lanes[LANE_COUNT]; /* each worker in its own slot, update shares compute's */
     executor *exec;
 };
@@ -114,6 +117,15 @@ static lane *io_rig_worker(io_rig *self, const char *name, uint32_t owner)
     return worker;
 }
 
+static void io_rig_pace(io_rig *self)
+{
+    lane_pace_config config = {
+        .rates = {.op_seconds = 2e-4}, .programs = &self->prog, .program_count = 1};
+    assert_int_equal(lane_pace_create(&config, &self->pace), 0);
+    for (int kind = LANE_READ; kind <= LANE_COMPUTE; kind++)
+        assert_int_equal(lane_pace_wrap(self->pace, self->lanes[kind], &self->lanes[kind]), 0);
+}
+
 __attribute__((unused)) static void io_rig_init(io_rig *self, const char *transport_name,
                                                 const program *prog, uint64_t seed)
 {
@@ -152,6 +164,8 @@ __attribute__((unused)) static void io_rig_start(io_rig *self, const io_faults *
     self->lanes[LANE_D2H] = io_rig_worker(self, "d2h", 12);
     self->lanes[LANE_COMM] = io_rig_worker(self, "comm", 13);
     self->lanes[LANE_COMPUTE] = io_rig_worker(self, "cores", 14);
+    if (self->is_paced)
+        io_rig_pace(self);
     self->lanes[LANE_UPDATE] = self->lanes[LANE_COMPUTE];
     executor_config exec = {.programs = &self->prog, .program_count = 1};
     memcpy(exec.lanes, self->lanes, sizeof exec.lanes);
@@ -181,6 +195,7 @@ __attribute__((unused)) static void io_rig_fini(io_rig *self)
     executor_destroy(self->exec);
     for (int kind = LANE_COMPUTE; kind >= 0; kind--) /* write before read, as the header allows */
         self->lanes[kind]->ops->destroy(self->lanes[kind]);
+    lane_pace_destroy(self->pace);
     io_destroy(self->transport);
     checksum_destroy(self->sums);
     sim_store_destroy(self->bytes);

@@ -1,6 +1,6 @@
 /* The read and write lanes over real files, with real worker lanes beside them: random programs give
  * the values of serial execution, on io_uring, on the thread pool and on the simulated drive, also where
- * transfers are slow, short and out of order; errors stop the run. The argument names the transport. */
+ * transfers are slow, short and out of order; errors stop the run. Some runs are paced. The argument names the transport. */
 #include <errno.h>
 #include <poll.h>
 #include <setjmp.h>
@@ -27,6 +27,7 @@ static void run_random(uint64_t seed, const io_faults *faults)
     io_rig r;
     io_rig_init(&r, transport_name, &prog, seed);
     r.verify = true;
+    r.is_paced = seed % 4 == 3;
     io_rig_start(&r, faults);
     run_totals totals;
     mem_stats before, after;
@@ -85,6 +86,7 @@ static void drive_errors_stop_the_run(void **state)
                             .enospc_rate = full ? 300 : 0,
                             .latency_us_max = 100};
         r.verify = seed % 2 == 1;
+        r.is_paced = seed % 3 == 0;
         io_rig_start(&r, &faults);
         int rc = executor_run(r.exec, &prog, 1, NULL);
         if (rc != 0) {
@@ -115,6 +117,7 @@ static void a_broken_queue_ends_the_run(void **state)
         io_faults faults = {
             .seed = seed, .break_after = 1 + 4 * (seed - 500), .latency_us_max = 300};
         r.verify = seed % 2 == 1;
+        r.is_paced = seed % 3 == 0;
         io_rig_start(&r, &faults);
         int fds = helper_count_fds();
         assert_int_equal(executor_run(r.exec, &prog, 1, NULL), -EIO);
