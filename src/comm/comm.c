@@ -194,6 +194,15 @@ static void self_close(comm *self)
 
 static const commi_bulk_ops self_ops = {"self", self_all_gather, self_reduce_scatter, self_close};
 
+void comm_close(comm *self)
+{
+    if (!self || !self->bulk)
+        return;
+    self->bulk->close(self);
+    self->bulk = NULL;
+    self->bulk_state = NULL;
+}
+
 int comm_open(comm *self, const comm_open_config *config)
 {
     assert(!self->bulk);

@@ -132,6 +132,8 @@ typedef struct comm_open_config comm_open_config;
 /* Makes the bulk plane: segments, requests, NCCL's communicator; each collective is run once, small. All ranks
  * together. What it holds afterwards is constant. */
 int comm_open(comm *self, const comm_open_config *config) MUST_CHECK;
+/* Ends the bulk plane, which may be opened again; waits for nobody. Not open, or NULL: nothing. */
+void comm_close(comm *self);
 
 struct comm_call {
     const char *label;  /* for messages: "all-gather of block.3"; borrowed until the call returns */

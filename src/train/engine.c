@@ -413,6 +413,38 @@ static void destroy_lane(lane *item)
         item->ops->destroy(item);
 }
 
+/* train_options.pace: the lanes take as long as on the stated machine; what computes takes time alone. */
+static int pace_lanes(traini_engine *self)
+{
+    const plan_machine *machine = &self->setup->plan.machine;
+    const program *programs[PROGRAM_KIND_COUNT];
+    list_programs(self, programs);
+    lane_pace_config config = {
+        .rates = {.drive_read_bytes = machine->drive_read_bytes_per_second,
+                  .drive_write_bytes = machine->drive_write_bytes_per_second,
+                  .h2d_bytes = machine->h2d_bytes_per_second,
+                  .d2h_bytes = machine->d2h_bytes_per_second,
+                  .comm_bytes = machine->comm_bytes_per_second,
+                  .dram_bytes = machine->dram_bytes_per_second,
+                  .device_flops = machine->device_flops_per_second,
+                  .device_bytes = machine->device_bytes_per_second,
+                  .cores = machine->core_count,
+                  .device_is_cpu = machine->device_is_cpu,
+                  .op_seconds = machine->op_seconds},
+        .programs = programs,
+        .program_count = PROGRAM_KIND_COUNT,
+    };
+    TRY(lane_pace_create(&config, &self->pace));
+    TRY(lane_pace_wrap(self->pace, self->read_lane, &self->read_lane));
+    TRY(lane_pace_wrap(self->pace, self->write_lane, &self->write_lane));
+    TRY(lane_pace_wrap(self->pace, self->copy_lane, &self->copy_lane));
+    if (self->comm_lane)
+        TRY(lane_pace_wrap(self->pace, self->comm_lane, &self->comm_lane));
+    destroy_lane(self->core_lane);
+    self->core_lane = NULL;
+    return lane_pace_wrap(self->pace, NULL, &self->core_lane);
+}
+
 static int make_executor(traini_engine *self)
 {
     const program *programs[PROGRAM_KIND_COUNT];
@@ -468,6 +500,8 @@ int traini_engine_create(traini_setup *setup, const struct traini_engine_options
         rc = make_workers(self);
     if (rc == 0)
         rc = open_collectives(self);
+    if (rc == 0 && options->is_paced)
+        rc = pace_lanes(self);
     if (rc == 0)
         rc = make_executor(self);
     thread_ask_short_slice(); /* the workers exist and keep longer ones */
@@ -520,6 +554,8 @@ void traini_engine_destroy(traini_engine *self)
     destroy_lane(self->gpu_lane);
     destroy_lane(self->commit_lane);
     destroy_lane(self->comm_lane);
+    lane_pace_destroy(self->pace);
+    comm_close(self->setup->ranks.comm);
     if (self->update_context)
         kernels_cpu.context_destroy(self->update_context);
     paranoid_destroy(self->checked_cores);
