@@ -192,7 +192,8 @@ static void self_close(comm *self)
     (void)self;
 }
 
-static const commi_bulk_ops self_ops = {"self", self_all_gather, self_reduce_scatter, self_close};
+static const commi_bulk_ops self_ops = {"self", self_all_gather, self_reduce_scatter, self_close,
+                                        NULL};
 
 void comm_close(comm *self)
 {
@@ -245,6 +246,11 @@ int comm_reduce_scatter(comm *self, const comm_call *call)
 {
     TRY(check_call(self, call));
     return self->bulk->reduce_scatter(self, call);
+}
+
+int comm_watch(comm *self)
+{
+    return self && self->bulk && self->bulk->watch ? self->bulk->watch(self) : comm_check(self);
 }
 
 uint64_t comm_sent_bytes(const comm *self)

@@ -154,6 +154,14 @@ int comm_all_gather(comm *self, const comm_call *call) MUST_CHECK;
  * source[own rank]. One rank with a 16-bit wire: not rounded, copied. Does not overlap. Blocks likewise. */
 int comm_reduce_scatter(comm *self, const comm_call *call) MUST_CHECK;
 
+/* Asks after collectives that are enqueued, on the thread of the bulk calls, now and then while they have not
+ * ended (lane_stream_config.watch): NCCL's own errors, a rank that does not come, a failure of the job. 0, or
+ * the failure; then none of them is left on the stream. Other backends: comm_check. NULL: 0. */
+int comm_watch(comm *self) MUST_CHECK;
+/* 0, or why this process cannot use NCCL, with what to do: -ENOTSUP (not built in), ERR_BACKEND (no library,
+ * or one too old). Loads it. Whether the ranks have a GPU each is comm_open's to say. */
+int comm_nccl_check(void) MUST_CHECK;
+
 /* Bytes that this rank has sent to other ranks by bulk calls since comm_open, as counted where they are copied
  * or sent; a chunk that p other ranks read counts p times. */
 uint64_t comm_sent_bytes(const comm *self);

@@ -24,6 +24,8 @@ struct commi_bulk_ops {
     int (*reduce_scatter)(comm *self, const comm_call *call);
     /* Frees all; after a failure too: then it waits for nobody. */
     void (*close)(comm *self);
+    /* As comm_watch. NULL: comm_check. */
+    int (*watch)(comm *self);
 };
 typedef struct commi_bulk_ops commi_bulk_ops;
 

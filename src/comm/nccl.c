@@ -1,11 +1,433 @@
-/* The backend nccl: not there yet. */
-#include "comm/comm_internal.h"
-
+/* The backend nccl: collectives between GPUs on the comm lane's stream. See comm.h.
+ *
+ *   commi_open_nccl ─► who has which GPU ─► id of rank 0 ─► communicator ─► each collective once, small
+ *   nccl_all_gather, nccl_reduce_scatter: enqueue, and return when NCCL has (not when the GPU has)
+ *   nccl_watch: NCCL's errors, a rank that does not come, a failure of the job ─► ncclCommAbort
+ *
+ * The communicator does not block: a call answers "in progress", and we ask again with sleeps between, so
+ * that a rank that is gone can end the wait. A collective on the stream whose peers are gone runs until
+ * ncclCommAbort ends it; that is nccl_watch's, or the next bulk call's, on the thread of the bulk calls:
+ * so the communicator is never freed under a call.
+ *
+ * Sums are NCCL's: in the wire dtype, in the order of its algorithm. Equal on every run of the same ranks and
+ * NCCL, not equal to the other backends' to the bit.
+ *
+ * Once open, a call allocates nothing of ours; NCCL starts a thread for it. What NCCL holds of the GPU is
+ * measured as what became less while it was opened. */
+#include <assert.h>
 #include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/mem.h"
+#include "base/size.h"
+#include "comm/comm_internal.h"
+#include "comm/nccl_library.h"
+#include "tiers/device.h"
+
+enum {
+    TRIAL_BYTES = 256 << 10, /* of all ranks' shards in the larger of the trial collectives */
+    SLEEP_NS_MIN = 20000,    /* between two questions; NCCL answers within some 50 us */
+    SLEEP_NS_MAX = 1000000,  /* when it does not */
+    CAUSE_NS = 2000000000,   /* that the hub may take to learn why a peer is gone */
+};
+
+static_assert(TRIAL_BYTES >= 2 * COMM_RANKS_MAX * sizeof(float), "each rank has its elements");
+
+struct nccl_state {
+    commi_nccl_library api;
+    ncclComm_t handle; /* NULL: none yet, or given up */
+    comm_open_config config;
+    device_event *end;   /* behind the latest collective */
+    int64_t enqueued_ns; /* when that was enqueued; 0: none was */
+    char label[COMM_LABEL_BYTES];
+};
+typedef struct nccl_state nccl_state;
+
+/* ---- failures ---- */
+
+/* Ends what is on the stream and frees the communicator. What it says is no matter: the job has failed. */
+static void give_up(nccl_state *state)
+{
+    if (state->handle)
+        (void)state->api.abort(state->handle);
+    state->handle = NULL;
+}
+
+/* This rank's failure, with this thread's text; returns the job's, which may be another. */
+static int fail_here(comm *self, nccl_state *state, int code)
+{
+    (void)comm_fail(self, code, err_text());
+    give_up(state);
+    return commi_is_aborted(self) ? commi_abort_error(self) : code;
+}
+
+static int fail_with_job(comm *self, nccl_state *state)
+{
+    give_up(state);
+    return commi_abort_error(self);
+}
+
+static void rest(int64_t nanoseconds)
+{
+    nanosleep(&(struct timespec){.tv_nsec = (long)nanoseconds}, NULL);
+}
+
+/* NCCL refused or failed. A peer that is gone shows here first, as an error of the network: the hub knows
+ * more, a moment later. */
+static int refused(comm *self, nccl_state *state, const char *what, ncclResult_t result)
+{
+    bool is_peers = result == ncclRemoteError || result == ncclSystemError;
+    const char *more = state->handle ? state->api.last_error(state->handle) : NULL;
+    int rc =
+        err_set(ERR_BACKEND, "%s: %s says %s%s%s", what, state->api.version,
+                state->api.error_string(result), more && more[0] ? ": " : "", more ? more : "");
+    err_record first;
+    err_save(&first, rc);
+    for (int64_t waited = 0; is_peers && self->world > 1 && waited < CAUSE_NS;
+         waited += SLEEP_NS_MAX) {
+        if (commi_is_aborted(self))
+            return fail_with_job(self, state);
+        rest(SLEEP_NS_MAX);
+    }
+    return fail_here(self, state, err_restore(&first));
+}
+
+static int overdue(comm *self, nccl_state *state, const char *what)
+{
+    return fail_here(
+        self, state,
+        err_set(-ETIMEDOUT,
+                "%s by NCCL has not ended after %.0f s: a rank did not come to it, or the "
+                "network between the GPUs stands still (NCCL_DEBUG=INFO says more)",
+                what, (double)commi_timeout_ns(self) * 1e-9));
+}
+
+/* ---- waiting ---- */
+
+/* Until NCCL has taken what it was given: `result` is what the call returned. */
+static int settle(comm *self, nccl_state *state, const char *what, ncclResult_t result)
+{
+    int64_t begin_ns = commi_now_ns(), sleep_ns = SLEEP_NS_MIN;
+    while (result == ncclInProgress) {
+        if (commi_is_aborted(self))
+            return fail_with_job(self, state);
+        if (commi_now_ns() - begin_ns > commi_timeout_ns(self))
+            return overdue(self, state, what);
+        rest(sleep_ns);
+        sleep_ns = sleep_ns < SLEEP_NS_MAX / 2 ? 2 * sleep_ns : SLEEP_NS_MAX;
+        ncclResult_t asked = state->api.get_async_error(state->handle, &result);
+        if (asked != ncclSuccess)
+            result = asked;
+    }
+    return result == ncclSuccess ? 0 : refused(self, state, what, result);
+}
+
+static int nccl_watch(comm *self)
+{
+    nccl_state *state = self->bulk_state;
+    ncclResult_t result = ncclSuccess;
+    if (commi_is_aborted(self))
+        return fail_with_job(self, state);
+    if (!state->handle)
+        return err_set(ERR_POISONED, "NCCL's communicator was given up");
+    ncclResult_t asked = state->api.get_async_error(state->handle, &result);
+    if (asked != ncclSuccess)
+        result = asked;
+    if (result != ncclSuccess && result != ncclInProgress)
+        return refused(self, state, state->label, result);
+    /* Collectives are enqueued one by one behind each other, a few ahead: while one of them does not end, no
+     * new one comes for long. */
+    if (state->enqueued_ns == 0 || commi_now_ns() - state->enqueued_ns <= commi_timeout_ns(self))
+        return 0;
+    int is_done = device_event_done(state->config.gpu, state->end);
+    if (is_done < 0)
+        return fail_here(self, state, is_done);
+    return is_done ? 0 : overdue(self, state, state->label);
+}
+
+/* Until the GPU has ended all that is on the stream. */
+static int await_stream(comm *self, nccl_state *state)
+{
+    int is_done = 0;
+    while (is_done == 0) {
+        TRY(nccl_watch(self));
+        is_done = device_event_done(state->config.gpu, state->end);
+        if (is_done == 0)
+            rest(SLEEP_NS_MAX);
+    }
+    return is_done < 0 ? fail_here(self, state, is_done) : 0;
+}
+
+/* ---- collectives ---- */
+
+/* Notes what was enqueued, for nccl_watch, and counts what this rank sends. */
+static int note_enqueued(comm *self, nccl_state *state, const char *label, uint64_t shard_bytes)
+{
+    snprintf(state->label, sizeof state->label, "%s", label);
+    state->enqueued_ns = commi_now_ns();
+    atomic_fetch_add(&self->sent_bytes, (self->world - 1) * shard_bytes);
+    int rc = device_record(state->config.gpu, state->end, state->config.stream);
+    return rc < 0 ? fail_here(self, state, rc) : 0;
+}
+
+static int nccl_all_gather(comm *self, const comm_call *call)
+{
+    nccl_state *state = self->bulk_state;
+    if (!state->handle)
+        return nccl_watch(self);
+    TRY(settle(self, state, call->label,
+               state->api.all_gather(call->source, call->target, call->count, ncclUint8,
+                                     state->handle, state->config.stream)));
+    return note_enqueued(self, state, call->label, call->count);
+}
+
+static int convert(comm *self, nccl_state *state, const void *source, enum dtype source_type,
+                   void *target, enum dtype target_type, uint64_t count)
+{
+    int rc = state->config.convert(state->config.convert_user, state->config.stream, source,
+                                   source_type, target, target_type, count);
+    return rc < 0 ? fail_here(self, state, rc) : 0;
+}
+
+/* In place within scratch: NCCL puts the sum where this rank's part of the source was. */
+static int reduce_scatter_16_bit(comm *self, nccl_state *state, const comm_call *call)
+{
+    ncclDataType_t type = call->wire == DTYPE_BF16 ? ncclBfloat16 : ncclFloat16;
+    unsigned char *part = call->scratch;
+    if (!state->config.convert || !call->scratch)
+        return fail_here(self, state,
+                         err_set(ERR_INTERNAL, "%s: a wire of %s needs scratch and a conversion",
+                                 call->label, dtype_name(call->wire)));
+    part += self->rank * call->count * dtype_bytes(call->wire);
+    TRY(convert(self, state, call->source, DTYPE_FP32, call->scratch, call->wire,
+                self->world * call->count));
+    TRY(settle(self, state, call->label,
+               state->api.reduce_scatter(call->scratch, part, call->count, type, ncclSum,
+                                         state->handle, state->config.stream)));
+    return convert(self, state, part, call->wire, call->target, DTYPE_FP32, call->count);
+}
+
+/* One rank's sum is not rounded on its way to nobody. */
+static int nccl_reduce_scatter(comm *self, const comm_call *call)
+{
+    nccl_state *state = self->bulk_state;
+    bool is_16_bit = call->wire != DTYPE_FP32 && self->world > 1;
+    if (!state->handle)
+        return nccl_watch(self);
+    if (is_16_bit)
+        TRY(reduce_scatter_16_bit(self, state, call));
+    else
+        TRY(settle(self, state, call->label,
+                   state->api.reduce_scatter(call->source, call->target, call->count, ncclFloat32,
+                                             ncclSum, state->handle, state->config.stream)));
+    return note_enqueued(self, state, call->label,
+                         call->count * dtype_bytes(is_16_bit ? call->wire : DTYPE_FP32));
+}
+
+/* The device, its stream and the memory may be gone by now: NCCL has its own. */
+static void nccl_close(comm *self)
+{
+    nccl_state *state = self->bulk_state;
+    if (state->handle && !commi_is_aborted(self) &&
+        settle(self, state, "closing NCCL's communicator", state->api.finalize(state->handle)) ==
+            0 &&
+        state->api.destroy(state->handle) == ncclSuccess)
+        state->handle = NULL;
+    give_up(state);
+    mem_free(state);
+    self->bulk_state = NULL;
+}
+
+static const commi_bulk_ops nccl_ops = {
+    .name = "nccl",
+    .all_gather = nccl_all_gather,
+    .reduce_scatter = nccl_reduce_scatter,
+    .close = nccl_close,
+    .watch = nccl_watch,
+};
+
+/* ---- opening ---- */
+
+/* What each rank tells the others before they meet in NCCL. */
+struct presence {
+    char pci_bus_id[16];
+    int32_t version_code;
+};
+typedef struct presence presence;
+
+/* The same refusal on all ranks. */
+static int check_presences(comm *self, const presence *all)
+{
+    for (uint32_t r = 1; r < self->world; r++) {
+        const comm_rank *one = &self->ranks[r];
+        if (all[r].version_code != all[0].version_code)
+            return err_set(
+                ERR_CONFIG,
+                "rank %u on %s has NCCL of version code %d, rank 0 on %s of %d: all ranks "
+                "need the same, or set comm.backend to \"staged\"",
+                r, one->host, all[r].version_code, self->ranks[0].host, all[0].version_code);
+        for (uint32_t k = 0; k < r; k++)
+            if (self->ranks[k].host_idx == one->host_idx &&
+                strncmp(all[k].pci_bus_id, all[r].pci_bus_id, sizeof all[k].pci_bus_id) == 0)
+                return err_set(
+                    ERR_CONFIG,
+                    "ranks %u and %u on %s have the same GPU (%.16s), which NCCL refuses: "
+                    "start one rank per GPU, or set comm.backend to \"staged\" or \"auto\"",
+                    k, r, one->host, all[r].pci_bus_id);
+    }
+    return 0;
+}
+
+static int exchange_presences(comm *self, nccl_state *state)
+{
+    presence mine = {.version_code = state->api.version_code};
+    snprintf(mine.pci_bus_id, sizeof mine.pci_bus_id, "%s",
+             device_get_info(state->config.gpu)->pci_bus_id);
+    presence *all = mem_alloc(self->world, sizeof *all, "nccl presences");
+    if (!all)
+        return -ENOMEM;
+    int rc = comm_exchange(self, "the ranks' GPUs", &mine, sizeof mine, all);
+    if (rc == 0)
+        rc = check_presences(self, all);
+    mem_free(all);
+    return rc;
+}
+
+static int make_handle(comm *self, nccl_state *state)
+{
+    ncclUniqueId id;
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    int rc = 0;
+    memset(&id, 0, sizeof id);
+    if (self->rank == 0) {
+        ncclResult_t result = state->api.get_unique_id(&id);
+        if (result != ncclSuccess)
+            rc = err_set(ERR_BACKEND, "%s makes no id: %s", state->api.version,
+                         state->api.error_string(result));
+    }
+    TRY(comm_agree(self, "NCCL's id", rc));
+    TRY(comm_broadcast(self, "NCCL's id", &id, sizeof id));
+    config.blocking = 0;
+    ncclResult_t result =
+        state->api.init_rank(&state->handle, (int)self->world, id, (int)self->rank, &config);
+    return settle(self, state, "opening NCCL's communicator", result);
+}
+
+/* Pinned memory, which NCCL takes like a GPU's: three parts of TRIAL_BYTES. */
+struct trial {
+    float *source, *target;
+    void *scratch;
+};
+typedef struct trial trial;
+
+/* Element i of a unit gets this sum, all of it from one rank: exact in every dtype. */
+static float trial_sum(const comm *self, uint64_t elem)
+{
+    return (float)(elem % self->world % 100 + 1);
+}
+
+static int try_all_gather(comm *self, nccl_state *state, const trial *memory, uint64_t count)
+{
+    unsigned char *source = (void *)memory->source, *target = (void *)memory->target;
+    memset(source, (int)(self->rank % 251 + 1), count);
+    TRY(nccl_all_gather(self, &(comm_call){.label = "a first all-gather",
+                                           .source = source,
+                                           .target = target,
+                                           .count = count}));
+    TRY(await_stream(self, state));
+    for (uint64_t i = 0; i < self->world * count; i++)
+        if (target[i] != i / count % 251 + 1)
+            return fail_here(self, state,
+                             err_set(ERR_BACKEND, "%s: byte %llu of a first all-gather is wrong",
+                                     state->api.version, (unsigned long long)i));
+    return 0;
+}
+
+static int try_reduce_scatter(comm *self, nccl_state *state, const trial *memory, uint64_t count,
+                              enum dtype wire)
+{
+    for (uint64_t i = 0; i < self->world * count; i++)
+        memory->source[i] = i % self->world == self->rank ? trial_sum(self, i) : 0.0f;
+    TRY(nccl_reduce_scatter(self, &(comm_call){.label = "a first reduce-scatter",
+                                               .source = memory->source,
+                                               .target = memory->target,
+                                               .count = count,
+                                               .wire = wire,
+                                               .scratch = memory->scratch}));
+    /* note_enqueued has recorded behind the last conversion. */
+    TRY(await_stream(self, state));
+    for (uint64_t i = 0; i < count; i++)
+        if (memory->target[i] != trial_sum(self, self->rank * count + i))
+            return fail_here(self, state,
+                             err_set(ERR_BACKEND,
+                                     "%s: element %llu of a first reduce-scatter in %s is wrong",
+                                     state->api.version, (unsigned long long)i, dtype_name(wire)));
+    return 0;
+}
+
+/* NCCL connects the ranks and loads its kernels at the first collective of a kind and size. */
+static int try_collectives(comm *self, nccl_state *state)
+{
+    uint64_t most = TRIAL_BYTES / sizeof(float) / self->world;
+    const uint64_t counts[] = {2, most};
+    void *memory;
+    TRY(device_alloc_pinned(state->config.gpu, 3 * (uint64_t)TRIAL_BYTES, &memory));
+    trial parts = {memory, (float *)memory + TRIAL_BYTES / sizeof(float),
+                   (char *)memory + 2 * (size_t)TRIAL_BYTES};
+    for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
+        TRY(try_all_gather(self, state, &parts, counts[i] * sizeof(float)));
+        TRY(try_reduce_scatter(self, state, &parts, counts[i], DTYPE_FP32));
+        for (int wire = DTYPE_BF16; state->config.convert && wire <= DTYPE_FP16; wire++)
+            TRY(try_reduce_scatter(self, state, &parts, counts[i], (enum dtype)wire));
+    }
+    return 0;
+}
+
+/* All ranks come through here together; each refusal is everybody's. */
+static int open_parts(comm *self, nccl_state *state)
+{
+    uint64_t before = 0, after = 0;
+    int rc = commi_nccl_load(&state->api);
+    if (rc == 0 && (!state->config.gpu || !state->config.stream))
+        rc = err_set(ERR_INTERNAL, "the backend nccl needs a GPU and its comm lane's stream");
+    if (rc == 0)
+        rc = device_event_create(state->config.gpu, false, &state->end);
+    if (rc == 0)
+        rc = device_free_bytes(state->config.gpu, &before);
+    TRY(comm_agree(self, "loading NCCL", rc));
+    TRY(exchange_presences(self, state));
+    TRY(make_handle(self, state));
+    TRY(try_collectives(self, state));
+    TRY(device_free_bytes(state->config.gpu, &after));
+    atomic_store(&self->held_bytes, before - size_min(before, after) + 3 * (uint64_t)TRIAL_BYTES);
+    atomic_store(&self->sent_bytes, 0); /* of the program's collectives alone */
+    return 0;
+}
+
+int comm_nccl_check(void)
+{
+    commi_nccl_library api;
+    return commi_nccl_load(&api);
+}
 
 int commi_open_nccl(comm *self, const comm_open_config *config)
 {
-    (void)self;
-    (void)config;
-    return err_set(-ENOTSUP, "NCCL is not built in");
+    nccl_state *state = mem_alloc(1, sizeof *state, "nccl");
+    if (!state)
+        return -ENOMEM;
+    state->config = *config;
+    self->bulk_state = state;
+    int rc = open_parts(self, state);
+    if (rc < 0) {
+        err_record first;
+        err_save(&first, rc);
+        give_up(state);
+        mem_free(state);
+        self->bulk_state = NULL;
+        return err_restore(&first);
+    }
+    self->bulk = &nccl_ops;
+    return 0;
 }

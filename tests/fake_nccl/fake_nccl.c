@@ -1,0 +1,257 @@
+/* See fake_nccl.h. Compiled with CUDA's and NCCL's own headers, as src/comm/nccl.c is. */
+#include "fake_nccl.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/dtype.h"
+#include "base/size.h"
+#include "comm/nccl_library.h"
+#include "tests/simulated_gpu/simulated_gpu.h"
+
+struct fake_nccl fake_nccl;
+
+/* Never freed: a stream may look at it after it was aborted. */
+struct ncclComm {
+    uint32_t world, rank;
+    uint32_t questions_left;
+    atomic_bool is_aborted;
+};
+
+/* A collective on a stream. */
+struct collective {
+    struct ncclComm *handle;
+    const unsigned char *source;
+    unsigned char *target;
+    size_t count; /* of a shard */
+    ncclDataType_t type;
+    bool is_sum;
+};
+
+static size_t type_bytes(ncclDataType_t type)
+{
+    return type == ncclUint8 ? 1 : type == ncclFloat32 ? 4 : 2;
+}
+
+/* ---- on the stream's thread ---- */
+
+/* False: aborted. */
+static bool meet(struct ncclComm *handle)
+{
+    struct fake_nccl_shared *shared = fake_nccl.shared;
+    uint32_t generation = atomic_load(&shared->generation);
+    if (atomic_fetch_add(&shared->arrived_count, 1) + 1 == handle->world) {
+        atomic_store(&shared->arrived_count, 0);
+        atomic_store(&shared->generation, generation + 1);
+    }
+    while (atomic_load(&shared->generation) == generation) {
+        if (atomic_load(&handle->is_aborted))
+            return false;
+        nanosleep(&(struct timespec){.tv_nsec = 200000}, NULL);
+    }
+    return true;
+}
+
+static bool gather(const struct collective *self)
+{
+    struct fake_nccl_shared *shared = fake_nccl.shared;
+    for (size_t at = 0; at < self->count; at += FAKE_NCCL_PIECE_BYTES) {
+        size_t bytes = size_min(FAKE_NCCL_PIECE_BYTES, self->count - at);
+        memcpy(shared->pieces[self->handle->rank], self->source + at, bytes);
+        if (!meet(self->handle))
+            return false;
+        for (uint32_t r = 0; r < self->handle->world; r++)
+            memcpy(self->target + r * self->count + at, shared->pieces[r], bytes);
+        if (!meet(self->handle))
+            return false;
+    }
+    return true;
+}
+
+static float load(const unsigned char *from, size_t i, ncclDataType_t type)
+{
+    float wide;
+    uint16_t half;
+    if (type == ncclFloat32) {
+        memcpy(&wide, from + 4 * i, 4);
+        return wide;
+    }
+    memcpy(&half, from + 2 * i, 2);
+    return type == ncclBfloat16 ? fp32_from_bf16(half) : fp32_from_fp16(half);
+}
+
+static void store(unsigned char *to, size_t i, ncclDataType_t type, float value)
+{
+    if (type == ncclFloat32) {
+        memcpy(to + 4 * i, &value, 4);
+        return;
+    }
+    uint16_t half = type == ncclBfloat16 ? bf16_from_fp32(value) : fp16_from_fp32(value);
+    memcpy(to + 2 * i, &half, 2);
+}
+
+static void add_pieces(const struct collective *self, size_t first, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        float sum = load(fake_nccl.shared->pieces[0], i, self->type);
+        for (uint32_t r = 1; r < self->handle->world; r++)
+            sum += load(fake_nccl.shared->pieces[r], i, self->type);
+        store(self->target, first + i, self->type, sum);
+    }
+}
+
+static bool reduce(const struct collective *self)
+{
+    size_t bytes = type_bytes(self->type), most = FAKE_NCCL_PIECE_BYTES / bytes;
+    for (uint32_t to = 0; to < self->handle->world; to++)
+        for (size_t at = 0; at < self->count; at += most) {
+            size_t count = size_min(most, self->count - at);
+            memcpy(fake_nccl.shared->pieces[self->handle->rank],
+                   self->source + (to * self->count + at) * bytes, count * bytes);
+            if (!meet(self->handle))
+                return false;
+            if (to == self->handle->rank)
+                add_pieces(self, at, count);
+            if (!meet(self->handle))
+                return false;
+        }
+    return true;
+}
+
+static void run(void *user)
+{
+    const struct collective *self = user;
+    if (self->handle->world == 1)
+        memcpy(self->target, self->source, self->count * type_bytes(self->type));
+    else
+        (void)(self->is_sum ? reduce(self) : gather(self));
+}
+
+/* ---- NCCL's calls ---- */
+
+static ncclResult_t begin(struct ncclComm *handle)
+{
+    handle->questions_left = fake_nccl.questions;
+    return fake_nccl.questions > 0 ? ncclInProgress : ncclSuccess;
+}
+
+static ncclResult_t enqueue(struct collective item, size_t source_bytes, size_t target_bytes,
+                            cudaStream_t stream)
+{
+    if (fake_nccl.refusal != 0) {
+        ncclResult_t result = (ncclResult_t)fake_nccl.refusal;
+        fake_nccl.refusal = 0;
+        return result;
+    }
+    if (item.handle->questions_left > 0) /* a call before it was not awaited */
+        return ncclInvalidUsage;
+    if (!simulated_gpu_may_touch(item.source, source_bytes) ||
+        !simulated_gpu_may_touch(item.target, target_bytes))
+        return ncclInvalidArgument;
+    struct collective *made = malloc(sizeof *made);
+    *made = item;
+    if (simulated_gpu_enqueue(stream, "fake_nccl", run, free, made) != cudaSuccess)
+        return ncclUnhandledCudaError;
+    fake_nccl.collective_count++;
+    return begin(item.handle);
+}
+
+static ncclResult_t all_gather(const void *source, void *target, size_t count, ncclDataType_t type,
+                               ncclComm_t handle, cudaStream_t stream)
+{
+    struct collective item = {handle, source, target, count, type, false};
+    return type != ncclUint8 ? ncclInvalidArgument
+                             : enqueue(item, count, handle->world * count, stream);
+}
+
+static ncclResult_t reduce_scatter(const void *source, void *target, size_t count,
+                                   ncclDataType_t type, ncclRedOp_t kind, ncclComm_t handle,
+                                   cudaStream_t stream)
+{
+    struct collective item = {handle, source, target, count, type, true};
+    size_t bytes = count * type_bytes(type);
+    return kind != ncclSum ? ncclInvalidArgument
+                           : enqueue(item, handle->world * bytes, bytes, stream);
+}
+
+static ncclResult_t get_version(int *version)
+{
+    *version = fake_nccl.version_code ? fake_nccl.version_code : 22809;
+    return ncclSuccess;
+}
+
+static ncclResult_t get_unique_id(ncclUniqueId *id)
+{
+    memset(id, 0x5a, sizeof *id);
+    return ncclSuccess;
+}
+
+static ncclResult_t init_rank(ncclComm_t *out, int world, ncclUniqueId id, int rank,
+                              ncclConfig_t *config)
+{
+    if (id.internal[NCCL_UNIQUE_ID_BYTES - 1] != 0x5a || config->blocking != 0 ||
+        world > FAKE_NCCL_RANKS)
+        return ncclInvalidArgument;
+    struct ncclComm *made = calloc(1, sizeof *made);
+    made->world = (uint32_t)world;
+    made->rank = (uint32_t)rank;
+    fake_nccl.live_handle_count++;
+    *out = made;
+    return begin(made);
+}
+
+static ncclResult_t finalize(ncclComm_t handle)
+{
+    return begin(handle);
+}
+
+static ncclResult_t destroy(ncclComm_t handle)
+{
+    fake_nccl.live_handle_count--;
+    return handle->questions_left > 0 ? ncclInvalidUsage : ncclSuccess;
+}
+
+static ncclResult_t abort_all(ncclComm_t handle)
+{
+    atomic_store(&handle->is_aborted, true);
+    fake_nccl.live_handle_count--;
+    fake_nccl.abort_count++;
+    return ncclSuccess;
+}
+
+static ncclResult_t get_async_error(ncclComm_t handle, ncclResult_t *result)
+{
+    *result = ncclSuccess;
+    if (fake_nccl.failure != 0)
+        *result = (ncclResult_t)fake_nccl.failure;
+    else if (handle->questions_left > 0 && --handle->questions_left > 0)
+        *result = ncclInProgress;
+    return ncclSuccess;
+}
+
+static const char *error_string(ncclResult_t result)
+{
+    return result == ncclInternalError  ? "internal error"
+           : result == ncclRemoteError  ? "remote process exited"
+           : result == ncclInvalidUsage ? "invalid usage"
+                                        : "another error";
+}
+
+static const char *last_error(ncclComm_t handle)
+{
+    (void)handle;
+    return "as the fake was told";
+}
+
+int commi_nccl_load(commi_nccl_library *api)
+{
+    if (fake_nccl.is_absent)
+        return err_set(ERR_BACKEND, "NCCL cannot be loaded: there is no fake");
+    *api = (commi_nccl_library){get_version,  get_unique_id, init_rank,       finalize,
+                                destroy,      abort_all,     get_async_error, error_string,
+                                last_error,   all_gather,    reduce_scatter,  0,
+                                "NCCL (fake)"};
+    return get_version(&api->version_code) == ncclSuccess ? 0 : ERR_BACKEND;
+}

@@ -1,0 +1,38 @@
+/* NCCL as it is found at run time (src/comm/nccl_library.c): no GPU is needed to load it.
+ * Exit 77: this build has no NCCL, or the machine has none; then it is told how to get one. */
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "comm/comm.h"
+
+static int code;
+
+static void it_loads_or_says_why(void **state)
+{
+    (void)state;
+    code = comm_nccl_check();
+    if (code == 0) {
+        assert_int_equal(comm_nccl_check(), 0);
+        return;
+    }
+    printf("%s\n", err_text());
+    assert_true(code == -ENOTSUP || code == ERR_BACKEND);
+    assert_non_null(strstr(err_text(), code == -ENOTSUP ? "-DSLUICE_NCCL=ON" : "libnccl"));
+    assert_non_null(strstr(err_text(), "staged"));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(it_loads_or_says_why),
+    };
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    return failed == 0 && code < 0 ? 77 : failed;
+}
