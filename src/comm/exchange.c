@@ -98,9 +98,10 @@ static void close_exchange(comm *group)
     destroy(self);
 }
 
-static const commi_bulk_ops mpi_ops = {"mpi", mpi_all_gather, mpi_reduce_scatter, close_exchange};
+static const commi_bulk_ops mpi_ops = {"mpi", mpi_all_gather, mpi_reduce_scatter, close_exchange,
+                                       NULL};
 static const commi_bulk_ops staged_ops = {"staged", mpi_all_gather, mpi_reduce_scatter,
-                                          close_exchange};
+                                          close_exchange, NULL};
 
 /* ---- sizes ---- */
 
