@@ -129,12 +129,17 @@ build() # PRESET [CMAKE-OPTION...]
         failed=$((failed + 1))
         return 1
     fi
-    echo "test.sh: built $preset in $((SECONDS - began)) s; CUDA backend $(cuda_text "$preset")"
+    echo "test.sh: built $preset in $((SECONDS - began)) s; CUDA backend $(cuda_text "$preset"); MPI $(mpi_text "$preset")"
 }
 
 cuda_text() # PRESET: "compiled by ..." or "not compiled: ..."
 {
     sed -n 's/^SLUICE_CUDA_TEXT:INTERNAL=//p' "build/$1/CMakeCache.txt"
+}
+
+mpi_text() # PRESET: "compiled with ..." or "not compiled: ..."
+{
+    sed -n 's/^SLUICE_MPI_TEXT:INTERNAL=//p' "build/$1/CMakeCache.txt"
 }
 
 attribute() # NAME FILE: a count in the <testsuite> element of a JUnit file

@@ -41,6 +41,11 @@ if(SLUICE_CUDA_FOUND) # the runtime's own needs are dl, rt and pthread; no C++ l
     get_filename_component(cuda_lib_dir ${CUDA_cudart_static_LIBRARY} DIRECTORY)
     set(SLUICE_PC_CUDA "-L${cuda_lib_dir} -lcudart_static -ldl -lrt ")
 endif()
+set(SLUICE_PC_MPI "") # by their paths: pkg-config's name of it differs from library to library
+if(SLUICE_MPI_FOUND)
+    list(JOIN MPI_C_LIBRARIES " " SLUICE_PC_MPI)
+    string(APPEND SLUICE_PC_MPI " ")
+endif()
 configure_file(${PROJECT_SOURCE_DIR}/src/sluice.pc.in ${PROJECT_BINARY_DIR}/src/sluice.pc @ONLY)
 
 install(TARGETS sluice_archive ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})

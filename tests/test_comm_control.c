@@ -439,6 +439,23 @@ static void launchers_are_understood(void **state)
     assert_false(launch.is_launched);
 }
 
+/* A build without MPI cannot join what mpirun started, and rank 0 alone says so. */
+static void a_launcher_without_mpi_is_refused(void **state)
+{
+    (void)state;
+    if (commi_mpi_version()[0] != '\0')
+        return; /* this build would join */
+    comm_join_config config = {0};
+    comm *self;
+    setenv("OMPI_COMM_WORLD_SIZE", "2", 1);
+    for (uint32_t rank = 0; rank < 2; rank++) {
+        setenv("OMPI_COMM_WORLD_RANK", rank ? "1" : "0", 1);
+        assert_int_equal(comm_join(&config, &self), ERR_CONFIG);
+        assert_true(strstr(err_text(), "SLUICE_MPI") != NULL);
+        assert_int_equal(comm_is_teller(NULL), rank == 0);
+    }
+}
+
 /* ---- under mpirun ---- */
 
 /* A rank that mpirun has started: the same calls, and messages by MPI. */
@@ -470,6 +487,44 @@ static int be_launched(void)
     return rc < 0;
 }
 
+/* Rank 1 is killed; mpirun then ends the others (SIGTERM, which a program of ours takes as a request), and rank 0
+ * has said why by then. */
+static int be_launched_to_die(void)
+{
+    comm_join_config config = {.timeout_seconds = 20.0};
+    comm *self;
+    signal(SIGTERM, SIG_IGN);
+    if (comm_join(&config, &self) < 0)
+        return 1;
+    int rc = comm_barrier(self, "before");
+    if (comm_get_rank(self) == 1)
+        raise(SIGKILL);
+    if (rc == 0)
+        rc = comm_barrier(self, "after");
+    if (comm_is_teller(self))
+        printf("told: %s\n", err_text());
+    fflush(stdout);
+    comm_leave(self, rc);
+    return 1;
+}
+
+static int expect_told(const char *program)
+{
+    char command[4096], line[2048];
+    snprintf(command, sizeof command, "exec mpirun --oversubscribe -n 3 '%s' dying 2>&1", program);
+    FILE *output = popen(command, "r");
+    uint32_t count = 0;
+    while (output && fgets(line, sizeof line, output)) {
+        char *told = strstr(line, "told: rank 1 on host ");
+        count += told != NULL && strstr(told, "is gone") != NULL;
+    }
+    int status = output ? pclose(output) : 0;
+    if (count == 1 && status != 0)
+        return 0;
+    fprintf(stderr, "told %u times that rank 1 is gone, status %#x\n", count, (unsigned)status);
+    return 1;
+}
+
 static int run_mpirun(const char *program)
 {
     if (access("/usr/bin/mpirun", X_OK) != 0 && system("command -v mpirun >/dev/null") != 0) {
@@ -485,13 +540,17 @@ static int run_mpirun(const char *program)
     char command[4096];
     snprintf(command, sizeof command, "exec mpirun --oversubscribe -n 3 '%s' rank", program);
     int status = system(command);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : 1;
+    if (!WIFEXITED(status) || WEXITSTATUS(status) != 0)
+        return 1;
+    return expect_told(program);
 }
 
 int main(int argc, char **argv)
 {
     if (argc > 1 && strcmp(argv[1], "rank") == 0)
         return be_launched();
+    if (argc > 1 && strcmp(argv[1], "dying") == 0)
+        return be_launched_to_die();
     if (argc > 1 && strcmp(argv[1], "mpirun") == 0)
         return run_mpirun(argv[0]);
     printf("seed: none, nothing is drawn\n");
@@ -509,6 +568,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_bulk_call_names_who_is_missing),
         cmocka_unit_test(a_rank_that_never_joins_is_named),
         cmocka_unit_test(launchers_are_understood),
+        cmocka_unit_test(a_launcher_without_mpi_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
