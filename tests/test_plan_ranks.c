@@ -1,6 +1,6 @@
 /* Programs of several ranks: run on numbers they give every op the params of its step and every element
  * one update with all ranks' gradients; ranks send what ZeRO's stages say and no more; states rest by
- * its formulas; caps on gathered params hold; what a refusal names is enough. Random jobs: cut and tied
+ * its formulas; caps on gathered params hold; computing hides what it can; what a refusal names is enough. Random jobs: cut and tied
  * models, both orders, all updates, mixed homes, 1 to 5 ranks, stages 0 to 3. */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -15,7 +15,7 @@
 #include "plan_fixture.h"
 #include "plan_ranks_run.h"
 
-enum { SEEDS = 600 };
+enum { SEEDS = 240 };
 
 /* The job of the seed with room for it; its world and stage go by the seed too. */
 static void roomy_job(random_job *r, uint64_t seed)
@@ -99,7 +99,7 @@ static void every_element_is_updated_once_a_step(void **state)
     }
     print_message("seeds 1 to %d: %llu params of a unit read, %llu blocks of gradients closed\n",
                   SEEDS, (unsigned long long)params_read, (unsigned long long)closed);
-    assert_true(params_read > 10000 && closed > 100000);
+    assert_true(params_read > 10000 && closed > 50000);
 }
 
 /* ---- volume ----------------------------------------------------------------------------------- */
@@ -177,7 +177,7 @@ static void ranks_send_what_their_stage_says(void **state)
 {
     (void)state;
     int plain = 0;
-    for (uint64_t seed = 1; seed <= SEEDS / 2; seed++) {
+    for (uint64_t seed = 1; seed <= SEEDS; seed++) {
         random_job r;
         roomy_job(&r, seed);
         r.job.limits_reuse = true;
@@ -204,7 +204,7 @@ static void ranks_send_what_their_stage_says(void **state)
 static void states_rest_by_the_formulas(void **state)
 {
     (void)state;
-    for (uint64_t seed = 1; seed <= SEEDS / 2; seed++) {
+    for (uint64_t seed = 1; seed <= SEEDS; seed++) {
         random_job r;
         roomy_job(&r, seed);
         r.job.tile_elems = 4 * TILE_ELEMS_STEP;
@@ -244,9 +244,7 @@ static uint64_t gathers(const random_job *r, const program *prog, const op *item
     return prog->buffers[target->buffer_idx].is_home ? 0 : target->size_bytes / r->job.param_bytes;
 }
 
-/* Ops before this one that are not complete when it starts, in predicted time. Serial order is not in
- * the program, so that "the oldest op's own need" is told by what else is live: what exceeds a cap is
- * used by one pass, with what is held. */
+/* Of the pass that reads most: what exceeds a cap is used by one pass, the oldest one's. */
 static uint64_t pass_elems_most(const random_job *r)
 {
     uint64_t most = 0;
@@ -317,7 +315,49 @@ static void caps_hold(void **state)
         plan_set_fini(&set);
     }
     print_message("%d jobs with caps, %d times an op needs more than its cap\n", capped, reached);
-    assert_true(capped > 200 && reached > 50);
+    assert_true(capped > 100 && reached > 50);
+}
+
+/* ---- time ------------------------------------------------------------------------------------- */
+
+/* Where each pass computes longer than its unit's collectives take, only the ends of a step wait for them:
+ * neither the next gather nor the next pass waits for a reduction. */
+static void collectives_hide_behind_computing(void **state)
+{
+    (void)state;
+    int tried = 0;
+    uint64_t waited = 0, talked = 0;
+    for (uint64_t seed = 3; seed <= SEEDS; seed += 3) { /* of a GPU */
+        random_job r;
+        roomy_job(&r, seed);
+        plan_job *job = &r.job;
+        job->zero_stage = 3;
+        job->order = PLAN_LAYER_MAJOR;
+        job->update = PLAN_UPDATE_AFTER_BACKWARD;
+        job->commits = job->needs_save_places = job->limits_reuse = false;
+        job->live_elems_max = job->ahead_elems_max = job->lookahead_ops = 0;
+        job->reduce_scratch_bytes = 0;
+        for (int k = 0; k < STATE_KIND_COUNT; k++)
+            memset(r.homes[k], k == STATE_INNER_ACTIVATIONS ? ARENA_COUNT : ARENA_DEVICE,
+                   sizeof r.homes[k]);
+        for (uint32_t p = 0; p < r.pass_count; p++)
+            r.passes[p].flops = 3e-3 * job->machine.device_flops_per_second;
+        job->machine.comm_bytes_per_second = 8e9;
+        job->machine.comm_is_copies = false;
+        if (job->stage_count < 6)
+            continue;
+        plan_set set;
+        compile(&r, seed, &set);
+        const program *prog = &set.programs[PROGRAM_STEADY];
+        uint64_t waits = prog->predicted_ns - prog->lane_busy_ns[LANE_COMPUTE];
+        waited += waits;
+        talked += prog->lane_busy_ns[LANE_COMM];
+        tried++;
+        plan_set_fini(&set);
+    }
+    print_message("%d jobs wait %llu us of %llu us of collectives\n", tried,
+                  (unsigned long long)waited / 1000, (unsigned long long)talked / 1000);
+    assert_true(tried > 5 && 3 * waited < talked);
 }
 
 /* ---- refusals, one rank ----------------------------------------------------------------------- */
@@ -360,7 +400,7 @@ static void what_a_refusal_names_is_enough(void **state)
         }
     }
     print_message("seeds 1 to %d: %d compiled, %d refused\n", SEEDS, fitted, refused);
-    assert_true(fitted > 200 && refused > 50);
+    assert_true(fitted > 100 && refused > 20);
 }
 
 static void stages_are_without_effect_for_one_rank(void **state)
@@ -396,6 +436,7 @@ int main(void)
         cmocka_unit_test(ranks_send_what_their_stage_says),
         cmocka_unit_test(states_rest_by_the_formulas),
         cmocka_unit_test(caps_hold),
+        cmocka_unit_test(collectives_hide_behind_computing),
         cmocka_unit_test(what_a_refusal_names_is_enough),
         cmocka_unit_test(stages_are_without_effect_for_one_rank),
     };
