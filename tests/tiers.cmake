@@ -4,6 +4,7 @@ sluice_test(test_base_failpoint LIBS sluice_base LABELS cpu debug tsan)
 # The memory and the drives, and raw I/O between them.
 sluice_test(test_tiers_arena LIBS sluice_tiers LABELS cpu debug tsan)
 sluice_test(test_tiers_placement LIBS sluice_tiers LABELS cpu debug)
+sluice_test(test_tiers_ranks LIBS sluice_tiers LABELS cpu debug)
 # Not under tsan: it does not see how GCC's OpenMP synchronizes.
 sluice_test(test_tiers_topology LIBS sluice_tiers OpenMP::OpenMP_C LABELS cpu debug)
 sluice_test(test_tiers_slab LIBS sluice_tiers LABELS cpu nvme debug tsan)

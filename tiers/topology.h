@@ -116,6 +116,9 @@ struct core_request {
      * (a launcher that binds gives each its own) divide them: see rule 7. */
     uint32_t local_rank, local_world;
     bool shares_cores; /* false: the affinity mask is this rank's own */
+    const int *
+        device_nodes; /* [local_world] ids of the nodes of all these ranks' GPUs, -1: not known; NULL:
+                                taken to lie on the nodes in the order of the ranks, as many on each */
 };
 typedef struct core_request core_request;
 
@@ -125,7 +128,18 @@ struct core_group {
 };
 typedef struct core_group core_group;
 
+/* What of the machine is one rank's: rule 7. */
+struct core_share {
+    uint32_t rank, world; /* by local rank; world at least 1 */
+    bool is_dealt;        /* the ranks share a mask, of which `cores` is this one's part */
+    core_set cores;       /* all that it may use, but for sets that the job names */
+    uint32_t
+        home_ranks[TOPOLOGY_NODES_MAX]; /* by index of the node: whose home it is; 0: not known */
+};
+typedef struct core_share core_share;
+
 struct core_plan {
+    core_share share;
     core_group compute; /* the OpenMP team of the device; with a GPU the thread that launches */
     core_group update;  /* the OpenMP team of the optimizer on the CPU */
     core_group io; /* the scheduler (executor) thread, copies, and the threads of the I/O pool */
@@ -171,10 +185,16 @@ typedef struct core_plan core_plan;
  *     io.cores are left out of automatic groups of 8 or more physical cores, if half of them stay.
  *
  *  7. Several ranks that share a mask: the allowed cores are dealt out in blocks of whole physical cores, ranks
- *     to NUMA nodes first (rank i of n to node i * nodes / n where n is a multiple of the nodes; a GPU's rank to
- *     its GPU's node), so that each has as many, and at least one, which several then share. Core sets that
- *     the job names are taken as they are. Memory is bound accordingly, and what a node has available is
- *     divided among the ranks whose home it is.
+ *     to NUMA nodes first (rank i of n to node i * nodes / n where n is a multiple of the nodes, unless the
+ *     nodes are so unequal that more than a quarter of the cores would be left; a GPU's rank to its GPU's
+ *     node), so that each has as many, and at least one, which several then share. What cannot be dealt
+ *     evenly is left to the kernel. All other rules then hold for the rank's own cores. Core sets that
+ *     the job names are taken as they are: every rank may use all of compute's, with so many threads that
+ *     all ranks together have one per physical core; io's are dealt to nobody, where there are 8 physical cores and
+ *     more, and half of them, and one for each rank, stay.
+ *     A quota is divided among the ranks of the machine, also of those with masks of their own. Memory is
+ *     bound accordingly, and what a node has available is divided among the ranks whose home it is (of
+ *     masks of their own as many as fit), what others may fall back on among all.
  *
  * Thread counts follow from the allowed cores, the quota and the request alone, never from free memory
  * or budgets: compute's count is part of a run's numeric fingerprint. The update is elementwise: its

@@ -4,14 +4,12 @@
 #include <string.h>
 
 #include "base/size.h"
-#include "tiers/topology.h"
+#include "tiers/topology_internal.h"
 
 enum {
-    RESERVE_FROM = 8,            /* physical cores; see rule 5 */
-    THREADS_MAX = 65536,         /* more is a slip of the pen */
-    POOL_THREADS_PER_DRIVE = 4,  /* as io.h */
-    POOL_THREADS_MAX = 64,       /* as io.h */
-    DISTANCE_UNKNOWN = UINT8_MAX /* sorts last */
+    THREADS_MAX = 65536,        /* more is a slip of the pen */
+    POOL_THREADS_PER_DRIVE = 4, /* as io.h */
+    POOL_THREADS_MAX = 64       /* as io.h */
 };
 
 __attribute__((format(printf, 2, 3))) static void add_note(core_plan *plan, const char *format, ...)
@@ -101,29 +99,15 @@ static void note_threads(core_plan *plan, const char *key, const core_group *gro
 
 /* --- nodes in order --- */
 
-static int index_of(const topology *machine, int id)
-{
-    for (uint32_t n = 0; n < machine->node_count; n++)
-        if (machine->nodes[n].id == id)
-            return (int)n;
-    return -1;
-}
-
-static uint32_t distance_between(const topology *machine, uint32_t from, uint32_t to)
-{
-    uint8_t known = machine->nodes[from].distance[to];
-    return known ? known : from == to ? 10 : DISTANCE_UNKNOWN;
-}
-
 /* The distance from the nearest node of `home` (ids); 0 for those of home themselves. */
 static uint32_t distance_from(const topology *machine, const node_set *home, uint32_t to)
 {
     if (core_set_has(home, machine->nodes[to].id))
         return 0;
-    uint32_t least = DISTANCE_UNKNOWN;
+    uint32_t least = TIERI_DISTANCE_UNKNOWN;
     for (uint32_t n = 0; n < machine->node_count; n++)
         if (core_set_has(home, machine->nodes[n].id))
-            least = (uint32_t)size_min(least, distance_between(machine, n, to));
+            least = (uint32_t)size_min(least, tieri_node_distance(machine, n, to));
     return least;
 }
 
@@ -218,15 +202,17 @@ static core_set spread(const topology *machine, const core_set *cores, uint32_t 
     return thread_count > core_set_count(&physical) ? *cores : physical;
 }
 
-/* Takes the cores of io.cores, or else the one core of rule 5, out of an automatic group. */
+/* Takes the cores of io.cores, or else the one core of rule 5, out of an automatic group. Of several ranks
+ * io.cores was taken out before the cores were dealt, so that each has as many. */
 static void reserve(const topology *machine, const core_set *io_cores, const node_set *home,
                     core_set *physical, core_plan *plan)
 {
     uint32_t count = core_set_count(physical);
-    if (count < RESERVE_FROM)
+    bool is_named = core_set_next(io_cores, 0) >= 0;
+    if (count < TIERI_RESERVE_FROM || (is_named && plan->share.is_dealt))
         return;
     core_set taken = {0};
-    if (core_set_next(io_cores, 0) >= 0) {
+    if (is_named) {
         for (int c = core_set_next(physical, 0); c >= 0; c = core_set_next(physical, c + 1))
             for (int i = core_set_next(io_cores, 0); i >= 0; i = core_set_next(io_cores, i + 1))
                 if (machine->physical[i] == machine->physical[c])
@@ -234,7 +220,7 @@ static void reserve(const topology *machine, const core_set *io_cores, const nod
     } else {
         core_set near = {0};
         for (uint32_t d = 0; d < machine->drive_count && core_set_next(&near, 0) < 0; d++) {
-            int n = index_of(machine, machine->drive_nodes[d]);
+            int n = tieri_node_index(machine, machine->drive_nodes[d]);
             if (n >= 0 && core_set_has(home, machine->nodes[n].id))
                 core_set_and(&near, physical, &machine->nodes[n].cores);
         }
@@ -265,12 +251,14 @@ static core_group automatic(const topology *machine, const core_set *candidates,
     return group;
 }
 
-/* A team whose cores the job names: one thread for each physical core of them. */
+/* A team whose cores the job names: one thread for each physical core of them, of all ranks together. */
 static core_group named(const topology *machine, const core_set *cores, uint64_t asked,
-                        uint32_t limit)
+                        uint32_t limit, const core_share *share)
 {
     core_set physical = physical_of(machine, cores);
     uint32_t count = core_set_count(&physical);
+    if (share->is_dealt)
+        count = (uint32_t)size_max(count / share->world, 1);
     if (limit && limit < count)
         count = limit;
     return (core_group){.cores = *cores, .thread_count = asked ? (uint32_t)asked : count};
@@ -291,7 +279,9 @@ static void place_cpu(const topology *machine, const core_request *asked,
 {
     const core_set *compute_cores = &named_sets[0], *update_cores = &named_sets[1];
     if (core_set_next(compute_cores, 0) >= 0) {
-        plan->compute = named(machine, compute_cores, asked->compute.threads, machine->quota_cores);
+        memset(plan->share.home_ranks, 0, sizeof plan->share.home_ranks); /* all have this home */
+        plan->compute = named(machine, compute_cores, asked->compute.threads, machine->quota_cores,
+                              &plan->share);
     } else {
         core_set candidates = compute_candidates(machine, asked->compute.threads);
         plan->compute = automatic(machine, &candidates, &named_sets[2], asked->compute.threads,
@@ -300,7 +290,8 @@ static void place_cpu(const topology *machine, const core_request *asked,
     plan->home = nodes_with(machine, &plan->compute.cores);
     plan->update = plan->compute;
     if (core_set_next(update_cores, 0) >= 0) {
-        plan->update = named(machine, update_cores, asked->update.threads, machine->quota_cores);
+        plan->update =
+            named(machine, update_cores, asked->update.threads, machine->quota_cores, &plan->share);
     } else if (asked->update.threads) {
         plan->update.thread_count = (uint32_t)asked->update.threads;
         if (plan->update.thread_count > core_set_count(&plan->update.cores) &&
@@ -315,7 +306,7 @@ static void place_gpu(const topology *machine, const core_request *asked,
                       const core_set named_sets[3], core_plan *plan)
 {
     const core_set *compute_cores = &named_sets[0], *update_cores = &named_sets[1];
-    int device = index_of(machine, machine->device_node);
+    int device = tieri_node_index(machine, machine->device_node);
     if (device >= 0)
         core_set_add(&plan->home, machine->device_node);
     else
@@ -329,7 +320,7 @@ static void place_gpu(const topology *machine, const core_request *asked,
     core_set candidates = gather(machine, order, wanted);
     plan->update =
         core_set_next(update_cores, 0) >= 0
-            ? named(machine, update_cores, threads, machine->quota_cores)
+            ? named(machine, update_cores, threads, machine->quota_cores, &plan->share)
             : automatic(machine, &candidates, &named_sets[2], threads, machine->quota_cores, plan);
     core_set near = gather(machine, order, 1);
     plan->compute.cores = core_set_next(compute_cores, 0) >= 0 ? *compute_cores
@@ -358,6 +349,16 @@ static void place_io(const topology *machine, const core_request *asked, const c
     plan->io.thread_count = (uint32_t)size_min(each * machine->drive_count, POOL_THREADS_MAX);
 }
 
+/* The machine as this rank has it. */
+static topology share_of(const topology *machine, const core_share *share)
+{
+    topology mine = *machine;
+    mine.allowed = share->cores;
+    if (mine.quota_cores)
+        mine.quota_cores = (uint32_t)size_max(mine.quota_cores / share->world, 1);
+    return mine;
+}
+
 int topology_place(const topology *machine, const core_request *asked, core_plan *out)
 {
     memset(out, 0, sizeof *out);
@@ -365,14 +366,16 @@ int topology_place(const topology *machine, const core_request *asked, core_plan
     TRY(check_ask(machine, &asked->compute, &named_sets[0]));
     TRY(check_ask(machine, &asked->update, &named_sets[1]));
     TRY(check_ask(machine, &asked->io, &named_sets[2]));
+    tieri_share(machine, asked, &named_sets[2], &out->share);
+    topology mine = share_of(machine, &out->share);
     if (asked->device_is_cpu)
-        place_cpu(machine, asked, named_sets, out);
+        place_cpu(&mine, asked, named_sets, out);
     else
-        place_gpu(machine, asked, named_sets, out);
+        place_gpu(&mine, asked, named_sets, out);
     out->update_is_compute = asked->device_is_cpu &&
                              core_set_equals(&out->update.cores, &out->compute.cores) &&
                              out->update.thread_count == out->compute.thread_count;
-    place_io(machine, asked, &named_sets[2], out);
+    place_io(&mine, asked, &named_sets[2], out);
     note_threads(out, asked->compute.key, &out->compute);
     if (!out->update_is_compute)
         note_threads(out, asked->update.threads ? asked->update.key : asked->compute.key,
@@ -384,21 +387,27 @@ int topology_place(const topology *machine, const core_request *asked, core_plan
 
 /* --- memory --- */
 
-static uint64_t room_of(const topology_node *node)
+/* What of node n this rank may count on. */
+static uint64_t room_of(const topology *machine, const core_plan *plan, uint32_t n)
 {
-    return node->available_bytes / 16 * 15;
+    const topology_node *node = &machine->nodes[n];
+    uint32_t ranks = plan->share.world;
+    if (core_set_has(&plan->home, node->id) && plan->share.home_ranks[n] > 0)
+        ranks = plan->share.home_ranks[n];
+    return node->available_bytes / 16 * 15 / ranks;
 }
 
 /* The first `count` nodes of the order as a binding. */
 static void bind_to(const topology *machine, const uint32_t *order, uint32_t count,
-                    uint64_t need_bytes, arena_nodes *out)
+                    uint64_t need_bytes, core_plan *plan)
 {
+    arena_nodes *out = &plan->host;
     bool are_peers = true;
     for (uint32_t i = 0; i < count; i++) {
         const topology_node *node = &machine->nodes[order[i]];
         core_set_add(&out->nodes, node->id);
-        are_peers =
-            are_peers && core_set_next(&node->cores, 0) >= 0 && room_of(node) >= need_bytes / count;
+        are_peers = are_peers && core_set_next(&node->cores, 0) >= 0 &&
+                    room_of(machine, plan, order[i]) >= need_bytes / count;
     }
     out->spread = count > 1 && are_peers ? ARENA_INTERLEAVE : ARENA_BIND;
 }
@@ -418,12 +427,13 @@ static void note_memory(const topology *machine, const arena_nodes *bound, uint3
         uint64_t room_bytes = 0;
         for (uint32_t n = 0; n < machine->node_count; n++)
             if (core_set_has(&plan->home, machine->nodes[n].id))
-                room_bytes += room_of(&machine->nodes[n]);
+                room_bytes += room_of(machine, plan, n);
         char room[SIZE_TEXT_BYTES];
         add_note(plan,
-                 "the arenas need %s, but NUMA node %s has room for %s: they %s the nodes %s%s, "
+                 "the arenas need %s, but NUMA node %s has room for %s%s: they %s the nodes %s%s, "
                  "and a part of the traffic crosses nodes",
                  size_format(need_bytes, needed), home, size_format(room_bytes, room),
+                 plan->share.world > 1 ? " for this rank" : "",
                  bound->spread == ARENA_INTERLEAVE ? "are spread evenly over" : "fill", nodes,
                  bound->spread == ARENA_INTERLEAVE ? "" : " in order of distance");
     }
@@ -447,9 +457,10 @@ void topology_place_memory(const topology *machine, uint64_t host_bytes, uint64_
         uint64_t need_bytes = host_bytes + device_bytes, room_bytes = 0;
         uint32_t taken = 0;
         while (taken < count && (taken < home_count || taken == 0 || room_bytes < need_bytes))
-            room_bytes += room_of(&machine->nodes[usable[taken++]]);
-        bind_to(machine, usable, taken, need_bytes, &plan->host);
+            room_bytes += room_of(machine, plan, usable[taken++]);
+        bind_to(machine, usable, taken, need_bytes, plan);
         plan->host.touch_cores = cores_of(machine, &plan->home);
+        core_set_and(&plan->host.touch_cores, &plan->host.touch_cores, &plan->share.cores);
         if (core_set_next(&plan->host.touch_cores, 0) < 0)
             plan->host.touch_cores = plan->io.cores;
         note_memory(machine, &plan->host, home_count, taken, need_bytes, plan);

@@ -72,10 +72,15 @@ char *core_plan_describe(const core_plan *self, char text[TOPOLOGY_TEXT_BYTES])
     struct line line = {.text = text};
     char set[CORE_SET_TEXT_BYTES];
     text[0] = 0;
+    say(&line, "cores");
+    if (self->share.world > 1)
+        say(&line, " of rank %u of the %u here (%s %s)", self->share.rank, self->share.world,
+            self->share.is_dealt ? "its share:" : "bound to",
+            core_set_format(&self->share.cores, set));
     if (self->update_is_compute) {
-        say_group(&line, "cores: compute and update", &self->compute);
+        say_group(&line, ": compute and update", &self->compute);
     } else {
-        say_group(&line, "cores: compute", &self->compute);
+        say_group(&line, ": compute", &self->compute);
         say_group(&line, ", update", &self->update);
     }
     say(&line, ", scheduler and I/O on cores %s", core_set_format(&self->io.cores, set));
