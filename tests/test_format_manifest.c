@@ -274,35 +274,6 @@ static void any_bit_and_length_is_found(void **state)
     format_remove_slots();
 }
 
-static void paths_are_expanded(void **state)
-{
-    (void)state;
-    static const struct {
-        const char *path, *expected;
-    } cases[] = {
-        {"/mnt/a", "/mnt/a"},
-        {"", ""},
-        {"/mnt/{rank}/{local_rank}/{host}", "/mnt/1023/7/node-3"},
-        {"{host}{host}", "node-3node-3"},
-        {"/r{rank}{", "/r1023{"},
-        {"{Rank}{rank", "{Rank}{rank"},
-        {"{{rank}}", "{1023}"},
-    };
-    char text[64];
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        size_t length = strlen(cases[i].expected);
-        assert_true(manifest_expand_path(cases[i].path, 1023, 7, "node-3", text, sizeof text));
-        assert_string_equal(text, cases[i].expected);
-        assert_true(manifest_expand_path(cases[i].path, 1023, 7, "node-3", text, length + 1));
-        memset(text, 'x', sizeof text);
-        assert_false(manifest_expand_path(cases[i].path, 1023, 7, "node-3", text, length));
-        assert_int_equal(text[length], 'x'); /* not a byte too far */
-    }
-    /* What stands for a placeholder is not looked at again. */
-    assert_true(manifest_expand_path("{host}", 1, 0, "{rank}", text, sizeof text));
-    assert_string_equal(text, "{rank}");
-}
-
 static void headers_are_copied(void **state)
 {
     (void)state;
@@ -331,7 +302,7 @@ int main(void)
         cmocka_unit_test(written_is_read),           cmocka_unit_test(texts_of_any_length_are_read),
         cmocka_unit_test(layout_is_as_documented),   cmocka_unit_test(old_versions_are_read),
         cmocka_unit_test(old_versions_have_no_more), cmocka_unit_test(any_bit_and_length_is_found),
-        cmocka_unit_test(paths_are_expanded),        cmocka_unit_test(headers_are_copied),
+        cmocka_unit_test(headers_are_copied),
     };
     int rc = cmocka_run_group_tests(tests, NULL, NULL);
     format_end();

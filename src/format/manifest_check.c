@@ -259,26 +259,27 @@ static bool extent_is_possible(const manifest *self, const manifest_extent *exte
     if (extent->elem_count == 0 || extent->elem_count > self->tile_elems ||
         extent->elem_begin > ELEMS_MAX)
         return manifesti_wrong(reason,
-                               "unit %" PRIu32 " tile %" PRIu32 " has %" PRIu64
+                               "unit %" PRIu32 " rank %" PRIu32 " tile %" PRIu32 " has %" PRIu64
                                " elements from %" PRIu64 ", but a tile has %" PRIu64,
-                               extent->unit, extent->tile, extent->elem_count, extent->elem_begin,
-                               self->tile_elems);
+                               extent->unit, extent->rank, extent->tile, extent->elem_count,
+                               extent->elem_begin, self->tile_elems);
     if (extent->reserved != 0)
         return manifesti_wrong(reason, "bytes without a meaning are not 0");
     if (!size_is_possible(self, extent))
         return manifesti_wrong(reason,
-                               "unit %" PRIu32 " tile %" PRIu32 " of %" PRIu64
+                               "unit %" PRIu32 " rank %" PRIu32 " tile %" PRIu32 " of %" PRIu64
                                " elements in %" PRIu32 " streams cannot have %" PRIu64 " bytes",
-                               extent->unit, extent->tile, extent->elem_count, self->state_streams,
-                               extent->size_bytes);
+                               extent->unit, extent->rank, extent->tile, extent->elem_count,
+                               self->state_streams, extent->size_bytes);
     uint64_t end_max = self->total_bytes ? self->total_bytes : SLAB_BYTES_MAX;
     if (extent->offset_bytes % TILE_BLOCK_BYTES != 0 || extent->offset_bytes > end_max ||
         extent->size_bytes > end_max - extent->offset_bytes)
         return manifesti_wrong(reason,
-                               "unit %" PRIu32 " tile %" PRIu32 " cannot lie at %" PRIu64
-                               " with %" PRIu64 " bytes on a slab of %" PRIu64,
-                               extent->unit, extent->tile, extent->offset_bytes, extent->size_bytes,
-                               end_max);
+                               "unit %" PRIu32 " rank %" PRIu32 " tile %" PRIu32
+                               " cannot lie at %" PRIu64 " with %" PRIu64
+                               " bytes on a slab of %" PRIu64,
+                               extent->unit, extent->rank, extent->tile, extent->offset_bytes,
+                               extent->size_bytes, end_max);
     return true;
 }
 
