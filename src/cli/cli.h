@@ -119,8 +119,9 @@ char *cli_duration(double seconds, char text[CLI_DURATION_BYTES]);
 
 /* Begins the display on standard output: one line that is rewritten on a terminal, else a plain line
  * for each step whose number is a multiple of `every` and for the last. Log lines clear the live line
- * first. Allocates nothing later. */
-void cli_live_begin(uint64_t every, bool quiet);
+ * first. `plain`: plain lines on what looks like a terminal too; mpirun gives its ranks one wherever its own
+ * output goes. Allocates nothing later. */
+void cli_live_begin(uint64_t every, bool plain, bool quiet);
 void cli_live_step(const live_status *status);
 
 /* A line that stays, such as a held-out loss. */

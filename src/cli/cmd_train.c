@@ -85,7 +85,7 @@ static int train_job(comm *ranks, const job *asked, const char *from, bool fresh
         .on_eval = train_show_eval,
         .user = &screen,
     };
-    cli_live_begin(asked->run.log_every, screen.quiet);
+    cli_live_begin(asked->run.log_every, comm_get_world(ranks) > 1, screen.quiet);
     int rc = train_run(&options, &summary);
     cli_live_end();
     if (rc < 0 && rc != ERR_STOPPED)

@@ -56,13 +56,13 @@ static void live_clear(void *user)
     }
 }
 
-void cli_live_begin(uint64_t every, bool quiet)
+void cli_live_begin(uint64_t every, bool plain, bool quiet)
 {
     static char stdout_bytes[4096]; /* so that stdio allocates none */
     setvbuf(stdout, stdout_bytes, _IOFBF, sizeof stdout_bytes);
     live.quiet = quiet;
     live.every = every ? every : 1;
-    live.terminal = isatty(STDOUT_FILENO) == 1;
+    live.terminal = !plain && isatty(STDOUT_FILENO) == 1;
     live.drawn_ns = 0;
     live.last.step = 0;
     if (live.terminal && !quiet)
