@@ -145,20 +145,28 @@ static void list_differences(const char *was, const char *is, char *text, size_t
     }
 }
 
+/* Cuts what begins with `from` and ends before `until` out of the text. */
+static void cut_out(char *text, const char *from, const char *until)
+{
+    char *begin = strstr(text, from), *end = begin ? strstr(begin + 1, until) : NULL;
+    if (end)
+        memmove(begin, end, strlen(end) + 1);
+}
+
 /* On another number of ranks each has other cores; the bits are others anyway. */
 static bool is_same_but_threads(const traini_setup *self, const manifest *found)
 {
-    char texts[2][MANIFEST_TEXT_BYTES];
-    const char *const identities[2] = {found->identity, self->identity};
+    char was[MANIFEST_TEXT_BYTES], is[MANIFEST_TEXT_BYTES];
     if (size_max(found->world_size, 1) == self->ranks.world || found->identity[0] == '\0')
         return false;
+    snprintf(was, sizeof was, "%s", found->identity);
+    snprintf(is, sizeof is, "%s", self->identity);
+    char *const texts[2] = {was, is};
     for (int i = 0; i < 2; i++) {
-        snprintf(texts[i], sizeof texts[i], "%s", identities[i]);
-        char *line = strstr(texts[i], "\nthreads="), *end = line ? strchr(line + 1, '\n') : NULL;
-        if (end)
-            memmove(line, end, strlen(end) + 1);
+        cut_out(texts[i], "\nthreads=", "\n");
+        cut_out(texts[i], "\nkernels=cpu: ", ", "); /* which begins with their number */
     }
-    return strcmp(texts[0], texts[1]) == 0;
+    return strcmp(was, is) == 0;
 }
 
 static int check_identity(const traini_setup *self, const manifest *found, const char *run_dir)
