@@ -17,9 +17,10 @@
 # The tests come first: speed of wrong results is worth nothing. Then bench_gpu measures the ceilings and
 # trains the jobs of perf/gpu one after the other in one process; then, where python3 has torch, PyTorch
 # trains the same 1B model in device memory (perf/pytorch_gpu.py). Speeds are worth comparing within
-# one run on one machine. Where the loader knows no cuBLASLt or cuDNN, those of python3's packages are
-# taken. Programs that were gathered need a C library at least as new as that of the machine where
-# they were built. SLUICE_GPU_ARCHITECTURES=90a-real builds for one kind of GPU: sooner, and smaller.
+# one run on one machine. Where the loader knows no cuBLASLt, cuDNN or NCCL, those of python3's packages
+# are taken; they are too large to be packed (NCCL alone is 196 MB compressed). Programs that were gathered
+# need a C library at least as new as that of the machine where they were built. SLUICE_GPU_ARCHITECTURES=90a-real
+# builds for one kind of GPU: sooner, and smaller.
 # Paths are relative to the repository's root. Exit 1: something failed; 77: no GPU.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -103,7 +104,7 @@ nvidia_folders() {
 import ctypes, glob, os, sys
 
 def is_known(name):
-    for version in ("13", "12", "9"):
+    for version in ("13", "12", "9", "2"):
         try:
             ctypes.CDLL(f"{name}.{version}")
             return True
@@ -112,7 +113,7 @@ def is_known(name):
     return False
 
 folders = []
-for name in ("libcublasLt.so", "libcudnn.so", "libnvrtc.so"):
+for name in ("libcublasLt.so", "libcudnn.so", "libnvrtc.so", "libnccl.so"):
     places = ["/usr/local/cuda/lib64"]
     places += [f for path in sys.path for f in sorted(glob.glob(f"{path}/nvidia/*/lib"), reverse=True)]
     holding = [place for place in places if glob.glob(f"{place}/{name}.*")]

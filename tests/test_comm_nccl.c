@@ -170,7 +170,12 @@ static int exchange_values(comm *self, void *user)
         TRY(check_sums(self, &rig, DTYPE_BF16));
         TRY(check_sums(self, &rig, DTYPE_FP16));
     }
-    close_rig(&rig); /* before comm_leave, as an engine does */
+    comm_close(self);
+#ifdef SLUICE_SIMULATED_GPU
+    if (fake_nccl.live_handle_count != 0 || fake_nccl.abort_count != 0)
+        return err_set(ERR_INTERNAL, "the communicator was not closed");
+#endif
+    close_rig(&rig);
     return 0;
 }
 
@@ -350,6 +355,37 @@ static void a_rank_that_stays_away_ends_all(void **state)
                 "rank 0");
 }
 
+/* Rank 0 is in an all-gather, to which the others do not come. */
+static int close_midway(comm *self, void *user)
+{
+    rank_rig rig;
+    (void)user;
+    TRY(open_rig(self, &rig));
+    TRY(open_nccl(self, &rig));
+    if (comm_get_rank(self) == 0) {
+        TRY(comm_all_gather(self, &(comm_call){.label = "all-gather of block.3",
+                                               .source = rig.base,
+                                               .target = rig.base + part_bytes(self),
+                                               .count = 4096}));
+        comm_close(self);
+        TRY(device_synchronize(rig.gpu, rig.stream));
+        if (fake_nccl.live_handle_count != 0 || fake_nccl.abort_count != 1)
+            return err_set(ERR_INTERNAL, "the communicator was not aborted");
+    }
+    TRY(comm_barrier(self, "the end"));
+    comm_close(self);
+    close_rig(&rig);
+    return 0;
+}
+
+static void closing_waits_for_nobody(void **state)
+{
+    (void)state;
+    comm_fixture fixture = fixture_of(2);
+    comm_fixture_run(&fixture, close_midway, NULL);
+    comm_fixture_expect_ok(&fixture);
+}
+
 static void what_nccl_says_ends_all(void **state)
 {
     (void)state;
@@ -385,6 +421,7 @@ static int run_failures(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_rank_that_dies_ends_all),
         cmocka_unit_test(a_rank_that_stays_away_ends_all),
+        cmocka_unit_test(closing_waits_for_nobody),
         cmocka_unit_test(what_nccl_says_ends_all),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

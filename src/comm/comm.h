@@ -118,7 +118,7 @@ void comm_note(comm *self, const char *label);
 
 struct comm_open_config {
     enum comm_backend backend;
-    struct device *gpu; /* tiers/device.h: staged, nccl */
+    struct device *gpu; /* tiers/device.h: staged, nccl; it and the stream live until comm_close */
     void *stream;       /* nccl: the comm lane's stream */
     uint64_t
         staging_bytes; /* of this rank, shared with the ranks of its host; 0: 8 MiB. Constant */

@@ -226,11 +226,12 @@ static int nccl_reduce_scatter(comm *self, const comm_call *call)
                          call->count * dtype_bytes(is_16_bit ? call->wire : DTYPE_FP32));
 }
 
-/* The device, its stream and the memory may be gone by now: NCCL has its own. */
+/* A collective that is still on the stream may wait for a rank that will not come. */
 static void nccl_close(comm *self)
 {
     nccl_state *state = self->bulk_state;
     if (state->handle && !commi_is_aborted(self) &&
+        device_event_done(state->config.gpu, state->end) == 1 &&
         settle(self, state, "closing NCCL's communicator", state->api.finalize(state->handle)) ==
             0 &&
         state->api.destroy(state->handle) == ncclSuccess)

@@ -285,7 +285,7 @@ static int make_worker(traini_engine *self, const struct worker_plan *plan, lane
 /* Whether the other ranks are still there: a stream may wait for one that is gone. */
 static int watch_ranks(void *user)
 {
-    return comm_check(((traini_engine *)user)->setup->ranks.comm);
+    return comm_watch(((traini_engine *)user)->setup->ranks.comm);
 }
 
 static int make_gpu_lane(traini_engine *self)
