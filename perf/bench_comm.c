@@ -1,6 +1,7 @@
-/* How fast ranks of one host exchange: all-gather and reduce-scatter of src/comm against the MPI library's,
- * in one run. Checks that both give the same (sums: those of our own loops) before timing. Prints the median of RUNS
- * runs, their spread, GB/s that each rank sends, and the ratio to the library's.
+/* How fast ranks of one host exchange: all-gather and reduce-scatter of src/comm against the MPI
+ * library's, in one run. Checks that both give the same (sums: those of our own loops) before
+ * timing. Prints the median of RUNS runs, their spread, GB/s that each rank sends, and the ratio to
+ * the library's.
  *
  *   mpirun -n N bench_comm [STAGING_BYTES]     default: 8MiB */
 #include <errno.h>

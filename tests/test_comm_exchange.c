@@ -1,9 +1,9 @@
-/* All-gather and reduce-scatter between ranks: against a serial reference by memcmp, whatever the number
- * of ranks, the staging, the count, the wire and which ranks share a host; what is sent; and that a rank
- * that dies, stays away or does something else ends all.
+/* All-gather and reduce-scatter between ranks: against a serial reference by memcmp, whatever the
+ * number of ranks, the staging, the count, the wire and which ranks share a host; what is sent; and
+ * that a rank that dies, stays away or does something else ends all.
  *
  *   test_comm_exchange          forked ranks of one host
- *   test_comm_exchange mpirun   four ranks that mpirun starts and that are told to be on 1 to 4 hosts */
+ *   test_comm_exchange mpirun   four ranks of mpirun that are told to be on 1 to 4 hosts */
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,5 +1,5 @@
-/* Collectives of a GPU's memory through the host (src/comm, backend staged): ranks that share one GPU, against
- * a serial sum by memcmp. */
+/* Collectives of a GPU's memory through the host (src/comm, backend staged): ranks that share one
+ * GPU, against a serial sum by memcmp. */
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>

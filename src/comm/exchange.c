@@ -49,8 +49,8 @@ static int mpi_reduce_scatter(comm *group, const comm_call *call)
     return run_call(group, EXCHANGE_REDUCE, call);
 }
 
-/* Ends what is in flight: after a collective nothing is but sends that have arrived, and MPI has yet to say
- * so. Whether MPI may still touch our memory afterwards. */
+/* Ends what is in flight: after a collective nothing is but sends that have arrived, and MPI has
+ * yet to say so. Whether MPI may still touch our memory afterwards. */
 static bool end_request(comm *group, commi_request *request)
 {
     for (int tries = 0; tries < CLOSE_TRIES; tries++) {
@@ -177,8 +177,8 @@ static int check_offers(const exchange *self, const offer *offers)
     return 0;
 }
 
-/* Makes this rank's segment, as memfd or by name, and maps those of its host. *is_mapped: all ranks of all
- * hosts could. Its failures are all ranks'. */
+/* Makes this rank's segment, as memfd or by name, and maps those of its host. *is_mapped: all ranks
+ * of all hosts could. Its failures are all ranks'. */
 static int share(exchange *self, offer *mine, offer *offers, bool by_name, bool *is_mapped)
 {
     comm *group = self->group;

@@ -1,7 +1,8 @@
-/* The exchange: all-gather and reduce-scatter in rounds, for host memory (mpi) and a GPU's (staged).
+/* The exchange: all-gather and reduce-scatter in rounds, for host memory (mpi) and a GPU's
+ * (staged).
  *
  *   own segment   [ page ][ half 0 ............ ][ half 1 ............ ]      rounds alternate
- *   a half        all-gather: [ slot for all ]     reduce-scatter: [ slot for reader ][ ... ] world - 1
+ *   a half        all-gather: [ slot for all ]   reduce-scatter: [ slot for reader ][ ... ] world - 1
  *   a slot        [ head ][ chunk ]                as it travels to another host
  *   inbox         [ slot from each rank of another host ] twice
  *
@@ -11,9 +12,10 @@
  *               write half k & 1; published = k; send the slots of other hosts' ranks
  *   read(k)     wait for each rank's k, compare its head; copy or sum, in rank order; consumed = k
  *
- * A collective publishes one round ahead of what it reads, so that ranks need not go in step. All ranks
- * read all others in every round, so none is ever more than two rounds ahead, and what MPI may have to
- * hold is bounded by that. Slots and chunks are the same on all ranks. Everything is allocated at open. */
+ * A collective publishes one round ahead of what it reads, so that ranks need not go in step. All
+ * ranks read all others in every round, so none is ever more than two rounds ahead, and what MPI
+ * may have to hold is bounded by that. Slots and chunks are the same on all ranks. Everything is
+ * allocated at open. */
 #ifndef SLUICE_COMM_EXCHANGE_INTERNAL_H
 #define SLUICE_COMM_EXCHANGE_INTERNAL_H
 

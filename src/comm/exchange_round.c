@@ -83,7 +83,8 @@ static int finish(passage *way)
     return way->gpu != NULL ? stagedi_finish(way->gpu) : 0;
 }
 
-/* Where in a half, or a message, the chunk from `writer` for `reader` begins; its head is before it. */
+/* Where in a half, or a message, the chunk from `writer` for `reader` begins; its head is before
+ * it. */
 static uint64_t slot_offset(const passage *way, uint32_t writer, uint32_t reader)
 {
     if (way->head.kind == EXCHANGE_GATHER)

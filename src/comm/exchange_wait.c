@@ -1,5 +1,5 @@
-/* Waiting for other ranks: asleep on a shared counter, or between tests of MPI's requests; never without
- * end. See exchange_internal.h. */
+/* Waiting for other ranks: asleep on a shared counter, or between tests of MPI's requests; never
+ * without end. See exchange_internal.h. */
 #include <time.h>
 
 #include "base/size.h"
@@ -40,8 +40,8 @@ static void nap(uint64_t sleep_ns)
     (void)nanosleep(&left, NULL);
 }
 
-/* Calls MPI, which sends large messages only then: this rank may sleep for one of its host while one of
- * another host waits for its message. */
+/* Calls MPI, which sends large messages only then: this rank may sleep for one of its host while
+ * one of another host waits for its message. */
 static int move_on(exchange *self)
 {
     for (uint32_t p = 0; self->has_remote && p < self->group->world; p++) {

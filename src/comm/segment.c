@@ -109,7 +109,8 @@ void segment_fini(segment *self)
 
 void segment_raise(segment_word *word, uint32_t value)
 {
-    /* Sequentially consistent, and so is the waiter's entry: either it sees the new value, or it is seen here. */
+    /* Sequentially consistent, and so is the waiter's entry: either it sees the new value, or it is
+     * seen here. */
     atomic_store(&word->value, value);
     if (atomic_load(&word->waiters) != 0)
         (void)syscall(SYS_futex, &word->value, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);

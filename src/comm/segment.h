@@ -3,13 +3,14 @@
  *   [ page: counters, heads ][ data ............................................ ]
  *     SEGMENT_PAGE_BYTES       data_bytes
  *
- * A segment is a memfd, which the peers open by /proc/<pid>/fd/<n>; where that is forbidden (another pid
- * namespace, no /proc) it is a file of shm_open under a random name, which is gone as soon as all have
- * mapped it. Either way nothing is left behind when processes die. All its memory is there from the
- * start: a full /dev/shm is an error here and no SIGBUS later.
+ * A segment is a memfd, which the peers open by /proc/<pid>/fd/<n>; where that is forbidden
+ * (another pid namespace, no /proc) it is a file of shm_open under a random name, which is gone as
+ * soon as all have mapped it. Either way nothing is left behind when processes die. All its memory
+ * is there from the start: a full /dev/shm is an error here and no SIGBUS later.
  *
- * A counter (segment_word) is written by the owner of its segment alone and only rises; others sleep on it
- * in futex(2). Raising it makes what was written to data before visible to those that saw it. */
+ * A counter (segment_word) is written by the owner of its segment alone and only rises; others
+ * sleep on it in futex(2). Raising it makes what was written to data before visible to those that
+ * saw it. */
 #ifndef SLUICE_COMM_SEGMENT_H
 #define SLUICE_COMM_SEGMENT_H
 
@@ -63,11 +64,11 @@ struct segment {
 };
 typedef struct segment segment;
 
-/* Makes and maps one with zeroed data, as a memfd, or as a file of that name where `name` is not NULL.
- * -errno; *self is then unmapped. */
+/* Makes and maps one with zeroed data, as a memfd, or as a file of that name where `name` is not
+ * NULL. -errno; *self is then unmapped. */
 int segment_create(uint64_t data_bytes, uint64_t token, const char *name, segment *self) MUST_CHECK;
-/* Maps that of another process: its memfd, or `name` where that is not NULL. -ENOENT, -EACCES and others where
- * it cannot be had; -ENXIO where it is another file. */
+/* Maps that of another process: its memfd, or `name` where that is not NULL. -ENOENT, -EACCES and
+ * others where it cannot be had; -ENXIO where it is another file. */
 int segment_open(uint64_t data_bytes, uint64_t token, int64_t pid, int fd, const char *name,
                  segment *self) MUST_CHECK;
 void segment_unlink(const char *name);
@@ -81,8 +82,8 @@ static inline bool segment_is_reached(uint32_t value, uint32_t goal)
 
 /* Sets one's own counter and wakes who waits for it. */
 void segment_raise(segment_word *word, uint32_t value);
-/* Sleeps until the counter has reached `goal` or sleep_ns have passed; spins for spin_ns before that. Whether
- * it has. */
+/* Sleeps until the counter has reached `goal` or sleep_ns have passed; spins for spin_ns before
+ * that. Whether it has. */
 bool segment_wait(segment_word *word, uint32_t goal, uint64_t spin_ns, uint64_t sleep_ns);
 
 #endif

@@ -1,7 +1,8 @@
-/* The backend staged: what the exchange needs of a GPU. Copies run on a stream of their own, between
- * the calls' memory and the segments (all mapped ones are pinned) or this rank's own bounce:
+/* The backend staged: what the exchange needs of a GPU. Copies run on a stream of their own,
+ * between the calls' memory and the segments (all mapped ones are pinned) or this rank's own
+ * bounce:
  *
- *   bounce   [ outgoing: world - 1 chunks ][ own: a chunk of each of two rounds ][ total: a chunk ]   fp32
+ *   bounce   [ outgoing: world - 1 chunks ][ own: 1 of each of two rounds ][ total: 1 ]   fp32
  *
  * Sums are the host's, so that they have the bits of the backend mpi. */
 #include <sys/mman.h>

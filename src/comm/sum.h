@@ -1,8 +1,9 @@
 /* The loops of the exchange: rounding to the wire, and sums in rank order.
  *
- * One body (sum_body.h) compiled per instruction set; the bits are the same for all: integer arithmetic
- * for conversions (as src/base/dtype.h), one IEEE addition per element and rank. Pure; any thread; nothing
- * is allocated. `wire` is the type in which a contribution travels; `values` then have that type. */
+ * One body (sum_body.h) compiled per instruction set; the bits are the same for all: integer
+ * arithmetic for conversions (as src/base/dtype.h), one IEEE addition per element and rank. Pure;
+ * any thread; nothing is allocated. `wire` is the type in which a contribution travels; `values`
+ * then have that type. */
 #ifndef SLUICE_COMM_SUM_H
 #define SLUICE_COMM_SUM_H
 
@@ -19,7 +20,8 @@ typedef void sum_pack_function(const float *source, void *target, enum dtype wir
 typedef void sum_add_function(float *total, const void *values, enum dtype wire, size_t count,
                               int is_first);
 
-/* As sum_add of sum_pack of fp32 values: a rank's own contribution is rounded as if it had travelled. */
+/* As sum_add of sum_pack of fp32 values: a rank's own contribution is rounded as if it had
+ * travelled. */
 typedef void sum_add_own_function(float *total, const float *values, enum dtype wire, size_t count,
                                   int is_first);
 

@@ -1,6 +1,6 @@
-/* The body of the exchange's loops; see sum.h. A file defines SUM_LOOPS (the table's symbol) and SUM_NAME and includes
- * it; what differs is the instruction set that the file is compiled for. Loops are without branches, so
- * that the compiler makes vectors of them. */
+/* The body of the exchange's loops; see sum.h. A file defines SUM_LOOPS (the table's symbol) and
+ * SUM_NAME and includes it; what differs is the instruction set that the file is compiled for.
+ * Loops are without branches, so that the compiler makes vectors of them. */
 #include "comm/sum_internal.h"
 
 static inline uint16_t to_bf16(float value)
