@@ -2,7 +2,7 @@
  * (staged).
  *
  *   own segment   [ page ][ half 0 ............ ][ half 1 ............ ]      rounds alternate
- *   a half        all-gather: [ slot for all ]   reduce-scatter: [ slot for reader ][ ... ] world - 1
+ *   a half        all-gather: [ slot for all ]  reduce-scatter: [ slot for each reader ][ ... ]
  *   a slot        [ head ][ chunk ]                as it travels to another host
  *   inbox         [ slot from each rank of another host ] twice
  *
