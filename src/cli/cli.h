@@ -90,6 +90,9 @@ int cli_exit_code(int code);
  * `code` is an error other than a stop on request, and returns the exit status. See cli_exit_as. */
 int cli_finish(int code);
 
+/* Prints this thread's error as that line, now. */
+void cli_print_error(int code);
+
 /* How cli_finish ends: `speaks` false: without the error line, which another rank prints; `at_once`: by _exit,
  * because a library may wait for ranks that are gone. Before: true, false. */
 void cli_exit_as(bool speaks, bool at_once);

@@ -47,8 +47,7 @@ static int exit_flush(void)
     return err_set(-EIO, "a write to standard output failed");
 }
 
-/* The one line. */
-static void exit_print(int code)
+void cli_print_error(int code)
 {
     char line[ERR_TEXT_BYTES + 32];
     const char *text = err_text()[0] ? err_text() : err_name(code);
@@ -73,7 +72,7 @@ int cli_finish(int code)
     else
         err_restore(&first);
     if (code < 0 && exit_speaks)
-        exit_print(code);
+        cli_print_error(code);
     int status = cli_exit_code(code);
     if (exit_at_once)
         _exit(status);

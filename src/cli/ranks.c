@@ -100,7 +100,14 @@ int cli_ranks_leave(comm *ranks, int rc, bool agreed)
     err_save(&first, rc);
     if (rc < 0 && !agreed)
         comm_fail(ranks, rc, first.text);
-    cli_exit_as(comm_is_teller(ranks), rc < 0 && !agreed && !is_alone);
+    bool speaks = comm_is_teller(ranks);
+    if (rc < 0 && speaks && !is_alone) { /* before others may end: mpirun then ends this one */
+        fflush(stdout);
+        err_restore(&first);
+        cli_print_error(rc);
+        speaks = false;
+    }
+    cli_exit_as(speaks, rc < 0 && !agreed && !is_alone);
     comm_leave(ranks, agreed ? 0 : rc);
     return rc < 0 ? err_restore(&first) : rc;
 }
