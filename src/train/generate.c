@@ -1,5 +1,5 @@
-/* Sampling from a trained run: its parameters are made from the slab's master weights, then one
- * forward pass per token over a window of seq_length. Causal attention makes what follows the last
+/* Sampling from a trained run: its parameters are made from the slab's master weights, of however many ranks
+ * trained it (load_ranks.c), then one forward pass per token over a window of seq_length. Causal attention makes what follows the last
  * token irrelevant, so the window is padded with zeros. */
 #include <errno.h>
 #include <inttypes.h>
@@ -12,7 +12,11 @@
 #include "base/mem.h"
 #include "base/rng.h"
 #include "base/tile.h"
+#include "train/rank_slabs.h"
 #include "train/train_internal.h"
+
+/* Of an address space that is laid out and never used. */
+#define NVME_LIMIT_BYTES ((uint64_t)1 << 60)
 
 enum { GENERATE_STREAM = 0x67656e }; /* of the counter-based generator */
 
@@ -35,10 +39,10 @@ static int open_run(struct generator *self)
     snprintf(job_path, sizeof job_path, "%s/job.json", path);
     if (access(job_path, R_OK) != 0)
         return err_set(ERR_INPUT, "%s is no run directory: it has no job.json", path);
-    TRY(job_read(job_path, NULL, 0, &self->job));
     TRY(traini_run_dir_open(&self->dir, path));
     int found = 0;
     TRY(manifest_read(self->dir.state, &self->record, &found));
+    TRY(job_read_ranks(job_path, NULL, 0, rank_slabs_world(&self->record), &self->job));
     if (!found)
         return err_set(ERR_INPUT, "%s has no committed state: train it first", path);
     if (self->record.state == MANIFEST_BEGUN)
@@ -55,7 +59,7 @@ static int open_run(struct generator *self)
                        (unsigned long long)self->job->model.vocab_size);
     TRY(traini_find_moved(&self->record, self->dir.state));
     /* One sequence at a time, nothing but parameters; those on nvme are brought to host memory. */
-    self->job->micro_batch = self->job->accumulation = 1;
+    self->job->micro_batch = self->job->accumulation = self->job->world = 1;
     if (self->job->tiers.place[JOB_PARAMS] == JOB_TIER_NVME)
         self->job->tiers.place[JOB_PARAMS] = JOB_TIER_AUTO;
     self->job->tiers.place[JOB_INNER_ACTIVATIONS] = JOB_TIER_RECOMPUTE;
@@ -65,9 +69,53 @@ static int open_run(struct generator *self)
     return 0;
 }
 
-static int start(struct generator *self)
+/* Of ranks that each have the whole state the first whose slab is seen; else 0. */
+static int choose_rank(const manifest *record, uint32_t *out)
 {
-    TRY(open_run(self));
+    *out = 0;
+    int rc = rank_slabs_look(record, 0);
+    if (!record->is_replicated)
+        return rc;
+    for (uint32_t r = 1; rc == ERR_INPUT && r < rank_slabs_world(record); r++) {
+        err_record first;
+        err_save(&first, rc);
+        rc = rank_slabs_look(record, r);
+        *out = r;
+        if (rc < 0)
+            rc = err_restore(&first);
+    }
+    return rc;
+}
+
+/* Of several ranks. The programs think of one slab with the state of all, which is on none: only EVAL is run. */
+static int start_of_ranks(struct generator *self)
+{
+    uint32_t rank;
+    manifest *whole = mem_alloc(1, sizeof *whole, "manifest");
+    int rc = whole ? choose_rank(&self->record, &rank) : -ENOMEM;
+    if (rc == 0) {
+        manifest_copy_header(whole, &self->record);
+        whole->total_bytes = NVME_LIMIT_BYTES;
+        whole->world_size = 1;
+        for (uint32_t d = 0; rc == 0 && d < whole->slabs.drive_count; d++)
+            rc = traini_drive_of_rank(&self->record.slabs, rank, d, whole->slabs.drives[d]);
+    }
+    struct traini_setup_options asked = {.only_eval = true, .found = whole, .as_it_lies = true};
+    if (rc == 0)
+        rc = traini_setup_create(self->job, &asked, &self->setup);
+    mem_free(whole);
+    TRY(rc);
+    self->setup->ranks.rank = rank; /* whose slab the engine opens */
+    struct traini_engine_options engine = {.open_existing = true,
+                                           .slab_bytes = self->record.total_bytes,
+                                           .stripe_bytes = self->record.stripe_bytes};
+    memcpy(engine.uuid, self->record.slabs.uuid, sizeof engine.uuid);
+    TRY(traini_engine_create(self->setup, &engine, &self->engine));
+    return traini_load_ranks(self->engine, &self->record, rank);
+}
+
+static int start_of_one(struct generator *self)
+{
     struct traini_setup_options asked = {
         .only_eval = true, .found = &self->record, .as_it_lies = true};
     TRY(traini_setup_create(self->job, &asked, &self->setup));
@@ -77,7 +125,13 @@ static int start(struct generator *self)
                                            .found = &self->record};
     memcpy(engine.uuid, self->record.slabs.uuid, sizeof engine.uuid);
     TRY(traini_engine_create(self->setup, &engine, &self->engine));
-    TRY(traini_engine_run(self->engine, PROGRAM_LOAD, self->record.step, NULL));
+    return traini_engine_run(self->engine, PROGRAM_LOAD, self->record.step, NULL);
+}
+
+static int start(struct generator *self)
+{
+    TRY(open_run(self));
+    TRY(rank_slabs_world(&self->record) > 1 ? start_of_ranks(self) : start_of_one(self));
     uint64_t vocab = self->setup->net->spec.vocab_size;
     void *logits;
     TRY(traini_result_memory(self->engine, vocab * sizeof(float), &logits));

@@ -10,6 +10,7 @@
 
 #include "base/log.h"
 #include "base/mem.h"
+#include "train/rank_slabs.h"
 #include "train/train_internal.h"
 
 enum {
@@ -116,7 +117,8 @@ static void read_model(traini_view *self)
 {
     char path[JOB_PATH_BYTES];
     int length = snprintf(path, sizeof path, "%s/job.json", self->path);
-    if (length >= (int)sizeof path || job_read(path, NULL, 0, &self->asked) < 0)
+    if (length >= (int)sizeof path ||
+        job_read_ranks(path, NULL, 0, rank_slabs_world(&self->record), &self->asked) < 0)
         return;
     const struct job_model *from = &self->asked->model;
     model_spec spec = {

@@ -362,6 +362,10 @@ int traini_keep_record(traini_keeper *self, const manifest *record, int outcome)
 /* All of it, of one rank, for a step that is one to keep. */
 int traini_keep(traini_keeper *self, const slab *disk, const manifest *record) MUST_CHECK;
 
+/* load_ranks.c: the params of `record`, a commit of several ranks, to their homes in the engine of a process
+ * alone, which was made to evaluate. `copy_rank`: where the record is_replicated, whose slab is read. */
+int traini_load_ranks(traini_engine *engine, const manifest *record, uint32_t copy_rank) MUST_CHECK;
+
 /* commit.c */
 /* Every extent of the setup's programs, in a table; with `found` its places and sums too: 1 where each extent
  * of it is a place of this layout, 0 where they are not (no table then). */

@@ -1,0 +1,168 @@
+/* Parameters from the state of several ranks, for one process that holds them whole: to generate.
+ *
+ *   all ranks' extents, by unit and element ─read─► a tile ─compare its sum─► working copy ─► home of the params
+ *
+ * Of what a tile holds, what lies behind its unit's end is dropped. One tile is read at a time, in transfers
+ * of 1 MiB that are all in flight together: memory is that of the largest tile and its working copy. What the
+ * process holds then are the bits that PROGRAM_LOAD makes of the same state of one rank. */
+#include <errno.h>
+#include <inttypes.h>
+
+#include "base/mem.h"
+#include "base/shard.h"
+#include "base/size.h"
+#include "base/tile.h"
+#include "swap/checksum.h"
+#include "train/rank_slabs.h"
+#include "train/train_internal.h"
+
+enum { LOAD_DEPTH = 32, LOAD_PATIENCE_MS = 1000 };
+
+struct loader {
+    traini_engine *engine;
+    const manifest *record;
+    rank_slabs *slabs;
+    kernel_context *context; /* of the CPU's kernels */
+    void *block, *copy;
+    unsigned char *tile; /* [tile_bytes] within block */
+    uint64_t tile_bytes;
+    uint32_t copy_rank; /* where each rank has the whole state: whose is read */
+};
+typedef struct loader loader;
+
+static uint32_t rank_of(const loader *self, const manifest_extent *extent)
+{
+    return self->record->is_replicated ? self->copy_rank : extent->rank;
+}
+
+static int await_request(loader *self)
+{
+    io_request *done;
+    io *of;
+    for (;;) {
+        int count = rank_slabs_poll(self->slabs, &done, 1, &of);
+        TRY(count);
+        if (count > 0)
+            return done->result < 0 ? io_request_error(of, done) : 0;
+        struct pollfd fds[RANK_SLABS_OPEN_MAX];
+        uint32_t fd_count = rank_slabs_fds(self->slabs, fds);
+        if (poll(fds, fd_count, LOAD_PATIENCE_MS) < 0 && errno != EINTR)
+            return err_errno(errno, "waiting for the drives");
+    }
+}
+
+static int read_tile(loader *self, const manifest_extent *extent)
+{
+    io_request request = {.direction = IO_READ,
+                          .offset = extent->offset_bytes,
+                          .data = self->tile,
+                          .size_bytes = extent->size_bytes};
+    int begun = rank_slabs_submit(self->slabs, rank_of(self, extent), &request);
+    TRY(begun);
+    if (begun == 0)
+        return err_set(ERR_INTERNAL, "no request is in flight, but no slab can be opened");
+    int rc = await_request(self);
+    if (rc < 0)
+        return err_prefix(rc, "unit %u, tile %u of rank %u", extent->unit, extent->tile,
+                          rank_of(self, extent));
+    uint64_t sum = checksum_sum(self->tile, extent->size_bytes, extent->elem_count);
+    if (sum == extent->checksum)
+        return 0;
+    char path[SLAB_PATH_BYTES];
+    uint64_t file_offset;
+    rank_slabs_locate(self->record, rank_of(self, extent), NULL, extent->offset_bytes, path,
+                      &file_offset);
+    return err_set(ERR_CORRUPT,
+                   "unit %u, tile %u of rank %u: %" PRIu64 " bytes at offset %" PRIu64
+                   " of %s have checksum %016" PRIx64 ", but %016" PRIx64
+                   " was written; sluice verify lists all that is damaged",
+                   extent->unit, extent->tile, rank_of(self, extent), extent->size_bytes,
+                   file_offset, path, sum, extent->checksum);
+}
+
+/* The working copy of `count` elements of the unit from `begin` on, to where its params rest. */
+static int place_params(loader *self, uint32_t unit, uint64_t begin, uint64_t count)
+{
+    traini_engine *engine = self->engine;
+    const traini_setup *setup = engine->setup;
+    uint32_t home_idx = setup->set.homes.params[unit];
+    const buffer *home = &setup->set.programs[PROGRAM_LOAD].buffers[home_idx];
+    uint64_t width = setup->plan.param_bytes;
+    if (home->arena == ARENA_NVME)
+        return err_set(ERR_NO_FIT,
+                       "the parameters of unit %u do not fit in memory, as they must where several "
+                       "ranks have trained them: free host memory",
+                       unit);
+    unsigned char *target = traini_home(engine, home_idx) + begin * width;
+    bool is_on_gpu = setup->gpu && home->arena == ARENA_DEVICE;
+    TRY(kernels_cpu.working_copy(self->context, NULL, (const float *)(const void *)self->tile,
+                                 is_on_gpu ? self->copy : target, setup->net->type, count));
+    if (!is_on_gpu)
+        return 0;
+    TRY(device_copy(setup->gpu, NULL, target, self->copy, count * width, DEVICE_FROM_HOST));
+    return device_synchronize(setup->gpu, NULL); /* the copy's memory is the next tile's */
+}
+
+static int load_all(loader *self)
+{
+    const traini_setup *setup = self->engine->setup;
+    const manifest *record = self->record;
+    for (uint64_t i = 0; i < record->extent_count; i++) {
+        const manifest_extent *extent = &record->extents[i];
+        if (extent->unit >= setup->net->unit_count)
+            return err_set(ERR_CORRUPT,
+                           "the manifest has a unit %u, and the model of job.json %u units",
+                           extent->unit, setup->net->unit_count);
+        uint64_t count = shard_real_elems(setup->unit_elems[extent->unit], extent->elem_begin,
+                                          extent->elem_count);
+        if (count == 0)
+            continue;
+        TRY(read_tile(self, extent));
+        TRY(place_params(self, extent->unit, extent->elem_begin, count));
+    }
+    return 0;
+}
+
+static int reserve(loader *self)
+{
+    const traini_setup *setup = self->engine->setup;
+    const struct job *asked = setup->job;
+    uint64_t largest_elems = 0;
+    for (uint64_t i = 0; i < self->record->extent_count; i++) {
+        self->tile_bytes = size_max(self->tile_bytes, self->record->extents[i].size_bytes);
+        largest_elems = size_max(largest_elems, self->record->extents[i].elem_count);
+    }
+    self->block = mem_alloc(self->tile_bytes + TILE_BLOCK_BYTES, 1, "a tile of state");
+    self->copy = mem_alloc(largest_elems, setup->plan.param_bytes, "a tile of parameters");
+    if (!self->block || !self->copy)
+        return -ENOMEM;
+    self->tile = (unsigned char *)self->block +
+                 (TILE_BLOCK_BYTES - (uintptr_t)self->block % TILE_BLOCK_BYTES);
+    const kernel_context_config context = {.thread_count = setup->thread_count,
+                                           .adam_variant = "auto"};
+    TRY(kernels_cpu.context_create(&context, &self->context));
+    const rank_slabs_config config = {
+        .record = self->record,
+        .backend = self->engine->io_kind,
+        .queue_depth = LOAD_DEPTH,
+        .request_capacity = 1,
+        .region = {.base = self->tile, .size_bytes = self->tile_bytes},
+        .stuck_ns = (uint64_t)(asked->io.stuck_seconds * 1e9),
+        .stop_ns = (uint64_t)(asked->io.stop_seconds * 1e9),
+    };
+    return rank_slabs_create(&config, &self->slabs);
+}
+
+int traini_load_ranks(traini_engine *engine, const manifest *record, uint32_t copy_rank)
+{
+    loader self = {.engine = engine, .record = record, .copy_rank = copy_rank};
+    int rc = reserve(&self);
+    if (rc == 0)
+        rc = load_all(&self);
+    rank_slabs_destroy(self.slabs);
+    if (self.context)
+        kernels_cpu.context_destroy(self.context);
+    mem_free(self.block);
+    mem_free(self.copy);
+    return rc;
+}
