@@ -7,6 +7,7 @@ sluice_test(test_swap_check LIBS swap_fixture sluice_program LABELS cpu debug ts
 sluice_test(test_swap_collectives LIBS swap_fixture sluice_executor LABELS cpu debug tsan
             INSTANCES plain paranoid)
 sluice_test(test_swap_pace LIBS swap_fixture sluice_executor LABELS cpu debug)
+sluice_test(test_swap_pace_plan LIBS sluice_executor sluice_plan LABELS cpu)
 sluice_test(test_swap_places LIBS sluice_program LABELS cpu debug)
 sluice_test(test_swap_executor LIBS swap_fixture sluice_executor LABELS cpu debug tsan
             INSTANCES plain paranoid)
