@@ -3,6 +3,8 @@
  *
  *   <drive>/sluice-<uuid>/owner     the state directory whose manifests name the slabs, a line
  *
+ * Of several ranks rank 0 keeps the notes, beside its own slabs, which speak for all.
+ *
  * A note that names another directory is believed where that one is there and has a manifest that names the
  * slabs too; else the run was moved, and the note is written anew. A lost or torn note protects nothing and
  * hinders nobody, so it is not synced. */
@@ -18,11 +20,14 @@
 
 enum { NOTE_PATH_BYTES = SLAB_PATH_BYTES + 64 };
 
-static void note_path(const manifest_slabs *slabs, uint32_t drive_idx, char path[NOTE_PATH_BYTES])
+/* False where there can be none. */
+static bool note_path(const manifest_slabs *slabs, uint32_t drive_idx, char path[NOTE_PATH_BYTES])
 {
-    char uuid[MANIFEST_UUID_TEXT_BYTES];
-    snprintf(path, NOTE_PATH_BYTES, "%s/sluice-%s/owner", slabs->drives[drive_idx],
-             manifest_uuid_text(slabs, uuid));
+    char uuid[MANIFEST_UUID_TEXT_BYTES], drive[SLAB_PATH_BYTES];
+    if (traini_drive_of_rank(slabs, 0, drive_idx, drive) < 0)
+        return false;
+    snprintf(path, NOTE_PATH_BYTES, "%s/sluice-%s/owner", drive, manifest_uuid_text(slabs, uuid));
+    return true;
 }
 
 /* The first line; false where there is none. */
@@ -66,9 +71,8 @@ int traini_check_owner(const char *state_dir, const manifest_slabs *slabs)
     if (slabs->drive_count == 0)
         return 0;
     TRY(traini_make_absolute(here));
-    note_path(slabs, 0, path);
-    if (traini_is_same_directory(slabs->drives[0], here) || !read_note(path, owner) ||
-        traini_is_same_directory(owner, here))
+    if (!note_path(slabs, 0, path) || traini_is_same_directory(slabs->drives[0], here) ||
+        !read_note(path, owner) || traini_is_same_directory(owner, here))
         return 0;
     int names = names_them(owner, slabs);
     if (names <= 0)
@@ -102,8 +106,7 @@ int traini_claim_slabs(const char *state_dir, const manifest_slabs *slabs)
     snprintf(here, sizeof here, "%s", state_dir);
     TRY(traini_make_absolute(here));
     for (uint32_t d = 0; d < slabs->drive_count; d++) {
-        note_path(slabs, d, path);
-        if (read_note(path, owner) && strcmp(owner, here) == 0)
+        if (!note_path(slabs, d, path) || (read_note(path, owner) && strcmp(owner, here) == 0))
             continue;
         int rc = write_note(path, here);
         if (rc < 0)
@@ -117,8 +120,7 @@ void traini_disclaim_slabs(const manifest_slabs *slabs)
 {
     char path[NOTE_PATH_BYTES];
     for (uint32_t d = 0; d < slabs->drive_count; d++) {
-        note_path(slabs, d, path);
-        if (unlink(path) != 0 && errno != ENOENT && errno != ENOTDIR)
+        if (note_path(slabs, d, path) && unlink(path) != 0 && errno != ENOENT && errno != ENOTDIR)
             log_warn("%s cannot be removed: %s", path, strerror(errno));
     }
 }
