@@ -72,16 +72,46 @@ int traini_choose_backend(traini_setup *self)
     return 0;
 }
 
-enum comm_backend traini_comm_backend(const traini_setup *self)
+/* What this rank could do, and what the job asks for. */
+static enum comm_backend own_collectives(const traini_setup *self)
 {
     const char *asked = self->job->comm.backend;
-    if (self->ranks.world == 1 && strcmp(asked, "nccl") != 0)
+    bool asks_nccl = strcmp(asked, "nccl") == 0;
+    if (self->ranks.world == 1 && !(asks_nccl && self->gpu && self->ranks.comm))
         return COMM_SELF;
     if (!self->gpu)
         return COMM_MPI;
-    bool stages = strcmp(asked, "staged") == 0 || strcmp(asked, "mpi") == 0;
-    return stages || (strcmp(asked, "nccl") != 0 && self->gpu_sharers > 1) ? COMM_STAGED
-                                                                           : COMM_NCCL;
+    if (asks_nccl) /* which refuses what it cannot do */
+        return COMM_NCCL;
+    bool may_nccl = strcmp(asked, "auto") == 0 && self->gpu_sharers == 1;
+    if (!may_nccl)
+        return COMM_STAGED;
+    if (comm_nccl_check() == 0)
+        return COMM_NCCL;
+    log_info("collectives go through host memory: %s", err_text());
+    return COMM_STAGED;
+}
+
+int traini_choose_collectives(traini_setup *self)
+{
+    const struct traini_ranks *ranks = &self->ranks;
+    self->collectives = own_collectives(self);
+    if (ranks->world == 1 || !ranks->comm)
+        return 0;
+    uint8_t own = (uint8_t)self->collectives, all[COMM_RANKS_MAX];
+    TRY(comm_exchange(ranks->comm, "backend of the collectives", &own, sizeof own, all));
+    for (uint32_t r = 0; r < ranks->world; r++) {
+        if ((all[r] == COMM_MPI) != (all[0] == COMM_MPI))
+            return err_set(
+                ERR_CONFIG,
+                "rank %u computes on %s and rank 0 on %s: a run's ranks compute alike; set "
+                "device.backend to \"cpu\", or start ranks only where there are GPUs",
+                r, all[r] == COMM_MPI ? "the CPU" : "a GPU",
+                all[0] == COMM_MPI ? "the CPU" : "a GPU");
+        if (all[r] == COMM_STAGED) /* one that cannot use NCCL decides for all */
+            self->collectives = COMM_STAGED;
+    }
+    return 0;
 }
 
 int traini_make_cpu_context(traini_setup *self)

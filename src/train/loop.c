@@ -496,7 +496,7 @@ static int find_state(traini_loop *self, manifest *found, bool *exists)
 
 static int run_all(traini_loop *self)
 {
-    manifest *found = &(manifest){0};
+    manifest *found = &self->found;
     bool exists = false, has_state;
     /* Refusals first, each before any file is made: data, then fit. The directory is made only after
      * the plan fits. */
@@ -565,6 +565,7 @@ int train_run(const struct train_options *options, struct train_summary *summary
     err_record first; /* what is torn down after a failure may fail too */
     err_save(&first, rc);
     metrics_file_close(&self->metrics);
+    manifest_fini(&self->found);
     mem_free(self->step_words);
     traini_engine_destroy(self->engine);
     traini_setup_destroy(self->setup);

@@ -16,10 +16,24 @@
 #include "base/tile.h"
 #include "train/train_internal.h"
 
+/* The nodes of the GPUs of this host's ranks, so that each gets cores near its own. */
+static int find_gpu_nodes(const traini_setup *self, int nodes[COMM_RANKS_MAX])
+{
+    const struct traini_ranks *ranks = &self->ranks;
+    int own = self->machine.device_node, all[COMM_RANKS_MAX];
+    TRY(comm_exchange(ranks->comm, "nodes of the GPUs", &own, sizeof own, all));
+    const comm_rank *list = comm_get_ranks(ranks->comm);
+    for (uint32_t r = 0; r < ranks->world; r++)
+        if (list[r].host_idx == list[ranks->rank].host_idx)
+            nodes[list[r].local_rank] = all[r];
+    return 0;
+}
+
 /* Cores and thread counts, from the machine and the job. */
 static int place_cores(traini_setup *self)
 {
     const struct job *asked = self->job;
+    int nodes[COMM_RANKS_MAX];
     TRY(topology_read(&self->machine));
     for (uint32_t d = 0; d < asked->tiers.nvme_count; d++)
         TRY(topology_add_drive(&self->machine, asked->tiers.nvme[d].path));
@@ -34,6 +48,10 @@ static int place_cores(traini_setup *self)
     };
     if (self->gpu)
         self->machine.device_node = topology_pci_node(device_get_info(self->gpu)->pci_bus_id);
+    if (self->gpu && self->ranks.world > 1 && self->ranks.comm) {
+        TRY(find_gpu_nodes(self, nodes));
+        request.device_nodes = nodes;
+    }
     TRY(topology_place(&self->machine, &request, &self->cores));
     self->thread_count = (int)self->cores.compute.thread_count;
     return 0;
@@ -59,6 +77,7 @@ static int make_model(traini_setup *self)
     };
     TRY(model_create(&spec, self->job->type, self->job->micro_batch, &self->net));
     TRY(traini_choose_backend(self));
+    TRY(traini_choose_collectives(self));
     TRY(place_cores(self));
     TRY(traini_make_cpu_context(self));
     return model_prepare(self->net, self->ops, self->context);
@@ -273,7 +292,7 @@ static int make_rank_inputs(traini_setup *self, const struct traini_setup_option
     plan->zero_stage = asked->zero_stage;
     plan->stays_gathered = self->stays_gathered;
     plan->wire_bytes = (uint32_t)dtype_bytes(asked->comm.wire);
-    bool is_nccl = traini_comm_backend(self) == COMM_NCCL;
+    bool is_nccl = self->collectives == COMM_NCCL;
     plan->reduce_scratch_bytes = is_nccl && plan->wire_bytes < 4 ? plan->wire_bytes : 0;
     plan->live_elems_max = asked->max_live_parameters;
     plan->ahead_elems_max = asked->prefetch_bucket_size;

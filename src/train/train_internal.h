@@ -10,7 +10,8 @@
  *   memory.c      host memory that outlives a run    recut.c       extents in another layout
  *   keep.c        copies of commits                   verify.c      all sums, and what a run is
  *   owner.c       whose slabs they are               rank_slabs.c  the slabs of all ranks
- *   ranks.c       what ranks tell each other         summary.c     a plan in figures */
+ *   ranks.c       what ranks tell each other         summary.c     a plan in figures
+ *   engine_lanes.c  the lanes of an engine */
 #ifndef SLUICE_TRAIN_INTERNAL_H
 #define SLUICE_TRAIN_INTERNAL_H
 
@@ -67,8 +68,9 @@ struct traini_setup {
     const struct job *job;
     const kernel_ops *ops; /* of the device */
     kernel_context *context;
-    device *gpu;               /* NULL: the CPU computes */
-    uint32_t gpu_sharers;      /* ranks that have this GPU */
+    device *gpu;          /* NULL: the CPU computes */
+    uint32_t gpu_sharers; /* ranks that have this GPU */
+    enum comm_backend collectives;
     uint64_t gpu_free_at_open; /* of its memory, before CUDA's libraries took theirs */
     model *net;
     plan_job plan;
@@ -122,8 +124,8 @@ int traini_make_cpu_context(traini_setup *self) MUST_CHECK; /* once the cores ar
 int traini_gpu_budget(const traini_setup *self, uint64_t asked_bytes,
                       uint64_t *budget_bytes) MUST_CHECK;
 int traini_gpu_used(const traini_setup *self, uint64_t *used_bytes) MUST_CHECK;
-/* How its collectives move. backend.c */
-enum comm_backend traini_comm_backend(const traini_setup *self);
+/* How collectives move, all ranks alike. After traini_choose_backend. backend.c */
+int traini_choose_collectives(traini_setup *self) MUST_CHECK;
 void traini_machine_figures(const traini_setup *self, plan_machine *machine);
 /* Fills homes and update from the job, choosing what it leaves open, and compiles. placement.c */
 int traini_place_and_compile(traini_setup *self) MUST_CHECK;
@@ -244,6 +246,15 @@ unsigned char *traini_home(const traini_engine *self, uint32_t buffer_idx);
 
 /* Zeroed memory of the host that the device can write results to; the engine's. */
 int traini_result_memory(traini_engine *self, uint64_t size_bytes, void **out) MUST_CHECK;
+
+/* engine_lanes.c, for engine.c: after arenas, places and the drives' lanes, in this order. */
+int traini_make_workers(traini_engine *self) MUST_CHECK;
+int traini_open_collectives(traini_engine *self) MUST_CHECK; /* all ranks together */
+int traini_pace_lanes(traini_engine *self) MUST_CHECK;       /* train_options.pace */
+int traini_make_executor(traini_engine *self) MUST_CHECK;
+void traini_destroy_lanes(traini_engine *self);
+int traini_start_io_thread(void *group); /* a core_group: threads that mostly wait */
+void traini_list_programs(const traini_engine *self, const program *programs[PROGRAM_KIND_COUNT]);
 
 /* compute.c: the workers' callbacks; `user` is the engine. On a GPU an op is enqueued on its stream, and
  * finished when it is complete. */
@@ -397,6 +408,7 @@ struct traini_loop {
     traini_setup *setup;
     traini_engine *engine;
     struct traini_run_dir dir;
+    manifest found;         /* at the start; its extents until the state is made */
     manifest record;        /* of this run: identity, slabs, and the point after the last step */
     traini_point before;    /* the point one step earlier */
     sim_store *moved_store; /* of simulated drives that a re-cut leaves */
