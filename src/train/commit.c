@@ -192,7 +192,8 @@ void traini_name_slabs(const traini_setup *setup, const uint8_t uuid[SLAB_UUID_B
     memcpy(slabs->uuid, uuid, sizeof slabs->uuid);
     slabs->drive_count = setup->drive_count;
     for (uint32_t d = 0; d < setup->drive_count; d++)
-        snprintf(slabs->drives[d], sizeof slabs->drives[d], "%s", setup->drive_names[d]);
+        snprintf(slabs->drives[d], sizeof slabs->drives[d], "%s",
+                 ranks->world > 1 ? setup->drive_names[d] : setup->drives[d].path);
     slabs->rank_count = ranks->world;
     memset(slabs->ranks, 0, sizeof slabs->ranks);
     if (ranks->world == 1 || !ranks->comm)

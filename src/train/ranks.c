@@ -5,6 +5,7 @@
 #include <sched.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #define XXH_STATIC_LINKING_ONLY /* a state that can be handed on */
 #include <xxhash.h>
@@ -38,9 +39,17 @@ static int find_shared_cores(struct traini_ranks *self)
     return rc;
 }
 
+void traini_name_host(struct traini_ranks *self)
+{
+    if (gethostname(self->host, sizeof self->host) != 0)
+        snprintf(self->host, sizeof self->host, "localhost");
+    self->host[sizeof self->host - 1] = '\0';
+}
+
 int traini_ranks_init(struct traini_ranks *self, comm *members)
 {
     *self = (struct traini_ranks){.comm = members, .world = 1, .local_world = 1};
+    traini_name_host(self);
     if (!members || comm_get_world(members) == 1)
         return 0;
     const comm_rank *own = &comm_get_ranks(members)[comm_get_rank(members)];
@@ -48,7 +57,7 @@ int traini_ranks_init(struct traini_ranks *self, comm *members)
     self->world = comm_get_world(members);
     self->local_rank = own->local_rank;
     self->local_world = own->local_world;
-    self->host = own->host;
+    snprintf(self->host, sizeof self->host, "%s", own->host);
     return find_shared_cores(self);
 }
 
@@ -282,7 +291,7 @@ int traini_collect_ranks(traini_loop *self)
     const traini_engine *engine = self->engine;
     const struct traini_ranks *ranks = &self->ranks;
     struct train_rank own = {.sent_bytes = self->sent_bytes};
-    snprintf(own.host, sizeof own.host, "%s", ranks->host ? ranks->host : "");
+    snprintf(own.host, sizeof own.host, "%s", ranks->host);
     for (int a = ARENA_DEVICE; a <= ARENA_HOST; a++)
         own.arena_bytes[a] = engine->arenas[a].size_bytes;
     own.arena_bytes[ARENA_NVME] = traini_reached_bytes(self->setup, ARENA_NVME);

@@ -34,8 +34,8 @@ static bool is_same_drive(const struct traini_ranks *ranks, const char *path, co
 {
     char asked[SLAB_PATH_BYTES], has[SLAB_PATH_BYTES];
     const manifest_rank *was = &found->slabs.ranks[ranks->rank];
-    const char *host = ranks->host ? ranks->host : "localhost";
-    return manifest_expand_path(path, ranks->rank, ranks->local_rank, host, asked, sizeof asked) &&
+    return manifest_expand_path(path, ranks->rank, ranks->local_rank, ranks->host, asked,
+                                sizeof asked) &&
            manifest_expand_path(found->slabs.drives[drive_idx], ranks->rank, was->local_rank,
                                 was->host, has, sizeof has) &&
            traini_is_same_directory(asked, has);

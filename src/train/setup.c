@@ -408,8 +408,8 @@ static int expand_drives(traini_setup *self)
     for (uint32_t d = 0; d < self->drive_count; d++) {
         char *path = self->drives[d].path;
         memcpy(self->drive_names[d], path, sizeof self->drive_names[d]);
-        if (!manifest_expand_path(self->drive_names[d], ranks->rank, ranks->local_rank,
-                                  ranks->host ? ranks->host : "localhost", path, SLAB_PATH_BYTES))
+        if (!manifest_expand_path(self->drive_names[d], ranks->rank, ranks->local_rank, ranks->host,
+                                  path, SLAB_PATH_BYTES))
             return err_set(ERR_CONFIG, "the path of a drive, %.100s..., is longer than %d bytes",
                            self->drive_names[d], SLAB_PATH_BYTES - 1);
     }
@@ -501,6 +501,7 @@ static void imagine_ranks(traini_setup *self, uint32_t local_world)
     uint32_t world = size_max(self->job->world, 1);
     self->ranks = (struct traini_ranks){
         .world = world, .local_world = local_world ? local_world : world, .shares_cores = true};
+    traini_name_host(&self->ranks);
 }
 
 uint64_t traini_state_begin(const traini_setup *self, uint32_t unit)

@@ -47,9 +47,10 @@ struct traini_ranks {
     uint32_t rank, world;
     uint32_t local_rank, local_world; /* among those of this host */
     bool shares_cores;                /* with other ranks of this host */
-    const char *host;                 /* of several ranks: its name */
+    char host[COMM_HOST_BYTES];       /* its name */
 };
 int traini_ranks_init(struct traini_ranks *self, comm *members) MUST_CHECK;
+void traini_name_host(struct traini_ranks *self);
 /* As the functions of comm.h; of one rank what it has. */
 int traini_agree(const struct traini_ranks *self, const char *what, int code) MUST_CHECK;
 /* The others learn of this rank's failure, whose text is this thread's. */
