@@ -248,6 +248,29 @@ static void a_step_is_the_mean_of_steps(void **state)
     }
 }
 
+/* A plan for ranks that nobody has started has the budgets that the job states, of each rank. */
+static void a_plan_for_many_ranks_has_their_budgets(void **state)
+{
+    (void)state;
+    static const uint32_t worlds[] = {1, 2, 16, 1024};
+    fixture_sets sets = {.count = 0};
+    fixture_set(&sets, "tiers.device.budget=268435456");
+    fixture_set(&sets, "tiers.host.budget=134217728");
+    fixture_set(&sets, "zero_optimization.stage=3");
+    for (size_t i = 0; i < sizeof worlds / sizeof *worlds; i++) {
+        struct plan_summary plan;
+        job *asked = fixture_job("many", &shape, &sets);
+        asked->world = worlds[i];
+        if (train_plan(asked, 1, &plan) < 0)
+            fail_msg("%u ranks: %s", worlds[i], err_text());
+        assert_int_equal(plan.world_size, worlds[i]);
+        assert_int_equal(plan.budget_bytes[ARENA_DEVICE], 268435456);
+        assert_int_equal(plan.budget_bytes[ARENA_HOST], 134217728);
+        assert_int_equal(plan.sent_bytes > 0, worlds[i] > 1);
+        job_destroy(asked);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -259,6 +282,7 @@ int main(void)
         cmocka_unit_test(too_little_of_both),
         cmocka_unit_test(refusal_keeps_the_former_run),
         cmocka_unit_test(a_step_is_the_mean_of_steps),
+        cmocka_unit_test(a_plan_for_many_ranks_has_their_budgets),
     };
     return cmocka_run_group_tests(tests, fixture_setup, fixture_teardown);
 }

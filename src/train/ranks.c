@@ -113,7 +113,7 @@ static void join_inputs(const struct plan_inputs *all, uint32_t world, plan_job 
 int traini_share_inputs(traini_setup *self)
 {
     const struct traini_ranks *ranks = &self->ranks;
-    if (ranks->world == 1)
+    if (ranks->world == 1 || !ranks->comm) /* a plan that nobody runs has this process's figures */
         return 0;
     const char *kernels = self->ops->describe(self->context);
     struct plan_inputs own, *all = mem_alloc(ranks->world, sizeof *all, "plan inputs");
@@ -142,7 +142,7 @@ int traini_compare_programs(const traini_setup *self)
 {
     const struct traini_ranks *ranks = &self->ranks;
     uint64_t own[PROGRAM_KIND_COUNT], all[PROGRAM_KIND_COUNT];
-    if (ranks->world == 1)
+    if (ranks->world == 1 || !ranks->comm)
         return 0;
     for (int k = 0; k < PROGRAM_KIND_COUNT; k++)
         all[k] = own[k] = program_hash(&self->set.programs[k]);
