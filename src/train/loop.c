@@ -503,6 +503,7 @@ static int run_all(traini_loop *self)
     TRY(traini_ranks_init(&self->ranks, self->options->comm));
     TRY(traini_make_step_words(self));
     TRY(traini_agree(&self->ranks, "data", traini_open_data(self)));
+    TRY(traini_compare_data(self));
     TRY(has_run_dir(self, &has_state));
     if (!has_state) {
         struct traini_setup_options asked = traini_setup_options_of(self);

@@ -93,6 +93,54 @@ int traini_all_true(const struct traini_ranks *self, const char *what, bool *val
     return 0;
 }
 
+/* ---- equal data ---- */
+
+/* What tells data from other data: the length, and a sum over pieces of all of it. */
+struct data_word {
+    uint64_t token_count, sum;
+};
+
+static int sum_data(corpus *source, struct data_word *out)
+{
+    enum { PIECES = 64, PIECE_TOKENS = 1024 };
+    int32_t tokens[PIECE_TOKENS];
+    out->token_count = corpus_token_count(source);
+    uint64_t count = size_min(PIECE_TOKENS, out->token_count);
+    for (uint64_t i = 0; i < PIECES; i++) {
+        uint64_t begin = (out->token_count - count) / (PIECES - 1) * i;
+        TRY(corpus_read(source, begin, count, tokens));
+        out->sum = XXH3_64bits_withSeed(tokens, count * sizeof *tokens, out->sum);
+    }
+    return 0;
+}
+
+int traini_compare_data(traini_loop *self)
+{
+    static const char *const names[2] = {"data.train", "data.valid"};
+    const struct traini_ranks *ranks = &self->ranks;
+    corpus *const sources[2] = {self->train_source, self->valid_source};
+    struct data_word own[2], first[2];
+    int rc = 0;
+    if (ranks->world == 1)
+        return 0;
+    memset(own, 0, sizeof own);
+    for (int i = 0; rc == 0 && i < 2; i++)
+        if (sources[i])
+            rc = sum_data(sources[i], &own[i]);
+    TRY(comm_agree(ranks->comm, "data", rc));
+    memcpy(first, own, sizeof first);
+    TRY(comm_broadcast(ranks->comm, "data", first, sizeof first));
+    for (int i = 0; rc == 0 && i < 2; i++)
+        if (memcmp(&own[i], &first[i], sizeof *own) != 0)
+            rc = err_set(ERR_INPUT,
+                         "%s has %llu tokens here and %llu%s on rank 0: all ranks are to read the "
+                         "same files; copy them to each host, or name a shared file system",
+                         names[i], (unsigned long long)own[i].token_count,
+                         (unsigned long long)first[i].token_count,
+                         own[i].token_count == first[i].token_count ? " others" : "");
+    return comm_agree(ranks->comm, "data", rc);
+}
+
 /* ---- equal plans ---- */
 
 struct plan_inputs {
@@ -172,8 +220,11 @@ int traini_share_manifest(const struct traini_ranks *self, manifest *found, bool
     if (!there)
         return 0;
     manifest_extent *own = self->rank == 0 ? found->extents : NULL;
-    TRY(comm_broadcast(self->comm, "manifest", found, sizeof *found));
-    found->extents = own ? own : mem_alloc(found->extent_count, sizeof *own, "manifest extents");
+    int rc = comm_broadcast(self->comm, "manifest", found, sizeof *found);
+    found->extents = own; /* what has come is rank 0's address, also of a broadcast cut short */
+    TRY(rc);
+    if (!own)
+        found->extents = mem_alloc(found->extent_count, sizeof *own, "manifest extents");
     TRY(traini_agree(self, "manifest", found->extents ? 0 : -ENOMEM));
     return comm_broadcast(self->comm, "manifest extents", found->extents,
                           found->extent_count * sizeof *found->extents);

@@ -471,6 +471,8 @@ int traini_apply_pending(traini_loop *self) MUST_CHECK;
 int traini_run_steps(traini_loop *self) MUST_CHECK;
 
 /* ranks.c */
+/* ERR_INPUT, on all ranks, where one has opened other data than rank 0. */
+int traini_compare_data(traini_loop *self) MUST_CHECK;
 int traini_make_step_words(traini_loop *self) MUST_CHECK;
 /* The sum of all ranks' sums, and whether one of them is to stop. */
 int traini_share_step(traini_loop *self, double own_sum, double *total) MUST_CHECK;
