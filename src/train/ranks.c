@@ -309,7 +309,9 @@ static int hash_all(traini_engine *self, XXH3_state_t *state, XXH3_state_t *all,
             }
             TRY(comm_agree(ranks->comm, "sum of the weights", rc));
             TRY(comm_exchange(ranks->comm, "sum of the weights", state, sizeof *state, all));
+            const unsigned char *secret = state->extSecret; /* elsewhere in each process */
             *state = all[r];
+            state->extSecret = secret;
         }
     return 0;
 }
