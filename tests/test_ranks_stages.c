@@ -46,6 +46,13 @@ static void begin_sets(fixture_sets *sets)
         fixture_set(sets, "fp16={\"enabled\":true,\"initial_scale_power\":12,\"hysteresis\":1}");
 }
 
+/* Stage 3 with no unit that stays: all here are smaller than what stays by default. */
+static void set_stage(fixture_sets *sets, unsigned stage)
+{
+    fixture_set(sets, "zero_optimization.stage=%u", stage);
+    fixture_set(sets, "zero_optimization.stage3_param_persistence_threshold=0");
+}
+
 /* ---- stages ---- */
 
 /* Uneven: units that do not divide, three rows a micro-batch, three micro-batches, evaluations
@@ -63,7 +70,7 @@ static void set_uneven(fixture_sets *sets)
 
 struct way {
     const char *name;
-    const char *sets[6];
+    const char *sets[7];
 };
 
 static const struct way ways[] = {
@@ -76,8 +83,13 @@ static const struct way ways[] = {
     {"stage 3, the smaller units stay",
      {"zero_optimization.stage=3", "zero_optimization.stage3_param_persistence_threshold=45000"}},
     {"stage 3, all on drives, behind the backward",
-     {"zero_optimization.stage=3", "tiers.place.optimizer=nvme", "tiers.place.params=nvme",
-      "tiers.place.grads=nvme", "tiers.place.activations=nvme", "schedule.update=after_backward"}},
+     {"zero_optimization.stage=3", "zero_optimization.stage3_param_persistence_threshold=0",
+      "tiers.place.optimizer=nvme", "tiers.place.params=nvme", "tiers.place.grads=nvme",
+      "tiers.place.activations=nvme", "schedule.update=after_backward"}},
+    {"stage 3, all in host memory, as planned",
+     {"zero_optimization.stage=3", "zero_optimization.stage3_param_persistence_threshold=0",
+      "tiers.place.optimizer=host", "tiers.place.params=host", "tiers.place.grads=host",
+      "tiers.place.activations=host"}},
     {"stage 2, batch by batch",
      {"zero_optimization.stage=2", "schedule.order=batch_major", "tiers.place.grads=host",
       "tiers.place.optimizer=host", "schedule.tile_elems=32768"}},
@@ -90,7 +102,7 @@ static void stages_give_equal_bits(void **state)
     for (size_t i = 0; i < sizeof ways / sizeof ways[0]; i++) {
         static fixture_sets sets;
         set_uneven(&sets);
-        for (int k = 0; k < 6 && ways[i].sets[k]; k++)
+        for (int k = 0; k < 7 && ways[i].sets[k]; k++)
             fixture_set(&sets, "%s", ways[i].sets[k]);
         mpi_train_good("way", &shape, &sets, i ? &result : &first);
         if (i > 0)
@@ -150,7 +162,7 @@ static void curves_follow_one_rank(void **state)
     mpi_train_alone("alone", &shape, &sets, MICRO_BATCHES * mpi_world, &alone);
     for (unsigned stage = 0; stage < STAGES; stage++) {
         fixture_sets own = sets;
-        fixture_set(&own, "zero_optimization.stage=%u", stage);
+        set_stage(&own, stage);
         mpi_train_good("curve", &shape, &own, stage ? &result : &first);
         char text[32];
         snprintf(text, sizeof text, "stage %u", stage);
@@ -251,9 +263,10 @@ static void draw_program(struct draws *d, fixture_sets *sets, bool is_exact)
     static const char *const zero = "zero_optimization";
     draw_places(d, sets);
     fixture_set(sets, "%s.stage=%u", zero, (unsigned)draw(d, STAGES));
-    if (draw(d, 2))
+    uint64_t stays = draw(d, 3); /* none, some, all */
+    if (stays < 2)
         fixture_set(sets, "%s.stage3_param_persistence_threshold=%u", zero,
-                    (unsigned)draw(d, 120000));
+                    (unsigned)(stays * draw(d, 120000)));
     if (draw(d, 3) == 0)
         fixture_set(sets, "%s.stage3_max_reuse_distance=%u", zero, (unsigned)draw(d, 200000));
     if (draw(d, 3) == 0)
@@ -392,7 +405,7 @@ static void one_ranks_overflow_skips_the_step_of_all(void **state)
     double scale = find_scale(&parts);
     for (unsigned stage = 0; stage < STAGES; stage++) {
         set_still(&sets, STILL_STEPS, scale * mpi_world);
-        fixture_set(&sets, "zero_optimization.stage=%u", stage);
+        set_stage(&sets, stage);
         mpi_train_good("still", &shape, &sets, stage ? &result : &first);
         if (stage > 0)
             mpi_assert_same("a stage", &first, &result);
@@ -418,7 +431,7 @@ static void falling_scales_are_equal(void **state)
         fixture_set(&sets, "fp16={\"enabled\":true,\"initial_scale_power\":32,\"hysteresis\":1,"
                            "\"loss_scale_window\":4}");
         fixture_set(&sets, "run.steps=24");
-        fixture_set(&sets, "zero_optimization.stage=%u", stage);
+        set_stage(&sets, stage);
         mpi_train_good("falling", &shape, &sets, stage ? &result : &first);
         if (stage > 0) {
             mpi_assert_same("a stage", &first, &result);
@@ -454,7 +467,7 @@ static void a_stop_of_one_is_a_stop_of_all(void **state)
     static fixture_sets sets;
     static struct train_summary seen[MPI_RANKS_MAX];
     begin_sets(&sets);
-    fixture_set(&sets, "zero_optimization.stage=3");
+    set_stage(&sets, 3);
     fixture_set(&sets, "tiers.place.optimizer=nvme");
     mpi_train_good("whole", &shape, &sets, &whole);
     job *asked = mpi_job("stopped", &shape, &sets);
