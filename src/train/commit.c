@@ -328,15 +328,25 @@ int traini_fill_extents(traini_engine *self, manifest *record)
     return 0;
 }
 
+static void note_commit(traini_commit *self)
+{
+    self->committed_step = self->record.step;
+    self->has_commit = true;
+}
+
 int traini_write_slot(traini_engine *self, enum manifest_state state)
 {
     manifest *record = &self->commit.record;
     const struct traini_ranks *ranks = &self->setup->ranks;
     record->state = state;
     record->generation++;
-    int rc = ranks->rank == 0 ? manifest_write(self->commit.state_dir, record) : 0;
+    if (ranks->rank == 0) {
+        TRY(manifest_write(self->commit.state_dir, record));
+        if (state == MANIFEST_COMMITTED)
+            note_commit(&self->commit); /* also where one that was to learn of it is gone */
+    }
     /* Rank 0's record is the decision: the others go on when they know of it. */
-    return rc < 0 ? rc : traini_barrier(ranks, "manifest");
+    return traini_barrier(ranks, "manifest");
 }
 
 /* A slab that was removed, or whose file system is gone from its path, takes writes all the same: what is
@@ -368,8 +378,7 @@ static int commit_record(traini_engine *self)
     TRY(traini_fill_extents(self, &commit->record));
     TRY(traini_write_slot(self, MANIFEST_COMMITTED));
     place_table_commit(self->places);
-    commit->committed_step = commit->record.step;
-    commit->has_commit = true;
+    note_commit(commit);
     return failpoint("commit.durable");
 }
 

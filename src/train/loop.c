@@ -424,15 +424,27 @@ static int remove_run(traini_loop *self)
     return traini_clear(self, &self->record);
 }
 
-/* A new run that could not start leaves nothing but its directory. The first error stays. */
+/* A new run that could not start leaves nothing but its directory. Of several ranks each removes the slabs that
+ * it sees, and the manifest stays, which says that the run had begun: one that is gone has removed nothing,
+ * and the next start does. The first error stays. */
 static int withdraw(traini_loop *self, int failed)
 {
     err_record first;
     err_save(&first, failed);
     traini_fail_all(&self->ranks, failed);
-    if (remove_run(self) < 0)
+    traini_engine_destroy(self->engine);
+    self->engine = NULL;
+    int rc = self->ranks.world > 1 ? traini_remove_slabs(&self->record.slabs)
+                                   : traini_clear(self, &self->record);
+    if (rc < 0)
         log_warn("after the failed start: %s", err_text());
     return err_restore(&first);
+}
+
+/* A new run that has what it begins with has a commit: of several ranks' it stays. */
+static bool is_to_withdraw(const traini_loop *self)
+{
+    return self->announced && !(self->is_moved && self->ranks.world > 1);
 }
 
 static void sum_up_lanes(traini_loop *self)
@@ -515,7 +527,7 @@ static int run_all(traini_loop *self)
     if (rc == 0)
         rc = traini_make_state(self);
     manifest_fini(found);
-    if (rc < 0 && self->announced)
+    if (rc < 0 && is_to_withdraw(self))
         return withdraw(self, rc);
     if (rc == ERR_CORRUPT && exists)
         return err_prefix(rc, "the commit of step %" PRIu64 " in %s is damaged", found->step,

@@ -91,11 +91,14 @@ static int setup_as_it_lies(traini_loop *self, const manifest *found)
     place_table *table;
     int placed = traini_places_create(self->setup, found, &table);
     place_table_destroy(table);
-    if (placed == 1)
+    same = placed == 1;
+    TRY(traini_agree(&self->ranks, "layout", placed < 0 ? placed : 0));
+    TRY(traini_all_true(&self->ranks, "layout", &same));
+    if (same)
         return 1;
     traini_setup_destroy(self->setup);
     self->setup = NULL;
-    return placed;
+    return 0;
 }
 
 static int open_old(const manifest *found, uint32_t rank, slab *out)
@@ -116,12 +119,11 @@ static int open_old(const manifest *found, uint32_t rank, slab *out)
 static int secure_state(const traini_loop *self, manifest *found)
 {
     slab *own = mem_alloc(1, sizeof *own, "slab");
-    if (!own)
-        return -ENOMEM;
     /* Of several ranks, those that this rank can look at: its own number's. */
     uint32_t rank = self->ranks.rank;
-    int rc = rank < size_max(found->slabs.rank_count, 1) ? open_old(found, rank, own) : 0;
-    if (rc == 0 && rank < size_max(found->slabs.rank_count, 1))
+    bool has_own = rank < size_max(found->slabs.rank_count, 1);
+    int rc = !own ? -ENOMEM : has_own ? open_old(found, rank, own) : 0;
+    if (rc == 0 && has_own)
         slab_close(own);
     mem_free(own);
     TRY(traini_agree(&self->ranks, "slabs of the commit", rc));
