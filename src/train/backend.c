@@ -1,6 +1,7 @@
 /* Which backend computes: a GPU where the job wants one and there is one, else the CPU. Opening the GPU
  * and loading its libraries happens here, before anything is planned, since what they take of its
  * memory is measured and what is left is the most that the device tier can have. */
+#include <stdio.h>
 #include <string.h>
 
 #include "base/log.h"
@@ -10,7 +11,8 @@
 
 /* Of the GPU's free memory, left to what CUDA and its libraries may still take once everything is warm
  * (our own kernels, which load at their first launch; stacks; handles per stream): half of what they took
- * so far, at least 256 MiB. */
+ * so far, at least 256 MiB. Of several ranks that share a GPU each has its part of what is free once all have
+ * opened it, and leaves as much: what it saw being taken may be that of others too. */
 enum { GPU_RESERVE_MIB_MIN = 256 };
 
 static int open_gpu(traini_setup *self, const kernel_ops *ops, uint32_t count)
@@ -126,26 +128,30 @@ int traini_gpu_budget(const traini_setup *self, uint64_t asked_bytes, uint64_t *
 {
     uint64_t free_bytes;
     TRY(device_free_bytes(self->gpu, &free_bytes));
-    free_bytes /= self->gpu_sharers;
     uint64_t taken = self->gpu_free_at_open - size_min(free_bytes, self->gpu_free_at_open);
+    free_bytes /= self->gpu_sharers;
     uint64_t reserve = size_max(taken / 2, GPU_RESERVE_MIB_MIN * MIB);
     uint64_t most = free_bytes > reserve ? free_bytes - reserve : 0;
     most = most / TILE_BLOCK_BYTES * TILE_BLOCK_BYTES;
-    char left[SIZE_TEXT_BYTES], kept[SIZE_TEXT_BYTES];
+    char left[SIZE_TEXT_BYTES], kept[SIZE_TEXT_BYTES], sharers[64] = "";
+    if (self->gpu_sharers > 1)
+        snprintf(sharers, sizeof sharers, " for each of the %u ranks that share it",
+                 self->gpu_sharers);
     if (most == 0)
-        return err_set(ERR_NO_FIT,
-                       "%s has %s free, and CUDA's libraries may still take %s: end what else uses "
-                       "this GPU, or set device.backend to \"cpu\"",
-                       device_get_info(self->gpu)->name, size_format(free_bytes, left),
-                       size_format(reserve, kept));
+        return err_set(
+            ERR_NO_FIT,
+            "%s has %s free%s, and CUDA's libraries may still take %s: end what else uses "
+            "this GPU, or set device.backend to \"cpu\"",
+            device_get_info(self->gpu)->name, size_format(free_bytes, left), sharers,
+            size_format(reserve, kept));
     if (asked_bytes > most) {
         char asked[SIZE_TEXT_BYTES], held[SIZE_TEXT_BYTES], usable[SIZE_TEXT_BYTES];
         return err_set(ERR_NO_FIT,
-                       "tiers.device.budget is %s, but %s has %s free: CUDA's libraries hold %s "
+                       "tiers.device.budget is %s, but %s has %s free%s: CUDA's libraries hold %s "
                        "already and %s "
                        "stay for what they may still take; set it to %s or less, or leave it out",
                        size_format(asked_bytes, asked), device_get_info(self->gpu)->name,
-                       size_format(free_bytes, left), size_format(taken, held),
+                       size_format(free_bytes, left), sharers, size_format(taken, held),
                        size_format(reserve, kept), size_format(most, usable));
     }
     *budget_bytes = asked_bytes ? asked_bytes : most;
