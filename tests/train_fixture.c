@@ -143,6 +143,12 @@ static void write_job(const char *name, const fixture_model *shape)
 
 job *fixture_job(const char *name, const fixture_model *shape, const fixture_sets *sets)
 {
+    return fixture_job_ranks(name, shape, sets, 1);
+}
+
+job *fixture_job_ranks(const char *name, const fixture_model *shape, const fixture_sets *sets,
+                       uint32_t world)
+{
     const char *texts[FIXTURE_SETS_MAX];
     uint32_t count = sets ? sets->count : 0;
     for (uint32_t i = 0; i < count; i++)
@@ -157,7 +163,7 @@ job *fixture_job(const char *name, const fixture_model *shape, const fixture_set
         texts[count++] = "run.paranoid=true";
     write_job(name, shape);
     job *asked;
-    int rc = job_read(fixture_path(name, ".json"), texts, count, &asked);
+    int rc = job_read_ranks(fixture_path(name, ".json"), texts, count, world, &asked);
     if (rc < 0)
         fail_msg("%s: %s", err_name(rc), err_text());
     return asked;
@@ -188,7 +194,7 @@ json_t *fixture_metrics(const char *name)
     return lines;
 }
 
-static void read_steps(const char *name, fixture_result *result)
+void fixture_read_steps(const char *name, fixture_result *result)
 {
     json_t *lines = fixture_metrics(name), *line;
     size_t i;
@@ -239,6 +245,7 @@ void fixture_train(const job *asked, const fixture_call *call, fixture_result *r
     if (call->fresh && call->name)
         fixture_remove(call->name);
     struct train_options options = {.job = asked,
+                                    .comm = call->comm,
                                     .fresh = call->fresh,
                                     .store = call->store,
                                     .from = call->from,
@@ -254,7 +261,7 @@ void fixture_train(const job *asked, const fixture_call *call, fixture_result *r
     if (result->rc < 0)
         snprintf(result->error, sizeof result->error, "%s", err_text());
     if ((result->rc == 0 || result->rc == ERR_STOPPED) && call->name)
-        read_steps(call->name, result);
+        fixture_read_steps(call->name, result);
 }
 
 void fixture_train_good(const char *name, const fixture_model *shape, const fixture_sets *sets,

@@ -58,6 +58,9 @@ typedef struct fixture_model fixture_model;
  * tokens, 2 micro-batches a step, a commit every 3 steps, clipping, warm-up and cosine over 20 steps; every state on the
  * device. Written to NAME.json and read with the overrides. The caller destroys it. */
 job *fixture_job(const char *name, const fixture_model *shape, const fixture_sets *sets);
+/* The same for so many ranks. */
+job *fixture_job_ranks(const char *name, const fixture_model *shape, const fixture_sets *sets,
+                       uint32_t world);
 
 /* What one call of train_run gave. */
 struct fixture_result {
@@ -75,19 +78,23 @@ typedef struct fixture_result fixture_result;
 
 struct fixture_call {
     const char *name;
-    bool fresh; /* the run of this name is removed before */
+    bool fresh;                     /* the run of this name is removed before */
     uint64_t stop_after;            /* step after which a stop is asked for; 0: none */
     void (*on_step)(uint64_t step); /* or NULL */
     const struct io_faults *faults; /* of the drives, or NULL */
     bool simulates_drives;
     const char *from;         /* as in train_options; or NULL */
     struct sim_store **store; /* as in train_options; or NULL */
-    bool hashes_nothing; /* the hash reads the slab past the lanes and their sums */
+    bool hashes_nothing;      /* the hash reads the slab past the lanes and their sums */
+    struct comm *comm;        /* as in train_options; or NULL */
 };
 typedef struct fixture_call fixture_call;
 
-/* Runs the job (and hashes its weights); fills the result, errors included. */
+/* Runs the job (and hashes its weights); fills the result, errors included. Without a name no metrics are
+ * read and nothing fails the test. */
 void fixture_train(const job *asked, const fixture_call *call, fixture_result *result);
+/* What the metrics of the run say. */
+void fixture_read_steps(const char *name, fixture_result *result);
 /* fixture_job and fixture_train in one, expecting success. */
 void fixture_train_good(const char *name, const fixture_model *shape, const fixture_sets *sets,
                         fixture_result *result);

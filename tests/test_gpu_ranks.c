@@ -1,0 +1,493 @@
+/* Several ranks on a GPU, through train_run: forked ranks that share one GPU and exchange through the
+ * host (staged), one rank on NCCL, and on the simulated GPU several ranks on NCCL's stand-in. Bits are
+ * equal over the stages and placements, losses near those of one rank and of the CPU; a rank that is
+ * killed ends all, and the run goes on; what ranks have trained can be sampled from; they share the
+ * GPU's memory. Argument: a name from `groups` below. Exits with 77 where there is no GPU, or no NCCL
+ * for what needs it.
+ *
+ * The test's own process makes no call of CUDA, which does not outlive a fork. */
+#include <inttypes.h>
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+
+#include <cmocka.h>
+#include <signal.h>
+
+#include "base/size.h"
+#include "comm_fixture.h"
+#include "tiers/device.h"
+#include "train_fixture.h"
+
+#ifdef GPU_RANKS_FAKE_NCCL
+#include "fake_nccl/fake_nccl.h"
+#endif
+
+#ifdef SLUICE_SIMULATED_GPU
+enum { STEPS = 4, IS_SIMULATED = 1 };
+#else
+enum { STEPS = 20, IS_SIMULATED = 0 };
+#endif
+
+enum { RANKS = 4, BATCH = 4, TEXT_BYTES = 64, KILL_STEP = 3 };
+
+static fixture_model shape = {.family = "gpt2", .layers = 2, .hidden = 64};
+
+/* ---- runs of forked ranks ---- */
+
+/* What ranks and test tell each other. */
+struct shared {
+    fixture_result results[RANKS];
+    atomic_uint step, is_killed;
+    char text[TEXT_BYTES];
+    uint64_t gpu_count, total_bytes, budgets[RANKS + 1];
+    int nccl_code;
+    char reason[ERR_TEXT_BYTES];
+};
+static struct shared *shared;
+
+struct run {
+    const char *name;
+    uint32_t world;
+    bool is_spread; /* each rank on a host of its own, as ranks with a GPU each */
+    bool kills;     /* rank 1, once rank 0 has done KILL_STEP */
+    bool keeps;     /* what the run leaves */
+    const job *job; /* filled by train */
+};
+
+/* On rank 0. */
+static void note_step(uint64_t step)
+{
+    atomic_store(&shared->step, (unsigned)step);
+    for (int i = 0; i < 10000 && step == KILL_STEP && !atomic_load(&shared->is_killed); i++)
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+}
+
+static void kill_rank_1(void *user, const pid_t *pids, uint32_t world)
+{
+    (void)user;
+    (void)world;
+    if (atomic_load(&shared->step) < KILL_STEP || atomic_load(&shared->is_killed))
+        return;
+    kill(pids[1], SIGKILL);
+    atomic_store(&shared->is_killed, 1);
+}
+
+static int train_body(comm *self, void *user)
+{
+    const struct run *run = user;
+    fixture_result *result = &shared->results[comm_get_rank(self)];
+    fixture_train(run->job, &(fixture_call){.comm = self, .on_step = run->kills ? note_step : NULL},
+                  result);
+    return result->rc < 0 ? err_set(result->rc, "%s", result->error) : 0;
+}
+
+/* A step of all ranks has BATCH sequences, each a micro-batch. */
+static comm_fixture train(struct run *run, const fixture_sets *asked, fixture_result *result)
+{
+    static const char *const hosts[RANKS] = {"alpha", "beta", "gamma", "delta"};
+    comm_fixture ranks = {.world = run->world, .timeout_seconds = 60.0, .limit_seconds = 110.0};
+    for (uint32_t r = 0; run->is_spread && r < run->world; r++)
+        ranks.hosts[r] = hosts[r];
+    ranks.watch = run->kills ? kill_rank_1 : NULL;
+#ifdef GPU_RANKS_FAKE_NCCL
+    fake_nccl.shared = comm_fixture_shared(sizeof *fake_nccl.shared);
+    fake_nccl.questions = 1;
+#endif
+    fixture_sets sets = *asked;
+    fixture_set(&sets, "device.threads=1");
+    fixture_set(&sets, "train_micro_batch_size_per_gpu=1");
+    fixture_set(&sets, "gradient_accumulation_steps=%u", BATCH / run->world);
+    job *of_ranks = fixture_job_ranks(run->name, &shape, &sets, run->world);
+    run->job = of_ranks;
+    atomic_store(&shared->step, 0);
+    atomic_store(&shared->is_killed, 0);
+    comm_fixture_run(&ranks, train_body, run);
+    job_destroy(of_ranks);
+    run->job = NULL;
+    *result = shared->results[0];
+    return ranks;
+}
+
+static void train_good(struct run run, const fixture_sets *sets, fixture_result *result)
+{
+    comm_fixture ranks = train(&run, sets, result);
+    comm_fixture_expect_ok(&ranks);
+    assert_int_equal(result->summary.world_size, run.world);
+    fixture_read_steps(run.name, result);
+    if (!run.keeps)
+        fixture_remove(run.name);
+}
+
+static void begin_sets(fixture_sets *sets, const char *backend, unsigned stage)
+{
+    memset(sets, 0, sizeof *sets);
+    fixture_set(sets, "device.backend=%s", backend);
+    fixture_set(sets, "run.steps=%d", STEPS);
+    fixture_set(sets, "zero_optimization.stage=%u", stage);
+    fixture_set(sets, "zero_optimization.stage3_param_persistence_threshold=1000");
+}
+
+static void expect_near(const char *what, const fixture_result *got, const fixture_result *want,
+                        double relative)
+{
+    assert_int_equal(got->step_count, want->step_count);
+    for (uint64_t i = 0; i < got->step_count; i++)
+        if (!(fabs(got->losses[i] - want->losses[i]) <= relative * fabs(want->losses[i])))
+            fail_msg("%s, step %u: loss %.7f, expected %.7f", what, (unsigned)i + 1, got->losses[i],
+                     want->losses[i]);
+    printf("%s: last loss %.7f, expected %.7f\n", what, got->losses[got->step_count - 1],
+           want->losses[got->step_count - 1]);
+}
+
+/* ---- stages ---- */
+
+/* Losses of two backends part as those of tests/test_gpu_train.c do. */
+static void stages_agree(void **state)
+{
+    (void)state;
+    static fixture_result alone, first, result;
+    fixture_sets sets;
+    begin_sets(&sets, "cuda", 0);
+    train_good((struct run){.name = "alone", .world = 1}, &sets, &alone);
+    for (uint32_t world = 2; world <= 4; world += 2) {
+        for (unsigned stage = 0; stage <= 3; stage++) {
+            if (IS_SIMULATED && world == 4 && stage % 3 != 0)
+                continue;
+            begin_sets(&sets, "cuda", stage);
+            train_good((struct run){.name = "ranks", .world = world}, &sets,
+                       stage ? &result : &first);
+            if (stage > 0)
+                fixture_assert_same(&first, &result);
+        }
+        expect_near("ranks and one rank", &first, &alone, 1e-4);
+    }
+    begin_sets(&sets, "cpu", 3);
+    train_good((struct run){.name = "cpu", .world = 4}, &sets, &result);
+    expect_near("the GPU and the CPU", &first, &result, 2e-4);
+}
+
+/* ---- placements ---- */
+
+/* params, grads, optimizer, activations. */
+static const struct placement {
+    unsigned world, stage;
+    const char *tiers[4], *order, *update, *tile_elems;
+} placements[] = {
+    {2, 3, {"device", "host", "host", "device"}, "layer_major", "in_next_forward", "32768"},
+    {2, 3, {"nvme", "nvme", "nvme", "nvme"}, "layer_major", "in_next_forward", "16384"},
+    {2, 2, {"host", "device", "device", "host"}, "batch_major", "after_backward", "0"},
+    {2, 1, {"nvme", "host", "nvme", "host"}, "layer_major", "after_backward", "32768"},
+    {2, 0, {"host", "host", "device", "device"}, "batch_major", "in_next_forward", "32768"},
+};
+
+static void place(fixture_sets *sets, const struct placement *to)
+{
+    static const char *const kinds[] = {"params", "grads", "optimizer", "activations"};
+    for (int k = 0; k < 4; k++)
+        fixture_set(sets, "tiers.place.%s=%s", kinds[k], to->tiers[k]);
+    fixture_set(sets, "schedule.order=%s", to->order);
+    fixture_set(sets, "schedule.update=%s", to->update);
+    fixture_set(sets, "schedule.tile_elems=%s", to->tile_elems);
+}
+
+static void placements_agree(void **state)
+{
+    (void)state;
+    static fixture_result first, result;
+    static const char *const wires[] = {"bf16", "fp32"};
+    fixture_sets sets;
+    shape.bf16 = true;
+    uint64_t hashes[2];
+    for (int w = 0; w < 2; w++) {
+        begin_sets(&sets, "cuda", 3);
+        fixture_set(&sets, "communication_data_type=%s", wires[w]);
+        train_good((struct run){.name = "first", .world = 2}, &sets, &first);
+        hashes[w] = first.summary.weights_hash;
+        size_t count = sizeof placements / sizeof placements[0];
+        for (size_t i = w == 0 || !IS_SIMULATED ? 0 : count - 1; i < count; i++) {
+            const struct placement *to = &placements[i];
+            begin_sets(&sets, "cuda", to->stage);
+            fixture_set(&sets, "communication_data_type=%s", wires[w]);
+            place(&sets, to);
+            printf("stage %u: %s %s %s %s, %s, %s\n", to->stage, to->tiers[0], to->tiers[1],
+                   to->tiers[2], to->tiers[3], to->order, to->update);
+            train_good((struct run){.name = "moved", .world = to->world}, &sets, &result);
+            fixture_assert_same(&first, &result);
+        }
+    }
+    assert_true(hashes[0] != hashes[1]); /* the canary: the wire changes bits */
+}
+
+/* ---- NCCL ---- */
+
+/* One rank for which NCCL is asked has a communicator, and the bits of one without. */
+static void one_rank_on_nccl_is_as_one_without(void **state)
+{
+    (void)state;
+    static fixture_result alone, result;
+    fixture_sets sets;
+    begin_sets(&sets, "cuda", 0);
+    train_good((struct run){.name = "alone", .world = 1}, &sets, &alone);
+    for (unsigned stage = 0; stage <= 3; stage += 3) {
+        begin_sets(&sets, "cuda", stage);
+        fixture_set(&sets, "comm.backend=nccl");
+        train_good((struct run){.name = "nccl", .world = 1}, &sets, &result);
+        fixture_assert_same(&alone, &result);
+    }
+}
+
+#ifdef GPU_RANKS_FAKE_NCCL
+/* The stand-in's sums are in rank order, as ours are: in fp32 they have the same bits. */
+static void ranks_on_nccl_are_as_staged_ones(void **state)
+{
+    (void)state;
+    static fixture_result staged, result;
+    fixture_sets sets;
+    for (uint32_t world = 2; world <= 4; world += 2) {
+        begin_sets(&sets, "cuda", 2);
+        train_good((struct run){.name = "staged", .world = world}, &sets, &staged);
+        for (unsigned stage = world == 2 ? 0 : 3; stage <= 3; stage++) {
+            begin_sets(&sets, "cuda", stage);
+            fixture_set(&sets, "comm.backend=%s", stage % 2 ? "nccl" : "auto");
+            train_good((struct run){.name = "nccl", .world = world, .is_spread = true}, &sets,
+                       &result);
+            fixture_assert_same(&staged, &result);
+        }
+    }
+}
+
+static void a_wire_of_16_bits_on_nccl(void **state)
+{
+    (void)state;
+    static fixture_result first, result;
+    fixture_sets sets;
+    shape.bf16 = true;
+    for (unsigned stage = 1; stage <= 3; stage += 2) {
+        begin_sets(&sets, "cuda", stage);
+        fixture_set(&sets, "comm.backend=nccl");
+        if (stage == 3)
+            place(&sets, &placements[0]);
+        train_good((struct run){.name = "nccl", .world = 2, .is_spread = true}, &sets,
+                   stage == 1 ? &first : &result);
+    }
+    fixture_assert_same(&first, &result);
+    shape.bf16 = false;
+}
+#endif
+
+/* ---- failures ---- */
+
+/* Killed after KILL_STEP, begun again: the bits of the run that nothing happened to. */
+static void kill_and_go_on(unsigned stage, const char *backend, bool is_spread)
+{
+    static fixture_result whole, result;
+    fixture_sets sets;
+    begin_sets(&sets, "cuda", stage);
+    fixture_set(&sets, "comm.backend=%s", backend);
+    fixture_set(&sets, "run.commit_every=2");
+    train_good((struct run){.name = "whole", .world = 2, .is_spread = is_spread}, &sets, &whole);
+    struct run run = {.name = "ended", .world = 2, .is_spread = is_spread, .kills = true};
+    comm_fixture ranks = train(&run, &sets, &result);
+    printf("rank 0: %d, \"%s\", after %.1f s\n", ranks.codes[0], ranks.texts[0], ranks.seconds[0]);
+    assert_true(WIFSIGNALED(ranks.statuses[1]));
+    assert_true(ranks.codes[0] < 0);
+    assert_true(WIFEXITED(ranks.statuses[0]) && WEXITSTATUS(ranks.statuses[0]) == 1);
+    assert_non_null(strstr(ranks.texts[0], "rank 1"));
+    run = (struct run){.name = "ended", .world = 2, .is_spread = is_spread};
+    train_good(run, &sets, &result);
+    assert_true(result.summary.was_resumed);
+    fixture_assert_same(&whole, &result);
+}
+
+static void a_killed_rank_ends_all(void **state)
+{
+    (void)state;
+    kill_and_go_on(3, "staged", false);
+#ifdef GPU_RANKS_FAKE_NCCL
+    kill_and_go_on(3, "nccl", true);
+#endif
+}
+
+/* ---- sampling ---- */
+
+static int take_text(void *user, const char *bytes, uint64_t count)
+{
+    uint64_t *taken = user;
+    for (uint64_t i = 0; i < count && *taken < TEXT_BYTES; i++)
+        shared->text[(*taken)++] = bytes[i];
+    return 0;
+}
+
+static int sample_body(comm *self, void *user)
+{
+    (void)self;
+    uint64_t taken = 0;
+    struct generate_options asked = {.run_dir = user,
+                                     .prompt = "abc",
+                                     .prompt_bytes = 3,
+                                     .token_count = 12,
+                                     .temperature = 1.0,
+                                     .seed = 5,
+                                     .on_token = take_text,
+                                     .user = &taken};
+    memset(shared->text, 0, TEXT_BYTES);
+    TRY(generate_run(&asked));
+    return taken == 15 ? 0 : err_set(ERR_INTERNAL, "%d bytes", (int)taken);
+}
+
+static void sample(const char *name, uint32_t world, char text[TEXT_BYTES])
+{
+    char dir[FIXTURE_PATH_BYTES];
+    static struct inspect_summary seen;
+    snprintf(dir, sizeof dir, "%s", fixture_path(name, NULL));
+    assert_int_equal(inspect_run(dir, &seen), 0);
+    assert_int_equal(seen.world_size, world);
+    inspect_fini(&seen);
+    comm_fixture one = {.world = 1};
+    comm_fixture_run(&one, sample_body, dir);
+    comm_fixture_expect_ok(&one);
+    memcpy(text, shared->text, TEXT_BYTES);
+}
+
+/* From the state of two ranks, and from the same state once it is one rank's. */
+static void what_ranks_trained_is_sampled(void **state)
+{
+    (void)state;
+    static fixture_result result;
+    static const char *const homes[] = {"device", "host", "nvme"};
+    char of_ranks[TEXT_BYTES], of_one[TEXT_BYTES];
+    fixture_sets sets;
+    shape.bf16 = true;
+    for (unsigned i = 0; i < 3; i++) {
+        begin_sets(&sets, "cuda", i == 0 ? 3 : i - 1); /* 3, 0, 1 */
+        fixture_set(&sets, "run.steps=2");
+        fixture_set(&sets, "model.vocab_size=256");
+        fixture_set(&sets, "tiers.place.params=%s", homes[i]);
+        train_good((struct run){.name = "sampled", .world = 2, .keeps = true}, &sets, &result);
+        sample("sampled", 2, of_ranks);
+        train_good((struct run){.name = "sampled", .world = 1, .keeps = true}, &sets, &result);
+        assert_true(result.summary.was_resumed);
+        sample("sampled", 1, of_one);
+        assert_memory_equal(of_ranks, of_one, TEXT_BYTES);
+        fixture_remove("sampled");
+    }
+}
+
+/* ---- memory ---- */
+
+static int plan_body(comm *self, void *user)
+{
+    const job *const *jobs = user;
+    struct plan_summary plan;
+    (void)self;
+    for (uint32_t world = 1; world <= RANKS; world *= 2) {
+        TRY(train_plan(jobs[world], 0, &plan));
+        shared->budgets[world] = plan.budget_bytes[ARENA_DEVICE];
+    }
+    int rc = train_plan(jobs[0], 0, &plan);
+    snprintf(shared->reason, sizeof shared->reason, "%s", rc < 0 ? err_text() : "");
+    return rc == ERR_NO_FIT ? 0 : err_set(ERR_INTERNAL, "code %d: %s", rc, shared->reason);
+}
+
+/* Each has its part of what is free, less what CUDA's libraries may take. jobs[0] asks for more. */
+static void ranks_share_the_memory(void **state)
+{
+    (void)state;
+    job *jobs[RANKS + 1] = {NULL};
+    fixture_sets sets;
+    for (uint32_t world = 0; world <= RANKS; world = world ? 2 * world : 1) {
+        begin_sets(&sets, "cuda", 3);
+        fixture_set(&sets, "tiers.device.budget=%s", world ? "auto" : "4TiB");
+        fixture_set(&sets, "train_micro_batch_size_per_gpu=1");
+        jobs[world] = fixture_job_ranks("planned", &shape, &sets, world ? world : RANKS);
+    }
+    comm_fixture one = {.world = 1};
+    comm_fixture_run(&one, plan_body, jobs);
+    comm_fixture_expect_ok(&one);
+    for (uint32_t world = 0; world <= RANKS; world++)
+        job_destroy(jobs[world]);
+    for (uint32_t world = 1; world <= RANKS; world *= 2) {
+        uint64_t all = world * shared->budgets[world];
+        printf("%u ranks: %" PRIu64 " MiB each, of %" PRIu64 " MiB\n", world,
+               shared->budgets[world] / MIB, shared->total_bytes / MIB);
+        assert_true(all <= shared->total_bytes);
+        assert_true(all + world * 256 * MIB >= shared->total_bytes / 10 * 9);
+    }
+    printf("%s\n", shared->reason);
+    assert_non_null(strstr(shared->reason, "tiers.device.budget is 4.00 TiB"));
+    assert_non_null(strstr(shared->reason, " free for each of the 4 ranks that share it"));
+}
+
+/* ---- which tests ---- */
+
+static int look_body(comm *self, void *user)
+{
+    (void)self;
+    (void)user;
+    char text[DEVICE_TEXT_BYTES];
+    device *gpu;
+    shared->gpu_count = device_count(text);
+    snprintf(shared->reason, sizeof shared->reason, "%s", text);
+    if (shared->gpu_count == 0)
+        return 0;
+    TRY(device_open(0, &gpu));
+    TRY(device_free_bytes(gpu, &shared->total_bytes));
+    device_close(gpu);
+    shared->nccl_code = comm_nccl_check();
+    if (shared->nccl_code < 0)
+        snprintf(shared->reason, sizeof shared->reason, "%s", err_text());
+    return 0;
+}
+
+static const struct group {
+    const char *name;
+    bool needs_nccl;
+    struct CMUnitTest tests[2];
+    size_t count;
+} groups[] = {
+    {"stages", false, {cmocka_unit_test(stages_agree)}, 1},
+    {"placements", false, {cmocka_unit_test(placements_agree)}, 1},
+    {"one-on-nccl", true, {cmocka_unit_test(one_rank_on_nccl_is_as_one_without)}, 1},
+#ifdef GPU_RANKS_FAKE_NCCL
+    {"nccl",
+     true,
+     {cmocka_unit_test(ranks_on_nccl_are_as_staged_ones),
+      cmocka_unit_test(a_wire_of_16_bits_on_nccl)},
+     2},
+#endif
+    {"killed", false, {cmocka_unit_test(a_killed_rank_ends_all)}, 1},
+    {"sampled", false, {cmocka_unit_test(what_ranks_trained_is_sampled)}, 1},
+    {"memory", false, {cmocka_unit_test(ranks_share_the_memory)}, 1},
+};
+
+int main(int argc, char **argv)
+{
+    const char *name = argc > 1 ? argv[1] : "stages";
+    unsetenv("SLUICE_TEST_BACKEND"); /* jobs here say it, and the fixture would look for a GPU */
+    shared = comm_fixture_shared(sizeof *shared);
+    comm_fixture one = {.world = 1};
+    comm_fixture_run(&one, look_body, NULL);
+    comm_fixture_expect_ok(&one);
+    for (size_t g = 0; g < sizeof groups / sizeof groups[0]; g++) {
+        const struct group *group = &groups[g];
+        if (strcmp(group->name, name) != 0)
+            continue;
+        if (shared->gpu_count == 0 || (group->needs_nccl && shared->nccl_code < 0)) {
+            printf("skipped: %s\n", shared->reason);
+            return 77;
+        }
+        return _cmocka_run_group_tests(name, group->tests, group->count, fixture_setup,
+                                       fixture_teardown);
+    }
+    printf("there are no tests \"%s\"\n", name);
+    return 1;
+}
