@@ -20,6 +20,7 @@
 
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/progress.h"
 #include "base/size.h"
 #include "swap/executor_internal.h"
 #include "swap/program_internal.h"
@@ -271,6 +272,7 @@ static void finish_request(executor *self, const lane_request *request)
     self->object_in_flight[self->object_of[kind]]--;
     self->in_flight_total--;
     self->done_count++;
+    progress_note();
     if (request->result < 0) {
         keep_op_failure(self, request);
         return;

@@ -351,8 +351,8 @@ static void a_rank_that_dies_ends_all(void **state)
 static void a_rank_that_stays_away_ends_all(void **state)
 {
     (void)state;
-    run_failing(2, STAYS_AWAY, 1.5, -ETIMEDOUT, "all-gather of block.3 by NCCL has not ended",
-                "rank 0");
+    run_failing(2, STAYS_AWAY, 1.5, -ETIMEDOUT, "rank 1 on host",
+                "has not come to all-gather of block.3 by NCCL");
 }
 
 /* Rank 0 is in an all-gather, to which the others do not come. */

@@ -16,6 +16,7 @@
 #include <sys/prctl.h>
 
 #include "base/log.h"
+#include "base/progress.h"
 #include "base/size.h"
 #include "base/thread.h"
 #include "tiers/tiers_internal.h"
@@ -191,6 +192,7 @@ static void *touch_run(void *argument)
         uint64_t end = size_min(begin + ARENA_HUGE_BYTES, job->size_bytes);
         for (uint64_t at = begin; at < end; at += ARENA_PAGE_BYTES)
             ((volatile unsigned char *)job->base)[at] = 0;
+        progress_note();
     }
 }
 

@@ -14,6 +14,7 @@
 
 #include "base/failpoint.h"
 #include "base/log.h"
+#include "base/progress.h"
 #include "base/size.h"
 #include "tiers/io_internal.h"
 #include "tiers/sim_internal.h"
@@ -197,6 +198,8 @@ static void finish(io *self, tieri_transfer *item)
 {
     io_request *request = item->request;
     self->out_count--;
+    if (item->result > 0)
+        progress_note();
     bool retry = item->result == -EINTR || item->result == -EAGAIN;
     uint64_t progress = usable_progress(self, item);
     self->stats.bytes[item->direction] += progress;

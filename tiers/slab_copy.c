@@ -14,6 +14,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/progress.h"
 #include "base/size.h"
 #include "tiers/slab_internal.h"
 
@@ -194,6 +195,7 @@ static int copy_piece(copy_job *self, const slab_piece *piece)
         TRY(read_part(&self->source->files[piece->drive_idx], buffer, part, at));
         TRY(write_part(self, file->fd, buffer, part, at));
         self->copied_bytes += part;
+        progress_note();
         file->window_end = at + part;
     }
     return 0;

@@ -90,6 +90,7 @@ int comm_join(const comm_join_config *config, comm **out)
     if (!self)
         return -ENOMEM;
     comm_set_timeouts(self, config->timeout_seconds, config->exit_seconds);
+    self->tell = config->tell;
     int rc = launch.is_launched ? join_many(self, config, &launch) : become_one_rank(self, config);
     if (rc < 0) {
         atomic_store(&is_told_elsewhere, self->rank != 0 && commi_join_is_told(rc));
@@ -106,6 +107,7 @@ void comm_leave(comm *self, int code)
 {
     if (!self)
         return;
+    atomic_store(&self->is_leaving, true);
     if (code < 0 && !commi_is_aborted(self))
         comm_fail(self, code, err_text());
     int rc = comm_check(self);

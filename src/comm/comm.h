@@ -18,12 +18,19 @@
  * so that they depend on neither timing nor on which ranks share a host.
  *
  * Failures. Whatever ends one rank ends all: a rank that fails says so to the hub (comm_fail), one that dies
- * closes its connection, one that hangs sends no heartbeat or does not come to a collective where others wait
- * for it; after timeout_seconds it counts as gone. The hub then tells all; every call of every rank that waits
- * returns that first failure's code, with a text that names rank, host and cause, and later calls do too.
- * One rank, the teller, prints it: rank 0, or rank 1 where rank 0 is gone. A rank that is still there
- * exit_seconds after it has learned of a failure is ended by its control thread (_exit(1)), so that a hung
- * drive or GPU cannot keep a job alive.
+ * closes its connection, a process that is stopped sends no heartbeat for timeout_seconds, and one that hangs
+ * does not come where others wait for it. The hub then tells all; every call of every rank that waits returns
+ * that first failure's code, with a text that names rank, host and cause, and later calls do too.
+ * One rank, the teller, prints it: rank 0, or rank 1 where rank 0 is gone or has not come. The others end after
+ * it. A rank that is still there exit_seconds after it has learned of a failure is ended by its control thread
+ * (_exit(1)), so that a hung drive or GPU cannot keep a job alive; a teller that hangs itself has told by then
+ * (comm_join_config.tell).
+ *
+ * Who hangs, and who only works for long. Heartbeats say how much a rank has got done (base/progress.h) and
+ * whether it waits for others. A rank that has waited for timeout_seconds says so, and the hub ends the job when
+ * by then no rank at all has got on for timeout_seconds: a rank that works for an hour where others wait for it
+ * (a slow start, a commit copied to be kept) is waited for, and one that hangs brings all others to a stand soon,
+ * as each step needs all. Named is the rank that waits for nobody.
  *
  * Threads: join, open, leave on the thread that owns the comm. Control calls by one thread at a time; bulk
  * calls by one thread at a time, another one maybe. comm_fail, comm_check, comm_note from any. */
@@ -57,8 +64,11 @@ typedef struct comm_rank comm_rank;
 
 /* How the processes came to be. Zeroed: as the environment says. */
 struct comm_join_config {
-    double timeout_seconds; /* of silence and of waiting for a rank; 0: 300 */
+    double timeout_seconds; /* of silence, and of standing still; 0: 300 */
     double exit_seconds;    /* from a failure to the end of the process; 0: 30 */
+    /* Prints the failure, which is its thread's text: called on the control thread of the teller, once, where
+     * comm_leave was not called within three quarters of exit_seconds. NULL: nobody tells then. */
+    void (*tell)(int code);
     /* Tests, and programs that fork their ranks: without a launcher. All ranks on hosts of the given names,
      * no MPI between them: ranks of different names cannot exchange in bulk. */
     bool is_given;

@@ -44,7 +44,10 @@ struct comm {
     _Atomic uint64_t sent_bytes;   /* the backend adds where it copies or sends */
     _Atomic uint64_t held_bytes;   /* the backend says */
     atomic_bool is_aborted;        /* set once, when the failure's text is there */
-    err_record alone;              /* one rank: the failure that comm_fail was told */
+    atomic_bool is_leaving;        /* comm_leave was called */
+    atomic_bool waits;      /* a bulk call has waited for another rank for a while, and does */
+    void (*tell)(int code); /* comm_join_config's */
+    err_record alone;       /* one rank: the failure that comm_fail was told */
 };
 
 /* Sets comm.bulk and comm.bulk_state, or fails and leaves both. The caller runs no collective; they do. */
@@ -62,9 +65,12 @@ static inline bool commi_is_aborted(const comm *self)
 /* The failure of the job as this thread's text; its code (< 0). Only after commi_is_aborted. */
 int commi_abort_error(comm *self);
 
-/* This rank has waited for `rank` for timeout_ns (by its own clock), in a bulk call named `what`. The hub names
- * the rank, and what it did last, to all. Waits (a few seconds at most) until it has; returns the failure. */
-int commi_fail_missing(comm *self, uint32_t rank, const char *what);
+#define COMMI_RANK_ANY UINT32_MAX
+
+/* This rank has waited for `rank` (COMMI_RANK_ANY: it cannot say for whom) for timeout_ns in a bulk call named
+ * `what`, and goes on to wait: the hub decides whether that is a failure (comm.h), and names it to all. To be
+ * said again while it lasts. Never blocks. With one rank: nothing. */
+void commi_say_waiting(comm *self, uint32_t rank, const char *what);
 
 static inline int64_t commi_timeout_ns(const comm *self)
 {

@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "base/mem.h"
+#include "base/progress.h"
 #include "base/size.h"
 
 static const char *const kind_names[] = {"gather", "broadcast", "exchange", "barrier", "agreement"};
@@ -155,40 +156,18 @@ void comm_note(comm *self, const char *label)
     pthread_mutex_unlock(&self->control->mutex);
 }
 
-/* Sleeps until the job has failed, `limit_ns` at most. */
-static void wait_for_abort(commi_control *control, int64_t limit_ns)
-{
-    struct pollfd fd = {.fd = control->abort_fd, .events = POLLIN};
-    int64_t end_ns = commi_now_ns() + limit_ns;
-    for (int64_t left_ns = limit_ns; left_ns > 0; left_ns = end_ns - commi_now_ns())
-        if (poll(&fd, 1, (int)(left_ns / 1000000) + 1) > 0)
-            return;
-}
-
-int commi_fail_missing(comm *self, uint32_t rank, const char *what)
+void commi_say_waiting(comm *self, uint32_t rank, const char *what)
 {
     commi_control *control = self->control;
     if (!control)
-        return comm_fail(self, err_set(ERR_INTERNAL, "rank %u waits for itself: %s", rank, what),
-                         err_text());
+        return;
     pthread_mutex_lock(&control->mutex);
-    if (self->rank == 0) {
-        commi_control_record_missing(control, rank, what);
-    } else {
-        control->has_missing = true;
-        control->missing_rank = rank;
-        control->missing_number = COMMI_NUMBER_BULK;
-        snprintf(control->missing_what, sizeof control->missing_what, "%s", what);
-    }
+    control->has_missing = true;
+    control->missing_rank = rank;
+    control->missing_number = COMMI_NUMBER_BULK;
+    snprintf(control->missing_what, sizeof control->missing_what, "%s", what);
     pthread_mutex_unlock(&control->mutex);
     commi_control_wake(control);
-    wait_for_abort(control, 5 * (int64_t)1000000000);
-    if (!commi_is_aborted(self)) {
-        (void)err_set(-ETIMEDOUT, "rank %u on host %s has not come to %s", rank,
-                      self->ranks[rank].host, what);
-        commi_control_fail(self, -ETIMEDOUT, err_text());
-    }
-    return commi_abort_error(self);
 }
 
 /* ---- calls ---- */
@@ -347,7 +326,7 @@ static void begin_call(commi_control *control, enum commi_call_kind kind, const 
     control->call.kind = kind;
     control->call.number = ++control->number;
     snprintf(control->call.what, sizeof control->call.what, "%s", what);
-    control->call_since_ns = commi_now_ns();
+    control->call_since_ns = control->call_said_ns = commi_now_ns();
     control->is_calling = true;
     pthread_mutex_unlock(&control->mutex);
 }
@@ -360,6 +339,7 @@ static int call_all(comm *self, enum commi_call_kind kind, const char *what, con
     bool is_hub = self->rank == 0;
     TRY(comm_check(self));
     begin_call(control, kind, what);
+    progress_note();
     commi_call_head head = control->call;
     head.bytes = up_bytes;
     struct transfer rising = {&head, is_hub ? all : (char *)up, is_hub ? up_bytes : 0, !is_hub};
@@ -374,6 +354,7 @@ static int call_all(comm *self, enum commi_call_kind kind, const char *what, con
     pthread_mutex_lock(&control->mutex);
     control->is_calling = false;
     pthread_mutex_unlock(&control->mutex);
+    progress_note();
     return rc;
 }
 

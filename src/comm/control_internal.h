@@ -20,7 +20,7 @@
 #include "comm/comm_internal.h"
 
 enum commi_frame_type {
-    COMMI_FRAME_BEAT,    /* text: the sender's label */
+    COMMI_FRAME_BEAT, /* text: the sender's label; number: its progress; code: 1 where it waits for others */
     COMMI_FRAME_FAIL,    /* to the hub. code, text: the sender's failure */
     COMMI_FRAME_ABORT,   /* code, text: the job's failure; rank: who tells */
     COMMI_FRAME_MISSING, /* to the hub. rank, text, number: who has not come to what */
@@ -55,11 +55,14 @@ typedef struct commi_call_head commi_call_head;
 struct commi_link {
     int fd, data_fd; /* -1: closed, or none */
     /* the thread's */
-    bool has_bye;    /* the other side leaves in order: its end is no death */
-    bool is_shut;    /* we have sent our last frame */
-    unsigned sent;   /* bit per frame type that is sent once */
-    int64_t seen_ns; /* when something came last */
-    int64_t beat_ns; /* when we sent a heartbeat last */
+    bool has_bye;        /* the other side leaves in order: its end is no death */
+    bool is_shut;        /* we have sent our last frame */
+    unsigned sent;       /* bit per frame type that is sent once */
+    int64_t seen_ns;     /* when something came last */
+    int64_t beat_ns;     /* when we sent a heartbeat last */
+    uint64_t progress;   /* as the last heartbeat said */
+    int64_t progress_ns; /* when that came first */
+    bool is_waiting;     /* as the last heartbeat said */
     commi_frame in, out;
     size_t in_bytes, out_bytes, out_done;
     /* under the mutex */
@@ -81,6 +84,9 @@ struct commi_control {
     uint64_t number;                      /* calls so far; the caller's */
     int wake_fd;                          /* eventfd: the thread looks again */
     int abort_fd;                         /* eventfd: readable from the failure on */
+    uint64_t progress;                    /* hub: as a link's, of this process; the thread's */
+    int64_t progress_ns;
+    bool has_told; /* ... comm_join_config.tell */
     pthread_t thread;
     pthread_mutex_t mutex; /* what follows */
     char label[COMM_LABEL_BYTES];
@@ -90,8 +96,9 @@ struct commi_control {
     int64_t failed_ns;
     commi_call_head call; /* where this rank's caller is */
     int64_t call_since_ns;
+    int64_t call_said_ns; /* when the hub was last told that it takes long */
     bool is_calling;
-    bool has_missing; /* to be sent to the hub */
+    bool has_missing; /* to be said to the hub: at most one at a time */
     uint32_t missing_rank;
     uint64_t missing_number;
     char missing_what[COMM_LABEL_BYTES];
@@ -118,8 +125,6 @@ bool commi_join_is_told(int code);
 void *commi_control_run(void *control);
 /* With the mutex held: the first failure counts, but an unconfirmed one of our own gives way to the job's. */
 void commi_control_record(commi_control *self, int code, const char *text, bool is_own);
-/* With the mutex held, hub: records that `rank` has not come to `what`, where others wait. */
-void commi_control_record_missing(commi_control *self, uint32_t rank, const char *what);
 void commi_control_wake(commi_control *self);
 
 /* ---- control.c ---- */

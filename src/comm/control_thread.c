@@ -10,15 +10,15 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "base/progress.h"
 #include "base/thread.h"
 
 #define SECOND_NS ((int64_t)1000000000)
 #define LOST_GRACE_NS                                                                              \
     SECOND_NS /* from a call's dead connection until the thread's must have spoken */
-#define CLOSE_WAIT_NS (2 * SECOND_NS) /* of an orderly leave, for the other side's */
-#define TELLER_WAIT_NS                                                                             \
-    SECOND_NS /* of a failed rank, for the teller to print before launchers kill it */
-#define HEAD_BYTES offsetof(commi_frame, text)
+#define CLOSE_WAIT_NS  (2 * SECOND_NS) /* of an orderly leave, for the other side's */
+#define TELLER_WAIT_NS SECOND_NS /* for a teller whose end this rank does not see */
+#define HEAD_BYTES     offsetof(commi_frame, text)
 
 static int64_t beat_interval_ns(const commi_control *self)
 {
@@ -67,14 +67,6 @@ static void record_about(commi_control *self, uint32_t rank, int code, const cha
     commi_control_record(self, code, text, false);
 }
 
-void commi_control_record_missing(commi_control *self, uint32_t rank, const char *what)
-{
-    char event[2 * COMM_LABEL_BYTES + 64];
-    snprintf(event, sizeof event, "has not come to %s, where others have waited for %.1f s", what,
-             (double)commi_timeout_ns(self->owner) * 1e-9);
-    record_about(self, rank, -ETIMEDOUT, event);
-}
-
 static void on_death(commi_control *self, commi_link *link, int code, const char *event)
 {
     pthread_mutex_lock(&self->mutex);
@@ -91,7 +83,71 @@ static void close_link(commi_link *link)
     link->fd = -1;
 }
 
-/* ---- frames in ---- */
+/* ---- who hangs: the hub's ---- */
+
+static void note_progress(uint64_t now_count, int64_t now_ns, uint64_t *count, int64_t *since_ns)
+{
+    if (now_count == *count)
+        return;
+    *count = now_count;
+    *since_ns = now_ns;
+}
+
+/* When the last of all ranks got on with anything. */
+static int64_t last_progress_ns(const commi_control *self)
+{
+    int64_t last_ns = self->progress_ns;
+    for (uint32_t r = 1; r < self->owner->world; r++)
+        if (self->links[r].progress_ns > last_ns)
+            last_ns = self->links[r].progress_ns;
+    return last_ns;
+}
+
+static bool is_waiting(commi_control *self, uint32_t rank)
+{
+    if (rank != 0)
+        return self->links[rank].is_waiting;
+    return self->is_calling || atomic_load(&self->owner->waits);
+}
+
+/* Of the ranks that wait for nobody the one that has stood still for longest; COMMI_RANK_ANY: all wait. */
+static uint32_t find_idle(commi_control *self)
+{
+    uint32_t idle = COMMI_RANK_ANY;
+    int64_t idle_ns = INT64_MAX;
+    for (uint32_t r = 0; r < self->owner->world; r++) {
+        int64_t since_ns = r == 0 ? self->progress_ns : self->links[r].progress_ns;
+        if (is_waiting(self, r) || since_ns >= idle_ns)
+            continue;
+        idle = r;
+        idle_ns = since_ns;
+    }
+    return idle;
+}
+
+/* Records that `rank` has not come to `what`, or one that is more to blame. */
+static void record_missing(commi_control *self, uint32_t rank, const char *what)
+{
+    char event[2 * COMM_LABEL_BYTES + 64];
+    double seconds = (double)commi_timeout_ns(self->owner) * 1e-9;
+    bool is_first = self->failure.code == 0;
+    uint32_t idle = rank == COMMI_RANK_ANY || is_waiting(self, rank) ? find_idle(self) : rank;
+    if (idle != COMMI_RANK_ANY)
+        rank = idle;
+    if (rank == COMMI_RANK_ANY) {
+        snprintf(event, sizeof event,
+                 "no rank has got on for %.1f s, and all wait for others in %s: a network or a GPU "
+                 "may stand still",
+                 seconds, what);
+        commi_control_record(self, -ETIMEDOUT, event, false);
+        return;
+    }
+    snprintf(event, sizeof event, "has not come to %s, where others have waited for %.1f s", what,
+             seconds);
+    record_about(self, rank, -ETIMEDOUT, event);
+    if (is_first && rank == 0)
+        self->teller = 1; /* a rank that hangs prints nothing */
+}
 
 /* Who has not come to the hub's call: the lowest of those that are silent too, else the lowest; 0: all have. */
 static uint32_t find_missing(commi_control *self)
@@ -108,25 +164,27 @@ static uint32_t find_missing(commi_control *self)
     return lowest;
 }
 
-/* Someone waits for `frame->rank`. Who is late is known here: rank 0 may itself wait for another. Mutex held. */
-static void on_missing(commi_control *self, const commi_frame *frame)
+/* A rank has waited for long: is that a failure, and whose? Mutex held. */
+static void judge(commi_control *self, uint32_t rank, uint64_t number, const char *what)
 {
-    if (frame->rank >= self->owner->world)
-        return;
-    if (frame->number == COMMI_NUMBER_BULK) {
-        commi_control_record_missing(self, frame->rank, frame->text);
+    if (commi_now_ns() - last_progress_ns(self) <= commi_timeout_ns(self->owner))
+        return; /* there is one that works; who waits says so again */
+    if (number == COMMI_NUMBER_BULK) {
+        record_missing(self, rank, what);
         return;
     }
     if (self->is_calling) {
         uint32_t missing = find_missing(self);
         if (missing != 0) {
-            commi_control_record_missing(self, missing, self->call.what);
+            record_missing(self, missing, self->call.what);
             return;
         }
     }
-    if (self->call.number < frame->number)
-        commi_control_record_missing(self, 0, frame->text);
+    if (self->call.number < number)
+        record_missing(self, 0, what);
 }
+
+/* ---- frames in ---- */
 
 static void on_frame(commi_control *self, commi_link *link)
 {
@@ -137,6 +195,8 @@ static void on_frame(commi_control *self, commi_link *link)
     switch ((enum commi_frame_type)frame->type) {
     case COMMI_FRAME_BEAT:
         snprintf(link->label, sizeof link->label, "%.*s", COMM_LABEL_BYTES - 1, frame->text);
+        link->is_waiting = frame->code != 0;
+        note_progress(frame->number, link->seen_ns, &link->progress, &link->progress_ns);
         break;
     case COMMI_FRAME_FAIL: {
         char text[ERR_TEXT_BYTES];
@@ -154,7 +214,8 @@ static void on_frame(commi_control *self, commi_link *link)
         link->sent |= 1u << COMMI_FRAME_ABORT; /* it knows */
         break;
     case COMMI_FRAME_MISSING:
-        on_missing(self, frame);
+        if (frame->rank < self->owner->world || frame->rank == COMMI_RANK_ANY)
+            judge(self, frame->rank, frame->number, frame->text);
         break;
     case COMMI_FRAME_BYE:
         link->has_bye = true;
@@ -227,7 +288,7 @@ static bool compose_next(commi_control *self, commi_link *link, int64_t now_ns)
         compose_failure(self, link, failing);
         return true;
     }
-    if (self->has_missing) {
+    if (self->has_missing && !is_hub(self)) {
         compose(link, COMMI_FRAME_MISSING, self->missing_what);
         link->out.rank = self->missing_rank;
         link->out.number = self->missing_number;
@@ -241,6 +302,8 @@ static bool compose_next(commi_control *self, commi_link *link, int64_t now_ns)
     if (!self->is_closing && now_ns - link->beat_ns >= beat_interval_ns(self)) {
         link->beat_ns = now_ns;
         compose(link, COMMI_FRAME_BEAT, self->label);
+        link->out.number = progress_count();
+        link->out.code = self->is_calling || atomic_load(&self->owner->waits);
         return true;
     }
     return false;
@@ -282,22 +345,29 @@ static void check_silence(commi_control *self, commi_link *link, int64_t now_ns)
     }
 }
 
-/* Rank 0 itself waits in a call for longer than it may, or another rank does for rank 0. */
+/* This rank waits in a call of the control plane for longer than it may: the hub is to judge. */
 static void check_call(commi_control *self, int64_t now_ns)
 {
+    if (!self->is_calling || now_ns - self->call_since_ns <= commi_timeout_ns(self->owner) ||
+        now_ns - self->call_said_ns < beat_interval_ns(self) || self->has_missing)
+        return;
+    self->has_missing = true;
+    self->missing_rank = 0;
+    self->missing_number = self->call.number;
+    snprintf(self->missing_what, sizeof self->missing_what, "%s", self->call.what);
+    self->call_said_ns = now_ns;
+}
+
+static void check_waiting(commi_control *self, int64_t now_ns)
+{
     pthread_mutex_lock(&self->mutex);
-    if (self->is_calling && self->failure.code == 0 &&
-        now_ns - self->call_since_ns > commi_timeout_ns(self->owner)) {
-        commi_frame frame = {.rank = 0, .number = self->call.number};
-        if (is_hub(self)) {
-            on_missing(self, &frame);
-        } else {
-            self->has_missing = true;
-            self->missing_rank = 0;
-            self->missing_number = self->call.number;
-            snprintf(self->missing_what, sizeof self->missing_what, "%s", self->call.what);
-            self->call_since_ns = now_ns; /* and again after as long */
-        }
+    if (is_hub(self))
+        note_progress(progress_count(), now_ns, &self->progress, &self->progress_ns);
+    if (self->failure.code == 0)
+        check_call(self, now_ns);
+    if (self->has_missing && is_hub(self)) {
+        judge(self, self->missing_rank, self->missing_number, self->missing_what);
+        self->has_missing = false;
     }
     pthread_mutex_unlock(&self->mutex);
 }
@@ -308,35 +378,61 @@ static bool is_closed(commi_control *self, int64_t now_ns)
     pthread_mutex_lock(&self->mutex);
     bool is_closing = self->is_closing;
     bool has_failed = self->failure.code != 0;
-    bool waits_for_teller = has_failed && self->teller == 0 && !is_hub(self);
+    uint32_t teller = has_failed ? self->teller : self->owner->rank;
     int64_t waited_ns = now_ns - self->closing_ns;
     pthread_mutex_unlock(&self->mutex);
     if (!is_closing)
         return false;
-    bool is_waiting = false;
+    bool is_unsaid = false, sees_teller = false, is_waiting_for = false;
     for (uint32_t l = self->first_link; l < self->link_count; l++) {
         const commi_link *link = &self->links[l];
-        bool is_sending = link->out_done < link->out_bytes;
-        if (link->fd >= 0 && (is_sending || waits_for_teller || (!has_failed && !link->has_bye)))
-            is_waiting = true;
+        if (link->fd < 0)
+            continue;
+        is_unsaid = is_unsaid || link->out_done < link->out_bytes;
+        sees_teller = sees_teller || commi_link_rank(self, link) == teller;
+        is_waiting_for = is_waiting_for || !link->has_bye;
     }
-    return !is_waiting || waited_ns > (has_failed ? TELLER_WAIT_NS : CLOSE_WAIT_NS);
+    if (!has_failed)
+        return (!is_unsaid && !is_waiting_for) || waited_ns > CLOSE_WAIT_NS;
+    if (teller == self->owner->rank)
+        return !is_unsaid || waited_ns > TELLER_WAIT_NS;
+    /* The launcher ends all when the first rank has ended: not before the teller, who goes when it has told, or
+     * is ended as this process is. Without a connection to it there is only a while to leave it. */
+    return teller == 0 || is_hub(self) ? !sees_teller : waited_ns > TELLER_WAIT_NS;
 }
 
 /* A process that was stopped as a whole, or a machine that slept, has seen nobody for as long: that is no silence. */
 static void forgive(commi_control *self, int64_t away_ns)
 {
-    for (uint32_t l = self->first_link; l < self->link_count; l++)
+    pthread_mutex_lock(&self->mutex);
+    for (uint32_t l = self->first_link; l < self->link_count; l++) {
         self->links[l].seen_ns += away_ns;
+        self->links[l].progress_ns += away_ns;
+    }
+    self->progress_ns += away_ns;
+    self->call_since_ns += away_ns;
+    pthread_mutex_unlock(&self->mutex);
+}
+
+/* A teller whose own thread does not come to tell. */
+static void tell_for_it(commi_control *self)
+{
+    self->has_told = true;
+    if (self->owner->tell)
+        self->owner->tell(commi_control_error(self->owner));
 }
 
 static void end_if_overdue(commi_control *self, int64_t now_ns)
 {
+    int64_t exit_ns = atomic_load(&self->owner->exit_ns);
     pthread_mutex_lock(&self->mutex);
-    bool is_overdue =
-        self->failure.code != 0 && now_ns - self->failed_ns > atomic_load(&self->owner->exit_ns);
+    int64_t since_ns = self->failure.code != 0 ? now_ns - self->failed_ns : 0;
+    bool is_teller = self->teller == self->owner->rank;
     pthread_mutex_unlock(&self->mutex);
-    if (is_overdue)
+    if (since_ns > exit_ns / 4 * 3 && is_teller && !self->has_told &&
+        !atomic_load(&self->owner->is_leaving))
+        tell_for_it(self);
+    if (since_ns > exit_ns)
         _exit(1);
 }
 
@@ -382,6 +478,9 @@ void *commi_control_run(void *control)
     commi_control *self = control;
     thread_ask_short_slice();
     int64_t before_ns = commi_now_ns();
+    self->progress_ns = before_ns;
+    for (uint32_t l = self->first_link; l < self->link_count; l++)
+        self->links[l].progress_ns = before_ns;
     for (;;) {
         int64_t interval_ns = beat_interval_ns(self);
         wait_for_events(self, interval_ns);
@@ -392,7 +491,7 @@ void *commi_control_run(void *control)
         for (uint32_t l = self->first_link; l < self->link_count; l++)
             if (self->links[l].fd >= 0)
                 serve(self, &self->links[l], self->thread_fds[1 + l].revents, now_ns);
-        check_call(self, now_ns);
+        check_waiting(self, now_ns);
         end_if_overdue(self, now_ns);
         /* A failure found on one link goes to those served before it. */
         for (uint32_t l = self->first_link; commi_is_aborted(self->owner) && l < self->link_count;

@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/progress.h"
 #include "base/size.h"
 #include "base/tile.h"
 #include "comm/exchange_internal.h"
@@ -264,6 +265,7 @@ static int read_round(passage *way, uint64_t index)
     else
         TRY(read_reduce(way, round, at, count));
     segment_raise(&self->peers[self->group->rank].shared.page->consumed, round);
+    progress_note();
     return 0;
 }
 

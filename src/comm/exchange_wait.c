@@ -13,7 +13,8 @@ enum {
 };
 
 struct patience {
-    int64_t start_ns;
+    int64_t start_ns;  /* 0: it has not begun */
+    int64_t said_ns;   /* when the hub was told last that it takes long */
     uint64_t sleep_ns; /* of the next nap */
 };
 typedef struct patience patience;
@@ -24,14 +25,23 @@ static int go_on(exchange *self, patience *state, uint32_t p, const char *label)
     comm *group = self->group;
     if (commi_is_aborted(group))
         return commi_abort_error(group);
-    int64_t now_ns = commi_now_ns();
-    if (state->start_ns == 0)
+    int64_t now_ns = commi_now_ns(), timeout_ns = commi_timeout_ns(group);
+    if (state->start_ns == 0) {
         state->start_ns = now_ns;
-    else if (now_ns - state->start_ns > commi_timeout_ns(group))
-        return commi_fail_missing(group, p, label);
+        atomic_store(&group->waits, true);
+    } else if (now_ns - state->start_ns > timeout_ns && now_ns - state->said_ns > timeout_ns / 10) {
+        state->said_ns = now_ns;
+        commi_say_waiting(group, p, label);
+    }
     state->sleep_ns =
         state->sleep_ns == 0 ? WAIT_POLL_NS_MIN : size_min(2 * state->sleep_ns, WAIT_POLL_NS_MAX);
     return 0;
+}
+
+static void end_wait(exchange *self, const patience *state)
+{
+    if (state->start_ns != 0)
+        atomic_store(&self->group->waits, false);
 }
 
 static void nap(uint64_t sleep_ns)
@@ -65,6 +75,7 @@ static int wait_word(exchange *self, segment_word *word, uint32_t round, uint32_
         TRY(move_on(self));
         TRY(go_on(self, &state, p, label));
     }
+    end_wait(self, &state);
     return 0;
 }
 
@@ -74,8 +85,10 @@ static int wait_request(exchange *self, commi_request *request, uint32_t p, cons
     for (;;) {
         bool is_done;
         TRY(commi_mpi_test(request, &is_done));
-        if (is_done)
+        if (is_done) {
+            end_wait(self, &state);
             return 0;
+        }
         TRY(go_on(self, &state, p, label));
         nap(state.sleep_ns);
     }

@@ -41,6 +41,7 @@ struct nccl_state {
     comm_open_config config;
     device_event *end;   /* behind the latest collective */
     int64_t enqueued_ns; /* when that was enqueued; 0: none was */
+    int64_t said_ns;     /* when the hub was told last that this rank has waited for long */
     char label[COMM_LABEL_BYTES];
 };
 typedef struct nccl_state nccl_state;
@@ -94,14 +95,21 @@ static int refused(comm *self, nccl_state *state, const char *what, ncclResult_t
     return fail_here(self, state, err_restore(&first));
 }
 
+/* NCCL has had timeout_ns. Alone that is a failure; among ranks the hub knows whether one of them works. */
 static int overdue(comm *self, nccl_state *state, const char *what)
 {
-    return fail_here(
-        self, state,
-        err_set(-ETIMEDOUT,
-                "%s by NCCL has not ended after %.0f s: a rank did not come to it, or the "
-                "network between the GPUs stands still (NCCL_DEBUG=INFO says more)",
-                what, (double)commi_timeout_ns(self) * 1e-9));
+    char named[COMM_LABEL_BYTES];
+    int64_t now_ns = commi_now_ns();
+    if (self->world == 1)
+        return fail_here(self, state,
+                         err_set(-ETIMEDOUT, "%s by NCCL has not ended after %.0f s", what,
+                                 (double)commi_timeout_ns(self) * 1e-9));
+    if (now_ns - state->said_ns > commi_timeout_ns(self) / 10) {
+        state->said_ns = now_ns;
+        snprintf(named, sizeof named, "%.80s by NCCL", what);
+        commi_say_waiting(self, COMMI_RANK_ANY, named);
+    }
+    return 0;
 }
 
 /* ---- waiting ---- */
@@ -113,14 +121,17 @@ static int settle(comm *self, nccl_state *state, const char *what, ncclResult_t 
     while (result == ncclInProgress) {
         if (commi_is_aborted(self))
             return fail_with_job(self, state);
-        if (commi_now_ns() - begin_ns > commi_timeout_ns(self))
-            return overdue(self, state, what);
+        int64_t waited_ns = commi_now_ns() - begin_ns;
+        atomic_store(&self->waits, waited_ns > commi_timeout_ns(self) / 2);
+        if (waited_ns > commi_timeout_ns(self))
+            TRY(overdue(self, state, what));
         rest(sleep_ns);
         sleep_ns = sleep_ns < SLEEP_NS_MAX / 2 ? 2 * sleep_ns : SLEEP_NS_MAX;
         ncclResult_t asked = state->api.get_async_error(state->handle, &result);
         if (asked != ncclSuccess)
             result = asked;
     }
+    atomic_store(&self->waits, false);
     return result == ncclSuccess ? 0 : refused(self, state, what, result);
 }
 
@@ -139,12 +150,16 @@ static int nccl_watch(comm *self)
         return refused(self, state, state->label, result);
     /* Collectives are enqueued one by one behind each other, a few ahead: while one of them does not end, no
      * new one comes for long. */
-    if (state->enqueued_ns == 0 || commi_now_ns() - state->enqueued_ns <= commi_timeout_ns(self))
-        return 0;
-    int is_done = device_event_done(state->config.gpu, state->end);
+    int64_t waited_ns = state->enqueued_ns == 0 ? 0 : commi_now_ns() - state->enqueued_ns;
+    int is_done = 1;
+    if (waited_ns > commi_timeout_ns(self) / 2)
+        is_done = device_event_done(state->config.gpu, state->end);
     if (is_done < 0)
         return fail_here(self, state, is_done);
-    return is_done ? 0 : overdue(self, state, state->label);
+    atomic_store(&self->waits, !is_done);
+    if (is_done || waited_ns <= commi_timeout_ns(self))
+        return 0;
+    return overdue(self, state, state->label);
 }
 
 /* Until the GPU has ended all that is on the stream. */

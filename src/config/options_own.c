@@ -368,8 +368,10 @@ const option configi_own_rows[] = {
      .range = "[2,86400]",
      .unit = "seconds",
      .help =
-         "A rank that says nothing for so long, or does not come where others wait for it, counts "
-         "as gone and ends the job; above the longest that a drive or a launcher may take.",
+         "A rank that says nothing for so long counts as gone and ends the job; so does one that "
+         "does "
+         "not come where others wait for it while no rank gets on with anything for so long. Above "
+         "the longest that a drive may take for a request.",
      .alone = one_rank},
     {.path = "comm.exit_seconds",
      .type = OPTION_FLOAT,

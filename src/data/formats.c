@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "base/mem.h"
+#include "base/progress.h"
 #include "base/size.h"
 #include "data/data_internal.h"
 
@@ -94,6 +95,7 @@ int datai_pread(int fd, const char *path, uint64_t offset, uint64_t bytes, void 
                            "it must not change during a run",
                            path, (unsigned long long)(offset + done));
         done += (uint64_t)got;
+        progress_note();
     }
     return 0;
 }
