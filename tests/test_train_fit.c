@@ -271,6 +271,33 @@ static void a_plan_for_many_ranks_has_their_budgets(void **state)
     }
 }
 
+/* Ranks of a host divide a drive's budget, but where each has its own. */
+static void the_budget_named_is_that_of_all_ranks_of_a_host(void **state)
+{
+    (void)state;
+    static const char *const paths[] = {"shared", "own-{rank}", "own-{local_rank}", "of-{host}"};
+    static const uint64_t sharers[] = {3, 1, 1, 3};
+    uint64_t alone = 0;
+    for (size_t i = 0; i < sizeof paths / sizeof *paths; i++)
+        for (int too_little = 1; too_little >= 0; too_little--) {
+            static uint64_t named;
+            fixture_sets sets = {.count = 0};
+            struct plan_summary plan;
+            fixture_set(&sets, "zero_optimization.stage=2");
+            fixture_set(&sets, "tiers.place.optimizer=nvme");
+            fixture_set(&sets, "tiers.nvme=[{\"path\":\"%s/%s\",\"budget\":%llu}]", fixture_dir,
+                        paths[i], too_little ? 65536ull : (unsigned long long)named);
+            job *asked = fixture_job("divided", &shape, &sets);
+            asked->world = 3;
+            assert_int_equal(train_plan(asked, 0, &plan), too_little ? ERR_NO_FIT : 0);
+            named = too_little ? fixture_budget_named(err_text(), "tiers.nvme[].budget") : named;
+            job_destroy(asked);
+            alone = i == 1 ? named : alone;
+            if (i > 1)
+                assert_int_equal(named, sharers[i] * alone);
+        }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -283,6 +310,7 @@ int main(void)
         cmocka_unit_test(refusal_keeps_the_former_run),
         cmocka_unit_test(a_step_is_the_mean_of_steps),
         cmocka_unit_test(a_plan_for_many_ranks_has_their_budgets),
+        cmocka_unit_test(the_budget_named_is_that_of_all_ranks_of_a_host),
     };
     return cmocka_run_group_tests(tests, fixture_setup, fixture_teardown);
 }

@@ -214,12 +214,57 @@ static void a_decided_commit_counts_though_a_rank_is_gone(void **state)
     fixture_remove("decided");
 }
 
+static uint64_t file_bytes(const char *path)
+{
+    struct stat status;
+    if (stat(path, &status) != 0)
+        fail_msg("no %s", path);
+    return (uint64_t)status.st_size;
+}
+
+/* Two drives of one file system, so equally fast; what the small one holds is divided too. */
+static void a_shared_drive_holds_no_more_than_its_budget(void **state)
+{
+    (void)state;
+    enum { SMALL_BYTES = 34 << 20 };
+    static const fixture_model wide = {.family = "gpt2", .layers = 2, .hidden = 384};
+    static manifest found;
+    fixture_sets sets = plain_sets();
+    fixture_set(&sets, "tiers.place.optimizer=nvme");
+    fixture_set(&sets, "run.steps=1");
+    fixture_set(&sets,
+                "tiers.nvme=[{\"path\":\"%s/divided.small\",\"budget\":%d},"
+                "{\"path\":\"%s/divided.large\",\"budget\":\"1GiB\"}]",
+                fixture_dir, SMALL_BYTES, fixture_dir);
+    struct run_of run = {.jobs = {NULL}};
+    for (int r = 0; r < RANKS; r++) {
+        run.jobs[r] = fixture_job("divided", &wide, &sets);
+        run.jobs[r]->world = RANKS;
+    }
+    comm_fixture ranks;
+    run_all(&run, &ranks);
+    comm_fixture_expect_ok(&ranks);
+    read_manifest("divided", &found);
+    char uuid[MANIFEST_UUID_TEXT_BYTES], path[2 * FIXTURE_PATH_BYTES];
+    uint64_t bytes = 0, total_bytes = found.total_bytes;
+    for (int r = 0; r < RANKS; r++) {
+        snprintf(path, sizeof path, "%s/divided.small/sluice-%s/rank-%d-drive-0.slab", fixture_dir,
+                 manifest_uuid_text(&found.slabs, uuid), r);
+        bytes += file_bytes(path);
+    }
+    manifest_fini(&found);
+    assert_true(total_bytes > SMALL_BYTES); /* else a half of it would fit anyway */
+    assert_in_range(bytes, SMALL_BYTES / 2, SMALL_BYTES);
+    fixture_remove("divided");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(all_read_the_same_data),
         cmocka_unit_test(a_start_cut_short_is_cleared_by_the_next),
         cmocka_unit_test(a_decided_commit_counts_though_a_rank_is_gone),
+        cmocka_unit_test(a_shared_drive_holds_no_more_than_its_budget),
     };
     return cmocka_run_group_tests(tests, fixture_setup, fixture_teardown);
 }

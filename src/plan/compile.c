@@ -394,8 +394,9 @@ static int refuse(const plan_job *job, struct candidate *list, uint32_t count)
                                  used ? "; " : "", need[a], size_format(need[a], needed),
                                  arena_kind_name((enum arena_kind)a), job->budget_bytes[a],
                                  size_format(job->budget_bytes[a], allowed));
+        uint64_t sharers = a == ARENA_NVME ? size_max(job->nvme_sharers, 1) : 1;
         fits_used += (size_t)snprintf(fits + fits_used, sizeof fits - fits_used, "%s%s=%" PRIu64,
-                                      fits_used ? " " : "", budget_keys[a], need[a]);
+                                      fits_used ? " " : "", budget_keys[a], need[a] * sharers);
     }
     if (used == 0)
         return err_set(ERR_INTERNAL, "the plan found no schedule although the serial order fits");

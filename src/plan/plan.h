@@ -148,6 +148,9 @@ struct plan_job {
     bool no_advice;   /* a refusal need not say what is needed: ERR_NO_FIT comes sooner */
     bool only_eval;   /* compile just EVAL and LOAD (generation, evaluation) */
     uint64_t budget_bytes[ARENA_COUNT];
+    uint32_t
+        nvme_sharers; /* ranks that divide the drives' budgets: a refusal names what all of them need;
+                              0 acts as 1 */
     const char *nvme_advice;   /* of a refusal where nvme is too small; NULL: raise the budgets */
     const char *device_advice; /* of a refusal where the device is too small: appended; or NULL */
     uint64_t nvme_overhead_bytes; /* of the nvme budget: headers and what a cut stripe wastes */

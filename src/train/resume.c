@@ -57,14 +57,16 @@ static int has_drives_of(const struct traini_ranks *ranks, const struct job *ask
     return rc;
 }
 
-/* Whether the slabs are within the budgets that the job states. */
-static bool is_within_budgets(const struct job *asked, const manifest *found)
+/* Whether the rank's slabs are within its part of the budgets that the job states. */
+static bool is_within_budgets(const struct traini_ranks *ranks, const struct job *asked,
+                              const manifest *found)
 {
     uint64_t stated = 0;
     for (uint32_t d = 0; d < asked->tiers.nvme_count; d++) {
         if (asked->tiers.nvme[d].budget_bytes == 0)
             return true;
-        stated += asked->tiers.nvme[d].budget_bytes;
+        stated += asked->tiers.nvme[d].budget_bytes /
+                  traini_drive_sharers(ranks, asked->tiers.nvme[d].path);
     }
     return asked->tiers.nvme_count == 0 || found->total_bytes <= stated;
 }
@@ -77,10 +79,10 @@ static int setup_as_it_lies(traini_loop *self, const manifest *found)
     if (size_max(found->world_size, 1) != self->ranks.world)
         return 0;
     TRY(traini_agree(&self->ranks, "drives", has_drives_of(&self->ranks, asked, found, &same)));
+    same = same && is_within_budgets(&self->ranks, asked, found);
     TRY(traini_all_true(&self->ranks, "drives", &same));
     uint64_t tile_elems = size_round_up(asked->schedule.tile_elems, TILE_ELEMS_STEP);
-    if (!same || !is_within_budgets(asked, found) ||
-        (tile_elems && tile_elems != found->tile_elems))
+    if (!same || (tile_elems && tile_elems != found->tile_elems))
         return 0;
     struct traini_setup_options options = {
         .ranks = &self->ranks, .pace = self->options->pace, .found = found, .as_it_lies = true};

@@ -416,11 +416,24 @@ static int expand_drives(traini_setup *self)
     return 0;
 }
 
-/* Whether the ranks of a host share the drive: its path is not each rank's own. */
-static bool is_shared(const traini_setup *self, uint32_t drive_idx)
+uint32_t traini_drive_sharers(const struct traini_ranks *ranks, const char *path)
 {
-    const char *name = self->drive_names[drive_idx];
-    return !strstr(name, "{rank}") && !strstr(name, "{local_rank}");
+    return strstr(path, "{rank}") || strstr(path, "{local_rank}") ? 1 : ranks->local_world;
+}
+
+/* Of a drive that several ranks of the host have, each one's part is its budget: of what is stated or, where that is
+ * less or nothing is, of its free space now, which the ranks that make their slabs first would change. */
+static int divide_drives(traini_setup *self)
+{
+    for (uint32_t d = 0; d < self->drive_count; d++) {
+        uint64_t bytes, sharers = traini_drive_sharers(&self->ranks, self->drive_names[d]);
+        if (sharers == 1)
+            continue;
+        TRY(slab_capacity(&self->drives[d], 1, &bytes));
+        self->drives[d].budget_bytes = (bytes + SLAB_HEADER_BYTES) / sharers;
+        self->plan.nvme_sharers = (uint32_t)sharers;
+    }
+    return 0;
 }
 
 /* Drives: the job's, those of an existing slab, or the run directory for the final state alone. */
@@ -437,19 +450,17 @@ static int make_drives(traini_setup *self, const struct traini_setup_options *op
     }
     TRY(traini_job_drives(asked, self->drives, &self->drive_count));
     TRY(expand_drives(self));
-    uint64_t capacity, share = 1;
+    uint64_t capacity;
+    TRY(divide_drives(self));
     TRY(slab_capacity(self->drives, self->drive_count, &capacity));
-    for (uint32_t d = 0; d < self->drive_count; d++)
-        if (is_shared(self, d)) /* one that is makes the least of all, as stripes go by */
-            share = self->ranks.local_world;
-    capacity /= share;
     /* Of what a drive may hold, its header and up to a stripe are not for us; the budget stays the one
      * that the user knows, so that a refusal names a figure to set. */
     uint64_t header_bytes = (uint64_t)self->drive_count * SLAB_HEADER_BYTES;
     uint64_t bytes = capacity + header_bytes, stated = 0;
     bool is_stated = asked->tiers.nvme_count > 0;
     for (uint32_t d = 0; d < asked->tiers.nvme_count; d++) {
-        stated += asked->tiers.nvme[d].budget_bytes / share;
+        stated += asked->tiers.nvme[d].budget_bytes /
+                  traini_drive_sharers(&self->ranks, self->drive_names[d]);
         is_stated = is_stated && asked->tiers.nvme[d].budget_bytes > 0;
     }
     self->plan.budget_bytes[ARENA_NVME] = is_stated ? size_min(bytes, stated) : bytes;

@@ -116,6 +116,9 @@ void traini_setup_destroy(traini_setup *self);
  * as they are. */
 int traini_job_drives(const struct job *asked, slab_drive drives[SLAB_DRIVES_MAX],
                       uint32_t *count) MUST_CHECK;
+/* Ranks of this host that divide the budget and the space of a drive among them: all, where its path is not
+ * each one's own. */
+uint32_t traini_drive_sharers(const struct traini_ranks *ranks, const char *path);
 /* Sets ops, and for a GPU gpu and context. ERR_CONFIG where the job demands a GPU that is not there; where
  * it leaves the choice, a GPU that cannot be used is warned of. backend.c */
 int traini_choose_backend(traini_setup *self) MUST_CHECK;
