@@ -482,6 +482,9 @@ static int make_budgets(traini_setup *self)
     uint64_t *budget = self->plan.budget_bytes;
     budget[ARENA_DEVICE] =
         self->job->tiers.device_budget ? self->job->tiers.device_budget : available / 4;
+    if (self->gpu &&
+        self->ranks.comm) /* what is free is so when all who share a GPU have their libraries */
+        TRY(traini_barrier(&self->ranks, "libraries of the GPUs"));
     if (self->gpu)
         TRY(traini_gpu_budget(self, self->job->tiers.device_budget, &budget[ARENA_DEVICE]));
     budget[ARENA_HOST] =
