@@ -57,7 +57,9 @@ static struct shared *shared;
 struct run {
     const char *name;
     uint32_t world;
-    bool is_spread; /* each rank on a host of its own, as ranks with a GPU each */
+    bool is_spread; /* each rank on a host of its own */
+    bool
+        has_own; /* each rank sees a GPU of its own as the only one, as srun --gpus-per-task=1 does */
     bool kills;     /* rank 1, once rank 0 has done KILL_STEP */
     bool keeps;     /* what the run leaves */
     const job *job; /* filled by train */
@@ -85,6 +87,10 @@ static int train_body(comm *self, void *user)
 {
     const struct run *run = user;
     fixture_result *result = &shared->results[comm_get_rank(self)];
+    char bus[8];
+    snprintf(bus, sizeof bus, "%u", 0x40 + comm_get_rank(self));
+    if (run->has_own) /* of the simulated GPU */
+        setenv("SLUICE_SIMULATED_GPU_BUS", bus, 1);
     fixture_train(run->job, &(fixture_call){.comm = self, .on_step = run->kills ? note_step : NULL},
                   result);
     return result->rc < 0 ? err_set(result->rc, "%s", result->error) : 0;
@@ -258,11 +264,32 @@ static void ranks_on_nccl_are_as_staged_ones(void **state)
         for (unsigned stage = world == 2 ? 0 : 3; stage <= 3; stage++) {
             begin_sets(&sets, "cuda", stage);
             fixture_set(&sets, "comm.backend=%s", stage % 2 ? "nccl" : "auto");
-            train_good((struct run){.name = "nccl", .world = world, .is_spread = true}, &sets,
+            train_good((struct run){.name = "nccl", .world = world, .has_own = true}, &sets,
                        &result);
             fixture_assert_same(&staged, &result);
         }
     }
+}
+
+/* What NCCL holds is not the budget's. */
+static void a_communicator_has_its_memory(void **state)
+{
+    (void)state;
+    static fixture_result result;
+    enum { HELD_MIB = 100, TOTAL_MIB = 700, KEPT_MIB = 256 };
+    fixture_sets sets;
+    begin_sets(&sets, "cuda", 3);
+    fixture_set(&sets, "run.steps=1");
+    fixture_set(&sets, "tiers.device.budget=auto");
+    setenv("SLUICE_SIMULATED_GPU_TOTAL_MB", "700", 1);
+    fake_nccl.held_bytes = HELD_MIB * MIB;
+    train_good((struct run){.name = "nccl", .world = 2, .has_own = true}, &sets, &result);
+    fake_nccl.held_bytes = 0;
+    unsetenv("SLUICE_SIMULATED_GPU_TOTAL_MB");
+    uint64_t budget = result.plan.budget_bytes[ARENA_DEVICE];
+    printf("budget: %" PRIu64 " MiB\n", budget / MIB);
+    assert_in_range(budget, (TOTAL_MIB - HELD_MIB - KEPT_MIB - 4) * MIB,
+                    (TOTAL_MIB - HELD_MIB - KEPT_MIB) * MIB);
 }
 
 static void a_wire_of_16_bits_on_nccl(void **state)
@@ -403,6 +430,7 @@ static void ranks_share_the_memory(void **state)
 {
     (void)state;
     job *jobs[RANKS + 1] = {NULL};
+    uint64_t kept = (IS_SIMULATED ? 256 : 512) * MIB; /* of each; other tests use a real GPU too */
     fixture_sets sets;
     for (uint32_t world = 0; world <= RANKS; world = world ? 2 * world : 1) {
         begin_sets(&sets, "cuda", 3);
@@ -420,7 +448,7 @@ static void ranks_share_the_memory(void **state)
         printf("%u ranks: %" PRIu64 " MiB each, of %" PRIu64 " MiB\n", world,
                shared->budgets[world] / MIB, shared->total_bytes / MIB);
         assert_true(all <= shared->total_bytes);
-        assert_true(all + world * 256 * MIB >= shared->total_bytes / 10 * 9);
+        assert_true(all + world * kept >= shared->budgets[1] / 10 * 9);
     }
     printf("%s\n", shared->reason);
     assert_non_null(strstr(shared->reason, "tiers.device.budget is 4.00 TiB"));
@@ -440,7 +468,7 @@ static int look_body(comm *self, void *user)
     if (shared->gpu_count == 0)
         return 0;
     TRY(device_open(0, &gpu));
-    TRY(device_free_bytes(gpu, &shared->total_bytes));
+    shared->total_bytes = device_get_info(gpu)->total_bytes;
     device_close(gpu);
     shared->nccl_code = comm_nccl_check();
     if (shared->nccl_code < 0)
@@ -451,7 +479,7 @@ static int look_body(comm *self, void *user)
 static const struct group {
     const char *name;
     bool needs_nccl;
-    struct CMUnitTest tests[2];
+    struct CMUnitTest tests[3];
     size_t count;
 } groups[] = {
     {"stages", false, {cmocka_unit_test(stages_agree)}, 1},
@@ -461,8 +489,8 @@ static const struct group {
     {"nccl",
      true,
      {cmocka_unit_test(ranks_on_nccl_are_as_staged_ones),
-      cmocka_unit_test(a_wire_of_16_bits_on_nccl)},
-     2},
+      cmocka_unit_test(a_wire_of_16_bits_on_nccl), cmocka_unit_test(a_communicator_has_its_memory)},
+     3},
 #endif
     {"killed", false, {cmocka_unit_test(a_killed_rank_ends_all)}, 1},
     {"sampled", false, {cmocka_unit_test(what_ranks_trained_is_sampled)}, 1},

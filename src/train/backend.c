@@ -12,7 +12,7 @@
 /* Of the GPU's free memory, left to what CUDA and its libraries may still take once everything is warm
  * (our own kernels, which load at their first launch; stacks; handles per stream): half of what they took
  * so far, at least 256 MiB. Of several ranks that share a GPU each has its part of what is free once all have
- * opened it, and leaves as much: what it saw being taken may be that of others too. */
+ * opened it, and leaves as much: what it saw being taken may be that of others too. NCCL's comes on top. */
 enum { GPU_RESERVE_MIB_MIN = 256 };
 
 static int open_gpu(traini_setup *self, const kernel_ops *ops, uint32_t count)
@@ -74,6 +74,23 @@ int traini_choose_backend(traini_setup *self)
     return 0;
 }
 
+/* Which ranks have this very GPU: a launcher may show each rank one of its own, which is then the only one. */
+static int count_sharers(traini_setup *self)
+{
+    enum { BUS_BYTES = 16 };
+    const struct traini_ranks *ranks = &self->ranks;
+    char own[BUS_BYTES] = "", all[COMM_RANKS_MAX][BUS_BYTES];
+    if (self->gpu)
+        snprintf(own, sizeof own, "%s", device_get_info(self->gpu)->pci_bus_id);
+    TRY(comm_exchange(ranks->comm, "the ranks' GPUs", own, sizeof own, all));
+    const comm_rank *list = comm_get_ranks(ranks->comm);
+    self->gpu_sharers = 0;
+    for (uint32_t r = 0; r < ranks->world; r++)
+        self->gpu_sharers +=
+            list[r].host_idx == list[ranks->rank].host_idx && strncmp(all[r], own, sizeof own) == 0;
+    return 0;
+}
+
 /* What this rank could do, and what the job asks for. */
 static enum comm_backend own_collectives(const traini_setup *self)
 {
@@ -94,12 +111,32 @@ static enum comm_backend own_collectives(const traini_setup *self)
     return COMM_STAGED;
 }
 
+/* What NCCL holds of the GPU's memory is known once it is open, and the budget is made before that: so it
+ * is opened for once here, by all ranks together. */
+static int measure_nccl(traini_setup *self)
+{
+    comm *members = self->ranks.comm;
+    comm_open_config config = {.backend = COMM_NCCL, .gpu = self->gpu};
+    if (self->collectives != COMM_NCCL || !members)
+        return 0;
+    device_stream *stream;
+    TRY(device_stream_create(self->gpu, true, &stream));
+    config.stream = stream;
+    TRY(comm_open(members, &config));
+    self->nccl_bytes = comm_held_bytes(members);
+    comm_close(members);
+    return 0;
+}
+
 int traini_choose_collectives(traini_setup *self)
 {
     const struct traini_ranks *ranks = &self->ranks;
+    bool is_several = ranks->world > 1 && ranks->comm;
+    if (is_several)
+        TRY(count_sharers(self));
     self->collectives = own_collectives(self);
-    if (ranks->world == 1 || !ranks->comm)
-        return 0;
+    if (!is_several)
+        return measure_nccl(self);
     uint8_t own = (uint8_t)self->collectives, all[COMM_RANKS_MAX];
     TRY(comm_exchange(ranks->comm, "backend of the collectives", &own, sizeof own, all));
     for (uint32_t r = 0; r < ranks->world; r++) {
@@ -113,7 +150,7 @@ int traini_choose_collectives(traini_setup *self)
         if (all[r] == COMM_STAGED) /* one that cannot use NCCL decides for all */
             self->collectives = COMM_STAGED;
     }
-    return 0;
+    return measure_nccl(self);
 }
 
 int traini_make_cpu_context(traini_setup *self)
@@ -130,7 +167,7 @@ int traini_gpu_budget(const traini_setup *self, uint64_t asked_bytes, uint64_t *
     TRY(device_free_bytes(self->gpu, &free_bytes));
     uint64_t taken = self->gpu_free_at_open - size_min(free_bytes, self->gpu_free_at_open);
     free_bytes /= self->gpu_sharers;
-    uint64_t reserve = size_max(taken / 2, GPU_RESERVE_MIB_MIN * MIB);
+    uint64_t reserve = size_max(taken / 2, GPU_RESERVE_MIB_MIN * MIB) + self->nccl_bytes;
     uint64_t most = free_bytes > reserve ? free_bytes - reserve : 0;
     most = most / TILE_BLOCK_BYTES * TILE_BLOCK_BYTES;
     char left[SIZE_TEXT_BYTES], kept[SIZE_TEXT_BYTES], sharers[64] = "";

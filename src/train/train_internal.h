@@ -73,6 +73,7 @@ struct traini_setup {
     uint32_t gpu_sharers; /* ranks that have this GPU */
     enum comm_backend collectives;
     uint64_t gpu_free_at_open; /* of its memory, before CUDA's libraries took theirs */
+    uint64_t nccl_bytes;       /* that NCCL holds of it while it is open */
     model *net;
     plan_job plan;
     plan_stage *stages;

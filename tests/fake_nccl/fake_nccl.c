@@ -18,6 +18,7 @@ struct ncclComm {
     uint32_t world, rank;
     uint32_t questions_left;
     atomic_bool is_aborted;
+    void *held; /* the GPU's memory, while the handle lives */
 };
 
 /* A collective on a stream. */
@@ -197,6 +198,8 @@ static ncclResult_t init_rank(ncclComm_t *out, int world, ncclUniqueId id, int r
     struct ncclComm *made = calloc(1, sizeof *made);
     made->world = (uint32_t)world;
     made->rank = (uint32_t)rank;
+    if (fake_nccl.held_bytes > 0 && cudaMalloc(&made->held, fake_nccl.held_bytes) != cudaSuccess)
+        return ncclUnhandledCudaError;
     fake_nccl.live_handle_count++;
     *out = made;
     return begin(made);
@@ -210,6 +213,7 @@ static ncclResult_t finalize(ncclComm_t handle)
 static ncclResult_t destroy(ncclComm_t handle)
 {
     fake_nccl.live_handle_count--;
+    (void)cudaFree(handle->held);
     return handle->questions_left > 0 ? ncclInvalidUsage : ncclSuccess;
 }
 
@@ -217,6 +221,7 @@ static ncclResult_t abort_all(ncclComm_t handle)
 {
     atomic_store(&handle->is_aborted, true);
     fake_nccl.live_handle_count--;
+    (void)cudaFree(handle->held);
     fake_nccl.abort_count++;
     return ncclSuccess;
 }

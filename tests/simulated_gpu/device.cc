@@ -22,6 +22,7 @@ static settings read_settings()
     read.delay_us_max =
         static_cast<uint32_t>(environment_number("SLUICE_SIMULATED_GPU_DELAY_US", 100));
     read.sm_count = static_cast<int>(environment_number("SLUICE_SIMULATED_GPU_SMS", 4));
+    read.bus_idx = static_cast<int>(environment_number("SLUICE_SIMULATED_GPU_BUS", 0x17)) & 0xff;
     read.is_absent = absent && *absent;
     return read;
 }
@@ -152,7 +153,7 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *properties, int devic
     properties->major = 9;
     properties->multiProcessorCount = get_settings().sm_count;
     properties->canMapHostMemory = properties->concurrentKernels = 1;
-    properties->pciBusID = 0x17;
+    properties->pciBusID = get_settings().bus_idx;
     properties->asyncEngineCount = 3;
     properties->unifiedAddressing = 1;
     properties->memoryBusWidth = 5120;
@@ -184,7 +185,6 @@ cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr which, int de
         {cudaDevAttrCanMapHostMemory, 1},
         {cudaDevAttrComputeMode, 0},
         {cudaDevAttrConcurrentKernels, 1},
-        {cudaDevAttrPciBusId, 0x17},
         {cudaDevAttrPciDeviceId, 0},
         {cudaDevAttrPciDomainId, 0},
         {cudaDevAttrMemoryClockRate, 2619000},
@@ -207,8 +207,9 @@ cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr which, int de
     cudaError_t error = check_device(device_idx);
     if (error != cudaSuccess)
         return error;
-    if (which == cudaDevAttrMultiProcessorCount) {
-        *value = get_settings().sm_count;
+    if (which == cudaDevAttrMultiProcessorCount || which == cudaDevAttrPciBusId) {
+        const settings &present = get_settings();
+        *value = which == cudaDevAttrPciBusId ? present.bus_idx : present.sm_count;
         return cudaSuccess;
     }
     for (const auto &entry : values) {
@@ -225,11 +226,8 @@ cudaError_t cudaDeviceGetPCIBusId(char *text, int text_bytes, int device_idx)
     cudaError_t error = check_device(device_idx);
     if (error != cudaSuccess)
         return error;
-    static const char id[] = "0000:17:00.0";
-    if (text_bytes < static_cast<int>(sizeof id))
-        return report(cudaErrorInvalidValue);
-    memcpy(text, id, sizeof id);
-    return cudaSuccess;
+    int length = snprintf(text, text_bytes, "0000:%02x:00.0", get_settings().bus_idx);
+    return length < text_bytes ? cudaSuccess : report(cudaErrorInvalidValue);
 }
 
 cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest)

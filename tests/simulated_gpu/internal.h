@@ -32,7 +32,7 @@ enum {
 struct settings {
     uint64_t seed, total_bytes;
     uint32_t delay_us_max;
-    int sm_count;
+    int sm_count, bus_idx;
     bool is_absent;
 };
 settings &get_settings();

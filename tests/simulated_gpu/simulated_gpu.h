@@ -16,6 +16,7 @@
  *   SLUICE_SIMULATED_GPU_DELAY_US   longest delay before a piece of work (default 100; 0: none)
  *   SLUICE_SIMULATED_GPU_TOTAL_MB   the GPU's memory (default 2048)
  *   SLUICE_SIMULATED_GPU_SMS        its multiprocessors (default 4)
+ *   SLUICE_SIMULATED_GPU_BUS        its bus (default 0x17): others are other GPUs, for several processes
  *   SLUICE_SIMULATED_GPU_ABSENT     not empty: there is no GPU
  *
  * It is a GPU of compute capability 9.0 with an H100's limits. What it cannot show: races between blocks
