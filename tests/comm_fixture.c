@@ -78,6 +78,7 @@ static void start(comm_fixture *self, comm_fixture_body *body, void *user, struc
     comm_join_config config = {.is_given = true, .world = self->world};
     config.timeout_seconds = self->timeout_seconds > 0.0 ? self->timeout_seconds : 20.0;
     config.exit_seconds = self->exit_seconds > 0.0 ? self->exit_seconds : 10.0;
+    config.tell = self->tell;
     config.hub_port = comm_fixture_port();
     config.token = (uint64_t)getpid() << 20 | config.hub_port;
     for (uint32_t r = 0; r < self->world; r++) {

@@ -19,6 +19,7 @@ struct comm_fixture {
     uint32_t world;
     double timeout_seconds, exit_seconds;      /* 0: 20 and 10 */
     const char *hosts[COMM_FIXTURE_RANKS_MAX]; /* NULL: the machine's name */
+    void (*tell)(int code);                    /* comm_join_config's */
     double limit_seconds; /* for all to end; 0: 40. Beyond: killed, and failed */
     /* Called in the test's process every few ms while ranks run, to kill or stop some. */
     void (*watch)(void *user, const pid_t *pids, uint32_t world);

@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -30,6 +31,8 @@ struct board {
     atomic_int signal;
     atomic_int is_hit;
 };
+
+static char *told_board; /* shared */
 
 static int expect(bool is_true, const char *what)
 {
@@ -389,6 +392,55 @@ static void a_process_that_hangs_is_ended(void **state)
     assert_true(strstr(fixture.texts[0], "rank 1 on host"));
 }
 
+/* As a drive that hangs on rank 0, which is to tell. */
+static void tell(int code)
+{
+    if (told_board)
+        snprintf(told_board, ERR_TEXT_BYTES, "%d %s", code, err_text());
+}
+
+static int hang_as_teller(comm *self, void *user)
+{
+    told_board = user;
+    TRY(comm_barrier(self, "before"));
+    if (comm_get_rank(self) == 0)
+        for (;;)
+            pause();
+    if (comm_get_rank(self) == 1)
+        return err_set(-EIO, "drive");
+    return comm_barrier(self, "after");
+}
+
+/* The others end after it, so that no launcher ends it before it has told. */
+static void a_teller_that_hangs_tells(void **state)
+{
+    (void)state;
+    char *board = comm_fixture_shared(ERR_TEXT_BYTES);
+    comm_fixture fixture = {.world = 3, .exit_seconds = 2.0, .tell = tell};
+    comm_fixture_run(&fixture, hang_as_teller, board);
+    assert_true(WIFEXITED(fixture.statuses[0]) && WEXITSTATUS(fixture.statuses[0]) == 1);
+    assert_true(strstr(board, "-5 rank 1 on host") == board && strstr(board, ": drive"));
+    for (int r = 1; r < 3; r++)
+        assert_true(fixture.seconds[r] > 1.4);
+}
+
+static int refuse_together(comm *self, void *user)
+{
+    (void)user;
+    bool is_full = comm_get_rank(self) == 1;
+    int rc = comm_agree(self, "space", is_full ? err_set(ERR_NO_FIT, "the drive is full") : 0);
+    return is_full ? await_failure(self) : err_prefix(rc, "step 4");
+}
+
+static void a_refusal_is_named_once(void **state)
+{
+    (void)state;
+    comm_fixture fixture = {.world = 3, .hosts = {"a", "b", "c"}};
+    comm_fixture_run(&fixture, refuse_together, NULL);
+    for (int r = 0; r < 3; r++)
+        assert_string_equal(fixture.texts[r], "step 4: rank 1 on b: the drive is full");
+}
+
 static int leave_early(comm *self, void *user)
 {
     (void)user;
@@ -456,6 +508,31 @@ static void a_rank_that_never_joins_is_named(void **state)
     assert_int_equal(status, 0);
 }
 
+/* Rank 0 has room for the connections, or says that it has not. */
+static void descriptors_suffice(void **state)
+{
+    (void)state;
+    enum { WORLD = 3, HARD = 2048, LITTLE = 60 };
+    static const rlim_t hard[] = {HARD, LITTLE};
+    for (int i = 0; i < 2; i++) {
+        comm_join_config config = {.is_given = true, .world = WORLD, .timeout_seconds = 0.3};
+        config.hub_port = comm_fixture_port();
+        pid_t child = fork();
+        if (child == 0) {
+            comm *self;
+            struct rlimit limit = {.rlim_cur = LITTLE, .rlim_max = hard[i]};
+            bool is_set = setrlimit(RLIMIT_NOFILE, &limit) == 0;
+            int rc = comm_join(&config, &self);
+            bool is_raised = getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur > LITTLE;
+            _exit(is_set && is_raised == (i == 0) && rc == (i == 0 ? -ETIMEDOUT : ERR_CONFIG) ? 0
+                                                                                              : 1);
+        }
+        int status;
+        assert_int_equal(waitpid(child, &status, 0), child);
+        assert_int_equal(status, 0);
+    }
+}
+
 static void one_rank_needs_nobody(void **state)
 {
     (void)state;
@@ -483,6 +560,11 @@ static void launchers_are_understood(void **state)
     setenv("SLURM_PROCID", "0", 1);
     assert_int_equal(commi_launch_read(&launch), 0);
     assert_false(launch.is_launched);
+    setenv("MPI_LOCALNRANKS", "1", 1); /* of this host: there may be others */
+    setenv("MPI_LOCALRANKID", "0", 1);
+    assert_int_equal(commi_launch_read(&launch), 0);
+    assert_true(launch.is_launched && launch.world == 0);
+    unsetenv("MPI_LOCALNRANKS");
     setenv("SLURM_STEP_NUM_TASKS", "2", 1);
     setenv("SLURM_PROCID", "1", 1);
     assert_int_equal(commi_launch_read(&launch), 0);
@@ -493,6 +575,9 @@ static void launchers_are_understood(void **state)
     assert_true(launch.rank == 2 && launch.world == 3);
     setenv("OMPI_COMM_WORLD_SIZE", "2000", 1);
     assert_int_equal(commi_launch_read(&launch), ERR_CONFIG);
+    comm *none;
+    assert_int_equal(comm_join(&(comm_join_config){0}, &none), ERR_CONFIG);
+    assert_false(comm_is_teller(NULL)); /* rank 0 says it */
     assert_true(strstr(err_text(), "2000") != NULL);
     setenv("OMPI_COMM_WORLD_SIZE", "many", 1);
     assert_int_equal(commi_launch_read(&launch), ERR_CONFIG);
@@ -629,9 +714,12 @@ int main(int argc, char **argv)
         cmocka_unit_test(the_one_that_waits_for_nobody_is_named),
         cmocka_unit_test(different_calls_are_refused),
         cmocka_unit_test(a_process_that_hangs_is_ended),
+        cmocka_unit_test(a_teller_that_hangs_tells),
+        cmocka_unit_test(a_refusal_is_named_once),
         cmocka_unit_test(a_rank_that_leaves_early_is_named),
         cmocka_unit_test(a_bulk_call_names_who_is_missing),
         cmocka_unit_test(a_rank_that_never_joins_is_named),
+        cmocka_unit_test(descriptors_suffice),
         cmocka_unit_test(launchers_are_understood),
         cmocka_unit_test(a_launcher_without_mpi_is_refused),
     };

@@ -16,7 +16,7 @@ struct ranks_job {
 
 int cli_ranks_join(comm **out)
 {
-    const comm_join_config config = {.is_given = false};
+    const comm_join_config config = {.is_given = false, .tell = cli_print_error};
     comm *ranks;
     *out = NULL;
     int rc = comm_join(&config, &ranks);

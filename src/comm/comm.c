@@ -81,9 +81,12 @@ int comm_join(const comm_join_config *config, comm **out)
     *out = NULL;
     commi_launch launch = {.rank = config->rank, .world = config->world, .launcher = "config"};
     launch.is_launched = config->is_given && config->world > 1;
-    if (!config->is_given)
-        TRY(commi_launch_read(&launch));
-    else if (config->world == 0 || config->rank >= config->world || config->world > COMM_RANKS_MAX)
+    if (!config->is_given) {
+        int read = commi_launch_read(&launch);
+        atomic_store(&is_told_elsewhere, read < 0 && launch.rank != 0);
+        TRY(read);
+    } else if (config->world == 0 || config->rank >= config->world ||
+               config->world > COMM_RANKS_MAX)
         return err_set(ERR_CONFIG, "rank %u of %u ranks is none; at most %d ranks", config->rank,
                        config->world, COMM_RANKS_MAX);
     comm *self = mem_alloc(1, sizeof *self, "comm");

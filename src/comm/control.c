@@ -115,11 +115,13 @@ void commi_control_fail(comm *self, int code, const char *text)
 {
     commi_control *control = self->control;
     char named[ERR_TEXT_BYTES];
-    snprintf(named, sizeof named, "rank %u on host %s: %.*s", self->rank,
-             self->ranks[self->rank].host, (int)(ERR_TEXT_BYTES - 96), text);
     pthread_mutex_lock(&control->mutex);
-    bool is_hub = self->rank == 0;
-    commi_control_record(control, code, is_hub ? named : text, !is_hub);
+    if (control->refusal[0] != '\0' && strstr(text, control->refusal))
+        snprintf(named, sizeof named, "%s", text); /* of another rank, which it names */
+    else
+        snprintf(named, sizeof named, "rank %u on host %s: %.*s", self->rank,
+                 self->ranks[self->rank].host, (int)(ERR_TEXT_BYTES - 96), text);
+    commi_control_record(control, code, named, self->rank != 0);
     pthread_mutex_unlock(&control->mutex);
 }
 
@@ -128,11 +130,8 @@ int commi_control_error(comm *self)
     commi_control *control = self->control;
     pthread_mutex_lock(&control->mutex);
     int code = err_restore(&control->failure);
-    bool is_own = control->is_own;
     pthread_mutex_unlock(&control->mutex);
     assert(code < 0);
-    if (is_own)
-        return err_prefix(code, "rank %u on host %s", self->rank, self->ranks[self->rank].host);
     return code;
 }
 
@@ -419,6 +418,9 @@ int comm_agree(comm *self, const char *what, int code)
     (void)err_restore(&verdict.record);
     if (verdict.rank == self->rank)
         return verdict.record.code;
-    return err_prefix(verdict.record.code, "rank %u on %s", verdict.rank,
-                      self->ranks[verdict.rank].host);
+    err_prefix(verdict.record.code, "rank %u on %s", verdict.rank, self->ranks[verdict.rank].host);
+    pthread_mutex_lock(&control->mutex);
+    snprintf(control->refusal, sizeof control->refusal, "%s", err_text());
+    pthread_mutex_unlock(&control->mutex);
+    return verdict.record.code;
 }

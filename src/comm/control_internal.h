@@ -8,6 +8,7 @@
  * up (each rank: what it is, and its payload) and, but for gather, down (rank 0's payload), so that rank 0 knows who
  * has come and that all do the same. Nothing allocates after commi_control_open.
  *
+ *   control_meet.c    where to connect to
  *   control_join.c    connecting, who is who
  *   control_thread.c  the thread: frames, deaths, silence, the end of the process
  *   control.c         the calls, failures, labels */
@@ -16,12 +17,13 @@
 
 #include <poll.h>
 #include <pthread.h>
+#include <sys/socket.h>
 
 #include "comm/comm_internal.h"
 
 enum commi_frame_type {
     COMMI_FRAME_BEAT, /* text: the sender's label; number: its progress; code: 1 where it waits for others */
-    COMMI_FRAME_FAIL,    /* to the hub. code, text: the sender's failure */
+    COMMI_FRAME_FAIL,    /* to the hub. code, text: the sender's failure, which names it */
     COMMI_FRAME_ABORT,   /* code, text: the job's failure; rank: who tells */
     COMMI_FRAME_MISSING, /* to the hub. rank, text, number: who has not come to what */
     COMMI_FRAME_BYE,     /* the sender leaves in order */
@@ -91,7 +93,9 @@ struct commi_control {
     pthread_mutex_t mutex; /* what follows */
     char label[COMM_LABEL_BYTES];
     err_record failure; /* code 0: none */
-    bool is_own;        /* ... this rank's, without its name; the hub has not confirmed it */
+    bool is_own;        /* ... this rank's; the hub has not confirmed it */
+    char refusal
+        [ERR_TEXT_BYTES]; /* the last that all agreed on, of another rank: "rank 2 on b: ..."; "": none */
     uint32_t teller;
     int64_t failed_ns;
     commi_call_head call; /* where this rank's caller is */
@@ -112,6 +116,29 @@ static inline uint32_t commi_link_rank(const commi_control *self, const commi_li
 {
     return self->first_link ? (uint32_t)(link - self->links) : 0;
 }
+
+/* ---- control_meet.c ---- */
+
+enum { COMMI_ADDRESS_COUNT_MAX = 16 };
+
+struct commi_address {
+    uint32_t family; /* AF_INET, AF_INET6 */
+    unsigned char bytes[16];
+};
+
+/* What rank 0 tells all by MPI. */
+struct commi_meeting {
+    uint64_t token[2];
+    uint32_t port, address_count;
+    struct commi_address addresses[COMMI_ADDRESS_COUNT_MAX];
+    char machine[COMMI_MACHINE_BYTES];
+};
+
+struct commi_address commi_loopback(void);
+socklen_t commi_make_sockaddr(const struct commi_address *address, uint32_t port,
+                              struct sockaddr_storage *out);
+/* Rank 0's: a listening socket, and what the others must know. */
+int commi_open_meeting(const comm_join_config *config, struct commi_meeting *meeting) MUST_CHECK;
 
 /* ---- control_join.c ---- */
 

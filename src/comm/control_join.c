@@ -10,13 +10,11 @@
 #include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <ifaddrs.h>
-#include <net/if.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/random.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
@@ -29,21 +27,9 @@
 #define HANDSHAKE_NS       (5 * SECOND_NS) /* for a HELLO or its acknowledgement */
 #define CONNECT_NS         (3 * SECOND_NS) /* for an address that may not be ours to reach */
 #define RETRY_NS           (20 * SECOND_NS / 1000)
-#define ADDRESS_COUNT_MAX  16
 #define STRANGER_COUNT_MAX 64
-
-struct address {
-    uint32_t family; /* AF_INET, AF_INET6 */
-    unsigned char bytes[16];
-};
-
-/* What rank 0 tells all by MPI. */
-struct meeting {
-    uint64_t token[2];
-    uint32_t port, address_count;
-    struct address addresses[ADDRESS_COUNT_MAX];
-    char machine[COMMI_MACHINE_BYTES];
-};
+#define TELLER_NS          SECOND_NS /* for rank 0 to print: a launcher ends all with the first rank */
+#define OTHER_FD_COUNT     512       /* of this process: drives, files, the MPI library's */
 
 struct hello {
     uint32_t magic, version, rank, world;
@@ -68,12 +54,12 @@ struct guest {
     struct hello hello;
 };
 
-/* The last join of this process was refused by rank 0, which prints that. */
-static bool was_refused_by_hub;
+/* The last join of this process failed for a reason that rank 0 prints, or rank 1 where rank 0 is gone. */
+static bool is_told_by_another;
 
 bool commi_join_is_told(int code)
 {
-    return code == ERR_CONFIG || was_refused_by_hub;
+    return code == ERR_CONFIG || is_told_by_another;
 }
 
 /* ---- sockets ---- */
@@ -138,121 +124,12 @@ static void sleep_ns(int64_t ns)
     nanosleep(&time, NULL);
 }
 
-static socklen_t make_sockaddr(const struct address *address, uint32_t port,
-                               struct sockaddr_storage *out)
-{
-    memset(out, 0, sizeof *out);
-    out->ss_family = (sa_family_t)address->family;
-    if (address->family == AF_INET) {
-        struct sockaddr_in *in = (struct sockaddr_in *)out;
-        in->sin_port = htons((uint16_t)port);
-        memcpy(&in->sin_addr, address->bytes, sizeof in->sin_addr);
-        return sizeof *in;
-    }
-    struct sockaddr_in6 *in6 = (struct sockaddr_in6 *)out;
-    in6->sin6_port = htons((uint16_t)port);
-    memcpy(&in6->sin6_addr, address->bytes, sizeof in6->sin6_addr);
-    return sizeof *in6;
-}
-
-static struct address loopback(void)
-{
-    struct address address = {.family = AF_INET, .bytes = {127, 0, 0, 1}};
-    return address;
-}
-
-/* ---- where to meet ---- */
-
-static int listen_on(const struct address *address, uint32_t port)
-{
-    struct sockaddr_storage storage;
-    socklen_t bytes = make_sockaddr(address, port, &storage);
-    int fd = socket((int)address->family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (fd < 0)
-        return -errno;
-    int on = 1, off = 0;
-    (void)setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-    if (address->family == AF_INET6)
-        (void)setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
-    if (bind(fd, (struct sockaddr *)&storage, bytes) != 0 || listen(fd, 1024) != 0) {
-        int errno_value = errno;
-        close(fd);
-        return -errno_value;
-    }
-    return fd;
-}
-
-/* The addresses under which other hosts may reach this one. */
-static void list_addresses(struct meeting *meeting)
-{
-    struct ifaddrs *list;
-    if (getifaddrs(&list) != 0)
-        return;
-    for (struct ifaddrs *entry = list; entry; entry = entry->ifa_next) {
-        if (!entry->ifa_addr || entry->ifa_flags & IFF_LOOPBACK || !(entry->ifa_flags & IFF_UP) ||
-            meeting->address_count == ADDRESS_COUNT_MAX)
-            continue;
-        struct address *address = &meeting->addresses[meeting->address_count];
-        address->family = entry->ifa_addr->sa_family;
-        if (address->family == AF_INET) {
-            const struct sockaddr_in *in = (const struct sockaddr_in *)entry->ifa_addr;
-            memcpy(address->bytes, &in->sin_addr, sizeof in->sin_addr);
-        } else if (address->family == AF_INET6) {
-            const struct sockaddr_in6 *in6 = (const struct sockaddr_in6 *)entry->ifa_addr;
-            if (IN6_IS_ADDR_LINKLOCAL(&in6->sin6_addr))
-                continue;
-            memcpy(address->bytes, &in6->sin6_addr, sizeof in6->sin6_addr);
-        } else {
-            continue;
-        }
-        meeting->address_count++;
-    }
-    freeifaddrs(list);
-}
-
-/* Rank 0's: a listening socket, and what the others must know. */
-static int open_meeting(const comm_join_config *config, struct meeting *meeting)
-{
-    memset(meeting, 0, sizeof *meeting);
-    commi_machine_name(meeting->machine);
-    struct address address = loopback();
-    if (config->is_given) {
-        meeting->token[0] = config->token;
-        meeting->port = config->hub_port;
-        int given = listen_on(&address, meeting->port);
-        return given >= 0 ? given
-                          : err_errno(-given, "listening on port %u of 127.0.0.1", meeting->port);
-    }
-    if (getrandom(meeting->token, sizeof meeting->token, 0) != sizeof meeting->token)
-        return err_errno(errno, "getting random bytes");
-    memset(&address, 0, sizeof address);
-    address.family = AF_INET6;
-    int fd = listen_on(&address, 0);
-    if (fd < 0) {
-        address.family = AF_INET;
-        fd = listen_on(&address, 0);
-    }
-    if (fd < 0)
-        return err_errno(-fd, "listening for the other ranks");
-    struct sockaddr_storage own;
-    socklen_t bytes = sizeof own;
-    if (getsockname(fd, (struct sockaddr *)&own, &bytes) != 0) {
-        int rc = err_errno(errno, "asking for the port of a socket");
-        close(fd);
-        return rc;
-    }
-    meeting->port = ntohs(own.ss_family == AF_INET ? ((struct sockaddr_in *)&own)->sin_port
-                                                   : ((struct sockaddr_in6 *)&own)->sin6_port);
-    list_addresses(meeting);
-    return fd;
-}
-
 /* ---- the hub's side ---- */
 
 struct hall {
     commi_control *control;
     int listen_fd;
-    const struct meeting *meeting;
+    const struct commi_meeting *meeting;
     struct guest *guests;                  /* [guest_max], fd < 0: free */
     struct pollfd *fds;                    /* [guest_max + 1] */
     char (*machines)[COMMI_MACHINE_BYTES]; /* [world] */
@@ -260,20 +137,29 @@ struct hall {
     uint32_t arrived; /* connections of ranks, of 2 * (world - 1) */
 };
 
+/* Takes as long whatever differs. */
+static bool is_token(const uint64_t theirs[2], const uint64_t ours[2])
+{
+    return ((theirs[0] ^ ours[0]) | (theirs[1] ^ ours[1])) == 0;
+}
+
 static bool is_welcome(const struct hall *hall, const struct hello *hello)
 {
     comm *owner = hall->control->owner;
     return hello->magic == HELLO_MAGIC && hello->version == JOIN_VERSION &&
-           memcmp(hello->token, hall->meeting->token, sizeof hello->token) == 0 &&
-           hello->world == owner->world && hello->rank > 0 && hello->rank < owner->world;
+           is_token(hello->token, hall->meeting->token) && hello->world == owner->world &&
+           hello->rank > 0 && hello->rank < owner->world;
 }
 
 static void admit(struct hall *hall, struct guest *guest)
 {
     const struct hello *hello = &guest->hello;
     int fd = guest->fd;
+    char byte;
     guest->fd = -1;
-    if (!is_welcome(hall, hello)) {
+    /* Whoever gave this try up may have come again already, and that one is good. */
+    bool has_left = recv(fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 0;
+    if (has_left || !is_welcome(hall, hello)) {
         close(fd);
         return;
     }
@@ -309,18 +195,23 @@ static void hear(struct hall *hall, struct guest *guest)
     }
 }
 
-static void let_in(struct hall *hall)
+/* 0: one more has come; 1: there is none now. */
+static int let_in(struct hall *hall)
 {
     int fd = accept4(hall->listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
     if (fd < 0)
-        return;
+        return errno == EMFILE || errno == ENFILE
+                   ? err_errno(errno, "taking the connections of %u ranks (see ulimit -n)",
+                               hall->control->owner->world)
+                   : 1;
     set_options(fd);
     for (uint32_t g = 0; g < hall->guest_max; g++)
         if (hall->guests[g].fd < 0) {
             hall->guests[g] = (struct guest){.fd = fd, .since_ns = commi_now_ns()};
-            return;
+            return 0;
         }
     close(fd);
+    return 0;
 }
 
 /* A rank that came and has ended since. */
@@ -375,8 +266,11 @@ static int receive_guests(struct hall *hall, int64_t end_ns)
                 guest->fd = -1;
             }
         }
-        if (hall->fds[0].revents)
-            let_in(hall);
+        int rc = hall->fds[0].revents ? 0 : 1;
+        for (uint32_t g = 0; rc == 0 && g < hall->guest_max; g++)
+            rc = let_in(hall);
+        if (rc < 0)
+            return rc;
         TRY(find_ended(hall));
         if (now_ns > end_ns)
             return missing_error(hall);
@@ -429,7 +323,26 @@ static int send_welcome(const struct hall *hall, int code)
     return code;
 }
 
-static int receive_ranks(commi_control *self, const struct meeting *meeting, int listen_fd,
+/* Two connections to each rank, beside all else: more than the usual soft limit of 1024 with some hundred
+ * ranks. */
+static int raise_descriptor_limit(uint32_t world)
+{
+    struct rlimit limit;
+    rlim_t least = 2 * (rlim_t)world + STRANGER_COUNT_MAX, wanted = least + OTHER_FD_COUNT;
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= wanted)
+        return 0;
+    limit.rlim_cur = limit.rlim_max < wanted ? limit.rlim_max : wanted;
+    (void)setrlimit(RLIMIT_NOFILE, &limit);
+    if (limit.rlim_cur > least)
+        return 0;
+    return err_set(
+        ERR_CONFIG,
+        "rank 0 needs %llu file descriptors for the connections of %u ranks and may have "
+        "%llu: raise the hard limit on its host (ulimit -Hn)",
+        (unsigned long long)wanted, world, (unsigned long long)limit.rlim_max);
+}
+
+static int receive_ranks(commi_control *self, const struct commi_meeting *meeting, int listen_fd,
                          const struct hello *own)
 {
     comm *owner = self->owner;
@@ -445,7 +358,9 @@ static int receive_ranks(commi_control *self, const struct meeting *meeting, int
         memcpy(owner->ranks[0].host, own->host, COMM_HOST_BYTES);
         owner->ranks[0].pid = own->pid;
         memcpy(hall.machines[0], own->machine, COMMI_MACHINE_BYTES);
-        rc = receive_guests(&hall, commi_now_ns() + commi_timeout_ns(owner));
+        rc = raise_descriptor_limit(owner->world);
+        if (rc == 0)
+            rc = receive_guests(&hall, commi_now_ns() + commi_timeout_ns(owner));
         if (rc == 0)
             number_hosts(&hall);
         rc = send_welcome(&hall, rc);
@@ -462,11 +377,11 @@ static int receive_ranks(commi_control *self, const struct meeting *meeting, int
 /* ---- the others' side ---- */
 
 /* A connection on which the hub has acknowledged us, or -errno. */
-static int try_address(const struct address *address, uint32_t port, const struct hello *hello,
-                       int64_t end_ns)
+static int try_address(const struct commi_address *address, uint32_t port,
+                       const struct hello *hello, int64_t end_ns)
 {
     struct sockaddr_storage storage;
-    socklen_t bytes = make_sockaddr(address, port, &storage);
+    socklen_t bytes = commi_make_sockaddr(address, port, &storage);
     int fd = socket((int)address->family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd < 0)
         return -errno;
@@ -496,15 +411,15 @@ static int try_address(const struct address *address, uint32_t port, const struc
 }
 
 /* Tries the addresses in turn until one answers or it is `end_ns`. */
-static int reach_hub(const struct meeting *meeting, struct hello *hello, bool is_near, int fds[2],
-                     int64_t end_ns)
+static int reach_hub(const struct commi_meeting *meeting, struct hello *hello, bool is_near,
+                     int fds[2], int64_t end_ns)
 {
-    struct address addresses[ADDRESS_COUNT_MAX + 1];
+    struct commi_address addresses[COMMI_ADDRESS_COUNT_MAX + 1];
     uint32_t count = 0;
     int rc = -ETIMEDOUT;
     if (is_near)
-        addresses[count++] = loopback();
-    for (uint32_t a = 0; a < meeting->address_count && a < ADDRESS_COUNT_MAX; a++)
+        addresses[count++] = commi_loopback();
+    for (uint32_t a = 0; a < meeting->address_count && a < COMMI_ADDRESS_COUNT_MAX; a++)
         addresses[count++] = meeting->addresses[a];
     while (count > 0 && commi_now_ns() < end_ns) {
         for (uint32_t a = 0; a < count; a++) {
@@ -523,14 +438,15 @@ static int reach_hub(const struct meeting *meeting, struct hello *hello, bool is
     return rc;
 }
 
-static int join_hub(commi_control *self, const struct meeting *meeting, struct hello *hello,
+static int join_hub(commi_control *self, const struct commi_meeting *meeting, struct hello *hello,
                     bool is_near)
 {
     comm *owner = self->owner;
     commi_link *link = &self->links[0];
-    int64_t end_ns = commi_now_ns() + commi_timeout_ns(owner);
+    int64_t end_ns = commi_now_ns() + commi_timeout_ns(owner) + HANDSHAKE_NS; /* after the hub's */
     int fds[2] = {-1, -1};
     int rc = reach_hub(meeting, hello, is_near, fds, end_ns);
+    is_told_by_another = owner->rank > 1;
     if (rc < 0)
         return err_errno(
             -rc, "rank %u on host %s does not reach rank 0 (port %u, %u addresses tried)",
@@ -538,10 +454,11 @@ static int join_hub(commi_control *self, const struct meeting *meeting, struct h
     link->fd = fds[0];
     link->data_fd = fds[1];
     struct welcome welcome;
-    end_ns += HANDSHAKE_NS; /* the hub's own limit comes first */
+    end_ns += HANDSHAKE_NS;
     rc = receive_all(link->data_fd, &welcome, sizeof welcome, end_ns);
     if (rc == 0 && welcome.code < 0) {
-        was_refused_by_hub = true;
+        is_told_by_another = true;
+        sleep_ns(TELLER_NS);
         welcome.text[ERR_TEXT_BYTES - 1] = '\0';
         return err_set(welcome.code, "%s", welcome.text);
     }
@@ -554,10 +471,10 @@ static int join_hub(commi_control *self, const struct meeting *meeting, struct h
 int commi_control_connect(commi_control *self, const comm_join_config *config)
 {
     comm *owner = self->owner;
-    struct meeting meeting;
+    struct commi_meeting meeting;
     struct hello hello = {.magic = HELLO_MAGIC, .version = JOIN_VERSION};
     char machine[COMMI_MACHINE_BYTES];
-    was_refused_by_hub = false;
+    is_told_by_another = false;
     commi_machine_name(machine);
     commi_host_name(hello.host);
     memcpy(hello.machine, machine, sizeof machine);
@@ -571,7 +488,7 @@ int commi_control_connect(commi_control *self, const comm_join_config *config)
     memset(&meeting, 0, sizeof meeting);
     int listen_fd = -1, rc = 0;
     if (owner->rank == 0)
-        rc = listen_fd = open_meeting(config, &meeting);
+        rc = listen_fd = commi_open_meeting(config, &meeting);
     if (config->is_given && owner->rank != 0) {
         meeting.token[0] = config->token;
         meeting.port = config->hub_port;

@@ -17,7 +17,7 @@
 #define LOST_GRACE_NS                                                                              \
     SECOND_NS /* from a call's dead connection until the thread's must have spoken */
 #define CLOSE_WAIT_NS  (2 * SECOND_NS) /* of an orderly leave, for the other side's */
-#define TELLER_WAIT_NS SECOND_NS /* for a teller whose end this rank does not see */
+#define TELLER_WAIT_NS SECOND_NS       /* for a teller whose end this rank does not see */
 #define HEAD_BYTES     offsetof(commi_frame, text)
 
 static int64_t beat_interval_ns(const commi_control *self)
@@ -189,7 +189,6 @@ static void judge(commi_control *self, uint32_t rank, uint64_t number, const cha
 static void on_frame(commi_control *self, commi_link *link)
 {
     commi_frame *frame = &link->in;
-    uint32_t rank = commi_link_rank(self, link);
     frame->text[frame->text_bytes - 1] = '\0';
     pthread_mutex_lock(&self->mutex);
     switch ((enum commi_frame_type)frame->type) {
@@ -198,14 +197,10 @@ static void on_frame(commi_control *self, commi_link *link)
         link->is_waiting = frame->code != 0;
         note_progress(frame->number, link->seen_ns, &link->progress, &link->progress_ns);
         break;
-    case COMMI_FRAME_FAIL: {
-        char text[ERR_TEXT_BYTES];
-        int code = frame->code < 0 ? (int)frame->code : ERR_INTERNAL;
-        snprintf(text, sizeof text, "rank %u on host %s: %.*s", rank, self->owner->ranks[rank].host,
-                 (int)(ERR_TEXT_BYTES - 96), frame->text);
-        commi_control_record(self, code, text, false);
+    case COMMI_FRAME_FAIL:
+        commi_control_record(self, frame->code < 0 ? (int)frame->code : ERR_INTERNAL, frame->text,
+                             false);
         break;
-    }
     case COMMI_FRAME_ABORT:
         if (self->failure.code == 0 || self->is_own)
             self->teller = frame->rank;

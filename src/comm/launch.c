@@ -39,13 +39,18 @@ static int read_number(const char *key, uint32_t *out)
 static int use_launcher(const struct launcher *launcher, commi_launch *out)
 {
     out->launcher = launcher->name;
+    TRY(read_number(launcher->rank_key, &out->rank)); /* first: one of all says what is wrong */
     TRY(read_number(launcher->world_key, &out->world));
-    TRY(read_number(launcher->rank_key, &out->rank));
     out->is_launched = out->world > 1;
+    if (strcmp(launcher->world_key, "MPI_LOCALNRANKS") == 0) { /* of this host; of all MPI knows */
+        out->world = 0;
+        out->is_launched = true;
+        return 0;
+    }
     if (out->world > COMM_RANKS_MAX)
         return err_set(ERR_CONFIG, "%s started %u ranks; the most is %d: start fewer",
                        out->launcher, out->world, COMM_RANKS_MAX);
-    if (out->rank >= out->world && strcmp(launcher->world_key, "MPI_LOCALNRANKS") != 0)
+    if (out->rank >= out->world)
         return err_set(ERR_CONFIG, "%s says that this is rank %u of %u (%s, %s)", out->launcher,
                        out->rank, out->world, launcher->rank_key, launcher->world_key);
     return 0;
