@@ -51,4 +51,11 @@ if(TARGET sluice_train)
     ranks_test(test_ranks_volume 2 gpt2 "cpu;mpi" gpt2-fp32)
     ranks_test(test_ranks_volume 3 llama "cpu;mpi" llama-bf16)
     ranks_test(test_ranks_volume 4 gpt2 "cpu;mpi" gpt2-fp32)
+
+    if(TARGET sluice)
+        add_test(NAME ranks_stop COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/check_ranks_stop.sh
+                 $<TARGET_FILE:sluice>)
+        set_tests_properties(ranks_stop PROPERTIES LABELS "cpu;mpi" TIMEOUT 180
+                             SKIP_RETURN_CODE 77)
+    endif()
 endif()
