@@ -7,5 +7,6 @@ foreach(list ${comm_lists})
 endforeach()
 
 sluice_test(test_comm_control LIBS comm_fixture LABELS cpu debug tsan)
-add_test(NAME test_comm_control.mpirun COMMAND test_comm_control mpirun)
-set_tests_properties(test_comm_control.mpirun PROPERTIES LABELS mpi TIMEOUT 60 SKIP_RETURN_CODE 77)
+sluice_test(test_comm_join LIBS comm_fixture LABELS cpu debug tsan)
+add_test(NAME test_comm_join.mpirun COMMAND test_comm_join mpirun)
+set_tests_properties(test_comm_join.mpirun PROPERTIES LABELS mpi TIMEOUT 60 SKIP_RETURN_CODE 77)

@@ -207,6 +207,7 @@ void comm_close(comm *self)
     self->bulk->close(self);
     self->bulk = NULL;
     self->bulk_state = NULL;
+    atomic_store(&self->held_bytes, 0);
 }
 
 int comm_open(comm *self, const comm_open_config *config)

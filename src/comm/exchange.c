@@ -284,9 +284,11 @@ int commi_open_exchange(comm *group, const comm_open_config *config)
     self->group = group;
     int rc = make(self, config);
     if (rc < 0) {
+        err_record first;
+        err_save(&first, rc);
         destroy(self);
         atomic_store(&group->held_bytes, 0);
-        return rc;
+        return err_restore(&first);
     }
     group->bulk = config->backend == COMM_STAGED ? &staged_ops : &mpi_ops;
     group->bulk_state = self;

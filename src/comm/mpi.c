@@ -6,8 +6,14 @@
 #include <errno.h>
 #include <limits.h>
 #include <mpi.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
 #include <string.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
 
+#include "base/log.h"
 #include "base/mem.h"
 
 struct commi_mpi {
@@ -67,6 +73,7 @@ int commi_mpi_open(comm *self, const commi_launch *launch)
             ERR_BACKEND,
             "this MPI (%s) allows no calls from several threads: use one built with threads",
             commi_mpi_version());
+    (void)MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
     TRY(check_world(self, launch));
     if (self->world == 1) {
         (void)MPI_Finalize();
@@ -93,11 +100,52 @@ int commi_mpi_broadcast(comm *self, void *data, uint64_t bytes)
     return rc == MPI_SUCCESS ? 0 : mpi_error(rc, "MPI_Bcast");
 }
 
+/* Ending MPI waits for all ranks, and for ever where one of them is gone since it has left. */
+struct guard {
+    pthread_t thread;
+    int fd; /* eventfd: readable when MPI has ended */
+    int limit_ms;
+};
+
+static void *run_guard(void *argument)
+{
+    const struct guard *self = argument;
+    struct pollfd fd = {.fd = self->fd, .events = POLLIN};
+    int count;
+    do
+        count = poll(&fd, 1, self->limit_ms);
+    while (count < 0 && errno == EINTR);
+    if (count == 0) { /* all work is done, and said: there is nothing to lose */
+        log_warn("MPI has not ended within %d ms: a rank is gone; leaving it", self->limit_ms);
+        _exit(1);
+    }
+    return NULL;
+}
+
+static void finalize(const comm *self)
+{
+    int64_t limit_ms = atomic_load(&self->exit_ns) / 1000000;
+    struct guard guard = {.limit_ms = limit_ms < INT_MAX ? (int)limit_ms : INT_MAX};
+    sigset_t all, before;
+    sigfillset(&all);
+    guard.fd = eventfd(0, EFD_CLOEXEC);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    bool is_guarded = guard.fd >= 0 && pthread_create(&guard.thread, NULL, run_guard, &guard) == 0;
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    (void)MPI_Finalize();
+    if (is_guarded) {
+        (void)eventfd_write(guard.fd, 1);
+        pthread_join(guard.thread, NULL);
+    }
+    if (guard.fd >= 0)
+        close(guard.fd);
+}
+
 void commi_mpi_close(comm *self, int code)
 {
     if (code == 0) {
         (void)MPI_Comm_free(&self->mpi->world);
-        (void)MPI_Finalize();
+        finalize(self);
     }
     mem_free(self->mpi);
     self->mpi = NULL;

@@ -35,9 +35,16 @@ static int map_file(uint64_t data_bytes, segment *self)
 
 static int fill_new(uint64_t data_bytes, uint64_t token, segment *self)
 {
-    int code = posix_fallocate(self->fd, 0, (off_t)(SEGMENT_PAGE_BYTES + data_bytes));
+    int code;
+    do /* a signal ends it early */
+        code = posix_fallocate(self->fd, 0, (off_t)(SEGMENT_PAGE_BYTES + data_bytes));
+    while (code == EINTR);
     if (code != 0)
-        return err_errno(code, "cannot reserve %" PRIu64 " bytes of shared memory", data_bytes);
+        return err_errno(code,
+                         "cannot reserve %" PRIu64 " bytes of shared memory for the ranks of this "
+                         "host (memory or /dev/shm is full: lower comm.staging_bytes, or give it "
+                         "more)",
+                         data_bytes);
     TRY(map_file(data_bytes, self));
     self->page->token = token;
     return 0;
