@@ -391,7 +391,9 @@ static int keep_of_ranks(traini_engine *self, const manifest *record)
     TRY(traini_from_rank0(ranks, "keeping of the commit", &begins, sizeof begins));
     if (begins <= 0)
         return begins;
-    int copied = traini_keep_slabs(keeper, self->disk, record);
+    int rc = traini_keep_drop(keeper, self->disk, record); /* of an attempt without a note */
+    rc = traini_agree(ranks, "room for the copies of the slabs", rc);
+    int copied = rc < 0 ? rc : traini_keep_slabs(keeper, self->disk, record);
     int outcome = traini_agree(ranks, "copies of the slabs", copied);
     if (outcome < 0 && ranks->rank != 0)
         return traini_keep_drop(keeper, self->disk, record);

@@ -539,8 +539,6 @@ int traini_keep_slabs(traini_keeper *self, const slab *disk, const manifest *rec
     if (rc == 0)
         rc = config_of(self, disk->rank, &config);
     if (rc == 0)
-        rc = slab_remove_files(&config); /* of an attempt without a note */
-    if (rc == 0)
         rc = slab_copy(disk, &config, self->ranges, list_ranges(self, disk), &self->copied_bytes);
     if (rc == 0 && self->copied_bytes == 0)
         rc = check_shared(disk, record);
@@ -587,5 +585,6 @@ int traini_keep(traini_keeper *self, const slab *disk, const manifest *record)
     int is_wanted = traini_keep_begin(self, record);
     if (is_wanted <= 0)
         return is_wanted;
-    return traini_keep_record(self, record, traini_keep_slabs(self, disk, record));
+    int rc = traini_keep_drop(self, disk, record); /* of an attempt without a note */
+    return traini_keep_record(self, record, rc < 0 ? rc : traini_keep_slabs(self, disk, record));
 }

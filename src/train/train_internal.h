@@ -369,9 +369,12 @@ int traini_keeper_create(const char *run_dir, const struct job *asked, uint64_t 
 void traini_keeper_destroy(traini_keeper *self); /* NULL is allowed */
 /* 1: all ranks are to copy; 0: none is, it is there already, or there is a warning; ERR_INTERNAL. */
 int traini_keep_begin(traini_keeper *self, const manifest *record) MUST_CHECK;
-/* This rank's slabs. An error is for traini_keep_record. */
-int traini_keep_slabs(traini_keeper *self, const slab *disk, const manifest *record) MUST_CHECK;
+/* Removes this rank's slabs of the copy, and directories that this leaves empty. An error is for
+ * traini_keep_record, as is that of the next one. */
 int traini_keep_drop(traini_keeper *self, const slab *disk, const manifest *record) MUST_CHECK;
+/* Copies this rank's slabs, when all ranks have dropped what an earlier attempt has left: of a drive that they
+ * share no directory is removed any more. */
+int traini_keep_slabs(traini_keeper *self, const slab *disk, const manifest *record) MUST_CHECK;
 /* `outcome`: 0, or what of the slabs failed, with its text as this thread's: then nothing stays, and there is a
  * warning. ERR_INTERNAL alone is an error. */
 int traini_keep_record(traini_keeper *self, const manifest *record, int outcome) MUST_CHECK;
