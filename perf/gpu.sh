@@ -11,7 +11,7 @@
 #   --data DIR    a folder on the drive to measure (default: runs/gpu); 45 GB free for all jobs
 #   --no-checks   leaves the tests with label gpu out
 #   --sanitize    runs the tests under compute-sanitizer, memcheck and racecheck, and measures nothing; but
-#                 the large ones and the one that breaks the GPU
+#                 the large ones, the one that breaks the GPU and the one that kills a rank
 #   --quick       tiny sizes: to try the script itself
 #
 # The tests come first: speed of wrong results is worth nothing. Then bench_gpu measures the ceilings and
@@ -156,7 +156,9 @@ run_checks() {
             at_once=1
             continue
         fi
-        [ ${#sanitizer[@]} -eq 0 ] || [ "$line" != "test_gpu_lanes faults" ] || continue
+        case "${sanitizer[*]:+sanitized }$line" in
+        "sanitized test_gpu_lanes faults" | "sanitized test_gpu_ranks killed") continue ;;
+        esac
         while [ "$(jobs -rp | wc -l)" -ge "$at_once" ]; do
             wait -n || true
         done
@@ -185,8 +187,10 @@ run_checks() {
 
 if [ -n "$sanitize" ]; then
     test_seconds=500
+    export SLUICE_TEST_FEW=1
     for tool in memcheck racecheck; do
-        sanitizer=(compute-sanitizer --tool "$tool" --report-api-errors no --error-exitcode 9)
+        sanitizer=(compute-sanitizer --tool "$tool" --report-api-errors no --error-exitcode 9
+            --target-processes all --require-cuda-init no) # ranks are forked by a test without CUDA
         run_checks "gpu tests under $tool"
     done
     exit 0

@@ -32,12 +32,16 @@
 #endif
 
 #ifdef SLUICE_SIMULATED_GPU
-enum { STEPS = 4, IS_SIMULATED = 1 };
+#include "simulated_gpu/simulated_gpu.h"
+enum { IS_SIMULATED = 1 };
 #else
-enum { STEPS = 20, IS_SIMULATED = 0 };
+enum { IS_SIMULATED = 0 };
 #endif
 
-enum { RANKS = 4, BATCH = 4, TEXT_BYTES = 64, KILL_STEP = 3 };
+enum { RANKS = 4, BATCH = 4, TEXT_BYTES = 64, KILL_STEP = 3, STEPS_FEW = 4 };
+
+/* On the simulated GPU, or where SLUICE_TEST_FEW says that one is slow: fewer cases, of few steps. */
+static bool is_few;
 
 static fixture_model shape = {.family = "gpt2", .layers = 2, .hidden = 64};
 
@@ -47,6 +51,7 @@ static fixture_model shape = {.family = "gpt2", .layers = 2, .hidden = 64};
 struct shared {
     fixture_result results[RANKS];
     atomic_uint step, is_killed;
+    uint64_t late_allocations, late_pageable_copies; /* on the simulated GPU, behind 2 steps */
     char text[TEXT_BYTES];
     uint64_t gpu_count, total_bytes, budgets[RANKS + 1];
     int nccl_code;
@@ -66,7 +71,23 @@ struct run {
 };
 
 /* On rank 0. */
-static void note_step(uint64_t step)
+static void count_calls(uint64_t step)
+{
+#ifdef SLUICE_SIMULATED_GPU
+    static simulated_gpu_counters early;
+    static unsigned calls;
+    simulated_gpu_counters now;
+    simulated_gpu_get_counters(&now);
+    if (calls++ < 2)
+        early = now;
+    shared->late_allocations = now.allocations - early.allocations;
+    shared->late_pageable_copies = now.pageable_copies - early.pageable_copies;
+#endif
+    (void)step;
+}
+
+/* On rank 0, while rank 1 is to be killed. */
+static void wait_for_the_end(uint64_t step)
 {
     atomic_store(&shared->step, (unsigned)step);
     for (int i = 0; i < 10000 && step == KILL_STEP && !atomic_load(&shared->is_killed); i++)
@@ -91,8 +112,8 @@ static int train_body(comm *self, void *user)
     snprintf(bus, sizeof bus, "%u", 0x40 + comm_get_rank(self));
     if (run->has_own) /* of the simulated GPU */
         setenv("SLUICE_SIMULATED_GPU_BUS", bus, 1);
-    fixture_train(run->job, &(fixture_call){.comm = self, .on_step = run->kills ? note_step : NULL},
-                  result);
+    fixture_call call = {.comm = self, .on_step = run->kills ? wait_for_the_end : count_calls};
+    fixture_train(run->job, &call, result);
     return result->rc < 0 ? err_set(result->rc, "%s", result->error) : 0;
 }
 
@@ -100,7 +121,8 @@ static int train_body(comm *self, void *user)
 static comm_fixture train(struct run *run, const fixture_sets *asked, fixture_result *result)
 {
     static const char *const hosts[RANKS] = {"alpha", "beta", "gamma", "delta"};
-    comm_fixture ranks = {.world = run->world, .timeout_seconds = 60.0, .limit_seconds = 110.0};
+    comm_fixture ranks = {.world = run->world, .timeout_seconds = 60.0};
+    ranks.limit_seconds = is_few && !IS_SIMULATED ? 400.0 : 110.0;
     for (uint32_t r = 0; run->is_spread && r < run->world; r++)
         ranks.hosts[r] = hosts[r];
     ranks.watch = run->kills ? kill_rank_1 : NULL;
@@ -116,6 +138,7 @@ static comm_fixture train(struct run *run, const fixture_sets *asked, fixture_re
     run->job = of_ranks;
     atomic_store(&shared->step, 0);
     atomic_store(&shared->is_killed, 0);
+    shared->late_allocations = shared->late_pageable_copies = 0;
     comm_fixture_run(&ranks, train_body, run);
     job_destroy(of_ranks);
     run->job = NULL;
@@ -128,6 +151,9 @@ static void train_good(struct run run, const fixture_sets *sets, fixture_result 
     comm_fixture ranks = train(&run, sets, result);
     comm_fixture_expect_ok(&ranks);
     assert_int_equal(result->summary.world_size, run.world);
+    assert_int_equal(result->summary.sealed_alloc_count, 0);
+    assert_int_equal(shared->late_allocations, 0);
+    assert_int_equal(shared->late_pageable_copies, 0);
     fixture_read_steps(run.name, result);
     if (!run.keeps)
         fixture_remove(run.name);
@@ -137,7 +163,7 @@ static void begin_sets(fixture_sets *sets, const char *backend, unsigned stage)
 {
     memset(sets, 0, sizeof *sets);
     fixture_set(sets, "device.backend=%s", backend);
-    fixture_set(sets, "run.steps=%d", STEPS);
+    fixture_set(sets, "run.steps=%d", is_few ? STEPS_FEW : 20);
     fixture_set(sets, "zero_optimization.stage=%u", stage);
     fixture_set(sets, "zero_optimization.stage3_param_persistence_threshold=1000");
 }
@@ -166,7 +192,7 @@ static void stages_agree(void **state)
     train_good((struct run){.name = "alone", .world = 1}, &sets, &alone);
     for (uint32_t world = 2; world <= 4; world += 2) {
         for (unsigned stage = 0; stage <= 3; stage++) {
-            if (IS_SIMULATED && world == 4 && stage % 3 != 0)
+            if (is_few && world == 4 && stage % 3 != 0)
                 continue;
             begin_sets(&sets, "cuda", stage);
             train_good((struct run){.name = "ranks", .world = world}, &sets,
@@ -179,6 +205,30 @@ static void stages_agree(void **state)
     begin_sets(&sets, "cpu", 3);
     train_good((struct run){.name = "cpu", .world = 4}, &sets, &result);
     expect_near("the GPU and the CPU", &first, &result, 2e-4);
+}
+
+/* An overflow skips the step on all ranks, and on none that one rank alone would not skip. */
+static void overflows_skip_on_all(void **state)
+{
+    (void)state;
+    static fixture_result alone, first, result;
+    for (uint32_t i = 0; i < 3; i++) {
+        fixture_sets sets;
+        begin_sets(&sets, "cuda", i == 2 ? 3 : 0);
+        fixture_set(&sets, "fp16.enabled=true");
+        fixture_set(&sets, "fp16.initial_scale_power=20");
+        fixture_set(&sets, "fp16.loss_scale_window=2");
+        fixture_set(&sets, "fp16.hysteresis=1");
+        fixture_set(&sets, "communication_data_type=fp32");
+        train_good((struct run){.name = "halves", .world = i == 0 ? 1 : 2}, &sets,
+                   i == 0   ? &alone
+                   : i == 1 ? &first
+                            : &result);
+    }
+    fixture_assert_same(&first, &result);
+    assert_true(alone.skipped[0] && !alone.skipped[alone.step_count - 1]);
+    for (uint64_t i = 0; i < alone.step_count; i++)
+        assert_int_equal(first.skipped[i], alone.skipped[i]);
 }
 
 /* ---- placements ---- */
@@ -219,7 +269,7 @@ static void placements_agree(void **state)
         train_good((struct run){.name = "first", .world = 2}, &sets, &first);
         hashes[w] = first.summary.weights_hash;
         size_t count = sizeof placements / sizeof placements[0];
-        for (size_t i = w == 0 || !IS_SIMULATED ? 0 : count - 1; i < count; i++) {
+        for (size_t i = w == 0 || !is_few ? 0 : count - 1; i < count; i++) {
             const struct placement *to = &placements[i];
             begin_sets(&sets, "cuda", to->stage);
             fixture_set(&sets, "communication_data_type=%s", wires[w]);
@@ -482,7 +532,7 @@ static const struct group {
     struct CMUnitTest tests[3];
     size_t count;
 } groups[] = {
-    {"stages", false, {cmocka_unit_test(stages_agree)}, 1},
+    {"stages", false, {cmocka_unit_test(stages_agree), cmocka_unit_test(overflows_skip_on_all)}, 2},
     {"placements", false, {cmocka_unit_test(placements_agree)}, 1},
     {"one-on-nccl", true, {cmocka_unit_test(one_rank_on_nccl_is_as_one_without)}, 1},
 #ifdef GPU_RANKS_FAKE_NCCL
@@ -501,6 +551,7 @@ int main(int argc, char **argv)
 {
     const char *name = argc > 1 ? argv[1] : "stages";
     unsetenv("SLUICE_TEST_BACKEND"); /* jobs here say it, and the fixture would look for a GPU */
+    is_few = IS_SIMULATED || getenv("SLUICE_TEST_FEW") != NULL;
     shared = comm_fixture_shared(sizeof *shared);
     comm_fixture one = {.world = 1};
     comm_fixture_run(&one, look_body, NULL);
