@@ -431,7 +431,8 @@ static int withdraw(traini_loop *self, int failed)
 {
     err_record first;
     err_save(&first, failed);
-    traini_fail_all(&self->ranks, failed);
+    if (failed != ERR_STOPPED) /* which all have agreed on */
+        traini_fail_all(&self->ranks, failed);
     traini_engine_destroy(self->engine);
     self->engine = NULL;
     int rc = self->ranks.world > 1 ? traini_remove_slabs(&self->record.slabs)

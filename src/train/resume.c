@@ -26,6 +26,7 @@
 #include "base/mem.h"
 #include "base/size.h"
 #include "base/tile.h"
+#include "train/rank_slabs.h"
 #include "train/train_internal.h"
 
 /* Whether the job's drive is the directory where this rank's slab lies. */
@@ -84,9 +85,11 @@ static int setup_as_it_lies(traini_loop *self, const manifest *found)
     uint64_t tile_elems = size_round_up(asked->schedule.tile_elems, TILE_ELEMS_STEP);
     if (!same || (tile_elems && tile_elems != found->tile_elems))
         return 0;
+    int rc = self->ranks.world > 1 ? rank_slabs_look(found, self->ranks.rank) : 0;
+    TRY(traini_agree(&self->ranks, "slabs of the commit", rc)); /* ranks may have changed hosts */
     struct traini_setup_options options = {
         .ranks = &self->ranks, .pace = self->options->pace, .found = found, .as_it_lies = true};
-    int rc = traini_setup_create(asked, &options, &self->setup);
+    rc = traini_setup_create(asked, &options, &self->setup);
     if (rc == ERR_NO_FIT)
         return 0;
     TRY(rc);

@@ -84,7 +84,11 @@ static int forget_begun(traini_loop *self, manifest *found)
 {
     if (self->ranks.rank == 0)
         log_info("the run in %s has no commit yet: it begins again", self->dir.path);
-    int rc = traini_agree(&self->ranks, "removal of the run's slabs", traini_clear(self, found));
+    /* Rank 0's manifest goes last: until all slabs are gone it names them. */
+    int rc = self->ranks.rank != 0 ? traini_clear(self, found) : 0;
+    rc = traini_agree(&self->ranks, "removal of the run's slabs", rc);
+    if (rc == 0 && self->ranks.rank == 0)
+        rc = traini_clear(self, found);
     manifest_fini(found);
     return rc;
 }
