@@ -505,6 +505,27 @@ static void ranks_share_the_memory(void **state)
     assert_non_null(strstr(shared->reason, " free for each of the 4 ranks that share it"));
 }
 
+/* What is asked for by name is had, or refused by all. */
+static void collectives_of_gpus_are_refused_on_the_cpu(void **state)
+{
+    (void)state;
+    static fixture_result result;
+    static const char *const backends[] = {"nccl", "staged"};
+    for (int i = 0; i < 2; i++) {
+        fixture_sets sets;
+        begin_sets(&sets, "cpu", 3);
+        fixture_set(&sets, "comm.backend=%s", backends[i]);
+        struct run run = {.name = "refused", .world = 2};
+        comm_fixture ranks = train(&run, &sets, &result);
+        for (uint32_t r = 0; r < 2; r++) {
+            assert_int_equal(ranks.codes[r], ERR_CONFIG);
+            assert_non_null(strstr(ranks.texts[r], "comm.backend is \""));
+            assert_non_null(strstr(ranks.texts[r], backends[i]));
+        }
+        assert_false(fixture_exists(fixture_path("refused", "state")));
+    }
+}
+
 /* ---- which tests ---- */
 
 static int look_body(comm *self, void *user)
@@ -544,7 +565,11 @@ static const struct group {
 #endif
     {"killed", false, {cmocka_unit_test(a_killed_rank_ends_all)}, 1},
     {"sampled", false, {cmocka_unit_test(what_ranks_trained_is_sampled)}, 1},
-    {"memory", false, {cmocka_unit_test(ranks_share_the_memory)}, 1},
+    {"memory",
+     false,
+     {cmocka_unit_test(ranks_share_the_memory),
+      cmocka_unit_test(collectives_of_gpus_are_refused_on_the_cpu)},
+     2},
 };
 
 int main(int argc, char **argv)

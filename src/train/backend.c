@@ -132,6 +132,13 @@ int traini_choose_collectives(traini_setup *self)
 {
     const struct traini_ranks *ranks = &self->ranks;
     bool is_several = ranks->world > 1 && ranks->comm;
+    const char *asked = self->job->comm.backend;
+    if (is_several && !self->gpu && (strcmp(asked, "nccl") == 0 || strcmp(asked, "staged") == 0))
+        return err_set(ERR_CONFIG,
+                       "comm.backend is \"%s\", which is between GPUs, but rank %u on %s computes "
+                       "on the CPU: set it to \"auto\" or \"mpi\", or find out why there is no GPU "
+                       "with device.backend=cuda",
+                       asked, ranks->rank, ranks->host);
     if (is_several)
         TRY(count_sharers(self));
     self->collectives = own_collectives(self);
