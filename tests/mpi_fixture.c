@@ -123,6 +123,25 @@ job *mpi_job(const char *name, const fixture_model *shape, const fixture_sets *s
     return asked;
 }
 
+void mpi_tighten(const char *name, const fixture_model *shape, fixture_sets *sets)
+{
+    enum { NO_FIT_BYTES = 65536 };
+    static const char *const keys[] = {"tiers.device.budget", "tiers.host.budget"};
+    static fixture_sets small;
+    small = *sets;
+    for (int i = 0; i < 2; i++)
+        fixture_set(&small, "%s=%d", keys[i], NO_FIT_BYTES);
+    job *asked = mpi_job(name, shape, &small);
+    struct plan_summary plan;
+    assert_int_equal(train_plan(asked, 0, &plan), ERR_NO_FIT);
+    job_destroy(asked);
+    for (int i = 0; i < 2; i++) {
+        uint64_t bytes = fixture_budget_named(err_text(), keys[i]);
+        if (bytes > 0) /* else NO_FIT_BYTES is enough of this tier */
+            fixture_set(sets, "%s=%llu", keys[i], (unsigned long long)bytes);
+    }
+}
+
 /* ---- what a run has left ---- */
 
 static void read_line(const json_t *line, mpi_result *result)

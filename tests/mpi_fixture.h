@@ -33,6 +33,10 @@ int mpi_end(int failures);
  * destroys it. */
 job *mpi_job(const char *name, const fixture_model *shape, const fixture_sets *sets);
 
+/* All ranks together: adds the least budgets of device and host with which the job fits; see
+ * fixture_tighten. */
+void mpi_tighten(const char *name, const fixture_model *shape, fixture_sets *sets);
+
 struct mpi_call {
     const char *name;
     bool keeps;                        /* the run stays, as what the call finds there does */
