@@ -258,6 +258,20 @@ static void a_shared_drive_holds_no_more_than_its_budget(void **state)
     fixture_remove("divided");
 }
 
+/* Hosts have other numbers of cores: products then ask for other scratch, and the plan has room for each. */
+static void ranks_may_have_other_numbers_of_threads(void **state)
+{
+    (void)state;
+    fixture_sets sets = plain_sets(), more = sets;
+    fixture_set(&more, "device.threads=2");
+    struct run_of run = {.jobs = {make_job("threads", &sets), make_job("threads", &more)}};
+    comm_fixture ranks;
+    run_all(&run, &ranks);
+    comm_fixture_expect_ok(&ranks);
+    assert_int_equal(run.told->summary.step, STEPS);
+    fixture_remove("threads");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -265,6 +279,7 @@ int main(void)
         cmocka_unit_test(a_start_cut_short_is_cleared_by_the_next),
         cmocka_unit_test(a_decided_commit_counts_though_a_rank_is_gone),
         cmocka_unit_test(a_shared_drive_holds_no_more_than_its_budget),
+        cmocka_unit_test(ranks_may_have_other_numbers_of_threads),
     };
     return cmocka_run_group_tests(tests, fixture_setup, fixture_teardown);
 }

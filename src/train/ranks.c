@@ -145,16 +145,20 @@ int traini_compare_data(traini_loop *self)
 
 struct plan_inputs {
     uint64_t budget_bytes[ARENA_COUNT];
+    uint64_t
+        workspace_bytes; /* which the products of other kernels or threads need more or less of */
     plan_machine machine;
     uint64_t kernels_hash; /* of the backend's description */
 };
 
-/* Budgets that hold on every rank; the machine as rank 0 knows it. */
+/* Budgets that hold on every rank, a workspace that is enough for each; the machine as rank 0 knows it. */
 static void join_inputs(const struct plan_inputs *all, uint32_t world, plan_job *plan)
 {
     for (int a = 0; a < ARENA_COUNT; a++)
         for (uint32_t r = 0; r < world; r++)
             plan->budget_bytes[a] = size_min(plan->budget_bytes[a], all[r].budget_bytes[a]);
+    for (uint32_t r = 0; r < world; r++)
+        plan->workspace_bytes = size_max(plan->workspace_bytes, all[r].workspace_bytes);
     plan->machine = all[0].machine;
 }
 
@@ -169,6 +173,7 @@ int traini_share_inputs(traini_setup *self)
         return -ENOMEM;
     memset(&own, 0, sizeof own);
     memcpy(own.budget_bytes, self->plan.budget_bytes, sizeof own.budget_bytes);
+    own.workspace_bytes = self->plan.workspace_bytes;
     own.machine = self->plan.machine;
     own.kernels_hash = XXH3_64bits(kernels, strlen(kernels));
     int rc = comm_exchange(ranks->comm, "budgets", &own, sizeof own, all);
