@@ -387,16 +387,19 @@ static int keep_of_ranks(traini_engine *self, const manifest *record)
 {
     const struct traini_ranks *ranks = &self->setup->ranks;
     traini_keeper *keeper = self->commit.keeper;
-    int8_t begins = ranks->rank == 0 ? (int8_t)traini_keep_begin(keeper, record) : 0;
-    TRY(traini_from_rank0(ranks, "keeping of the commit", &begins, sizeof begins));
-    if (begins <= 0)
-        return begins;
+    int begins = ranks->rank == 0 ? traini_keep_begin(keeper, record) : 0;
+    TRY(traini_agree(ranks, "keeping of the commit", begins < 0 ? begins : 0));
+    uint8_t is_to_copy = begins > 0;
+    TRY(traini_from_rank0(ranks, "keeping of the commit", &is_to_copy, sizeof is_to_copy));
+    if (!is_to_copy)
+        return 0;
     int rc = traini_keep_drop(keeper, self->disk, record); /* of an attempt without a note */
     rc = traini_agree(ranks, "room for the copies of the slabs", rc);
     int copied = rc < 0 ? rc : traini_keep_slabs(keeper, self->disk, record);
     int outcome = traini_agree(ranks, "copies of the slabs", copied);
-    if (outcome < 0 && ranks->rank != 0)
-        return traini_keep_drop(keeper, self->disk, record);
+    if (outcome < 0 && ranks->rank != 0 && traini_keep_drop(keeper, self->disk, record) < 0)
+        log_warn("the copied slabs of a commit that is not kept could not be removed: %s",
+                 err_text());
     return ranks->rank == 0 ? traini_keep_record(keeper, record, outcome) : 0;
 }
 

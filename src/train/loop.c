@@ -533,7 +533,7 @@ static int run_all(traini_loop *self)
     if (rc == ERR_CORRUPT && exists)
         return err_prefix(rc, "the commit of step %" PRIu64 " in %s is damaged", found->step,
                           self->dir.path);
-    if (rc < 0 && exists && !self->is_borrowed)
+    if (rc < 0 && exists && (!self->is_borrowed || self->is_moved))
         return name_commit(rc, found->step);
     TRY(rc);
     self->summary->was_resumed = self->resumed;
