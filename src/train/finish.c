@@ -97,9 +97,9 @@ int traini_rescue(traini_loop *self, int failed)
     /* Of several ranks, what fails on one is not to be waited for by it: the commit takes all of them. That
      * training diverges is seen by all at the same step. */
     if (self->ranks.world > 1 && failed != ERR_DIVERGED) {
-        int code = tell_last_commit(self, &first);
-        traini_fail_all(&self->ranks, code);
-        return code;
+        traini_fail_all(&self->ranks,
+                        failed); /* who speaks says of which step the last commit is */
+        return tell_last_commit(self, &first);
     }
     if (self->spoiled || traini_commit_now(self) < 0)
         return tell_last_commit(self, &first); /* the engine itself failed */
