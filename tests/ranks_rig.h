@@ -54,7 +54,8 @@ struct rig {
     const char *job_paths[RIG_RANKS_MAX];  /* NULL: the run's; forked ranks alone */
     const struct io_faults *faults;        /* of `faulty_rank`'s drives; forked ranks alone */
     uint32_t faulty_rank;
-    int (*prepare)(uint32_t rank, void *user); /* in the forked rank, before it trains; or NULL */
+    /* In the forked rank, before it trains; or NULL. The job is its own. */
+    int (*prepare)(uint32_t rank, struct train_options *options, void *user);
     void *user;
     double
         limit_seconds; /* from rig_end on; 0: 60. Who is there then is killed, and the test fails */
@@ -63,10 +64,14 @@ struct rig {
     pid_t pids[RIG_RANKS_MAX]; /* of the ranks; under mpirun: after rig_find_ranks */
     rig_rank *board;           /* [world]; under mpirun nothing is told */
     uint64_t begin_ns;
+    bool
+        has_stopped; /* stopped_rank has been sent SIGSTOP: rig_end waits for the others, wakes it and waits for it */
+    uint32_t stopped_rank;
     /* After rig_end: */
     int statuses[RIG_RANKS_MAX]; /* as waitpid has them; under mpirun all its own */
     double seconds; /* from rig_end's call, or since rig_mark, until the last one was gone */
     uint64_t mark_ns;
+    bool launcher_hung;         /* mpirun did not end though all ranks had: it was killed */
     char says[RIG_SAYS_BYTES];  /* standard error, and under mpirun output, of all */
     uint32_t error_count;       /* lines that begin with "sluice: error: " */
     char error[ERR_TEXT_BYTES]; /* the last of them */
@@ -102,6 +107,8 @@ struct rig_verified {
 };
 typedef struct rig_verified rig_verified;
 void rig_verify(const char *run_dir, rig_verified *out);
+/* All that the newest commit names is there; a manifest that was being written may be torn. */
+bool rig_is_whole(const rig_verified *self);
 
 /* Loss bits, norms and evaluations of the run, with the hash of its weights; all of it is whole. */
 void rig_read_trail(const char *name, crash_trail *out);
