@@ -4,6 +4,7 @@
 if(TARGET train_fixture AND TARGET comm_fixture AND NOT SLUICE_SANITIZE)
     sluice_gpu_test(test_gpu_ranks WHOLE LIBS train_fixture comm_fixture TIMEOUT 300
                     INSTANCES stages placements one-on-nccl killed sampled memory)
+    gpu_test_lines(test_gpu_ranks_simulated test_gpu_ranks.simulated cpu 300 broken)
     if(TARGET fake_nccl)
         target_sources(test_gpu_ranks_simulated PRIVATE $<TARGET_OBJECTS:fake_nccl>)
         target_compile_definitions(test_gpu_ranks_simulated PRIVATE GPU_RANKS_FAKE_NCCL)

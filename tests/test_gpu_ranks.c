@@ -66,6 +66,7 @@ struct run {
     bool
         has_own; /* each rank sees a GPU of its own as the only one, as srun --gpus-per-task=1 does */
     bool kills;     /* rank 1, once rank 0 has done KILL_STEP */
+    bool faults;    /* rank 0's simulated GPU, after KILL_STEP */
     bool keeps;     /* what the run leaves */
     const job *job; /* filled by train */
 };
@@ -82,6 +83,16 @@ static void count_calls(uint64_t step)
         early = now;
     shared->late_allocations = now.allocations - early.allocations;
     shared->late_pageable_copies = now.pageable_copies - early.pageable_copies;
+#endif
+    (void)step;
+}
+
+/* On rank 0. */
+static void break_gpu(uint64_t step)
+{
+#ifdef SLUICE_SIMULATED_GPU
+    if (step == KILL_STEP)
+        simulated_gpu_inject_fault(SIMULATED_FAULT_ANY, 40);
 #endif
     (void)step;
 }
@@ -112,7 +123,9 @@ static int train_body(comm *self, void *user)
     snprintf(bus, sizeof bus, "%u", 0x40 + comm_get_rank(self));
     if (run->has_own) /* of the simulated GPU */
         setenv("SLUICE_SIMULATED_GPU_BUS", bus, 1);
-    fixture_call call = {.comm = self, .on_step = run->kills ? wait_for_the_end : count_calls};
+    fixture_call call = {.comm = self, .on_step = count_calls};
+    if (run->kills || run->faults)
+        call.on_step = run->kills ? wait_for_the_end : break_gpu;
     fixture_train(run->job, &call, result);
     return result->rc < 0 ? err_set(result->rc, "%s", result->error) : 0;
 }
@@ -363,24 +376,33 @@ static void a_wire_of_16_bits_on_nccl(void **state)
 
 /* ---- failures ---- */
 
-/* Killed after KILL_STEP, begun again: the bits of the run that nothing happened to. */
-static void kill_and_go_on(unsigned stage, const char *backend, bool is_spread)
+static void expect_end(const comm_fixture *ranks, uint32_t rank, const char *part)
+{
+    printf("rank %u: %d, \"%s\", after %.1f s\n", rank, ranks->codes[rank], ranks->texts[rank],
+           ranks->seconds[rank]);
+    assert_true(ranks->codes[rank] < 0);
+    assert_true(WIFEXITED(ranks->statuses[rank]) && WEXITSTATUS(ranks->statuses[rank]) == 1);
+    assert_non_null(strstr(ranks->texts[rank], part));
+}
+
+/* Begun again, `run` gives the bits of the run that nothing happened to. */
+static void fail_and_go_on(struct run run, unsigned stage, const char *backend)
 {
     static fixture_result whole, result;
     fixture_sets sets;
     begin_sets(&sets, "cuda", stage);
     fixture_set(&sets, "comm.backend=%s", backend);
     fixture_set(&sets, "run.commit_every=2");
-    train_good((struct run){.name = "whole", .world = 2, .is_spread = is_spread}, &sets, &whole);
-    struct run run = {.name = "ended", .world = 2, .is_spread = is_spread, .kills = true};
+    struct run good = {.name = "whole", .world = run.world, .is_spread = run.is_spread};
+    train_good(good, &sets, &whole);
     comm_fixture ranks = train(&run, &sets, &result);
-    printf("rank 0: %d, \"%s\", after %.1f s\n", ranks.codes[0], ranks.texts[0], ranks.seconds[0]);
-    assert_true(WIFSIGNALED(ranks.statuses[1]));
-    assert_true(ranks.codes[0] < 0);
-    assert_true(WIFEXITED(ranks.statuses[0]) && WEXITSTATUS(ranks.statuses[0]) == 1);
-    assert_non_null(strstr(ranks.texts[0], "rank 1"));
-    run = (struct run){.name = "ended", .world = 2, .is_spread = is_spread};
-    train_good(run, &sets, &result);
+    if (run.kills)
+        assert_true(WIFSIGNALED(ranks.statuses[1]));
+    else
+        expect_end(&ranks, 1, "rank 0");
+    expect_end(&ranks, 0, run.kills ? "rank 1" : "cudaErrorIllegalAddress");
+    good.name = run.name;
+    train_good(good, &sets, &result);
     assert_true(result.summary.was_resumed);
     fixture_assert_same(&whole, &result);
 }
@@ -388,11 +410,24 @@ static void kill_and_go_on(unsigned stage, const char *backend, bool is_spread)
 static void a_killed_rank_ends_all(void **state)
 {
     (void)state;
-    kill_and_go_on(3, "staged", false);
+    fail_and_go_on((struct run){.name = "ended", .world = 2, .kills = true}, 3, "staged");
 #ifdef GPU_RANKS_FAKE_NCCL
-    kill_and_go_on(3, "nccl", true);
+    fail_and_go_on((struct run){.name = "ended", .world = 2, .is_spread = true, .kills = true}, 3,
+                   "nccl");
 #endif
 }
+
+#ifdef SLUICE_SIMULATED_GPU
+static void a_gpu_that_fails_ends_all(void **state)
+{
+    (void)state;
+    fail_and_go_on((struct run){.name = "ended", .world = 2, .faults = true}, 1, "staged");
+#ifdef GPU_RANKS_FAKE_NCCL
+    fail_and_go_on((struct run){.name = "ended", .world = 2, .is_spread = true, .faults = true}, 1,
+                   "nccl");
+#endif
+}
+#endif
 
 /* ---- sampling ---- */
 
@@ -564,6 +599,9 @@ static const struct group {
      3},
 #endif
     {"killed", false, {cmocka_unit_test(a_killed_rank_ends_all)}, 1},
+#ifdef SLUICE_SIMULATED_GPU
+    {"broken", false, {cmocka_unit_test(a_gpu_that_fails_ends_all)}, 1},
+#endif
     {"sampled", false, {cmocka_unit_test(what_ranks_trained_is_sampled)}, 1},
     {"memory",
      false,
