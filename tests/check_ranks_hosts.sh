@@ -297,6 +297,14 @@ no_ranks()
     done
 }
 
+# The kernel takes up to a second to notice a link.
+is_back() # HOST
+{
+    ip -n "$1" -o link show cluster | grep -q 'state UP' &&
+        ip -d -o link show "to-$1" | grep -q 'state UP.*state forwarding' &&
+        for one_host in $hosts; do ip -n "$one_host" neigh flush all; done
+}
+
 # lost NAME PLACES HOST HOW ARGS...: in the midst of a run the host is cut off the network, or loses its power as
 # well; then the run goes on on the same hosts.
 lost()
@@ -319,6 +327,7 @@ lost()
     done
     wait $!
     ip link set "to-$gone" up
+    until_true 10 is_back "$gone" || fail "$lost: $gone did not come back"
     [ "$(grep -c '^sluice: error: ' "$scratch/err")" -eq 1 ] || fail "$lost: not one line of error"
     grep '^sluice: error: ' "$scratch/err" | grep -q "rank [0-9]* on host $gone.*the last good commit is of step" ||
         fail "$lost: no word of $gone and the last commit"
