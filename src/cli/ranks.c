@@ -85,6 +85,25 @@ failed:
     return rc;
 }
 
+/* The job's failure in place of this rank's `mine`, which may be that one with what this rank was at before it,
+ * and what became of the run behind it: the latter stays, where the failure does not say so itself. */
+static void ranks_name_failure(comm *ranks, err_record *mine)
+{
+    err_record failure;
+    err_save(&failure, comm_check(ranks));
+    if (failure.code >= 0 || mine->code == ERR_STOPPED)
+        return;
+    const char *begin = strstr(mine->text, failure.text);
+    if (begin) {
+        const char *behind = begin + strlen(failure.text);
+        bool is_said = strstr(failure.text, behind) != NULL;
+        mine->code = err_set(failure.code, "%s%s", failure.text, is_said ? "" : behind);
+        err_save(mine, mine->code);
+    } else if (strstr(failure.text, mine->text)) {
+        *mine = failure; /* this rank's own: with its name */
+    }
+}
+
 int cli_ranks_leave(comm *ranks, int rc, bool agreed)
 {
     if (!ranks)
@@ -100,6 +119,9 @@ int cli_ranks_leave(comm *ranks, int rc, bool agreed)
     err_save(&first, rc);
     if (rc < 0 && !agreed)
         comm_fail(ranks, rc, first.text);
+    if (rc < 0 && !is_alone)
+        ranks_name_failure(ranks, &first);
+    rc = rc < 0 ? first.code : rc;
     bool speaks = comm_is_teller(ranks);
     if (rc < 0 && speaks && !is_alone) { /* before others may end: mpirun then ends this one */
         fflush(stdout);
