@@ -98,16 +98,19 @@ static void report_places(FILE *out, const struct plan_summary *plan)
          " with run.commit_every=0: a killed run could not be resumed"},
     };
     uint64_t with_commits, without_commits;
-    char text[SIZE_TEXT_BYTES];
+    char text[SIZE_TEXT_BYTES], each[64] = " on each rank";
     double params = plan->param_count ? (double)plan->param_count : 1;
     cli_place_bytes(plan, &with_commits, &without_commits);
     bool commits = plan->second_bytes > 0;
     uint64_t bytes[] = {commits ? with_commits : without_commits,
                         commits ? without_commits : with_commits};
     fputc('\n', out);
-    for (int i = 0; i < 2; i++)
-        fprintf(out, "%-12s %s, %.1f bytes a parameter%s\n", i ? "" : "nvme",
-                size_format(bytes[i], text), (double)bytes[i] / params, remarks[commits][i]);
+    for (int i = 0; i < 2; i++) {
+        if (plan->world_size < 2)
+            snprintf(each, sizeof each, ", %.1f bytes a parameter", (double)bytes[i] / params);
+        fprintf(out, "%-12s %s%s%s\n", i ? "" : "nvme", size_format(bytes[i], text), each,
+                remarks[commits][i]);
+    }
 }
 
 void cli_print_plan(FILE *out, const struct plan_summary *plan)

@@ -421,8 +421,9 @@ uint32_t traini_drive_sharers(const struct traini_ranks *ranks, const char *path
     return strstr(path, "{rank}") || strstr(path, "{local_rank}") ? 1 : ranks->local_world;
 }
 
-/* Of a drive that several ranks of the host have, each one's part is its budget: of what is stated or, where that is
- * less or nothing is, of its free space now, which the ranks that make their slabs first would change. */
+/* Of a drive that several ranks of the host have, each one's part is its budget: of what is stated
+ * or, where that is less or nothing is, of its free space now, which the ranks that make their slabs
+ * first would change. */
 static int divide_drives(traini_setup *self)
 {
     for (uint32_t d = 0; d < self->drive_count; d++) {

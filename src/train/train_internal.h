@@ -134,7 +134,8 @@ int traini_choose_collectives(traini_setup *self) MUST_CHECK;
 void traini_machine_figures(const traini_setup *self, plan_machine *machine);
 /* Fills homes and update from the job, choosing what it leaves open, and compiles. placement.c */
 int traini_place_and_compile(traini_setup *self) MUST_CHECK;
-/* ranks.c: the least of all ranks' budgets, the most of their workspaces, rank 0's figures of the machine and its identity. */
+/* ranks.c: the least of all ranks' budgets, the most of their workspaces, rank 0's figures of the
+ * machine and its identity. */
 int traini_share_inputs(traini_setup *self) MUST_CHECK;
 /* ERR_INTERNAL, on all ranks, where their programs differ. */
 int traini_compare_programs(const traini_setup *self) MUST_CHECK;
