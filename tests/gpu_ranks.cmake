@@ -2,7 +2,8 @@
 # the simulated GPU with its stand-in. Included after gpu_comm.cmake. Several ranks on NCCL need a GPU for
 # each, so that `nccl` is the simulated GPU's alone.
 if(TARGET train_fixture AND TARGET comm_fixture AND NOT SLUICE_SANITIZE)
-    sluice_gpu_test(test_gpu_ranks WHOLE LIBS train_fixture comm_fixture TIMEOUT 300
+    sluice_gpu_test(test_gpu_ranks WHOLE SOURCES test_gpu_ranks.c gpu_ranks_rig.c
+                    LIBS train_fixture comm_fixture TIMEOUT 300
                     INSTANCES stages placements one-on-nccl killed sampled memory)
     gpu_test_lines(test_gpu_ranks_simulated test_gpu_ranks.simulated cpu 300 broken)
     if(TARGET fake_nccl)
