@@ -83,7 +83,6 @@ static int note_point(void *user, const char *name)
         atomic_store(&own_board->committing, name[7] == 'b');
     if (strcmp(name, "recut.begin") == 0 || strcmp(name, "recut.removed") == 0)
         atomic_store(&own_board->recutting, name[6] == 'b');
-    atomic_fetch_add(&own_board->point_count, 1);
     return 0;
 }
 
@@ -130,6 +129,7 @@ static int train_as_rank(comm *ranks, uint32_t rank, const char *path)
     int rc = in_rank->prepare ? in_rank->prepare(rank, &options, in_rank->user) : 0;
     if (rc == 0)
         rc = train_run(&options, &own_board->summary);
+    atomic_store(&own_board->has_ended, 1);
     job_destroy(asked);
     return rc;
 }
@@ -294,6 +294,23 @@ void rig_find_ranks(rig *self)
         if (tries > 10000 || crash_ends_within(self->launcher, 1000000))
             return; /* they were too fast, or never came: rig_end says more */
     }
+}
+
+bool rig_has_begun(const rig *self)
+{
+    char path[300], target[4 * FIXTURE_PATH_BYTES];
+    bool is_found = false;
+    snprintf(path, sizeof path, "/proc/%d/fd", (int)self->pids[0]);
+    DIR *files = self->pids[0] > 0 ? opendir(path) : NULL;
+    for (const struct dirent *entry; files && (entry = readdir(files));) {
+        snprintf(path, sizeof path, "/proc/%d/fd/%.20s", (int)self->pids[0], entry->d_name);
+        ssize_t bytes = readlink(path, target, sizeof target - 1);
+        target[bytes > 0 ? bytes : 0] = '\0';
+        is_found = is_found || strstr(target, "/state/lock");
+    }
+    if (files)
+        closedir(files);
+    return is_found;
 }
 
 /* ---- from the beginning to the end ------------------------------------------------------------ */

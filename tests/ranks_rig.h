@@ -33,8 +33,8 @@ enum {
 struct rig_rank {
     atomic_int committing, recutting; /* between the points that say so */
     atomic_int last_point;            /* index in rig_points; -1: none was met */
-    atomic_int point_count;
-    atomic_ullong step; /* done, on rank 0 */
+    atomic_int has_ended;             /* train_run has returned */
+    atomic_ullong step;               /* done, on rank 0 */
     struct train_summary summary;
 };
 typedef struct rig_rank rig_rank;
@@ -88,6 +88,8 @@ bool rig_has_mpirun(void);
 void rig_begin(rig *self);
 /* Under mpirun: waits until all ranks run the program; forked ranks are known. */
 void rig_find_ranks(rig *self);
+/* Whether rank 0 has the run directory open: then all ranks have joined. */
+bool rig_has_begun(const rig *self);
 /* From here on rig.seconds counts. */
 void rig_mark(rig *self);
 void rig_end(rig *self);

@@ -168,9 +168,9 @@ struct trial {
     uint32_t victim;
     double delay; /* from the start; KILL_STEP: from when rank 0 had done `after` steps */
     uint64_t after, committed_before;
-    bool keeps;
+    bool keeps, had_begun;
     char points[2][96];
-    char text[1024];
+    char text[2048];
 };
 typedef struct trial trial;
 
@@ -274,10 +274,8 @@ static bool was_killed(const trial *self)
 /* Killed before the ranks had joined: mpirun ends the others by a signal, and says so itself. */
 static bool is_mpirun_first(const trial *self, uint64_t committed)
 {
-    bool is_early = self->kind != KILL_STEP && self->kind != KILL_POINT &&
-                    self->delay < 0.5 * whole_seconds[self->shape];
-    bool has_new = self->past.count && committed != self->committed_before;
-    return self->run.by_mpirun && self->run.error_count == 0 && is_early && !has_new;
+    return self->run.by_mpirun && self->run.error_count == 0 && !self->had_begun &&
+           committed == self->committed_before;
 }
 
 /* What is said of the victim, once, and by whom that is still there; the others fail, and none by a signal. */
@@ -348,6 +346,7 @@ static void kill_by_timer(trial *self)
         counts.in_commit += atomic_load(&run->board[self->victim].committing) != 0;
     if (!run->by_mpirun)
         counts.in_recut += atomic_load(&run->board[self->victim].recutting) != 0;
+    self->had_begun = rig_has_begun(run);
     if (victim > 0)
         kill(victim, SIGKILL);
 }
@@ -357,12 +356,14 @@ static bool attempt(trial *self)
 {
     rig *run = &self->run;
     counts.attempts++;
+    self->had_begun = false;
     self->committed_before = committed_step(name_killed);
     rig_begin(run);
     if (self->kind != KILL_POINT)
         kill_by_timer(self);
     else
         rig_find_ranks(run);
+    self->had_begun = self->had_begun || self->kind == KILL_POINT;
     rig_mark(run);
     rig_end(run);
     uint64_t committed = committed_step(name_killed);
@@ -375,6 +376,8 @@ static bool attempt(trial *self)
     if (self->kind == KILL_POINT)
         run->seconds = 0; /* it was killed some time after it was marked */
     say(self, ": commit %llu;", (unsigned long long)committed);
+    if (run->seconds > 2)
+        say(self, " %.2f s: %.300s;", run->seconds, run->error);
     counts.kills++;
     counts.by_kind[self->kind]++;
     counts.by_victim[self->victim]++;
