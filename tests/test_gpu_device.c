@@ -279,6 +279,14 @@ static void copies_and_fills(void **state)
     for (int i = 0; i < 100; i++)
         assert_int_equal(target[i], 0x3c);
     assert_int_equal(target[100], source[100]);
+    /* Three rows of 24 bytes, 1000 bytes apart in the copy of `source`, and not a byte behind them. */
+    assert_int_equal(device_fill(gpu, stream, base, 0x3c, 100), 0);
+    assert_int_equal(device_gather_rows(gpu, stream, base, base + pages + 8, 1000, 24, 3), 0);
+    assert_int_equal(device_copy(gpu, stream, target, base, 100, DEVICE_TO_HOST), 0);
+    assert_int_equal(device_synchronize(gpu, stream), 0);
+    for (size_t row = 0; row < 3; row++)
+        assert_memory_equal(target + row * 24, source + 8 + row * 1000, 24);
+    assert_int_equal(target[72], 0x3c);
     drop_pinned(gpu, source, pages);
     drop_pinned(gpu, target, pages);
     device_close(gpu);

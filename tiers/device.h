@@ -100,6 +100,10 @@ enum device_direction { DEVICE_FROM_HOST, DEVICE_TO_HOST, DEVICE_WITHIN };
 /* Asynchronous where the host side is pinned. */
 int device_copy(device *self, device_stream *stream, void *target, const void *source,
                 uint64_t size_bytes, enum device_direction direction) MUST_CHECK;
+/* `rows` rows of row_bytes each that lie source_pitch_bytes apart, to one after the other; within the device. One
+ * enqueued copy, whatever the number of rows. */
+int device_gather_rows(device *self, device_stream *stream, void *target, const void *source,
+                       uint64_t source_pitch_bytes, uint64_t row_bytes, uint64_t rows) MUST_CHECK;
 int device_fill(device *self, device_stream *stream, void *target, uint8_t value,
                 uint64_t size_bytes) MUST_CHECK;
 

@@ -131,6 +131,14 @@ int device_copy(device *self, device_stream *stream, void *target, const void *s
     return absent();
 }
 
+int device_gather_rows(device *self, device_stream *stream, void *target, const void *source,
+                       uint64_t source_pitch_bytes, uint64_t row_bytes, uint64_t rows)
+{
+    (void)self, (void)stream, (void)target, (void)source, (void)source_pitch_bytes, (void)row_bytes;
+    (void)rows;
+    return absent();
+}
+
 int device_fill(device *self, device_stream *stream, void *target, uint8_t value,
                 uint64_t size_bytes)
 {

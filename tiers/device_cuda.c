@@ -555,6 +555,15 @@ int device_copy(device *self, device_stream *stream, void *target, const void *s
     return 0;
 }
 
+int device_gather_rows(device *self, device_stream *stream, void *target, const void *source,
+                       uint64_t source_pitch_bytes, uint64_t row_bytes, uint64_t rows)
+{
+    (void)self;
+    return check(cudaMemcpy2DAsync(target, row_bytes, source, source_pitch_bytes, row_bytes, rows,
+                                   cudaMemcpyDeviceToDevice, (cudaStream_t)stream),
+                 "copying rows");
+}
+
 int device_fill(device *self, device_stream *stream, void *target, uint8_t value,
                 uint64_t size_bytes)
 {

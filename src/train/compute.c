@@ -94,14 +94,16 @@ static int run_grad_close(traini_engine *self, const program *prog, const op *it
     return self->setup->ops->grad_close(self->setup->context, stream, &args);
 }
 
-/* Copies of a few blocks' sums, on the device. */
-static int copy_sums(const traini_setup *setup, void *stream, double *target, const double *source,
-                     uint64_t count)
+/* A unit's sums of all ranks, one rank's after the other's, on the device. */
+static int gather_sums(const traini_setup *setup, void *stream, double *target,
+                       const double *source, uint64_t count, uint64_t pitch)
 {
+    const uint32_t world = setup->ranks.world;
     if (setup->gpu)
-        return device_copy(setup->gpu, stream, target, source, count * sizeof *source,
-                           DEVICE_WITHIN);
-    memcpy(target, source, count * sizeof *source);
+        return device_gather_rows(setup->gpu, stream, target, source, pitch * sizeof *source,
+                                  count * sizeof *source, world);
+    for (uint32_t r = 0; r < world; r++)
+        memcpy(target + r * count, source + r * pitch, count * sizeof *source);
     return 0;
 }
 
@@ -116,9 +118,7 @@ static int order_sums(const traini_engine *self, void *stream, const double *gat
     *blocks = 0;
     for (uint32_t u = 0; u < setup->net->unit_count; u++) {
         uint64_t count = begin[u + 1] - begin[u];
-        for (uint32_t r = 0; r < setup->ranks.world; r++)
-            TRY(copy_sums(setup, stream, ordered + *blocks + r * count,
-                          gathered + r * own + begin[u], count));
+        TRY(gather_sums(setup, stream, ordered + *blocks, gathered + begin[u], count, own));
         *blocks += setup->unit_elems[u] / SHARD_ELEMS_STEP;
     }
     return 0;

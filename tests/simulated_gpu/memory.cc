@@ -343,6 +343,22 @@ cudaError_t cudaMemcpyAsync(void *target, const void *source, size_t bytes,
     return copy(target, source, bytes, kind, stream, false);
 }
 
+cudaError_t cudaMemcpy2DAsync(void *target, size_t target_pitch, const void *source,
+                              size_t source_pitch, size_t width, size_t height,
+                              enum cudaMemcpyKind kind, cudaStream_t stream)
+{
+    if (width > target_pitch || width > source_pitch)
+        return report(cudaErrorInvalidValue);
+    for (size_t row = 0; row < height; row++) {
+        cudaError_t error =
+            copy((char *)target + row * target_pitch, (const char *)source + row * source_pitch,
+                 width, kind, stream, false);
+        if (error != cudaSuccess)
+            return error;
+    }
+    return cudaSuccess;
+}
+
 cudaError_t cudaMemset(void *target, int value, size_t bytes)
 {
     return fill(target, value, bytes, NULL);

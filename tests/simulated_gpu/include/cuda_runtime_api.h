@@ -218,6 +218,10 @@ cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *attributes, c
 cudaError_t cudaMemcpy(void *target, const void *source, size_t bytes, enum cudaMemcpyKind kind);
 cudaError_t cudaMemcpyAsync(void *target, const void *source, size_t bytes,
                             enum cudaMemcpyKind kind, cudaStream_t stream SIMULATED_DEFAULT(NULL));
+cudaError_t cudaMemcpy2DAsync(void *target, size_t target_pitch, const void *source,
+                              size_t source_pitch, size_t width, size_t height,
+                              enum cudaMemcpyKind kind,
+                              cudaStream_t stream SIMULATED_DEFAULT(NULL));
 cudaError_t cudaMemset(void *target, int value, size_t bytes);
 cudaError_t cudaMemsetAsync(void *target, int value, size_t bytes,
                             cudaStream_t stream SIMULATED_DEFAULT(NULL));
