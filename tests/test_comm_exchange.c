@@ -21,6 +21,7 @@
 #include <unistd.h>
 
 #include "base/mem.h"
+#include "base/progress.h"
 #include "base/rng.h"
 #include "base/size.h"
 #include "comm/comm_internal.h"
@@ -361,6 +362,31 @@ static void a_rank_that_stays_away_is_named(void **state)
     }
 }
 
+/* Rank 1 has other work for longer than the timeout, and comes. */
+static int busy_body(comm *self, void *user)
+{
+    (void)user;
+    uint32_t rank = comm_get_rank(self);
+    uint64_t own = rank + 1, all[3] = {0};
+    TRY(open_case(self, &(values_case){0}));
+    for (int i = 0; rank == 1 && i < 16; i++) {
+        (void)nanosleep(&(struct timespec){.tv_nsec = 100000000}, NULL);
+        progress_note();
+    }
+    comm_call call = {.label = "all-gather of block.3", .source = &own, .target = all};
+    call.count = sizeof own;
+    TRY(comm_all_gather(self, &call));
+    return all[0] == 1 && all[1] == 2 && all[2] == 3 ? 0 : err_set(ERR_INTERNAL, "wrong values");
+}
+
+static void a_rank_that_works_is_waited_for(void **state)
+{
+    (void)state;
+    comm_fixture run = {.world = 3, .timeout_seconds = 0.6};
+    comm_fixture_run(&run, busy_body, NULL);
+    comm_fixture_expect_ok(&run);
+}
+
 /* ---- under mpirun: every layout of hosts has the bits of the serial sum ---- */
 
 static int be_launched(void)
@@ -423,6 +449,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(another_order_is_found),
         cmocka_unit_test(a_killed_rank_ends_all),
         cmocka_unit_test(a_rank_that_stays_away_is_named),
+        cmocka_unit_test(a_rank_that_works_is_waited_for),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -22,7 +22,7 @@
 #include "base/mem.h"
 
 #define HELLO_MAGIC        0x68636c73u
-#define JOIN_VERSION       1u
+#define JOIN_VERSION       2u
 #define SECOND_NS          ((int64_t)1000000000)
 #define HANDSHAKE_NS       (5 * SECOND_NS) /* for a HELLO or its acknowledgement */
 #define CONNECT_NS         (3 * SECOND_NS) /* for an address that may not be ours to reach */
