@@ -11,7 +11,8 @@ endif()
 if(TARGET sluice_train)
     sluice_test(test_ranks_paced LIBS train_fixture comm_fixture LABELS cpu nvme TIMEOUT 120)
     add_test(NAME slow.test_ranks_paced COMMAND test_ranks_paced all)
-    set_tests_properties(slow.test_ranks_paced PROPERTIES LABELS slow TIMEOUT 600)
-    set_tests_properties(test_ranks_paced slow.test_ranks_paced
-                         PROPERTIES ENVIRONMENT OMP_WAIT_POLICY=passive)
+    set_tests_properties(slow.test_ranks_paced PROPERTIES LABELS slow TIMEOUT 600 RUN_SERIAL TRUE)
+    set_tests_properties(test_ranks_paced PROPERTIES ENVIRONMENT OMP_WAIT_POLICY=passive)
+    set_tests_properties(slow.test_ranks_paced PROPERTIES ENVIRONMENT
+                         "OMP_WAIT_POLICY=passive;SLUICE_TEST_TIMES=1")
 endif()
