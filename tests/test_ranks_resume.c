@@ -208,7 +208,9 @@ static void a_move_that_is_killed_loses_nothing(void **state)
         for (uint32_t k = 0; pass == 1 && k < move_count; k++) {
             begin_case(name, targets[k % 4]);
             set_layout(&draws, (uint32_t)crash_draw_below(&draws, 4));
-            fixture_set(&run.sets, "run.steps=6"); /* it moves, and there is no step to make */
+            fixture_set(&run.sets, "run.steps=6"); /* it moves, and has nothing else to do */
+            fixture_set(&run.sets, "run.eval_every=0");
+            fixture_set(&run.sets, "data.valid=[]");
             met += kill_in_move(&draws, &longest_ns);
             assert_int_equal(hash_of(name, NULL, 6), hash);
         }
