@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include "base/rng.h"
+#include "comm/comm.h"
 #include "ranks_rig.h"
 #include "tiers/io.h"
 
@@ -225,6 +226,26 @@ static void a_rank_without_memory_ends_all(void **state)
     goes_on();
 }
 
+/* As where a rank that has learned of the failure tidies up what another one still makes. */
+static int meet_a_consequence(uint32_t rank, struct train_options *options, void *user)
+{
+    (void)user;
+    if (rank == 2)
+        (void)raise(SIGKILL);
+    while (comm_check(options->comm) == 0)
+        rig_sleep(0.001);
+    return err_set(-ENOENT, "the directory that it works in is gone");
+}
+
+static void what_came_first_is_told(void **state)
+{
+    (void)state;
+    begin_case(1);
+    run.prepare = meet_a_consequence;
+    run_and_expect(2, "is gone: its connection closed");
+    goes_on();
+}
+
 static int change_model(uint32_t rank, struct train_options *options, void *user)
 {
     (void)user;
@@ -344,6 +365,7 @@ int main(void)
         cmocka_unit_test(a_commit_that_fails_on_one_rank_is_none),
         cmocka_unit_test(a_rank_that_computes_differently_is_named),
         cmocka_unit_test(a_rank_without_memory_ends_all),
+        cmocka_unit_test(what_came_first_is_told),
         cmocka_unit_test(a_rank_with_another_program_is_refused),
         cmocka_unit_test(data_that_one_rank_misses_is_named),
         cmocka_unit_test(a_slab_that_is_missing_is_named),

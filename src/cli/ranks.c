@@ -86,21 +86,28 @@ failed:
 }
 
 /* The job's failure in place of this rank's `mine`, which may be that one with what this rank was at before it,
- * and what became of the run behind it: the latter stays, where the failure does not say so itself. */
+ * and what became of the run behind it: the latter stays, where the failure does not say so itself. Or `mine`
+ * only followed from it: a rank that tidies up takes away what another one still works with. */
 static void ranks_name_failure(comm *ranks, err_record *mine)
 {
     err_record failure;
     err_save(&failure, comm_check(ranks));
     if (failure.code >= 0 || mine->code == ERR_STOPPED)
         return;
-    const char *begin = strstr(mine->text, failure.text);
+    const comm_rank *own = &comm_get_ranks(ranks)[comm_get_rank(ranks)];
+    char name[COMM_HOST_BYTES + 32];
+    int length =
+        snprintf(name, sizeof name, "rank %u on host %s: ", comm_get_rank(ranks), own->host);
+    bool is_own = strncmp(failure.text, name, (size_t)length) == 0;
+    const char *cause = failure.text + (is_own ? length : 0);
+    const char *begin = strstr(mine->text, cause);
     if (begin) {
-        const char *behind = begin + strlen(failure.text);
+        const char *behind = begin + strlen(cause);
         bool is_said = strstr(failure.text, behind) != NULL;
         mine->code = err_set(failure.code, "%s%s", failure.text, is_said ? "" : behind);
         err_save(mine, mine->code);
-    } else if (strstr(failure.text, mine->text)) {
-        *mine = failure; /* this rank's own: with its name */
+    } else {
+        *mine = failure; /* another's, which came first */
     }
 }
 
