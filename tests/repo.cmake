@@ -47,5 +47,5 @@ if(TARGET sluice)
     set_tests_properties(cli_commands PROPERTIES LABELS "cpu;debug" TIMEOUT 60)
     add_test(NAME cli_ranks COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/check_cli_ranks.sh
              $<TARGET_FILE:sluice> ${PROJECT_SOURCE_DIR})
-    set_tests_properties(cli_ranks PROPERTIES LABELS "cpu;mpi" TIMEOUT 60 SKIP_RETURN_CODE 77)
+    set_tests_properties(cli_ranks PROPERTIES LABELS "cpu;mpi" TIMEOUT 180 SKIP_RETURN_CODE 77)
 endif()

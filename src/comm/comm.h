@@ -67,7 +67,8 @@ struct comm_join_config {
     double timeout_seconds; /* of silence, and of standing still; 0: 300 */
     double exit_seconds;    /* from a failure to the end of the process; 0: 30 */
     /* Prints the failure, which is its thread's text: called on the control thread of the teller, once, where
-     * comm_leave was not called within three quarters of exit_seconds. NULL: nobody tells then. */
+     * comm_leave was not called within three quarters of exit_seconds, or within a second where a rank of
+     * a launcher has died. NULL: nobody tells then. */
     void (*tell)(int code);
     /* Tests, and programs that fork their ranks: without a launcher. All ranks on hosts of the given names,
      * no MPI between them: ranks of different names cannot exchange in bulk. */

@@ -139,7 +139,7 @@ bool commi_control_is_teller(const comm *self)
 {
     commi_control *control = self->control;
     pthread_mutex_lock(&control->mutex);
-    bool is_teller = control->teller == self->rank;
+    bool is_teller = control->teller == self->rank && !control->has_told;
     pthread_mutex_unlock(&control->mutex);
     return is_teller;
 }

@@ -409,10 +409,21 @@ static void forgive(commi_control *self, int64_t away_ns)
     pthread_mutex_unlock(&self->mutex);
 }
 
+/* How long a teller has for it. Where a rank has died its launcher ends the others, Open MPI within two seconds,
+ * while this rank's threads may wait in MPI for what the launcher says. */
+static int64_t telling_ns(const commi_control *self, int code)
+{
+    int64_t most_ns = atomic_load(&self->owner->exit_ns) / 4 * 3;
+    bool is_hurried = code == -ECONNRESET && self->owner->mpi;
+    return is_hurried && most_ns > SECOND_NS ? SECOND_NS : most_ns;
+}
+
 /* A teller whose own thread does not come to tell. */
 static void tell_for_it(commi_control *self)
 {
+    pthread_mutex_lock(&self->mutex);
     self->has_told = true;
+    pthread_mutex_unlock(&self->mutex);
     if (self->owner->tell)
         self->owner->tell(commi_control_error(self->owner));
 }
@@ -423,9 +434,9 @@ static void end_if_overdue(commi_control *self, int64_t now_ns)
     pthread_mutex_lock(&self->mutex);
     int64_t since_ns = self->failure.code != 0 ? now_ns - self->failed_ns : 0;
     bool is_teller = self->teller == self->owner->rank;
+    int64_t due_ns = telling_ns(self, self->failure.code);
     pthread_mutex_unlock(&self->mutex);
-    if (since_ns > exit_ns / 4 * 3 && is_teller && !self->has_told &&
-        !atomic_load(&self->owner->is_leaving))
+    if (since_ns > due_ns && is_teller && !self->has_told && !atomic_load(&self->owner->is_leaving))
         tell_for_it(self);
     if (since_ns > exit_ns)
         _exit(1);
@@ -478,6 +489,8 @@ void *commi_control_run(void *control)
         self->links[l].progress_ns = before_ns;
     for (;;) {
         int64_t interval_ns = beat_interval_ns(self);
+        if (commi_is_aborted(self->owner) && interval_ns > SECOND_NS / 10)
+            interval_ns = SECOND_NS / 10; /* what is due then is due soon */
         wait_for_events(self, interval_ns);
         int64_t now_ns = commi_now_ns();
         if (now_ns - before_ns > 3 * interval_ns + SECOND_NS / 2)

@@ -2,6 +2,7 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "base/log.h"
 #include "base/mem.h"
@@ -62,6 +63,8 @@ int traini_finish(traini_loop *self, bool stopped)
 
 int traini_name_commit(const err_record *first, uint64_t step)
 {
+    if (strstr(first->text, "; the last good commit is of step ")) /* of the rank that failed */
+        return err_restore(first);
     return err_set(first->code,
                    "%s; the last good commit is of step %" PRIu64
                    ", the same command goes on from there",

@@ -313,9 +313,12 @@ static int hash_all(traini_engine *self, XXH3_state_t *state, XXH3_state_t *all,
                 continue;
             }
             TRY(comm_agree(ranks->comm, "sum of the weights", rc));
-            TRY(comm_exchange(ranks->comm, "sum of the weights", state, sizeof *state, all));
             const unsigned char *secret = state->extSecret; /* elsewhere in each process */
-            *state = all[r];
+            TRY(comm_gather(ranks->comm, "sum of the weights", state, sizeof *state,
+                            ranks->rank == 0 ? all : NULL));
+            if (ranks->rank == 0)
+                *state = all[r];
+            TRY(comm_broadcast(ranks->comm, "sum of the weights", state, sizeof *state));
             state->extSecret = secret;
         }
     return 0;
