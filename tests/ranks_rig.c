@@ -152,6 +152,10 @@ static void be_rank(const rig *self, const comm_join_config *config)
     open_says(self, 0);
     setenv("SLUICE_FAILPOINTS", self->failpoints[rank] ? self->failpoints[rank] : "", 1);
     (void)signal(SIGPIPE, SIG_IGN);
+    static const int deadly[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT};
+    for (size_t i = 0; i < sizeof deadly / sizeof deadly[0]; i++)
+        (void)signal(deadly[i],
+                     SIG_DFL); /* the test's own handlers would go on with the test here */
     snprintf(prefix, sizeof prefix, "rank %u: ", rank);
     log_set_level(LOG_WARN);
     log_set_prefix(rank > 0 ? prefix : "");
