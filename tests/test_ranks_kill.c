@@ -11,7 +11,7 @@
  * What it is compared with: the same sequence of world sizes, where each run stops on request at the step of the
  * commit from which the killed one went on.
  *
- * Arguments: [mpirun] FIRST-LAST, or one seed; "points": each point, on one rank alone; "all-points":
+ * Arguments: [mpirun] FIRST-LAST, or one seed; "points": every other point, on one rank alone; "all-points":
  * on each rank. */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -531,6 +531,8 @@ static void a_rank_dies_at_each_point(void **state)
     static trial one;
     (void)state;
     for (uint32_t p = 0; p < RIG_POINT_COUNT; p++) {
+        if (!all_victims && p % 2 == 0 && !strstr("recut.copied", rig_points[p]))
+            continue; /* every other one is enough for a short run */
         uint32_t victims = all_victims && !is_of_first(rig_points[p]) ? WORLD : 1;
         for (uint32_t v = 0; v < victims; v++)
             one_point(&one, p, is_of_first(rig_points[p]) ? 0 : p + v);
