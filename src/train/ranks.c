@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <sched.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -17,6 +18,18 @@
 #include "tiers/io.h"
 #include "train/train_internal.h"
 
+/* Open MPI binds ranks to one core each where there are no more than two, and nobody has asked for it. */
+static void warn_of_one_core(const struct traini_ranks *self, const cpu_set_t *own)
+{
+    long online = sysconf(_SC_NPROCESSORS_ONLN);
+    if (self->rank == 0 && CPU_COUNT(own) == 1 && online > (long)self->local_world &&
+        getenv("OMPI_COMM_WORLD_SIZE"))
+        log_warn(
+            "each rank may run on one core alone, as mpirun binds it, and this machine has %ld: "
+            "mpirun --bind-to none lets the ranks share them, configs/cluster shows more",
+            online);
+}
+
 /* Whether another rank of this host may run on cores that this one may run on. */
 static int find_shared_cores(struct traini_ranks *self)
 {
@@ -25,6 +38,7 @@ static int find_shared_cores(struct traini_ranks *self)
         return -ENOMEM;
     CPU_ZERO(&own);
     int rc = sched_getaffinity(0, sizeof own, &own) == 0 ? 0 : err_errno(errno, "affinity mask");
+    warn_of_one_core(self, &own);
     rc = comm_agree(self->comm, "affinity masks", rc);
     if (rc == 0)
         rc = comm_exchange(self->comm, "affinity masks", &own, sizeof own, masks);
