@@ -232,6 +232,9 @@ static void a_kept_commit_is_that_of_all_ranks(void **state)
         }
         assert_int_equal(traini_keep_begin(keepers[0], &ranks_old.record), 1);
         for (uint32_t r = 0; r < 3; r++)
+            assert_int_equal(traini_keep_drop(keepers[r], &ranks_old.disks[r], &ranks_old.record),
+                             0);
+        for (uint32_t r = 0; r < 3; r++)
             assert_int_equal(traini_keep_slabs(keepers[r], &ranks_old.disks[r], &ranks_old.record),
                              0);
         if (fails)
