@@ -25,6 +25,22 @@ uint64_t ranks_seed = 20261122;
 const uint64_t ranks_unit_elems[RANKS_UNITS] = {23 * SHARD_ELEMS_STEP, SHARD_ELEMS_STEP,
                                                 9 * SHARD_ELEMS_STEP, 18 * SHARD_ELEMS_STEP};
 
+int ranks_setup(void **state)
+{
+    return helper_setup(state);
+}
+
+int ranks_teardown(void **state)
+{
+    return helper_teardown(state);
+}
+
+const char *ranks_directory(void)
+{
+    assert_true(helper_directory[0] != '\0'); /* else drives would lie in the root directory */
+    return helper_directory;
+}
+
 uint32_t ranks_element(uint32_t unit, uint32_t stream, uint64_t idx)
 {
     uint64_t mixed =
@@ -137,8 +153,8 @@ void ranks_name_slabs(struct ranks_run *self, const char *name)
     memset(slabs->uuid, name[0], sizeof slabs->uuid);
     slabs->drive_count = RANKS_DRIVES;
     slabs->rank_count = self->world;
-    snprintf(slabs->drives[0], sizeof slabs->drives[0], "%s/%s-shared", helper_directory, name);
-    snprintf(slabs->drives[1], sizeof slabs->drives[1], "%s/%s-{rank}-{host}", helper_directory,
+    snprintf(slabs->drives[0], sizeof slabs->drives[0], "%s/%s-shared", ranks_directory(), name);
+    snprintf(slabs->drives[1], sizeof slabs->drives[1], "%s/%s-{rank}-{host}", ranks_directory(),
              name);
     for (uint32_t r = 0; r < self->world; r++) {
         snprintf(slabs->ranks[r].host, sizeof slabs->ranks[r].host, "host-%u", r / 2);

@@ -42,6 +42,10 @@ uint64_t ranks_lay_out(const struct ranks_run *self, uint32_t rank, bool begins_
 void ranks_fill_tile(const manifest_extent *tile, unsigned char *data);
 void ranks_open_rank(struct ranks_run *self, uint32_t rank, uint64_t total_bytes);
 io *ranks_open_io(slab *disk);
+/* The test's own directory, in which all drives are; the group's set-up makes it. */
+int ranks_setup(void **state);
+int ranks_teardown(void **state);
+const char *ranks_directory(void);
 /* Drives with and without placeholders, two ranks on a host. */
 void ranks_name_slabs(struct ranks_run *self, const char *name);
 /* A committed run of so many ranks, with all its slabs; they are closed. */

@@ -20,7 +20,6 @@
 #include "base/tile.h"
 #include "ranks_fixture.h"
 #include "swap/checksum.h"
-#include "tiers_helpers.h"
 
 static struct ranks_run fresh;
 
@@ -197,5 +196,5 @@ int main(void)
         cmocka_unit_test(a_slab_on_another_host_is_named),
         cmocka_unit_test(any_copy_will_do),
     };
-    return cmocka_run_group_tests(tests, helper_setup, helper_teardown);
+    return cmocka_run_group_tests(tests, ranks_setup, ranks_teardown);
 }

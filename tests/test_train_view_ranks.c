@@ -19,7 +19,6 @@
 #include "base/tile.h"
 #include "ranks_fixture.h"
 #include "swap/checksum.h"
-#include "tiers_helpers.h"
 #include "train/sweep.h"
 
 #include <xxhash.h>
@@ -76,7 +75,7 @@ static void the_hash_is_that_of_one_rank(void **state)
 static const char *run_dir(void)
 {
     static char path[512];
-    snprintf(path, sizeof path, "%s/run", helper_directory);
+    snprintf(path, sizeof path, "%s/run", ranks_directory());
     return path;
 }
 
@@ -259,7 +258,7 @@ static void a_kept_commit_is_that_of_all_ranks(void **state)
         }
         if (!fails) { /* the copy goes the way of one that was cut short */
             snprintf(path, sizeof path, "rm -rf '%s/keep' '%s'/old-*/*.keep", run_dir(),
-                     helper_directory);
+                     ranks_directory());
             assert_int_equal(system(path), 0);
         }
         remove_run();
@@ -280,5 +279,5 @@ int main(void)
         cmocka_unit_test(inspection_lists_ranks),
         cmocka_unit_test(a_kept_commit_is_that_of_all_ranks),
     };
-    return cmocka_run_group_tests(tests, helper_setup, helper_teardown);
+    return cmocka_run_group_tests(tests, ranks_setup, ranks_teardown);
 }
