@@ -4,7 +4,7 @@
 # What is wrong with a command or its job is said once, whatever the number of ranks, and all ranks end with the
 # same status; help is shown once; commands of one process are refused. Also the scripts of configs/cluster:
 # their syntax, and that Open MPI 4 takes the options of its own. Skipped (77) without mpirun, or where this
-# build has no MPI; tests/check_many_ranks.sh trains.
+# build has no MPI; tests/test_ranks_stages.c trains.
 set -u
 usage='use: check_cli_ranks.sh SLUICE REPOSITORY'
 sluice=$(realpath "${1:?$usage}")
