@@ -11,7 +11,7 @@ const cli_command cli_plan_command = {
     .details =
         "Compiles the job's steps and simulates them. Writes nothing and allocates no arena.\n"
         "Exit status 3 when the job does not fit its budgets. JOB \"-\" is standard input.\n"
-        "Of several ranks the figures are of each.",
+        "Of several ranks the figures are of each; tokens and speed are of all. Not under mpirun.",
     .run = cli_plan,
 };
 

@@ -15,7 +15,8 @@ const cli_command cli_train_command = {
         "input. SIGINT, SIGTERM or SIGUSR1 finishes the step, commits and exits with 75: the same\n"
         "command without --fresh goes on. A second one stops at once, and the run goes on\n"
         "from its last commit, as after a crash; with run.commit_every 0 it has none.\n"
-        "Under mpirun or srun each process is a rank, and rank 0 reads JOB and speaks.\n"
+        "Under mpirun or srun each process is a rank, and rank 0 reads JOB, speaks and keeps\n"
+        "run.dir. A signal to one rank stops all; what ends one ends all.\n"
         "Speeds are in GB/s (10^9 bytes), losses in nats per token.",
     .run = cli_train,
 };

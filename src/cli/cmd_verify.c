@@ -15,15 +15,17 @@ const cli_command cli_verify_command = {
     .name = "verify",
     .operand = "RUN",
     .summary = "compares all that a run has committed with its checksums",
-    .details = "Reads both manifests, the slabs' headers and every tile of the newest commit, at "
-               "the speed of\n"
-               "the drives, and changes nothing. RUN is a run directory, or that of a kept commit\n"
-               "(RUN/keep/step-...). Each damage is a line on standard output: unit, tile, file, "
-               "byte offset.\n"
-               "Sizes are in bytes, speeds in GB/s (10^9 bytes), the weights' hash is XXH3-64 of "
-               "all master\n"
-               "weights. Exit status 1 where anything is damaged, 2 where there is no run or it is "
-               "in use.",
+    .details =
+        "Reads both manifests, the slabs' headers and every tile of the newest commit, at "
+        "the speed of\n"
+        "the drives, and changes nothing. RUN is a run directory, or that of a kept commit\n"
+        "(RUN/keep/step-...). Each damage is a line on standard output: unit, tile, file, "
+        "byte offset.\n"
+        "Sizes are in bytes, speeds in GB/s (10^9 bytes), the weights' hash is XXH3-64 of "
+        "all master\n"
+        "weights. Exit status 1 where anything is damaged, 2 where there is no run, it is in "
+        "use, or\n"
+        "slabs of ranks on other hosts are not seen from here.",
     .run = cli_verify,
 };
 

@@ -148,7 +148,7 @@ struct job {
         accumulation; /* resolved: train = micro * accumulation * world */
     struct {
         char backend[JOB_NAME_BYTES]; /* comm.backend: "auto", "mpi", "staged", "nccl" */
-        double timeout_seconds; /* of a rank's silence, and of waiting for it in a collective */
+        double timeout_seconds; /* of a rank's silence; of no rank getting on while some wait */
         double exit_seconds;    /* from a failure of any rank to the end of all processes */
         uint64_t staging_bytes; /* per rank, host memory that the ranks of a host share */
         enum dtype wire; /* of gradients between ranks: communication_data_type; default: `type` */

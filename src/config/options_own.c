@@ -86,7 +86,8 @@ const option configi_own_rows[] = {
     {.path = "data.train",
      .type = OPTION_STRINGS,
      .unit = "files",
-     .help = "Training text or token files (data.format), relative to the current directory."},
+     .help = "Training text or token files (data.format), relative to the current directory; all "
+             "ranks read the same."},
     {.path = "data.valid",
      .type = OPTION_STRINGS,
      .unit = "files",
@@ -114,7 +115,8 @@ const option configi_own_rows[] = {
 
     {.path = "run.dir",
      .type = OPTION_STRING,
-     .help = "Run directory: metrics, trace, plan and state. Required."},
+     .help = "Run directory: metrics, trace, plan and state; of several ranks rank 0's alone. "
+             "Required."},
     {.path = "run.steps",
      .type = OPTION_INT,
      .fallback = "1000",
@@ -359,7 +361,8 @@ const option configi_own_rows[] = {
      .choices = "auto|mpi|staged|nccl",
      .help =
          "What carries tensors between ranks: mpi (host memory, cpu backend), nccl (between GPUs), "
-         "staged (GPUs, through host memory and MPI; ranks may share a GPU). auto: mpi on the cpu "
+         "staged (GPUs, through host memory and MPI; ranks may share a GPU; mpi with GPUs is the "
+         "same). Sums of nccl are its own, in the dtype that is sent. auto: mpi on the cpu "
          "backend; nccl where this build has it and each rank has a GPU of its own, else staged.",
      .alone = one_rank},
     {.path = "comm.timeout_seconds",
@@ -384,7 +387,8 @@ const option configi_own_rows[] = {
      .type = OPTION_SIZE,
      .fallback = "8388608",
      .unit = "bytes",
-     .help = "Host memory of each rank through which collectives pass; at least 64 KiB.",
+     .help = "Host memory of each rank through which collectives of mpi and staged pass; at least "
+             "64 KiB.",
      .alone = one_rank},
 };
 

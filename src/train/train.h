@@ -2,11 +2,13 @@
  *
  *   train_run     job -> setup (model, placement, programs) -> engine (arenas, slabs, lanes) -> steps
  *   train_plan    job -> setup alone: nothing is created, no large allocation
- *   generate_run  run directory -> parameters from its slab -> tokens
+ *   generate_run  run directory -> parameters from all ranks' slabs -> tokens
  *   verify_run    run directory -> every committed byte compared with its checksum
  *   inspect_run   run directory -> what its manifest says
  *
- * One call at a time per process, on a thread that keeps a short scheduling slice from then on. Blocking; progress is told through callbacks on the caller's thread.
+ * One call at a time per process, on a thread that keeps a short scheduling slice from then on. Blocking;
+ * progress is told through callbacks on the caller's thread. Of several ranks train_run is called by all, alike;
+ * the others are one process's, whatever the number of ranks that trained.
  * Errors: see the err_code list; ERR_NO_FIT comes before any file or large allocation. */
 #ifndef SLUICE_TRAIN_TRAIN_H
 #define SLUICE_TRAIN_TRAIN_H
@@ -154,7 +156,7 @@ struct generate_options {
     void *user;
 };
 
-/* Continues the prompt with the model of a run that stopped cleanly. The prompt is shown first. */
+/* Continues the prompt with the model of the run's last commit. The prompt is shown first. */
 int generate_run(const struct generate_options *options) MUST_CHECK;
 
 /* A difference between what a run's drives hold and what its manifest says. */
