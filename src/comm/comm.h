@@ -162,7 +162,8 @@ typedef struct comm_call comm_call;
  * target is whole and source may be changed (nccl: enqueues). */
 int comm_all_gather(comm *self, const comm_call *call) MUST_CHECK;
 /* source [world][count] fp32 of each rank; target [count] fp32: sum over ranks, in rank order, of their
- * source[own rank]. One rank with a 16-bit wire: not rounded, copied. Does not overlap. Blocks likewise. */
+ * source[own rank]; nccl's sum is its own, in the wire's dtype. One rank with a 16-bit
+ * wire: not rounded, copied. Does not overlap. Blocks likewise. */
 int comm_reduce_scatter(comm *self, const comm_call *call) MUST_CHECK;
 
 /* Asks after collectives that are enqueued, on the thread of the bulk calls, now and then while they have not

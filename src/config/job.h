@@ -4,8 +4,9 @@
  *                      -> options table (config/options.h): names, types, ranges, defaults
  *                      -> relations between keys -> struct job
  *
- * DeepSpeed's keys keep their names, meanings, units and defaults; `model`, `data`, `run`, `device`,
- * `tiers` and `schedule` are Sluice's own. Known keys without effect here are named once in the log.
+ * DeepSpeed's keys keep their names, meanings, units and defaults, but that limits of stage 3 hold only where
+ * they are given; `model`, `data`, `run`, `device`, `update`, `tiers`, `schedule`, `io` and `comm` are Sluice's own. Known
+ * keys without effect here are named once in the log.
  * Pure but for reading the named files. */
 #ifndef SLUICE_CONFIG_JOB_H
 #define SLUICE_CONFIG_JOB_H
