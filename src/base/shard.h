@@ -5,7 +5,8 @@
  *
  * Every unit is cut over all ranks, so that every link and drive works on each of them. Shards are equal
  * and end on multiples of SHARD_ELEMS_STEP; what the last ones have beyond the unit is padding of zeros,
- * which no kernel reads, every sum adds and no commit keeps. One rank: the shard is the unit. Pure. */
+ * which no product reads, every sum adds, commits hold, and moves to another layout drop. One rank: the shard
+ * is the unit. Pure. */
 #ifndef SLUICE_BASE_SHARD_H
 #define SLUICE_BASE_SHARD_H
 
