@@ -102,6 +102,8 @@ static enum comm_backend own_collectives(const traini_setup *self)
         return COMM_MPI;
     if (asks_nccl) /* which refuses what it cannot do */
         return COMM_NCCL;
+    if (strcmp(asked, "mpi") == 0 && self->ranks.rank == 0)
+        log_info("comm.backend mpi: between GPUs that is staged, through host memory");
     bool may_nccl = strcmp(asked, "auto") == 0 && self->gpu_sharers == 1;
     if (!may_nccl)
         return COMM_STAGED;
