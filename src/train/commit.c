@@ -318,9 +318,10 @@ int traini_fill_extents(traini_engine *self, manifest *record)
     }
     TRY(comm_gather(ranks->comm, "extents of the commit", commit->own, count * sizeof *commit->own,
                     ranks->rank == 0 ? commit->all : NULL));
-    put_placed(self, is_partitioned(self->setup) ? ranks->rank : 0, commit->own, record);
-    if (ranks->rank != 0)
+    if (ranks->rank != 0) {
+        put_placed(self, is_partitioned(self->setup) ? ranks->rank : 0, commit->own, record);
         return 0;
+    }
     if (!is_partitioned(self->setup))
         TRY(compare_copies(self, count));
     for (uint32_t r = 0; r < (is_partitioned(self->setup) ? ranks->world : 1); r++)

@@ -106,19 +106,6 @@ static int setup_as_it_lies(traini_loop *self, const manifest *found)
     return 0;
 }
 
-static int open_old(const manifest *found, uint32_t rank, slab *out)
-{
-    slab_drive *drives;
-    slab_config config;
-    TRY(traini_slab_config(&found->slabs, rank, &config, &drives));
-    config.total_bytes = found->total_bytes;
-    config.stripe_bytes = found->stripe_bytes;
-    config.open_existing = config.only_reads = true;
-    int rc = slab_open(out, &config);
-    mem_free(drives);
-    return rc;
-}
-
 /* Before anything is removed: the state's own slabs are there, and both slots name them. A kill may have left
  * the other slot with the slabs the other way round, and it counts where the newer one is damaged. */
 static int secure_state(const traini_loop *self, manifest *found)
@@ -127,7 +114,7 @@ static int secure_state(const traini_loop *self, manifest *found)
     /* Of several ranks, those that this rank can look at: its own number's. */
     uint32_t rank = self->ranks.rank;
     bool has_own = rank < size_max(found->slabs.rank_count, 1);
-    int rc = !own ? -ENOMEM : has_own ? open_old(found, rank, own) : 0;
+    int rc = !own ? -ENOMEM : has_own ? rank_slabs_open(found, rank, own) : 0;
     if (rc == 0 && has_own)
         slab_close(own);
     mem_free(own);
@@ -284,7 +271,7 @@ static int recut(traini_loop *self, const manifest *found, manifest *scratch, sl
                           self->dir.path);
     TRY(rc);
     if (old)
-        TRY(open_old(found, 0, old));
+        TRY(rank_slabs_open(found, 0, old));
     else
         TRY(traini_agree(&self->ranks, "slabs of the commit", check_sources(self, found)));
     if (self->is_borrowed) {
