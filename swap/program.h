@@ -144,6 +144,7 @@ struct op_demand {
     uint64_t dram_bytes;
     uint64_t device_bytes; /* of a GPU's own memory; on the CPU backend they are dram_bytes */
     double device_flops;   /* matrix products and attention on the device */
+    double device_seconds; /* of the whole device, where known: counts in place of device_flops */
     double core_seconds;   /* CPU cores other than for device_flops, summed over cores */
     double wait_seconds;   /* that no resource of these is busy with: the drives' sync */
 };

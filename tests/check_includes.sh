@@ -27,8 +27,9 @@ src/data: src/base
 src/format: src/base
 src/prof: swap/program.h src/base
 src/train: src/base kernels tiers swap src/config src/model src/plan src/comm src/data src/format src/prof
-src/cli: src/train src/comm src/plan src/prof src/base
-src: src/base kernels tiers swap src/config src/model src/plan src/comm src/data src/format src/prof src/train
+src/probe: src/base kernels tiers src/config src/comm
+src/cli: src/train src/probe src/comm src/config src/plan src/prof src/base
+src: src/base kernels tiers swap src/config src/model src/plan src/comm src/data src/format src/prof src/train src/probe
 tests: *
 perf: *
 TABLE

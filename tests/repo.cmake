@@ -5,7 +5,7 @@
 # folders are read before the tests.
 set(links "")
 foreach(folder src/base kernels tiers swap src/config src/model src/plan src/comm src/data src/format
-        src/prof src/train src/cli)
+        src/prof src/train src/probe src/cli)
     if(NOT EXISTS ${PROJECT_SOURCE_DIR}/${folder}/CMakeLists.txt)
         continue()
     endif()

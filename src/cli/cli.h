@@ -140,8 +140,12 @@ int cli_plan(int argc, char **argv) MUST_CHECK;
 int cli_generate(int argc, char **argv) MUST_CHECK;
 int cli_verify(int argc, char **argv) MUST_CHECK;
 int cli_inspect(int argc, char **argv) MUST_CHECK;
+int cli_probe(int argc, char **argv) MUST_CHECK;
+int cli_profile(int argc, char **argv) MUST_CHECK;
+int cli_report(int argc, char **argv) MUST_CHECK;
 
 extern const cli_command cli_train_command, cli_plan_command, cli_generate_command,
-    cli_verify_command, cli_inspect_command;
+    cli_verify_command, cli_inspect_command, cli_probe_command, cli_profile_command,
+    cli_report_command;
 
 #endif

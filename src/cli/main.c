@@ -9,8 +9,8 @@
 #include "cli/cli.h"
 
 static const cli_command *const main_commands[] = {
-    &cli_train_command,  &cli_plan_command,    &cli_generate_command,
-    &cli_verify_command, &cli_inspect_command,
+    &cli_train_command,   &cli_plan_command,  &cli_generate_command, &cli_verify_command,
+    &cli_inspect_command, &cli_probe_command, &cli_profile_command,  &cli_report_command,
 };
 enum { MAIN_COMMAND_COUNT = sizeof main_commands / sizeof main_commands[0] };
 

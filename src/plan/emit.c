@@ -47,6 +47,8 @@ static uint32_t hop(plani_builder *b, plani_range source, plani_range target)
     op_demand *demand = &b->ops[idx].demand;
     uint64_t bytes = target.size_bytes;
     demand->dram_bytes = bytes;
+    if (kind == OP_READ || kind == OP_WRITE)
+        demand->core_seconds = (double)bytes * b->job->machine.io_core_seconds;
     if (kind == OP_READ)
         demand->drive_read_bytes = bytes;
     else if (kind == OP_WRITE)
@@ -215,7 +217,8 @@ static void work_demand(plani_builder *b, uint32_t idx, const struct tile_job *t
     }
     demand->dram_bytes = bytes;
     /* Arithmetic per element on one core; the initial normals take a logarithm and a cosine. */
-    double seconds = t->work == PLANI_WORK_INIT ? 40e-9 : 0.6e-9;
+    double known = b->job->machine.update_core_seconds;
+    double seconds = t->work == PLANI_WORK_INIT ? 40e-9 : known > 0 ? known : 0.6e-9;
     demand->core_seconds = (double)t->count * seconds;
 }
 

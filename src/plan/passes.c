@@ -8,6 +8,7 @@
  * An accumulator opens with the first op that adds to it in a step and closes after the last pass that
  * does; in between it stays on the device or, where it has a home, rests there. */
 #include <assert.h>
+#include <math.h>
 
 #include "plan/passes.h"
 
@@ -271,9 +272,12 @@ static uint32_t begin_op(plani_builder *b, const struct pass_run *run, uint32_t 
     item->pass = run->pass_idx;
     item->micro_batch = mb;
     item->demand.device_flops = run->pass->flops;
+    item->demand.device_seconds = run->pass->seconds;
     uint64_t memory_bytes = run->pass->dram_bytes;
     if (run->phase == PLAN_BACKWARD && !run->stage->is_cut && keeps_saved(b, run->s)) {
         item->demand.device_flops -= run->stage->recompute_flops;
+        item->demand.device_seconds =
+            fmax(item->demand.device_seconds - run->stage->recompute_seconds, 0);
         memory_bytes -= run->stage->recompute_dram_bytes;
     }
     plani_add_device_bytes(b->job, &item->demand, memory_bytes);

@@ -65,7 +65,9 @@ struct plan_machine {
     double comm_seconds;       /* fixed cost of a collective, beside op_seconds */
     bool
         comm_is_copies; /* ranks of one host in shared memory: collectives use DRAM and cores as well */
-    double op_seconds;   /* fixed cost of any op */
+    double update_core_seconds; /* of one core, per element of an update; 0: a default */
+    double io_core_seconds;     /* of one core, per byte of direct I/O */
+    double op_seconds;          /* fixed cost of any op */
     double sync_seconds; /* of a commit: fdatasync of the slabs, the manifest and its fsync */
     bool is_measured;    /* false: stated defaults */
 };
@@ -80,6 +82,9 @@ struct plan_pass {
         losses;   /* enum operand_access; 0: unused.
                                    WRITE: nothing of what was there is needed */
     double flops; /* of one micro-batch */
+    double
+        seconds; /* the same on the device alone, memory included, where the machine's kernels were
+                       measured: counts in place of flops; 0: not known */
     uint64_t dram_bytes;
 };
 typedef struct plan_pass plan_pass;
@@ -92,8 +97,9 @@ struct plan_stage {
     bool has_input, has_output;            /* a boundary activation before and after */
     bool is_cut; /* `saved` goes from pass to pass; else only its one backward pass uses it, which
                     makes it itself unless it is kept */
-    uint64_t saved_bytes;   /* of one micro-batch; 0: there is nothing to keep */
-    double recompute_flops; /* uncut: what the backward pass need not do where `saved` is kept */
+    uint64_t saved_bytes;     /* of one micro-batch; 0: there is nothing to keep */
+    double recompute_flops;   /* uncut: what the backward pass need not do where `saved` is kept */
+    double recompute_seconds; /* of them, where known */
     uint64_t recompute_dram_bytes;
 };
 typedef struct plan_stage plan_stage;

@@ -21,7 +21,9 @@ void plani_demand(const plan_machine *machine, const op_demand *demand, struct p
     d[RESOURCE_CORES] = demand->core_seconds / machine->core_count;
     if (demand->comm_bytes > 0)
         d[RESOURCE_COMM] = (double)demand->comm_bytes / machine->comm_bytes_per_second;
-    double device_seconds = demand->device_flops / machine->device_flops_per_second;
+    double device_seconds = demand->device_seconds > 0
+                                ? demand->device_seconds
+                                : demand->device_flops / machine->device_flops_per_second;
     if (demand->device_bytes > 0) /* products and memory of a GPU overlap within an op */
         device_seconds =
             fmax(device_seconds, (double)demand->device_bytes / machine->device_bytes_per_second);

@@ -118,6 +118,12 @@ void train_list_keys(FILE *out)
     options_print(out);
 }
 
+int train_plan_on(const struct job *asked, const struct train_plan_options *options,
+                  struct plan_summary *out)
+{
+    return train_plan(asked, options->local_world, out);
+}
+
 int train_plan(const struct job *asked, uint32_t local_world, struct plan_summary *out)
 {
     traini_setup *setup;

@@ -53,6 +53,21 @@ struct train_rank {
     uint64_t resident_bytes_max;
 };
 
+enum { PLAN_REASONS_MAX = 24, PLAN_REASON_BYTES = 256, PLAN_LINKS_MAX = 8 };
+
+/* A resource that moves bytes: what a step asks of it, and from how many tokens a step on it hides behind
+ * computing. */
+struct plan_link {
+    const char *name;        /* "drive", "h2d", "d2h", "dram", "comm" */
+    double bytes;            /* of each rank, in a steady step; drive: read and written */
+    double bytes_per_second; /* of each rank, as the plan takes it */
+    double seconds;          /* bytes at that rate */
+    double
+        hidden_tokens; /* T*: tokens of a rank's step at which its work equals that of computing, where
+                                its bytes do not grow with the tokens; 0: it moves nothing; INFINITY: what
+                                grows with them already takes longer than computing them */
+};
+
 struct plan_summary {
     char model_name[96];
     uint32_t world_size, zero_stage;
@@ -72,6 +87,27 @@ struct plan_summary {
     const char *order;      /* schedule.order */
     const char *update;     /* schedule.update in use */
     bool machine_is_measured;
+    char machine_name[96]; /* "defaults", or machine.json's */
+    /* Why each state rests where it does, in sentences. */
+    uint32_t reason_count;
+    char reasons[PLAN_REASONS_MAX][PLAN_REASON_BYTES];
+    char peak_what[ARENA_COUNT]
+                  [128];   /* the buffer that reaches the peak, and in which program and op */
+    double model_flops;    /* of a step, all ranks, as the field counts them: no recomputation */
+    double hardware_flops; /* of a step, of each rank: recomputation included */
+    double peak_flops;     /* of a rank's device; 0: not known */
+    double
+        schedule_bound_seconds; /* a bound that knows the dependencies too: at least bound_seconds */
+    uint32_t link_count;
+    struct plan_link links[PLAN_LINKS_MAX];
+    uint64_t
+        commit_bytes; /* that a commit writes beyond what the step writes anyway, of each rank */
+    double commit_seconds;         /* that it makes its step longer */
+    uint64_t commit_every;         /* run.commit_every; 0: at clean stops alone */
+    uint64_t drive_written_bytes;  /* by each rank, in the mean step */
+    uint64_t drive_capacity_bytes; /* of all drives of a host; 0: not known */
+    double drive_endurance_bytes;  /* likewise */
+    uint32_t ranks_per_host;
 };
 
 struct train_summary {
@@ -114,6 +150,8 @@ struct train_options {
     const struct job *job;
     struct comm *comm; /* ranks of this run, joined by the caller, who leaves; all of them call
                                           train_run alike. NULL: one rank. Callbacks are called on rank 0 alone */
+    const struct machine *machine;     /* config/machine.h: its figures take the place of the plan's
+                                          defaults; NULL: defaults. Changes no bit */
     const struct train_pace *pace;     /* tests; or NULL */
     train_memory *memory;              /* borrowed; NULL: memory of the run's own */
     bool fresh;                        /* the run directory must be new, or hold no commit */
@@ -142,6 +180,19 @@ int train_run(const struct train_options *options, struct train_summary *summary
 
 /* Lists every key of a job file for people: type, choices, range, unit, default, meaning. */
 void train_list_keys(FILE *out);
+
+struct machine;
+
+struct train_plan_options {
+    uint32_t local_world; /* ranks that share a host; 0: all of them (described: the machine's) */
+    const struct machine *machine; /* config/machine.h; borrowed; NULL: defaults */
+    bool is_described; /* nothing is looked at but the machine: memory, devices, cores and drives
+                                      are what it says, and the budgets that the job leaves open come from it */
+};
+
+/* As train_plan, for a machine that was measured or is only described. */
+int train_plan_on(const struct job *asked, const struct train_plan_options *options,
+                  struct plan_summary *out) MUST_CHECK;
 
 /* For job->world ranks, of which `local_world` share a host and its drives (0: all of them). */
 int train_plan(const struct job *asked, uint32_t local_world, struct plan_summary *out) MUST_CHECK;

@@ -1,0 +1,128 @@
+/* machine.json: what a machine, or a cluster of equal hosts, can do. `sluice probe` writes one of the machine
+ * that it measured; files of well-known clusters, written by hand, lie in configs/clusters.
+ *
+ *   host     `ranks_per_host` ranks share its memory, cores, links and drives; `host_count` equal hosts
+ *   device   what one rank computes on: a GPU, or the rank's part of the host's cores
+ *   link     between host memory and the device, each direction, of one rank
+ *   drive    an NVMe drive (or `count` equal ones) of each host
+ *   comm     between ranks
+ *
+ * Rates are bytes, flops or elements per second, times are seconds; 0 is "not known": the plan then takes its
+ * default for it (plan_machine_default_*) and says that it did. Unknown keys are refused as in job files.
+ *
+ * Plain data; machine_read and machine_write block on the file. */
+#ifndef SLUICE_CONFIG_MACHINE_H
+#define SLUICE_CONFIG_MACHINE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/dtype.h"
+#include "base/error.h"
+
+enum {
+    MACHINE_NAME_BYTES = 96,
+    MACHINE_PATH_BYTES = 4096,
+    MACHINE_DRIVES_MAX = 16,
+    MACHINE_PRODUCTS_MAX = 64,
+    MACHINE_IO_POINTS_MAX = 96
+};
+
+/* A matrix product [m,k] x [k,n] as measured on all the threads of a rank. */
+struct machine_product {
+    enum dtype type; /* of the operands; results are fp32 */
+    uint64_t m, n, k;
+    double flops_per_second;
+};
+typedef struct machine_product machine_product;
+
+/* One direction between host memory and device, of one rank while the others are idle. */
+struct machine_link {
+    double pageable;         /* from or to memory that is not pinned, nothing else running */
+    double pinned;           /* nothing else running */
+    double pinned_both;      /* while the other direction runs */
+    double pinned_with_nvme; /* while the drives are read and written */
+};
+typedef struct machine_link machine_link;
+
+enum machine_io_kind { MACHINE_IO_READ, MACHINE_IO_WRITE, MACHINE_IO_MIXED };
+
+/* A point of a drive's curve: direct I/O of so many bytes with so many requests in flight. */
+struct machine_io_point {
+    enum machine_io_kind kind;
+    uint64_t block_bytes, queue_depth;
+    double bytes_per_second; /* mixed: both ways together, as many bytes read as written */
+};
+typedef struct machine_io_point machine_io_point;
+
+struct machine_drive {
+    char name[MACHINE_NAME_BYTES];
+    char path[MACHINE_PATH_BYTES]; /* measured: the directory; described: "" */
+    uint32_t count;                /* equal drives that this stands for; 0 acts as 1 */
+    uint64_t capacity_bytes;       /* of one of them */
+    double read, write, mixed;     /* of one of them, at the settings below */
+    double
+        write_with_update; /* and read, mixed half and half, while the CPU's Adam runs; 0: unknown */
+    uint64_t block_bytes, queue_depth; /* the smallest that reach 98% of the best */
+    double sync_seconds;               /* fdatasync of what was just written */
+    double endurance_bytes; /* that may be written in its life, as its maker states; 0: unknown */
+    uint32_t point_count;
+    machine_io_point points[MACHINE_IO_POINTS_MAX];
+};
+typedef struct machine_drive machine_drive;
+
+struct machine {
+    char name[MACHINE_NAME_BYTES];        /* "DGX-2, 32 nodes"; measured: the host's name */
+    char measured_at[MACHINE_NAME_BYTES]; /* ISO 8601; "" where it is described, not measured */
+    char measured_by[MACHINE_NAME_BYTES]; /* "sluice 0.1.0" */
+    uint32_t host_count, ranks_per_host;  /* 0 acts as 1 */
+    struct {
+        char cpu[MACHINE_NAME_BYTES];
+        uint32_t core_count;         /* that may be used, of a host */
+        uint32_t node_count;         /* NUMA */
+        uint64_t memory_bytes;       /* of a host */
+        double dram_read, dram_copy; /* copy: bytes read and written together */
+        double dram_update; /* bytes read and written by an Adam pass over memory on all cores */
+        double update_core_seconds; /* per element: Adam on one core, its tile in cache */
+        double update_elems;        /* per second: Adam over host memory, all cores */
+        double io_core_seconds;     /* CPU time per byte of direct I/O */
+    } host;
+    struct {
+        bool is_gpu;
+        char name[MACHINE_NAME_BYTES];
+        uint64_t memory_bytes; /* of a GPU; of a CPU 0 */
+        double
+            peak_flops; /* dense 16-bit products: the maker's for a GPU, the best measured for a CPU */
+        double flops_16bit, flops_fp32;               /* that large products reach */
+        double memory_rate;                           /* bytes/s, of a GPU's memory */
+        double attention_forward, attention_backward; /* flops per second of those kernels */
+        double row_rate; /* bytes/s of norms, activations and the like: read and written together */
+        double op_seconds; /* fixed cost of an op or a launch */
+        uint32_t product_count;
+        machine_product products[MACHINE_PRODUCTS_MAX];
+    } device;
+    machine_link h2d, d2h;
+    double
+        link_all_ranks; /* bytes/s, one direction, all ranks of a host together; 0: no such limit */
+    uint32_t drive_count;
+    machine_drive drives[MACHINE_DRIVES_MAX];
+    double drives_read, drives_write; /* all drives of a host at once; 0: their sum */
+    struct {
+        double inside;  /* bytes/s that a rank sends while it receives as much, within a host */
+        double between; /* the same between hosts */
+        double seconds; /* fixed cost of a collective */
+        bool is_copies; /* within a host through shared memory, by the cores */
+    } comm;
+};
+typedef struct machine machine;
+
+/* Reads and checks machine.json. ERR_INPUT where it cannot be read, ERR_CONFIG with file, key, value and rule
+ * for anything that does not belong there. A name without a slash and without ".json" is that of a file in
+ * configs/clusters. */
+int machine_read(const char *path, machine *out) MUST_CHECK;
+
+/* Writes it, by way of a temporary file and a rename. -errno. Text that comes back from machine_read is equal
+ * to the bit. */
+int machine_write(const machine *self, const char *path) MUST_CHECK;
+
+#endif
