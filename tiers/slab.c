@@ -409,6 +409,15 @@ int tieri_slab_open_unnamed(slab *out, const char *directory, uint64_t stripe_co
     return rc;
 }
 
+int slab_open_unnamed(slab *out, const char *path, uint64_t bytes)
+{
+    char directory[SLAB_PATH_BYTES];
+    struct stat status;
+    memset(out, 0, sizeof *out);
+    TRY(tieri_slab_existing(path, directory, &status));
+    return tieri_slab_open_unnamed(out, directory, size_div_up(bytes, MIB));
+}
+
 void slab_close(slab *self)
 {
     for (uint32_t i = 0; i < self->drive_count; i++)

@@ -110,6 +110,10 @@ int slab_capacity(const slab_drive *drives, uint32_t drive_count, uint64_t *byte
  * -EROFS, ... with the path; ERR_INPUT for a slab to be reopened that is not there; ERR_CORRUPT for a header
  * that does not match (foreign uuid, other size) or a file that has been cut off. */
 int slab_open(slab *out, const slab_config *config) MUST_CHECK;
+/* A slab of `bytes` (rounded up to 1 MiB) on the drive that holds `path`, or would hold it: one file without a
+ * name, in the nearest directory that exists, gone with slab_close, with the process, with a failure. To
+ * measure a drive by. ERR_INPUT for a path that cannot be used, -ENOSPC, and others, with the path. */
+int slab_open_unnamed(slab *out, const char *path, uint64_t bytes) MUST_CHECK;
 void slab_close(slab *self);            /* keeps the files */
 int slab_remove(slab *self) MUST_CHECK; /* closes and deletes files and their directory */
 
