@@ -73,6 +73,22 @@ struct plan_machine {
 };
 typedef struct plan_machine plan_machine;
 
+/* What ops share. An op asks for seconds of the whole resource; a step takes at least what its ops ask of
+ * any one. */
+enum plan_resource {
+    RESOURCE_DRIVE, /* all of a rank's, reads and writes together */
+    RESOURCE_H2D,   /* host -> device */
+    RESOURCE_D2H,   /* device -> host */
+    RESOURCE_DRAM,
+    RESOURCE_CORES,  /* the update and I/O; computing where device_is_cpu */
+    RESOURCE_DEVICE, /* computing on a GPU */
+    RESOURCE_COMM,   /* what a rank sends */
+    RESOURCE_COUNT
+};
+const char *plan_resource_name(enum plan_resource resource); /* "drive", "h2d", ... */
+void plan_demand_seconds(const plan_machine *machine, const op_demand *demand,
+                         double seconds[RESOURCE_COUNT]);
+
 /* What runs for each micro-batch while the params of the pass's units are on the device. */
 struct plan_pass {
     uint32_t units[2];

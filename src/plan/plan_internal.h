@@ -228,16 +228,6 @@ uint32_t plani_norm(plani_builder *b);
 void plani_emit_program(plani_builder *b, enum program_kind kind);
 
 /* share.c: max-min fair rates. */
-enum plani_resource {
-    RESOURCE_DRIVE,
-    RESOURCE_H2D,
-    RESOURCE_D2H,
-    RESOURCE_DRAM,
-    RESOURCE_CORES,
-    RESOURCE_DEVICE,
-    RESOURCE_COMM,
-    RESOURCE_COUNT
-};
 struct plani_share {
     double demand[RESOURCE_COUNT]; /* seconds of the whole resource that the op needs */
     double alone_seconds;          /* its time when nothing else runs */

@@ -9,10 +9,20 @@
 
 #include "plan/plan_internal.h"
 
-void plani_demand(const plan_machine *machine, const op_demand *demand, struct plani_share *share)
+const char *plan_resource_name(enum plan_resource resource)
 {
-    memset(share, 0, sizeof *share);
-    double *d = share->demand;
+    static const char *const names[RESOURCE_COUNT] = {
+        [RESOURCE_DRIVE] = "drive", [RESOURCE_H2D] = "h2d",     [RESOURCE_D2H] = "d2h",
+        [RESOURCE_DRAM] = "dram",   [RESOURCE_CORES] = "cores", [RESOURCE_DEVICE] = "device",
+        [RESOURCE_COMM] = "comm",
+    };
+    return names[resource];
+}
+
+void plan_demand_seconds(const plan_machine *machine, const op_demand *demand,
+                         double d[RESOURCE_COUNT])
+{
+    memset(d, 0, RESOURCE_COUNT * sizeof *d);
     d[RESOURCE_DRIVE] = (double)demand->drive_read_bytes / machine->drive_read_bytes_per_second +
                         (double)demand->drive_write_bytes / machine->drive_write_bytes_per_second;
     d[RESOURCE_H2D] = (double)demand->h2d_bytes / machine->h2d_bytes_per_second;
@@ -28,9 +38,15 @@ void plani_demand(const plan_machine *machine, const op_demand *demand, struct p
         device_seconds =
             fmax(device_seconds, (double)demand->device_bytes / machine->device_bytes_per_second);
     d[machine->device_is_cpu ? RESOURCE_CORES : RESOURCE_DEVICE] += device_seconds;
+}
+
+void plani_demand(const plan_machine *machine, const op_demand *demand, struct plani_share *share)
+{
+    memset(share, 0, sizeof *share);
+    plan_demand_seconds(machine, demand, share->demand);
     double longest = 0;
     for (int r = 0; r < RESOURCE_COUNT; r++)
-        longest = d[r] > longest ? d[r] : longest;
+        longest = share->demand[r] > longest ? share->demand[r] : longest;
     share->alone_seconds = fmax(longest + machine->op_seconds + demand->wait_seconds, 1e-9);
 }
 
