@@ -5,6 +5,8 @@ sluice_test(test_model_parts LIBS sluice_model LABELS cpu debug)
 if(TARGET sluice_kernels_reference)
     sluice_test(test_model_gradients LIBS sluice_model sluice_kernels_reference LABELS cpu
                 INSTANCES gpt2 llama)
+    sluice_test(test_model_costs LIBS sluice_model sluice_kernels_reference LABELS cpu debug
+                INSTANCES gpt2 llama)
     sluice_test(test_model_cut LIBS sluice_model sluice_kernels_reference LABELS cpu
                 INSTANCES gpt2 llama)
     sluice_test(test_model_pytorch

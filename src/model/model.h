@@ -225,6 +225,50 @@ int model_logits(model *self, void *stream, const model_call *call, uint64_t row
 int model_logits_pass(model *self, uint32_t pass, void *stream, const model_call *call,
                       uint64_t row, float *logits) MUST_CHECK;
 
+/* What runs in a pass, for those who know how fast it runs. */
+enum { MODEL_COST_PRODUCTS_MAX = 16 };
+
+/* `count` products [m,k] x [k,n] of operands of `type`. */
+struct model_cost_product {
+    enum dtype type, result; /* result: of what they give */
+    bool accumulates;        /* they add to what is there */
+    uint64_t m, n, k, count;
+};
+typedef struct model_cost_product model_cost_product;
+
+/* Row-wise kernels, by how much they compute for each byte. */
+enum model_row_kind {
+    MODEL_ROWS_NORM,
+    MODEL_ROWS_NORM_GRAD,
+    MODEL_ROWS_ACTIVATION,
+    MODEL_ROWS_ACTIVATION_GRAD,
+    MODEL_ROWS_PLAIN,      /* sums, rotary positions, conversions, gradients of biases */
+    MODEL_ROWS_TABLE,      /* rows of the embedding */
+    MODEL_ROWS_TABLE_GRAD, /* added in order */
+    MODEL_ROWS_LOSS,       /* softmax and losses of logits, and their gradient */
+    MODEL_ROW_KIND_COUNT
+};
+
+struct model_costs {
+    uint32_t product_count;
+    model_cost_product products[MODEL_COST_PRODUCTS_MAX];
+    double attention_forward_flops, attention_backward_flops;
+    double row_bytes[MODEL_ROW_KIND_COUNT]; /* read and written together */
+    uint64_t call_count;                    /* of kernels */
+};
+typedef struct model_costs model_costs;
+
+/* One pass of one micro-batch; of an uncut block's backward with the recomputation, as model_pass.flops
+ * has it: the flops of both are equal. */
+void model_pass_costs(const model *self, enum model_phase phase, uint32_t stage, uint32_t pass,
+                      model_costs *out);
+
+/* Of an uncut block: what its backward need not run where `saved` is kept. Nothing of other stages. */
+void model_kept_costs(const model *self, uint32_t stage, model_costs *out);
+
+/* Of products and attention, counted as model_stage's are. */
+double model_costs_flops(const model_costs *costs);
+
 /* Model FLOPs of a training step over `tokens` tokens, as the field counts them: 6 * parameters (the
  * matrix ones) * tokens plus 12 * L * C * T * tokens / 2 for causal attention; recomputation not
  * counted. */

@@ -6,6 +6,7 @@
  *   parts.c    how units that are too large are cut
  *   shapes.c   layouts of `saved` and `temp`, bytes and flops of the stages
  *   passes.c   the passes of the stages               run.c     dispatch over stages and passes
+ *   costs.c    what runs in a pass, kernel by kernel
  *   products.c model_prepare: matrix products, attention, scratch sizes; part_products.c: of parts
  *   block.c    forward and backward of a block        block_parts.c  of a block in parts
  *   block_steps.c  what both share (block_internal.h)

@@ -1,0 +1,341 @@
+/* What runs in a pass: the products, attention and row-wise kernels that block.c, block_parts.c, head.c and
+ * head_parts.c call, counted from the same shapes. Pure; allocates nothing. */
+#include <assert.h>
+#include <string.h>
+
+#include "base/size.h"
+#include "model/model_internal.h"
+
+/* ---- counting ---- */
+
+static void add_product(model_costs *costs, const matmul_desc *desc, uint64_t count)
+{
+    model_cost_product product = {
+        .type = desc->ab_type,
+        .result = desc->c_type,
+        .accumulates = desc->accumulate,
+        .m = desc->m,
+        .n = desc->n,
+        .k = desc->k,
+        .count = count,
+    };
+    costs->call_count += count;
+    for (uint32_t i = 0; i < costs->product_count; i++) {
+        model_cost_product *known = &costs->products[i];
+        if (known->m == product.m && known->n == product.n && known->k == product.k &&
+            known->result == product.result && known->accumulates == product.accumulates) {
+            known->count += count;
+            return;
+        }
+    }
+    assert(costs->product_count < MODEL_COST_PRODUCTS_MAX);
+    costs->products[costs->product_count++] = product;
+}
+
+/* `rows` rows of `columns` elements of `elem_bytes`, read and written together. */
+static void add_rows(model_costs *costs, enum model_row_kind kind, uint64_t rows, uint64_t columns,
+                     uint64_t elem_bytes)
+{
+    costs->row_bytes[kind] += (double)rows * (double)columns * (double)elem_bytes;
+    costs->call_count++;
+}
+
+/* Rows of activations. */
+static void add_columns(const model *self, model_costs *costs, enum model_row_kind kind,
+                        uint64_t columns)
+{
+    add_rows(costs, kind, self->products->shape.rows, columns, dtype_bytes(self->type));
+}
+
+/* ---- steps of a block, as in block_steps.c ---- */
+
+static bool has_bias(const model *self)
+{
+    return self->products->shape.qkv.bias != MODELI_ABSENT;
+}
+
+/* Half of the T x T scores, as shapes.c counts them. */
+static double attention_flops(const model *self)
+{
+    return 2 * (double)self->products->shape.rows * (double)self->tokens *
+           (double)self->spec.hidden_size;
+}
+
+static void rope(const model *self, model_costs *costs)
+{
+    const modeli_shape *shape = &self->products->shape;
+    uint64_t heads = self->spec.num_heads + self->spec.num_kv_heads;
+    if (shape->has_rope)
+        add_columns(self, costs, MODEL_ROWS_PLAIN, 2 * heads * shape->head_dim);
+}
+
+static void attend(const model *self, model_costs *costs)
+{
+    rope(self, costs);
+    costs->attention_forward_flops += attention_flops(self);
+    costs->call_count++;
+}
+
+static void attend_grad(const model *self, model_costs *costs)
+{
+    costs->attention_backward_flops += 2.5 * attention_flops(self);
+    costs->call_count++;
+    rope(self, costs);
+}
+
+static void norm1(const model *self, model_costs *costs)
+{
+    add_columns(self, costs, MODEL_ROWS_NORM, 2 * self->spec.hidden_size);
+}
+
+static void norm2(const model *self, model_costs *costs)
+{
+    add_columns(self, costs, MODEL_ROWS_NORM, 4 * self->spec.hidden_size);
+}
+
+/* Input, gradient of the output, the other branch's, gradient of the input. */
+static void norm_grad(const model *self, model_costs *costs)
+{
+    add_columns(self, costs, MODEL_ROWS_NORM_GRAD, 4 * self->spec.hidden_size);
+}
+
+static void activate(const model *self, model_costs *costs)
+{
+    add_columns(self, costs, MODEL_ROWS_ACTIVATION,
+                self->products->shape.ffn_columns + self->spec.ffn_size);
+}
+
+static void activate_grad(const model *self, model_costs *costs)
+{
+    add_columns(self, costs, MODEL_ROWS_ACTIVATION_GRAD,
+                2 * self->products->shape.ffn_columns + self->spec.ffn_size);
+}
+
+static void add_middle(const model *self, model_costs *costs)
+{
+    add_columns(self, costs, MODEL_ROWS_PLAIN, 3 * self->spec.hidden_size);
+}
+
+/* ---- a whole block ---- */
+
+static void linear(const model *self, enum modeli_layer layer, model_costs *costs)
+{
+    matmul_desc desc =
+        modeli_forward_desc(self, self->products->shape.rows, modeli_layer_columns(self, layer),
+                            modeli_layer_rows(self, layer));
+    add_product(costs, &desc, 1);
+}
+
+static void linear_grad(const model *self, enum modeli_layer layer, model_costs *costs)
+{
+    uint64_t rows = self->products->shape.rows, out = modeli_layer_rows(self, layer);
+    uint64_t in = modeli_layer_columns(self, layer);
+    matmul_desc weight = modeli_weight_desc(self, rows, in, out);
+    matmul_desc input = modeli_input_desc(self, rows, in, out);
+    add_product(costs, &weight, 1);
+    add_product(costs, &input, 1);
+    if (has_bias(self))
+        add_columns(self, costs, MODEL_ROWS_PLAIN, out);
+}
+
+static void block_saved(const model *self, model_costs *costs)
+{
+    norm1(self, costs);
+    linear(self, MODELI_LAYER_QKV, costs);
+    attend(self, costs);
+    linear(self, MODELI_LAYER_PROJ, costs);
+    norm2(self, costs);
+    linear(self, MODELI_LAYER_UP, costs);
+    activate(self, costs);
+}
+
+static void block(const model *self, bool backward, model_costs *costs)
+{
+    block_saved(self, costs);
+    if (!backward) {
+        linear(self, MODELI_LAYER_DOWN, costs);
+        add_middle(self, costs);
+        return;
+    }
+    linear_grad(self, MODELI_LAYER_DOWN, costs);
+    activate_grad(self, costs);
+    linear_grad(self, MODELI_LAYER_UP, costs);
+    norm_grad(self, costs);
+    linear_grad(self, MODELI_LAYER_PROJ, costs);
+    attend_grad(self, costs);
+    linear_grad(self, MODELI_LAYER_QKV, costs);
+    norm_grad(self, costs);
+}
+
+/* ---- a part of a block ---- */
+
+static void part_forward(const model *self, const modeli_part *part, model_costs *costs)
+{
+    matmul_desc desc = modeli_forward_desc(self, self->products->shape.rows,
+                                           modeli_layer_columns(self, part->layer), part->rows);
+    if (part->is_first && part->layer == MODELI_LAYER_QKV)
+        norm1(self, costs);
+    if (part->is_first && part->layer == MODELI_LAYER_UP)
+        norm2(self, costs);
+    add_product(costs, &desc, 1);
+    if (!part->is_last)
+        return;
+    if (part->layer == MODELI_LAYER_QKV)
+        attend(self, costs);
+    if (part->layer == MODELI_LAYER_UP)
+        activate(self, costs);
+    if (part->layer == MODELI_LAYER_DOWN)
+        add_middle(self, costs);
+}
+
+static void part_backward(const model *self, const modeli_part *part, model_costs *costs)
+{
+    uint64_t rows = self->products->shape.rows, in = modeli_layer_columns(self, part->layer);
+    matmul_desc weight = modeli_weight_desc(self, rows, in, part->rows);
+    matmul_desc input = modeli_input_desc(self, rows, in, part->rows);
+    input.c_type = DTYPE_FP32;
+    input.accumulate = !part->is_last;
+    add_product(costs, &weight, 1);
+    if (has_bias(self) && part->is_last)
+        add_columns(self, costs, MODEL_ROWS_PLAIN, modeli_layer_rows(self, part->layer));
+    add_product(costs, &input, 1);
+    if (!part->is_first)
+        return;
+    add_rows(costs, MODEL_ROWS_PLAIN, rows, in, sizeof(float) + dtype_bytes(self->type));
+    if (part->layer == MODELI_LAYER_QKV || part->layer == MODELI_LAYER_UP)
+        norm_grad(self, costs);
+    else if (part->layer == MODELI_LAYER_PROJ)
+        attend_grad(self, costs);
+    else
+        activate_grad(self, costs);
+}
+
+/* ---- the ends ---- */
+
+/* Rows of a table, the same for positions: `share` of the rows are this part's. */
+static void embed(const model *self, double share, bool has_both, bool backward, model_costs *costs)
+{
+    uint64_t elem_bytes = dtype_bytes(self->type);
+    double elems = (double)self->boundary_bytes / (double)elem_bytes;
+    double tables = has_both ? 2 : 1;
+    double bytes = backward ? (double)elem_bytes + 2 * sizeof(float) : 2 * (double)elem_bytes;
+    costs->row_bytes[backward ? MODEL_ROWS_TABLE_GRAD : MODEL_ROWS_TABLE] +=
+        share * tables * elems * bytes;
+    costs->call_count++;
+}
+
+static void final_norm(const model *self, bool backward, model_costs *costs)
+{
+    add_columns(self, costs, backward ? MODEL_ROWS_NORM_GRAD : MODEL_ROWS_NORM,
+                (backward ? 3 : 2) * self->spec.hidden_size);
+}
+
+/* Logits of `columns` of the vocabulary, chunk by chunk of rows, and what is made of them. `in_parts`:
+ * gradients are summed in fp32 over parts; the first to run does not add. */
+static void logits(const model *self, uint64_t columns, bool in_parts, bool begins, bool backward,
+                   model_costs *costs)
+{
+    uint64_t rows = self->products->shape.rows, channels = self->spec.hidden_size;
+    uint64_t elem_bytes = dtype_bytes(self->type);
+    for (int i = 0; i < 2; i++) {
+        uint64_t chunk = i == 0 ? self->chunk_rows : rows % self->chunk_rows;
+        uint64_t count = i == 0 ? rows / self->chunk_rows : 1;
+        if (chunk == 0 || count == 0)
+            continue;
+        matmul_desc made = modeli_forward_desc(self, chunk, channels, columns);
+        made.c_type = DTYPE_FP32;
+        add_product(costs, &made, count);
+        add_rows(costs, MODEL_ROWS_LOSS, chunk * count, columns,
+                 sizeof(float) + (backward ? elem_bytes : 0));
+        if (!backward)
+            continue;
+        matmul_desc input = modeli_input_desc(self, chunk, channels, columns);
+        if (in_parts) {
+            input.c_type = DTYPE_FP32;
+            input.accumulate = !begins;
+        }
+        matmul_desc weight = modeli_weight_desc(self, chunk, channels, columns);
+        add_product(costs, &input, count);
+        add_product(costs, &weight, count);
+    }
+}
+
+static void embed_part(const model *self, const modeli_part *part, bool backward,
+                       model_costs *costs)
+{
+    uint64_t whole = part->layer == MODELI_LAYER_TABLE ? self->spec.vocab_size : self->tokens;
+    embed(self, (double)part->rows / (double)whole, false, backward, costs);
+}
+
+static void head_part(const model *self, const modeli_part *part, bool backward, model_costs *costs)
+{
+    if (part->layer != MODELI_LAYER_NORM) {
+        logits(self, part->rows, true, part->is_last, backward, costs);
+        return;
+    }
+    if (backward)
+        add_rows(costs, MODEL_ROWS_PLAIN, self->products->shape.rows, self->spec.hidden_size,
+                 sizeof(float) + dtype_bytes(self->type));
+    final_norm(self, backward, costs);
+}
+
+/* ---- passes ---- */
+
+static void whole_stage(const model *self, enum stage_kind kind, bool backward, model_costs *costs)
+{
+    switch (kind) {
+    case STAGE_EMBED:
+        embed(self, 1, self->products->shape.position_table != MODELI_ABSENT, backward, costs);
+        break;
+    case STAGE_BLOCK:
+        block(self, backward, costs);
+        break;
+    case STAGE_HEAD:
+        final_norm(self, false, costs);
+        logits(self, self->spec.vocab_size, false, true, backward, costs);
+        if (backward)
+            final_norm(self, true, costs);
+        break;
+    }
+}
+
+void model_pass_costs(const model *self, enum model_phase phase, uint32_t stage, uint32_t pass,
+                      model_costs *out)
+{
+    memset(out, 0, sizeof *out);
+    assert(stage < self->stage_count);
+    assert(pass < self->stages[stage].pass_count[phase]);
+    enum stage_kind kind = self->stages[stage].kind;
+    if (!self->stages[stage].is_cut) {
+        whole_stage(self, kind, phase == MODEL_BACKWARD, out);
+        return;
+    }
+    bool backward;
+    const modeli_part *part = modeli_pass_part(self, phase, stage, pass, &backward);
+    if (kind == STAGE_EMBED)
+        embed_part(self, part, backward, out);
+    else if (kind == STAGE_HEAD)
+        head_part(self, part, backward, out);
+    else if (backward)
+        part_backward(self, part, out);
+    else
+        part_forward(self, part, out);
+}
+
+void model_kept_costs(const model *self, uint32_t stage, model_costs *out)
+{
+    memset(out, 0, sizeof *out);
+    assert(stage < self->stage_count);
+    if (self->stages[stage].kind == STAGE_BLOCK && !self->stages[stage].is_cut)
+        block_saved(self, out);
+}
+
+double model_costs_flops(const model_costs *costs)
+{
+    double flops = costs->attention_forward_flops + costs->attention_backward_flops;
+    for (uint32_t i = 0; i < costs->product_count; i++) {
+        const model_cost_product *p = &costs->products[i];
+        flops += 2 * (double)p->m * (double)p->n * (double)p->k * (double)p->count;
+    }
+    return flops;
+}
