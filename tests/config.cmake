@@ -1,8 +1,8 @@
 # The job file: one program per behaviour, all pure but for the files they write.
-foreach(behaviour changes deepspeed errors files fuzz job presets ranks schedule)
+foreach(behaviour changes deepspeed errors files fuzz job machine presets ranks schedule)
     sluice_test(test_config_${behaviour} LIBS sluice_config LABELS cpu debug)
 endforeach()
-foreach(behaviour files fuzz presets schedule)
+foreach(behaviour files fuzz machine presets schedule)
     target_compile_definitions(test_config_${behaviour} PRIVATE
         SLUICE_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
 endforeach()

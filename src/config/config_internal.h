@@ -7,7 +7,8 @@
  *   job_precision.c dtypes, loss scaling, when the update runs
  *   job_ranks.c batch sizes, what passes between ranks
  *   report.c    what the log says            job.c       puts them together
- *   changes.c   a job against another
+ *   changes.c   a job against another         named.c      files that are known by a name
+ *   machine.c   machine.json against its rows machine_rows.c  those rows
  *
  * All of it belongs to the thread that called job_read. */
 #ifndef SLUICE_CONFIG_CONFIG_INTERNAL_H
@@ -23,6 +24,7 @@ enum {
     CONFIGI_VALUE_BYTES = 96,   /* of a value as shown in messages */
     CONFIGI_LABEL_BYTES = 4224, /* of what a message begins with: a file, or --set and a path */
     CONFIGI_FILE_BYTES_MAX = 1 << 22,
+    CONFIGI_ADVICE_BYTES = 640, /* what there is in place of a named file */
 };
 
 /* The document with what messages need. */
@@ -75,6 +77,17 @@ int configi_check(const configi_reader *reader, const char *path, const json_t *
 /* <parent>.<key>, or the key alone below the top. Characters that would spoil a message are replaced.
  * Returns false where it does not fit. */
 bool configi_join(char path[CONFIGI_PATH_BYTES], const char *parent, const char *key);
+
+/* --- named.c --- */
+
+/* Whether a text can be the name of such a file: letters, digits and ._- */
+bool configi_is_name(const char *name);
+
+/* The path of <name>.json in `folder` ("models", "clusters") of $SLUICE_CONFIG_DIR, of the source tree or where
+ * it is installed, else in the directory of the file `beside` (NULL: nowhere else). -ENOENT where there is none: then
+ * `advice` is a clause with the nearest name and the places. */
+int configi_find_named(const char *folder, const char *name, const char *beside,
+                       char found[JOB_PATH_BYTES], char advice[CONFIGI_ADVICE_BYTES]) MUST_CHECK;
 
 /* --- report.c --- */
 

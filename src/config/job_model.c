@@ -1,106 +1,23 @@
 /* The model block: presets, and what follows from the family. See config_internal.h. Called by
  * job_read; reads preset files. */
-#include <dirent.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "base/mem.h"
 #include "base/size.h"
 #include "config/config_internal.h"
 
-enum { PLACE_COUNT = 4 };
-
-/* Where presets are looked for, first to last; an empty text is no place. */
-struct preset_places {
-    char dirs[PLACE_COUNT][JOB_PATH_BYTES];
-};
-
-static void list_places(struct preset_places *places, const char *job_path)
-{
-    memset(places, 0, sizeof *places);
-    const char *environment = getenv("SLUICE_CONFIG_DIR");
-    if (environment && environment[0] != '\0')
-        snprintf(places->dirs[0], JOB_PATH_BYTES, "%s/models", environment);
-    snprintf(places->dirs[1], JOB_PATH_BYTES, "%s/models", SLUICE_SOURCE_CONFIG_DIR);
-    snprintf(places->dirs[2], JOB_PATH_BYTES, "%s/models", SLUICE_DATA_DIR);
-    const char *slash = strrchr(job_path, '/');
-    if (slash)
-        snprintf(places->dirs[3], JOB_PATH_BYTES, "%.*s", (int)(slash - job_path), job_path);
-    else
-        snprintf(places->dirs[3], JOB_PATH_BYTES, ".");
-}
-
-/* Finds the preset of a directory that is nearest to the name. The job's own directory holds jobs, so
- * it is not searched for names. */
-static void nearest_preset(const struct preset_places *places, const char *name,
-                           char best[JOB_NAME_BYTES])
-{
-    static const char ending[] = ".json";
-    uint32_t best_distance = UINT32_MAX;
-    best[0] = '\0';
-    for (int i = 0; i < PLACE_COUNT - 1; i++) {
-        DIR *dir = places->dirs[i][0] != '\0' ? opendir(places->dirs[i]) : NULL;
-        if (!dir)
-            continue;
-        const struct dirent *entry;
-        while ((entry = readdir(dir))) {
-            size_t length = strlen(entry->d_name);
-            if (length < sizeof ending || length - (sizeof ending - 1) >= JOB_NAME_BYTES ||
-                strcmp(entry->d_name + length - (sizeof ending - 1), ending) != 0)
-                continue;
-            char other[JOB_NAME_BYTES];
-            snprintf(other, sizeof other, "%.*s", (int)(length - (sizeof ending - 1)),
-                     entry->d_name);
-            uint32_t distance = configi_distance(name, other);
-            /* Order of directory entries must not change the message. */
-            if (distance < best_distance ||
-                (distance == best_distance && strcmp(other, best) < 0)) {
-                best_distance = distance;
-                memcpy(best, other, sizeof other);
-            }
-        }
-        closedir(dir);
-    }
-}
-
 static int find_preset(const configi_reader *reader, const char *name, const char *job_path,
                        char found[JOB_PATH_BYTES])
 {
-    struct preset_places *places = mem_alloc(1, sizeof *places, "preset places");
-    if (!places)
-        return -ENOMEM;
-    list_places(places, job_path);
-    int rc = -ENOENT;
-    for (int i = 0; i < PLACE_COUNT && rc < 0; i++) {
-        int length = snprintf(found, JOB_PATH_BYTES, "%s/%s.json", places->dirs[i], name);
-        bool is_place = places->dirs[i][0] != '\0' && length < JOB_PATH_BYTES;
-        if (is_place && access(found, R_OK) == 0)
-            rc = 0;
-    }
-    if (rc < 0) {
-        char best[JOB_NAME_BYTES];
-        nearest_preset(places, name, best);
-        rc = configi_error(reader, "model.preset",
-                           "there is no preset \"%s\"%s%s%s; presets are files NAME.json in "
-                           "$SLUICE_CONFIG_DIR/models, %.200s, %.200s or beside the job file",
-                           name, best[0] ? "; the nearest is \"" : "", best, best[0] ? "\"" : "",
-                           places->dirs[1], places->dirs[2]);
-    }
-    mem_free(places);
+    char advice[CONFIGI_ADVICE_BYTES];
+    int rc = configi_find_named("models", name, job_path, found, advice);
+    if (rc == -ENOENT)
+        rc = configi_error(reader, "model.preset", "there is no preset \"%s\"; %s", name, advice);
     return rc;
-}
-
-static bool is_preset_name(const char *name)
-{
-    static const char allowed[] =
-        "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-";
-    size_t length = strlen(name);
-    return length > 0 && length < JOB_NAME_BYTES && name[0] != '.' &&
-           strspn(name, allowed) == length;
 }
 
 /* Reads a preset and checks it as a model block. The caller owns *preset. */
@@ -150,7 +67,7 @@ int configi_expand_preset(const configi_reader *reader, const char *job_path)
     if (!json_is_string(name) || configi_get(reader, "model.family"))
         return 0; /* the check of the document complains about what is no string */
     char shown[CONFIGI_VALUE_BYTES], path[JOB_PATH_BYTES];
-    if (!is_preset_name(json_string_value(name)))
+    if (!configi_is_name(json_string_value(name)))
         return configi_error(reader, "model.preset",
                              "%s is no name of a preset: at most %d letters, digits and ._-",
                              configi_show(name, shown), JOB_NAME_BYTES - 1);

@@ -1,17 +1,385 @@
-/* Reading and writing machine.json. See machine.h. */
+/* Reading and writing machine.json, by the rows of machine_rows.c. See machine.h. */
 #include "config/machine.h"
 
 #include <errno.h>
+#include <math.h>
+#include <stdio.h>
 #include <string.h>
+#include <unistd.h>
+
+#include "base/mem.h"
+#include "base/size.h"
+#include "config/config_internal.h"
+#include "config/machine_internal.h"
+
+static int read_block(const configi_reader *reader, const char *path, const json_t *value,
+                      const machinei_block *block, char *target);
+
+/* ---- reading ---- */
+
+static int wrong_type(const configi_reader *reader, const char *path, const json_t *value,
+                      const char *wanted)
+{
+    char shown[CONFIGI_VALUE_BYTES];
+    return configi_error(reader, path, "%s is not %s", configi_show(value, shown), wanted);
+}
+
+static int unknown_key(const configi_reader *reader, const char *parent, const char *key,
+                       const machinei_block *block)
+{
+    char path[CONFIGI_PATH_BYTES], shown[CONFIGI_VALUE_BYTES];
+    uint32_t nearest = 0, nearest_distance = UINT32_MAX;
+    for (uint32_t i = 0; i < block->count; i++) {
+        uint32_t distance = configi_distance(key, block->rows[i].key);
+        if (distance < nearest_distance) {
+            nearest_distance = distance;
+            nearest = i;
+        }
+    }
+    configi_join(path, parent, key);
+    snprintf(shown, sizeof shown, "%.64s", path + (parent[0] ? strlen(parent) + 1 : 0));
+    return configi_error(reader, path, "unknown key \"%s\"; the nearest known key is \"%s\"", shown,
+                         block->rows[nearest].key);
+}
+
+static int read_text(const configi_reader *reader, const char *path, const json_t *value,
+                     const machinei_row *row, char *target)
+{
+    if (!json_is_string(value))
+        return wrong_type(reader, path, value, "a string");
+    size_t length = json_string_length(value);
+    if (length >= row->room || strlen(json_string_value(value)) != length)
+        return configi_error(reader, path, "a text of %zu bytes; at most %zu are possible", length,
+                             row->room - 1);
+    memcpy(target, json_string_value(value), length); /* the rest is 0 */
+    return 0;
+}
+
+static int check_range(const configi_reader *reader, const char *path, const json_t *value,
+                       const machinei_row *row, double number)
+{
+    char shown[CONFIGI_VALUE_BYTES];
+    if (number >= 0 && number <= row->most)
+        return 0;
+    return configi_error(reader, path, "%s is out of range: 0 (not known) to %.9g",
+                         configi_show(value, shown), row->most);
+}
+
+/* Whole numbers; sizes also as text. */
+static int read_whole(const configi_reader *reader, const char *path, const json_t *value,
+                      const machinei_row *row, char *target)
+{
+    bool is_bytes = row->type == MACHINEI_BYTES;
+    uint64_t number = 0;
+    if (is_bytes && json_is_string(value)) {
+        if (size_parse(json_string_value(value), &number) < 0)
+            return wrong_type(reader, path, value, "a size such as \"32GiB\"");
+    } else if (json_is_integer(value)) {
+        TRY(check_range(reader, path, value, row, (double)json_integer_value(value)));
+        number = (uint64_t)json_integer_value(value);
+    } else if (json_is_real(value) && json_real_value(value) == floor(json_real_value(value))) {
+        TRY(check_range(reader, path, value, row, json_real_value(value)));
+        number = (uint64_t)json_real_value(value);
+    } else {
+        return wrong_type(reader, path, value,
+                          is_bytes ? "a whole number of bytes, or a size such as \"32GiB\""
+                                   : "a whole number");
+    }
+    TRY(check_range(reader, path, value, row, (double)number));
+    if (row->type == MACHINEI_COUNT) {
+        uint32_t count = (uint32_t)number;
+        memcpy(target, &count, sizeof count);
+    } else {
+        memcpy(target, &number, sizeof number);
+    }
+    return 0;
+}
+
+static int read_real(const configi_reader *reader, const char *path, const json_t *value,
+                     const machinei_row *row, char *target)
+{
+    if (!json_is_number(value))
+        return wrong_type(reader, path, value, "a number");
+    double number = json_number_value(value);
+    TRY(check_range(reader, path, value, row, number));
+    memcpy(target, &number, sizeof number);
+    return 0;
+}
+
+static int read_choice(const configi_reader *reader, const char *path, const json_t *value,
+                       const machinei_row *row, char *target)
+{
+    int idx =
+        json_is_string(value) ? configi_list_find(row->choices, json_string_value(value)) : -1;
+    if (idx < 0)
+        return wrong_type(reader, path, value, row->choices);
+    memcpy(target, &idx, sizeof idx);
+    return 0;
+}
+
+/* `top` is the beginning of the struct that holds the list. */
+static int read_objects(const configi_reader *reader, const char *path, const json_t *value,
+                        const machinei_row *row, char *top)
+{
+    if (!json_is_array(value))
+        return wrong_type(reader, path, value, "a list of objects");
+    size_t count = json_array_size(value);
+    if ((double)count > row->most)
+        return configi_error(reader, path, "%zu entries; at most %.0f are possible", count,
+                             row->most);
+    for (size_t i = 0; i < count; i++) {
+        char below[CONFIGI_PATH_BYTES], idx[24];
+        snprintf(idx, sizeof idx, "%zu", i);
+        configi_join(below, path, idx);
+        TRY(read_block(reader, below, json_array_get(value, i), row->below,
+                       top + row->offset + i * row->room));
+    }
+    uint32_t number = (uint32_t)count;
+    memcpy(top + row->count_offset, &number, sizeof number);
+    return 0;
+}
+
+static int read_row(const configi_reader *reader, const char *path, const json_t *value,
+                    const machinei_row *row, char *top)
+{
+    char *target = top + row->offset;
+    switch (row->type) {
+    case MACHINEI_TEXT:
+        return read_text(reader, path, value, row, target);
+    case MACHINEI_FLAG: {
+        bool flag = json_is_true(value);
+        if (!json_is_boolean(value))
+            return wrong_type(reader, path, value, "true or false");
+        memcpy(target, &flag, sizeof flag);
+        return 0;
+    }
+    case MACHINEI_COUNT:
+    case MACHINEI_BYTES:
+    case MACHINEI_LENGTH:
+        return read_whole(reader, path, value, row, target);
+    case MACHINEI_REAL:
+        return read_real(reader, path, value, row, target);
+    case MACHINEI_CHOICE:
+        return read_choice(reader, path, value, row, target);
+    case MACHINEI_OBJECT:
+        return read_block(reader, path, value, row->below, target);
+    case MACHINEI_OBJECTS:
+        return read_objects(reader, path, value, row, top);
+    }
+    return err_set(ERR_INTERNAL, "machine.json: %s has no type", path);
+}
+
+static int read_block(const configi_reader *reader, const char *path, const json_t *value,
+                      const machinei_block *block, char *target)
+{
+    if (!json_is_object(value))
+        return wrong_type(reader, path, value, "an object, { ... }");
+    const char *key;
+    json_t *below;
+    json_object_foreach((json_t *)(uintptr_t)value, key, below)
+    {
+        char below_path[CONFIGI_PATH_BYTES];
+        uint32_t i = 0;
+        while (i < block->count && strcmp(block->rows[i].key, key) != 0)
+            i++;
+        if (strcmp(key, "description") == 0) /* for people, anywhere */
+            continue;
+        if (i == block->count)
+            return unknown_key(reader, path, key, block);
+        configi_join(below_path, path, key);
+        TRY(read_row(reader, below_path, below, &block->rows[i], target));
+    }
+    return 0;
+}
+
+/* Takes the text. */
+static int read_text_of(const char *name, char *text, size_t text_bytes, machine *out)
+{
+    configi_reader reader = {.file = name};
+    memset(out, 0, sizeof *out);
+    int rc = configi_parse(name, text, text_bytes, true, &reader.doc);
+    mem_free(text);
+    if (rc == 0 && !json_is_object(reader.doc))
+        rc = err_set(ERR_CONFIG, "%s: a machine must be an object, { ... }", name);
+    if (rc == 0)
+        rc = read_block(&reader, "", reader.doc, &machinei_top, (char *)out);
+    json_decref(reader.doc);
+    if (rc < 0)
+        memset(out, 0, sizeof *out);
+    return rc;
+}
+
+int machine_read_text(const char *name, const char *text, size_t text_bytes, machine *out)
+{
+    memset(out, 0, sizeof *out);
+    char *copy = mem_alloc(text_bytes + 1, 1, "machine file");
+    if (!copy)
+        return -ENOMEM;
+    if (text_bytes > 0)
+        memcpy(copy, text, text_bytes);
+    return read_text_of(name, copy, text_bytes, out);
+}
+
+/* A name of configs/clusters becomes its file's path. */
+static int find_file(const char *path, char found[JOB_PATH_BYTES])
+{
+    char advice[CONFIGI_ADVICE_BYTES];
+    size_t length = strlen(path);
+    bool is_path = strchr(path, '/') || (length >= 5 && strcmp(path + length - 5, ".json") == 0);
+    if (is_path) {
+        int written = snprintf(found, JOB_PATH_BYTES, "%s", path);
+        if (written < 0 || written >= JOB_PATH_BYTES)
+            return err_set(ERR_INPUT, "%.100s...: a path of more than %d bytes", path,
+                           JOB_PATH_BYTES - 1);
+        if (access(path, R_OK) != 0)
+            return err_set(ERR_INPUT, "%s: cannot open the machine file: %s", path,
+                           strerror(errno));
+        return 0;
+    }
+    if (!configi_is_name(path))
+        return err_set(ERR_INPUT,
+                       "\"%.100s\" is no name of a machine: at most %d letters, digits and ._-; "
+                       "the path of a file has a slash or ends in .json",
+                       path, JOB_NAME_BYTES - 1);
+    int rc = configi_find_named("clusters", path, NULL, found, advice);
+    if (rc == -ENOENT)
+        return err_set(ERR_INPUT, "there is no machine \"%s\"; %s", path, advice);
+    return rc;
+}
 
 int machine_read(const char *path, machine *out)
 {
+    char found[JOB_PATH_BYTES], *text;
+    size_t text_bytes;
     memset(out, 0, sizeof *out);
-    return err_set(-ENOTSUP, "%s: machine files are not read yet", path);
+    TRY(find_file(path, found));
+    TRY(configi_read_file(found, &text, &text_bytes));
+    return read_text_of(found, text, text_bytes, out);
+}
+
+/* ---- writing ---- */
+
+static json_t *block_json(const machinei_block *block, const char *source);
+
+static json_t *objects_json(const machinei_row *row, const char *top)
+{
+    uint32_t count;
+    memcpy(&count, top + row->count_offset, sizeof count);
+    json_t *list = json_array();
+    for (uint32_t i = 0; list && i < count; i++) {
+        if (json_array_append_new(list, block_json(row->below, top + row->offset + i * row->room)) <
+            0) {
+            json_decref(list);
+            return NULL;
+        }
+    }
+    return list;
+}
+
+/* NULL where there is no memory, and for what JSON cannot hold: no number, no UTF-8. */
+static json_t *row_json(const machinei_row *row, const char *top)
+{
+    const char *source = top + row->offset;
+    char entry[JOB_NAME_BYTES];
+    double number;
+    uint64_t whole = 0;
+    uint32_t count;
+    int idx;
+    switch (row->type) {
+    case MACHINEI_TEXT:
+        return json_stringn(source, strnlen(source, row->room));
+    case MACHINEI_FLAG:
+        return json_boolean(*(const bool *)source);
+    case MACHINEI_COUNT:
+        memcpy(&count, source, sizeof count);
+        return json_integer(count);
+    case MACHINEI_BYTES:
+    case MACHINEI_LENGTH:
+        memcpy(&whole, source, sizeof whole);
+        return whole <= INT64_MAX ? json_integer((json_int_t)whole) : NULL;
+    case MACHINEI_REAL:
+        memcpy(&number, source, sizeof number);
+        return json_real(number);
+    case MACHINEI_CHOICE:
+        memcpy(&idx, source, sizeof idx);
+        return idx >= 0 && configi_list_entry(row->choices, idx, entry, sizeof entry)
+                   ? json_string(entry)
+                   : NULL;
+    case MACHINEI_OBJECT:
+        return block_json(row->below, source);
+    case MACHINEI_OBJECTS:
+        return objects_json(row, top);
+    }
+    return NULL;
+}
+
+static json_t *block_json(const machinei_block *block, const char *source)
+{
+    json_t *object = json_object();
+    for (uint32_t i = 0; object && i < block->count; i++) {
+        const machinei_row *row = &block->rows[i];
+        json_t *value = row_json(row, source);
+        if (!value)
+            err_set(-EINVAL, "\"%s\" of a machine cannot be written as JSON", row->key);
+        if (!value || json_object_set_new(object, row->key, value) < 0) {
+            json_decref(object);
+            return NULL;
+        }
+    }
+    return object;
+}
+
+static int write_file(const char *path, const char *text)
+{
+    char temporary[JOB_PATH_BYTES];
+    int length = snprintf(temporary, sizeof temporary, "%s.tmp", path);
+    if (length < 0 || (size_t)length >= sizeof temporary)
+        return err_set(-ENAMETOOLONG, "%.100s...: a path of more than %d bytes", path,
+                       JOB_PATH_BYTES - 5);
+    FILE *file = fopen(temporary, "we");
+    if (!file)
+        return err_errno(errno, "cannot write %s", temporary);
+    errno = 0;
+    bool good = fputs(text, file) >= 0 && fflush(file) == 0 && fsync(fileno(file)) == 0;
+    good = fclose(file) == 0 && good;
+    if (good && rename(temporary, path) == 0)
+        return 0;
+    int rc = err_errno(errno ? errno : EIO, "cannot write %s", path);
+    unlink(temporary);
+    return rc;
+}
+
+/* What is written must be read again: counts within their arrays, numbers within their ranges. */
+static int check_written(const char *path, const char *text)
+{
+    machine *again = mem_alloc(1, sizeof *again, "machine");
+    if (!again)
+        return -ENOMEM;
+    int rc = machine_read_text(path, text, strlen(text), again);
+    mem_free(again);
+    return rc < 0 ? err_prefix(-EINVAL, "not written") : 0;
 }
 
 int machine_write(const machine *self, const char *path)
 {
-    (void)self;
-    return err_set(-ENOTSUP, "%s: machine files are not written yet", path);
+    char *text;
+    if (self->drive_count > MACHINE_DRIVES_MAX || self->device.product_count > MACHINE_PRODUCTS_MAX)
+        return err_set(-EINVAL, "a machine of %u drives and %u products; at most %d and %d",
+                       self->drive_count, self->device.product_count, MACHINE_DRIVES_MAX,
+                       MACHINE_PRODUCTS_MAX);
+    for (uint32_t d = 0; d < self->drive_count; d++)
+        if (self->drives[d].point_count > MACHINE_IO_POINTS_MAX)
+            return err_set(-EINVAL, "drive %u has %u points; at most %d", d,
+                           self->drives[d].point_count, MACHINE_IO_POINTS_MAX);
+    json_t *doc = block_json(&machinei_top, (const char *)self);
+    if (!doc)
+        return -EINVAL;
+    int rc = configi_dump(doc, &text);
+    json_decref(doc);
+    TRY(rc);
+    rc = check_written(path, text);
+    if (rc == 0)
+        rc = write_file(path, text);
+    mem_free(text);
+    return rc;
 }

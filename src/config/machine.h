@@ -15,6 +15,7 @@
 #define SLUICE_CONFIG_MACHINE_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include "base/dtype.h"
@@ -118,12 +119,25 @@ struct machine {
 typedef struct machine machine;
 
 /* Reads and checks machine.json. ERR_INPUT where it cannot be read, ERR_CONFIG with file, key, value and rule
- * for anything that does not belong there. A name without a slash and without ".json" is that of a file in
- * configs/clusters. */
+ * for anything that does not belong there. Comments, trailing commas and duplicate keys as in job files; sizes in
+ * bytes may be texts such as "32GiB"; a key "description" is for people, anywhere. A name without a slash
+ * and without ".json" is that of a file in configs/clusters (as model presets are found: $SLUICE_CONFIG_DIR,
+ * the source tree, where it is installed). On failure *out is all 0. */
 int machine_read(const char *path, machine *out) MUST_CHECK;
+/* The same of text[text_bytes]; messages name it `name`. */
+int machine_read_text(const char *name, const char *text, size_t text_bytes,
+                      machine *out) MUST_CHECK;
 
-/* Writes it, by way of a temporary file and a rename. -errno. Text that comes back from machine_read is equal
- * to the bit. */
+/* Writes it, by way of a temporary file (<path>.tmp) and a rename. -errno; -EINVAL for what could not be read
+ * again. Text that comes back from machine_read is equal to the bit. */
 int machine_write(const machine *self, const char *path) MUST_CHECK;
+
+/* What tells hosts apart, of the one that this process is on: name, host.cpu, host.core_count (of the affinity
+ * mask). Whoever measures a machine fills them in with this. */
+void machine_name_host(machine *target);
+
+/* Whether `self` was measured on a host that is `here` (filled by machine_name_host); else `why` is a clause
+ * that says what differs. */
+bool machine_is_here(const machine *self, const machine *here, char *why, size_t why_bytes);
 
 #endif
