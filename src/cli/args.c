@@ -66,7 +66,9 @@ static void args_print_option(const char *name, const char *value, const char *h
 
 static void args_print_help(const cli_command *command, const cli_option *options, size_t count)
 {
-    printf("sluice %s %s [options]\n\n%s\n", command->name, command->operand, command->summary);
+    bool is_optional = command->is_optional;
+    printf("sluice %s %s%s%s [options]\n\n%s\n", command->name, is_optional ? "[" : "",
+           command->operand, is_optional ? "]" : "", command->summary);
     if (command->details)
         printf("\n%s\n", command->details);
     printf("\noptions:\n");
@@ -190,7 +192,7 @@ int cli_parse(const cli_command *command, const cli_option *options, size_t opti
             *positional = argv[i];
         }
     }
-    if (!*positional)
+    if (!*positional && !command->is_optional)
         return err_set(ERR_USAGE, "%s: %s is missing; sluice %s --help says more", command->name,
                        command->operand, command->name);
     return 0;

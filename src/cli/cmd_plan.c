@@ -1,4 +1,8 @@
 /* sluice plan JOB: what a run would need and how fast it would be; touches no drive. See cli.h. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/log.h"
 #include "cli/cli.h"
 #include "cli/cli_ranks.h"
 #include "cli/cli_report.h"
@@ -6,64 +10,165 @@
 const cli_command cli_plan_command = {
     .name = "plan",
     .operand = "JOB",
+    .is_optional = true,
     .list_keys = train_list_keys,
     .summary = "says where a job's states go, what it needs, and how long a step takes",
     .details =
         "Compiles the job's steps and simulates them. Writes nothing and allocates no arena.\n"
         "Exit status 3 when the job does not fit its budgets. JOB \"-\" is standard input.\n"
-        "Of several ranks the figures are of each; tokens and speed are of all. Not under mpirun.",
+        "Of several ranks the figures are of each, but where hosts or all ranks are named;\n"
+        "tokens and speed are of all. Not under mpirun.\n"
+        "B/parameter: bytes of a rank for each parameter of the whole model. T*: the tokens of a\n"
+        "rank's step from which a resource's work is hidden behind computing.",
     .run = cli_plan,
 };
 
+enum { PLAN_ROWS_MAX = 32 };
+
+/* What is asked of a plan. */
+struct plan_request {
+    const char *path;
+    cli_texts set;
+    uint64_t local_world; /* 0: all */
+    bool json;
+    const char *table;                           /* or NULL */
+    const char *ranks;                           /* "1" or "1,2,4" */
+    uint32_t worlds[PLAN_ROWS_MAX], world_count; /* of it */
+};
+typedef struct plan_request plan_request;
+
+/* The job for so many ranks. */
+static int plan_for(const plan_request *asked, uint32_t world, struct plan_summary *out)
+{
+    job *work = NULL;
+    struct train_plan_options options = {.local_world = (uint32_t)asked->local_world};
+    if (options.local_world > world)
+        options.local_world = world;
+    TRY(job_read_ranks(asked->path, asked->set.items, asked->set.count, world, &work));
+    int rc = train_plan_on(work, &options, out);
+    job_destroy(work);
+    return rc;
+}
+
+/* "1,2,4" in numbers. */
+static int read_worlds(plan_request *asked)
+{
+    uint32_t largest = 0;
+    for (const char *next = asked->ranks;; next++) {
+        char *end = NULL;
+        unsigned long value = *next >= '0' && *next <= '9' ? strtoul(next, &end, 10) : 0;
+        if (value < 1 || value > COMM_RANKS_MAX || (*end != ',' && *end != '\0'))
+            return err_set(ERR_USAGE,
+                           "plan: --ranks is \"%s\", and must be a whole number from 1 to %d, or "
+                           "several with commas between them",
+                           asked->ranks, COMM_RANKS_MAX);
+        if (asked->world_count == PLAN_ROWS_MAX)
+            return err_set(ERR_USAGE, "plan: --ranks lists more than %d numbers", PLAN_ROWS_MAX);
+        asked->worlds[asked->world_count++] = (uint32_t)value;
+        largest = value > largest ? (uint32_t)value : largest;
+        next = end;
+        if (*next == '\0')
+            break;
+    }
+    if (asked->local_world > largest)
+        return err_set(ERR_USAGE, "--ranks-per-host %u is more than --ranks %u",
+                       (unsigned)asked->local_world, largest);
+    if (asked->world_count > 1 && strcmp(asked->path, "-") == 0)
+        return err_set(ERR_USAGE, "plan: standard input can be read for one number of ranks alone: "
+                                  "name a file");
+    return 0;
+}
+
+/* A row for each number of ranks. What is wrong with the job for one of them is that row's problem; where it
+ * can be run by none, the first problem's code is the command's. */
+static int plan_each(const plan_request *asked)
+{
+    static struct cli_ranks_row rows[PLAN_ROWS_MAX]; /* large */
+    enum log_level usual = log_get_level();
+    int rc = 0;
+    bool fits_any = false;
+    for (uint32_t i = 0; i < asked->world_count; i++) {
+        struct cli_ranks_row *row = &rows[i];
+        row->ranks = asked->worlds[i];
+        row->code = plan_for(asked, row->ranks, &row->plan);
+        if (row->code < 0)
+            strncpy(row->problem, err_text(), sizeof row->problem - 1);
+        fits_any = fits_any || row->code == 0;
+        log_set_level(LOG_QUIET); /* the job's warnings have been said */
+    }
+    log_set_level(usual);
+    TRY_GOTO(rc, cli_table_ranks(stdout, rows, asked->world_count, asked->json), done);
+    if (!fits_any)
+        rc = err_set(rows[0].code, "for none of these numbers of ranks; for %u: %s", rows[0].ranks,
+                     rows[0].problem);
+done:
+    return rc;
+}
+
+static int plan_one(const plan_request *asked)
+{
+    static struct plan_summary plan; /* large */
+    TRY(plan_for(asked, asked->worlds[0], &plan));
+    if (asked->json)
+        return cli_plan_json(stdout, &plan);
+    cli_print_plan(stdout, &plan);
+    return 0;
+}
+
+/* A table that is of no job. */
+static int plan_table(const plan_request *asked)
+{
+    if (strcmp(asked->table, "zero") != 0)
+        return err_set(ERR_USAGE, "plan: --table is \"%s\", and the only table is \"zero\"",
+                       asked->table);
+    if (asked->path)
+        return err_set(ERR_USAGE, "plan: --table zero is of no job, and was given \"%s\"",
+                       asked->path);
+    return cli_table_zero(stdout, asked->json);
+}
+
 int cli_plan(int argc, char **argv)
 {
-    cli_texts set = {.count = 0};
-    uint64_t world = 1, local_world = 0;
-    bool json = false;
+    plan_request asked = {.ranks = "1"};
     const cli_option options[] = {
         {.name = "set",
          .type = CLI_TEXTS,
          .value = "KEY.PATH=VALUE",
          .help = "overrides a key of the job; JSON or a bare word; repeatable",
-         .target = &set},
+         .target = &asked.set},
         {.name = "ranks",
-         .type = CLI_COUNT,
-         .value = "N",
-         .help = "plans for N ranks, as mpirun -n N would start them (default: 1)",
-         .min = 1,
-         .max = COMM_RANKS_MAX,
-         .target = &world},
+         .type = CLI_TEXT,
+         .value = "N[,N...]",
+         .help = "plans for N ranks, as mpirun -n N would start them (default: 1);\n"
+                 "of several numbers a table with a row for each",
+         .target = &asked.ranks},
         {.name = "ranks-per-host",
          .type = CLI_COUNT,
          .value = "M",
          .help = "ranks that share a host, its free memory and its drives\n(default: all of them)",
          .min = 1,
          .max = COMM_RANKS_MAX,
-         .target = &local_world},
+         .target = &asked.local_world},
+        {.name = "table",
+         .type = CLI_TEXT,
+         .value = "zero",
+         .help = "prints Table 1 and Table 2 of ZeRO from its formulas; takes no JOB",
+         .target = &asked.table},
         {.name = "json",
          .type = CLI_FLAG,
          .help = "one JSON object, bytes and seconds (default: tables)",
-         .target = &json},
+         .target = &asked.json},
     };
-    const char *path;
     int rc = cli_parse(&cli_plan_command, options, sizeof options / sizeof options[0], argc, argv,
-                       &path);
+                       &asked.path);
     if (rc != 0)
         return rc;
 
     TRY(cli_ranks_refuse("plan"));
-    if (local_world > world)
-        return err_set(ERR_USAGE, "--ranks-per-host %u is more than --ranks %u",
-                       (unsigned)local_world, (unsigned)world);
-    job *asked = NULL;
-    TRY(job_read_ranks(path, set.items, set.count, (uint32_t)world, &asked));
-    static struct plan_summary plan; /* large */
-    TRY_GOTO(rc, train_plan(asked, (uint32_t)local_world, &plan), done);
-    if (json)
-        rc = cli_plan_json(stdout, &plan);
-    else
-        cli_print_plan(stdout, &plan);
-done:
-    job_destroy(asked);
-    return rc;
+    if (asked.table)
+        return plan_table(&asked);
+    if (!asked.path)
+        return err_set(ERR_USAGE, "plan: JOB is missing; sluice plan --help says more");
+    TRY(read_worlds(&asked));
+    return asked.world_count > 1 ? plan_each(&asked) : plan_one(&asked);
 }

@@ -1,18 +1,105 @@
-/* What a setup comes to, in figures: for `plan`, the screen and plan.json. */
+/* What a setup comes to, in figures: for `plan`, the screen and plan.json. All of it is counted from the
+ * compiled programs; rates are those that the plan was made with. */
+#include <assert.h>
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "base/size.h"
+#include "config/machine.h"
 #include "config/options.h"
+#include "plan/zero.h"
 #include "train/train_internal.h"
+
+/* The program that reaches highest in the arena. */
+static const program *highest_program(const traini_setup *self, enum arena_kind which)
+{
+    const program *highest = &self->set.programs[0];
+    for (int k = 1; k < PROGRAM_KIND_COUNT; k++) {
+        const program *prog = &self->set.programs[k];
+        bool is_usual =
+            k == PROGRAM_STEADY && prog->peak_bytes[which] == highest->peak_bytes[which];
+        if (prog->peak_bytes[which] > highest->peak_bytes[which] || is_usual)
+            highest = prog;
+    }
+    return highest;
+}
 
 uint64_t traini_reached_bytes(const traini_setup *self, enum arena_kind which)
 {
-    uint64_t peak = 0;
-    for (int k = 0; k < PROGRAM_KIND_COUNT; k++)
-        peak = size_max(peak, self->set.programs[k].peak_bytes[which]);
-    return peak;
+    return highest_program(self, which)->peak_bytes[which];
 }
+
+/* ---- memory ----------------------------------------------------------------------------------- */
+
+/* "block.3", or what it is where it is no unit's. */
+static const char *unit_name(const traini_setup *self, uint32_t unit)
+{
+    return unit < self->net->unit_count ? self->net->units[unit].name : "the step";
+}
+
+static const char *buffer_kind_name(const buffer *item)
+{
+    return item->state_kind < STATE_KIND_COUNT ? state_kind_name((enum state_kind)item->state_kind)
+                                               : "scratch";
+}
+
+/* The buffer that ends at the peak, who makes it, in which program. */
+static void describe_peak(const traini_setup *self, enum arena_kind which, char *text,
+                          size_t capacity)
+{
+    const program *prog = highest_program(self, which);
+    uint32_t idx = prog->peak_buffer[which];
+    char bytes[SIZE_TEXT_BYTES];
+    text[0] = '\0';
+    if (idx == PROGRAM_NONE)
+        return;
+    const buffer *item = &prog->buffers[idx];
+    size_format(item->size_bytes, bytes);
+    if (item->is_home || item->producer == PROGRAM_NONE) {
+        snprintf(text, capacity, "homes alone; the last is %s of %.40s, %s", buffer_kind_name(item),
+                 unit_name(self, item->unit), bytes);
+        return;
+    }
+    const op *maker = &prog->ops[item->producer];
+    snprintf(text, capacity, "%s of %.40s, %s, made by %s of %.40s in the %s program",
+             buffer_kind_name(item), unit_name(self, item->unit), bytes,
+             op_kind_name((enum op_kind)maker->kind),
+             unit_name(self, maker->unit != PROGRAM_NONE ? maker->unit : item->unit),
+             program_kind_name(prog->kind));
+}
+
+/* How the arenas' bytes add up to their peaks. */
+static void summarize_memory(const traini_setup *self, struct plan_summary *out)
+{
+    const program *steady = &self->set.programs[PROGRAM_STEADY];
+    const plan_homes *homes = &self->set.homes;
+    uint64_t end[ARENA_COUNT] = {0}, known[ARENA_COUNT] = {0};
+    memcpy(out->home_bytes, self->set.home_bytes, sizeof out->home_bytes);
+    out->second_bytes = self->set.second_bytes;
+    for (uint32_t u = 0; u < self->plan.unit_count; u++)
+        if (homes->saves[u] != PROGRAM_NONE)
+            out->save_bytes += steady->buffers[homes->saves[u]].size_bytes;
+    for (uint64_t i = 0; i < steady->home_count; i++) {
+        const buffer *item = &steady->buffers[i];
+        end[item->arena] = size_max(end[item->arena], item->offset_bytes + item->size_bytes);
+        if (item->state_kind == STATE_KIND_COUNT)
+            out->scratch_bytes[item->arena] += item->size_bytes;
+    }
+    known[ARENA_NVME] = out->save_bytes + out->second_bytes;
+    for (int a = 0; a < ARENA_COUNT; a++) {
+        known[a] += out->scratch_bytes[a];
+        for (int kind = 0; kind < STATE_KIND_COUNT; kind++)
+            known[a] += out->home_bytes[kind][a];
+        out->budget_bytes[a] = self->plan.budget_bytes[a];
+        out->peak_bytes[a] = traini_reached_bytes(self, (enum arena_kind)a);
+        out->padding_bytes[a] = end[a] - known[a];
+        out->moving_bytes[a] = out->peak_bytes[a] - end[a];
+        describe_peak(self, (enum arena_kind)a, out->peak_what[a], sizeof out->peak_what[a]);
+    }
+}
+
+/* ---- time ------------------------------------------------------------------------------------- */
 
 /* The part of all steps that commit. */
 static double commit_share(const plan_job *plan)
@@ -32,85 +119,243 @@ static bool commits_apart(const plan_job *plan, const plan_set *set)
     return plan->commits && set->commit == PLAN_COMMIT_APART;
 }
 
-double traini_mean_step_ns(const plan_job *plan, const plan_set *set)
+/* Of a step that commits, with the program that does it. */
+static double committed_ns(const plan_job *plan, const plan_set *set)
 {
-    double with_ns = (double)set->programs[PROGRAM_STEADY].predicted_ns;
-    if (commits_apart(plan, set))
-        with_ns += (double)set->programs[PROGRAM_SAVE].predicted_ns;
-    return mean_ns(plan, with_ns, (double)set->uncommitted_ns);
+    double ns = (double)set->programs[PROGRAM_STEADY].predicted_ns;
+    return commits_apart(plan, set) ? ns + (double)set->programs[PROGRAM_SAVE].predicted_ns : ns;
 }
 
-struct lane_sums {
-    double bytes[LANE_COUNT], ns[LANE_COUNT];
+double traini_mean_step_ns(const plan_job *plan, const plan_set *set)
+{
+    return mean_ns(plan, committed_ns(plan, set), (double)set->uncommitted_ns);
+}
+
+/* What the ops of the mean step ask for, summed. */
+struct step_sums {
+    double lane_bytes[LANE_COUNT], lane_ns[LANE_COUNT];
+    double bytes[RESOURCE_COUNT], seconds[RESOURCE_COUNT], growing_seconds[RESOURCE_COUNT];
+    double passes_seconds[RESOURCE_COUNT]; /* of forward, recomputation and backward alone */
+    double flops;
+    double read[STATE_KIND_COUNT], written[STATE_KIND_COUNT];
+    double committed; /* bytes that only commits write */
 };
 
-/* What the program's lanes do in the mean step: `share` of all steps run what is a commit's, be it some of
- * the ops or the whole program. */
-static void add_lanes(const program *prog, double share, bool is_commit, struct lane_sums *sums)
+static bool is_pass(const op *item)
 {
-    for (uint64_t i = 0; i < prog->op_count; i++) {
-        const op *item = &prog->ops[i];
-        double part = item->if_commits || is_commit ? share : 1;
-        sums->bytes[item->lane] += part * (double)op_moved_bytes(item);
-        sums->ns[item->lane] += part * (double)(item->predicted_end_ns - item->predicted_start_ns);
+    return item->kind == OP_FORWARD || item->kind == OP_RECOMPUTE || item->kind == OP_BACKWARD;
+}
+
+/* Whether more tokens mean more of it: passes, activations, and copies of no state, which are tokens and
+ * losses. */
+static bool grows_with_tokens(const op *item)
+{
+    bool is_copy = item->kind == OP_H2D || item->kind == OP_D2H;
+    return is_pass(item) || item->state_kind == STATE_ACTIVATIONS ||
+           item->state_kind == STATE_INNER_ACTIVATIONS ||
+           (is_copy && item->state_kind == PROGRAM_NONE);
+}
+
+static void add_op(const plan_machine *rates, const op *item, double part, bool is_commit,
+                   struct step_sums *sums)
+{
+    const op_demand *demand = &item->demand;
+    double seconds[RESOURCE_COUNT];
+    const double bytes[RESOURCE_COUNT] = {
+        [RESOURCE_DRIVE] = (double)demand->drive_read_bytes + (double)demand->drive_write_bytes,
+        [RESOURCE_H2D] = (double)demand->h2d_bytes,
+        [RESOURCE_D2H] = (double)demand->d2h_bytes,
+        [RESOURCE_DRAM] = (double)demand->dram_bytes,
+        [RESOURCE_DEVICE] = (double)demand->device_bytes,
+        [RESOURCE_COMM] = (double)demand->comm_bytes,
+    };
+    plan_demand_seconds(rates, demand, seconds);
+    for (int r = 0; r < RESOURCE_COUNT; r++) {
+        sums->bytes[r] += part * bytes[r];
+        sums->seconds[r] += part * seconds[r];
+        sums->growing_seconds[r] += grows_with_tokens(item) ? part * seconds[r] : 0;
+        sums->passes_seconds[r] += is_pass(item) ? part * seconds[r] : 0;
+    }
+    sums->lane_bytes[item->lane] += part * (double)op_moved_bytes(item);
+    sums->lane_ns[item->lane] += part * (double)(item->predicted_end_ns - item->predicted_start_ns);
+    sums->flops += part * demand->device_flops;
+    if (is_commit)
+        sums->committed += part * (double)demand->drive_write_bytes;
+    else if (item->state_kind < STATE_KIND_COUNT) {
+        sums->read[item->state_kind] += part * (double)demand->drive_read_bytes;
+        sums->written[item->state_kind] += part * (double)demand->drive_write_bytes;
     }
 }
 
-/* Of the mean step: its lanes, what they are busy, and the one that is so longest. */
-static void summarize_lanes(const traini_setup *self, struct plan_summary *out)
+/* The program's ops in the mean step: `share` of all steps run what is a commit's, be it some of the ops or
+ * the whole program. */
+static void add_program(const plan_machine *rates, const program *prog, double share, bool commits,
+                        struct step_sums *sums)
 {
-    struct lane_sums sums = {0};
+    for (uint64_t i = 0; i < prog->op_count; i++) {
+        bool is_commit = commits || prog->ops[i].if_commits;
+        add_op(rates, &prog->ops[i], is_commit ? share : 1, is_commit, sums);
+    }
+}
+
+static void sum_step(const traini_setup *self, struct step_sums *sums)
+{
+    const plan_machine *rates = &self->plan.machine;
     double share = commit_share(&self->plan);
-    add_lanes(&self->set.programs[PROGRAM_STEADY], share, false, &sums);
+    memset(sums, 0, sizeof *sums);
+    add_program(rates, &self->set.programs[PROGRAM_STEADY], share, false, sums);
     if (commits_apart(&self->plan, &self->set))
-        add_lanes(&self->set.programs[PROGRAM_SAVE], share, true, &sums);
+        add_program(rates, &self->set.programs[PROGRAM_SAVE], share, true, sums);
+}
+
+static uint64_t whole(double value)
+{
+    return (uint64_t)(value + 0.5);
+}
+
+/* Of the mean step: its lanes, what they are busy, and the one that is so longest. */
+static void summarize_lanes(const struct step_sums *sums, struct plan_summary *out)
+{
     int busiest = LANE_COMPUTE;
     for (int i = 0; i < LANE_COUNT; i++) {
-        out->lane_bytes[i] = (uint64_t)(sums.bytes[i] + 0.5);
-        out->lane_seconds[i] = sums.ns[i] * 1e-9;
-        if (sums.ns[i] > sums.ns[busiest])
+        out->lane_bytes[i] = whole(sums->lane_bytes[i]);
+        out->lane_seconds[i] = sums->lane_ns[i] * 1e-9;
+        if (sums->lane_ns[i] > sums->lane_ns[busiest])
             busiest = i;
     }
     out->bottleneck = lane_kind_name((enum lane_kind)busiest);
 }
 
-void traini_setup_summary(const traini_setup *self, struct plan_summary *out)
+static void summarize_links(const traini_setup *self, const struct step_sums *sums,
+                            struct plan_summary *out)
 {
-    memset(out, 0, sizeof *out);
-    const program *steady = &self->set.programs[PROGRAM_STEADY];
-    const struct job_model *m = &self->job->model;
-    snprintf(out->model_name, sizeof out->model_name, "%s", m->preset[0] ? m->preset : m->family);
-    out->param_count = self->net->param_count;
-    out->unit_count = self->net->unit_count;
-    memcpy(out->home_bytes, self->set.home_bytes, sizeof out->home_bytes);
-    for (int a = 0; a < ARENA_COUNT; a++) {
-        out->budget_bytes[a] = self->plan.budget_bytes[a];
-        out->peak_bytes[a] = traini_reached_bytes(self, (enum arena_kind)a);
+    static_assert((int)RESOURCE_COUNT <= (int)PLAN_LINKS_MAX, "all resources have a row");
+    enum plan_resource computes =
+        self->plan.machine.device_is_cpu ? RESOURCE_CORES : RESOURCE_DEVICE;
+    double tokens = (double)(self->job->accumulation * self->net->micro_batch * self->net->tokens);
+    out->computing_seconds = sums->passes_seconds[computes];
+    out->busiest = plan_resource_name(computes);
+    out->busiest_seconds = sums->seconds[computes];
+    for (int r = 0; r < RESOURCE_COUNT; r++) {
+        double seconds = sums->seconds[r], growing = sums->growing_seconds[r];
+        if (seconds <= 0)
+            continue;
+        bool is_computing = r == (int)computes;
+        out->links[out->link_count++] = (struct plan_link){
+            .name = plan_resource_name((enum plan_resource)r),
+            .bytes = sums->bytes[r],
+            .bytes_per_second = is_computing ? 0 : sums->bytes[r] / seconds,
+            .seconds = seconds,
+            .growing_seconds = growing,
+            .is_computing = is_computing,
+            .hidden_tokens = is_computing ? 0
+                                          : zero_hidden_tokens(fmax(seconds - growing, 0), growing,
+                                                               out->computing_seconds, tokens),
+        };
+        if (seconds > out->busiest_seconds) {
+            out->busiest = plan_resource_name((enum plan_resource)r);
+            out->busiest_seconds = seconds;
+        }
     }
-    summarize_lanes(self, out);
-    out->step_seconds = traini_mean_step_ns(&self->plan, &self->set) * 1e-9;
+}
+
+/* What commits cost, and what the drives' wear comes from. */
+static void summarize_writes(const traini_setup *self, const struct step_sums *sums,
+                             struct plan_summary *out)
+{
+    const plan_job *plan = &self->plan;
+    const plan_set *set = &self->set;
+    bool is_apart = !plan->commits || set->commit == PLAN_COMMIT_APART;
+    const program *from = &set->programs[is_apart ? PROGRAM_SAVE : PROGRAM_STEADY];
+    for (uint64_t i = 0; i < from->op_count; i++)
+        if (is_apart || from->ops[i].if_commits)
+            out->commit_bytes += from->ops[i].demand.drive_write_bytes;
+    out->commit_every = plan->commits ? size_max(plan->commit_every, 1) : 0;
+    double longer_ns = plan->commits ? committed_ns(plan, set) - (double)set->uncommitted_ns
+                                     : (double)from->predicted_ns;
+    out->commit_seconds = fmax(longer_ns, 0) * 1e-9;
+    double written = sums->committed;
+    for (int kind = 0; kind < STATE_KIND_COUNT; kind++) {
+        out->read_bytes[kind] = whole(sums->read[kind]);
+        out->written_bytes[kind] = whole(sums->written[kind]);
+        written += sums->written[kind];
+    }
+    out->commit_share_bytes = whole(sums->committed);
+    out->drive_written_bytes = whole(written);
+}
+
+static void summarize_time(const traini_setup *self, struct plan_summary *out)
+{
+    const plan_job *plan = &self->plan;
+    struct step_sums sums;
+    sum_step(self, &sums);
+    summarize_lanes(&sums, out);
+    summarize_links(self, &sums, out);
+    summarize_writes(self, &sums, out);
+    out->step_seconds = traini_mean_step_ns(plan, &self->set) * 1e-9;
     out->bound_seconds =
-        mean_ns(&self->plan, (double)self->set.bound_ns, (double)self->set.uncommitted_bound_ns) *
-        1e-9;
-    out->tokens_per_step =
-        self->ranks.world * self->job->accumulation * self->net->micro_batch * self->net->tokens;
-    out->world_size = self->ranks.world;
-    out->zero_stage = self->job->zero_stage;
-    for (uint64_t i = 0; i < steady->op_count; i++)
-        out->sent_bytes += steady->ops[i].demand.comm_bytes;
-    out->tile_elems = self->set.tile_elems;
-    out->held_stages = self->set.held_stages;
-    out->second_bytes = self->set.second_bytes;
-    out->op_count = steady->op_count;
+        mean_ns(plan, (double)self->set.bound_ns, (double)self->set.uncommitted_bound_ns) * 1e-9;
+    out->hardware_flops = sums.flops;
+    out->model_flops = model_step_flops(self->net, out->tokens_per_step);
+    out->sent_bytes = whole(sums.bytes[RESOURCE_COMM]);
+    out->machine_is_measured = plan->machine.is_measured;
+}
+
+/* ---- what it is ------------------------------------------------------------------------------- */
+
+static void summarize_job(const traini_setup *self, struct plan_summary *out)
+{
     static const char *const updates[] = {
         [PLAN_UPDATE_AFTER_BACKWARD] = "after_backward",
         [PLAN_UPDATE_IN_NEXT_FORWARD] = "in_next_forward",
         [PLAN_UPDATE_IN_BACKWARD] = "in_backward",
         [PLAN_UPDATE_DELAYED_ONE_STEP] = "delayed_one_step",
     };
+    const struct job_model *m = &self->job->model;
+    snprintf(out->model_name, sizeof out->model_name, "%s", m->preset[0] ? m->preset : m->family);
+    out->param_count = self->net->param_count;
+    out->unit_count = self->net->unit_count;
+    out->world_size = self->ranks.world;
+    out->ranks_per_host = (uint32_t)size_max(self->ranks.local_world, 1);
+    out->zero_stage = self->job->zero_stage;
+    out->micro_batch = self->net->micro_batch;
+    out->micro_batch_count = self->job->accumulation;
+    out->seq_length = self->net->tokens;
+    out->tokens_per_step =
+        self->ranks.world * self->job->accumulation * self->net->micro_batch * self->net->tokens;
+    out->tile_elems = self->set.tile_elems;
+    out->held_stages = self->set.held_stages;
+    out->op_count = self->set.programs[PROGRAM_STEADY].op_count;
     out->update = updates[self->plan.update];
     out->order = self->plan.order == PLAN_BATCH_MAJOR ? "batch_major" : "layer_major";
-    out->machine_is_measured = self->plan.machine.is_measured;
+    snprintf(out->machine_name, sizeof out->machine_name, "defaults");
+}
+
+void traini_setup_summary(const traini_setup *self, struct plan_summary *out)
+{
+    memset(out, 0, sizeof *out);
+    summarize_job(self, out);
+    summarize_memory(self, out);
+    summarize_time(self, out);
+}
+
+/* What a machine file says that no plan is made from. Of drives all or nothing: a sum over some of them would
+ * say too little. */
+static void add_machine(const struct machine *from, struct plan_summary *out)
+{
+    snprintf(out->machine_name, sizeof out->machine_name, "%s", from->name);
+    out->peak_flops = from->device.peak_flops;
+    bool knows_capacity = true, knows_endurance = true;
+    for (uint32_t d = 0; d < from->drive_count; d++) {
+        const struct machine_drive *drive = &from->drives[d];
+        uint64_t count = size_max(drive->count, 1);
+        out->drive_capacity_bytes += count * drive->capacity_bytes;
+        out->drive_endurance_bytes += (double)count * drive->endurance_bytes;
+        knows_capacity = knows_capacity && drive->capacity_bytes > 0;
+        knows_endurance = knows_endurance && drive->endurance_bytes > 0;
+    }
+    out->drive_capacity_bytes = knows_capacity ? out->drive_capacity_bytes : 0;
+    out->drive_endurance_bytes = knows_endurance ? out->drive_endurance_bytes : 0;
 }
 
 void train_list_keys(FILE *out)
@@ -121,15 +366,18 @@ void train_list_keys(FILE *out)
 int train_plan_on(const struct job *asked, const struct train_plan_options *options,
                   struct plan_summary *out)
 {
-    return train_plan(asked, options->local_world, out);
+    traini_setup *setup;
+    struct traini_setup_options inputs = {.local_world = options->local_world};
+    TRY(traini_setup_create(asked, &inputs, &setup));
+    traini_setup_summary(setup, out);
+    if (options->machine)
+        add_machine(options->machine, out);
+    traini_setup_destroy(setup);
+    return 0;
 }
 
 int train_plan(const struct job *asked, uint32_t local_world, struct plan_summary *out)
 {
-    traini_setup *setup;
-    struct traini_setup_options options = {.local_world = local_world};
-    TRY(traini_setup_create(asked, &options, &setup));
-    traini_setup_summary(setup, out);
-    traini_setup_destroy(setup);
-    return 0;
+    struct train_plan_options options = {.local_world = local_world};
+    return train_plan_on(asked, &options, out);
 }

@@ -53,61 +53,82 @@ struct train_rank {
     uint64_t resident_bytes_max;
 };
 
-enum { PLAN_REASONS_MAX = 24, PLAN_REASON_BYTES = 256, PLAN_LINKS_MAX = 8 };
+enum {
+    PLAN_REASONS_MAX = 24,
+    PLAN_REASON_BYTES = 256,
+    PLAN_PEAK_BYTES = 192,
+    PLAN_LINKS_MAX = 8,
+};
 
-/* A resource that moves bytes: what a step asks of it, and from how many tokens a step on it hides behind
- * computing. */
+/* What the ops of a rank's steady step ask of one resource (enum plan_resource), and from how many tokens a
+ * step on that hides behind computing. Growing is what there is more of with more tokens: activations, and
+ * the passes themselves. The rest, states on their way, is the same for any number of them (in the order
+ * batch_major: for any size of micro-batch). */
 struct plan_link {
-    const char *name;        /* "drive", "h2d", "d2h", "dram", "comm" */
-    double bytes;            /* of each rank, in a steady step; drive: read and written */
-    double bytes_per_second; /* of each rank, as the plan takes it */
-    double seconds;          /* bytes at that rate */
-    double
-        hidden_tokens; /* T*: tokens of a rank's step at which its work equals that of computing, where
-                                its bytes do not grow with the tokens; 0: it moves nothing; INFINITY: what
-                                grows with them already takes longer than computing them */
+    const char *name;        /* "drive", "h2d", "d2h", "dram", "cores", "device", "comm" */
+    double bytes;            /* drive: read and written; cores: 0 */
+    double bytes_per_second; /* as the plan takes it; drive: of this mix; 0: it moves no bytes */
+    double seconds;          /* that all of the resource is needed */
+    double growing_seconds;  /* of these, what grows with the tokens */
+    bool is_computing;       /* the passes run on it: hidden_tokens is 0 */
+    double hidden_tokens; /* T*: tokens of a rank's step at which the resource is needed as long as
+                                computing takes; 0: at any number; INFINITY: at none, because what grows
+                                takes longer than computing as it is */
 };
 
 struct plan_summary {
     char model_name[96];
-    uint32_t world_size, zero_stage;
+    uint32_t world_size, zero_stage, ranks_per_host;
     uint64_t sent_bytes; /* by each rank to others in a steady step */
     uint64_t param_count, unit_count;
-    uint64_t home_bytes[STATE_KIND_COUNT]
-                       [ARENA_COUNT]; /* where each state rests; of each rank, as all below */
+    uint64_t micro_batch, micro_batch_count, seq_length; /* of a rank's step: B, how many, T */
+    /* Of each rank, as all below. What lies in an arena adds up: homes of states, scratch, places of the
+     * state on the slab, padding (alignment and rounding), and above all homes what is under way, to the peak. */
+    uint64_t home_bytes[STATE_KIND_COUNT][ARENA_COUNT]; /* where each state rests */
+    uint64_t scratch_bytes[ARENA_COUNT]; /* workspace, tables, tokens, losses, norms */
+    uint64_t save_bytes;   /* of nvme: places of optimizer state that is homed in memory */
+    uint64_t second_bytes; /* of nvme: the second places of optimizer state (run.commit_every) */
+    uint64_t padding_bytes[ARENA_COUNT];
+    uint64_t moving_bytes[ARENA_COUNT];
     uint64_t budget_bytes[ARENA_COUNT], peak_bytes[ARENA_COUNT];
+    /* The buffer that ends at the peak, who makes it, and in which program. "": nothing lies there. */
+    char peak_what[ARENA_COUNT][PLAN_PEAK_BYTES];
     /* Of a steady step, in the mean over those that commit and those that do not: */
     uint64_t lane_bytes[LANE_COUNT];
-    double lane_seconds[LANE_COUNT];
-    double step_seconds;  /* predicted */
-    double bound_seconds; /* per phase, the busiest resource's work */
-    uint64_t tokens_per_step, tile_elems, held_stages, op_count;
-    uint64_t second_bytes;  /* of nvme: the second places of optimizer state (run.commit_every) */
-    const char *bottleneck; /* lane with most predicted work */
-    const char *order;      /* schedule.order */
-    const char *update;     /* schedule.update in use */
+    double lane_seconds[LANE_COUNT]; /* that an op of the lane runs */
+    double step_seconds;             /* predicted */
+    double bound_seconds;            /* per phase, the busiest resource's work */
+    double
+        schedule_bound_seconds; /* a bound that knows the dependencies too: at least bound_seconds; 0: none */
+    uint32_t link_count;
+    struct plan_link links[PLAN_LINKS_MAX]; /* by enum plan_resource, those that are used */
+    const char
+        *bottleneck; /* the lane that is busy longest: what a measurement can be compared with */
+    const char *busiest;    /* the resource that is needed longest; read and write are one drive */
+    double busiest_seconds; /* that it is needed */
+    double computing_seconds; /* of the passes alone, on the resource that computes */
+    uint64_t tokens_per_step, tile_elems, held_stages, op_count; /* tokens: of all ranks */
+    const char *order;                                           /* schedule.order */
+    const char *update;                                          /* schedule.update in use */
     bool machine_is_measured;
     char machine_name[96]; /* "defaults", or machine.json's */
     /* Why each state rests where it does, in sentences. */
     uint32_t reason_count;
     char reasons[PLAN_REASONS_MAX][PLAN_REASON_BYTES];
-    char peak_what[ARENA_COUNT]
-                  [128];   /* the buffer that reaches the peak, and in which program and op */
     double model_flops;    /* of a step, all ranks, as the field counts them: no recomputation */
     double hardware_flops; /* of a step, of each rank: recomputation included */
     double peak_flops;     /* of a rank's device; 0: not known */
-    double
-        schedule_bound_seconds; /* a bound that knows the dependencies too: at least bound_seconds */
-    uint32_t link_count;
-    struct plan_link links[PLAN_LINKS_MAX];
+    /* Of each rank: */
     uint64_t
-        commit_bytes; /* that a commit writes beyond what the step writes anyway, of each rank */
-    double commit_seconds;         /* that it makes its step longer */
-    uint64_t commit_every;         /* run.commit_every; 0: at clean stops alone */
-    uint64_t drive_written_bytes;  /* by each rank, in the mean step */
+        commit_bytes; /* that a commit writes to the drives beyond what its step writes anyway */
+    double commit_seconds; /* that it makes its step longer */
+    uint64_t commit_every; /* run.commit_every; 0: at clean stops alone */
+    uint64_t read_bytes[STATE_KIND_COUNT], written_bytes[STATE_KIND_COUNT]; /* of the drives, in the
+                                                                mean step; without what commits write */
+    uint64_t commit_share_bytes;   /* what commits write, in the mean step */
+    uint64_t drive_written_bytes;  /* all of it */
     uint64_t drive_capacity_bytes; /* of all drives of a host; 0: not known */
     double drive_endurance_bytes;  /* likewise */
-    uint32_t ranks_per_host;
 };
 
 struct train_summary {

@@ -1,0 +1,385 @@
+/* What a plan says, for people: every figure can be followed by hand from those beside it. See cli_report.h.
+ *
+ *   bytes of an arena    states + scratch + places + padding + under way = peak
+ *   seconds of a resource  bytes a step / rate;  the largest is what the step cannot be shorter than
+ *   hidden from (T*)     tokens of a rank's step at which those seconds are computing's (plan/zero.h) */
+#include "cli/cli_report.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdbool.h>
+#include <string.h>
+
+#include "base/size.h"
+#include "cli/cli.h"
+
+enum { REPORT_TEXT_BYTES = 48 };
+
+/* Writes a count with a unit: "2048", "12.3K", "7.52M", "1.56B". */
+static const char *report_count(double value, char text[REPORT_TEXT_BYTES])
+{
+    if (value >= 1e12)
+        snprintf(text, REPORT_TEXT_BYTES, "%.2fT", value / 1e12);
+    else if (value >= 1e9)
+        snprintf(text, REPORT_TEXT_BYTES, "%.2fB", value / 1e9);
+    else if (value >= 1e6)
+        snprintf(text, REPORT_TEXT_BYTES, "%.2fM", value / 1e6);
+    else if (value >= 1e4)
+        snprintf(text, REPORT_TEXT_BYTES, "%.1fK", value / 1e3);
+    else
+        snprintf(text, REPORT_TEXT_BYTES, "%.0f", value);
+    return text;
+}
+
+/* Decimal bytes, as drives are sold: "24.94 GB". */
+static const char *report_bytes(double value, char text[REPORT_TEXT_BYTES])
+{
+    static const char *const units[] = {"B", "kB", "MB", "GB", "TB", "PB", "EB"};
+    size_t unit = 0;
+    while (value >= 1000 && unit + 1 < sizeof units / sizeof units[0]) {
+        value /= 1000;
+        unit++;
+    }
+    snprintf(text, REPORT_TEXT_BYTES, unit ? "%.2f %s" : "%.0f %s", value, units[unit]);
+    return text;
+}
+
+struct cli_plan_figures cli_plan_figures_of(const struct plan_summary *plan)
+{
+    struct cli_plan_figures out = {0};
+    double step = plan->step_seconds, ranks = plan->world_size;
+    if (plan->param_count > 0)
+        out.written_per_parameter =
+            (double)plan->drive_written_bytes * ranks / (double)plan->param_count;
+    if (step <= 0)
+        return out;
+    out.steps_per_hour = 3600 / step;
+    out.tokens_per_second = (double)plan->tokens_per_step / step;
+    out.rank_flops_per_second = plan->model_flops / ranks / step;
+    out.hardware_flops_per_second = plan->hardware_flops / step;
+    if (plan->peak_flops > 0)
+        out.mfu = out.rank_flops_per_second / plan->peak_flops;
+    if (plan->bound_seconds > 0)
+        out.over_bound = step / plan->bound_seconds - 1;
+    if (plan->schedule_bound_seconds > 0)
+        out.over_schedule_bound = step / plan->schedule_bound_seconds - 1;
+    out.host_bytes_a_day = 86400 / step * (double)plan->drive_written_bytes * plan->ranks_per_host;
+    if (plan->drive_endurance_bytes > 0 && out.host_bytes_a_day > 0)
+        out.drive_days = plan->drive_endurance_bytes / out.host_bytes_a_day;
+    return out;
+}
+
+/* ---- what it is ------------------------------------------------------------------------------- */
+
+static void report_job(FILE *out, const struct plan_summary *plan)
+{
+    char text[REPORT_TEXT_BYTES];
+    fprintf(out, "model        %s, %s parameters in %" PRIu64 " units\n", plan->model_name,
+            report_count((double)plan->param_count, text), plan->unit_count);
+    fprintf(out,
+            "a step       %s tokens: %" PRIu64 " micro-batch%s of %" PRIu64 " x %" PRIu64
+            "%s, %s,\n             update %s\n",
+            report_count((double)plan->tokens_per_step, text), plan->micro_batch_count,
+            plan->micro_batch_count == 1 ? "" : "es", plan->micro_batch, plan->seq_length,
+            plan->world_size > 1 ? " on each rank" : "", plan->order, plan->update);
+    fprintf(out, "machine      %s%s\n", plan->machine_name,
+            strcmp(plan->machine_name, "defaults") != 0 ? ""
+            : plan->machine_is_measured                 ? ""
+                                        : ": rates are guesses; sluice probe measures them");
+    if (plan->world_size > 1)
+        fprintf(out,
+                "ranks        %" PRIu32 ", %" PRIu32 " a host, ZeRO stage %" PRIu32
+                "; each sends %s a step.\n             All figures are of each rank, but where "
+                "hosts or all are named.\n",
+                plan->world_size, plan->ranks_per_host, plan->zero_stage,
+                report_bytes((double)plan->sent_bytes, text));
+}
+
+/* ---- memory ----------------------------------------------------------------------------------- */
+
+/* A row of bytes by arena; `per_parameter` 0: without that column. Rows of nothing are left out. */
+static void report_row(FILE *out, const char *label, const uint64_t bytes[ARENA_COUNT],
+                       double params, bool always)
+{
+    char text[SIZE_TEXT_BYTES];
+    uint64_t sum = 0;
+    for (int arena = 0; arena < ARENA_COUNT; arena++)
+        sum += bytes[arena];
+    if (sum == 0 && !always)
+        return;
+    fprintf(out, "%-26s", label);
+    for (int arena = 0; arena < ARENA_COUNT; arena++)
+        fprintf(out, " %13s", bytes[arena] ? size_format(bytes[arena], text) : "-");
+    if (params > 0 && sum > 0)
+        fprintf(out, " %11.2f", (double)sum / params);
+    fputc('\n', out);
+}
+
+static void report_memory(FILE *out, const struct plan_summary *plan)
+{
+    double params = (double)plan->param_count;
+    uint64_t places[2][ARENA_COUNT] = {{0}}, host[ARENA_COUNT], all[ARENA_COUNT];
+    places[0][ARENA_NVME] = plan->save_bytes;
+    places[1][ARENA_NVME] = plan->second_bytes;
+    fprintf(out, "\n%-26s %13s %13s %13s %11s\n", plan->world_size > 1 ? "of each rank" : "state",
+            "device", "host", "nvme", "B/parameter");
+    for (int kind = 0; kind < STATE_KIND_COUNT; kind++)
+        report_row(out, state_kind_name((enum state_kind)kind), plan->home_bytes[kind], params,
+                   true);
+    report_row(out, "optimizer, to be saved to", places[0], params, false);
+    report_row(out, "optimizer, second place", places[1], params, false);
+    report_row(out, "scratch and tables", plan->scratch_bytes, 0, false);
+    report_row(out, "alignment", plan->padding_bytes, 0, false);
+    report_row(out, "under way", plan->moving_bytes, 0, false);
+    report_row(out, "= peak", plan->peak_bytes, params, true);
+    report_row(out, "budget", plan->budget_bytes, 0, true);
+    if (plan->world_size > 1) {
+        for (int arena = 0; arena < ARENA_COUNT; arena++) {
+            host[arena] = plan->peak_bytes[arena] * plan->ranks_per_host;
+            all[arena] = plan->peak_bytes[arena] * plan->world_size;
+        }
+        report_row(out, "peak of a host", host, 0, true);
+        report_row(out, "peak of all", all, params, true);
+    }
+    fputs("\nat the peak\n", out);
+    for (int arena = 0; arena < ARENA_COUNT; arena++)
+        if (plan->peak_what[arena][0])
+            fprintf(out, "  %-10s %s\n", arena_kind_name((enum arena_kind)arena),
+                    plan->peak_what[arena]);
+}
+
+void cli_print_folded(FILE *out, const char *text)
+{
+    enum { WIDTH = 86 };
+    const char *lead = "  ";
+    while (*text) {
+        size_t length = strlen(text);
+        if (length > WIDTH) {
+            length = WIDTH;
+            while (length > 0 && text[length] != ' ')
+                length--;
+            length = length ? length : WIDTH;
+        }
+        fprintf(out, "%s%.*s\n", lead, (int)length, text);
+        text += length;
+        while (*text == ' ')
+            text++;
+        lead = "    ";
+    }
+}
+
+static void report_reasons(FILE *out, const struct plan_summary *plan)
+{
+    if (plan->reason_count > 0)
+        fputs("\nwhy\n", out);
+    for (uint32_t i = 0; i < plan->reason_count; i++)
+        cli_print_folded(out, plan->reasons[i]);
+}
+
+/* ---- speed ------------------------------------------------------------------------------------ */
+
+static double percent(double part, double of)
+{
+    return of > 0 ? 100 * part / of : 0;
+}
+
+static void report_speed(FILE *out, const struct plan_summary *plan,
+                         const struct cli_plan_figures *figures)
+{
+    double step = plan->step_seconds, lane = 0;
+    for (int i = 0; i < LANE_COUNT; i++)
+        if (strcmp(plan->bottleneck, lane_kind_name((enum lane_kind)i)) == 0)
+            lane = plan->lane_seconds[i];
+    fprintf(out, "\npredicted    %.3f s a step, %.1f tokens/s, %.1f steps an hour\n", step,
+            figures->tokens_per_second, figures->steps_per_hour);
+    fprintf(out,
+            "bound        %.3f s, the busiest resource of each phase: the step takes %.1f%% more\n",
+            plan->bound_seconds, 100 * figures->over_bound);
+    if (plan->schedule_bound_seconds > 0)
+        fprintf(out, "             %.3f s with what ops wait for: the step takes %.1f%% more\n",
+                plan->schedule_bound_seconds, 100 * figures->over_schedule_bound);
+    fprintf(out, "bound by     lane %s, busy %.1f%% of the step; resource %s, %.1f%%\n",
+            plan->bottleneck, percent(lane, step), plan->busiest,
+            percent(plan->busiest_seconds, step));
+    fprintf(out, "computing    %.3f TFLOPS a rank, %.3f with recomputation; ",
+            figures->rank_flops_per_second / 1e12, figures->hardware_flops_per_second / 1e12);
+    if (plan->peak_flops > 0)
+        fprintf(out, "MFU %.1f%% of %.2f TFLOPS\n", 100 * figures->mfu, plan->peak_flops / 1e12);
+    else
+        fputs("MFU unknown without its peak\n", out);
+}
+
+/* "0.0004", "70.285": at least three digits that say something. */
+static const char *report_seconds(double seconds, char text[REPORT_TEXT_BYTES])
+{
+    snprintf(text, REPORT_TEXT_BYTES, seconds < 0.0995 ? "%.5f" : "%.3f", seconds);
+    return text;
+}
+
+/* "-" for none. */
+static const char *report_scaled(double value, double unit, int digits,
+                                 char text[REPORT_TEXT_BYTES])
+{
+    if (value > 0)
+        snprintf(text, REPORT_TEXT_BYTES, "%.*f", digits, value / unit);
+    else
+        snprintf(text, REPORT_TEXT_BYTES, "-");
+    return text;
+}
+
+static void report_lanes(FILE *out, const struct plan_summary *plan)
+{
+    char moved[REPORT_TEXT_BYTES], rate[REPORT_TEXT_BYTES], busy[REPORT_TEXT_BYTES];
+    fprintf(out, "\n%-12s %12s %11s %12s %12s\n", "lane", "GB a step", "GB/s", "busy s",
+            "of the step");
+    for (int lane = 0; lane < LANE_COUNT; lane++) {
+        double bytes = (double)plan->lane_bytes[lane], seconds = plan->lane_seconds[lane];
+        if (bytes <= 0 && seconds <= 0)
+            continue;
+        fprintf(out, "%-12s %12s %11s %12s %11.1f%%\n", lane_kind_name((enum lane_kind)lane),
+                report_scaled(bytes, 1e9, 3, moved),
+                report_scaled(seconds > 0 ? bytes / seconds : 0, 1e9, 2, rate),
+                report_seconds(seconds, busy), percent(seconds, plan->step_seconds));
+    }
+}
+
+/* From how many tokens the resource is hidden behind computing. */
+static const char *report_hidden(const struct plan_link *link, char text[REPORT_TEXT_BYTES])
+{
+    if (link->is_computing)
+        snprintf(text, REPORT_TEXT_BYTES, "computes");
+    else if (isinf(link->hidden_tokens))
+        snprintf(text, REPORT_TEXT_BYTES, "never");
+    else
+        report_count(ceil(link->hidden_tokens), text);
+    return text;
+}
+
+static void report_links(FILE *out, const struct plan_summary *plan)
+{
+    char moved[REPORT_TEXT_BYTES], rate[REPORT_TEXT_BYTES], work[REPORT_TEXT_BYTES];
+    char hidden[REPORT_TEXT_BYTES];
+    uint64_t tokens = plan->world_size ? plan->tokens_per_step / plan->world_size : 0;
+    fprintf(out, "\n%-12s %12s %11s %12s %12s %15s\n", "resource", "GB a step", "GB/s", "work s",
+            "of the step", "hidden from T*");
+    for (uint32_t i = 0; i < plan->link_count; i++) {
+        const struct plan_link *link = &plan->links[i];
+        report_scaled(link->bytes, 1e9, 3, moved);
+        report_scaled(link->bytes_per_second, 1e9, 2, rate);
+        if (link->is_computing && plan->computing_seconds > 0) {
+            snprintf(moved, sizeof moved, "%.2f TFLOP", plan->hardware_flops / 1e12);
+            snprintf(rate, sizeof rate, "%.2f TF/s",
+                     plan->hardware_flops / plan->computing_seconds / 1e12);
+        }
+        fprintf(out, "%-12s %12s %11s %12s %11.1f%% %15s\n", link->name, moved, rate,
+                report_seconds(link->seconds, work), percent(link->seconds, plan->step_seconds),
+                report_hidden(link, hidden));
+    }
+    report_count((double)tokens, moved);
+    fprintf(out,
+            "  T*: tokens of a rank's step, now %s, from which the work takes no longer than "
+            "computing\n",
+            moved);
+}
+
+/* ---- commits and wear ------------------------------------------------------------------------- */
+
+void cli_place_bytes(const struct plan_summary *plan, uint64_t *with_commits,
+                     uint64_t *without_commits)
+{
+    uint64_t planned = plan->peak_bytes[ARENA_NVME], state = 0;
+    if (plan->second_bytes > 0) {
+        *with_commits = planned;
+        *without_commits = planned - plan->second_bytes;
+        return;
+    }
+    for (int arena = 0; arena < ARENA_COUNT; arena++)
+        state += plan->home_bytes[STATE_OPTIMIZER][arena];
+    *with_commits = planned + state; /* each tile of it has its first place there already */
+    *without_commits = planned;
+}
+
+/* What the job takes of nvme, and below it what it would take in the other way. */
+static void report_places(FILE *out, const struct plan_summary *plan)
+{
+    static const char *const remarks[2][2] = {
+        {": one place for the optimizer's state (run.commit_every 0)",
+         " with commits: a killed run could be resumed"},
+        {": two places for the optimizer's state (run.commit_every)",
+         " with run.commit_every=0: a killed run could not be resumed"},
+    };
+    uint64_t with_commits, without_commits;
+    char text[SIZE_TEXT_BYTES], each[64] = " on each rank";
+    double params = plan->param_count ? (double)plan->param_count : 1;
+    cli_place_bytes(plan, &with_commits, &without_commits);
+    bool commits = plan->second_bytes > 0;
+    uint64_t bytes[] = {commits ? with_commits : without_commits,
+                        commits ? without_commits : with_commits};
+    for (int i = 0; i < 2; i++) {
+        if (plan->world_size < 2)
+            snprintf(each, sizeof each, ", %.1f B/parameter", (double)bytes[i] / params);
+        fprintf(out, "%-12s %s%s%s\n", i ? "" : "nvme", size_format(bytes[i], text), each,
+                remarks[commits][i]);
+    }
+}
+
+static void report_commits(FILE *out, const struct plan_summary *plan)
+{
+    char text[REPORT_TEXT_BYTES], longer[REPORT_TEXT_BYTES], every[64] = "after every step";
+    if (plan->commit_every > 1)
+        snprintf(every, sizeof every, "every %" PRIu64 " steps", plan->commit_every);
+    report_bytes((double)plan->commit_bytes, text);
+    report_seconds(plan->commit_seconds, longer);
+    if (plan->commit_every == 0)
+        fprintf(out, "\ncommits      at clean stops alone; one writes %s and takes %s s\n", text,
+                longer);
+    else
+        fprintf(out,
+                "\ncommits      %s; each writes %s more than its step does, takes %s s longer\n",
+                every, plan->commit_bytes ? text : "nothing",
+                plan->commit_seconds >= 5e-6 ? longer : "0");
+    report_places(out, plan);
+}
+
+static void report_wear(FILE *out, const struct plan_summary *plan,
+                        const struct cli_plan_figures *figures)
+{
+    char text[REPORT_TEXT_BYTES], life[REPORT_TEXT_BYTES];
+    if (plan->drive_written_bytes == 0)
+        return;
+    double each = (double)plan->world_size / (double)plan->param_count;
+    fprintf(out, "wear         %s written a step, %.2f B/parameter:",
+            report_bytes((double)plan->drive_written_bytes, text), figures->written_per_parameter);
+    const char *comma = "";
+    for (int kind = 0; kind < STATE_KIND_COUNT; kind++)
+        if (plan->written_bytes[kind] > 0) {
+            fprintf(out, "%s %s %.2f", comma, state_kind_name((enum state_kind)kind),
+                    (double)plan->written_bytes[kind] * each);
+            comma = ",";
+        }
+    if (plan->commit_share_bytes > 0)
+        fprintf(out, "%s commits %.2f", comma, (double)plan->commit_share_bytes * each);
+    fprintf(out, "\n             %s a day to the drives of %s; ",
+            report_bytes(figures->host_bytes_a_day, text),
+            plan->ranks_per_host < plan->world_size ? "each host" : "this host");
+    if (figures->drive_days > 0)
+        fprintf(out, "they last %.*f days (%s may be written)\n", figures->drive_days < 10,
+                figures->drive_days, report_bytes(plan->drive_endurance_bytes, life));
+    else
+        fputs("how much they endure is not known\n", out);
+}
+
+void cli_print_plan(FILE *out, const struct plan_summary *plan)
+{
+    struct cli_plan_figures figures = cli_plan_figures_of(plan);
+    report_job(out, plan);
+    report_memory(out, plan);
+    report_reasons(out, plan);
+    if (plan->step_seconds > 0) {
+        report_speed(out, plan, &figures);
+        report_lanes(out, plan);
+        report_links(out, plan);
+    }
+    report_commits(out, plan);
+    report_wear(out, plan, &figures);
+}
