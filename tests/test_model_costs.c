@@ -86,6 +86,11 @@ static int spy_norm_backward(kernel_context *context, void *stream, const norm_g
     return kernels_reference.norm_backward(context, stream, args);
 }
 
+static bool is_gelu(const activation_args *args)
+{
+    return args->kind == ACTIVATION_GELU;
+}
+
 static uint64_t ffn_inputs(const activation_args *args)
 {
     return args->kind == ACTIVATION_SWIGLU ? 2 : 1;
@@ -94,7 +99,7 @@ static uint64_t ffn_inputs(const activation_args *args)
 static int spy_activation_forward(kernel_context *context, void *stream,
                                   const activation_args *args)
 {
-    note(MODEL_ROWS_ACTIVATION, args->rows * args->features,
+    note(is_gelu(args) ? MODEL_ROWS_GELU : MODEL_ROWS_SWIGLU, args->rows * args->features,
          (ffn_inputs(args) + 1) * dtype_bytes(args->type));
     return kernels_reference.activation_forward(context, stream, args);
 }
@@ -102,7 +107,7 @@ static int spy_activation_forward(kernel_context *context, void *stream,
 static int spy_activation_backward(kernel_context *context, void *stream,
                                    const activation_args *args)
 {
-    note(MODEL_ROWS_ACTIVATION_GRAD, args->rows * args->features,
+    note(is_gelu(args) ? MODEL_ROWS_GELU_GRAD : MODEL_ROWS_SWIGLU_GRAD, args->rows * args->features,
          (2 * ffn_inputs(args) + 1) * dtype_bytes(args->type));
     return kernels_reference.activation_backward(context, stream, args);
 }

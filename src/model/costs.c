@@ -101,13 +101,15 @@ static void norm_grad(const model *self, model_costs *costs)
 
 static void activate(const model *self, model_costs *costs)
 {
-    add_columns(self, costs, MODEL_ROWS_ACTIVATION,
+    bool is_gelu = self->products->shape.activation == ACTIVATION_GELU;
+    add_columns(self, costs, is_gelu ? MODEL_ROWS_GELU : MODEL_ROWS_SWIGLU,
                 self->products->shape.ffn_columns + self->spec.ffn_size);
 }
 
 static void activate_grad(const model *self, model_costs *costs)
 {
-    add_columns(self, costs, MODEL_ROWS_ACTIVATION_GRAD,
+    bool is_gelu = self->products->shape.activation == ACTIVATION_GELU;
+    add_columns(self, costs, is_gelu ? MODEL_ROWS_GELU_GRAD : MODEL_ROWS_SWIGLU_GRAD,
                 2 * self->products->shape.ffn_columns + self->spec.ffn_size);
 }
 

@@ -240,8 +240,10 @@ typedef struct model_cost_product model_cost_product;
 enum model_row_kind {
     MODEL_ROWS_NORM,
     MODEL_ROWS_NORM_GRAD,
-    MODEL_ROWS_ACTIVATION,
-    MODEL_ROWS_ACTIVATION_GRAD,
+    MODEL_ROWS_GELU,
+    MODEL_ROWS_GELU_GRAD,
+    MODEL_ROWS_SWIGLU,
+    MODEL_ROWS_SWIGLU_GRAD,
     MODEL_ROWS_PLAIN,      /* sums, rotary positions, conversions, gradients of biases */
     MODEL_ROWS_TABLE,      /* rows of the embedding */
     MODEL_ROWS_TABLE_GRAD, /* added in order */
