@@ -41,6 +41,8 @@
 #include "train/loss_scale.h"
 #include "train/train.h"
 
+struct machine;
+
 /* Which of the run's ranks this process is. ranks.c */
 struct traini_ranks {
     comm *comm; /* borrowed; NULL: one rank */
@@ -132,6 +134,9 @@ int traini_gpu_used(const traini_setup *self, uint64_t *used_bytes) MUST_CHECK;
 /* How collectives move, all ranks alike. After traini_choose_backend. backend.c */
 int traini_choose_collectives(traini_setup *self) MUST_CHECK;
 void traini_machine_figures(const traini_setup *self, plan_machine *machine);
+/* Fills the seconds of the passes and stages from the machine's kernels; nothing where it is NULL or was not
+ * measured with the model's type. costs.c */
+void traini_price_passes(traini_setup *self, const struct machine *from);
 /* Fills homes and update from the job, choosing what it leaves open, and compiles. placement.c */
 int traini_place_and_compile(traini_setup *self) MUST_CHECK;
 /* ranks.c: the least of all ranks' budgets, the most of their workspaces, rank 0's figures of the
