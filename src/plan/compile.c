@@ -1,14 +1,13 @@
-/* The search: which tile size, how many held stages, how much lookahead; and the refusal.
+/* The search: which tile size, how many held stages, how much lookahead.
  *
  * The steady step decides. For each candidate tile size, largest first, and each number of held stages,
  * fewest first, its program is simulated; the shortest step wins, and a longer lookahead is tried before
  * a shorter one. A gain under plan_gain does not justify a smaller tile or more held stages, nor another
- * way to commit than the usual one of the update.
+ * way to commit than the usual one of the update; and what is within it of the bound is not improved on.
  *
- * A tile size fits if and only if the budgets cover what the serial order of its programs needs. Needs
- * are found step by step (homes first, which cost nothing to lay out, then program by program) and only
- * as far as the question asks: the search stops where a budget is exceeded; the refusal, which names the
- * candidate that comes nearest to the budgets, where a nearer one is known. */
+ * A tile size fits if and only if the budgets cover what the serial order of its programs needs (refuse.c).
+ * Only the steady step is looked at before a choice is made. Where the needs of another program then do not
+ * fit, which is rare, the search goes on without that tile size. */
 #include <assert.h>
 #include <errno.h>
 #include <inttypes.h>
@@ -19,20 +18,22 @@
 #include "base/mem.h"
 #include "base/size.h"
 #include "base/tile.h"
-#include "plan/plan_internal.h"
+#include "plan/compile.h"
 
-static const double plan_gain = 0.005;
+static const double plan_gain = 0.0005;
 
 enum {
     TILE_ELEMS_LARGEST = 4 << 20, /* 48 MiB of state: far above the 1 MiB at which reads saturate */
-    TILES_OF_UNIT_LEAST = 256,    /* units of more than as many largest tiles get larger ones */
-    TILES_MOST = 1 << 16,         /* of the whole model, where the tile size is chosen here */
+    TILES_OF_UNIT_LEAST = 64,     /* units of more than as many largest tiles get larger ones */
+    TILES_MOST = 1 << 14,         /* of the whole model, where the tile size is chosen here */
     /* Smaller tiles, or more of them, only where larger ones do not fit. */
     TILE_ELEMS_SEARCHED = 256 << 10,
     TILES_SEARCHED = 1 << 14,
     LOOKAHEAD_TRIES = 6,
     CANDIDATES_MAX = 64,  /* each is about half of the one before */
     SLOTS_MOST = 4000000, /* stages times micro-batches */
+    TRIAL_TILES_MOST = 1024,
+    TRIAL_TILES_OF_HOST = 64,
 };
 
 static const uint64_t lookaheads[LOOKAHEAD_TRIES] = {0, 4096, 512, 64, 8, 1};
@@ -51,16 +52,35 @@ static uint64_t shorter_lookahead(uint64_t a, uint64_t b)
     return a == 0 ? b : b == 0 ? a : size_min(a, b);
 }
 
-/* How a program is compiled. */
-struct order {
-    enum program_kind kind;
-    uint32_t held;
-    bool serial; /* no lookahead; else the job's own, then shorter ones until it fits */
-    bool whole;  /* all of the program, not just its figures */
-};
+/* Whether a step of `ns` is as good as one can be that has this bound. */
+static bool is_at_bound(uint64_t ns, uint64_t bound_ns)
+{
+    return (double)ns <= (1 + plan_gain) * (double)bound_ns;
+}
 
-static int compile_one(const plan_job *job, const plan_set *set, const plani_layout *layout,
-                       const struct order *asked, const uint64_t *budgets, program *out)
+/* The first lookahead that fits. One op ahead needs the least: where that does not fit, none does. */
+static int schedule_one(plani_builder *b, const struct plani_order *asked, const uint64_t *budgets,
+                        program *out)
+{
+    const plan_job *job = b->job;
+    int first = asked->serial ? LOOKAHEAD_TRIES - 1 : 0;
+    for (int i = first; i < LOOKAHEAD_TRIES; i++) {
+        uint64_t lookahead = shorter_lookahead(lookaheads[i], job->lookahead_ops);
+        if (is_at_an_end(asked->kind))
+            lookahead = shorter_lookahead(lookahead, PLANI_LOOKAHEAD_OF_SAVES);
+        int rc = plani_schedule(b, asked->kind, budgets, lookahead, asked->whole, out);
+        if (asked->work)
+            *asked->work += b->op_count;
+        if (rc != ERR_NO_FIT || i + 1 == LOOKAHEAD_TRIES)
+            return rc;
+        if (i == first)
+            TRY(plani_schedule(b, asked->kind, budgets, 1, false, out));
+    }
+    return ERR_NO_FIT;
+}
+
+int plani_compile_one(const plan_job *job, const plan_set *set, const plani_layout *layout,
+                      struct plani_order *asked, const uint64_t *budgets, program *out)
 {
     plani_builder b;
     memset(out, 0, sizeof *out);
@@ -69,19 +89,15 @@ static int compile_one(const plan_job *job, const plan_set *set, const plani_lay
         plani_emit_program(&b, asked->kind);
         rc = b.error;
     }
-    int first = asked->serial ? LOOKAHEAD_TRIES - 1 : 0;
-    for (int i = first; rc == 0 && i < LOOKAHEAD_TRIES; i++) {
-        uint64_t lookahead = shorter_lookahead(lookaheads[i], job->lookahead_ops);
-        if (is_at_an_end(asked->kind))
-            lookahead = shorter_lookahead(lookahead, PLANI_LOOKAHEAD_OF_SAVES);
-        int tried = plani_schedule(&b, asked->kind, budgets, lookahead, asked->whole, out);
-        if (tried == 0)
-            break;
-        if (tried != ERR_NO_FIT || i + 1 == LOOKAHEAD_TRIES)
-            rc = tried;
-        else if (i == first && asked->held > 0) /* too many held stages fit in no order */
-            rc = plani_schedule(&b, asked->kind, budgets, 1, false, out);
-    }
+    if (asked->work)
+        *asked->work += b.op_count;
+    if (rc == 0)
+        asked->bound_ns =
+            plani_steady_bound(job, b.ops, b.op_count, set->commit != PLAN_COMMIT_APART);
+    if (rc == 0 && asked->enough_ns && asked->bound_ns >= asked->enough_ns)
+        rc = 1;
+    if (rc == 0)
+        rc = schedule_one(&b, asked, budgets, out);
     plani_builder_fini(&b);
     return rc;
 }
@@ -98,16 +114,6 @@ void plan_set_fini(plan_set *set)
     mem_free(set->homes.params); /* the table of all homes */
     mem_free(set->norm_block_begin);
     memset(set, 0, sizeof *set);
-}
-
-/* Bytes beyond the budgets, all arenas together. */
-static double excess(const plan_job *job, const uint64_t need[ARENA_COUNT])
-{
-    double bytes = 0;
-    for (int a = 0; a < ARENA_COUNT; a++)
-        if (need[a] > job->budget_bytes[a])
-            bytes += (double)(need[a] - job->budget_bytes[a]);
-    return bytes;
 }
 
 /* How a steady step commits, as far as the update says it: state that was updated at the end of a step
@@ -127,8 +133,17 @@ static bool has_state_in_memory(const plan_job *job)
     return false;
 }
 
-/* A layout of homes at a tile size, in a set without programs. */
-static int set_begin(const plan_job *job, uint64_t tile_elems, plan_set *set, plani_layout *layout)
+bool plani_homes_fit(const plan_job *job, const plani_layout *layout)
+{
+    for (int a = 0; a < ARENA_COUNT; a++) {
+        uint64_t extra = a == ARENA_NVME ? job->nvme_overhead_bytes : 0;
+        if (layout->end_bytes[a] + extra > job->budget_bytes[a])
+            return false;
+    }
+    return true;
+}
+
+int plani_set_begin(const plan_job *job, uint64_t tile_elems, plan_set *set, plani_layout *layout)
 {
     memset(set, 0, sizeof *set);
     set->tile_elems = tile_elems;
@@ -141,105 +156,102 @@ static int set_begin(const plan_job *job, uint64_t tile_elems, plan_set *set, pl
     return rc;
 }
 
-/* A tile size, and what is known of its needs: the homes and the first `kinds_done` programs. */
-struct candidate {
-    uint64_t tile_elems;
-    bool has_homes;
-    int kinds_done;
-    uint64_t need[ARENA_COUNT]; /* so far: at least this */
-    uint64_t second_bytes;      /* of nvme: without commits that much less */
-};
-
-/* The steady step needs the most in nearly every job. */
-static const enum program_kind need_order[PROGRAM_KIND_COUNT] = {
-    PROGRAM_STEADY, PROGRAM_FIRST, PROGRAM_EVAL, PROGRAM_INIT,
-    PROGRAM_LOAD,   PROGRAM_FLUSH, PROGRAM_SAVE,
-};
-
-static bool is_known(const struct candidate *c)
-{
-    return c->has_homes && c->kinds_done == PROGRAM_KIND_COUNT;
-}
-
-/* Finds what the serial order needs, per arena, until all is known or the excess reaches `most`. First
- * fit does not look at the end of an arena, so budgets of exactly these bytes give the same places: the
- * job fits at this tile size if and only if its budgets cover them. */
-static int learn_needs(const plan_job *job, struct candidate *c, double most)
-{
-    static const uint64_t unlimited[ARENA_COUNT] = {UINT64_MAX / 2, UINT64_MAX / 2, UINT64_MAX / 2};
-    if (c->has_homes && (is_known(c) || excess(job, c->need) >= most))
-        return 0;
-    plan_set set;
-    plani_layout layout;
-    TRY(set_begin(job, c->tile_elems, &set, &layout));
-    uint64_t extra[ARENA_COUNT] = {[ARENA_NVME] = job->nvme_overhead_bytes};
-    for (int a = 0; a < ARENA_COUNT && !c->has_homes; a++)
-        c->need[a] = layout.end_bytes[a] + extra[a];
-    c->has_homes = true;
-    c->second_bytes = set.second_bytes;
-    int rc = 0;
-    while (rc == 0 && !is_known(c) && excess(job, c->need) < most) {
-        struct order asked = {.kind = need_order[c->kinds_done++], .serial = true};
-        program serial;
-        rc = compile_one(job, &set, &layout, &asked, unlimited, &serial);
-        for (int a = 0; a < ARENA_COUNT && rc == 0; a++)
-            c->need[a] = size_max(c->need[a], serial.peak_bytes[a] + extra[a]);
-        program_fini(&serial);
-    }
-    plani_layout_fini(&layout);
-    plan_set_fini(&set);
-    return rc;
-}
-
 struct choice {
     uint64_t tile_elems;
     uint32_t held;
     uint64_t predicted_ns; /* of the step that decides; 0: none yet */
+    uint64_t bound_ns;     /* of the same */
     enum plan_commit commit;
     uint64_t uncommitted_ns;
+    struct plani_candidate *from;
 };
 
-/* Tries the steady step at one tile size with 0, 1, 2, 4, ... held stages. */
-static int try_tile(const plan_job *job, struct candidate *c, struct choice *best)
+/* The step that the choice looks at: most of them do not commit where commits are seldom. */
+static enum plan_commit decisive_commit(const plan_job *job)
 {
-    TRY(learn_needs(job, c, 1));
-    if (excess(job, c->need) > 0)
-        return 0;
+    return job->commit_every > 1 && has_state_in_memory(job) ? PLAN_COMMIT_APART
+                                                             : usual_commit(job);
+}
+
+struct tile_search {
+    const plan_job *job;
+    struct plani_candidate *from;
+    struct choice *best;
     plan_set set;
     plani_layout layout;
-    TRY(set_begin(job, c->tile_elems, &set, &layout));
-    int rc = 0;
-    enum plan_commit usual = set.commit;
-    if (job->commit_every > 1 && has_state_in_memory(job))
-        set.commit = PLAN_COMMIT_APART;
-    enum program_kind decisive = job->only_eval ? PROGRAM_EVAL : PROGRAM_STEADY;
-    uint32_t most = plani_held_most(job);
+    uint64_t *work;
+};
+
+/* The step with so many held stages, taken where it is the shortest; ERR_NO_FIT. */
+static int try_held(struct tile_search *s, uint32_t held)
+{
+    const plan_job *job = s->job;
+    struct choice *best = s->best;
+    program trial;
+    struct plani_order asked = {
+        .kind = job->only_eval ? PROGRAM_EVAL : PROGRAM_STEADY, .held = held, .work = s->work};
+    if (best->predicted_ns)
+        asked.enough_ns = (uint64_t)((1 - plan_gain) * (double)best->predicted_ns);
+    int rc = plani_compile_one(job, &s->set, &s->layout, &asked, job->budget_bytes, &trial);
+    if (rc == 0 && (asked.enough_ns == 0 || trial.predicted_ns < asked.enough_ns))
+        *best = (struct choice){.tile_elems = s->set.tile_elems,
+                                .held = held,
+                                .predicted_ns = trial.predicted_ns,
+                                .bound_ns = asked.bound_ns,
+                                .commit = s->set.commit,
+                                .from = s->from};
+    program_fini(&trial);
+    return rc == ERR_NO_FIT ? rc : rc < 0 ? rc : 0;
+}
+
+/* 0, 1, 2, 4, ... held stages until no more fit, then what lies beside the best of them. */
+static int try_counts(struct tile_search *s)
+{
+    uint32_t most = plani_held_most(s->job), open_end = most;
     bool open = true;
     for (uint32_t held = 0; open; held = held == 0 ? 1 : size_min(2 * (uint64_t)held, most)) {
-        program trial;
-        struct order asked = {.kind = decisive, .held = held};
-        rc = compile_one(job, &set, &layout, &asked, job->budget_bytes, &trial);
-        if (rc == ERR_NO_FIT && set.commit != usual) { /* what the needs were found for */
-            set.commit = usual;
-            rc = compile_one(job, &set, &layout, &asked, job->budget_bytes, &trial);
-        }
+        int rc = try_held(s, held);
+        if (rc == ERR_NO_FIT && held == 0)
+            return rc;
         if (rc == ERR_NO_FIT) {
-            rc = 0;
+            open_end = held - 1;
             break; /* more held stages need more memory */
         }
-        if (rc < 0)
-            break;
-        double gain = best->predicted_ns == 0
-                          ? 1.0
-                          : 1.0 - (double)trial.predicted_ns / (double)best->predicted_ns;
-        if (gain > plan_gain)
-            *best = (struct choice){c->tile_elems, held, trial.predicted_ns, set.commit, 0};
-        program_fini(&trial);
-        open = held < most;
+        TRY(rc);
+        open = held < most && !is_at_bound(s->best->predicted_ns, s->best->bound_ns);
     }
-    plani_layout_fini(&layout);
-    plan_set_fini(&set);
-    return rc;
+    uint32_t center = s->best->held;
+    const uint32_t beside[] = {center - center / 4, center + center / 2};
+    for (int i = 0; i < 2 && s->best->from == s->from && center > 1; i++) {
+        if (beside[i] == center || beside[i] > open_end ||
+            is_at_bound(s->best->predicted_ns, s->best->bound_ns))
+            continue;
+        int rc = try_held(s, beside[i]);
+        if (rc < 0 && rc != ERR_NO_FIT)
+            return rc;
+    }
+    return 0;
+}
+
+/* Tries the steady step at one tile size. */
+static int try_tile(const plan_job *job, struct plani_candidate *c, struct choice *best,
+                    uint64_t *work)
+{
+    struct tile_search s = {.job = job, .from = c, .best = best, .work = work};
+    TRY(plani_set_begin(job, c->tile_elems, &s.set, &s.layout));
+    int rc = ERR_NO_FIT;
+    enum plan_commit usual = s.set.commit;
+    s.set.commit = decisive_commit(job);
+    if (plani_homes_fit(job, &s.layout))
+        rc = try_counts(&s);
+    if (rc == ERR_NO_FIT && s.set.commit != usual && plani_homes_fit(job, &s.layout)) {
+        s.set.commit = usual;
+        rc = try_counts(&s);
+    }
+    c->fails = rc == ERR_NO_FIT;
+    plani_layout_fini(&s.layout);
+    plan_set_fini(&s.set);
+    return rc == ERR_NO_FIT ? 0 : rc;
 }
 
 static uint64_t total_elems(const plan_job *job)
@@ -258,7 +270,7 @@ static uint64_t half_tile(uint64_t tile_elems)
 /* The tile sizes in question, largest first; returns how many. The job's own alone, or halves of the
  * largest that is worth its memory, down to the one that cuts the model into TILES_MOST: a drive is as
  * fast at any of them, and smaller ones only make the plan long. */
-static uint32_t list_candidates(const plan_job *job, struct candidate list[CANDIDATES_MAX])
+static uint32_t list_candidates(const plan_job *job, struct plani_candidate list[CANDIDATES_MAX])
 {
     memset(list, 0, CANDIDATES_MAX * sizeof *list);
     list[0].tile_elems = job->tile_elems;
@@ -287,14 +299,18 @@ static uint32_t list_candidates(const plan_job *job, struct candidate list[CANDI
     return count;
 }
 
-static int search(const plan_job *job, struct candidate *list, uint32_t count, struct choice *best)
+static int search(const plan_job *job, struct plani_candidate *list, uint32_t count,
+                  struct choice *best, uint64_t *work)
 {
     memset(best, 0, sizeof *best);
     uint64_t enough = size_max(TILE_ELEMS_SEARCHED, total_elems(job) / TILES_SEARCHED);
     for (uint32_t i = 0; i < count; i++) {
         uint64_t before = best->predicted_ns;
-        TRY(try_tile(job, &list[i], best));
-        if (best->predicted_ns && (best->predicted_ns == before || list[i].tile_elems <= enough))
+        if (list[i].fails)
+            continue;
+        TRY(try_tile(job, &list[i], best, work));
+        if (best->predicted_ns && (best->predicted_ns == before || list[i].tile_elems <= enough ||
+                                   is_at_bound(best->predicted_ns, best->bound_ns)))
             break;
     }
     return 0;
@@ -302,16 +318,16 @@ static int search(const plan_job *job, struct candidate *list, uint32_t count, s
 
 /* The steady step of the choice's tile and held stages, committing so; UINT64_MAX: does not fit. */
 static int steady_ns(const plan_job *job, const struct choice *best, enum plan_commit commit,
-                     uint64_t *ns)
+                     uint64_t *work, uint64_t *ns)
 {
     plan_set set;
     plani_layout layout;
     *ns = UINT64_MAX;
-    TRY(set_begin(job, best->tile_elems, &set, &layout));
+    TRY(plani_set_begin(job, best->tile_elems, &set, &layout));
     set.commit = commit;
     program trial;
-    struct order asked = {.kind = PROGRAM_STEADY, .held = best->held};
-    int rc = compile_one(job, &set, &layout, &asked, job->budget_bytes, &trial);
+    struct plani_order asked = {.kind = PROGRAM_STEADY, .held = best->held, .work = work};
+    int rc = plani_compile_one(job, &set, &layout, &asked, job->budget_bytes, &trial);
     if (rc == 0)
         *ns = trial.predicted_ns;
     program_fini(&trial);
@@ -324,112 +340,45 @@ static int steady_ns(const plan_job *job, const struct choice *best, enum plan_c
  * much that the drive is at its saves when the step's other work ends, and the sync comes on top. Where
  * the saves come first the step hides that too, at the price of updates that wait for them, and of a
  * commit that is a step older. */
-static int choose_commit(const plan_job *job, struct choice *best)
+static int choose_commit(const plan_job *job, struct choice *best, uint64_t *work)
 {
     enum plan_commit usual = usual_commit(job);
     uint64_t usual_ns = best->predicted_ns, first_ns;
     best->uncommitted_ns = best->commit == PLAN_COMMIT_APART ? best->predicted_ns : 0;
     if (best->commit != usual)
-        TRY(steady_ns(job, best, usual, &usual_ns));
+        TRY(steady_ns(job, best, usual, work, &usual_ns));
     if (usual_ns == UINT64_MAX) { /* no room for its saves as well */
         best->held = 0;
         best->uncommitted_ns = 0;
-        TRY(steady_ns(job, best, usual, &usual_ns));
+        TRY(steady_ns(job, best, usual, work, &usual_ns));
+        if (usual_ns == UINT64_MAX)
+            return ERR_NO_FIT;
     }
     if (best->uncommitted_ns == 0)
-        TRY(steady_ns(job, best, PLAN_COMMIT_APART, &best->uncommitted_ns));
+        TRY(steady_ns(job, best, PLAN_COMMIT_APART, work, &best->uncommitted_ns));
     best->uncommitted_ns = size_min(best->uncommitted_ns, usual_ns);
     best->commit = usual;
     if (usual != PLAN_COMMIT_BEHIND || !has_state_in_memory(job))
         return 0;
-    TRY(steady_ns(job, best, PLAN_COMMIT_FIRST, &first_ns));
+    TRY(steady_ns(job, best, PLAN_COMMIT_FIRST, work, &first_ns));
     if ((double)first_ns < (1.0 - plan_gain) * (double)usual_ns)
         best->commit = PLAN_COMMIT_FIRST;
     return 0;
 }
 
-static const char *const budget_keys[ARENA_COUNT] = {"tiers.device.budget", "tiers.host.budget",
-                                                     "tiers.nvme[].budget"};
-
-/* The candidate that comes nearest to the budgets, its needs known. What is known of one so far bounds
- * its excess from below, so the least is looked at first, and none that a finished one undercuts. */
-static int nearest(const plan_job *job, struct candidate *list, uint32_t count,
-                   struct candidate **found)
-{
-    *found = NULL;
-    double least = INFINITY;
-    for (;;) {
-        struct candidate *next = NULL;
-        for (uint32_t i = 0; i < count; i++) {
-            double bound = excess(job, list[i].need);
-            if (&list[i] != *found && bound < least && (!next || bound < excess(job, next->need)))
-                next = &list[i];
-        }
-        if (!next)
-            return 0;
-        TRY(learn_needs(job, next, least));
-        if (is_known(next) && excess(job, next->need) < least) {
-            least = excess(job, next->need);
-            *found = next;
-        }
-    }
-}
-
-/* ERR_NO_FIT with, for every tier that is too small, what is needed and what is allowed. */
-static int refuse(const plan_job *job, struct candidate *list, uint32_t count)
-{
-    if (job->no_advice)
-        return err_set(ERR_NO_FIT, "does not fit");
-    struct candidate *closest;
-    TRY(nearest(job, list, count, &closest));
-    const uint64_t *need = closest->need;
-    char text[640] = "", fits[256] = "", once[192] = "";
-    size_t used = 0, fits_used = 0;
-    for (int a = 0; a < ARENA_COUNT; a++) {
-        if (need[a] <= job->budget_bytes[a])
-            continue;
-        char needed[SIZE_TEXT_BYTES], allowed[SIZE_TEXT_BYTES];
-        used += (size_t)snprintf(text + used, sizeof text - used,
-                                 "%sneeds %" PRIu64 " bytes (%s) of %s, has %" PRIu64 " (%s)",
-                                 used ? "; " : "", need[a], size_format(need[a], needed),
-                                 arena_kind_name((enum arena_kind)a), job->budget_bytes[a],
-                                 size_format(job->budget_bytes[a], allowed));
-        uint64_t sharers = a == ARENA_NVME ? size_max(job->nvme_sharers, 1) : 1;
-        fits_used += (size_t)snprintf(fits + fits_used, sizeof fits - fits_used, "%s%s=%" PRIu64,
-                                      fits_used ? " " : "", budget_keys[a], need[a] * sharers);
-    }
-    if (used == 0)
-        return err_set(ERR_INTERNAL, "the plan found no schedule although the serial order fits");
-    bool lacks_nvme = need[ARENA_NVME] > job->budget_bytes[ARENA_NVME];
-    char less[SIZE_TEXT_BYTES];
-    if (lacks_nvme && closest->second_bytes > 0)
-        snprintf(once, sizeof once,
-                 "; run.commit_every=0 needs %" PRIu64
-                 " bytes (%s) of nvme less, but resumes only after a clean stop",
-                 closest->second_bytes, size_format(closest->second_bytes, less));
-    bool lacks_device = need[ARENA_DEVICE] > job->budget_bytes[ARENA_DEVICE];
-    bool adds = job->device_advice && lacks_device;
-    const char *more = adds ? job->device_advice : "", *and_so = adds ? "; " : "";
-    if (job->nvme_advice && lacks_nvme)
-        return err_set(ERR_NO_FIT, "does not fit: %s; %s%s%s%s", text, job->nvme_advice, once,
-                       and_so, more);
-    return err_set(ERR_NO_FIT, "does not fit: %s; fits with %s%s%s%s", text, fits, once, and_so,
-                   more);
-}
-
 /* Busiest resource's seconds, per phase: the norm is the barrier within a step. Saves of a commit go on
  * beyond it: they count in the work of the step as a whole, which is a bound as well. */
-static uint64_t steady_bound(const plan_job *job, const program *prog, bool commits)
+uint64_t plani_steady_bound(const plan_job *job, const op *ops, uint64_t op_count, bool commits)
 {
     double total[RESOURCE_COUNT] = {0}, whole[RESOURCE_COUNT] = {0}, bound = 0;
-    for (uint64_t i = 0; i <= prog->op_count; i++) {
-        bool barrier = i == prog->op_count || prog->ops[i].kind == OP_NORM;
-        if (i < prog->op_count && (commits || !prog->ops[i].if_commits)) {
+    for (uint64_t i = 0; i <= op_count; i++) {
+        bool barrier = i == op_count || ops[i].kind == OP_NORM;
+        if (i < op_count && (commits || !ops[i].if_commits)) {
             struct plani_share share;
-            plani_demand(&job->machine, &prog->ops[i].demand, &share);
+            plani_demand(&job->machine, &ops[i].demand, &share);
             for (int r = 0; r < RESOURCE_COUNT; r++) {
                 whole[r] += share.demand[r];
-                total[r] += prog->ops[i].if_commits ? 0 : share.demand[r];
+                total[r] += ops[i].if_commits ? 0 : share.demand[r];
             }
         }
         if (!barrier)
@@ -446,27 +395,30 @@ static uint64_t steady_bound(const plan_job *job, const program *prog, bool comm
     return (uint64_t)llround(bound * 1e9);
 }
 
-static int compile_all(const plan_job *job, const struct choice *best, plan_set *out)
+static int compile_all(const plan_job *job, const struct choice *best, plan_set *out,
+                       uint64_t *work)
 {
     plani_layout layout;
-    TRY(set_begin(job, best->tile_elems, out, &layout));
+    TRY(plani_set_begin(job, best->tile_elems, out, &layout));
     out->held_stages = best->held;
     out->commit = best->commit;
     out->uncommitted_ns = job->only_eval ? 0 : best->uncommitted_ns;
     int rc = 0;
     for (int k = 0; k < PROGRAM_KIND_COUNT && rc == 0; k++) {
-        struct order asked = {.kind = (enum program_kind)k, .held = best->held, .whole = true};
-        rc = compile_one(job, out, &layout, &asked, job->budget_bytes, &out->programs[k]);
+        struct plani_order asked = {
+            .kind = (enum program_kind)k, .held = best->held, .whole = true, .work = work};
+        rc = plani_compile_one(job, out, &layout, &asked, job->budget_bytes, &out->programs[k]);
         asked.held = 0;
         if (rc == ERR_NO_FIT && best->held > 0)
-            rc = compile_one(job, out, &layout, &asked, job->budget_bytes, &out->programs[k]);
+            rc = plani_compile_one(job, out, &layout, &asked, job->budget_bytes, &out->programs[k]);
         if (rc == 0)
             rc = program_check(&out->programs[k]);
     }
     plani_layout_fini(&layout);
     if (rc == 0) {
-        out->bound_ns = steady_bound(job, &out->programs[PROGRAM_STEADY], true);
-        out->uncommitted_bound_ns = steady_bound(job, &out->programs[PROGRAM_STEADY], false);
+        const program *steady = &out->programs[PROGRAM_STEADY];
+        out->bound_ns = plani_steady_bound(job, steady->ops, steady->op_count, true);
+        out->uncommitted_bound_ns = plani_steady_bound(job, steady->ops, steady->op_count, false);
     } else {
         plan_set_fini(out);
     }
@@ -486,17 +438,73 @@ int plan_compile(const plan_job *job, plan_set *out)
                        " stages is more than %d passes in a step: at most %" PRIu32 " fit",
                        job->micro_batch_count, job->stage_count, SLOTS_MOST,
                        (uint32_t)SLOTS_MOST / job->stage_count);
-    struct candidate list[CANDIDATES_MAX];
+    struct plani_candidate list[CANDIDATES_MAX];
     uint32_t count = list_candidates(job, list);
-    struct choice best;
-    TRY(search(job, list, count, &best));
-    if (best.predicted_ns == 0)
-        return refuse(job, list, count);
-    TRY(choose_commit(job, &best));
-    int rc = compile_all(job, &best, out);
-    if (rc == ERR_NO_FIT)
-        return refuse(job, list, count);
-    return rc;
+    uint64_t work = 0;
+    for (;;) {
+        struct choice best;
+        TRY(search(job, list, count, &best, &work));
+        if (best.predicted_ns == 0)
+            return plani_refuse(job, list, count);
+        int rc = plani_check_needs(job, best.from);
+        if (rc == 0 && !job->only_eval)
+            rc = choose_commit(job, &best, &work);
+        if (rc == 0)
+            rc = compile_all(job, &best, out, &work);
+        out->work_ops = work;
+        if (rc != ERR_NO_FIT)
+            return rc;
+        best.from->fails = true;
+    }
+}
+
+/* The tile sizes of trials: coarse where that costs but little of the host's memory. */
+static uint64_t trial_tile(const plan_job *job, const struct plani_candidate *list, uint32_t count,
+                           uint32_t level)
+{
+    if (level > 0)
+        return list[size_min(2 * (uint64_t)(level - 1), count - 1)].tile_elems;
+    if (job->tile_elems || job->tile_elems_max)
+        return list[0].tile_elems;
+    uint64_t share = job->budget_bytes[ARENA_HOST] / TRIAL_TILES_OF_HOST;
+    uint64_t coarse = size_min(total_elems(job) / TRIAL_TILES_MOST, share / (4 * 3));
+    return size_max(list[0].tile_elems, size_round_up(coarse, TILE_ELEMS_STEP));
+}
+
+static int try_level(const plan_job *job, struct plani_trial *trial)
+{
+    plan_set set;
+    plani_layout layout;
+    program steady;
+    TRY(plani_set_begin(job, trial->tile_elems, &set, &layout));
+    set.commit = decisive_commit(job);
+    struct plani_order asked = {.kind = job->only_eval ? PROGRAM_EVAL : PROGRAM_STEADY,
+                                .held = trial->held,
+                                .enough_ns = trial->enough_ns,
+                                .work = &trial->work};
+    memset(&steady, 0, sizeof steady);
+    int rc = ERR_NO_FIT;
+    if (plani_homes_fit(job, &layout) && trial->held <= plani_held_most(job))
+        rc = plani_compile_one(job, &set, &layout, &asked, job->budget_bytes, &steady);
+    trial->bound_ns = asked.bound_ns;
+    trial->ns = rc == 0 ? steady.predicted_ns : UINT64_MAX;
+    program_fini(&steady);
+    plani_layout_fini(&layout);
+    plan_set_fini(&set);
+    return rc == 1 ? 0 : rc;
+}
+
+int plani_try(const plan_job *job, struct plani_trial *trial)
+{
+    struct plani_candidate list[CANDIDATES_MAX];
+    uint32_t count = list_candidates(job, list);
+    for (;; trial->level++) {
+        trial->tile_elems = trial_tile(job, list, count, trial->level);
+        int rc = try_level(job, trial);
+        bool is_last = trial->level > 0 && 2 * (uint64_t)(trial->level - 1) >= count - 1;
+        if (rc != ERR_NO_FIT || is_last || trial->level >= trial->level_max)
+            return rc;
+    }
 }
 
 void plan_machine_default_cpu(plan_machine *machine, uint32_t core_count, bool bf16_products)

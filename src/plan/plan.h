@@ -227,6 +227,7 @@ struct plan_set {
                                 program's own predicted_ns is that of one that does */
     uint64_t bound_ns;       /* the steady step's bound: per phase, the busiest resource */
     uint64_t uncommitted_bound_ns; /* the same of one that does not commit */
+    uint64_t work_ops;             /* ops built and ops simulated on the way to it: what it cost */
 };
 typedef struct plan_set plan_set;
 
@@ -236,7 +237,7 @@ uint64_t plan_rest_elems(const plan_job *job, enum state_kind kind, uint32_t uni
 bool plan_is_sharded(const plan_job *job, enum state_kind kind, uint32_t unit);
 
 /* Compiles all programs and checks them. Time and memory grow about linearly with tiles and stages times
- * micro-batches; chosen tile sizes cut a model into at most about 2^16 tiles. ERR_NO_FIT (see above);
+ * micro-batches; chosen tile sizes cut a model into at most about 2^14 tiles. ERR_NO_FIT (see above);
  * ERR_CONFIG for no micro-batch, for more than 4 million stages times micro-batches, and where ops,
  * buffers or dependencies outgrow 32 bits; ERR_INTERNAL if a program fails its own check, which is a
  * bug. On failure *out is empty. */

@@ -5,7 +5,8 @@
  *   passes.c    one pass of one stage         collect.c   collectives
  *   schedule.c  simulation, order                share.c     rates of ops that run together
  *   space.c     one arena's memory in time    caps.c      caps on gathered params
- *   compile.c   the search over tile size, lookahead and held stages; refusals */
+ *   compile.c   the search over tile size, lookahead and held stages
+ *   refuse.c    what a job needs that does not fit */
 #ifndef SLUICE_PLAN_INTERNAL_H
 #define SLUICE_PLAN_INTERNAL_H
 

@@ -1,0 +1,59 @@
+/* What compile.c and refuse.c share: one program of a set, and a tile size with what is known of its needs. */
+#ifndef SLUICE_PLAN_COMPILE_H
+#define SLUICE_PLAN_COMPILE_H
+
+#include "plan/plan_internal.h"
+
+/* How a program is compiled. */
+struct plani_order {
+    enum program_kind kind;
+    uint32_t held;
+    bool serial;        /* no lookahead; else the job's own, then shorter ones until it fits */
+    bool whole;         /* all of the program, not just its figures */
+    uint64_t enough_ns; /* a program whose bound is not below it is not simulated; 0: any is */
+    uint64_t bound_ns;  /* out, of a steady step */
+    uint64_t *work;     /* out: ops built and simulated are added; or NULL */
+};
+
+/* A tile size, and what is known of its needs: the homes and the first `kinds_done` programs. */
+struct plani_candidate {
+    uint64_t tile_elems;
+    bool fails; /* a program of it does not fit */
+    bool has_homes;
+    int kinds_done;
+    uint64_t need[ARENA_COUNT]; /* so far: at least this */
+    uint64_t second_bytes;      /* of nvme: without commits that much less */
+};
+
+/* The steady step's bound of the ops, in serial order or by start: per phase, the busiest resource. */
+uint64_t plani_steady_bound(const plan_job *job, const op *ops, uint64_t op_count, bool commits);
+/* ERR_NO_FIT where it does not fit; 1: by asked->enough_ns it was not simulated. */
+int plani_compile_one(const plan_job *job, const plan_set *set, const plani_layout *layout,
+                      struct plani_order *asked, const uint64_t *budgets, program *out) MUST_CHECK;
+/* A layout of homes at a tile size, in a set without programs. */
+int plani_set_begin(const plan_job *job, uint64_t tile_elems, plan_set *set,
+                    plani_layout *layout) MUST_CHECK;
+/* Whether the budgets cover the homes. */
+bool plani_homes_fit(const plan_job *job, const plani_layout *layout);
+
+/* refuse.c: ERR_NO_FIT where the budgets do not cover the needs. */
+int plani_check_needs(const plan_job *job, struct plani_candidate *c) MUST_CHECK;
+/* ERR_NO_FIT with, for every tier that is too small, what is needed and what is allowed, of the
+ * tile size that comes nearest. */
+int plani_refuse(const plan_job *job, struct plani_candidate *list, uint32_t count) MUST_CHECK;
+
+/* The steady step (only_eval: EVAL) as a choice between placements sees it: coarse tiles, one number of held
+ * stages. ERR_NO_FIT; else 0. */
+struct plani_trial {
+    uint32_t held;       /* in */
+    uint32_t level;      /* in, out: 0 the coarsest tiles, each next one finer, until it fits */
+    uint32_t level_max;  /* in */
+    uint64_t enough_ns;  /* in: as in plani_order */
+    uint64_t ns;         /* out: of the step; UINT64_MAX: not below enough_ns */
+    uint64_t bound_ns;   /* out */
+    uint64_t tile_elems; /* out */
+    uint64_t work;       /* out: added to */
+};
+int plani_try(const plan_job *job, struct plani_trial *trial) MUST_CHECK;
+
+#endif

@@ -1,0 +1,142 @@
+/* The refusal: what of which tier a job needs that does not fit.
+ *
+ * A tile size fits if and only if the budgets cover what the serial order of its programs needs. Needs
+ * are found step by step (homes first, which cost nothing to lay out, then program by program) and only
+ * as far as the question asks: the search stops where a nearer candidate is known. */
+#include <assert.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "base/size.h"
+#include "base/tile.h"
+#include "plan/compile.h"
+
+/* Bytes beyond the budgets, all arenas together. */
+static double excess(const plan_job *job, const uint64_t need[ARENA_COUNT])
+{
+    double bytes = 0;
+    for (int a = 0; a < ARENA_COUNT; a++)
+        if (need[a] > job->budget_bytes[a])
+            bytes += (double)(need[a] - job->budget_bytes[a]);
+    return bytes;
+}
+
+/* The steady step needs the most in nearly every job. */
+static const enum program_kind need_order[PROGRAM_KIND_COUNT] = {
+    PROGRAM_STEADY, PROGRAM_FIRST, PROGRAM_EVAL, PROGRAM_INIT,
+    PROGRAM_LOAD,   PROGRAM_FLUSH, PROGRAM_SAVE,
+};
+
+static bool is_known(const struct plani_candidate *c)
+{
+    return c->has_homes && c->kinds_done == PROGRAM_KIND_COUNT;
+}
+
+/* Finds what the serial order needs, per arena, until all is known or the excess reaches `most`. First
+ * fit does not look at the end of an arena, so budgets of exactly these bytes give the same places: the
+ * job fits at this tile size if and only if its budgets cover them. */
+static int learn_needs(const plan_job *job, struct plani_candidate *c, double most)
+{
+    static const uint64_t unlimited[ARENA_COUNT] = {UINT64_MAX / 2, UINT64_MAX / 2, UINT64_MAX / 2};
+    if (c->has_homes && (is_known(c) || excess(job, c->need) >= most))
+        return 0;
+    plan_set set;
+    plani_layout layout;
+    TRY(plani_set_begin(job, c->tile_elems, &set, &layout));
+    uint64_t extra[ARENA_COUNT] = {[ARENA_NVME] = job->nvme_overhead_bytes};
+    for (int a = 0; a < ARENA_COUNT && !c->has_homes; a++)
+        c->need[a] = layout.end_bytes[a] + extra[a];
+    c->has_homes = true;
+    c->second_bytes = set.second_bytes;
+    int rc = 0;
+    while (rc == 0 && !is_known(c) && excess(job, c->need) < most) {
+        struct plani_order asked = {.kind = need_order[c->kinds_done++], .serial = true};
+        program serial;
+        rc = plani_compile_one(job, &set, &layout, &asked, unlimited, &serial);
+        for (int a = 0; a < ARENA_COUNT && rc == 0; a++)
+            c->need[a] = size_max(c->need[a], serial.peak_bytes[a] + extra[a]);
+        program_fini(&serial);
+    }
+    plani_layout_fini(&layout);
+    plan_set_fini(&set);
+    return rc;
+}
+
+int plani_check_needs(const plan_job *job, struct plani_candidate *c)
+{
+    TRY(learn_needs(job, c, 1));
+    return excess(job, c->need) > 0 ? err_set(ERR_NO_FIT, "does not fit") : 0;
+}
+
+static const char *const budget_keys[ARENA_COUNT] = {"tiers.device.budget", "tiers.host.budget",
+                                                     "tiers.nvme[].budget"};
+
+/* The candidate that comes nearest to the budgets, its needs known. What is known of one so far bounds
+ * its excess from below, so the least is looked at first, and none that a finished one undercuts. */
+static int nearest(const plan_job *job, struct plani_candidate *list, uint32_t count,
+                   struct plani_candidate **found)
+{
+    *found = NULL;
+    double least = INFINITY;
+    for (;;) {
+        struct plani_candidate *next = NULL;
+        for (uint32_t i = 0; i < count; i++) {
+            double bound = excess(job, list[i].need);
+            if (&list[i] != *found && bound < least && (!next || bound < excess(job, next->need)))
+                next = &list[i];
+        }
+        if (!next)
+            return 0;
+        TRY(learn_needs(job, next, least));
+        if (is_known(next) && excess(job, next->need) < least) {
+            least = excess(job, next->need);
+            *found = next;
+        }
+    }
+}
+
+/* ERR_NO_FIT with, for every tier that is too small, what is needed and what is allowed. */
+int plani_refuse(const plan_job *job, struct plani_candidate *list, uint32_t count)
+{
+    if (job->no_advice)
+        return err_set(ERR_NO_FIT, "does not fit");
+    struct plani_candidate *closest;
+    TRY(nearest(job, list, count, &closest));
+    const uint64_t *need = closest->need;
+    char text[640] = "", fits[256] = "", once[192] = "";
+    size_t used = 0, fits_used = 0;
+    for (int a = 0; a < ARENA_COUNT; a++) {
+        if (need[a] <= job->budget_bytes[a])
+            continue;
+        char needed[SIZE_TEXT_BYTES], allowed[SIZE_TEXT_BYTES];
+        used += (size_t)snprintf(text + used, sizeof text - used,
+                                 "%sneeds %" PRIu64 " bytes (%s) of %s, has %" PRIu64 " (%s)",
+                                 used ? "; " : "", need[a], size_format(need[a], needed),
+                                 arena_kind_name((enum arena_kind)a), job->budget_bytes[a],
+                                 size_format(job->budget_bytes[a], allowed));
+        uint64_t sharers = a == ARENA_NVME ? size_max(job->nvme_sharers, 1) : 1;
+        fits_used += (size_t)snprintf(fits + fits_used, sizeof fits - fits_used, "%s%s=%" PRIu64,
+                                      fits_used ? " " : "", budget_keys[a], need[a] * sharers);
+    }
+    if (used == 0)
+        return err_set(ERR_INTERNAL, "the plan found no schedule although the serial order fits");
+    bool lacks_nvme = need[ARENA_NVME] > job->budget_bytes[ARENA_NVME];
+    char less[SIZE_TEXT_BYTES];
+    if (lacks_nvme && closest->second_bytes > 0)
+        snprintf(once, sizeof once,
+                 "; run.commit_every=0 needs %" PRIu64
+                 " bytes (%s) of nvme less, but resumes only after a clean stop",
+                 closest->second_bytes, size_format(closest->second_bytes, less));
+    bool lacks_device = need[ARENA_DEVICE] > job->budget_bytes[ARENA_DEVICE];
+    bool adds = job->device_advice && lacks_device;
+    const char *more = adds ? job->device_advice : "", *and_so = adds ? "; " : "";
+    if (job->nvme_advice && lacks_nvme)
+        return err_set(ERR_NO_FIT, "does not fit: %s; %s%s%s%s", text, job->nvme_advice, once,
+                       and_so, more);
+    return err_set(ERR_NO_FIT, "does not fit: %s; fits with %s%s%s%s", text, fits, once, and_so,
+                   more);
+}
