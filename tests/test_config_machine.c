@@ -70,6 +70,7 @@ static void fill(machine *self, uint64_t round)
     self->device.product_count = round == 0 ? MACHINE_PRODUCTS_MAX : 2;
     for (uint32_t p = 0; p < self->device.product_count; p++)
         self->device.products[p] = (machine_product){.type = (enum dtype)(p % DTYPE_COUNT),
+                                                     .accumulates = p % 2,
                                                      .m = p,
                                                      .n = 1 + p,
                                                      .k = 1000000007,

@@ -4,6 +4,7 @@
 
 #include "base/log.h"
 #include "cli/cli.h"
+#include "cli/cli_machine.h"
 #include "cli/cli_ranks.h"
 #include "cli/cli_report.h"
 
@@ -29,7 +30,8 @@ enum { PLAN_ROWS_MAX = 32 };
 struct plan_request {
     const char *path;
     cli_texts set;
-    uint64_t local_world; /* 0: all */
+    struct cli_machine on; /* whose figures */
+    uint64_t local_world;  /* 0: all */
     bool json;
     const char *table;                           /* or NULL */
     const char *ranks;                           /* "1" or "1,2,4" */
@@ -41,7 +43,9 @@ typedef struct plan_request plan_request;
 static int plan_for(const plan_request *asked, uint32_t world, struct plan_summary *out)
 {
     job *work = NULL;
-    struct train_plan_options options = {.local_world = (uint32_t)asked->local_world};
+    struct train_plan_options options = {.local_world = (uint32_t)asked->local_world,
+                                         .machine = asked->on.figures,
+                                         .is_described = asked->on.figures && !asked->on.is_here};
     if (options.local_world > world)
         options.local_world = world;
     TRY(job_read_ranks(asked->path, asked->set.items, asked->set.count, world, &work));
@@ -130,6 +134,7 @@ static int plan_table(const plan_request *asked)
 int cli_plan(int argc, char **argv)
 {
     plan_request asked = {.ranks = "1"};
+    const char *machine_file = NULL;
     const cli_option options[] = {
         {.name = "set",
          .type = CLI_TEXTS,
@@ -149,6 +154,11 @@ int cli_plan(int argc, char **argv)
          .min = 1,
          .max = COMM_RANKS_MAX,
          .target = &asked.local_world},
+        {.name = "machine",
+         .type = CLI_TEXT,
+         .value = "FILE",
+         .help = CLI_MACHINE_HELP,
+         .target = &machine_file},
         {.name = "table",
          .type = CLI_TEXT,
          .value = "zero",
@@ -170,5 +180,9 @@ int cli_plan(int argc, char **argv)
     if (!asked.path)
         return err_set(ERR_USAGE, "plan: JOB is missing; sluice plan --help says more");
     TRY(read_worlds(&asked));
+    TRY(cli_machine_read(machine_file, false, &asked.on));
+    if (asked.on.figures && !asked.on.is_here)
+        log_info("machine \"%s\" is not this one (%s): nothing of this one is looked at",
+                 asked.on.figures->name, asked.on.why);
     return asked.world_count > 1 ? plan_each(&asked) : plan_one(&asked);
 }

@@ -1,6 +1,7 @@
 /* sluice train JOB: trains, with a line a step. See cli.h. */
 #include "base/log.h"
 #include "cli/cli.h"
+#include "cli/cli_machine.h"
 #include "cli/cli_ranks.h"
 #include "cli/cli_report.h"
 
@@ -68,8 +69,8 @@ static void train_show_eval(void *user, const struct train_eval *eval)
                   eval->loss);
 }
 
-static int train_job(comm *ranks, const job *asked, const char *from, bool fresh, bool json,
-                     bool quiet)
+static int train_job(comm *ranks, const job *asked, const machine *on, const char *from, bool fresh,
+                     bool json, bool quiet)
 {
     bool is_first = comm_get_rank(ranks) == 0;
     static struct train_screen screen; /* large */
@@ -78,6 +79,7 @@ static int train_job(comm *ranks, const job *asked, const char *from, bool fresh
     struct train_options options = {
         .job = asked,
         .comm = ranks,
+        .machine = on,
         .fresh = fresh,
         .from = from,
         .stop = cli_stop_install(is_first ? "stopping when this step is done" : NULL),
@@ -104,7 +106,7 @@ static int train_job(comm *ranks, const job *asked, const char *from, bool fresh
 int cli_train(int argc, char **argv)
 {
     cli_texts set = {.count = 0};
-    const char *from = NULL;
+    const char *from = NULL, *machine_file = NULL;
     bool fresh = false, json = false, quiet = false;
     const cli_option options[] = {
         {.name = "set",
@@ -124,6 +126,11 @@ int cli_train(int argc, char **argv)
          .help = "a new run begins with the last commit of this run directory, such as one that\n"
                  "run.keep has kept; it stays as it is (default: initial weights)",
          .target = &from},
+        {.name = "machine",
+         .type = CLI_TEXT,
+         .value = "FILE",
+         .help = CLI_MACHINE_HELP,
+         .target = &machine_file},
         {.name = "json",
          .type = CLI_FLAG,
          .help = "no lines; at the end one JSON object, bytes and seconds\n(default: a line a "
@@ -149,7 +156,13 @@ int cli_train(int argc, char **argv)
     rc = cli_ranks_read_job(ranks, path, &set, &asked, &is_fresh);
     if (rc < 0)
         return cli_ranks_leave(ranks, rc, true);
-    rc = train_job(ranks, asked, from, fresh || is_fresh, json, quiet);
+    const machine *on;
+    rc = cli_machine_share(ranks, machine_file, &on);
+    if (rc < 0) {
+        job_destroy(asked);
+        return cli_ranks_leave(ranks, rc, true);
+    }
+    rc = train_job(ranks, asked, on, from, fresh || is_fresh, json, quiet);
     job_destroy(asked);
     return cli_ranks_leave(ranks, rc, rc == ERR_STOPPED);
 }

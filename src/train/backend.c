@@ -211,15 +211,3 @@ int traini_gpu_used(const traini_setup *self, uint64_t *used_bytes)
     *used_bytes = device_get_info(self->gpu)->total_bytes - free_bytes;
     return 0;
 }
-
-void traini_machine_figures(const traini_setup *self, plan_machine *machine)
-{
-    if (!self->gpu) {
-        plan_machine_default_cpu(machine, (uint32_t)self->thread_count,
-                                 self->net->type == DTYPE_BF16);
-        return;
-    }
-    const device_info *info = device_get_info(self->gpu);
-    plan_machine_default_gpu(machine, self->cores.update.thread_count, info->compute_major,
-                             info->memory_bytes_per_second);
-}

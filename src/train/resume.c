@@ -87,8 +87,11 @@ static int setup_as_it_lies(traini_loop *self, const manifest *found)
         return 0;
     int rc = self->ranks.world > 1 ? rank_slabs_look(found, self->ranks.rank) : 0;
     TRY(traini_agree(&self->ranks, "slabs of the commit", rc)); /* ranks may have changed hosts */
-    struct traini_setup_options options = {
-        .ranks = &self->ranks, .pace = self->options->pace, .found = found, .as_it_lies = true};
+    struct traini_setup_options options = {.ranks = &self->ranks,
+                                           .pace = self->options->pace,
+                                           .machine = self->options->machine,
+                                           .found = found,
+                                           .as_it_lies = true};
     rc = traini_setup_create(asked, &options, &self->setup);
     if (rc == ERR_NO_FIT)
         return 0;
@@ -260,6 +263,7 @@ static int recut(traini_loop *self, const manifest *found, manifest *scratch, sl
     uint8_t uuid[SLAB_UUID_BYTES];
     struct traini_setup_options options = {.ranks = &self->ranks,
                                            .pace = self->options->pace,
+                                           .machine = self->options->machine,
                                            .found = found,
                                            .found_in = self->is_borrowed ? self->from.path : NULL};
     traini_setup_destroy(self->setup); /* of a new run: without a look at what it begins with */

@@ -283,7 +283,7 @@ static int choose_gathered(traini_setup *self)
 }
 
 /* What the plan is told of ranks. */
-static int make_rank_inputs(traini_setup *self, const struct traini_setup_options *options)
+static int make_rank_inputs(traini_setup *self)
 {
     const struct job *asked = self->job;
     plan_job *plan = &self->plan;
@@ -298,9 +298,6 @@ static int make_rank_inputs(traini_setup *self, const struct traini_setup_option
     plan->ahead_elems_max = asked->prefetch_bucket_size;
     plan->limits_reuse = asked->limits_reuse;
     plan->reuse_elems_max = asked->max_reuse_distance;
-    traini_machine_figures(self, &plan->machine);
-    if (options->pace)
-        plan->machine = *options->pace->machine;
     return 0;
 }
 
@@ -356,7 +353,7 @@ static int make_plan_inputs(traini_setup *self, const struct traini_setup_option
     };
     if (plan->tile_elems)
         plan->tile_elems = size_round_up(plan->tile_elems, TILE_ELEMS_STEP);
-    TRY(make_rank_inputs(self, options));
+    TRY(make_rank_inputs(self));
     for (int kind = 0; kind < STATE_KIND_COUNT; kind++) {
         self->homes[kind] = mem_alloc(net->unit_count, 1, "plan homes");
         if (!self->homes[kind])
@@ -501,6 +498,9 @@ static int setup_fill(traini_setup *self, const struct traini_setup_options *opt
     TRY(make_plan_inputs(self, options));
     TRY(make_drives(self, options));
     TRY(make_budgets(self));
+    traini_machine_figures(self, &self->plan.machine);
+    if (options->pace)
+        self->plan.machine = *options->pace->machine;
     TRY(make_identity(self));
     TRY(traini_share_inputs(self));
     if (options->found && !options->only_eval)
@@ -534,6 +534,8 @@ int traini_setup_create(const struct job *asked, const struct traini_setup_optio
     if (!self)
         return -ENOMEM;
     self->job = asked;
+    self->stated = options->machine;
+    self->is_described = options->is_described;
     if (options->ranks)
         self->ranks = *options->ranks;
     else

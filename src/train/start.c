@@ -67,8 +67,10 @@ static int refuse_fresh(const traini_loop *self, const manifest *found, bool is_
 
 struct traini_setup_options traini_setup_options_of(const traini_loop *self)
 {
-    return (struct traini_setup_options){
-        .ranks = &self->ranks, .is_trial = self->options->is_trial, .pace = self->options->pace};
+    return (struct traini_setup_options){.ranks = &self->ranks,
+                                         .is_trial = self->options->is_trial,
+                                         .pace = self->options->pace,
+                                         .machine = self->options->machine};
 }
 
 int traini_clear(traini_loop *self, const manifest *found)

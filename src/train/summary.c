@@ -331,14 +331,6 @@ static void summarize_job(const traini_setup *self, struct plan_summary *out)
     snprintf(out->machine_name, sizeof out->machine_name, "defaults");
 }
 
-void traini_setup_summary(const traini_setup *self, struct plan_summary *out)
-{
-    memset(out, 0, sizeof *out);
-    summarize_job(self, out);
-    summarize_memory(self, out);
-    summarize_time(self, out);
-}
-
 /* What a machine file says that no plan is made from. Of drives all or nothing: a sum over some of them would
  * say too little. */
 static void add_machine(const struct machine *from, struct plan_summary *out)
@@ -358,6 +350,16 @@ static void add_machine(const struct machine *from, struct plan_summary *out)
     out->drive_endurance_bytes = knows_endurance ? out->drive_endurance_bytes : 0;
 }
 
+void traini_setup_summary(const traini_setup *self, struct plan_summary *out)
+{
+    memset(out, 0, sizeof *out);
+    summarize_job(self, out);
+    summarize_memory(self, out);
+    summarize_time(self, out);
+    if (self->stated)
+        add_machine(self->stated, out);
+}
+
 void train_list_keys(FILE *out)
 {
     options_print(out);
@@ -367,11 +369,11 @@ int train_plan_on(const struct job *asked, const struct train_plan_options *opti
                   struct plan_summary *out)
 {
     traini_setup *setup;
-    struct traini_setup_options inputs = {.local_world = options->local_world};
+    struct traini_setup_options inputs = {.local_world = options->local_world,
+                                          .machine = options->machine,
+                                          .is_described = options->is_described};
     TRY(traini_setup_create(asked, &inputs, &setup));
     traini_setup_summary(setup, out);
-    if (options->machine)
-        add_machine(options->machine, out);
     traini_setup_destroy(setup);
     return 0;
 }

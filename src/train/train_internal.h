@@ -11,7 +11,7 @@
  *   keep.c        copies of commits                   verify.c      all sums, and what a run is
  *   owner.c       whose slabs they are               rank_slabs.c  the slabs of all ranks
  *   ranks.c       what ranks tell each other         summary.c     a plan in figures
- *   engine_lanes.c  the lanes of an engine */
+ *   engine_lanes.c  the lanes of an engine         figures.c     what the machine can do, of one rank */
 #ifndef SLUICE_TRAIN_INTERNAL_H
 #define SLUICE_TRAIN_INTERNAL_H
 
@@ -97,6 +97,8 @@ struct traini_setup {
     char drive_names[SLAB_DRIVES_MAX]
                     [SLAB_PATH_BYTES]; /* their paths, placeholders of ranks as they are */
     uint32_t drive_count;
+    const struct machine *stated; /* borrowed, while it is set up: its figures; NULL: defaults */
+    bool is_described;            /* train_plan_options: nothing of this machine was looked at */
 };
 typedef struct traini_setup traini_setup;
 
@@ -104,6 +106,8 @@ struct traini_setup_options {
     const struct traini_ranks *ranks; /* NULL: as job->world says, none of whom is there */
     uint32_t local_world;             /* with no ranks: how many of them share a host; 0: all */
     const struct train_pace *pace;    /* train_options */
+    const struct machine *machine;    /* train_options, train_plan_options */
+    bool is_described;                /* train_plan_options */
     bool only_eval;                   /* parameters and forward alone */
     bool is_trial;                    /* train_options */
     const manifest *found; /* a run to go on: ERR_INPUT, naming what differs, where its bits cannot;
@@ -133,6 +137,8 @@ int traini_gpu_budget(const traini_setup *self, uint64_t asked_bytes,
 int traini_gpu_used(const traini_setup *self, uint64_t *used_bytes) MUST_CHECK;
 /* How collectives move, all ranks alike. After traini_choose_backend. backend.c */
 int traini_choose_collectives(traini_setup *self) MUST_CHECK;
+/* What the machine can do, of one rank: the stated figures, and the plan's defaults where there are none. Once
+ * cores are placed and drives are known. figures.c */
 void traini_machine_figures(const traini_setup *self, plan_machine *machine);
 /* Fills the seconds of the passes and stages from the machine's kernels; nothing where it is NULL or was not
  * measured with the model's type. costs.c */
