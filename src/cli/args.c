@@ -67,8 +67,9 @@ static void args_print_option(const char *name, const char *value, const char *h
 static void args_print_help(const cli_command *command, const cli_option *options, size_t count)
 {
     bool is_optional = command->is_optional;
-    printf("sluice %s %s%s%s [options]\n\n%s\n", command->name, is_optional ? "[" : "",
-           command->operand, is_optional ? "]" : "", command->summary);
+    printf("sluice %s %s%s%s%s[options]\n\n%s\n", command->name, is_optional ? "[" : "",
+           command->operand, is_optional ? "]" : "", command->operand[0] ? " " : "",
+           command->summary);
     if (command->details)
         printf("\n%s\n", command->details);
     printf("\noptions:\n");
@@ -185,6 +186,9 @@ int cli_parse(const cli_command *command, const cli_option *options, size_t opti
             options_ended = true;
         } else if (!options_ended && argv[i][0] == '-' && argv[i][1] != '\0') {
             TRY(args_option(command, options, option_count, argc, argv, &i));
+        } else if (command->operand[0] == '\0') {
+            return err_set(ERR_USAGE, "%s: takes options alone, and was given \"%s\"",
+                           command->name, argv[i]);
         } else if (*positional) {
             return err_set(ERR_USAGE, "%s: takes one %s, and was given \"%s\" and \"%s\"",
                            command->name, command->operand, *positional, argv[i]);
@@ -192,7 +196,7 @@ int cli_parse(const cli_command *command, const cli_option *options, size_t opti
             *positional = argv[i];
         }
     }
-    if (!*positional && !command->is_optional)
+    if (!*positional && !command->is_optional && command->operand[0] != '\0')
         return err_set(ERR_USAGE, "%s: %s is missing; sluice %s --help says more", command->name,
                        command->operand, command->name);
     return 0;

@@ -62,7 +62,7 @@ typedef struct cli_option cli_option;
 
 struct cli_command {
     const char *name;
-    const char *operand;          /* the one operand, such as "JOB" */
+    const char *operand;          /* the one operand, such as "JOB"; "": none is taken */
     bool is_optional;             /* the operand may be missing: the command says when it may */
     void (*list_keys)(FILE *out); /* the operand is a job file: --keys lists its keys; or NULL */
     const char *summary;          /* one line */

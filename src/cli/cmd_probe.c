@@ -1,18 +1,205 @@
-/* sluice probe. See cli.h. */
+/* sluice probe: what this machine can do, into machine.json. See cli.h. */
 #include <errno.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
+#include "base/log.h"
+#include "base/mem.h"
 #include "cli/cli.h"
+#include "probe/probe.h"
 
 const cli_command cli_probe_command = {
     .name = "probe",
     .operand = "",
     .summary = "measures this machine and writes machine.json",
+    .details =
+        "Measures memory, the optimizer, matrix products, attention, copies, collectives and each\n"
+        "drive over block size and queue depth, on the cores that a run uses, and writes what\n"
+        "sluice plan --machine FILE plans with. Takes under 3 minutes, with --quick under 30 s.\n"
+        "Each figure is the median of rounds in which what is compared takes turns; +- is half of\n"
+        "what lies between its quartiles. Rates are in GB/s (10^9 bytes). Where fio is installed,\n"
+        "its rates stand beside ours. The machine should have nothing else to do. On each drive a\n"
+        "file without a name is used, at most 2 GiB and half of what is free, and is gone at the\n"
+        "end, however that comes. Exit status 75 after Ctrl-C: nothing was written.",
     .run = cli_probe,
 };
 
+enum { PLAIN_EVERY_SECONDS = 10 };
+
+struct probe_screen {
+    FILE *stream; /* where findings go: standard output, or with --json standard error */
+    bool is_terminal, is_quiet, is_shown;
+    double told_seconds;
+    uint64_t start_ns;
+    char step[64]; /* of the last plain line */
+};
+
+/* Must not log. */
+static void probe_clear_line(void *user)
+{
+    struct probe_screen *screen = user;
+    if (screen->is_shown)
+        fputs("\r\033[K", stderr);
+    screen->is_shown = false;
+}
+
+/* "3/9 nvme /mnt/x: write 1 MiB x 8": a plain line at each step's begin, and every 10 s. */
+static void probe_show_progress(void *user, const char *what, double done_share,
+                                double seconds_left)
+{
+    struct probe_screen *screen = user;
+    char left[CLI_DURATION_BYTES], step[sizeof screen->step];
+    if (screen->is_quiet)
+        return;
+    double seconds = (double)(clock_ns() - screen->start_ns) * 1e-9;
+    snprintf(step, sizeof step, "%.*s", (int)strcspn(what, " "), what);
+    bool is_new = strcmp(step, screen->step) != 0;
+    if (!screen->is_terminal && !is_new && seconds - screen->told_seconds < PLAIN_EVERY_SECONDS)
+        return;
+    if (screen->is_terminal && !is_new && seconds - screen->told_seconds < 0.1)
+        return;
+    screen->told_seconds = seconds;
+    snprintf(screen->step, sizeof screen->step, "%s", step);
+    cli_duration(seconds_left, left);
+    if (screen->is_terminal)
+        fprintf(stderr, "\r\033[Kprobe %.60s  %.0f%%, %s left", what, 100 * done_share, left);
+    else
+        fprintf(stderr, "probe %s  %.0f%%, %s left\n", what, 100 * done_share, left);
+    fflush(stderr);
+    screen->is_shown = screen->is_terminal;
+}
+
+static void probe_show_line(void *user, const char *text)
+{
+    struct probe_screen *screen = user;
+    probe_clear_line(screen);
+    fprintf(screen->stream, "%s\n", text);
+    fflush(screen->stream);
+}
+
+/* Before anything is measured: whether the file can be written, and is one that may be overwritten. */
+static int probe_check_target(const char *path)
+{
+    struct stat status;
+    char directory[MACHINE_PATH_BYTES];
+    if (stat(path, &status) == 0) {
+        machine *old = mem_alloc(1, sizeof *old, "machine");
+        if (!old)
+            return -ENOMEM;
+        int rc = S_ISREG(status.st_mode) && status.st_size > 0 ? machine_read(path, old) : -EINVAL;
+        mem_free(old);
+        if (rc < 0 || strstr(path, ".json") == NULL)
+            return err_set(ERR_INPUT,
+                           "%s is there and is not a machine file: it is not overwritten; name "
+                           "another with --out FILE, ending in .json, or delete it",
+                           path);
+    } else if (errno != ENOENT) {
+        return err_set(ERR_INPUT, "%s cannot be written: %s", path, strerror(errno));
+    }
+    const char *slash = strrchr(path, '/');
+    int length = slash ? (int)(slash - path) + (slash == path) : 1;
+    snprintf(directory, sizeof directory, "%.*s", length, slash ? path : ".");
+    if (access(directory, W_OK | X_OK) != 0)
+        return err_set(ERR_INPUT, "%s cannot be written: %s: %s", path, directory, strerror(errno));
+    return 0;
+}
+
+static int probe_print_file(const char *path)
+{
+    char piece[4096];
+    size_t got;
+    FILE *file = fopen(path, "re");
+    if (!file)
+        return err_errno(errno, "reading %s", path);
+    while ((got = fread(piece, 1, sizeof piece, file)) > 0)
+        fwrite(piece, 1, got, stdout);
+    fclose(file);
+    return 0;
+}
+
+static int probe_measure(const struct probe_options *options, const char *path, bool shows_json)
+{
+    struct probe_screen *screen = options->user;
+    machine *found = mem_alloc(1, sizeof *found, "machine");
+    if (!found)
+        return -ENOMEM;
+    int rc = probe_run(options, found);
+    probe_clear_line(screen);
+    log_set_hook(NULL, NULL);
+    if (rc == 0)
+        rc = machine_write(found, path);
+    if (rc == 0) {
+        fprintf(screen->stream,
+                "%s written after %.0f s; sluice plan JOB --machine %s plans with it\n", path,
+                (double)(clock_ns() - screen->start_ns) * 1e-9, path);
+        if (shows_json)
+            rc = probe_print_file(path);
+    }
+    mem_free(found);
+    return rc;
+}
+
 int cli_probe(int argc, char **argv)
 {
-    const char *named;
-    int rc = cli_parse(&cli_probe_command, NULL, 0, argc, argv, &named);
-    return rc != 0 ? rc : err_set(-ENOTSUP, "sluice probe is not built yet");
+    const char *named, *path = "machine.json", *backend = "auto";
+    cli_texts drives = {.count = 0};
+    bool is_quick = false, skips_fio = false, shows_json = false, is_quiet = false;
+    const cli_option options[] = {
+        {.name = "out",
+         .type = CLI_TEXT,
+         .value = "FILE",
+         .help = "where to write (default: machine.json)",
+         .target = &path},
+        {.name = "drive",
+         .type = CLI_TEXTS,
+         .value = "DIR",
+         .help = "measure the drive that holds DIR; several times for several\n"
+                 "(default: the working directory)",
+         .target = &drives},
+        {.name = "quick",
+         .type = CLI_FLAG,
+         .help = "under 30 s: fewer settings, shapes and rounds",
+         .target = &is_quick},
+        {.name = "backend",
+         .type = CLI_TEXT,
+         .value = "NAME",
+         .help = "auto, cpu or cuda: what computes (default: auto)",
+         .target = &backend},
+        {.name = "no-fio",
+         .type = CLI_FLAG,
+         .help = "does not compare with fio",
+         .target = &skips_fio},
+        {.name = "json",
+         .type = CLI_FLAG,
+         .help = "prints what was written on standard output, all else on\nstandard error",
+         .target = &shows_json},
+        {.name = "quiet", .type = CLI_FLAG, .help = "no progress", .target = &is_quiet},
+    };
+    int rc = cli_parse(&cli_probe_command, options, sizeof options / sizeof options[0], argc, argv,
+                       &named);
+    if (rc != 0)
+        return rc;
+    if (drives.count > PROBE_DRIVES_MAX)
+        return err_set(ERR_USAGE, "probe: --drive is given %u times; at most %d can be measured",
+                       drives.count, PROBE_DRIVES_MAX);
+    TRY(probe_check_target(path));
+    struct probe_screen screen = {.stream = shows_json ? stderr : stdout,
+                                  .is_terminal = isatty(STDERR_FILENO) == 1,
+                                  .is_quiet = is_quiet,
+                                  .start_ns = clock_ns()};
+    struct probe_options asked = {.drives = {"."},
+                                  .drive_count = drives.count ? drives.count : 1,
+                                  .backend = backend,
+                                  .is_quick = is_quick,
+                                  .skips_fio = skips_fio,
+                                  .stop = cli_stop_install("stopping the probe"),
+                                  .on_progress = probe_show_progress,
+                                  .on_line = probe_show_line,
+                                  .user = &screen};
+    for (uint32_t d = 0; d < drives.count; d++)
+        asked.drives[d] = drives.items[d];
+    if (screen.is_terminal && !is_quiet)
+        log_set_hook(probe_clear_line, &screen);
+    return probe_measure(&asked, path, shows_json);
 }

@@ -1,12 +1,304 @@
-/* The order of the measurements. See probe.h. */
+/* The order of the measurements, their time, the threads that they run on. See probe.h. */
 #include "probe/probe.h"
 
 #include <errno.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
 #include <string.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "base/mem.h"
+#include "base/size.h"
+#include "base/thread.h"
+#include "probe/probe_internal.h"
+
+/* Of all, in seconds: what the user was promised, less what the slowest single pass may take beyond it. */
+static const double limits[PROBEI_EXTENT_COUNT] = {0.0, 27.0, 168.0};
+/* A kernel is repeated for at least so long; shorter passes tell of the clock and of interrupts. */
+static const double pass_seconds[PROBEI_EXTENT_COUNT] = {0.0002, 0.004, 0.008};
+
+/* The best of large caches: what is measured as memory must be larger than they. */
+enum { MEMORY_MIB_MIN = 1024, MEMORY_MIB_MAX = 4096, MEMORY_MIB_TINY = 48 };
+
+int probei_bind(probei *self, enum probei_where where)
+{
+    if (where == PROBEI_HERE)
+        return 0;
+    if (self->gpu)
+        TRY(device_attach(self->gpu));
+    if (where == PROBEI_IO) {
+        thread_ask_short_slice();
+        return thread_bind(&self->cores.io.cores);
+    }
+    const core_group *group = where == PROBEI_UPDATE ? &self->cores.update : &self->cores.compute;
+    return thread_bind_team(&group->cores, group->thread_count);
+}
+
+double probei_step_left(const probei *self)
+{
+    double spent = (double)(clock_ns() - self->step_start_ns) * 1e-9;
+    return fmax(self->step_seconds - spent, 0);
+}
+
+int probei_check(probei *self, const char *what)
+{
+    const struct probe_options *options = self->options;
+    if (options->stop && *options->stop)
+        return err_set(ERR_STOPPED, "the probe was stopped; nothing was written");
+    if (!options->on_progress)
+        return 0;
+    const struct probei_step *step = &self->steps[self->step_idx];
+    char text[2 * PROBEI_TEXT_BYTES + 32];
+    double spent = (double)(clock_ns() - self->start_ns) * 1e-9;
+    double left = probei_step_left(self) + self->later_seconds;
+    snprintf(text, sizeof text, "%u/%u %s%s%s", self->step_idx + 1, self->step_count, step->name,
+             what[0] ? ": " : "", what);
+    options->on_progress(options->user, text, spent / fmax(spent + left, 1e-9), left);
+    return 0;
+}
+
+void probei_say(probei *self, const char *format, ...)
+{
+    char text[4 * PROBEI_TEXT_BYTES];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    if (self->options->on_line)
+        self->options->on_line(self->options->user, text);
+}
+
+void probei_found(probei *self, const char *label, double value, const char *unit,
+                  const probei_figure *figure, const char *format, ...)
+{
+    char note[PROBEI_TEXT_BYTES], spread[32] = "";
+    va_list args;
+    va_start(args, format);
+    vsnprintf(note, sizeof note, format, args);
+    va_end(args);
+    if (figure && figure->count > 1 && figure->median > 0)
+        snprintf(spread, sizeof spread, "+-%.1f%%",
+                 50 * (figure->high - figure->low) / figure->median);
+    if (note[0])
+        probei_say(self, "  %-44s %9.2f %-10s %-8s %s", label, value, unit, spread, note);
+    else
+        probei_say(self, "  %-44s %9.2f %-10s %s", label, value, unit, spread);
+}
+
+void probei_fill(const probei *self, unsigned char *target, uint64_t size_bytes)
+{
+    const uint64_t piece_bytes = MIB;
+#pragma omp parallel for schedule(static) num_threads((int)self->cores.compute.thread_count)
+    for (uint64_t at = 0; at < size_bytes; at += piece_bytes) {
+        uint64_t state = at + 0x9e3779b97f4a7c15u,
+                 words = size_min(piece_bytes, size_bytes - at) / 8;
+        for (uint64_t i = 0; i < words; i++) {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            /* Four numbers of bf16 from 0x3e80 to 0x3f7f; as fp32 they are two. */
+            uint64_t word = (state & 0x00ff00ff00ff00ffu) + 0x3e803e803e803e80u;
+            memcpy(target + at + 8 * i, &word, 8);
+        }
+    }
+}
+
+int probei_time(probei *self, int (*once)(void *user), void *user, double *seconds)
+{
+    for (uint64_t count = 1;;) {
+        uint64_t begin_ns = clock_ns();
+        for (uint64_t i = 0; i < count; i++)
+            TRY(once(user));
+        if (self->gpu)
+            TRY(device_synchronize(self->gpu, self->streams[0]));
+        double spent = (double)(clock_ns() - begin_ns) * 1e-9, wanted = pass_seconds[self->extent];
+        *seconds = fmax(spent, 1e-9) / (double)count;
+        if (spent >= wanted)
+            return 0;
+        count = (uint64_t)fmin(ceil(1.2 * wanted / *seconds), 64.0 * (double)count);
+    }
+}
+
+/* Cores and threads, as a run places them without a word about them in its job. */
+static int place_cores(probei *self)
+{
+    TRY(topology_read(&self->place));
+    for (uint32_t d = 0; d < self->options->drive_count; d++)
+        TRY(topology_add_drive(&self->place, self->options->drives[d]));
+    if (self->gpu)
+        self->place.device_node = topology_pci_node(device_get_info(self->gpu)->pci_bus_id);
+    core_request request = {.compute = {"device", NULL, 0},
+                            .update = {"update", NULL, 0},
+                            .io = {"io", NULL, 0},
+                            .device_is_cpu = !self->gpu,
+                            .local_world = 1};
+    return topology_place(&self->place, &request, &self->cores);
+}
+
+/* Of the arena: beyond the last cache, and a quarter of what is free at most. */
+static int choose_memory(const probei *self, uint64_t *size_bytes)
+{
+    uint64_t available;
+    long cache = sysconf(_SC_LEVEL3_CACHE_SIZE);
+    TRY(arena_available_memory(&available));
+    uint64_t wanted = size_max(MEMORY_MIB_MIN * MIB, cache > 0 ? 2 * (uint64_t)cache : 0);
+    wanted = size_min(wanted, MEMORY_MIB_MAX * MIB);
+    if (self->extent == PROBEI_TINY)
+        wanted = MEMORY_MIB_TINY * MIB;
+    *size_bytes = size_min(wanted, available / 4) / (2 * MIB) * (2 * MIB);
+    if (*size_bytes >= MEMORY_MIB_TINY * MIB)
+        return 0;
+    char free_text[SIZE_TEXT_BYTES];
+    return err_set(-ENOMEM, "%s of memory are free; the probe takes a quarter and needs %d MiB",
+                   size_format(available, free_text), MEMORY_MIB_TINY);
+}
+
+static int take_memory(probei *self, uint32_t unused)
+{
+    (void)unused;
+    uint64_t size_bytes;
+    TRY(probei_check(self, ""));
+    TRY(probei_open_device(self));
+    TRY(place_cores(self));
+    TRY(choose_memory(self, &size_bytes));
+    topology_place_memory(&self->place, size_bytes, 0, &self->cores);
+    arena_config config = {.name = "probe",
+                           .size_bytes = size_bytes,
+                           .touch_threads = (int)self->cores.update.thread_count,
+                           .nodes = &self->cores.host};
+    TRY(arena_init(&self->memory, &config));
+    self->operands = self->memory.base;
+    self->operand_bytes = self->memory.size_bytes;
+    kernel_context_config threads = {.thread_count = (int)self->cores.update.thread_count};
+    TRY(kernels_cpu.context_create(&threads, &self->update));
+    threads.thread_count = 1;
+    TRY(kernels_cpu.context_create(&threads, &self->single));
+    if (self->gpu)
+        return 0;
+    threads.thread_count = (int)self->cores.compute.thread_count;
+    return kernels_cpu.context_create(&threads, &self->context);
+}
+
+static void add_step(probei *self, const char *name, enum probei_where where,
+                     int (*run)(probei *, uint32_t), uint32_t arg, double quick, double full)
+{
+    struct probei_step *step = &self->steps[self->step_count++];
+    *step = (struct probei_step){.where = where, .run = run, .arg = arg};
+    step->seconds = self->extent == PROBEI_FULL ? full : self->extent == PROBEI_QUICK ? quick : 0;
+    snprintf(step->name, sizeof step->name, "%s", name);
+}
+
+/* Seconds as they were seen to be enough for figures within some percent on a shared machine of two cores. */
+static void plan_steps(probei *self)
+{
+    const struct probe_options *options = self->options;
+    double drives = options->drive_count;
+    add_step(self, "ranks", PROBEI_HERE, probei_ranks, 0, 1.5, 6);
+    add_step(self, "taking memory", PROBEI_HERE, take_memory, 0, 1, 3);
+    add_step(self, "memory and Adam", PROBEI_UPDATE, probei_memory, 0, 3, 14);
+    add_step(self, "products", PROBEI_COMPUTE, probei_products, 0, 5.5, 38);
+    add_step(self, "kernels", PROBEI_COMPUTE, probei_kernels, 0, 1.5, 8);
+    add_step(self, "link", PROBEI_IO, probei_link, 0, 1, 5);
+    for (uint32_t d = 0; d < options->drive_count; d++) {
+        char name[PROBEI_TEXT_BYTES];
+        snprintf(name, sizeof name, "nvme %.100s", options->drives[d]);
+        add_step(self, name, PROBEI_IO, probei_drive, d, 11 / drives, 72 / drives);
+    }
+    if (options->drive_count > 1)
+        add_step(self, "all drives", PROBEI_IO, probei_all_drives, 0, 1.5, 5);
+}
+
+struct step_thread {
+    probei *owner;
+    int result;
+    err_record error;
+};
+
+static void *run_on_thread(void *user)
+{
+    struct step_thread *thread = user;
+    probei *self = thread->owner;
+    const struct probei_step *step = &self->steps[self->step_idx];
+    int rc = probei_bind(self, step->where);
+    if (rc == 0)
+        rc = step->run(self, step->arg);
+    thread->result = rc;
+    err_save(&thread->error, rc);
+    return NULL;
+}
+
+/* On a thread of its own, so that neither cores nor OpenMP's team nor the scheduler's slice of one step stay with
+ * the next one or with the caller. */
+static int run_step(probei *self)
+{
+    const struct probei_step *step = &self->steps[self->step_idx];
+    if (step->where == PROBEI_HERE)
+        return step->run(self, step->arg);
+    struct step_thread thread = {.owner = self};
+    pthread_t id;
+    int rc = pthread_create(&id, NULL, run_on_thread, &thread);
+    if (rc != 0)
+        return err_errno(rc, "starting a thread of the probe");
+    pthread_join(id, NULL);
+    return thread.result < 0 ? err_restore(&thread.error) : 0;
+}
+
+static int run_steps(probei *self)
+{
+    double planned = 0;
+    for (uint32_t i = 0; i < self->step_count; i++)
+        planned += self->steps[i].seconds;
+    for (uint32_t i = 0; i < self->step_count; i++) {
+        double spent = (double)(clock_ns() - self->start_ns) * 1e-9;
+        double left = fmax(limits[self->extent] - spent, 0);
+        double scale = planned > 0 ? fmin(left / planned, 1) : 0;
+        planned -= self->steps[i].seconds;
+        self->step_idx = i;
+        self->step_seconds = scale * self->steps[i].seconds;
+        self->later_seconds = scale * fmax(planned, 0);
+        self->step_start_ns = clock_ns();
+        TRY(run_step(self));
+    }
+    return 0;
+}
+
+static int run_all(probei *self)
+{
+    const struct probe_options *options = self->options;
+    if (options->drive_count > PROBE_DRIVES_MAX)
+        return err_set(ERR_USAGE, "%u drives; at most %d can be measured", options->drive_count,
+                       PROBE_DRIVES_MAX);
+    for (uint32_t d = 0; d < options->drive_count; d++)
+        TRY(probei_drive_try(self, d));
+    plan_steps(self);
+    TRY(run_steps(self));
+    probei_describe_host(self);
+    return 0;
+}
 
 int probe_run(const struct probe_options *options, machine *out)
 {
-    (void)options;
     memset(out, 0, sizeof *out);
-    return err_set(-ENOTSUP, "sluice probe is not built yet");
+    probei *self = mem_alloc(1, sizeof *self, "probe");
+    if (!self)
+        return -ENOMEM;
+    self->options = options;
+    self->out = out;
+    self->extent = options->is_tiny ? PROBEI_TINY : options->is_quick ? PROBEI_QUICK : PROBEI_FULL;
+    self->start_ns = clock_ns();
+    int rc = run_all(self);
+    err_record first;
+    err_save(&first, rc);
+    if (self->update)
+        kernels_cpu.context_destroy(self->update);
+    if (self->single)
+        kernels_cpu.context_destroy(self->single);
+    probei_close_device(self);
+    arena_fini(&self->memory);
+    mem_free(self);
+    if (rc < 0)
+        memset(out, 0, sizeof *out);
+    return rc < 0 ? err_restore(&first) : 0;
 }

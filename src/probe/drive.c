@@ -1,0 +1,596 @@
+/* One drive: its curve over block size and depth, the smallest setting that is near its best, and that setting
+ * beside other work. See probe_internal.h.
+ *
+ *   curve     a grid of blocks and depths, read, write and mixed, in turns
+ *   near      more rounds of those that may be chosen
+ *   chosen    fdatasync, CPU time, beside Adam, beside copies, against fio
+ *
+ * Mixed is as many requests each way, so that as much is read as written where the drive serves both alike. */
+#include <errno.h>
+#include <limits.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <sys/sysmacros.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "base/mem.h"
+#include "base/size.h"
+#include "probe/probe_internal.h"
+
+enum { SETTINGS_MAX = MACHINE_IO_POINTS_MAX / 3, NEAR_MAX = 8, KIND_COUNT = 3, NEAR_PERCENT = 92 };
+
+static const char *const kind_names[KIND_COUNT] = {"read", "write", "mixed"};
+
+struct extent_sizes {
+    uint64_t file_bytes, memory_bytes;
+    double pass_seconds;
+    uint64_t blocks[4];
+    uint32_t depths[6];
+};
+static const struct extent_sizes sizes[PROBEI_EXTENT_COUNT] = {
+    {16 * MIB, 8 * MIB, 0.005, {256 * KIB, 1 * MIB}, {1, 4}},
+    {512 * MIB, 128 * MIB, 0.04, {256 * KIB, 1 * MIB, 4 * MIB}, {1, 4, 8, 16}},
+    {2048 * MIB, 128 * MIB, 0.08, {64 * KIB, 256 * KIB, 1 * MIB, 4 * MIB}, {1, 2, 4, 8, 16, 32}},
+};
+/* The shares of the drive's time that the parts take. */
+static const double curve_share = 0.52, near_share = 0.16, beside_share = 0.14, fio_share = 0.18;
+
+enum beside { ALONE, BESIDE_ADAM, BESIDE_COPIES, SYNC, BESIDE_COUNT };
+
+struct curve {
+    probei *owner;
+    probei_bench *bench;
+    double pass_seconds, total_seconds;
+    probe_setting settings[SETTINGS_MAX];
+    uint32_t setting_count, chosen;
+    uint32_t near[NEAR_MAX]; /* settings that get more rounds */
+    uint32_t near_count;
+    probei_figure figures[SETTINGS_MAX][KIND_COUNT];
+    probei_figure near_figures[NEAR_MAX * KIND_COUNT];
+    /* Beside other work. */
+    probei_adam adam;
+    probei_copies copies;
+    probei_figure beside[BESIDE_COUNT], adam_rate, copy_rate[2], cpu;
+    uint32_t copy_turn;
+    probei_figure ours[KIND_COUNT], fio[KIND_COUNT];
+};
+
+/* --- whether it can be used --- */
+
+static void name_drive(dev_t number, char name[MACHINE_NAME_BYTES])
+{
+    char link[PATH_MAX], place[PATH_MAX], model[MACHINE_NAME_BYTES / 2] = "";
+    snprintf(name, MACHINE_NAME_BYTES, "drive");
+    snprintf(link, sizeof link, "/sys/dev/block/%u:%u", major(number), minor(number));
+    if (!realpath(link, place))
+        return;
+    size_t used = strlen(place);
+    snprintf(place + used, sizeof place - used, "/partition");
+    bool is_part = access(place, F_OK) == 0;
+    place[used] = 0;
+    if (is_part)
+        *strrchr(place, '/') = 0;
+    const char *base = strrchr(place, '/') + 1;
+    snprintf(name, MACHINE_NAME_BYTES, "%.40s", base);
+    used = strlen(place);
+    snprintf(place + used, sizeof place - used, "/device/model");
+    FILE *file = fopen(place, "re");
+    if (!file)
+        return;
+    if (fgets(model, sizeof model, file))
+        model[strcspn(model, "\n")] = 0;
+    fclose(file);
+    size_t end = strlen(model);
+    while (end > 0 && model[end - 1] == ' ')
+        model[--end] = 0;
+    if (model[0])
+        snprintf(name, MACHINE_NAME_BYTES, "%s", model);
+}
+
+int probei_drive_try(probei *self, uint32_t drive_idx)
+{
+    const char *path = self->options->drives[drive_idx];
+    machine_drive *drive = &self->out->drives[drive_idx];
+    slab *store = mem_alloc(1, sizeof *store, "probe slab");
+    if (!store)
+        return -ENOMEM;
+    int rc = slab_open_unnamed(store, path, 8 * MIB);
+    struct stat status;
+    struct statvfs volume;
+    if (rc == 0) {
+        rc = fstat(store->files[0].fd, &status) == 0 && fstatvfs(store->files[0].fd, &volume) == 0
+                 ? 0
+                 : err_errno(errno, "looking at the drive of %s", path);
+        slab_close(store);
+    }
+    mem_free(store);
+    if (rc == -ENOSPC) {
+        char needed[SIZE_TEXT_BYTES];
+        size_format(16 * MIB, needed);
+        return err_set(ERR_NO_FIT, "%.200s is full: the probe needs %s there at least", path,
+                       needed);
+    }
+    if (rc < 0 && rc != ERR_INPUT) {
+        char text[ERR_TEXT_BYTES];
+        snprintf(text, sizeof text, "%s", err_text());
+        return err_set(ERR_INPUT, "the drive directory %.200s cannot be used: %.700s", path, text);
+    }
+    TRY(rc);
+    drive->capacity_bytes = (uint64_t)volume.f_bavail * volume.f_frsize;
+    drive->count = 1;
+    if (!realpath(path, drive->path))
+        snprintf(drive->path, sizeof drive->path, "%s", path);
+    name_drive(status.st_dev, drive->name);
+    self->out->drive_count = drive_idx + 1;
+    if (drive->capacity_bytes >= 32 * MIB)
+        return 0;
+    char left[SIZE_TEXT_BYTES];
+    return err_set(ERR_NO_FIT,
+                   "%.200s has %s free: the probe takes half of it at most, and needs 16 MiB", path,
+                   size_format(drive->capacity_bytes, left));
+}
+
+/* --- the curve --- */
+
+static int run_setting(struct curve *self, uint32_t setting, int kind, double *rate)
+{
+    const probe_setting *s = &self->settings[setting];
+    return probei_bench_run(&self->bench, 1, (enum machine_io_kind)kind, s->block_bytes,
+                            (uint32_t)s->queue_depth, self->pass_seconds, rate);
+}
+
+static int run_curve(void *user, uint32_t variant, double *value)
+{
+    return run_setting(user, variant / KIND_COUNT, (int)(variant % KIND_COUNT), value);
+}
+
+static void name_curve(void *user, uint32_t variant, char text[PROBEI_TEXT_BYTES])
+{
+    const struct curve *self = user;
+    const probe_setting *s = &self->settings[variant / KIND_COUNT];
+    char block[SIZE_TEXT_BYTES];
+    snprintf(text, PROBEI_TEXT_BYTES, "%s %s x %llu", kind_names[variant % KIND_COUNT],
+             size_format(s->block_bytes, block), (unsigned long long)s->queue_depth);
+}
+
+static int run_near(void *user, uint32_t variant, double *value)
+{
+    struct curve *self = user;
+    return run_curve(self, self->near[variant / KIND_COUNT] * KIND_COUNT + variant % KIND_COUNT,
+                     value);
+}
+
+static void name_near(void *user, uint32_t variant, char text[PROBEI_TEXT_BYTES])
+{
+    struct curve *self = user;
+    name_curve(self, self->near[variant / KIND_COUNT] * KIND_COUNT + variant % KIND_COUNT, text);
+}
+
+static void list_settings(struct curve *self)
+{
+    const struct extent_sizes *size = &sizes[self->owner->extent];
+    for (uint32_t b = 0; b < 4 && size->blocks[b]; b++)
+        for (uint32_t d = 0; d < 6 && size->depths[d]; d++) {
+            if (size->depths[d] > probei_bench_depth_max(self->bench, size->blocks[b]) ||
+                self->setting_count == SETTINGS_MAX)
+                continue;
+            self->settings[self->setting_count++] =
+                (probe_setting){.block_bytes = size->blocks[b], .queue_depth = size->depths[d]};
+        }
+}
+
+/* Medians of all rounds so far into the settings. */
+static void take_medians(struct curve *self)
+{
+    for (uint32_t s = 0; s < self->setting_count; s++)
+        for (int kind = 0; kind < KIND_COUNT; kind++) {
+            probei_figure_close(&self->figures[s][kind]);
+            self->settings[s].rates[kind] = self->figures[s][kind].median;
+        }
+}
+
+/* The smallest settings of those within NEAR_PERCENT, and the one that is best of all. */
+static void list_near(struct curve *self)
+{
+    probe_setting rest[SETTINGS_MAX];
+    uint32_t where[SETTINGS_MAX], count = self->setting_count;
+    for (uint32_t i = 0; i < count; i++) {
+        rest[i] = self->settings[i];
+        where[i] = i;
+    }
+    self->near[self->near_count++] = probe_choose_setting(self->settings, count, 1.0);
+    while (count > 0 && self->near_count < NEAR_MAX) {
+        uint32_t found = probe_choose_setting(rest, count, 0.01 * NEAR_PERCENT);
+        if (where[found] != self->near[0])
+            self->near[self->near_count++] = where[found];
+        rest[found] = rest[--count];
+        where[found] = where[count];
+    }
+}
+
+static int measure_curve(struct curve *self)
+{
+    probei *owner = self->owner;
+    list_settings(self);
+    probei_work work = {.count = self->setting_count * KIND_COUNT,
+                        .seconds = curve_share * self->total_seconds,
+                        .run = run_curve,
+                        .name = name_curve,
+                        .user = self};
+    TRY(probei_rounds(owner, &work, &self->figures[0][0]));
+    take_medians(self);
+    list_near(self);
+    work.count = self->near_count * KIND_COUNT;
+    work.seconds = near_share * self->total_seconds;
+    work.run = run_near;
+    work.name = name_near;
+    TRY(probei_rounds(owner, &work, self->near_figures));
+    for (uint32_t i = 0; i < work.count; i++) {
+        probei_figure *to = &self->figures[self->near[i / KIND_COUNT]][i % KIND_COUNT];
+        for (uint32_t k = 0; k < self->near_figures[i].count; k++)
+            probei_figure_add(to, self->near_figures[i].values[k]);
+    }
+    take_medians(self);
+    self->chosen =
+        probe_choose_setting(self->settings, self->setting_count, 0.01 * PROBE_NEAR_PERCENT);
+    return 0;
+}
+
+/* --- beside other work --- */
+
+static double cpu_seconds(void)
+{
+    struct rusage usage;
+    getrusage(RUSAGE_SELF, &usage);
+    return (double)(usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) +
+           1e-6 * (double)(usage.ru_utime.tv_usec + usage.ru_stime.tv_usec);
+}
+
+/* As run_setting of the chosen one, mixed, with the CPU time of all threads per byte. */
+static int run_alone(struct curve *self, double *rate)
+{
+    double cpu = cpu_seconds();
+    uint64_t moved = self->bench->moved_bytes;
+    TRY(run_setting(self, self->chosen, MACHINE_IO_MIXED, rate));
+    moved = self->bench->moved_bytes - moved;
+    probei_figure_add(&self->cpu, (cpu_seconds() - cpu) / (double)size_max(moved, 1));
+    return 0;
+}
+
+static int run_beside(struct curve *self, int (*once)(void *, uint64_t *), void *user,
+                      enum probei_where where, probei_figure *other, double *rate)
+{
+    probei_load load = {.owner = self->owner, .where = where, .once = once, .user = user};
+    double other_rate;
+    TRY(probei_load_begin(&load));
+    int rc = run_setting(self, self->chosen, MACHINE_IO_MIXED, rate);
+    err_record first;
+    err_save(&first, rc);
+    int load_rc = probei_load_end(&load, &other_rate);
+    if (rc < 0)
+        return err_restore(&first);
+    TRY(load_rc);
+    probei_figure_add(other, other_rate);
+    return 0;
+}
+
+/* fdatasync after a pass of writes. */
+static int run_sync(struct curve *self, double *seconds)
+{
+    double unused;
+    TRY(run_setting(self, self->chosen, MACHINE_IO_WRITE, &unused));
+    uint64_t begin_ns = clock_ns();
+    TRY(io_sync(self->bench->queue));
+    *seconds = (double)(clock_ns() - begin_ns) * 1e-9;
+    return 0;
+}
+
+static int run_one_beside(void *user, uint32_t variant, double *value)
+{
+    struct curve *self = user;
+    switch ((enum beside)variant) {
+    case ALONE:
+        return run_alone(self, value);
+    case BESIDE_ADAM:
+        return run_beside(self, probei_adam_once, &self->adam, PROBEI_UPDATE, &self->adam_rate,
+                          value);
+    case BESIDE_COPIES: {
+        uint32_t turn = self->copy_turn++ % 2;
+        self->copies.to_device = turn == 0;
+        self->copies.to_host = turn == 1;
+        return run_beside(self, probei_copy_once, &self->copies, PROBEI_IO, &self->copy_rate[turn],
+                          value);
+    }
+    case SYNC:
+    case BESIDE_COUNT:
+        break;
+    }
+    return run_sync(self, value);
+}
+
+static void name_beside(void *user, uint32_t variant, char text[PROBEI_TEXT_BYTES])
+{
+    static const char *const names[BESIDE_COUNT] = {"mixed alone", "mixed beside Adam",
+                                                    "mixed beside copies", "fdatasync"};
+    (void)user;
+    snprintf(text, PROBEI_TEXT_BYTES, "%s", names[variant]);
+}
+
+static int measure_beside(struct curve *self)
+{
+    probei *owner = self->owner;
+    uint64_t begin = sizes[owner->extent].memory_bytes;
+    probei_adam_place(owner, owner->update, begin, owner->memory.size_bytes, &self->adam);
+    probei_copies_place(owner, begin, &self->copies);
+    self->pass_seconds *= 2;
+    probei_work work = {.count = BESIDE_COUNT,
+                        .seconds = 0.5 * beside_share * self->total_seconds,
+                        .run = run_one_beside,
+                        .name = name_beside,
+                        .user = self};
+    /* Twice, since copies go one way in one round and the other in the next. */
+    for (int half = 0; half < 2; half++)
+        TRY(probei_rounds(owner, &work, self->beside));
+    probei_figure *rest[] = {&self->adam_rate, &self->copy_rate[0], &self->copy_rate[1],
+                             &self->cpu};
+    for (uint32_t i = 0; i < sizeof rest / sizeof rest[0]; i++)
+        probei_figure_close(rest[i]);
+    self->pass_seconds /= 2;
+    return 0;
+}
+
+/* --- against fio --- */
+
+static int run_fio(struct curve *self)
+{
+    probei *owner = self->owner;
+    const probe_setting *s = &self->settings[self->chosen];
+    double all = fio_share * self->total_seconds, begin = (double)clock_ns() * 1e-9;
+    double seconds = owner->extent == PROBEI_FULL    ? 1.0
+                     : owner->extent == PROBEI_QUICK ? 0.3
+                                                     : 0.05;
+    for (int round = 0; round < PROBEI_ROUNDS_MAX; round++) {
+        double round_begin = (double)clock_ns() * 1e-9;
+        for (int kind = 0; kind < KIND_COUNT; kind++) {
+            double rate;
+            char text[PROBEI_TEXT_BYTES];
+            snprintf(text, sizeof text, "against fio, %s", kind_names[kind]);
+            TRY(probei_check(owner, text));
+            TRY(probei_bench_run(&self->bench, 1, (enum machine_io_kind)kind, s->block_bytes,
+                                 (uint32_t)s->queue_depth, seconds, &rate));
+            probei_figure_add(&self->ours[kind], rate);
+            TRY(probei_fio_run(owner, self->bench, (enum machine_io_kind)kind, s->block_bytes,
+                               (uint32_t)s->queue_depth, seconds, &rate));
+            probei_figure_add(&self->fio[kind], rate);
+        }
+        double now = (double)clock_ns() * 1e-9;
+        if (now - begin + (now - round_begin) > all)
+            break;
+    }
+    for (int kind = 0; kind < KIND_COUNT; kind++) {
+        probei_figure_close(&self->ours[kind]);
+        probei_figure_close(&self->fio[kind]);
+    }
+    return 0;
+}
+
+/* Not being able to compare is a finding, not a failure. */
+static int compare_with_fio(struct curve *self)
+{
+    probei *owner = self->owner;
+    if (owner->options->skips_fio)
+        return 0;
+    if (!probei_has_fio()) {
+        probei_say(owner, "  not compared with fio, which is not installed");
+        return 0;
+    }
+    if (self->bench->backend != IO_URING) {
+        probei_say(owner, "  not compared with fio, since io_uring is not to be had here");
+        return 0;
+    }
+    int rc = run_fio(self);
+    if (rc == -ENOTSUP) {
+        probei_say(owner, "  not compared with fio: %s", err_text());
+        return 0;
+    }
+    TRY(rc);
+    for (int kind = 0; kind < KIND_COUNT; kind++) {
+        char label[PROBEI_TEXT_BYTES];
+        snprintf(label, sizeof label, "fio, %s", kind_names[kind]);
+        probei_found(owner, label, self->fio[kind].median * 1e-9, "GB/s", &self->fio[kind],
+                     "ours %.2f beside it: %.2f of fio's", self->ours[kind].median * 1e-9,
+                     self->ours[kind].median / self->fio[kind].median);
+    }
+    return 0;
+}
+
+/* --- the findings --- */
+
+static void fill_drive(struct curve *self, machine_drive *drive)
+{
+    const probe_setting *s = &self->settings[self->chosen];
+    drive->block_bytes = s->block_bytes;
+    drive->queue_depth = s->queue_depth;
+    drive->read = s->rates[MACHINE_IO_READ];
+    drive->write = s->rates[MACHINE_IO_WRITE];
+    drive->mixed = s->rates[MACHINE_IO_MIXED];
+    drive->write_with_update = self->beside[BESIDE_ADAM].median;
+    drive->sync_seconds = self->beside[SYNC].median;
+    for (uint32_t i = 0; i < self->setting_count; i++)
+        for (int kind = 0; kind < KIND_COUNT && drive->point_count < MACHINE_IO_POINTS_MAX; kind++)
+            drive->points[drive->point_count++] =
+                (machine_io_point){.kind = (enum machine_io_kind)kind,
+                                   .block_bytes = self->settings[i].block_bytes,
+                                   .queue_depth = self->settings[i].queue_depth,
+                                   .bytes_per_second = self->settings[i].rates[kind]};
+}
+
+static void report(struct curve *self, const machine_drive *drive)
+{
+    probei *owner = self->owner;
+    char block[SIZE_TEXT_BYTES], left[SIZE_TEXT_BYTES];
+    double best[KIND_COUNT] = {0};
+    for (uint32_t i = 0; i < self->setting_count; i++)
+        for (int kind = 0; kind < KIND_COUNT; kind++)
+            best[kind] = fmax(best[kind], self->settings[i].rates[kind]);
+    probei_say(owner, "%s (%s), %s free, by %s%s", drive->path, drive->name,
+               size_format(drive->capacity_bytes, left),
+               self->bench->backend == IO_URING ? "io_uring" : "threads of pread and pwrite",
+               self->bench->store.files[0].direct ? "" : ", THROUGH THE PAGE CACHE");
+    probei_say(owner, "  chosen of %u settings: %s, %llu in flight each way", self->setting_count,
+               size_format(drive->block_bytes, block), (unsigned long long)drive->queue_depth);
+    const double rates[KIND_COUNT] = {drive->read, drive->write, drive->mixed};
+    for (int kind = 0; kind < KIND_COUNT; kind++)
+        probei_found(owner, kind_names[kind], rates[kind] * 1e-9, "GB/s",
+                     &self->figures[self->chosen][kind], "%.0f%% of the best of all settings%s",
+                     100 * rates[kind] / best[kind],
+                     kind == MACHINE_IO_MIXED ? "; both ways together" : "");
+    probei_found(owner, "mixed beside Adam", drive->write_with_update * 1e-9, "GB/s",
+                 &self->beside[BESIDE_ADAM], "%.0f%% of alone; Adam keeps %.0f%%",
+                 100 * drive->write_with_update / self->beside[ALONE].median,
+                 100 * self->adam_rate.median / owner->out->host.update_elems);
+    probei_found(owner, "mixed beside copies", self->beside[BESIDE_COPIES].median * 1e-9, "GB/s",
+                 &self->beside[BESIDE_COPIES], "copies %.1f and %.1f GB/s",
+                 self->copy_rate[0].median * 1e-9, self->copy_rate[1].median * 1e-9);
+    probei_found(owner, "fdatasync after writing", drive->sync_seconds * 1e3, "ms",
+                 &self->beside[SYNC], "%s", "");
+    probei_found(owner, "CPU time of direct I/O", self->cpu.median * 1e12, "ms/GB", &self->cpu,
+                 "%.0f%% of a core at the mixed rate", 100 * self->cpu.median * drive->mixed);
+}
+
+static int measure(struct curve *self, uint32_t drive_idx)
+{
+    machine *out = self->owner->out;
+    machine_drive *drive = &out->drives[drive_idx];
+    TRY(measure_curve(self));
+    TRY(measure_beside(self));
+    fill_drive(self, drive);
+    if (drive_idx == 0) {
+        out->h2d.pinned_with_nvme = self->copy_rate[0].median;
+        out->d2h.pinned_with_nvme = self->copy_rate[1].median;
+    }
+    /* Of several drives the one that costs the most. */
+    out->host.io_core_seconds = fmax(out->host.io_core_seconds, self->cpu.median);
+    report(self, drive);
+    return compare_with_fio(self);
+}
+
+int probei_drive(probei *self, uint32_t drive_idx)
+{
+    const struct extent_sizes *size = &sizes[self->extent];
+    const machine_drive *drive = &self->out->drives[drive_idx];
+    uint64_t file_bytes = size_min(size->file_bytes, drive->capacity_bytes / 2 / MIB * MIB);
+    struct curve *curve = mem_alloc(1, sizeof *curve, "probe drive");
+    probei_bench *bench = mem_alloc(1, sizeof *bench, "probe bench");
+    int rc = curve && bench ? probei_check(self, "making the file") : -ENOMEM;
+    if (rc == 0)
+        rc = probei_bench_open(self, drive->path, file_bytes, self->memory.base, size->memory_bytes,
+                               bench);
+    if (rc == 0) {
+        *curve = (struct curve){.owner = self, .bench = bench, .pass_seconds = size->pass_seconds};
+        curve->total_seconds = probei_step_left(self);
+        rc = measure(curve, drive_idx);
+        err_record first;
+        err_save(&first, rc);
+        probei_bench_close(bench);
+        if (rc < 0)
+            rc = err_restore(&first);
+    }
+    mem_free(curve);
+    mem_free(bench);
+    return rc;
+}
+
+/* --- all drives together --- */
+
+struct together {
+    probei *owner;
+    probei_bench *benches[PROBE_DRIVES_MAX];
+    uint32_t count, depth;
+    uint64_t block_bytes;
+    double pass_seconds;
+};
+
+static int run_together(void *user, uint32_t variant, double *value)
+{
+    struct together *self = user;
+    return probei_bench_run(self->benches, self->count, (enum machine_io_kind)variant,
+                            self->block_bytes, self->depth, self->pass_seconds, value);
+}
+
+static void name_together(void *user, uint32_t variant, char text[PROBEI_TEXT_BYTES])
+{
+    (void)user;
+    snprintf(text, PROBEI_TEXT_BYTES, "%s", kind_names[variant]);
+}
+
+static int open_together(struct together *self)
+{
+    probei *owner = self->owner;
+    const machine *out = owner->out;
+    const struct extent_sizes *size = &sizes[owner->extent];
+    uint64_t memory_bytes = size->memory_bytes / out->drive_count / (2 * MIB) * (2 * MIB);
+    self->block_bytes = out->drives[0].block_bytes;
+    self->depth = 1;
+    for (uint32_t d = 0; d < out->drive_count; d++) {
+        self->block_bytes = size_min(self->block_bytes, out->drives[d].block_bytes);
+        self->depth = (uint32_t)size_max(self->depth, out->drives[d].queue_depth);
+        probei_bench *bench = mem_alloc(1, sizeof *bench, "probe bench");
+        if (!bench)
+            return -ENOMEM;
+        self->benches[d] = bench;
+        uint64_t file_bytes = size_min(size->file_bytes / 4, out->drives[d].capacity_bytes / 4);
+        TRY(probei_bench_open(owner, out->drives[d].path, size_max(file_bytes, 4 * MIB),
+                              owner->memory.base + d * memory_bytes, memory_bytes, bench));
+        self->count++;
+    }
+    for (uint32_t d = 0; d < self->count; d++)
+        self->depth = (uint32_t)size_min(
+            self->depth, probei_bench_depth_max(self->benches[d], self->block_bytes));
+    return self->depth > 0 ? 0 : err_set(ERR_INTERNAL, "no memory for %u drives", self->count);
+}
+
+int probei_all_drives(probei *self, uint32_t unused)
+{
+    (void)unused;
+    machine *out = self->out;
+    probei_figure figures[KIND_COUNT] = {{.count = 0}};
+    struct together together = {.owner = self,
+                                .pass_seconds = 2 * sizes[self->extent].pass_seconds};
+    int rc = open_together(&together);
+    probei_work work = {.count = KIND_COUNT,
+                        .seconds = probei_step_left(self),
+                        .run = run_together,
+                        .name = name_together,
+                        .user = &together};
+    if (rc == 0)
+        rc = probei_rounds(self, &work, figures);
+    err_record first;
+    err_save(&first, rc);
+    for (uint32_t d = 0; d < PROBE_DRIVES_MAX && together.benches[d]; d++) {
+        if (d < together.count)
+            probei_bench_close(together.benches[d]);
+        mem_free(together.benches[d]);
+    }
+    if (rc < 0)
+        return err_restore(&first);
+    double sums[KIND_COUNT] = {0};
+    for (uint32_t d = 0; d < out->drive_count; d++) {
+        sums[MACHINE_IO_READ] += out->drives[d].read;
+        sums[MACHINE_IO_WRITE] += out->drives[d].write;
+        sums[MACHINE_IO_MIXED] += out->drives[d].mixed;
+    }
+    out->drives_read = figures[MACHINE_IO_READ].median;
+    out->drives_write = figures[MACHINE_IO_WRITE].median;
+    probei_say(self, "all %u drives at once", out->drive_count);
+    for (int kind = 0; kind < KIND_COUNT; kind++)
+        probei_found(self, kind_names[kind], figures[kind].median * 1e-9, "GB/s", &figures[kind],
+                     "%.0f%% of their sum", 100 * figures[kind].median / sums[kind]);
+    return 0;
+}

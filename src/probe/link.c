@@ -1,0 +1,152 @@
+/* Copies between host memory and the device, as a run makes them. See probe_internal.h.
+ *
+ * GPU: its two copy streams, from and to pinned memory, and from memory that is not. CPU: one thread copies both
+ * ways within the host's memory, so that with both directions each has what the other leaves; nothing is pinned
+ * there, and both figures are the same. */
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "base/log.h"
+#include "base/size.h"
+#include "probe/probe_internal.h"
+
+enum variant { TO_DEVICE, TO_HOST, BOTH, PAGEABLE_TO_DEVICE, PAGEABLE_TO_HOST, VARIANT_COUNT };
+static const char *const variant_names[VARIANT_COUNT] = {"host to device", "device to host",
+                                                         "both ways", "host to device, pageable",
+                                                         "device to host, pageable"};
+
+enum { COPY_MIB = 8, COPIES_MIB = 64 };
+
+struct bench {
+    probei *owner;
+    probei_copies copies[VARIANT_COUNT];
+};
+
+void probei_copies_place(probei *self, uint64_t begin, probei_copies *out)
+{
+    uint64_t bytes = self->extent == PROBEI_TINY ? MIB : COPY_MIB * MIB;
+    uint64_t room = self->memory.size_bytes - begin;
+    *out = (probei_copies){.owner = self,
+                           .to_device = true,
+                           .host = self->memory.base + begin,
+                           .bytes = bytes,
+                           .place_count = room / bytes / 2};
+    if (self->gpu)
+        out->place_count = size_min(out->place_count, self->operand_bytes / bytes / 2);
+}
+
+/* On the CPU the device's memory is the second half of the same arena. */
+static int copy_one_way(probei_copies *self, bool to_device)
+{
+    probei *owner = self->owner;
+    uint64_t at = self->next * self->bytes;
+    if (!owner->gpu) {
+        unsigned char *far = self->host + self->place_count * self->bytes + at;
+        memcpy(to_device ? far : self->host + at, to_device ? self->host + at : far, self->bytes);
+        return 0;
+    }
+    /* Each direction has places of its own. */
+    uint64_t half = to_device ? 0 : self->place_count * self->bytes;
+    unsigned char *near = self->host + half + at, *far = owner->operands + half + at;
+    return device_copy(owner->gpu, owner->streams[to_device ? 0 : 1], to_device ? far : near,
+                       to_device ? near : far, self->bytes,
+                       to_device ? DEVICE_FROM_HOST : DEVICE_TO_HOST);
+}
+
+int probei_copy_once(void *user, uint64_t *bytes)
+{
+    probei_copies *self = user;
+    for (uint64_t done = 0; done < COPIES_MIB * MIB; done += self->bytes) {
+        if (self->to_device)
+            TRY(copy_one_way(self, true));
+        if (self->to_host)
+            TRY(copy_one_way(self, false));
+        self->next = (self->next + 1) % self->place_count;
+        *bytes += self->bytes; /* of each direction */
+    }
+    device *gpu = self->owner->gpu;
+    for (int i = 0; gpu && i < 2; i++)
+        TRY(device_synchronize(gpu, self->owner->streams[i]));
+    return 0;
+}
+
+static int run_variant(void *user, uint32_t variant, double *value)
+{
+    struct bench *bench = user;
+    probei_copies *copies = &bench->copies[variant];
+    uint64_t bytes = 0, begin_ns = clock_ns();
+    TRY(probei_copy_once(copies, &bytes));
+    *value = (double)bytes * 1e9 / (double)size_max(clock_ns() - begin_ns, 1);
+    return 0;
+}
+
+static void name_variant(void *user, uint32_t variant, char text[PROBEI_TEXT_BYTES])
+{
+    (void)user;
+    snprintf(text, PROBEI_TEXT_BYTES, "%s", variant_names[variant]);
+}
+
+static void report(probei *self, const probei_figure *f)
+{
+    machine *out = self->out;
+    bool is_gpu = self->gpu != NULL;
+    out->h2d.pinned = f[TO_DEVICE].median;
+    out->d2h.pinned = f[TO_HOST].median;
+    out->h2d.pinned_both = out->d2h.pinned_both = f[BOTH].median;
+    out->h2d.pageable = f[is_gpu ? PAGEABLE_TO_DEVICE : TO_DEVICE].median;
+    out->d2h.pageable = f[is_gpu ? PAGEABLE_TO_HOST : TO_HOST].median;
+    probei_say(self,
+               is_gpu ? "link to %s" : "link: copies by one thread, since the device is the CPU",
+               self->gpu ? device_get_info(self->gpu)->name : "");
+    for (uint32_t i = 0; i < (is_gpu ? VARIANT_COUNT : PAGEABLE_TO_DEVICE); i++)
+        probei_found(self, variant_names[i], f[i].median * 1e-9, "GB/s", &f[i],
+                     i == BOTH  ? "each way, %.0f%% of one alone"
+                     : i > BOTH ? "%.0f%% of pinned"
+                                : "%.0f%% of a copy by all cores",
+                     i == BOTH  ? 100 * f[i].median / f[TO_DEVICE].median
+                     : i > BOTH ? 100 * f[i].median / f[i - PAGEABLE_TO_DEVICE].median
+                                : 200 * f[i].median / out->host.dram_copy);
+}
+
+static int measure(probei *self, struct bench *bench, uint32_t count)
+{
+    probei_figure figures[VARIANT_COUNT] = {{.count = 0}};
+    probei_work work = {.count = count,
+                        .seconds = probei_step_left(self),
+                        .warms_up = true,
+                        .run = run_variant,
+                        .name = name_variant,
+                        .user = bench};
+    TRY(probei_rounds(self, &work, figures));
+    report(self, figures);
+    return 0;
+}
+
+int probei_link(probei *self, uint32_t unused)
+{
+    (void)unused;
+    struct bench bench = {.owner = self};
+    for (uint32_t v = 0; v < VARIANT_COUNT; v++) {
+        probei_copies_place(self, 0, &bench.copies[v]);
+        bench.copies[v].to_device = v != TO_HOST && v != PAGEABLE_TO_HOST;
+        bench.copies[v].to_host = v == TO_HOST || v == BOTH || v == PAGEABLE_TO_HOST;
+    }
+    if (!self->gpu)
+        return measure(self, &bench, PAGEABLE_TO_DEVICE);
+    uint64_t bytes = 2 * COPIES_MIB * MIB;
+    void *pageable = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
+                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+    if (pageable == MAP_FAILED)
+        return err_errno(errno, "taking %llu MiB", (unsigned long long)(bytes / MIB));
+    for (uint32_t v = PAGEABLE_TO_DEVICE; v < VARIANT_COUNT; v++) {
+        bench.copies[v].host = pageable;
+        bench.copies[v].place_count = bytes / bench.copies[v].bytes / 2;
+    }
+    int rc = device_pin(self->gpu, self->memory.base, self->memory.size_bytes);
+    if (rc == 0)
+        rc = measure(self, &bench, VARIANT_COUNT);
+    munmap(pageable, bytes);
+    return rc;
+}
