@@ -42,6 +42,9 @@ add_test(NAME cli_bigram COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/check_bigram.sh
          $<TARGET_FILE:sluice-bigram>)
 set_tests_properties(cli_bigram PROPERTIES LABELS "cpu;debug" TIMEOUT 60)
 if(TARGET sluice)
+    sluice_test(test_cli_plan LIBS PkgConfig::JANSSON LABELS cpu debug)
+    target_compile_definitions(test_cli_plan PRIVATE SLUICE_PROGRAM="$<TARGET_FILE:sluice>")
+    add_dependencies(test_cli_plan sluice)
     add_test(NAME cli_commands COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/check_cli.sh
              $<TARGET_FILE:sluice> ${PROJECT_VERSION})
     set_tests_properties(cli_commands PROPERTIES LABELS "cpu;debug" TIMEOUT 60)

@@ -264,6 +264,8 @@ static void report_links(FILE *out, const struct plan_summary *plan)
             "of the step", "hidden from T*");
     for (uint32_t i = 0; i < plan->link_count; i++) {
         const struct plan_link *link = &plan->links[i];
+        if (link->seconds <= 0)
+            continue;
         report_scaled(link->bytes, 1e9, 3, moved);
         report_scaled(link->bytes_per_second, 1e9, 2, rate);
         if (link->is_computing && plan->computing_seconds > 0) {

@@ -236,15 +236,14 @@ static void summarize_links(const traini_setup *self, const struct step_sums *su
     out->computing_seconds = sums->passes_seconds[computes];
     out->busiest = plan_resource_name(computes);
     out->busiest_seconds = sums->seconds[computes];
+    out->link_count = RESOURCE_COUNT;
     for (int r = 0; r < RESOURCE_COUNT; r++) {
         double seconds = sums->seconds[r], growing = sums->growing_seconds[r];
-        if (seconds <= 0)
-            continue;
         bool is_computing = r == (int)computes;
-        out->links[out->link_count++] = (struct plan_link){
+        out->links[r] = (struct plan_link){
             .name = plan_resource_name((enum plan_resource)r),
             .bytes = sums->bytes[r],
-            .bytes_per_second = is_computing ? 0 : sums->bytes[r] / seconds,
+            .bytes_per_second = is_computing || seconds <= 0 ? 0 : sums->bytes[r] / seconds,
             .seconds = seconds,
             .growing_seconds = growing,
             .is_computing = is_computing,

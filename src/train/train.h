@@ -101,7 +101,7 @@ struct plan_summary {
     double
         schedule_bound_seconds; /* a bound that knows the dependencies too: at least bound_seconds; 0: none */
     uint32_t link_count;
-    struct plan_link links[PLAN_LINKS_MAX]; /* by enum plan_resource, those that are used */
+    struct plan_link links[PLAN_LINKS_MAX]; /* by enum plan_resource */
     const char
         *bottleneck; /* the lane that is busy longest: what a measurement can be compared with */
     const char *busiest;    /* the resource that is needed longest; read and write are one drive */
