@@ -79,6 +79,14 @@ static int schedule_one(plani_builder *b, const struct plani_order *asked, const
     return ERR_NO_FIT;
 }
 
+static int fill_bounds(const plani_builder *b, plan_set *set)
+{
+    TRY(plani_phases_bound(b, true, &set->bound_ns));
+    TRY(plani_phases_bound(b, false, &set->uncommitted_bound_ns));
+    TRY(plani_schedule_bound(b, true, &set->schedule_bound_ns));
+    return plani_schedule_bound(b, false, &set->uncommitted_schedule_bound_ns);
+}
+
 int plani_compile_one(const plan_job *job, const plan_set *set, const plani_layout *layout,
                       struct plani_order *asked, const uint64_t *budgets, program *out)
 {
@@ -92,8 +100,9 @@ int plani_compile_one(const plan_job *job, const plan_set *set, const plani_layo
     if (asked->work)
         *asked->work += b.op_count;
     if (rc == 0)
-        asked->bound_ns =
-            plani_steady_bound(job, b.ops, b.op_count, set->commit != PLAN_COMMIT_APART);
+        rc = plani_phases_bound(&b, set->commit != PLAN_COMMIT_APART, &asked->bound_ns);
+    if (rc == 0 && asked->bounds)
+        rc = fill_bounds(&b, asked->bounds);
     if (rc == 0 && asked->enough_ns && asked->bound_ns >= asked->enough_ns)
         rc = 1;
     if (rc == 0)
@@ -366,35 +375,6 @@ static int choose_commit(const plan_job *job, struct choice *best, uint64_t *wor
     return 0;
 }
 
-/* Busiest resource's seconds, per phase: the norm is the barrier within a step. Saves of a commit go on
- * beyond it: they count in the work of the step as a whole, which is a bound as well. */
-uint64_t plani_steady_bound(const plan_job *job, const op *ops, uint64_t op_count, bool commits)
-{
-    double total[RESOURCE_COUNT] = {0}, whole[RESOURCE_COUNT] = {0}, bound = 0;
-    for (uint64_t i = 0; i <= op_count; i++) {
-        bool barrier = i == op_count || ops[i].kind == OP_NORM;
-        if (i < op_count && (commits || !ops[i].if_commits)) {
-            struct plani_share share;
-            plani_demand(&job->machine, &ops[i].demand, &share);
-            for (int r = 0; r < RESOURCE_COUNT; r++) {
-                whole[r] += share.demand[r];
-                total[r] += ops[i].if_commits ? 0 : share.demand[r];
-            }
-        }
-        if (!barrier)
-            continue;
-        double busiest = 0;
-        for (int r = 0; r < RESOURCE_COUNT; r++) {
-            busiest = fmax(busiest, total[r]);
-            total[r] = 0;
-        }
-        bound += busiest;
-    }
-    for (int r = 0; r < RESOURCE_COUNT; r++)
-        bound = fmax(bound, whole[r]);
-    return (uint64_t)llround(bound * 1e9);
-}
-
 static int compile_all(const plan_job *job, const struct choice *best, plan_set *out,
                        uint64_t *work)
 {
@@ -407,6 +387,7 @@ static int compile_all(const plan_job *job, const struct choice *best, plan_set 
     for (int k = 0; k < PROGRAM_KIND_COUNT && rc == 0; k++) {
         struct plani_order asked = {
             .kind = (enum program_kind)k, .held = best->held, .whole = true, .work = work};
+        asked.bounds = k == PROGRAM_STEADY ? out : NULL;
         rc = plani_compile_one(job, out, &layout, &asked, job->budget_bytes, &out->programs[k]);
         asked.held = 0;
         if (rc == ERR_NO_FIT && best->held > 0)
@@ -415,13 +396,8 @@ static int compile_all(const plan_job *job, const struct choice *best, plan_set 
             rc = program_check(&out->programs[k]);
     }
     plani_layout_fini(&layout);
-    if (rc == 0) {
-        const program *steady = &out->programs[PROGRAM_STEADY];
-        out->bound_ns = plani_steady_bound(job, steady->ops, steady->op_count, true);
-        out->uncommitted_bound_ns = plani_steady_bound(job, steady->ops, steady->op_count, false);
-    } else {
+    if (rc < 0)
         plan_set_fini(out);
-    }
     return rc;
 }
 

@@ -12,6 +12,7 @@ struct plani_order {
     bool whole;         /* all of the program, not just its figures */
     uint64_t enough_ns; /* a program whose bound is not below it is not simulated; 0: any is */
     uint64_t bound_ns;  /* out, of a steady step */
+    plan_set *bounds;   /* out: what the steady step's time is held against; NULL: not asked */
     uint64_t *work;     /* out: ops built and simulated are added; or NULL */
 };
 
@@ -25,8 +26,6 @@ struct plani_candidate {
     uint64_t second_bytes;      /* of nvme: without commits that much less */
 };
 
-/* The steady step's bound of the ops, in serial order or by start: per phase, the busiest resource. */
-uint64_t plani_steady_bound(const plan_job *job, const op *ops, uint64_t op_count, bool commits);
 /* ERR_NO_FIT where it does not fit; 1: by asked->enough_ns it was not simulated. */
 int plani_compile_one(const plan_job *job, const plan_set *set, const plani_layout *layout,
                       struct plani_order *asked, const uint64_t *budgets, program *out) MUST_CHECK;

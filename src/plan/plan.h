@@ -225,9 +225,13 @@ struct plan_set {
     uint64_t home_bytes[STATE_KIND_COUNT][ARENA_COUNT];
     uint64_t uncommitted_ns; /* predicted: the steady step in a run that does not commit; the steady
                                 program's own predicted_ns is that of one that does */
-    uint64_t bound_ns;       /* the steady step's bound: per phase, the busiest resource */
+    uint64_t bound_ns;       /* the steady step's bound: per phase between barriers, the work of the
+                                busiest resource; what may be done in any phase counts in the whole */
     uint64_t uncommitted_bound_ns; /* the same of one that does not commit */
-    uint64_t work_ops;             /* ops built and ops simulated on the way to it: what it cost */
+    /* With dependencies and fixed costs: no order of the same ops is shorter, whatever the memory. At
+     * least bound_ns, up to rounding. */
+    uint64_t schedule_bound_ns, uncommitted_schedule_bound_ns;
+    uint64_t work_ops; /* ops built and ops simulated on the way to it: what it cost */
 };
 typedef struct plan_set plan_set;
 

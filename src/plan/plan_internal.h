@@ -5,6 +5,7 @@
  *   passes.c    one pass of one stage         collect.c   collectives
  *   schedule.c  simulation, order                share.c     rates of ops that run together
  *   space.c     one arena's memory in time    caps.c      caps on gathered params
+ *   bound.c     lower bounds of a program's time
  *   compile.c   the search over tile size, lookahead and held stages
  *   refuse.c    what a job needs that does not fit */
 #ifndef SLUICE_PLAN_INTERNAL_H
@@ -285,6 +286,11 @@ void plani_caps_give(struct plani_caps *caps, uint32_t buffer_idx);
 /* How many stages before the turn may hold their params: within limits_reuse, and such that theirs and
  * the head's together are within live_elems_max. */
 uint32_t plani_held_most(const plan_job *job);
+
+/* bound.c: lower bounds of the program's time, of the data dependencies alone. `commits`: of a run that
+ * does. plan_set.bound_ns and schedule_bound_ns say what they are. -ENOMEM. */
+int plani_phases_bound(const plani_builder *b, bool commits, uint64_t *ns) MUST_CHECK;
+int plani_schedule_bound(const plani_builder *b, bool commits, uint64_t *ns) MUST_CHECK;
 
 /* schedule.c: simulates and places the builder's ops. With `whole` it fills *out; without, only what a
  * choice between programs needs: predicted_ns, peaks, budgets. `lookahead_ops` 0 is no limit, 1 is
