@@ -31,8 +31,9 @@ enum {
 
 /* A matrix product [m,k] x [k,n] as measured on all the threads of a rank. */
 struct machine_product {
-    enum dtype type;  /* of the operands, and of the result where it is not added to */
-    bool accumulates; /* added to an fp32 result: the gradient of a weight */
+    enum dtype type;   /* of the operands, and of the result where it is not added to */
+    bool accumulates;  /* added to an fp32 result: the gradient of a weight */
+    bool b_transposed; /* its second operand is stored [n,k], as weights are in the forward */
     uint64_t m, n, k;
     double flops_per_second;
 };
