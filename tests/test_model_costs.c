@@ -198,8 +198,8 @@ static void forget_runs(void)
 static bool is_product(const model_cost_product *item, const matmul_desc *desc)
 {
     return item->type == desc->ab_type && item->result == desc->c_type &&
-           item->accumulates == desc->accumulate && item->m == desc->m && item->n == desc->n &&
-           item->k == desc->k;
+           item->accumulates == desc->accumulate && item->b_transposed == desc->b_transposed &&
+           item->m == desc->m && item->n == desc->n && item->k == desc->k;
 }
 
 /* The kernels that ran are exactly those of `costs`. */
@@ -253,7 +253,8 @@ static void subtract(model_costs *costs, const model_costs *part)
             model_cost_product *item = &costs->products[i];
             const model_cost_product *less = &part->products[k];
             if (item->m == less->m && item->n == less->n && item->k == less->k &&
-                item->result == less->result && item->accumulates == less->accumulates)
+                item->result == less->result && item->accumulates == less->accumulates &&
+                item->b_transposed == less->b_transposed)
                 item->count -= less->count;
         }
     costs->attention_forward_flops -= part->attention_forward_flops;

@@ -14,6 +14,7 @@ static void add_product(model_costs *costs, const matmul_desc *desc, uint64_t co
         .type = desc->ab_type,
         .result = desc->c_type,
         .accumulates = desc->accumulate,
+        .b_transposed = desc->b_transposed,
         .m = desc->m,
         .n = desc->n,
         .k = desc->k,
@@ -23,7 +24,8 @@ static void add_product(model_costs *costs, const matmul_desc *desc, uint64_t co
     for (uint32_t i = 0; i < costs->product_count; i++) {
         model_cost_product *known = &costs->products[i];
         if (known->m == product.m && known->n == product.n && known->k == product.k &&
-            known->result == product.result && known->accumulates == product.accumulates) {
+            known->result == product.result && known->accumulates == product.accumulates &&
+            known->b_transposed == product.b_transposed) {
             known->count += count;
             return;
         }

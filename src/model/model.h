@@ -232,6 +232,7 @@ enum { MODEL_COST_PRODUCTS_MAX = 16 };
 struct model_cost_product {
     enum dtype type, result; /* result: of what they give */
     bool accumulates;        /* they add to what is there */
+    bool b_transposed;       /* the second operand is stored [n,k] */
     uint64_t m, n, k, count;
 };
 typedef struct model_cost_product model_cost_product;

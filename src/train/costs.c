@@ -7,8 +7,8 @@
 #include "base/size.h"
 #include "train/train_internal.h"
 
-/* Of a row-wise kernel's byte, on a CPU, in bytes of LayerNorm's forward, by which machine.json's row_rate is
- * measured. Two cores of a server CPU of 2023 with AVX-512, bf16, 512 to 2048 rows of 768 (F: 3072), GB/s:
+/* Of a row-wise kernel's byte, on a CPU, in bytes of the mix by which machine.json's row_rate is measured (as
+ * many of LayerNorm and GELU, forward and backward, and of a sum), which here was as fast as LayerNorm. Two cores of a server CPU of 2023 with AVX-512, bf16, 512 to 2048 rows of 768 (F: 3072), GB/s:
  * LayerNorm 15.7, RMSNorm 21.8; its gradient 21; GELU 10.9 and 10.2; SwiGLU 17.3 and 16.5; sums, biases'
  * gradients, conversions 40 to 80; embedding 31 and 39; losses of 192 rows of 50257 9.5. */
 static const double cpu_row_weights[MODEL_ROW_KIND_COUNT] = {
@@ -106,13 +106,18 @@ static void fit_terms(double rows[][COSTS_TERMS], uint32_t count, double best[CO
     }
 }
 
-static void fit(const machine *from, enum dtype type, bool accumulates, cost_fit *out)
+static enum cost_kind kind_of(bool accumulates, bool b_transposed)
+{
+    return accumulates ? COST_WEIGHT : b_transposed ? COST_FORWARD : COST_INPUT;
+}
+
+static void fit(const machine *from, enum dtype type, enum cost_kind kind, cost_fit *out)
 {
     double rows[MACHINE_PRODUCTS_MAX][COSTS_TERMS];
     memset(out, 0, sizeof *out);
     for (uint32_t i = 0; i < from->device.product_count; i++) {
         const machine_product *point = &from->device.products[i];
-        if (point->type != type || point->accumulates != accumulates ||
+        if (point->type != type || kind_of(point->accumulates, point->b_transposed) != kind ||
             !(point->flops_per_second > 0) || point->m == 0 || point->n == 0 || point->k == 0)
             continue;
         double *row = rows[out->count];
@@ -154,9 +159,7 @@ double costs_of_product(const costs *self, const model_cost_product *item)
 {
     if (!self->is_known)
         return 0;
-    const cost_fit *own = &self->fits[item->accumulates ? 1 : 0];
-    if (own->count == 0) /* a machine that was measured with products of the other sort alone */
-        own = &self->fits[item->accumulates ? 0 : 1];
+    const cost_fit *own = &self->fits[kind_of(item->accumulates, item->b_transposed)];
     double m = (double)item->m, n = (double)item->n, k = (double)item->k, of[COSTS_TERMS];
     features(m, n, k, (double)dtype_bytes(item->type),
              result_bytes_of(item->result, item->accumulates), of);
@@ -177,9 +180,17 @@ static double best_rate(const machine *from, enum dtype type)
 void costs_learn(const machine *from, enum dtype type, costs *out)
 {
     memset(out, 0, sizeof *out);
-    for (int i = 0; i < 2; i++)
-        fit(from, type, i == 1, &out->fits[i]);
-    out->is_known = out->fits[0].count + out->fits[1].count > 0;
+    int any = -1;
+    for (int kind = COST_KIND_COUNT - 1; kind >= 0; kind--) {
+        fit(from, type, (enum cost_kind)kind, &out->fits[kind]);
+        any = out->fits[kind].count > 0 ? kind : any;
+    }
+    out->is_known = any >= 0;
+    for (int kind = 0; kind < COST_KIND_COUNT && any >= 0; kind++)
+        if (out->fits[kind].count == 0)
+            out->fits[kind] =
+                out->fits[kind == COST_FORWARD && out->fits[COST_INPUT].count > 0 ? COST_INPUT
+                                                                                  : any];
     out->is_gpu = from->device.is_gpu;
     double best = best_rate(from, type); /* where attention was not measured */
     out->attention_forward =

@@ -5,7 +5,7 @@
  *   (per flop * flops + per byte * bytes of its operands + fixed) * correction
  *
  * The three terms are fitted to the machine's points (least squares of relative errors, none below 0), apart
- * for products that add to fp32 and others. The correction is what the points near this shape took beyond
+ * for forward products, gradients of inputs and gradients of weights. The correction is what the points near this shape took beyond
  * the fit: at a point the measured time comes back, far from all points the fit.
  *
  * Row-wise kernels are derived from the one that machines are measured with by fixed ratios; attention by its
@@ -20,6 +20,13 @@
 
 enum { COSTS_TERMS = 3 };
 
+enum cost_kind {
+    COST_FORWARD, /* the second operand transposed, as weights are stored */
+    COST_INPUT,   /* neither */
+    COST_WEIGHT,  /* added to fp32 */
+    COST_KIND_COUNT
+};
+
 struct cost_fit {
     double terms[COSTS_TERMS]; /* seconds per flop, per byte, per product */
     uint32_t count;            /* of points */
@@ -33,7 +40,7 @@ typedef struct cost_fit cost_fit;
 struct costs {
     bool is_known;                                /* there are points of the type */
     bool is_gpu;                                  /* row-wise kernels are bound by memory */
-    cost_fit fits[2];                             /* of products; [1]: that add to fp32 */
+    cost_fit fits[COST_KIND_COUNT];               /* of a kind without points: another's */
     double attention_forward, attention_backward; /* flops per second */
     double row_rate; /* bytes per second; 0: unknown, they cost nothing */
 };
