@@ -34,7 +34,7 @@ struct plan_request {
     uint64_t local_world;  /* 0: all */
     bool json;
     const char *table;                           /* or NULL */
-    const char *ranks;                           /* "1" or "1,2,4" */
+    const char *ranks;                           /* "1" or "1,2,4"; NULL: not given */
     uint32_t worlds[PLAN_ROWS_MAX], world_count; /* of it */
 };
 typedef struct plan_request plan_request;
@@ -131,9 +131,31 @@ static int plan_table(const plan_request *asked)
     return cli_table_zero(stdout, asked->json);
 }
 
+/* Whose figures the plan takes; of a described machine all its ranks, where their number is not given. */
+static int read_machine(plan_request *asked, const char *machine_file)
+{
+    static char all[16];
+    TRY(cli_machine_read(machine_file, false, &asked->on));
+    const machine *on = asked->on.figures;
+    bool is_described = on && !asked->on.is_here;
+    uint32_t hosts = is_described && on->host_count ? on->host_count : 1;
+    uint32_t of_host = is_described && on->ranks_per_host ? on->ranks_per_host : 1;
+    if (is_described)
+        log_info("machine \"%s\" is not this one (%s): nothing of this one is looked at", on->name,
+                 asked->on.why);
+    if (is_described && asked->local_world > of_host)
+        return err_set(ERR_USAGE,
+                       "--ranks-per-host %u is more than the %u of each host of machine \"%s\"",
+                       (unsigned)asked->local_world, of_host, on->name);
+    snprintf(all, sizeof all, "%u", hosts * of_host);
+    if (!asked->ranks)
+        asked->ranks = all;
+    return 0;
+}
+
 int cli_plan(int argc, char **argv)
 {
-    plan_request asked = {.ranks = "1"};
+    plan_request asked = {.ranks = NULL};
     const char *machine_file = NULL;
     const cli_option options[] = {
         {.name = "set",
@@ -144,8 +166,8 @@ int cli_plan(int argc, char **argv)
         {.name = "ranks",
          .type = CLI_TEXT,
          .value = "N[,N...]",
-         .help = "plans for N ranks, as mpirun -n N would start them (default: 1);\n"
-                 "of several numbers a table with a row for each",
+         .help = "plans for N ranks, as mpirun -n N would start them (default: 1, or\n"
+                 "all of a described machine); of several numbers a table with a row for each",
          .target = &asked.ranks},
         {.name = "ranks-per-host",
          .type = CLI_COUNT,
@@ -179,10 +201,7 @@ int cli_plan(int argc, char **argv)
         return plan_table(&asked);
     if (!asked.path)
         return err_set(ERR_USAGE, "plan: JOB is missing; sluice plan --help says more");
+    TRY(read_machine(&asked, machine_file));
     TRY(read_worlds(&asked));
-    TRY(cli_machine_read(machine_file, false, &asked.on));
-    if (asked.on.figures && !asked.on.is_here)
-        log_info("machine \"%s\" is not this one (%s): nothing of this one is looked at",
-                 asked.on.figures->name, asked.on.why);
     return asked.world_count > 1 ? plan_each(&asked) : plan_one(&asked);
 }

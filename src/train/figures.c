@@ -181,7 +181,8 @@ static void take_device(struct figures *self)
     double flops = is_16bit ? from->device.flops_16bit : from->device.flops_fp32;
     if (flops <= 0 && is_16bit && from->device.is_gpu)
         flops = from->device.peak_flops * 2 / 3; /* as plan_machine_default_gpu takes it */
-    take(self, to->device_is_cpu ? flops * share_of_cores(self) : flops, &to->device_flops_per_second);
+    take(self, to->device_is_cpu ? flops * share_of_cores(self) : flops,
+         &to->device_flops_per_second);
     if (from->device.op_seconds > 0)
         to->op_seconds = from->device.op_seconds;
     if (to->device_is_cpu)
@@ -212,7 +213,7 @@ static void take_comm(struct figures *self)
 
 static void make_defaults(const traini_setup *self, plan_machine *to)
 {
-    if (self->is_described && self->stated->device.is_gpu) {
+    if (self->described_gpu) {
         plan_machine_default_gpu(to, (uint32_t)self->thread_count, 8, 0);
         return;
     }

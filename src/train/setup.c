@@ -76,10 +76,14 @@ static int make_model(traini_setup *self)
         .max_part_bytes = m->max_part_bytes,
     };
     TRY(model_create(&spec, self->job->type, self->job->micro_batch, &self->net));
-    TRY(traini_choose_backend(self));
-    TRY(traini_choose_collectives(self));
-    TRY(place_cores(self));
-    TRY(traini_make_cpu_context(self));
+    if (self->is_described) {
+        TRY(traini_described_device(self));
+    } else {
+        TRY(traini_choose_backend(self));
+        TRY(traini_choose_collectives(self));
+        TRY(place_cores(self));
+        TRY(traini_make_cpu_context(self));
+    }
     return model_prepare(self->net, self->ops, self->context);
 }
 
@@ -494,10 +498,16 @@ static int make_budgets(traini_setup *self)
 
 static int setup_fill(traini_setup *self, const struct traini_setup_options *options)
 {
+    if (self->is_described)
+        TRY(traini_described_ranks(self));
     TRY(make_model(self));
     TRY(make_plan_inputs(self, options));
-    TRY(make_drives(self, options));
-    TRY(make_budgets(self));
+    if (self->is_described) {
+        TRY(traini_described_budgets(self));
+    } else {
+        TRY(make_drives(self, options));
+        TRY(make_budgets(self));
+    }
     traini_machine_figures(self, &self->plan.machine);
     if (options->pace)
         self->plan.machine = *options->pace->machine;

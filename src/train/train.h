@@ -208,7 +208,8 @@ struct train_plan_options {
     uint32_t local_world; /* ranks that share a host; 0: all of them (described: the machine's) */
     const struct machine *machine; /* config/machine.h; borrowed; NULL: defaults */
     bool is_described; /* nothing is looked at but the machine: memory, devices, cores and drives
-                                      are what it says, and the budgets that the job leaves open come from it */
+                                      are what it says, and the budgets that the job leaves open come from it. Scratch
+                                      of a GPU's kernels is then estimated */
 };
 
 /* As train_plan, for a machine that was measured or is only described. */

@@ -11,7 +11,8 @@
  *   keep.c        copies of commits                   verify.c      all sums, and what a run is
  *   owner.c       whose slabs they are               rank_slabs.c  the slabs of all ranks
  *   ranks.c       what ranks tell each other         summary.c     a plan in figures
- *   engine_lanes.c  the lanes of an engine         figures.c     what the machine can do, of one rank */
+ *   engine_lanes.c  the lanes of an engine         figures.c     what the machine can do, of one rank
+ *   described.c   a machine that is not this one */
 #ifndef SLUICE_TRAIN_INTERNAL_H
 #define SLUICE_TRAIN_INTERNAL_H
 
@@ -99,6 +100,7 @@ struct traini_setup {
     uint32_t drive_count;
     const struct machine *stated; /* borrowed, while it is set up: its figures; NULL: defaults */
     bool is_described;            /* train_plan_options: nothing of this machine was looked at */
+    bool described_gpu;           /* with is_described: a GPU would compute; gpu is NULL */
 };
 typedef struct traini_setup traini_setup;
 
@@ -140,6 +142,12 @@ int traini_choose_collectives(traini_setup *self) MUST_CHECK;
 /* What the machine can do, of one rank: the stated figures, and the plan's defaults where there are none. Once
  * cores are placed and drives are known. figures.c */
 void traini_machine_figures(const traini_setup *self, plan_machine *machine);
+/* With is_described, in place of what is found out here: how the ranks lie on its hosts; ops (kernels/reference),
+ * context, thread counts and collectives; budgets and drives, after the plan's inputs. ERR_CONFIG where the machine
+ * cannot have such ranks, ERR_NO_FIT for budgets above what it has. described.c */
+int traini_described_ranks(traini_setup *self) MUST_CHECK;
+int traini_described_device(traini_setup *self) MUST_CHECK;
+int traini_described_budgets(traini_setup *self) MUST_CHECK;
 /* Fills the seconds of the passes and stages from the machine's kernels; nothing where it is NULL or was not
  * measured with the model's type. costs.c */
 void traini_price_passes(traini_setup *self, const struct machine *from);
