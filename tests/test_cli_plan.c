@@ -26,7 +26,7 @@ static const char *const kinds[] = {"params", "grads", "optimizer", "activations
 __attribute__((format(printf, 2, 3))) static json_t *run(int expected, const char *format, ...)
 {
     char command[COMMAND_BYTES];
-    int used = snprintf(command, sizeof command, "%s plan --json ", SLUICE_PROGRAM);
+    int used = snprintf(command, sizeof command, "%s plan --machine none --json ", SLUICE_PROGRAM);
     va_list args;
     va_start(args, format);
     used += vsnprintf(command + used, sizeof command - (size_t)used, format, args);
@@ -204,6 +204,9 @@ static void speed_follows(const json_t *plan)
     assert_true(json_is_null(member(plan, "mfu"))); /* without a machine that has a peak */
     assert_true(bound > 0 && bound <= step * (1 + 1e-6));
     near("distance", 1 + number(plan, "over_bound"), step / bound, 1e-7);
+    double schedule_bound = number(plan, "schedule_bound_seconds");
+    assert_true(schedule_bound <= step * (1 + 1e-6));
+    near("distance", 1 + number(plan, "over_schedule_bound"), step / schedule_bound, 1e-7);
     const char *name;
     json_t *resource;
     double tokens = number(plan, "tokens_per_step") / ranks;

@@ -25,6 +25,7 @@ if(TARGET sluice_train)
     sluice_test(test_train_sealed LIBS train_fixture LABELS cpu nvme debug)
     sluice_test(test_train_fit LIBS train_fixture LABELS cpu nvme debug)
     sluice_test(test_plan_zero LIBS train_fixture LABELS cpu debug)
+    sluice_test(test_train_summary LIBS train_fixture LABELS cpu debug)
     sluice_test(test_train_resume LIBS train_fixture LABELS cpu nvme debug TIMEOUT 120)
     sluice_test(test_train_rescue LIBS train_fixture LABELS cpu nvme debug)
     sluice_test(test_train_stops LIBS train_fixture LABELS cpu nvme TIMEOUT 120

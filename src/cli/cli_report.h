@@ -14,6 +14,8 @@
 /* Tables of at most 90 columns: the job; where each state rests, why, and how that adds up to the peaks; the
  * predicted step with its bound, lanes and resources; commits and wear. report_plan.c */
 void cli_print_plan(FILE *out, const struct plan_summary *plan);
+/* The same without what a run's own figures will say better: lanes, resources, commits, wear, reasons. */
+void cli_print_plan_brief(FILE *out, const struct plan_summary *plan);
 
 /* What a run did: steps and speed, held-out loss, GB moved per lane, peak memory per tier. */
 void cli_print_summary(FILE *out, const struct plan_summary *plan,

@@ -33,7 +33,7 @@ static void train_show_plan(void *user, const struct plan_summary *plan)
     screen->plan = *plan;
     if (screen->quiet)
         return;
-    cli_print_plan(stdout, plan);
+    cli_print_plan_brief(stdout, plan);
     fputc('\n', stdout);
     fflush(stdout);
 }

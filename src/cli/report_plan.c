@@ -71,21 +71,29 @@ struct cli_plan_figures cli_plan_figures_of(const struct plan_summary *plan)
 
 /* ---- what it is ------------------------------------------------------------------------------- */
 
+/* Whose rates they are. */
+static const char *report_origin(const struct plan_summary *plan)
+{
+    if (strcmp(plan->machine_name, "defaults") == 0)
+        return ": rates are guesses; sluice probe measures them";
+    return plan->machine_is_measured ? ", measured" : "; not all rates are measured";
+}
+
 static void report_job(FILE *out, const struct plan_summary *plan)
 {
     char text[REPORT_TEXT_BYTES];
     fprintf(out, "model        %s, %s parameters in %" PRIu64 " units\n", plan->model_name,
             report_count((double)plan->param_count, text), plan->unit_count);
     fprintf(out,
-            "a step       %s tokens: %" PRIu64 " micro-batch%s of %" PRIu64 " x %" PRIu64
-            "%s, %s,\n             update %s\n",
+            "a step       %s tokens: %" PRIu64 " micro-batch%s of %" PRIu64 " x %" PRIu64 "%s\n",
             report_count((double)plan->tokens_per_step, text), plan->micro_batch_count,
             plan->micro_batch_count == 1 ? "" : "es", plan->micro_batch, plan->seq_length,
-            plan->world_size > 1 ? " on each rank" : "", plan->order, plan->update);
-    fprintf(out, "machine      %s%s\n", plan->machine_name,
-            strcmp(plan->machine_name, "defaults") != 0 ? ""
-            : plan->machine_is_measured                 ? ""
-                                        : ": rates are guesses; sluice probe measures them");
+            plan->world_size > 1 ? " on each rank" : "");
+    fprintf(out, "schedule     %s, update %s; ", plan->order, plan->update);
+    fprintf(out, "tiles of %s elements, %" PRIu64 " stage%s held\n",
+            report_count((double)plan->tile_elems, text), plan->held_stages,
+            plan->held_stages == 1 ? "" : "s");
+    fprintf(out, "machine      %s%s\n", plan->machine_name, report_origin(plan));
     if (plan->world_size > 1)
         fprintf(out,
                 "ranks        %" PRIu32 ", %" PRIu32 " a host, ZeRO stage %" PRIu32
@@ -141,6 +149,10 @@ static void report_memory(FILE *out, const struct plan_summary *plan)
         report_row(out, "peak of a host", host, 0, true);
         report_row(out, "peak of all", all, params, true);
     }
+}
+
+static void report_peaks(FILE *out, const struct plan_summary *plan)
+{
     fputs("\nat the peak\n", out);
     for (int arena = 0; arena < ARENA_COUNT; arena++)
         if (plan->peak_what[arena][0])
@@ -178,6 +190,13 @@ static void report_reasons(FILE *out, const struct plan_summary *plan)
 
 /* ---- speed ------------------------------------------------------------------------------------ */
 
+/* "0.00040", "70.285": three digits that say something. */
+static const char *report_seconds(double seconds, char text[REPORT_TEXT_BYTES])
+{
+    snprintf(text, REPORT_TEXT_BYTES, seconds < 0.0995 ? "%.5f" : "%.3f", seconds);
+    return text;
+}
+
 static double percent(double part, double of)
 {
     return of > 0 ? 100 * part / of : 0;
@@ -190,14 +209,17 @@ static void report_speed(FILE *out, const struct plan_summary *plan,
     for (int i = 0; i < LANE_COUNT; i++)
         if (strcmp(plan->bottleneck, lane_kind_name((enum lane_kind)i)) == 0)
             lane = plan->lane_seconds[i];
-    fprintf(out, "\npredicted    %.3f s a step, %.1f tokens/s, %.1f steps an hour\n", step,
-            figures->tokens_per_second, figures->steps_per_hour);
+    char seconds[REPORT_TEXT_BYTES];
+    double tokens = figures->tokens_per_second, steps = figures->steps_per_hour;
+    fprintf(out, "\npredicted    %s s a step, %.*f tokens/s, %.*f steps an hour\n",
+            report_seconds(step, seconds), tokens < 1000, tokens, steps < 1000, steps);
     fprintf(out,
-            "bound        %.3f s, the busiest resource of each phase: the step takes %.1f%% more\n",
-            plan->bound_seconds, 100 * figures->over_bound);
+            "bound        %s s, the busiest resource of each phase: the step takes %.1f%% more\n",
+            report_seconds(plan->bound_seconds, seconds), 100 * figures->over_bound);
     if (plan->schedule_bound_seconds > 0)
-        fprintf(out, "             %.3f s with what ops wait for: the step takes %.1f%% more\n",
-                plan->schedule_bound_seconds, 100 * figures->over_schedule_bound);
+        fprintf(out, "             %s s with what ops wait for: the step takes %.1f%% more\n",
+                report_seconds(plan->schedule_bound_seconds, seconds),
+                100 * figures->over_schedule_bound);
     fprintf(out, "bound by     lane %s, busy %.1f%% of the step; resource %s, %.1f%%\n",
             plan->bottleneck, percent(lane, step), plan->busiest,
             percent(plan->busiest_seconds, step));
@@ -207,13 +229,6 @@ static void report_speed(FILE *out, const struct plan_summary *plan,
         fprintf(out, "MFU %.1f%% of %.2f TFLOPS\n", 100 * figures->mfu, plan->peak_flops / 1e12);
     else
         fputs("MFU unknown without its peak\n", out);
-}
-
-/* "0.0004", "70.285": at least three digits that say something. */
-static const char *report_seconds(double seconds, char text[REPORT_TEXT_BYTES])
-{
-    snprintf(text, REPORT_TEXT_BYTES, seconds < 0.0995 ? "%.5f" : "%.3f", seconds);
-    return text;
 }
 
 /* "-" for none. */
@@ -363,7 +378,7 @@ static void report_wear(FILE *out, const struct plan_summary *plan,
         fprintf(out, "%s commits %.2f", comma, (double)plan->commit_share_bytes * each);
     fprintf(out, "\n             %s a day to the drives of %s; ",
             report_bytes(figures->host_bytes_a_day, text),
-            plan->ranks_per_host < plan->world_size ? "each host" : "this host");
+            plan->ranks_per_host < plan->world_size ? "each host" : "the host");
     if (figures->drive_days > 0)
         fprintf(out, "they last %.*f days (%s may be written)\n", figures->drive_days < 10,
                 figures->drive_days, report_bytes(plan->drive_endurance_bytes, life));
@@ -376,6 +391,7 @@ void cli_print_plan(FILE *out, const struct plan_summary *plan)
     struct cli_plan_figures figures = cli_plan_figures_of(plan);
     report_job(out, plan);
     report_memory(out, plan);
+    report_peaks(out, plan);
     report_reasons(out, plan);
     if (plan->step_seconds > 0) {
         report_speed(out, plan, &figures);
@@ -384,4 +400,13 @@ void cli_print_plan(FILE *out, const struct plan_summary *plan)
     }
     report_commits(out, plan);
     report_wear(out, plan, &figures);
+}
+
+void cli_print_plan_brief(FILE *out, const struct plan_summary *plan)
+{
+    struct cli_plan_figures figures = cli_plan_figures_of(plan);
+    report_job(out, plan);
+    report_memory(out, plan);
+    if (plan->step_seconds > 0)
+        report_speed(out, plan, &figures);
 }

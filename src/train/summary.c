@@ -153,7 +153,7 @@ static bool grows_with_tokens(const op *item)
     bool is_copy = item->kind == OP_H2D || item->kind == OP_D2H;
     return is_pass(item) || item->state_kind == STATE_ACTIVATIONS ||
            item->state_kind == STATE_INNER_ACTIVATIONS ||
-           (is_copy && item->state_kind == PROGRAM_NONE);
+           (is_copy && item->state_kind >= STATE_KIND_COUNT);
 }
 
 static void add_op(const plan_machine *rates, const op *item, double part, bool is_commit,
@@ -292,8 +292,12 @@ static void summarize_time(const traini_setup *self, struct plan_summary *out)
     summarize_links(self, &sums, out);
     summarize_writes(self, &sums, out);
     out->step_seconds = traini_mean_step_ns(plan, &self->set) * 1e-9;
+    const plan_set *set = &self->set;
     out->bound_seconds =
-        mean_ns(plan, (double)self->set.bound_ns, (double)self->set.uncommitted_bound_ns) * 1e-9;
+        mean_ns(plan, (double)set->bound_ns, (double)set->uncommitted_bound_ns) * 1e-9;
+    out->schedule_bound_seconds =
+        mean_ns(plan, (double)set->schedule_bound_ns, (double)set->uncommitted_schedule_bound_ns) *
+        1e-9;
     out->hardware_flops = sums.flops;
     out->model_flops = model_step_flops(self->net, out->tokens_per_step);
     out->sent_bytes = whole(sums.bytes[RESOURCE_COMM]);
