@@ -28,9 +28,10 @@ static void published_sizes(void **state)
         const char *name;
         uint64_t params; /* as published, or by the formula where only a rounded size is */
     } cases[] = {
-        {"gpt2-124m", 124439808},  {"gpt2-350m", 354823168}, {"gpt2-774m", 774030080},
-        {"gpt2-1.5b", 1557611200}, {"gpt2-xl", 1557611200},  {"gpt2-10b", 10279047168},
-        {"llama-1b", 1235814400},  {"llama-8b", 8030261248},
+        {"gpt2-124m", 124439808},     {"gpt2-350m", 354823168}, {"gpt2-774m", 774030080},
+        {"gpt2-1.5b", 1557611200},    {"gpt2-xl", 1557611200},  {"gpt2-10b", 10279047168},
+        {"llama-1b", 1235814400},     {"llama-8b", 8030261248}, {"llama-70b", 70553706496},
+        {"llama-405b", 405853388800},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         char text[512];
@@ -41,6 +42,38 @@ static void published_sizes(void **state)
         assert_int_equal(param_count(&self->model), cases[i].params);
         assert_int_equal(self->model.hidden_size % self->model.num_heads, 0);
         assert_int_equal(self->model.num_heads % self->model.num_kv_heads, 0);
+        job_destroy(self);
+    }
+}
+
+/* What a name promises ("zero-offload-13b"), by the papers' formula: blocks alone, 12 L C^2. Of Llama all. */
+static void sizes_as_named(void **state)
+{
+    (void)state;
+    static const char *const names[] = {
+        "zero-offload-1b",  "zero-offload-2b",  "zero-offload-4b",  "zero-offload-6b",
+        "zero-offload-8b",  "zero-offload-10b", "zero-offload-11b", "zero-offload-12b",
+        "zero-offload-13b", "zero-offload-15b", "zero-offload-20b", "zero-offload-40b",
+        "zero-offload-60b", "zero-offload-70b", "turing-nlg-17b",   "gpt-100b",
+        "gpt-1t",           "gpt-32t",          "gpt2-10b",         "gpt2-1.5b",
+        "llama-8b",         "llama-70b",        "llama-405b",
+    };
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        char text[512], *end;
+        snprintf(text, sizeof text, "{\"model\": {\"preset\": \"%s\"}, " SMALL_REST "}", names[i]);
+        job *self = read_good(text, NULL);
+        const struct job_model *m = &self->model;
+        double named = strtod(strrchr(names[i], '-') + 1, &end);
+        named *= *end == 't' ? 1e12 : 1e9;
+        double blocks =
+            12.0 * (double)m->num_layers * (double)m->hidden_size * (double)m->hidden_size;
+        bool is_llama = strcmp(m->family, "llama") == 0;
+        double params = is_llama ? (double)param_count(m) : blocks;
+        if (!(params > 0.94 * named && params < 1.06 * named))
+            fail_msg("%s: %g parameters", names[i], params);
+        assert_int_equal(m->hidden_size % m->num_heads, 0);
+        assert_int_equal(m->num_heads % m->num_kv_heads, 0);
+        assert_true(is_llama || m->ffn_size == 4 * m->hidden_size);
         job_destroy(self);
     }
 }
@@ -228,10 +261,10 @@ static void readme_names_own_keys(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(published_sizes),       cmocka_unit_test(keys_override),
-        cmocka_unit_test(places_in_order),       cmocka_unit_test(all_examples_read),
-        cmocka_unit_test(examples_say),          cmocka_unit_test(readme_names_own_keys),
-        cmocka_unit_test(cluster_example_reads),
+        cmocka_unit_test(published_sizes),       cmocka_unit_test(sizes_as_named),
+        cmocka_unit_test(keys_override),         cmocka_unit_test(places_in_order),
+        cmocka_unit_test(all_examples_read),     cmocka_unit_test(examples_say),
+        cmocka_unit_test(readme_names_own_keys), cmocka_unit_test(cluster_example_reads),
     };
     return cmocka_run_group_tests(tests, test_setup, test_teardown);
 }
