@@ -69,6 +69,7 @@ static int main_dispatch(int argc, char **argv)
 static bool main_computes(int argc, char **argv)
 {
     return argc > 2 && (strcmp(argv[1], cli_train_command.name) == 0 ||
+                        strcmp(argv[1], cli_profile_command.name) == 0 ||
                         strcmp(argv[1], cli_generate_command.name) == 0);
 }
 

@@ -214,6 +214,8 @@ int comm_open(comm *self, const comm_open_config *config)
 {
     assert(!self->bulk);
     TRY(comm_check(self));
+    if (self->is_pretended)
+        return commi_open_pretended(self, config);
     switch (config->backend) {
     case COMM_SELF:
         if (self->world > 1)

@@ -13,6 +13,7 @@
  *               mpi     host memory: shared memory between ranks of one host, MPI between hosts
  *               staged  a GPU's memory, through pinned host memory and the same exchange
  *               nccl    between GPUs, on a stream
+ *               pretended  for mpi and staged where the other ranks are not there (comm_pretend)
  *
  * Sums are taken in rank order by our own loops, in fp32, whatever the backend (NCCL's own sums are NCCL's),
  * so that they depend on neither timing nor on which ranks share a host.
@@ -86,6 +87,12 @@ typedef struct comm_join_config comm_join_config;
  * where the launcher's environment says several (srun without --mpi=pmix), more than COMM_RANKS_MAX ranks.
  * ERR_BACKEND: MPI failed. -ETIMEDOUT: a rank did not come; it is named. */
 int comm_join(const comm_join_config *config, comm **out) MUST_CHECK;
+/* Rank `rank` of `world` ranks of which none but it is there: for measuring what one rank does. What it would learn
+ * from others is what it says itself (they are all like it), each on a host of its own; collectives move its own
+ * data where that of others would be, and take the time that comm_open_config states. What is computed so means
+ * nothing. -ENOMEM, ERR_CONFIG for a rank that is none of them. */
+int comm_pretend(uint32_t rank, uint32_t world, comm **out) MUST_CHECK;
+bool comm_is_pretended(const comm *self); /* of NULL: false */
 /* May be told later, by the job: from here on. */
 void comm_set_timeouts(comm *self, double timeout_seconds, double exit_seconds);
 
@@ -137,6 +144,8 @@ struct comm_open_config {
     int (*convert)(void *user, void *stream, const void *source, enum dtype source_type,
                    void *target, enum dtype target_type, uint64_t count);
     void *convert_user;
+    /* Pretended ranks: what a collective takes, at least: this, and the bytes sent at that rate (0: no time). */
+    double call_seconds, bytes_per_second;
 };
 typedef struct comm_open_config comm_open_config;
 
@@ -179,6 +188,7 @@ int comm_nccl_check(void) MUST_CHECK;
 uint64_t comm_sent_bytes(const comm *self);
 /* Memory that the bulk plane holds (staging of all ranks of this host that is mapped here counts once, ours). */
 uint64_t comm_held_bytes(const comm *self);
-const char *comm_backend_name(const comm *self); /* "self", "mpi", "staged", "nccl" */
+const char *comm_backend_name(const comm *self); /* "self", "mpi", "staged", "nccl",
+                                                     "pretended" */
 
 #endif

@@ -5,7 +5,8 @@
  *   mpi.c        the only file that calls MPI (mpi_absent.c: a build without it)
  *   control*.c   the control plane
  *   exchange*.c  the backends mpi and staged
- *   nccl*.c      the backend nccl */
+ *   nccl*.c      the backend nccl
+ *   pretended.c  ranks of which one is there */
 #ifndef SLUICE_COMM_COMM_INTERNAL_H
 #define SLUICE_COMM_COMM_INTERNAL_H
 
@@ -43,6 +44,7 @@ struct comm {
     _Atomic int64_t exit_ns;       /* from a failure to the end of the process */
     _Atomic uint64_t sent_bytes;   /* the backend adds where it copies or sends */
     _Atomic uint64_t held_bytes;   /* the backend says */
+    bool is_pretended;             /* comm_pretend */
     atomic_bool is_aborted;        /* set once, when the failure's text is there */
     atomic_bool is_leaving;        /* comm_leave was called */
     atomic_bool waits;      /* a bulk call has waited for another rank for a while, and does */
@@ -53,6 +55,7 @@ struct comm {
 /* Sets comm.bulk and comm.bulk_state, or fails and leaves both. The caller runs no collective; they do. */
 int commi_open_exchange(comm *self, const comm_open_config *config) MUST_CHECK;
 int commi_open_nccl(comm *self, const comm_open_config *config) MUST_CHECK;
+int commi_open_pretended(comm *self, const comm_open_config *config) MUST_CHECK;
 
 /* ---- failures, for those who wait ---- */
 

@@ -357,20 +357,31 @@ static int call_all(comm *self, enum commi_call_kind kind, const char *what, con
     return rc;
 }
 
+/* Whether there is nobody to talk to: one rank, or the others are pretended. */
+static bool is_alone(const comm *self)
+{
+    return comm_get_world(self) == 1 || comm_is_pretended(self);
+}
+
+/* What all ranks say who are like this one. */
+static int say_alone(comm *self, const void *mine, uint64_t bytes, void *all)
+{
+    TRY(comm_check(self));
+    for (uint32_t r = 0; bytes && r < comm_get_world(self); r++)
+        memcpy((unsigned char *)all + r * bytes, mine, bytes);
+    return 0;
+}
+
 int comm_gather(comm *self, const char *what, const void *mine, uint64_t bytes, void *all)
 {
-    if (comm_get_world(self) == 1) {
-        TRY(comm_check(self));
-        if (bytes)
-            memcpy(all, mine, bytes);
-        return 0;
-    }
+    if (is_alone(self))
+        return comm_get_rank(self) == 0 ? say_alone(self, mine, bytes, all) : comm_check(self);
     return call_all(self, COMMI_GATHER, what, mine, bytes, all, NULL, 0, false);
 }
 
 int comm_broadcast(comm *self, const char *what, void *data, uint64_t bytes)
 {
-    if (comm_get_world(self) == 1)
+    if (is_alone(self))
         return comm_check(self);
     return call_all(self, COMMI_BROADCAST, what, NULL, 0, NULL, data, bytes, true);
 }
@@ -379,14 +390,14 @@ int comm_exchange(comm *self, const char *what, const void *mine, uint64_t bytes
 {
     uint64_t all_bytes;
     TRY(size_mul(bytes, comm_get_world(self), &all_bytes));
-    if (comm_get_world(self) == 1)
-        return comm_gather(self, what, mine, bytes, all);
+    if (is_alone(self))
+        return say_alone(self, mine, bytes, all);
     return call_all(self, COMMI_EXCHANGE, what, mine, bytes, all, all, all_bytes, true);
 }
 
 int comm_barrier(comm *self, const char *what)
 {
-    if (comm_get_world(self) == 1)
+    if (is_alone(self))
         return comm_check(self);
     return call_all(self, COMMI_BARRIER, what, NULL, 0, NULL, NULL, 0, true);
 }
@@ -398,7 +409,7 @@ struct verdict {
 
 int comm_agree(comm *self, const char *what, int code)
 {
-    if (comm_get_world(self) == 1)
+    if (is_alone(self))
         return code < 0 ? code : comm_check(self);
     TRY(comm_check(self));
     commi_control *control = self->control;

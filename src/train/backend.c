@@ -100,6 +100,8 @@ static enum comm_backend own_collectives(const traini_setup *self)
         return COMM_SELF;
     if (!self->gpu)
         return COMM_MPI;
+    if (comm_is_pretended(self->ranks.comm))
+        return COMM_STAGED;
     if (asks_nccl) /* which refuses what it cannot do */
         return COMM_NCCL;
     if (strcmp(asked, "mpi") == 0 && self->ranks.rank == 0)

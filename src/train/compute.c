@@ -4,6 +4,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 
 #include "base/shard.h"
 #include "base/size.h"
@@ -141,6 +142,8 @@ static int run_norm(traini_engine *self, const program *prog, const op *item, vo
 static void take_norm(traini_engine *self)
 {
     self->step.grad_norm = sqrt(*self->norm_total) / self->step.loss_scale;
+    if (comm_is_pretended(self->setup->ranks.comm))
+        self->step.grad_norm = 1; /* it means nothing, and no update is skipped for it */
     if (self->setup->plan.update == PLAN_UPDATE_AFTER_BACKWARD)
         traini_make_scalars(self); /* the updates that follow in this program use them */
 }
@@ -318,9 +321,27 @@ int traini_run_collective(void *user, const program *prog, const op *item)
     return run_collective(user, prog, item);
 }
 
+static bool is_computing(const op *item)
+{
+    return item->kind == OP_FORWARD || item->kind == OP_RECOMPUTE || item->kind == OP_BACKWARD;
+}
+
+/* train_watch.only_transfers. On a GPU it holds up the executor's thread, so there it waits for nothing. */
+static int wait_in_place(const traini_engine *self, const op *item)
+{
+    double seconds = self->setup->gpu ? 0 : traini_watched_seconds(self->setup, item);
+    struct timespec left = {.tv_sec = (time_t)seconds};
+    left.tv_nsec = (long)((seconds - (double)left.tv_sec) * 1e9);
+    while (seconds > 0 && nanosleep(&left, &left) != 0)
+        ;
+    return 0;
+}
+
 int traini_enqueue_op(void *user, const program *prog, const op *item, void *stream)
 {
     traini_engine *self = user;
+    if (self->watch && self->watch->only_transfers && is_computing(item))
+        return wait_in_place(self, item);
     switch ((enum op_kind)item->kind) {
     case OP_FORWARD:
     case OP_RECOMPUTE:

@@ -222,6 +222,7 @@ int traini_engine_create(traini_setup *setup, const struct traini_engine_options
     if (!self)
         return -ENOMEM;
     self->setup = setup;
+    self->watch = options->watch;
     self->logits_row = -1;
     self->step.loss_scale = 1.0;
     self->commit.metrics_fd = -1;

@@ -139,6 +139,8 @@ int traini_open_collectives(traini_engine *self)
         .staging_bytes = setup->job->comm.staging_bytes,
         .convert = convert_on_device,
         .convert_user = self,
+        .call_seconds = setup->plan.machine.comm_seconds,
+        .bytes_per_second = setup->plan.machine.comm_bytes_per_second,
     };
     return comm_open(setup->ranks.comm, &config);
 }
@@ -177,7 +179,8 @@ static int make_commit_lane(traini_engine *self)
 int traini_make_workers(traini_engine *self)
 {
     core_plan *cores = &self->setup->cores;
-    bool shares = cores->update_is_compute;
+    /* What only waits in place of computing takes no core from the update. */
+    bool shares = cores->update_is_compute && !(self->watch && self->watch->only_transfers);
     struct worker_plan compute = {.name = "cores",
                                   .run = traini_run_op,
                                   .start = team_start,
@@ -277,7 +280,10 @@ int traini_make_executor(traini_engine *self)
         .paranoid = self->setup->job->run.paranoid,
         .arena_base = {host_readable(self, ARENA_DEVICE), self->arenas[ARENA_HOST].base},
     };
-    TRY(trace_init(&self->ring, TRACE_EVENTS));
+    uint64_t events = TRACE_EVENTS; /* who watches is shown all ops of a step */
+    while (self->watch && events < self->setup->set.programs[PROGRAM_STEADY].op_count)
+        events *= 2;
+    TRY(trace_init(&self->ring, events));
     return executor_create(&config, &self->runner);
 }
 

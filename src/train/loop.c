@@ -26,30 +26,6 @@ enum {
     SKIPS_IN_A_ROW_MAX = 10, /* without loss scaling a skip changes nothing: more will not help */
 };
 
-/* Windows of a step, of all ranks. */
-static uint64_t step_windows(const traini_loop *self)
-{
-    return self->ranks.world * self->job->accumulation * self->setup->net->micro_batch;
-}
-
-/* Tokens and targets of this rank's windows of those from window `first` on into the host buffer: each rank
- * takes its part of the step's, in rank order. */
-static int load_windows(traini_loop *self, sampler *from, bool shuffled, uint64_t first)
-{
-    const model *net = self->setup->net;
-    uint64_t windows = self->job->accumulation * net->micro_batch;
-    int32_t *tokens =
-        (int32_t *)(void *)traini_home(self->engine, self->setup->set.homes.tokens_host);
-    int32_t *targets = tokens + windows * net->tokens;
-    first += self->ranks.rank * windows;
-    for (uint64_t w = 0; w < windows; w++) {
-        int32_t *in = tokens + w * net->tokens, *out = targets + w * net->tokens;
-        TRY(shuffled ? sampler_window(from, first + w, in, out)
-                     : sampler_window_in_order(from, first + w, in, out));
-    }
-    return 0;
-}
-
 /* Mean of the step's losses, summed in double in order, over all ranks in theirs. Learns of stops, too. */
 static int mean_loss(traini_loop *self, double *mean)
 {
@@ -121,7 +97,7 @@ int traini_evaluate(traini_loop *self, bool is_last)
     uint64_t begin_ns = clock_ns();
     TRY(traini_apply_pending(self));
     /* Whole programs of windows that are not repeated; at least one, which may wrap around. */
-    uint64_t windows = step_windows(self);
+    uint64_t windows = traini_step_windows(self);
     uint64_t asked =
         size_div_up(self->job->run.eval_batches, self->ranks.world * self->job->accumulation);
     uint64_t runs = size_max(size_min(asked, self->valid_sampler.windows_per_epoch / windows), 1);
@@ -129,7 +105,7 @@ int traini_evaluate(traini_loop *self, bool is_last)
     for (uint64_t r = 0; r < runs; r++) {
         if (is_stopped(self) && !is_last)
             return 0; /* the stop comes first; an unfinished evaluation says nothing */
-        TRY(load_windows(self, &self->valid_sampler, false, r * windows));
+        TRY(traini_load_windows(self, &self->valid_sampler, false, r * windows));
         TRY(traini_engine_run(self->engine, PROGRAM_EVAL, self->record.step, NULL));
         TRY(mean_loss(self, &mean));
         sum += mean;
@@ -154,7 +130,7 @@ static void fill_line(const traini_loop *self, const run_totals *run, double los
                       metrics_line *line)
 {
     const traini_engine *engine = self->engine;
-    uint64_t tokens = step_windows(self) * self->setup->net->tokens;
+    uint64_t tokens = traini_step_windows(self) * self->setup->net->tokens;
     *line = (metrics_line){
         .step = engine->step.step,
         .loss = (float)loss,
@@ -179,7 +155,8 @@ static void fill_line(const traini_loop *self, const run_totals *run, double los
 
 static void tell_step(const traini_loop *self, const metrics_line *line)
 {
-    if (!self->options->on_step || self->ranks.rank != 0)
+    bool speaks = self->ranks.rank == 0 || comm_is_pretended(self->ranks.comm);
+    if (!self->options->on_step || !speaks)
         return;
     uint64_t done = line->step - self->begin_step;
     double elapsed = (double)(clock_ns() - self->begin_ns) * 1e-9;
@@ -293,7 +270,7 @@ static int commit_between(traini_loop *self)
 }
 
 /* The program of one step, with the scalars before and after it. */
-static int run_step_program(traini_loop *self, run_totals *run)
+static int run_step_program(traini_loop *self, run_totals *run, enum program_kind *ran)
 {
     traini_engine *engine = self->engine;
     bool leaves_update = traini_leaves_update(self->setup);
@@ -306,6 +283,7 @@ static int run_step_program(traini_loop *self, run_totals *run)
         traini_make_scalars(engine);
     }
     enum program_kind kind = self->pending || !leaves_update ? PROGRAM_STEADY : PROGRAM_FIRST;
+    *ran = kind;
     if (kind == PROGRAM_STEADY)
         decide_commit(self);
     int rc = traini_engine_run(engine, kind, engine->step.step, run);
@@ -329,14 +307,16 @@ static uint64_t sent_so_far(const traini_loop *self)
 static int one_step(traini_loop *self)
 {
     uint64_t begin_ns = clock_ns(), sent_bytes = sent_so_far(self);
+    uint64_t events_begin = self->engine->ring.written;
+    enum program_kind kind;
     double loss;
-    TRY(load_windows(self, &self->train_sampler, true, self->record.window_count));
+    TRY(traini_load_windows(self, &self->train_sampler, true, self->record.window_count));
     run_totals run;
-    TRY(run_step_program(self, &run));
+    TRY(run_step_program(self, &run, &kind));
     bool skipped = self->engine->step.skip;
     traini_point_take(&self->before, &self->record);
     self->record.step++;
-    self->record.window_count += step_windows(self);
+    self->record.window_count += traini_step_windows(self);
     self->record.skipped_count += skipped;
     TRY(mean_loss(self, &loss));
     self->sent_bytes = sent_so_far(self) - sent_bytes;
@@ -349,6 +329,7 @@ static int one_step(traini_loop *self)
     self->summary->tokens += line.tokens;
     self->summary->train_loss = loss;
     tell_step(self, &line);
+    TRY_KEEP(rc, traini_watch_step(self, &run, kind, events_begin, line.seconds));
     return rc;
 }
 

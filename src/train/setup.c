@@ -511,6 +511,7 @@ static int setup_fill(traini_setup *self, const struct traini_setup_options *opt
     traini_machine_figures(self, &self->plan.machine);
     if (options->pace)
         self->plan.machine = *options->pace->machine;
+    traini_watch_inputs(self, options);
     TRY(make_identity(self));
     TRY(traini_share_inputs(self));
     if (options->found && !options->only_eval)

@@ -29,6 +29,8 @@ static int open_corpus(const struct job *asked, const struct job_files *files, c
 int traini_open_data(traini_loop *self)
 {
     const struct job *asked = self->job;
+    if (self->options->watch && asked->data.train.count == 0)
+        return 0; /* random tokens */
     TRY(job_check_for_training(asked));
     TRY(open_corpus(asked, &asked->data.train, &self->train_source));
     TRY(sampler_init(&self->train_sampler, self->train_source, asked->data.seed,
@@ -70,7 +72,8 @@ struct traini_setup_options traini_setup_options_of(const traini_loop *self)
     return (struct traini_setup_options){.ranks = &self->ranks,
                                          .is_trial = self->options->is_trial,
                                          .pace = self->options->pace,
-                                         .machine = self->options->machine};
+                                         .machine = self->options->machine,
+                                         .watch = self->options->watch};
 }
 
 int traini_clear(traini_loop *self, const manifest *found)
@@ -196,7 +199,8 @@ static void show_setup(traini_loop *self)
 {
     struct plan_summary summary;
     traini_setup_summary(self->setup, &summary);
-    if (self->options->on_plan && self->ranks.rank == 0)
+    bool speaks = self->ranks.rank == 0 || comm_is_pretended(self->ranks.comm);
+    if (self->options->on_plan && speaks)
         self->options->on_plan(self->options->user, &summary);
     for (int a = 0; a < ARENA_COUNT; a++)
         self->summary->peak_bytes[a] = summary.peak_bytes[a];
@@ -211,12 +215,16 @@ int traini_start_engine(traini_loop *self, const manifest *found,
                         const uint8_t uuid[SLAB_UUID_BYTES])
 {
     show_setup(self);
+    const struct train_watch *watch = self->options->watch;
+    if (watch)
+        TRY(watch->on_setup(watch->user, self->setup));
     struct traini_engine_options options = {
         .faults = self->options->faults,
         .simulates_drives = self->options->simulates_drives,
         .store = self->options->store,
         .memory = self->options->memory,
         .is_paced = self->options->pace != NULL,
+        .watch = watch,
         .open_existing = found != NULL,
         .slab_bytes = found ? found->total_bytes : 0,
         .stripe_bytes = found ? found->stripe_bytes : 0,
@@ -295,8 +303,9 @@ static int write_files(traini_loop *self)
 {
     if (self->ranks.rank != 0)
         return 0;
+    uint64_t train_tokens = self->train_source ? corpus_token_count(self->train_source) : 0;
     TRY(traini_run_dir_write(&self->dir, "job.json", self->job->text));
-    TRY(traini_write_plan(&self->dir, self->setup, corpus_token_count(self->train_source)));
+    TRY(traini_write_plan(&self->dir, self->setup, train_tokens));
     TRY(open_metrics(self));
     return traini_run_dir_sync(&self->dir);
 }

@@ -12,7 +12,10 @@
  *   owner.c       whose slabs they are               rank_slabs.c  the slabs of all ranks
  *   ranks.c       what ranks tell each other         summary.c     a plan in figures
  *   engine_lanes.c  the lanes of an engine         figures.c     what the machine can do, of one rank
- *   described.c   a machine that is not this one */
+ *   described.c   a machine that is not this one
+
+ *   windows.c     tokens of a step                   as_rank.c     one rank of ranks that are not there
+ *   profile*.c, watch.c  steps that are measured */
 #ifndef SLUICE_TRAIN_INTERNAL_H
 #define SLUICE_TRAIN_INTERNAL_H
 
@@ -41,6 +44,7 @@
 #include "tiers/topology.h"
 #include "train/loss_scale.h"
 #include "train/train.h"
+#include "train/watch.h"
 
 struct machine;
 
@@ -112,6 +116,7 @@ struct traini_setup_options {
     bool is_described;                /* train_plan_options */
     bool only_eval;                   /* parameters and forward alone */
     bool is_trial;                    /* train_options */
+    const struct train_watch *watch;  /* likewise */
     const manifest *found; /* a run to go on: ERR_INPUT, naming what differs, where its bits cannot;
                               or (only_eval) to look at; NULL: a new one */
     const char *found_in;  /* the run directory of `found`; NULL: the job's */
@@ -151,6 +156,10 @@ int traini_described_budgets(traini_setup *self) MUST_CHECK;
 /* Fills the seconds of the passes and stages from the machine's kernels; nothing where it is NULL or was not
  * measured with the model's type. costs.c */
 void traini_price_passes(traini_setup *self, const struct machine *from);
+/* What the watch states of the machine, and that nothing computes. watch.c */
+void traini_watch_inputs(traini_setup *self, const struct traini_setup_options *options);
+/* Seconds that a forward or backward op waits in place of computing. watch.c */
+double traini_watched_seconds(const traini_setup *setup, const op *item);
 /* Fills homes and update from the job, choosing what it leaves open, and compiles. placement.c */
 int traini_place_and_compile(traini_setup *self) MUST_CHECK;
 /* ranks.c: the least of all ranks' budgets, the most of their workspaces, rank 0's figures of the
@@ -242,6 +251,7 @@ struct traini_engine {
     struct traini_step step;
     cpu_set_t caller_cores; /* of the thread that made the engine, which it gets back */
     bool is_bound;
+    const struct train_watch *watch; /* train_options; or NULL */
     int64_t logits_row; /* >= 0: the head's forward writes logits of this row instead of losses */
     float *logits;      /* [V]; pinned for a GPU */
     struct lane_numbers totals[LANE_COUNT];
@@ -256,9 +266,10 @@ struct traini_engine_options {
     bool simulates_drives;
     struct sim_store **store; /* train_options; or NULL */
     uint64_t stripe_bytes;
-    const manifest *found;      /* whose extents the slab holds, or NULL */
-    const train_memory *memory; /* host memory to use, or NULL */
-    bool is_paced;              /* train_options.pace is given; the CPU computes */
+    const manifest *found;           /* whose extents the slab holds, or NULL */
+    const train_memory *memory;      /* host memory to use, or NULL */
+    bool is_paced;                   /* train_options.pace is given; the CPU computes */
+    const struct train_watch *watch; /* train_options; or NULL */
 };
 
 int traini_engine_create(traini_setup *setup, const struct traini_engine_options *options,
@@ -490,6 +501,16 @@ int traini_borrow(traini_loop *self, manifest *found) MUST_CHECK;
 /* changes.c: warns once of what is set otherwise than in the process before, and of what changes nothing in a
  * run that goes on. Before job.json and plan.json are written anew. */
 void traini_tell_changes(const traini_loop *self, const manifest *found);
+
+/* windows.c */
+uint64_t traini_step_windows(const traini_loop *self); /* of all ranks */
+/* Tokens and targets of this rank's windows of those from window `first` on into the host buffer: each rank
+ * takes its part of the step's, in rank order. Without a source: random ones. */
+int traini_load_windows(traini_loop *self, sampler *from, bool shuffled, uint64_t first) MUST_CHECK;
+
+/* watch.c: tells train_options.watch, if there is one. */
+int traini_watch_step(traini_loop *self, const run_totals *run, enum program_kind kind,
+                      uint64_t events_begin, double seconds) MUST_CHECK;
 
 /* loop.c */
 int traini_evaluate(traini_loop *self, bool is_last) MUST_CHECK;

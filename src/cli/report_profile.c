@@ -1,0 +1,282 @@
+/* A profile as tables and as JSON. See cli_profile.h. */
+#include "cli/cli_profile.h"
+
+#include <inttypes.h>
+#include <jansson.h>
+#include <math.h>
+#include <string.h>
+
+#include "base/size.h"
+#include "cli/cli.h"
+#include "cli/cli_report.h"
+
+/* ---- text ---- */
+
+static void print_head(FILE *out, const struct profile_summary *summary)
+{
+    const struct plan_summary *plan = &summary->plan;
+    fprintf(out,
+            "\nmodel        %s, %.3g billion parameters in %" PRIu64 " units, %" PRIu64
+            " tokens a step%s\n",
+            plan->model_name, (double)plan->param_count / 1e9, plan->unit_count,
+            plan->tokens_per_step, summary->is_random_data ? ", random ones" : "");
+    if (summary->of_ranks == 0)
+        return;
+    fprintf(out,
+            "rank         %" PRIu32 " of %" PRIu32 ", ZeRO stage %" PRIu32
+            ", alone on this host; what it computes means nothing\n",
+            summary->as_rank, summary->of_ranks, plan->zero_stage);
+    fprintf(out,
+            "collectives  copies of their size that take %.3g GB/s; each rank would send %.3f GB a "
+            "step\n",
+            summary->comm_bytes_per_second / 1e9, (double)plan->sent_bytes / 1e9);
+    if (summary->scale_down > 1)
+        fprintf(out,
+                "scaled down  %" PRIu64 " of %" PRIu64 " blocks (1/%" PRIu32
+                "): each unit's transfers are the rank's own, the\n"
+                "             step has 1/%" PRIu32 " of the blocks, and embedding and head once\n",
+                summary->block_count, summary->block_count_asked, summary->scale_down,
+                summary->scale_down);
+    if (summary->only_transfers)
+        fprintf(out,
+                "transfers    alone: forward and backward %s; drives, copies and updates are "
+                "real\n",
+                summary->is_compute_timed ? "wait as long as the machine takes" : "take no time");
+}
+
+static void print_time(FILE *out, const struct profile_summary *summary)
+{
+    double ratio = summary->measured_seconds / summary->predicted_seconds;
+    fprintf(out,
+            "\nmeasured     %.4f s a step (median of %" PRIu64 ", %.4f to %.4f; %" PRIu64
+            " before them)\n",
+            summary->measured_seconds, summary->steps, summary->measured_fastest,
+            summary->measured_slowest, summary->warmup_steps);
+    fprintf(out, "predicted    %.4f s, from %s: the measured step takes %.2f times that\n",
+            summary->predicted_seconds,
+            summary->plan.machine_is_measured ? "the machine's figures" : "rough defaults", ratio);
+}
+
+static void print_share(FILE *out, double value)
+{
+    if (value > 0)
+        fprintf(out, " %7.2f", value);
+    else
+        fprintf(out, " %7s", "-");
+}
+
+static void print_lanes(FILE *out, const struct profile_summary *summary)
+{
+    fprintf(out, "\n%-8s %10s %10s %10s %10s %7s %7s %7s %10s\n", "lane", "GB planned", "GB moved",
+            "s planned", "s busy", "GB/s", "ceiling", "share", "s waited");
+    for (int kind = 0; kind < LANE_COUNT; kind++) {
+        const struct profile_lane *each = &summary->lanes[kind];
+        if (each->measured_bytes == 0 && each->measured_seconds <= 0 &&
+            each->predicted_seconds <= 0)
+            continue;
+        bool moves = each->measured_bytes > 0 && each->measured_seconds > 0;
+        double rate = moves ? (double)each->measured_bytes / each->measured_seconds / 1e9 : 0;
+        fprintf(out, "%-8s %10.3f %10.3f %10.4f %10.4f", lane_kind_name((enum lane_kind)kind),
+                (double)each->predicted_bytes / 1e9, (double)each->measured_bytes / 1e9,
+                each->predicted_seconds, each->measured_seconds);
+        print_share(out, rate);
+        print_share(out, moves ? each->ceiling / 1e9 : 0);
+        if (moves && each->ceiling > 0)
+            fprintf(out, " %6.0f%%", 100 * rate * 1e9 / each->ceiling);
+        else
+            fprintf(out, " %7s", "-");
+        fprintf(out, " %10.4f\n", each->stall_seconds);
+    }
+}
+
+/* What of the resource is meant, where its name does not say it. */
+static const char *resource_meaning(uint8_t resource)
+{
+    if (resource == PROFILE_DRIVES)
+        return " (read and write)";
+    return resource == PROFILE_CORES ? " (compute and update)" : "";
+}
+
+static void print_binding(FILE *out, const struct profile_summary *summary)
+{
+    static const char *const titles[2] = {"measured", "predicted"};
+    const uint8_t lanes[2] = {summary->measured_binding, summary->predicted_binding};
+    const uint8_t resources[2] = {summary->measured_resource, summary->predicted_resource};
+    const double *const seconds[2] = {summary->measured_resource_seconds,
+                                      summary->predicted_resource_seconds};
+    const double steps[2] = {summary->measured_seconds, summary->predicted_seconds};
+    fputc('\n', out);
+    for (int i = 0; i < 2; i++)
+        fprintf(out, "%-12s %-9s  lane %s; %s%s, busy %.0f%% of the step\n", i ? "" : "binding",
+                titles[i], lane_kind_name((enum lane_kind)lanes[i]),
+                profile_resource_name((enum profile_resource)resources[i]),
+                resource_meaning(resources[i]), 100 * seconds[i][resources[i]] / steps[i]);
+}
+
+static void print_units(FILE *out, const struct profile_summary *summary)
+{
+    if (summary->unit_count == 0) {
+        fprintf(out, "\nno unit's computing waited for a lane\n");
+        return;
+    }
+    fprintf(out, "\n%-32s %10s %9s  %s\n", "unit that waited longest", "s a step", "of step",
+            "mostly for");
+    for (uint32_t i = 0; i < summary->unit_count; i++) {
+        const struct profile_unit *each = &summary->units[i];
+        fprintf(out, "%-32.32s %10.4f %8.1f%%  %s\n", each->name, each->stall_seconds,
+                100 * each->stall_seconds / summary->measured_seconds,
+                lane_kind_name((enum lane_kind)each->lane));
+    }
+}
+
+static void print_memory(FILE *out, const struct profile_summary *summary)
+{
+    char text[SIZE_TEXT_BYTES], budget[SIZE_TEXT_BYTES];
+    const struct plan_summary *plan = &summary->plan;
+    fprintf(out, "\n%-12s %14s %14s\n", "tier", "peak", "budget");
+    for (int arena = 0; arena < ARENA_COUNT; arena++)
+        fprintf(out, "%-12s %14s %14s\n", arena_kind_name((enum arena_kind)arena),
+                size_format(summary->peak_bytes[arena], text),
+                plan->budget_bytes[arena] ? size_format(plan->budget_bytes[arena], budget) : "-");
+    fprintf(out, "%-12s %14s\n", "process", size_format(summary->resident_bytes_max, text));
+}
+
+static void print_advice(FILE *out, const struct profile_summary *summary)
+{
+    if (summary->tried_count == 0)
+        return;
+    fprintf(out,
+            "\nsimulated with the measured speeds: %.4f s a step; %" PRIu32
+            " other settings tried\n",
+            summary->calibrated_seconds, summary->tried_count);
+    if (summary->advice_count == 0)
+        fprintf(out, "none of them would make it shorter by 2%%: nothing simple helps\n");
+    for (uint32_t i = 0; i < summary->advice_count; i++) {
+        const struct profile_advice *each = &summary->advice[i];
+        fprintf(out, "  %4.1f%% less, %.4f s: %s\n", 100 * each->gain, each->step_seconds,
+                each->text);
+    }
+}
+
+void cli_print_profile(FILE *out, const struct profile_summary *summary)
+{
+    print_head(out, summary);
+    print_time(out, summary);
+    print_lanes(out, summary);
+    print_binding(out, summary);
+    print_units(out, summary);
+    print_memory(out, summary);
+    print_advice(out, summary);
+}
+
+/* ---- JSON ---- */
+
+static json_t *tier_object(const uint64_t bytes[ARENA_COUNT])
+{
+    json_t *object = json_object();
+    for (int arena = 0; arena < ARENA_COUNT; arena++)
+        json_object_set_new(object, arena_kind_name((enum arena_kind)arena),
+                            json_integer((json_int_t)bytes[arena]));
+    return object;
+}
+
+static json_t *lane_objects(const struct profile_summary *summary)
+{
+    json_t *lanes = json_object();
+    for (int kind = 0; kind < LANE_COUNT; kind++) {
+        const struct profile_lane *each = &summary->lanes[kind];
+        json_t *object =
+            json_pack("{s:I, s:I, s:f, s:f, s:f}", "predicted_bytes",
+                      (json_int_t)each->predicted_bytes, "bytes", (json_int_t)each->measured_bytes,
+                      "predicted_busy_seconds", each->predicted_seconds, "busy_seconds",
+                      each->measured_seconds, "stall_seconds", each->stall_seconds);
+        if (each->measured_bytes > 0 && each->measured_seconds > 0) {
+            double rate = (double)each->measured_bytes / each->measured_seconds;
+            json_object_set_new(object, "bytes_per_second", json_real(rate));
+            if (each->ceiling > 0) {
+                json_object_set_new(object, "ceiling_bytes_per_second", json_real(each->ceiling));
+                json_object_set_new(object, "share_of_ceiling", json_real(rate / each->ceiling));
+            }
+        }
+        json_object_set_new(lanes, lane_kind_name((enum lane_kind)kind), object);
+    }
+    return lanes;
+}
+
+static json_t *binding_object(uint8_t kind, uint8_t resource,
+                              const double seconds[PROFILE_RESOURCE_COUNT])
+{
+    json_t *all = json_object();
+    for (int r = 0; r < PROFILE_RESOURCE_COUNT; r++)
+        json_object_set_new(all, profile_resource_name((enum profile_resource)r),
+                            json_real(seconds[r]));
+    return json_pack("{s:s, s:s, s:o}", "lane", lane_kind_name((enum lane_kind)kind), "resource",
+                     profile_resource_name((enum profile_resource)resource), "busy_seconds", all);
+}
+
+static json_t *unit_objects(const struct profile_summary *summary)
+{
+    json_t *list = json_array();
+    for (uint32_t i = 0; i < summary->unit_count; i++)
+        json_array_append_new(list,
+                              json_pack("{s:s, s:f, s:s}", "unit", summary->units[i].name,
+                                        "stall_seconds", summary->units[i].stall_seconds, "lane",
+                                        lane_kind_name((enum lane_kind)summary->units[i].lane)));
+    return list;
+}
+
+static json_t *advice_objects(const struct profile_summary *summary)
+{
+    json_t *list = json_array();
+    for (uint32_t i = 0; i < summary->advice_count; i++)
+        json_array_append_new(list, json_pack("{s:s, s:f, s:f}", "text", summary->advice[i].text,
+                                              "step_seconds", summary->advice[i].step_seconds,
+                                              "gain", summary->advice[i].gain));
+    return list;
+}
+
+static json_t *rank_object(const struct profile_summary *summary)
+{
+    return json_pack("{s:I, s:I, s:f, s:I, s:I, s:I, s:b, s:I}", "rank",
+                     (json_int_t)summary->as_rank, "of", (json_int_t)summary->of_ranks,
+                     "comm_bytes_per_second", summary->comm_bytes_per_second, "scale_down",
+                     (json_int_t)summary->scale_down, "blocks", (json_int_t)summary->block_count,
+                     "blocks_of_job", (json_int_t)summary->block_count_asked, "transfers_only",
+                     summary->only_transfers, "zero_stage", (json_int_t)summary->plan.zero_stage);
+}
+
+int cli_profile_json(FILE *out, const struct profile_summary *summary)
+{
+    const struct plan_summary *plan = &summary->plan;
+    json_t *object = json_pack(
+        "{s:s, s:I, s:I, s:I, s:I, s:b, s:b}", "model", plan->model_name, "parameters",
+        (json_int_t)plan->param_count, "tokens_per_step", (json_int_t)plan->tokens_per_step,
+        "steps", (json_int_t)summary->steps, "warmup_steps", (json_int_t)summary->warmup_steps,
+        "random_tokens", summary->is_random_data, "machine_is_measured", plan->machine_is_measured);
+    json_object_set_new(object, "predicted_step_seconds", json_real(summary->predicted_seconds));
+    json_object_set_new(object, "step_seconds", json_real(summary->measured_seconds));
+    json_object_set_new(object, "fastest_step_seconds", json_real(summary->measured_fastest));
+    json_object_set_new(object, "slowest_step_seconds", json_real(summary->measured_slowest));
+    json_object_set_new(object, "lanes", lane_objects(summary));
+    json_object_set_new(object, "binding",
+                        binding_object(summary->measured_binding, summary->measured_resource,
+                                       summary->measured_resource_seconds));
+    json_object_set_new(object, "predicted_binding",
+                        binding_object(summary->predicted_binding, summary->predicted_resource,
+                                       summary->predicted_resource_seconds));
+    json_object_set_new(object, "units", unit_objects(summary));
+    json_object_set_new(object, "peak_bytes", tier_object(summary->peak_bytes));
+    json_object_set_new(object, "budget_bytes", tier_object(plan->budget_bytes));
+    json_object_set_new(object, "resident_bytes_max",
+                        json_integer((json_int_t)summary->resident_bytes_max));
+    if (summary->of_ranks > 0)
+        json_object_set_new(object, "as_rank", rank_object(summary));
+    if (summary->tried_count > 0) {
+        json_object_set_new(object, "calibrated_step_seconds",
+                            json_real(summary->calibrated_seconds));
+        json_object_set_new(object, "settings_tried",
+                            json_integer((json_int_t)summary->tried_count));
+        json_object_set_new(object, "advice", advice_objects(summary));
+    }
+    return cli_print_json(out, object);
+}

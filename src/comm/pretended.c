@@ -1,0 +1,158 @@
+/* Ranks of which one is there, so that what it does can be measured by itself. See comm_pretend in comm.h.
+ *
+ *   all-gather       [own][own][own]...   its shard in the place of each rank's: as many bytes are written
+ *   reduce-scatter   the sum of the parts of its own source: as many bytes are read; on a GPU its own part alone
+ *
+ * Then the caller waits until the collective has taken call_seconds and the bytes that the rank would have sent
+ * at bytes_per_second. Nothing is allocated after opening. */
+#include "comm/comm_internal.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/mem.h"
+#include "tiers/device.h"
+
+struct pretended {
+    device *gpu; /* NULL: host memory */
+    device_stream *stream;
+    bool is_attached; /* this thread's calls reach the GPU */
+    double call_seconds, bytes_per_second;
+};
+
+/* Until `sent` bytes more are sent, of a collective that began at begin_ns. */
+static void take_time(comm *self, uint64_t sent, int64_t begin_ns)
+{
+    const struct pretended *own = self->bulk_state;
+    double seconds = own->call_seconds;
+    if (own->bytes_per_second > 0)
+        seconds += (double)sent / own->bytes_per_second;
+    atomic_fetch_add(&self->sent_bytes, sent);
+    int64_t end_ns = begin_ns + (int64_t)(seconds * 1e9);
+    struct timespec until = {.tv_sec = (time_t)(end_ns / 1000000000),
+                             .tv_nsec = (long)(end_ns % 1000000000)};
+    while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &until, NULL) == EINTR)
+        ;
+}
+
+static int copy(struct pretended *own, void *target, const void *source, uint64_t bytes)
+{
+    if (!own->gpu) {
+        memcpy(target, source, bytes);
+        return 0;
+    }
+    if (!own->is_attached)
+        TRY(device_attach(own->gpu));
+    own->is_attached = true;
+    return device_copy(own->gpu, own->stream, target, source, bytes, DEVICE_WITHIN);
+}
+
+static int finish(const struct pretended *own)
+{
+    return own->gpu ? device_synchronize(own->gpu, own->stream) : 0;
+}
+
+static int pretended_all_gather(comm *self, const comm_call *call)
+{
+    struct pretended *own = self->bulk_state;
+    int64_t begin_ns = commi_now_ns();
+    for (uint32_t r = 0; r < self->world; r++)
+        TRY(copy(own, (unsigned char *)call->target + r * call->count, call->source, call->count));
+    TRY(finish(own));
+    take_time(self, (self->world - 1) * call->count, begin_ns);
+    return 0;
+}
+
+/* The own part first: other values than sums over ranks, but of their size. */
+static void add_parts(const comm *self, const comm_call *call)
+{
+    float *target = call->target;
+    memcpy(target, (const float *)call->source + self->rank * call->count,
+           call->count * sizeof *target);
+    for (uint32_t r = 0; r < self->world; r++) {
+        const float *part = (const float *)call->source + r * call->count;
+        for (uint64_t i = 0; r != self->rank && i < call->count; i++)
+            target[i] += part[i];
+    }
+}
+
+static int pretended_reduce_scatter(comm *self, const comm_call *call)
+{
+    struct pretended *own = self->bulk_state;
+    int64_t begin_ns = commi_now_ns();
+    if (own->gpu)
+        TRY(copy(own, call->target, (const float *)call->source + self->rank * call->count,
+                 call->count * sizeof(float)));
+    else
+        add_parts(self, call);
+    TRY(finish(own));
+    take_time(self, (self->world - 1) * call->count * dtype_bytes(call->wire), begin_ns);
+    return 0;
+}
+
+static void pretended_close(comm *self)
+{
+    mem_free(self->bulk_state); /* the stream is the device's */
+}
+
+static const commi_bulk_ops pretended_ops = {"pretended", pretended_all_gather,
+                                             pretended_reduce_scatter, pretended_close, NULL};
+
+int commi_open_pretended(comm *self, const comm_open_config *config)
+{
+    if (config->backend != COMM_MPI && config->backend != COMM_STAGED)
+        return err_set(ERR_INTERNAL, "pretended ranks have no collective backend %d",
+                       (int)config->backend);
+    struct pretended *own = mem_alloc(1, sizeof *own, "pretended ranks");
+    if (!own)
+        return -ENOMEM;
+    own->gpu = config->backend == COMM_STAGED ? config->gpu : NULL;
+    own->call_seconds = config->call_seconds;
+    own->bytes_per_second = config->bytes_per_second;
+    int rc = own->gpu ? device_stream_create(own->gpu, false, &own->stream) : 0;
+    if (rc < 0) {
+        mem_free(own);
+        return rc;
+    }
+    self->bulk_state = own;
+    self->bulk = &pretended_ops;
+    atomic_store(&self->sent_bytes, 0);
+    return 0;
+}
+
+bool comm_is_pretended(const comm *self)
+{
+    return self && self->is_pretended;
+}
+
+int comm_pretend(uint32_t rank, uint32_t world, comm **out)
+{
+    *out = NULL;
+    if (world == 0 || world > COMM_RANKS_MAX || rank >= world)
+        return err_set(ERR_CONFIG, "rank %u of %u ranks is none; at most %d ranks, from 0", rank,
+                       world, COMM_RANKS_MAX);
+    comm *self = mem_alloc(1, sizeof *self, "comm");
+    comm_rank *ranks = mem_alloc(world, sizeof *ranks, "comm ranks");
+    if (!self || !ranks) {
+        mem_free(self);
+        mem_free(ranks);
+        return -ENOMEM;
+    }
+    for (uint32_t r = 0; r < world; r++) {
+        if (r == rank)
+            commi_host_name(ranks[r].host);
+        else
+            snprintf(ranks[r].host, sizeof ranks[r].host, "rank-%u", r);
+        ranks[r].host_idx = r;
+        ranks[r].local_world = 1;
+    }
+    self->rank = rank;
+    self->world = world;
+    self->ranks = ranks;
+    self->is_pretended = true;
+    comm_set_timeouts(self, 0, 0);
+    *out = self;
+    return 0;
+}

@@ -1,0 +1,68 @@
+/* What the files of `sluice profile` share.
+ *
+ *   profile.c         the trial, what is measured of it     as_rank.c    the job of one rank of many
+ *   profile_advice.c  what a change would give              profile_places.c  directories */
+#ifndef SLUICE_TRAIN_PROFILE_INTERNAL_H
+#define SLUICE_TRAIN_PROFILE_INTERNAL_H
+
+#include "train/profile.h"
+#include "train/train_internal.h"
+
+/* A begin or an end of busy time, ns. */
+struct profilei_span {
+    uint64_t start_ns, end_ns;
+};
+
+/* What a step took: [steps] of each. */
+struct profilei_step {
+    double seconds;
+    double lane_seconds[LANE_COUNT], stall_seconds[LANE_COUNT];
+    double resource_seconds[PROFILE_RESOURCE_COUNT];
+    uint64_t lane_bytes[LANE_COUNT];
+};
+
+struct profilei_unit {
+    double stall_seconds[LANE_COUNT + 1]; /* by the lane that was waited for; all measured steps */
+};
+
+struct profile {
+    const struct profile_options *options;
+    struct profile_summary *out;
+    job *own;       /* the job as it is run: mem_alloc'd, its text and lists are the caller's */
+    job *placed;    /* likewise, with the homes, tiles, order and update that were run */
+    bool is_placed; /* placed says all of it */
+    plan_machine machine; /* as planned with */
+    bool is_cpu;          /* the device */
+    uint64_t measured_count, capacity, seen_count, taken_count;
+    uint64_t wanted;             /* steps to measure; 0: not known yet */
+    struct profilei_step *steps; /* [capacity] */
+    struct profilei_span *spans; /* [span_capacity] of a step's ops of a resource */
+    uint64_t span_capacity;
+    struct profilei_unit *units; /* [unit_count] */
+    char (*unit_names)[64];      /* [unit_count] */
+    uint32_t unit_count;
+    struct train_watch watch;
+    char run_dir[JOB_PATH_BYTES];        /* made for this run, "" before */
+    char (*drive_bases)[JOB_PATH_BYTES]; /* [drives] what was there of each one's directory */
+};
+typedef struct profile profile;
+
+/* The lane that is busy longest; of equals computing. */
+enum lane_kind profilei_busiest(const double seconds[LANE_COUNT]);
+/* Busy seconds by lane and by resource as the program predicts them. `spans`: room for its ops. */
+void profilei_predict(const program *prog, bool device_is_cpu, struct profilei_span *spans,
+                      double lanes[LANE_COUNT], double resources[PROFILE_RESOURCE_COUNT]);
+
+/* as_rank.c: the job as the rank has it, and the ranks that are not there. ERR_CONFIG, ERR_USAGE. */
+int profilei_scale(profile *self) MUST_CHECK;
+
+/* profile_places.c: the run directory, made; and gone again, with directories of drives that were not there. */
+int profilei_make_places(profile *self) MUST_CHECK;
+void profilei_remove_places(const profile *self);
+
+/* profile_advice.c: the placed job from what is about to run. */
+int profilei_place(profile *self, const traini_setup *setup) MUST_CHECK;
+/* After the trial: calibrated_seconds, advice. A failure of the simulator is told in the log alone. */
+void profilei_advise(profile *self);
+
+#endif
