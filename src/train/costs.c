@@ -223,7 +223,7 @@ void traini_price_passes(traini_setup *self, const machine *from)
     model_costs kernels;
     const model *net = self->net;
     plan_pass *pass = self->passes;
-    if (!from)
+    if (!from || from->device.is_gpu == self->plan.machine.device_is_cpu)
         return;
     costs_learn(from, net->type, &known);
     /* Measured on all of a rank's cores; a run on fewer of them is slower. */

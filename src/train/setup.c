@@ -511,6 +511,8 @@ static int setup_fill(traini_setup *self, const struct traini_setup_options *opt
     traini_machine_figures(self, &self->plan.machine);
     if (options->pace)
         self->plan.machine = *options->pace->machine;
+    else
+        traini_price_passes(self, self->stated);
     traini_watch_inputs(self, options);
     TRY(make_identity(self));
     TRY(traini_share_inputs(self));

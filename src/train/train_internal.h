@@ -153,8 +153,8 @@ void traini_machine_figures(const traini_setup *self, plan_machine *machine);
 int traini_described_ranks(traini_setup *self) MUST_CHECK;
 int traini_described_device(traini_setup *self) MUST_CHECK;
 int traini_described_budgets(traini_setup *self) MUST_CHECK;
-/* Fills the seconds of the passes and stages from the machine's kernels; nothing where it is NULL or was not
- * measured with the model's type. costs.c */
+/* Fills the seconds of the passes and stages from the machine's kernels; nothing where it is NULL, was not
+ * measured with the model's type, or computes on another kind of device. After traini_machine_figures. costs.c */
 void traini_price_passes(traini_setup *self, const struct machine *from);
 /* What the watch states of the machine, and that nothing computes. watch.c */
 void traini_watch_inputs(traini_setup *self, const struct traini_setup_options *options);
