@@ -72,6 +72,15 @@ run 0 "On one rank it has no effect" plan --keys
 run 2 'whole number from 1 to 1024' plan job.json --ranks 0
 run 2 'is more than --ranks 2' plan job.json --ranks 2 --ranks-per-host 3
 run 2 'needs a value' plan job.json --ranks
+run 2 'several with commas' plan job.json --ranks 1,,2
+run 2 'several with commas' plan job.json --ranks 4,
+run 2 'several with commas' plan job.json --ranks 1,2000
+run 2 'for one number of ranks alone' plan - --ranks 1,2
+run 0 'plan [JOB] [options]' plan --help
+run 0 '121.6B' plan --table zero
+run 0 '"shown": "0.5T"' plan --table zero --json
+run 2 'the only table is "zero"' plan --table one
+run 2 'is of no job' plan job.json --table zero
 run 2 '--set needs a value' train job.json --set
 run 2 'takes no value' train job.json --fresh=1
 run 2 'takes one JOB' train a.json b.json

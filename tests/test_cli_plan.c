@@ -26,7 +26,7 @@ static const char *const kinds[] = {"params", "grads", "optimizer", "activations
 __attribute__((format(printf, 2, 3))) static json_t *run(int expected, const char *format, ...)
 {
     char command[COMMAND_BYTES];
-    int used = snprintf(command, sizeof command, "%s plan --machine none --json ", SLUICE_PROGRAM);
+    int used = snprintf(command, sizeof command, "%s plan --json ", SLUICE_PROGRAM);
     va_list args;
     va_start(args, format);
     used += vsnprintf(command + used, sizeof command - (size_t)used, format, args);
@@ -163,7 +163,7 @@ static const char job_text[] =
     " \"zero_optimization\": {\"stage\": 3}, \"bf16\": {\"enabled\": true}}";
 
 /* The shell's way to hand it over. */
-#define PLAN_OF_JOB "%s <<'JOB'\n%s\nJOB"
+#define PLAN_OF_JOB "--machine none - %s <<'JOB'\n%s\nJOB"
 
 static void memory_adds_up(const json_t *plan)
 {
@@ -276,13 +276,13 @@ static void figures_of_a_plan(void **state)
 {
     (void)state;
     static const char *const ways[] = {
-        "-",
-        "- --set run.commit_every=0",
-        "- --set tiers.place.optimizer=host",
-        "- --set tiers.place.optimizer=host --set run.commit_every=0",
-        "- --set tiers.place.activations=nvme --set schedule.order=batch_major",
-        "- --ranks 4",
-        "- --ranks 4 --ranks-per-host 2 --set zero_optimization.stage=1",
+        "",
+        "--set run.commit_every=0",
+        "--set tiers.place.optimizer=host",
+        "--set tiers.place.optimizer=host --set run.commit_every=0",
+        "--set tiers.place.activations=nvme --set schedule.order=batch_major",
+        "--ranks 4",
+        "--ranks 4 --ranks-per-host 2 --set zero_optimization.stage=1",
     };
     for (size_t i = 0; i < COUNT(ways); i++) {
         json_t *plan = run(0, PLAN_OF_JOB, ways[i], job_text);
@@ -292,18 +292,61 @@ static void figures_of_a_plan(void **state)
     }
 }
 
+/* A file of its own with this text; the caller removes it. */
+static void write_file(char path[], const char *text)
+{
+    int fd = mkstemp(path);
+    assert_true(fd >= 0);
+    FILE *file = fdopen(fd, "w");
+    assert_non_null(file);
+    fputs(text, file);
+    assert_int_equal(fclose(file), 0);
+}
+
+/* Of two hosts with four ranks each: what is of a rank, of a host and of all. */
+static const char machine_text[] =
+    "{\"name\": \"two hosts\", \"host_count\": 2, \"ranks_per_host\": 4,"
+    " \"host\": {\"core_count\": 32, \"memory_bytes\": \"256GiB\", \"dram_copy\": 100e9},"
+    " \"device\": {\"is_gpu\": true, \"name\": \"a GPU\", \"memory_bytes\": \"32GiB\","
+    "  \"peak_flops\": 125e12, \"flops_16bit\": 80e12, \"memory_rate\": 800e9},"
+    " \"h2d\": {\"pinned\": 12e9}, \"d2h\": {\"pinned\": 12e9},"
+    " \"drives\": [{\"name\": \"fast\", \"count\": 4, \"capacity_bytes\": 4e12, \"read\": 6e9,"
+    "  \"write\": 4e9, \"endurance_bytes\": 7e15}],"
+    " \"comm\": {\"inside\": 50e9, \"between\": 10e9}}";
+
+static void figures_of_a_machine(void **state)
+{
+    (void)state;
+    char path[] = "/tmp/sluice-machine-XXXXXX";
+    write_file(path, machine_text);
+    json_t *plan =
+        run(0, "--machine %s - --set run.commit_every=0 --set device.backend=auto <<'JOB'\n%s\nJOB",
+            path, job_text);
+    json_t *drives = member(plan, "drives");
+    double step = number(plan, "step_seconds");
+    memory_adds_up(plan);
+    assert_string_equal(json_string_value(member(member(plan, "machine"), "name")), "two hosts");
+    assert_int_equal(number(plan, "world_size"), 8);
+    assert_int_equal(number(plan, "ranks_per_host"), 4);
+    near("peak", number(plan, "peak_tflops_per_rank"), 125, 1e-9);
+    near("MFU", number(plan, "mfu"), number(plan, "model_flops") / 8 / step / 125e12, 1e-7);
+    double written = number(drives, "written_bytes_per_step");
+    assert_true(written > 0);
+    near("capacity", number(drives, "host_capacity_bytes"), 16e12, 1e-9);
+    near("endurance", number(drives, "host_endurance_bytes"), 28e15, 1e-9);
+    near("life", number(drives, "life_days"), 28e15 / (written * 4 * 86400 / step), 1e-6);
+    json_decref(plan);
+    remove(path);
+}
+
 /* A row for each number of ranks; one that the batch cannot be divided by is a row with its reason. */
 static void rows_of_ranks(void **state)
 {
     (void)state;
     char path[] = "/tmp/sluice-plan-XXXXXX";
-    int fd = mkstemp(path);
-    assert_true(fd >= 0);
-    FILE *file = fdopen(fd, "w");
-    fputs(job_text, file);
-    assert_int_equal(fclose(file), 0);
+    write_file(path, job_text);
     json_t *all = run(0,
-                      "%s --ranks 1,2,3,4 --set train_batch_size=16 "
+                      "%s --machine none --ranks 1,2,3,4 --set train_batch_size=16 "
                       "--set gradient_accumulation_steps=auto",
                       path);
     json_t *list = member(all, "table");
@@ -321,7 +364,8 @@ static void rows_of_ranks(void **state)
             check_plan(member(row, "plan"));
     }
     json_decref(all);
-    all = run(3, "%s --ranks 1,2 --set tiers.device.budget=1MiB", path); /* none fits */
+    all = run(3, "%s --machine none --ranks 1,2 --set tiers.device.budget=1MiB",
+              path); /* none fits */
     assert_true(json_is_false(member(json_array_get(member(all, "table"), 1), "fits")));
     json_decref(all);
     remove(path);
@@ -330,9 +374,8 @@ static void rows_of_ranks(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(cells_of_table_1),
-        cmocka_unit_test(cells_of_table_2),
-        cmocka_unit_test(figures_of_a_plan),
+        cmocka_unit_test(cells_of_table_1),  cmocka_unit_test(cells_of_table_2),
+        cmocka_unit_test(figures_of_a_plan), cmocka_unit_test(figures_of_a_machine),
         cmocka_unit_test(rows_of_ranks),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -5,6 +5,7 @@
  *   hidden from (T*)     tokens of a rank's step at which those seconds are computing's (plan/zero.h) */
 #include "cli/cli_report.h"
 
+#include <assert.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdbool.h>
@@ -12,6 +13,7 @@
 
 #include "base/size.h"
 #include "cli/cli.h"
+#include "plan/plan.h"
 
 enum { REPORT_TEXT_BYTES = 48 };
 
@@ -139,7 +141,7 @@ static void report_memory(FILE *out, const struct plan_summary *plan)
     report_row(out, "scratch and tables", plan->scratch_bytes, 0, false);
     report_row(out, "alignment", plan->padding_bytes, 0, false);
     report_row(out, "under way", plan->moving_bytes, 0, false);
-    report_row(out, "= peak", plan->peak_bytes, params, true);
+    report_row(out, "= peak", plan->peak_bytes, 0, true);
     report_row(out, "budget", plan->budget_bytes, 0, true);
     if (plan->world_size > 1) {
         for (int arena = 0; arena < ARENA_COUNT; arena++) {
@@ -147,7 +149,7 @@ static void report_memory(FILE *out, const struct plan_summary *plan)
             all[arena] = plan->peak_bytes[arena] * plan->world_size;
         }
         report_row(out, "peak of a host", host, 0, true);
-        report_row(out, "peak of all", all, params, true);
+        report_row(out, "peak of all", all, 0, true);
     }
 }
 
@@ -228,7 +230,7 @@ static void report_speed(FILE *out, const struct plan_summary *plan,
     if (plan->peak_flops > 0)
         fprintf(out, "MFU %.1f%% of %.2f TFLOPS\n", 100 * figures->mfu, plan->peak_flops / 1e12);
     else
-        fputs("MFU unknown without its peak\n", out);
+        fputs("MFU unknown: no device.peak_flops\n", out);
 }
 
 /* "-" for none. */
@@ -358,32 +360,49 @@ static void report_commits(FILE *out, const struct plan_summary *plan)
     report_places(out, plan);
 }
 
+/* What the drives read and write a step, by kind, per parameter of the model. */
+static void report_traffic(FILE *out, const struct plan_summary *plan)
+{
+    static const char *const names[] = {"params",      "grads",    "optimizer",
+                                        "activations", "inner a.", "commits"};
+    static_assert(sizeof names / sizeof names[0] == STATE_KIND_COUNT + 1, "a name for each");
+    double each = (double)plan->world_size / (double)plan->param_count;
+    fprintf(out, "\n%-18s", "drives, B/param.");
+    for (int kind = 0; kind <= STATE_KIND_COUNT; kind++)
+        fprintf(out, " %*s", kind == STATE_ACTIVATIONS ? 11 : 9, names[kind]);
+    fprintf(out, " %9s\n", "all");
+    for (int row = 0; row < 2; row++) {
+        const uint64_t *bytes = row == 0 ? plan->read_bytes : plan->written_bytes;
+        double sum = 0;
+        fprintf(out, "%-18s", row == 0 ? "read a step" : "written a step");
+        for (int kind = 0; kind <= STATE_KIND_COUNT; kind++) {
+            char text[REPORT_TEXT_BYTES];
+            uint64_t commits = row == 0 ? 0 : plan->commit_share_bytes;
+            double part = (double)(kind < STATE_KIND_COUNT ? bytes[kind] : commits) * each;
+            sum += part;
+            fprintf(out, " %*s", kind == STATE_ACTIVATIONS ? 11 : 9,
+                    report_scaled(part, 1, 2, text));
+        }
+        fprintf(out, " %9.2f\n", sum);
+    }
+}
+
 static void report_wear(FILE *out, const struct plan_summary *plan,
                         const struct cli_plan_figures *figures)
 {
-    char text[REPORT_TEXT_BYTES], life[REPORT_TEXT_BYTES];
+    char day[REPORT_TEXT_BYTES], life[REPORT_TEXT_BYTES];
+    if (plan->links[RESOURCE_DRIVE].bytes > 0)
+        report_traffic(out, plan);
     if (plan->drive_written_bytes == 0)
         return;
-    double each = (double)plan->world_size / (double)plan->param_count;
-    fprintf(out, "wear         %s written a step, %.2f B/parameter:",
-            report_bytes((double)plan->drive_written_bytes, text), figures->written_per_parameter);
-    const char *comma = "";
-    for (int kind = 0; kind < STATE_KIND_COUNT; kind++)
-        if (plan->written_bytes[kind] > 0) {
-            fprintf(out, "%s %s %.2f", comma, state_kind_name((enum state_kind)kind),
-                    (double)plan->written_bytes[kind] * each);
-            comma = ",";
-        }
-    if (plan->commit_share_bytes > 0)
-        fprintf(out, "%s commits %.2f", comma, (double)plan->commit_share_bytes * each);
-    fprintf(out, "\n             %s a day to the drives of %s; ",
-            report_bytes(figures->host_bytes_a_day, text),
+    fprintf(out, "wear         %s a day to the drives of %s; ",
+            report_bytes(figures->host_bytes_a_day, day),
             plan->ranks_per_host < plan->world_size ? "each host" : "the host");
     if (figures->drive_days > 0)
-        fprintf(out, "they last %.*f days (%s may be written)\n", figures->drive_days < 10,
-                figures->drive_days, report_bytes(plan->drive_endurance_bytes, life));
+        fprintf(out, "they last %.*f days (%s)\n", figures->drive_days < 10, figures->drive_days,
+                report_bytes(plan->drive_endurance_bytes, life));
     else
-        fputs("how much they endure is not known\n", out);
+        fputs("their endurance is not known\n", out);
 }
 
 void cli_print_plan(FILE *out, const struct plan_summary *plan)

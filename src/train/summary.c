@@ -62,10 +62,11 @@ static void describe_peak(const traini_setup *self, enum arena_kind which, char 
         return;
     }
     const op *maker = &prog->ops[item->producer];
-    snprintf(text, capacity, "%s of %.40s, %s, made by %s of %.40s in the %s program",
-             buffer_kind_name(item), unit_name(self, item->unit), bytes,
-             op_kind_name((enum op_kind)maker->kind),
-             unit_name(self, maker->unit != PROGRAM_NONE ? maker->unit : item->unit),
+    char other[64] = "";
+    if (maker->unit != item->unit && maker->unit != PROGRAM_NONE)
+        snprintf(other, sizeof other, " of %.40s", unit_name(self, maker->unit));
+    snprintf(text, capacity, "%s of %.40s, %s, made by %s%s in program %s", buffer_kind_name(item),
+             unit_name(self, item->unit), bytes, op_kind_name((enum op_kind)maker->kind), other,
              program_kind_name(prog->kind));
 }
 
