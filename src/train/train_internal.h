@@ -12,8 +12,7 @@
  *   owner.c       whose slabs they are               rank_slabs.c  the slabs of all ranks
  *   ranks.c       what ranks tell each other         summary.c     a plan in figures
  *   engine_lanes.c  the lanes of an engine         figures.c     what the machine can do, of one rank
- *   described.c   a machine that is not this one
-
+ *   described.c   a machine that is not this one    plan_json.c   plan.json; plan_memory.c its curves
  *   windows.c     tokens of a step                   as_rank.c     one rank of ranks that are not there
  *   profile*.c, watch.c  steps that are measured */
 #ifndef SLUICE_TRAIN_INTERNAL_H
