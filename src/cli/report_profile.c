@@ -266,6 +266,7 @@ int cli_profile_json(FILE *out, const struct profile_summary *summary)
                                        summary->predicted_resource_seconds));
     json_object_set_new(object, "units", unit_objects(summary));
     json_object_set_new(object, "peak_bytes", tier_object(summary->peak_bytes));
+    json_object_set_new(object, "planned_peak_bytes", tier_object(summary->plan.peak_bytes));
     json_object_set_new(object, "budget_bytes", tier_object(plan->budget_bytes));
     json_object_set_new(object, "resident_bytes_max",
                         json_integer((json_int_t)summary->resident_bytes_max));
