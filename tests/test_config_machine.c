@@ -71,6 +71,7 @@ static void fill(machine *self, uint64_t round)
     for (uint32_t p = 0; p < self->device.product_count; p++)
         self->device.products[p] = (machine_product){.type = (enum dtype)(p % DTYPE_COUNT),
                                                      .accumulates = p % 2,
+                                                     .b_transposed = p % 3 == 0,
                                                      .m = p,
                                                      .n = 1 + p,
                                                      .k = 1000000007,

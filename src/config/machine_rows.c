@@ -51,6 +51,7 @@ static_assert(sizeof(enum dtype) == sizeof(int) && sizeof(enum machine_io_kind) 
 static const machinei_row product_rows[] = {
     CHOICE(machine_product, "type", type, "fp32|bf16|fp16"),
     FLAG(machine_product, "accumulates", accumulates),
+    FLAG(machine_product, "b_transposed", b_transposed),
     NUMBER(machine_product, "m", m, MACHINEI_LENGTH, LENGTH_MOST),
     NUMBER(machine_product, "n", n, MACHINEI_LENGTH, LENGTH_MOST),
     NUMBER(machine_product, "k", k, MACHINEI_LENGTH, LENGTH_MOST),
