@@ -84,15 +84,19 @@ static int probe_check_target(const char *path)
     struct stat status;
     char directory[MACHINE_PATH_BYTES];
     if (stat(path, &status) == 0) {
+        /* A name alone would be looked for among the clusters too. */
+        char here[MACHINE_PATH_BYTES + 2];
+        snprintf(here, sizeof here, "%s%s", strchr(path, '/') ? "" : "./", path);
         machine *old = mem_alloc(1, sizeof *old, "machine");
         if (!old)
             return -ENOMEM;
-        int rc = S_ISREG(status.st_mode) && status.st_size > 0 ? machine_read(path, old) : -EINVAL;
+        bool is_ours = S_ISREG(status.st_mode) && status.st_size > 0 &&
+                       machine_read(here, old) == 0 && old->measured_by[0] != '\0';
         mem_free(old);
-        if (rc < 0 || strstr(path, ".json") == NULL)
+        if (!is_ours)
             return err_set(ERR_INPUT,
-                           "%s is there and is not a machine file: it is not overwritten; name "
-                           "another with --out FILE, ending in .json, or delete it",
+                           "%s is there and is not a machine file that the probe wrote: it is not "
+                           "overwritten; delete it, or name another with --out FILE",
                            path);
     } else if (errno != ENOENT) {
         return err_set(ERR_INPUT, "%s cannot be written: %s", path, strerror(errno));

@@ -7,37 +7,23 @@
  *
  * Mixed is as many requests each way, so that as much is read as written where the drive serves both alike. */
 #include <errno.h>
-#include <limits.h>
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
-#include <sys/stat.h>
-#include <sys/statvfs.h>
-#include <sys/sysmacros.h>
-#include <unistd.h>
 
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/size.h"
 #include "probe/probe_internal.h"
 
-enum { SETTINGS_MAX = MACHINE_IO_POINTS_MAX / 3, NEAR_MAX = 8, KIND_COUNT = 3, NEAR_PERCENT = 92 };
-
-static const char *const kind_names[KIND_COUNT] = {"read", "write", "mixed"};
-
-struct extent_sizes {
-    uint64_t file_bytes, memory_bytes;
-    double pass_seconds;
-    uint64_t blocks[4];
-    uint32_t depths[6];
+enum {
+    KIND_COUNT = PROBEI_IO_KINDS,
+    SETTINGS_MAX = MACHINE_IO_POINTS_MAX / KIND_COUNT,
+    NEAR_MAX = 8,
+    NEAR_PERCENT = 92,
 };
-static const struct extent_sizes sizes[PROBEI_EXTENT_COUNT] = {
-    {16 * MIB, 8 * MIB, 0.005, {256 * KIB, 1 * MIB}, {1, 4}},
-    {512 * MIB, 128 * MIB, 0.04, {256 * KIB, 1 * MIB, 4 * MIB}, {1, 4, 8, 16}},
-    {2048 * MIB, 128 * MIB, 0.08, {64 * KIB, 256 * KIB, 1 * MIB, 4 * MIB}, {1, 2, 4, 8, 16, 32}},
-};
+
 /* The shares of the drive's time that the parts take. */
 static const double curve_share = 0.52, near_share = 0.16, beside_share = 0.14, fio_share = 0.18;
 
@@ -61,81 +47,6 @@ struct curve {
     probei_figure ours[KIND_COUNT], fio[KIND_COUNT];
 };
 
-/* --- whether it can be used --- */
-
-static void name_drive(dev_t number, char name[MACHINE_NAME_BYTES])
-{
-    char link[PATH_MAX], place[PATH_MAX], model[MACHINE_NAME_BYTES / 2] = "";
-    snprintf(name, MACHINE_NAME_BYTES, "drive");
-    snprintf(link, sizeof link, "/sys/dev/block/%u:%u", major(number), minor(number));
-    if (!realpath(link, place))
-        return;
-    size_t used = strlen(place);
-    snprintf(place + used, sizeof place - used, "/partition");
-    bool is_part = access(place, F_OK) == 0;
-    place[used] = 0;
-    if (is_part)
-        *strrchr(place, '/') = 0;
-    const char *base = strrchr(place, '/') + 1;
-    snprintf(name, MACHINE_NAME_BYTES, "%.40s", base);
-    used = strlen(place);
-    snprintf(place + used, sizeof place - used, "/device/model");
-    FILE *file = fopen(place, "re");
-    if (!file)
-        return;
-    if (fgets(model, sizeof model, file))
-        model[strcspn(model, "\n")] = 0;
-    fclose(file);
-    size_t end = strlen(model);
-    while (end > 0 && model[end - 1] == ' ')
-        model[--end] = 0;
-    if (model[0])
-        snprintf(name, MACHINE_NAME_BYTES, "%s", model);
-}
-
-int probei_drive_try(probei *self, uint32_t drive_idx)
-{
-    const char *path = self->options->drives[drive_idx];
-    machine_drive *drive = &self->out->drives[drive_idx];
-    slab *store = mem_alloc(1, sizeof *store, "probe slab");
-    if (!store)
-        return -ENOMEM;
-    int rc = slab_open_unnamed(store, path, 8 * MIB);
-    struct stat status;
-    struct statvfs volume;
-    if (rc == 0) {
-        rc = fstat(store->files[0].fd, &status) == 0 && fstatvfs(store->files[0].fd, &volume) == 0
-                 ? 0
-                 : err_errno(errno, "looking at the drive of %s", path);
-        slab_close(store);
-    }
-    mem_free(store);
-    if (rc == -ENOSPC) {
-        char needed[SIZE_TEXT_BYTES];
-        size_format(16 * MIB, needed);
-        return err_set(ERR_NO_FIT, "%.200s is full: the probe needs %s there at least", path,
-                       needed);
-    }
-    if (rc < 0 && rc != ERR_INPUT) {
-        char text[ERR_TEXT_BYTES];
-        snprintf(text, sizeof text, "%s", err_text());
-        return err_set(ERR_INPUT, "the drive directory %.200s cannot be used: %.700s", path, text);
-    }
-    TRY(rc);
-    drive->capacity_bytes = (uint64_t)volume.f_bavail * volume.f_frsize;
-    drive->count = 1;
-    if (!realpath(path, drive->path))
-        snprintf(drive->path, sizeof drive->path, "%s", path);
-    name_drive(status.st_dev, drive->name);
-    self->out->drive_count = drive_idx + 1;
-    if (drive->capacity_bytes >= 32 * MIB)
-        return 0;
-    char left[SIZE_TEXT_BYTES];
-    return err_set(ERR_NO_FIT,
-                   "%.200s has %s free: the probe takes half of it at most, and needs 16 MiB", path,
-                   size_format(drive->capacity_bytes, left));
-}
-
 /* --- the curve --- */
 
 static int run_setting(struct curve *self, uint32_t setting, int kind, double *rate)
@@ -154,9 +65,8 @@ static void name_curve(void *user, uint32_t variant, char text[PROBEI_TEXT_BYTES
 {
     const struct curve *self = user;
     const probe_setting *s = &self->settings[variant / KIND_COUNT];
-    char block[SIZE_TEXT_BYTES];
-    snprintf(text, PROBEI_TEXT_BYTES, "%s %s x %llu", kind_names[variant % KIND_COUNT],
-             size_format(s->block_bytes, block), (unsigned long long)s->queue_depth);
+    snprintf(text, PROBEI_TEXT_BYTES, "%s %llu KiB x %llu", probei_kind_names[variant % KIND_COUNT],
+             (unsigned long long)(s->block_bytes / KIB), (unsigned long long)s->queue_depth);
 }
 
 static int run_near(void *user, uint32_t variant, double *value)
@@ -174,7 +84,7 @@ static void name_near(void *user, uint32_t variant, char text[PROBEI_TEXT_BYTES]
 
 static void list_settings(struct curve *self)
 {
-    const struct extent_sizes *size = &sizes[self->owner->extent];
+    const probei_drive_extent *size = &probei_drive_extents[self->owner->extent];
     for (uint32_t b = 0; b < 4 && size->blocks[b]; b++)
         for (uint32_t d = 0; d < 6 && size->depths[d]; d++) {
             if (size->depths[d] > probei_bench_depth_max(self->bench, size->blocks[b]) ||
@@ -325,7 +235,7 @@ static void name_beside(void *user, uint32_t variant, char text[PROBEI_TEXT_BYTE
 static int measure_beside(struct curve *self)
 {
     probei *owner = self->owner;
-    uint64_t begin = sizes[owner->extent].memory_bytes;
+    uint64_t begin = probei_drive_extents[owner->extent].memory_bytes;
     probei_adam_place(owner, owner->update, begin, owner->memory.size_bytes, &self->adam);
     probei_copies_place(owner, begin, &self->copies);
     self->pass_seconds *= 2;
@@ -360,7 +270,7 @@ static int run_fio(struct curve *self)
         for (int kind = 0; kind < KIND_COUNT; kind++) {
             double rate;
             char text[PROBEI_TEXT_BYTES];
-            snprintf(text, sizeof text, "against fio, %s", kind_names[kind]);
+            snprintf(text, sizeof text, "against fio, %s", probei_kind_names[kind]);
             TRY(probei_check(owner, text));
             TRY(probei_bench_run(&self->bench, 1, (enum machine_io_kind)kind, s->block_bytes,
                                  (uint32_t)s->queue_depth, seconds, &rate));
@@ -394,7 +304,9 @@ static int compare_with_fio(struct curve *self)
         probei_say(owner, "  not compared with fio, since io_uring is not to be had here");
         return 0;
     }
+    self->bench->stays = true;
     int rc = run_fio(self);
+    self->bench->stays = false;
     if (rc == -ENOTSUP) {
         probei_say(owner, "  not compared with fio: %s", err_text());
         return 0;
@@ -402,7 +314,7 @@ static int compare_with_fio(struct curve *self)
     TRY(rc);
     for (int kind = 0; kind < KIND_COUNT; kind++) {
         char label[PROBEI_TEXT_BYTES];
-        snprintf(label, sizeof label, "fio, %s", kind_names[kind]);
+        snprintf(label, sizeof label, "fio, %s", probei_kind_names[kind]);
         probei_found(owner, label, self->fio[kind].median * 1e-9, "GB/s", &self->fio[kind],
                      "ours %.2f beside it: %.2f of fio's", self->ours[kind].median * 1e-9,
                      self->ours[kind].median / self->fio[kind].median);
@@ -434,7 +346,7 @@ static void fill_drive(struct curve *self, machine_drive *drive)
 static void report(struct curve *self, const machine_drive *drive)
 {
     probei *owner = self->owner;
-    char block[SIZE_TEXT_BYTES], left[SIZE_TEXT_BYTES];
+    char left[SIZE_TEXT_BYTES];
     double best[KIND_COUNT] = {0};
     for (uint32_t i = 0; i < self->setting_count; i++)
         for (int kind = 0; kind < KIND_COUNT; kind++)
@@ -443,11 +355,12 @@ static void report(struct curve *self, const machine_drive *drive)
                size_format(drive->capacity_bytes, left),
                self->bench->backend == IO_URING ? "io_uring" : "threads of pread and pwrite",
                self->bench->store.files[0].direct ? "" : ", THROUGH THE PAGE CACHE");
-    probei_say(owner, "  chosen of %u settings: %s, %llu in flight each way", self->setting_count,
-               size_format(drive->block_bytes, block), (unsigned long long)drive->queue_depth);
+    probei_say(owner, "  chosen of %u settings: %llu KiB, %llu in flight each way",
+               self->setting_count, (unsigned long long)(drive->block_bytes / KIB),
+               (unsigned long long)drive->queue_depth);
     const double rates[KIND_COUNT] = {drive->read, drive->write, drive->mixed};
     for (int kind = 0; kind < KIND_COUNT; kind++)
-        probei_found(owner, kind_names[kind], rates[kind] * 1e-9, "GB/s",
+        probei_found(owner, probei_kind_names[kind], rates[kind] * 1e-9, "GB/s",
                      &self->figures[self->chosen][kind], "%.0f%% of the best of all settings%s",
                      100 * rates[kind] / best[kind],
                      kind == MACHINE_IO_MIXED ? "; both ways together" : "");
@@ -483,7 +396,7 @@ static int measure(struct curve *self, uint32_t drive_idx)
 
 int probei_drive(probei *self, uint32_t drive_idx)
 {
-    const struct extent_sizes *size = &sizes[self->extent];
+    const probei_drive_extent *size = &probei_drive_extents[self->extent];
     const machine_drive *drive = &self->out->drives[drive_idx];
     uint64_t file_bytes = size_min(size->file_bytes, drive->capacity_bytes / 2 / MIB * MIB);
     struct curve *curve = mem_alloc(1, sizeof *curve, "probe drive");
@@ -505,92 +418,4 @@ int probei_drive(probei *self, uint32_t drive_idx)
     mem_free(curve);
     mem_free(bench);
     return rc;
-}
-
-/* --- all drives together --- */
-
-struct together {
-    probei *owner;
-    probei_bench *benches[PROBE_DRIVES_MAX];
-    uint32_t count, depth;
-    uint64_t block_bytes;
-    double pass_seconds;
-};
-
-static int run_together(void *user, uint32_t variant, double *value)
-{
-    struct together *self = user;
-    return probei_bench_run(self->benches, self->count, (enum machine_io_kind)variant,
-                            self->block_bytes, self->depth, self->pass_seconds, value);
-}
-
-static void name_together(void *user, uint32_t variant, char text[PROBEI_TEXT_BYTES])
-{
-    (void)user;
-    snprintf(text, PROBEI_TEXT_BYTES, "%s", kind_names[variant]);
-}
-
-static int open_together(struct together *self)
-{
-    probei *owner = self->owner;
-    const machine *out = owner->out;
-    const struct extent_sizes *size = &sizes[owner->extent];
-    uint64_t memory_bytes = size->memory_bytes / out->drive_count / (2 * MIB) * (2 * MIB);
-    self->block_bytes = out->drives[0].block_bytes;
-    self->depth = 1;
-    for (uint32_t d = 0; d < out->drive_count; d++) {
-        self->block_bytes = size_min(self->block_bytes, out->drives[d].block_bytes);
-        self->depth = (uint32_t)size_max(self->depth, out->drives[d].queue_depth);
-        probei_bench *bench = mem_alloc(1, sizeof *bench, "probe bench");
-        if (!bench)
-            return -ENOMEM;
-        self->benches[d] = bench;
-        uint64_t file_bytes = size_min(size->file_bytes / 4, out->drives[d].capacity_bytes / 4);
-        TRY(probei_bench_open(owner, out->drives[d].path, size_max(file_bytes, 4 * MIB),
-                              owner->memory.base + d * memory_bytes, memory_bytes, bench));
-        self->count++;
-    }
-    for (uint32_t d = 0; d < self->count; d++)
-        self->depth = (uint32_t)size_min(
-            self->depth, probei_bench_depth_max(self->benches[d], self->block_bytes));
-    return self->depth > 0 ? 0 : err_set(ERR_INTERNAL, "no memory for %u drives", self->count);
-}
-
-int probei_all_drives(probei *self, uint32_t unused)
-{
-    (void)unused;
-    machine *out = self->out;
-    probei_figure figures[KIND_COUNT] = {{.count = 0}};
-    struct together together = {.owner = self,
-                                .pass_seconds = 2 * sizes[self->extent].pass_seconds};
-    int rc = open_together(&together);
-    probei_work work = {.count = KIND_COUNT,
-                        .seconds = probei_step_left(self),
-                        .run = run_together,
-                        .name = name_together,
-                        .user = &together};
-    if (rc == 0)
-        rc = probei_rounds(self, &work, figures);
-    err_record first;
-    err_save(&first, rc);
-    for (uint32_t d = 0; d < PROBE_DRIVES_MAX && together.benches[d]; d++) {
-        if (d < together.count)
-            probei_bench_close(together.benches[d]);
-        mem_free(together.benches[d]);
-    }
-    if (rc < 0)
-        return err_restore(&first);
-    double sums[KIND_COUNT] = {0};
-    for (uint32_t d = 0; d < out->drive_count; d++) {
-        sums[MACHINE_IO_READ] += out->drives[d].read;
-        sums[MACHINE_IO_WRITE] += out->drives[d].write;
-        sums[MACHINE_IO_MIXED] += out->drives[d].mixed;
-    }
-    out->drives_read = figures[MACHINE_IO_READ].median;
-    out->drives_write = figures[MACHINE_IO_WRITE].median;
-    probei_say(self, "all %u drives at once", out->drive_count);
-    for (int kind = 0; kind < KIND_COUNT; kind++)
-        probei_found(self, kind_names[kind], figures[kind].median * 1e-9, "GB/s", &figures[kind],
-                     "%.0f%% of their sum", 100 * figures[kind].median / sums[kind]);
-    return 0;
 }

@@ -13,11 +13,13 @@
 static int submit(probei_bench *self, enum io_direction direction, uint32_t slot,
                   uint64_t block_bytes)
 {
-    io_request *request = &self->requests[direction * PROBEI_DEPTH_MAX + slot];
-    uint64_t blocks_before = direction * (uint64_t)PROBEI_DEPTH_MAX + slot;
-    /* Reads use the lower half of the memory, writes the upper. */
-    unsigned char *data = self->memory + (direction ? self->memory_bytes / 2 : 0) +
-                          (blocks_before % PROBEI_DEPTH_MAX) * block_bytes;
+    uint32_t idx = direction * PROBEI_DEPTH_MAX + slot;
+    io_request *request = &self->requests[idx];
+    /* Reads use the lower half of the memory, writes the upper; each slot every depth-th block of it. */
+    uint64_t places = self->memory_bytes / 2 / block_bytes / self->depth;
+    uint64_t place = self->stays ? 0 : self->turns[idx]++ % places;
+    unsigned char *data = self->memory + direction * (self->memory_bytes / 2) +
+                          (place * self->depth + slot) * block_bytes;
     if (self->next[direction] + block_bytes > self->area_bytes)
         self->next[direction] = 0;
     *request = (io_request){.direction = direction,
@@ -70,6 +72,7 @@ int probei_bench_run(probei_bench *const *benches, uint32_t bench_count, enum ma
     uint32_t busy = 0;
     for (uint32_t b = 0; b < bench_count; b++) {
         before += benches[b]->moved_bytes;
+        benches[b]->depth = depth;
         for (uint32_t slot = 0; slot < depth; slot++) {
             if (kind != MACHINE_IO_WRITE)
                 TRY(submit(benches[b], IO_READ, slot, block_bytes));

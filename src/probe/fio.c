@@ -111,7 +111,7 @@ int probei_fio_run(probei *self, const probei_bench *bench, enum machine_io_kind
                                                  "--output-format=json",
                                                  "--invalidate=0",
 
-                                                 "--randrepeat=1",
+                                                 "--iomem_align=2097152",
                                                  "--thread"};
     /* Mixed: both directions have `depth` in flight, and share fio's one queue. */
     uint32_t in_flight = kind == MACHINE_IO_MIXED ? 2 * depth : depth;

@@ -1,7 +1,8 @@
 /* What the machine is: its name, cores and memory; and the GPU, opened and closed. See probe_internal.h. */
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/statvfs.h>
+#include <sys/resource.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -10,6 +11,8 @@
 #include "probe/probe_internal.h"
 
 enum { OPERANDS_MIB_MAX = 2048 };
+/* Of others: more is worth a word. Some is the kernel's own threads. */
+static const double busy_cores = 0.1;
 
 /* The text after "key : " of the first such line of a file of /proc. */
 static void read_key(const char *path, const char *key, char *text, size_t capacity)
@@ -28,6 +31,56 @@ static void read_key(const char *path, const char *key, char *text, size_t capac
         text[strcspn(text, "\n")] = 0;
     }
     fclose(file);
+}
+
+/* CPU time of the machine since it started, in seconds: of all that runs on it (*used), and what a hypervisor gave to
+ * others (*stolen). */
+static void read_cpu_time(double *used, double *stolen)
+{
+    double fields[8] = {0};
+    FILE *file = fopen("/proc/stat", "re");
+    int count = 0;
+    if (file) {
+        count = fscanf(file, "cpu %lf %lf %lf %lf %lf %lf %lf %lf", &fields[0], &fields[1],
+                       &fields[2], &fields[3], &fields[4], &fields[5], &fields[6], &fields[7]);
+        fclose(file);
+    }
+    double tick = 1.0 / (double)sysconf(_SC_CLK_TCK);
+    *used = count == 8 ? (fields[0] + fields[1] + fields[2]) * tick : 0; /* user, nice, system */
+    *stolen = count == 8 ? fields[7] * tick : 0;
+}
+
+static double own_cpu_time(void)
+{
+    double sum = 0;
+    static const int who[] = {RUSAGE_SELF, RUSAGE_CHILDREN};
+    for (int i = 0; i < 2; i++) {
+        struct rusage usage;
+        getrusage(who[i], &usage);
+        sum += (double)(usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) +
+               1e-6 * (double)(usage.ru_utime.tv_usec + usage.ru_stime.tv_usec);
+    }
+    return sum;
+}
+
+void probei_begin_watch(probei *self)
+{
+    read_cpu_time(&self->used_at_start, &self->stolen_at_start);
+    self->own_at_start = own_cpu_time();
+}
+
+/* Figures taken beside other work are that work's too. */
+void probei_end_watch(probei *self)
+{
+    double used, stolen, seconds = (double)(clock_ns() - self->start_ns) * 1e-9;
+    read_cpu_time(&used, &stolen);
+    double others = used - self->used_at_start - (own_cpu_time() - self->own_at_start);
+    others = fmax(others, 0) / seconds;
+    stolen = fmax(stolen - self->stolen_at_start, 0) / seconds;
+    probei_say(self, "other processes used %.2f of a core meanwhile%s", others,
+               others > busy_cores ? ": measure again when the machine is idle" : "");
+    if (stolen > busy_cores)
+        probei_say(self, "the hypervisor gave %.2f of a core to others meanwhile", stolen);
 }
 
 void probei_describe_host(probei *self)
@@ -80,16 +133,25 @@ static int open_gpu(probei *self)
     return 0;
 }
 
-int probei_open_device(probei *self)
+int probei_try_backend(const probei *self)
 {
     const char *asked = self->options->backend ? self->options->backend : "auto";
     char reason[DEVICE_TEXT_BYTES] = "this build has no CUDA";
-    self->ops = &kernels_cpu;
-    if (strcmp(asked, "cpu") == 0)
-        return 0;
-    if (strcmp(asked, "auto") != 0 && strcmp(asked, "cuda") != 0)
+    if (strcmp(asked, "auto") != 0 && strcmp(asked, "cuda") != 0 && strcmp(asked, "cpu") != 0)
         return err_set(ERR_USAGE, "the backend is \"%.40s\", and must be auto, cpu or cuda", asked);
-    uint32_t count = kernels_cuda() ? device_count(reason) : 0;
+    if (strcmp(asked, "cuda") == 0 && !kernels_cuda())
+        return err_set(ERR_CONFIG, "there is no GPU to measure: %s", reason);
+    return 0;
+}
+
+int probei_open_device(probei *self)
+{
+    const char *asked = self->options->backend ? self->options->backend : "auto";
+    char reason[DEVICE_TEXT_BYTES];
+    self->ops = &kernels_cpu;
+    if (strcmp(asked, "cpu") == 0 || !kernels_cuda())
+        return 0;
+    uint32_t count = device_count(reason);
     if (count == 0 && strcmp(asked, "cuda") == 0)
         return err_set(ERR_CONFIG, "there is no GPU to measure: %s", reason);
     return count > 0 ? open_gpu(self) : 0;

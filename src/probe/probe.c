@@ -204,7 +204,7 @@ static void plan_steps(probei *self)
     for (uint32_t d = 0; d < options->drive_count; d++) {
         char name[PROBEI_TEXT_BYTES];
         snprintf(name, sizeof name, "nvme %.100s", options->drives[d]);
-        add_step(self, name, PROBEI_IO, probei_drive, d, 11 / drives, 72 / drives);
+        add_step(self, name, PROBEI_IO, probei_drive, d, 11 / drives, 84 / drives);
     }
     if (options->drive_count > 1)
         add_step(self, "all drives", PROBEI_IO, probei_all_drives, 0, 1.5, 5);
@@ -272,8 +272,11 @@ static int run_all(probei *self)
                        PROBE_DRIVES_MAX);
     for (uint32_t d = 0; d < options->drive_count; d++)
         TRY(probei_drive_try(self, d));
+    TRY(probei_try_backend(self));
     plan_steps(self);
+    probei_begin_watch(self);
     TRY(run_steps(self));
+    probei_end_watch(self);
     probei_describe_host(self);
     return 0;
 }

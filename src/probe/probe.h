@@ -7,7 +7,7 @@
  *   kernels      attention, row-wise kernels, the hand-over of an op         (kernels.c)
  *   link         between host memory and device                              (link.c)
  *   drives       each over block size and depth, with fdatasync, beside Adam and copies, and against fio
- *                (drive.c, drive_bench.c, fio.c); then all at once
+ *                (drive.c, drive_bench.c, drives.c, fio.c); then all at once
  *
  * Measured on the threads and cores that a run uses by default (tiers/topology.h). Variants that are compared
  * take turns, round by round, and each figure is the median of its rounds: the machine may have other work.

@@ -60,9 +60,10 @@ struct probei {
     struct probei_step steps[PROBEI_STEPS_MAX];
     uint32_t step_count, step_idx;
     uint64_t start_ns, step_start_ns;
-    double limit_seconds; /* of all */
-    double step_seconds;  /* what the present step may take */
-    double later_seconds; /* and those behind it */
+    double limit_seconds;                                /* of all */
+    double step_seconds;                                 /* what the present step may take */
+    double later_seconds;                                /* and those behind it */
+    double used_at_start, stolen_at_start, own_at_start; /* CPU time, seconds */
 };
 
 /* --- rounds.c: samples and their medians --- */
@@ -145,6 +146,11 @@ int probei_all_drives(probei *self, uint32_t unused) MUST_CHECK;
 /* Makes and frees what probei_products and probei_kernels compute on, and opens the GPU. */
 int probei_open_device(probei *self) MUST_CHECK;
 void probei_close_device(probei *self);
+/* Before anything is measured; whether there is a GPU is asked later, since CUDA and fork do not mix. */
+int probei_try_backend(const probei *self) MUST_CHECK;
+/* Says at the end how busy others kept the machine. */
+void probei_begin_watch(probei *self);
+void probei_end_watch(probei *self);
 /* Fills the operands as probei_fill does. */
 int probei_fill_operands(probei *self) MUST_CHECK;
 /* Names, cores, memory, time of the measurement. */
@@ -177,6 +183,22 @@ typedef struct probei_copies probei_copies;
 void probei_copies_place(probei *self, uint64_t begin, probei_copies *out);
 int probei_copy_once(void *user, uint64_t *bytes) MUST_CHECK;
 
+/* --- drives.c: what is measured of a drive --- */
+
+enum { PROBEI_IO_KINDS = 3 };
+
+struct probei_drive_extent {
+    uint64_t file_bytes;   /* at most, and half of what is free */
+    uint64_t memory_bytes; /* of the arena's begin: what is in flight */
+    double pass_seconds;
+    uint64_t blocks[4]; /* 0 ends them */
+    uint32_t depths[6];
+};
+typedef struct probei_drive_extent probei_drive_extent;
+
+extern const probei_drive_extent probei_drive_extents[PROBEI_EXTENT_COUNT];
+extern const char *const probei_kind_names[PROBEI_IO_KINDS]; /* "read", "write", "mixed" */
+
 /* --- drive_bench.c: a drive's file and queue --- */
 
 struct probei_bench {
@@ -185,6 +207,11 @@ struct probei_bench {
     unsigned char *memory; /* [memory_bytes] of the arena */
     uint64_t memory_bytes, area_bytes;
     uint64_t next[2]; /* where the next read and write go */
+    bool
+        stays; /* each slot at its own block of memory, as fio has it; else they move on through memory, as in
+                   a run */
+    uint32_t depth; /* of the present run */
+    uint64_t turns[2 * PROBEI_DEPTH_MAX];
     io_request requests[2 * PROBEI_DEPTH_MAX];
     uint64_t moved_bytes;
     enum io_backend backend;

@@ -1,0 +1,76 @@
+#!/bin/sh
+# The command as a user has it: check_probe.sh SLUICE stop|quick
+#
+#   stop   what it refuses to overwrite, wrong use, and that Ctrl-C ends it, leaving no file (some seconds)
+#   quick  a whole `sluice probe --quick`, twice over the same file; how long it took is printed, not judged
+set -u
+sluice=${1:?use: check_probe.sh SLUICE stop|quick}
+part=${2:-stop}
+case $sluice in /*) ;; *) sluice=$PWD/$sluice ;; esac
+[ -x "$sluice" ] || { echo "no program $sluice"; exit 2; }
+scratch=$(mktemp -d ./check_probe.XXXXXX) || exit 2
+trap 'rm -rf "$scratch"' EXIT
+cd "$scratch" || exit 2
+mkdir drive
+failures=0
+
+fail()
+{
+    echo "FAILED: $1"
+    sed 's/^/    /' out err
+    failures=$((failures + 1))
+}
+
+# run STATUS TEXT ARGS...: TEXT is on standard error, or with STATUS 0 on output.
+run()
+{
+    want=$1
+    text=$2
+    shift 2
+    "$sluice" probe "$@" >out 2>err </dev/null
+    status=$?
+    [ "$status" -eq "$want" ] || fail "probe $*: exit $status, expected $want"
+    stream=err
+    [ "$want" -eq 0 ] && stream=out
+    grep -qF -- "$text" $stream || fail "probe $*: no '$text'"
+}
+
+if [ "$part" = stop ]; then
+    run 0 "options:" --help
+    run 2 "takes options alone" machine.json
+    run 2 "unknown option" --fast
+    echo "not a machine" >notes.txt
+    run 2 "not overwritten" --out notes.txt
+    echo "{}" >job.json
+    run 2 "not overwritten" --out job.json
+    : >empty.json
+    run 2 "not overwritten" --out empty.json
+    run 2 "cannot be written" --out no/such/machine.json
+    run 2 "not a directory" --drive notes.txt
+    run 2 "must be auto, cpu or cuda" --backend gpu
+    [ "$(cat notes.txt)" = "not a machine" ] || fail "a file was overwritten"
+    "$sluice" probe --quick --drive drive >out 2>err </dev/null &
+    pid=$!
+    sleep 2
+    kill -TERM $pid
+    wait $pid
+    status=$?
+    [ $status -eq 75 ] || fail "a stopped probe: exit $status, expected 75"
+    [ ! -e machine.json ] || fail "a stopped probe wrote its file"
+    [ -z "$(ls -A drive)" ] || fail "a stopped probe left a file on the drive"
+else
+    began=$(date +%s)
+    run 0 "machine.json written" --quick --drive drive
+    grep -q "memory read" out || fail "no findings"
+    grep -q "% *" err || fail "no progress"
+    echo "quick: $(($(date +%s) - began)) s"
+    [ -s machine.json ] || fail "no machine.json"
+    [ -z "$(ls -A drive)" ] || fail "something is left on the drive"
+    began=$(date +%s)
+    run 0 '"dram_copy"' --quick --drive drive --json --no-fio --quiet
+    [ "$(head -c 1 out)" = "{" ] || fail "standard output is not JSON alone"
+    cmp -s out machine.json || fail "what is printed is not what is written"
+    echo "quick, without fio: $(($(date +%s) - began)) s"
+fi
+[ $failures -eq 0 ] && echo "all as expected"
+exit $((failures > 0))

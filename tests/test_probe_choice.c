@@ -1,0 +1,114 @@
+/* Which setting of a drive is chosen from measured points, and medians of rounds. Pure. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/rng.h"
+#include "base/size.h"
+#include "probe/probe_internal.h"
+
+static void the_smallest_that_is_near_the_best(void **state)
+{
+    (void)state;
+    const probe_setting settings[] = {
+        {4 * MIB, 16, {3.00, 2.00, 2.40}}, /* best of all, 64 MiB in flight */
+        {1 * MIB, 2, {2.93, 1.97, 2.38}},  /* 97.7% of the best read: too little */
+        {1 * MIB, 8, {2.97, 1.98, 2.37}},  /* near in each, 8 MiB */
+        {4 * MIB, 2, {2.97, 1.98, 2.37}},  /* the same, as many bytes, fewer requests */
+        {64 * KIB, 32, {1.50, 2.00, 1.90}},
+    };
+    assert_int_equal(probe_choose_setting(settings, 5, 0.98), 3);
+    assert_int_equal(probe_choose_setting(settings, 3, 0.98), 2);
+    assert_int_equal(probe_choose_setting(settings, 5, 0.97), 1);
+    assert_int_equal(probe_choose_setting(settings, 5, 1.0), 0);
+    assert_int_equal(probe_choose_setting(settings + 4, 1, 0.98), 0);
+}
+
+/* Where reads and writes want different settings, the one whose worst kind loses least. */
+static void a_compromise_where_none_is_near_in_all(void **state)
+{
+    (void)state;
+    const probe_setting settings[] = {
+        {1 * MIB, 1, {3.0, 1.0, 2.0}},
+        {1 * MIB, 4, {2.7, 1.9, 2.0}},
+        {1 * MIB, 8, {1.5, 2.0, 2.0}},
+    };
+    assert_int_equal(probe_choose_setting(settings, 3, 0.98), 1);
+    const probe_setting unknown[] = {{1 * MIB, 4, {1.0, 0, 0}}, {1 * MIB, 1, {1.0, 0, 0}}};
+    assert_int_equal(probe_choose_setting(unknown, 2, 0.98), 1);
+    const probe_setting none[] = {{1 * MIB, 4, {0, 0, 0}}, {1 * MIB, 1, {0, 0, 0}}};
+    assert_int_equal(probe_choose_setting(none, 2, 0.98), 1);
+}
+
+/* Whatever the rates: what is chosen is near the best in each kind, and nothing smaller is. */
+static void chosen_settings_keep_their_promise(void **state)
+{
+    (void)state;
+    const uint64_t seed = 20261122;
+    print_message("seed %llu\n", (unsigned long long)seed);
+    int near_count = 0;
+    for (uint64_t trial = 0; trial < 2000; trial++) {
+        probe_setting settings[24];
+        double best[3] = {0};
+        for (uint32_t i = 0; i < 24; i++) {
+            settings[i].block_bytes = (64 * KIB) << 2 * (i / 6);
+            settings[i].queue_depth = 1u << i % 6;
+            double flight = (double)(settings[i].block_bytes * settings[i].queue_depth);
+            for (uint32_t kind = 0; kind < 3; kind++) {
+                double noise = 0.97 + 0.03 * rng_uniform(seed, trial, 3 * i + kind);
+                settings[i].rates[kind] = noise * flight / (flight + 2e4 * (kind + 1));
+                best[kind] = fmax(best[kind], settings[i].rates[kind]);
+            }
+        }
+        uint32_t chosen = probe_choose_setting(settings, 24, 0.98);
+        assert_in_range(chosen, 0, 23);
+        uint64_t chosen_flight = settings[chosen].block_bytes * settings[chosen].queue_depth;
+        for (uint32_t i = 0; i < 24; i++) {
+            bool is_near = true;
+            for (uint32_t kind = 0; kind < 3; kind++)
+                is_near = is_near && settings[i].rates[kind] >= 0.98 * best[kind];
+            if (is_near)
+                assert_true(settings[i].block_bytes * settings[i].queue_depth >= chosen_flight);
+            near_count += is_near && i == chosen;
+        }
+    }
+    assert_true(near_count > 1000);
+}
+
+static void medians_and_quartiles(void **state)
+{
+    (void)state;
+    probei_figure figure = {.count = 0};
+    probei_figure_close(&figure);
+    assert_true(figure.median == 0);
+    probei_figure_add(&figure, 7);
+    probei_figure_close(&figure);
+    assert_true(figure.median == 7 && figure.low == 7 && figure.high == 7);
+    const double more[] = {1, 9, 3, 5};
+    for (int i = 0; i < 4; i++)
+        probei_figure_add(&figure, more[i]);
+    probei_figure_close(&figure);
+    assert_true(figure.median == 5 && figure.low == 3 && figure.high == 7);
+    probei_figure_add(&figure, 100);
+    probei_figure_close(&figure);
+    assert_true(figure.median == 6);
+    for (int i = 0; i < 2 * PROBEI_ROUNDS_MAX; i++)
+        probei_figure_add(&figure, 1);
+    assert_int_equal(figure.count, PROBEI_ROUNDS_MAX);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_smallest_that_is_near_the_best),
+        cmocka_unit_test(a_compromise_where_none_is_near_in_all),
+        cmocka_unit_test(chosen_settings_keep_their_promise),
+        cmocka_unit_test(medians_and_quartiles),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
