@@ -422,7 +422,7 @@ int plan_compile(const plan_job *job, plan_set *out)
         TRY(search(job, list, count, &best, &work));
         if (best.predicted_ns == 0)
             return plani_refuse(job, list, count);
-        int rc = plani_check_needs(job, best.from);
+        int rc = plani_check_needs(job, best.from, &work);
         if (rc == 0 && !job->only_eval)
             rc = choose_commit(job, &best, &work);
         if (rc == 0)
@@ -445,6 +445,20 @@ static uint64_t trial_tile(const plan_job *job, const struct plani_candidate *li
     uint64_t share = job->budget_bytes[ARENA_HOST] / TRIAL_TILES_OF_HOST;
     uint64_t coarse = size_min(total_elems(job) / TRIAL_TILES_MOST, share / (4 * 3));
     return size_max(list[0].tile_elems, size_round_up(coarse, TILE_ELEMS_STEP));
+}
+
+int plani_excess(const plan_job *job, double *bytes, uint64_t *work)
+{
+    struct plani_candidate list[CANDIDATES_MAX];
+    uint32_t count = list_candidates(job, list);
+    return plani_excess_of(job, list, count, bytes, work);
+}
+
+uint64_t plani_trial_tile(const plan_job *job, uint32_t level)
+{
+    struct plani_candidate list[CANDIDATES_MAX];
+    uint32_t count = list_candidates(job, list);
+    return trial_tile(job, list, count, level);
 }
 
 static int try_level(const plan_job *job, struct plani_trial *trial)

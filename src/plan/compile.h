@@ -36,10 +36,15 @@ int plani_set_begin(const plan_job *job, uint64_t tile_elems, plan_set *set,
 bool plani_homes_fit(const plan_job *job, const plani_layout *layout);
 
 /* refuse.c: ERR_NO_FIT where the budgets do not cover the needs. */
-int plani_check_needs(const plan_job *job, struct plani_candidate *c) MUST_CHECK;
+int plani_check_needs(const plan_job *job, struct plani_candidate *c, uint64_t *work) MUST_CHECK;
 /* ERR_NO_FIT with, for every tier that is too small, what is needed and what is allowed, of the
  * tile size that comes nearest. */
 int plani_refuse(const plan_job *job, struct plani_candidate *list, uint32_t count) MUST_CHECK;
+
+/* Bytes beyond the budgets, all arenas together, of the tile size that comes nearest; of the job's. */
+int plani_excess_of(const plan_job *job, struct plani_candidate *list, uint32_t count,
+                    double *bytes, uint64_t *work) MUST_CHECK;
+int plani_excess(const plan_job *job, double *bytes, uint64_t *work) MUST_CHECK;
 
 /* The steady step (only_eval: EVAL) as a choice between placements sees it: coarse tiles, one number of held
  * stages. ERR_NO_FIT; else 0. */
@@ -53,6 +58,8 @@ struct plani_trial {
     uint64_t tile_elems; /* out */
     uint64_t work;       /* out: added to */
 };
+/* The tile size of a level; the last one from some level on. */
+uint64_t plani_trial_tile(const plan_job *job, uint32_t level);
 int plani_try(const plan_job *job, struct plani_trial *trial) MUST_CHECK;
 
 #endif

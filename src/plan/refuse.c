@@ -39,7 +39,7 @@ static bool is_known(const struct plani_candidate *c)
 /* Finds what the serial order needs, per arena, until all is known or the excess reaches `most`. First
  * fit does not look at the end of an arena, so budgets of exactly these bytes give the same places: the
  * job fits at this tile size if and only if its budgets cover them. */
-static int learn_needs(const plan_job *job, struct plani_candidate *c, double most)
+static int learn_needs(const plan_job *job, struct plani_candidate *c, double most, uint64_t *work)
 {
     static const uint64_t unlimited[ARENA_COUNT] = {UINT64_MAX / 2, UINT64_MAX / 2, UINT64_MAX / 2};
     if (c->has_homes && (is_known(c) || excess(job, c->need) >= most))
@@ -54,7 +54,8 @@ static int learn_needs(const plan_job *job, struct plani_candidate *c, double mo
     c->second_bytes = set.second_bytes;
     int rc = 0;
     while (rc == 0 && !is_known(c) && excess(job, c->need) < most) {
-        struct plani_order asked = {.kind = need_order[c->kinds_done++], .serial = true};
+        struct plani_order asked = {
+            .kind = need_order[c->kinds_done++], .serial = true, .work = work};
         program serial;
         rc = plani_compile_one(job, &set, &layout, &asked, unlimited, &serial);
         for (int a = 0; a < ARENA_COUNT && rc == 0; a++)
@@ -66,9 +67,9 @@ static int learn_needs(const plan_job *job, struct plani_candidate *c, double mo
     return rc;
 }
 
-int plani_check_needs(const plan_job *job, struct plani_candidate *c)
+int plani_check_needs(const plan_job *job, struct plani_candidate *c, uint64_t *work)
 {
-    TRY(learn_needs(job, c, 1));
+    TRY(learn_needs(job, c, 1, work));
     return excess(job, c->need) > 0 ? err_set(ERR_NO_FIT, "does not fit") : 0;
 }
 
@@ -78,7 +79,7 @@ static const char *const budget_keys[ARENA_COUNT] = {"tiers.device.budget", "tie
 /* The candidate that comes nearest to the budgets, its needs known. What is known of one so far bounds
  * its excess from below, so the least is looked at first, and none that a finished one undercuts. */
 static int nearest(const plan_job *job, struct plani_candidate *list, uint32_t count,
-                   struct plani_candidate **found)
+                   struct plani_candidate **found, uint64_t *work)
 {
     *found = NULL;
     double least = INFINITY;
@@ -91,7 +92,7 @@ static int nearest(const plan_job *job, struct plani_candidate *list, uint32_t c
         }
         if (!next)
             return 0;
-        TRY(learn_needs(job, next, least));
+        TRY(learn_needs(job, next, least, work));
         if (is_known(next) && excess(job, next->need) < least) {
             least = excess(job, next->need);
             *found = next;
@@ -105,7 +106,7 @@ int plani_refuse(const plan_job *job, struct plani_candidate *list, uint32_t cou
     if (job->no_advice)
         return err_set(ERR_NO_FIT, "does not fit");
     struct plani_candidate *closest;
-    TRY(nearest(job, list, count, &closest));
+    TRY(nearest(job, list, count, &closest, NULL));
     const uint64_t *need = closest->need;
     char text[640] = "", fits[256] = "", once[192] = "";
     size_t used = 0, fits_used = 0;
@@ -139,4 +140,13 @@ int plani_refuse(const plan_job *job, struct plani_candidate *list, uint32_t cou
                        and_so, more);
     return err_set(ERR_NO_FIT, "does not fit: %s; fits with %s%s%s%s", text, fits, once, and_so,
                    more);
+}
+
+int plani_excess_of(const plan_job *job, struct plani_candidate *list, uint32_t count,
+                    double *bytes, uint64_t *work)
+{
+    struct plani_candidate *closest;
+    TRY(nearest(job, list, count, &closest, work));
+    *bytes = excess(job, closest->need);
+    return 0;
 }

@@ -1,10 +1,16 @@
-/* Where each state rests: the job's words, and what is left automatic tried from the dearest tiers to the
- * cheapest. Nothing is allocated but plans; every attempt is a whole compilation. */
-#include <math.h>
+/* Where each state rests: the job's words, and what they leave open chosen by src/plan/place.c. */
+#include <assert.h>
+#include <errno.h>
 #include <string.h>
 
 #include "base/log.h"
+#include "base/mem.h"
+#include "plan/place.h"
 #include "train/train_internal.h"
+
+static_assert((int)PLAN_REASONS_MAX == (int)PLAN_PLACE_REASONS_MAX &&
+                  (int)PLAN_REASON_BYTES == (int)PLAN_PLACE_REASON_BYTES,
+              "reasons are copied as they are");
 
 static const enum job_kind job_kind_of[STATE_KIND_COUNT] = {
     [STATE_PARAMS] = JOB_PARAMS,
@@ -14,7 +20,7 @@ static const enum job_kind job_kind_of[STATE_KIND_COUNT] = {
     [STATE_INNER_ACTIVATIONS] = JOB_INNER_ACTIVATIONS,
 };
 
-static uint8_t arena_of_tier(enum job_tier tier, uint8_t automatic)
+static uint8_t wanted_of_tier(enum job_tier tier)
 {
     switch (tier) {
     case JOB_TIER_DEVICE:
@@ -28,13 +34,15 @@ static uint8_t arena_of_tier(enum job_tier tier, uint8_t automatic)
     case JOB_TIER_AUTO:
         break;
     }
-    return automatic;
+    return PLAN_PLACE_AUTO;
 }
 
-static enum plan_update choose_update(const traini_setup *self)
+/* The update where it is given, or where no other gains. */
+static enum plan_update asked_update(const traini_setup *self)
 {
     switch (self->job->schedule.update) {
     case JOB_UPDATE_AFTER_BACKWARD:
+    case JOB_UPDATE_AUTO:
         return PLAN_UPDATE_AFTER_BACKWARD;
     case JOB_UPDATE_IN_NEXT_FORWARD:
         return PLAN_UPDATE_IN_NEXT_FORWARD;
@@ -42,170 +50,31 @@ static enum plan_update choose_update(const traini_setup *self)
         return PLAN_UPDATE_IN_BACKWARD;
     case JOB_UPDATE_DELAYED_ONE_STEP:
         return PLAN_UPDATE_DELAYED_ONE_STEP;
-    case JOB_UPDATE_AUTO:
-        break;
     }
-    for (uint32_t u = 0; u < self->net->unit_count; u++)
-        if (self->homes[STATE_OPTIMIZER][u] != ARENA_DEVICE)
-            return PLAN_UPDATE_IN_NEXT_FORWARD;
     return PLAN_UPDATE_AFTER_BACKWARD;
 }
 
-/* Homes from the job's words, with `automatic` for the kinds left to us. */
-static int place(traini_setup *self, const uint8_t automatic[STATE_KIND_COUNT])
+/* Homes from the job's words, [unit_count] per kind. */
+static int read_wishes(const traini_setup *self, uint8_t *wanted[STATE_KIND_COUNT])
 {
     const struct job *asked = self->job;
+    uint32_t units = self->net->unit_count;
     for (int kind = 0; kind < STATE_KIND_COUNT; kind++) {
         enum job_kind named = job_kind_of[kind];
-        uint8_t home = arena_of_tier(asked->tiers.place[named], automatic[kind]);
-        memset(self->homes[kind], home, self->net->unit_count);
+        memset(wanted[kind], wanted_of_tier(asked->tiers.place[named]), units);
         for (uint32_t r = 0; r < asked->tiers.rule_count; r++) {
             const struct job_rule *rule = &asked->tiers.rules[r];
             if (rule->kind != named)
                 continue;
-            if (rule->unit_last != UINT32_MAX && rule->unit_last >= self->net->unit_count)
+            if (rule->unit_last != UINT32_MAX && rule->unit_last >= units)
                 return err_set(ERR_CONFIG,
                                "tiers.place.rules: a rule names units %u to %u, but the model has "
                                "units 0 to %u",
-                               rule->unit_first, rule->unit_last, self->net->unit_count - 1);
-            for (uint32_t u = rule->unit_first; u <= rule->unit_last && u < self->net->unit_count;
-                 u++)
-                self->homes[kind][u] = arena_of_tier(rule->tier, automatic[kind]);
+                               rule->unit_first, rule->unit_last, units - 1);
+            for (uint32_t u = rule->unit_first; u <= rule->unit_last && u < units; u++)
+                wanted[kind][u] = wanted_of_tier(rule->tier);
         }
     }
-    self->plan.update = choose_update(self);
-    return 0;
-}
-
-/* Placements for what is left automatic, dearest tiers first; the first that fits is taken. Inner
- * activations are recomputed at first. */
-static const uint8_t placements[][STATE_KIND_COUNT] = {
-    /* params, grads, optimizer, activations, inner activations */
-    {ARENA_DEVICE, ARENA_DEVICE, ARENA_DEVICE, ARENA_DEVICE, ARENA_COUNT},
-    {ARENA_DEVICE, ARENA_DEVICE, ARENA_HOST, ARENA_DEVICE, ARENA_COUNT},
-    {ARENA_DEVICE, ARENA_HOST, ARENA_HOST, ARENA_DEVICE, ARENA_COUNT},
-    {ARENA_HOST, ARENA_HOST, ARENA_HOST, ARENA_DEVICE, ARENA_COUNT},
-    {ARENA_HOST, ARENA_HOST, ARENA_HOST, ARENA_HOST, ARENA_COUNT},
-    {ARENA_DEVICE, ARENA_HOST, ARENA_NVME, ARENA_DEVICE, ARENA_COUNT},
-    {ARENA_HOST, ARENA_HOST, ARENA_NVME, ARENA_DEVICE, ARENA_COUNT},
-    {ARENA_HOST, ARENA_HOST, ARENA_NVME, ARENA_HOST, ARENA_COUNT},
-    {ARENA_NVME, ARENA_HOST, ARENA_NVME, ARENA_HOST, ARENA_COUNT},
-    {ARENA_NVME, ARENA_NVME, ARENA_NVME, ARENA_HOST, ARENA_COUNT},
-    {ARENA_NVME, ARENA_NVME, ARENA_NVME, ARENA_NVME, ARENA_COUNT},
-};
-
-/* The placement taken, by index, or ERR_NO_FIT: with advice, as plan_compile gives it, or without. */
-static int compile_placed(traini_setup *self, bool advises, size_t *taken)
-{
-    uint8_t tried[STATE_KIND_COUNT];
-    memset(tried, UINT8_MAX, sizeof tried);
-    bool has_drives = self->job->tiers.nvme_count > 0;
-    int rc = ERR_NO_FIT;
-    self->plan.no_advice = true; /* until it is known which placement is the last */
-    for (size_t i = 0; i < sizeof placements / sizeof placements[0] && rc == ERR_NO_FIT; i++) {
-        uint8_t wanted[STATE_KIND_COUNT];
-        bool differs = false, uses_drives = false;
-        for (int kind = 0; kind < STATE_KIND_COUNT; kind++) {
-            enum job_tier named = self->job->tiers.place[job_kind_of[kind]];
-            wanted[kind] = arena_of_tier(named, placements[i][kind]);
-            uses_drives = uses_drives || (named == JOB_TIER_AUTO && wanted[kind] == ARENA_NVME);
-            differs = differs || wanted[kind] != tried[kind];
-        }
-        if (!differs || (uses_drives && !has_drives))
-            continue;
-        memcpy(tried, wanted, sizeof tried);
-        TRY(place(self, placements[i]));
-        rc = plan_compile(&self->plan, &self->set);
-        *taken = i;
-    }
-    self->plan.no_advice = false;
-    if (self->job->micro_batch == 1)
-        self->plan.device_advice =
-            "a lower model.seq_length needs less: a micro-batch is one sequence "
-            "already, and none is split over ranks";
-    return rc == ERR_NO_FIT && advises ? plan_compile(&self->plan, &self->set) : rc;
-}
-
-/* Keeps the inner activations of the last `count` stages before the head on the tier, where the job
- * leaves them automatic. */
-static void keep_last(traini_setup *self, uint32_t count, uint8_t tier)
-{
-    const model *net = self->net;
-    for (uint32_t back = 0; back < count && back + 2 < net->stage_count; back++) {
-        uint32_t unit = net->stages[net->stage_count - 2 - back].units[0];
-        if (self->homes[STATE_INNER_ACTIVATIONS][unit] == ARENA_COUNT)
-            self->homes[STATE_INNER_ACTIVATIONS][unit] = tier;
-    }
-}
-
-/* Which stages might keep their inner activations: the device holds those nearest the turn, whose time
- * there is shortest; the host holds all or none. */
-static const struct {
-    double share;
-    uint8_t arena;
-} keepings[] = {
-    {1.0, ARENA_DEVICE},
-    {0.5, ARENA_DEVICE},
-    {0.25, ARENA_DEVICE},
-    {1.0, ARENA_HOST},
-};
-
-/* A shorter predicted step by less than this does not justify the memory. */
-static const double keep_gain = 0.02;
-
-/* Whether homes of the last `count` stages' inner activations can lie in the arena beside those that are
- * there; what else is needed only a compilation tells. */
-static bool may_keep(const traini_setup *self, uint32_t count, uint8_t tier)
-{
-    const plan_job *plan = &self->plan;
-    uint64_t homes = 0, live = plan->order == PLAN_BATCH_MAJOR ? 1 : plan->micro_batch_count;
-    for (int kind = 0; kind < STATE_KIND_COUNT; kind++)
-        homes += self->set.home_bytes[kind][tier];
-    for (uint32_t back = 0; back < count && back + 2 < plan->stage_count; back++)
-        homes += live * plan->stages[plan->stage_count - 2 - back].saved_bytes;
-    return homes <= plan->budget_bytes[tier];
-}
-
-/* Tries to keep inner activations in place of recomputing them; the shortest predicted step wins. The
- * tiles stay as they were chosen. */
-static int choose_kept(traini_setup *self, size_t taken)
-{
-    bool is_automatic = self->job->tiers.place[JOB_INNER_ACTIVATIONS] == JOB_TIER_AUTO;
-    if (!is_automatic || self->plan.only_eval)
-        return 0;
-    for (uint32_t r = 0; r < self->job->tiers.rule_count; r++)
-        if (self->job->tiers.rules[r].kind == JOB_INNER_ACTIVATIONS)
-            return 0; /* the user decides unit by unit */
-    uint32_t blocks = self->net->stage_count - 2;
-    uint64_t tile_elems = self->plan.tile_elems;
-    self->plan.tile_elems = self->set.tile_elems;
-    self->plan.no_advice = true;
-    double best = traini_mean_step_ns(&self->plan, &self->set) * (1 - keep_gain);
-    for (size_t i = 0; i < sizeof keepings / sizeof keepings[0]; i++) {
-        plan_set trial;
-        uint32_t count = (uint32_t)ceil(keepings[i].share * blocks);
-        if (!may_keep(self, count, keepings[i].arena))
-            continue;
-        TRY(place(self, placements[taken]));
-        keep_last(self, count, keepings[i].arena);
-        int rc = plan_compile(&self->plan, &trial);
-        if (rc == ERR_NO_FIT)
-            continue;
-        TRY(rc);
-        double predicted = traini_mean_step_ns(&self->plan, &trial);
-        if (predicted < best) {
-            plan_set_fini(&self->set);
-            self->set = trial;
-            self->kept_arena = keepings[i].arena;
-            self->kept_stages = count;
-            break; /* further ones keep less, or farther away */
-        }
-        plan_set_fini(&trial);
-    }
-    self->plan.tile_elems = tile_elems;
-    self->plan.no_advice = false;
-    TRY(place(self, placements[taken]));
-    keep_last(self, self->kept_stages, self->kept_arena);
     return 0;
 }
 
@@ -237,30 +106,74 @@ static void warn_of_idle_rules(const traini_setup *self)
     }
 }
 
+static int choose(traini_setup *self, uint8_t *wanted[STATE_KIND_COUNT],
+                  struct plan_place_found *found)
+{
+    const struct job *asked = self->job;
+    struct plan_place_asked question = {
+        .job = &self->plan,
+        .chooses_update = asked->schedule.update == JOB_UPDATE_AUTO,
+        /* what would skip a step must see all gradients before the first update */
+        .allows_in_backward = asked->gradient_clipping == 0 && !asked->check_grad_overflow,
+        .has_drives = asked->tiers.nvme_count > 0,
+    };
+    TRY(read_wishes(self, wanted));
+    for (int kind = 0; kind < STATE_KIND_COUNT; kind++) {
+        question.wanted[kind] = wanted[kind];
+        found->homes[kind] = self->homes[kind];
+    }
+    self->plan.update = asked_update(self);
+    if (asked->micro_batch == 1)
+        self->plan.device_advice =
+            "a lower model.seq_length needs less: a micro-batch is one sequence "
+            "already, and none is split over ranks";
+    return plan_place(&question, found);
+}
+
 /* A refusal, with the word that the job would fit in the other order where that is so. */
-static int advise_order(traini_setup *self, int refused)
+static int advise_order(traini_setup *self, uint8_t *wanted[STATE_KIND_COUNT],
+                        struct plan_place_found *found, int refused)
 {
     err_record first;
     err_save(&first, refused);
-    size_t taken = 0;
     if (self->plan.order == PLAN_BATCH_MAJOR || self->plan.micro_batch_count == 1)
         return refused;
     self->plan.order = PLAN_BATCH_MAJOR;
-    int rc = compile_placed(self, false, &taken);
+    self->plan.no_advice = true;
+    int rc = choose(self, wanted, found);
     self->plan.order = PLAN_LAYER_MAJOR;
+    self->plan.no_advice = false;
     if (rc < 0)
         return err_restore(&first);
-    plan_set_fini(&self->set);
+    plan_set_fini(&found->set);
     return err_set(refused, "%s; or as it is with schedule.order=batch_major", first.text);
+}
+
+static void take(traini_setup *self, const struct plan_place_found *found)
+{
+    self->set = found->set;
+    self->plan.update = found->update;
+    self->plan.order = found->order;
+    self->reason_count = found->reason_count;
+    memcpy(self->reasons, found->reasons, sizeof self->reasons);
 }
 
 int traini_place_and_compile(traini_setup *self)
 {
-    size_t taken = 0;
-    int rc = compile_placed(self, true, &taken);
+    uint32_t units = self->net->unit_count;
+    uint8_t *wanted[STATE_KIND_COUNT];
+    struct plan_place_found *found = mem_alloc(1, sizeof *found, "placement");
+    wanted[0] = mem_alloc((uint64_t)STATE_KIND_COUNT * units, 1, "placement");
+    for (int kind = 1; kind < STATE_KIND_COUNT && wanted[0]; kind++)
+        wanted[kind] = wanted[0] + (uint64_t)kind * units;
+    int rc = found && wanted[0] ? choose(self, wanted, found) : -ENOMEM;
     if (rc == ERR_NO_FIT)
-        return advise_order(self, rc);
-    TRY(rc);
-    warn_of_idle_rules(self);
-    return choose_kept(self, taken);
+        rc = advise_order(self, wanted, found, rc);
+    if (rc == 0) {
+        take(self, found);
+        warn_of_idle_rules(self);
+    }
+    mem_free(wanted[0]);
+    mem_free(found);
+    return rc;
 }

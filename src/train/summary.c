@@ -9,6 +9,7 @@
 #include "config/machine.h"
 #include "config/options.h"
 #include "plan/zero.h"
+#include "plan/place.h"
 #include "train/train_internal.h"
 
 /* The program that reaches highest in the arena. */
@@ -129,7 +130,7 @@ static double committed_ns(const plan_job *plan, const plan_set *set)
 
 double traini_mean_step_ns(const plan_job *plan, const plan_set *set)
 {
-    return mean_ns(plan, committed_ns(plan, set), (double)set->uncommitted_ns);
+    return plan_mean_step_ns(plan, set);
 }
 
 /* What the ops of the mean step ask for, summed. */
@@ -316,6 +317,8 @@ static void summarize_job(const traini_setup *self, struct plan_summary *out)
         [PLAN_UPDATE_DELAYED_ONE_STEP] = "delayed_one_step",
     };
     const struct job_model *m = &self->job->model;
+    out->reason_count = self->reason_count;
+    memcpy(out->reasons, self->reasons, sizeof out->reasons);
     snprintf(out->model_name, sizeof out->model_name, "%s", m->preset[0] ? m->preset : m->family);
     out->param_count = self->net->param_count;
     out->unit_count = self->net->unit_count;

@@ -87,8 +87,8 @@ struct traini_setup {
     uint64_t *unit_elems;
     uint8_t *homes[STATE_KIND_COUNT];
     plan_set set;
-    uint32_t kept_stages; /* whose inner activations are kept because that was predicted to pay */
-    uint8_t kept_arena;
+    uint32_t reason_count;
+    char reasons[PLAN_REASONS_MAX][PLAN_REASON_BYTES]; /* of the placement, sentences */
     char identity[MANIFEST_TEXT_BYTES]; /* what the bits depend on, as in manifest.h */
     uint64_t fingerprint;               /* of it */
     int thread_count;                   /* that compute */

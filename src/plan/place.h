@@ -1,0 +1,58 @@
+/* Automatic placement: where each state rests, when the update runs and in which order, so that the simulated
+ * step is shortest; and why, in sentences.
+ *
+ *   whole kinds, and tiers filled in several orders   the first trials; each is a simulated steady step
+ *   moves of the units at the boundaries of tiers,    from the best of them, in steps that get smaller,
+ *   of update, order and held stages                  until none gains
+ *   the best few                                      compiled whole; the shortest mean step wins
+ *
+ * A unit rests nearer than it needs to where that costs nothing: memory that is there is used, the drives are
+ * spared. Inner activations are kept where that gains (0.05% of the step). What is bound to lose is not
+ * simulated. Homes of a kind are in the order of need: those of params, gradients and optimizer that rest near are
+ * the first units (a step begins with them; a tied embedding is among them), of activations the last (nearest
+ * the turn).
+ *
+ * Deterministic: work is counted in ops, never in time. Pure, as plan.h. */
+#ifndef SLUICE_PLAN_PLACE_H
+#define SLUICE_PLAN_PLACE_H
+
+#include "plan/plan.h"
+
+enum {
+    PLAN_PLACE_AUTO = 0xff,      /* a home that is to be chosen */
+    PLAN_PLACE_REASONS_MAX = 24, /* sentences */
+    PLAN_PLACE_REASON_BYTES = 256
+};
+
+struct plan_place_asked {
+    const plan_job
+        *job; /* its homes do not count; update and order where they are not chosen, and where no
+                            choice gains */
+    const uint8_t
+        *wanted[STATE_KIND_COUNT]; /* [unit_count] homes as in plan_job, or PLAN_PLACE_AUTO */
+    bool chooses_update;           /* among those that give the same bits */
+    bool allows_in_backward;       /* it is one of them */
+    bool chooses_order;
+    bool has_drives; /* what is to be chosen may be nvme */
+};
+
+struct plan_place_found {
+    uint8_t *homes[STATE_KIND_COUNT]; /* [unit_count] the caller's, filled */
+    enum plan_update update;
+    enum plan_order order;
+    plan_set set;           /* compiled; the caller's to free */
+    uint32_t trial_count;   /* simulated steps, or steps whose bound was enough */
+    uint32_t compile_count; /* whole compilations */
+    uint64_t work_ops;      /* ops built and simulated in all */
+    uint32_t reason_count;
+    char reasons[PLAN_PLACE_REASONS_MAX][PLAN_PLACE_REASON_BYTES];
+};
+
+/* ERR_NO_FIT, with plan_compile's advice for the placement that comes nearest to the budgets; its other errors.
+ * On failure found->set is empty. */
+int plan_place(const struct plan_place_asked *asked, struct plan_place_found *found) MUST_CHECK;
+
+/* Predicted, of steady steps with and without a commit as they come in a run. */
+double plan_mean_step_ns(const plan_job *job, const plan_set *set);
+
+#endif

@@ -1,0 +1,67 @@
+/* What the files of automatic placement share.
+ *
+ *   place.c          starts, moves, the winner      place_point.c    a point as homes; its trial
+ *   place_reason.c   why, in sentences */
+#ifndef SLUICE_PLAN_PLACE_INTERNAL_H
+#define SLUICE_PLAN_PLACE_INTERNAL_H
+
+#include "plan/compile.h"
+#include "plan/place.h"
+
+enum {
+    PLANI_TIERS = ARENA_COUNT,
+    PLANI_SEEN = 4096, /* a power of 2 */
+    PLANI_FINALISTS = 3,
+    /* Work of all trials in ops, built or simulated: what takes a few seconds. */
+    PLANI_PLACE_WORK = 2500000,
+    PLANI_TRIALS_MOST = 240,
+};
+
+/* A placement: of the units of a kind that are to be placed, in order of need, those before until[kind][t] rest
+ * on tier t or a nearer one. Behind until[kind][nvme] inner activations are recomputed; of other kinds there
+ * is none. */
+struct plani_point {
+    uint32_t until[STATE_KIND_COUNT][PLANI_TIERS];
+    uint32_t held; /* stages, in trials */
+    uint8_t update, order;
+};
+
+struct plani_scored {
+    struct plani_point point;
+    double score; /* ns of the step, and a little for what is kept; INFINITY: none */
+};
+
+struct plani_placer {
+    const struct plan_place_asked *asked;
+    plan_job job;                      /* homes: ours */
+    uint8_t *homes[STATE_KIND_COUNT];  /* [unit_count] */
+    uint32_t *units[STATE_KIND_COUNT]; /* [count] those to be placed, in order of need */
+    uint32_t counts[STATE_KIND_COUNT];
+    uint64_t *bytes[STATE_KIND_COUNT]; /* [unit_count] that rest */
+    uint32_t level;
+    bool has_fit;
+    uint64_t work;
+    uint32_t trials, compiles;
+    uint64_t *seen;                            /* [PLANI_SEEN] hashes of points; 0: none */
+    struct plani_scored best[PLANI_FINALISTS]; /* shortest first */
+};
+typedef struct plani_placer plani_placer;
+
+/* place_point.c */
+int plani_placer_init(plani_placer *self, const struct plan_place_asked *asked) MUST_CHECK;
+void plani_placer_fini(plani_placer *self);
+/* All near; far ends where they are allowed. */
+void plani_point_near(const plani_placer *self, struct plani_point *point, bool keeps_inner);
+void plani_point_far(const plani_placer *self, struct plani_point *point);
+/* Fills job.homes, update and order. */
+void plani_point_apply(plani_placer *self, const struct plani_point *point);
+/* Whether `point` is legal: boundaries in order, no drive where there is none. */
+bool plani_point_is_legal(const plani_placer *self, const struct plani_point *point);
+/* Simulates, unless the point was seen; *score INFINITY where it does not fit, was seen or cannot win. */
+int plani_point_try(plani_placer *self, const struct plani_point *point, double *score) MUST_CHECK;
+bool plani_placer_may_go_on(const plani_placer *self);
+
+/* place_reason.c: of the placement that self->job has and `found` holds compiled. */
+int plani_give_reasons(plani_placer *self, struct plan_place_found *found) MUST_CHECK;
+
+#endif

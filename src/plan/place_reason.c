@@ -1,0 +1,234 @@
+/* Why each state rests where it does. What is said of a group of units (of one kind, on one tier) is found by
+ * simulation: the same step with the group one tier nearer, with the budgets as they are (does it fit? is it
+ * shorter?) and, where it does not fit, with a budget without end (what does the distance cost?). */
+#include <errno.h>
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "base/size.h"
+#include "plan/place_internal.h"
+
+enum { WHY_BYTES = 320 };
+
+static const double worth_saying = 0.005; /* of a step: less is no difference */
+
+struct group {
+    int kind, tier, nearer;
+    uint64_t bytes;
+    bool is_open; /* chosen, not given */
+    uint32_t unit_count;
+};
+
+static const char *const tier_names[ARENA_COUNT + 1] = {"device", "host", "nvme", "recomputed"};
+static const char *const kind_names[STATE_KIND_COUNT] = {
+    [STATE_PARAMS] = "params",
+    [STATE_GRADS] = "grads",
+    [STATE_OPTIMIZER] = "optimizer",
+    [STATE_ACTIVATIONS] = "activations",
+    [STATE_INNER_ACTIVATIONS] = "inner activations",
+};
+
+static bool is_member(const plani_placer *self, const struct group *g, uint32_t unit)
+{
+    bool is_open = self->asked->wanted[g->kind][unit] == PLAN_PLACE_AUTO;
+    return self->bytes[g->kind][unit] > 0 && self->homes[g->kind][unit] == g->tier &&
+           is_open == g->is_open;
+}
+
+/* "units 0-3, 5", of those that have such a state: units between that have none do not break a range. */
+static void list_units(const plani_placer *self, const struct group *g, char *text, size_t capacity)
+{
+    size_t used = 0;
+    uint32_t shown = 0, ranges = 0;
+    text[0] = '\0';
+    for (uint32_t u = 0; u < self->job.unit_count;) {
+        if (!is_member(self, g, u)) {
+            u++;
+            continue;
+        }
+        uint32_t first = u, last = u;
+        for (; u < self->job.unit_count && (is_member(self, g, u) || self->bytes[g->kind][u] == 0);
+             u++)
+            if (is_member(self, g, u)) {
+                last = u;
+                shown++;
+            }
+        char range[48];
+        if (first == last)
+            snprintf(range, sizeof range, "%s%" PRIu32, ranges ? ", " : "", first);
+        else
+            snprintf(range, sizeof range, "%s%" PRIu32 "-%" PRIu32, ranges ? ", " : "", first,
+                     last);
+        if (ranges++ == 4) {
+            snprintf(text + used, capacity - used, " and %" PRIu32 " more",
+                     g->unit_count - (shown - (last - first + 1)));
+            return;
+        }
+        used += (size_t)snprintf(text + used, capacity - used, "%s", range);
+    }
+}
+
+/* The step of self->job as it is now, at the winner's tile size and held stages; INFINITY: does not fit. */
+static int step_ns(plani_placer *self, const struct plan_place_found *found,
+                   const uint64_t *budgets, double *ns)
+{
+    plan_job job = self->job;
+    struct plani_trial trial = {.held = found->set.held_stages};
+    job.tile_elems = found->set.tile_elems;
+    memcpy(job.budget_bytes, budgets, sizeof job.budget_bytes);
+    int rc = plani_try(&job, &trial);
+    self->work += trial.work;
+    *ns = rc == 0 ? (double)trial.ns : INFINITY;
+    return rc == ERR_NO_FIT ? 0 : rc;
+}
+
+/* The step with the group moved to another tier, and back. */
+static int moved_ns(plani_placer *self, const struct plan_place_found *found, const struct group *g,
+                    const uint64_t *budgets, double *ns)
+{
+    uint8_t *homes = self->homes[g->kind];
+    for (uint32_t u = 0; u < self->job.unit_count; u++)
+        if (is_member(self, g, u))
+            homes[u] = (uint8_t)(0x80 | g->nearer);
+    for (uint32_t u = 0; u < self->job.unit_count; u++)
+        if (homes[u] & 0x80)
+            homes[u] &= 0x7f;
+    int rc = step_ns(self, found, budgets, ns);
+    memcpy(homes, found->homes[g->kind], self->job.unit_count);
+    return rc;
+}
+
+static bool reads_or_writes(const plani_placer *self, const struct group *g, const op *item)
+{
+    return item->state_kind == (uint32_t)g->kind && item->unit < self->job.unit_count &&
+           is_member(self, g, item->unit);
+}
+
+/* What the group's transfers ask of the resource that is its tier's way, in the steady step. */
+static double lane_seconds(const plani_placer *self, const struct plan_place_found *found,
+                           const struct group *g, const char **lane)
+{
+    const program *steady = &found->set.programs[PROGRAM_STEADY];
+    double sums[RESOURCE_COUNT] = {0};
+    for (uint64_t i = 0; i < steady->op_count; i++) {
+        double seconds[RESOURCE_COUNT];
+        const op *item = &steady->ops[i];
+        if (!reads_or_writes(self, g, item) || item->if_commits)
+            continue;
+        plan_demand_seconds(&self->job.machine, &item->demand, seconds);
+        for (int r = 0; r < RESOURCE_COUNT; r++)
+            sums[r] += seconds[r];
+    }
+    enum plan_resource way = g->tier == ARENA_NVME                      ? RESOURCE_DRIVE
+                             : sums[RESOURCE_H2D] >= sums[RESOURCE_D2H] ? RESOURCE_H2D
+                                                                        : RESOURCE_D2H;
+    *lane = plan_resource_name(way);
+    return sums[way];
+}
+
+static void format_seconds(double seconds, char text[32])
+{
+    if (seconds >= 0.1)
+        snprintf(text, 32, "%.2f s", seconds);
+    else
+        snprintf(text, 32, "%.3g ms", seconds * 1e3);
+}
+
+/* What follows "units 0-30 on nvme: 14.20 GiB ", of a group that might be nearer. */
+static int explain(plani_placer *self, struct plan_place_found *found, const struct group *g,
+                   double base_ns, char text[WHY_BYTES])
+{
+    const uint64_t *budgets = self->job.budget_bytes;
+    uint64_t endless[ARENA_COUNT];
+    char seconds[32], cost[32], budget[SIZE_TEXT_BYTES], fits[96];
+    const char *lane;
+    double near_ns, free_ns;
+    memcpy(endless, budgets, sizeof endless);
+    endless[g->nearer] = UINT64_MAX / 2;
+    TRY(moved_ns(self, found, g, budgets, &near_ns));
+    bool can_move = isfinite(near_ns);
+    free_ns = near_ns;
+    if (!can_move)
+        TRY(moved_ns(self, found, g, endless, &free_ns));
+    if (can_move)
+        snprintf(fits, sizeof fits, "would fit the %s budget", tier_names[g->nearer]);
+    else
+        snprintf(fits, sizeof fits, "do not fit the %s budget of %s", tier_names[g->nearer],
+                 size_format(budgets[g->nearer], budget));
+    double used = lane_seconds(self, found, g, &lane), lost = (base_ns - free_ns) * 1e-9;
+    format_seconds(g->tier == ARENA_COUNT ? fabs(lost) : used, seconds);
+    format_seconds(fabs(lost), cost);
+    bool matters = fabs(lost) > worth_saying * base_ns * 1e-9 && isfinite(lost);
+    if (!isfinite(lost))
+        snprintf(text, WHY_BYTES, "%s", fits);
+    else if (g->tier == ARENA_COUNT)
+        snprintf(text, WHY_BYTES, "%s; %s%s%s", fits,
+                 !matters ? "keeping them would gain nothing" : "recomputing costs ",
+                 matters ? cost : "", matters ? " a step" : "");
+    else if (can_move && matters && lost < 0)
+        snprintf(text, WHY_BYTES, "%s, where a step would take %s more", fits, cost);
+    else if (matters && lost > 0)
+        snprintf(text, WHY_BYTES, "%s; %s of %s a step, which make it %s longer", fits, seconds,
+                 lane, cost);
+    else if (used == 0)
+        snprintf(text, WHY_BYTES, "%s; that costs a step nothing", fits);
+    else
+        snprintf(text, WHY_BYTES, "%s; %s of %s a step, hidden behind other work", fits, seconds,
+                 lane);
+    return 0;
+}
+
+/* The next tier up that the group might have rested on; its own: there is none. */
+static int tier_above(const struct group *g)
+{
+    if (g->tier == ARENA_COUNT)
+        return ARENA_HOST;
+    return g->tier > ARENA_DEVICE ? g->tier - 1 : g->tier;
+}
+
+static int say(plani_placer *self, struct plan_place_found *found, struct group *g, double base_ns)
+{
+    char units[96], size[SIZE_TEXT_BYTES], why[WHY_BYTES];
+    if (found->reason_count == PLAN_PLACE_REASONS_MAX)
+        return 0;
+    list_units(self, g, units, sizeof units);
+    g->nearer = tier_above(g);
+    if (!g->is_open)
+        snprintf(why, sizeof why, "by tiers.place");
+    else if (g->nearer == g->tier)
+        snprintf(why, sizeof why, "fit");
+    else
+        TRY(explain(self, found, g, base_ns, why));
+    char *text = found->reasons[found->reason_count++];
+    int length =
+        snprintf(text, PLAN_PLACE_REASON_BYTES, "%s of unit%s %s %s%s: %s %s", kind_names[g->kind],
+                 g->unit_count > 1 ? "s" : "", units, g->tier < ARENA_COUNT ? "on " : "",
+                 tier_names[g->tier], size_format(g->bytes, size), why);
+    if (length >= PLAN_PLACE_REASON_BYTES)
+        memcpy(text + PLAN_PLACE_REASON_BYTES - 4, "...", 4);
+    return 0;
+}
+
+int plani_give_reasons(plani_placer *self, struct plan_place_found *found)
+{
+    double base_ns;
+    found->reason_count = 0;
+    TRY(step_ns(self, found, self->job.budget_bytes, &base_ns));
+    for (int kind = 0; kind < STATE_KIND_COUNT; kind++)
+        for (int tier = 0; tier <= ARENA_COUNT; tier++)
+            for (int is_open = 1; is_open >= 0; is_open--) {
+                struct group g = {.kind = kind, .tier = tier, .is_open = is_open};
+                bool has_home = !self->job.only_eval || kind == STATE_PARAMS;
+                for (uint32_t u = 0; u < self->job.unit_count && has_home; u++)
+                    if (is_member(self, &g, u)) {
+                        g.bytes += self->bytes[kind][u];
+                        g.unit_count++;
+                    }
+                if (g.unit_count > 0)
+                    TRY(say(self, found, &g, base_ns));
+            }
+    return 0;
+}
