@@ -19,3 +19,10 @@ endif()
 if(TARGET sluice_prof)
     sluice_test(test_prof_report LIBS sluice_prof PkgConfig::JANSSON LABELS cpu debug)
 endif()
+if(TARGET sluice)
+    foreach(part page browser) # the latter is skipped where there is no Chromium
+        add_test(NAME cli_report.${part} COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/check_report.sh
+                 $<TARGET_FILE:sluice> ${part})
+        set_tests_properties(cli_report.${part} PROPERTIES LABELS cpu TIMEOUT 120 SKIP_RETURN_CODE 77)
+    endforeach()
+endif()

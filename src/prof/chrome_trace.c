@@ -34,6 +34,12 @@ static int track_of(struct tracks *tracks, const trace_event *event)
     return track;
 }
 
+/* The thread number of a lane's track; viewers take thread 0 for the kernel's. */
+static int thread_of(int lane, int track)
+{
+    return 1 + lane * TRACKS_PER_LANE + track;
+}
+
 /* "forward block.3 mb 1", "update block.3 tile 2", "read block.3 #2". */
 static void append_name(profi_text *text, const trace_event *event, const chrome_trace_names *names)
 {
@@ -63,9 +69,8 @@ static void append_event(profi_text *text, const trace_event *event, int track, 
     uint64_t end_ns = event->end_ns < event->start_ns ? event->start_ns : event->end_ns;
     profi_append(
         text, "{\"ph\":\"X\",\"pid\":%u,\"tid\":%d,\"ts\":%.3f,\"dur\":%.3f,\"cat\":\"%s\"",
-        names->rank, event->lane * TRACKS_PER_LANE + track,
-        (double)(event->start_ns - origin_ns) * 1e-3, (double)(end_ns - event->start_ns) * 1e-3,
-        lane_kind_name((enum lane_kind)event->lane));
+        names->rank, thread_of(event->lane, track), (double)(event->start_ns - origin_ns) * 1e-3,
+        (double)(end_ns - event->start_ns) * 1e-3, lane_kind_name((enum lane_kind)event->lane));
     profi_append(text, ",\"name\":");
     append_name(text, event, names);
     profi_append(text, ",\"args\":{\"step\":%llu,\"bytes\":%llu,\"op\":%u",
@@ -97,7 +102,7 @@ static void write_metadata(FILE *file, const struct tracks *tracks, const chrome
     for (int lane = 0; lane < LANE_COUNT; lane++) {
         int track_count = tracks->used_count[lane] > 0 ? tracks->used_count[lane] : 1;
         for (int track = 0; track < track_count; track++) {
-            int tid = lane * TRACKS_PER_LANE + track;
+            int tid = thread_of(lane, track);
             char number[16] = "";
             if (track > 0)
                 snprintf(number, sizeof number, " %d", track + 1);

@@ -52,7 +52,7 @@
     if (all.length === 0) return false;
     const caption = element("figcaption", {});
     caption.append(element("b", {}, title));
-    for (const s of series) if (s.legend) caption.append(element("span", {}, s.legend));
+    for (const s of series) if (s.legend) caption.append(chip(s.kind === "limit" ? "stall" : s.second ? "second" : "accent", s.legend, s.kind === "dots" ? "round" : "thin"));
     const holder = element("div", {}), readout = element("div", {class: "readout", "aria-live": "polite"}, "\u00a0");
     figure.append(caption, holder, readout);
     const steps = series.filter((s) => s.kind !== "limit").flatMap((s) => s.points.map((p) => p[0]));
@@ -72,13 +72,13 @@
       const py = (y) => top + (y1 - y) / (y1 - y0) * (height - top - bottom);
       holder.textContent = "";
       const svg = shape(holder, "svg", {viewBox: `0 0 ${width} ${height}`, height, role: "img", tabindex: 0, "aria-label": title + " over steps; the table below has the figures. Arrow keys read points."});
-      for (const y of ticks(y0, y1, height > 140 ? 5 : 3)) {
+      for (const y of ticks(y0, y1, height > 140 ? 5 : 4)) {
         shape(svg, "line", {class: "axis", x1: left, x2: width - right, y1: py(y), y2: py(y)});
         shape(svg, "text", {x: left - 6, y: py(y) + 4, "text-anchor": "end"}, options.text(y));
       }
       for (const x of ticks(x0, x1, width / 110)) {
-        if (x !== Math.round(x) || x < 0) continue;
-        shape(svg, "text", {x: px(x), y: height - 12, "text-anchor": x === x0 ? "start" : "middle"}, countText(x));
+        if (x !== Math.round(x) || x < 0 || px(x) > width - right - 44) continue; // "step" stands there
+        shape(svg, "text", {x: px(x), y: height - 12, "text-anchor": px(x) - left < 8 ? "start" : "middle"}, countText(x));
       }
       shape(svg, "text", {x: width - right, y: height - 12, "text-anchor": "end", class: "strong"}, "step");
       for (const s of series) {
@@ -97,14 +97,15 @@
       const cursor = shape(svg, "line", {class: "cursor", y1: top, y2: height - bottom, visibility: "hidden"});
       const main = series.find((s) => s.kind !== "limit");
       let chosen = main.points.length - 1;
-      function show(index) {
+      function show(index, isFirst) {
         chosen = Math.max(0, Math.min(main.points.length - 1, index));
         const p = main.points[chosen];
         cursor.setAttribute("x1", px(p[0]));
         cursor.setAttribute("x2", px(p[0]));
-        cursor.setAttribute("visibility", "visible");
+        cursor.setAttribute("visibility", isFirst ? "hidden" : "visible");
         readout.textContent = options.read(p);
       }
+      show(chosen, true);
       svg.addEventListener("pointermove", (event) => {
         const box = svg.getBoundingClientRect(), x = x0 + ((event.clientX - box.left) / box.width * width - left) / (width - left - right) * (x1 - x0);
         let best = 0;
@@ -134,8 +135,8 @@
 
   function lossChart(figure) {
     const steps = points(data.steps.rows, 2), evals = points(data.evals.rows, 2), series = [];
-    if (steps.length) series.push({kind: data.steps.lines_per_bin > 1 ? "band" : "line", points: steps, legend: "\u2014 training"});
-    if (evals.length) series.push({kind: "dots", second: true, points: evals, legend: "\u25cf held out"});
+    if (steps.length) series.push({kind: data.steps.lines_per_bin > 1 ? "band" : "line", points: steps, legend: "training"});
+    if (evals.length) series.push({kind: "dots", second: true, points: evals, legend: "held out"});
     return curves(figure, "Loss, nats per token", series, {height: 260, text: numberText, read: (p) => {
       const near = evals.filter((e) => e[4][1] <= p[4][1]).pop();
       return stepText(p[4]) + ": loss " + numberText(p[2]) + (p[1] !== p[3] ? " (" + numberText(p[1]) + " to " + numberText(p[3]) + ")" : "")
@@ -149,10 +150,10 @@
   function speedChart(figure) {
     const steps = points(data.steps.rows, 8), series = [], plan = data.plan;
     if (!steps.length) return false;
-    series.push({kind: data.steps.lines_per_bin > 1 ? "band" : "line", points: steps, legend: "\u2014 measured"});
+    series.push({kind: data.steps.lines_per_bin > 1 ? "band" : "line", points: steps, legend: "measured"});
     if (plan.predicted_step_seconds > 0 && plan.tokens_per_step > 0) {
       const rate = plan.tokens_per_step / plan.predicted_step_seconds;
-      series.push({kind: "limit", points: [[0, rate, rate, rate]], legend: "- - predicted " + countText(rate)});
+      series.push({kind: "limit", points: [[0, rate, rate, rate]], legend: "predicted: " + countText(rate)});
     }
     return curves(figure, "Tokens per second", series, {height: 200, zero: true, text: countText,
       read: (p) => stepText(p[4]) + ": " + countText(p[2]) + (p[1] !== p[3] ? " (" + countText(p[1]) + " to " + countText(p[3]) + ")" : "") + " tokens/s"});
@@ -168,13 +169,13 @@
     const length = memory.seconds * 1e6, tiers = ["device", "host", "nvme"].filter((t) => memory[t] && memory[t].points.length);
     for (const tier of tiers) for (const p of memory[tier].points) fields.forEach((f, i) => { if (p[i + 1] > 0) used.add(i); });
     const legend = element("p", {class: "legend"});
-    for (const i of used) legend.append(chip(kindColours[fields[i]] || "k-other", plainName(fields[i])));
+    for (const i of [...used].sort()) legend.append(chip(kindColours[fields[i]] || "k-other", plainName(fields[i])));
     figure.append(legend);
-    for (const tier of tiers) memoryTier(figure, tier, memory[tier], fields, [...used], length);
+    for (const tier of tiers) memoryTier(figure, tier, memory[tier], fields, [...used].sort(), length);
     return tiers.length > 0;
   }
-  function chip(name, text) {
-    const out = element("span", {}), mark = element("i", {});
+  function chip(name, text, form) {
+    const out = element("span", {}), mark = element("i", {class: form || ""});
     mark.style.background = "var(--" + name + ")";
     out.append(mark, text);
     return out;
@@ -187,7 +188,7 @@
     caption.append(element("span", {}, "budget " + bytesText(budget) + (shows ? "" : ", beyond the picture")));
     if (tier.intervals > tier.points.length)
       caption.append(element("span", {}, tier.intervals + " changes, the fullest moment of each of " + tier.points.length + " spans"));
-    const holder = element("div", {}), readout = element("div", {class: "readout"}, "\u00a0");
+    const holder = element("div", {}), readout = element("div", {class: "readout"}, tier.highest_by ? "The highest byte is of: " + tier.highest_by : "\u00a0");
     figure.append(caption, holder, readout);
     const y1 = Math.max(top, shows ? budget : 0) * 1.08, rows = tier.points;
     function draw() {

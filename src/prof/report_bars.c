@@ -266,7 +266,7 @@ void reporti_put_placement(FILE *out, const reporti_run *run)
           "again</span></p>\n"
           "<div class=\"scroll\" tabindex=\"0\" role=\"region\" aria-label=\"Placement\"><table "
           "class=\"map\"><thead><tr><th scope=\"col\">unit</th><th "
-          "scope=\"col\">parameters</th>",
+          "scope=\"col\">size</th>",
           out);
     for (int kind = 0; kind < STATE_KIND_COUNT; kind++)
         fprintf(out, "<th scope=\"col\">%s</th>", kind_titles[kind]);

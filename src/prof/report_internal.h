@@ -2,7 +2,7 @@
  *
  *   report.c          reads all, fills the template        report_text.c     lines, notes, text for people
  *   report_metrics.c  metrics.jsonl -> bins                report_tables.c   the page's tables
- *   report_trace.c    trace.json -> one step, stalls       report_bars.c     its tables that are pictures
+ *   report_trace.c    trace.json -> a step, stalls       report_bars.c     its tables that are pictures
  *   report_data.c     the JSON block of the pictures       report_page.c     the template, made by embed.cmake */
 #ifndef SLUICE_PROF_REPORT_INTERNAL_H
 #define SLUICE_PROF_REPORT_INTERNAL_H

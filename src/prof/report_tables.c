@@ -266,9 +266,14 @@ void reporti_put_timeline(FILE *out, const reporti_run *run)
         fputs("<p class=\"none\">No trace of a step.</p>\n", out);
         return;
     }
-    fprintf(out, "<p class=\"quiet\">Step %llu (%s), the last %sin trace.json: %llu ops in %s.",
+    char some[REPORT_TEXT_BYTES];
+    snprintf(some, sizeof some, ", of median length among %u complete ones", t->stall_steps);
+    fprintf(out, "<p class=\"quiet\">Step %llu (%s)%s in trace.json: %llu ops in %s.",
             (unsigned long long)t->step, program_kind_name((enum program_kind)t->program),
-            t->is_cut ? "" : "complete one ", (unsigned long long)t->step_events,
+            t->is_cut            ? ", of which a part is"
+            : t->stall_steps > 1 ? some
+                                 : ", the only complete one",
+            (unsigned long long)t->step_events,
             reporti_seconds((t->end_us - t->begin_us) * 1e-6, text));
     if (t->joined_below_us > 0)
         fprintf(out, " Neighbours within %s are drawn as one: %llu bars in all.",

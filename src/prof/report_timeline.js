@@ -61,19 +61,21 @@
       context.fillStyle = fill;
       context.fillRect(x, y, Math.max(w, 0.6), h);
     }
-    function label(context, text, x, y, w, h, fill) {
-      if (w < 30) return;
-      context.save();
-      context.beginPath();
-      context.rect(x, y, w - 2, h);
-      context.clip();
+    // The longest text that fits: no label is cut.
+    function label(context, texts, x, y, w, h, fill) {
+      if (w < 14) return;
+      const text = texts.find((one) => one && context.measureText(one).width <= w - 6);
+      if (!text) return;
       context.fillStyle = fill;
       context.fillText(text, x + 3, y + h / 2 + 0.5);
-      context.restore();
     }
     function nameOf(event) {
       const unit = event[5] >= 0 ? " " + (step.units[event[5]] || "?") : "";
       return plainName(data.kinds[event[4]]) + unit;
+    }
+    function labelsOf(event) {
+      const unit = event[5] >= 0 ? step.units[event[5]] || "" : "";
+      return [nameOf(event), unit, unit.replace(/^[a-z]+\./, "")]; // "forward block.3", "block.3", "3"
     }
     function drawLane(context, lane, y, colours) {
       context.fillStyle = colours.text;
@@ -97,7 +99,7 @@
           context.strokeRect(x, top + 1, Math.max(w, 2), rowHeight - 3);
         }
         boxes.push([x, top, Math.max(w, 4), rowHeight, event]);
-        label(context, nameOf(event), x, top, w, rowHeight - 1, colours.ink);
+        label(context, labelsOf(event), x, top, w, rowHeight - 1, colours.ink);
       }
       const below = y + lane.count * rowHeight + 1;
       for (const span of lane.spans) {

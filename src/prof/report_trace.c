@@ -1,4 +1,4 @@
-/* trace.json, an event a line as chrome_trace.c writes it: the last complete step, and who stalled in all
+/* trace.json, an event a line as chrome_trace.c writes it: a step of median length, and who stalled in all
  * complete ones. See report_internal.h. */
 #include <errno.h>
 #include <math.h>
@@ -312,7 +312,45 @@ static void join(reporti_trace *self, double width_us)
     self->joined_below_us = width_us;
 }
 
-/* Keeps the events of the last complete step; sums over all complete ones. */
+/* From the first start to the last end of the step that begins at event `at`. */
+static double step_length(const reporti_trace *self, uint64_t at)
+{
+    double end_us = 0;
+    for (uint64_t i = at; i < step_end(self, at); i++)
+        end_us = fmax(end_us, self->events[i].end_us);
+    return end_us - self->events[at].start_us;
+}
+
+static int by_size(const void *a, const void *b)
+{
+    double one = *(const double *)a, other = *(const double *)b;
+    return (one > other) - (one < other);
+}
+
+/* The last of the steps in [first, end) that is no longer than the median, and no shorter. */
+static int find_typical(const reporti_trace *self, uint64_t first, uint64_t end, uint32_t steps,
+                        uint64_t *chosen)
+{
+    double *lengths = mem_alloc(2 * (size_t)steps, sizeof *lengths, "lengths of steps");
+    if (!lengths)
+        return -ENOMEM;
+    double *sorted = lengths + steps;
+    uint32_t count = 0;
+    for (uint64_t at = first; at < end; at = step_end(self, at))
+        lengths[count++] = step_length(self, at);
+    memcpy(sorted, lengths, count * sizeof *sorted);
+    qsort(sorted, count, sizeof *sorted, by_size);
+    double median = sorted[count / 2];
+    *chosen = first;
+    count = 0;
+    for (uint64_t at = first; at < end; at = step_end(self, at))
+        if (lengths[count++] == median)
+            *chosen = at;
+    mem_free(lengths);
+    return 0;
+}
+
+/* Keeps the events of a step of median length; sums over all complete ones. */
 static int pick_step(reporti_notes *notes, reporti_trace *self)
 {
     keep_steps(self);
@@ -336,12 +374,11 @@ static int pick_step(reporti_notes *notes, reporti_trace *self)
             (unsigned long long)self->events[0].step);
     }
     uint32_t steps = 0;
-    uint64_t chosen = first, stop = end;
-    for (uint64_t at = first; at < end; at = step_end(self, at)) {
+    for (uint64_t at = first; at < end; at = step_end(self, at))
         steps++;
-        chosen = at;
-        stop = step_end(self, at);
-    }
+    uint64_t chosen;
+    TRY(find_typical(self, first, end, steps, &chosen));
+    uint64_t stop = step_end(self, chosen);
     TRY(sum_stalls(self, first, end, steps));
     memmove(self->events, self->events + chosen, (stop - chosen) * sizeof *self->events);
     self->event_count = self->step_events = stop - chosen;

@@ -1,0 +1,107 @@
+#!/bin/sh
+# A small run, its report, and the report in a browser.
+#
+#   check_report.sh SLUICE page       trains a few steps with states on nvme and makes the page: it must
+#                                     have every part and ask for nothing from a network
+#   check_report.sh SLUICE browser    opens that page in headless Chromium, light and dark, wide and as
+#                                     narrow as a phone: every picture drawn, no error, no message on the
+#                                     console; exit 77 where there is no chromium in PATH
+set -u
+use='use: check_report.sh SLUICE page|browser'
+sluice=$(realpath "${1:?$use}")
+what=${2:?$use}
+case $what in
+page) ;;
+browser)
+    browser=$(command -v chromium || command -v chromium-browser || command -v google-chrome) ||
+        { echo "skipped: there is no chromium in PATH"; exit 77; }
+    ;;
+*) echo "$use" >&2; exit 2 ;;
+esac
+scratch=$(mktemp -d "$PWD/check_report.XXXXXX") || exit 2
+trap 'rm -rf "$scratch"' EXIT
+failures=0
+
+fail()
+{
+    echo "FAILED: $1"
+    failures=$((failures + 1))
+}
+
+# Data of the right size; what it says does not matter here.
+awk 'BEGIN {srand(7); for (i = 0; i < 4000; i++) print "line", i, "of", int(rand() * 1e6), "words"}' \
+    >"$scratch/text.txt"
+mkdir "$scratch/nvme"
+cat >"$scratch/job.json" <<JOB
+{
+  "model": {"family": "llama", "num_layers": 2, "hidden_size": 64, "num_heads": 2, "num_kv_heads": 2,
+            "ffn_size": 128, "vocab_size": 256, "seq_length": 32, "tie_embeddings": true},
+  "data": {"train": ["$scratch/text.txt"], "valid": ["$scratch/text.txt"], "tokenizer": "bytes", "seed": 1},
+  "run": {"dir": "$scratch/run", "steps": 6, "seed": 1, "eval_every": 3, "eval_batches": 1},
+  "device": {"backend": "cpu"},
+  "tiers": {"device": {"budget": "8MiB"}, "host": {"budget": "16MiB"},
+            "nvme": [{"path": "$scratch/nvme", "budget": "256MiB"}],
+            "place": {"params": "nvme", "grads": "host", "optimizer": "nvme", "activations": "nvme"}},
+  "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 2, "bf16": {"enabled": true},
+  "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}}, "zero_optimization": {"stage": 3}
+}
+JOB
+"$sluice" train "$scratch/job.json" --quiet >"$scratch/log" 2>&1 ||
+    { cat "$scratch/log"; echo "FAILED: the run"; exit 1; }
+said=$("$sluice" report "$scratch/run") || { echo "FAILED: sluice report"; exit 1; }
+page=$scratch/run/report.html
+[ "$said" = "$page" ] || fail "sluice report says '$said'"
+[ -s "$page" ] || { echo "FAILED: no page"; exit 1; }
+
+if [ "$what" = page ]; then
+    for part in loss speed timeline stalls lanes memory placement reasons; do
+        grep -q "<section id=\"$part\">" "$page" || fail "no section $part"
+    done
+    for text in '6 of 6' 'held out:' 'Lanes of the step' 'class="home nvme">nvme' 'over the whole step'; do
+        grep -qF -- "$text" "$page" || fail "the page does not say '$text'"
+    done
+    if grep -qF 'Not in this page' "$page"; then
+        fail "something is missing: $(grep -F '<li>' "$page" | head -n 3)"
+    fi
+    if grep -qiE 'https?://|@import|<link|<img|<iframe|url\(' "$page"; then
+        fail "the page loads something"
+    fi
+fi
+
+# A copy that says in its own text, once it is drawn, what became of it: without that, nothing to look at.
+if [ "$what" = browser ]; then
+    awk '/<script type="application\/json"/ {
+             print "<script>window.problems = [];"
+             print "addEventListener(\"error\", (e) => problems.push(e.message));"
+             print "addEventListener(\"securitypolicyviolation\", (e) => problems.push(e.violatedDirective));"
+             print "for (const name of [\"log\", \"warn\", \"error\"]) console[name] = (...a) => problems.push(a.join());"
+             print "</script>"
+         }
+         /<\/body>/ {
+             print "<script>requestAnimationFrame(() => requestAnimationFrame(() => {"
+             print "const pictures = [...document.querySelectorAll(\"figure\")];"
+             print "const drawn = pictures.filter((f) => !f.hidden && f.querySelector(\"svg, canvas\")).length;"
+             print "const root = document.documentElement, wide = root.scrollWidth > root.clientWidth;"
+             print "const dark = getComputedStyle(document.body).backgroundColor;"
+             print "document.body.append(`RESULT drawn=${drawn} of=${pictures.length} wide=${wide} colour=${dark} problems=[${problems.join(\"; \")}] END`);"
+             print "}));</script>"
+         }
+         {print}' "$page" >"$scratch/watched.html"
+    for width in 1280 500; do
+        for scheme in 0 1; do # as Chromium numbers them: dark, light
+            result=$("$browser" --headless=new --no-sandbox --disable-gpu --user-data-dir="$scratch/profile" \
+                --window-size="$width,900" --blink-settings="preferredColorScheme=$scheme" \
+                --virtual-time-budget=3000 --dump-dom "file://$scratch/watched.html" 2>"$scratch/browser" |
+                grep -o 'RESULT .* END' | tail -n 1)
+            echo "width $width, scheme $scheme: ${result:-nothing}"
+            [ -n "$result" ] || tail -n 5 "$scratch/browser"
+            case $scheme in
+            0) colour='rgb(17, 22, 28)' ;;
+            *) colour='rgb(246, 247, 249)' ;;
+            esac
+            [ "$result" = "RESULT drawn=5 of=5 wide=false colour=$colour problems=[] END" ] ||
+                fail "width $width, scheme $scheme"
+        done
+    done
+fi
+[ "$failures" -eq 0 ]
