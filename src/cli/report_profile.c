@@ -141,6 +141,22 @@ static void print_memory(FILE *out, const struct profile_summary *summary)
     fprintf(out, "%-12s %14s\n", "process", size_format(summary->resident_bytes_max, text));
 }
 
+/* The text behind an indent, in lines of at most 90 columns; the first one goes on at `column`. */
+static void print_wrapped(FILE *out, const char *text, int indent, int column)
+{
+    enum { COLUMNS = 90 };
+    for (size_t length; *text; text += length + strspn(text + length, " ")) {
+        length = strcspn(text, " ");
+        bool breaks = column > indent && column + 1 + (int)length > COLUMNS;
+        if (breaks)
+            column = fprintf(out, "\n%*s", indent, "") - 1;
+        else if (column > indent)
+            column += fprintf(out, " ");
+        column += fprintf(out, "%.*s", (int)length, text);
+    }
+    fputc('\n', out);
+}
+
 static void print_advice(FILE *out, const struct profile_summary *summary)
 {
     if (summary->tried_count == 0)
@@ -151,10 +167,11 @@ static void print_advice(FILE *out, const struct profile_summary *summary)
             summary->calibrated_seconds, summary->tried_count);
     if (summary->advice_count == 0)
         fprintf(out, "none of them would make it shorter by 2%%: nothing simple helps\n");
-    for (uint32_t i = 0; i < summary->advice_count; i++) {
+    enum { SHOWN = 2 };
+    for (uint32_t i = 0; i < size_min(summary->advice_count, SHOWN); i++) {
         const struct profile_advice *each = &summary->advice[i];
-        fprintf(out, "  %4.1f%% less, %.4f s: %s\n", 100 * each->gain, each->step_seconds,
-                each->text);
+        int column = fprintf(out, "  %4.1f%% less, %.4f s:", 100 * each->gain, each->step_seconds);
+        print_wrapped(out, each->text, 14, column);
     }
 }
 

@@ -146,6 +146,7 @@ struct comm_open_config {
     void *convert_user;
     /* Pretended ranks: what a collective takes, at least: this, and the bytes sent at that rate (0: no time). */
     double call_seconds, bytes_per_second;
+    bool moves_own_alone; /* likewise: what is of others' data in a target stays as it was */
 };
 typedef struct comm_open_config comm_open_config;
 

@@ -3,6 +3,8 @@
  *   all-gather       [own][own][own]...   its shard in the place of each rank's: as many bytes are written
  *   reduce-scatter   the sum of the parts of its own source: as many bytes are read; on a GPU its own part alone
  *
+ * With moves_own_alone no other part than the rank's own is written or read.
+ *
  * Then the caller waits until the collective has taken call_seconds and the bytes that the rank would have sent
  * at bytes_per_second. Nothing is allocated after opening. */
 #include "comm/comm_internal.h"
@@ -20,6 +22,7 @@ struct pretended {
     device_stream *stream;
     bool is_attached; /* this thread's calls reach the GPU */
     double call_seconds, bytes_per_second;
+    bool moves_own_alone;
 };
 
 /* Until `sent` bytes more are sent, of a collective that began at begin_ns. */
@@ -58,8 +61,11 @@ static int pretended_all_gather(comm *self, const comm_call *call)
 {
     struct pretended *own = self->bulk_state;
     int64_t begin_ns = commi_now_ns();
-    for (uint32_t r = 0; r < self->world; r++)
+    for (uint32_t r = own->moves_own_alone ? self->rank : 0; r < self->world; r++) {
         TRY(copy(own, (unsigned char *)call->target + r * call->count, call->source, call->count));
+        if (own->moves_own_alone)
+            break;
+    }
     TRY(finish(own));
     take_time(self, (self->world - 1) * call->count, begin_ns);
     return 0;
@@ -82,7 +88,7 @@ static int pretended_reduce_scatter(comm *self, const comm_call *call)
 {
     struct pretended *own = self->bulk_state;
     int64_t begin_ns = commi_now_ns();
-    if (own->gpu)
+    if (own->gpu || own->moves_own_alone)
         TRY(copy(own, call->target, (const float *)call->source + self->rank * call->count,
                  call->count * sizeof(float)));
     else
@@ -111,6 +117,7 @@ int commi_open_pretended(comm *self, const comm_open_config *config)
     own->gpu = config->backend == COMM_STAGED ? config->gpu : NULL;
     own->call_seconds = config->call_seconds;
     own->bytes_per_second = config->bytes_per_second;
+    own->moves_own_alone = config->moves_own_alone;
     int rc = own->gpu ? device_stream_create(own->gpu, false, &own->stream) : 0;
     if (rc < 0) {
         mem_free(own);

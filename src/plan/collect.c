@@ -32,7 +32,7 @@ static void collective_demand(plani_builder *b, op_demand *demand, uint64_t sent
     if (machine->comm_is_copies) {
         demand->dram_bytes = COPY_PASSES * copied;
         demand->core_seconds = core_seconds;
-    } else {
+    } else if (!machine->comm_takes_no_memory) {
         plani_add_device_bytes(b->job, demand, memory);
     }
 }

@@ -65,6 +65,9 @@ struct plan_machine {
     double comm_seconds;       /* fixed cost of a collective, beside op_seconds */
     bool
         comm_is_copies; /* ranks of one host in shared memory: collectives use DRAM and cores as well */
+    bool
+        comm_takes_no_memory; /* likewise, but what they bring is written nowhere: of ranks that are
+                                  not there */
     double update_core_seconds; /* of one core, per element of an update; 0: a default */
     double io_core_seconds;     /* of one core, per byte of direct I/O */
     double op_seconds;          /* fixed cost of any op */

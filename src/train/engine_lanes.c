@@ -141,6 +141,7 @@ int traini_open_collectives(traini_engine *self)
         .convert_user = self,
         .call_seconds = setup->plan.machine.comm_seconds,
         .bytes_per_second = setup->plan.machine.comm_bytes_per_second,
+        .moves_own_alone = self->watch && self->watch->only_transfers,
     };
     return comm_open(setup->ranks.comm, &config);
 }

@@ -184,6 +184,7 @@ static int on_setup(void *user, const traini_setup *setup)
     double lanes[LANE_COUNT];
     self->machine = setup->plan.machine;
     self->is_cpu = setup->gpu == NULL;
+    self->is_gpu_budget_open = setup->gpu && self->own->tiers.device_budget == 0;
     self->unit_count = setup->net->unit_count;
     self->span_capacity = steady->op_count;
     self->units = mem_alloc(self->unit_count, sizeof *self->units, "profile");
@@ -386,6 +387,8 @@ int profile_run(const struct profile_options *options, struct profile_summary *o
     mem_free(self->units);
     mem_free(self->unit_names);
     mem_free(self->drive_bases);
+    for (int kind = 0; kind < STATE_KIND_COUNT; kind++)
+        mem_free(self->homes[kind]);
     mem_free(self);
     return first.code < 0 ? err_restore(&first) : rc;
 }

@@ -43,6 +43,9 @@ struct profile {
     uint32_t unit_count;
     struct train_watch watch;
     char run_dir[JOB_PATH_BYTES];        /* made for this run, "" before */
+    uint8_t *homes[STATE_KIND_COUNT];    /* [unit_count] as run */
+    uint8_t *scratch_homes;              /* [unit_count] */
+    bool is_gpu_budget_open;             /* what is free of the GPU decides */
     char (*drive_bases)[JOB_PATH_BYTES]; /* [drives] what was there of each one's directory */
 };
 typedef struct profile profile;

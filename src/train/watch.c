@@ -45,6 +45,8 @@ void traini_watch_inputs(traini_setup *self, const struct traini_setup_options *
     if (!watch->only_transfers)
         return;
     double flops = stated_flops(self);
+    self->plan.machine.comm_is_copies = false; /* pretended.c moves the rank's own part alone */
+    self->plan.machine.comm_takes_no_memory = true;
     self->plan.machine.device_flops_per_second = flops > 0 ? flops : WATCH_NO_TIME;
     thin_passes(self, flops > 0);
 }

@@ -29,7 +29,8 @@ struct traini_watched_step {
 struct train_watch {
     double comm_bytes_per_second; /* above 0: takes the place of the machine's figure */
     /* Forward and backward do nothing but wait: as long as the machine that train_options names takes for them,
-     * and without one not at all. Else all is as ever: updates, closed gradients, the norm. */
+     * and without one not at all. Collectives take their time, but bring nothing of other ranks. Else all is as
+     * ever: updates, closed gradients, the norm. */
     bool only_transfers;
     int (*on_setup)(void *user, const struct traini_setup *setup);
     int (*on_step)(void *user, const struct traini_loop *loop,
