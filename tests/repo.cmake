@@ -48,6 +48,10 @@ if(TARGET sluice)
     add_test(NAME cli_commands COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/check_cli.sh
              $<TARGET_FILE:sluice> ${PROJECT_VERSION})
     set_tests_properties(cli_commands PROPERTIES LABELS "cpu;debug" TIMEOUT 60)
+    add_test(NAME cli_profile COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/check_profile.sh
+             $<TARGET_FILE:sluice> ${PROJECT_SOURCE_DIR})
+    set_tests_properties(cli_profile PROPERTIES LABELS "cpu;nvme" TIMEOUT 120
+                         ENVIRONMENT OMP_WAIT_POLICY=passive)
     add_test(NAME cli_ranks COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/check_cli_ranks.sh
              $<TARGET_FILE:sluice> ${PROJECT_SOURCE_DIR})
     set_tests_properties(cli_ranks PROPERTIES LABELS "cpu;mpi" TIMEOUT 180 SKIP_RETURN_CODE 77)

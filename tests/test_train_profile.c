@@ -191,6 +191,35 @@ static void a_rank_is_measured_alone(void **state)
     job_destroy(asked);
 }
 
+/* What is advised depends on the machine, so only its form is asserted: by gain, none too small, no two alike. */
+static void changes_are_simulated(void **state)
+{
+    (void)state;
+    fixture_sets sets = drive_sets();
+    struct seen seen = {0};
+    if (profile_it("advice", &sets, (struct profile_options){.steps = STEPS}, &seen) < 0)
+        fail_msg("%s", err_text());
+    assert_true(summary.calibrated_seconds > 0);
+    assert_true(summary.tried_count > 10);
+    assert_true(summary.advice_count <= PROFILE_ADVICE_MAX);
+    for (uint32_t i = 0; i < summary.advice_count; i++) {
+        const struct profile_advice *each = &summary.advice[i];
+        assert_true(each->gain >= 0.02 && each->gain < 1);
+        assert_true(each->step_seconds > 0);
+        assert_true(strchr(each->text, '=') || strchr(each->text, '.'));
+        assert_true(i == 0 || each->gain <= summary.advice[i - 1].gain);
+        for (uint32_t j = 0; j < i; j++)
+            assert_string_not_equal(each->text, summary.advice[j].text);
+    }
+    assert_nothing_left("advice");
+    seen = (struct seen){0};
+    if (profile_it("advice", &sets, (struct profile_options){.steps = 1, .no_advice = true},
+                   &seen) < 0)
+        fail_msg("%s", err_text());
+    assert_int_equal(summary.tried_count, 0);
+    assert_int_equal(summary.advice_count, 0);
+}
+
 static void ends_leave_nothing(void **state)
 {
     (void)state;
@@ -213,6 +242,7 @@ int main(void)
         cmocka_unit_test(steady_steps_are_measured),
         cmocka_unit_test(fp16_without_data_is_measured),
         cmocka_unit_test(a_rank_is_measured_alone),
+        cmocka_unit_test(changes_are_simulated),
         cmocka_unit_test(ends_leave_nothing),
     };
     return cmocka_run_group_tests(tests, fixture_setup, fixture_teardown);

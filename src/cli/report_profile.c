@@ -3,7 +3,8 @@
 
 #include <inttypes.h>
 #include <jansson.h>
-#include <math.h>
+#include <stdarg.h>
+#include <stdbool.h>
 #include <string.h>
 
 #include "base/size.h"
@@ -12,36 +13,65 @@
 
 /* ---- text ---- */
 
+/* The text behind an indent, in lines of at most 90 columns; the first one goes on at `column`. */
+static void print_wrapped(FILE *out, const char *text, int indent, int column)
+{
+    enum { COLUMNS = 90 };
+    for (size_t length; *text; text += length + strspn(text + length, " ")) {
+        length = strcspn(text, " ");
+        bool breaks = column > indent && column + 1 + (int)length > COLUMNS;
+        if (breaks)
+            column = fprintf(out, "\n%*s", indent, "") - 1;
+        else if (column > indent)
+            column += fprintf(out, " ");
+        column += fprintf(out, "%.*s", (int)length, text);
+    }
+    fputc('\n', out);
+}
+
+/* A title and what it says. */
+__attribute__((format(printf, 3, 4))) static void print_line(FILE *out, const char *title,
+                                                             const char *format, ...)
+{
+    enum { INDENT = 13 };
+    char text[400];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    print_wrapped(out, text, INDENT, fprintf(out, "%-*s", INDENT, title));
+}
+
 static void print_head(FILE *out, const struct profile_summary *summary)
 {
     const struct plan_summary *plan = &summary->plan;
-    fprintf(out,
-            "\nmodel        %s, %.3g billion parameters in %" PRIu64 " units, %" PRIu64
-            " tokens a step%s\n",
-            plan->model_name, (double)plan->param_count / 1e9, plan->unit_count,
-            plan->tokens_per_step, summary->is_random_data ? ", random ones" : "");
+    fputc('\n', out);
+    print_line(out, "model",
+               "%s, %.3g billion parameters in %" PRIu64 " units, %" PRIu64 " tokens a step%s",
+               plan->model_name, (double)plan->param_count / 1e9, plan->unit_count,
+               plan->tokens_per_step, summary->is_random_data ? ", random ones" : "");
     if (summary->of_ranks == 0)
         return;
-    fprintf(out,
-            "rank         %" PRIu32 " of %" PRIu32 ", ZeRO stage %" PRIu32
-            ", alone on this host; what it computes means nothing\n",
-            summary->as_rank, summary->of_ranks, plan->zero_stage);
-    fprintf(out,
-            "collectives  copies of their size that take %.3g GB/s; each rank would send %.3f GB a "
-            "step\n",
-            summary->comm_bytes_per_second / 1e9, (double)plan->sent_bytes / 1e9);
+    print_line(out, "rank",
+               "%" PRIu32 " of %" PRIu32 ", ZeRO stage %" PRIu32
+               ", alone on this host; what it computes means nothing",
+               summary->as_rank, summary->of_ranks, plan->zero_stage);
+    print_line(out, "collectives", "%s at %.3g GB/s; each rank would send %.3f GB a step",
+               summary->only_transfers ? "wait as if they sent" : "are copies of their size, sent",
+               summary->comm_bytes_per_second / 1e9, (double)plan->sent_bytes / 1e9);
     if (summary->scale_down > 1)
-        fprintf(out,
-                "scaled down  %" PRIu64 " of %" PRIu64 " blocks (1/%" PRIu32
-                "): each unit's transfers are the rank's own, the\n"
-                "             step has 1/%" PRIu32 " of the blocks, and embedding and head once\n",
-                summary->block_count, summary->block_count_asked, summary->scale_down,
-                summary->scale_down);
+        print_line(
+            out, "scaled down",
+            "%" PRIu64 " of %" PRIu64 " blocks (1/%" PRIu32
+            "): each unit's transfers are the rank's own, a step of the whole job has %" PRIu32
+            " times these blocks, and embedding and head once",
+            summary->block_count, summary->block_count_asked, summary->scale_down,
+            summary->scale_down);
     if (summary->only_transfers)
-        fprintf(out,
-                "transfers    alone: forward and backward %s; drives, copies and updates are "
-                "real\n",
-                summary->is_compute_timed ? "wait as long as the machine takes" : "take no time");
+        print_line(
+            out, "transfers", "alone: forward and backward %s; I/O, copies and updates are real",
+            summary->is_compute_timed ? "wait as long as the machine takes for their products"
+                                      : "take no time");
 }
 
 static void print_time(FILE *out, const struct profile_summary *summary)
@@ -139,22 +169,6 @@ static void print_memory(FILE *out, const struct profile_summary *summary)
                 size_format(summary->peak_bytes[arena], text),
                 plan->budget_bytes[arena] ? size_format(plan->budget_bytes[arena], budget) : "-");
     fprintf(out, "%-12s %14s\n", "process", size_format(summary->resident_bytes_max, text));
-}
-
-/* The text behind an indent, in lines of at most 90 columns; the first one goes on at `column`. */
-static void print_wrapped(FILE *out, const char *text, int indent, int column)
-{
-    enum { COLUMNS = 90 };
-    for (size_t length; *text; text += length + strspn(text + length, " ")) {
-        length = strcspn(text, " ");
-        bool breaks = column > indent && column + 1 + (int)length > COLUMNS;
-        if (breaks)
-            column = fprintf(out, "\n%*s", indent, "") - 1;
-        else if (column > indent)
-            column += fprintf(out, " ");
-        column += fprintf(out, "%.*s", (int)length, text);
-    }
-    fputc('\n', out);
 }
 
 static void print_advice(FILE *out, const struct profile_summary *summary)

@@ -32,15 +32,6 @@ const char *profile_resource_name(enum profile_resource resource)
 
 /* ---- busy time ---- */
 
-enum lane_kind profilei_busiest(const double seconds[LANE_COUNT])
-{
-    int busiest = LANE_COMPUTE;
-    for (int i = 0; i < LANE_COUNT; i++)
-        if (seconds[i] > seconds[busiest])
-            busiest = i;
-    return (enum lane_kind)busiest;
-}
-
 static enum profile_resource busiest_resource(const double seconds[PROFILE_RESOURCE_COUNT])
 {
     int busiest = 0;
@@ -202,7 +193,7 @@ static int on_setup(void *user, const traini_setup *setup)
         out->lanes[i].predicted_seconds = lanes[i];
         out->lanes[i].predicted_bytes = steady->lane_bytes[i];
     }
-    out->predicted_binding = profilei_busiest(lanes);
+    out->predicted_binding = traini_busiest_lane(lanes);
     out->predicted_resource = busiest_resource(out->predicted_resource_seconds);
     if (self->options->of_ranks > 0)
         out->comm_bytes_per_second = self->machine.comm_bytes_per_second;
@@ -350,7 +341,7 @@ static int sum_up(profile *self)
     }
     for (int r = 0; r < PROFILE_RESOURCE_COUNT; r++)
         out->measured_resource_seconds[r] = median_of(self, &first->resource_seconds[r], scratch);
-    out->measured_binding = profilei_busiest(lanes);
+    out->measured_binding = traini_busiest_lane(lanes);
     out->measured_resource = busiest_resource(out->measured_resource_seconds);
     sum_units(self);
     mem_free(scratch);

@@ -50,8 +50,6 @@ struct profile {
 };
 typedef struct profile profile;
 
-/* The lane that is busy longest; of equals computing. */
-enum lane_kind profilei_busiest(const double seconds[LANE_COUNT]);
 /* Busy seconds by lane and by resource as the program predicts them. `spans`: room for its ops. */
 void profilei_predict(const program *prog, bool device_is_cpu, struct profilei_span *spans,
                       double lanes[LANE_COUNT], double resources[PROFILE_RESOURCE_COUNT]);

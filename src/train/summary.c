@@ -215,17 +215,23 @@ static uint64_t whole(double value)
     return (uint64_t)(value + 0.5);
 }
 
+enum lane_kind traini_busiest_lane(const double seconds[LANE_COUNT])
+{
+    int busiest = LANE_COMPUTE;
+    for (int i = 0; i < LANE_COUNT; i++)
+        if (seconds[i] > seconds[busiest])
+            busiest = i;
+    return (enum lane_kind)busiest;
+}
+
 /* Of the mean step: its lanes, what they are busy, and the one that is so longest. */
 static void summarize_lanes(const struct step_sums *sums, struct plan_summary *out)
 {
-    int busiest = LANE_COMPUTE;
     for (int i = 0; i < LANE_COUNT; i++) {
         out->lane_bytes[i] = whole(sums->lane_bytes[i]);
         out->lane_seconds[i] = sums->lane_ns[i] * 1e-9;
-        if (sums->lane_ns[i] > sums->lane_ns[busiest])
-            busiest = i;
     }
-    out->bottleneck = lane_kind_name((enum lane_kind)busiest);
+    out->bottleneck = lane_kind_name(traini_busiest_lane(out->lane_seconds));
 }
 
 static void summarize_links(const traini_setup *self, const struct step_sums *sums,

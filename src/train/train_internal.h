@@ -173,6 +173,8 @@ uint64_t traini_state_begin(const traini_setup *self, uint32_t unit);
 uint64_t traini_reached_bytes(const traini_setup *self, enum arena_kind which);
 /* Predicted, of steady steps with and without a commit as they come in a run. */
 double traini_mean_step_ns(const plan_job *plan, const plan_set *set);
+/* The binding lane, of a plan as of a measurement: the one that is busy longest; of equals computing. */
+enum lane_kind traini_busiest_lane(const double seconds[LANE_COUNT]);
 void traini_setup_summary(const traini_setup *self, struct plan_summary *out);
 
 /* Scalars of a step, written between programs by the loop's thread, read by the workers in them. */

@@ -1,0 +1,129 @@
+#!/bin/sh
+# sluice profile as a user runs it: exit statuses, tables, JSON, one rank of many, and that nothing is left behind.
+#
+#   check_profile.sh SLUICE SOURCE
+set -u
+sluice=${1:?use: check_profile.sh SLUICE SOURCE}
+root=${2:?use: check_profile.sh SLUICE SOURCE}
+scratch=$(mktemp -d ./check_profile.XXXXXX) || exit 2
+trap 'rm -rf "$scratch"' EXIT
+failures=0
+count=0
+
+cat >"$scratch/job.json" <<'JOB'
+{
+  "model": {"family": "gpt2", "num_layers": 4, "hidden_size": 64, "num_heads": 2,
+            "vocab_size": 512, "seq_length": 32},
+  "run": {"dir": "RUN", "steps": 1000},
+  "tiers": {"device": {"budget": "64MiB"}, "host": {"budget": "64MiB"},
+            "nvme": [{"path": "DRIVE", "budget": "256MiB"}],
+            "place": {"optimizer": "nvme"}},
+  "device": {"backend": "cpu", "threads": 1},
+  "train_micro_batch_size_per_gpu": 1,
+  "gradient_accumulation_steps": 2,
+  "bf16": {"enabled": true},
+  "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
+  "zero_optimization": {"stage": 3}
+}
+JOB
+sed -i "s|RUN|$scratch/runs/one|; s|DRIVE|$scratch/drives/{rank}|" "$scratch/job.json"
+
+fail()
+{
+    echo "FAILED: $1"
+    sed 's/^/    /' "$scratch/out" "$scratch/err"
+    failures=$((failures + 1))
+}
+
+# run STATUS TEXT ARGS...: TEXT is looked for on standard error where STATUS is not 0, else on output.
+run()
+{
+    want=$1
+    text=$2
+    shift 2
+    count=$((count + 1))
+    "$sluice" profile "$@" >"$scratch/out" 2>"$scratch/err" </dev/null
+    status=$?
+    [ "$status" -eq "$want" ] || fail "profile $*: exit $status, expected $want"
+    if [ "$want" -eq 0 ]; then
+        grep -qF -- "$text" "$scratch/out" || fail "profile $*: no '$text' on standard output"
+    else
+        grep -qF -- "$text" "$scratch/err" || fail "profile $*: no '$text' on standard error"
+    fi
+    clean "profile $*"
+}
+
+# Nothing but our own three files is there.
+clean()
+{
+    left=$(ls -A "$scratch" | grep -v -x -e job.json -e out -e err)
+    [ -z "$left" ] || fail "$1: left behind: $left"
+}
+
+# The lines of tables, of which log lines are none, fit 90 columns.
+narrow()
+{
+    widest=$(awk '{ if (length($0) > most) most = length($0) } END { print most + 0 }' "$scratch/out")
+    [ "$widest" -le 90 ] || fail "$1: a line of $widest columns"
+}
+
+job=$scratch/job.json
+run 0 "binding      measured" "$job" --steps 3 --quiet
+narrow tables
+run 0 "random ones" "$job" --steps 3 --quiet --no-advice
+if grep -q "simulated with" "$scratch/out"; then fail "--no-advice: advice"; fi
+run 0 "step 1/" "$job" --steps 3 --no-advice
+run 0 "scaled down  2 of 4 blocks" "$job" --steps 3 --quiet --as-rank 17 --of 512 --scale-down 2 \
+    --transfers-only --comm-speed 1
+narrow "tables of a rank"
+run 0 "means nothing" "$job" --steps 3 --quiet --as-rank 0 --of 2 --no-advice
+
+run 0 '"calibrated_step_seconds"' "$job" --steps 3 --json
+for key in step_seconds predicted_step_seconds lanes busy_seconds predicted_busy_seconds stall_seconds \
+    bytes_per_second binding predicted_binding resource units peak_bytes budget_bytes advice \
+    resident_bytes_max settings_tried; do
+    grep -q "\"$key\"" "$scratch/out" || fail "--json: no key $key"
+done
+[ "$(head -c 1 "$scratch/out")" = "{" ] || fail "--json: something before the object"
+run 0 '"of": 512' "$job" --steps 3 --json --as-rank 17 --of 512 --no-advice
+if python3 -c 1 2>/dev/null; then
+    python3 -m json.tool "$scratch/out" >/dev/null || fail "--json: no JSON"
+fi
+
+run 2 "needs --of N" "$job" --as-rank 3
+run 2 "needs --as-rank R" "$job" --of 3
+run 2 "none of --of 3 ranks" "$job" --as-rank 3 --of 3
+run 2 "needs --as-rank R --of N" "$job" --scale-down 2
+run 2 "needs --as-rank R --of N" "$job" --transfers-only
+run 2 "does not divide the model's 4 blocks" "$job" --as-rank 0 --of 2 --scale-down 3
+run 2 "cannot" "$scratch/none.json"
+run 3 "does not fit" "$job" --set tiers.device.budget=64KiB
+
+# A stop ends it with 75, and nothing stays.
+count=$((count + 1))
+"$sluice" profile "$job" --steps 1000 --no-advice --set gradient_accumulation_steps=16 \
+    >"$scratch/out" 2>"$scratch/err" </dev/null &
+child=$!
+tries=0
+until grep -q "^step 2/" "$scratch/out" || [ $tries -gt 400 ]; do
+    sleep 0.05
+    tries=$((tries + 1))
+done
+kill -TERM $child
+wait $child
+status=$?
+[ "$status" -eq 75 ] || fail "after SIGTERM: exit $status, expected 75"
+clean "after SIGTERM"
+
+# The job that is shipped for one rank of a trillion-parameter model compiles at its scale.
+count=$((count + 1))
+"$sluice" plan "$root/configs/jobs/infinity-1t-rank.json" --ranks 512 --ranks-per-host 1 \
+    --set model.num_layers=16 --set tiers.nvme.0.budget=12GiB >"$scratch/out" 2>"$scratch/err"
+status=$?
+if [ "$status" -ne 0 ] && ! grep -q "free space" "$scratch/err"; then
+    fail "plan of infinity-1t-rank.json: exit $status"
+fi
+clean "plan"
+
+echo "$count commands, $failures failures"
+[ "$failures" -eq 0 ]
