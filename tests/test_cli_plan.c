@@ -272,23 +272,51 @@ static void check_plan(const json_t *plan)
     assert_true(json_is_false(member(member(plan, "machine"), "is_measured")));
 }
 
+static const char *const ways[] = {
+    "",
+    "--set run.commit_every=0",
+    "--set tiers.place.optimizer=host",
+    "--set tiers.place.optimizer=host --set run.commit_every=0",
+    "--set tiers.place.activations=nvme --set schedule.order=batch_major",
+    "--ranks 4",
+    "--ranks 4 --ranks-per-host 2 --set zero_optimization.stage=1",
+};
+
 static void figures_of_a_plan(void **state)
 {
     (void)state;
-    static const char *const ways[] = {
-        "",
-        "--set run.commit_every=0",
-        "--set tiers.place.optimizer=host",
-        "--set tiers.place.optimizer=host --set run.commit_every=0",
-        "--set tiers.place.activations=nvme --set schedule.order=batch_major",
-        "--ranks 4",
-        "--ranks 4 --ranks-per-host 2 --set zero_optimization.stage=1",
-    };
     for (size_t i = 0; i < COUNT(ways); i++) {
         json_t *plan = run(0, PLAN_OF_JOB, ways[i], job_text);
         print_message("%s: %.4f s a step\n", ways[i], number(plan, "step_seconds"));
         check_plan(plan);
         json_decref(plan);
+    }
+}
+
+/* For people: at most 90 columns, and each section is there. */
+static void text_of_a_plan(void **state)
+{
+    (void)state;
+    static const char *const sections[] = {
+        "model  ",   "schedule  ", "machine  ", "= peak",       "at the peak",    "predicted  ",
+        "bound by ", "computing ", "\nlane  ",  "\nresource  ", "hidden from T*", "\ncommits  ",
+    };
+    for (size_t i = 0; i < COUNT(ways); i++) {
+        char command[COMMAND_BYTES], text[8192];
+        int used = snprintf(command, sizeof command, "%s plan " PLAN_OF_JOB, SLUICE_PROGRAM,
+                            ways[i], job_text);
+        assert_true((size_t)used < sizeof command);
+        FILE *pipe = popen(command, "r");
+        assert_non_null(pipe);
+        size_t length = fread(text, 1, sizeof text - 1, pipe);
+        assert_int_equal(pclose(pipe), 0);
+        text[length] = '\0';
+        for (size_t k = 0; k < COUNT(sections); k++)
+            if (!strstr(text, sections[k]))
+                fail_msg("%s: no \"%s\" in\n%s", ways[i], sections[k], text);
+        for (const char *line = text; *line; line += strcspn(line, "\n") + 1)
+            if (strcspn(line, "\n") > 90)
+                fail_msg("%s: more than 90 columns: %.120s", ways[i], line);
     }
 }
 
@@ -374,9 +402,9 @@ static void rows_of_ranks(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(cells_of_table_1),  cmocka_unit_test(cells_of_table_2),
-        cmocka_unit_test(figures_of_a_plan), cmocka_unit_test(figures_of_a_machine),
-        cmocka_unit_test(rows_of_ranks),
+        cmocka_unit_test(cells_of_table_1),     cmocka_unit_test(cells_of_table_2),
+        cmocka_unit_test(figures_of_a_plan),    cmocka_unit_test(text_of_a_plan),
+        cmocka_unit_test(figures_of_a_machine), cmocka_unit_test(rows_of_ranks),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

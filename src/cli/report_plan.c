@@ -230,7 +230,7 @@ static void report_speed(FILE *out, const struct plan_summary *plan,
     if (plan->peak_flops > 0)
         fprintf(out, "MFU %.1f%% of %.2f TFLOPS\n", 100 * figures->mfu, plan->peak_flops / 1e12);
     else
-        fputs("MFU unknown: no device.peak_flops\n", out);
+        fputs("MFU unknown: no peak is\n", out);
 }
 
 /* "-" for none. */
@@ -286,7 +286,8 @@ static void report_links(FILE *out, const struct plan_summary *plan)
         report_scaled(link->bytes, 1e9, 3, moved);
         report_scaled(link->bytes_per_second, 1e9, 2, rate);
         if (link->is_computing && plan->computing_seconds > 0) {
-            snprintf(moved, sizeof moved, "%.2f TFLOP", plan->hardware_flops / 1e12);
+            snprintf(moved, sizeof moved, "%.*f TFLOP", plan->hardware_flops < 1e15 ? 2 : 0,
+                     plan->hardware_flops / 1e12);
             snprintf(rate, sizeof rate, "%.2f TF/s",
                      plan->hardware_flops / plan->computing_seconds / 1e12);
         }
@@ -295,10 +296,10 @@ static void report_links(FILE *out, const struct plan_summary *plan)
                 report_hidden(link, hidden));
     }
     report_count((double)tokens, moved);
-    fprintf(out,
-            "  T*: tokens of a rank's step, now %s, from which the work takes no longer than "
-            "computing\n",
-            moved);
+    fprintf(
+        out,
+        "  T*: with so many tokens in a rank's step (now %s) it takes no longer than computing\n",
+        moved);
 }
 
 /* ---- commits and wear ------------------------------------------------------------------------- */
@@ -322,13 +323,13 @@ void cli_place_bytes(const struct plan_summary *plan, uint64_t *with_commits,
 static void report_places(FILE *out, const struct plan_summary *plan)
 {
     static const char *const remarks[2][2] = {
-        {": one place for the optimizer's state (run.commit_every 0)",
+        {": one place of optimizer state (commit_every 0)",
          " with commits: a killed run could be resumed"},
-        {": two places for the optimizer's state (run.commit_every)",
-         " with run.commit_every=0: a killed run could not be resumed"},
+        {": two places of optimizer state (commit_every)",
+         " with commit_every=0: a killed run is lost"},
     };
     uint64_t with_commits, without_commits;
-    char text[SIZE_TEXT_BYTES], each[64] = " on each rank";
+    char text[SIZE_TEXT_BYTES], each[64] = " a rank";
     double params = plan->param_count ? (double)plan->param_count : 1;
     cli_place_bytes(plan, &with_commits, &without_commits);
     bool commits = plan->second_bytes > 0;
@@ -353,10 +354,8 @@ static void report_commits(FILE *out, const struct plan_summary *plan)
         fprintf(out, "\ncommits      at clean stops alone; one writes %s and takes %s s\n", text,
                 longer);
     else
-        fprintf(out,
-                "\ncommits      %s; each writes %s more than its step does, takes %s s longer\n",
-                every, plan->commit_bytes ? text : "nothing",
-                plan->commit_seconds >= 5e-6 ? longer : "0");
+        fprintf(out, "\ncommits      %s; each writes %s more, takes %s s longer\n", every,
+                plan->commit_bytes ? text : "nothing", plan->commit_seconds >= 5e-6 ? longer : "0");
     report_places(out, plan);
 }
 
