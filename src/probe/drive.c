@@ -25,7 +25,7 @@ enum {
 };
 
 /* The shares of the drive's time that the parts take. */
-static const double curve_share = 0.52, near_share = 0.16, beside_share = 0.14, fio_share = 0.18;
+static const double curve_share = 0.42, near_share = 0.26, beside_share = 0.14, fio_share = 0.18;
 
 enum beside { ALONE, BESIDE_ADAM, BESIDE_COPIES, SYNC, BESIDE_COUNT };
 
@@ -39,6 +39,8 @@ struct curve {
     uint32_t near_count;
     probei_figure figures[SETTINGS_MAX][KIND_COUNT];
     probei_figure near_figures[NEAR_MAX * KIND_COUNT];
+    probei_figure chosen_figures[KIND_COUNT]; /* of `chosen` among the near ones */
+    double best[KIND_COUNT];                  /* of the near ones */
     /* Beside other work. */
     probei_adam adam;
     probei_copies copies;
@@ -95,14 +97,12 @@ static void list_settings(struct curve *self)
         }
 }
 
-/* Medians of all rounds so far into the settings. */
+/* Medians into the settings. */
 static void take_medians(struct curve *self)
 {
     for (uint32_t s = 0; s < self->setting_count; s++)
-        for (int kind = 0; kind < KIND_COUNT; kind++) {
-            probei_figure_close(&self->figures[s][kind]);
+        for (int kind = 0; kind < KIND_COUNT; kind++)
             self->settings[s].rates[kind] = self->figures[s][kind].median;
-        }
 }
 
 /* The smallest settings of those within NEAR_PERCENT, and the one that is best of all. */
@@ -141,14 +141,20 @@ static int measure_curve(struct curve *self)
     work.run = run_near;
     work.name = name_near;
     TRY(probei_rounds(owner, &work, self->near_figures));
-    for (uint32_t i = 0; i < work.count; i++) {
-        probei_figure *to = &self->figures[self->near[i / KIND_COUNT]][i % KIND_COUNT];
-        for (uint32_t k = 0; k < self->near_figures[i].count; k++)
-            probei_figure_add(to, self->near_figures[i].values[k]);
+    /* Of these rounds alone: a drive may be faster or slower now than it was for the curve. */
+    probe_setting rivals[NEAR_MAX];
+    for (uint32_t i = 0; i < self->near_count; i++) {
+        rivals[i] = self->settings[self->near[i]];
+        for (int kind = 0; kind < KIND_COUNT; kind++)
+            rivals[i].rates[kind] = self->near_figures[i * KIND_COUNT + (uint32_t)kind].median;
     }
-    take_medians(self);
-    self->chosen =
-        probe_choose_setting(self->settings, self->setting_count, 0.01 * PROBE_NEAR_PERCENT);
+    uint32_t found = probe_choose_setting(rivals, self->near_count, 0.01 * PROBE_NEAR_PERCENT);
+    self->chosen = self->near[found];
+    for (int kind = 0; kind < KIND_COUNT; kind++) {
+        self->chosen_figures[kind] = self->near_figures[found * KIND_COUNT + (uint32_t)kind];
+        for (uint32_t i = 0; i < self->near_count; i++)
+            self->best[kind] = fmax(self->best[kind], rivals[i].rates[kind]);
+    }
     return 0;
 }
 
@@ -272,12 +278,15 @@ static int run_fio(struct curve *self)
             char text[PROBEI_TEXT_BYTES];
             snprintf(text, sizeof text, "against fio, %s", probei_kind_names[kind]);
             TRY(probei_check(owner, text));
-            TRY(probei_bench_run(&self->bench, 1, (enum machine_io_kind)kind, s->block_bytes,
-                                 (uint32_t)s->queue_depth, seconds, &rate));
-            probei_figure_add(&self->ours[kind], rate);
-            TRY(probei_fio_run(owner, self->bench, (enum machine_io_kind)kind, s->block_bytes,
-                               (uint32_t)s->queue_depth, seconds, &rate));
-            probei_figure_add(&self->fio[kind], rate);
+            for (int turn = 0; turn < 2; turn++) {
+                bool is_fio = (turn + round) % 2 == 1;
+                enum machine_io_kind which = (enum machine_io_kind)kind;
+                TRY(is_fio ? probei_fio_run(owner, self->bench, which, s->block_bytes,
+                                            (uint32_t)s->queue_depth, seconds, &rate)
+                           : probei_bench_run(&self->bench, 1, which, s->block_bytes,
+                                              (uint32_t)s->queue_depth, seconds, &rate));
+                probei_figure_add(is_fio ? &self->fio[kind] : &self->ours[kind], rate);
+            }
         }
         double now = (double)clock_ns() * 1e-9;
         if (now - begin + (now - round_begin) > all)
@@ -329,9 +338,9 @@ static void fill_drive(struct curve *self, machine_drive *drive)
     const probe_setting *s = &self->settings[self->chosen];
     drive->block_bytes = s->block_bytes;
     drive->queue_depth = s->queue_depth;
-    drive->read = s->rates[MACHINE_IO_READ];
-    drive->write = s->rates[MACHINE_IO_WRITE];
-    drive->mixed = s->rates[MACHINE_IO_MIXED];
+    drive->read = self->chosen_figures[MACHINE_IO_READ].median;
+    drive->write = self->chosen_figures[MACHINE_IO_WRITE].median;
+    drive->mixed = self->chosen_figures[MACHINE_IO_MIXED].median;
     drive->write_with_update = self->beside[BESIDE_ADAM].median;
     drive->sync_seconds = self->beside[SYNC].median;
     for (uint32_t i = 0; i < self->setting_count; i++)
@@ -347,10 +356,6 @@ static void report(struct curve *self, const machine_drive *drive)
 {
     probei *owner = self->owner;
     char left[SIZE_TEXT_BYTES];
-    double best[KIND_COUNT] = {0};
-    for (uint32_t i = 0; i < self->setting_count; i++)
-        for (int kind = 0; kind < KIND_COUNT; kind++)
-            best[kind] = fmax(best[kind], self->settings[i].rates[kind]);
     probei_say(owner, "%s (%s), %s free, by %s%s", drive->path, drive->name,
                size_format(drive->capacity_bytes, left),
                self->bench->backend == IO_URING ? "io_uring" : "threads of pread and pwrite",
@@ -361,8 +366,8 @@ static void report(struct curve *self, const machine_drive *drive)
     const double rates[KIND_COUNT] = {drive->read, drive->write, drive->mixed};
     for (int kind = 0; kind < KIND_COUNT; kind++)
         probei_found(owner, probei_kind_names[kind], rates[kind] * 1e-9, "GB/s",
-                     &self->figures[self->chosen][kind], "%.0f%% of the best of all settings%s",
-                     100 * rates[kind] / best[kind],
+                     &self->chosen_figures[kind], "%.0f%% of the best of all settings%s",
+                     100 * rates[kind] / self->best[kind],
                      kind == MACHINE_IO_MIXED ? "; both ways together" : "");
     probei_found(owner, "mixed beside Adam", drive->write_with_update * 1e-9, "GB/s",
                  &self->beside[BESIDE_ADAM], "%.0f%% of alone; Adam keeps %.0f%%",

@@ -83,6 +83,20 @@ void probei_end_watch(probei *self)
         probei_say(self, "the hypervisor gave %.2f of a core to others meanwhile", stolen);
 }
 
+/* Dense 16-bit products as NVIDIA's data sheets state them; 0: not in the list. The first that fits counts. */
+static double stated_flops(const char *name)
+{
+    static const struct {
+        const char *part;
+        double flops;
+    } gpus[] = {{"H100 PCIe", 756e12}, {"H100 NVL", 835e12}, {"H100", 989e12}, {"H200", 989e12},
+                {"A100", 312e12},      {"A800", 312e12},     {"L40S", 362e12}, {"V100", 125e12}};
+    for (size_t i = 0; i < sizeof gpus / sizeof gpus[0]; i++)
+        if (strstr(name, gpus[i].part))
+            return gpus[i].flops;
+    return 0;
+}
+
 void probei_describe_host(probei *self)
 {
     machine *out = self->out;
@@ -111,6 +125,12 @@ void probei_describe_host(probei *self)
         const device_info *info = device_get_info(self->gpu);
         snprintf(out->device.name, sizeof out->device.name, "%s", info->name);
         out->device.memory_bytes = info->total_bytes;
+        double stated = stated_flops(info->name);
+        if (stated > 0)
+            out->device.peak_flops = stated;
+        /* What was measured is between processes without a GPU. */
+        memset(&out->comm, 0, sizeof out->comm);
+        probei_say(self, "collectives between GPUs are not measured: the plan takes its default");
     } else {
         snprintf(out->device.name, sizeof out->device.name, "%s", out->host.cpu);
     }

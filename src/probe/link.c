@@ -124,6 +124,34 @@ static int measure(probei *self, struct bench *bench, uint32_t count)
     return 0;
 }
 
+static int copy_within(void *user)
+{
+    probei *self = user;
+    uint64_t half = self->operand_bytes / 2;
+    return device_copy(self->gpu, self->streams[0], self->operands + half, self->operands, half,
+                       DEVICE_WITHIN);
+}
+
+/* The GPU's own memory: read and written by a copy within it. */
+static int measure_device(probei *self)
+{
+    enum { ROUNDS = 7 };
+    probei_figure figure = {.count = 0};
+    for (int i = 0; i < ROUNDS; i++) {
+        double seconds;
+        TRY(probei_check(self, "the device's memory"));
+        TRY(probei_time(self, copy_within, self, &seconds));
+        probei_figure_add(&figure, (double)(self->operand_bytes / 2 * 2) / seconds);
+    }
+    probei_figure_close(&figure);
+    self->out->device.memory_rate = figure.median;
+    double stated = device_get_info(self->gpu)->memory_bytes_per_second;
+    probei_found(self, "the device's memory, read and written", figure.median * 1e-9, "GB/s",
+                 &figure, "%.0f%% of what its clock allows",
+                 stated > 0 ? 100 * figure.median / stated : 0.0);
+    return 0;
+}
+
 int probei_link(probei *self, uint32_t unused)
 {
     (void)unused;
@@ -144,9 +172,9 @@ int probei_link(probei *self, uint32_t unused)
         bench.copies[v].host = pageable;
         bench.copies[v].place_count = bytes / bench.copies[v].bytes / 2;
     }
-    int rc = device_pin(self->gpu, self->memory.base, self->memory.size_bytes);
+    int rc = measure(self, &bench, VARIANT_COUNT);
     if (rc == 0)
-        rc = measure(self, &bench, VARIANT_COUNT);
+        rc = measure_device(self);
     munmap(pageable, bytes);
     return rc;
 }

@@ -169,8 +169,12 @@ static int take_memory(probei *self, uint32_t unused)
                            .touch_threads = (int)self->cores.update.thread_count,
                            .nodes = &self->cores.host};
     TRY(arena_init(&self->memory, &config));
-    self->operands = self->memory.base;
-    self->operand_bytes = self->memory.size_bytes;
+    if (self->gpu) {
+        TRY(device_pin(self->gpu, self->memory.base, self->memory.size_bytes));
+    } else {
+        self->operands = self->memory.base;
+        self->operand_bytes = self->memory.size_bytes;
+    }
     kernel_context_config threads = {.thread_count = (int)self->cores.update.thread_count};
     TRY(kernels_cpu.context_create(&threads, &self->update));
     threads.thread_count = 1;
