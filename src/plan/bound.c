@@ -57,8 +57,7 @@ static bool counts(const struct bounding *w, uint64_t idx)
 
 static bool is_chained(const plani_builder *b, uint64_t idx)
 {
-    return b->ops[idx].lane == LANE_COMPUTE &&
-           plani_queue_of(b->job, &b->ops[idx]) == PLANI_QUEUE_MAIN;
+    return plani_is_chained(b->job, &b->ops[idx]);
 }
 
 /* Barriers, and other ops of the chain evenly spaced. */

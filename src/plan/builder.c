@@ -79,6 +79,7 @@ void plani_builder_fini(plani_builder *b)
     mem_free(b->ops);
     mem_free(b->dependents);
     mem_free(b->edges);
+    plani_graph_destroy(b->graph);
     memset(b, 0, sizeof *b);
 }
 

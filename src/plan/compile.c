@@ -1,9 +1,9 @@
-/* The search: which tile size, how many held stages, how much lookahead.
+/* The search: which tile size, how many held stages.
  *
  * The steady step decides. For each candidate tile size, largest first, and each number of held stages,
- * fewest first, its program is simulated; the shortest step wins, and a longer lookahead is tried before
- * a shorter one. A gain under plan_gain does not justify a smaller tile or more held stages, nor another
- * way to commit than the usual one of the update; and what is within it of the bound is not improved on.
+ * fewest first, its program is simulated; the shortest step wins. A gain under plan_gain does not justify a
+ * smaller tile or more held stages, nor another way to commit than the usual one of the update; and what is
+ * within it of the bound is not improved on.
  *
  * A tile size fits if and only if the budgets cover what the serial order of its programs needs (refuse.c).
  * Only the steady step is looked at before a choice is made. Where the needs of another program then do not
@@ -29,14 +29,11 @@ enum {
     /* Smaller tiles, or more of them, only where larger ones do not fit. */
     TILE_ELEMS_SEARCHED = 256 << 10,
     TILES_SEARCHED = 1 << 14,
-    LOOKAHEAD_TRIES = 6,
     CANDIDATES_MAX = 64,  /* each is about half of the one before */
     SLOTS_MOST = 4000000, /* stages times micro-batches */
     TRIAL_TILES_MOST = 1024,
     TRIAL_TILES_OF_HOST = 64,
 };
-
-static const uint64_t lookaheads[LOOKAHEAD_TRIES] = {0, 4096, 512, 64, 8, 1};
 
 /* Programs at the ends of a run move all state through memory once. As far ahead as memory allows they
  * would fill a host budget that steps leave free, and that would have to be touched and pinned for them
@@ -58,25 +55,17 @@ static bool is_at_bound(uint64_t ns, uint64_t bound_ns)
     return (double)ns <= (1 + plan_gain) * (double)bound_ns;
 }
 
-/* The first lookahead that fits. One op ahead needs the least: where that does not fit, none does. */
 static int schedule_one(plani_builder *b, const struct plani_order *asked, const uint64_t *budgets,
                         program *out)
 {
-    const plan_job *job = b->job;
-    int first = asked->serial ? LOOKAHEAD_TRIES - 1 : 0;
-    for (int i = first; i < LOOKAHEAD_TRIES; i++) {
-        uint64_t lookahead = shorter_lookahead(lookaheads[i], job->lookahead_ops);
-        if (is_at_an_end(asked->kind))
-            lookahead = shorter_lookahead(lookahead, PLANI_LOOKAHEAD_OF_SAVES);
-        int rc = plani_schedule(b, asked->kind, budgets, lookahead, asked->whole, out);
-        if (asked->work)
-            *asked->work += b->op_count;
-        if (rc != ERR_NO_FIT || i + 1 == LOOKAHEAD_TRIES)
-            return rc;
-        if (i == first)
-            TRY(plani_schedule(b, asked->kind, budgets, 1, false, out));
-    }
-    return ERR_NO_FIT;
+    if (asked->serial)
+        return plani_needs(b, asked->kind, budgets, out);
+    uint64_t lookahead = b->job->lookahead_ops;
+    if (is_at_an_end(asked->kind))
+        lookahead = shorter_lookahead(lookahead, PLANI_LOOKAHEAD_OF_SAVES);
+    if (asked->work)
+        *asked->work += b->op_count;
+    return plani_schedule(b, asked->kind, budgets, lookahead, asked->whole, out);
 }
 
 static int fill_bounds(const plani_builder *b, plan_set *set)
@@ -227,7 +216,7 @@ static int try_counts(struct tile_search *s)
             break; /* more held stages need more memory */
         }
         TRY(rc);
-        open = held < most && !is_at_bound(s->best->predicted_ns, s->best->bound_ns);
+        open = held < most;
     }
     uint32_t center = s->best->held;
     const uint32_t beside[] = {center - center / 4, center + center / 2};

@@ -3,7 +3,9 @@
  *   layout.c    homes and their offsets          emit.c      transfers, updates, fetches
  *   steps.c     the seven programs as ops        builder.c   ops, operands, data dependencies
  *   passes.c    one pass of one stage         collect.c   collectives
- *   schedule.c  simulation, order                share.c     rates of ops that run together
+ *   reserve.c   places of buffers              order.c     which op goes first
+ *   schedule.c  simulation                    finish.c    from a simulation to a program
+ *   share.c     rates of ops that run together
  *   space.c     one arena's memory in time    caps.c      caps on gathered params
  *   bound.c     lower bounds of a program's time
  *   compile.c   the search over tile size, lookahead and held stages
@@ -48,12 +50,6 @@ static inline uint64_t plani_align_offset(uint64_t offset, uint64_t residue)
     return placed >= offset ? placed : placed + TILE_PERIOD_BYTES;
 }
 
-/* Whether ops of the lane complete one at a time, in order: all lanes but the drives'. */
-static inline bool plani_lane_in_order(uint8_t lane)
-{
-    return lane != LANE_READ && lane != LANE_WRITE;
-}
-
 static inline uint32_t plani_world(const plan_job *job)
 {
     return job->world ? job->world : 1;
@@ -70,33 +66,21 @@ static inline uint64_t plani_whole_elems(const plan_job *job, uint32_t unit)
     return shard_whole_elems(job->unit_elems[unit], plani_world(job));
 }
 
-/* Ops of a lane that wait for each other; those of different queues wait only for what they depend on,
- * and which of them comes first the simulation says. */
-enum plani_queue {
-    PLANI_QUEUE_MAIN,
-    PLANI_QUEUE_SAVES, /* what only runs have that commit */
-    PLANI_QUEUE_ASIDE, /* of several ranks: params are gathered ahead of gradients that are not complete
-                          yet, and computing goes on while gradients are reduced that then are closed */
-    PLANI_QUEUES
-};
-
-/* Of an op before its first operand: kind, lane, conditions and state_kind are set by then. */
-static inline enum plani_queue plani_queue_of(const plan_job *job, const op *item)
+/* Whether the op keeps its place among the others of the compute lane. All ops of other lanes, and these
+ * of the compute lane, may start in any order that their dependencies allow: what only runs have that
+ * commit, and, of several ranks, closing and updating, as computing goes on while gradients are
+ * reduced that then are closed. Kind, lane and conditions are set by then. */
+static inline bool plani_is_chained(const plan_job *job, const op *item)
 {
-    if (item->if_commits)
-        return PLANI_QUEUE_SAVES;
-    bool gathers_params = item->kind == OP_ALL_GATHER && item->state_kind == STATE_PARAMS;
-    bool follows_reduce =
-        item->lane == LANE_COMPUTE && (item->kind == OP_GRAD_CLOSE || item->kind == OP_UPDATE);
-    return plani_world(job) > 1 && (gathers_params || follows_reduce) ? PLANI_QUEUE_ASIDE
-                                                                      : PLANI_QUEUE_MAIN;
+    bool follows_reduce = item->kind == OP_GRAD_CLOSE || item->kind == OP_UPDATE;
+    return item->lane == LANE_COMPUTE && !item->if_commits &&
+           !(plani_world(job) > 1 && follows_reduce);
 }
 
-/* Whether the two, as ops of one lane, complete in their serial order. */
+/* Whether the two complete in their serial order, dependencies aside. */
 static inline bool plani_in_one_order(const plan_job *job, const op *one, const op *two)
 {
-    return one->lane == two->lane && plani_queue_of(job, one) == plani_queue_of(job, two) &&
-           plani_lane_in_order(one->lane);
+    return plani_is_chained(job, one) && plani_is_chained(job, two);
 }
 
 struct plani_edge {
@@ -119,7 +103,8 @@ struct plani_builder {
     uint64_t buffer_count, buffer_capacity, home_count;
     struct plani_edge *edges;
     uint64_t edge_count, edge_capacity;
-    int error; /* first failure; later calls do nothing */
+    struct plani_graph *graph; /* of the finished ops, made by the first plani_schedule; or NULL */
+    int error;                 /* first failure; later calls do nothing */
 };
 typedef struct plani_builder plani_builder;
 
@@ -292,11 +277,16 @@ uint32_t plani_held_most(const plan_job *job);
 int plani_phases_bound(const plani_builder *b, bool commits, uint64_t *ns) MUST_CHECK;
 int plani_schedule_bound(const plani_builder *b, bool commits, uint64_t *ns) MUST_CHECK;
 
-/* schedule.c: simulates and places the builder's ops. With `whole` it fills *out; without, only what a
- * choice between programs needs: predicted_ns, peaks, budgets. `lookahead_ops` 0 is no limit, 1 is
- * serial. ERR_NO_FIT when memory ran out. The builder can be scheduled again. */
+void plani_graph_destroy(struct plani_graph *graph); /* order.c; NULL is nothing */
+
+/* schedule.c: places and simulates the builder's ops. With `whole` it fills *out; without, only what a
+ * choice between programs needs: predicted_ns, peaks, budgets. `lookahead_ops` 0 is no limit, 1 needs
+ * the least memory. ERR_NO_FIT when memory ran out. The builder can be scheduled again. */
 int plani_schedule(plani_builder *b, enum program_kind kind,
                    const uint64_t budget_bytes[ARENA_COUNT], uint64_t lookahead_ops, bool whole,
                    program *out) MUST_CHECK;
+/* Peaks and budgets alone, with a lookahead of 1: what the serial order needs. ERR_NO_FIT. */
+int plani_needs(plani_builder *b, enum program_kind kind, const uint64_t budget_bytes[ARENA_COUNT],
+                program *out) MUST_CHECK;
 
 #endif

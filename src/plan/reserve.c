@@ -1,0 +1,276 @@
+/* Which bytes each transient gets, and what must be over before it may use them.
+ *
+ * A walk through the serial order, one op at a time: at each op buffers are reserved in the order of their
+ * first use, as far ahead as the arena has room (or `lookahead_ops`), and given back after their last use.
+ * A buffer's place is the lowest address that fits (space.c). Where it takes over the bytes of an earlier
+ * one, the last uses of that one become dependencies of its first uses.
+ *
+ *   serial order   ..., op 40, op 41, ...                    op 57
+ *                  A's last use | B is reserved: A's bytes   | B's first use: behind op 40, not behind op 56
+ *
+ * Nothing here depends on time. Every dependency goes forward in the serial order, so no order of ops that
+ * keeps them deadlocks, and the earliest op that is not complete never waits for memory. Where even the op
+ * at hand finds no place, because what was reserved ahead has left none large enough, the arena is walked
+ * again with a shorter lookahead. With a lookahead of 1 it needs what the serial order needs.
+ *
+ * Memory that state homed in memory is saved through is reserved but a little ahead of the saves: the link is
+ * faster than the drives, and would fill the host with all of that state. Nothing else waits for it in the
+ * queue. Heap scratch, freed on return. */
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "plan/simulation.h"
+
+/* Memory for what every run of the program has, and for what only runs have that commit. */
+enum { QUEUE_ALWAYS, QUEUE_SAVES, QUEUES };
+
+/* One arena: its memory, and the transients that wait for a place in it. */
+struct walk {
+    plani_builder *b;
+    const struct plani_graph *graph;
+    uint32_t *queue; /* transients of the arena by first use, those of saves behind all others */
+    struct {
+        uint64_t next, begin, end; /* in queue */
+    } waiting[QUEUES];
+    int arena;
+    uint64_t floor_bytes, budget_bytes, peak_bytes;
+    uint32_t floor_buffer, peak_buffer;
+    struct plani_space space; /* transients live in [end of the homes, budget) */
+    uint32_t *uses_left;      /* [buffer_count] of the arena's transients: users ahead */
+    uint32_t *marks;          /* [2 * op_count] scratch of outer_uses */
+    uint32_t *ends;           /* [2 * op_count] */
+    uint32_t stamp;
+    uint64_t at;      /* the op at hand */
+    uint64_t at_save; /* from there on the first op that only runs have that commit */
+    uint64_t lookahead_ops;
+};
+
+/* The buffer's last uses (or its first), those that no other of its uses follows (precedes) by dependency
+ * or on the compute lane: into `list`, returns how many. */
+static uint32_t outer_uses(struct walk *w, const struct plani_buffer *item, bool last,
+                           uint32_t *list)
+{
+    uint32_t *member = w->marks, *inner = w->marks + w->b->op_count;
+    uint32_t stamp = ++w->stamp, chained = PROGRAM_NONE, count = 0;
+    for (uint32_t i = 0; i < item->user_count; i++)
+        member[item->users[i]] = stamp;
+    for (uint32_t i = 0; i < item->user_count; i++) {
+        uint32_t user = item->users[i];
+        for (uint64_t e = w->graph->in_begin[user]; e < w->graph->in_begin[user + 1]; e++)
+            if (member[w->b->edges[e].from] == stamp)
+                inner[last ? w->b->edges[e].from : user] = stamp;
+        if (!plani_is_chained(w->b->job, &w->b->ops[user]))
+            continue;
+        if (chained != PROGRAM_NONE)
+            inner[last ? chained : user] = stamp;
+        if (last || chained == PROGRAM_NONE)
+            chained = user;
+    }
+    for (uint32_t i = 0; i < item->user_count; i++)
+        if (inner[item->users[i]] != stamp)
+            list[count++] = item->users[i];
+    return count;
+}
+
+/* All last uses of `held` before all first uses of `fresh`, which takes over bytes of it. */
+static int order_buffers(void *context, uint32_t held_idx, uint32_t fresh_idx)
+{
+    struct walk *w = context;
+    uint32_t *before = w->ends, *after = w->ends + w->b->op_count;
+    uint32_t before_count = outer_uses(w, &w->b->buffers[held_idx], true, before);
+    uint32_t after_count = outer_uses(w, &w->b->buffers[fresh_idx], false, after);
+    for (uint32_t i = 0; i < before_count; i++)
+        for (uint32_t j = 0; j < after_count; j++)
+            if (!plani_in_one_order(w->b->job, &w->b->ops[before[i]], &w->b->ops[after[j]]))
+                TRY(plani_add_edge(w->b, before[i], after[j]));
+    return 0;
+}
+
+static bool is_waited_for(const struct walk *w, int queue)
+{
+    return w->waiting[queue].next < w->waiting[queue].end;
+}
+
+/* The op that uses the next transient of a queue first. */
+static uint32_t next_user(const struct walk *w, int queue)
+{
+    return w->b->buffers[w->queue[w->waiting[queue].next]].users[0];
+}
+
+/* Gives the next transient of a queue its place; 1: done, 0: there is none now. */
+static int reserve_next(struct walk *w, int queue)
+{
+    uint32_t idx = w->queue[w->waiting[queue].next];
+    struct plani_buffer *fresh = &w->b->buffers[idx];
+    uint64_t offset;
+    TRY(plani_space_find(&w->space, fresh->base.size_bytes, fresh->residue, &offset));
+    if (offset == UINT64_MAX)
+        return 0;
+    uint64_t end = offset + fresh->base.size_bytes;
+    TRY(plani_space_take(&w->space, offset, end, idx, order_buffers, w));
+    fresh->base.offset_bytes = offset;
+    w->uses_left[idx] = fresh->user_count;
+    if (end > w->peak_bytes) {
+        w->peak_bytes = end;
+        w->peak_buffer = idx;
+    }
+    w->waiting[queue].next++;
+    return 1;
+}
+
+/* Reserves what it can: in serial order, but that nothing waits for a save which is too far ahead of those
+ * that have their memory. */
+static int reserve(struct walk *w)
+{
+    uint64_t saves_end = w->at_save + PLANI_LOOKAHEAD_OF_SAVES;
+    for (;;) {
+        int queue = is_waited_for(w, QUEUE_ALWAYS) ? QUEUE_ALWAYS : QUEUE_SAVES;
+        if (!is_waited_for(w, queue))
+            return 0;
+        if (is_waited_for(w, QUEUE_SAVES) && next_user(w, QUEUE_SAVES) < saves_end &&
+            next_user(w, QUEUE_SAVES) <= next_user(w, queue))
+            queue = QUEUE_SAVES;
+        uint32_t first_user = next_user(w, queue);
+        if ((w->lookahead_ops && first_user >= w->at + w->lookahead_ops) ||
+            (queue == QUEUE_SAVES && first_user >= saves_end))
+            return 0;
+        int rc = reserve_next(w, queue);
+        if (rc <= 0)
+            return rc;
+    }
+}
+
+/* The op at hand is over: what it used last is free. ERR_NO_FIT where it had no place. */
+static int leave(struct walk *w)
+{
+    const op *item = &w->b->ops[w->at];
+    for (uint32_t i = 0; i < item->operand_count; i++) {
+        uint32_t used = item->operands[i].buffer_idx;
+        bool counts = used >= w->b->home_count && w->b->buffers[used].base.arena == w->arena;
+        for (uint32_t j = 0; j < i && counts; j++)
+            counts = item->operands[j].buffer_idx != used;
+        if (!counts)
+            continue;
+        if (w->uses_left[used] == 0)
+            return err_set(ERR_NO_FIT, "no memory for op %llu of %llu", (unsigned long long)w->at,
+                           (unsigned long long)w->b->op_count);
+        if (--w->uses_left[used] == 0 &&
+            (is_waited_for(w, QUEUE_ALWAYS) || is_waited_for(w, QUEUE_SAVES)))
+            plani_space_release(&w->space, w->b->buffers[used].base.offset_bytes);
+    }
+    return 0;
+}
+
+static int walk_ops(struct walk *w)
+{
+    const plani_builder *b = w->b;
+    for (w->at = w->at_save = 0; w->at < b->op_count; w->at++) {
+        while (w->at_save < b->op_count && (w->at_save < w->at || !b->ops[w->at_save].if_commits))
+            w->at_save++;
+        TRY(reserve(w));
+        TRY(leave(w));
+    }
+    return 0;
+}
+
+/* The arena with the longest lookahead of the ladder that fits. */
+static int walk_arena(struct walk *w, uint64_t lookahead_most)
+{
+    plani_builder *b = w->b;
+    uint64_t edge_count = b->edge_count;
+    w->lookahead_ops = lookahead_most;
+    for (;;) {
+        plani_space_init(&w->space, w->floor_bytes, w->budget_bytes);
+        for (int queue = 0; queue < QUEUES; queue++)
+            w->waiting[queue].next = w->waiting[queue].begin;
+        w->peak_bytes = w->floor_bytes;
+        w->peak_buffer = w->floor_buffer;
+        memset(w->uses_left, 0, (b->buffer_count + 1) * sizeof *w->uses_left);
+        int rc = walk_ops(w);
+        plani_space_fini(&w->space);
+        if (rc != ERR_NO_FIT || w->lookahead_ops == 1)
+            return rc;
+        b->edge_count = edge_count;
+        uint64_t last = w->lookahead_ops ? w->lookahead_ops : size_min(2 * b->op_count, 8192);
+        w->lookahead_ops = last > 8 ? last / 2 : last - 1;
+    }
+}
+
+static int queue_of(const op *item)
+{
+    return item->if_commits ? QUEUE_SAVES : QUEUE_ALWAYS;
+}
+
+static int compare_by_first_user(const void *left, const void *right, void *context)
+{
+    const plani_builder *b = context;
+    uint32_t a = *(const uint32_t *)left, c = *(const uint32_t *)right;
+    uint32_t first_a = b->buffers[a].users[0], first_c = b->buffers[c].users[0];
+    int queue_a = queue_of(&b->ops[first_a]), queue_c = queue_of(&b->ops[first_c]);
+    if (queue_a != queue_c)
+        return queue_a < queue_c ? -1 : 1;
+    if (first_a != first_c)
+        return first_a < first_c ? -1 : 1;
+    return a < c ? -1 : a > c;
+}
+
+static int walk_init(struct walk *w)
+{
+    const plani_builder *b = w->b;
+    w->uses_left = mem_alloc(b->buffer_count + 1, sizeof *w->uses_left, "plan uses");
+    w->queue = mem_alloc(b->buffer_count + 1, sizeof *w->queue, "plan reserve queue");
+    w->marks = mem_alloc(2 * b->op_count + 1, sizeof *w->marks, "plan reserve");
+    w->ends = mem_alloc(2 * b->op_count + 1, sizeof *w->ends, "plan reserve");
+    return w->uses_left && w->queue && w->marks && w->ends ? 0 : -ENOMEM;
+}
+
+static void fill_queue(struct walk *w, int arena)
+{
+    plani_builder *b = w->b;
+    uint64_t always = 0, all = 0;
+    w->arena = arena;
+    w->floor_bytes = 0;
+    w->floor_buffer = PROGRAM_NONE;
+    for (uint64_t i = 0; i < b->buffer_count; i++) {
+        const struct plani_buffer *item = &b->buffers[i];
+        if (item->base.arena != arena)
+            continue;
+        uint64_t end = item->base.offset_bytes + item->base.size_bytes;
+        if (i >= b->home_count) {
+            assert(item->user_count > 0);
+            w->queue[all++] = (uint32_t)i;
+            always += queue_of(&b->ops[item->users[0]]) == QUEUE_ALWAYS;
+        } else if (end > w->floor_bytes) {
+            w->floor_bytes = end;
+            w->floor_buffer = (uint32_t)i;
+        }
+    }
+    qsort_r(w->queue, all, sizeof *w->queue, compare_by_first_user, b);
+    w->waiting[QUEUE_ALWAYS].begin = 0;
+    w->waiting[QUEUE_ALWAYS].end = w->waiting[QUEUE_SAVES].begin = always;
+    w->waiting[QUEUE_SAVES].end = all;
+}
+
+int plani_reserve(plani_builder *b, const struct plani_graph *graph,
+                  const uint64_t budget_bytes[ARENA_COUNT], uint64_t lookahead_ops,
+                  struct plani_peaks *peaks)
+{
+    struct walk w = {.b = b, .graph = graph};
+    int rc = walk_init(&w);
+    for (int a = 0; a < ARENA_COUNT && rc == 0; a++) {
+        fill_queue(&w, a);
+        w.budget_bytes = budget_bytes[a];
+        rc = w.floor_bytes > w.budget_bytes ? err_set(ERR_NO_FIT, "homes do not fit")
+                                            : walk_arena(&w, lookahead_ops);
+        peaks->bytes[a] = w.peak_bytes;
+        peaks->buffer[a] = w.peak_buffer;
+    }
+    mem_free(w.uses_left);
+    mem_free(w.queue);
+    mem_free(w.marks);
+    mem_free(w.ends);
+    return rc;
+}
