@@ -2,3 +2,6 @@ sluice_test(test_plan_compile LIBS sluice_plan sluice_program sluice_base LABELS
 sluice_test(test_plan_scale LIBS sluice_plan sluice_program sluice_base LABELS cpu TIMEOUT 180)
 sluice_test(test_plan_commit LIBS sluice_plan sluice_program sluice_base LABELS "cpu;debug" TIMEOUT 180)
 sluice_test(test_plan_ranks LIBS sluice_plan sluice_program sluice_base LABELS "cpu;debug" TIMEOUT 180)
+sluice_test(test_plan_place LIBS sluice_plan sluice_program sluice_base LABELS cpu TIMEOUT 180)
+add_test(NAME slow.test_plan_place COMMAND test_plan_place 100 50)
+set_tests_properties(slow.test_plan_place PROPERTIES LABELS slow TIMEOUT 1800)

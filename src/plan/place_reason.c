@@ -170,6 +170,8 @@ static int explain(plani_placer *self, struct plan_place_found *found, const str
                  matters ? cost : "", matters ? " a step" : "");
     else if (can_move && matters && lost < 0)
         snprintf(text, WHY_BYTES, "%s, where a step would take %s more", fits, cost);
+    else if (matters && lost > 0 && used == 0)
+        snprintf(text, WHY_BYTES, "%s; that makes a step %s longer", fits, cost);
     else if (matters && lost > 0)
         snprintf(text, WHY_BYTES, "%s; %s of %s a step, which make it %s longer", fits, seconds,
                  lane, cost);

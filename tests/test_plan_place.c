@@ -1,0 +1,376 @@
+/* Automatic placement: never slower than hand placements, rules win, reasons are true, a model of 1000 billion
+ * parameters is placed with bounded work, refusals name what fits.
+ *
+ * test_plan_place [JOBS [DRAWS]]: how many jobs, and random placements of each (2 and 50). */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+#include <time.h>
+
+#include "base/rng.h"
+#include "base/size.h"
+#include "base/tile.h"
+#include "plan/place.h"
+
+enum { UNITS_MAX = 130, TOKENS = 1024, WORK_MOST = 12000000 };
+
+static uint64_t job_count = 2, draw_count = 50;
+
+struct placed {
+    plan_job job;
+    uint64_t elems[UNITS_MAX];
+    plan_stage stages[UNITS_MAX];
+    plan_pass passes[UNITS_MAX][2];
+    uint8_t wanted[STATE_KIND_COUNT][UNITS_MAX], homes[STATE_KIND_COUNT][UNITS_MAX];
+    struct plan_place_asked asked;
+    struct plan_place_found found;
+};
+
+/* Forward and backward of one stage: the embedding, a block, or the head, which ties the embedding. */
+static void make_stage(struct placed *l, uint32_t u, uint64_t hidden)
+{
+    bool head = u + 1 == l->job.unit_count, block = u > 0 && !head;
+    uint64_t elems = u == 0 ? (50257 + TOKENS) * hidden
+                     : head ? 2 * hidden
+                            : (12 * hidden + 13) * hidden;
+    double products = u == 0 ? 0 : (double)(head ? l->elems[0] : elems);
+    l->elems[u] = size_round_up(elems, SHARD_ELEMS_STEP);
+    plan_pass *forward = &l->passes[u][0], *backward = &l->passes[u][1];
+    *forward = (plan_pass){.units = {u, 0},
+                           .unit_count = head ? 2 : 1,
+                           .reads_params = {true, head},
+                           .input = u > 0 ? ACCESS_READ : 0,
+                           .output = head ? 0 : ACCESS_WRITE,
+                           .losses = head ? ACCESS_WRITE : 0,
+                           .flops = 2.0 * TOKENS * products,
+                           .dram_bytes = 2 * elems};
+    *backward = *forward;
+    backward->reads_params[0] = u > 0;
+    backward->adds_grads[0] = true;
+    backward->adds_grads[1] = head;
+    backward->output = 0;
+    backward->output_grad = head ? 0 : ACCESS_READ;
+    backward->input_grad = u > 0 ? ACCESS_WRITE : 0;
+    backward->flops = (block ? 8.0 : 6.0) * TOKENS * products;
+    backward->dram_bytes = 6 * elems;
+    l->stages[u] = (plan_stage){.passes = {forward, NULL, backward},
+                                .pass_count = {1, 0, 1},
+                                .has_input = u > 0,
+                                .has_output = !head,
+                                .saved_bytes = block ? TOKENS * hidden * 34 : 0,
+                                .recompute_flops = block ? 2.0 * TOKENS * products : 0,
+                                .recompute_dram_bytes = block ? 2 * elems : 0};
+}
+
+/* A gpt2-like model on a GPU, everything to be placed. */
+static void make_job(struct placed *l, uint32_t layers, uint64_t hidden)
+{
+    memset(l, 0, sizeof *l);
+    plan_job *job = &l->job;
+    job->unit_count = job->stage_count = layers + 2;
+    assert_true(job->unit_count <= UNITS_MAX);
+    for (uint32_t u = 0; u < job->unit_count; u++)
+        make_stage(l, u, hidden);
+    memset(l->wanted, PLAN_PLACE_AUTO, sizeof l->wanted);
+    for (int k = 0; k < STATE_KIND_COUNT; k++) {
+        l->asked.wanted[k] = l->wanted[k];
+        l->found.homes[k] = l->homes[k];
+    }
+    l->asked.job = job;
+    l->asked.chooses_update = l->asked.has_drives = true;
+    job->unit_elems = l->elems;
+    job->stages = l->stages;
+    job->micro_batch_count = 2;
+    job->boundary_bytes = TOKENS * hidden * 2;
+    job->workspace_bytes = TOKENS * hidden * 64;
+    job->constants_bytes = 4096;
+    job->tokens_bytes = 16384;
+    job->losses_bytes = 8192;
+    job->param_bytes = job->grad_bytes = 2;
+    job->state_streams = 3;
+    job->needs_save_places = job->commits = true;
+    job->commit_every = 50;
+    job->budget_bytes[ARENA_DEVICE] = job->budget_bytes[ARENA_HOST] = 16 * GIB;
+    job->budget_bytes[ARENA_NVME] = 40000 * GIB;
+    plan_machine_default_gpu(&job->machine, 8, 8, 0);
+}
+
+/* Jobs of different shape: in memory, tight on one tier or both, bound by computing or by drives, on the CPU, of
+ * several ranks. */
+static void draw_job(struct placed *l, uint64_t seed)
+{
+    static const uint64_t hiddens[] = {512, 1024, 2048};
+    uint64_t n = 0;
+    uint32_t layers = 3 + (uint32_t)rng_below(seed, 80, n++, 12);
+    make_job(l, layers, hiddens[rng_below(seed, 80, n++, 3)]);
+    plan_job *job = &l->job;
+    uint64_t params = 0;
+    for (uint32_t u = 0; u < job->unit_count; u++)
+        params += l->elems[u];
+    job->micro_batch_count = 1 + (uint32_t)rng_below(seed, 80, n++, 8);
+    job->budget_bytes[ARENA_DEVICE] =
+        job->workspace_bytes + params * (1 + rng_below(seed, 80, n++, 24)) + 512 * MIB;
+    job->budget_bytes[ARENA_HOST] = params * (1 + rng_below(seed, 80, n++, 24)) + 512 * MIB;
+    if (rng_below(seed, 80, n++, 3) == 0)
+        plan_machine_default_cpu(&job->machine, 8, true);
+    job->machine.device_flops_per_second /= (double)(1 << (2 * rng_below(seed, 80, n++, 3)));
+    job->machine.drive_read_bytes_per_second *= (double)(1 + rng_below(seed, 80, n++, 6));
+    job->order = rng_below(seed, 80, n++, 4) ? PLAN_LAYER_MAJOR : PLAN_BATCH_MAJOR;
+    l->asked.allows_in_backward = rng_below(seed, 80, n++, 2);
+    if (rng_below(seed, 80, n++, 3) == 0) {
+        job->world = 4;
+        job->zero_stage = 3;
+    }
+}
+
+/* A tier per kind, and for half of them another one for a range of units. */
+static void draw_placement(struct placed *l, uint64_t seed, uint64_t round)
+{
+    uint64_t n = 20 * round;
+    for (int k = 0; k < STATE_KIND_COUNT; k++) {
+        uint64_t tiers = k == STATE_INNER_ACTIVATIONS ? ARENA_COUNT + 1 : ARENA_COUNT;
+        memset(l->wanted[k], (int)rng_below(seed, 81, n++, tiers), UNITS_MAX);
+        uint64_t first = rng_below(seed, 81, n++, l->job.unit_count);
+        uint64_t other = rng_below(seed, 81, n++, tiers);
+        if (rng_below(seed, 81, n++, 2))
+            memset(l->wanted[k] + first, (int)other, UNITS_MAX - first);
+    }
+}
+
+static double seconds_now(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+static double placed_ns(struct placed *l, double *work)
+{
+    assert_int_equal(plan_place(&l->asked, &l->found), 0);
+    plan_job job = l->job;
+    job.update = l->found.update;
+    job.order = l->found.order;
+    double ns = plan_mean_step_ns(&job, &l->found.set);
+    *work = (double)l->found.work_ops;
+    plan_set_fini(&l->found.set);
+    return ns;
+}
+
+static void hand_placements_are_not_faster(void **state)
+{
+    (void)state;
+    static struct placed automatic, hand;
+    uint64_t fitting = 0, worse = 0;
+    for (uint64_t seed = 1; seed <= job_count; seed++) {
+        double work, begin = seconds_now(), nearest = 1e9;
+        draw_job(&automatic, seed);
+        if (plan_place(&automatic.asked, &automatic.found) == ERR_NO_FIT)
+            continue;
+        plan_set_fini(&automatic.found.set);
+        double best = placed_ns(&automatic, &work);
+        assert_true(work < WORK_MOST);
+        uint64_t fits = 0;
+        for (uint64_t round = 0; round < draw_count; round++) {
+            draw_job(&hand, seed);
+            draw_placement(&hand, seed, round);
+            hand.job.no_advice = true;
+            int rc = plan_place(&hand.asked, &hand.found);
+            if (rc == ERR_NO_FIT)
+                continue;
+            assert_int_equal(rc, 0);
+            plan_job job = hand.job;
+            job.update = hand.found.update;
+            double ns = plan_mean_step_ns(&job, &hand.found.set);
+            plan_set_fini(&hand.found.set);
+            nearest = ns / best < nearest ? ns / best : nearest;
+            fits++;
+            if (best > 1.001 * ns) {
+                print_message("seed %llu, placement %llu: %.6f s by hand, %.6f s automatic\n",
+                              (unsigned long long)seed, (unsigned long long)round, ns * 1e-9,
+                              best * 1e-9);
+                worse++;
+            }
+        }
+        fitting += fits;
+        print_message("seed %llu: %.6f s, %.0f thousand ops; the best of %llu by hand %.2f%% more; "
+                      "%.2f s\n",
+                      (unsigned long long)seed, best * 1e-9, work / 1e3, (unsigned long long)fits,
+                      fits ? 100 * (nearest - 1) : 0, seconds_now() - begin);
+    }
+    assert_int_equal(worse, 0);
+    assert_true(fitting > 10);
+}
+
+static void rules_win(void **state)
+{
+    (void)state;
+    static struct placed l;
+    draw_job(&l, 2);
+    for (uint32_t u = 0; u < l.job.unit_count; u++) {
+        l.wanted[STATE_OPTIMIZER][u] = u % 2 ? ARENA_NVME : PLAN_PLACE_AUTO;
+        l.wanted[STATE_PARAMS][u] = ARENA_HOST;
+        l.wanted[STATE_INNER_ACTIVATIONS][u] = u == 2 ? ARENA_HOST : PLAN_PLACE_AUTO;
+    }
+    assert_int_equal(plan_place(&l.asked, &l.found), 0);
+    for (int k = 0; k < STATE_KIND_COUNT; k++)
+        for (uint32_t u = 0; u < l.job.unit_count; u++)
+            if (l.wanted[k][u] != PLAN_PLACE_AUTO)
+                assert_int_equal(l.homes[k][u], l.wanted[k][u]);
+    bool names_rule = false;
+    for (uint32_t i = 0; i < l.found.reason_count; i++)
+        names_rule = names_rule || (strncmp(l.found.reasons[i], "params of units 0-", 18) == 0 &&
+                                    strstr(l.found.reasons[i], "by tiers.place"));
+    assert_true(names_rule);
+    plan_set_fini(&l.found.set);
+}
+
+static void without_drives_nothing_goes_there(void **state)
+{
+    (void)state;
+    static struct placed l;
+    make_job(&l, 4, 512);
+    l.asked.has_drives = false;
+    l.job.budget_bytes[ARENA_DEVICE] = GIB / 4;
+    assert_int_equal(plan_place(&l.asked, &l.found), 0);
+    for (int k = 0; k < STATE_KIND_COUNT; k++)
+        assert_int_equal(l.found.set.home_bytes[k][ARENA_NVME], 0);
+    plan_set_fini(&l.found.set);
+}
+
+/* Equal inputs give equal answers, to the letter. */
+static void it_is_deterministic(void **state)
+{
+    (void)state;
+    static struct placed one, other;
+    draw_job(&one, 3);
+    draw_job(&other, 3);
+    assert_int_equal(plan_place(&one.asked, &one.found), 0);
+    assert_int_equal(plan_place(&other.asked, &other.found), 0);
+    assert_memory_equal(one.homes, other.homes, sizeof one.homes);
+    assert_int_equal(one.found.work_ops, other.found.work_ops);
+    assert_int_equal(one.found.reason_count, other.found.reason_count);
+    for (uint32_t i = 0; i < one.found.reason_count; i++)
+        assert_string_equal(one.found.reasons[i], other.found.reasons[i]);
+    plan_set_fini(&one.found.set);
+    plan_set_fini(&other.found.set);
+}
+
+static void a_thousand_billion_parameters_are_placed(void **state)
+{
+    (void)state;
+    static struct placed l;
+    static const uint32_t worlds[] = {1, 16, 512};
+    for (size_t i = 0; i < sizeof worlds / sizeof worlds[0]; i++) {
+        make_job(&l, 128, 25600);
+        l.job.world = worlds[i];
+        l.job.zero_stage = 3;
+        l.job.budget_bytes[ARENA_DEVICE] = 76 * GIB;
+        l.job.budget_bytes[ARENA_HOST] = 90 * GIB;
+        double begin = seconds_now();
+        assert_int_equal(plan_place(&l.asked, &l.found), 0);
+        print_message("%u ranks: step %.2f s, bound %.2f s, %u trials, %u compilations, %llu "
+                      "thousand ops; %.2f s\n",
+                      worlds[i], (double)l.found.set.uncommitted_ns * 1e-9,
+                      (double)l.found.set.uncommitted_bound_ns * 1e-9, l.found.trial_count,
+                      l.found.compile_count, (unsigned long long)(l.found.work_ops / 1000),
+                      seconds_now() - begin);
+        for (uint32_t r = 0; r < l.found.reason_count; r++)
+            print_message("  %s\n", l.found.reasons[r]);
+        assert_true(l.found.work_ops < WORK_MOST);
+        plan_set_fini(&l.found.set);
+    }
+}
+
+/* What is named is what fits, and less does not. */
+static void refusals_name_what_fits(void **state)
+{
+    (void)state;
+    static struct placed l;
+    make_job(&l, 4, 512);
+    l.job.budget_bytes[ARENA_DEVICE] = 8 * MIB;
+    assert_int_equal(plan_place(&l.asked, &l.found), ERR_NO_FIT);
+    const char *named = strstr(err_text(), "tiers.device.budget=");
+    assert_non_null(named);
+    assert_null(strstr(err_text(), "tiers.host.budget"));
+    uint64_t need = strtoull(named + strlen("tiers.device.budget="), NULL, 10);
+    assert_true(need > 8 * MIB);
+    l.job.budget_bytes[ARENA_DEVICE] = need - TILE_BLOCK_BYTES;
+    assert_int_equal(plan_place(&l.asked, &l.found), ERR_NO_FIT);
+    l.job.budget_bytes[ARENA_DEVICE] = need;
+    assert_int_equal(plan_place(&l.asked, &l.found), 0);
+    plan_set_fini(&l.found.set);
+}
+
+/* Bytes of the kind on the tier, by the sentences. */
+static double told_bytes(const struct placed *l, const char *kind, const char *tier)
+{
+    double bytes = 0;
+    char on[32];
+    snprintf(on, sizeof on, "on %s: ", tier);
+    for (uint32_t i = 0; i < l->found.reason_count; i++) {
+        const char *text = l->found.reasons[i], *at = strstr(text, on);
+        if (strncmp(text, kind, strlen(kind)) != 0 || text[strlen(kind)] != ' ' || !at)
+            continue;
+        char *unit;
+        double value = strtod(at + strlen(on), &unit);
+        bytes += value * (strncmp(unit, " GiB", 4) == 0   ? (double)GIB
+                          : strncmp(unit, " MiB", 4) == 0 ? (double)MIB
+                          : strncmp(unit, " KiB", 4) == 0 ? 1024
+                                                          : 1);
+    }
+    return bytes;
+}
+
+/* The sentences' bytes are the plan's, and what is said not to fit does not. */
+static void reasons_are_true(void **state)
+{
+    (void)state;
+    static struct placed l;
+    static const char *const kinds[] = {"params", "grads", "optimizer"};
+    make_job(&l, 12, 1024);
+    l.job.budget_bytes[ARENA_DEVICE] = 2 * GIB;
+    l.job.budget_bytes[ARENA_HOST] = GIB + GIB / 2;
+    assert_int_equal(plan_place(&l.asked, &l.found), 0);
+    bool tells = false;
+    for (uint32_t i = 0; i < l.found.reason_count; i++) {
+        print_message("  %s\n", l.found.reasons[i]);
+        tells = tells || (strncmp(l.found.reasons[i], "optimizer", 9) == 0 &&
+                          strstr(l.found.reasons[i], "do not fit the device budget of 2.00 GiB"));
+    }
+    assert_true(tells);
+    for (int k = 0; k < 3; k++)
+        for (int a = 0; a < ARENA_COUNT; a++) {
+            double told = told_bytes(&l, kinds[k], arena_kind_name((enum arena_kind)a));
+            double truth = (double)l.found.set.home_bytes[k][a];
+            assert_true(told <= 1.02 * truth && told >= 0.98 * truth - 8192);
+        }
+    plan_set_fini(&l.found.set);
+
+    for (uint32_t u = 0; u < l.job.unit_count; u++) /* all of it, by hand */
+        l.wanted[STATE_OPTIMIZER][u] = ARENA_DEVICE;
+    l.job.no_advice = true;
+    assert_int_equal(plan_place(&l.asked, &l.found), ERR_NO_FIT);
+}
+
+int main(int argc, char **argv)
+{
+    job_count = argc > 1 ? strtoull(argv[1], NULL, 10) : job_count;
+    draw_count = argc > 2 ? strtoull(argv[2], NULL, 10) : draw_count;
+    const struct CMUnitTest draws[] = {cmocka_unit_test(hand_placements_are_not_faster)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(rules_win),
+        cmocka_unit_test(without_drives_nothing_goes_there),
+        cmocka_unit_test(it_is_deterministic),
+        cmocka_unit_test(refusals_name_what_fits),
+        cmocka_unit_test(reasons_are_true),
+        cmocka_unit_test(a_thousand_billion_parameters_are_placed),
+    };
+    int failed = cmocka_run_group_tests(draws, NULL, NULL);
+    return argc > 1 ? failed : failed + cmocka_run_group_tests(tests, NULL, NULL);
+}
