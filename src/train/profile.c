@@ -167,6 +167,34 @@ static int on_step(void *user, const traini_loop *loop, const struct traini_watc
     return 0;
 }
 
+/* A rate that the machine file says: not one that the plan takes by default. */
+static double known_rate(double planned, double by_default)
+{
+    return planned != by_default ? planned : 0;
+}
+
+static int note_ceilings(profile *self, const traini_setup *setup)
+{
+    const plan_machine *now = &setup->plan.machine;
+    plan_machine bare;
+    traini_setup *without = mem_alloc(1, sizeof *without, "profile");
+    if (!without)
+        return -ENOMEM;
+    *without = *setup; /* borrows all of it */
+    without->stated = NULL;
+    traini_machine_figures(without, &bare);
+    mem_free(without);
+    struct profile_lane *lanes = self->out->lanes;
+    lanes[LANE_READ].ceiling =
+        known_rate(now->drive_read_bytes_per_second, bare.drive_read_bytes_per_second);
+    lanes[LANE_WRITE].ceiling =
+        known_rate(now->drive_write_bytes_per_second, bare.drive_write_bytes_per_second);
+    lanes[LANE_H2D].ceiling = known_rate(now->h2d_bytes_per_second, bare.h2d_bytes_per_second);
+    lanes[LANE_D2H].ceiling = known_rate(now->d2h_bytes_per_second, bare.d2h_bytes_per_second);
+    lanes[LANE_COMM].ceiling = known_rate(now->comm_bytes_per_second, bare.comm_bytes_per_second);
+    return 0;
+}
+
 static int on_setup(void *user, const traini_setup *setup)
 {
     profile *self = user;
@@ -199,13 +227,8 @@ static int on_setup(void *user, const traini_setup *setup)
         out->comm_bytes_per_second = self->machine.comm_bytes_per_second;
     out->is_compute_timed =
         self->options->only_transfers && self->machine.device_flops_per_second < WATCH_NO_TIME;
-    if (self->options->machine) {
-        out->lanes[LANE_READ].ceiling = self->machine.drive_read_bytes_per_second;
-        out->lanes[LANE_WRITE].ceiling = self->machine.drive_write_bytes_per_second;
-        out->lanes[LANE_H2D].ceiling = self->machine.h2d_bytes_per_second;
-        out->lanes[LANE_D2H].ceiling = self->machine.d2h_bytes_per_second;
-        out->lanes[LANE_COMM].ceiling = self->machine.comm_bytes_per_second;
-    }
+    if (self->options->machine)
+        TRY(note_ceilings(self, setup));
     return self->options->no_advice ? 0 : profilei_place(self, setup);
 }
 
