@@ -78,21 +78,21 @@ if [ "$what" = browser ]; then
              print "</script>"
          }
          /<\/body>/ {
-             print "<script>requestAnimationFrame(() => requestAnimationFrame(() => {"
+             print "<script>setTimeout(() => {" # frames need not come in a window that nobody sees
              print "const pictures = [...document.querySelectorAll(\"figure\")];"
              print "const drawn = pictures.filter((f) => !f.hidden && f.querySelector(\"svg, canvas\")).length;"
              print "const root = document.documentElement, wide = root.scrollWidth > root.clientWidth;"
              print "const dark = getComputedStyle(document.body).backgroundColor;"
              print "document.body.append(`RESULT drawn=${drawn} of=${pictures.length} wide=${wide} colour=${dark} problems=[${problems.join(\"; \")}] END`);"
-             print "}));</script>"
+             print "}, 300);</script>"
          }
          {print}' "$page" >"$scratch/watched.html"
     for width in 1280 500; do
         for scheme in 0 1; do # as Chromium numbers them: dark, light
             result=$("$browser" --headless=new --no-sandbox --disable-gpu --user-data-dir="$scratch/profile" \
                 --window-size="$width,900" --blink-settings="preferredColorScheme=$scheme" \
-                --virtual-time-budget=3000 --dump-dom "file://$scratch/watched.html" 2>"$scratch/browser" |
-                grep -o 'RESULT .* END' | tail -n 1)
+                --virtual-time-budget=10000 --dump-dom "file://$scratch/watched.html" 2>"$scratch/browser" |
+                grep -o 'RESULT drawn=[0-9].* END' | tail -n 1)
             echo "width $width, scheme $scheme: ${result:-nothing}"
             [ -n "$result" ] || tail -n 5 "$scratch/browser"
             case $scheme in

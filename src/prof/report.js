@@ -20,7 +20,7 @@
   const countText = (v) => scaled(v, 1000, ["", "k", "M", "G", "T"]);
   const timeText = (us) => us >= 1e6 ? trim(us / 1e6, 3) + " s" : us >= 1000 ? trim(us / 1000, us >= 1e5 ? 1 : 2) + " ms"
     : trim(us, 1) + " \u00b5s";
-  const numberText = (v) => v === 0 ? "0" : Math.abs(v) < 1e-3 || Math.abs(v) >= 1e5 ? v.toExponential(2).replace("e", " e") : trim(v, 4);
+  const numberText = (v) => v === 0 ? "0" : Math.abs(v) < 1e-3 || Math.abs(v) >= 1e5 ? v.toExponential(2).replace(/\.?0*e/, "e") : trim(v, 4);
   const plainName = (name) => name.replace(/_/g, " ");
 
   // ---- elements ----

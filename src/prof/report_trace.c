@@ -316,7 +316,8 @@ static void join(reporti_trace *self, double width_us)
 static double step_length(const reporti_trace *self, uint64_t at)
 {
     double end_us = 0;
-    for (uint64_t i = at; i < step_end(self, at); i++)
+    uint64_t stop = step_end(self, at);
+    for (uint64_t i = at; i < stop; i++)
         end_us = fmax(end_us, self->events[i].end_us);
     return end_us - self->events[at].start_us;
 }
