@@ -54,6 +54,10 @@ struct cli_ranks_row {
 int cli_table_ranks(FILE *out, const struct cli_ranks_row *rows, uint32_t count,
                     bool json) MUST_CHECK;
 
+/* What plan --max-model found, as text or as one JSON object. */
+int cli_print_max_model(FILE *out, const char *family, const struct train_max_model *found,
+                        bool json) MUST_CHECK;
+
 /* How many ranks the summary holds: all of them, up to 8. */
 uint32_t cli_ranks_shown(const struct train_summary *summary);
 

@@ -33,6 +33,7 @@ struct plan_request {
     struct cli_machine on; /* whose figures */
     uint64_t local_world;  /* 0: all */
     bool json;
+    const char *max_model;                       /* a family, or NULL */
     const char *table;                           /* or NULL */
     const char *ranks;                           /* "1" or "1,2,4"; NULL: not given */
     uint32_t worlds[PLAN_ROWS_MAX], world_count; /* of it */
@@ -109,6 +110,25 @@ done:
     return rc;
 }
 
+/* The largest model that fits in place of the job's. */
+static int plan_largest(const plan_request *asked)
+{
+    static struct train_max_model found; /* large */
+    job *work = NULL;
+    uint32_t world = asked->worlds[0];
+    const struct train_plan_options options = {.local_world = (uint32_t)asked->local_world,
+                                               .machine = asked->on.figures,
+                                               .is_described =
+                                                   asked->on.figures && !asked->on.is_here};
+    if (asked->world_count > 1)
+        return err_set(ERR_USAGE, "plan: --max-model takes one number of ranks, not \"%s\"",
+                       asked->ranks);
+    TRY(job_read_ranks(asked->path, asked->set.items, asked->set.count, world, &work));
+    int rc = train_max_model(work, asked->max_model, &options, &found);
+    job_destroy(work);
+    return rc < 0 ? rc : cli_print_max_model(stdout, asked->max_model, &found, asked->json);
+}
+
 static int plan_one(const plan_request *asked)
 {
     static struct plan_summary plan; /* large */
@@ -181,6 +201,12 @@ int cli_plan(int argc, char **argv)
          .value = "FILE",
          .help = CLI_MACHINE_HELP,
          .target = &machine_file},
+        {.name = "max-model",
+         .type = CLI_TEXT,
+         .value = "FAMILY",
+         .help = "the largest model that fits in place of JOB's, of which the sequence stays:\n"
+                 "gpt, zero-offload or llama",
+         .target = &asked.max_model},
         {.name = "table",
          .type = CLI_TEXT,
          .value = "zero",
@@ -203,5 +229,7 @@ int cli_plan(int argc, char **argv)
         return err_set(ERR_USAGE, "plan: JOB is missing; sluice plan --help says more");
     TRY(read_machine(&asked, machine_file));
     TRY(read_worlds(&asked));
+    if (asked.max_model)
+        return plan_largest(&asked);
     return asked.world_count > 1 ? plan_each(&asked) : plan_one(&asked);
 }

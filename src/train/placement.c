@@ -166,8 +166,9 @@ int traini_place_and_compile(traini_setup *self)
     wanted[0] = mem_alloc((uint64_t)STATE_KIND_COUNT * units, 1, "placement");
     for (int kind = 1; kind < STATE_KIND_COUNT && wanted[0]; kind++)
         wanted[kind] = wanted[0] + (uint64_t)kind * units;
+    self->plan.no_advice = self->only_fits;
     int rc = found && wanted[0] ? choose(self, wanted, found) : -ENOMEM;
-    if (rc == ERR_NO_FIT)
+    if (rc == ERR_NO_FIT && !self->only_fits)
         rc = advise_order(self, wanted, found, rc);
     if (rc == 0) {
         take(self, found);

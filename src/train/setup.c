@@ -549,6 +549,7 @@ int traini_setup_create(const struct job *asked, const struct traini_setup_optio
     self->job = asked;
     self->stated = options->machine;
     self->is_described = options->is_described;
+    self->only_fits = options->only_fits;
     if (options->ranks)
         self->ranks = *options->ranks;
     else

@@ -104,6 +104,7 @@ struct traini_setup {
     const struct machine *stated; /* borrowed, while it is set up: its figures; NULL: defaults */
     bool is_described;            /* train_plan_options: nothing of this machine was looked at */
     bool described_gpu;           /* with is_described: a GPU would compute; gpu is NULL */
+    bool only_fits;               /* traini_setup_options */
 };
 typedef struct traini_setup traini_setup;
 
@@ -113,6 +114,7 @@ struct traini_setup_options {
     const struct train_pace *pace;    /* train_options */
     const struct machine *machine;    /* train_options, train_plan_options */
     bool is_described;                /* train_plan_options */
+    bool only_fits;                   /* to learn whether it fits: a refusal has no advice */
     bool only_eval;                   /* parameters and forward alone */
     bool is_trial;                    /* train_options */
     const struct train_watch *watch;  /* likewise */
