@@ -1,0 +1,42 @@
+#!/bin/sh
+# The limits that the ZeRO papers state, as the planner has them: what fits and what does not, on described machines.
+#
+#   check_published_limits.sh SLUICE SOURCE_DIR
+#
+# Exit 0: all as published; 1: what is not, a line each; 2: wrong use.
+set -u
+[ $# -eq 2 ] || { echo "usage: check_published_limits.sh SLUICE SOURCE_DIR" >&2; exit 2; }
+sluice=$1
+jobs=$2/configs/jobs/limits
+failed=0
+
+# expects STATUS WORD ARGUMENTS: `sluice plan ARGUMENTS` ends so, and says WORD.
+expects()
+{
+    status=$1 word=$2
+    shift 2
+    said=$("$sluice" plan "$@" 2>&1)
+    got=$?
+    case $said in
+    *"$word"*) ;;
+    *) got="$got without \"$word\"" ;;
+    esac
+    [ "$got" = "$status" ] && return
+    echo "plan $*: exit $got, not $status: $(printf '%s' "$said" | tail -n 1)"
+    failed=1
+}
+
+# ZeRO-Offload: 13B on one V100 with host memory; 20B replicated does not fit, with its states in host memory or not.
+expects 0 "predicted" "$jobs/host-memory.json" --machine dgx2-16xv100 --ranks 1
+expects 3 "of device" "$jobs/host-memory.json" --machine dgx2-16xv100 --ranks 1 \
+    --set model.preset=zero-offload-20b
+expects 3 "of device" "$jobs/host-memory.json" --machine dgx2-16xv100 --ranks 1 \
+    --set model.preset=zero-offload-20b --set tiers.place.optimizer=device \
+    --set tiers.place.grads=device
+
+# ZeRO-Infinity: 1T on one DGX-2 with NVMe, gradients of 16 and of 32 bits; not with host memory alone.
+expects 0 "predicted" "$jobs/nvme.json" --machine dgx2-16xv100
+expects 0 "predicted" "$jobs/nvme.json" --machine dgx2-16xv100 \
+    --set data_types.grad_accum_dtype=fp32
+expects 3 "does not fit" "$jobs/nvme.json" --machine dgx2-16xv100 --set 'tiers.nvme=[]'
+exit "$failed"
