@@ -1,0 +1,162 @@
+/* How good compiled schedules are: random jobs of real shapes, each compiled into programs whose peaks are
+ * within the budgets, or refused with what is needed, correctly; and simulated time against its bounds.
+ *
+ *   within   at most 5% above the bound (per phase the busiest resource)
+ *   order    dependencies alone keep every order of the ops more than 5% above it
+ *   memory   within, were there room for all in device and host memory
+ *   beyond   none of these: the compiler could do better. The aim is none; what is known is held. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "plan_jobs.h"
+
+enum { JOBS_SHORT = 60, JOBS_LONG = 200 };
+enum verdict { WITHIN, BY_ORDER, BY_MEMORY, BEYOND, VERDICTS };
+
+static const double near_enough = 1.05;
+static uint64_t job_count = JOBS_SHORT;
+
+static const char *const keys[ARENA_COUNT] = {
+    "tiers.device.budget=", "tiers.host.budget=", "tiers.nvme[].budget="};
+
+static uint64_t needed(int arena)
+{
+    const char *at = strstr(err_text(), keys[arena]);
+    return at ? strtoull(at + strlen(keys[arena]), NULL, 10) : 0;
+}
+
+/* What a refusal says that the job needs, of all tiers that it uses. */
+static void learn_needs(family_job *f, uint64_t need[ARENA_COUNT])
+{
+    plan_set set;
+    assert_int_equal(plan_compile(&f->job, &set), ERR_NO_FIT);
+    for (int a = 0; a < ARENA_COUNT; a++)
+        need[a] = needed(a);
+    assert_true(need[ARENA_DEVICE] > 0 && need[ARENA_HOST] > 0);
+}
+
+/* With exactly the needed bytes it compiles, with one block less of any tier it does not. */
+static void assert_needs(family_job *f, const uint64_t need[ARENA_COUNT])
+{
+    plan_set set;
+    memcpy(f->job.budget_bytes, need, sizeof f->job.budget_bytes);
+    assert_int_equal(plan_compile(&f->job, &set), 0);
+    plan_set_fini(&set);
+    for (int a = 0; a < ARENA_COUNT; a++) {
+        if (need[a] == 0)
+            continue;
+        f->job.budget_bytes[a] = need[a] - TILE_BLOCK_BYTES;
+        assert_int_equal(plan_compile(&f->job, &set), ERR_NO_FIT);
+        f->job.budget_bytes[a] = need[a];
+    }
+}
+
+/* From just fitting to ample. */
+static void draw_budgets(family_job *f, const uint64_t need[ARENA_COUNT])
+{
+    static const double room[] = {1.0, 1.05, 1.25, 2, 5, 100};
+    for (int a = 0; a < ARENA_COUNT; a++)
+        f->job.budget_bytes[a] =
+            size_round_up((uint64_t)((double)need[a] * room[job_draw(f, 6)]), TILE_BLOCK_BYTES);
+    f->job.budget_bytes[ARENA_NVME] += 10 * need[ARENA_NVME];
+}
+
+struct figures {
+    double ns, bound_ns, least_ns;
+};
+
+/* Of the step that the compiler makes short: where commits are seldom, of one that does not commit. */
+static struct figures figures_of(const plan_job *job, const plan_set *set)
+{
+    if (job->commits && job->needs_save_places && job->commit_every > 1)
+        return (struct figures){(double)set->uncommitted_ns, (double)set->uncommitted_bound_ns,
+                                (double)set->uncommitted_schedule_bound_ns};
+    return (struct figures){(double)set->programs[PROGRAM_STEADY].predicted_ns,
+                            (double)set->bound_ns, (double)set->schedule_bound_ns};
+}
+
+static enum verdict judge(const family_job *f, const struct figures *found)
+{
+    if (found->ns <= near_enough * found->bound_ns)
+        return WITHIN;
+    if (found->least_ns > near_enough * found->bound_ns)
+        return BY_ORDER;
+    family_job wide = *f;
+    plan_set set;
+    wide.job.unit_elems = f->elems;
+    wide.job.budget_bytes[ARENA_DEVICE] = wide.job.budget_bytes[ARENA_HOST] = UINT64_C(1) << 50;
+    assert_int_equal(plan_compile(&wide.job, &set), 0);
+    struct figures best = figures_of(&wide.job, &set);
+    plan_set_fini(&set);
+    return best.ns <= near_enough * best.bound_ns ? BY_MEMORY : BEYOND;
+}
+
+static int compare(const void *left, const void *right)
+{
+    double a = *(const double *)left, b = *(const double *)right;
+    return a < b ? -1 : a > b;
+}
+
+static void print_verdicts(double ratios[VERDICTS][JOBS_LONG], const uint64_t *counts)
+{
+    static const char *const names[VERDICTS] = {"within 5%", "dependencies", "memory", "beyond"};
+    for (int v = 0; v < VERDICTS; v++) {
+        uint64_t n = counts[v];
+        if (n == 0)
+            continue;
+        qsort(ratios[v], n, sizeof(double), compare);
+        print_message("%-12s %3llu jobs: simulated/bound %.3f %.3f %.3f (least, median, most)\n",
+                      names[v], (unsigned long long)n, ratios[v][0], ratios[v][n / 2],
+                      ratios[v][n - 1]);
+    }
+}
+
+static void schedules_are_near_their_bounds(void **state)
+{
+    (void)state;
+    static double ratios[VERDICTS][JOBS_LONG];
+    uint64_t counts[VERDICTS] = {0};
+    for (uint64_t seed = 1; seed <= job_count; seed++) {
+        family_job f;
+        uint64_t need[ARENA_COUNT];
+        family_random_job(&f, seed);
+        learn_needs(&f, need);
+        if (seed % 8 == 0)
+            assert_needs(&f, need);
+        draw_budgets(&f, need);
+        plan_set set;
+        assert_int_equal(plan_compile(&f.job, &set), 0);
+        for (int k = 0; k < PROGRAM_KIND_COUNT; k++)
+            for (int a = 0; a < ARENA_COUNT; a++)
+                assert_true(set.programs[k].peak_bytes[a] <= f.job.budget_bytes[a]);
+        struct figures found = figures_of(&f.job, &set);
+        plan_set_fini(&set);
+        assert_true(found.least_ns >= 0.9999 * found.bound_ns);
+        assert_true(found.ns >= 0.9999 * found.least_ns);
+        enum verdict v = judge(&f, &found);
+        ratios[v][counts[v]++] = found.ns / found.bound_ns;
+        if (v == BEYOND)
+            print_message("seed %llu takes %.3f of its bound\n", (unsigned long long)seed,
+                          found.ns / found.bound_ns);
+    }
+    print_message("seeds 1 to %llu\n", (unsigned long long)job_count);
+    print_verdicts(ratios, counts);
+    /* Held, not aimed at: more jobs beyond their bounds, or fewer within, and the compiler got worse. */
+    assert_true(counts[BEYOND] * 100 <= 8 * job_count);
+    assert_true(counts[WITHIN] * 100 >= 38 * job_count);
+}
+
+int main(int argc, char **argv)
+{
+    if (argc > 1)
+        job_count = size_min(strtoull(argv[1], NULL, 10), JOBS_LONG);
+    const struct CMUnitTest tests[] = {cmocka_unit_test(schedules_are_near_their_bounds)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
