@@ -95,8 +95,13 @@ struct drive_rates {
 static void add_known(const machine_drive *drive, double count, double sharers,
                       struct drive_rates *sum)
 {
-    sum->read += count * drive->read / sharers;
-    sum->write += count * drive->write / sharers;
+    /* A step's computing and updates take cores and memory that I/O needs as well. What it then reaches was
+     * measured with as much read as written; both ways are taken to lose the same part. */
+    double apart = drive->read > 0 && drive->write > 0 ? 2 / (1 / drive->read + 1 / drive->write)
+                                                       : drive->write_with_update;
+    double beside = drive->write_with_update > 0 ? fmin(drive->write_with_update / apart, 1) : 1;
+    sum->read += beside * count * drive->read / sharers;
+    sum->write += beside * count * drive->write / sharers;
     sum->sync = fmax(sum->sync, drive->sync_seconds);
 }
 
@@ -185,8 +190,13 @@ static void take_device(struct figures *self)
          &to->device_flops_per_second);
     if (from->device.op_seconds > 0)
         to->op_seconds = from->device.op_seconds;
-    if (to->device_is_cpu)
+    if (to->device_is_cpu) { /* one thread copies, both ways in turn */
+        if (from->h2d.pinned > 0)
+            to->h2d_bytes_per_second = from->h2d.pinned;
+        if (from->d2h.pinned > 0)
+            to->d2h_bytes_per_second = from->d2h.pinned;
         return;
+    }
     take(self, from->device.memory_rate, &to->device_bytes_per_second);
     take(self, link_rate(self, &from->h2d), &to->h2d_bytes_per_second);
     take(self, link_rate(self, &from->d2h), &to->d2h_bytes_per_second);
