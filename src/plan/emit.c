@@ -57,8 +57,13 @@ static uint32_t hop(plani_builder *b, plani_range source, plani_range target)
         demand->h2d_bytes = bytes;
     else
         demand->d2h_bytes = bytes;
-    if ((kind == OP_H2D || kind == OP_D2H) && b->job->machine.device_is_cpu)
+    if ((kind == OP_H2D || kind == OP_D2H) && b->job->machine.device_is_cpu) {
+        const plan_machine *machine = &b->job->machine;
         demand->dram_bytes = 3 * bytes; /* read, read for ownership, write */
+        demand->core_seconds =
+            (double)bytes / (kind == OP_H2D ? machine->h2d_bytes_per_second
+                                            : machine->d2h_bytes_per_second); /* a thread copies */
+    }
     return idx;
 }
 
@@ -406,6 +411,8 @@ static void close_tile(plani_builder *b, const struct tile_job *t, uint32_t accu
     item->elem_begin = t->begin;
     item->elem_count = t->count;
     plani_add_device_bytes(b->job, &item->demand, t->count * (4 + b->job->grad_bytes));
+    if (b->job->machine.device_is_cpu) /* squares in double: 0.5 ns an element on one server core */
+        item->demand.core_seconds = (double)t->count * 0.5e-9;
     plani_use(b, idx, elems_range(accumulator, t->begin, t->count, 4), ROLE_GRADS0, ACCESS_READ);
     plani_use(b, idx, closed, ROLE_TARGET, ACCESS_WRITE);
     uint64_t first_block = b->set->norm_block_begin[t->unit] + t->begin / SHARD_ELEMS_STEP;

@@ -27,6 +27,8 @@ void plan_demand_seconds(const plan_machine *machine, const op_demand *demand,
                         (double)demand->drive_write_bytes / machine->drive_write_bytes_per_second;
     d[RESOURCE_H2D] = (double)demand->h2d_bytes / machine->h2d_bytes_per_second;
     d[RESOURCE_D2H] = (double)demand->d2h_bytes / machine->d2h_bytes_per_second;
+    if (machine->device_is_cpu) /* one thread copies both ways */
+        d[RESOURCE_H2D] += d[RESOURCE_D2H];
     d[RESOURCE_DRAM] = (double)demand->dram_bytes / machine->dram_bytes_per_second;
     d[RESOURCE_CORES] = demand->core_seconds / machine->core_count;
     if (demand->comm_bytes > 0)
