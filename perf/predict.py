@@ -97,7 +97,8 @@ def measure(options, name, work, machine):
 def compare(found, within):
     """The row of a job, and why it fails."""
     ratio = found["predicted_step_seconds"] / found["step_seconds"]
-    lanes = found["predicted_binding"]["lane"], found["binding"]["lane"]
+    lanes = tuple("drive" if found[which]["lane"] in ("read", "write") else found[which]["lane"]
+                  for which in ("predicted_binding", "binding"))  # both ways share the drives
     planned, made = found["planned_peak_bytes"], found["peak_bytes"]
     why = []
     if not 1 - within / 100 <= ratio <= 1 + within / 100:
