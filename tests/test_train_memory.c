@@ -104,6 +104,45 @@ static void nothing_is_taken_after_the_seal(void **state)
     run_sealed("after_backward", "pool", "0");
 }
 
+/* What is reserved, and what the slab spans, for each shape of job that perf/predict.py has. */
+static void reserved_is_what_was_planned(void **state)
+{
+    static const struct {
+        const char *name, *places[5], *more;
+    } jobs[] = {
+        {"memory", {"device", "device", "device", "device", "recompute"}, NULL},
+        {"optimizer", {"host", "host", "nvme", "device", "recompute"}, NULL},
+        {"all", {"nvme", "nvme", "nvme", "nvme", "recompute"}, NULL},
+        {"compute", {"host", "host", "host", "host", "host"}, "gradient_accumulation_steps=3"},
+        {"activations", {"host", "host", "host", "nvme", "nvme"}, "schedule.order=batch_major"},
+        {"parts", {"host", "host", "nvme", "host", "recompute"}, "model.max_part_bytes=65536"},
+    };
+    static const char *const kinds[] = {"params", "grads", "optimizer", "activations",
+                                        "inner_activations"};
+    static fixture_result result;
+    (void)state;
+    for (size_t i = 0; i < sizeof jobs / sizeof *jobs; i++) {
+        fixture_sets sets = {.count = 0};
+        for (int kind = 0; kind < 5; kind++)
+            fixture_set(&sets, "tiers.place.%s=%s", kinds[kind], jobs[i].places[kind]);
+        fixture_set(&sets, "run.steps=%d", 3);
+        if (jobs[i].more)
+            fixture_set(&sets, "%s", jobs[i].more);
+        job *asked = fixture_job("reserved", &shape, &sets);
+        fixture_call call = {.name = "reserved", .fresh = true};
+        fixture_train(asked, &call, &result);
+        job_destroy(asked);
+        if (result.rc < 0)
+            fail_msg("%s: %s", jobs[i].name, result.error);
+        for (int a = 0; a < ARENA_COUNT; a++)
+            if (result.summary.ranks[0].arena_bytes[a] != result.plan.peak_bytes[a])
+                fail_msg("%s: tier %d has %llu bytes, planned were %llu", jobs[i].name, a,
+                         (unsigned long long)result.summary.ranks[0].arena_bytes[a],
+                         (unsigned long long)result.plan.peak_bytes[a]);
+        fixture_remove("reserved");
+    }
+}
+
 static void evaluation_takes_nothing_either(void **state)
 {
     (void)state;
@@ -133,6 +172,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(nothing_is_taken_after_the_seal),
+        cmocka_unit_test(reserved_is_what_was_planned),
         cmocka_unit_test(evaluation_takes_nothing_either),
         cmocka_unit_test(the_seal_counts),
     };
