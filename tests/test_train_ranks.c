@@ -16,6 +16,7 @@
 
 #include "base/failpoint.h"
 #include "comm_fixture.h"
+#include "config/machine.h"
 #include "format/manifest.h"
 #include "train_fixture.h"
 
@@ -32,6 +33,7 @@ struct told {
 /* A run: the job of each rank, made before the fork. */
 struct run_of {
     job *jobs[RANKS];
+    const machine *machines[RANKS]; /* whose figures they plan with, or NULL */
     struct told *told;
     comm *members;
     const char *point; /* a failpoint, or NULL ... */
@@ -70,7 +72,8 @@ static int train(comm *self, void *user)
     run->members = self;
     if (run->point && run->point_rank == rank)
         failpoint_hook(on_point, run);
-    struct train_options options = {.job = run->jobs[rank], .comm = self};
+    struct train_options options = {
+        .job = run->jobs[rank], .comm = self, .machine = run->machines[rank]};
     static struct train_summary summary;
     int rc = train_run(&options, &summary);
     if (rank == 0) {
@@ -272,6 +275,31 @@ static void ranks_may_have_other_numbers_of_threads(void **state)
     fixture_remove("threads");
 }
 
+/* Hosts whose machine files differ, or of which one has none: all plan with rank 0's. */
+static void ranks_may_have_other_machine_files(void **state)
+{
+    (void)state;
+    static machine fast, slow;
+    fixture_sets sets = plain_sets();
+    fast = (machine){.name = "fast", .measured_at = "2026-01-01T00:00:00Z"};
+    fast.host.core_count = 2;
+    fast.device.product_count = 1;
+    fast.device.products[0] =
+        (machine_product){.type = DTYPE_FP32, .m = 64, .n = 64, .k = 64, .flops_per_second = 1e10};
+    slow = fast;
+    slow.device.products[0].flops_per_second = 1e7;
+    const machine *const others[] = {&slow, NULL};
+    for (int i = 0; i < 2; i++) {
+        struct run_of run = {.jobs = {make_job("files", &sets), make_job("files", &sets)},
+                             .machines = {&fast, others[i]}};
+        comm_fixture ranks;
+        run_all(&run, &ranks);
+        comm_fixture_expect_ok(&ranks);
+        assert_int_equal(run.told->summary.step, STEPS);
+        fixture_remove("files");
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -280,6 +308,7 @@ int main(void)
         cmocka_unit_test(a_decided_commit_counts_though_a_rank_is_gone),
         cmocka_unit_test(a_shared_drive_holds_no_more_than_its_budget),
         cmocka_unit_test(ranks_may_have_other_numbers_of_threads),
+        cmocka_unit_test(ranks_may_have_other_machine_files),
     };
     return cmocka_run_group_tests(tests, fixture_setup, fixture_teardown);
 }

@@ -176,6 +176,36 @@ static void join_inputs(const struct plan_inputs *all, uint32_t world, plan_job 
     plan->machine = all[0].machine;
 }
 
+/* Of each stage what its kept activations save, then of each pass: into the list, or out of it. */
+static void copy_times(traini_setup *self, double *list, bool to_list)
+{
+    for (uint32_t s = 0; s < self->plan.stage_count; s++) {
+        double *own = &self->stages[s].recompute_seconds;
+        *(to_list ? list : own) = *(to_list ? own : list);
+        list++;
+    }
+    for (uint64_t p = 0; p < self->pass_count; p++) {
+        double *own = &self->passes[p].seconds;
+        *(to_list ? list : own) = *(to_list ? own : list);
+        list++;
+    }
+}
+
+/* The times of the passes, as rank 0 has them: another file, other cores or another math library give others. */
+static int share_times(traini_setup *self)
+{
+    uint64_t count = self->plan.stage_count + self->pass_count;
+    double *list = mem_alloc(count, sizeof *list, "times of the passes");
+    int rc = comm_agree(self->ranks.comm, "times of the passes", list ? 0 : -ENOMEM);
+    if (rc == 0) {
+        copy_times(self, list, true);
+        rc = comm_broadcast(self->ranks.comm, "times of the passes", list, count * sizeof *list);
+        copy_times(self, list, false);
+    }
+    mem_free(list);
+    return rc;
+}
+
 int traini_share_inputs(traini_setup *self)
 {
     const struct traini_ranks *ranks = &self->ranks;
@@ -201,6 +231,8 @@ int traini_share_inputs(traini_setup *self)
         rc = comm_broadcast(ranks->comm, "identity", self->identity, sizeof self->identity);
         self->fingerprint = XXH3_64bits(self->identity, strlen(self->identity));
     }
+    if (rc == 0)
+        rc = share_times(self);
     mem_free(all);
     return rc;
 }

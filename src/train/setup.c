@@ -244,6 +244,7 @@ static int make_stages(traini_setup *self)
             count += net->stages[i].pass_count[phase];
     self->stages = mem_alloc(net->stage_count, sizeof *self->stages, "plan stages");
     self->passes = mem_alloc(count, sizeof *self->passes, "plan passes");
+    self->pass_count = count;
     if (!self->stages || !self->passes)
         return -ENOMEM;
     for (uint32_t i = 0; i < net->stage_count; i++) {

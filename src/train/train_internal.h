@@ -84,6 +84,7 @@ struct traini_setup {
     plan_job plan;
     plan_stage *stages;
     plan_pass *passes; /* of all stages */
+    uint64_t pass_count;
     uint64_t *unit_elems;
     uint8_t *homes[STATE_KIND_COUNT];
     plan_set set;
@@ -164,7 +165,7 @@ double traini_watched_seconds(const traini_setup *setup, const op *item);
 /* Fills homes and update from the job, choosing what it leaves open, and compiles. placement.c */
 int traini_place_and_compile(traini_setup *self) MUST_CHECK;
 /* ranks.c: the least of all ranks' budgets, the most of their workspaces, rank 0's figures of the
- * machine and its identity. */
+ * machine, its times of the passes and its identity. */
 int traini_share_inputs(traini_setup *self) MUST_CHECK;
 /* ERR_INTERNAL, on all ranks, where their programs differ. */
 int traini_compare_programs(const traini_setup *self) MUST_CHECK;
