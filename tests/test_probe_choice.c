@@ -102,6 +102,26 @@ static void medians_and_quartiles(void **state)
     assert_int_equal(figure.count, PROBEI_ROUNDS_MAX);
 }
 
+/* Threads of one physical core count once, and a quota bounds them: as many as a run computes with. */
+static void cores_are_counted_as_runs_use_them(void **state)
+{
+    (void)state;
+    static topology place;
+    memset(&place, 0, sizeof place);
+    for (int c = 0; c < 8; c++) { /* 0 to 3, and their other threads 4 to 7 */
+        core_set_add(&place.allowed, c);
+        place.physical[c] = (uint16_t)(c % 4);
+    }
+    assert_int_equal(probei_count_cores(&place), 4);
+    place.quota_cores = 3;
+    assert_int_equal(probei_count_cores(&place), 3);
+    place.quota_cores = 0;
+    for (int c = 0; c < 6; c++)
+        core_set_remove(&place.allowed, c);
+    assert_int_equal(probei_count_cores(&place),
+                     2); /* though no first thread of theirs is allowed */
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -109,6 +129,7 @@ int main(void)
         cmocka_unit_test(a_compromise_where_none_is_near_in_all),
         cmocka_unit_test(chosen_settings_keep_their_promise),
         cmocka_unit_test(medians_and_quartiles),
+        cmocka_unit_test(cores_are_counted_as_runs_use_them),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -91,6 +91,10 @@ static void expect_host(void)
     assert_true(found.host.dram_read > 0 && found.host.dram_copy > 0 && found.host.dram_update > 0);
     assert_true(found.host.update_core_seconds > 0 && found.host.update_elems > 0);
     assert_true(found.host.io_core_seconds >= 0); /* of milliseconds of I/O it may round to none */
+    char why[256];
+    static machine here;
+    assert_int_equal(probe_name_host(&here), 0);
+    assert_true(machine_is_here(&found, &here, why, sizeof why));
     assert_true(found.comm.inside > 0 && found.comm.seconds > 0 && found.comm.is_copies);
 }
 

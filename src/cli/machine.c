@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "base/log.h"
+#include "probe/probe.h"
 
 static machine cli_figures; /* large */
 
@@ -39,7 +40,7 @@ int cli_machine_read(const char *asked, bool is_one_of_many, struct cli_machine 
     memset(out, 0, sizeof *out);
     if (asked && strcmp(asked, "none") == 0)
         return 0;
-    machine_name_host(&here);
+    TRY(probe_name_host(&here));
     if (!asked) {
         out->figures = find_own(&here, !is_one_of_many);
         out->is_here = out->figures != NULL;

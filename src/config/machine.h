@@ -133,11 +133,11 @@ int machine_read_text(const char *name, const char *text, size_t text_bytes,
  * again. Text that comes back from machine_read is equal to the bit. */
 int machine_write(const machine *self, const char *path) MUST_CHECK;
 
-/* What tells hosts apart, of the one that this process is on: name, host.cpu, host.core_count (of the affinity
- * mask). Whoever measures a machine fills them in with this. */
+/* What tells hosts apart, of the one that this process is on: name and host.cpu. The third, host.core_count, takes
+ * a look at the machine's topology: probe_name_host (src/probe/probe.h) knows all three. */
 void machine_name_host(machine *target);
 
-/* Whether `self` was measured on a host that is `here` (filled by machine_name_host); else `why` is a clause
+/* Whether `self` was measured on a host that is `here` (filled by probe_name_host); else `why` is a clause
  * that says what differs. */
 bool machine_is_here(const machine *self, const machine *here, char *why, size_t why_bytes);
 

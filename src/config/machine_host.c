@@ -1,12 +1,11 @@
 /* Which host this process is on, as far as machine.json tells hosts apart. See machine.h. */
-#include <sched.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "config/machine.h"
 
-/* The value of the first line of /proc/cpuinfo that begins with one of the keys; "" where there is none. */
+/* The value of the first line of /proc/cpuinfo that begins with one of the keys; "CPU" where there is none. */
 static void name_cpu(char name[MACHINE_NAME_BYTES])
 {
     static const char *const keys[] = {"model name", "Model", "cpu model", "CPU part"};
@@ -25,19 +24,17 @@ static void name_cpu(char name[MACHINE_NAME_BYTES])
     }
     if (file)
         fclose(file);
+    if (name[0] == '\0')
+        snprintf(name, MACHINE_NAME_BYTES, "CPU");
 }
 
 void machine_name_host(machine *target)
 {
-    cpu_set_t own;
-    CPU_ZERO(&own);
     memset(target->name, 0, sizeof target->name);
     if (gethostname(target->name, sizeof target->name - 1) != 0)
         snprintf(target->name, sizeof target->name, "localhost");
     memset(target->host.cpu, 0, sizeof target->host.cpu);
     name_cpu(target->host.cpu);
-    target->host.core_count =
-        sched_getaffinity(0, sizeof own, &own) == 0 ? (uint32_t)CPU_COUNT(&own) : 1;
 }
 
 bool machine_is_here(const machine *self, const machine *here, char *why, size_t why_bytes)

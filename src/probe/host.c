@@ -1,4 +1,5 @@
 /* What the machine is: its name, cores and memory; and the GPU, opened and closed. See probe_internal.h. */
+#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -7,31 +8,13 @@
 #include <unistd.h>
 
 #include "base/log.h"
+#include "base/mem.h"
 #include "base/size.h"
 #include "probe/probe_internal.h"
 
 enum { OPERANDS_MIB_MAX = 2048 };
 /* Of others: more is worth a word. Some is the kernel's own threads. */
 static const double busy_cores = 0.1;
-
-/* The text after "key : " of the first such line of a file of /proc. */
-static void read_key(const char *path, const char *key, char *text, size_t capacity)
-{
-    char line[512];
-    text[0] = 0;
-    FILE *file = fopen(path, "re");
-    if (!file)
-        return;
-    while (text[0] == 0 && fgets(line, sizeof line, file)) {
-        if (strncmp(line, key, strlen(key)) != 0)
-            continue;
-        const char *colon = strchr(line, ':');
-        if (colon)
-            snprintf(text, capacity, "%s", colon + 1 + strspn(colon + 1, " \t"));
-        text[strcspn(text, "\n")] = 0;
-    }
-    fclose(file);
-}
 
 /* CPU time of the machine since it started, in seconds: of all that runs on it (*used), and what a hypervisor gave to
  * others (*stolen). */
@@ -97,6 +80,32 @@ static double stated_flops(const char *name)
     return 0;
 }
 
+uint32_t probei_count_cores(const topology *place)
+{
+    core_set seen = {0};
+    uint64_t count = 0;
+    for (int c = core_set_next(&place->allowed, 0); c >= 0;
+         c = core_set_next(&place->allowed, c + 1)) {
+        count += !core_set_has(&seen, place->physical[c]);
+        core_set_add(&seen, place->physical[c]);
+    }
+    if (place->quota_cores > 0)
+        count = size_min(count, place->quota_cores);
+    return (uint32_t)size_max(count, 1);
+}
+
+int probe_name_host(machine *target)
+{
+    topology *place = mem_alloc(1, sizeof *place, "topology");
+    if (!place)
+        return -ENOMEM;
+    int rc = topology_read(place);
+    machine_name_host(target);
+    target->host.core_count = rc < 0 ? 1 : probei_count_cores(place);
+    mem_free(place);
+    return rc;
+}
+
 void probei_describe_host(probei *self)
 {
     machine *out = self->out;
@@ -105,20 +114,10 @@ void probei_describe_host(probei *self)
     gmtime_r(&now, &broken);
     strftime(out->measured_at, sizeof out->measured_at, "%Y-%m-%dT%H:%M:%SZ", &broken);
     snprintf(out->measured_by, sizeof out->measured_by, "sluice %s", SLUICE_VERSION);
-    if (gethostname(out->name, sizeof out->name - 1) != 0)
-        snprintf(out->name, sizeof out->name, "this machine");
+    machine_name_host(out);
+    out->host.core_count = probei_count_cores(&self->place);
     out->host_count = out->ranks_per_host = 1;
-    read_key("/proc/cpuinfo", "model name", out->host.cpu, sizeof out->host.cpu);
-    if (out->host.cpu[0] == 0)
-        snprintf(out->host.cpu, sizeof out->host.cpu, "CPU");
-    const topology *place = &self->place;
-    for (int c = core_set_next(&place->allowed, 0); c >= 0;
-         c = core_set_next(&place->allowed, c + 1))
-        out->host.core_count += place->physical[c] == c;
-    if (place->quota_cores > 0)
-        out->host.core_count = (uint32_t)size_min(out->host.core_count, place->quota_cores);
-    out->host.core_count = (uint32_t)size_max(out->host.core_count, 1);
-    out->host.node_count = place->node_count;
+    out->host.node_count = self->place.node_count;
     out->host.memory_bytes = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
     out->device.is_gpu = self->gpu != NULL;
     if (self->gpu) {

@@ -50,6 +50,11 @@ struct probe_options {
  * is cleared. */
 int probe_run(const struct probe_options *options, machine *out) MUST_CHECK;
 
+/* Of the host that this process is on, what machine_is_here compares: name, host.cpu, and host.core_count as
+ * probe_run counts them: physical cores that may be used, within the quota of the control groups. The error of
+ * topology_read. */
+int probe_name_host(machine *target) MUST_CHECK;
+
 /* One setting of a drive: bytes per second of each kind, by enum machine_io_kind. */
 struct probe_setting {
     uint64_t block_bytes, queue_depth;

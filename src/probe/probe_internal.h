@@ -153,6 +153,8 @@ void probei_begin_watch(probei *self);
 void probei_end_watch(probei *self);
 /* Fills the operands as probei_fill does. */
 int probei_fill_operands(probei *self) MUST_CHECK;
+/* Physical cores that this process may use, within the quota of its control groups; at least 1. */
+uint32_t probei_count_cores(const topology *place);
 /* Names, cores, memory, time of the measurement. */
 void probei_describe_host(probei *self);
 
