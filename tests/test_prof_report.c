@@ -348,12 +348,13 @@ static void survives_strange_plans(void **state)
         "\"memory\": {},"
         "\"tiers\": {\"host\": []}, \"reasons\": [1, {}], \"parameters\": -1e300, \"machine\": []}",
         "{\"parameters\": 1e300, \"predicted_step_seconds\": 0, \"ceilings\": {\"read\": 0}}",
+        "{\"bottleneck\": \"read\", \"units\": 1e300, \"predicted_step_seconds\": 1e-300}",
     };
     FILE *file = create("metrics.jsonl");
     fputs("{\"step\":1,\"loss\":\"high\",\"lanes\":[],\"seconds\":-4,\"peak_bytes\":1,\"tokens\":"
           "1e300}\n"
-          "{\"step\":2,\"loss\":1,\"lanes\":{\"read\":{\"bytes\":1e300,\"busy_seconds\":0}},"
-          "\"seconds\":0}\n",
+          "{\"step\":2,\"loss\":1,\"lanes\":{\"read\":{\"bytes\":1e300,\"busy_seconds\":1e300}},"
+          "\"seconds\":1}\n",
           file);
     assert_int_equal(fclose(file), 0);
     for (size_t i = 0; i < sizeof plans / sizeof plans[0]; i++) {

@@ -81,9 +81,10 @@ static void add_line(reporti_series *self, uint64_t step, bool skipped,
         add_value(&bin->values[m], values[m]);
 }
 
+/* What the file says is not trusted: no figure of a run is above 10^18, in bytes, seconds or flops. */
 static double at_least_0(double value)
 {
-    return isfinite(value) && value > 0 ? value : 0;
+    return isfinite(value) && value > 0 ? fmin(value, 1e18) : 0;
 }
 
 static void read_lanes(const json_t *line, struct recent_step *step)
