@@ -11,6 +11,7 @@
 enum {
     PLANI_TIERS = ARENA_COUNT,
     PLANI_SEEN = 4096, /* a power of 2 */
+    PLANI_SEEN_MOST = PLANI_SEEN * 3 / 4,
     PLANI_FINALISTS = 3,
     /* Work of all trials in ops, built or simulated: what takes a few seconds. */
     PLANI_PLACE_WORK = 2500000,
@@ -43,6 +44,7 @@ struct plani_placer {
     uint64_t work;
     uint32_t trials, compiles;
     uint64_t *seen;                            /* [PLANI_SEEN] hashes of points; 0: none */
+    uint32_t seen_count;                       /* at most PLANI_SEEN_MOST */
     struct plani_scored best[PLANI_FINALISTS]; /* shortest first */
 };
 typedef struct plani_placer plani_placer;

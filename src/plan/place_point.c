@@ -151,19 +151,23 @@ static uint64_t hash_of(const plani_placer *self, const struct plani_point *poin
     return hash ? hash : 1;
 }
 
+/* Points whose homes alone do not fit cost no work and are no trials: their number ends the search, too. */
 static bool note_seen(plani_placer *self, uint64_t hash)
 {
     uint64_t at = hash & (PLANI_SEEN - 1);
     while (self->seen[at] != 0 && self->seen[at] != hash)
         at = (at + 1) & (PLANI_SEEN - 1);
-    bool was_seen = self->seen[at] == hash;
+    if (self->seen[at] == hash || self->seen_count == PLANI_SEEN_MOST)
+        return true;
     self->seen[at] = hash;
-    return was_seen;
+    self->seen_count++;
+    return false;
 }
 
 bool plani_placer_may_go_on(const plani_placer *self)
 {
-    return self->work < PLANI_PLACE_WORK && self->trials < PLANI_TRIALS_MOST;
+    return self->work < PLANI_PLACE_WORK && self->trials < PLANI_TRIALS_MOST &&
+           self->seen_count < PLANI_SEEN_MOST;
 }
 
 /* What is kept and what wears drives, as a factor of the score. */
