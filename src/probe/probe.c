@@ -148,11 +148,14 @@ static int choose_memory(const probei *self, uint64_t *size_bytes)
     if (self->extent == PROBEI_TINY)
         wanted = MEMORY_MIB_TINY * MIB;
     *size_bytes = size_min(wanted, available / 4) / (2 * MIB) * (2 * MIB);
-    if (*size_bytes >= MEMORY_MIB_TINY * MIB)
+    /* What is in flight to a drive, and as much for what goes on beside it. */
+    uint64_t least =
+        size_max(MEMORY_MIB_TINY * MIB, 2 * probei_drive_extents[self->extent].memory_bytes);
+    if (*size_bytes >= least)
         return 0;
-    char free_text[SIZE_TEXT_BYTES];
-    return err_set(-ENOMEM, "%s of memory are free; the probe takes a quarter and needs %d MiB",
-                   size_format(available, free_text), MEMORY_MIB_TINY);
+    char free_text[SIZE_TEXT_BYTES], least_text[SIZE_TEXT_BYTES];
+    return err_set(-ENOMEM, "%s of memory are free; the probe takes a quarter and needs %s",
+                   size_format(available, free_text), size_format(least, least_text));
 }
 
 static int take_memory(probei *self, uint32_t unused)
