@@ -44,6 +44,7 @@ static void fill(machine *self, uint64_t round)
     self->ranks_per_host = 2;
     memset(self->host.cpu, 'x', sizeof self->host.cpu - 1);
     self->host.core_count = 7;
+    self->device.thread_count = 6;
     self->host.node_count = 2;
     self->host.memory_bytes = ((uint64_t)1 << 61) + 1;
     double *const reals[] = {

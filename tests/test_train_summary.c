@@ -309,12 +309,42 @@ static void figures_of_a_machine(void **state)
     job_destroy(asked);
 }
 
+/* Of 8 cores a run computes on 7, and so does the probe: its figures are those of a run, not 8/7 of them. */
+static void a_cpu_is_measured_as_it_computes(void **state)
+{
+    (void)state;
+    static struct plan_summary whole, half;
+    static machine on;
+    fixture_sets sets = plain();
+    fixture_set(&sets, "device.backend=cpu");
+    fixture_set(&sets, "device.threads=7");
+    on = (machine){.name = "of 8 cores", .host = {.core_count = 8, .memory_bytes = 64 * GIB}};
+    on.drive_count = 1;
+    on.drives[0] = (machine_drive){.capacity_bytes = 64 * GIB};
+    on.device.flops_16bit = on.device.flops_fp32 = 1e12;
+    on.device.thread_count = 7;
+    struct train_plan_options options = {.machine = &on, .is_described = true};
+    struct job *asked = fixture_job("threads", &shape, &sets);
+    if (train_plan_on(asked, &options, &whole) < 0)
+        fail_msg("%s", err_text());
+    assert_true(whole.computing_seconds > 0);
+    near("rate", whole.hardware_flops / whole.computing_seconds, 1e12);
+    on.device.thread_count = 0; /* of all 8 */
+    assert_int_equal(train_plan_on(asked, &options, &half), 0);
+    near("rate", half.hardware_flops / half.computing_seconds, 1e12 * 7 / 8);
+    job_destroy(asked);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(optimizer_on_a_drive),   cmocka_unit_test(params_in_memory),
-        cmocka_unit_test(activations_on_a_drive), cmocka_unit_test(commits_and_wear),
-        cmocka_unit_test(memory_adds_up),         cmocka_unit_test(figures_of_a_machine),
+        cmocka_unit_test(optimizer_on_a_drive),
+        cmocka_unit_test(params_in_memory),
+        cmocka_unit_test(activations_on_a_drive),
+        cmocka_unit_test(commits_and_wear),
+        cmocka_unit_test(memory_adds_up),
+        cmocka_unit_test(figures_of_a_machine),
+        cmocka_unit_test(a_cpu_is_measured_as_it_computes),
     };
     return cmocka_run_group_tests(tests, fixture_setup, fixture_teardown);
 }

@@ -100,7 +100,9 @@ struct machine {
         double memory_rate;                           /* bytes/s, of a GPU's memory */
         double attention_forward, attention_backward; /* flops per second of those kernels */
         double row_rate; /* bytes/s of norms, activations and the like: read and written together */
-        double op_seconds; /* fixed cost of an op or a launch */
+        double op_seconds;     /* fixed cost of an op or a launch */
+        uint32_t thread_count; /* of a CPU: that the figures of its kernels were measured with; 0: a
+                                  thread for each of the rank's cores */
         uint32_t product_count;
         machine_product products[MACHINE_PRODUCTS_MAX];
     } device;

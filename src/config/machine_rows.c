@@ -119,6 +119,7 @@ static const machinei_row device_rows[] = {
     RATE(machine, "attention_backward", device.attention_backward),
     RATE(machine, "row_rate", device.row_rate),
     TIME(machine, "op_seconds", device.op_seconds),
+    NUMBER(machine, "thread_count", device.thread_count, MACHINEI_COUNT, RANKS_MOST),
     LIST(machine, "products", device.products, device.product_count, &product_block,
          MACHINE_PRODUCTS_MAX),
 };

@@ -132,6 +132,7 @@ void probei_describe_host(probei *self)
         probei_say(self, "collectives between GPUs are not measured: the plan takes its default");
     } else {
         snprintf(out->device.name, sizeof out->device.name, "%s", out->host.cpu);
+        out->device.thread_count = self->cores.compute.thread_count;
     }
 }
 

@@ -226,10 +226,10 @@ void traini_price_passes(traini_setup *self, const machine *from)
     if (!from || from->device.is_gpu == self->plan.machine.device_is_cpu)
         return;
     costs_learn(from, net->type, &known);
-    /* Measured on all of a rank's cores; a run on fewer of them is slower. */
-    double cores = (double)from->host.core_count / (double)size_max(from->ranks_per_host, 1);
-    double slower = !known.is_gpu && self->thread_count > 0 && cores > self->thread_count
-                        ? cores / (double)self->thread_count
+    /* A run on fewer threads than were measured is slower. */
+    double threads = traini_measured_threads(from);
+    double slower = !known.is_gpu && self->thread_count > 0 && threads > self->thread_count
+                        ? threads / (double)self->thread_count
                         : 1;
     for (uint32_t s = 0; s < net->stage_count; s++) {
         model_kept_costs(net, s, &kernels);

@@ -167,13 +167,18 @@ static double link_rate(const struct figures *self, const machine_link *link)
     return most > 0 && rate > most ? most : rate;
 }
 
-/* A CPU's figures are of a rank's part of the cores as it was measured; this rank's may be another. */
+double traini_measured_threads(const machine *from)
+{
+    return from->device.thread_count > 0 ? from->device.thread_count
+                                         : from->host.core_count / fmax(from->ranks_per_host, 1);
+}
+
+/* A CPU's figures are of so many threads as they were measured with; this rank may have others. */
 static double share_of_cores(const struct figures *self)
 {
-    double cores = self->from->host.core_count;
-    double measured = cores / fmax(self->from->ranks_per_host, 1);
+    double measured = traini_measured_threads(self->from), cores = self->from->host.core_count;
     double own = self->setup->thread_count;
-    return cores > 0 && own > 0 ? fmin(own, cores) / measured : 1;
+    return measured > 0 && own > 0 ? (cores > 0 ? fmin(own, cores) : own) / measured : 1;
 }
 
 static void take_device(struct figures *self)

@@ -8,8 +8,8 @@
 #include "base/size.h"
 #include "config/machine.h"
 #include "config/options.h"
-#include "plan/zero.h"
 #include "plan/place.h"
+#include "plan/zero.h"
 #include "train/train_internal.h"
 
 /* The program that reaches highest in the arena. */
