@@ -4,7 +4,7 @@ include(GNUInstallDirs)
 
 # libsluice.a: the objects of every library, so that a user links one file.
 set(sluice_objects "")
-foreach(module base tiers program executor swap config model plan comm data format prof train kernels_reference)
+foreach(module base tiers program executor swap config model plan comm data format prof train probe kernels_reference)
     if(TARGET sluice_${module})
         list(APPEND sluice_objects $<TARGET_OBJECTS:sluice_${module}>)
     endif()

@@ -55,6 +55,9 @@ if [ -x "$scratch/prefix/bin/sluice" ]; then
     fi
 fi
 [ -s "$scratch/prefix/share/sluice/jobs/quickstart.json" ] || {
-    echo "the configs were not installed"
+    echo "the job files were not installed"
     exit 1
 }
+for name in models/gpt-1t clusters/8xh100; do
+    [ -s "$scratch/prefix/share/sluice/$name.json" ] || { echo "$name.json was not installed"; exit 1; }
+done

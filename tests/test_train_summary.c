@@ -332,6 +332,11 @@ static void a_cpu_is_measured_as_it_computes(void **state)
     on.device.thread_count = 0; /* of all 8 */
     assert_int_equal(train_plan_on(asked, &options, &half), 0);
     near("rate", half.hardware_flops / half.computing_seconds, 1e12 * 7 / 8);
+    /* As many bytes as 64 bits do not hold are many, not few. */
+    on.drives[0].count = 65536;
+    on.drives[0].capacity_bytes = (uint64_t)1 << 50;
+    assert_int_equal(train_plan_on(asked, &options, &half), 0);
+    assert_true(half.drive_capacity_bytes == INT64_MAX);
     job_destroy(asked);
 }
 

@@ -154,7 +154,7 @@ static int plan_table(const plan_request *asked)
 /* Whose figures the plan takes; of a described machine all its ranks, where their number is not given. */
 static int read_machine(plan_request *asked, const char *machine_file)
 {
-    static char all[16];
+    static char all[24];
     TRY(cli_machine_read(machine_file, false, &asked->on));
     const machine *on = asked->on.figures;
     bool is_described = on && !asked->on.is_here;
@@ -167,7 +167,7 @@ static int read_machine(plan_request *asked, const char *machine_file)
         return err_set(ERR_USAGE,
                        "--ranks-per-host %u is more than the %u of each host of machine \"%s\"",
                        (unsigned)asked->local_world, of_host, on->name);
-    snprintf(all, sizeof all, "%u", hosts * of_host);
+    snprintf(all, sizeof all, "%llu", (unsigned long long)hosts * of_host);
     if (!asked->ranks)
         asked->ranks = all;
     return 0;

@@ -146,8 +146,7 @@ static void add_work(const struct bounding *w, struct between *sum, uint32_t idx
 
 static void clear(struct between *sum)
 {
-    for (int r = 0; r < WORKS; r++)
-        *sum = (struct between){0};
+    *sum = (struct between){0};
     for (int r = 0; r < WORKS; r++)
         sum->start[r] = sum->tail[r] = INFINITY;
 }

@@ -44,9 +44,9 @@ int traini_described_ranks(traini_setup *self)
     if (used > hosts)
         return err_set(ERR_CONFIG,
                        "%u ranks, %u on each host, take %llu hosts, and machine \"%s\" has %u "
-                       "of %u ranks: plan for %u ranks or fewer",
+                       "of %u ranks: plan for %llu ranks or fewer",
                        ranks->world, ranks->local_world, (unsigned long long)used, on->name, hosts,
-                       most, hosts * most);
+                       most, (unsigned long long)hosts * most);
     return 0;
 }
 
@@ -132,24 +132,34 @@ static int describe_memory(traini_setup *self)
     return 0;
 }
 
+uint64_t traini_drives_capacity(const machine *on)
+{
+    uint64_t sum = 0;
+    for (uint32_t d = 0; d < on->drive_count; d++) {
+        uint64_t bytes, count = size_max(on->drives[d].count, 1);
+        if (size_mul(count, on->drives[d].capacity_bytes, &bytes) < 0 || bytes > INT64_MAX - sum)
+            return INT64_MAX;
+        sum += bytes;
+    }
+    return sum;
+}
+
 /* The machine's drives together, whatever paths the job gives them. */
 static int describe_drives(traini_setup *self)
 {
     const struct job *asked = self->job;
     const machine *on = self->stated;
-    uint64_t capacity = 0, stated = 0;
+    uint64_t stated = 0;
     bool is_stated = asked->tiers.nvme_count > 0;
     TRY(traini_job_drives(asked, self->drives, &self->drive_count));
     for (uint32_t d = 0; d < self->drive_count; d++)
         memcpy(self->drive_names[d], self->drives[d].path, sizeof self->drive_names[d]);
-    for (uint32_t d = 0; d < on->drive_count; d++)
-        capacity += size_max(on->drives[d].count, 1) * on->drives[d].capacity_bytes;
     for (uint32_t d = 0; d < asked->tiers.nvme_count; d++) {
         stated += asked->tiers.nvme[d].budget_bytes /
                   traini_drive_sharers(&self->ranks, self->drive_names[d]);
         is_stated = is_stated && asked->tiers.nvme[d].budget_bytes > 0;
     }
-    uint64_t bytes = part(self, capacity);
+    uint64_t bytes = part(self, traini_drives_capacity(on));
     self->plan.budget_bytes[ARENA_NVME] = is_stated ? size_min(bytes, stated) : bytes;
     self->plan.nvme_sharers = self->ranks.local_world;
     if (!is_stated || bytes < stated)

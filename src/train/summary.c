@@ -354,12 +354,11 @@ static void add_machine(const struct machine *from, struct plan_summary *out)
     for (uint32_t d = 0; d < from->drive_count; d++) {
         const struct machine_drive *drive = &from->drives[d];
         uint64_t count = size_max(drive->count, 1);
-        out->drive_capacity_bytes += count * drive->capacity_bytes;
         out->drive_endurance_bytes += (double)count * drive->endurance_bytes;
         knows_capacity = knows_capacity && drive->capacity_bytes > 0;
         knows_endurance = knows_endurance && drive->endurance_bytes > 0;
     }
-    out->drive_capacity_bytes = knows_capacity ? out->drive_capacity_bytes : 0;
+    out->drive_capacity_bytes = knows_capacity ? traini_drives_capacity(from) : 0;
     out->drive_endurance_bytes = knows_endurance ? out->drive_endurance_bytes : 0;
 }
 

@@ -151,6 +151,8 @@ int traini_choose_collectives(traini_setup *self) MUST_CHECK;
 void traini_machine_figures(const traini_setup *self, plan_machine *machine);
 /* Threads that its kernels were measured with, of a rank; 0: not known. figures.c */
 double traini_measured_threads(const struct machine *from);
+/* Bytes of all drives of a host, at most INT64_MAX. described.c */
+uint64_t traini_drives_capacity(const struct machine *on);
 /* With is_described, in place of what is found out here: how the ranks lie on its hosts; ops (kernels/reference),
  * context, thread counts and collectives; budgets and drives, after the plan's inputs. ERR_CONFIG where the machine
  * cannot have such ranks, ERR_NO_FIT for budgets above what it has. described.c */
