@@ -200,6 +200,7 @@ const char *op_kind_name(enum op_kind kind)
         [OP_RECOMPUTE] = "recompute",
         [OP_BACKWARD] = "backward",
         [OP_GRAD_CLOSE] = "grad_close",
+        [OP_NORM_PART] = "norm_part",
         [OP_NORM] = "norm",
         [OP_UPDATE] = "update",
         [OP_INIT] = "init",

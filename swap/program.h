@@ -87,6 +87,9 @@ enum op_kind {
     OP_BACKWARD,   /* stage, micro-batch: recompute, then INPUT_GRAD and GRADS += ;
                           the head's does forward, loss and backward in one */
     OP_GRAD_CLOSE, /* unit, tile: GRADS (fp32 accumulator) -> TARGET (gradient dtype), norm sums */
+    OP_NORM_PART, /* part `tile` of the norm, of several ranks, where one gather would take too much
+                          memory: NORM_SUMS of some units as gathered, by rank -> TARGET, by block ->
+                          what the program's OP_NORM, which does the last part, makes the norm of */
     OP_NORM, /* global norm of all closed gradients -> the step's clip factor, skip flag. Of several
                       ranks: NORM_SUMS as gathered, by rank -> TARGET, by block -> the same */
     OP_UPDATE,       /* unit, tile: STATE, SOURCE (gradient) -> STATE, TARGET (working copy) */
@@ -164,7 +167,7 @@ struct op {
     uint32_t stage;       /* place in the forward order, or PROGRAM_NONE */
     uint32_t pass;        /* which part of the stage's phase: 0 but where units are cut */
     uint32_t micro_batch; /* or PROGRAM_NONE */
-    uint32_t tile;        /* or PROGRAM_NONE */
+    uint32_t tile;        /* or PROGRAM_NONE; of the norm where it has parts: which of them */
     uint32_t state_kind;  /* transfers: enum state_kind of what is moved, or PROGRAM_NONE */
     uint32_t dep_begin;   /* dependencies: program.deps[dep_begin .. dep_begin + dep_count) */
     uint32_t dep_count;
@@ -235,7 +238,8 @@ uint64_t op_moved_bytes(const op *item);
  *    what each rank has is whole blocks of SHARD_ELEMS_STEP elements (of an all-gather without state_kind,
  *    the norm's sums, of fp64); operands of a collective do not overlap; collectives carry no condition but
  *    if_applied, and are all on one lane, in one order;
- *  - of several ranks an OP_NORM has NORM_SUMS and TARGET, of equal size, as many sums of each rank;
+ *  - of several ranks an OP_NORM has NORM_SUMS and TARGET, of equal size, as many sums of each rank, and
+ *    so has an OP_NORM_PART; parts are numbered from 0 on, an OP_NORM is the last, and no rank alone has any;
  *  - homes overlap nothing; two transients that overlap in an arena are never live together: all uses
  *    of one are ordered before all uses of the other;
  *  - reads and writes of nvme are in multiples of 4 KiB on both sides; the residues of tiles, gradients

@@ -36,6 +36,7 @@ static const struct kind_rule kind_rules[OP_KIND_COUNT] = {
     [OP_RECOMPUTE] = {LANE_COMPUTE, 0, 0, 0, 0, 0, ROLE_BIT(ROLE_SAVED)},
     [OP_BACKWARD] = {LANE_COMPUTE, 0, 0, 0, 0, 0, 0},
     [OP_GRAD_CLOSE] = {LANE_COMPUTE, 0, 0, 0, 0, 0, 0},
+    [OP_NORM_PART] = {LANE_COMPUTE, 0, 0, 0, 0, 0, ROLE_BIT(ROLE_NORM_SUMS)},
     [OP_NORM] = {LANE_COMPUTE, 0, 0, 0, 0, 0, 0},
     [OP_UPDATE] = {LANE_UPDATE, 1, 0, 0, 0, 1, ROLE_BIT(ROLE_STATE) | ROLE_BIT(ROLE_SOURCE)},
     [OP_INIT] = {LANE_UPDATE, 0, 0, 0, 0, 1, ROLE_BIT(ROLE_STATE)},
@@ -87,7 +88,7 @@ static int check_buffer(const program *prog, uint64_t b)
     return 0;
 }
 
-static int operand_error(const program *prog, uint32_t op_idx, uint32_t k, const char *problem)
+int swapi_operand_error(const program *prog, uint32_t op_idx, uint32_t k, const char *problem)
 {
     char text[SWAPI_OP_TEXT_BYTES];
     const operand *part = &prog->ops[op_idx].operands[k];
@@ -120,7 +121,7 @@ static int check_alignment(const program *prog, uint32_t op_idx, uint32_t k)
     bool is_io = item->kind == OP_READ || item->kind == OP_WRITE;
     if ((is_io || home->arena == ARENA_NVME) &&
         (address % TILE_BLOCK_BYTES != 0 || part->size_bytes % TILE_BLOCK_BYTES != 0))
-        return operand_error(prog, op_idx, k, "direct I/O takes multiples of 4096 bytes");
+        return swapi_operand_error(prog, op_idx, k, "direct I/O takes multiples of 4096 bytes");
     int64_t residue = required_residue(item, part);
     if (home->arena != ARENA_NVME && residue >= 0 &&
         address % TILE_PERIOD_BYTES != (uint64_t)residue) {
@@ -143,29 +144,31 @@ static int check_operand(const program *prog, uint32_t op_idx, uint32_t k)
     const operand *part = &item->operands[k];
     const struct kind_rule *rule = &kind_rules[item->kind];
     if (part->buffer_idx >= prog->buffer_count)
-        return operand_error(prog, op_idx, k, "the buffer does not exist");
+        return swapi_operand_error(prog, op_idx, k, "the buffer does not exist");
     if (part->role >= ROLE_COUNT)
-        return operand_error(prog, op_idx, k, "the role does not exist");
+        return swapi_operand_error(prog, op_idx, k, "the role does not exist");
     if (part->access < ACCESS_READ || part->access > ACCESS_UPDATE)
-        return operand_error(prog, op_idx, k, "the access is neither read, write nor both");
+        return swapi_operand_error(prog, op_idx, k, "the access is neither read, write nor both");
     const buffer *home = &prog->buffers[part->buffer_idx];
     if (part->size_bytes == 0 || part->size_bytes > home->size_bytes ||
         part->offset_bytes > home->size_bytes - part->size_bytes)
-        return operand_error(prog, op_idx, k, "out of the bounds of the buffer");
+        return swapi_operand_error(prog, op_idx, k, "out of the bounds of the buffer");
     uint8_t arena = ARENA_DEVICE;
     if (rule->is_copy) {
         bool is_source = part->role == ROLE_SOURCE && part->access == ACCESS_READ;
         bool is_target = part->role == ROLE_TARGET && part->access == ACCESS_WRITE;
         if (!is_source && !is_target)
-            return operand_error(prog, op_idx, k, "a copy reads SOURCE, writes TARGET, no more");
+            return swapi_operand_error(prog, op_idx, k,
+                                       "a copy reads SOURCE, writes TARGET, no more");
         arena = is_source ? rule->source : rule->target;
     } else if (rule->host_allowed && item->lane != LANE_COMPUTE) {
         arena = prog->buffers[item->operands[0].buffer_idx].arena;
         if (arena == ARENA_NVME)
-            return operand_error(prog, op_idx, k, "computing needs memory, not nvme");
+            return swapi_operand_error(prog, op_idx, k, "computing needs memory, not nvme");
     }
     if (home->arena != arena)
-        return operand_error(prog, op_idx, k, "the buffer lies in the wrong arena for this op");
+        return swapi_operand_error(prog, op_idx, k,
+                                   "the buffer lies in the wrong arena for this op");
     return check_alignment(prog, op_idx, k);
 }
 
@@ -179,117 +182,11 @@ static int check_state(const program *prog, uint32_t op_idx)
         const buffer *home = &prog->buffers[item->operands[k].buffer_idx];
         if (home->arena == ARENA_NVME && home->state_kind == STATE_OPTIMIZER &&
             (item->state_kind != STATE_OPTIMIZER || item->elem_count == 0))
-            return operand_error(prog, op_idx, k,
-                                 "holds optimizer state, but the op is not said to move elements "
-                                 "of it");
+            return swapi_operand_error(
+                prog, op_idx, k,
+                "holds optimizer state, but the op is not said to move elements "
+                "of it");
     }
-    return 0;
-}
-
-/* --- collectives ------------------------------------------------------------------------------- */
-
-static uint64_t world_of(const program *prog)
-{
-    return prog->world ? prog->world : 1;
-}
-
-static bool is_collective(const op *item)
-{
-    return item->kind == OP_ALL_GATHER || item->kind == OP_REDUCE_SCATTER;
-}
-
-/* Bytes of which a rank's part is a multiple: whole blocks of elements of the smallest dtype that it may
- * have, but for the norm's sums, which are no state. */
-static uint64_t part_step_bytes(const op *item)
-{
-    if (item->kind == OP_REDUCE_SCATTER)
-        return SHARD_ELEMS_STEP * sizeof(float);
-    if (item->state_kind == PROGRAM_NONE)
-        return sizeof(double);
-    return SHARD_ELEMS_STEP * sizeof(uint16_t);
-}
-
-/* The operands of a collective: SOURCE read, TARGET written, and WORKSPACE where a reduce-scatter has one. */
-static int check_collective_operands(const program *prog, uint32_t op_idx)
-{
-    const op *item = &prog->ops[op_idx];
-    for (uint32_t k = 0; k < item->operand_count; k++) {
-        const operand *part = &item->operands[k];
-        bool is_right = (part->role == ROLE_SOURCE && part->access == ACCESS_READ) ||
-                        (part->role == ROLE_TARGET && part->access == ACCESS_WRITE) ||
-                        (part->role == ROLE_WORKSPACE && (part->access & ACCESS_WRITE) &&
-                         item->kind == OP_REDUCE_SCATTER);
-        if (!is_right)
-            return operand_error(prog, op_idx, k,
-                                 "a collective reads SOURCE and writes TARGET, a reduce-scatter "
-                                 "WORKSPACE too, no more");
-        if ((prog->buffers[part->buffer_idx].offset_bytes + part->offset_bytes) % sizeof(double))
-            return operand_error(prog, op_idx, k, "a collective takes multiples of 8 bytes");
-        for (uint32_t other = 0; other < k; other++) {
-            const operand *near = &item->operands[other];
-            if (near->buffer_idx == part->buffer_idx &&
-                near->offset_bytes < part->offset_bytes + part->size_bytes &&
-                part->offset_bytes < near->offset_bytes + near->size_bytes)
-                return operand_error(prog, op_idx, k,
-                                     "overlaps another operand, which a collective's may not");
-        }
-    }
-    return 0;
-}
-
-/* What a rank has of a collective is the same part of the whole on each, and runs where it runs on all. */
-static int check_collective(const program *prog, uint32_t op_idx)
-{
-    const op *item = &prog->ops[op_idx];
-    if (!is_collective(item))
-        return 0;
-    char text[SWAPI_OP_TEXT_BYTES];
-    TRY(check_collective_operands(prog, op_idx));
-    bool gathers = item->kind == OP_ALL_GATHER;
-    uint64_t part = op_operand(item, gathers ? ROLE_SOURCE : ROLE_TARGET)->size_bytes;
-    uint64_t whole = op_operand(item, gathers ? ROLE_TARGET : ROLE_SOURCE)->size_bytes;
-    uint64_t world = world_of(prog);
-    if (whole % world != 0 || whole / world != part)
-        return err_set(ERR_INTERNAL,
-                       "program: %s: %llu bytes of each of %llu ranks are not %llu bytes of all",
-                       swapi_op_text(prog, op_idx, text), (unsigned long long)part,
-                       (unsigned long long)world, (unsigned long long)whole);
-    uint64_t step = part_step_bytes(item);
-    if (part % step != 0)
-        return err_set(ERR_INTERNAL, "program: %s: %llu bytes of each rank are no multiple of %llu",
-                       swapi_op_text(prog, op_idx, text), (unsigned long long)part,
-                       (unsigned long long)step);
-    if (item->if_commits)
-        return err_set(ERR_INTERNAL,
-                       "program: %s runs only where the step commits, but no collective may depend "
-                       "on that",
-                       swapi_op_text(prog, op_idx, text));
-    return 0;
-}
-
-/* Of several ranks the norm is that of all ranks' sums, put in the order of the model's blocks. */
-static int check_norm(const program *prog, uint32_t op_idx)
-{
-    const op *item = &prog->ops[op_idx];
-    if (item->kind != OP_NORM || world_of(prog) == 1)
-        return 0;
-    char text[SWAPI_OP_TEXT_BYTES];
-    const operand *gathered = op_operand(item, ROLE_NORM_SUMS);
-    const operand *ordered = op_operand(item, ROLE_TARGET);
-    if (!gathered || !ordered)
-        return err_set(ERR_INTERNAL,
-                       "program: %s lacks an operand: of %llu ranks it takes NORM_SUMS and TARGET",
-                       swapi_op_text(prog, op_idx, text), (unsigned long long)world_of(prog));
-    if (gathered->access != ACCESS_READ || ordered->access != ACCESS_WRITE)
-        return err_set(ERR_INTERNAL, "program: %s reads NORM_SUMS and writes TARGET, no more",
-                       swapi_op_text(prog, op_idx, text));
-    if (gathered->size_bytes != ordered->size_bytes ||
-        gathered->size_bytes % (world_of(prog) * sizeof(double)) != 0)
-        return err_set(ERR_INTERNAL,
-                       "program: %s: %llu bytes of sums as gathered and %llu by block are not the "
-                       "same number for each of %llu ranks",
-                       swapi_op_text(prog, op_idx, text), (unsigned long long)gathered->size_bytes,
-                       (unsigned long long)ordered->size_bytes, (unsigned long long)world_of(prog));
     return 0;
 }
 
@@ -325,7 +222,7 @@ static int check_op(const program *prog, uint32_t op_idx)
     for (uint32_t k = 0; k < item->operand_count; k++) {
         TRY(check_operand(prog, op_idx, k));
         if (roles & ROLE_BIT(item->operands[k].role))
-            return operand_error(prog, op_idx, k, "an operand before it has the same role");
+            return swapi_operand_error(prog, op_idx, k, "an operand before it has the same role");
         roles |= ROLE_BIT(item->operands[k].role);
     }
     uint32_t required =
@@ -338,8 +235,8 @@ static int check_op(const program *prog, uint32_t op_idx)
         return err_set(ERR_INTERNAL, "program: %s copies %llu bytes to %llu", text,
                        (unsigned long long)op_operand(item, ROLE_SOURCE)->size_bytes,
                        (unsigned long long)op_operand(item, ROLE_TARGET)->size_bytes);
-    TRY(check_collective(prog, op_idx));
-    TRY(check_norm(prog, op_idx));
+    TRY(swapi_check_collective(prog, op_idx));
+    TRY(swapi_check_norm(prog, op_idx));
     return check_state(prog, op_idx);
 }
 
@@ -577,6 +474,7 @@ int program_check(const program *prog)
         TRY(check_op(prog, (uint32_t)i));
     TRY(check_peaks(prog));
     TRY(check_commits(prog));
+    TRY(swapi_check_norm_parts(prog));
 
     int rc = 0;
     swapi_check check = {.prog = prog};

@@ -80,7 +80,8 @@ static int train_body(comm *self, void *user)
     snprintf(bus, sizeof bus, "%u", 0x40 + comm_get_rank(self));
     if (run->has_own) /* of the simulated GPU */
         setenv("SLUICE_SIMULATED_GPU_BUS", bus, 1);
-    fixture_call call = {.comm = self, .on_step = count_calls};
+    fixture_call call = {
+        .comm = self, .on_step = count_calls, .norm_part_bytes = run->norm_part_bytes};
     if (run->kills || run->faults)
         call.on_step = run->kills ? wait_for_the_end : break_gpu;
     fixture_train(run->job, &call, result);

@@ -49,7 +49,8 @@ struct gpu_ranks_run {
     bool kills;     /* rank 1, once rank 0 has done GPU_RANKS_KILL_STEP */
     bool faults;    /* rank 0's simulated GPU, after GPU_RANKS_KILL_STEP */
     bool keeps;     /* what the run leaves */
-    const job *job; /* filled by gpu_ranks_train */
+    uint64_t norm_part_bytes; /* train_options */
+    const job *job;           /* filled by gpu_ranks_train */
 };
 
 /* Clears sets and begins them: backend, steps, stage. */

@@ -202,6 +202,7 @@ static void run_job(const job *asked, comm *members, const mpi_call *call, mpi_r
                                     .hash_weights = true,
                                     .stop = call->stop,
                                     .simulates_drives = call->simulates_drives,
+                                    .norm_part_bytes = call->norm_part_bytes,
                                     .on_plan = keep_plan,
                                     .on_step = watch_step,
                                     .user = &listener};
@@ -232,12 +233,17 @@ void mpi_train(const job *asked, const mpi_call *call, mpi_result *result)
 void mpi_train_good(const char *name, const fixture_model *shape, const fixture_sets *sets,
                     mpi_result *result)
 {
-    job *asked = mpi_job(name, shape, sets);
-    const mpi_call call = {.name = name};
-    mpi_train(asked, &call, result);
+    mpi_train_call(&(mpi_call){.name = name}, shape, sets, result);
+}
+
+void mpi_train_call(const mpi_call *call, const fixture_model *shape, const fixture_sets *sets,
+                    mpi_result *result)
+{
+    job *asked = mpi_job(call->name, shape, sets);
+    mpi_train(asked, call, result);
     job_destroy(asked);
     if (result->run.rc < 0)
-        fail_msg("%s: %s: %s", name, err_name(result->run.rc), result->run.error);
+        fail_msg("%s: %s: %s", call->name, err_name(result->run.rc), result->run.error);
 }
 
 void mpi_train_alone(const char *name, const fixture_model *shape, const fixture_sets *sets,

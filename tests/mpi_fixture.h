@@ -43,6 +43,7 @@ struct mpi_call {
     const volatile sig_atomic_t *stop; /* of this rank; or NULL */
     void (*on_step)(uint64_t step);    /* on rank 0; or NULL */
     bool simulates_drives;
+    uint64_t norm_part_bytes; /* train_options */
 };
 typedef struct mpi_call mpi_call;
 
@@ -59,6 +60,8 @@ typedef struct mpi_result mpi_result;
 void mpi_train(const job *asked, const mpi_call *call, mpi_result *result);
 /* mpi_job and mpi_train in one, expecting success. */
 void mpi_train_good(const char *name, const fixture_model *shape, const fixture_sets *sets,
+                    mpi_result *result);
+void mpi_train_call(const mpi_call *call, const fixture_model *shape, const fixture_sets *sets,
                     mpi_result *result);
 /* The same on rank 0 as the only rank, with so many micro-batches a step; the others wait.
  * ERR_DIVERGED is the caller's to see. */

@@ -22,7 +22,7 @@ struct ranks_run {
     uint64_t *sums[RUN_RANKS_MAX], *gathered[RUN_RANKS_MAX];
     uint64_t *masters[RUN_STEPS_MAX + 1][FIXTURE_UNITS_MAX]; /* by version: of the whole unit */
     uint64_t *grads[RUN_STEPS_MAX + 1][FIXTURE_UNITS_MAX];   /* of the step, all ranks' */
-    uint64_t params_read, closed, norms;
+    uint64_t params_read, closed, norms, norm_parts;
 };
 typedef struct ranks_run ranks_run;
 
@@ -82,7 +82,9 @@ static inline void run_begin(ranks_run *run, const random_job *r, const plan_set
             run->cells[rank][a] = calloc(peak / TILE_BLOCK_BYTES + 1, sizeof(uint64_t));
         }
         run->sums[rank] = calloc(blocks, sizeof(uint64_t));
-        run->gathered[rank] = calloc(blocks * run->world, sizeof(uint64_t));
+        uint64_t gathered_bytes =
+            set->programs[PROGRAM_FIRST].buffers[set->homes.norm_gathered].size_bytes;
+        run->gathered[rank] = calloc(gathered_bytes, 1);
     }
     for (uint32_t t = 0; t <= RUN_STEPS_MAX; t++) {
         for (uint32_t u = 0; u < r->job.unit_count; u++) {
@@ -213,12 +215,13 @@ static inline void run_gather(ranks_run *run, const program *prog, const op *ite
     uint64_t own = source->size_bytes / TILE_BLOCK_BYTES;
     assert_int_equal(target->size_bytes, run->world * source->size_bytes);
     assert_int_equal(item->demand.comm_bytes, (run->world - 1) * source->size_bytes);
-    uint64_t blocks = run->set->norm_block_begin[run->r->job.unit_count];
     bool is_norm = source->buffer_idx == run->set->homes.norm_sums;
+    uint64_t sums = source->size_bytes / sizeof(double);
     for (uint32_t to = 0; to < run->world; to++)
         for (uint32_t from = 0; from < run->world; from++)
             if (is_norm)
-                memcpy(run->gathered[to] + from * blocks, run->sums[from], blocks * 8);
+                memcpy(run->gathered[to] + target->offset_bytes / 8 + from * sums,
+                       run->sums[from] + source->offset_bytes / 8, sums * 8);
             else
                 memmove(run_cells(run, prog, to, target) + from * own,
                         run_cells(run, prog, from, source), own * sizeof(uint64_t));
@@ -238,21 +241,30 @@ static inline void run_reduce(ranks_run *run, const program *prog, const op *ite
         }
 }
 
-/* Every rank knows every block's sum of this step. */
+/* Every rank knows every block's sum of this step, of the units of the part that the op takes. */
 static inline void run_norm(ranks_run *run, uint32_t rank, const op *item)
 {
     const plan_set *set = run->set;
-    uint64_t blocks = set->norm_block_begin[run->r->job.unit_count];
-    assert_int_equal(op_operand(item, ROLE_NORM_SUMS)->buffer_idx, set->homes.norm_gathered);
+    uint32_t part = item->tile == PROGRAM_NONE ? 0 : item->tile;
+    assert_true(part < set->norm_part_count);
+    assert_int_equal(item->kind == OP_NORM, part + 1 == set->norm_part_count);
+    const uint64_t *begin = set->norm_block_begin;
+    uint32_t first = set->norm_part_begin[part], end = set->norm_part_begin[part + 1];
+    uint64_t blocks = begin[end] - begin[first];
+    const operand *sums = op_operand(item, ROLE_NORM_SUMS);
+    assert_int_equal(sums->buffer_idx, set->homes.norm_gathered);
     assert_int_equal(op_operand(item, ROLE_TARGET)->buffer_idx, set->homes.norm_ordered);
     assert_true(op_operand(item, ROLE_TARGET)->size_bytes == run->world * blocks * sizeof(double));
-    for (uint32_t u = 0; u < run->r->job.unit_count; u++)
+    assert_true(sums->size_bytes == run->world * blocks * sizeof(double));
+    for (uint32_t u = first; u < end; u++)
         for (uint64_t k = 0; k < run_blocks(run, u); k++) {
             uint64_t from = k / run_own_blocks(run, u), own = k % run_own_blocks(run, u);
-            assert_true(run->gathered[rank][from * blocks + set->norm_block_begin[u] + own] ==
+            uint64_t at = from * blocks + (begin[u] - begin[first]) + own;
+            assert_true(run->gathered[rank][sums->offset_bytes / sizeof(double) + at] ==
                         run_mix(run->grads[run->step][u][k], 2));
         }
-    run->norms++;
+    run->norm_parts++;
+    run->norms += item->kind == OP_NORM;
 }
 
 static inline void run_copy(ranks_run *run, const program *prog, uint32_t rank, const op *item)
@@ -284,7 +296,7 @@ static inline void run_program(ranks_run *run, enum program_kind kind, uint32_t 
                 run_close(run, prog, rank, item);
             else if (item->kind >= OP_UPDATE && item->kind <= OP_WORKING_COPY)
                 run_tile(run, prog, rank, item);
-            else if (item->kind == OP_NORM)
+            else if (item->kind == OP_NORM || item->kind == OP_NORM_PART)
                 run_norm(run, rank, item);
         }
     }

@@ -65,12 +65,13 @@ static void assert_state(ranks_run *run, uint32_t version)
 static void every_element_is_updated_once_a_step(void **state)
 {
     (void)state;
-    uint64_t params_read = 0, closed = 0;
+    uint64_t params_read = 0, closed = 0, many_parts = 0;
     for (uint64_t seed = 1; seed <= SEEDS; seed++) {
         random_job r;
         roomy_job(&r, seed);
         if (seed % 8 == 0)
             r.job.lookahead_ops = 1;
+        r.job.norm_part_bytes = seed % 3 ? UINT64_C(1) << seed % 11 : 0;
         plan_set set;
         compile(&r, seed, &set);
         ranks_run run;
@@ -92,6 +93,10 @@ static void every_element_is_updated_once_a_step(void **state)
         }
         run_program(&run, PROGRAM_FIRST, 4, 3);
         assert_int_equal(run.norms, 4 * run.world);
+        assert_int_equal(run.norm_parts, 4 * run.world * set.norm_part_count);
+        if (seed % 3 == 0)
+            assert_int_equal(set.norm_part_count, 1);
+        many_parts += set.norm_part_count > 2;
         params_read += run.params_read;
         closed += run.closed;
         run_end(&run);
@@ -100,6 +105,7 @@ static void every_element_is_updated_once_a_step(void **state)
     print_message("seeds 1 to %d: %llu params of a unit read, %llu blocks of gradients closed\n",
                   SEEDS, (unsigned long long)params_read, (unsigned long long)closed);
     assert_true(params_read > 10000 && closed > 50000);
+    assert_true(many_parts > SEEDS / 4);
 }
 
 /* ---- volume ----------------------------------------------------------------------------------- */
@@ -403,6 +409,47 @@ static void what_a_refusal_names_is_enough(void **state)
     assert_true(fitted > 100 && refused > 20);
 }
 
+/* Memory of the norm: all ranks' sums of the largest part, one part or two gathered and one in order; a
+ * part is as large as its limit lets it be, or one unit. What is in one part is planned as ever. */
+static void norm_takes_what_its_limit_says(void **state)
+{
+    (void)state;
+    for (uint64_t seed = 1; seed <= 16; seed++) {
+        random_job r;
+        roomy_job(&r, seed);
+        plan_set whole, parts;
+        compile(&r, seed, &whole);
+        uint64_t all = whole.norm_block_begin[r.job.unit_count] * r.job.world * sizeof(double);
+        r.job.norm_part_bytes = all;
+        compile(&r, seed, &parts);
+        for (int k = 0; k < PROGRAM_KIND_COUNT; k++)
+            assert_true(program_hash(&whole.programs[k]) == program_hash(&parts.programs[k]));
+        plan_set_fini(&parts);
+        r.job.norm_part_bytes = all / 3;
+        compile(&r, seed, &parts);
+        uint64_t largest = 0;
+        assert_int_equal(parts.norm_part_begin[0], 0);
+        for (uint32_t p = 0; p < parts.norm_part_count; p++) {
+            uint32_t begin = parts.norm_part_begin[p], end = parts.norm_part_begin[p + 1];
+            const uint64_t *block = parts.norm_block_begin;
+            uint64_t scale = r.job.world * sizeof(double);
+            assert_true(begin < end);
+            assert_true(end == begin + 1 || (block[end] - block[begin]) * scale <= all / 3);
+            if (end < r.job.unit_count)
+                assert_true((block[end + 1] - block[begin]) * scale > all / 3);
+            largest = size_max(largest, (block[end] - block[begin]) * scale);
+        }
+        assert_int_equal(parts.norm_part_begin[parts.norm_part_count], r.job.unit_count);
+        const buffer *buffers = parts.programs[PROGRAM_STEADY].buffers;
+        uint64_t rounded = size_round_up(largest, TILE_BLOCK_BYTES);
+        assert_int_equal(buffers[parts.homes.norm_ordered].size_bytes, rounded);
+        assert_int_equal(buffers[parts.homes.norm_gathered].size_bytes,
+                         (parts.norm_part_count > 1 ? 2 : 1) * rounded);
+        plan_set_fini(&parts);
+        plan_set_fini(&whole);
+    }
+}
+
 static void stages_are_without_effect_for_one_rank(void **state)
 {
     (void)state;
@@ -435,6 +482,7 @@ int main(void)
         cmocka_unit_test(every_element_is_updated_once_a_step),
         cmocka_unit_test(ranks_send_what_their_stage_says),
         cmocka_unit_test(states_rest_by_the_formulas),
+        cmocka_unit_test(norm_takes_what_its_limit_says),
         cmocka_unit_test(caps_hold),
         cmocka_unit_test(collectives_hide_behind_computing),
         cmocka_unit_test(what_a_refusal_names_is_enough),

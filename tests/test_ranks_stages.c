@@ -95,6 +95,9 @@ static const struct way ways[] = {
       "tiers.place.optimizer=host", "schedule.tile_elems=32768"}},
 };
 
+/* One way after the other: the norm in one part, unit by unit, in parts of a few units. */
+static const uint64_t norm_part_bytes[3] = {0, 1, 256};
+
 static void stages_give_equal_bits(void **state)
 {
     (void)state;
@@ -104,7 +107,8 @@ static void stages_give_equal_bits(void **state)
         set_uneven(&sets);
         for (int k = 0; k < 7 && ways[i].sets[k]; k++)
             fixture_set(&sets, "%s", ways[i].sets[k]);
-        mpi_train_good("way", &shape, &sets, i ? &result : &first);
+        const mpi_call call = {.name = "way", .norm_part_bytes = norm_part_bytes[i % 3]};
+        mpi_train_call(&call, &shape, &sets, i ? &result : &first);
         if (i > 0)
             mpi_assert_same(ways[i].name, &first, &result);
     }
@@ -305,15 +309,19 @@ static void draws_give_equal_bits(void **state)
         draw_model(&d, &model, &model_sets, &is_exact);
         for (int p = 0; p <= PROGRAMS; p++) {
             sets = model_sets;
+            bool is_tight = false;
             if (p > 0) {
                 draw_program(&d, &sets, is_exact);
-                if (draw(&d, 3) == 0)
+                is_tight = draw(&d, 3) == 0;
+                if (is_tight)
                     mpi_tighten("drawn", &model, &sets);
             } else {
                 fixture_set(&sets, "schedule.update=after_backward");
             }
             job *asked = mpi_job("drawn", &model, &sets);
             mpi_call call = {.name = "drawn", .simulates_drives = p > 0 && draw(&d, 4) == 0};
+            if (p > 0 && !is_tight) /* which is of a norm in one part */
+                call.norm_part_bytes = UINT64_C(1) << draw(&d, 10);
             mpi_train(asked, &call, p > 0 ? &result : &first);
             job_destroy(asked);
             char text[64];

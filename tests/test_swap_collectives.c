@@ -204,6 +204,19 @@ static void norm_changes_sums(program *p)
 {
     p->ops[NORM].operands[0].access = ACCESS_UPDATE;
 }
+static void norm_without_an_end(program *p)
+{
+    p->ops[NORM].kind = OP_NORM_PART, p->ops[NORM].tile = 0;
+}
+static void norm_begins_late(program *p)
+{
+    p->ops[NORM].kind = OP_NORM_PART, p->ops[NORM].tile = 1;
+}
+static void part_of_one(program *p)
+{
+    norm_without_an_end(p);
+    norm_of_one(p);
+}
 static void reduce_before_its_gradient(program *p)
 {
     program_drop_dep(p, REDUCE, 0);
@@ -266,6 +279,9 @@ static const struct fault faults[] = {
     FAULT(norm_of_some, "not the same number for each of 3 ranks"),
     FAULT(norm_to_fewer, "96 bytes of sums as gathered and 32 by block"),
     FAULT(norm_changes_sums, "reads NORM_SUMS and writes TARGET"),
+    FAULT(norm_without_an_end, "no norm comes after norm_part"),
+    FAULT(norm_begins_late, "is part 1 of the norm, but part 0 is due"),
+    FAULT(part_of_one, "of 3 ranks it takes NORM_SUMS and TARGET"),
     FAULT(reduce_before_its_gradient, "nothing orders them"),
     FAULT(close_before_its_sums, "nothing orders them"),
     FAULT(norm_before_its_sums, "nothing orders them"),
@@ -312,6 +328,9 @@ static void one_rank_is_no_special_case(void **state)
         prog.ops[NORM].operand_count = 1;
         if (program_check(&prog) != 0)
             fail_msg("world %u: %s", world, err_text());
+        norm_without_an_end(&prog);
+        assert_int_equal(program_check(&prog), ERR_INTERNAL);
+        assert_non_null(strstr(err_text(), "one rank's norm has no parts"));
         program_fini(&prog);
     }
 }

@@ -249,6 +249,7 @@ void fixture_train(const job *asked, const fixture_call *call, fixture_result *r
                                     .fresh = call->fresh,
                                     .store = call->store,
                                     .from = call->from,
+                                    .norm_part_bytes = call->norm_part_bytes,
                                     .hash_weights = !call->hashes_nothing,
                                     .stop = &watcher.stop,
                                     .faults = call->faults,

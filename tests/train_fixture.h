@@ -87,6 +87,7 @@ struct fixture_call {
     struct sim_store **store; /* as in train_options; or NULL */
     bool hashes_nothing;      /* the hash reads the slab past the lanes and their sums */
     struct comm *comm;        /* as in train_options; or NULL */
+    uint64_t norm_part_bytes; /* likewise */
 };
 typedef struct fixture_call fixture_call;
 

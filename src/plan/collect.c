@@ -2,7 +2,8 @@
  *
  *   reduce-scatter  accumulator [whole] fp32 of each rank   ->  [own shard] fp32, the sums
  *   all-gather      [own shard] of each rank                ->  [whole], shards by rank
- *   norm            block sums of own shards                ->  all ranks' sums, then the norm of them
+ *   norm            block sums of own shards                ->  all ranks' sums, then the norm of them, some
+ *                                                               units at a time
  *
  * All of them are on the comm lane, in device memory, and the same on every rank: which part of the
  * unit a rank's shard is only the run knows. */
@@ -91,19 +92,27 @@ uint32_t plani_reduce_scatter(plani_builder *b, uint32_t unit, uint32_t accumula
 uint32_t plani_norm(plani_builder *b)
 {
     const plan_homes *homes = &b->set->homes;
-    uint32_t norm;
+    uint32_t norm = 0;
     if (homes->norm_gathered == PROGRAM_NONE) {
         norm = plani_op(b, OP_NORM, LANE_COMPUTE);
         plani_use(b, norm, plani_whole(b, homes->norm_sums), ROLE_NORM_SUMS, ACCESS_READ);
         return norm;
     }
-    uint64_t bytes = b->set->norm_block_begin[b->job->unit_count] * sizeof(double);
-    uint64_t all = plani_world(b->job) * bytes;
-    plani_range gathered = {homes->norm_gathered, 0, all};
-    plani_all_gather(b, (plani_range){homes->norm_sums, 0, bytes}, gathered, PROGRAM_NONE,
-                     PROGRAM_NONE);
-    norm = plani_op(b, OP_NORM, LANE_COMPUTE);
-    plani_use(b, norm, gathered, ROLE_NORM_SUMS, ACCESS_READ);
-    plani_use(b, norm, (plani_range){homes->norm_ordered, 0, all}, ROLE_TARGET, ACCESS_WRITE);
+    const plan_set *set = b->set;
+    uint64_t half = plani_norm_part_bytes(b->job, set);
+    for (uint32_t p = 0; p < set->norm_part_count; p++) {
+        uint64_t begin = set->norm_block_begin[set->norm_part_begin[p]] * sizeof(double);
+        uint64_t end = set->norm_block_begin[set->norm_part_begin[p + 1]] * sizeof(double);
+        uint64_t all = plani_world(b->job) * (end - begin);
+        plani_range gathered = {homes->norm_gathered, p % 2 * half, all};
+        plani_all_gather(b, (plani_range){homes->norm_sums, begin, end - begin}, gathered,
+                         PROGRAM_NONE, PROGRAM_NONE);
+        bool is_last = p + 1 == set->norm_part_count;
+        norm = plani_op(b, is_last ? OP_NORM : OP_NORM_PART, LANE_COMPUTE);
+        if (b->error >= 0 && set->norm_part_count > 1)
+            b->ops[norm - 1].tile = b->ops[norm].tile = p; /* the gather, and what takes it */
+        plani_use(b, norm, gathered, ROLE_NORM_SUMS, ACCESS_READ);
+        plani_use(b, norm, (plani_range){homes->norm_ordered, 0, all}, ROLE_TARGET, ACCESS_WRITE);
+    }
     return norm;
 }

@@ -111,6 +111,7 @@ void plan_set_fini(plan_set *set)
     programs_fini(set);
     mem_free(set->homes.params); /* the table of all homes */
     mem_free(set->norm_block_begin);
+    mem_free(set->norm_part_begin);
     memset(set, 0, sizeof *set);
 }
 

@@ -21,6 +21,11 @@
 #include "base/tile.h"
 #include "plan/plan_internal.h"
 
+enum {
+    /* Sums of 8.6e9 elements: few parts even of the largest models, little memory beside any unit. */
+    NORM_PART_BYTES = 16 << 20,
+};
+
 bool plan_is_sharded(const plan_job *job, enum state_kind kind, uint32_t unit)
 {
     static const uint32_t from_stage[STATE_KIND_COUNT] = {
@@ -263,9 +268,10 @@ static int make_tables(const plan_job *job, plan_set *set, plani_layout *layout)
     uint32_t *tables =
         mem_alloc(6 * units + 2 * slots + job->micro_batch_count, sizeof *tables, "plan homes");
     set->norm_block_begin = mem_alloc(units + 1, sizeof *set->norm_block_begin, "plan norm blocks");
+    set->norm_part_begin = mem_alloc(units + 1, sizeof *set->norm_part_begin, "plan norm parts");
     homes->params = tables; /* one allocation, owned through params */
     if (!layout->buffers || !layout->residues || !layout->grad_uses || !tables ||
-        !set->norm_block_begin)
+        !set->norm_block_begin || !set->norm_part_begin)
         return -ENOMEM;
     homes->grads = tables + units;
     homes->optimizer = tables + 2 * units;
@@ -278,15 +284,53 @@ static int make_tables(const plan_job *job, plan_set *set, plani_layout *layout)
     return 0;
 }
 
-/* The sums of this rank's blocks and, of several ranks, all ranks' by rank and by block. */
+/* All ranks' sums of units [begin, end). */
+static uint64_t gathered_bytes(const plan_job *job, const plan_set *set, uint32_t begin,
+                               uint32_t end)
+{
+    return plani_world(job) * (set->norm_block_begin[end] - set->norm_block_begin[begin]) *
+           sizeof(double);
+}
+
+/* As many units to a part as its limit allows, one at least. */
+static void choose_norm_parts(const plan_job *job, plan_set *set)
+{
+    uint64_t most = job->norm_part_bytes ? job->norm_part_bytes : NORM_PART_BYTES;
+    uint32_t begin = 0;
+    set->norm_part_count = 0;
+    for (uint32_t u = 1; u <= job->unit_count; u++) {
+        bool goes_on = u < job->unit_count &&
+                       (plani_world(job) == 1 || gathered_bytes(job, set, begin, u + 1) <= most);
+        if (goes_on)
+            continue;
+        set->norm_part_begin[set->norm_part_count++] = begin;
+        begin = u;
+    }
+    set->norm_part_begin[set->norm_part_count] = job->unit_count;
+}
+
+uint64_t plani_norm_part_bytes(const plan_job *job, const plan_set *set)
+{
+    uint64_t most = 0;
+    for (uint32_t p = 0; p < set->norm_part_count; p++)
+        most = size_max(
+            most, gathered_bytes(job, set, set->norm_part_begin[p], set->norm_part_begin[p + 1]));
+    return size_round_up(most, TILE_BLOCK_BYTES);
+}
+
+/* The sums of this rank's blocks and, of several ranks, of the norm's largest part all ranks' by rank,
+ * twice where a second part is gathered meanwhile, and by block. */
 static void add_norm(const plan_job *job, plan_set *set, plani_layout *layout, uint64_t blocks)
 {
     plan_homes *homes = &set->homes;
-    uint64_t bytes = job->only_eval ? 0 : blocks * sizeof(double);
-    uint64_t all = plani_world(job) > 1 ? plani_world(job) * bytes : 0;
-    homes->norm_sums = add_scratch(layout, ARENA_DEVICE, bytes);
-    homes->norm_gathered = add_scratch(layout, ARENA_DEVICE, all);
-    homes->norm_ordered = add_scratch(layout, ARENA_DEVICE, all);
+    choose_norm_parts(job, set);
+    bool gathers = plani_world(job) > 1 && !job->only_eval;
+    uint64_t part = gathers ? plani_norm_part_bytes(job, set) : 0;
+    homes->norm_sums =
+        add_scratch(layout, ARENA_DEVICE, job->only_eval ? 0 : blocks * sizeof(double));
+    homes->norm_gathered =
+        add_scratch(layout, ARENA_DEVICE, set->norm_part_count > 1 ? 2 * part : part);
+    homes->norm_ordered = add_scratch(layout, ARENA_DEVICE, part);
 }
 
 int plani_layout_make(const plan_job *job, plan_set *set, plani_layout *layout)

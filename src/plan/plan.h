@@ -141,6 +141,9 @@ struct plan_job {
     uint32_t
         reduce_scratch_bytes; /* per element of a whole unit, device memory that a reduce-scatter
                                       is given as ROLE_WORKSPACE; 0: none */
+    uint64_t
+        norm_part_bytes; /* of all ranks' sums for the norm, gathered at once: at most this, but a
+                                  unit's always; 0: 16 MiB. Changes no bit of any run */
     /* Caps on gathered params, in elements; 0: none. None keeps back what the oldest op needs. */
     uint64_t live_elems_max;  /* on the device at once (stage3_max_live_parameters) */
     uint64_t ahead_elems_max; /* gathered and not yet in use (stage3_prefetch_bucket_size) */
@@ -198,9 +201,10 @@ struct plan_homes {
                                for the end of a batch-major step where the embedding is tied */
     uint32_t workspace, constants, tokens_host, tokens_device, losses_host, losses_device,
         norm_sums;
-    /* Of several ranks: all ranks' norm_sums by rank, each norm_block_begin[unit_count] long, and the
-     * same sums by block of the whole model's padded units: a unit's first at world times its
-     * norm_block_begin. */
+    /* Of several ranks, and of one part of the norm (plan_set.norm_part_begin): all ranks' norm_sums of
+     * its units by rank, and the same sums by block of these units, padded: a unit's first at world
+     * times its norm_block_begin within the part. Of several parts every other one is gathered to the
+     * second half of norm_gathered, while the one before is put in order. */
     uint32_t norm_gathered, norm_ordered;
 };
 typedef struct plan_homes plan_homes;
@@ -225,6 +229,10 @@ struct plan_set {
     uint64_t
         *norm_block_begin; /* [unit_count + 1] index of a unit's first norm block; of several ranks
                                    of its shard's, among the rank's own */
+    uint32_t
+        *norm_part_begin; /* [norm_part_count + 1] first units of the norm's parts: one part where
+                                   there is one rank, or all its sums are within norm_part_bytes */
+    uint32_t norm_part_count;
     uint64_t home_bytes[STATE_KIND_COUNT][ARENA_COUNT];
     uint64_t uncommitted_ns; /* predicted: the steady step in a run that does not commit; the steady
                                 program's own predicted_ns is that of one that does */

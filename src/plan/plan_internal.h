@@ -126,6 +126,8 @@ struct plani_layout {
     uint64_t end_bytes[ARENA_COUNT];
 };
 typedef struct plani_layout plani_layout;
+/* Of device memory: all ranks' sums of the norm's largest part, in whole blocks. */
+uint64_t plani_norm_part_bytes(const plan_job *job, const plan_set *set);
 int plani_layout_make(const plan_job *job, plan_set *set, plani_layout *layout) MUST_CHECK;
 void plani_layout_fini(plani_layout *layout);
 /* How many runs of backward passes add to each unit's gradient in a step, where each stage runs `rounds`
@@ -208,7 +210,7 @@ void plani_all_gather(plani_builder *b, plani_range source, plani_range target, 
                       uint32_t unit);
 /* The sums over all ranks of this rank's shard of an accumulator: a transient [shard] fp32. */
 uint32_t plani_reduce_scatter(plani_builder *b, uint32_t unit, uint32_t accumulator);
-/* The norm's sums of all ranks, and the norm itself; returns its op. */
+/* The norm's sums of all ranks, part by part, and the norm itself; returns its op. */
 uint32_t plani_norm(plani_builder *b);
 
 /* steps.c */

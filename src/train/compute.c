@@ -1,12 +1,11 @@
 /* Ops as calls: what the workers of the CPU do with one op, and what is enqueued on a GPU's stream. Runs
  * on the workers' threads, or (GPU) on the executor's; reads the step's scalars, which change between
- * programs and at the norm only; allocates nothing. */
+ * programs and at the norm only; allocates nothing. The norm itself is norm.c's. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
 
-#include "base/shard.h"
 #include "base/size.h"
 #include "base/tile.h"
 #include "train/train_internal.h"
@@ -95,53 +94,17 @@ static int run_grad_close(traini_engine *self, const program *prog, const op *it
     return self->setup->ops->grad_close(self->setup->context, stream, &args);
 }
 
-/* A unit's sums of all ranks, one rank's after the other's, on the device. */
-static int gather_sums(const traini_setup *setup, void *stream, double *target,
-                       const double *source, uint64_t count, uint64_t pitch)
-{
-    const uint32_t world = setup->ranks.world;
-    if (setup->gpu)
-        return device_gather_rows(setup->gpu, stream, target, source, pitch * sizeof *source,
-                                  count * sizeof *source, world);
-    for (uint32_t r = 0; r < world; r++)
-        memcpy(target + r * count, source + r * pitch, count * sizeof *source);
-    return 0;
-}
-
-/* The sums of all ranks, from by rank to by block of the model, as one rank has them: what lies behind a
- * unit's end is padding, which the next unit's overwrite. Returns how many in *blocks. */
-static int order_sums(const traini_engine *self, void *stream, const double *gathered,
-                      double *ordered, uint64_t *blocks)
-{
-    const traini_setup *setup = self->setup;
-    const uint64_t *begin = setup->set.norm_block_begin;
-    uint64_t own = begin[setup->net->unit_count];
-    *blocks = 0;
-    for (uint32_t u = 0; u < setup->net->unit_count; u++) {
-        uint64_t count = begin[u + 1] - begin[u];
-        TRY(gather_sums(setup, stream, ordered + *blocks, gathered + begin[u], count, own));
-        *blocks += setup->unit_elems[u] / SHARD_ELEMS_STEP;
-    }
-    return 0;
-}
-
 static int run_norm(traini_engine *self, const program *prog, const op *item, void *stream)
 {
-    const traini_setup *setup = self->setup;
-    const double *sums = role_address(self, prog, item, ROLE_NORM_SUMS);
-    uint64_t blocks = setup->set.norm_block_begin[setup->net->unit_count];
-    if (setup->ranks.world > 1) {
-        double *ordered = role_address(self, prog, item, ROLE_TARGET);
-        TRY(order_sums(self, stream, sums, ordered, &blocks));
-        sums = ordered;
-    }
-    return setup->ops->norm_reduce(setup->context, stream, sums, blocks, self->norm_total);
+    return traini_reduce_norm(self, stream, item->tile == PROGRAM_NONE ? 0 : item->tile,
+                              role_address(self, prog, item, ROLE_NORM_SUMS),
+                              role_address(self, prog, item, ROLE_TARGET));
 }
 
 /* The norm's sum is there: what the host makes of it. */
 static void take_norm(traini_engine *self)
 {
-    self->step.grad_norm = sqrt(*self->norm_total) / self->step.loss_scale;
+    self->step.grad_norm = sqrt(traini_norm_total(self)) / self->step.loss_scale;
     if (comm_is_pretended(self->setup->ranks.comm))
         self->step.grad_norm = 1; /* it means nothing, and no update is skipped for it */
     if (self->setup->plan.update == PLAN_UPDATE_AFTER_BACKWARD)
@@ -350,6 +313,7 @@ int traini_enqueue_op(void *user, const program *prog, const op *item, void *str
         return run_backward(self, prog, item, stream);
     case OP_GRAD_CLOSE:
         return run_grad_close(self, prog, item, stream);
+    case OP_NORM_PART:
     case OP_NORM:
         return run_norm(self, prog, item, stream);
     case OP_UPDATE:

@@ -89,13 +89,11 @@ int traini_result_memory(traini_engine *self, uint64_t size_bytes, void **out)
     return err_set(ERR_INTERNAL, "the engine has no place for another result");
 }
 
-/* The model's tables, and where the norm's sum arrives. */
+/* The model's tables, and where the norm's sums arrive. */
 static int make_results(traini_engine *self)
 {
     traini_setup *setup = self->setup;
-    void *total;
-    TRY(traini_result_memory(self, sizeof *self->norm_total, &total));
-    self->norm_total = total;
+    TRY(traini_make_norm(self));
     if (setup->set.homes.constants == PROGRAM_NONE)
         return 0;
     TRY(model_fill_constants(setup->net, NULL, traini_home(self, setup->set.homes.constants)));

@@ -355,6 +355,7 @@ static int make_plan_inputs(traini_setup *self, const struct traini_setup_option
         .commits = !options->is_trial && !options->only_eval && self->job->run.commit_every > 0,
         .commit_every = self->job->run.commit_every,
         .only_eval = options->only_eval,
+        .norm_part_bytes = options->norm_part_bytes,
     };
     if (plan->tile_elems)
         plan->tile_elems = size_round_up(plan->tile_elems, TILE_ELEMS_STEP);

@@ -73,6 +73,7 @@ struct traini_setup_options traini_setup_options_of(const traini_loop *self)
                                          .is_trial = self->options->is_trial,
                                          .pace = self->options->pace,
                                          .machine = self->options->machine,
+                                         .norm_part_bytes = self->options->norm_part_bytes,
                                          .watch = self->options->watch};
 }
 

@@ -185,7 +185,8 @@ struct train_options {
     bool hash_weights;                 /* fill summary.weights_hash (reads all state once more) */
     const volatile sig_atomic_t *stop; /* polled between steps; may be NULL */
     const struct io_faults *faults;    /* tests: what the drives shall do (tiers/io.h), or NULL */
-    bool simulates_drives;             /* tests: the slabs' bytes lie in memory (tiers/sim.h) */
+    uint64_t norm_part_bytes; /* tests: plan_job.norm_part_bytes; 0: as ever. Changes no bit */
+    bool simulates_drives;    /* tests: the slabs' bytes lie in memory (tiers/sim.h) */
     struct sim_store *
         *store; /* tests: the simulated drives' memory, for runs that follow each other; a
                                  NULL there is filled by the first, the caller destroys it; or NULL */

@@ -1,6 +1,7 @@
 /* What the files of src/train share.
  *
  *   setup.c       job -> model, placement, plan          engine.c      memory, slabs, lanes, start, end
+ *   norm.c        the global norm of gradients, part by part
  *   compute.c     ops -> calls of the ops table          run_dir.c     files of the run directory
  *   loop.c        steps, evaluation, metrics             commit.c      what a commit does, and when
  *   start.c       data, run directory, first state   resume.c      the state of an earlier process
@@ -116,6 +117,7 @@ struct traini_setup_options {
     const struct machine *machine;    /* train_options, train_plan_options */
     bool is_described;                /* train_plan_options */
     bool only_fits;                   /* to learn whether it fits: a refusal has no advice */
+    uint64_t norm_part_bytes;         /* train_options */
     bool only_eval;                   /* parameters and forward alone */
     bool is_trial;                    /* train_options */
     const struct train_watch *watch;  /* likewise */
@@ -252,7 +254,8 @@ struct traini_engine {
     lane *gpu_lane;                 /* compute and copies of a GPU; NULL: the CPU */
     lane *update_lane;              /* NULL: the update runs on the core lane */
     kernel_context *update_context; /* likewise; of the CPU's backend */
-    double *norm_total;             /* sum of squares of the step's gradients; pinned for a GPU */
+    double *
+        norm_nodes; /* sums of squares of the step's gradients, as norm.c has them; pinned for a GPU */
     paranoid *checked_cores, *checked_updates, *checked_copies, *checked_comm; /* run.paranoid */
     executor *runner;
     trace ring;
@@ -299,6 +302,14 @@ int traini_make_executor(traini_engine *self) MUST_CHECK;
 void traini_destroy_lanes(traini_engine *self);
 int traini_start_io_thread(void *group); /* a core_group: threads that mostly wait */
 void traini_list_programs(const traini_engine *self, const program *programs[PROGRAM_KIND_COUNT]);
+
+/* norm.c: room for what comes of a step's norm; part `part` of it (plan_set.norm_part_begin), from the sums of
+ * this rank or, of several, of all of them as gathered, which it puts in order in `ordered`; and once all
+ * parts are complete the sum of the squares. The middle one is enqueued on a GPU's stream. */
+int traini_make_norm(traini_engine *self) MUST_CHECK;
+int traini_reduce_norm(const traini_engine *self, void *stream, uint32_t part, const double *sums,
+                       double *ordered) MUST_CHECK;
+double traini_norm_total(const traini_engine *self);
 
 /* compute.c: the workers' callbacks; `user` is the engine. On a GPU an op is enqueued on its stream, and
  * finished when it is complete. */
