@@ -39,4 +39,7 @@ expects 0 "predicted" "$jobs/nvme.json" --machine dgx2-16xv100
 expects 0 "predicted" "$jobs/nvme.json" --machine dgx2-16xv100 \
     --set data_types.grad_accum_dtype=fp32
 expects 3 "does not fit" "$jobs/nvme.json" --machine dgx2-16xv100 --set 'tiers.nvme=[]'
+
+# And 32T on 32 of them.
+expects 0 "predicted" "$jobs/nvme.json" --machine dgx2-16xv100-32 --set model.preset=gpt-32t
 exit "$failed"

@@ -60,5 +60,5 @@ endif()
 if(TARGET sluice)
     add_test(NAME slow.plan_published_limits COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/check_published_limits.sh
              $<TARGET_FILE:sluice> ${PROJECT_SOURCE_DIR})
-    set_tests_properties(slow.plan_published_limits PROPERTIES LABELS "cpu;slow" TIMEOUT 300)
+    set_tests_properties(slow.plan_published_limits PROPERTIES LABELS "cpu;slow" TIMEOUT 900)
 endif()
