@@ -1,5 +1,5 @@
 # The probe: what it chooses (pure), a tiny one of everything, and the command.
-sluice_test(test_probe_choice LIBS sluice_probe LABELS cpu debug)
+sluice_test(test_probe_choice LIBS sluice_probe LABELS cpu debug tsan)
 sluice_test(test_probe_run LIBS sluice_probe LABELS cpu nvme debug)
 set_tests_properties(test_probe_run PROPERTIES ENVIRONMENT OMP_WAIT_POLICY=passive)
 if(TARGET sluice)
