@@ -1,7 +1,8 @@
 /* Which op of a lane goes first: the one whose start can wait the least.
  *
  * Backward list scheduling: the program is run from its end to its beginning, an op being
- * ready when all that depends on it is done, one op at a time on each lane and on the drives together.
+ * ready when all that depends on it is done, one op at a time on each lane, and on those together that
+ * get in each other's way.
  *
  *   end <------------------------------------------------- beginning
  *   | B0 | B1 | B2 | ...                  compute, in its order
@@ -137,10 +138,27 @@ static void fill_heads(const struct plani_graph *g, const plani_builder *b, doub
 
 /* ---- from the end to the beginning ------------------------------------------------------------ */
 
-/* Lanes that get in each other's way are one line. */
-static int line_of(const op *item)
+int plani_rival_lane(const plan_machine *machine, int lane)
 {
-    return item->lane == LANE_WRITE ? LANE_READ : item->lane;
+    switch (lane) {
+    case LANE_READ:
+        return LANE_WRITE;
+    case LANE_WRITE:
+        return LANE_READ;
+    case LANE_H2D:
+        return machine->device_is_cpu ? LANE_D2H : LANE_COUNT;
+    case LANE_D2H:
+        return machine->device_is_cpu ? LANE_H2D : LANE_COUNT;
+    default:
+        return LANE_COUNT;
+    }
+}
+
+/* Lanes that get in each other's way are one line: that of the lower number. */
+static int line_of(const plani_builder *b, const op *item)
+{
+    int rival = plani_rival_lane(&b->job->machine, item->lane);
+    return rival < item->lane ? rival : item->lane;
 }
 
 struct backward {
@@ -156,7 +174,7 @@ struct backward {
 static void done_one(struct backward *w, uint32_t idx)
 {
     if (--w->waits[idx] == 0)
-        plani_heap_push(&w->ready[line_of(&w->b->ops[idx])], idx);
+        plani_heap_push(&w->ready[line_of(w->b, &w->b->ops[idx])], idx);
 }
 
 static void run_backward(struct backward *w)
@@ -194,7 +212,8 @@ static int fill_urgency(struct plani_graph *g, const plani_builder *b)
     w.heads = mem_alloc(b->op_count + 1, sizeof *w.heads, "plan order");
     int rc = w.waits && w.heads ? 0 : -ENOMEM;
     for (int line = 0; line < LANE_COUNT && rc == 0; line++) {
-        uint64_t most = g->lane_count[line] + (line == LANE_READ ? g->lane_count[LANE_WRITE] : 0);
+        int rival = plani_rival_lane(&b->job->machine, line);
+        uint64_t most = g->lane_count[line] + (rival < LANE_COUNT ? g->lane_count[rival] : 0);
         rc = plani_heap_init(&w.ready[line], most, w.heads, true);
     }
     if (rc == 0) {
@@ -203,7 +222,7 @@ static int fill_urgency(struct plani_graph *g, const plani_builder *b)
             w.waits[i] = (uint32_t)(g->from_begin[i + 1] - g->from_begin[i]);
             w.waits[i] += g->chain[i] != PROGRAM_NONE;
             if (w.waits[i] == 0)
-                plani_heap_push(&w.ready[line_of(&b->ops[i])], (uint32_t)i);
+                plani_heap_push(&w.ready[line_of(b, &b->ops[i])], (uint32_t)i);
         }
         run_backward(&w);
     }

@@ -5,10 +5,11 @@
  *                   start, on each lane that is free, the most urgent op whose dependencies are complete
  *                   share the machine among what runs (share.c); advance to the next completion
  *
- * The compute lane keeps the serial order (plani_is_chained). Reads and writes share the drives: where one of
- * them is more urgent, the other is held until it is done, so that a write which nothing waits for
- * does not slow what computing waits for. Gathers are held where a cap says so (caps.c). The program's
- * order is the order of simulated starts. Heap scratch, freed on return. */
+ * The compute lane keeps the serial order (plani_is_chained). Reads and writes share the drives, and both
+ * directions the one thread that copies for a CPU: where one of them is more urgent, the other is held until
+ * it is done, so that a write which nothing waits for does not slow what computing waits for. Gathers are
+ * held where a cap says so (caps.c). The program's order is the order of simulated starts. Heap scratch,
+ * freed on return. */
 #include <assert.h>
 #include <errno.h>
 #include <math.h>
@@ -17,8 +18,8 @@
 #include "base/mem.h"
 #include "plan/simulation.h"
 
-/* Share of the drives that an op must use by itself for others to be kept off them. */
-static const double drive_filled = 0.9;
+/* Share of the drives, or of the copying thread, that an op must use by itself for others to be kept off. */
+static const double shared_filled = 0.9;
 
 static int sim_init(struct plani_sim *s, plani_builder *b, bool whole)
 {
@@ -143,20 +144,22 @@ static void complete(struct plani_sim *s, uint32_t idx)
     complete_caps(s, idx);
 }
 
-/* Whether the drives are left to an op of the other drive lane: one that is more urgent, and nearly fills
- * them. */
+/* Whether the op leaves the drives, or the one thread that copies both ways, to an op of the lane that
+ * shares them: one that is more urgent, and nearly fills them. */
 static bool is_held(const struct plani_sim *s, int lane, uint32_t idx)
 {
-    if (lane != LANE_READ && lane != LANE_WRITE)
+    int other = plani_rival_lane(&s->b->job->machine, lane);
+    if (other == LANE_COUNT)
         return false;
-    int other = lane == LANE_READ ? LANE_WRITE : LANE_READ;
     uint32_t rival = s->running[other];
     if (rival == PROGRAM_NONE && s->ready[other].count > 0)
         rival = s->ready[other].items[0];
     if (rival == PROGRAM_NONE || s->graph->urgency[rival] <= s->graph->urgency[idx])
         return false;
     const struct plani_share *share = &s->graph->shares[rival];
-    return share->demand[RESOURCE_DRIVE] > drive_filled * share->alone_seconds;
+    enum plan_resource shared =
+        other == LANE_READ || other == LANE_WRITE ? RESOURCE_DRIVE : RESOURCE_H2D;
+    return share->demand[shared] > shared_filled * share->alone_seconds;
 }
 
 /* The op that the lane starts now, or PROGRAM_NONE. */
@@ -185,7 +188,8 @@ static int start_ready(struct plani_sim *s)
         if (idx == PROGRAM_NONE)
             continue;
         struct plani_sim_op *o = &s->ops[idx];
-        uint32_t rival = s->last_done[lane == LANE_READ ? LANE_WRITE : LANE_READ];
+        int other = plani_rival_lane(&s->b->job->machine, lane);
+        uint32_t rival = other < LANE_COUNT ? s->last_done[other] : PROGRAM_NONE;
         if (s->whole && o->was_held && rival != PROGRAM_NONE)
             TRY(plani_add_edge(s->b, rival, idx));
         o->state = OP_RUNNING;

@@ -30,6 +30,9 @@ struct plani_graph {
     uint64_t capacity;
     double *urgency; /* [op_count] seconds from the op's latest start to the end of the program */
 };
+/* The lane that shares the drives with this one, or the one thread that copies for a CPU; LANE_COUNT: none
+ * does. */
+int plani_rival_lane(const plan_machine *machine, int lane);
 int plani_graph_create(const plani_builder *b, struct plani_graph **out) MUST_CHECK;
 int plani_graph_link(struct plani_graph *g, const plani_builder *b) MUST_CHECK;
 
@@ -48,7 +51,8 @@ struct plani_sim_op {
     double start, end; /* seconds */
     uint32_t missing;  /* dependencies not complete */
     uint8_t state;
-    bool was_held; /* could have started before, but for another that the drives were left to */
+    bool
+        was_held; /* could have started before, but for another that had the shared drives or copies */
 };
 
 struct plani_sim {
