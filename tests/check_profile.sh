@@ -115,6 +115,23 @@ status=$?
 [ "$status" -eq 75 ] || fail "after SIGTERM: exit $status, expected 75"
 clean "after SIGTERM"
 
+# Killed outright: the states on the drives go with the process; what stays is a small directory, which is named.
+count=$((count + 1))
+"$sluice" profile "$job" --steps 1000 --no-advice --set gradient_accumulation_steps=16 \
+    >"$scratch/out" 2>"$scratch/err" </dev/null &
+child=$!
+tries=0
+until grep -q "^step 2/" "$scratch/out" || [ $tries -gt 400 ]; do
+    sleep 0.05
+    tries=$((tries + 1))
+done
+kill -KILL $child
+wait $child 2>/dev/null
+left=$(find "$scratch" -name "*.slab")
+[ -z "$left" ] || fail "after SIGKILL: left behind: $left"
+rm -rf "$scratch"/sluice-profile-* "$scratch/drives"
+clean "after SIGKILL"
+
 # The job that is shipped for one rank of a trillion-parameter model compiles at its scale.
 count=$((count + 1))
 "$sluice" plan "$root/configs/jobs/infinity-1t-rank.json" --ranks 512 --ranks-per-host 1 \

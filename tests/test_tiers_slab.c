@@ -105,6 +105,32 @@ static void leftovers_are_refused_and_kept(void **state)
     assert_int_equal(slab_remove(&store), 0);
 }
 
+/* Only the name goes: the file is whole until it is closed. Another rank's keeps its name. */
+static void unname_keeps_the_open_files(void **state)
+{
+    (void)state;
+    slab_config config = config_of(2, 4 * MIB);
+    struct stat status;
+    static slab other;
+    assert_int_equal(slab_open(&store, &config), 0);
+    config.rank = 4;
+    assert_int_equal(slab_open(&other, &config), 0);
+    assert_int_equal(slab_unname(&store), 0);
+    for (int d = 0; d < 2; d++) {
+        assert_int_equal(access(store.files[d].path, F_OK), -1);
+        assert_int_equal(access(other.files[d].path, F_OK), 0);
+    }
+    assert_int_equal(fstat(store.files[0].fd, &status), 0);
+    assert_int_equal(status.st_nlink, 0);
+    assert_int_equal(status.st_size, store.files[0].file_bytes);
+    assert_int_equal(slab_sync(&store), 0);
+    assert_int_equal(slab_unname(&store), 0); /* nothing there: no error */
+    assert_int_equal(slab_remove(&store), 0);
+    assert_int_equal(slab_remove(&other), 0);
+    for (int d = 0; d < 2; d++)
+        assert_int_equal(helper_count_entries(drives[d].path), 2);
+}
+
 /* Another rank's slab and a stranger's file in the same directory stay. */
 static void remove_deletes_only_its_own(void **state)
 {
@@ -488,6 +514,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(leftovers_are_refused_and_kept, helper_setup,
                                         helper_teardown),
         cmocka_unit_test_setup_teardown(remove_deletes_only_its_own, helper_setup, helper_teardown),
+        cmocka_unit_test_setup_teardown(unname_keeps_the_open_files, helper_setup, helper_teardown),
         cmocka_unit_test_setup_teardown(files_of_a_killed_start_are_removed, helper_setup,
                                         helper_teardown),
         cmocka_unit_test_setup_teardown(only_known_names_are_removed, helper_setup,

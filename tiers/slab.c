@@ -451,15 +451,24 @@ static void keep_first(err_record *first, int rc)
         err_save(first, rc);
 }
 
+int slab_unname(slab *self)
+{
+    char path[SLAB_PATH_BYTES];
+    err_record first = {0};
+    for (uint32_t i = 0; i < self->drive_count; i++)
+        keep_first(&first, remove_file(self->files[i].path));
+    for (uint32_t i = 0; i < self->drive_count; i++) {
+        snprintf(path, sizeof path, "%s", self->files[i].path);
+        *strrchr(path, '/') = 0;
+        keep_first(&first, remove_directory(path));
+    }
+    return first.code < 0 ? err_restore(&first) : 0;
+}
+
 int slab_remove(slab *self)
 {
-    err_record first = {0};
-    for (uint32_t i = 0; i < self->drive_count; i++) {
-        keep_first(&first, remove_file(self->files[i].path));
-        *strrchr(self->files[i].path, '/') = 0;
-    }
-    for (uint32_t i = 0; i < self->drive_count; i++)
-        keep_first(&first, remove_directory(self->files[i].path));
+    err_record first;
+    err_save(&first, slab_unname(self));
     slab_close(self);
     return first.code < 0 ? err_restore(&first) : 0;
 }

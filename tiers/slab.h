@@ -116,6 +116,9 @@ int slab_open(slab *out, const slab_config *config) MUST_CHECK;
 int slab_open_unnamed(slab *out, const char *path, uint64_t bytes) MUST_CHECK;
 void slab_close(slab *self);            /* keeps the files */
 int slab_remove(slab *self) MUST_CHECK; /* closes and deletes files and their directory */
+/* Deletes the names of the files, which stay open and usable and are gone with slab_close or with the process,
+ * however that ends; and their directory where it is empty. slab_remove and slab_remove_files may follow. */
+int slab_unname(slab *self) MUST_CHECK;
 
 /* Deletes the files of a run that is not open here, whatever state they are in: whole, cut short while
  * slab_open was making them, or absent. For a run that is to begin afresh: who notes uuid and drives

@@ -11,17 +11,15 @@ const cli_command cli_profile_command = {
     .list_keys = train_list_keys,
     .summary = "runs a few steps and says where the time goes",
     .details =
-        "Measures steady steps of the job, without commits, from fresh weights; keeps nothing and\n"
-        "leaves nothing behind. Holds bytes and busy time of each lane against the plan's, names "
-        "the\n"
-        "units that were waited for and what binds, and simulates what a change of one setting "
-        "would\n"
-        "give at the speeds that were measured. A job without data.train gets random tokens. JOB\n"
-        "\"-\" is standard input. Not under mpirun; --as-rank measures one rank of many: its "
-        "reads,\n"
-        "writes, copies, updates and computing are real, what others would send is not, so that "
-        "its\n"
-        "losses mean nothing. Speeds are in GB/s (10^9 bytes).",
+        "Measures steady steps of the job, without commits, from fresh weights; keeps nothing\n"
+        "and leaves nothing behind; kill -9 leaves a directory sluice-profile-* of some KB\n"
+        "where the run's would be. Holds bytes and busy time of each lane against the plan's,\n"
+        "names the units that were waited for and what binds, and simulates what a change of\n"
+        "one setting would give at the speeds that were measured. A job without data.train\n"
+        "gets random tokens. JOB \"-\" is standard input. Not under mpirun; --as-rank measures\n"
+        "one rank of many: its reads, writes, copies, updates and computing are real, what\n"
+        "others would send is not, so that its losses mean nothing. Speeds are in GB/s (10^9\n"
+        "bytes).",
     .run = cli_profile,
 };
 

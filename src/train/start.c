@@ -236,8 +236,8 @@ int traini_start_engine(traini_loop *self, const manifest *found,
     traini_commit *commit = &self->engine->commit;
     commit->state_dir = self->dir.state;
     commit->job = self->job;
-    if (self->options->is_trial)
-        return 0;
+    if (self->options->is_trial) /* what is killed leaves no file on the drives */
+        return self->engine->disk_is_open ? slab_unname(self->engine->disk) : 0;
     TRY(traini_record_init(self->engine, &commit->record));
     if (self->job->run.keep_every > 0 || self->job->run.keep_count > 0)
         TRY(traini_keeper_create(self->ranks.rank == 0 ? self->dir.path : NULL, self->job,
