@@ -46,6 +46,7 @@ if [ "$part" = stop ]; then
     : >empty.json
     run 2 "not overwritten" --out empty.json
     run 2 "cannot be written" --out no/such/machine.json
+    run 2 "--out is empty" --out ""
     run 2 "not a directory" --drive notes.txt
     run 2 "must be auto, cpu or cuda" --backend gpu
     [ "$(cat notes.txt)" = "not a machine" ] || fail "a file was overwritten"

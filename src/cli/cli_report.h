@@ -36,6 +36,10 @@ struct cli_plan_figures {
 };
 struct cli_plan_figures cli_plan_figures_of(const struct plan_summary *plan);
 
+/* Writes a count with a unit: "2048", "12.3K", "7.52M", "1.56B". Returns text. */
+enum { CLI_FIGURE_BYTES = 48 };
+const char *cli_count(double value, char text[CLI_FIGURE_BYTES]);
+
 /* A paragraph of at most 90 columns, indented. */
 void cli_print_folded(FILE *out, const char *text);
 

@@ -167,9 +167,15 @@ static int read_machine(plan_request *asked, const char *machine_file)
         return err_set(ERR_USAGE,
                        "--ranks-per-host %u is more than the %u of each host of machine \"%s\"",
                        (unsigned)asked->local_world, of_host, on->name);
-    snprintf(all, sizeof all, "%llu", (unsigned long long)hosts * of_host);
-    if (!asked->ranks)
-        asked->ranks = all;
+    if (asked->ranks)
+        return 0;
+    if ((uint64_t)hosts * of_host > COMM_RANKS_MAX)
+        return err_set(ERR_INPUT,
+                       "machine \"%s\" has %u hosts of %u ranks, and at most %d ranks can be "
+                       "planned: say how many with --ranks N",
+                       on->name, hosts, of_host, COMM_RANKS_MAX);
+    snprintf(all, sizeof all, "%u", hosts * of_host);
+    asked->ranks = all;
     return 0;
 }
 

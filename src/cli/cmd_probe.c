@@ -83,6 +83,8 @@ static int probe_check_target(const char *path)
 {
     struct stat status;
     char directory[MACHINE_PATH_BYTES];
+    if (path[0] == '\0')
+        return err_set(ERR_USAGE, "probe: --out is empty, and must be the name of a file");
     if (stat(path, &status) == 0) {
         /* A name alone would be looked for among the clusters too. */
         char here[MACHINE_PATH_BYTES + 2];

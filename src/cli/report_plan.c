@@ -15,10 +15,9 @@
 #include "cli/cli.h"
 #include "plan/plan.h"
 
-enum { REPORT_TEXT_BYTES = 48 };
+enum { REPORT_TEXT_BYTES = CLI_FIGURE_BYTES };
 
-/* Writes a count with a unit: "2048", "12.3K", "7.52M", "1.56B". */
-static const char *report_count(double value, char text[REPORT_TEXT_BYTES])
+const char *cli_count(double value, char text[CLI_FIGURE_BYTES])
 {
     if (value >= 1e12)
         snprintf(text, REPORT_TEXT_BYTES, "%.2fT", value / 1e12);
@@ -85,15 +84,15 @@ static void report_job(FILE *out, const struct plan_summary *plan)
 {
     char text[REPORT_TEXT_BYTES];
     fprintf(out, "model        %s, %s parameters in %" PRIu64 " units\n", plan->model_name,
-            report_count((double)plan->param_count, text), plan->unit_count);
+            cli_count((double)plan->param_count, text), plan->unit_count);
     fprintf(out,
             "a step       %s tokens: %" PRIu64 " micro-batch%s of %" PRIu64 " x %" PRIu64 "%s\n",
-            report_count((double)plan->tokens_per_step, text), plan->micro_batch_count,
+            cli_count((double)plan->tokens_per_step, text), plan->micro_batch_count,
             plan->micro_batch_count == 1 ? "" : "es", plan->micro_batch, plan->seq_length,
             plan->world_size > 1 ? " on each rank" : "");
     fprintf(out, "schedule     %s, update %s; ", plan->order, plan->update);
     fprintf(out, "tiles of %s elements, %" PRIu64 " stage%s held\n",
-            report_count((double)plan->tile_elems, text), plan->held_stages,
+            cli_count((double)plan->tile_elems, text), plan->held_stages,
             plan->held_stages == 1 ? "" : "s");
     fprintf(out, "machine      %s%s\n", plan->machine_name, report_origin(plan));
     if (plan->world_size > 1)
@@ -268,7 +267,7 @@ static const char *report_hidden(const struct plan_link *link, char text[REPORT_
     else if (isinf(link->hidden_tokens))
         snprintf(text, REPORT_TEXT_BYTES, "never");
     else
-        report_count(ceil(link->hidden_tokens), text);
+        cli_count(ceil(link->hidden_tokens), text);
     return text;
 }
 
@@ -295,7 +294,7 @@ static void report_links(FILE *out, const struct plan_summary *plan)
                 report_seconds(link->seconds, work), percent(link->seconds, plan->step_seconds),
                 report_hidden(link, hidden));
     }
-    report_count((double)tokens, moved);
+    cli_count((double)tokens, moved);
     fprintf(
         out,
         "  T*: with so many tokens in a rank's step (now %s) it takes no longer than computing\n",

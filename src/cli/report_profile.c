@@ -45,10 +45,10 @@ __attribute__((format(printf, 3, 4))) static void print_line(FILE *out, const ch
 static void print_head(FILE *out, const struct profile_summary *summary)
 {
     const struct plan_summary *plan = &summary->plan;
+    char count[CLI_FIGURE_BYTES];
     fputc('\n', out);
-    print_line(out, "model",
-               "%s, %.3g billion parameters in %" PRIu64 " units, %" PRIu64 " tokens a step%s",
-               plan->model_name, (double)plan->param_count / 1e9, plan->unit_count,
+    print_line(out, "model", "%s, %s parameters in %" PRIu64 " units, %" PRIu64 " tokens a step%s",
+               plan->model_name, cli_count((double)plan->param_count, count), plan->unit_count,
                plan->tokens_per_step, summary->is_random_data ? ", random ones" : "");
     if (summary->of_ranks == 0)
         return;

@@ -146,7 +146,7 @@ static int read_all(int fd, const char *name, char **text, size_t *text_bytes)
             break;
         used += (size_t)got;
         if (used > CONFIGI_FILE_BYTES_MAX) {
-            rc = err_set(ERR_INPUT, "%s: more than %d bytes: this is not a job file", name,
+            rc = err_set(ERR_INPUT, "%s: more than %d bytes: this is no job or machine file", name,
                          (int)CONFIGI_FILE_BYTES_MAX);
             break;
         }

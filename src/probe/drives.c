@@ -1,12 +1,14 @@
 /* The drives as a set: whether each can be used, and all of them at once. See probe_internal.h. */
 #include <errno.h>
 #include <limits.h>
+#include <linux/magic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <sys/sysmacros.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include "base/mem.h"
@@ -57,16 +59,20 @@ int probei_drive_try(probei *self, uint32_t drive_idx)
 {
     const char *path = self->options->drives[drive_idx];
     machine_drive *drive = &self->out->drives[drive_idx];
+    bool is_memory = false;
     slab *store = mem_alloc(1, sizeof *store, "probe slab");
     if (!store)
         return -ENOMEM;
     int rc = slab_open_unnamed(store, path, 8 * MIB);
     struct stat status;
     struct statvfs volume;
+    struct statfs system;
     if (rc == 0) {
-        rc = fstat(store->files[0].fd, &status) == 0 && fstatvfs(store->files[0].fd, &volume) == 0
+        int fd = store->files[0].fd;
+        rc = fstat(fd, &status) == 0 && fstatvfs(fd, &volume) == 0 && fstatfs(fd, &system) == 0
                  ? 0
                  : err_errno(errno, "looking at the drive of %s", path);
+        is_memory = rc == 0 && system.f_type == TMPFS_MAGIC;
         slab_close(store);
     }
     mem_free(store);
@@ -86,7 +92,10 @@ int probei_drive_try(probei *self, uint32_t drive_idx)
     drive->count = 1;
     if (!realpath(path, drive->path))
         snprintf(drive->path, sizeof drive->path, "%s", path);
-    name_drive(status.st_dev, drive->name);
+    if (is_memory)
+        snprintf(drive->name, sizeof drive->name, "tmpfs: memory, no drive");
+    else
+        name_drive(status.st_dev, drive->name);
     self->out->drive_count = drive_idx + 1;
     if (drive->capacity_bytes >= 32 * MIB)
         return 0;
