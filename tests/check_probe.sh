@@ -8,7 +8,7 @@ sluice=${1:?use: check_probe.sh SLUICE stop|quick}
 part=${2:-stop}
 case $sluice in /*) ;; *) sluice=$PWD/$sluice ;; esac
 [ -x "$sluice" ] || { echo "no program $sluice"; exit 2; }
-scratch=$(mktemp -d ./check_probe.XXXXXX) || exit 2
+scratch=$(mktemp -d "$PWD/check_probe.XXXXXX") || exit 2
 trap 'rm -rf "$scratch"' EXIT
 cd "$scratch" || exit 2
 mkdir drive
