@@ -6,8 +6,12 @@
 Each job is a shape of its own: what binds is computing, or the drive, or both nearly alike. `sluice profile`
 runs a few steps of each as a trial, with the machine.json given or one that `sluice probe` measures first. The
 table has the predicted step, the median of the measured ones with the fastest and slowest, their ratio, the
-binding lane as predicted and as measured, and per tier the bytes that were reserved, which must be those
-planned. Exit status 1 where a step is off by more than --within percent, where a lane or a byte differs.
+resource that binds as predicted and as measured, and per tier the bytes that were reserved, which must be those
+planned. Exit status 1 where a step is off by more than --within percent, where a resource or a byte differs.
+
+What binds is the resource whose lanes are busy longest (time in which at least one of their ops runs), in the
+simulation and in the run by the same rule, `sluice profile`'s: "drives" are read and write together, since a drive
+is one resource, "cores" on a CPU are compute and update together, every other lane is a resource of its own.
 
 Standard library only. Writes below a directory of its own under --dir and removes it at the end.
 """
@@ -55,6 +59,13 @@ JOBS = {
               place("host", "host", "nvme", "host"), {"model.max_part_bytes": "6MiB"}),
     "vocabulary": ("a large vocabulary", model("gpt2", 4, 768, 256, 32000), 4, 1,
                    place("host", "host", "host", "device"), {}),
+    # Of these three no figure of the cost model was ever made to fit:
+    "batch-major": ("batch-major order", model("llama", 10, 640, 384), 2, 3,
+                    place("host", "host", "nvme", "host"), {"schedule.order": "batch_major"}),
+    "fp32": ("fp32 operands", model("gpt2", 4, 896, 256), 2, 2,
+             place("host", "host", "host", "device"), {"bf16.enabled": False}),
+    "wide": ("few wide layers", model("llama", 3, 1536, 768), 1, 2,
+             place("nvme", "host", "nvme", "device"), {}),
 }
 
 
@@ -97,14 +108,13 @@ def measure(options, name, work, machine):
 def compare(found, within):
     """The row of a job, and why it fails."""
     ratio = found["predicted_step_seconds"] / found["step_seconds"]
-    lanes = tuple("drive" if found[which]["lane"] in ("read", "write") else found[which]["lane"]
-                  for which in ("predicted_binding", "binding"))  # both ways share the drives
+    lanes = tuple(found[which]["resource"] for which in ("predicted_binding", "binding"))
     planned, made = found["planned_peak_bytes"], found["peak_bytes"]
     why = []
     if not 1 - within / 100 <= ratio <= 1 + within / 100:
         why.append("step")
     if lanes[0] != lanes[1]:
-        why.append("lane")
+        why.append("resource")
     if any(planned[tier] != made[tier] for tier in TIERS):
         why.append("bytes")
     return ratio, lanes, planned, made, why
@@ -162,7 +172,7 @@ def main():
         failed = table(options, work, os.path.abspath(machine))
     finally:
         shutil.rmtree(work, ignore_errors=True)
-    print("beyond %g%%, or another lane or byte: %s" % (options.within, ", ".join(failed) or "none"))
+    print("beyond %g%%, or another resource or byte: %s" % (options.within, ", ".join(failed) or "none"))
     return 1 if failed else 0
 
 
