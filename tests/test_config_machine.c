@@ -40,6 +40,7 @@ static void fill(machine *self, uint64_t round)
     snprintf(self->name, sizeof self->name, "host \"%u\" \xc3\xbc", (unsigned)round);
     strcpy(self->measured_at, "2026-11-22T08:00:00Z");
     strcpy(self->measured_by, "sluice 0.1.0");
+    strcpy(self->disturbed, "bf16 forward +-38%");
     self->host_count = 3;
     self->ranks_per_host = 2;
     memset(self->host.cpu, 'x', sizeof self->host.cpu - 1);
@@ -48,20 +49,21 @@ static void fill(machine *self, uint64_t round)
     self->host.node_count = 2;
     self->host.memory_bytes = ((uint64_t)1 << 61) + 1;
     double *const reals[] = {
-        &self->host.dram_read,    &self->host.dram_copy,
-        &self->host.dram_update,  &self->host.update_core_seconds,
-        &self->host.update_elems, &self->host.io_core_seconds,
-        &self->device.peak_flops, &self->device.flops_16bit,
-        &self->device.flops_fp32, &self->device.memory_rate,
-        &self->device.row_rate,   &self->device.attention_forward,
-        &self->device.op_seconds, &self->device.attention_backward,
-        &self->h2d.pageable,      &self->h2d.pinned,
-        &self->h2d.pinned_both,   &self->h2d.pinned_with_nvme,
-        &self->d2h.pageable,      &self->d2h.pinned,
-        &self->d2h.pinned_both,   &self->d2h.pinned_with_nvme,
-        &self->link_all_ranks,    &self->drives_read,
-        &self->drives_write,      &self->comm.inside,
-        &self->comm.between,      &self->comm.seconds,
+        &self->host.dram_read,         &self->host.dram_copy,
+        &self->host.dram_update,       &self->host.update_core_seconds,
+        &self->host.update_elems,      &self->host.io_core_seconds,
+        &self->device.peak_flops,      &self->device.flops_16bit,
+        &self->device.flops_fp32,      &self->device.memory_rate,
+        &self->device.row_rate,        &self->device.attention_forward,
+        &self->device.op_seconds,      &self->device.attention_backward,
+        &self->h2d.pageable,           &self->h2d.pinned,
+        &self->h2d.pinned_both,        &self->h2d.pinned_with_nvme,
+        &self->d2h.pageable,           &self->d2h.pinned,
+        &self->d2h.pinned_both,        &self->d2h.pinned_with_nvme,
+        &self->link_all_ranks,         &self->drives_read,
+        &self->drives_write,           &self->comm.inside,
+        &self->comm.between,           &self->comm.seconds,
+        &self->host.copy_core_seconds,
     };
     for (size_t r = 0; r < sizeof reals / sizeof reals[0]; r++)
         *reals[r] = draw_rate(round, i += 2);

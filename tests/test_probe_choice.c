@@ -4,7 +4,9 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <string.h>
+#include <time.h>
 
 #include <cmocka.h>
 
@@ -122,6 +124,91 @@ static void cores_are_counted_as_runs_use_them(void **state)
                      2); /* though no first thread of theirs is allowed */
 }
 
+/* A figure's samples: +-40% for the first `settles` of them, then 100. */
+struct swinging {
+    uint32_t calls[3];
+    uint32_t settles[3];
+    bool takes_time; /* a millisecond */
+};
+
+static int swing(void *user, uint32_t variant, double *value)
+{
+    struct swinging *self = user;
+    uint32_t call = self->calls[variant]++;
+    if (self->takes_time)
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+    *value = call >= self->settles[variant] ? 100 : call % 2 ? 60 : 140;
+    return 0;
+}
+
+static void name_swinging(void *user, uint32_t variant, char text[PROBEI_TEXT_BYTES])
+{
+    (void)user;
+    snprintf(text, PROBEI_TEXT_BYTES, "figure %u", (unsigned)variant);
+}
+
+/* One round of each, then more of what swings, until it is steady or its samples are full. */
+static void what_swings_is_measured_again_and_else_named(void **state)
+{
+    (void)state;
+    const struct probe_options options = {.stop = NULL};
+    static probei self; /* large */
+    self = (probei){.options = &options, .extent = PROBEI_QUICK};
+    struct swinging user = {.settles = {4, UINT32_MAX, UINT32_MAX}};
+    probei_figure figures[3] = {{.count = 0}};
+    for (uint32_t v = 0; v < 3; v++)
+        for (int i = 0; i < 2; i++) {
+            double value;
+            assert_int_equal(swing(&user, v, &value), 0);
+            probei_figure_add(&figures[v], value);
+        }
+    probei_work work = {.count = 3,
+                        .seconds = 1e-9, /* a single round */
+                        .run = swing,
+                        .name = name_swinging,
+                        .user = &user};
+    assert_int_equal(probei_rounds(&self, &work, figures), 0);
+    for (int v = 0; v < 3; v++)
+        assert_int_equal(figures[v].count, 3);
+    assert_int_equal(self.disturbed_count, 0);
+
+    struct swinging again = {.settles = {4, UINT32_MAX, UINT32_MAX}};
+    memset(figures, 0, sizeof figures);
+    work.user = &again;
+    work.seconds = 20; /* never reached: all samples are taken before */
+    work.is_checked = true;
+    work.loose = 1U << 2;
+    assert_int_equal(probei_rounds(&self, &work, figures), 0);
+    assert_int_equal(figures[0].count, PROBEI_ROUNDS_MAX);
+    assert_true(probei_figure_spread(&figures[0]) == 0 && figures[0].median == 100);
+    assert_int_equal(self.disturbed_count, 1); /* the loose one is none */
+    assert_string_equal(self.disturbed_name, "figure 1");
+    assert_true(self.disturbed_spread > 0.28);
+}
+
+/* What is measured once more is only what swings. */
+static void what_is_steady_is_measured_once(void **state)
+{
+    (void)state;
+    const struct probe_options options = {.stop = NULL};
+    static probei self;
+    self = (probei){.options = &options, .extent = PROBEI_QUICK};
+    struct swinging user = {.settles = {UINT32_MAX, 0, 0}, .takes_time = true};
+    /* As a round that took all its time would leave them. */
+    probei_figure figures[3] = {{.values = {140, 60}, .count = 2},
+                                {.values = {100, 100}, .count = 2},
+                                {.values = {100, 100}, .count = 2}};
+    user.calls[0] = 2; /* so many are there */
+    probei_work work = {.count = 3, .seconds = 4e-3, .run = swing, .user = &user}; /* a round */
+    work.is_checked = true;
+    assert_int_equal(probei_rounds(&self, &work, figures), 0);
+    assert_int_equal(user.calls[1], 1);
+    assert_int_equal(user.calls[2], 1);
+    assert_true(user.calls[0] >= 2 + 1 + 1);
+    assert_int_equal(self.disturbed_count, 1);
+    assert_string_equal(self.disturbed_name, "a figure");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -129,6 +216,8 @@ int main(void)
         cmocka_unit_test(a_compromise_where_none_is_near_in_all),
         cmocka_unit_test(chosen_settings_keep_their_promise),
         cmocka_unit_test(medians_and_quartiles),
+        cmocka_unit_test(what_swings_is_measured_again_and_else_named),
+        cmocka_unit_test(what_is_steady_is_measured_once),
         cmocka_unit_test(cores_are_counted_as_runs_use_them),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

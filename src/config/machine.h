@@ -78,7 +78,9 @@ struct machine {
     char name[MACHINE_NAME_BYTES];        /* "DGX-2, 32 nodes"; measured: the host's name */
     char measured_at[MACHINE_NAME_BYTES]; /* ISO 8601; "" where it is described, not measured */
     char measured_by[MACHINE_NAME_BYTES]; /* "sluice 0.1.0" */
-    uint32_t host_count, ranks_per_host;  /* 0 acts as 1 */
+    char disturbed
+        [MACHINE_NAME_BYTES]; /* which figures swung, how far; "": none did, or not known */
+    uint32_t host_count, ranks_per_host; /* 0 acts as 1 */
     struct {
         char cpu[MACHINE_NAME_BYTES];
         uint32_t core_count;         /* that may be used, of a host */
@@ -88,7 +90,10 @@ struct machine {
         double dram_update; /* bytes read and written by an Adam pass over memory on all cores */
         double update_core_seconds; /* per element: Adam on one core, its tile in cache */
         double update_elems;        /* per second: Adam over host memory, all cores */
-        double io_core_seconds;     /* CPU time per byte of direct I/O */
+        /* What computing loses, in seconds of one core per byte moved beside it; more than the CPU time of
+         * moving where a team waits for its slowest thread, or memory and caches are shared. */
+        double io_core_seconds;   /* direct I/O; where a GPU computes its CPU time */
+        double copy_core_seconds; /* copies of one thread; where a GPU computes 0 */
     } host;
     struct {
         bool is_gpu;

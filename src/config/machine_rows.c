@@ -104,6 +104,7 @@ static const machinei_row host_rows[] = {
     TIME(machine, "update_core_seconds", host.update_core_seconds),
     RATE(machine, "update_elems", host.update_elems),
     TIME(machine, "io_core_seconds", host.io_core_seconds),
+    TIME(machine, "copy_core_seconds", host.copy_core_seconds),
 };
 static const machinei_block host_block = ROWS(host_rows);
 
@@ -143,6 +144,7 @@ static const machinei_row top_rows[] = {
     TEXT(machine, "name", name),
     TEXT(machine, "measured_at", measured_at),
     TEXT(machine, "measured_by", measured_by),
+    TEXT(machine, "disturbed", disturbed),
     NUMBER(machine, "host_count", host_count, MACHINEI_COUNT, RANKS_MOST),
     NUMBER(machine, "ranks_per_host", ranks_per_host, MACHINEI_COUNT, RANKS_MOST),
     PART("host", &host_block),

@@ -60,9 +60,11 @@ static uint32_t hop(plani_builder *b, plani_range source, plani_range target)
     if ((kind == OP_H2D || kind == OP_D2H) && b->job->machine.device_is_cpu) {
         const plan_machine *machine = &b->job->machine;
         demand->dram_bytes = 3 * bytes; /* read, read for ownership, write */
-        demand->core_seconds =
-            (double)bytes / (kind == OP_H2D ? machine->h2d_bytes_per_second
-                                            : machine->d2h_bytes_per_second); /* a thread copies */
+        double rate =
+            kind == OP_H2D ? machine->h2d_bytes_per_second : machine->d2h_bytes_per_second;
+        demand->core_seconds = /* a thread copies */
+            (double)bytes *
+            (machine->copy_core_seconds > 0 ? machine->copy_core_seconds : 1 / rate);
     }
     return idx;
 }

@@ -70,9 +70,11 @@ struct plan_machine {
                                   not there */
     double update_core_seconds; /* of one core, per element of an update; 0: a default */
     double io_core_seconds;     /* of one core, per byte of direct I/O */
-    double op_seconds;          /* fixed cost of any op */
-    double sync_seconds; /* of a commit: fdatasync of the slabs, the manifest and its fsync */
-    bool is_measured;    /* false: stated defaults */
+    double copy_core_seconds; /* of one core, per byte that a thread copies where device_is_cpu; 0:
+                                   as long as the copy takes */
+    double op_seconds;        /* fixed cost of any op */
+    double sync_seconds;      /* of a commit: fdatasync of the slabs, the manifest and its fsync */
+    bool is_measured;         /* false: stated defaults */
 };
 typedef struct plan_machine plan_machine;
 

@@ -25,9 +25,17 @@ enum {
 };
 
 /* The shares of the drive's time that the parts take. */
-static const double curve_share = 0.42, near_share = 0.26, beside_share = 0.14, fio_share = 0.18;
+static const double curve_share = 0.36, near_share = 0.24, beside_share = 0.22, fio_share = 0.18;
 
-enum beside { ALONE, BESIDE_ADAM, BESIDE_COPIES, SYNC, BESIDE_COUNT };
+enum beside {
+    ALONE,
+    BESIDE_ADAM,
+    BESIDE_COPIES,
+    SYNC,
+    BESIDE_PRODUCTS, /* last: left out where a GPU computes */
+    PRODUCTS,        /* alone */
+    BESIDE_COUNT
+};
 
 struct curve {
     probei *owner;
@@ -44,7 +52,8 @@ struct curve {
     /* Beside other work. */
     probei_adam adam;
     probei_copies copies;
-    probei_figure beside[BESIDE_COUNT], adam_rate, copy_rate[2], cpu;
+    probei_product product;
+    probei_figure beside[BESIDE_COUNT], adam_rate, copy_rate[2], product_rate, cpu;
     uint32_t copy_turn;
     probei_figure ours[KIND_COUNT], fio[KIND_COUNT];
 };
@@ -140,6 +149,7 @@ static int measure_curve(struct curve *self)
     work.seconds = near_share * self->total_seconds;
     work.run = run_near;
     work.name = name_near;
+    work.is_checked = true;
     TRY(probei_rounds(owner, &work, self->near_figures));
     /* Of these rounds alone: a drive may be faster or slower now than it was for the curve. */
     probe_setting rivals[NEAR_MAX];
@@ -223,6 +233,16 @@ static int run_one_beside(void *user, uint32_t variant, double *value)
         return run_beside(self, probei_copy_once, &self->copies, PROBEI_IO, &self->copy_rate[turn],
                           value);
     }
+    case BESIDE_PRODUCTS:
+        return run_beside(self, probei_product_once, &self->product, PROBEI_COMPUTE,
+                          &self->product_rate, value);
+    case PRODUCTS: {
+        probei_load load = {.owner = self->owner,
+                            .where = PROBEI_COMPUTE,
+                            .once = probei_product_once,
+                            .user = &self->product};
+        return probei_load_for(&load, self->pass_seconds, value);
+    }
     case SYNC:
     case BESIDE_COUNT:
         break;
@@ -232,8 +252,9 @@ static int run_one_beside(void *user, uint32_t variant, double *value)
 
 static void name_beside(void *user, uint32_t variant, char text[PROBEI_TEXT_BYTES])
 {
-    static const char *const names[BESIDE_COUNT] = {"mixed alone", "mixed beside Adam",
-                                                    "mixed beside copies", "fdatasync"};
+    static const char *const names[BESIDE_COUNT] = {"mixed alone",           "mixed beside Adam",
+                                                    "mixed beside copies",   "fdatasync",
+                                                    "mixed beside products", "products alone"};
     (void)user;
     snprintf(text, PROBEI_TEXT_BYTES, "%s", names[variant]);
 }
@@ -244,8 +265,9 @@ static int measure_beside(struct curve *self)
     uint64_t begin = probei_drive_extents[owner->extent].memory_bytes;
     probei_adam_place(owner, owner->update, begin, owner->memory.size_bytes, &self->adam);
     probei_copies_place(owner, begin, &self->copies);
+    TRY(probei_product_open(owner, begin, owner->memory.size_bytes, &self->product));
     self->pass_seconds *= 2;
-    probei_work work = {.count = BESIDE_COUNT,
+    probei_work work = {.count = self->product.product ? BESIDE_COUNT : BESIDE_PRODUCTS,
                         .seconds = 0.5 * beside_share * self->total_seconds,
                         .run = run_one_beside,
                         .name = name_beside,
@@ -254,7 +276,7 @@ static int measure_beside(struct curve *self)
     for (int half = 0; half < 2; half++)
         TRY(probei_rounds(owner, &work, self->beside));
     probei_figure *rest[] = {&self->adam_rate, &self->copy_rate[0], &self->copy_rate[1],
-                             &self->cpu};
+                             &self->product_rate, &self->cpu};
     for (uint32_t i = 0; i < sizeof rest / sizeof rest[0]; i++)
         probei_figure_close(rest[i]);
     self->pass_seconds /= 2;
@@ -376,6 +398,10 @@ static void report(struct curve *self, const machine_drive *drive)
     probei_found(owner, "mixed beside copies", self->beside[BESIDE_COPIES].median * 1e-9, "GB/s",
                  &self->beside[BESIDE_COPIES], "copies %.1f and %.1f GB/s",
                  self->copy_rate[0].median * 1e-9, self->copy_rate[1].median * 1e-9);
+    if (self->product.product)
+        probei_found(owner, "mixed beside products", self->beside[BESIDE_PRODUCTS].median * 1e-9,
+                     "GB/s", &self->beside[BESIDE_PRODUCTS], "products keep %.0f%%",
+                     100 * self->product_rate.median / self->beside[PRODUCTS].median);
     probei_found(owner, "fdatasync after writing", drive->sync_seconds * 1e3, "ms",
                  &self->beside[SYNC], "%s", "");
     probei_found(owner, "CPU time of direct I/O", self->cpu.median * 1e12, "ms/GB", &self->cpu,
@@ -394,7 +420,10 @@ static int measure(struct curve *self, uint32_t drive_idx)
         out->d2h.pinned_with_nvme = self->copy_rate[1].median;
     }
     /* Of several drives the one that costs the most. */
-    out->host.io_core_seconds = fmax(out->host.io_core_seconds, self->cpu.median);
+    double lost = probei_lost_cores(self->owner, &self->beside[PRODUCTS], &self->product_rate,
+                                    self->beside[BESIDE_PRODUCTS].median);
+    lost = fmax(lost, self->cpu.median);
+    out->host.io_core_seconds = fmax(out->host.io_core_seconds, lost);
     report(self, drive);
     return compare_with_fio(self);
 }
@@ -417,6 +446,7 @@ int probei_drive(probei *self, uint32_t drive_idx)
         err_record first;
         err_save(&first, rc);
         probei_bench_close(bench);
+        probei_product_close(&curve->product);
         if (rc < 0)
             rc = err_restore(&first);
     }

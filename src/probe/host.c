@@ -52,6 +52,25 @@ void probei_begin_watch(probei *self)
     self->own_at_start = own_cpu_time();
 }
 
+/* Into the file, so that plans can say so. */
+static void note_disturbed(probei *self, double others, double stolen)
+{
+    char *text = self->out->disturbed;
+    size_t capacity = sizeof self->out->disturbed;
+    if (self->disturbed_count > 0) {
+        snprintf(text, capacity, "%.50s +-%.0f%%", self->disturbed_name,
+                 100 * self->disturbed_spread);
+        probei_say(self,
+                   "disturbed: %s, the worst of %u figures beyond +-%d%%: run it again on an idle "
+                   "machine",
+                   text, self->disturbed_count, PROBEI_SPREAD_PERCENT);
+    } else if (others > busy_cores) {
+        snprintf(text, capacity, "other processes used %.2f of a core", others);
+    } else if (stolen > busy_cores) {
+        snprintf(text, capacity, "the hypervisor gave %.2f of a core to others", stolen);
+    }
+}
+
 /* Figures taken beside other work are that work's too. */
 void probei_end_watch(probei *self)
 {
@@ -64,6 +83,7 @@ void probei_end_watch(probei *self)
                others > busy_cores ? ": measure again when the machine is idle" : "");
     if (stolen > busy_cores)
         probei_say(self, "the hypervisor gave %.2f of a core to others meanwhile", stolen);
+    note_disturbed(self, others, stolen);
 }
 
 /* Dense 16-bit products as NVIDIA's data sheets state them; 0: not in the list. The first that fits counts. */

@@ -116,11 +116,83 @@ static int measure(probei *self, struct bench *bench, uint32_t count)
     probei_work work = {.count = count,
                         .seconds = probei_step_left(self),
                         .warms_up = true,
+                        .is_checked = true,
                         .run = run_variant,
                         .name = name_variant,
                         .user = bench};
     TRY(probei_rounds(self, &work, figures));
     report(self, figures);
+    return 0;
+}
+
+/* Copies beside a CPU's products: of the products what they keep. */
+enum beside { BESIDE_PRODUCTS, PRODUCTS, BESIDE_COUNT };
+
+struct beside_bench {
+    probei *owner;
+    probei_copies copies;
+    probei_product product;
+    probei_figure product_rate;
+    double seconds; /* of a pass */
+};
+
+static int run_beside(void *user, uint32_t variant, double *value)
+{
+    struct beside_bench *b = user;
+    probei_load load = {.owner = b->owner,
+                        .where = PROBEI_COMPUTE,
+                        .once = probei_product_once,
+                        .user = &b->product};
+    if (variant == PRODUCTS)
+        return probei_load_for(&load, b->seconds, value);
+    double rate, spent = 0;
+    uint64_t bytes = 0;
+    TRY(probei_load_begin(&load));
+    uint64_t begin_ns = clock_ns();
+    while (spent < b->seconds) {
+        TRY(probei_copy_once(&b->copies, &bytes)); /* memcpy: it cannot fail */
+        spent = (double)(clock_ns() - begin_ns) * 1e-9;
+    }
+    TRY(probei_load_end(&load, &rate));
+    probei_figure_add(&b->product_rate, rate);
+    *value = (double)bytes / spent;
+    return 0;
+}
+
+static void name_beside(void *user, uint32_t variant, char text[PROBEI_TEXT_BYTES])
+{
+    (void)user;
+    snprintf(text, PROBEI_TEXT_BYTES, "%s",
+             variant == PRODUCTS ? "products alone" : "copies beside products");
+}
+
+static int measure_beside(probei *self)
+{
+    static const double pass_seconds[PROBEI_EXTENT_COUNT] = {0.002, 0.05, 0.15};
+    uint64_t quarter = self->memory.size_bytes / 4;
+    probei_figure figures[BESIDE_COUNT] = {{.count = 0}};
+    struct beside_bench bench = {.owner = self, .seconds = pass_seconds[self->extent]};
+    TRY(probei_product_open(self, 0, quarter, &bench.product));
+    if (!bench.product.product)
+        return 0;
+    probei_copies_place(self, quarter, &bench.copies);
+    probei_work work = {.count = BESIDE_COUNT,
+                        .seconds = probei_step_left(self),
+                        .warms_up = true,
+                        .is_checked = true,
+                        .run = run_beside,
+                        .name = name_beside,
+                        .user = &bench};
+    int rc = probei_rounds(self, &work, figures);
+    probei_figure_close(&bench.product_rate);
+    probei_product_close(&bench.product);
+    TRY(rc);
+    self->out->host.copy_core_seconds = probei_lost_cores(
+        self, &figures[PRODUCTS], &bench.product_rate, figures[BESIDE_PRODUCTS].median);
+    probei_found(self, "copies beside products", figures[BESIDE_PRODUCTS].median * 1e-9, "GB/s",
+                 &figures[BESIDE_PRODUCTS], "%.0f%% of alone; products keep %.0f%%",
+                 100 * figures[BESIDE_PRODUCTS].median / self->out->h2d.pinned,
+                 100 * bench.product_rate.median / figures[PRODUCTS].median);
     return 0;
 }
 
@@ -161,8 +233,12 @@ int probei_link(probei *self, uint32_t unused)
         bench.copies[v].to_device = v != TO_HOST && v != PAGEABLE_TO_HOST;
         bench.copies[v].to_host = v == TO_HOST || v == BOTH || v == PAGEABLE_TO_HOST;
     }
-    if (!self->gpu)
-        return measure(self, &bench, PAGEABLE_TO_DEVICE);
+    if (!self->gpu) {
+        self->step_seconds *= 0.5;
+        TRY(measure(self, &bench, PAGEABLE_TO_DEVICE));
+        self->step_seconds *= 2;
+        return measure_beside(self);
+    }
     uint64_t bytes = 2 * COPIES_MIB * MIB;
     void *pageable = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);

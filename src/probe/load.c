@@ -31,6 +31,15 @@ int probei_load_begin(probei_load *self)
     return 0;
 }
 
+int probei_load_for(probei_load *self, double seconds, double *rate)
+{
+    TRY(probei_load_begin(self));
+    struct timespec left = {.tv_sec = (time_t)seconds};
+    left.tv_nsec = (long)((seconds - (double)left.tv_sec) * 1e9);
+    nanosleep(&left, NULL);
+    return probei_load_end(self, rate);
+}
+
 int probei_load_end(probei_load *self, double *rate)
 {
     atomic_store(&self->stop, true);

@@ -233,6 +233,8 @@ int probei_memory(probei *self, uint32_t unused)
     probei_work work = {.count = VARIANT_COUNT,
                         .seconds = probei_step_left(self),
                         .warms_up = self->extent != PROBEI_TINY,
+                        .is_checked = true,
+                        .loose = 1U << READ_ONE | 1U << COPY_ONE | 1U << ADAM_ONE, /* only shown */
                         .run = run_variant,
                         .name = name_variant,
                         .user = &bench};

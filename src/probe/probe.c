@@ -79,8 +79,7 @@ void probei_found(probei *self, const char *label, double value, const char *uni
     vsnprintf(note, sizeof note, format, args);
     va_end(args);
     if (figure && figure->count > 1 && figure->median > 0)
-        snprintf(spread, sizeof spread, "+-%.1f%%",
-                 50 * (figure->high - figure->low) / figure->median);
+        snprintf(spread, sizeof spread, "+-%.1f%%", 100 * probei_figure_spread(figure));
     if (note[0])
         probei_say(self, "  %-44s %9.2f %-10s %-8s %s", label, value, unit, spread, note);
     else
@@ -207,7 +206,7 @@ static void plan_steps(probei *self)
     add_step(self, "memory and Adam", PROBEI_UPDATE, probei_memory, 0, 3, 14);
     add_step(self, "products", PROBEI_COMPUTE, probei_products, 0, 5.5, 38);
     add_step(self, "kernels", PROBEI_COMPUTE, probei_kernels, 0, 1.5, 8);
-    add_step(self, "link", PROBEI_IO, probei_link, 0, 1, 5);
+    add_step(self, "link", PROBEI_IO, probei_link, 0, 2, 7);
     for (uint32_t d = 0; d < options->drive_count; d++) {
         char name[PROBEI_TEXT_BYTES];
         snprintf(name, sizeof name, "nvme %.100s", options->drives[d]);

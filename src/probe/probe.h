@@ -5,12 +5,15 @@
  *   memory       reading, copying, Adam; all cores and one                   (memory.c)
  *   products     the shapes that training has, forward and backward          (products.c)
  *   kernels      attention, row-wise kernels, the hand-over of an op         (kernels.c)
- *   link         between host memory and device                              (link.c)
- *   drives       each over block size and depth, with fdatasync, beside Adam and copies, and against fio
+ *   link         between host memory and device; a CPU's copies beside products, which lose more than the
+ *                copies' time (link.c, product_load.c)
+ *   drives       each over block size and depth, with fdatasync, beside Adam, copies and products, and against fio
  *                (drive.c, drive_bench.c, drives.c, fio.c); then all at once
  *
  * Measured on the threads and cores that a run uses by default (tiers/topology.h). Variants that are compared
  * take turns, round by round, and each figure is the median of its rounds: the machine may have other work.
+ * What swings beyond some percent is measured again while there is time for it; what still does is named at the end,
+ * and in machine.json ("disturbed"), as is other work that took more than a tenth of a core: plans then say so.
  * Times are planned before the first measurement; what takes longer than planned takes rounds from what follows,
  * never its figure.
  *

@@ -18,6 +18,7 @@ enum {
     PROBEI_TEXT_BYTES = 160,
     PROBEI_STEPS_MAX = PROBE_DRIVES_MAX + 8,
     PROBEI_DEPTH_MAX = 32,
+    PROBEI_SPREAD_PERCENT = 10, /* half the distance of a figure's quartiles */
 };
 
 /* How much is measured, and how large. */
@@ -64,6 +65,10 @@ struct probei {
     double step_seconds;                                 /* what the present step may take */
     double later_seconds;                                /* and those behind it */
     double used_at_start, stolen_at_start, own_at_start; /* CPU time, seconds */
+    /* Figures that swung too far: how many, the worst one's spread and name. */
+    uint32_t disturbed_count;
+    double disturbed_spread;
+    char disturbed_name[PROBEI_TEXT_BYTES];
 };
 
 /* --- rounds.c: samples and their medians --- */
@@ -79,6 +84,10 @@ struct probei_work {
     uint32_t count; /* variants, which take turns */
     double seconds; /* no further round begins that would end later; at least one is made */
     bool warms_up;  /* a round before the first that does not count */
+    /* What swings by more than PROBEI_SPREAD_PERCENT is measured again, for up to half as long, and what then
+     * still does so is noted with its name as disturbed. `loose`: a bit for each variant that may swing. */
+    bool is_checked;
+    uint64_t loose;
     int (*run)(void *user, uint32_t variant, double *value) MUST_CHECK;
     /* What the variant is, for the live line; may be NULL. */
     void (*name)(void *user, uint32_t variant, char text[PROBEI_TEXT_BYTES]);
@@ -90,6 +99,9 @@ typedef struct probei_work probei_work;
 int probei_rounds(probei *self, const probei_work *work, probei_figure *figures) MUST_CHECK;
 void probei_figure_add(probei_figure *self, double value);
 void probei_figure_close(probei_figure *self);
+double probei_figure_spread(const probei_figure *self); /* half the quartiles' distance / median */
+/* Notes a figure that swung. */
+void probei_disturbed(probei *self, const char *name, double spread);
 
 /* --- probe.c --- */
 
@@ -132,6 +144,8 @@ typedef struct probei_load probei_load;
 int probei_load_begin(probei_load *self) MUST_CHECK; /* returns once it runs */
 /* *rate: amount per second; may be NULL. What went wrong in it comes back here. */
 int probei_load_end(probei_load *self, double *rate) MUST_CHECK;
+/* Begins it and ends it after so long, alone. */
+int probei_load_for(probei_load *self, double seconds, double *rate) MUST_CHECK;
 
 /* --- the measurements --- */
 
@@ -184,6 +198,22 @@ typedef struct probei_copies probei_copies;
 /* Over the arena from `begin` on. */
 void probei_copies_place(probei *self, uint64_t begin, probei_copies *out);
 int probei_copy_once(void *user, uint64_t *bytes) MUST_CHECK;
+
+/* A CPU's products as a load: one forward product of bf16 over memory [begin, end) of the arena, whose operands move
+ * on from call to call. user: probei_product; amount: products. */
+struct probei_product {
+    probei *owner;
+    kernel_matmul *product; /* NULL where a GPU computes, or memory is short: no load */
+    unsigned char *zones[3], *scratch;
+    uint64_t bytes[3], turns[3], next;
+};
+typedef struct probei_product probei_product;
+int probei_product_open(probei *self, uint64_t begin, uint64_t end, probei_product *out) MUST_CHECK;
+int probei_product_once(void *user, uint64_t *count) MUST_CHECK;
+void probei_product_close(probei_product *self);
+/* Cores that products lose per byte moved beside them at `rate`, of their rate alone and beside it; not below 0. */
+double probei_lost_cores(const probei *self, const probei_figure *alone,
+                         const probei_figure *beside, double rate);
 
 /* --- drives.c: what is measured of a drive --- */
 

@@ -244,6 +244,7 @@ int probei_products(probei *self, uint32_t unused)
         rc = make_room(bench);
     probei_work work = {.seconds = probei_step_left(self),
                         .warms_up = self->extent == PROBEI_FULL,
+                        .is_checked = true,
                         .run = run_variant,
                         .name = name_variant,
                         .user = bench};

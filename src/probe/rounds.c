@@ -1,5 +1,6 @@
 /* Variants that take turns, and what comes of their samples. See probe_internal.h. */
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -39,6 +40,57 @@ void probei_figure_close(probei_figure *self)
     self->high = quantile(sorted, self->count, 0.75);
 }
 
+double probei_figure_spread(const probei_figure *self)
+{
+    return self->count > 1 && self->median > 0 ? 0.5 * (self->high - self->low) / self->median : 0;
+}
+
+void probei_disturbed(probei *self, const char *name, double spread)
+{
+    self->disturbed_count++;
+    if (spread <= self->disturbed_spread)
+        return;
+    self->disturbed_spread = spread;
+    snprintf(self->disturbed_name, sizeof self->disturbed_name, "%s", name);
+}
+
+static bool swings(const probei_work *work, uint32_t variant, const probei_figure *figures)
+{
+    return !(work->loose >> variant & 1) &&
+           probei_figure_spread(&figures[variant]) > 0.01 * PROBEI_SPREAD_PERCENT;
+}
+
+/* Those that swing again, in turns, until none does, their samples are full or the time is over. */
+static int settle(probei *self, const probei_work *work, probei_figure *figures)
+{
+    uint64_t begin_ns = clock_ns();
+    for (bool any = true; any && (double)(clock_ns() - begin_ns) * 1e-9 < 0.5 * work->seconds;) {
+        any = false;
+        for (uint32_t i = 0; i < work->count; i++) {
+            char text[PROBEI_TEXT_BYTES] = "";
+            double value = 0;
+            if (!swings(work, i, figures) || figures[i].count == PROBEI_ROUNDS_MAX)
+                continue;
+            any = true;
+            if (work->name)
+                work->name(work->user, i, text);
+            TRY(probei_check(self, text));
+            TRY(work->run(work->user, i, &value));
+            probei_figure_add(&figures[i], value);
+            probei_figure_close(&figures[i]);
+        }
+    }
+    for (uint32_t i = 0; i < work->count; i++) {
+        char text[PROBEI_TEXT_BYTES] = "a figure";
+        if (!swings(work, i, figures))
+            continue;
+        if (work->name)
+            work->name(work->user, i, text);
+        probei_disturbed(self, text, probei_figure_spread(&figures[i]));
+    }
+    return 0;
+}
+
 /* Every second round goes backwards: what changes steadily then counts alike for all variants. */
 static int one_round(probei *self, const probei_work *work, uint32_t round, bool counts,
                      probei_figure *figures)
@@ -73,7 +125,7 @@ int probei_rounds(probei *self, const probei_work *work, probei_figure *figures)
     }
     for (uint32_t i = 0; i < work->count; i++)
         probei_figure_close(&figures[i]);
-    return 0;
+    return work->is_checked && self->extent != PROBEI_TINY ? settle(self, work, figures) : 0;
 }
 
 /* The worst kind's share of the best rate. */

@@ -196,6 +196,7 @@ static void take_device(struct figures *self)
     if (from->device.op_seconds > 0)
         to->op_seconds = from->device.op_seconds;
     if (to->device_is_cpu) { /* one thread copies, both ways in turn */
+        to->copy_core_seconds = from->host.copy_core_seconds;
         if (from->h2d.pinned > 0)
             to->h2d_bytes_per_second = from->h2d.pinned;
         if (from->d2h.pinned > 0)
@@ -270,4 +271,9 @@ void traini_machine_figures(const traini_setup *self, plan_machine *target)
     take_drives(&work);
     take_comm(&work);
     target->is_measured = from->measured_at[0] != '\0' && work.is_complete && is_same_kind;
+    if (from->disturbed[0] && self->ranks.rank == 0)
+        log_warn(
+            "the machine file \"%s\" was measured beside other work (%s): predictions may be off; "
+            "run sluice probe again when the machine is idle",
+            from->name, from->disturbed);
 }
