@@ -39,6 +39,7 @@ if [ "$part" = stop ]; then
     run 0 "options:" --help
     run 2 "takes options alone" machine.json
     run 2 "unknown option" --fast
+    OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_RANK=0 run 2 "mpirun" --quick
     echo "not a machine" >notes.txt
     run 2 "not overwritten" --out notes.txt
     echo "{}" >job.json

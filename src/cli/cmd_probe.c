@@ -7,6 +7,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "cli/cli.h"
+#include "cli/cli_ranks.h"
 #include "probe/probe.h"
 
 const cli_command cli_probe_command = {
@@ -186,6 +187,7 @@ int cli_probe(int argc, char **argv)
                        &named);
     if (rc != 0)
         return rc;
+    TRY(cli_ranks_refuse("probe"));
     if (drives.count > PROBE_DRIVES_MAX)
         return err_set(ERR_USAGE, "probe: --drive is given %u times; at most %d can be measured",
                        drives.count, PROBE_DRIVES_MAX);
