@@ -110,5 +110,9 @@ say "result"
 printf 'held-out loss     %s nats per byte\n' "$loss"
 printf 'bigram model      %s nats per byte\n' "$bigram"
 printf 'the run           %s (metrics.jsonl, plan.json, trace.json)\n' "$run"
+if page=$("$bin/sluice" report "$run" 2>/dev/null); then
+    printf 'a page about it   %s\n' "$page"
+fi
+printf 'before a run      %s plan JOB says what fits, how fast and why; %s --help\n' "$bin/sluice" "$bin/sluice"
 awk -v a="$loss" -v b="$bigram" 'BEGIN { exit !(a < b) }' ||
     die "the model is not better than the bigram model"
