@@ -466,6 +466,37 @@ static int compile_whole_kinds(plani_placer *self, struct plan_place_found *foun
     return compile_point(self, taken, &found->set);
 }
 
+static void fill_found(plani_placer *self, const struct plani_point *taken,
+                       struct plan_place_found *found)
+{
+    plani_point_apply(self, taken);
+    for (int kind = 0; kind < STATE_KIND_COUNT; kind++)
+        memcpy(found->homes[kind], self->homes[kind], self->job.unit_count);
+    found->update = self->job.update;
+    found->order = self->job.order;
+}
+
+/* A placement that fits, or the refusal of the last one that was tried. */
+static int place_any(plani_placer *self, struct plan_place_found *found)
+{
+    struct plani_point point;
+    int rc = plani_find_fit(self, &point, found->need_bytes);
+    TRY(rc);
+    fill_found(self, &point, found);
+    return rc == 0 ? 0 : plani_refuse_fit(self, found->need_bytes);
+}
+
+/* Where no trial fitted: the placement that needs least of the near tiers. 1: that does not fit either. */
+static int compile_any(plani_placer *self, struct plan_place_found *found,
+                       struct plani_point *taken)
+{
+    uint64_t need[ARENA_COUNT];
+    int rc = plani_find_fit(self, taken, need);
+    if (rc == 0)
+        rc = compile_point(self, taken, &found->set);
+    return rc == ERR_NO_FIT ? 1 : rc;
+}
+
 static int place(plani_placer *self, struct plan_place_found *found)
 {
     struct plani_point taken;
@@ -474,13 +505,11 @@ static int place(plani_placer *self, struct plan_place_found *found)
         TRY(improve(self));
     int rc = compile_best(self, found, &taken);
     if (rc == 1)
+        rc = compile_any(self, found, &taken);
+    if (rc == 1)
         rc = compile_whole_kinds(self, found, &taken);
     TRY(rc);
-    plani_point_apply(self, &taken);
-    for (int kind = 0; kind < STATE_KIND_COUNT; kind++)
-        memcpy(found->homes[kind], self->homes[kind], self->job.unit_count);
-    found->update = self->job.update;
-    found->order = self->job.order;
+    fill_found(self, &taken, found);
     rc = plani_give_reasons(self, found);
     if (rc < 0)
         plan_set_fini(&found->set);
@@ -496,7 +525,7 @@ int plan_place(const struct plan_place_asked *asked, struct plan_place_found *fo
     if (rc == 0 && asked->job->micro_batch_count == 0)
         rc = plan_compile(&self.job, &found->set); /* says what is wrong */
     else if (rc == 0)
-        rc = place(&self, found);
+        rc = asked->only_fits ? place_any(&self, found) : place(&self, found);
     found->trial_count = self.trials;
     found->compile_count = self.compiles;
     found->work_ops = self.work;

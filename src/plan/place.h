@@ -34,16 +34,21 @@ struct plan_place_asked {
     bool allows_in_backward;       /* it is one of them */
     bool chooses_order;
     bool has_drives; /* what is to be chosen may be nvme */
+    bool
+        only_homes; /* with only_fits: whether there is room for all that rests; what passes is not counted */
+    bool only_fits; /* any placement that fits will do: nothing is simulated or compiled */
 };
 
 struct plan_place_found {
     uint8_t *homes[STATE_KIND_COUNT]; /* [unit_count] the caller's, filled */
     enum plan_update update;
     enum plan_order order;
-    plan_set set;           /* compiled; the caller's to free */
-    uint32_t trial_count;   /* simulated steps, or steps whose bound was enough */
-    uint32_t compile_count; /* whole compilations */
-    uint64_t work_ops;      /* ops built and simulated in all */
+    plan_set set; /* compiled; the caller's to free. Of only_fits: empty */
+    uint64_t
+        need_bytes[ARENA_COUNT]; /* of only_fits: that the serial order of all programs takes */
+    uint32_t trial_count;        /* simulated steps, or steps whose bound was enough */
+    uint32_t compile_count;      /* whole compilations */
+    uint64_t work_ops;           /* ops built and simulated in all */
     uint32_t reason_count;
     char reasons[PLAN_PLACE_REASONS_MAX][PLAN_PLACE_REASON_BYTES];
 };

@@ -1,7 +1,7 @@
 /* What the files of automatic placement share.
  *
  *   place.c          starts, moves, the winner      place_point.c    a point as homes; its trial
- *   place_reason.c   why, in sentences */
+ *   place_reason.c   why, in sentences             place_fits.c     a placement that fits, without a search */
 #ifndef SLUICE_PLAN_PLACE_INTERNAL_H
 #define SLUICE_PLAN_PLACE_INTERNAL_H
 
@@ -62,6 +62,14 @@ bool plani_point_is_legal(const plani_placer *self, const struct plani_point *po
 /* Simulates, unless the point was seen; *score INFINITY where it does not fit, was seen or cannot win. */
 int plani_point_try(plani_placer *self, const struct plani_point *point, double *score) MUST_CHECK;
 bool plani_placer_may_go_on(const plani_placer *self);
+
+/* place_fits.c: 0: *point fits, and takes need[] bytes of each tier at least; 1: none was found, and need[] is of
+ * the last far placement that was tried, as far as that was looked at. Counts ops, not time. */
+int plani_find_fit(plani_placer *self, struct plani_point *point,
+                   uint64_t need[ARENA_COUNT]) MUST_CHECK;
+
+/* ERR_NO_FIT with these numbers. */
+int plani_refuse_fit(const plani_placer *self, const uint64_t need[ARENA_COUNT]) MUST_CHECK;
 
 /* place_reason.c: of the placement that self->job has and `found` holds compiled. */
 int plani_give_reasons(plani_placer *self, struct plan_place_found *found) MUST_CHECK;

@@ -1,10 +1,11 @@
-/* The largest model of a family that fits: a search over shapes by size, each tried as a plan is made, without
- * looking for what would fit in its place. See train.h. Blocks; allocates plans alone. */
+/* The largest model of a family that fits: a search over shapes by size, each set up as for a plan and
+ * asked whether any placement of it fits (plan/place_fits.c). See train.h. Blocks; allocates plans alone. */
 #include <stdio.h>
 #include <string.h>
 
 #include "base/log.h"
 #include "base/size.h"
+#include "config/machine.h"
 #include "train/train_internal.h"
 
 /* The models of a hidden size: as deep as the published ones of that size, or nearly. Those of the next size
@@ -45,8 +46,7 @@ struct search {
     const struct job *asked;
     const struct train_plan_options *options;
     const struct family *family;
-    struct plan_summary *plan; /* of the largest that fits */
-    uint32_t tries;
+    struct train_max_model *found;
 };
 
 static struct job_model shape(const struct search *self, uint32_t size, uint64_t layers)
@@ -79,55 +79,97 @@ static uint64_t layers_least(const struct search *self, uint32_t size)
     return (uint64_t)(before->layers_most * ratio * ratio) + 1;
 }
 
-/* 1: it fits, and *plan is of it; 0: it does not. */
-static int try_shape(struct search *self, uint32_t size, uint64_t layers, bool is_brief,
-                     struct plan_summary *plan)
+/* 1: it fits, and where it was tried whole *found has its figures; 0: it does not, and err_text() says why. Of
+ * only_homes: whether what rests does. */
+static int try_shape(struct search *self, uint32_t size, uint64_t layers, bool only_homes)
 {
     struct job work = *self->asked; /* borrows its text and list */
     struct traini_setup_options options = {.local_world = self->options->local_world,
                                            .machine = self->options->machine,
                                            .is_described = self->options->is_described,
-                                           .only_fits = is_brief};
+                                           .only_fits = true,
+                                           .only_homes = only_homes};
+    struct train_max_model *found = self->found;
     traini_setup *setup;
     work.model = shape(self, size, layers);
-    self->tries++;
+    found->tries++;
     int rc = traini_setup_create(&work, &options, &setup);
     if (rc == ERR_NO_FIT)
         return 0;
     TRY(rc);
-    traini_setup_summary(setup, plan);
+    if (only_homes) {
+        traini_setup_destroy(setup);
+        return 1;
+    }
+    found->layers = layers;
+    found->hidden = work.model.hidden_size;
+    found->heads = work.model.num_heads;
+    found->max_part_bytes = work.model.max_part_bytes;
+    found->param_count = setup->net->param_count;
+    found->world_size = setup->ranks.world;
+    found->ranks_per_host = setup->ranks.local_world;
+    found->zero_stage = setup->plan.zero_stage;
+    memcpy(found->need_bytes, setup->need_bytes, sizeof found->need_bytes);
+    memcpy(found->budget_bytes, setup->plan.budget_bytes, sizeof found->budget_bytes);
+    snprintf(found->machine_name, sizeof found->machine_name, "%s",
+             setup->stated ? setup->stated->name : "defaults");
     traini_setup_destroy(setup);
     return 1;
 }
 
-/* The largest size whose least depth fits; -1: none. */
-static int find_size(struct search *self, int *size)
+/* The greatest depth in [least, most] of a size that fits, or 0; least - 1 is taken to fit. */
+static int find_depth(struct search *self, uint32_t size, uint64_t least, uint64_t most,
+                      bool only_homes, uint64_t *depth)
 {
-    *size = -1;
-    for (uint32_t s = 0; s < self->family->count; s++) {
-        int fits = try_shape(self, s, layers_least(self, s), true, self->plan);
-        TRY(fits);
-        if (!fits)
-            break;
-        *size = (int)s;
-    }
-    return 0;
-}
-
-/* The greatest depth of the size that fits; the least does. */
-static int find_depth(struct search *self, uint32_t size, uint64_t *layers)
-{
-    uint64_t fits_at = layers_least(self, size), most = self->family->sizes[size].layers_most;
+    uint64_t fits_at = least - 1;
     while (fits_at < most) {
         uint64_t middle = fits_at + (most - fits_at + 1) / 2;
-        int fits = try_shape(self, size, middle, true, self->plan);
+        int fits = try_shape(self, size, middle, only_homes);
         TRY(fits);
         if (fits)
             fits_at = middle;
         else
             most = middle - 1;
     }
-    *layers = fits_at;
+    *depth = fits_at < least ? 0 : fits_at;
+    return 0;
+}
+
+/* The greatest depth of a size that fits, 0: none. What rests, which is known at once, nearly says it; from there
+ * down in steps that double until a model fits whole. */
+static int find_whole_depth(struct search *self, uint32_t size, uint64_t *depth)
+{
+    uint64_t least = layers_least(self, size), high, low;
+    TRY(find_depth(self, size, least, self->family->sizes[size].layers_most, true, &high));
+    for (uint64_t step = 1; high > 0; step *= 2) {
+        low = high > least + step - 1 ? high - step + 1 : least;
+        int fits = try_shape(self, size, low, false);
+        TRY(fits);
+        if (fits) {
+            TRY(find_depth(self, size, low + 1, high, false, depth));
+            *depth = *depth ? *depth : low;
+            return 0;
+        }
+        high = low > least ? low - 1 : 0;
+    }
+    *depth = 0;
+    return 0;
+}
+
+/* The largest size of which the least depth has room for what rests; -1: none. */
+static int find_size(struct search *self, int *size)
+{
+    int fits_at = -1, most = (int)self->family->count - 1;
+    while (fits_at < most) {
+        int middle = fits_at + (most - fits_at + 1) / 2;
+        int fits = try_shape(self, (uint32_t)middle, layers_least(self, (uint32_t)middle), true);
+        TRY(fits);
+        if (fits)
+            fits_at = middle;
+        else
+            most = middle - 1;
+    }
+    *size = fits_at;
     return 0;
 }
 
@@ -142,58 +184,55 @@ static int find_family(const char *name, const struct family **out)
                    "there is no family \"%s\" of models: gpt, zero-offload and llama are", name);
 }
 
-/* The model that comes next, and what stops it. */
-static int explain_next(struct search *self, uint32_t size, uint64_t layers,
-                        struct train_max_model *out)
+/* The model that comes next, and what stops it: it was tried, or is now. */
+static int explain_next(struct search *self, uint32_t size)
 {
-    static struct plan_summary next; /* large; of a model that fits after all */
-    layers++;
+    struct train_max_model *found = self->found, kept = *found;
+    uint64_t layers = found->layers + 1;
     if (layers > self->family->sizes[size].layers_most) {
         size++;
         layers = size < self->family->count ? layers_least(self, size) : 0;
     }
     if (size >= self->family->count)
         return 0; /* the family ends here */
-    int fits = try_shape(self, size, layers, false, &next);
+    int fits = try_shape(self, size, layers, false);
     TRY(fits);
-    out->next_layers = layers;
-    out->next_hidden = self->family->sizes[size].hidden;
-    snprintf(out->next_problem, sizeof out->next_problem, "%s",
+    kept.tries = found->tries;
+    *found = kept;
+    found->next_layers = layers;
+    found->next_hidden = self->family->sizes[size].hidden;
+    snprintf(found->next_problem, sizeof found->next_problem, "%s",
              fits ? "fits, but no smaller one of its hidden size does" : err_text());
     return 0;
+}
+
+static int explain_none(struct search *self)
+{
+    int fits = try_shape(self, 0, 1, false);
+    TRY(fits);
+    return fits ? err_set(ERR_INTERNAL, "a model fits that was not found")
+                : err_prefix(ERR_NO_FIT, "not even the smallest model of family %s fits",
+                             self->family->name);
 }
 
 int train_max_model(const struct job *asked, const char *family,
                     const struct train_plan_options *options, struct train_max_model *out)
 {
-    struct search work = {.asked = asked, .options = options, .plan = &out->plan};
+    struct search work = {.asked = asked, .options = options, .found = out};
     int size;
     memset(out, 0, sizeof *out);
     TRY(find_family(family, &work.family));
     enum log_level usual = log_get_level();
     if (usual < LOG_WARN) /* each try would say what the first one said */
         log_set_level(LOG_WARN);
-    int rc = find_size(&work, &size);
-    if (rc == 0 && size < 0) {
-        rc = try_shape(&work, 0, 1, false, &out->plan);
-        rc = rc < 0
-                 ? rc
-                 : err_prefix(ERR_NO_FIT, "not even the smallest model of family %s fits", family);
-    }
     uint64_t layers = 0;
+    int rc = find_size(&work, &size);
+    for (; rc == 0 && size >= 0 && layers == 0; size -= layers == 0)
+        rc = find_whole_depth(&work, (uint32_t)size, &layers);
+    if (rc == 0 && layers == 0)
+        rc = explain_none(&work);
     if (rc == 0)
-        rc = find_depth(&work, (uint32_t)size, &layers);
-    if (rc == 0) /* once more as a plan is made: the last one tried may be one that did not fit */
-        rc = try_shape(&work, (uint32_t)size, layers, true, &out->plan);
-    if (rc >= 0)
-        rc = explain_next(&work, (uint32_t)size, layers, out);
+        rc = explain_next(&work, (uint32_t)size);
     log_set_level(usual);
-    TRY(rc);
-    struct job_model m = shape(&work, (uint32_t)size, layers);
-    out->layers = layers;
-    out->hidden = m.hidden_size;
-    out->heads = m.num_heads;
-    out->max_part_bytes = m.max_part_bytes;
-    out->tries = work.tries;
-    return 0;
+    return rc;
 }

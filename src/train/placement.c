@@ -116,6 +116,8 @@ static int choose(traini_setup *self, uint8_t *wanted[STATE_KIND_COUNT],
         /* what would skip a step must see all gradients before the first update */
         .allows_in_backward = asked->gradient_clipping == 0 && !asked->check_grad_overflow,
         .has_drives = asked->tiers.nvme_count > 0,
+        .only_fits = self->only_fits,
+        .only_homes = self->only_homes,
     };
     TRY(read_wishes(self, wanted));
     for (int kind = 0; kind < STATE_KIND_COUNT; kind++) {
@@ -154,6 +156,7 @@ static void take(traini_setup *self, const struct plan_place_found *found)
     self->set = found->set;
     self->plan.update = found->update;
     self->plan.order = found->order;
+    memcpy(self->need_bytes, found->need_bytes, sizeof self->need_bytes);
     self->reason_count = found->reason_count;
     memcpy(self->reasons, found->reasons, sizeof self->reasons);
 }
@@ -166,7 +169,6 @@ int traini_place_and_compile(traini_setup *self)
     wanted[0] = mem_alloc((uint64_t)STATE_KIND_COUNT * units, 1, "placement");
     for (int kind = 1; kind < STATE_KIND_COUNT && wanted[0]; kind++)
         wanted[kind] = wanted[0] + (uint64_t)kind * units;
-    self->plan.no_advice = self->only_fits;
     int rc = found && wanted[0] ? choose(self, wanted, found) : -ENOMEM;
     if (rc == ERR_NO_FIT && !self->only_fits)
         rc = advise_order(self, wanted, found, rc);

@@ -552,6 +552,7 @@ int traini_setup_create(const struct job *asked, const struct traini_setup_optio
     self->stated = options->machine;
     self->is_described = options->is_described;
     self->only_fits = options->only_fits;
+    self->only_homes = options->only_homes;
     if (options->ranks)
         self->ranks = *options->ranks;
     else

@@ -224,16 +224,20 @@ int train_plan(const struct job *asked, uint32_t local_world, struct plan_summar
 /* The largest model of a family that fits a job's machine and budgets, and what stops the next one. */
 struct train_max_model {
     uint64_t layers, hidden, heads, max_part_bytes; /* max_part_bytes: 0: blocks are whole */
-    struct plan_summary plan;                       /* of it, placed as a plan places it */
-    uint64_t next_layers, next_hidden;              /* 0: the family ends */
-    char next_problem[ERR_TEXT_BYTES];              /* which tier, with numbers */
+    uint64_t param_count;
+    /* Of each rank: what a placement that fits takes at least, and what is there. */
+    uint64_t need_bytes[ARENA_COUNT], budget_bytes[ARENA_COUNT];
+    uint32_t world_size, ranks_per_host, zero_stage;
+    char machine_name[96];
+    uint64_t next_layers, next_hidden; /* 0: the family ends */
+    char next_problem[ERR_TEXT_BYTES]; /* which tier, with numbers */
     uint32_t tries;
 };
 
 /* Takes everything but `model` from the job, and of that the sequence, initialization and max_part_bytes (0:
  * 256 MiB from hidden size 8192 on). Families: "gpt" (GPT-2's to ZeRO-Infinity's shapes and those in between),
- * "zero-offload", "llama". Each try is a plan; 1T takes some seconds. ERR_USAGE for another family; ERR_NO_FIT where
- * not even the smallest fits. */
+ * "zero-offload", "llama". Each try asks only whether a placement fits, not which is fast. ERR_USAGE for another
+ * family; ERR_NO_FIT where not even the smallest fits. */
 int train_max_model(const struct job *asked, const char *family,
                     const struct train_plan_options *options,
                     struct train_max_model *out) MUST_CHECK;

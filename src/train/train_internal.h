@@ -107,6 +107,8 @@ struct traini_setup {
     bool is_described;            /* train_plan_options: nothing of this machine was looked at */
     bool described_gpu;           /* with is_described: a GPU would compute; gpu is NULL */
     bool only_fits;               /* traini_setup_options */
+    bool only_homes;              /* likewise */
+    uint64_t need_bytes[ARENA_COUNT]; /* of only_fits: that its programs take at least */
 };
 typedef struct traini_setup traini_setup;
 
@@ -116,11 +118,12 @@ struct traini_setup_options {
     const struct train_pace *pace;    /* train_options */
     const struct machine *machine;    /* train_options, train_plan_options */
     bool is_described;                /* train_plan_options */
-    bool only_fits;                   /* to learn whether it fits: a refusal has no advice */
-    uint64_t norm_part_bytes;         /* train_options */
-    bool only_eval;                   /* parameters and forward alone */
-    bool is_trial;                    /* train_options */
-    const struct train_watch *watch;  /* likewise */
+    bool only_fits;           /* to learn whether it fits: the setup has homes, but no programs */
+    bool only_homes;          /* with only_fits: plan_place_asked */
+    uint64_t norm_part_bytes; /* train_options */
+    bool only_eval;           /* parameters and forward alone */
+    bool is_trial;            /* train_options */
+    const struct train_watch *watch; /* likewise */
     const manifest *found; /* a run to go on: ERR_INPUT, naming what differs, where its bits cannot;
                               or (only_eval) to look at; NULL: a new one */
     const char *found_in;  /* the run directory of `found`; NULL: the job's */

@@ -1,0 +1,116 @@
+/* plan --max-model on a small described machine: the model that is named fits as `plan` places it, the next
+ * one does not, and more room on the drives gives a larger one. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/error.h"
+#include "base/size.h"
+#include "config/machine.h"
+#include "train/train.h"
+
+static const char text[] =
+    "{\"model\": {\"preset\": \"gpt2-124m\"}, \"data\": {\"train\": [\"none.txt\"]},"
+    " \"run\": {\"dir\": \"none\", \"steps\": 1, \"commit_every\": 0},"
+    " \"tiers\": {\"nvme\": [{\"path\": \"none\"}]}, \"train_micro_batch_size_per_gpu\": 1,"
+    " \"gradient_accumulation_steps\": 1, \"bf16\": {\"enabled\": true}}";
+
+static struct machine described(uint64_t host_bytes, uint64_t drive_bytes)
+{
+    struct machine it = {.name = "small", .host_count = 1, .ranks_per_host = 1};
+    it.host.core_count = 4;
+    it.host.memory_bytes = host_bytes;
+    it.device.is_gpu = true;
+    it.device.memory_bytes = 8 * GIB;
+    it.drive_count = 1;
+    it.drives[0] = (struct machine_drive){.count = 1, .capacity_bytes = drive_bytes};
+    return it;
+}
+
+static job *read_job(const char *const *set, uint32_t count)
+{
+    job *asked;
+    if (job_read_text("small.json", text, strlen(text), set, count, &asked) < 0)
+        fail_msg("%s", err_text());
+    return asked;
+}
+
+/* Whether `plan` finds a place for so many layers of the found model's hidden size. */
+static int plan_fits(const struct machine *on, const struct train_max_model *model, uint64_t layers)
+{
+    static struct plan_summary plan;
+    struct train_plan_options options = {.machine = on, .is_described = true};
+    char sets[5][64];
+    const char *list[5];
+    snprintf(sets[0], sizeof sets[0], "model.num_layers=%llu", (unsigned long long)layers);
+    snprintf(sets[1], sizeof sets[1], "model.hidden_size=%llu", (unsigned long long)model->hidden);
+    snprintf(sets[2], sizeof sets[2], "model.num_heads=%llu", (unsigned long long)model->heads);
+    snprintf(sets[3], sizeof sets[3], "model.ffn_size=%llu", (unsigned long long)model->hidden * 4);
+    snprintf(sets[4], sizeof sets[4], "model.max_part_bytes=%llu",
+             (unsigned long long)model->max_part_bytes);
+    for (int i = 0; i < 5; i++)
+        list[i] = sets[i];
+    job *asked = read_job(list, 5);
+    int rc = train_plan_on(asked, &options, &plan);
+    job_destroy(asked);
+    if (rc == 0)
+        assert_int_equal(plan.param_count, model->param_count);
+    return rc;
+}
+
+static void largest(const struct machine *on, struct train_max_model *out)
+{
+    struct train_plan_options options = {.machine = on, .is_described = true};
+    job *asked = read_job(NULL, 0);
+    if (train_max_model(asked, "gpt", &options, out) < 0)
+        fail_msg("%s", err_text());
+    job_destroy(asked);
+}
+
+static void named_fits(void **state)
+{
+    (void)state;
+    static struct train_max_model found;
+    uint64_t before = 0;
+    for (uint64_t drive = 2; drive <= 3; drive++) {
+        struct machine on = described(2 * GIB, drive * GIB);
+        largest(&on, &found);
+        assert_true(found.param_count > before);
+        before = found.param_count;
+        for (int a = 0; a < ARENA_COUNT; a++)
+            assert_true(found.need_bytes[a] <= found.budget_bytes[a]);
+        assert_int_equal(plan_fits(&on, &found, found.layers), 0);
+        assert_non_null(strstr(found.next_problem, "of nvme"));
+        if (found.next_hidden == found.hidden) {
+            assert_int_equal(found.next_layers, found.layers + 1);
+            assert_int_equal(plan_fits(&on, &found, found.next_layers), ERR_NO_FIT);
+        }
+    }
+}
+
+static void refusals(void **state)
+{
+    (void)state;
+    static struct train_max_model found;
+    struct machine on = described(16 * GIB, 100 * MIB);
+    struct train_plan_options options = {.machine = &on, .is_described = true};
+    job *asked = read_job(NULL, 0);
+    assert_int_equal(train_max_model(asked, "gpt", &options, &found), ERR_NO_FIT);
+    assert_non_null(strstr(err_text(), "not even the smallest model of family gpt"));
+    assert_int_equal(train_max_model(asked, "gpt3", &options, &found), ERR_USAGE);
+    job_destroy(asked);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(named_fits),
+        cmocka_unit_test(refusals),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
