@@ -5,6 +5,8 @@ sluice_test(test_plan_ranks LIBS sluice_plan sluice_program sluice_base LABELS "
 sluice_test(test_plan_place LIBS sluice_plan sluice_program sluice_base LABELS cpu TIMEOUT 180)
 add_test(NAME slow.test_plan_place COMMAND test_plan_place 100 50)
 set_tests_properties(slow.test_plan_place PROPERTIES LABELS slow TIMEOUT 1800)
+sluice_test(test_plan_bound LIBS sluice_plan sluice_program sluice_base LABELS "cpu;debug" TIMEOUT 60)
+target_link_libraries(test_plan_bound PRIVATE m)
 sluice_test(test_plan_random LIBS sluice_plan sluice_program sluice_base LABELS cpu TIMEOUT 180)
 target_link_libraries(test_plan_random PRIVATE m)
 add_test(NAME slow.test_plan_random COMMAND test_plan_random 200)
