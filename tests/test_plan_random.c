@@ -3,8 +3,14 @@
  *
  *   within   at most 5% above the bound (per phase the busiest resource)
  *   order    dependencies alone keep every order of the ops more than 5% above it
- *   memory   within, were there room for all in device and host memory
- *   beyond   none of these: the compiler could do better. The aim is none; what is known is held. */
+ *   memory   the same program (homes, tiles, held stages, commits) is within, were there room for all of it in
+ *            device and host memory
+ *   beyond   none of these: the order is not the best, or what forbids it is something that the bound of all
+ *            orders does not know. Of seeds 1 to 200 these are 1, 8, 18, 39, 48, 63, 87, 113, 139, 178, 183
+ *            and 199. Those that were looked at: of 139 the first forward waits for reads beside which the
+ *            device has little to do, and the bound lets it work; of 48, 178 and 183 other rules gave shorter
+ *            orders, by up to 4%; what keeps the others from it is not known.
+ *            The aim is none; what is known is held. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -15,13 +21,14 @@
 
 #include <cmocka.h>
 
+#include "plan/compile.h"
 #include "plan_jobs.h"
 
 enum { JOBS_SHORT = 60, JOBS_LONG = 200 };
 enum verdict { WITHIN, BY_ORDER, BY_MEMORY, BEYOND, VERDICTS };
 
 static const double near_enough = 1.05;
-static uint64_t job_count = JOBS_SHORT;
+static uint64_t job_count = JOBS_SHORT, first_seed = 1;
 
 static const char *const keys[ARENA_COUNT] = {
     "tiers.device.budget=", "tiers.host.budget=", "tiers.nvme[].budget="};
@@ -70,16 +77,27 @@ static void draw_budgets(family_job *f, const uint64_t need[ARENA_COUNT])
 
 struct figures {
     double ns, bound_ns, least_ns;
+    enum plan_commit commit;
+    uint64_t tile_elems;
+    uint32_t held;
 };
 
 /* Of the step that the compiler makes short: where commits are seldom, of one that does not commit. */
 static struct figures figures_of(const plan_job *job, const plan_set *set)
 {
-    if (job->commits && job->needs_save_places && job->commit_every > 1)
-        return (struct figures){(double)set->uncommitted_ns, (double)set->uncommitted_bound_ns,
-                                (double)set->uncommitted_schedule_bound_ns};
-    return (struct figures){(double)set->programs[PROGRAM_STEADY].predicted_ns,
-                            (double)set->bound_ns, (double)set->schedule_bound_ns};
+    struct figures found = {(double)set->programs[PROGRAM_STEADY].predicted_ns,
+                            (double)set->bound_ns,
+                            (double)set->schedule_bound_ns,
+                            set->commit,
+                            set->tile_elems,
+                            set->held_stages};
+    if (job->commits && job->needs_save_places && job->commit_every > 1) {
+        found.ns = (double)set->uncommitted_ns;
+        found.bound_ns = (double)set->uncommitted_bound_ns;
+        found.least_ns = (double)set->uncommitted_schedule_bound_ns;
+        found.commit = PLAN_COMMIT_APART;
+    }
+    return found;
 }
 
 static enum verdict judge(const family_job *f, const struct figures *found)
@@ -88,14 +106,22 @@ static enum verdict judge(const family_job *f, const struct figures *found)
         return WITHIN;
     if (found->least_ns > near_enough * found->bound_ns)
         return BY_ORDER;
-    family_job wide = *f;
-    plan_set set;
-    wide.job.unit_elems = f->elems;
-    wide.job.budget_bytes[ARENA_DEVICE] = wide.job.budget_bytes[ARENA_HOST] = UINT64_C(1) << 50;
-    assert_int_equal(plan_compile(&wide.job, &set), 0);
-    struct figures best = figures_of(&wide.job, &set);
-    plan_set_fini(&set);
-    return best.ns <= near_enough * best.bound_ns ? BY_MEMORY : BEYOND;
+    static const uint64_t ample[ARENA_COUNT] = {UINT64_C(1) << 50, UINT64_C(1) << 50,
+                                                UINT64_C(1) << 60};
+    plan_job wide = f->job;
+    plan_set same;
+    plani_layout layout;
+    program roomy;
+    struct plani_order asked = {.kind = PROGRAM_STEADY, .held = found->held};
+    wide.unit_elems = f->elems;
+    assert_int_equal(plani_set_begin(&wide, found->tile_elems, &same, &layout), 0);
+    same.commit = found->commit;
+    assert_int_equal(plani_compile_one(&wide, &same, &layout, &asked, ample, &roomy), 0);
+    double ns = (double)roomy.predicted_ns;
+    program_fini(&roomy);
+    plani_layout_fini(&layout);
+    plan_set_fini(&same);
+    return ns <= near_enough * (double)asked.bound_ns ? BY_MEMORY : BEYOND;
 }
 
 static int compare(const void *left, const void *right)
@@ -123,7 +149,7 @@ static void schedules_are_near_their_bounds(void **state)
     (void)state;
     static double ratios[VERDICTS][JOBS_LONG];
     uint64_t counts[VERDICTS] = {0};
-    for (uint64_t seed = 1; seed <= job_count; seed++) {
+    for (uint64_t seed = first_seed; seed < first_seed + job_count; seed++) {
         family_job f;
         uint64_t need[ARENA_COUNT];
         family_random_job(&f, seed);
@@ -146,17 +172,20 @@ static void schedules_are_near_their_bounds(void **state)
             print_message("seed %llu takes %.3f of its bound\n", (unsigned long long)seed,
                           found.ns / found.bound_ns);
     }
-    print_message("seeds 1 to %llu\n", (unsigned long long)job_count);
+    print_message("seeds %llu to %llu\n", (unsigned long long)first_seed,
+                  (unsigned long long)(first_seed + job_count - 1));
     print_verdicts(ratios, counts);
     /* Held, not aimed at: more jobs beyond their bounds, or fewer within, and the compiler got worse. */
-    assert_true(counts[BEYOND] * 100 <= 8 * job_count);
-    assert_true(counts[WITHIN] * 100 >= 38 * job_count);
+    assert_true(counts[BEYOND] <= job_count / 20 + 2); /* 5 of 60, 12 of 200 */
+    assert_true(counts[WITHIN] * 100 >= 40 * job_count);
 }
 
 int main(int argc, char **argv)
 {
     if (argc > 1)
         job_count = size_min(strtoull(argv[1], NULL, 10), JOBS_LONG);
+    if (argc > 2)
+        first_seed = strtoull(argv[2], NULL, 10);
     const struct CMUnitTest tests[] = {cmocka_unit_test(schedules_are_near_their_bounds)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
