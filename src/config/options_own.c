@@ -311,8 +311,9 @@ const option configi_own_rows[] = {
      .fallback = "0",
      .range = "[0,]",
      .unit = "ops",
-     .help = "How many ops ahead of the oldest unfinished one memory is reserved; 0: as far as "
-             "budgets allow."},
+     .help =
+         "How many ops ahead of its use, in serial order, a buffer is given its memory when the "
+         "plan is made; fewer use less memory and wait more. 0: as far as budgets allow."},
 
     {.path = "io.backend",
      .type = OPTION_ENUM,

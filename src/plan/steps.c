@@ -12,7 +12,10 @@
  * (if_commits), first of all or each behind its unit's pending update (enum plan_commit).
  *
  * The `held_stages` before the turn keep params and inputs from forward to backward; the others release
- * them and fetch again. */
+ * them and fetch again. Backward uses stages in the opposite order, so that the nearest to the turn is needed
+ * again first: of stages of one size, to release the farthest is the best that any choice can do. From step
+ * to step every param changes. What is on the device for the next forward is what rests there (its home),
+ * and with a pending update what that update makes on the way; no transient outlives a program. */
 #include <assert.h>
 #include <errno.h>
 
