@@ -144,6 +144,31 @@ bool plani_homes_fit(const plan_job *job, const plani_layout *layout)
     return true;
 }
 
+bool plani_homes_may_fit(const plan_job *job)
+{
+    uint64_t bytes[ARENA_COUNT] = {[ARENA_NVME] = job->nvme_overhead_bytes};
+    for (uint32_t u = 0; u < job->unit_count; u++) {
+        uint64_t optimizer =
+            plan_rest_elems(job, STATE_OPTIMIZER, u) * job->state_streams * sizeof(float);
+        bytes[job->homes[STATE_PARAMS][u]] +=
+            plan_rest_elems(job, STATE_PARAMS, u) * job->param_bytes;
+        if (job->only_eval)
+            continue;
+        bytes[job->homes[STATE_OPTIMIZER][u]] += optimizer;
+        if (job->needs_save_places && job->homes[STATE_OPTIMIZER][u] != ARENA_NVME)
+            bytes[ARENA_NVME] += optimizer;
+        if (plani_commits(job))
+            bytes[ARENA_NVME] += optimizer;
+        if (job->update != PLAN_UPDATE_IN_BACKWARD)
+            bytes[job->homes[STATE_GRADS][u]] +=
+                plan_rest_elems(job, STATE_GRADS, u) * job->grad_bytes;
+    }
+    for (int a = 0; a < ARENA_COUNT; a++)
+        if (bytes[a] > job->budget_bytes[a])
+            return false;
+    return true;
+}
+
 int plani_set_begin(const plan_job *job, uint64_t tile_elems, plan_set *set, plani_layout *layout)
 {
     memset(set, 0, sizeof *set);
@@ -305,6 +330,8 @@ static int search(const plan_job *job, struct plani_candidate *list, uint32_t co
 {
     memset(best, 0, sizeof *best);
     uint64_t enough = size_max(TILE_ELEMS_SEARCHED, total_elems(job) / TILES_SEARCHED);
+    if (!plani_homes_may_fit(job))
+        return 0;
     for (uint32_t i = 0; i < count; i++) {
         uint64_t before = best->predicted_ns;
         if (list[i].fails)
@@ -480,6 +507,8 @@ int plani_try(const plan_job *job, struct plani_trial *trial)
 {
     struct plani_candidate list[CANDIDATES_MAX];
     uint32_t count = list_candidates(job, list);
+    if (!plani_homes_may_fit(job))
+        return ERR_NO_FIT;
     for (;; trial->level++) {
         trial->tile_elems = trial_tile(job, list, count, trial->level);
         int rc = try_level(job, trial);

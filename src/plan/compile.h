@@ -35,6 +35,10 @@ int plani_set_begin(const plan_job *job, uint64_t tile_elems, plan_set *set,
 /* Whether the budgets cover the homes. */
 bool plani_homes_fit(const plan_job *job, const plani_layout *layout);
 
+/* False where no tile size can make the homes fit: their bytes without alignment, unit by unit and at little
+ * cost. */
+bool plani_homes_may_fit(const plan_job *job);
+
 /* refuse.c: ERR_NO_FIT where the budgets do not cover the needs. */
 int plani_check_needs(const plan_job *job, struct plani_candidate *c, uint64_t *work) MUST_CHECK;
 /* ERR_NO_FIT with, for every tier that is too small, what is needed and what is allowed, of the

@@ -182,20 +182,28 @@ static void add_slots(const plan_job *job, plan_set *set, plani_layout *layout, 
     }
 }
 
+uint64_t plani_parked_bytes(const plan_job *job)
+{
+    uint64_t bytes = 0;
+    if (job->order == PLAN_BATCH_MAJOR || job->micro_batch_count < 2 || job->only_eval)
+        return 0;
+    for (uint32_t s = 0; s < job->stage_count; s++)
+        if (job->stages[s].is_cut && !plani_keeps_saved(job, s))
+            bytes = size_max(bytes, job->stages[s].saved_bytes);
+    return bytes;
+}
+
 /* `saved` of cut stages that do not keep it, between passes of all micro-batches: one home per
- * micro-batch for all stages, beside the checkpoints, where these are not on the device. */
+ * micro-batch for all stages, beside the checkpoints, where these are not on the device. Those that stay
+ * on the device are transients from their first pass to their last. */
 static void add_parked(const plan_job *job, plan_set *set, plani_layout *layout)
 {
     uint32_t unit = plani_stage_unit(job, 1);
     enum arena_kind home = job->homes[STATE_ACTIVATIONS][unit];
-    uint64_t bytes = 0;
-    for (uint32_t s = 0; s < job->stage_count; s++)
-        if (job->stages[s].is_cut && !plani_keeps_saved(job, s))
-            bytes = size_max(bytes, job->stages[s].saved_bytes);
-    if (bytes == 0 || home == ARENA_DEVICE || job->order == PLAN_BATCH_MAJOR ||
-        job->micro_batch_count < 2 || job->only_eval)
+    uint64_t bytes = plani_parked_bytes(job);
+    if (bytes == 0 || home == ARENA_DEVICE)
         return;
-    for (uint32_t mb = 0; mb < job->micro_batch_count; mb++) {
+    for (uint32_t mb = job->parked_near; mb < job->micro_batch_count; mb++) {
         uint32_t parked =
             add_state(layout, set, home, bytes, PLANI_ANY, STATE_INNER_ACTIVATIONS, unit);
         for (uint32_t s = 0; s < job->stage_count; s++)

@@ -72,10 +72,17 @@ static void usual_update(plani_placer *self, struct plani_point *point)
         has_far_optimizer(self) ? PLAN_UPDATE_IN_NEXT_FORWARD : PLAN_UPDATE_AFTER_BACKWARD;
 }
 
+/* What is parked between passes stays on the device where that fits. */
 static int try_start(plani_placer *self, struct plani_point *point)
 {
     double score;
     usual_update(self, point);
+    plani_point_apply(self, point);
+    point->parked_near = plani_parked_bytes(&self->job) ? self->job.micro_batch_count : 0;
+    TRY(plani_point_try(self, point, &score));
+    if (isfinite(score) || point->parked_near == 0)
+        return 0;
+    point->parked_near = 0;
     return plani_point_try(self, point, &score);
 }
 
@@ -178,9 +185,48 @@ static int try_fills(plani_placer *self)
     return 0;
 }
 
+/* Bytes of homes beyond the budgets, by arena. */
+static int home_excess(plani_placer *self, double bytes[ARENA_COUNT])
+{
+    plan_set set;
+    plani_layout layout;
+    TRY(plani_set_begin(&self->job, plani_trial_tile(&self->job, self->level), &set, &layout));
+    for (int a = 0; a < ARENA_COUNT; a++)
+        bytes[a] = fmax((double)layout.end_bytes[a] - (double)self->job.budget_bytes[a], 0);
+    plani_layout_fini(&layout);
+    plan_set_fini(&set);
+    return 0;
+}
+
+/* Finds self->is_hopeless: what must rest somewhere is more than all tiers together have, or what no placement
+ * takes off the device or the host is more than these have. */
+static int look_for_hope(plani_placer *self)
+{
+    struct plani_point far = {.update = self->job.update, .order = self->job.order};
+    double bytes = 0, budget = 0, excess[ARENA_COUNT];
+    bool needs_grads = !self->asked->chooses_update || !self->asked->allows_in_backward;
+    for (int a = 0; a < ARENA_COUNT; a++)
+        if (a != ARENA_NVME || self->asked->has_drives)
+            budget += (double)self->job.budget_bytes[a];
+    for (uint32_t u = 0; u < self->job.unit_count; u++)
+        bytes += (double)self->bytes[STATE_PARAMS][u] + (double)self->bytes[STATE_OPTIMIZER][u] +
+                 (needs_grads && self->job.update != PLAN_UPDATE_IN_BACKWARD
+                      ? (double)self->bytes[STATE_GRADS][u]
+                      : 0);
+    plani_point_far(self, &far);
+    plani_point_apply(self, &far);
+    TRY(home_excess(self, excess));
+    self->is_hopeless = bytes > budget || excess[ARENA_DEVICE] > 0 ||
+                        (self->asked->has_drives && excess[ARENA_HOST] > 0);
+    return 0;
+}
+
 static int try_starts(plani_placer *self)
 {
     struct plani_point point = {.update = self->job.update, .order = self->job.order};
+    TRY(look_for_hope(self));
+    if (self->is_hopeless)
+        return 0;
     for (int i = 0; i < WHOLE_KINDS; i++) {
         bool had_fit = self->has_fit;
         point_of_kinds(self, whole_kinds[i], &point);
@@ -217,6 +263,23 @@ static uint32_t list_updates(const plani_placer *self, uint8_t updates[3])
     return self->asked->chooses_update ? count : 0;
 }
 
+/* Other numbers of micro-batches whose parked activations stay on the device. */
+static int move_parked(plani_placer *self, bool *gained)
+{
+    const struct plani_point point = self->best[0].point;
+    uint32_t all = self->job.micro_batch_count, near = point.parked_near;
+    const uint32_t others[] = {all, near + (all - near) / 2, near / 2, 0};
+    plani_point_apply(self, &point);
+    if (plani_parked_bytes(&self->job) == 0)
+        return 0;
+    for (size_t i = 0; i < sizeof others / sizeof others[0]; i++) {
+        struct plani_point next = self->best[0].point;
+        next.parked_near = others[i];
+        TRY(try_move(self, &next, gained));
+    }
+    return 0;
+}
+
 /* Other updates, orders and numbers of held stages for the best placement. */
 static int move_modes(plani_placer *self, bool *gained)
 {
@@ -230,6 +293,7 @@ static int move_modes(plani_placer *self, bool *gained)
         next.held = twice ? 2 * held + !held : held / 2;
         TRY(try_move(self, &next, gained));
     }
+    TRY(move_parked(self, gained));
     for (uint32_t i = 0; i < count; i++) {
         struct plani_point next = self->best[0].point;
         next.update = updates[i];
@@ -376,27 +440,13 @@ static int compile_best(plani_placer *self, struct plan_place_found *found,
     return has_one ? 0 : 1;
 }
 
-/* Bytes of homes beyond the budgets. */
-static int home_excess(plani_placer *self, double *bytes)
-{
-    plan_set set;
-    plani_layout layout;
-    *bytes = 0;
-    TRY(plani_set_begin(&self->job, plani_trial_tile(&self->job, self->level), &set, &layout));
-    for (int a = 0; a < ARENA_COUNT; a++)
-        *bytes += fmax((double)layout.end_bytes[a] - (double)self->job.budget_bytes[a], 0);
-    plani_layout_fini(&layout);
-    plan_set_fini(&set);
-    return 0;
-}
-
 /* Of the placement with any update, and inner activations kept or not, the one that needs least; only what must
  * be is tried where a program is long. */
 static int find_least(plani_placer *self, struct plani_point *nearest)
 {
     uint8_t updates[3];
     uint32_t count = list_updates(self, updates), kept = self->counts[STATE_INNER_ACTIVATIONS];
-    struct plani_point usual = *nearest;
+    const struct plani_point usual = *nearest;
     uint64_t before = self->work;
     double least = INFINITY;
     for (uint32_t i = 0; i < size_max(count, 1); i++)
@@ -445,17 +495,22 @@ static int compile_whole_kinds(plani_placer *self, struct plan_place_found *foun
     double least = INFINITY;
     for (int by_batch = 0; by_batch <= self->asked->chooses_order; by_batch++)
         for (int i = 0; i < WHOLE_KINDS; i++) {
-            double bytes;
+            double excess[ARENA_COUNT], bytes = 0;
             point_of_kinds(self, whole_kinds[i], &point);
             if (!plani_point_is_legal(self, &point))
                 continue;
             point.order = by_batch ? PLAN_BATCH_MAJOR : self->asked->job->order;
             usual_update(self, &point);
             *taken = point;
-            int rc = compile_point(self, &point, &found->set);
+            int rc = ERR_NO_FIT;
+            if (!self->is_hopeless)
+                rc = compile_point(self, &point, &found->set);
             if (rc != ERR_NO_FIT)
                 return rc;
-            TRY(home_excess(self, &bytes));
+            plani_point_apply(self, &point);
+            TRY(home_excess(self, excess));
+            for (int a = 0; a < ARENA_COUNT; a++)
+                bytes += excess[a];
             if (bytes <= least) {
                 least = bytes;
                 nearest = point;
@@ -474,6 +529,7 @@ static void fill_found(plani_placer *self, const struct plani_point *taken,
         memcpy(found->homes[kind], self->homes[kind], self->job.unit_count);
     found->update = self->job.update;
     found->order = self->job.order;
+    found->parked_near = self->job.parked_near;
 }
 
 /* A placement that fits, or the refusal of the last one that was tried. */

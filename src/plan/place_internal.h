@@ -24,6 +24,7 @@ enum {
 struct plani_point {
     uint32_t until[STATE_KIND_COUNT][PLANI_TIERS];
     uint32_t held; /* stages, in trials */
+    uint32_t parked_near;
     uint8_t update, order;
 };
 
@@ -40,7 +41,7 @@ struct plani_placer {
     uint32_t counts[STATE_KIND_COUNT];
     uint64_t *bytes[STATE_KIND_COUNT]; /* [unit_count] that rest */
     uint32_t level;
-    bool has_fit;
+    bool has_fit, is_hopeless; /* hopeless: the homes alone fit nowhere, which needs no trial */
     uint64_t work;
     uint32_t trials, compiles;
     uint64_t *seen;                            /* [PLANI_SEEN] hashes of points; 0: none */

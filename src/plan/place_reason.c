@@ -107,9 +107,10 @@ static bool reads_or_writes(const plani_placer *self, const struct group *g, con
            is_member(self, g, item->unit);
 }
 
-/* What the group's transfers ask of the resource that is its tier's way, in the steady step. */
+/* What the group's transfers ask of the resource that is its tier's way, in the steady step. Of recomputed
+ * inner activations: of those that wait between passes. */
 static double lane_seconds(const plani_placer *self, const struct plan_place_found *found,
-                           const struct group *g, const char **lane)
+                           const struct group *g, int tier, const char **lane)
 {
     const program *steady = &found->set.programs[PROGRAM_STEADY];
     double sums[RESOURCE_COUNT] = {0};
@@ -122,7 +123,7 @@ static double lane_seconds(const plani_placer *self, const struct plan_place_fou
         for (int r = 0; r < RESOURCE_COUNT; r++)
             sums[r] += seconds[r];
     }
-    enum plan_resource way = g->tier == ARENA_NVME                      ? RESOURCE_DRIVE
+    enum plan_resource way = tier == ARENA_NVME                         ? RESOURCE_DRIVE
                              : sums[RESOURCE_H2D] >= sums[RESOURCE_D2H] ? RESOURCE_H2D
                                                                         : RESOURCE_D2H;
     *lane = plan_resource_name(way);
@@ -158,16 +159,19 @@ static int explain(plani_placer *self, struct plan_place_found *found, const str
     else
         snprintf(fits, sizeof fits, "do not fit the %s budget of %s", tier_names[g->nearer],
                  size_format(budgets[g->nearer], budget));
-    double used = lane_seconds(self, found, g, &lane), lost = (base_ns - free_ns) * 1e-9;
-    format_seconds(g->tier == ARENA_COUNT ? fabs(lost) : used, seconds);
+    double used = lane_seconds(self, found, g, g->tier, &lane), lost = (base_ns - free_ns) * 1e-9;
+    format_seconds(used, seconds);
     format_seconds(fabs(lost), cost);
     bool matters = fabs(lost) > worth_saying * base_ns * 1e-9 && isfinite(lost);
     if (!isfinite(lost))
         snprintf(text, WHY_BYTES, "%s", fits);
+    else if (g->tier == ARENA_COUNT && !matters)
+        snprintf(text, WHY_BYTES, "%s; keeping them there would gain nothing", fits);
     else if (g->tier == ARENA_COUNT)
-        snprintf(text, WHY_BYTES, "%s; %s%s%s", fits,
-                 !matters ? "keeping them would gain nothing" : "recomputing costs ",
-                 matters ? cost : "", matters ? " a step" : "");
+        snprintf(text, WHY_BYTES,
+                 lost > 0 ? "%s; recomputing them makes a step %s longer"
+                          : "%s; kept there they would make a step %s longer",
+                 fits, cost);
     else if (can_move && matters && lost < 0)
         snprintf(text, WHY_BYTES, "%s, where a step would take %s more", fits, cost);
     else if (matters && lost > 0 && used == 0)
@@ -214,6 +218,46 @@ static int say(plani_placer *self, struct plan_place_found *found, struct group 
     return 0;
 }
 
+/* Why what waits between the passes of cut stages does so on the device, or where the activations rest. */
+static int say_parked(plani_placer *self, struct plan_place_found *found, double base_ns)
+{
+    const plan_job *job = &self->job;
+    uint32_t all = job->micro_batch_count, near = job->parked_near;
+    uint64_t bytes = plani_parked_bytes(job), endless[ARENA_COUNT];
+    int home = job->homes[STATE_ACTIVATIONS][plani_stage_unit(job, 1)];
+    const struct group recomputed = {
+        .kind = STATE_INNER_ACTIVATIONS, .tier = ARENA_COUNT, .is_open = true};
+    char size[SIZE_TEXT_BYTES], budget[SIZE_TEXT_BYTES], seconds[32], cost[32];
+    const char *lane;
+    double free_ns;
+    if (bytes == 0)
+        return 0;
+    if (home == ARENA_DEVICE)
+        near = all;
+    if (near > 0 && found->reason_count < PLAN_PLACE_REASONS_MAX)
+        snprintf(found->reasons[found->reason_count++], PLAN_PLACE_REASON_BYTES,
+                 "inner activations of %" PRIu32 " of %" PRIu32
+                 " micro-batches between a block's parts on device: %s fit",
+                 near, all, size_format(near * bytes, size));
+    if (near == all || found->reason_count == PLAN_PLACE_REASONS_MAX)
+        return 0;
+    memcpy(endless, job->budget_bytes, sizeof endless);
+    endless[ARENA_DEVICE] = UINT64_MAX / 2;
+    self->job.parked_near = all;
+    int rc = step_ns(self, found, endless, &free_ns);
+    self->job.parked_near = near;
+    TRY(rc);
+    format_seconds(lane_seconds(self, found, &recomputed, home, &lane), seconds);
+    format_seconds(fmax(base_ns - free_ns, 0) * 1e-9, cost);
+    snprintf(found->reasons[found->reason_count++], PLAN_PLACE_REASON_BYTES,
+             "inner activations of %" PRIu32 " of %" PRIu32
+             " micro-batches between a block's parts on %s: %s beside the activations, as the "
+             "device budget is %s; %s of %s a step, which make it %s longer",
+             all - near, all, tier_names[home], size_format((all - near) * bytes, size),
+             size_format(job->budget_bytes[ARENA_DEVICE], budget), seconds, lane, cost);
+    return 0;
+}
+
 int plani_give_reasons(plani_placer *self, struct plan_place_found *found)
 {
     double base_ns;
@@ -232,5 +276,7 @@ int plani_give_reasons(plani_placer *self, struct plan_place_found *found)
                 if (g.unit_count > 0)
                     TRY(say(self, found, &g, base_ns));
             }
+    if (!self->job.only_eval)
+        TRY(say_parked(self, found, base_ns));
     return 0;
 }

@@ -154,6 +154,10 @@ struct plan_job {
     uint64_t reuse_elems_max; /* ... so many elements of other units are used in between
                                  (stage3_max_reuse_distance); 0: none stays */
     uint32_t micro_batch_count;
+    /* Of so many micro-batches inner activations of cut stages that are not kept stay on the device from
+     * pass to pass; those of the others go where the activations behind the first stage rest. Without
+     * effect where micro-batches pass one by one. */
+    uint32_t parked_near;
     uint64_t boundary_bytes; /* of one micro-batch */
     uint64_t workspace_bytes, constants_bytes;
     uint64_t tokens_bytes, losses_bytes; /* of a whole step */

@@ -137,6 +137,8 @@ void plani_layout_fini(plani_layout *layout);
 bool plani_count_grad_uses(const plan_job *job, uint32_t rounds, uint32_t first_rounds,
                            uint32_t *uses);
 bool plani_has_cut_stage(const plan_job *job);
+/* Of one micro-batch, the most that waits between passes of cut stages; 0: nothing does. */
+uint64_t plani_parked_bytes(const plan_job *job);
 
 /* Whether state has two places on the slab. */
 static inline bool plani_commits(const plan_job *job)

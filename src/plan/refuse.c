@@ -25,6 +25,15 @@ static double excess(const plan_job *job, const uint64_t need[ARENA_COUNT])
     return bytes;
 }
 
+/* Programs so long that serial orders of all tile sizes take minutes are not looked at where the homes alone
+ * are too much: what those need is named, at least. */
+enum { LONG_PROGRAM = 1 << 14 }; /* units, and stages times micro-batches */
+
+static bool is_long(const plan_job *job)
+{
+    return job->unit_count + (uint64_t)job->stage_count * job->micro_batch_count > LONG_PROGRAM;
+}
+
 /* The steady step needs the most in nearly every job. */
 static const enum program_kind need_order[PROGRAM_KIND_COUNT] = {
     PROGRAM_STEADY, PROGRAM_FIRST, PROGRAM_EVAL, PROGRAM_INIT,
@@ -83,6 +92,13 @@ static int nearest(const plan_job *job, struct plani_candidate *list, uint32_t c
 {
     *found = NULL;
     double least = INFINITY;
+    if (is_long(job)) {
+        TRY(learn_needs(job, &list[0], 1, work));
+        *found = &list[0];
+        if (list[0].kinds_done == 0)
+            return 0;
+        *found = NULL;
+    }
     for (;;) {
         struct plani_candidate *next = NULL;
         for (uint32_t i = 0; i < count; i++) {
@@ -108,6 +124,7 @@ int plani_refuse(const plan_job *job, struct plani_candidate *list, uint32_t cou
     struct plani_candidate *closest;
     TRY(nearest(job, list, count, &closest, NULL));
     const uint64_t *need = closest->need;
+    const char *least = is_known(closest) ? "" : "at least ";
     char text[640] = "", fits[256] = "", once[192] = "";
     size_t used = 0, fits_used = 0;
     for (int a = 0; a < ARENA_COUNT; a++) {
@@ -115,8 +132,8 @@ int plani_refuse(const plan_job *job, struct plani_candidate *list, uint32_t cou
             continue;
         char needed[SIZE_TEXT_BYTES], allowed[SIZE_TEXT_BYTES];
         used += (size_t)snprintf(text + used, sizeof text - used,
-                                 "%sneeds %" PRIu64 " bytes (%s) of %s, has %" PRIu64 " (%s)",
-                                 used ? "; " : "", need[a], size_format(need[a], needed),
+                                 "%sneeds %s%" PRIu64 " bytes (%s) of %s, has %" PRIu64 " (%s)",
+                                 used ? "; " : "", least, need[a], size_format(need[a], needed),
                                  arena_kind_name((enum arena_kind)a), job->budget_bytes[a],
                                  size_format(job->budget_bytes[a], allowed));
         uint64_t sharers = a == ARENA_NVME ? size_max(job->nvme_sharers, 1) : 1;
@@ -138,8 +155,9 @@ int plani_refuse(const plan_job *job, struct plani_candidate *list, uint32_t cou
     if (job->nvme_advice && lacks_nvme)
         return err_set(ERR_NO_FIT, "does not fit: %s; %s%s%s%s", text, job->nvme_advice, once,
                        and_so, more);
-    return err_set(ERR_NO_FIT, "does not fit: %s; fits with %s%s%s%s", text, fits, once, and_so,
-                   more);
+    return err_set(ERR_NO_FIT, "does not fit: %s; %s %s%s%s%s", text,
+                   is_known(closest) ? "fits with" : "set them to no less than:", fits, once,
+                   and_so, more);
 }
 
 int plani_excess_of(const plan_job *job, struct plani_candidate *list, uint32_t count,
