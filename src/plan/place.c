@@ -560,7 +560,7 @@ static int place(plani_placer *self, struct plan_place_found *found)
     if (self->has_fit)
         TRY(improve(self));
     int rc = compile_best(self, found, &taken);
-    if (rc == 1)
+    if (rc == 1 && !self->is_hopeless)
         rc = compile_any(self, found, &taken);
     if (rc == 1)
         rc = compile_whole_kinds(self, found, &taken);
