@@ -188,7 +188,7 @@ struct choice {
     uint64_t predicted_ns; /* of the step that decides; 0: none yet */
     uint64_t bound_ns;     /* of the same */
     enum plan_commit commit;
-    uint64_t uncommitted_ns;
+    uint64_t uncommitted_ns, uncommitted_lane_ns[LANE_COUNT];
     struct plani_candidate *from;
 };
 
@@ -344,9 +344,10 @@ static int search(const plan_job *job, struct plani_candidate *list, uint32_t co
     return 0;
 }
 
-/* The steady step of the choice's tile and held stages, committing so; UINT64_MAX: does not fit. */
+/* The steady step of the choice's tile and held stages, committing so, and what its lanes are busy;
+ * UINT64_MAX: does not fit. */
 static int steady_ns(const plan_job *job, const struct choice *best, enum plan_commit commit,
-                     uint64_t *work, uint64_t *ns)
+                     uint64_t *work, uint64_t *ns, uint64_t lane_ns[LANE_COUNT])
 {
     plan_set set;
     plani_layout layout;
@@ -356,8 +357,10 @@ static int steady_ns(const plan_job *job, const struct choice *best, enum plan_c
     program trial;
     struct plani_order asked = {.kind = PROGRAM_STEADY, .held = best->held, .work = work};
     int rc = plani_compile_one(job, &set, &layout, &asked, job->budget_bytes, &trial);
-    if (rc == 0)
+    if (rc == 0) {
         *ns = trial.predicted_ns;
+        memcpy(lane_ns, trial.lane_busy_ns, sizeof trial.lane_busy_ns);
+    }
     program_fini(&trial);
     plani_layout_fini(&layout);
     plan_set_fini(&set);
@@ -371,24 +374,28 @@ static int steady_ns(const plan_job *job, const struct choice *best, enum plan_c
 static int choose_commit(const plan_job *job, struct choice *best, uint64_t *work)
 {
     enum plan_commit usual = usual_commit(job);
-    uint64_t usual_ns = best->predicted_ns, first_ns;
-    best->uncommitted_ns = best->commit == PLAN_COMMIT_APART ? best->predicted_ns : 0;
-    if (best->commit != usual)
-        TRY(steady_ns(job, best, usual, work, &usual_ns));
+    uint64_t usual_ns, first_ns, usual_lane_ns[LANE_COUNT], first_lane_ns[LANE_COUNT];
+    TRY(steady_ns(job, best, usual, work, &usual_ns, usual_lane_ns));
     if (usual_ns == UINT64_MAX) { /* no room for its saves as well */
         best->held = 0;
-        best->uncommitted_ns = 0;
-        TRY(steady_ns(job, best, usual, work, &usual_ns));
+        TRY(steady_ns(job, best, usual, work, &usual_ns, usual_lane_ns));
         if (usual_ns == UINT64_MAX)
             return ERR_NO_FIT;
     }
-    if (best->uncommitted_ns == 0)
-        TRY(steady_ns(job, best, PLAN_COMMIT_APART, work, &best->uncommitted_ns));
-    best->uncommitted_ns = size_min(best->uncommitted_ns, usual_ns);
+    best->uncommitted_ns = usual_ns;
+    memcpy(best->uncommitted_lane_ns, usual_lane_ns, sizeof usual_lane_ns);
+    if (usual != PLAN_COMMIT_APART) {
+        uint64_t apart_ns, apart_lane_ns[LANE_COUNT];
+        TRY(steady_ns(job, best, PLAN_COMMIT_APART, work, &apart_ns, apart_lane_ns));
+        if (apart_ns <= usual_ns) {
+            best->uncommitted_ns = apart_ns;
+            memcpy(best->uncommitted_lane_ns, apart_lane_ns, sizeof apart_lane_ns);
+        }
+    }
     best->commit = usual;
     if (usual != PLAN_COMMIT_BEHIND || !has_state_in_memory(job))
         return 0;
-    TRY(steady_ns(job, best, PLAN_COMMIT_FIRST, work, &first_ns));
+    TRY(steady_ns(job, best, PLAN_COMMIT_FIRST, work, &first_ns, first_lane_ns));
     if ((double)first_ns < (1.0 - older_commit_gain) * (double)usual_ns)
         best->commit = PLAN_COMMIT_FIRST;
     return 0;
@@ -402,6 +409,7 @@ static int compile_all(const plan_job *job, const struct choice *best, plan_set 
     out->held_stages = best->held;
     out->commit = best->commit;
     out->uncommitted_ns = job->only_eval ? 0 : best->uncommitted_ns;
+    memcpy(out->uncommitted_lane_ns, best->uncommitted_lane_ns, sizeof out->uncommitted_lane_ns);
     int rc = 0;
     for (int k = 0; k < PROGRAM_KIND_COUNT && rc == 0; k++) {
         struct plani_order asked = {

@@ -94,7 +94,6 @@ int plani_fill_program(const struct plani_sim *s, program *out)
         item->predicted_start_ns = (uint64_t)llround(s->ops[order[i]].start * 1e9);
         item->predicted_end_ns = (uint64_t)llround(s->ops[order[i]].end * 1e9);
         out->lane_bytes[item->lane] += op_moved_bytes(item);
-        out->lane_busy_ns[item->lane] += item->predicted_end_ns - item->predicted_start_ns;
     }
     if (rc == 0)
         rc = fill_deps(b, place, out);

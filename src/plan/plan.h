@@ -242,7 +242,8 @@ struct plan_set {
     uint64_t home_bytes[STATE_KIND_COUNT][ARENA_COUNT];
     uint64_t uncommitted_ns; /* predicted: the steady step in a run that does not commit; the steady
                                 program's own predicted_ns is that of one that does */
-    uint64_t bound_ns;       /* the steady step's bound: per phase between barriers, the work of the
+    uint64_t uncommitted_lane_ns[LANE_COUNT]; /* its lanes, busy */
+    uint64_t bound_ns; /* the steady step's bound: per phase between barriers, the work of the
                                 busiest resource; what may be done in any phase counts in the whole */
     uint64_t uncommitted_bound_ns; /* the same of one that does not commit */
     /* With dependencies and fixed costs: no order of the same ops is shorter, whatever the memory. At

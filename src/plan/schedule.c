@@ -264,6 +264,14 @@ int plani_needs(plani_builder *b, enum program_kind kind, const uint64_t budget_
     return rc;
 }
 
+static void fill_times(const struct plani_sim *s, program *out)
+{
+    out->predicted_ns = (uint64_t)llround(s->now * 1e9);
+    for (uint64_t i = 0; i < s->b->op_count; i++)
+        out->lane_busy_ns[s->b->ops[i].lane] +=
+            (uint64_t)(llround(s->ops[i].end * 1e9) - llround(s->ops[i].start * 1e9));
+}
+
 int plani_schedule(plani_builder *b, enum program_kind kind,
                    const uint64_t budget_bytes[ARENA_COUNT], uint64_t lookahead_ops, bool whole,
                    program *out)
@@ -278,7 +286,7 @@ int plani_schedule(plani_builder *b, enum program_kind kind,
     if (rc == 0)
         rc = simulate(&s);
     if (rc == 0)
-        out->predicted_ns = (uint64_t)llround(s.now * 1e9);
+        fill_times(&s, out);
     if (rc == 0 && whole)
         rc = plani_fill_program(&s, out);
     if (rc < 0)

@@ -135,7 +135,7 @@ double traini_mean_step_ns(const plan_job *plan, const plan_set *set)
 
 /* What the ops of the mean step ask for, summed. */
 struct step_sums {
-    double lane_bytes[LANE_COUNT], lane_ns[LANE_COUNT];
+    double lane_bytes[LANE_COUNT];
     double bytes[RESOURCE_COUNT], seconds[RESOURCE_COUNT], growing_seconds[RESOURCE_COUNT];
     double passes_seconds[RESOURCE_COUNT]; /* of forward, recomputation and backward alone */
     double flops;
@@ -179,7 +179,6 @@ static void add_op(const plan_machine *rates, const op *item, double part, bool 
         sums->passes_seconds[r] += is_pass(item) ? part * seconds[r] : 0;
     }
     sums->lane_bytes[item->lane] += part * (double)op_moved_bytes(item);
-    sums->lane_ns[item->lane] += part * (double)(item->predicted_end_ns - item->predicted_start_ns);
     sums->flops += part * demand->device_flops;
     if (is_commit)
         sums->committed += part * (double)demand->drive_write_bytes;
@@ -225,11 +224,17 @@ enum lane_kind traini_busiest_lane(const double seconds[LANE_COUNT])
 }
 
 /* Of the mean step: its lanes, what they are busy, and the one that is so longest. */
-static void summarize_lanes(const struct step_sums *sums, struct plan_summary *out)
+static void summarize_lanes(const traini_setup *self, const struct step_sums *sums,
+                            struct plan_summary *out)
 {
+    const plan_set *set = &self->set;
     for (int i = 0; i < LANE_COUNT; i++) {
+        uint64_t with_ns = set->programs[PROGRAM_STEADY].lane_busy_ns[i];
+        if (commits_apart(&self->plan, set))
+            with_ns += set->programs[PROGRAM_SAVE].lane_busy_ns[i];
         out->lane_bytes[i] = whole(sums->lane_bytes[i]);
-        out->lane_seconds[i] = sums->lane_ns[i] * 1e-9;
+        out->lane_seconds[i] =
+            mean_ns(&self->plan, (double)with_ns, (double)set->uncommitted_lane_ns[i]) * 1e-9;
     }
     out->bottleneck = lane_kind_name(traini_busiest_lane(out->lane_seconds));
 }
@@ -296,7 +301,7 @@ static void summarize_time(const traini_setup *self, struct plan_summary *out)
     const plan_job *plan = &self->plan;
     struct step_sums sums;
     sum_step(self, &sums);
-    summarize_lanes(&sums, out);
+    summarize_lanes(self, &sums, out);
     summarize_links(self, &sums, out);
     summarize_writes(self, &sums, out);
     out->step_seconds = traini_mean_step_ns(plan, &self->set) * 1e-9;
