@@ -1,5 +1,6 @@
 /* A job that does not fit is refused before anything is made, with figures that are right: with the
  * budgets named it runs, and with a block less it does not. */
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -248,6 +249,43 @@ static void a_step_is_the_mean_of_steps(void **state)
     }
 }
 
+/* Seconds of a step in the order, or infinity where it does not fit. */
+static double ordered_seconds(const char *order, uint64_t device_bytes)
+{
+    struct plan_summary plan;
+    fixture_sets sets = {.count = 0};
+    fixture_set(&sets, "schedule.order=%s", order);
+    fixture_set(&sets, "gradient_accumulation_steps=16");
+    fixture_set(&sets, "tiers.place.activations=device");
+    fixture_set(&sets, "tiers.device.budget=%llu", (unsigned long long)device_bytes);
+    job *asked = fixture_job("ordered", &shape, &sets);
+    int rc = train_plan(asked, 0, &plan);
+    job_destroy(asked);
+    if (rc < 0)
+        assert_int_equal(rc, ERR_NO_FIT);
+    return rc < 0 ? INFINITY : plan.step_seconds;
+}
+
+static void the_order_may_be_chosen(void **state)
+{
+    (void)state;
+    uint32_t only_one_fits = 0, both_fit = 0;
+    for (uint64_t bytes = (uint64_t)8 << 20; bytes <= (uint64_t)64 << 20; bytes += bytes / 4) {
+        double by_layer = ordered_seconds("layer_major", bytes);
+        double by_batch = ordered_seconds("batch_major", bytes);
+        double chosen = ordered_seconds("fastest", bytes);
+        double best = fmin(by_layer, by_batch);
+        printf("%.1f MiB: by layer %g s, by batch %g s, chosen %g s\n", (double)bytes / MIB,
+               by_layer, by_batch, chosen);
+        only_one_fits += isinf(by_layer) != isinf(by_batch);
+        both_fit += !isinf(by_layer) && !isinf(by_batch);
+        assert_int_equal(isinf(chosen), isinf(best));
+        assert_true(isinf(best) || chosen <= best * 1.0051);
+    }
+    printf("both orders fit %u times, one alone %u times\n", both_fit, only_one_fits);
+    assert_true(both_fit > 0 && only_one_fits > 0);
+}
+
 /* A plan for ranks that nobody has started has the budgets that the job states, of each rank. */
 static void a_plan_for_many_ranks_has_their_budgets(void **state)
 {
@@ -309,6 +347,7 @@ int main(void)
         cmocka_unit_test(too_little_of_both),
         cmocka_unit_test(refusal_keeps_the_former_run),
         cmocka_unit_test(a_step_is_the_mean_of_steps),
+        cmocka_unit_test(the_order_may_be_chosen),
         cmocka_unit_test(a_plan_for_many_ranks_has_their_budgets),
         cmocka_unit_test(the_budget_named_is_that_of_all_ranks_of_a_host),
     };

@@ -42,7 +42,7 @@ enum job_kind {
     JOB_INNER_ACTIVATIONS, /* those within a block, where kept from forward to backward */
     JOB_KIND_COUNT
 };
-enum job_order { JOB_LAYER_MAJOR, JOB_BATCH_MAJOR };
+enum job_order { JOB_LAYER_MAJOR, JOB_BATCH_MAJOR, JOB_ORDER_FASTEST };
 enum job_update {
     JOB_UPDATE_AUTO,
     JOB_UPDATE_AFTER_BACKWARD,

@@ -287,10 +287,11 @@ const option configi_own_rows[] = {
     {.path = "schedule.order",
      .type = OPTION_ENUM,
      .fallback = "layer_major",
-     .choices = "layer_major|batch_major",
+     .choices = "layer_major|batch_major|fastest",
      .help = "layer_major: all micro-batches pass a unit before the next unit is fetched; "
              "batch_major: each micro-batch passes all units, so that less of the activations "
-             "rests. Both give the same bits."},
+             "rests. Both give the same bits. fastest: whichever of the two has the shorter "
+             "planned step."},
     {.path = "schedule.update",
      .type = OPTION_ENUM,
      .fallback = "auto",

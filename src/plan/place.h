@@ -32,8 +32,8 @@ struct plan_place_asked {
         *wanted[STATE_KIND_COUNT]; /* [unit_count] homes as in plan_job, or PLAN_PLACE_AUTO */
     bool chooses_update;           /* among those that give the same bits */
     bool allows_in_backward;       /* it is one of them */
-    bool chooses_order;
-    bool has_drives; /* what is to be chosen may be nvme */
+    bool chooses_order;            /* of the point that is best in the order of `job` */
+    bool has_drives;               /* what is to be chosen may be nvme */
     bool
         only_homes; /* with only_fits: whether there is room for all that rests; what passes is not counted */
     bool only_fits; /* any placement that fits will do: nothing is simulated or compiled */

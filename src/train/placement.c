@@ -132,13 +132,60 @@ static int choose(traini_setup *self, uint8_t *wanted[STATE_KIND_COUNT],
     return plan_place(&question, found);
 }
 
+/* A gain below this does not justify the order that adds to every gradient once a micro-batch. */
+static const double order_gain = 0.005;
+
+/* With schedule.order "fastest": as the layer-major order would have it, or batch-major where that is faster or fits
+ * alone. The first refusal stands where neither fits. */
+static int choose_order(traini_setup *self, uint8_t *wanted[STATE_KIND_COUNT],
+                        struct plan_place_found *found)
+{
+    int first_rc = choose(self, wanted, found);
+    bool is_open =
+        self->job->schedule.order == JOB_ORDER_FASTEST && self->plan.micro_batch_count > 1;
+    if (!is_open || (first_rc < 0 && first_rc != ERR_NO_FIT) || self->only_fits)
+        return first_rc;
+    err_record refusal;
+    err_save(&refusal, first_rc);
+    struct plan_place_found *other = mem_alloc(1, sizeof *other, "placement");
+    if (!other) {
+        plan_set_fini(&found->set);
+        return -ENOMEM;
+    }
+    self->plan.order = PLAN_BATCH_MAJOR;
+    int rc = choose(self, wanted, other);
+    double gain = 1;
+    if (rc == 0 && first_rc == 0)
+        gain = 1 - plan_mean_step_ns(&self->plan, &other->set) /
+                       plan_mean_step_ns(&self->plan, &found->set);
+    if (rc == 0 && gain > order_gain) {
+        plan_set_fini(&found->set);
+        *found = *other;
+        mem_free(other);
+        return 0;
+    }
+    if (rc == 0)
+        plan_set_fini(&other->set);
+    mem_free(other);
+    self->plan.order = PLAN_LAYER_MAJOR;
+    if (rc < 0 && rc != ERR_NO_FIT) {
+        plan_set_fini(&found->set);
+        return rc;
+    }
+    if (first_rc < 0)
+        return err_restore(&refusal);
+    plan_set_fini(&found->set); /* its homes were those of the other since: found once more */
+    return choose(self, wanted, found);
+}
+
 /* A refusal, with the word that the job would fit in the other order where that is so. */
 static int advise_order(traini_setup *self, uint8_t *wanted[STATE_KIND_COUNT],
                         struct plan_place_found *found, int refused)
 {
     err_record first;
     err_save(&first, refused);
-    if (self->plan.order == PLAN_BATCH_MAJOR || self->plan.micro_batch_count == 1)
+    if (self->plan.order == PLAN_BATCH_MAJOR || self->plan.micro_batch_count == 1 ||
+        self->job->schedule.order == JOB_ORDER_FASTEST)
         return refused;
     self->plan.order = PLAN_BATCH_MAJOR;
     self->plan.no_advice = true;
@@ -170,7 +217,7 @@ int traini_place_and_compile(traini_setup *self)
     wanted[0] = mem_alloc((uint64_t)STATE_KIND_COUNT * units, 1, "placement");
     for (int kind = 1; kind < STATE_KIND_COUNT && wanted[0]; kind++)
         wanted[kind] = wanted[0] + (uint64_t)kind * units;
-    int rc = found && wanted[0] ? choose(self, wanted, found) : -ENOMEM;
+    int rc = found && wanted[0] ? choose_order(self, wanted, found) : -ENOMEM;
     if (rc == ERR_NO_FIT && !self->only_fits)
         rc = advise_order(self, wanted, found, rc);
     if (rc == 0) {
