@@ -163,6 +163,7 @@ struct plan_inputs {
         workspace_bytes; /* which the products of other kernels or threads need more or less of */
     plan_machine machine;
     uint64_t kernels_hash; /* of the backend's description */
+    uint64_t stage_count, pass_count;
 };
 
 /* Budgets that hold on every rank, a workspace that is enough for each; the machine as rank 0 knows it. */
@@ -174,6 +175,15 @@ static void join_inputs(const struct plan_inputs *all, uint32_t world, plan_job 
     for (uint32_t r = 0; r < world; r++)
         plan->workspace_bytes = size_max(plan->workspace_bytes, all[r].workspace_bytes);
     plan->machine = all[0].machine;
+}
+
+/* Ranks of another model are told by their programs, which are compared later. */
+static bool have_equal_passes(const struct plan_inputs *all, uint32_t world)
+{
+    for (uint32_t r = 1; r < world; r++)
+        if (all[r].stage_count != all[0].stage_count || all[r].pass_count != all[0].pass_count)
+            return false;
+    return true;
 }
 
 /* Of each stage what its kept activations save, then of each pass: into the list, or out of it. */
@@ -220,6 +230,8 @@ int traini_share_inputs(traini_setup *self)
     own.workspace_bytes = self->plan.workspace_bytes;
     own.machine = self->plan.machine;
     own.kernels_hash = XXH3_64bits(kernels, strlen(kernels));
+    own.stage_count = self->plan.stage_count;
+    own.pass_count = self->pass_count;
     int rc = comm_exchange(ranks->comm, "budgets", &own, sizeof own, all);
     if (rc == 0) {
         join_inputs(all, ranks->world, &self->plan);
@@ -231,7 +243,7 @@ int traini_share_inputs(traini_setup *self)
         rc = comm_broadcast(ranks->comm, "identity", self->identity, sizeof self->identity);
         self->fingerprint = XXH3_64bits(self->identity, strlen(self->identity));
     }
-    if (rc == 0)
+    if (rc == 0 && have_equal_passes(all, ranks->world))
         rc = share_times(self);
     mem_free(all);
     return rc;
