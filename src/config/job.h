@@ -68,12 +68,21 @@ enum job_data_format {                /* of the files in data.train and data.val
                        JOB_DATA_MEGATRON /* .bin beside an .idx */
 };
 
+enum job_rope_scaling { JOB_ROPE_PLAIN, JOB_ROPE_LINEAR, JOB_ROPE_LLAMA3 };
+
 struct job_model {
     char preset[JOB_NAME_BYTES]; /* as given, or "" */
+    char
+        hf[JOB_PATH_BYTES]; /* model.hf: the directory of a Hugging Face checkpoint, whose weights a
+                                    new run begins with; or "" */
     char family[JOB_NAME_BYTES]; /* "gpt2" or "llama" */
     uint64_t num_layers, hidden_size, num_heads, num_kv_heads, ffn_size, vocab_size, seq_length;
-    bool tie_embeddings;
+    uint64_t head_dim; /* 0: hidden_size / num_heads */
+    bool tie_embeddings, qkv_bias, qk_norm;
     double rope_theta, norm_epsilon, init_std;
+    enum job_rope_scaling rope_scaling;
+    double rope_factor, rope_low_freq_factor, rope_high_freq_factor;
+    uint64_t rope_original_positions;
     uint64_t max_part_bytes; /* units whose working params are larger are cut into parts; 0: none */
 };
 

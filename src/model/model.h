@@ -50,11 +50,23 @@ enum { MODEL_NAME_BYTES = 96, MODEL_TENSOR_ALIGN_ELEMS = 128 };
 
 enum model_family { MODEL_GPT2, MODEL_LLAMA, MODEL_FAMILY_COUNT };
 
+/* How rotary angles are stretched, as config.json's rope_scaling has it. With f the frequency of a pair:
+ *   LINEAR   f / factor
+ *   LLAMA3   wave length 2 pi / f below original_positions / high_freq_factor: f; above original_positions
+ *            / low_freq_factor: f / factor; in between: blended linearly in original_positions / wave length */
+enum model_rope_scaling { MODEL_ROPE_PLAIN, MODEL_ROPE_LINEAR, MODEL_ROPE_LLAMA3 };
+
 /* What the `model` block of a job says; field names are its keys. */
 struct model_spec {
     enum model_family family;
     uint64_t num_layers, hidden_size, num_heads, num_kv_heads, ffn_size, vocab_size, seq_length;
     /* num_kv_heads 0 means num_heads; ffn_size 0 of gpt2 means 4 * hidden_size */
+    uint64_t head_dim; /* D; 0: hidden_size / num_heads. llama: H * D may differ from hidden_size */
+    bool qkv_bias;     /* llama: q, k and v have biases (Qwen2); gpt2 always has them */
+    bool qk_norm; /* llama: RMSNorm over each head's D of q and of k, before the rotation (Qwen3) */
+    enum model_rope_scaling rope_scaling;
+    double rope_factor, rope_low_freq_factor, rope_high_freq_factor;
+    uint64_t rope_original_positions;
     bool tie_embeddings;
     double rope_theta;       /* llama; 10000 */
     double norm_epsilon;     /* 1e-5 */
@@ -90,6 +102,7 @@ struct model_unit {
     uint32_t tensor_count;
     uint64_t param_count; /* true parameters, without padding */
     uint64_t elems;       /* of the padded flat vector, a multiple of 4096 */
+    bool is_frozen;       /* its params stay as they are: no gradient, no optimizer state */
 };
 typedef struct model_unit model_unit;
 

@@ -130,6 +130,8 @@ struct plan_job {
     const uint64_t *unit_elems; /* [unit_count] multiples of SHARD_ELEMS_STEP */
     const plan_stage *stages;   /* [stage_count] in forward order; the last is the head */
     const uint8_t
+        *is_frozen; /* [unit_count] 1: it has params alone, which no op changes; NULL: none */
+    const uint8_t
         *homes[STATE_KIND_COUNT]; /* [unit_count] enum arena_kind each; activations: of the
                                                boundary before the stage whose own unit it is; inner
                                                activations: of that stage, ARENA_COUNT: not kept */
