@@ -153,14 +153,12 @@ static void fill_line(const traini_loop *self, const run_totals *run, double los
         line->peak_bytes[a] = self->summary->peak_bytes[a];
 }
 
-static void tell_step(const traini_loop *self, const metrics_line *line)
+static void tell_step(traini_loop *self, const metrics_line *line)
 {
     bool speaks = self->ranks.rank == 0 || comm_is_pretended(self->ranks.comm);
-    if (!self->options->on_step || !speaks)
-        return;
     uint64_t done = line->step - self->begin_step;
     double elapsed = (double)(clock_ns() - self->begin_ns) * 1e-9;
-    struct train_progress progress = {
+    self->last = (struct train_progress){
         .step = line->step,
         .steps = self->job->run.steps,
         .tokens = line->tokens,
@@ -174,9 +172,10 @@ static void tell_step(const traini_loop *self, const metrics_line *line)
         .skipped = line->skipped,
     };
     for (int i = 0; i < LANE_COUNT; i++)
-        progress.lanes[i] = (struct lane_numbers){line->lanes[i].bytes, line->lanes[i].busy_seconds,
-                                                  line->lanes[i].stall_seconds};
-    self->options->on_step(self->options->user, &progress);
+        self->last.lanes[i] = (struct lane_numbers){
+            line->lanes[i].bytes, line->lanes[i].busy_seconds, line->lanes[i].stall_seconds};
+    if (self->options->on_step && speaks)
+        self->options->on_step(self->options->user, &self->last);
 }
 
 /* The rate of the update that this step was to make. */
@@ -333,6 +332,18 @@ static int one_step(traini_loop *self)
     return rc;
 }
 
+int traini_step(traini_loop *self)
+{
+    TRY(commit_between(self));
+    return one_step(self);
+}
+
+void traini_begin_steps(traini_loop *self)
+{
+    self->begin_ns = clock_ns();
+    self->begin_step = self->record.step;
+}
+
 static void check_seal(traini_loop *self, bool last)
 {
     if (!last) {
@@ -372,15 +383,12 @@ int traini_run_steps(traini_loop *self)
     uint64_t every = self->job->run.eval_every;
     bool sealed = false;
     double none;
-    self->begin_ns = clock_ns();
-    self->begin_step = self->record.step;
+    traini_begin_steps(self);
     int rc = traini_share_step(self, 0, &none); /* a stop that came before */
     if (rc == 0)
         rc = evaluate_missed(self);
     while (rc == 0 && self->record.step < self->job->run.steps && !is_stopped(self)) {
-        rc = commit_between(self);
-        if (rc == 0)
-            rc = one_step(self);
+        rc = traini_step(self);
         if (rc == 0 && every && self->record.step % every == 0 &&
             self->record.step < self->job->run.steps)
             rc = traini_evaluate(self, false);
@@ -395,182 +403,4 @@ int traini_run_steps(traini_loop *self)
     if (rc < 0)
         return rc;
     return is_stopped(self) && self->record.step < self->job->run.steps;
-}
-
-/* The run, its memory and slab, but for its directory. */
-static int remove_run(traini_loop *self)
-{
-    traini_engine_destroy(self->engine);
-    self->engine = NULL;
-    return traini_clear(self, &self->record);
-}
-
-/* A new run that could not start leaves nothing but its directory. Of several ranks each removes the slabs that
- * it sees, and the manifest stays, which says that the run had begun: one that is gone has removed nothing,
- * and the next start does. The first error stays. */
-static int withdraw(traini_loop *self, int failed)
-{
-    err_record first;
-    err_save(&first, failed);
-    if (failed != ERR_STOPPED) /* which all have agreed on */
-        traini_fail_all(&self->ranks, failed);
-    traini_engine_destroy(self->engine);
-    self->engine = NULL;
-    int rc = self->ranks.world > 1 ? traini_remove_slabs(&self->record.slabs)
-                                   : traini_clear(self, &self->record);
-    if (rc < 0)
-        log_warn("after the failed start: %s", err_text());
-    return err_restore(&first);
-}
-
-/* A new run that has what it begins with has a commit: of several ranks' it stays. */
-static bool is_to_withdraw(const traini_loop *self)
-{
-    return self->announced && !(self->is_moved && self->ranks.world > 1);
-}
-
-static void sum_up_lanes(traini_loop *self)
-{
-    for (int i = 0; i < LANE_COUNT; i++)
-        self->summary->lanes[i] = self->engine->totals[i];
-}
-
-/* Nothing of a trial stays. */
-static int end_trial(traini_loop *self, int result)
-{
-    sum_up_lanes(self);
-    if (result < 0)
-        return withdraw(self, result);
-    TRY(traini_collect_ranks(self));
-    TRY(traini_barrier(&self->ranks, "end of the trial"));
-    TRY(remove_run(self));
-    return result == 1 ? err_set(ERR_STOPPED, "stopped on request; a trial keeps no state") : 0;
-}
-
-/* A failure while the state of a commit was taken up; refusals of what was asked say what to ask for. */
-static int name_commit(int failed, uint64_t step)
-{
-    err_record first;
-    err_save(&first, failed);
-    if (failed == ERR_INPUT || failed == ERR_NO_FIT || failed == ERR_CONFIG ||
-        failed == ERR_STOPPED)
-        return err_restore(&first);
-    return traini_name_commit(&first, step);
-}
-
-/* Whether rank 0 finds something in the run directory. */
-static int has_run_dir(const traini_loop *self, bool *has_state)
-{
-    char state[JOB_PATH_BYTES + 16];
-    snprintf(state, sizeof state, "%s/state", self->job->run.dir);
-    uint8_t is_there = access(state, F_OK) == 0;
-    TRY(traini_from_rank0(&self->ranks, "run directory", &is_there, sizeof is_there));
-    *has_state = is_there;
-    return 0;
-}
-
-/* Takes the run directory, which is rank 0's alone, and tells all what it holds. */
-static int find_state(traini_loop *self, manifest *found, bool *exists)
-{
-    const struct traini_ranks *ranks = &self->ranks;
-    int rc = 0;
-    snprintf(self->dir.path, sizeof self->dir.path, "%s", self->job->run.dir);
-    if (ranks->rank == 0)
-        rc = traini_run_dir_open(&self->dir, self->job->run.dir);
-    TRY(traini_agree(ranks, "run directory", rc));
-    TRY(traini_find_run(self, found, exists));
-    if (*exists || !self->options->from)
-        return 0;
-    rc = ranks->rank == 0 ? traini_borrow(self, found) : 0;
-    TRY(traini_agree(ranks, "the run to begin with", rc));
-    *exists = self->is_borrowed = true;
-    snprintf(self->from.path, sizeof self->from.path, "%s", self->options->from);
-    return traini_share_manifest(ranks, found, exists);
-}
-
-static int run_all(traini_loop *self)
-{
-    manifest *found = &self->found;
-    bool exists = false, has_state;
-    /* Refusals first, each before any file is made: data, then fit. The directory is made only after
-     * the plan fits. */
-    TRY(traini_ranks_init(&self->ranks, self->options->comm));
-    TRY(traini_make_step_words(self));
-    TRY(traini_agree(&self->ranks, "data", traini_open_data(self)));
-    TRY(traini_compare_data(self));
-    TRY(has_run_dir(self, &has_state));
-    if (!has_state) {
-        struct traini_setup_options asked = traini_setup_options_of(self);
-        TRY(traini_setup_create(self->job, &asked, &self->setup));
-    }
-    int rc = find_state(self, found, &exists);
-    if (rc == 0)
-        rc = traini_start(self, exists ? found : NULL);
-    if (rc == 0)
-        rc = traini_make_state(self);
-    manifest_fini(found);
-    if (rc < 0 && is_to_withdraw(self))
-        return withdraw(self, rc);
-    if (rc == ERR_CORRUPT && exists)
-        return err_prefix(rc, "the commit of step %" PRIu64 " in %s is damaged", found->step,
-                          self->dir.path);
-    if (rc < 0 && exists && (!self->is_borrowed || self->is_moved))
-        return name_commit(rc, found->step);
-    TRY(rc);
-    self->summary->was_resumed = self->resumed;
-    int stopped = traini_run_steps(self);
-    if (stopped >= 0 && self->setup->gpu)
-        TRY(traini_gpu_used(self->setup, &self->summary->gpu_used_bytes));
-    if (self->options->is_trial)
-        return end_trial(self, stopped);
-    if (stopped < 0)
-        return traini_rescue(self, stopped);
-    self->summary->step = self->record.step;
-    int finished = traini_finish(self, stopped == 1);
-    if (finished < 0)
-        return traini_rescue(self, finished);
-    sum_up_lanes(self);
-    TRY(traini_collect_ranks(self));
-    if (stopped)
-        return err_set(ERR_STOPPED,
-                       "stopped on request after step %" PRIu64 " of %" PRIu64
-                       "; state is committed, resume with the same command (without --fresh)",
-                       self->record.step, self->job->run.steps);
-    return 0;
-}
-
-int train_run(const struct train_options *options, struct train_summary *summary)
-{
-    memset(summary, 0, sizeof *summary);
-    traini_loop *self = mem_alloc(1, sizeof *self, "training loop");
-    if (!self)
-        return -ENOMEM;
-    self->options = options;
-    self->job = options->job;
-    self->summary = summary;
-    self->dir.lock_fd = self->from.lock_fd = -1;
-    self->metrics.fd = -1;
-    int rc = run_all(self);
-    if (rc < 0 && rc != ERR_STOPPED)
-        traini_fail_all(&self->ranks, rc);
-    sim_store_destroy(self->moved_store);
-    int memory = arena_process_memory(NULL, &summary->resident_bytes_max, NULL);
-    if (memory < 0 && rc == 0)
-        rc = memory;
-    err_record first; /* what is torn down after a failure may fail too */
-    err_save(&first, rc);
-    metrics_file_close(&self->metrics);
-    manifest_fini(&self->found);
-    mem_free(self->step_words);
-    traini_engine_destroy(self->engine);
-    traini_setup_destroy(self->setup);
-    manifest_fini(&self->record);
-    if (self->train_source)
-        corpus_close(self->train_source);
-    if (self->valid_source)
-        corpus_close(self->valid_source);
-    traini_run_dir_close(&self->from);
-    traini_run_dir_close(&self->dir);
-    mem_free(self);
-    return rc < 0 ? err_restore(&first) : rc;
 }

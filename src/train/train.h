@@ -201,6 +201,25 @@ struct train_options {
  * the last; the summary is filled as far as the run came. */
 int train_run(const struct train_options *options, struct train_summary *summary) MUST_CHECK;
 
+/* The same step by step, for a program of one's own: at the state that train_run would begin its first step
+ * with. One at a time in a process, and all calls from one thread. `options` is copied, what it points to is
+ * borrowed until train_close; is_trial is refused. Of several ranks all call alike. */
+typedef struct train_session train_session;
+int train_open(const struct train_options *options, train_session **out) MUST_CHECK;
+/* One step, with the commit that run.commit_every asks for; no evaluation. ERR_USAGE behind run.steps. A step
+ * that fails ends the session: what can be committed is, as train_run does it, and every further call but
+ * train_close fails alike. */
+int train_step(train_session *self, struct train_progress *progress) MUST_CHECK;
+/* Nats per token of data.valid; a line of metrics.jsonl. ERR_USAGE where there is none. */
+int train_evaluate(train_session *self, double *loss) MUST_CHECK;
+/* Commits the state after the last step unless that is durable already; *step: which. */
+int train_commit(train_session *self, uint64_t *step) MUST_CHECK;
+void train_get_summary(const train_session *self, struct train_summary *summary,
+                       struct plan_summary *plan);
+/* Commits what is not committed, and frees; after a failed step frees alone and returns its failure. NULL is
+ * allowed. */
+int train_close(train_session *self) MUST_CHECK;
+
 /* Lists every key of a job file for people: type, choices, range, unit, default, meaning. */
 void train_list_keys(FILE *out);
 

@@ -4,6 +4,7 @@
  *   norm.c        the global norm of gradients, part by part
  *   compute.c     ops -> calls of the ops table          run_dir.c     files of the run directory
  *   loop.c        steps, evaluation, metrics             commit.c      what a commit does, and when
+ *   run.c         a run from its opening to its end
  *   start.c       data, run directory, first state   resume.c      the state of an earlier process
  *   finish.c      the end of a run                    generate.c    sampling from a trained run
  *   placement.c   where each state rests             scalars.c     a step's update scalars
@@ -461,7 +462,7 @@ int traini_run_commit(void *user, const program *prog, const op *item);
 int traini_write_slot(traini_engine *self, enum manifest_state state) MUST_CHECK;
 int traini_weights_hash(traini_engine *self, uint64_t *hash) MUST_CHECK;
 
-/* One run of the loop. loop.c, start.c, resume.c, finish.c */
+/* One run of the loop. run.c, loop.c, start.c, resume.c, finish.c */
 struct traini_loop {
     struct traini_ranks ranks;
     const struct train_options *options;
@@ -491,6 +492,7 @@ struct traini_loop {
     uint64_t mapped_at_seal;
     uint64_t begin_ns, begin_step;
     struct train_summary *summary;
+    struct train_progress last; /* of the step before; seconds_left: of the steps that are left */
 };
 typedef struct traini_loop traini_loop;
 
@@ -537,6 +539,8 @@ int traini_watch_step(traini_loop *self, const run_totals *run, enum program_kin
 /* loop.c */
 int traini_evaluate(traini_loop *self, bool is_last) MUST_CHECK;
 int traini_apply_pending(traini_loop *self) MUST_CHECK;
+int traini_step(traini_loop *self) MUST_CHECK; /* one, and the commit that is due before it */
+void traini_begin_steps(traini_loop *self);    /* the clock of tell_step starts here */
 /* Steps until the last or a stop. 1 when stopped on request. */
 int traini_run_steps(traini_loop *self) MUST_CHECK;
 

@@ -1,0 +1,309 @@
+/* A run from its opening to its end, as a whole (train_run) or step by step (train_open). The order of what is
+ * refused, made and kept; the steps themselves are loop.c's. */
+#include <assert.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "base/mem.h"
+#include "train/train_internal.h"
+
+/* The run, its memory and slab, but for its directory. */
+static int remove_run(traini_loop *self)
+{
+    traini_engine_destroy(self->engine);
+    self->engine = NULL;
+    return traini_clear(self, &self->record);
+}
+
+/* A new run that could not start leaves nothing but its directory. Of several ranks each removes the slabs that
+ * it sees, and the manifest stays, which says that the run had begun: one that is gone has removed nothing,
+ * and the next start does. The first error stays. */
+static int withdraw(traini_loop *self, int failed)
+{
+    err_record first;
+    err_save(&first, failed);
+    if (failed != ERR_STOPPED) /* which all have agreed on */
+        traini_fail_all(&self->ranks, failed);
+    traini_engine_destroy(self->engine);
+    self->engine = NULL;
+    int rc = self->ranks.world > 1 ? traini_remove_slabs(&self->record.slabs)
+                                   : traini_clear(self, &self->record);
+    if (rc < 0)
+        log_warn("after the failed start: %s", err_text());
+    return err_restore(&first);
+}
+
+/* A new run that has what it begins with has a commit: of several ranks' it stays. */
+static bool is_to_withdraw(const traini_loop *self)
+{
+    return self->announced && !(self->is_moved && self->ranks.world > 1);
+}
+
+static void sum_up_lanes(traini_loop *self)
+{
+    for (int i = 0; i < LANE_COUNT; i++)
+        self->summary->lanes[i] = self->engine->totals[i];
+}
+
+/* Nothing of a trial stays. */
+static int end_trial(traini_loop *self, int result)
+{
+    sum_up_lanes(self);
+    if (result < 0)
+        return withdraw(self, result);
+    TRY(traini_collect_ranks(self));
+    TRY(traini_barrier(&self->ranks, "end of the trial"));
+    TRY(remove_run(self));
+    return result == 1 ? err_set(ERR_STOPPED, "stopped on request; a trial keeps no state") : 0;
+}
+
+/* A failure while the state of a commit was taken up; refusals of what was asked say what to ask for. */
+static int name_commit(int failed, uint64_t step)
+{
+    err_record first;
+    err_save(&first, failed);
+    if (failed == ERR_INPUT || failed == ERR_NO_FIT || failed == ERR_CONFIG ||
+        failed == ERR_STOPPED)
+        return err_restore(&first);
+    return traini_name_commit(&first, step);
+}
+
+/* Whether rank 0 finds something in the run directory. */
+static int has_run_dir(const traini_loop *self, bool *has_state)
+{
+    char state[JOB_PATH_BYTES + 16];
+    snprintf(state, sizeof state, "%s/state", self->job->run.dir);
+    uint8_t is_there = access(state, F_OK) == 0;
+    TRY(traini_from_rank0(&self->ranks, "run directory", &is_there, sizeof is_there));
+    *has_state = is_there;
+    return 0;
+}
+
+/* Takes the run directory, which is rank 0's alone, and tells all what it holds. */
+static int find_state(traini_loop *self, manifest *found, bool *exists)
+{
+    const struct traini_ranks *ranks = &self->ranks;
+    int rc = 0;
+    snprintf(self->dir.path, sizeof self->dir.path, "%s", self->job->run.dir);
+    if (ranks->rank == 0)
+        rc = traini_run_dir_open(&self->dir, self->job->run.dir);
+    TRY(traini_agree(ranks, "run directory", rc));
+    TRY(traini_find_run(self, found, exists));
+    if (*exists || !self->options->from)
+        return 0;
+    rc = ranks->rank == 0 ? traini_borrow(self, found) : 0;
+    TRY(traini_agree(ranks, "the run to begin with", rc));
+    *exists = self->is_borrowed = true;
+    snprintf(self->from.path, sizeof self->from.path, "%s", self->options->from);
+    return traini_share_manifest(ranks, found, exists);
+}
+
+/* All before the first step. */
+static int open_all(traini_loop *self)
+{
+    manifest *found = &self->found;
+    bool exists = false, has_state;
+    /* Refusals first, each before any file is made: data, then fit. The directory is made only after
+     * the plan fits. */
+    TRY(traini_ranks_init(&self->ranks, self->options->comm));
+    TRY(traini_make_step_words(self));
+    TRY(traini_agree(&self->ranks, "data", traini_open_data(self)));
+    TRY(traini_compare_data(self));
+    TRY(has_run_dir(self, &has_state));
+    if (!has_state) {
+        struct traini_setup_options asked = traini_setup_options_of(self);
+        TRY(traini_setup_create(self->job, &asked, &self->setup));
+    }
+    int rc = find_state(self, found, &exists);
+    if (rc == 0)
+        rc = traini_start(self, exists ? found : NULL);
+    if (rc == 0)
+        rc = traini_make_state(self);
+    manifest_fini(found);
+    if (rc < 0 && is_to_withdraw(self))
+        return withdraw(self, rc);
+    if (rc == ERR_CORRUPT && exists)
+        return err_prefix(rc, "the commit of step %" PRIu64 " in %s is damaged", found->step,
+                          self->dir.path);
+    if (rc < 0 && exists && (!self->is_borrowed || self->is_moved))
+        return name_commit(rc, found->step);
+    TRY(rc);
+    self->summary->was_resumed = self->resumed;
+    return 0;
+}
+
+static int run_all(traini_loop *self)
+{
+    TRY(open_all(self));
+    int stopped = traini_run_steps(self);
+    if (stopped >= 0 && self->setup->gpu)
+        TRY(traini_gpu_used(self->setup, &self->summary->gpu_used_bytes));
+    if (self->options->is_trial)
+        return end_trial(self, stopped);
+    if (stopped < 0)
+        return traini_rescue(self, stopped);
+    self->summary->step = self->record.step;
+    int finished = traini_finish(self, stopped == 1);
+    if (finished < 0)
+        return traini_rescue(self, finished);
+    sum_up_lanes(self);
+    TRY(traini_collect_ranks(self));
+    if (stopped)
+        return err_set(ERR_STOPPED,
+                       "stopped on request after step %" PRIu64 " of %" PRIu64
+                       "; state is committed, resume with the same command (without --fresh)",
+                       self->record.step, self->job->run.steps);
+    return 0;
+}
+
+static int create(const struct train_options *options, struct train_summary *summary,
+                  traini_loop **out)
+{
+    memset(summary, 0, sizeof *summary);
+    traini_loop *self = mem_alloc(1, sizeof *self, "training loop");
+    *out = self;
+    if (!self)
+        return -ENOMEM;
+    self->options = options;
+    self->job = options->job;
+    self->summary = summary;
+    self->dir.lock_fd = self->from.lock_fd = -1;
+    self->metrics.fd = -1;
+    return 0;
+}
+
+/* Frees all, with the result so far; returns the first failure, whose text stays. */
+static int destroy(traini_loop *self, int rc)
+{
+    if (rc < 0 && rc != ERR_STOPPED)
+        traini_fail_all(&self->ranks, rc);
+    sim_store_destroy(self->moved_store);
+    int memory = arena_process_memory(NULL, &self->summary->resident_bytes_max, NULL);
+    if (memory < 0 && rc == 0)
+        rc = memory;
+    err_record first; /* what is torn down after a failure may fail too */
+    err_save(&first, rc);
+    metrics_file_close(&self->metrics);
+    manifest_fini(&self->found);
+    mem_free(self->step_words);
+    traini_engine_destroy(self->engine);
+    traini_setup_destroy(self->setup);
+    manifest_fini(&self->record);
+    if (self->train_source)
+        corpus_close(self->train_source);
+    if (self->valid_source)
+        corpus_close(self->valid_source);
+    traini_run_dir_close(&self->from);
+    traini_run_dir_close(&self->dir);
+    mem_free(self);
+    return rc < 0 ? err_restore(&first) : rc;
+}
+
+int train_run(const struct train_options *options, struct train_summary *summary)
+{
+    traini_loop *self;
+    TRY(create(options, summary, &self));
+    return destroy(self, run_all(self));
+}
+
+/* ---- step by step ---- */
+
+struct train_session {
+    struct train_options options;
+    struct train_summary summary;
+    traini_loop *loop;
+    err_record failure; /* code below 0: of the step or commit that ended it */
+};
+
+int train_open(const struct train_options *options, train_session **out)
+{
+    *out = NULL;
+    if (options->is_trial)
+        return err_set(ERR_USAGE, "a trial is not run step by step");
+    train_session *self = mem_alloc(1, sizeof *self, "training session");
+    if (!self)
+        return -ENOMEM;
+    self->options = *options;
+    int rc = create(&self->options, &self->summary, &self->loop);
+    if (rc == 0)
+        rc = open_all(self->loop);
+    if (rc < 0) {
+        if (self->loop)
+            rc = destroy(self->loop, rc);
+        mem_free(self);
+        return rc;
+    }
+    traini_begin_steps(self->loop);
+    *out = self;
+    return 0;
+}
+
+/* After a failure there is nothing left but to close. */
+static int note(train_session *self, int rc)
+{
+    if (rc < 0) {
+        rc = traini_rescue(self->loop, rc);
+        err_save(&self->failure, rc);
+    }
+    return rc;
+}
+
+static int check_usable(const train_session *self)
+{
+    return self->failure.code < 0 ? err_restore(&self->failure) : 0;
+}
+
+int train_step(train_session *self, struct train_progress *progress)
+{
+    TRY(check_usable(self));
+    traini_loop *loop = self->loop;
+    if (loop->record.step >= loop->job->run.steps)
+        return err_set(ERR_USAGE,
+                       "step %" PRIu64 " is the run's last (run.steps): raise it to go on",
+                       loop->record.step);
+    TRY(note(self, traini_step(loop)));
+    *progress = loop->last;
+    return 0;
+}
+
+int train_evaluate(train_session *self, double *loss)
+{
+    TRY(check_usable(self));
+    if (!self->loop->valid_source)
+        return err_set(ERR_USAGE, "there is nothing to evaluate on: give data.valid");
+    TRY(note(self, traini_evaluate(self->loop, true)));
+    *loss = self->summary.eval_loss;
+    return 0;
+}
+
+int train_commit(train_session *self, uint64_t *step)
+{
+    TRY(check_usable(self));
+    TRY(note(self, traini_commit_now(self->loop)));
+    *step = self->loop->record.step;
+    return 0;
+}
+
+void train_get_summary(const train_session *self, struct train_summary *summary,
+                       struct plan_summary *plan)
+{
+    *summary = self->summary;
+    summary->step = self->loop->record.step;
+    traini_setup_summary(self->loop->setup, plan);
+}
+
+int train_close(train_session *self)
+{
+    if (!self)
+        return 0;
+    int rc = check_usable(self);
+    if (rc == 0)
+        rc = note(self, traini_finish(self->loop, true));
+    rc = destroy(self->loop, rc);
+    mem_free(self);
+    return rc;
+}
