@@ -111,10 +111,15 @@ struct plan_pass {
 typedef struct plan_pass plan_pass;
 
 /* The stage's own unit is the first of its first pass; homes of its activations go by that unit. The
- * last stage is the head: its BACKWARD does forward, loss and backward, its FORWARD the losses alone. */
+ * last stage is the head: its BACKWARD does forward, loss and backward, its FORWARD the losses alone.
+ *
+ * Units that do not learn (plan_job.is_frozen): no pass adds to their gradients (adds_grads false). A stage
+ * such that neither it nor one before it has a unit that learns has no passes of RECOMPUTE and BACKWARD: it
+ * keeps nothing for them. The first stage that has some makes no input_grad (0 in its passes but for
+ * what they hand each other), as nobody reads one. The head always has its BACKWARD. */
 struct plan_stage {
     const plan_pass *passes[PLAN_PHASE_COUNT];
-    uint32_t pass_count[PLAN_PHASE_COUNT]; /* forward and backward: at least 1 */
+    uint32_t pass_count[PLAN_PHASE_COUNT]; /* forward, and the head's backward: at least 1 */
     bool has_input, has_output;            /* a boundary activation before and after */
     bool is_cut; /* `saved` goes from pass to pass; else only its one backward pass uses it, which
                     makes it itself unless it is kept */
