@@ -14,7 +14,9 @@ foreach(part kernels_adam kernels_rows kernels_products ${KERNELS_GPU}) # sluice
         list(APPEND sluice_objects $<TARGET_OBJECTS:${part}>)
     endif()
 endforeach()
-add_library(sluice_archive STATIC src/sluice.c ${sluice_objects})
+add_library(sluice_api STATIC src/sluice.c) # for tests, which link the modules
+target_link_libraries(sluice_api PRIVATE sluice_options PUBLIC sluice_train)
+add_library(sluice_archive STATIC $<TARGET_OBJECTS:sluice_api> ${sluice_objects})
 target_link_libraries(sluice_archive PRIVATE sluice_options)
 set_target_properties(sluice_archive PROPERTIES
     OUTPUT_NAME sluice ARCHIVE_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/src)
@@ -51,7 +53,7 @@ configure_file(${PROJECT_SOURCE_DIR}/src/sluice.pc.in ${PROJECT_BINARY_DIR}/src/
 install(TARGETS sluice_archive ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
 install(FILES src/sluice.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 install(FILES ${PROJECT_BINARY_DIR}/src/sluice.pc DESTINATION ${pc_dir})
-install(FILES LICENSE README.md CHANGELOG.md DESTINATION ${CMAKE_INSTALL_DOCDIR})
+install(FILES src/example.c LICENSE README.md CHANGELOG.md DESTINATION ${CMAKE_INSTALL_DOCDIR})
 if(TARGET sluice)
     install(TARGETS sluice RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 endif()

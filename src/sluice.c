@@ -1,7 +1,169 @@
 /* The public interface. See sluice.h. */
 #include "sluice.h"
 
+#include <errno.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "comm/comm.h"
+#include "config/job.h"
+#include "config/machine.h"
+#include "train/train.h"
+
+struct sluice_run {
+    comm *ranks;
+    job *asked;
+    machine *figures; /* or NULL */
+    train_session *session;
+    struct train_summary summary;
+    struct plan_summary plan;
+};
+
 const char *sluice_version(void)
 {
     return SLUICE_VERSION;
+}
+
+const char *sluice_error(void)
+{
+    return err_text();
+}
+
+static int status_of(int rc)
+{
+    switch (rc) {
+    case ERR_USAGE:
+    case ERR_CONFIG:
+    case ERR_INPUT:
+        return SLUICE_WRONG;
+    case ERR_NO_FIT:
+        return SLUICE_NO_FIT;
+    default:
+        return rc < 0 ? SLUICE_FAILED : SLUICE_DONE;
+    }
+}
+
+/* Rank 0's machine file, on all. */
+static int read_machine(sluice_run *self, const char *path)
+{
+    int rc = 0;
+    if (!path)
+        return 0;
+    self->figures = mem_alloc(1, sizeof *self->figures, "machine");
+    if (!self->figures)
+        rc = -ENOMEM;
+    else if (comm_get_rank(self->ranks) == 0)
+        rc = machine_read(path, self->figures);
+    TRY(comm_agree(self->ranks, "reading the machine file", rc));
+    return comm_broadcast(self->ranks, "the machine file", self->figures, sizeof *self->figures);
+}
+
+static int open_run(sluice_run *self, const char *job_path, const struct sluice_options *options)
+{
+    static const comm_join_config as_launched = {.is_given = false};
+    bool fresh;
+    TRY(comm_join(&as_launched, &self->ranks));
+    TRY(train_read_job(self->ranks, job_path, options->set, (uint32_t)options->set_count,
+                       &self->asked, &fresh));
+    TRY(read_machine(self, options->machine));
+    const struct train_options asked = {
+        .job = self->asked,
+        .comm = self->ranks,
+        .machine = self->figures,
+        .fresh = fresh || options->fresh != 0,
+        .from = options->from,
+    };
+    return train_open(&asked, &self->session);
+}
+
+/* Frees; the code and text of the first failure stay. */
+static int destroy(sluice_run *self, int rc)
+{
+    err_record first;
+    err_save(&first, rc);
+    job_destroy(self->asked);
+    mem_free(self->figures);
+    if (rc < 0) {
+        comm_fail(self->ranks, rc, first.text);
+        err_restore(&first);
+    }
+    comm_leave(self->ranks, rc);
+    mem_free(self);
+    return rc < 0 ? err_restore(&first) : rc;
+}
+
+int sluice_open(const char *job_path, const struct sluice_options *options, sluice_run **out)
+{
+    static const struct sluice_options defaults;
+    *out = NULL;
+    if (!options)
+        options = &defaults;
+    log_set_level(options->verbose ? LOG_INFO : LOG_WARN);
+    sluice_run *self = mem_alloc(1, sizeof *self, "run");
+    if (!self)
+        return status_of(err_set(-ENOMEM, "no memory for a run"));
+    int rc = open_run(self, job_path, options);
+    if (rc < 0)
+        return status_of(destroy(self, rc));
+    *out = self;
+    return SLUICE_DONE;
+}
+
+void sluice_get_info(const sluice_run *run, struct sluice_info *info)
+{
+    sluice_run *self = (sluice_run *)(uintptr_t)run; /* its summaries are room to work in */
+    train_get_summary(self->session, &self->summary, &self->plan);
+    *info = (struct sluice_info){
+        .param_count = self->plan.param_count,
+        .step = self->summary.step,
+        .steps = self->asked->run.steps,
+        .tokens_per_step = self->plan.tokens_per_step,
+        .rank = comm_get_rank(self->ranks),
+        .world = comm_get_world(self->ranks),
+        .device_bytes = self->plan.peak_bytes[ARENA_DEVICE],
+        .host_bytes = self->plan.peak_bytes[ARENA_HOST],
+        .nvme_bytes = self->plan.peak_bytes[ARENA_NVME],
+        .step_seconds = self->plan.step_seconds,
+    };
+}
+
+int sluice_step(sluice_run *run, struct sluice_step_info *info)
+{
+    struct train_progress made;
+    int rc = train_step(run->session, &made);
+    if (rc < 0 || !info)
+        return status_of(rc);
+    *info = (struct sluice_step_info){
+        .step = made.step,
+        .tokens = made.tokens,
+        .loss = made.loss,
+        .grad_norm = made.grad_norm,
+        .learning_rate = made.learning_rate,
+        .skipped = made.skipped,
+        .seconds = made.seconds,
+    };
+    return SLUICE_DONE;
+}
+
+int sluice_evaluate(sluice_run *run, double *loss)
+{
+    return status_of(train_evaluate(run->session, loss));
+}
+
+int sluice_commit(sluice_run *run, uint64_t *step)
+{
+    uint64_t which;
+    int rc = train_commit(run->session, &which);
+    if (rc == 0 && step)
+        *step = which;
+    return status_of(rc);
+}
+
+int sluice_close(sluice_run *run)
+{
+    if (!run)
+        return SLUICE_DONE;
+    return status_of(destroy(run, train_close(run->session)));
 }

@@ -54,6 +54,57 @@ if [ -x "$scratch/prefix/bin/sluice" ]; then
         exit 1
     fi
 fi
+# The example, with a job of its own: to the run's end; again, where there is nothing left to do; and with
+# budgets that are too small. Its losses are those of the command, bit for bit.
+example=$(find "$scratch/prefix" -name example.c)
+[ -n "$example" ] || { echo "the example was not installed"; exit 1; }
+# shellcheck disable=SC2046
+"$compiler" -Wall -Wextra -Werror -o "$scratch/example" "$example" $(pkg-config --cflags --libs sluice)
+seq 1 4000 >"$scratch/train.txt"
+seq 7001 7900 >"$scratch/valid.txt"
+write_job() # name, host budget
+{
+    cat >"$scratch/$1.json" <<JOB
+{ "model": {"family": "gpt2", "num_layers": 2, "hidden_size": 64, "num_heads": 2, "seq_length": 64},
+  "data": {"train": ["$scratch/train.txt"], "valid": ["$scratch/valid.txt"]},
+  "run": {"dir": "$scratch/$1", "steps": 6, "eval_batches": 2, "commit_every": 2},
+  "device": {"backend": "cpu", "threads": 1},
+  "tiers": {"device": {"budget": "32MiB"}, "host": {"budget": "$2"},
+            "place": {"optimizer": "host", "grads": "host"}},
+  "train_micro_batch_size_per_gpu": 2, "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}} }
+JOB
+}
+write_job ours 32MiB
+write_job theirs 32MiB
+write_job small 64KiB
+"$scratch/example" "$scratch/ours.json" 3 2 >"$scratch/example.log" || {
+    echo "the example failed"
+    exit 1
+}
+[ "$(grep -c '^step .* gradient norm' "$scratch/example.log")" = 6 ] || {
+    cat "$scratch/example.log"
+    echo "the example did not make 6 steps"
+    exit 1
+}
+"$scratch/example" "$scratch/ours.json" 3 2 | grep -q 'at step 6 of 6' || {
+    echo "the example did not go on from its last commit"
+    exit 1
+}
+status=0
+"$scratch/example" "$scratch/small.json" >/dev/null 2>"$scratch/small.log" || status=$?
+{ [ "$status" = 3 ] && grep -q 'host' "$scratch/small.log" && [ ! -e "$scratch/small" ]; } || {
+    cat "$scratch/small.log"
+    echo "a job that does not fit ended with $status, not 3, or left something"
+    exit 1
+}
+if [ -x "$scratch/prefix/bin/sluice" ]; then
+    "$scratch/prefix/bin/sluice" train "$scratch/theirs.json" --quiet
+    for run in ours theirs; do
+        sed -n 's/.*"loss_bits": *"\([0-9a-f]*\)".*/\1/p' "$scratch/$run/metrics.jsonl" >"$scratch/$run.bits"
+    done
+    [ "$(wc -l <"$scratch/ours.bits")" = 6 ] || { echo "no losses"; exit 1; }
+    cmp "$scratch/ours.bits" "$scratch/theirs.bits"
+fi
 [ -s "$scratch/prefix/share/sluice/jobs/quickstart.json" ] || {
     echo "the job files were not installed"
     exit 1

@@ -13,9 +13,7 @@
  * "rank 2: " before them, and end without a message unless they are the teller. */
 int cli_ranks_join(comm **out) MUST_CHECK;
 
-/* Reads the job on rank 0, from `path` (or standard input) and `set`; the others read its merged text. What is
- * wrong with it is refused on all ranks alike: then the comm is in order. `fresh`: run.fresh. The caller
- * destroys *out. */
+/* train_read_job, with what --set gave. */
 int cli_ranks_read_job(comm *ranks, const char *path, const cli_texts *set, job **out,
                        bool *fresh) MUST_CHECK;
 

@@ -6,13 +6,6 @@
 #include <string.h>
 
 #include "base/log.h"
-#include "base/mem.h"
-
-/* What rank 0 says of the job before its text. */
-struct ranks_job {
-    uint64_t text_bytes;
-    uint64_t fresh; /* run.fresh, which the text does not hold: 0 or 1 */
-};
 
 int cli_ranks_join(comm **out)
 {
@@ -39,50 +32,9 @@ int cli_ranks_join(comm **out)
     return 0;
 }
 
-/* Rank 0's text to all. */
-static int ranks_share_text(comm *ranks, const char *path, uint64_t text_bytes, char *text,
-                            job **out)
-{
-    bool is_first = comm_get_rank(ranks) == 0;
-    TRY(comm_broadcast(ranks, "the job", text, text_bytes));
-    int rc = 0;
-    if (!is_first) {
-        log_set_level(LOG_QUIET); /* rank 0 has said what there is to say */
-        rc = job_read_text_ranks(path, text, text_bytes, NULL, 0, comm_get_world(ranks), out);
-        log_set_level(LOG_WARN);
-    }
-    return comm_agree(ranks, "reading the job", rc);
-}
-
 int cli_ranks_read_job(comm *ranks, const char *path, const cli_texts *set, job **out, bool *fresh)
 {
-    bool is_first = comm_get_rank(ranks) == 0;
-    struct ranks_job head = {.text_bytes = 0};
-    job *asked = NULL;
-    int rc = 0;
-    *out = NULL;
-    *fresh = false;
-    if (is_first)
-        rc = job_read_ranks(path, set->items, set->count, comm_get_world(ranks), &asked);
-    TRY(comm_agree(ranks, "reading the job", rc));
-    if (is_first)
-        head = (struct ranks_job){.text_bytes = strlen(asked->text), .fresh = asked->run.fresh};
-    char *text = NULL;
-    TRY_GOTO(rc, comm_broadcast(ranks, "the job", &head, sizeof head), failed);
-    text = mem_alloc(head.text_bytes + 1, 1, "job text");
-    TRY_GOTO(rc, comm_agree(ranks, "reading the job", text ? 0 : -ENOMEM), failed);
-    if (is_first)
-        memcpy(text, asked->text, head.text_bytes);
-    TRY_GOTO(rc, ranks_share_text(ranks, path, head.text_bytes, text, &asked), failed);
-    mem_free(text);
-    comm_set_timeouts(ranks, asked->comm.timeout_seconds, asked->comm.exit_seconds);
-    *fresh = head.fresh != 0;
-    *out = asked;
-    return 0;
-failed:
-    mem_free(text);
-    job_destroy(asked);
-    return rc;
+    return train_read_job(ranks, path, set->items, set->count, out, fresh);
 }
 
 /* The job's failure in place of this rank's `mine`, which may be that one with what this rank was at before it,

@@ -196,6 +196,14 @@ struct train_options {
     void *user;
 };
 
+struct comm;
+
+/* Reads the job on rank 0, from `path` (or standard input) and `set` (job_read); the others read its merged
+ * text. What is wrong with it is refused on all ranks alike: then the comm is in order. `fresh`: run.fresh. The
+ * caller destroys *out. */
+int train_read_job(struct comm *ranks, const char *path, const char *const *set, uint32_t set_count,
+                   struct job **out, bool *fresh) MUST_CHECK;
+
 /* Trains to run.steps, from the last commit of the run directory or from the beginning. Returns 0,
  * ERR_STOPPED after a requested stop (state is committed), or an error, whose text says which commit is
  * the last; the summary is filled as far as the run came. */

@@ -4,7 +4,7 @@
  *   norm.c        the global norm of gradients, part by part
  *   compute.c     ops -> calls of the ops table          run_dir.c     files of the run directory
  *   loop.c        steps, evaluation, metrics             commit.c      what a commit does, and when
- *   run.c         a run from its opening to its end
+ *   run.c         a run from its opening to its end  read_job.c   one job for all ranks
  *   start.c       data, run directory, first state   resume.c      the state of an earlier process
  *   finish.c      the end of a run                    generate.c    sampling from a trained run
  *   placement.c   where each state rests             scalars.c     a step's update scalars
