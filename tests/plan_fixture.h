@@ -20,6 +20,7 @@ struct random_job {
     uint32_t pass_count;
     uint8_t homes[STATE_KIND_COUNT][FIXTURE_UNITS_MAX];
     uint8_t stays_gathered[FIXTURE_UNITS_MAX];
+    uint8_t is_frozen[FIXTURE_UNITS_MAX];
     uint64_t seed, counter;
 };
 typedef struct random_job random_job;
@@ -184,6 +185,44 @@ static inline void fixture_random_job(random_job *r, uint64_t seed)
         plan_machine_default_gpu(&job->machine, 2, 8, 0);
     else
         plan_machine_default_cpu(&job->machine, 2, true);
+}
+
+/* Passes of a model of which some units do not learn (plan.h): no gradients of theirs, no backward of stages
+ * before the first that learns, and no input_grad of that one. `stages` and their passes are the caller's. */
+static inline void fixture_cut_passes(plan_stage *stages, uint32_t stage_count,
+                                      const uint8_t *is_frozen)
+{
+    bool learns = false;
+    for (uint32_t s = 0; s < stage_count; s++) {
+        plan_stage *stage = &stages[s];
+        bool learned = learns, is_head = s + 1 == stage_count;
+        for (uint32_t p = 0; p < stage->pass_count[PLAN_BACKWARD]; p++) {
+            plan_pass *pass = (plan_pass *)&stage->passes[PLAN_BACKWARD][p];
+            for (uint32_t i = 0; i < pass->unit_count; i++) {
+                pass->adds_grads[i] = pass->adds_grads[i] && !is_frozen[pass->units[i]];
+                learns = learns || pass->adds_grads[i];
+            }
+        }
+        for (uint32_t p = 0; p < stage->pass_count[PLAN_BACKWARD] && !learned; p++)
+            ((plan_pass *)&stage->passes[PLAN_BACKWARD][p])->input_grad = 0;
+        if (!learns && !is_head)
+            stage->pass_count[PLAN_RECOMPUTE] = stage->pass_count[PLAN_BACKWARD] = 0;
+    }
+}
+
+/* Freezes units of the job: the first ones, the last ones, or any; one at least, and not all. */
+static inline void fixture_freeze(random_job *r)
+{
+    uint32_t units = r->job.unit_count, way = (uint32_t)draw(r, 3), frozen = 0;
+    uint32_t cut = 1 + (uint32_t)draw(r, units - 1);
+    for (uint32_t u = 0; u < units; u++) {
+        r->is_frozen[u] = way == 0 ? u < cut : way == 1 ? u >= cut : draw(r, 2);
+        frozen += r->is_frozen[u];
+    }
+    if (frozen == 0 || frozen == units)
+        r->is_frozen[cut] = frozen == 0;
+    r->job.is_frozen = r->is_frozen;
+    fixture_cut_passes(r->stages, r->job.stage_count, r->is_frozen);
 }
 
 /* The job of the seed on several ranks, which have room for more than one rank has. */

@@ -3,7 +3,8 @@
  * The arenas of each rank are cells, one for every 4096 bytes. All cells of 4096 elements (a block) of a
  * state hold one number, so that moving, gathering and summing are exact, and each working copy that an
  * op reads can be held against what it must be: the initial value after as many updates as the step has
- * behind it, each of them with the sum of all ranks' gradients of its own step. */
+ * behind it, each of them with the sum of all ranks' gradients of its own step; of a frozen unit the initial
+ * one. */
 #ifndef SLUICE_TESTS_PLAN_RANKS_RUN_H
 #define SLUICE_TESTS_PLAN_RANKS_RUN_H
 
@@ -83,7 +84,9 @@ static inline void run_begin(ranks_run *run, const random_job *r, const plan_set
         }
         run->sums[rank] = calloc(blocks, sizeof(uint64_t));
         uint64_t gathered_bytes =
-            set->programs[PROGRAM_FIRST].buffers[set->homes.norm_gathered].size_bytes;
+            run->world == 1
+                ? blocks * sizeof(double)
+                : set->programs[PROGRAM_FIRST].buffers[set->homes.norm_gathered].size_bytes;
         run->gathered[rank] = calloc(gathered_bytes, 1);
     }
     for (uint32_t t = 0; t <= RUN_STEPS_MAX; t++) {
@@ -97,7 +100,9 @@ static inline void run_begin(ranks_run *run, const random_job *r, const plan_set
             for (uint64_t k = 0; k < run_blocks(run, u); k++)
                 run->masters[t][u][k] =
                     t == 0 ? run_mix(u + 1, k)
-                           : run_mix(run->masters[t - 1][u][k], run->grads[t][u][k]);
+                    : !plan_learns(&r->job, u)
+                        ? run->masters[0][u][k]
+                        : run_mix(run->masters[t - 1][u][k], run->grads[t][u][k]);
     }
 }
 
@@ -245,6 +250,15 @@ static inline void run_reduce(ranks_run *run, const program *prog, const op *ite
 static inline void run_norm(ranks_run *run, uint32_t rank, const op *item)
 {
     const plan_set *set = run->set;
+    if (run->world == 1) {
+        for (uint32_t u = 0; u < run->r->job.unit_count; u++)
+            for (uint64_t k = 0; plan_learns(&run->r->job, u) && k < run_blocks(run, u); k++)
+                assert_true(run->sums[0][set->norm_block_begin[u] + k] ==
+                            run_mix(run->grads[run->step][u][k], 2));
+        run->norm_parts++;
+        run->norms++;
+        return;
+    }
     uint32_t part = item->tile == PROGRAM_NONE ? 0 : item->tile;
     assert_true(part < set->norm_part_count);
     assert_int_equal(item->kind == OP_NORM, part + 1 == set->norm_part_count);
@@ -257,7 +271,7 @@ static inline void run_norm(ranks_run *run, uint32_t rank, const op *item)
     assert_true(op_operand(item, ROLE_TARGET)->size_bytes == run->world * blocks * sizeof(double));
     assert_true(sums->size_bytes == run->world * blocks * sizeof(double));
     for (uint32_t u = first; u < end; u++)
-        for (uint64_t k = 0; k < run_blocks(run, u); k++) {
+        for (uint64_t k = 0; plan_learns(&run->r->job, u) && k < run_blocks(run, u); k++) {
             uint64_t from = k / run_own_blocks(run, u), own = k % run_own_blocks(run, u);
             uint64_t at = from * blocks + (begin[u] - begin[first]) + own;
             assert_true(run->gathered[rank][sums->offset_bytes / sizeof(double) + at] ==

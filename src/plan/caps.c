@@ -118,14 +118,17 @@ uint32_t plani_held_most(const plan_job *job)
 {
     if (job->only_eval || plani_has_cut_stage(job))
         return 0; /* units that were cut as the device is too small for them are not held on it */
-    uint32_t most = job->stage_count - 1;
+    uint32_t most = 0; /* those before the head that are used again */
+    for (uint32_t s = 0; s + 1 < job->stage_count; s++)
+        most += plani_goes_back(job, s);
     if (plani_world(job) < 2 || job->zero_stage < 3)
         return most;
     uint64_t reuse_most = job->limits_reuse ? job->reuse_elems_max : UINT64_MAX;
     uint64_t live_most = job->live_elems_max ? job->live_elems_max : UINT64_MAX;
-    uint64_t distance = stage_elems(job, most, false), live = stage_elems(job, most, true);
+    uint32_t head = job->stage_count - 1;
+    uint64_t distance = stage_elems(job, head, false), live = stage_elems(job, head, true);
     for (uint32_t held = 0; held < most; held++) {
-        uint32_t s = most - 1 - held;
+        uint32_t s = head - 1 - held;
         live += stage_elems(job, s, true);
         if (distance > reuse_most || live > live_most)
             return held;

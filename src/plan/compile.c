@@ -129,7 +129,7 @@ static enum plan_commit usual_commit(const plan_job *job)
 static bool has_state_in_memory(const plan_job *job)
 {
     for (uint32_t u = 0; u < job->unit_count; u++)
-        if (job->homes[STATE_OPTIMIZER][u] != ARENA_NVME)
+        if (plan_learns(job, u) && job->homes[STATE_OPTIMIZER][u] != ARENA_NVME)
             return true;
     return false;
 }
@@ -152,7 +152,9 @@ bool plani_homes_may_fit(const plan_job *job)
             plan_rest_elems(job, STATE_OPTIMIZER, u) * job->state_streams * sizeof(float);
         bytes[job->homes[STATE_PARAMS][u]] +=
             plan_rest_elems(job, STATE_PARAMS, u) * job->param_bytes;
-        if (job->only_eval)
+        if (!plan_learns(job, u) && !plani_rests_for_good(job, u) && job->needs_save_places)
+            bytes[ARENA_NVME] += plan_rest_elems(job, STATE_OPTIMIZER, u) * job->param_bytes;
+        if (job->only_eval || !plan_learns(job, u))
             continue;
         bytes[job->homes[STATE_OPTIMIZER][u]] += optimizer;
         if (job->needs_save_places && job->homes[STATE_OPTIMIZER][u] != ARENA_NVME)
@@ -428,13 +430,25 @@ static int compile_all(const plan_job *job, const struct choice *best, plan_set 
     return rc;
 }
 
+int plani_check_job(const plan_job *job)
+{
+    bool learns = job->only_eval;
+    for (uint32_t u = 0; u < job->unit_count; u++)
+        learns = learns || plan_learns(job, u);
+    if (job->micro_batch_count == 0)
+        return err_set(ERR_CONFIG, "gradient_accumulation_steps is 0: a step has at least one "
+                                   "micro-batch");
+    if (!learns)
+        return err_set(ERR_CONFIG, "all %" PRIu32 " units are frozen: nothing of the model learns",
+                       job->unit_count);
+    return 0;
+}
+
 int plan_compile(const plan_job *job, plan_set *out)
 {
     memset(out, 0, sizeof *out);
     assert(job->stage_count >= 2);
-    if (job->micro_batch_count == 0)
-        return err_set(ERR_CONFIG, "gradient_accumulation_steps is 0: a step has at least one "
-                                   "micro-batch");
+    TRY(plani_check_job(job));
     if ((uint64_t)job->stage_count * job->micro_batch_count > SLOTS_MOST)
         return err_set(ERR_CONFIG,
                        "gradient_accumulation_steps %" PRIu32 " times %" PRIu32

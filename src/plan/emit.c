@@ -14,7 +14,10 @@
  * and the params are whole, the new shard is made on the device and gathered there:
  *
  *   update T, G -> P (host)    h2d  P -> device shard    all-gather  device shard -> device params
- *   then, where the params' home is elsewhere, from the device params home, tile by tile */
+ *   then, where the params' home is elsewhere, from the device params home, tile by tile
+ *
+ * A frozen unit has no optimizer state. Its params are made on the host, and go to their place on the slab
+ * (plan_frozen_place) and home; a later process brings them home from there. */
 #include <assert.h>
 
 #include "base/size.h"
@@ -213,7 +216,7 @@ static void work_demand(plani_builder *b, uint32_t idx, const struct tile_job *t
     if (b->error < 0)
         return;
     op_demand *demand = &b->ops[idx].demand;
-    uint64_t state_bytes = 4 * (uint64_t)b->job->state_streams;
+    uint64_t state_bytes = plan_learns(b->job, t->unit) ? 4 * (uint64_t)b->job->state_streams : 4;
     uint64_t streams = t->work == PLANI_WORK_UPDATE ? 2 * state_bytes + b->job->grad_bytes
                        : t->work == PLANI_WORK_INIT ? state_bytes
                                                     : 4;
@@ -368,6 +371,57 @@ void plani_unit_work(plani_builder *b, uint32_t unit, enum plani_tile_work work,
     finish_params(b, &made);
 }
 
+/* One tile of a frozen unit's new params: to its place on the slab, and to `t->params_home`. */
+static void init_frozen_tile(plani_builder *b, const struct tile_job *t, uint32_t place)
+{
+    uint64_t bytes = b->job->param_bytes;
+    plani_range at_home = elems_range(t->params_home, t->begin, t->count, bytes), made = at_home;
+    uint64_t values_bytes = tile_bytes(t->count, 1); /* fp32, before they are rounded */
+    uint32_t values =
+        plani_transient(b, t->where, values_bytes, TILE_RESIDUE_STATE, STATE_KIND_COUNT, t->unit);
+    if (arena_of(b, at_home) != t->where)
+        made = (plani_range){plani_transient(b, t->where, at_home.size_bytes, TILE_RESIDUE_PARAMS,
+                                             STATE_PARAMS, t->unit),
+                             0, at_home.size_bytes};
+    uint32_t idx = plani_op(b, OP_INIT, LANE_UPDATE);
+    if (b->error < 0)
+        return;
+    b->ops[idx].unit = t->unit;
+    b->ops[idx].tile = t->tile;
+    b->ops[idx].elem_begin = t->begin;
+    b->ops[idx].elem_count = t->count;
+    plani_use(b, idx, (plani_range){values, 0, values_bytes}, ROLE_STATE, ACCESS_WRITE);
+    plani_use(b, idx, made, ROLE_TARGET, ACCESS_WRITE);
+    work_demand(b, idx, t);
+    if (place != PROGRAM_NONE && place != t->params_home)
+        tile_transfer(b, t, made, elems_range(place, t->begin, t->count, bytes), STATE_PARAMS);
+    if (made.buffer_idx != t->params_home)
+        tile_transfer(b, t, made, at_home, STATE_PARAMS);
+}
+
+void plani_frozen_work(plani_builder *b, uint32_t unit, enum plani_tile_work work)
+{
+    uint64_t elems = plan_rest_elems(b->job, STATE_OPTIMIZER, unit), bytes = b->job->param_bytes;
+    uint32_t place = plan_frozen_place(b->job, &b->set->homes, unit);
+    bool is_home = place == b->set->homes.params[unit];
+    if (work == PLANI_WORK_UPDATE ||
+        (work == PLANI_WORK_LOAD && (place == PROGRAM_NONE || is_home)))
+        return;
+    struct new_params made = begin_params(b, unit, PROGRAM_NONE);
+    for (uint64_t k = 0; k < tiles_of(b, elems) && b->error >= 0; k++) {
+        struct tile_job t = tile_job_at(b, unit, elems, k);
+        t.where = ARENA_HOST;
+        t.params_home = made.tiles_to;
+        t.work = work;
+        if (work == PLANI_WORK_INIT)
+            init_frozen_tile(b, &t, place);
+        else
+            tile_transfer(b, &t, elems_range(place, t.begin, t.count, bytes),
+                          elems_range(t.params_home, t.begin, t.count, bytes), STATE_PARAMS);
+    }
+    finish_params(b, &made);
+}
+
 uint32_t plani_device_params(plani_builder *b, uint32_t unit)
 {
     uint32_t home = b->set->homes.params[unit];
@@ -501,7 +555,7 @@ void plani_close_grads(plani_builder *b, uint32_t unit, uint32_t accumulator)
 void plani_save_unit(plani_builder *b, uint32_t unit)
 {
     uint32_t home = b->set->homes.optimizer[unit], save = b->set->homes.saves[unit];
-    if (save == PROGRAM_NONE || home == PROGRAM_NONE)
+    if (save == PROGRAM_NONE || home == PROGRAM_NONE) /* nor has a frozen unit such a home */
         return;
     uint64_t elems = plan_rest_elems(b->job, STATE_OPTIMIZER, unit);
     for (uint64_t k = 0; k < tiles_of(b, elems) && b->error >= 0; k++) {

@@ -8,9 +8,9 @@
  * micro-batches of a batch-major step, and between head and embedding where these are tied and cut.
  *
  * The state of a unit on nvme is its optimizer home or, for one homed in memory, the place it is saved
- * to. It comes first, so that it does not move when params, gradients, activations or the optimizer
+ * to; of a frozen unit its params, at home there or not. It comes first, so that it does not move when params, gradients, activations or the optimizer
  * itself get another home: a run goes on with the slab it has. Behind all of them come the twins, the
- * second places that commits need (swap/places.h), as large each as the first. */
+ * second places that commits need (swap/places.h), as large each as the first; what is frozen has none. */
 #include <assert.h>
 #include <errno.h>
 #include <string.h>
@@ -103,6 +103,24 @@ static void add_save(const plan_job *job, plan_set *set, plani_layout *layout, u
         add_home(layout, ARENA_NVME, bytes, TILE_RESIDUE_STATE, STATE_OPTIMIZER, unit);
 }
 
+/* What of a frozen unit's params outlives the process: as it is cut over ranks, in tiles without gaps. */
+static uint64_t frozen_bytes(const plan_job *job, uint32_t unit)
+{
+    return plan_rest_elems(job, STATE_OPTIMIZER, unit) * job->param_bytes;
+}
+
+static void add_frozen_place(const plan_job *job, plan_set *set, plani_layout *layout,
+                             uint32_t unit)
+{
+    set->homes.saves[unit] = add_home(layout, ARENA_NVME, frozen_bytes(job, unit),
+                                      TILE_RESIDUE_PARAMS, STATE_PARAMS, unit);
+}
+
+uint32_t plan_frozen_place(const plan_job *job, const plan_homes *homes, uint32_t unit)
+{
+    return plani_rests_for_good(job, unit) ? homes->params[unit] : homes->saves[unit];
+}
+
 static void add_twin(plan_set *set, plani_layout *layout, uint32_t unit)
 {
     const plan_homes *homes = &set->homes;
@@ -143,23 +161,30 @@ static void add_units(const plan_job *job, plan_set *set, plani_layout *layout)
         plan_homes *homes = &set->homes;
         homes->optimizer[u] = homes->grads[u] = homes->saves[u] = PROGRAM_NONE;
         homes->accumulators[u] = homes->twins[u] = PROGRAM_NONE;
-        if (trains && rests_on(job, STATE_OPTIMIZER, u, true))
+        bool learns = plan_learns(job, u), saves = !trains || job->needs_save_places;
+        if (plani_rests_for_good(job, u))
+            add_params(job, set, layout, u);
+        else if (!learns && saves)
+            add_frozen_place(job, set, layout, u);
+        else if (learns && trains && rests_on(job, STATE_OPTIMIZER, u, true))
             add_optimizer(job, set, layout, u);
-        else if (!trains || job->needs_save_places)
+        else if (learns && saves)
             add_save(job, set, layout, u);
     }
     for (uint32_t u = 0; u < job->unit_count && plani_commits(job); u++)
-        add_twin(set, layout, u);
+        if (plan_learns(job, u))
+            add_twin(set, layout, u);
     for (uint32_t u = 0; u < job->unit_count; u++)
-        if (rests_on(job, STATE_PARAMS, u, true))
+        if (rests_on(job, STATE_PARAMS, u, true) && !plani_rests_for_good(job, u))
             add_params(job, set, layout, u);
     for (uint32_t u = 0; u < job->unit_count; u++)
-        if (trains && rests_on(job, STATE_GRADS, u, true))
+        if (trains && plan_learns(job, u) && rests_on(job, STATE_GRADS, u, true))
             add_grads(job, set, layout, u);
     for (uint32_t u = 0; u < job->unit_count; u++) {
-        if (trains && rests_on(job, STATE_OPTIMIZER, u, false))
+        bool learns = trains && plan_learns(job, u);
+        if (learns && rests_on(job, STATE_OPTIMIZER, u, false))
             add_optimizer(job, set, layout, u);
-        if (trains && rests_on(job, STATE_GRADS, u, false))
+        if (learns && rests_on(job, STATE_GRADS, u, false))
             add_grads(job, set, layout, u);
         if (rests_on(job, STATE_PARAMS, u, false))
             add_params(job, set, layout, u);
@@ -213,18 +238,19 @@ static void add_parked(const plan_job *job, plan_set *set, plani_layout *layout)
     }
 }
 
-/* Checkpoints of the boundaries before each stage but the last: the head's input is used at the turn
- * and never rests. Inner activations where a stage keeps them. */
+/* Checkpoints of the boundaries before each stage that has a backward, but the last: the head's input is used
+ * at the turn and never rests. Inner activations where a stage keeps them. */
 static void add_activations(const plan_job *job, plan_set *set, plani_layout *layout)
 {
     bool trains = !job->only_eval;
     for (uint32_t s = 0; s < job->stage_count; s++) {
         const plan_stage *stage = &job->stages[s];
-        bool rests = trains && stage->has_input && s + 1 < job->stage_count;
+        bool rests =
+            trains && stage->has_input && s + 1 < job->stage_count && plani_goes_back(job, s);
         add_slots(job, set, layout, s, STATE_ACTIVATIONS, rests ? job->boundary_bytes : 0,
                   set->homes.activations);
         uint8_t inner = job->homes[STATE_INNER_ACTIVATIONS][plani_stage_unit(job, s)];
-        bool keeps = trains && inner < ARENA_COUNT;
+        bool keeps = trains && inner < ARENA_COUNT && plani_goes_back(job, s);
         add_slots(job, set, layout, s, STATE_INNER_ACTIVATIONS, keeps ? stage->saved_bytes : 0,
                   set->homes.saved);
     }
@@ -300,15 +326,18 @@ static uint64_t gathered_bytes(const plan_job *job, const plan_set *set, uint32_
            sizeof(double);
 }
 
-/* As many units to a part as its limit allows, one at least. */
+/* As many units to a part as its limit allows, one that learns at least: frozen ones have no sums. */
 static void choose_norm_parts(const plan_job *job, plan_set *set)
 {
     uint64_t most = job->norm_part_bytes ? job->norm_part_bytes : NORM_PART_BYTES;
     uint32_t begin = 0;
     set->norm_part_count = 0;
     for (uint32_t u = 1; u <= job->unit_count; u++) {
-        bool goes_on = u < job->unit_count &&
-                       (plani_world(job) == 1 || gathered_bytes(job, set, begin, u + 1) <= most);
+        uint64_t has = gathered_bytes(job, set, begin, u);
+        uint64_t would_have =
+            gathered_bytes(job, set, begin, (uint32_t)size_min(u + 1, job->unit_count));
+        bool goes_on = u < job->unit_count && (plani_world(job) == 1 || would_have <= most ||
+                                               has == 0 || would_have == has);
         if (goes_on)
             continue;
         set->norm_part_begin[set->norm_part_count++] = begin;
@@ -356,7 +385,8 @@ int plani_layout_make(const plan_job *job, plan_set *set, plani_layout *layout)
     for (uint32_t u = 0; u < job->unit_count; u++) {
         assert(job->unit_elems[u] > 0 && job->unit_elems[u] % SHARD_ELEMS_STEP == 0);
         set->norm_block_begin[u] = blocks; /* of its shard */
-        blocks += shard_elems(job->unit_elems[u], plani_world(job)) / SHARD_ELEMS_STEP;
+        if (plan_learns(job, u))
+            blocks += shard_elems(job->unit_elems[u], plani_world(job)) / SHARD_ELEMS_STEP;
     }
     set->norm_block_begin[job->unit_count] = blocks;
 

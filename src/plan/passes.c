@@ -403,6 +403,8 @@ void plani_stage_backward(plani_builder *b, struct plani_step *st, uint32_t stag
                           uint32_t mb_begin, uint32_t mb_end)
 {
     struct pass_run run = run_of(b, stage, mb_begin, mb_end, true);
+    if (!plani_goes_back(b->job, stage))
+        return;
     if (!keeps_saved(b, stage))
         run_phase(b, st, &run, PLAN_RECOMPUTE);
     run_phase(b, st, &run, PLAN_BACKWARD);

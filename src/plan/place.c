@@ -57,7 +57,7 @@ static void point_of_kinds(const plani_placer *self, const uint8_t tiers[STATE_K
 static bool has_far_optimizer(const plani_placer *self)
 {
     for (uint32_t u = 0; u < self->job.unit_count; u++)
-        if (self->homes[STATE_OPTIMIZER][u] != ARENA_DEVICE)
+        if (plan_learns(&self->job, u) && self->homes[STATE_OPTIMIZER][u] != ARENA_DEVICE)
             return true;
     return false;
 }
@@ -578,9 +578,9 @@ int plan_place(const struct plan_place_asked *asked, struct plan_place_found *fo
     memset(&found->set, 0, sizeof found->set);
     found->reason_count = 0;
     int rc = plani_placer_init(&self, asked);
-    if (rc == 0 && asked->job->micro_batch_count == 0)
-        rc = plan_compile(&self.job, &found->set); /* says what is wrong */
-    else if (rc == 0)
+    if (rc == 0)
+        rc = plani_check_job(asked->job);
+    if (rc == 0)
         rc = asked->only_fits ? place_any(&self, found) : place(&self, found);
     found->trial_count = self.trials;
     found->compile_count = self.compiles;

@@ -87,6 +87,13 @@ static bool is_covered(const plan_job *job, const uint64_t need[ARENA_COUNT])
     return true;
 }
 
+/* Whether a home of the unit that leaves the drives leaves them free: what is frozen stays there as well. */
+static bool frees(const plan_job *job, int kind, int tier, uint32_t unit)
+{
+    return kind != STATE_PARAMS || tier != ARENA_NVME || !job->needs_save_places ||
+           !plani_may_rest_for_good(job, unit);
+}
+
 /* Brings units of the kind from `tier` to the nearer `to`, until `lack` is covered or `room` is used up. */
 static void bring(const plani_placer *self, struct plani_point *point, int kind, int tier, int to,
                   double *lack, double *room)
@@ -94,11 +101,12 @@ static void bring(const plani_placer *self, struct plani_point *point, int kind,
     uint32_t *until = point->until[kind];
     uint32_t at = until[tier - 1], end = until[tier];
     for (; at<end && * lack> 0; at++) {
-        double bytes = (double)self->bytes[kind][self->units[kind][at]];
+        uint32_t unit = self->units[kind][at];
+        double bytes = (double)self->bytes[kind][unit];
         if (bytes > *room)
             break;
         *room -= bytes;
-        *lack -= bytes;
+        *lack -= frees(&self->job, kind, tier, unit) ? bytes : 0;
     }
     for (int t = to; t < tier; t++)
         until[t] = at > until[t] ? at : until[t];

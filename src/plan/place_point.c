@@ -10,26 +10,42 @@
 /* Of a step: what all inner activations kept, and what all other states on drives, cost in a score. */
 static const double kept_cost = 0.0003, far_cost = 0.0003;
 
+/* What waits between the passes of cut stages, where the first stage's output rests, though nothing else may
+ * rest there: if all stages wait. */
+static uint64_t parked_bytes(const plan_job *job)
+{
+    uint64_t bytes = 0;
+    if (job->order == PLAN_BATCH_MAJOR || job->micro_batch_count < 2)
+        return 0;
+    for (uint32_t s = 0; s < job->stage_count; s++)
+        if (job->stages[s].is_cut)
+            bytes = size_max(bytes, job->stages[s].saved_bytes);
+    return bytes * job->micro_batch_count;
+}
+
 /* Bytes of the unit's state of the kind that rest on this rank; 0: there is no such home. */
 static uint64_t rest_bytes(const plan_job *job, int kind, uint32_t unit)
 {
     bool by_batch = job->order == PLAN_BATCH_MAJOR;
+    bool learns = !job->only_eval && plan_learns(job, unit);
     uint64_t bytes = 0, slots = by_batch ? 1 : job->micro_batch_count;
     switch ((enum state_kind)kind) {
     case STATE_PARAMS:
         return plan_rest_elems(job, STATE_PARAMS, unit) * job->param_bytes;
     case STATE_GRADS:
-        return job->only_eval ? 0 : plan_rest_elems(job, STATE_GRADS, unit) * job->grad_bytes;
+        return learns ? plan_rest_elems(job, STATE_GRADS, unit) * job->grad_bytes : 0;
     case STATE_OPTIMIZER:
-        return job->only_eval
-                   ? 0
-                   : plan_rest_elems(job, STATE_OPTIMIZER, unit) * 4 * job->state_streams;
+        return learns ? plan_rest_elems(job, STATE_OPTIMIZER, unit) * 4 * job->state_streams : 0;
     case STATE_ACTIVATIONS:
     case STATE_INNER_ACTIVATIONS:
         for (uint32_t s = 0; s < job->stage_count && !job->only_eval; s++) {
             const plan_stage *stage = &job->stages[s];
             if (plani_stage_unit(job, s) != unit)
                 continue;
+            if (!plani_goes_back(job, s)) {
+                bytes += kind == STATE_ACTIVATIONS && s == 1 ? parked_bytes(job) : 0;
+                continue;
+            }
             if (kind == STATE_INNER_ACTIVATIONS)
                 bytes += slots * stage->saved_bytes;
             else if (stage->has_input && s + 1 < job->stage_count)

@@ -201,7 +201,10 @@ typedef struct plan_job plan_job;
 
 /* Buffer indices of the homes, equal in all programs of the set. PROGRAM_NONE where there is none. */
 struct plan_homes {
-    uint32_t *params, *grads, *optimizer, *saves; /* [unit_count] */
+    uint32_t *params, *grads, *optimizer;
+    uint32_t
+        *saves; /* [unit_count] where the optimizer's state is saved to; of a frozen unit the place
+                        of its params on the slab, where that is not their home (plan_frozen_place) */
     uint32_t
         *twins; /* [unit_count] with plan_job.commits: the second place of the unit's state on the
                         slab, as large as the first (optimizer or saves); no op names it (swap/places.h) */
@@ -265,9 +268,20 @@ uint64_t plan_rest_elems(const plan_job *job, enum state_kind kind, uint32_t uni
 /* Whether they are the shard alone. False where there is one rank. */
 bool plan_is_sharded(const plan_job *job, enum state_kind kind, uint32_t unit);
 
+/* Whether the unit learns. A frozen one has params alone. Those lie on the slab for good, cut over the ranks as
+ * optimizer state is, whatever their home: INIT writes them there, tile by tile, no other program does. Where
+ * they rest on nvme anyway, and as much of them as of optimizer state, their home is that place: there is one
+ * copy, and LOAD has nothing to do. */
+static inline bool plan_learns(const plan_job *job, uint32_t unit)
+{
+    return !job->is_frozen || !job->is_frozen[unit];
+}
+/* The buffer of a frozen unit's params on the slab, PROGRAM_NONE where nothing is to outlive the process. */
+uint32_t plan_frozen_place(const plan_job *job, const plan_homes *homes, uint32_t unit);
+
 /* Compiles all programs and checks them. Time and memory grow about linearly with tiles and stages times
  * micro-batches; chosen tile sizes cut a model into at most about 2^14 tiles. ERR_NO_FIT (see above);
- * ERR_CONFIG for no micro-batch, for more than 4 million stages times micro-batches, and where ops,
+ * ERR_CONFIG for no micro-batch, for a model of which no unit learns (but only_eval), for more than 4 million stages times micro-batches, and where ops,
  * buffers or dependencies outgrow 32 bits; ERR_INTERNAL if a program fails its own check, which is a
  * bug. On failure *out is empty. */
 int plan_compile(const plan_job *job, plan_set *out) MUST_CHECK;

@@ -140,6 +140,27 @@ bool plani_has_cut_stage(const plan_job *job);
 /* Of one micro-batch, the most that waits between passes of cut stages; 0: nothing does. */
 uint64_t plani_parked_bytes(const plan_job *job);
 
+/* Whether a home on nvme of the unit's params is, or would be, their place on the slab for good. */
+static inline bool plani_may_rest_for_good(const plan_job *job, uint32_t unit)
+{
+    return !plan_learns(job, unit) &&
+           plan_is_sharded(job, STATE_PARAMS, unit) == plan_is_sharded(job, STATE_OPTIMIZER, unit);
+}
+
+static inline bool plani_rests_for_good(const plan_job *job, uint32_t unit)
+{
+    return plani_may_rest_for_good(job, unit) && job->homes[STATE_PARAMS][unit] == ARENA_NVME;
+}
+
+/* ERR_CONFIG for what no plan can be made of: no micro-batch, nothing that learns. */
+int plani_check_job(const plan_job *job) MUST_CHECK;
+
+/* Whether the stage has a backward: it or one before it learns. */
+static inline bool plani_goes_back(const plan_job *job, uint32_t stage)
+{
+    return job->stages[stage].pass_count[PLAN_BACKWARD] > 0;
+}
+
 /* Whether state has two places on the slab. */
 static inline bool plani_commits(const plan_job *job)
 {
@@ -155,7 +176,7 @@ static inline uint32_t plani_stage_unit(const plan_job *job, uint32_t stage)
 /* Whether the stage's inner activations stay from forward to backward. */
 static inline bool plani_keeps_saved(const plan_job *job, uint32_t stage)
 {
-    return job->stages[stage].saved_bytes > 0 && !job->only_eval &&
+    return job->stages[stage].saved_bytes > 0 && !job->only_eval && plani_goes_back(job, stage) &&
            job->homes[STATE_INNER_ACTIVATIONS][plani_stage_unit(job, stage)] < ARENA_COUNT;
 }
 
@@ -192,6 +213,8 @@ enum plani_tile_work { PLANI_WORK_UPDATE, PLANI_WORK_INIT, PLANI_WORK_LOAD };
  * working copy is also brought there. `after` is an op the updates wait for, or PROGRAM_NONE. */
 void plani_unit_work(plani_builder *b, uint32_t unit, enum plani_tile_work work,
                      uint32_t device_params, uint32_t after);
+/* INIT or LOAD of a frozen unit: its params to their place on the slab, or from there; and home. */
+void plani_frozen_work(plani_builder *b, uint32_t unit, enum plani_tile_work work);
 /* Brings a unit's params, whole, into device memory; returns the buffer that holds them: the home where
  * that is whole and on the device, else a transient. */
 uint32_t plani_fetch_params(plani_builder *b, uint32_t unit);

@@ -78,6 +78,11 @@ static void emit_training(plani_builder *b, struct plani_step *st, bool pending)
     st->updates_first = pending && job->update == PLAN_UPDATE_IN_NEXT_FORWARD;
     st->updates_late = pending && job->update == PLAN_UPDATE_DELAYED_ONE_STEP;
     st->commits_behind = pending && b->set->commit == PLAN_COMMIT_BEHIND;
+    for (uint32_t u = 0; u < job->unit_count; u++)
+        if (!plan_learns(job, u)) { /* nothing of it is pending, ever */
+            st->updated[u] = 1;
+            st->updated_count++;
+        }
     uint32_t rounds = job->micro_batch_count / together;
     plani_count_grad_uses(job, rounds, defers_first(b) ? 1 : rounds, st->uses_left);
     if (pending && b->set->commit == PLAN_COMMIT_FIRST) {
@@ -95,7 +100,8 @@ static void emit_training(plani_builder *b, struct plani_step *st, bool pending)
     b->if_applied = true;
     if (job->update == PLAN_UPDATE_AFTER_BACKWARD)
         for (uint32_t u = 0; u < job->unit_count; u++)
-            plani_unit_work(b, u, PLANI_WORK_UPDATE, PROGRAM_NONE, norm);
+            if (plan_learns(job, u))
+                plani_unit_work(b, u, PLANI_WORK_UPDATE, PROGRAM_NONE, norm);
     b->if_applied = false;
 }
 
@@ -126,9 +132,12 @@ static bool leaves_update(const plan_job *job)
 
 static void emit_all_units(plani_builder *b, enum plani_tile_work work)
 {
-    for (uint32_t u = 0; u < b->job->unit_count; u++)
-        if (work != PLANI_WORK_LOAD || is_on_slab(b, u))
+    for (uint32_t u = 0; u < b->job->unit_count; u++) {
+        if (!plan_learns(b->job, u))
+            plani_frozen_work(b, u, work);
+        else if (work != PLANI_WORK_LOAD || is_on_slab(b, u))
             plani_unit_work(b, u, work, PROGRAM_NONE, PROGRAM_NONE);
+    }
 }
 
 static void emit(plani_builder *b, struct plani_step *st, enum program_kind kind)
