@@ -1,27 +1,571 @@
-/* The weights of a Hugging Face checkpoint; see weights.h. */
+/* The weights of a Hugging Face checkpoint; see weights.h.
+ *
+ *   unit's elements ─ by tensor ─► [ plain: bytes of the file, in pieces, a thread each ] ─ convert ─► fp32
+ *                                  [ transposed: strip of rows, made of all the matrix  ] ─ convert ─► fp32 */
 #include "train/weights.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <limits.h>
+#include <math.h>
+#include <omp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "base/size.h"
+#include "format/hf_checkpoint.h"
+
+enum {
+    THREADS_MAX = 16,
+    TEAM_ELEMS = 1 << 16, /* fewer are done before a team is awake */
+    TURN_BLOCK = 32 /* elements of a side: two such blocks of 4 bytes are in the first cache */
+};
+
+/* Where a tensor of a unit comes from. */
+struct weights_source {
+    hf_tensor at;       /* tensor NULL: an adapter, which is not in the checkpoint */
+    bool is_transposed; /* stored [columns, whole_rows] */
+};
+
+/* Rows [row_begin, row_begin + rows) of a transposed matrix, in its own type: [rows, columns]. */
+struct weights_strip {
+    const safetensors_tensor *of; /* NULL: none yet */
+    uint64_t row_begin, rows;
+    unsigned char *data; /* [capacity_bytes] */
+    uint64_t capacity_bytes;
+};
+
+struct weights {
+    const model *net; /* borrowed */
+    hf_checkpoint *files;
+    char dir[PATH_MAX];
+    struct weights_source *sources; /* of all units' tensors, in order */
+    struct weights_source **units;  /* [unit_count] into it */
+    const char *added, *dropped;    /* prefix of the checkpoint's names; of the model's */
+    struct weights_strip strip;
+    unsigned char *pieces; /* [thread_count][piece_bytes] */
+    uint64_t piece_bytes;
+    int thread_count;
+    uint64_t total_bytes;
+    bool has_type[DTYPE_COUNT];
+};
+
+/* ---- names and shapes ---- */
+
+static bool ends_with(const char *text, const char *end)
+{
+    size_t length = strlen(text), end_length = strlen(end);
+    return length >= end_length && strcmp(text + length - end_length, end) == 0;
+}
+
+static bool begins_with(const char *text, const char *begin)
+{
+    return strncmp(text, begin, strlen(begin)) == 0;
+}
+
+bool weights_is_transposed(enum model_family family, const char *name)
+{
+    return family == MODEL_GPT2 &&
+           (ends_with(name, ".attn.c_attn.weight") || ends_with(name, ".attn.c_proj.weight") ||
+            ends_with(name, ".mlp.c_fc.weight") || ends_with(name, ".mlp.c_proj.weight"));
+}
+
+/* A vector is one row, or where it is cut a column. */
+static bool is_vector(const model_tensor *tensor)
+{
+    return !ends_with(tensor->name, "wte.weight") && !ends_with(tensor->name, "wpe.weight") &&
+           (tensor->columns == 1 || (tensor->rows == 1 && tensor->whole_rows == 1));
+}
+
+uint32_t weights_shape(enum model_family family, const model_tensor *tensor, uint64_t shape[2])
+{
+    if (is_vector(tensor)) {
+        shape[0] = tensor->columns == 1 ? tensor->whole_rows : tensor->columns;
+        shape[1] = 1;
+        return 1;
+    }
+    bool is_transposed = weights_is_transposed(family, tensor->name);
+    shape[is_transposed ? 1 : 0] = tensor->whole_rows;
+    shape[is_transposed ? 0 : 1] = tensor->columns;
+    return 2;
+}
+
+static bool is_adapter(const char *name)
+{
+    return strstr(name, ".lora_") != NULL;
+}
+
+/* The checkpoint's name of a tensor of the model. */
+static void stored_name(const weights *self, const char *name, char out[2 * MODEL_NAME_BYTES])
+{
+    bool is_head = begins_with(name, "lm_head.");
+    if (!is_head && self->dropped[0] && begins_with(name, self->dropped))
+        name += strlen(self->dropped);
+    snprintf(out, 2 * MODEL_NAME_BYTES, "%s%s", is_head ? "" : self->added, name);
+}
+
+/* Checkpoints of the whole model and of what is below its head alone have other names. */
+static int find_prefix(weights *self)
+{
+    static const struct {
+        const char *added, *dropped;
+    } forms[MODEL_FAMILY_COUNT][2] = {
+        [MODEL_GPT2] = {{"transformer.", ""}, {"", ""}},
+        [MODEL_LLAMA] = {{"", ""}, {"", "model."}},
+    };
+    const char *table = self->net->units[0].tensors[0].name;
+    char name[2 * MODEL_NAME_BYTES], other[2 * MODEL_NAME_BYTES] = "";
+    hf_tensor found;
+    for (int i = 0; i < 2; i++) {
+        self->added = forms[self->net->spec.family][i].added;
+        self->dropped = forms[self->net->spec.family][i].dropped;
+        stored_name(self, table, name);
+        if (hf_find(self->files, name, &found))
+            return 0;
+        if (i == 0)
+            snprintf(other, sizeof other, "%s", name);
+    }
+    return err_set(
+        ERR_INPUT,
+        "%s has neither a tensor %s nor %s: it is no checkpoint of this family of models",
+        self->dir, other, name);
+}
+
+/* ---- opening ---- */
+
+static bool has_shape(const safetensors_tensor *tensor, const uint64_t *shape, uint32_t count)
+{
+    bool same = tensor->dim_count == count;
+    for (uint32_t d = 0; same && d < count; d++)
+        same = tensor->shape[d] == shape[d];
+    return same;
+}
+
+static int check_tensor(const weights *self, const hf_tensor *at, const model_tensor *wanted)
+{
+    const safetensors_tensor *tensor = at->tensor;
+    const char *path = hf_path(self->files, at->file_idx);
+    char is[SAFETENSORS_SHAPE_BYTES], text[SAFETENSORS_SHAPE_BYTES];
+    safetensors_tensor should = {0};
+    should.dim_count = weights_shape(self->net->spec.family, wanted, should.shape);
+    if (tensor->type == SAFETENSORS_OTHER)
+        return err_set(ERR_INPUT,
+                       "%s: tensor %s has dtype %s, and weights are read from F32, BF16 and F16",
+                       path, tensor->name, tensor->type_name);
+    if (!has_shape(tensor, should.shape, should.dim_count))
+        return err_set(ERR_INPUT,
+                       "%s: tensor %s has shape %s, and the model that config.json and the job "
+                       "describe has %s",
+                       path, tensor->name, safetensors_shape(tensor, is),
+                       safetensors_shape(&should, text));
+    return 0;
+}
+
+static int find_tensor(weights *self, const model_tensor *wanted, struct weights_source *out)
+{
+    char name[2 * MODEL_NAME_BYTES];
+    if (is_adapter(wanted->name))
+        return 0;
+    stored_name(self, wanted->name, name);
+    if (!hf_find(self->files, name, &out->at))
+        return err_set(ERR_INPUT, "%s has no tensor %s%s", self->dir, name,
+                       begins_with(name, "lm_head.") ? ", and the embedding is not tied to stand "
+                                                       "for it (model.tie_embeddings)"
+                                                     : "");
+    TRY(check_tensor(self, &out->at, wanted));
+    out->is_transposed = weights_is_transposed(self->net->spec.family, wanted->name);
+    self->has_type[out->at.tensor->type] = true;
+    if (wanted->row_begin == 0) /* of a tensor in parts once */
+        self->total_bytes += out->at.tensor->size_bytes;
+    if (out->is_transposed)
+        self->strip.capacity_bytes =
+            size_max(self->strip.capacity_bytes, out->at.tensor->size_bytes);
+    return 0;
+}
+
+static int find_tensors(weights *self)
+{
+    const model *net = self->net;
+    uint64_t count = 0;
+    for (uint32_t u = 0; u < net->unit_count; u++)
+        count += net->units[u].tensor_count;
+    self->sources = mem_alloc(count, sizeof *self->sources, "weights");
+    self->units = mem_alloc(net->unit_count, sizeof *self->units, "weights");
+    if (!self->sources || !self->units)
+        return -ENOMEM;
+    struct weights_source *next = self->sources;
+    for (uint32_t u = 0; u < net->unit_count; u++) {
+        self->units[u] = next;
+        for (uint32_t i = 0; i < net->units[u].tensor_count; i++)
+            TRY(find_tensor(self, &net->units[u].tensors[i], next++));
+    }
+    return 0;
+}
+
+static int compare_addresses(const void *left, const void *right)
+{
+    const safetensors_tensor *a = *(const safetensors_tensor *const *)left;
+    const safetensors_tensor *b = *(const safetensors_tensor *const *)right;
+    return (a > b) - (a < b);
+}
+
+/* What checkpoints hold besides parameters. */
+static bool is_no_parameter(const weights *self, const char *name)
+{
+    if (self->net->spec.family == MODEL_GPT2)
+        return ends_with(name, ".attn.bias") || ends_with(name, ".attn.masked_bias");
+    return ends_with(name, "rotary_emb.inv_freq");
+}
+
+/* A tied output matrix that is stored once more. */
+static bool is_repeated(const weights *self, const safetensors_tensor *tensor)
+{
+    const safetensors_tensor *table = self->units[0][0].at.tensor;
+    return self->net->spec.tie_embeddings && strcmp(tensor->name, "lm_head.weight") == 0 &&
+           has_shape(tensor, table->shape, table->dim_count);
+}
+
+/* Nothing of the checkpoint is left aside silently. */
+static int check_rest(const weights *self)
+{
+    uint64_t used = 0, count = 0;
+    for (uint32_t u = 0; u < self->net->unit_count; u++)
+        count += self->net->units[u].tensor_count;
+    const safetensors_tensor **known = mem_alloc(count, sizeof *known, "weights");
+    if (!known)
+        return -ENOMEM;
+    for (uint64_t i = 0; i < count; i++)
+        if (self->sources[i].at.tensor)
+            known[used++] = self->sources[i].at.tensor;
+    qsort(known, used, sizeof *known, compare_addresses);
+    uint64_t extra_count = 0;
+    hf_tensor extra = {0};
+    for (uint64_t i = 0; i < hf_count(self->files); i++) {
+        hf_tensor at = hf_at(self->files, i);
+        if (bsearch(&at.tensor, known, used, sizeof *known, compare_addresses) ||
+            is_no_parameter(self, at.tensor->name) || is_repeated(self, at.tensor))
+            continue;
+        if (extra_count++ == 0)
+            extra = at;
+    }
+    mem_free(known);
+    if (extra_count == 0)
+        return 0;
+    char shape[SAFETENSORS_SHAPE_BYTES];
+    return err_set(ERR_INPUT,
+                   "%s: the model that config.json and the job describe has no place for tensor %s "
+                   "of shape %s, nor for %" PRIu64 " more",
+                   hf_path(self->files, extra.file_idx), extra.tensor->name,
+                   safetensors_shape(extra.tensor, shape), extra_count - 1);
+}
+
+static int reserve(weights *self, uint64_t strip_bytes)
+{
+    self->thread_count = omp_get_num_procs();
+    if (self->thread_count > THREADS_MAX)
+        self->thread_count = THREADS_MAX;
+    self->pieces = mem_alloc((size_t)self->thread_count, self->piece_bytes, "pieces of weights");
+    if (!self->pieces)
+        return -ENOMEM;
+    self->strip.capacity_bytes = size_min(self->strip.capacity_bytes, strip_bytes);
+    if (self->strip.capacity_bytes == 0)
+        return 0;
+    self->strip.data = mem_alloc(self->strip.capacity_bytes, 1, "strip of weights");
+    return self->strip.data ? 0 : -ENOMEM;
+}
+
+int weights_open_sized(const char *dir, const model *net, uint64_t strip_bytes,
+                       uint64_t piece_bytes, weights **out)
+{
+    *out = NULL;
+    weights *self = mem_alloc(1, sizeof *self, "weights");
+    if (!self)
+        return -ENOMEM;
+    self->net = net;
+    self->piece_bytes = piece_bytes;
+    snprintf(self->dir, sizeof self->dir, "%s", dir);
+    int rc = hf_open(dir, &self->files);
+    if (rc == 0)
+        rc = find_prefix(self);
+    if (rc == 0)
+        rc = find_tensors(self);
+    if (rc == 0)
+        rc = check_rest(self);
+    if (rc == 0)
+        rc = reserve(self, strip_bytes);
+    if (rc < 0) {
+        weights_close(self);
+        return rc;
+    }
+    *out = self;
+    return 0;
+}
 
 int weights_open(const char *dir, const model *net, weights **out)
 {
-    (void)net;
-    *out = NULL;
-    return err_set(ERR_INPUT, "%s: checkpoints of Hugging Face are not read yet", dir);
+    return weights_open_sized(dir, net, WEIGHTS_STRIP_BYTES, WEIGHTS_PIECE_BYTES, out);
 }
 
 void weights_close(weights *self)
 {
-    (void)self;
-}
-
-int weights_read(weights *self, uint32_t unit, uint64_t begin, uint64_t count, float *master)
-{
-    (void)self, (void)master;
-    return err_set(ERR_INTERNAL, "unit %u [%llu, +%llu): no weights", unit,
-                   (unsigned long long)begin, (unsigned long long)count);
+    if (!self)
+        return;
+    hf_close(self->files);
+    mem_free(self->sources);
+    mem_free(self->units);
+    mem_free(self->strip.data);
+    mem_free(self->pieces);
+    mem_free(self);
 }
 
 uint64_t weights_identity(const weights *self)
 {
-    (void)self;
+    return hf_identity(self->files);
+}
+
+uint64_t weights_bytes(const weights *self)
+{
+    return self->total_bytes;
+}
+
+enum dtype weights_type(const weights *self)
+{
+    if (self->has_type[DTYPE_FP32] || (self->has_type[DTYPE_BF16] && self->has_type[DTYPE_FP16]))
+        return DTYPE_FP32;
+    return self->has_type[DTYPE_FP16] ? DTYPE_FP16 : DTYPE_BF16;
+}
+
+bool weights_has_all(const weights *self, uint32_t unit)
+{
+    for (uint32_t i = 0; i < self->net->units[unit].tensor_count; i++)
+        if (!self->units[unit][i].at.tensor)
+            return false;
+    return true;
+}
+
+/* ---- reading ---- */
+
+/* The first failure of a team's threads. */
+struct team_error {
+    err_record record;
+};
+
+static void keep_error(struct team_error *self, int rc)
+{
+    if (rc < 0) {
+#pragma omp critical(weights_error)
+        if (self->record.code == 0)
+            err_save(&self->record, rc);
+    }
+}
+
+static int team_result(const struct team_error *self)
+{
+    return self->record.code < 0 ? err_restore(&self->record) : 0;
+}
+
+static int team_size(const weights *self, uint64_t piece_count)
+{
+    int threads = omp_get_max_threads();
+    if (threads > self->thread_count)
+        threads = self->thread_count;
+    return (uint64_t)threads > piece_count ? (int)piece_count : threads;
+}
+
+/* Elements [begin, begin + count) of a tensor as they are stored. */
+static int read_plain(weights *self, const hf_tensor *at, uint64_t begin, uint64_t count,
+                      float *master)
+{
+    enum dtype type = (enum dtype)at->tensor->type;
+    uint64_t width = dtype_bytes(type), step = self->piece_bytes / width;
+    uint64_t piece_count = size_div_up(count, step);
+    struct team_error failed = {.record.code = 0};
+    hf_read_ahead(self->files, at, begin * width, count * width);
+#pragma omp parallel for schedule(dynamic) num_threads(team_size(self, piece_count))
+    for (uint64_t i = 0; i < piece_count; i++) {
+        uint64_t from = i * step, held = size_min(step, count - from);
+        unsigned char *piece = self->pieces + (uint64_t)omp_get_thread_num() * self->piece_bytes;
+        void *target = type == DTYPE_FP32 ? (void *)(master + from) : piece;
+        int rc = hf_read(self->files, at, (begin + from) * width, held * width, target);
+        if (rc == 0 && type != DTYPE_FP32)
+            dtype_convert(piece, type, master + from, DTYPE_FP32, held);
+        keep_error(&failed, rc);
+    }
+    return team_result(&failed);
+}
+
+/* Columns [first, first + rows) of `count` stored rows of `whole_rows` elements, which are the matrix's columns
+ * from `column` on, to [rows, columns]. By blocks, so that lines of the cache are used whole. */
+#define TURN(name, element)                                                                        \
+    static void name(const element *source, uint64_t whole_rows, uint64_t first, uint64_t rows,    \
+                     uint64_t count, uint64_t columns, uint64_t column, element *target)           \
+    {                                                                                              \
+        for (uint64_t r0 = 0; r0 < rows; r0 += TURN_BLOCK)                                         \
+            for (uint64_t c0 = 0; c0 < count; c0 += TURN_BLOCK)                                    \
+                for (uint64_t r = r0; r < size_min(rows, r0 + TURN_BLOCK); r++)                    \
+                    for (uint64_t c = c0; c < size_min(count, c0 + TURN_BLOCK); c++)               \
+                        target[r * columns + column + c] = source[c * whole_rows + first + r];     \
+    }
+TURN(turn_16, uint16_t)
+TURN(turn_32, uint32_t)
+
+/* How the stored rows of a transposed matrix, of which a strip is columns, are cut into pieces. */
+struct turning {
+    const hf_tensor *at;
+    uint64_t whole_rows, columns; /* of the matrix; stored [columns, whole_rows] */
+    uint64_t row, rows;           /* of the strip */
+    uint64_t lines;               /* whole stored rows of a piece; 0: a piece is a span of one */
+    uint64_t span, spans; /* then: rows of the strip in a piece, and pieces of a stored row */
+    uint64_t piece_count;
+};
+
+static struct turning cut_matrix(const weights *self, const hf_tensor *at, uint64_t whole_rows,
+                                 uint64_t columns, uint64_t row)
+{
+    uint64_t width = dtype_bytes((enum dtype)at->tensor->type);
+    struct turning cut = {
+        .at = at, .whole_rows = whole_rows, .columns = columns, .row = row, .spans = 1};
+    cut.rows = size_min(whole_rows - row, self->strip.capacity_bytes / (columns * width));
+    cut.span = size_min(cut.rows, self->piece_bytes / width);
+    cut.lines = self->piece_bytes / (whole_rows * width);
+    if (cut.lines > 0) {
+        cut.piece_count = size_div_up(columns, cut.lines);
+    } else {
+        cut.spans = size_div_up(cut.rows, cut.span);
+        cut.piece_count = columns * cut.spans;
+    }
+    return cut;
+}
+
+static int turn_piece(weights *self, const struct turning *cut, uint64_t idx, unsigned char *piece)
+{
+    uint64_t width = dtype_bytes((enum dtype)cut->at->tensor->type);
+    bool is_whole = cut->lines > 0;
+    uint64_t column = is_whole ? idx * cut->lines : idx / cut->spans;
+    uint64_t count = is_whole ? size_min(cut->lines, cut->columns - column) : 1;
+    uint64_t skipped = is_whole ? 0 : idx % cut->spans * cut->span; /* rows of the strip */
+    uint64_t held = is_whole ? cut->rows : size_min(cut->span, cut->rows - skipped);
+    uint64_t line = is_whole ? cut->whole_rows : held; /* elements of a stored row in the piece */
+    uint64_t from = column * cut->whole_rows + (is_whole ? 0 : cut->row + skipped);
+    uint64_t first = is_whole ? cut->row : 0;
+    unsigned char *target = self->strip.data + skipped * cut->columns * width;
+    TRY(hf_read(self->files, cut->at, from * width, count * line * width, piece));
+    if (width == 2)
+        turn_16((const uint16_t *)(const void *)piece, line, first, held, count, cut->columns,
+                column, (uint16_t *)(void *)target);
+    else
+        turn_32((const uint32_t *)(const void *)piece, line, first, held, count, cut->columns,
+                column, (uint32_t *)(void *)target);
+    return 0;
+}
+
+/* Fills the strip with rows from `row` on, as many as it holds: the whole matrix passes by, or where its stored
+ * rows are longer than a piece what the strip needs of them. */
+static int load_strip(weights *self, const hf_tensor *at, uint64_t whole_rows, uint64_t columns,
+                      uint64_t row)
+{
+    struct weights_strip *strip = &self->strip;
+    struct turning cut = cut_matrix(self, at, whole_rows, columns, row);
+    if (cut.rows == 0)
+        return err_set(ERR_INPUT, "%s: tensor %s has rows of more than %" PRIu64 " bytes",
+                       self->dir, at->tensor->name, strip->capacity_bytes);
+    struct team_error failed = {.record.code = 0};
+    strip->of = NULL;
+#pragma omp parallel for schedule(dynamic) num_threads(team_size(self, cut.piece_count))
+    for (uint64_t i = 0; i < cut.piece_count; i++) {
+        uint64_t thread = (uint64_t)omp_get_thread_num();
+        keep_error(&failed, turn_piece(self, &cut, i, self->pieces + thread * self->piece_bytes));
+    }
+    TRY(team_result(&failed));
+    strip->of = at->tensor;
+    strip->row_begin = row;
+    strip->rows = cut.rows;
+    return 0;
+}
+
+/* Elements [begin, begin + count) of the whole matrix [whole_rows, columns] that is stored transposed. */
+static int read_turned(weights *self, const hf_tensor *at, const model_tensor *tensor,
+                       uint64_t begin, uint64_t count, float *master)
+{
+    struct weights_strip *strip = &self->strip;
+    uint64_t columns = tensor->columns, width = dtype_bytes((enum dtype)at->tensor->type);
+    while (count > 0) {
+        uint64_t row = begin / columns;
+        if (strip->of != at->tensor || row < strip->row_begin ||
+            row >= strip->row_begin + strip->rows)
+            TRY(load_strip(self, at, tensor->whole_rows, columns, row));
+        uint64_t first = begin - strip->row_begin * columns;
+        uint64_t held = size_min(count, strip->rows * columns - first);
+        dtype_convert(strip->data + first * width, (enum dtype)at->tensor->type, master, DTYPE_FP32,
+                      held);
+        begin += held;
+        count -= held;
+        master += held;
+    }
+    return 0;
+}
+
+/* Where a weight is no number every later step fails, and says nothing of why. */
+static int check_finite(const hf_checkpoint *files, const hf_tensor *at, uint64_t begin,
+                        uint64_t count, const float *master)
+{
+    uint64_t bad = 0;
+#pragma omp parallel for schedule(static) reduction(+ : bad) if (count >= TEAM_ELEMS)
+    for (uint64_t i = 0; i < count; i++)
+        bad += (fp32_bits(master[i]) & 0x7f800000u) == 0x7f800000u;
+    if (bad == 0)
+        return 0;
+    uint64_t i = 0;
+    while (isfinite(master[i]))
+        i++;
+    return err_set(ERR_INPUT,
+                   "%s: tensor %s holds what is no finite number, of elements [%" PRIu64
+                   ", %" PRIu64 ") %" PRIu64 "; the first is element %" PRIu64,
+                   hf_path(files, at->file_idx), at->tensor->name, begin, begin + count, bad,
+                   begin + i);
+}
+
+static int read_tensor(weights *self, const struct weights_source *from, const model_tensor *tensor,
+                       uint64_t begin, uint64_t count, float *master)
+{
+    /* Elements of the whole tensor, of which a part's rows follow each other. */
+    uint64_t first = tensor->row_begin * tensor->columns + begin;
+    if (from->is_transposed)
+        TRY(read_turned(self, &from->at, tensor, first, count, master));
+    else
+        TRY(read_plain(self, &from->at, first, count, master));
+    return check_finite(self->files, &from->at, first, count, master);
+}
+
+/* Zeros from `*end` up to `begin`, both within what the caller wants. */
+static void clear_to(uint64_t begin, uint64_t *end, uint64_t base, float *master)
+{
+    if (begin > *end)
+        memset(master + (*end - base), 0, (begin - *end) * sizeof *master);
+    *end = size_max(*end, begin);
+}
+
+int weights_read(weights *self, uint32_t unit, uint64_t begin, uint64_t count, float *master)
+{
+    assert(unit < self->net->unit_count);
+    const model_unit *source = &self->net->units[unit];
+    uint64_t done = begin; /* tensors lie in the order of their offsets */
+    for (uint32_t i = 0; i < source->tensor_count; i++) {
+        const model_tensor *tensor = &source->tensors[i];
+        uint64_t first = tensor->offset_elems;
+        uint64_t low = size_max(begin, first);
+        uint64_t high = size_min(begin + count, first + tensor->rows * tensor->columns);
+        if (low >= high)
+            continue;
+        clear_to(low, &done, begin, master);
+        if (self->units[unit][i].at.tensor)
+            TRY(read_tensor(self, &self->units[unit][i], tensor, low - first, high - low,
+                            master + (low - begin)));
+        done = high;
+    }
+    clear_to(begin + count, &done, begin, master);
     return 0;
 }

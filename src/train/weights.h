@@ -4,10 +4,14 @@
  *   elements [begin, begin + count) of a unit's padded flat vector as fp32
  *
  * The same numbers on any number of ranks and for any cut into tiles, each of whom reads what it asks for and
- * no more. Memory: the headers, and a bounded buffer. One thread. */
+ * no more, but for the matrices that GPT-2 stores transposed, which are read in strips of up to
+ * WEIGHTS_STRIP_BYTES and kept for the next call: who asks in the order of elements reads each once.
+ * Memory: the headers, a few MiB for each thread, and for GPT-2 a strip. One thread calls; reads use the caller's
+ * OpenMP team. */
 #ifndef SLUICE_TRAIN_WEIGHTS_H
 #define SLUICE_TRAIN_WEIGHTS_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "base/error.h"
@@ -15,17 +19,39 @@
 
 typedef struct weights weights;
 
+#define WEIGHTS_STRIP_BYTES ((uint64_t)256 << 20)
+#define WEIGHTS_PIECE_BYTES                                                                        \
+    ((uint64_t)4 << 20) /* of a request: beyond 1 MiB drives gain nothing more */
+
 /* Every tensor of the model must be there with its shape (GPT-2's transposed), in fp32, bf16 or fp16. ERR_INPUT
  * naming file, tensor, and what it is and should be; tensors that the model has no place for are an error too, but
- * for those that repeat (a tied output matrix) or hold no parameters (attention masks, inverse frequencies). */
+ * for those that repeat (a tied output matrix) or hold no parameters (attention masks, inverse frequencies).
+ * Adapters (names with ".lora_") are not looked for: they begin as the model says. */
 int weights_open(const char *dir, const model *net, weights **out) MUST_CHECK;
+/* The same with other sizes of strips and requests, for tests; the smallest are a row and an element. */
+int weights_open_sized(const char *dir, const model *net, uint64_t strip_bytes,
+                       uint64_t piece_bytes, weights **out) MUST_CHECK;
 void weights_close(weights *self); /* NULL is allowed */
 
-/* Padding is zero. ERR_INPUT with the path where the file cannot be read or has become shorter. */
+/* Padding is zero. ERR_INPUT with the path where the file cannot be read or has become shorter; ERR_INPUT naming
+ * tensor and element for what is no finite number. Elements of adapters stay as the caller has them. */
 int weights_read(weights *self, uint32_t unit, uint64_t begin, uint64_t count,
                  float *master) MUST_CHECK;
 
-/* XXH3 over names, shapes, dtypes and sizes of its files: what a run notes of where it came from. */
+/* Whether the checkpoint has all tensors of the unit: false where some are adapters. */
+bool weights_has_all(const weights *self, uint32_t unit);
+
+/* XXH3 over names, shapes, dtypes and places of its tensors: what a run notes of where it came from. */
 uint64_t weights_identity(const weights *self);
+
+/* Bytes of the model's tensors in the checkpoint, for a line of progress. */
+uint64_t weights_bytes(const weights *self);
+/* What the tensors are, where all are one; else the widest: fp32 where fp16 and bf16 are mixed. */
+enum dtype weights_type(const weights *self);
+
+/* Whether Hugging Face stores this tensor of the family as [in, out]: matrices of GPT-2's blocks (Conv1D). */
+bool weights_is_transposed(enum model_family family, const char *name);
+/* The shape under which Hugging Face stores a tensor of which `tensor` is the whole or a part; dimensions. */
+uint32_t weights_shape(enum model_family family, const model_tensor *tensor, uint64_t shape[2]);
 
 #endif

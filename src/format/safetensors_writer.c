@@ -1,0 +1,256 @@
+/* The writer of safetensors files; see safetensors.h. */
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <jansson.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/mem.h"
+#include "base/progress.h"
+#include "base/size.h"
+#include "format/format_json.h"
+#include "format/safetensors.h"
+
+enum { HEADER_STEP = 8 }; /* the data begin on a multiple of it */
+
+/* Bytes after which the drive is told to begin writing, so that the sync at the end has little left. */
+#define WRITE_BEHIND_BYTES (32 * MIB)
+
+struct writer_row {
+    uint64_t file_offset, elem_count;
+    uint64_t written; /* elements */
+    enum dtype type;
+};
+
+struct safetensors_writer {
+    char path[PATH_MAX], partial[PATH_MAX];
+    int fd;
+    bool is_made; /* there is a partial file */
+    uint32_t count;
+    struct writer_row *rows;
+    uint64_t behind_bytes; /* written since the drive was told */
+};
+
+static const char *const type_names[DTYPE_COUNT] = {
+    [DTYPE_FP32] = "F32", [DTYPE_BF16] = "BF16", [DTYPE_FP16] = "F16"};
+
+static int row_bytes(const safetensors_row *row, uint64_t *elem_count, uint64_t *bytes)
+{
+    *elem_count = 1;
+    for (uint32_t d = 0; d < row->dim_count; d++)
+        TRY(size_mul(*elem_count, row->shape[d], elem_count));
+    return size_mul(*elem_count, dtype_bytes(row->type), bytes);
+}
+
+static json_t *describe(const safetensors_row *row, uint64_t begin, uint64_t end)
+{
+    json_t *shape = json_array();
+    for (uint32_t d = 0; d < row->dim_count; d++)
+        json_array_append_new(shape, json_integer((json_int_t)row->shape[d]));
+    return json_pack("{s:s, s:o, s:[I, I]}", "dtype", type_names[row->type], "shape", shape,
+                     "data_offsets", (json_int_t)begin, (json_int_t)end);
+}
+
+/* The header's text, without its length and what fills it up; free() ends it. Fills rows from data offset 0 on. */
+static int make_header(const safetensors_row *rows, uint32_t count, struct writer_row *places,
+                       char **text, uint64_t *data_bytes)
+{
+    json_t *doc = json_pack("{s:{s:s}}", "__metadata__", "format", "pt");
+    int rc = doc ? 0 : -ENOMEM;
+    uint64_t end = 0;
+    for (uint32_t i = 0; rc == 0 && i < count; i++) {
+        uint64_t bytes, elem_count;
+        TRY_GOTO(rc, row_bytes(&rows[i], &elem_count, &bytes), done);
+        places[i] =
+            (struct writer_row){.file_offset = end, .elem_count = elem_count, .type = rows[i].type};
+        TRY_GOTO(rc, size_add(end, bytes, &bytes), done);
+        if (json_object_set_new(doc, rows[i].name, describe(&rows[i], end, bytes)) < 0)
+            rc = -ENOMEM;
+        end = bytes;
+    }
+    if (rc == 0 && !(*text = json_dumps(doc, JSON_COMPACT)))
+        rc = -ENOMEM;
+    *data_bytes = end;
+done:
+    json_decref(doc);
+    return rc == -ENOMEM ? err_set(rc, "no memory for the header of %u tensors", count) : rc;
+}
+
+/* Bytes of the header as it is stored. */
+static int stored_bytes(const char *text, uint64_t *bytes)
+{
+    *bytes = size_round_up(strlen(text), HEADER_STEP);
+    if (*bytes <= SAFETENSORS_HEADER_MAX_BYTES)
+        return 0;
+    return err_set(ERR_INPUT,
+                   "a header of %" PRIu64 " bytes is more than the %" PRIu64
+                   " that a safetensors file can have: write smaller files (--shard-size)",
+                   *bytes, SAFETENSORS_HEADER_MAX_BYTES);
+}
+
+int safetensors_file_bytes(const safetensors_row *rows, uint32_t count, uint64_t *bytes)
+{
+    char *text = NULL;
+    uint64_t data_bytes, header_bytes = 0;
+    *bytes = 0;
+    struct writer_row *places = mem_alloc(count, sizeof *places, "tensors to write");
+    int rc = places ? make_header(rows, count, places, &text, &data_bytes) : -ENOMEM;
+    if (rc == 0)
+        rc = stored_bytes(text, &header_bytes);
+    if (rc == 0)
+        rc = size_add(SAFETENSORS_LENGTH_BYTES + header_bytes, data_bytes, bytes);
+    free(text);
+    mem_free(places);
+    return rc;
+}
+
+static int write_at(const safetensors_writer *self, uint64_t offset, uint64_t size_bytes,
+                    const void *source)
+{
+    for (uint64_t at = 0; at < size_bytes;) {
+        ssize_t put = pwrite(self->fd, (const unsigned char *)source + at, size_bytes - at,
+                             (off_t)(offset + at));
+        if (put < 0 && errno == EINTR)
+            continue;
+        if (put < 0)
+            return err_errno(errno, "cannot write %s", self->partial);
+        at += (uint64_t)put;
+        progress_note();
+    }
+    return 0;
+}
+
+/* All of the file's space, so that what does not fit is known before anything is written. */
+static int reserve(const safetensors_writer *self, uint64_t file_bytes)
+{
+    char size[SIZE_TEXT_BYTES];
+    int failed = fallocate(self->fd, 0, 0, (off_t)file_bytes) == 0 ? 0 : errno;
+    if (failed == EOPNOTSUPP || failed == ENOSYS)
+        failed = ftruncate(self->fd, (off_t)file_bytes) == 0 ? 0 : errno;
+    if (failed != 0)
+        return err_errno(failed, "no room for %s of %s", size_format(file_bytes, size), self->path);
+    return 0;
+}
+
+static int begin_file(safetensors_writer *self, const safetensors_row *rows)
+{
+    char *text = NULL;
+    uint64_t data_bytes, header_bytes = 0;
+    int rc = make_header(rows, self->count, self->rows, &text, &data_bytes);
+    if (rc == 0)
+        rc = stored_bytes(text, &header_bytes);
+    unsigned char *stored =
+        rc == 0 ? mem_alloc(SAFETENSORS_LENGTH_BYTES + header_bytes, 1, "header of a file") : NULL;
+    if (rc == 0 && !stored)
+        rc = -ENOMEM;
+    if (rc == 0) {
+        size_t length = strlen(text);
+        for (int i = 0; i < SAFETENSORS_LENGTH_BYTES; i++)
+            stored[i] = (unsigned char)(header_bytes >> 8 * i);
+        memcpy(stored + SAFETENSORS_LENGTH_BYTES, text, length);
+        memset(stored + SAFETENSORS_LENGTH_BYTES + length, ' ', header_bytes - length);
+        rc = reserve(self, SAFETENSORS_LENGTH_BYTES + header_bytes + data_bytes);
+    }
+    if (rc == 0)
+        rc = write_at(self, 0, SAFETENSORS_LENGTH_BYTES + header_bytes, stored);
+    for (uint32_t i = 0; i < self->count; i++)
+        self->rows[i].file_offset += SAFETENSORS_LENGTH_BYTES + header_bytes;
+    mem_free(stored);
+    free(text);
+    return rc;
+}
+
+int safetensors_create(const char *path, const safetensors_row *rows, uint32_t count,
+                       safetensors_writer **out)
+{
+    *out = NULL;
+    safetensors_writer *self = mem_alloc(1, sizeof *self, "safetensors writer");
+    if (!self)
+        return -ENOMEM;
+    self->fd = -1;
+    self->count = count;
+    self->rows = mem_alloc(count, sizeof *self->rows, "tensors to write");
+    int length = snprintf(self->partial, sizeof self->partial, "%s.partial", path);
+    int rc = self->rows ? 0 : -ENOMEM;
+    if (rc == 0 && (length < 0 || (size_t)length >= sizeof self->partial))
+        rc = err_set(ERR_INPUT, "the path %.100s... is longer than %d bytes", path, PATH_MAX - 10);
+    snprintf(self->path, sizeof self->path, "%s", path);
+    if (rc == 0) {
+        self->fd = open(self->partial, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+        rc = self->fd < 0 ? err_errno(errno, "cannot write %s", self->partial) : 0;
+        self->is_made = rc == 0;
+    }
+    if (rc == 0)
+        rc = begin_file(self, rows);
+    if (rc < 0) {
+        safetensors_abandon(self);
+        return rc;
+    }
+    *out = self;
+    return 0;
+}
+
+int safetensors_write(safetensors_writer *self, uint32_t row, uint64_t begin, uint64_t count,
+                      const void *source)
+{
+    struct writer_row *to = &self->rows[row];
+    if (row >= self->count || count > to->elem_count || begin > to->elem_count - count)
+        return err_set(ERR_INTERNAL, "%s: elements [%" PRIu64 ", +%" PRIu64 ") of tensor %u",
+                       self->path, begin, count, row);
+    uint64_t width = dtype_bytes(to->type), offset = to->file_offset + begin * width;
+    TRY(write_at(self, offset, count * width, source));
+    to->written += count;
+    self->behind_bytes += count * width;
+    if (self->behind_bytes < WRITE_BEHIND_BYTES)
+        return 0;
+    self->behind_bytes = 0;
+    /* A hint: the sync at the end reports what fails. */
+    (void)sync_file_range(self->fd, 0, 0, SYNC_FILE_RANGE_WRITE);
+    return 0;
+}
+
+int safetensors_finish(safetensors_writer *self)
+{
+    int rc = 0;
+    for (uint32_t i = 0; rc == 0 && i < self->count; i++)
+        if (self->rows[i].written != self->rows[i].elem_count)
+            rc = err_set(ERR_INTERNAL,
+                         "%s: of tensor %u %" PRIu64 " elements were written, and it has %" PRIu64,
+                         self->path, i, self->rows[i].written, self->rows[i].elem_count);
+    if (rc == 0 && fsync(self->fd) < 0)
+        rc = err_errno(errno, "cannot write %s", self->partial);
+    if (rc == 0) {
+        int fd = self->fd;
+        self->fd = -1;
+        if (close(fd) < 0)
+            rc = err_errno(errno, "cannot write %s", self->partial);
+    }
+    if (rc == 0 && rename(self->partial, self->path) != 0)
+        rc = err_errno(errno, "cannot write %s", self->path);
+    if (rc < 0) {
+        err_record first;
+        err_save(&first, rc);
+        safetensors_abandon(self);
+        return err_restore(&first);
+    }
+    rc = format_sync_parent(self->path);
+    mem_free(self->rows);
+    mem_free(self);
+    return rc;
+}
+
+void safetensors_abandon(safetensors_writer *self)
+{
+    if (!self)
+        return;
+    if (self->fd >= 0)
+        close(self->fd);
+    if (self->is_made)
+        unlink(self->partial);
+    mem_free(self->rows);
+    mem_free(self);
+}

@@ -1,0 +1,52 @@
+/* Small checkpoints as Hugging Face lays them out, made by our own writer: every element is a function of its
+ * tensor's name and its place in the stored tensor, so that whoever reads one can be checked without reading it.
+ * Errors end the test. */
+#ifndef SLUICE_TESTS_HF_FIXTURE_H
+#define SLUICE_TESTS_HF_FIXTURE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/dtype.h"
+#include "model/model.h"
+
+extern char hf_dir[256]; /* of this test's own */
+int hf_fixture_setup(void **state);
+int hf_fixture_teardown(void **state);
+/* hf_dir/NAME; valid until the eighth call after this one. */
+const char *hf_fixture_path(const char *name);
+
+/* Element `idx` of the stored tensor; exact in bf16 and in fp16. */
+float hf_fixture_value(const char *stored_name, uint64_t idx);
+
+struct hf_fixture_shape {
+    enum model_family family;
+    uint64_t layers, hidden, heads, kv_heads, ffn, vocab, positions;
+    bool tied;
+    uint64_t max_part_bytes;
+};
+typedef struct hf_fixture_shape hf_fixture_shape;
+model *hf_fixture_model(const hf_fixture_shape *shape); /* fp32; the caller destroys it */
+
+struct hf_fixture_form {
+    enum dtype type;
+    bool is_bare;      /* names without the prefix of a whole model */
+    uint32_t shards;   /* 0: one model.safetensors */
+    bool has_extras;   /* what holds no parameters, and a tied output matrix */
+    const char *left;  /* a tensor that is not there; or NULL */
+    const char *added; /* a tensor [2, 3] that no model has; or NULL */
+};
+typedef struct hf_fixture_form hf_fixture_form;
+
+/* Writes the weights of the model (uncut) into the directory, which is made. */
+void hf_fixture_write(const char *dir, const hf_fixture_shape *shape, const hf_fixture_form *form);
+/* The stored name of a tensor of the model. */
+void hf_fixture_name(const hf_fixture_shape *shape, const hf_fixture_form *form, const char *name,
+                     char out[256]);
+/* Element `idx` of a unit's flat vector, as it should be read; padding 0. */
+float hf_fixture_expected(const model *net, const hf_fixture_shape *shape,
+                          const hf_fixture_form *form, uint32_t unit, uint64_t idx);
+/* Writes a text file into the directory. */
+void hf_fixture_text(const char *dir, const char *name, const char *text);
+
+#endif
