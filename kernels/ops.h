@@ -97,8 +97,8 @@ struct norm_grad_args {
     const void
         *residual_grad; /* [rows, C] type or NULL: added to input_grad (the skip connection) */
     void *input_grad;   /* [rows, C] type, overwritten; may be output_grad or residual_grad */
-    float *weight_grad; /* [C] fp32, += */
-    float *bias_grad;   /* [C] fp32, += ; NULL for NORM_RMS */
+    float *weight_grad; /* [C] fp32, += ; NULL: neither is wanted */
+    float *bias_grad;   /* [C] fp32, += ; NULL for NORM_RMS and without weight_grad */
     void *scratch;      /* norm_grad_scratch_bytes */
 };
 typedef struct norm_grad_args norm_grad_args;

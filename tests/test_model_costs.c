@@ -279,7 +279,10 @@ static void check_kept(harness *h, uint32_t stage)
     compare(h->self, &costs);
 }
 
-static void check_model(bool tied, enum dtype type, uint64_t max_part_bytes, uint64_t chunk_rows)
+static const model_learn everything;
+
+static void check_model(bool tied, enum dtype type, uint64_t max_part_bytes, uint64_t chunk_rows,
+                        const model_learn *learn)
 {
     bool is_llama = family == MODEL_LLAMA;
     model_spec spec = {
@@ -296,6 +299,7 @@ static void check_model(bool tied, enum dtype type, uint64_t max_part_bytes, uin
         .norm_epsilon = 1e-5,
         .init_std = 0.1,
         .max_part_bytes = max_part_bytes,
+        .learn = *learn,
     };
     harness h;
     make_spy();
@@ -312,7 +316,8 @@ static void check_model(bool tied, enum dtype type, uint64_t max_part_bytes, uin
         harness_fresh(&h, &h.saved, h.self->stages[i].saved_bytes);
         check_phase(&h, MODEL_RECOMPUTE, i);
         check_phase(&h, MODEL_BACKWARD, i);
-        if (h.self->stages[i].kind == STAGE_BLOCK && !h.self->stages[i].is_cut)
+        if (h.self->stages[i].kind == STAGE_BLOCK && !h.self->stages[i].is_cut &&
+            i >= h.self->first_learning)
             check_kept(&h, i);
     }
     harness_destroy(&h);
@@ -321,17 +326,35 @@ static void check_model(bool tied, enum dtype type, uint64_t max_part_bytes, uin
 static void test_whole(void **state)
 {
     (void)state;
-    check_model(false, DTYPE_BF16, 0, 0);
-    check_model(true, DTYPE_FP16, 0, 16); /* 40 rows: chunks of 16, 16 and 8 */
-    check_model(false, DTYPE_BF16, 0, 20);
+    check_model(false, DTYPE_BF16, 0, 0, &everything);
+    check_model(true, DTYPE_FP16, 0, 16, &everything); /* 40 rows: chunks of 16, 16 and 8 */
+    check_model(false, DTYPE_BF16, 0, 20, &everything);
 }
 
 static void test_in_parts(void **state)
 {
     (void)state;
-    check_model(false, DTYPE_BF16, 12000, 16);
-    check_model(true, DTYPE_BF16, 12000, 0);
-    check_model(true, DTYPE_FP16, 20000, 0);
+    check_model(false, DTYPE_BF16, 12000, 16, &everything);
+    check_model(true, DTYPE_BF16, 12000, 0, &everything);
+    check_model(true, DTYPE_FP16, 20000, 0, &everything);
+}
+
+/* What is frozen costs nothing. */
+static void test_frozen(void **state)
+{
+    (void)state;
+    const model_learn selections[] = {
+        {.is_given = true, .range_count = 1}, /* the only block */
+        {.is_given = true, .embed = true},
+        {.is_given = true, .head = true},
+        {.is_given = true, .norms = true},
+    };
+    for (int i = 0; i < 4; i++) {
+        check_model(i % 2, DTYPE_BF16, 0, 16, &selections[i]);
+        check_model(i % 2 == 0, DTYPE_BF16, 0, 0, &selections[i]);
+        if (!selections[i].norms)
+            check_model(i % 2, DTYPE_BF16, 12000, 16, &selections[i]);
+    }
 }
 
 int main(int argc, char **argv)
@@ -340,6 +363,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_whole),
         cmocka_unit_test(test_in_parts),
+        cmocka_unit_test(test_frozen),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

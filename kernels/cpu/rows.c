@@ -50,7 +50,7 @@ size_t cpui_norm_grad_scratch_bytes(kernel_context *context, uint64_t rows, uint
 int cpui_norm_backward(kernel_context *context, void *stream, const norm_grad_args *args)
 {
     (void)stream;
-    assert(args->kind == NORM_RMS || (args->mean && args->bias_grad));
+    assert(args->kind == NORM_RMS || (args->mean && !args->weight_grad == !args->bias_grad));
     context->rows->norm_backward(context->thread_count, args);
     return 0;
 }

@@ -195,6 +195,8 @@ static void norm_backward(int threads, const norm_grad_args *args)
             norm_grad_row_input(args, row * channels, mean, rstd, g_mean, gx_mean);
         }
     }
+    if (!args->weight_grad)
+        return;
     add_partial_sums(threads, scratch, block_count, 2 * channels, channels, args->weight_grad);
     if (layer)
         add_partial_sums(threads, scratch + channels, block_count, 2 * channels, channels,

@@ -57,7 +57,7 @@ size_t cudai_norm_grad_scratch_bytes(kernel_context *context, uint64_t rows, uin
 int cudai_norm_backward(kernel_context *context, void *stream, const norm_grad_args *args)
 {
     (void)context;
-    assert(args->kind == NORM_RMS || (args->mean && args->bias_grad));
+    assert(args->kind == NORM_RMS || (args->mean && !args->weight_grad == !args->bias_grad));
     if (args->rows == 0 || args->channels == 0)
         return 0;
     cudai_row_blocks blocks = norm_blocks(args->rows, args->channels);

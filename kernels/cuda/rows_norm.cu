@@ -490,7 +490,7 @@ extern "C" int cudai_launch_norm_backward(void *stream, const norm_grad_args *ar
             error = is_layer ? launch_backward<T, true, false>(on, *args, blocks)
                              : launch_backward<T, false, false>(on, *args, blocks);
     });
-    if (error != cudaSuccess)
+    if (error != cudaSuccess || !args->weight_grad)
         return error;
     return launch_fold(on, static_cast<const float *>(args->scratch), blocks.count, args->channels,
                        args->weight_grad, is_layer ? args->bias_grad : nullptr);

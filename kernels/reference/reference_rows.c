@@ -86,7 +86,7 @@ int refi_norm_backward(kernel_context *context, void *stream, const norm_grad_ar
         weight_sum[c] = 0.0;
     for (uint64_t row = 0; row < args->rows; row++)
         norm_backward_row(args, row, weight_sum, bias_sum);
-    for (uint64_t c = 0; c < args->channels; c++) {
+    for (uint64_t c = 0; c < args->channels && args->weight_grad; c++) {
         args->weight_grad[c] = (float)((double)args->weight_grad[c] + weight_sum[c]);
         if (args->kind == NORM_LAYER)
             args->bias_grad[c] = (float)((double)args->bias_grad[c] + bias_sum[c]);

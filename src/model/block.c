@@ -5,8 +5,9 @@
  *
  * The sequence of ops depends on shapes alone. Activations live in `saved` (modeli_block_layout) and in
  * the caller's boundary buffers, which serve as scratch until their own value is due: call->output
- * (forward) and call->input_grad (backward) first hold the attention branch's projection. `temp` is
- * the library's scratch. Allocates nothing. */
+ * (forward) and run->grad, which is call->input_grad (backward), first hold the attention branch's
+ * projection. `temp` is the library's scratch, and run->grad where nobody wants the gradient of the
+ * input. Nothing is computed for a unit whose grads are NULL. Allocates nothing. */
 #include "model/block_internal.h"
 
 /* target = source W^T + b. */
@@ -25,6 +26,8 @@ static int linear_weight_grad(const modeli_block_run *run, enum modeli_product w
                               const void *source)
 {
     const model *self = run->self;
+    if (run->call->grads[0] == NULL)
+        return 0;
     TRY(self->ops->matmul(self->products->matmul[which], run->stream, output_grad, source, NULL,
                           modeli_block_grad(run, weights.weight), run->call->temp));
     if (weights.bias == MODELI_ABSENT)
@@ -70,7 +73,7 @@ int modeli_block_forward(model *self, void *stream, const model_call *call)
     return modeli_block_add_middle(&run);
 }
 
-/* The ffn branch: leaves the gradient of `middle` in call->input_grad. */
+/* The ffn branch: leaves the gradient of `middle` in run->grad. */
 static int ffn_backward(const modeli_block_run *run)
 {
     const modeli_shape *shape = run->shape;
@@ -85,18 +88,19 @@ static int ffn_backward(const modeli_block_run *run)
     TRY(modeli_block_activate_grad(run));
     TRY(linear_weight_grad(run, MODELI_UP_WEIGHT, shape->up, ffn_input, shape->ffn_columns,
                            normed2));
-    TRY(linear_input_grad(run, MODELI_UP_INPUT, shape->up, ffn_input, run->call->input_grad));
+    TRY(linear_input_grad(run, MODELI_UP_INPUT, shape->up, ffn_input, run->grad));
     return modeli_block_norm2_grad(run, shape->norm2);
 }
 
-/* The attention branch: from the gradient of `middle` to that of the input, both in call->input_grad. */
+/* The attention branch: from the gradient of `middle` to that of the input, both in run->grad; no further
+ * than something learns. */
 static int attention_backward(const modeli_block_run *run)
 {
     const modeli_shape *shape = run->shape;
     void *qkv_grad = modeli_block_saved(run, run->at.qkv_grad);
     void *attended = modeli_block_saved(run, run->at.attention);
     void *attended_grad = modeli_block_saved(run, run->at.attention_grad);
-    void *normed1 = modeli_block_saved(run, run->at.normed1), *middle_grad = run->call->input_grad;
+    void *normed1 = modeli_block_saved(run, run->at.normed1), *middle_grad = run->grad;
 
     TRY(linear_weight_grad(run, MODELI_PROJ_WEIGHT, shape->proj, middle_grad,
                            run->self->spec.hidden_size, attended));
@@ -104,6 +108,8 @@ static int attention_backward(const modeli_block_run *run)
     TRY(modeli_block_attend_grad(run));
     TRY(linear_weight_grad(run, MODELI_QKV_WEIGHT, shape->qkv, qkv_grad, shape->qkv_columns,
                            normed1));
+    if (run->call->input_grad == NULL && run->call->grads[shape->norm_unit] == NULL)
+        return 0;
     TRY(linear_input_grad(run, MODELI_QKV_INPUT, shape->qkv, qkv_grad, normed1));
     return modeli_block_norm1_grad(run, shape->norm1);
 }
@@ -111,8 +117,10 @@ static int attention_backward(const modeli_block_run *run)
 int modeli_block_backward(model *self, void *stream, const model_call *call, bool saved_is_valid)
 {
     modeli_block_run run = modeli_block_start(self, stream, call);
+    if (run.grad == NULL)
+        run.grad = modeli_at(call->temp, modeli_unwanted_grad(self, STAGE_BLOCK));
     if (!saved_is_valid)
-        TRY(compute_saved(&run, call->input_grad));
+        TRY(compute_saved(&run, run.grad));
     TRY(ffn_backward(&run));
     return attention_backward(&run);
 }

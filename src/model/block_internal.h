@@ -12,10 +12,23 @@ struct modeli_block_run {
     const model_call *call;
     const modeli_shape *shape;
     modeli_block_layout at;
+    void *grad; /* backward: call->input_grad, or where nobody wants that, as large, in temp */
 };
 typedef struct modeli_block_run modeli_block_run;
 
 modeli_block_run modeli_block_start(model *self, void *stream, const model_call *call);
+
+/* A norm's tensors, and the gradients, which are NULL where they do not learn. */
+static inline const void *modeli_block_norm_param(const modeli_block_run *run,
+                                                  uint64_t offset_elems)
+{
+    return modeli_param(run->self, run->call->params[run->shape->norm_unit], offset_elems);
+}
+
+static inline float *modeli_block_norm_grad(const modeli_block_run *run, uint64_t offset_elems)
+{
+    return modeli_grad(run->call->grads[run->shape->norm_unit], offset_elems);
+}
 
 static inline const void *modeli_block_param(const modeli_block_run *run, uint64_t offset_elems)
 {
@@ -34,14 +47,14 @@ static inline void *modeli_block_saved(const modeli_block_run *run, uint64_t off
 
 /* normed1 from the input. */
 int modeli_block_norm1(const modeli_block_run *run, modeli_pair weights) MUST_CHECK;
-/* call->input_grad, which holds the gradient of middle, += that through normed1_grad [N,C] in the place
+/* run->grad, which holds the gradient of middle, += that through normed1_grad [N,C] in the place
  * of normed1. */
 int modeli_block_norm1_grad(const modeli_block_run *run, modeli_pair weights) MUST_CHECK;
 
 /* middle = input + projected, normed2. */
 int modeli_block_norm2(const modeli_block_run *run, modeli_pair weights,
                        const void *projected) MUST_CHECK;
-/* The gradient of middle from that of normed2, both in call->input_grad, and call->output_grad. */
+/* The gradient of middle from that of normed2, both in run->grad, and call->output_grad. */
 int modeli_block_norm2_grad(const modeli_block_run *run, modeli_pair weights) MUST_CHECK;
 
 /* Rope on qkv, and attention. The gradient: from attention_grad to qkv_grad. */

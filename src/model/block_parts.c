@@ -100,9 +100,11 @@ static int backward(const modeli_block_run *run, const modeli_part *part)
     const void *output_grad =
         (const char *)of.output_grad + part->row_begin * dtype_bytes(self->type);
     float *input_sum = modeli_block_saved(run, run->at.input_sum);
-    TRY(ops->matmul(part->products[0].weight, run->stream, output_grad, of.input, NULL,
-                    modeli_block_grad(run, part->weights.weight), run->call->temp));
-    TRY(bias_grad(run, part, &of));
+    if (run->call->grads[0] != NULL) {
+        TRY(ops->matmul(part->products[0].weight, run->stream, output_grad, of.input, NULL,
+                        modeli_block_grad(run, part->weights.weight), run->call->temp));
+        TRY(bias_grad(run, part, &of));
+    }
     TRY(ops->matmul(part->products[0].input, run->stream, output_grad,
                     modeli_block_param(run, part->weights.weight), NULL, input_sum,
                     run->call->temp));

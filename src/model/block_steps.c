@@ -6,6 +6,7 @@ modeli_block_run modeli_block_start(model *self, void *stream, const model_call 
     modeli_block_run run = {.self = self, .stream = stream, .call = call};
     run.shape = &self->products->shape;
     modeli_block_layout_of(self, &run.at);
+    run.grad = call->input_grad;
     return run;
 }
 
@@ -26,8 +27,8 @@ static norm_args norm(const modeli_block_run *run, modeli_pair weights)
         .channels = run->self->spec.hidden_size,
         .epsilon = (float)run->self->spec.norm_epsilon,
         .input = run->call->input,
-        .weight = modeli_block_param(run, weights.weight),
-        .bias = modeli_block_param(run, weights.bias),
+        .weight = modeli_block_norm_param(run, weights.weight),
+        .bias = modeli_block_norm_param(run, weights.bias),
     };
     return args;
 }
@@ -39,10 +40,10 @@ static norm_grad_args norm_grad(const modeli_block_run *run, modeli_pair weights
         .type = run->self->type,
         .rows = run->shape->rows,
         .channels = run->self->spec.hidden_size,
-        .weight = modeli_block_param(run, weights.weight),
-        .input_grad = run->call->input_grad,
-        .weight_grad = modeli_block_grad(run, weights.weight),
-        .bias_grad = modeli_block_grad(run, weights.bias),
+        .weight = modeli_block_norm_param(run, weights.weight),
+        .input_grad = run->grad,
+        .weight_grad = modeli_block_norm_grad(run, weights.weight),
+        .bias_grad = modeli_block_norm_grad(run, weights.bias),
         .scratch = run->call->temp,
     };
     return args;
@@ -64,7 +65,7 @@ int modeli_block_norm1_grad(const modeli_block_run *run, modeli_pair weights)
     args.mean = mean_of(run, run->at.mean1);
     args.rstd = modeli_block_saved(run, run->at.rstd1);
     args.output_grad = modeli_block_saved(run, run->at.normed1);
-    args.residual_grad = run->call->input_grad;
+    args.residual_grad = run->grad;
     return run->self->ops->norm_backward(run->self->context, run->stream, &args);
 }
 
@@ -85,7 +86,7 @@ int modeli_block_norm2_grad(const modeli_block_run *run, modeli_pair weights)
     args.input = modeli_block_saved(run, run->at.middle);
     args.mean = mean_of(run, run->at.mean2);
     args.rstd = modeli_block_saved(run, run->at.rstd2);
-    args.output_grad = run->call->input_grad;
+    args.output_grad = run->grad;
     args.residual_grad = run->call->output_grad;
     return run->self->ops->norm_backward(run->self->context, run->stream, &args);
 }

@@ -130,15 +130,18 @@ static void linear(const model *self, enum modeli_layer layer, model_costs *cost
     add_product(costs, &desc, 1);
 }
 
-static void linear_grad(const model *self, enum modeli_layer layer, model_costs *costs)
+static void linear_grad(const model *self, enum modeli_layer layer, bool weights, bool inner,
+                        model_costs *costs)
 {
     uint64_t rows = self->products->shape.rows, out = modeli_layer_rows(self, layer);
     uint64_t in = modeli_layer_columns(self, layer);
     matmul_desc weight = modeli_weight_desc(self, rows, in, out);
     matmul_desc input = modeli_input_desc(self, rows, in, out);
-    add_product(costs, &weight, 1);
-    add_product(costs, &input, 1);
-    if (has_bias(self))
+    if (weights)
+        add_product(costs, &weight, 1);
+    if (inner)
+        add_product(costs, &input, 1);
+    if (weights && has_bias(self))
         add_columns(self, costs, MODEL_ROWS_PLAIN, out);
 }
 
@@ -153,22 +156,24 @@ static void block_saved(const model *self, model_costs *costs)
     activate(self, costs);
 }
 
-static void block(const model *self, bool backward, model_costs *costs)
+static void block(const model *self, uint32_t stage, bool backward, model_costs *costs)
 {
+    modeli_work work = modeli_work_of(self, stage);
     block_saved(self, costs);
     if (!backward) {
         linear(self, MODELI_LAYER_DOWN, costs);
         add_middle(self, costs);
         return;
     }
-    linear_grad(self, MODELI_LAYER_DOWN, costs);
+    linear_grad(self, MODELI_LAYER_DOWN, work.weights, true, costs);
     activate_grad(self, costs);
-    linear_grad(self, MODELI_LAYER_UP, costs);
+    linear_grad(self, MODELI_LAYER_UP, work.weights, true, costs);
     norm_grad(self, costs);
-    linear_grad(self, MODELI_LAYER_PROJ, costs);
+    linear_grad(self, MODELI_LAYER_PROJ, work.weights, true, costs);
     attend_grad(self, costs);
-    linear_grad(self, MODELI_LAYER_QKV, costs);
-    norm_grad(self, costs);
+    linear_grad(self, MODELI_LAYER_QKV, work.weights, work.inner, costs);
+    if (work.inner)
+        norm_grad(self, costs);
 }
 
 /* ---- a part of a block ---- */
@@ -192,15 +197,17 @@ static void part_forward(const model *self, const modeli_part *part, model_costs
         add_middle(self, costs);
 }
 
-static void part_backward(const model *self, const modeli_part *part, model_costs *costs)
+static void part_backward(const model *self, const modeli_part *part, bool learns,
+                          model_costs *costs)
 {
     uint64_t rows = self->products->shape.rows, in = modeli_layer_columns(self, part->layer);
     matmul_desc weight = modeli_weight_desc(self, rows, in, part->rows);
     matmul_desc input = modeli_input_desc(self, rows, in, part->rows);
     input.c_type = DTYPE_FP32;
     input.accumulate = !part->is_last;
-    add_product(costs, &weight, 1);
-    if (has_bias(self) && part->is_last)
+    if (learns)
+        add_product(costs, &weight, 1);
+    if (learns && has_bias(self) && part->is_last)
         add_columns(self, costs, MODEL_ROWS_PLAIN, modeli_layer_rows(self, part->layer));
     add_product(costs, &input, 1);
     if (!part->is_first)
@@ -234,10 +241,14 @@ static void final_norm(const model *self, bool backward, model_costs *costs)
                 (backward ? 3 : 2) * self->spec.hidden_size);
 }
 
-/* Logits of `columns` of the vocabulary, chunk by chunk of rows, and what is made of them. `in_parts`:
- * gradients are summed in fp32 over parts; the first to run does not add. */
-static void logits(const model *self, uint64_t columns, bool in_parts, bool begins, bool backward,
-                   model_costs *costs)
+/* How logits are made: `in_parts`: gradients are summed in fp32 over parts; the first to run does not add.
+ * weights, inner: the gradients that are wanted; both absent in a forward. */
+struct logits_run {
+    bool in_parts, begins, backward, weights, inner;
+};
+
+/* Logits of `columns` of the vocabulary, chunk by chunk of rows, and what is made of them. */
+static void logits(const model *self, uint64_t columns, struct logits_run run, model_costs *costs)
 {
     uint64_t rows = self->products->shape.rows, channels = self->spec.hidden_size;
     uint64_t elem_bytes = dtype_bytes(self->type);
@@ -250,17 +261,17 @@ static void logits(const model *self, uint64_t columns, bool in_parts, bool begi
         made.c_type = DTYPE_FP32;
         add_product(costs, &made, count);
         add_rows(costs, MODEL_ROWS_LOSS, chunk * count, columns,
-                 sizeof(float) + (backward ? elem_bytes : 0));
-        if (!backward)
-            continue;
+                 sizeof(float) + (run.backward ? elem_bytes : 0));
         matmul_desc input = modeli_input_desc(self, chunk, channels, columns);
-        if (in_parts) {
+        if (run.in_parts) {
             input.c_type = DTYPE_FP32;
-            input.accumulate = !begins;
+            input.accumulate = !run.begins;
         }
         matmul_desc weight = modeli_weight_desc(self, chunk, channels, columns);
-        add_product(costs, &input, count);
-        add_product(costs, &weight, count);
+        if (run.inner)
+            add_product(costs, &input, count);
+        if (run.weights)
+            add_product(costs, &weight, count);
     }
 }
 
@@ -271,10 +282,12 @@ static void embed_part(const model *self, const modeli_part *part, bool backward
     embed(self, (double)part->rows / (double)whole, false, backward, costs);
 }
 
-static void head_part(const model *self, const modeli_part *part, bool backward, model_costs *costs)
+static void head_part(const model *self, const modeli_part *part, bool backward, bool learns,
+                      model_costs *costs)
 {
     if (part->layer != MODELI_LAYER_NORM) {
-        logits(self, part->rows, true, part->is_last, backward, costs);
+        struct logits_run run = {true, part->is_last, backward, backward && learns, backward};
+        logits(self, part->rows, run, costs);
         return;
     }
     if (backward)
@@ -285,20 +298,30 @@ static void head_part(const model *self, const modeli_part *part, bool backward,
 
 /* ---- passes ---- */
 
-static void whole_stage(const model *self, enum stage_kind kind, bool backward, model_costs *costs)
+static void whole_head(const model *self, uint32_t stage, bool backward, model_costs *costs)
 {
-    switch (kind) {
+    modeli_work work = modeli_work_of(self, stage);
+    struct logits_run run = {.begins = true,
+                             .backward = backward,
+                             .weights = backward && work.weights,
+                             .inner = backward && work.inner};
+    final_norm(self, false, costs);
+    logits(self, self->spec.vocab_size, run, costs);
+    if (run.inner)
+        final_norm(self, true, costs);
+}
+
+static void whole_stage(const model *self, uint32_t stage, bool backward, model_costs *costs)
+{
+    switch (self->stages[stage].kind) {
     case STAGE_EMBED:
         embed(self, 1, self->products->shape.position_table != MODELI_ABSENT, backward, costs);
         break;
     case STAGE_BLOCK:
-        block(self, backward, costs);
+        block(self, stage, backward, costs);
         break;
     case STAGE_HEAD:
-        final_norm(self, false, costs);
-        logits(self, self->spec.vocab_size, false, true, backward, costs);
-        if (backward)
-            final_norm(self, true, costs);
+        whole_head(self, stage, backward, costs);
         break;
     }
 }
@@ -311,17 +334,18 @@ void model_pass_costs(const model *self, enum model_phase phase, uint32_t stage,
     assert(pass < self->stages[stage].pass_count[phase]);
     enum stage_kind kind = self->stages[stage].kind;
     if (!self->stages[stage].is_cut) {
-        whole_stage(self, kind, phase == MODEL_BACKWARD, out);
+        whole_stage(self, stage, phase == MODEL_BACKWARD, out);
         return;
     }
     bool backward;
     const modeli_part *part = modeli_pass_part(self, phase, stage, pass, &backward);
+    bool learns = !self->units[self->stages[stage].passes[phase][pass].units[0]].is_frozen;
     if (kind == STAGE_EMBED)
         embed_part(self, part, backward, out);
     else if (kind == STAGE_HEAD)
-        head_part(self, part, backward, out);
+        head_part(self, part, backward, learns, out);
     else if (backward)
-        part_backward(self, part, out);
+        part_backward(self, part, learns, out);
     else
         part_forward(self, part, out);
 }
@@ -330,7 +354,8 @@ void model_kept_costs(const model *self, uint32_t stage, model_costs *out)
 {
     memset(out, 0, sizeof *out);
     assert(stage < self->stage_count);
-    if (self->stages[stage].kind == STAGE_BLOCK && !self->stages[stage].is_cut)
+    if (self->stages[stage].kind == STAGE_BLOCK && !self->stages[stage].is_cut &&
+        stage >= self->first_learning)
         block_saved(self, out);
 }
 

@@ -53,6 +53,7 @@ int modeli_final_norm(model *self, void *stream, const model_call *call, uint64_
                       const void *input, void *output, float *mean, float *rstd)
 {
     const modeli_shape *shape = &self->products->shape;
+    const void *params = call->params[shape->norm_final_unit];
     norm_args args = {
         .kind = shape->norm,
         .type = self->type,
@@ -60,8 +61,8 @@ int modeli_final_norm(model *self, void *stream, const model_call *call, uint64_
         .channels = self->spec.hidden_size,
         .epsilon = (float)self->spec.norm_epsilon,
         .input = input,
-        .weight = modeli_param(self, call->params[0], shape->norm_final.weight),
-        .bias = modeli_param(self, call->params[0], shape->norm_final.bias),
+        .weight = modeli_param(self, params, shape->norm_final.weight),
+        .bias = modeli_param(self, params, shape->norm_final.bias),
         .output = output,
         .mean = shape->norm == NORM_LAYER ? mean : NULL,
         .rstd = rstd,
@@ -69,23 +70,25 @@ int modeli_final_norm(model *self, void *stream, const model_call *call, uint64_
     return self->ops->norm_forward(self->context, stream, &args);
 }
 
-int modeli_final_norm_grad(model *self, void *stream, const model_call *call, const float *mean,
-                           const float *rstd, void *scratch)
+int modeli_final_norm_grad(model *self, void *stream, const model_call *call, void *grad,
+                           const float *mean, const float *rstd, void *scratch)
 {
     const modeli_shape *shape = &self->products->shape;
+    float *grads = call->grads[shape->norm_final_unit];
     norm_grad_args args = {
         .kind = shape->norm,
         .type = self->type,
         .rows = shape->rows,
         .channels = self->spec.hidden_size,
         .input = call->input,
-        .weight = modeli_param(self, call->params[0], shape->norm_final.weight),
+        .weight =
+            modeli_param(self, call->params[shape->norm_final_unit], shape->norm_final.weight),
         .mean = shape->norm == NORM_LAYER ? mean : NULL,
         .rstd = rstd,
-        .output_grad = call->input_grad,
-        .input_grad = call->input_grad,
-        .weight_grad = modeli_grad(call->grads[0], shape->norm_final.weight),
-        .bias_grad = modeli_grad(call->grads[0], shape->norm_final.bias),
+        .output_grad = grad,
+        .input_grad = grad,
+        .weight_grad = modeli_grad(grads, shape->norm_final.weight),
+        .bias_grad = modeli_grad(grads, shape->norm_final.bias),
         .scratch = scratch,
     };
     return self->ops->norm_backward(self->context, stream, &args);
@@ -98,9 +101,10 @@ static const void *output_matrix(const model *self, const model_call *call)
 }
 
 /* One chunk of rows [row, row + rows): logits, losses and, in the backward, the gradients of the
- * output matrix and of the normed rows (into call->input_grad). */
+ * output matrix and of the normed rows, into `grad`, each where it is wanted. */
 static int head_chunk(model *self, void *stream, const model_call *call,
-                      const modeli_head_layout *at, uint64_t row, uint64_t rows, bool backward)
+                      const modeli_head_layout *at, uint64_t row, uint64_t rows, bool backward,
+                      void *grad)
 {
     const modeli_shape *shape = &self->products->shape;
     const kernel_ops *ops = self->ops;
@@ -131,13 +135,28 @@ static int head_chunk(model *self, void *stream, const model_call *call,
     if (!backward)
         return 0;
     float *matrix_grad = modeli_grad(call->grads[shape->output_unit], shape->output_matrix);
-    TRY(ops->matmul(products[1], stream, args.logits_grad, matrix, NULL,
-                    modeli_at(call->input_grad, row * row_bytes), scratch));
+    if (grad != NULL)
+        TRY(ops->matmul(products[1], stream, args.logits_grad, matrix, NULL,
+                        modeli_at(grad, row * row_bytes), scratch));
+    if (matrix_grad == NULL)
+        return 0;
     return ops->matmul(products[2], stream, args.logits_grad, normed, NULL, matrix_grad, scratch);
+}
+
+/* Where the backward puts the gradient of the normed rows, then that of the input: temp where only the
+ * norm wants it, NULL where nothing does. */
+static void *normed_grad(const model *self, const model_call *call)
+{
+    if (call->input_grad != NULL)
+        return call->input_grad;
+    if (call->grads[self->products->shape.norm_final_unit] == NULL)
+        return NULL;
+    return modeli_at(call->temp, modeli_unwanted_grad(self, STAGE_HEAD));
 }
 
 static int head(model *self, void *stream, const model_call *call, bool backward)
 {
+    void *grad = backward ? normed_grad(self, call) : NULL;
     modeli_head_layout at;
     modeli_head_layout_of(self, &at);
     modeli_chunk_layout chunk_at;
@@ -148,11 +167,11 @@ static int head(model *self, void *stream, const model_call *call, bool backward
                           mean, rstd));
     for (uint64_t row = 0; row < rows; row += self->chunk_rows) {
         uint64_t chunk = size_min(self->chunk_rows, rows - row);
-        TRY(head_chunk(self, stream, call, &at, row, chunk, backward));
+        TRY(head_chunk(self, stream, call, &at, row, chunk, backward, grad));
     }
-    if (!backward)
+    if (grad == NULL)
         return 0;
-    return modeli_final_norm_grad(self, stream, call, mean, rstd,
+    return modeli_final_norm_grad(self, stream, call, grad, mean, rstd,
                                   modeli_at(call->temp, chunk_at.backward_scratch));
 }
 

@@ -110,6 +110,8 @@ static int chunk_part(model *self, void *stream, const model_call *call, const m
     float *normed_grad = (float *)modeli_at(call->saved, at.normed_grad) + row * channels;
     TRY(ops->cross_entropy_part(self->context, stream, &args));
     TRY(ops->matmul(products->input, stream, args.logits_grad, matrix, NULL, normed_grad, scratch));
+    if (call->grads[0] == NULL)
+        return 0;
     return ops->matmul(products->weight, stream, args.logits_grad, normed, NULL,
                        modeli_grad(call->grads[0], part->weights.weight), scratch);
 }
@@ -142,7 +144,7 @@ static int norm_part(model *self, void *stream, const model_call *call, bool bac
     TRY(self->ops->convert(self->context, stream, modeli_at(call->saved, at.normed_grad),
                            DTYPE_FP32, call->input_grad, self->type,
                            rows * self->spec.hidden_size));
-    return modeli_final_norm_grad(self, stream, call, mean, rstd, call->temp);
+    return modeli_final_norm_grad(self, stream, call, call->input_grad, mean, rstd, call->temp);
 }
 
 int modeli_head_part(model *self, void *stream, const model_call *call, const modeli_part *part,

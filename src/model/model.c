@@ -158,6 +158,13 @@ static void list_stages(model *self)
         self->stages[last].units[1] = 0;
         self->stages[last].unit_count = 2;
     }
+    for (uint32_t i = 1; i <= last; i++) {
+        model_stage *stage = &self->stages[i];
+        if (i == last ? self->products->splits_head : self->products->splits_block) {
+            stage->units[1] = stage->units[0] + 1;
+            stage->unit_count = 2;
+        }
+    }
 }
 
 int model_create(const model_spec *spec, enum dtype type, uint64_t micro_batch, model **out)
@@ -169,6 +176,7 @@ int model_create(const model_spec *spec, enum dtype type, uint64_t micro_batch, 
     if (full.ffn_size == 0 && full.family == MODEL_GPT2 && full.hidden_size <= INT32_MAX)
         full.ffn_size = 4 * full.hidden_size;
     TRY(check_spec(&full, type, micro_batch));
+    TRY(modeli_check_learn(&full));
 
     model *self = mem_alloc(1, sizeof *self, "model");
     if (self == NULL)
@@ -184,6 +192,7 @@ int model_create(const model_spec *spec, enum dtype type, uint64_t micro_batch, 
     if (self->products == NULL || self->stages == NULL)
         goto fail;
     fill_shape(self, &self->products->shape);
+    modeli_choose_split(self);
     modeli_whole whole;
     modeli_list_whole(self, 0, &whole);
     TRY_GOTO(rc, modeli_cut(self, &whole), fail);

@@ -34,6 +34,19 @@
  * do not depend on the cut. Losses and gradients do, by fp32 rounding: sums over a layer's parts.
  * Stages whose units are small enough have one pass, as ever.
  *
+ * What learns. spec.learn selects the units that learn; the others are frozen (model_unit.is_frozen): no
+ * pass adds to their gradients. Where the tensors of one unit differ in that, the unit is split in two,
+ * the same way in every block, and the stage's passes name the second as units[1]:
+ *
+ *   block.i, block.i.norms   the matrices; the norms, where they are selected apart
+ *   head, head.norm          likewise of an untied head (a tied one's own unit is its norm already)
+ *   block.i, block.i.lora    the base; its adapters (spec.lora), and its norms where selected apart
+ *
+ * The second unit's number follows the first's. Tensors of the base keep their initial weights. A tied
+ * embedding is one unit: it learns at both ends or at none. Stages before the first one with a unit that
+ * learns have no backward and no recompute pass; the backward of that first one is given no input_grad
+ * and makes none (of a cut block it is still what its passes leave for each other).
+ *
  * model_create needs no device: shapes, bytes and flops are known before anything is allocated.
  * model_prepare makes the products for one backend. One thread. */
 #ifndef SLUICE_MODEL_MODEL_H
@@ -56,6 +69,33 @@ enum model_family { MODEL_GPT2, MODEL_LLAMA, MODEL_FAMILY_COUNT };
  *            / low_freq_factor: f / factor; in between: blended linearly in original_positions / wave length */
 enum model_rope_scaling { MODEL_ROPE_PLAIN, MODEL_ROPE_LINEAR, MODEL_ROPE_LLAMA3 };
 
+enum { MODEL_RANGES_MAX = 64, MODEL_LORA_TARGETS_MAX = 7 };
+
+/* Blocks first .. last, both included. */
+struct model_range {
+    uint64_t first, last;
+};
+typedef struct model_range model_range;
+
+/* Which tensors of the base learn: the union of all that is said. All zeros: everything learns, or with
+ * adapters nothing of the base. */
+struct model_learn {
+    bool is_given;           /* else everything as above */
+    bool embed, head, norms; /* norms: of all blocks, and the final one */
+    uint32_t range_count;
+    model_range blocks[MODEL_RANGES_MAX];
+};
+typedef struct model_learn model_learn;
+
+/* Low-rank adapters (Hu et al. 2021) of linear layers, in every block: y = W x + b + (alpha / rank) B (A x),
+ * A [rank, in], B [out, rank]. rank 0: none. */
+struct model_lora {
+    uint64_t rank;
+    double alpha;
+    uint32_t targets; /* bit i: model_lora_target(family, i) */
+};
+typedef struct model_lora model_lora;
+
 /* What the `model` block of a job says; field names are its keys. */
 struct model_spec {
     enum model_family family;
@@ -72,12 +112,15 @@ struct model_spec {
     double norm_epsilon;     /* 1e-5 */
     double init_std;         /* of normal initial weights; 0.02. Residual projections: / sqrt(2L) */
     uint64_t max_part_bytes; /* most bytes of a unit's working params; 0: units are never cut */
+    model_learn learn;       /* the job's `train` block */
+    model_lora lora;
 };
 typedef struct model_spec model_spec;
 
 enum tensor_init {
     TENSOR_INIT_NORMAL,
     TENSOR_INIT_NORMAL_RESIDUAL,
+    TENSOR_INIT_UNIFORM, /* in +-1 / sqrt(columns): A of an adapter, as PEFT has it (Kaiming, a = sqrt 5) */
     TENSOR_INIT_ZERO,
     TENSOR_INIT_ONE
 };
@@ -93,6 +136,7 @@ struct model_tensor {
                                        whole_rows; uncut: 0 and rows. A slice of a vector (bias) counts
                                        its elements as rows, of one column */
     enum tensor_init init;
+    bool is_adapter; /* A or B of an adapter, "h.0.attn.c_attn.lora_A.weight" */
 };
 typedef struct model_tensor model_tensor;
 
@@ -126,8 +170,8 @@ enum model_access { MODEL_NONE, MODEL_READ, MODEL_WRITE, MODEL_UPDATE };
 struct model_pass {
     uint32_t units[2];
     uint32_t unit_count;
-    bool reads_params[2];                                   /* whether params[i] are needed */
-    bool adds_grads[2];                                     /* whether grads[i] are added to */
+    bool reads_params[2]; /* whether params[i] are needed */
+    bool adds_grads[2];   /* whether grads[i] are added to; never of a frozen unit */
     uint8_t input, output, output_grad, input_grad, losses; /* enum model_access */
     uint8_t saved; /* the same; NONE in an uncut stage, where the caller decides whether to keep it:
                       the memory is needed all the same */
@@ -143,7 +187,7 @@ struct model_stage {
     uint32_t unit_count; /* passes name them all */
     bool is_cut;         /* more than one pass in a phase: `saved` goes from pass to pass */
     model_pass *passes[MODEL_PHASE_COUNT];  /* owned by the model; final after model_prepare */
-    uint32_t pass_count[MODEL_PHASE_COUNT]; /* uncut: 1, 0, 1 */
+    uint32_t pass_count[MODEL_PHASE_COUNT]; /* uncut: 1, 0, 1; 1, 0, 0 before first_learning */
     uint64_t saved_bytes;                   /* inner activations that the backward needs */
     uint64_t forward_temp_bytes;            /* further scratch of the forward */
     uint64_t backward_temp_bytes;           /* further scratch of recompute and backward */
@@ -166,6 +210,8 @@ struct model {
     model_unit *units;
     model_stage *stages;
     uint64_t param_count;     /* true parameters of the whole model; a tied embedding counts once */
+    uint64_t learning_count;  /* those of them that learn */
+    uint32_t first_learning;  /* the first stage with a unit that learns */
     uint64_t boundary_bytes;  /* B*T*C in `type` */
     uint64_t constants_bytes; /* rope tables; 0 for gpt2 */
     uint64_t chunk_rows;   /* rows of logits that exist at a time: a function of the model alone */
@@ -198,17 +244,17 @@ void model_init_elems(const model *self, uint32_t unit, uint64_t seed, uint64_t 
  * output and input_grad serve as scratch before their value is written. */
 struct model_call {
     const void *params[2];   /* whole flat vectors of the pass's units, in `type` */
-    float *grads[2];         /* their fp32 accumulators; backward only */
+    float *grads[2];         /* their fp32 accumulators; backward only; NULL: not wanted, frozen */
     const int32_t *tokens;   /* [B,T]: embed and head only (may be set always) */
     const int32_t *targets;  /* [B,T]; -1 ignored: head */
     const void *input;       /* [B,T,C]; NULL for embed */
     void *output;            /* forward of embed and blocks */
     const void *output_grad; /* backward of embed and blocks */
-    void *input_grad;        /* backward of blocks and head */
-    float *losses;           /* [B*T] fp32 nats per token: head */
-    float grad_scale;        /* head backward: loss scale / tokens of the whole step */
-    void *saved;             /* [saved_bytes]; used up by the backward: undefined after it */
-    void *temp;              /* [forward_temp_bytes or backward_temp_bytes] */
+    void *input_grad; /* backward of blocks and head; NULL: not wanted (model_pass.input_grad) */
+    float *losses;    /* [B*T] fp32 nats per token: head */
+    float grad_scale; /* head backward: loss scale / tokens of the whole step */
+    void *saved;      /* [saved_bytes]; used up by the backward: undefined after it */
+    void *temp;       /* [forward_temp_bytes or backward_temp_bytes] */
     const void *constants;
 };
 typedef struct model_call model_call;
@@ -239,7 +285,7 @@ int model_logits_pass(model *self, uint32_t pass, void *stream, const model_call
                       uint64_t row, float *logits) MUST_CHECK;
 
 /* What runs in a pass, for those who know how fast it runs. */
-enum { MODEL_COST_PRODUCTS_MAX = 16 };
+enum { MODEL_COST_PRODUCTS_MAX = 64 };
 
 /* `count` products [m,k] x [k,n] of operands of `type`. */
 struct model_cost_product {
@@ -284,6 +330,10 @@ void model_kept_costs(const model *self, uint32_t stage, model_costs *out);
 
 /* Of products and attention, counted as model_stage's are. */
 double model_costs_flops(const model_costs *costs);
+
+/* The name of target `idx` of a family's linear layers, as PEFT's target_modules has it ("q_proj"; gpt2's
+ * two c_proj are "attn.c_proj" and "mlp.c_proj"); NULL from the number of targets on. */
+const char *model_lora_target(enum model_family family, uint32_t idx);
 
 /* Model FLOPs of a training step over `tokens` tokens, as the field counts them: 6 * parameters (the
  * matrix ones) * tokens plus 12 * L * C * T * tokens / 2 for causal attention; recomputation not

@@ -2,6 +2,7 @@
  *
  *   model.c    create, destroy, checks, FLOPs of a step
  *   units.c    the units and their tensors            init.c    initial weights
+ *   learn.c    which units learn, and units split in two for it
  *   gpt2.c     the tensors of the GPT-2 family        llama.c   those of the Llama family
  *   parts.c    how units that are too large are cut
  *   shapes.c   layouts of `saved` and `temp`, bytes and flops of the stages
@@ -22,7 +23,7 @@
 
 enum {
     MODELI_ALIGN_BYTES = 256, /* of every piece of `saved` and `temp` */
-    MODELI_TENSORS_MAX = 12,  /* of one unit */
+    MODELI_TENSORS_MAX = 24,  /* of one unit */
 };
 
 #define MODELI_ABSENT UINT64_MAX /* the offset of a tensor that the family does not have */
@@ -47,8 +48,11 @@ struct modeli_shape {
     uint64_t token_table, position_table;          /* unit 0; position_table may be MODELI_ABSENT */
     modeli_pair norm1, qkv, proj, norm2, up, down; /* of a block */
     modeli_pair norm_final;                        /* of the head's unit */
-    uint32_t output_unit;   /* 0 or 1: index into stage.units of the output matrix */
-    uint64_t output_matrix; /* [V,C] within that unit */
+    /* 0 or 1: indices into stage.units */
+    uint32_t norm_unit;       /* of a block's norms */
+    uint32_t norm_final_unit; /* of the final norm */
+    uint32_t output_unit;     /* of the output matrix */
+    uint64_t output_matrix;   /* [V,C] within that unit */
 };
 typedef struct modeli_shape modeli_shape;
 
@@ -181,6 +185,7 @@ typedef struct modeli_origin modeli_origin;
  * model_prepare. */
 struct model_products {
     modeli_shape shape;
+    bool splits_block, splits_head; /* a second unit in every block, in the head (learn.c) */
     modeli_parts embed, block, head;
     modeli_origin *origins;                      /* [unit_count] */
     kernel_matmul *matmul[MODELI_PRODUCT_COUNT]; /* NULL where absent or not prepared */
@@ -211,6 +216,9 @@ struct modeli_row {
 typedef struct modeli_row modeli_row;
 
 uint64_t modeli_add(modeli_lister *list, const modeli_row *row);
+/* Appends a tensor; its name and what it begins with are left to fill. */
+model_tensor *modeli_append(modeli_lister *list, uint64_t rows, uint64_t columns,
+                            bool with_previous);
 
 /* The families: each lists the tensors of the three kinds of unit and notes their offsets. */
 struct modeli_family {
@@ -230,10 +238,34 @@ struct modeli_whole {
 };
 typedef struct modeli_whole modeli_whole;
 
+/* A unit that begins, without tensors. */
+int modeli_open_unit(model *self, uint32_t unit_idx, uint32_t whole_unit,
+                     modeli_lister *list) MUST_CHECK;
 /* units.c: the families' tensors of one layer, and the list of all units and origins. */
 void modeli_list_whole(model *self, uint64_t layer, modeli_whole *whole);
 int modeli_list_units(model *self) MUST_CHECK;                 /* after modeli_cut */
 uint32_t modeli_stage_unit(const model *self, uint32_t stage); /* the first unit of a stage */
+
+/* learn.c */
+/* Checks spec.learn and spec.lora of a checked spec and brings them to one form for equal selections. */
+int modeli_check_learn(model_spec *spec) MUST_CHECK;
+void modeli_choose_split(model *self);                /* before modeli_cut */
+int modeli_check_split(const model *self) MUST_CHECK; /* after it */
+/* A stage's unit of all tensors in two: the base, and behind it the second unit. */
+int modeli_list_split(model *self, uint32_t stage, const model_unit *source,
+                      const char *name) MUST_CHECK;
+/* After all units are listed: the shape's offsets in split units, and which units learn. */
+void modeli_note_split(model *self, const modeli_whole *whole);
+void modeli_note_learning(model *self);
+/* What a stage's backward makes. */
+struct modeli_work {
+    bool weights; /* gradients of the own unit's matrices, of the output matrix, of the tables */
+    bool norms;   /* of the stage's norms */
+    bool input;   /* of the stage's input, for the stage before */
+    bool inner;   /* of what the first norm gives: input or norms */
+};
+typedef struct modeli_work modeli_work;
+modeli_work modeli_work_of(const model *self, uint32_t stage);
 
 /* parts.c: decides which kinds of unit are cut and fills products.embed, block, head but for offsets.
  * ERR_CONFIG where a row does not fit into model.max_part_bytes. */
@@ -258,6 +290,8 @@ static inline uint64_t modeli_logits_stride(uint64_t columns)
 void modeli_block_layout_of(const model *self, modeli_block_layout *layout);
 void modeli_head_layout_of(const model *self, modeli_head_layout *layout);
 void modeli_chunk_layout_of(const model *self, uint64_t columns, modeli_chunk_layout *layout);
+/* Where in the temp of an uncut backward whose input_grad nobody wants its place [N,C] is. */
+uint64_t modeli_unwanted_grad(const model *self, enum stage_kind kind);
 void modeli_size_stages(model *self); /* bytes and flops of all stages, from the known scratch */
 
 /* Sets the rows of a logits chunk, for tests of the chunk boundary. Before model_prepare. */
@@ -295,11 +329,11 @@ int modeli_head_backward(model *self, void *stream, const model_call *call) MUST
 int modeli_row_logits(model *self, void *stream, const model_call *call, uint64_t row,
                       float *logits) MUST_CHECK;
 
-/* The final norm of `rows` rows, and its gradient in place on call->input_grad. */
+/* The final norm of `rows` rows, and its gradient in place on `grad` [N,C]. */
 int modeli_final_norm(model *self, void *stream, const model_call *call, uint64_t rows,
                       const void *input, void *output, float *mean, float *rstd) MUST_CHECK;
-int modeli_final_norm_grad(model *self, void *stream, const model_call *call, const float *mean,
-                           const float *rstd, void *scratch) MUST_CHECK;
+int modeli_final_norm_grad(model *self, void *stream, const model_call *call, void *grad,
+                           const float *mean, const float *rstd, void *scratch) MUST_CHECK;
 
 /* block_parts.c, head_parts.c: one pass of a stage in parts. */
 int modeli_embed_part(model *self, void *stream, const model_call *call, const modeli_part *part,
@@ -319,9 +353,10 @@ static inline const void *modeli_param(const model *self, const void *params, ui
     return (const char *)params + offset_elems * dtype_bytes(self->type);
 }
 
+/* The same of an accumulator, NULL where it is. */
 static inline float *modeli_grad(float *grads, uint64_t offset_elems)
 {
-    return offset_elems == MODELI_ABSENT ? NULL : grads + offset_elems;
+    return grads == NULL || offset_elems == MODELI_ABSENT ? NULL : grads + offset_elems;
 }
 
 static inline void *modeli_at(void *base, uint64_t offset_bytes)

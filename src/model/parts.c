@@ -236,7 +236,8 @@ int modeli_cut(model *self, const modeli_whole *whole)
         for (uint32_t layer = MODELI_LAYER_QKV; layer <= MODELI_LAYER_DOWN; layer++)
             TRY(cut_layer(self, (enum modeli_layer)layer, &products->block, &block_units));
 
-    uint64_t before = size_max(embed_units, 1) + self->spec.num_layers * size_max(block_units, 1);
+    uint64_t per_block = size_max(block_units, 1) + (products->splits_block ? 1 : 0);
+    uint64_t before = size_max(embed_units, 1) + self->spec.num_layers * per_block;
     if (before > 2 * PARTS_MAX)
         return err_set(
             ERR_CONFIG,
@@ -253,7 +254,10 @@ int modeli_cut(model *self, const modeli_whole *whole)
     }
     if (products->head.count == 0 && is_too_large(self, &whole->head))
         return refuse_row(self, MODELI_LAYER_NORM, true);
-    self->unit_count = unit + (products->head.count == 0 ? 1 : 0);
+    TRY(modeli_check_split(self));
+    if (products->head.count > 0)
+        products->splits_head = false; /* its norm is a unit as it is */
+    self->unit_count = unit + (products->head.count == 0 ? 1 : 0) + (products->splits_head ? 1 : 0);
     return 0;
 }
 
@@ -261,6 +265,7 @@ uint32_t modeli_stage_unit(const model *self, uint32_t stage)
 {
     uint64_t embed = size_max(self->products->embed.count, 1);
     uint64_t block = size_max(self->products->block.count, 1);
+    block += self->products->splits_block ? 1 : 0;
     return stage == 0 ? 0 : (uint32_t)(embed + (stage - 1) * block);
 }
 

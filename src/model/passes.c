@@ -10,50 +10,70 @@
 
 /* ---- stages of one pass in each direction ---- */
 
+/* What has gradients is added to them. */
+static void add_grads(const model *self, model_pass *pass)
+{
+    for (uint32_t i = 0; i < pass->unit_count; i++)
+        pass->adds_grads[i] = !self->units[pass->units[i]].is_frozen;
+}
+
 static void fill_embed(const model_stage *stage)
 {
     model_pass *forward = stage->passes[MODEL_FORWARD], *backward = stage->passes[MODEL_BACKWARD];
     forward->reads_params[0] = true;
     forward->output = MODEL_WRITE;
-    backward->adds_grads[0] = true;
-    backward->output_grad = MODEL_READ;
+    if (stage->pass_count[MODEL_BACKWARD] > 0)
+        backward->output_grad = MODEL_READ;
 }
 
-static void fill_block(const model_stage *stage)
+static void fill_block(const model_stage *stage, bool wants_input_grad)
 {
     model_pass *forward = stage->passes[MODEL_FORWARD], *backward = stage->passes[MODEL_BACKWARD];
-    forward->reads_params[0] = backward->reads_params[0] = backward->adds_grads[0] = true;
-    forward->input = backward->input = backward->output_grad = MODEL_READ;
-    forward->output = backward->input_grad = MODEL_WRITE;
+    forward->reads_params[0] = true;
+    forward->reads_params[1] = stage->unit_count > 1;
+    forward->input = MODEL_READ;
+    forward->output = MODEL_WRITE;
+    if (stage->pass_count[MODEL_BACKWARD] == 0)
+        return;
+    memcpy(backward->reads_params, forward->reads_params, sizeof backward->reads_params);
+    backward->input = backward->output_grad = MODEL_READ;
+    backward->input_grad = wants_input_grad ? MODEL_WRITE : MODEL_NONE;
 }
 
-static void fill_head(const model_stage *stage)
+static void fill_head(const model_stage *stage, bool wants_input_grad)
 {
     model_pass *forward = stage->passes[MODEL_FORWARD], *backward = stage->passes[MODEL_BACKWARD];
     for (uint32_t i = 0; i < stage->unit_count; i++)
-        forward->reads_params[i] = backward->reads_params[i] = backward->adds_grads[i] = true;
+        forward->reads_params[i] = backward->reads_params[i] = true;
     forward->input = backward->input = MODEL_READ;
-    forward->losses = backward->losses = backward->input_grad = MODEL_WRITE;
+    forward->losses = backward->losses = MODEL_WRITE;
+    backward->input_grad = wants_input_grad ? MODEL_WRITE : MODEL_NONE;
 }
 
-static void fill_uncut(const model_stage *stage)
+static void fill_uncut(const model *self, uint32_t stage_idx)
 {
+    const model_stage *stage = &self->stages[stage_idx];
     model_pass *forward = stage->passes[MODEL_FORWARD], *backward = stage->passes[MODEL_BACKWARD];
+    bool wants_input_grad = modeli_work_of(self, stage_idx).input;
     model_pass common = {.unit_count = stage->unit_count};
     memcpy(common.units, stage->units, sizeof common.units);
-    *forward = *backward = common;
+    *forward = common;
     forward->flops = stage->forward_flops;
     forward->dram_bytes = stage->forward_dram_bytes;
     forward->temp_bytes = stage->forward_temp_bytes;
-    backward->flops = stage->backward_flops + stage->recompute_flops;
-    backward->dram_bytes = stage->backward_dram_bytes;
-    backward->temp_bytes = stage->backward_temp_bytes;
+    if (stage->pass_count[MODEL_BACKWARD] > 0) {
+        *backward = common;
+        add_grads(self, backward);
+        backward->flops = stage->backward_flops + stage->recompute_flops;
+        backward->dram_bytes = stage->backward_dram_bytes;
+        backward->temp_bytes = stage->backward_temp_bytes;
+    }
     if (stage->kind == STAGE_EMBED)
         fill_embed(stage);
     else if (stage->kind == STAGE_BLOCK)
-        fill_block(stage);
+        fill_block(stage, wants_input_grad);
     else
-        fill_head(stage);
+        fill_head(stage, wants_input_grad);
 }
 
 /* ---- stages in parts ---- */
@@ -80,7 +100,9 @@ static void count_passes(const model *self, uint32_t stage_idx)
     uint32_t count = parts == NULL ? 1 : parts->count;
     stage->pass_count[MODEL_FORWARD] = stage->pass_count[MODEL_BACKWARD] = count;
     stage->pass_count[MODEL_RECOMPUTE] = 0;
-    if (parts == NULL)
+    if (stage_idx < self->first_learning)
+        stage->pass_count[MODEL_BACKWARD] = 0;
+    if (parts == NULL || stage_idx < self->first_learning)
         return;
     if (stage->kind == STAGE_HEAD)
         stage->pass_count[MODEL_BACKWARD] = 2 * count;
@@ -192,12 +214,14 @@ static void block_costs(const model *self, const modeli_part *part, bool backwar
     double attention = 2 * (double)rows * (double)self->tokens * (double)self->spec.hidden_size;
     bool attends = part->layer == MODELI_LAYER_QKV && part->is_last && !backward;
     bool attends_back = part->layer == MODELI_LAYER_PROJ && part->is_first && backward;
-    pass->flops = (backward ? 2 * product : product) + (attends ? attention : 0) +
+    bool learns = !self->units[pass->units[0]].is_frozen;
+    pass->flops = (backward && learns ? 2 * product : product) + (attends ? attention : 0) +
                   (attends_back ? 2.5 * attention : 0);
     columns += side_columns(self, part, backward) + (backward ? part->rows : 0);
     pass->dram_bytes = rows * columns * elem_bytes + unit_elems * elem_bytes;
     if (backward) /* the sum of input gradients is read but by the pass that begins it */
-        pass->dram_bytes += sizeof(float) * (rows * in * (part->is_last ? 1 : 2) + 2 * unit_elems);
+        pass->dram_bytes +=
+            sizeof(float) * (rows * in * (part->is_last ? 1 : 2) + (learns ? 2 * unit_elems : 0));
     pass->temp_bytes = backward ? part->backward_scratch_bytes : part->forward_scratch_bytes;
 }
 
@@ -215,14 +239,16 @@ static void head_costs(const model *self, const modeli_part *part, bool backward
     uint64_t chunks = size_div_up(rows, self->chunk_rows);
     uint64_t matrix = part->rows * channels, logits = rows * part->rows;
     double product = 2 * (double)rows * (double)channels * (double)part->rows;
-    pass->flops = backward ? 3 * product : product;
+    bool learns = !self->units[pass->units[0]].is_frozen;
+    pass->flops = backward ? (learns ? 3 : 2) * product : product;
     pass->dram_bytes =
         self->boundary_bytes + chunks * matrix * elem_bytes + 2 * logits * sizeof(float);
     pass->temp_bytes = chunk.forward_scratch + part->forward_scratch_bytes;
     if (!backward)
         return;
-    pass->dram_bytes += 2 * sizeof(float) * rows * channels + 3 * logits * elem_bytes +
-                        chunks * matrix * (elem_bytes + 2 * sizeof(float));
+    pass->dram_bytes += 2 * sizeof(float) * rows * channels +
+                        (learns ? 3 : 2) * logits * elem_bytes +
+                        chunks * matrix * (elem_bytes + (learns ? 2 * sizeof(float) : 0));
     pass->temp_bytes = chunk.backward_scratch + part->backward_scratch_bytes;
 }
 
@@ -236,7 +262,7 @@ static void fill_cut(const model *self, uint32_t stage_idx, enum model_phase pha
     *pass = (model_pass){.unit_count = 1};
     pass->units[0] = part->unit + (stage->kind == STAGE_BLOCK ? stage->units[0] : 0);
     pass->reads_params[0] = stage->kind != STAGE_EMBED || !backward;
-    pass->adds_grads[0] = backward;
+    pass->adds_grads[0] = backward && !self->units[pass->units[0]].is_frozen;
     if (stage->kind == STAGE_EMBED) {
         embed_access(pass_idx, backward, pass);
         embed_costs(self, part, backward, pass);
@@ -307,7 +333,7 @@ void modeli_size_passes(model *self)
     for (uint32_t i = 0; i < self->stage_count; i++) {
         model_stage *stage = &self->stages[i];
         if (!stage->is_cut) {
-            fill_uncut(stage);
+            fill_uncut(self, i);
             continue;
         }
         for (uint32_t phase = 0; phase < MODEL_PHASE_COUNT; phase++)

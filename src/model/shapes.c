@@ -95,6 +95,24 @@ void modeli_chunk_layout_of(const model *self, uint64_t columns, modeli_chunk_la
     layout->backward_scratch = end;
 }
 
+/* In temp behind all else that the backward puts there. */
+uint64_t modeli_unwanted_grad(const model *self, enum stage_kind kind)
+{
+    modeli_chunk_layout chunk;
+    uint64_t end = self->products->block_backward_scratch_bytes;
+    if (kind == STAGE_HEAD) {
+        modeli_chunk_layout_of(self, self->spec.vocab_size, &chunk);
+        end = chunk.backward_scratch + self->products->head_backward_scratch_bytes;
+    }
+    return size_round_up(end, MODELI_ALIGN_BYTES);
+}
+
+/* Whether the backward of an uncut block or head needs that place. */
+static bool has_unwanted_grad(const modeli_work *work, enum stage_kind kind)
+{
+    return !work->input && (kind == STAGE_BLOCK || work->norms);
+}
+
 static void size_embed(const model *self, model_stage *stage)
 {
     uint64_t boundary = self->boundary_bytes, elem_bytes = dtype_bytes(self->type);
@@ -107,7 +125,19 @@ static void size_embed(const model *self, model_stage *stage)
     stage->backward_dram_bytes = 2 * boundary + 2 * 2 * sizeof(float) * boundary_elems;
 }
 
-static void size_block(const model *self, model_stage *stage)
+/* Column pairs that products of weight gradients and of a block's first input gradient read or write. */
+static uint64_t unneeded_columns(const model *self, const modeli_work *work)
+{
+    const modeli_shape *shape = &self->products->shape;
+    uint64_t channels = self->spec.hidden_size, columns = 0;
+    if (!work->weights)
+        columns += shape->qkv_columns + shape->ffn_columns + self->spec.ffn_size + 5 * channels;
+    if (!work->inner)
+        columns += shape->qkv_columns + 5 * channels; /* with the norm's gradient */
+    return columns;
+}
+
+static void size_block(const model *self, model_stage *stage, const modeli_work *work)
 {
     const modeli_shape *shape = &self->products->shape;
     const model_spec *spec = &self->spec;
@@ -124,21 +154,31 @@ static void size_block(const model *self, model_stage *stage)
         down;
     double attention = 2 * rows * (double)self->tokens * channels;
     stage->forward_flops = products + attention;
-    stage->backward_flops = 2 * products + 2.5 * attention;
+    double qkv = 2 * rows * channels * (double)shape->qkv_columns;
+    stage->backward_flops = (work->weights ? 2 : 1) * products + 2.5 * attention;
+    if (!work->inner)
+        stage->backward_flops -= qkv;
     stage->recompute_flops = products + attention - down; /* the last product is not needed */
 
     uint64_t elem_bytes = dtype_bytes(self->type), unit_elems = self->units[stage->units[0]].elems;
+    if (stage->unit_count > 1)
+        unit_elems += self->units[stage->units[1]].elems;
     uint64_t columns = 14 * spec->hidden_size + 2 * shape->qkv_columns + 2 * shape->ffn_columns +
                        2 * spec->ffn_size;
     if (shape->has_rope)
         columns += 2 * (spec->num_heads + spec->num_kv_heads) * shape->head_dim;
     uint64_t activations = shape->rows * columns * elem_bytes;
     stage->forward_dram_bytes = activations + unit_elems * elem_bytes;
-    stage->backward_dram_bytes =
-        3 * activations + 2 * unit_elems * elem_bytes + 2 * sizeof(float) * unit_elems;
+    stage->backward_dram_bytes = 3 * activations + 2 * unit_elems * elem_bytes -
+                                 shape->rows * unneeded_columns(self, work) * elem_bytes;
+    for (uint32_t i = 0; i < stage->unit_count; i++)
+        if (!self->units[stage->units[i]].is_frozen)
+            stage->backward_dram_bytes += 2 * sizeof(float) * self->units[stage->units[i]].elems;
+    if (has_unwanted_grad(work, STAGE_BLOCK))
+        stage->backward_temp_bytes = modeli_unwanted_grad(self, STAGE_BLOCK) + self->boundary_bytes;
 }
 
-static void size_head(const model *self, model_stage *stage)
+static void size_head(const model *self, model_stage *stage, const modeli_work *work)
 {
     const modeli_shape *shape = &self->products->shape;
     uint64_t channels = self->spec.hidden_size, vocab = self->spec.vocab_size;
@@ -155,16 +195,22 @@ static void size_head(const model *self, model_stage *stage)
 
     double product = 2 * (double)shape->rows * (double)channels * (double)vocab;
     stage->forward_flops = product;
-    stage->backward_flops = 2 * product;
+    stage->backward_flops = ((work->weights ? 1 : 0) + (work->inner ? 1 : 0)) * product;
     stage->recompute_flops = product;
 
     uint64_t chunks = size_div_up(shape->rows, self->chunk_rows);
     uint64_t matrix = vocab * channels, logits = shape->rows * vocab;
     stage->forward_dram_bytes =
         3 * self->boundary_bytes + chunks * matrix * elem_bytes + 3 * logits * sizeof(float);
-    stage->backward_dram_bytes = stage->forward_dram_bytes + 5 * self->boundary_bytes +
-                                 chunks * matrix * (elem_bytes + 2 * sizeof(float)) +
-                                 3 * logits * elem_bytes;
+    stage->backward_dram_bytes = stage->forward_dram_bytes + logits * elem_bytes;
+    if (work->inner) /* the input's gradient, and the norm's */
+        stage->backward_dram_bytes +=
+            4 * self->boundary_bytes + chunks * matrix * elem_bytes + logits * elem_bytes;
+    if (work->weights)
+        stage->backward_dram_bytes +=
+            self->boundary_bytes + chunks * matrix * 2 * sizeof(float) + logits * elem_bytes;
+    if (has_unwanted_grad(work, STAGE_HEAD))
+        stage->backward_temp_bytes = modeli_unwanted_grad(self, STAGE_HEAD) + self->boundary_bytes;
 }
 
 void modeli_size_stages(model *self)
@@ -173,12 +219,17 @@ void modeli_size_stages(model *self)
         model_stage *stage = &self->stages[i];
         if (stage->is_cut)
             continue; /* sums over the passes */
+        modeli_work work = modeli_work_of(self, i);
         if (stage->kind == STAGE_EMBED)
             size_embed(self, stage);
         else if (stage->kind == STAGE_BLOCK)
-            size_block(self, stage);
+            size_block(self, stage, &work);
         else
-            size_head(self, stage);
+            size_head(self, stage, &work);
+        if (i < self->first_learning) {
+            stage->backward_flops = stage->recompute_flops = 0;
+            stage->backward_dram_bytes = stage->backward_temp_bytes = 0;
+        }
     }
     modeli_size_passes(self);
 }

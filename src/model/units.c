@@ -15,8 +15,7 @@ static const modeli_family *const families[MODEL_FAMILY_COUNT] = {
     [MODEL_LLAMA] = &modeli_llama,
 };
 
-/* Appends a tensor; only its name is left to fill. */
-static model_tensor *append(modeli_lister *list, uint64_t rows, uint64_t columns,
+model_tensor *modeli_append(modeli_lister *list, uint64_t rows, uint64_t columns,
                             bool with_previous)
 {
     model_unit *unit = list->unit;
@@ -34,7 +33,7 @@ static model_tensor *append(modeli_lister *list, uint64_t rows, uint64_t columns
 
 uint64_t modeli_add(modeli_lister *list, const modeli_row *row)
 {
-    model_tensor *tensor = append(list, row->rows, row->columns, row->with_previous);
+    model_tensor *tensor = modeli_append(list, row->rows, row->columns, row->with_previous);
     snprintf(tensor->name, sizeof tensor->name, row->name, (unsigned long long)list->layer);
     tensor->init = row->init;
     return tensor->offset_elems;
@@ -56,8 +55,7 @@ void modeli_list_whole(model *self, uint64_t layer, modeli_whole *whole)
     assert(shape->token_table == 0);
 }
 
-/* A unit that begins, without tensors. */
-static int open_unit(model *self, uint32_t unit_idx, uint32_t whole_unit, modeli_lister *list)
+int modeli_open_unit(model *self, uint32_t unit_idx, uint32_t whole_unit, modeli_lister *list)
 {
     model_unit *unit = &self->units[unit_idx];
     self->products->origins[unit_idx].unit = whole_unit;
@@ -70,7 +68,7 @@ static int list_whole_unit(model *self, uint32_t unit_idx, uint32_t whole_unit,
                            const model_unit *source, const char *name)
 {
     modeli_lister list;
-    TRY(open_unit(self, unit_idx, whole_unit, &list));
+    TRY(modeli_open_unit(self, unit_idx, whole_unit, &list));
     model_tensor *tensors = list.unit->tensors;
     memcpy(tensors, source->tensors, source->tensor_count * sizeof *tensors);
     *list.unit = *source;
@@ -94,7 +92,7 @@ static uint64_t add_slice(model *self, modeli_lister *list, const model_unit *so
     uint64_t columns = is_vector ? 1 : whole->columns;
     uint32_t unit_idx = (uint32_t)(list->unit - self->units);
     self->products->origins[unit_idx].tensors[list->unit->tensor_count] = idx;
-    model_tensor *tensor = append(list, end - begin, columns, with_previous);
+    model_tensor *tensor = modeli_append(list, end - begin, columns, with_previous);
     memcpy(tensor->name, whole->name, sizeof tensor->name);
     tensor->init = whole->init;
     tensor->row_begin = begin;
@@ -152,7 +150,7 @@ static int list_part(model *self, uint32_t unit_idx, uint32_t whole_unit, const 
     modeli_pair whole = modeli_layer_whole(shape, part->layer);
     modeli_pair norm = {MODELI_ABSENT, MODELI_ABSENT};
     modeli_lister list;
-    TRY(open_unit(self, unit_idx, whole_unit, &list));
+    TRY(modeli_open_unit(self, unit_idx, whole_unit, &list));
     if (part->layer == MODELI_LAYER_NORM)
         norm = shape->norm_final;
     else if (part->is_first && part->layer == MODELI_LAYER_QKV)
@@ -208,6 +206,8 @@ static int list_stage(model *self, uint32_t stage, modeli_whole *whole)
         snprintf(name, sizeof name, "%s", stage == 0 ? "embed" : "head");
     else
         snprintf(name, sizeof name, "block.%u", stage - 1);
+    if (stage > 0 && (stage == last ? products->splits_head : products->splits_block))
+        return modeli_list_split(self, stage, source, name);
     if (parts->count == 0)
         return list_whole_unit(self, unit, stage, source, name);
     /* Units of the ends' parts are numbered already; a tied head's are in two places. */
@@ -230,7 +230,7 @@ int modeli_list_units(model *self)
         modeli_list_whole(self, i == 0 ? 0 : i - 1, &whole);
         TRY(list_stage(self, i, &whole));
     }
-    for (uint32_t i = 0; i < count; i++)
-        self->param_count += self->units[i].param_count;
+    modeli_note_split(self, &whole);
+    modeli_note_learning(self);
     return 0;
 }
