@@ -272,9 +272,9 @@ bool plan_is_sharded(const plan_job *job, enum state_kind kind, uint32_t unit);
  * optimizer state is, whatever their home: INIT writes them there, tile by tile, no other program does. Where
  * they rest on nvme anyway, and as much of them as of optimizer state, their home is that place: there is one
  * copy, and LOAD has nothing to do. */
-static inline bool plan_learns(const plan_job *job, uint32_t unit)
+static inline bool plan_learns(const plan_job *self, uint32_t unit)
 {
-    return !job->is_frozen || !job->is_frozen[unit];
+    return !self->is_frozen || !self->is_frozen[unit];
 }
 /* The buffer of a frozen unit's params on the slab, PROGRAM_NONE where nothing is to outlive the process. */
 uint32_t plan_frozen_place(const plan_job *job, const plan_homes *homes, uint32_t unit);
