@@ -187,6 +187,40 @@ static void llama_follows_its_rules(void **state)
     job_destroy(self);
 }
 
+static void what_learns_is_read(void **state)
+{
+    (void)state;
+    job *self = read_good(SMALL_JOB, NULL);
+    assert_false(self->train.is_given);
+    assert_int_equal(self->train.lora_rank, 0);
+    job_destroy(self);
+    self = read_good(SMALL_JOB, "train.only=[\"blocks.20-31\", \"blocks.5\", \"norms\"]");
+    assert_true(self->train.is_given && self->train.norms);
+    assert_false(self->train.all || self->train.embed || self->train.head);
+    assert_int_equal(self->train.range_count, 2);
+    assert_int_equal(self->train.blocks[0].first, 20);
+    assert_int_equal(self->train.blocks[0].last, 31);
+    assert_int_equal(self->train.blocks[1].first, 5);
+    assert_int_equal(self->train.blocks[1].last, 5);
+    job_destroy(self);
+    self = read_good(SMALL_JOB, "train.only=embed");
+    assert_true(self->train.is_given && self->train.embed);
+    job_destroy(self);
+    self = read_good(SMALL_JOB, "train.lora={}");
+    assert_false(self->train.is_given);
+    assert_int_equal(self->train.lora_rank, 8);
+    assert_true(self->train.lora_alpha == 8);
+    assert_int_equal(self->train.lora_target_count, 0);
+    job_destroy(self);
+    self = read_good(SMALL_JOB, "train.lora={\"rank\": 16, \"alpha\": 32, \"dropout\": 0, "
+                                "\"targets\": [\"q_proj\", \"down_proj\"]}");
+    assert_int_equal(self->train.lora_rank, 16);
+    assert_true(self->train.lora_alpha == 32);
+    assert_int_equal(self->train.lora_target_count, 2);
+    assert_string_equal(self->train.lora_targets[1], "down_proj");
+    job_destroy(self);
+}
+
 static void own_blocks_are_read(void **state)
 {
     (void)state;
@@ -554,14 +588,14 @@ static void table_is_listed(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(defaults_hold),         cmocka_unit_test(llama_follows_its_rules),
-        cmocka_unit_test(modes_are_read),        cmocka_unit_test(delayed_update_warns),
-        cmocka_unit_test(machine_keys_are_read), cmocka_unit_test(own_blocks_are_read),
-        cmocka_unit_test(deepspeed_file_works),  cmocka_unit_test(batch_follows_deepspeed),
-        cmocka_unit_test(set_overrides),         cmocka_unit_test(no_effect_is_logged),
-        cmocka_unit_test(text_round_trips),      cmocka_unit_test(comments_keep_places),
-        cmocka_unit_test(table_is_sound),        cmocka_unit_test(table_is_listed),
-        cmocka_unit_test(keep_is_read),
+        cmocka_unit_test(defaults_hold),           cmocka_unit_test(llama_follows_its_rules),
+        cmocka_unit_test(modes_are_read),          cmocka_unit_test(delayed_update_warns),
+        cmocka_unit_test(machine_keys_are_read),   cmocka_unit_test(what_learns_is_read),
+        cmocka_unit_test(own_blocks_are_read),     cmocka_unit_test(deepspeed_file_works),
+        cmocka_unit_test(batch_follows_deepspeed), cmocka_unit_test(set_overrides),
+        cmocka_unit_test(no_effect_is_logged),     cmocka_unit_test(text_round_trips),
+        cmocka_unit_test(comments_keep_places),    cmocka_unit_test(table_is_sound),
+        cmocka_unit_test(table_is_listed),         cmocka_unit_test(keep_is_read),
     };
     return cmocka_run_group_tests(tests, test_setup, test_teardown);
 }

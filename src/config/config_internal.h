@@ -3,6 +3,7 @@
  *   json.c      bytes -> document             options*.c  the table and its listing
  *   job_set.c   --set, aliases                check.c     document against table
  *   job_model.c presets, the model block      job_place.c the tiers block
+ *   job_train.c what learns
  *   schedule.c  learning rates                job_optimizer.c optimizer
  *   job_precision.c dtypes, loss scaling, when the update runs
  *   job_ranks.c batch sizes, what passes between ranks
@@ -176,6 +177,7 @@ int configi_expand_preset(const configi_reader *reader, const char *job_path) MU
 enum dtype configi_dtype_named(const char *name);
 
 int configi_fill_model(const configi_reader *reader, struct job_model *model) MUST_CHECK;
+int configi_fill_train(const configi_reader *reader, struct job_train *train) MUST_CHECK;
 /* Dtypes, loss scaling and clipping. */
 int configi_fill_precision(const configi_reader *reader, job *target) MUST_CHECK;
 

@@ -186,6 +186,7 @@ static int fill_job(const configi_reader *reader, job *target)
     target->micro_batch = configi_uint(reader, "train_micro_batch_size_per_gpu");
     target->accumulation = configi_uint(reader, "gradient_accumulation_steps");
     TRY(configi_fill_model(reader, &target->model));
+    TRY(configi_fill_train(reader, &target->train));
     TRY(fill_data(reader, target));
     TRY(fill_run(reader, target));
     TRY(configi_resolve_batch(reader, target->world, &target->train_batch_size,

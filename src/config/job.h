@@ -24,6 +24,8 @@ enum {
     JOB_DRIVES_MAX = 16,
     JOB_RULES_MAX = 64,
     JOB_NAME_BYTES = 64,
+    JOB_BLOCKS_MAX = 60,    /* ranges in train.only */
+    JOB_TARGETS_MAX = 16,   /* train.lora.targets */
     JOB_CHANGE_BYTES = 128, /* of a value in job_list_changes */
 };
 
@@ -86,6 +88,24 @@ struct job_model {
     uint64_t max_part_bytes; /* units whose working params are larger are cut into parts; 0: none */
 };
 
+/* Blocks first .. last, both included. */
+struct job_blocks {
+    uint64_t first, last;
+};
+
+/* What learns: train.only, the union of all that is named, and train.lora. */
+struct job_train {
+    bool is_given; /* train.only; else everything, or with adapters these alone */
+    bool all, embed, head, norms;
+    struct job_blocks blocks[JOB_BLOCKS_MAX];
+    uint32_t range_count;
+    uint64_t lora_rank; /* 0: no adapters */
+    double lora_alpha;
+    char lora_targets[JOB_TARGETS_MAX]
+                     [JOB_NAME_BYTES]; /* names as PEFT's; none: the family's usual */
+    uint32_t lora_target_count;
+};
+
 struct job_files {
     char path[JOB_FILES_MAX][JOB_PATH_BYTES];
     uint32_t count;
@@ -105,6 +125,7 @@ struct job_rule {
 
 struct job {
     struct job_model model;
+    struct job_train train;
     struct {
         struct job_files train, valid;
         char tokenizer[JOB_NAME_BYTES]; /* "bytes" */

@@ -113,6 +113,35 @@ const option configi_own_rows[] = {
          "lies beside it, else text; raw ids must be named, and a .bin is never taken for text. "
          "Token ids need model.vocab_size."},
 
+    {.path = "train.only",
+     .type = OPTION_STRINGS,
+     .help = "What learns; all else keeps its weights and has no gradient and no optimizer state: "
+             "blocks.FIRST-LAST, blocks.NUMBER (from 0 on), embed, head (the final norm and an "
+             "untied output matrix), norms (all of them), all. A tied embedding is embed. Default: "
+             "all, or with train.lora the adapters alone."},
+    {.path = "train.lora.rank",
+     .type = OPTION_INT,
+     .fallback = "8",
+     .range = "[1,4096]",
+     .help = "Low-rank adapters beside the linear layers of every block: y = W x + alpha / rank "
+             "B (A x), A with so many rows. train.lora, even empty, asks for adapters."},
+    {.path = "train.lora.alpha",
+     .type = OPTION_FLOAT,
+     .fallback = "8",
+     .range = "(0,]",
+     .help = "Adapters are scaled by alpha / rank."},
+    {.path = "train.lora.targets",
+     .type = OPTION_STRINGS,
+     .help = "Layers with adapters, named as PEFT's target_modules: q_proj, k_proj, v_proj, "
+             "o_proj, gate_proj, up_proj, down_proj (llama); c_attn, attn.c_proj, c_fc, "
+             "mlp.c_proj, or c_proj for both of that name (gpt2). Default: q_proj and v_proj; "
+             "c_attn."},
+    {.path = "train.lora.dropout",
+     .type = OPTION_FLOAT,
+     .fallback = "0",
+     .range = "[0,1)",
+     .help = "0 alone: adapters learn without dropout."},
+
     {.path = "run.dir",
      .type = OPTION_STRING,
      .help = "Run directory: metrics, trace, plan and state; of several ranks rank 0's alone. "

@@ -9,6 +9,16 @@
 
 /* ---- the selection ---- */
 
+const char *model_lora_target(enum model_family family, uint32_t idx)
+{
+    static const char *const targets[MODEL_FAMILY_COUNT][MODEL_LORA_TARGETS_MAX] = {
+        [MODEL_GPT2] = {"c_attn", "attn.c_proj", "c_fc", "mlp.c_proj"},
+        [MODEL_LLAMA] = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj",
+                         "down_proj"},
+    };
+    return idx < MODEL_LORA_TARGETS_MAX ? targets[family][idx] : NULL;
+}
+
 /* Without a list everything learns, or with adapters nothing else. */
 static bool learns_by_default(const model_spec *spec)
 {

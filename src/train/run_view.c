@@ -136,7 +136,8 @@ static void read_model(traini_view *self)
         .init_std = from->init_std,
         .max_part_bytes = from->max_part_bytes,
     };
-    if (model_create(&spec, self->asked->type, self->asked->micro_batch, &self->net) < 0)
+    if (traini_fill_learning(self->asked, &spec) < 0 ||
+        model_create(&spec, self->asked->type, self->asked->micro_batch, &self->net) < 0)
         self->net = NULL;
 }
 

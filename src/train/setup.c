@@ -75,6 +75,7 @@ static int make_model(traini_setup *self)
         .init_std = m->init_std,
         .max_part_bytes = m->max_part_bytes,
     };
+    TRY(traini_fill_learning(self->job, &spec));
     TRY(model_create(&spec, self->job->type, self->job->micro_batch, &self->net));
     if (self->is_described) {
         TRY(traini_described_device(self));
@@ -124,48 +125,10 @@ static int make_identity(traini_setup *self)
     if (length < 0 || (size_t)length >= sizeof self->identity)
         return err_set(ERR_INTERNAL, "the description of the run has %d bytes, more than %zu",
                        length, sizeof self->identity - 1);
+    length += (int)traini_name_learning(self->net, self->identity + length,
+                                        sizeof self->identity - (size_t)length);
     self->fingerprint = XXH3_64bits(self->identity, (size_t)length);
     return 0;
-}
-
-/* The value of the line that begins with the `key_bytes` of `key`, and its length; NULL: there is none. */
-static const char *find_value(const char *identity, const char *key, size_t key_bytes,
-                              size_t *value_bytes)
-{
-    for (const char *line = identity; *line;) {
-        size_t length = strcspn(line, "\n");
-        if (length >= key_bytes && memcmp(line, key, key_bytes) == 0) {
-            *value_bytes = length - key_bytes;
-            return line + key_bytes;
-        }
-        line += length + (line[length] == '\n');
-    }
-    return NULL;
-}
-
-/* "model.num_layers was 12 and is 24; ...", as many as there is room for. */
-static void list_differences(const char *was, const char *is, char *text, size_t capacity)
-{
-    size_t used = 0;
-    text[0] = '\0';
-    for (const char *line = is; *line;) {
-        size_t length = strcspn(line, "\n");
-        const char *equals = memchr(line, '=', length);
-        size_t key_bytes = equals ? (size_t)(equals - line) + 1 : length, old_bytes = 0;
-        const char *old = find_value(was, line, key_bytes, &old_bytes);
-        if (!old || old_bytes != length - key_bytes ||
-            memcmp(old, line + key_bytes, old_bytes) != 0) {
-            int more = snprintf(text + used, capacity - used, "%s%.*s was %.*s and is %.*s",
-                                used ? "; " : "", (int)key_bytes - 1, line, (int)old_bytes,
-                                old ? old : "", (int)(length - key_bytes), line + key_bytes);
-            if (more < 0 || (size_t)more >= capacity - used) {
-                snprintf(text + used, capacity - used, used ? "; ..." : "...");
-                return;
-            }
-            used += (size_t)more;
-        }
-        line += length + (line[length] == '\n');
-    }
 }
 
 /* Cuts what begins with `from` and ends before `until` out of the text. */
@@ -202,7 +165,7 @@ static int check_identity(const traini_setup *self, const manifest *found, const
                        "the run in %s was made by an earlier version of sluice, which gives other "
                        "bits: go on with that version, or begin in another run.dir",
                        run_dir);
-    list_differences(found->identity, self->identity, differences, sizeof differences);
+    traini_list_differences(found->identity, self->identity, differences, sizeof differences);
     return err_set(ERR_INPUT,
                    "the run in %s was made with other settings: %s; go on with its own, or begin "
                    "in another run.dir",

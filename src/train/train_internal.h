@@ -362,6 +362,19 @@ int traini_slab_of_rank(const manifest_slabs *slabs, uint32_t rank, uint32_t dri
 /* The same for the job's drives: all slabs are there, and the manifest knows them by other names. */
 int traini_find_renamed(manifest *found, const struct job *asked) MUST_CHECK;
 int traini_make_absolute(char path[SLAB_PATH_BYTES]) MUST_CHECK; /* setup.c */
+
+/* --- identity.c --- */
+
+/* "model.num_layers was 12 and is 24; ...", as many as there is room for. */
+void traini_list_differences(const char *was, const char *is, char *text, size_t capacity);
+
+/* --- learning.c --- */
+
+/* spec.learn and spec.lora from the job's train block; the rest of spec is filled. ERR_CONFIG for a layer
+ * that the family does not have. */
+int traini_fill_learning(const struct job *asked, model_spec *spec) MUST_CHECK;
+/* The lines of the run's identity that say what learns, none where everything does; their length. */
+size_t traini_name_learning(const model *net, char *text, size_t capacity);
 /* owner.c: ERR_INPUT where the slabs are those of another run directory that is there. */
 int traini_check_owner(const char *state_dir, const manifest_slabs *slabs) MUST_CHECK;
 /* Notes beside the slabs, which exist, that they are those of this directory; a failure is a warning. */
