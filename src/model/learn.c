@@ -109,6 +109,8 @@ int modeli_check_learn(model_spec *spec)
     assert(learn->range_count <= MODEL_RANGES_MAX);
     if (!learn->is_given)
         *learn = (model_learn){0};
+    if (spec->lora.rank > 0)
+        return err_set(ERR_CONFIG, "train.lora is not built yet: leave it out");
     TRY(check_ranges(spec));
     join_ranges(learn);
     bool has_any = learn->embed || learn->head || learn->norms || learn->range_count > 0;
