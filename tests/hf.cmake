@@ -3,5 +3,7 @@ if(TARGET sluice_train)
     add_library(hf_fixture STATIC hf_fixture.c)
     target_link_libraries(hf_fixture PUBLIC sluice_train PkgConfig::XXHASH PkgConfig::CMOCKA)
     sluice_test(test_train_weights LIBS hf_fixture LABELS cpu debug)
-    set_tests_properties(test_train_weights PROPERTIES ENVIRONMENT OMP_WAIT_POLICY=passive)
+    sluice_test(test_train_hf LIBS hf_fixture train_fixture LABELS cpu nvme debug)
+    set_tests_properties(test_train_weights test_train_hf PROPERTIES
+                         ENVIRONMENT OMP_WAIT_POLICY=passive)
 endif()

@@ -74,7 +74,7 @@ model *hf_fixture_model(const hf_fixture_shape *shape)
         .max_part_bytes = shape->max_part_bytes,
     };
     model *net = NULL;
-    assert_int_equal(model_create(&spec, DTYPE_FP32, 1, &net), 0);
+    assert_int_equal(model_create(&spec, shape->type, 1, &net), 0);
     return net;
 }
 

@@ -24,9 +24,10 @@ struct hf_fixture_shape {
     uint64_t layers, hidden, heads, kv_heads, ffn, vocab, positions;
     bool tied;
     uint64_t max_part_bytes;
+    enum dtype type; /* of the working params, which decides about parts */
 };
 typedef struct hf_fixture_shape hf_fixture_shape;
-model *hf_fixture_model(const hf_fixture_shape *shape); /* fp32; the caller destroys it */
+model *hf_fixture_model(const hf_fixture_shape *shape); /* the caller destroys it */
 
 struct hf_fixture_form {
     enum dtype type;

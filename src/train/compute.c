@@ -237,9 +237,9 @@ static int run_init(traini_engine *self, const program *prog, const op *item)
     const traini_setup *setup = self->setup;
     unsigned char *state = role_address(self, prog, item, ROLE_STATE);
     clear(state, op_operand(item, ROLE_STATE)->size_bytes); /* padding too goes to disk */
-    model_init_elems(setup->net, item->unit, setup->job->run.seed,
-                     traini_state_begin(setup, item->unit) + item->elem_begin, item->elem_count,
-                     tile_stream(state, item->elem_count, 0));
+    TRY(traini_first_elems(self, item->unit,
+                           traini_state_begin(setup, item->unit) + item->elem_begin,
+                           item->elem_count, tile_stream(state, item->elem_count, 0)));
     return run_working_copy(self, prog, item, NULL);
 }
 

@@ -10,6 +10,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "train/train_internal.h"
+#include "train/weights.h"
 
 /* The run, its memory and slab, but for its directory. */
 static int remove_run(traini_loop *self)
@@ -117,6 +118,8 @@ static int open_all(traini_loop *self)
     if (!has_state) {
         struct traini_setup_options asked = traini_setup_options_of(self);
         TRY(traini_setup_create(self->job, &asked, &self->setup));
+        if (!self->options->from)
+            TRY(traini_open_weights(self));
     }
     int rc = find_state(self, found, &exists);
     if (rc == 0)
@@ -191,6 +194,7 @@ static int destroy(traini_loop *self, int rc)
     manifest_fini(&self->found);
     mem_free(self->step_words);
     traini_engine_destroy(self->engine);
+    weights_close(self->weights); /* which borrow the setup's model */
     traini_setup_destroy(self->setup);
     manifest_fini(&self->record);
     if (self->train_source)

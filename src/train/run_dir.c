@@ -255,5 +255,5 @@ int traini_run_dir_clear(const struct traini_run_dir *self, const manifest *foun
         if (unlink(path) != 0 && errno != ENOENT)
             return err_errno(errno, "cannot remove %s", path);
     }
-    return 0;
+    return traini_remove_side_files(self->path);
 }

@@ -13,6 +13,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "train/train_internal.h"
+#include "train/weights.h"
 
 static int open_corpus(const struct job *asked, const struct job_files *files, corpus **out)
 {
@@ -279,6 +280,7 @@ int traini_start(traini_loop *self, manifest *found)
     } else {
         if (!self->setup)
             TRY(traini_setup_create(self->job, &asked, &self->setup));
+        TRY(traini_open_weights(self));
         TRY(traini_draw_uuid(&self->ranks, uuid));
         TRY(traini_announce(self, uuid));
         TRY(traini_start_engine(self, NULL, uuid));
@@ -306,6 +308,9 @@ static int write_files(traini_loop *self)
         return 0;
     uint64_t train_tokens = self->train_source ? corpus_token_count(self->train_source) : 0;
     TRY(traini_run_dir_write(&self->dir, "job.json", self->job->text));
+    if ((!self->resumed || self->is_borrowed) && !self->options->is_trial)
+        TRY(traini_carry_side_files(self->dir.path, self->job->model.hf,
+                                    self->is_borrowed ? self->from.path : NULL));
     TRY(traini_write_plan(&self->dir, self->setup, train_tokens));
     TRY(open_metrics(self));
     return traini_run_dir_sync(&self->dir);
@@ -327,8 +332,13 @@ int traini_make_state(traini_loop *self)
         TRY(traini_write_slot(self->engine, MANIFEST_RUNNING));
         commit->has_commit = false;
     }
-    if (!self->resumed)
+    if (!self->resumed) {
+        traini_first_begin(self->engine, self->weights, self->ranks.rank == 0);
         TRY(traini_engine_run(self->engine, PROGRAM_INIT, 0, NULL));
+        traini_first_end(self->engine);
+    }
+    weights_close(self->weights); /* what it holds is memory of the run's own again */
+    self->weights = NULL;
     memset(self->engine->totals, 0, sizeof self->engine->totals);
     return 0;
 }

@@ -16,6 +16,7 @@
  *   engine_lanes.c  the lanes of an engine         figures.c     what the machine can do, of one rank
  *   described.c   a machine that is not this one    plan_json.c   plan.json; plan_memory.c its curves
  *   windows.c     tokens of a step                   as_rank.c     one rank of ranks that are not there
+ *   first_weights.c  what a new run begins with      side_files.c  what goes with a model beside weights
  *   profile*.c, watch.c  steps that are measured */
 #ifndef SLUICE_TRAIN_INTERNAL_H
 #define SLUICE_TRAIN_INTERNAL_H
@@ -48,6 +49,7 @@
 #include "train/watch.h"
 
 struct machine;
+struct weights;
 
 /* Which of the run's ranks this process is. ranks.c */
 struct traini_ranks {
@@ -236,6 +238,13 @@ struct train_memory {
     bool is_pinned;
 };
 
+/* What PROGRAM_INIT brings: a checkpoint's weights, or the model's own. first_weights.c */
+struct traini_first_weights {
+    struct weights *from;                                       /* borrowed; NULL: the model's own */
+    bool speaks;                                         /* lines of progress */
+    uint64_t done_bytes, total_bytes, begin_ns, told_ns; /* bytes of fp32, of this rank */
+};
+
 /* A setup with its memory and lanes. engine.c */
 struct traini_engine {
     traini_setup *setup;
@@ -267,6 +276,7 @@ struct traini_engine {
     cpu_set_t caller_cores; /* of the thread that made the engine, which it gets back */
     bool is_bound;
     const struct train_watch *watch; /* train_options; or NULL */
+    struct traini_first_weights first;
     int64_t logits_row; /* >= 0: the head's forward writes logits of this row instead of losses */
     float *logits;      /* [V]; pinned for a GPU */
     struct lane_numbers totals[LANE_COUNT];
@@ -306,6 +316,14 @@ int traini_make_executor(traini_engine *self) MUST_CHECK;
 void traini_destroy_lanes(traini_engine *self);
 int traini_start_io_thread(void *group); /* a core_group: threads that mostly wait */
 void traini_list_programs(const traini_engine *self, const program *programs[PROGRAM_KIND_COUNT]);
+
+/* first_weights.c: before PROGRAM_INIT, and after it. */
+void traini_first_begin(traini_engine *engine, struct weights *from, bool speaks);
+void traini_first_end(traini_engine *engine);
+/* Elements [begin, begin + count) of a unit's padded flat vector as a new run has them. Changes all of `master`. On
+ * the thread of the op that wants them. */
+int traini_first_elems(traini_engine *engine, uint32_t unit, uint64_t begin, uint64_t count,
+                       float *master) MUST_CHECK;
 
 /* norm.c: room for what comes of a step's norm; part `part` of it (plan_set.norm_part_begin), from the sums of
  * this rank or, of several, of all of them as gathered, which it puts in order in `ordered`; and once all
@@ -382,6 +400,14 @@ int traini_claim_slabs(const char *state_dir, const manifest_slabs *slabs) MUST_
 void traini_disclaim_slabs(const manifest_slabs *slabs); /* before they are removed */
 int traini_write_plan(const struct traini_run_dir *self, const traini_setup *setup,
                       uint64_t train_tokens) MUST_CHECK; /* those of data.train */
+
+/* side_files.c: RUN/hf, or of a commit that was kept that of its run: 1 and the path, 0 where there is none. */
+int traini_side_dir(const char *run_dir, char out[JOB_PATH_BYTES]) MUST_CHECK;
+/* Copies what is there of hf_side_files to RUN/hf: from another run where `from_run` names one, else from the
+ * checkpoint's directory; "": nothing. */
+int traini_carry_side_files(const char *run_dir, const char *from_hf,
+                            const char *from_run) MUST_CHECK;
+int traini_remove_side_files(const char *run_dir) MUST_CHECK;
 
 /* recut.c: this rank's part of the committed state of `found`, whatever ranks wrote it, to the places of `to`
  * (a slab made for another layout, placement, tile size, number of drives or of ranks; place 0 of each extent,
@@ -490,6 +516,7 @@ struct traini_loop {
     struct traini_run_dir from; /* train_options.from, locked while it is read */
     bool is_borrowed;           /* the state is another run's */
     bool is_moved;              /* a re-cut is done: the manifest names the new slabs */
+    struct weights *weights;           /* of model.hf, for a new run; NULL: none, or not any more */
     corpus *train_source, *valid_source;
     sampler train_sampler, valid_sampler;
     metrics_file metrics;
@@ -519,6 +546,9 @@ int traini_find_run(traini_loop *self, manifest *found, bool *exists) MUST_CHECK
 /* Setup, then memory. `found` is the manifest of a run to resume, or NULL; its generation grows where it is
  * written once more. */
 int traini_start(traini_loop *self, manifest *found) MUST_CHECK;
+/* The checkpoint of model.hf, if a new run begins with one, opened and held against the setup's model; once.
+ * first_weights.c */
+int traini_open_weights(traini_loop *self) MUST_CHECK;
 /* Memory, slabs and lanes of the setup. `found`: on its slabs; NULL: on new ones with this uuid. */
 int traini_start_engine(traini_loop *self, const manifest *found,
                         const uint8_t uuid[SLAB_UUID_BYTES]) MUST_CHECK;
