@@ -155,7 +155,6 @@ static double placed_ns(struct placed *l, double *work)
     assert_int_equal(plan_place(&l->asked, &l->found), 0);
     plan_job job = l->job;
     job.update = l->found.update;
-    job.order = l->found.order;
     double ns = plan_mean_step_ns(&job, &l->found.set);
     *work = (double)l->found.work_ops;
     plan_set_fini(&l->found.set);

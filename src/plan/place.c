@@ -94,7 +94,7 @@ struct room {
 static int find_room(plani_placer *self, struct room *room)
 {
     static const uint64_t unlimited[ARENA_COUNT] = {UINT64_MAX / 2, UINT64_MAX / 2, UINT64_MAX / 2};
-    struct plani_point far = {.update = self->job.update, .order = self->job.order};
+    struct plani_point far = {.update = self->job.update};
     plan_set set;
     plani_layout layout;
     program serial;
@@ -169,7 +169,7 @@ static int try_fills(plani_placer *self)
     for (size_t h = 0; h < sizeof host_fills / sizeof host_fills[0]; h++)
         for (size_t s = 0; s < sizeof shares / sizeof shares[0]; s++)
             for (size_t d = 0; d < sizeof device_fills / sizeof device_fills[0]; d++) {
-                struct plani_point point = {.update = self->job.update, .order = self->job.order};
+                struct plani_point point = {.update = self->job.update};
                 if (self->work > PLANI_PLACE_WORK / 2 || self->trials > PLANI_TRIALS_MOST / 2)
                     return 0;
                 memset(point.until, 0, sizeof point.until);
@@ -202,7 +202,7 @@ static int home_excess(plani_placer *self, double bytes[ARENA_COUNT])
  * takes off the device or the host is more than these have. */
 static int look_for_hope(plani_placer *self)
 {
-    struct plani_point far = {.update = self->job.update, .order = self->job.order};
+    struct plani_point far = {.update = self->job.update};
     double bytes = 0, budget = 0, excess[ARENA_COUNT];
     bool needs_grads = !self->asked->chooses_update || !self->asked->allows_in_backward;
     for (int a = 0; a < ARENA_COUNT; a++)
@@ -223,7 +223,7 @@ static int look_for_hope(plani_placer *self)
 
 static int try_starts(plani_placer *self)
 {
-    struct plani_point point = {.update = self->job.update, .order = self->job.order};
+    struct plani_point point = {.update = self->job.update};
     TRY(look_for_hope(self));
     if (self->is_hopeless)
         return 0;
@@ -280,10 +280,9 @@ static int move_parked(plani_placer *self, bool *gained)
     return 0;
 }
 
-/* Other updates, orders and numbers of held stages for the best placement. */
+/* Other updates and numbers of held stages for the best placement. */
 static int move_modes(plani_placer *self, bool *gained)
 {
-    const struct plan_place_asked *asked = self->asked;
     uint8_t updates[3];
     uint32_t count = self->job.only_eval ? 0 : list_updates(self, updates);
     struct plani_point point = self->best[0].point;
@@ -297,11 +296,6 @@ static int move_modes(plani_placer *self, bool *gained)
     for (uint32_t i = 0; i < count; i++) {
         struct plani_point next = self->best[0].point;
         next.update = updates[i];
-        TRY(try_move(self, &next, gained));
-    }
-    if (asked->chooses_order && self->job.micro_batch_count > 1) {
-        struct plani_point next = self->best[0].point;
-        next.order = next.order == PLAN_LAYER_MAJOR ? PLAN_BATCH_MAJOR : PLAN_LAYER_MAJOR;
         TRY(try_move(self, &next, gained));
     }
     return 0;
@@ -489,33 +483,29 @@ static int refuse_nearest(plani_placer *self, struct plani_point *nearest)
 static int compile_whole_kinds(plani_placer *self, struct plan_place_found *found,
                                struct plani_point *taken)
 {
-    struct plani_point point = {.update = self->asked->job->update,
-                                .order = self->asked->job->order},
-                       nearest = point;
+    struct plani_point point = {.update = self->asked->job->update}, nearest = point;
     double least = INFINITY;
-    for (int by_batch = 0; by_batch <= self->asked->chooses_order; by_batch++)
-        for (int i = 0; i < WHOLE_KINDS; i++) {
-            double excess[ARENA_COUNT], bytes = 0;
-            point_of_kinds(self, whole_kinds[i], &point);
-            if (!plani_point_is_legal(self, &point))
-                continue;
-            point.order = by_batch ? PLAN_BATCH_MAJOR : self->asked->job->order;
-            usual_update(self, &point);
-            *taken = point;
-            int rc = ERR_NO_FIT;
-            if (!self->is_hopeless)
-                rc = compile_point(self, &point, &found->set);
-            if (rc != ERR_NO_FIT)
-                return rc;
-            plani_point_apply(self, &point);
-            TRY(home_excess(self, excess));
-            for (int a = 0; a < ARENA_COUNT; a++)
-                bytes += excess[a];
-            if (bytes <= least) {
-                least = bytes;
-                nearest = point;
-            }
+    for (int i = 0; i < WHOLE_KINDS; i++) {
+        double excess[ARENA_COUNT], bytes = 0;
+        point_of_kinds(self, whole_kinds[i], &point);
+        if (!plani_point_is_legal(self, &point))
+            continue;
+        usual_update(self, &point);
+        *taken = point;
+        int rc = ERR_NO_FIT;
+        if (!self->is_hopeless)
+            rc = compile_point(self, &point, &found->set);
+        if (rc != ERR_NO_FIT)
+            return rc;
+        plani_point_apply(self, &point);
+        TRY(home_excess(self, excess));
+        for (int a = 0; a < ARENA_COUNT; a++)
+            bytes += excess[a];
+        if (bytes <= least) {
+            least = bytes;
+            nearest = point;
         }
+    }
     TRY(refuse_nearest(self, &nearest));
     *taken = nearest; /* found on the way to a refusal: it fits */
     return compile_point(self, taken, &found->set);
@@ -528,7 +518,6 @@ static void fill_found(plani_placer *self, const struct plani_point *taken,
     for (int kind = 0; kind < STATE_KIND_COUNT; kind++)
         memcpy(found->homes[kind], self->homes[kind], self->job.unit_count);
     found->update = self->job.update;
-    found->order = self->job.order;
     found->parked_near = self->job.parked_near;
 }
 

@@ -1,9 +1,9 @@
-/* Automatic placement: where each state rests, when the update runs and in which order, so that the simulated
- * step is shortest; and why, in sentences.
+/* Automatic placement: where each state rests and when the update runs, so that the simulated step is shortest;
+ * and why, in sentences. The order of micro-batches is the job's: who may choose asks once for each.
  *
  *   whole kinds, and tiers filled in several orders   the first trials; each is a simulated steady step
  *   moves of the units at the boundaries of tiers,    from the best of them, in steps that get smaller,
- *   of update, order and held stages                  until none gains
+ *   of update and held stages                         until none gains
  *   the best few                                      compiled whole; the shortest mean step wins
  *
  * A unit rests nearer than it needs to where that costs nothing: memory that is there is used, the drives are
@@ -26,13 +26,12 @@ enum {
 
 struct plan_place_asked {
     const plan_job
-        *job; /* its homes do not count; update and order where they are not chosen, and where no
-                            choice gains */
+        *job; /* its homes do not count; its update where that is not chosen, and where no choice
+                            gains; its order always */
     const uint8_t
         *wanted[STATE_KIND_COUNT]; /* [unit_count] homes as in plan_job, or PLAN_PLACE_AUTO */
     bool chooses_update;           /* among those that give the same bits */
     bool allows_in_backward;       /* it is one of them */
-    bool chooses_order;            /* of the point that is best in the order of `job` */
     bool has_drives;               /* what is to be chosen may be nvme */
     bool
         only_homes; /* with only_fits: whether there is room for all that rests; what passes is not counted */
@@ -42,7 +41,6 @@ struct plan_place_asked {
 struct plan_place_found {
     uint8_t *homes[STATE_KIND_COUNT]; /* [unit_count] the caller's, filled */
     enum plan_update update;
-    enum plan_order order;
     uint32_t parked_near;
     plan_set set; /* compiled; the caller's to free. Of only_fits: empty */
     uint64_t

@@ -190,22 +190,19 @@ int plani_find_fit(plani_placer *self, struct plani_point *point, uint64_t need[
 {
     uint8_t updates[UPDATES_MAX];
     uint32_t count = list_updates(self, updates);
-    for (int by_batch = 0; by_batch <= self->asked->chooses_order; by_batch++)
-        for (uint32_t i = 0; i < count; i++)
-            for (int l = 0; l < FIT_LEVELS; l++) {
-                if (self->work > FIT_WORK && (i > 0 || l > 0))
-                    continue;
-                struct fit fit = {.far.update = updates[i]};
-                fit.far.order = by_batch ? PLAN_BATCH_MAJOR : self->asked->job->order;
-                fit.candidate.tile_elems = plani_trial_tile(&self->job, fit_levels[l]);
-                if (l > 0 &&
-                    fit.candidate.tile_elems == plani_trial_tile(&self->job, fit_levels[0]))
-                    continue;
-                plani_point_far(self, &fit.far);
-                int fits = fit_tile(self, &fit, point, need);
-                if (fits <= 0)
-                    return fits;
-            }
+    for (uint32_t i = 0; i < count; i++)
+        for (int l = 0; l < FIT_LEVELS; l++) {
+            if (self->work > FIT_WORK && (i > 0 || l > 0))
+                continue;
+            struct fit fit = {.far.update = updates[i]};
+            fit.candidate.tile_elems = plani_trial_tile(&self->job, fit_levels[l]);
+            if (l > 0 && fit.candidate.tile_elems == plani_trial_tile(&self->job, fit_levels[0]))
+                continue;
+            plani_point_far(self, &fit.far);
+            int fits = fit_tile(self, &fit, point, need);
+            if (fits <= 0)
+                return fits;
+        }
     return 1;
 }
 

@@ -25,7 +25,7 @@ struct plani_point {
     uint32_t until[STATE_KIND_COUNT][PLANI_TIERS];
     uint32_t held; /* stages, in trials */
     uint32_t parked_near;
-    uint8_t update, order;
+    uint8_t update;
 };
 
 struct plani_scored {
@@ -56,7 +56,7 @@ void plani_placer_fini(plani_placer *self);
 /* All near; far ends where they are allowed. */
 void plani_point_near(const plani_placer *self, struct plani_point *point, bool keeps_inner);
 void plani_point_far(const plani_placer *self, struct plani_point *point);
-/* Fills job.homes, update and order. */
+/* Fills job.homes, update and parked_near. */
 void plani_point_apply(plani_placer *self, const struct plani_point *point);
 /* Whether `point` is legal: boundaries in order, no drive where there is none. */
 bool plani_point_is_legal(const plani_placer *self, const struct plani_point *point);

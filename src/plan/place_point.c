@@ -136,7 +136,6 @@ void plani_point_apply(plani_placer *self, const struct plani_point *point)
         }
     }
     self->job.update = (enum plan_update)point->update;
-    self->job.order = (enum plan_order)point->order;
     self->job.parked_near = point->parked_near;
 }
 
@@ -162,8 +161,8 @@ static uint64_t hash_of(const plani_placer *self, const struct plani_point *poin
     for (int kind = 0; kind < STATE_KIND_COUNT; kind++)
         for (uint32_t u = 0; u < self->job.unit_count; u++)
             hash = (hash ^ self->homes[kind][u]) * UINT64_C(1099511628211);
-    const uint32_t modes[] = {point->held, point->update, point->order, point->parked_near};
-    for (int i = 0; i < 4; i++)
+    const uint32_t modes[] = {point->held, point->update, point->parked_near};
+    for (int i = 0; i < 3; i++)
         hash = (hash ^ modes[i]) * UINT64_C(1099511628211);
     return hash ? hash : 1;
 }
@@ -204,7 +203,7 @@ static double factor_of(const plani_placer *self, const struct plani_point *poin
 static bool is_same_placement(const struct plani_point *a, const struct plani_point *b)
 {
     return memcmp(a->until, b->until, sizeof a->until) == 0 && a->update == b->update &&
-           a->order == b->order && a->parked_near == b->parked_near;
+           a->parked_near == b->parked_near;
 }
 
 static void note_score(plani_placer *self, const struct plani_point *point, double score)

@@ -136,14 +136,14 @@ static int choose(traini_setup *self, uint8_t *wanted[STATE_KIND_COUNT],
 static const double order_gain = 0.005;
 
 /* With schedule.order "fastest": as the layer-major order would have it, or batch-major where that is faster or fits
- * alone. The first refusal stands where neither fits. */
+ * alone. The first refusal stands where neither fits. self->plan.order is left as the order of what is found. */
 static int choose_order(traini_setup *self, uint8_t *wanted[STATE_KIND_COUNT],
                         struct plan_place_found *found)
 {
     int first_rc = choose(self, wanted, found);
     bool is_open =
         self->job->schedule.order == JOB_ORDER_FASTEST && self->plan.micro_batch_count > 1;
-    if (!is_open || (first_rc < 0 && first_rc != ERR_NO_FIT) || self->only_fits)
+    if (!is_open || (first_rc < 0 && first_rc != ERR_NO_FIT) || (self->only_fits && first_rc == 0))
         return first_rc;
     err_record refusal;
     err_save(&refusal, first_rc);
@@ -155,7 +155,7 @@ static int choose_order(traini_setup *self, uint8_t *wanted[STATE_KIND_COUNT],
     self->plan.order = PLAN_BATCH_MAJOR;
     int rc = choose(self, wanted, other);
     double gain = 1;
-    if (rc == 0 && first_rc == 0)
+    if (rc == 0 && first_rc == 0) /* never of only_fits, which has no steps */
         gain = 1 - plan_mean_step_ns(&self->plan, &other->set) /
                        plan_mean_step_ns(&self->plan, &found->set);
     if (rc == 0 && gain > order_gain) {
@@ -202,7 +202,6 @@ static void take(traini_setup *self, const struct plan_place_found *found)
 {
     self->set = found->set;
     self->plan.update = found->update;
-    self->plan.order = found->order;
     memcpy(self->need_bytes, found->need_bytes, sizeof self->need_bytes);
     self->plan.parked_near = found->parked_near;
     self->reason_count = found->reason_count;
