@@ -144,9 +144,29 @@ bool plani_homes_fit(const plan_job *job, const plani_layout *layout)
     return true;
 }
 
-bool plani_homes_may_fit(const plan_job *job)
+/* Of activations: what rests, and what waits between the passes of cut stages, for all micro-batches at once. */
+static void add_waiting(const plan_job *job, uint64_t bytes[ARENA_COUNT])
 {
-    uint64_t bytes[ARENA_COUNT] = {[ARENA_NVME] = job->nvme_overhead_bytes};
+    uint64_t slots = job->order == PLAN_BATCH_MAJOR ? 1 : job->micro_batch_count;
+    uint64_t parked = plani_parked_bytes(job), near = size_min(job->parked_near, slots);
+    for (uint32_t s = 0; s < job->stage_count && !job->only_eval; s++) {
+        uint32_t unit = plani_stage_unit(job, s);
+        if (job->stages[s].has_input && s + 1 < job->stage_count)
+            bytes[job->homes[STATE_ACTIVATIONS][unit]] += slots * job->boundary_bytes;
+        if (job->homes[STATE_INNER_ACTIVATIONS][unit] < ARENA_COUNT)
+            bytes[job->homes[STATE_INNER_ACTIVATIONS][unit]] += slots * job->stages[s].saved_bytes;
+    }
+    if (parked == 0)
+        return;
+    bytes[ARENA_DEVICE] += near * parked;
+    bytes[plani_parked_home(job)] += (slots - near) * parked;
+}
+
+void plani_count_homes(const plan_job *job, uint64_t bytes[ARENA_COUNT])
+{
+    memset(bytes, 0, ARENA_COUNT * sizeof *bytes);
+    bytes[ARENA_NVME] = job->nvme_overhead_bytes;
+    add_waiting(job, bytes);
     for (uint32_t u = 0; u < job->unit_count; u++) {
         uint64_t optimizer =
             plan_rest_elems(job, STATE_OPTIMIZER, u) * job->state_streams * sizeof(float);
@@ -165,6 +185,12 @@ bool plani_homes_may_fit(const plan_job *job)
             bytes[job->homes[STATE_GRADS][u]] +=
                 plan_rest_elems(job, STATE_GRADS, u) * job->grad_bytes;
     }
+}
+
+bool plani_homes_may_fit(const plan_job *job)
+{
+    uint64_t bytes[ARENA_COUNT];
+    plani_count_homes(job, bytes);
     for (int a = 0; a < ARENA_COUNT; a++)
         if (bytes[a] > job->budget_bytes[a])
             return false;

@@ -38,6 +38,8 @@ bool plani_homes_fit(const plan_job *job, const plani_layout *layout);
 /* False where no tile size can make the homes fit: their bytes without alignment, unit by unit and at little
  * cost. */
 bool plani_homes_may_fit(const plan_job *job);
+/* Bytes that surely lie in each arena at some time of a step: homes, and what waits from pass to pass. */
+void plani_count_homes(const plan_job *job, uint64_t bytes[ARENA_COUNT]);
 
 /* refuse.c: ERR_NO_FIT where the budgets do not cover the needs. */
 int plani_check_needs(const plan_job *job, struct plani_candidate *c, uint64_t *work) MUST_CHECK;

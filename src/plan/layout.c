@@ -218,13 +218,19 @@ uint64_t plani_parked_bytes(const plan_job *job)
     return bytes;
 }
 
+enum arena_kind plani_parked_home(const plan_job *job)
+{
+    enum arena_kind home = job->homes[STATE_ACTIVATIONS][plani_stage_unit(job, 1)];
+    return home == ARENA_NVME && job->parked_on_host ? ARENA_HOST : home;
+}
+
 /* `saved` of cut stages that do not keep it, between passes of all micro-batches: one home per
- * micro-batch for all stages, beside the checkpoints, where these are not on the device. Those that stay
+ * micro-batch for all stages, beside the checkpoints or nearer, where these are not on the device. Those that stay
  * on the device are transients from their first pass to their last. */
 static void add_parked(const plan_job *job, plan_set *set, plani_layout *layout)
 {
     uint32_t unit = plani_stage_unit(job, 1);
-    enum arena_kind home = job->homes[STATE_ACTIVATIONS][unit];
+    enum arena_kind home = plani_parked_home(job);
     uint64_t bytes = plani_parked_bytes(job);
     if (bytes == 0 || home == ARENA_DEVICE)
         return;

@@ -10,6 +10,8 @@
 static const double place_gain = 0.0002; /* of a step; a move that gains less is none */
 
 enum {
+    PASSING_SLOTS =
+        3, /* as much as is parked of so many micro-batches: for params, gradients, operands */
     FILL_KINDS = 5,
     REFUSAL_WORK = 1000000,  /* to find which variant of a refused placement needs least */
     FINALISTS_WORK = 800000, /* more than one placement is compiled whole while that costs less */
@@ -72,17 +74,41 @@ static void usual_update(plani_placer *self, struct plani_point *point)
         has_far_optimizer(self) ? PLAN_UPDATE_IN_NEXT_FORWARD : PLAN_UPDATE_AFTER_BACKWARD;
 }
 
-/* What is parked between passes stays on the device where that fits. */
+/* Of the job as applied, with nothing parked near: for how many micro-batches the device has room beside its homes,
+ * less a few for what passes through it. */
+static uint32_t parked_room(const plani_placer *self)
+{
+    const plan_job *job = &self->job;
+    uint64_t homes[ARENA_COUNT], budget = job->budget_bytes[ARENA_DEVICE];
+    plani_count_homes(job, homes);
+    uint64_t free_bytes = budget > homes[ARENA_DEVICE] ? budget - homes[ARENA_DEVICE] : 0;
+    uint64_t slots = free_bytes / plani_parked_bytes(job);
+    slots = slots > PASSING_SLOTS ? slots - PASSING_SLOTS : 0;
+    return (uint32_t)size_min(slots, job->micro_batch_count);
+}
+
+/* What is parked between passes stays on the device as far as that fits, the rest in host memory. */
 static int try_start(plani_placer *self, struct plani_point *point)
 {
-    double score;
+    double score; /* not looked at: what fits and is slower will not be faster with less near */
+    uint32_t all = self->job.micro_batch_count;
     usual_update(self, point);
-    plani_point_apply(self, point);
-    point->parked_near = plani_parked_bytes(&self->job) ? self->job.micro_batch_count : 0;
-    TRY(plani_point_try(self, point, &score));
-    if (isfinite(score) || point->parked_near == 0)
-        return 0;
     point->parked_near = 0;
+    point->parked_on_host = true;
+    plani_point_apply(self, point);
+    bool parks =
+        plani_parked_bytes(&self->job) > 0 && plani_parked_home(&self->job) != ARENA_DEVICE;
+    uint32_t room = parks ? parked_room(self) : 0;
+    const uint32_t nears[] = {all, room, room / 2, 0};
+    for (size_t i = 0; i < sizeof nears / sizeof nears[0]; i++) {
+        if (i > 0 && nears[i] == nears[i - 1])
+            continue;
+        point->parked_near = nears[i];
+        TRY(plani_point_try(self, point, &score));
+        if (self->last_fits || !parks)
+            return 0;
+    }
+    point->parked_on_host = false;
     return plani_point_try(self, point, &score);
 }
 
@@ -277,7 +303,9 @@ static int move_parked(plani_placer *self, bool *gained)
         next.parked_near = others[i];
         TRY(try_move(self, &next, gained));
     }
-    return 0;
+    struct plani_point other = self->best[0].point;
+    other.parked_on_host = !other.parked_on_host;
+    return try_move(self, &other, gained);
 }
 
 /* Other updates and numbers of held stages for the best placement. */
@@ -519,6 +547,7 @@ static void fill_found(plani_placer *self, const struct plani_point *taken,
         memcpy(found->homes[kind], self->homes[kind], self->job.unit_count);
     found->update = self->job.update;
     found->parked_near = self->job.parked_near;
+    found->parked_on_host = self->job.parked_on_host;
 }
 
 /* A placement that fits, or the refusal of the last one that was tried. */

@@ -25,6 +25,7 @@ struct plani_point {
     uint32_t until[STATE_KIND_COUNT][PLANI_TIERS];
     uint32_t held; /* stages, in trials */
     uint32_t parked_near;
+    bool parked_on_host;
     uint8_t update;
 };
 
@@ -41,6 +42,7 @@ struct plani_placer {
     uint32_t counts[STATE_KIND_COUNT];
     uint64_t *bytes[STATE_KIND_COUNT]; /* [unit_count] that rest */
     uint32_t level;
+    bool last_fits;            /* the last trial did, whether or not it could win */
     bool has_fit, is_hopeless; /* hopeless: the homes alone fit nowhere, which needs no trial */
     uint64_t work;
     uint32_t trials, compiles;
@@ -56,7 +58,7 @@ void plani_placer_fini(plani_placer *self);
 /* All near; far ends where they are allowed. */
 void plani_point_near(const plani_placer *self, struct plani_point *point, bool keeps_inner);
 void plani_point_far(const plani_placer *self, struct plani_point *point);
-/* Fills job.homes, update and parked_near. */
+/* Fills job.homes, update and what is parked where. */
 void plani_point_apply(plani_placer *self, const struct plani_point *point);
 /* Whether `point` is legal: boundaries in order, no drive where there is none. */
 bool plani_point_is_legal(const plani_placer *self, const struct plani_point *point);

@@ -137,6 +137,7 @@ void plani_point_apply(plani_placer *self, const struct plani_point *point)
     }
     self->job.update = (enum plan_update)point->update;
     self->job.parked_near = point->parked_near;
+    self->job.parked_on_host = point->parked_on_host;
 }
 
 bool plani_point_is_legal(const plani_placer *self, const struct plani_point *point)
@@ -161,8 +162,9 @@ static uint64_t hash_of(const plani_placer *self, const struct plani_point *poin
     for (int kind = 0; kind < STATE_KIND_COUNT; kind++)
         for (uint32_t u = 0; u < self->job.unit_count; u++)
             hash = (hash ^ self->homes[kind][u]) * UINT64_C(1099511628211);
-    const uint32_t modes[] = {point->held, point->update, point->parked_near};
-    for (int i = 0; i < 3; i++)
+    const uint32_t modes[] = {point->held, point->update, point->parked_near,
+                              point->parked_on_host};
+    for (int i = 0; i < 4; i++)
         hash = (hash ^ modes[i]) * UINT64_C(1099511628211);
     return hash ? hash : 1;
 }
@@ -203,7 +205,7 @@ static double factor_of(const plani_placer *self, const struct plani_point *poin
 static bool is_same_placement(const struct plani_point *a, const struct plani_point *b)
 {
     return memcmp(a->until, b->until, sizeof a->until) == 0 && a->update == b->update &&
-           a->parked_near == b->parked_near;
+           a->parked_near == b->parked_near && a->parked_on_host == b->parked_on_host;
 }
 
 static void note_score(plani_placer *self, const struct plani_point *point, double score)
@@ -229,6 +231,7 @@ static void note_score(plani_placer *self, const struct plani_point *point, doub
 int plani_point_try(plani_placer *self, const struct plani_point *point, double *score)
 {
     *score = INFINITY;
+    self->last_fits = false;
     if (!plani_point_is_legal(self, point))
         return 0;
     plani_point_apply(self, point);
@@ -245,6 +248,7 @@ int plani_point_try(plani_placer *self, const struct plani_point *point, double 
     if (rc == ERR_NO_FIT)
         return 0;
     TRY(rc);
+    self->last_fits = true;
     if (!self->has_fit)
         self->level = trial.level;
     self->has_fit = true;

@@ -224,7 +224,7 @@ static int say_parked(plani_placer *self, struct plan_place_found *found, double
     const plan_job *job = &self->job;
     uint32_t all = job->micro_batch_count, near = job->parked_near;
     uint64_t bytes = plani_parked_bytes(job), endless[ARENA_COUNT];
-    int home = job->homes[STATE_ACTIVATIONS][plani_stage_unit(job, 1)];
+    int home = bytes ? (int)plani_parked_home(job) : ARENA_DEVICE;
     const struct group recomputed = {
         .kind = STATE_INNER_ACTIVATIONS, .tier = ARENA_COUNT, .is_open = true};
     char size[SIZE_TEXT_BYTES], budget[SIZE_TEXT_BYTES], seconds[32], cost[32];

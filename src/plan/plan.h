@@ -162,9 +162,11 @@ struct plan_job {
                                  (stage3_max_reuse_distance); 0: none stays */
     uint32_t micro_batch_count;
     /* Of so many micro-batches inner activations of cut stages that are not kept stay on the device from
-     * pass to pass; those of the others go where the activations behind the first stage rest. Without
-     * effect where micro-batches pass one by one. */
+     * pass to pass; those of the others go where the activations behind the first stage rest, or to the host
+     * where these rest on nvme and parked_on_host says so. Without effect where micro-batches pass one by
+     * one. */
     uint32_t parked_near;
+    bool parked_on_host;
     uint64_t boundary_bytes; /* of one micro-batch */
     uint64_t workspace_bytes, constants_bytes;
     uint64_t tokens_bytes, losses_bytes; /* of a whole step */

@@ -139,6 +139,8 @@ bool plani_count_grad_uses(const plan_job *job, uint32_t rounds, uint32_t first_
 bool plani_has_cut_stage(const plan_job *job);
 /* Of one micro-batch, the most that waits between passes of cut stages; 0: nothing does. */
 uint64_t plani_parked_bytes(const plan_job *job);
+/* Where it waits, but of the micro-batches that stay on the device; there is a second stage. */
+enum arena_kind plani_parked_home(const plan_job *job);
 
 /* Whether a home on nvme of the unit's params is, or would be, their place on the slab for good. */
 static inline bool plani_may_rest_for_good(const plan_job *job, uint32_t unit)

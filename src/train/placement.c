@@ -204,6 +204,7 @@ static void take(traini_setup *self, const struct plan_place_found *found)
     self->plan.update = found->update;
     memcpy(self->need_bytes, found->need_bytes, sizeof self->need_bytes);
     self->plan.parked_near = found->parked_near;
+    self->plan.parked_on_host = found->parked_on_host;
     self->reason_count = found->reason_count;
     memcpy(self->reasons, found->reasons, sizeof self->reasons);
 }
