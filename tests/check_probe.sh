@@ -49,6 +49,7 @@ if [ "$part" = stop ]; then
     run 2 "cannot be written" --out no/such/machine.json
     run 2 "--out is empty" --out ""
     run 2 "not a directory" --drive notes.txt
+    run 2 "--drive no/such/drive: No such file" --drive no/such/drive
     run 2 "must be auto, cpu or cuda" --backend gpu
     [ "$(cat notes.txt)" = "not a machine" ] || fail "a file was overwritten"
     "$sluice" probe --quick --drive drive >out 2>err </dev/null &

@@ -50,6 +50,12 @@ JOB
     { cat "$scratch/log"; echo "FAILED: the run"; exit 1; }
 said=$("$sluice" report "$scratch/run") || { echo "FAILED: sluice report"; exit 1; }
 page=$scratch/run/report.html
+"$sluice" report "$scratch/run" --output "$scratch/no/such.html" >"$scratch/log" 2>&1
+[ $? -eq 2 ] && grep -q "folder is not there" "$scratch/log" || fail "--output in a folder that is not there"
+mkdir "$scratch/damaged"
+echo '{"model":' >"$scratch/damaged/plan.json"
+"$sluice" report "$scratch/damaged" >"$scratch/log" 2>&1
+[ $? -eq 2 ] && grep -q "plan.json is damaged" "$scratch/log" || fail "a directory with a damaged plan alone"
 [ "$said" = "$page" ] || fail "sluice report says '$said'"
 [ -s "$page" ] || { echo "FAILED: no page"; exit 1; }
 

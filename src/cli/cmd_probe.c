@@ -112,6 +112,17 @@ static int probe_check_target(const char *path)
     return 0;
 }
 
+/* What is not there is a slip of the pen, and measuring the drive of its parent would answer another question. */
+static int probe_check_drives(const cli_texts *drives)
+{
+    struct stat status;
+    for (uint32_t d = 0; d < drives->count; d++)
+        if (stat(drives->items[d], &status) != 0)
+            return err_set(ERR_INPUT, "probe: --drive %s: %s; name a directory on the drive",
+                           drives->items[d], strerror(errno));
+    return 0;
+}
+
 static int probe_print_file(const char *path)
 {
     char piece[4096];
@@ -192,6 +203,7 @@ int cli_probe(int argc, char **argv)
         return err_set(ERR_USAGE, "probe: --drive is given %u times; at most %d can be measured",
                        drives.count, PROBE_DRIVES_MAX);
     TRY(probe_check_target(path));
+    TRY(probe_check_drives(&drives));
     struct probe_screen screen = {.stream = shows_json ? stderr : stdout,
                                   .is_terminal = isatty(STDERR_FILENO) == 1,
                                   .is_quiet = is_quiet,

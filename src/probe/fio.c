@@ -134,7 +134,8 @@ int probei_fio_run(probei *self, const probei_bench *bench, enum machine_io_kind
         close(ends[1]);
         if (rc == 0) {
             rc = read_output(self, ends[0], pid, output);
-            waitpid(pid, &status, 0);
+            while (waitpid(pid, &status, 0) < 0 && errno == EINTR)
+                continue; /* Ctrl-C: fio was killed, or ends by itself */
             if (rc == 0)
                 rc = read_rate(output, kind, rate);
         }

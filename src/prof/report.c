@@ -94,7 +94,7 @@ static int read_plan(reporti_run *run)
 
 static int read_run(const char *run_dir, reporti_run *run)
 {
-    char path[PATH_MAX];
+    char path[PATH_MAX], plan_path[PATH_MAX];
     struct stat info;
     run->dir = run_dir;
     if (stat(run_dir, &info) != 0)
@@ -105,6 +105,7 @@ static int read_run(const char *run_dir, reporti_run *run)
     if (strlen(run_dir) > sizeof path - 32)
         return err_set(ERR_INPUT, "the path of the run directory is longer than %zu bytes",
                        sizeof path - 32);
+    snprintf(plan_path, sizeof plan_path, "%s/plan.json", run_dir);
     snprintf(path, sizeof path, "%s/job.json", run_dir);
     run->has_job = access(path, F_OK) == 0;
     read_name(run);
@@ -116,7 +117,10 @@ static int read_run(const char *run_dir, reporti_run *run)
     TRY(reporti_read_trace(path, &run->notes, &run->trace));
     if (!run->has_plan && !run->metrics.is_present && !run->trace.is_present && !run->has_job)
         return err_set(ERR_INPUT,
-                       "%s holds no run: no plan.json, metrics.jsonl, trace.json or job.json",
+                       access(plan_path, F_OK) == 0
+                           ? "%s holds no run: its plan.json is damaged, and there is no "
+                             "metrics.jsonl, trace.json or job.json"
+                           : "%s holds no run: no plan.json, metrics.jsonl, trace.json or job.json",
                        run_dir);
     return 0;
 }
@@ -203,6 +207,9 @@ static int write_page(const char *path, const reporti_run *run)
     if (length < 0 || (size_t)length >= sizeof temporary)
         return err_errno(ENAMETOOLONG, "the report's file %s", path);
     FILE *out = fopen(temporary, "we");
+    if (!out && (errno == ENOENT || errno == ENOTDIR))
+        return err_set(ERR_INPUT, "cannot write the report's file %s: its folder is not there",
+                       path);
     if (!out)
         return err_errno(errno, "cannot open the report's file %s", temporary);
     int rc = put_page(out, run), failure = 0;
