@@ -19,6 +19,7 @@ if(TARGET sluice_train)
                                FIXTURE_DIR="${CMAKE_CURRENT_LIST_DIR}/reference")
     sluice_test(test_train_costs LIBS sluice_train LABELS cpu debug)
     sluice_test(test_train_norm LIBS sluice_train LABELS cpu debug)
+    sluice_test(test_train_figures LIBS sluice_train LABELS cpu debug)
     sluice_test(test_train_max_model LIBS sluice_train LABELS cpu debug)
     sluice_test(test_train_memory LIBS train_fixture LABELS cpu nvme debug)
     sluice_test(test_train_generate LIBS train_fixture LABELS cpu nvme TIMEOUT 120
