@@ -278,7 +278,8 @@ static void logits(const model *self, uint64_t columns, struct logits_run run, m
 static void embed_part(const model *self, const modeli_part *part, bool backward,
                        model_costs *costs)
 {
-    uint64_t whole = part->layer == MODELI_LAYER_TABLE ? self->spec.vocab_size : self->tokens;
+    uint64_t whole =
+        part->layer == MODELI_LAYER_TABLE ? self->spec.vocab_size : self->spec.seq_length;
     embed(self, (double)part->rows / (double)whole, false, backward, costs);
 }
 

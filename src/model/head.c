@@ -9,7 +9,7 @@ embedding_args modeli_embedding(const model *self, const model_call *call)
     return (embedding_args){
         .type = self->type,
         .batch = self->micro_batch,
-        .tokens = self->tokens,
+        .tokens = modeli_call_tokens(self, call),
         .channels = self->spec.hidden_size,
         .vocab = self->spec.vocab_size,
         .token_ids = call->tokens,
@@ -36,7 +36,8 @@ int modeli_embed_forward(model *self, void *stream, const model_call *call)
     const modeli_shape *shape = &self->products->shape;
     embedding_args args = modeli_embedding(self, call);
     args.token_table = modeli_param(self, call->params[0], shape->token_table);
-    args.position_table = modeli_param(self, call->params[0], shape->position_table);
+    args.position_table =
+        modeli_param(self, call->params[0], modeli_position_row(self, call, shape->position_table));
     return self->ops->embedding_forward(self->context, stream, &args);
 }
 

@@ -33,26 +33,32 @@ static int table_backward(model *self, void *stream, const model_call *call,
 static int positions(model *self, void *stream, const model_call *call, const modeli_part *part,
                      bool backward)
 {
-    bool is_all = part->rows == self->tokens;
+    uint64_t first = self->cache_positions ? call->position : 0, end = part->row_begin + part->rows;
+    uint64_t tokens = modeli_call_tokens(self, call), begin = size_max(part->row_begin, first);
+    if (begin >= size_min(end, first + tokens))
+        return 0;
+    uint64_t rows = size_min(end, first + tokens) - begin;
+    uint64_t table = part->weights.weight + (begin - part->row_begin) * self->spec.hidden_size;
+    bool is_all = rows == tokens;
     uint64_t call_count = is_all ? 1 : self->micro_batch;
     for (uint64_t b = 0; b < call_count; b++) {
-        uint64_t row = b * self->tokens + part->row_begin;
+        uint64_t row = b * self->tokens + (begin - first);
         uint64_t offset_bytes = row * self->spec.hidden_size * dtype_bytes(self->type);
         uint64_t batch = is_all ? self->micro_batch : 1;
         if (backward) {
             embedding_grad_args args = modeli_embedding_grad(self, call);
             args.batch = batch;
-            args.tokens = part->rows;
+            args.tokens = rows;
             args.token_ids += row;
             args.output_grad = (const char *)call->output_grad + offset_bytes;
-            args.position_table_grad = modeli_grad(call->grads[0], part->weights.weight);
+            args.position_table_grad = modeli_grad(call->grads[0], table);
             TRY(self->ops->embedding_backward(self->context, stream, &args));
         } else {
             embedding_args args = modeli_embedding(self, call);
             args.batch = batch;
-            args.tokens = part->rows;
+            args.tokens = rows;
             args.token_ids += row;
-            args.position_table = modeli_param(self, call->params[0], part->weights.weight);
+            args.position_table = modeli_param(self, call->params[0], table);
             args.output = modeli_at(call->output, offset_bytes);
             TRY(self->ops->embedding_forward(self->context, stream, &args));
         }

@@ -167,7 +167,43 @@ static void list_stages(model *self)
     }
 }
 
+static int check_window(const model_spec *spec, uint64_t micro_batch, const model_window *window)
+{
+    if (window->tokens > spec->seq_length || window->cache_positions > spec->seq_length)
+        return err_set(ERR_CONFIG,
+                       "a window of %llu tokens with %llu positions before was asked of a model of "
+                       "%llu positions (model.seq_length)",
+                       (unsigned long long)window->tokens,
+                       (unsigned long long)window->cache_positions,
+                       (unsigned long long)spec->seq_length);
+    if (window->cache_positions > 0 && micro_batch != 1)
+        return err_set(ERR_INTERNAL, "a model with a cache has a micro-batch of %llu, not 1",
+                       (unsigned long long)micro_batch);
+    return 0;
+}
+
 int model_create(const model_spec *spec, enum dtype type, uint64_t micro_batch, model **out)
+{
+    const model_window whole = {0};
+    return model_create_window(spec, type, micro_batch, &whole, out);
+}
+
+/* Sizes of activations, of the cache and of the tables. */
+static void size_window(model *self, const model_window *window)
+{
+    const modeli_shape *shape = &self->products->shape;
+    uint64_t elem_bytes = dtype_bytes(self->type);
+    self->boundary_bytes = shape->rows * self->spec.hidden_size * elem_bytes;
+    self->chunk_rows = chunk_rows_of(self->spec.hidden_size, shape->rows);
+    self->cache_positions = window->cache_positions;
+    self->cache_bytes = 2 * self->spec.num_layers * self->spec.num_kv_heads *
+                        window->cache_positions * shape->head_dim * elem_bytes;
+    if (shape->has_rope)
+        self->constants_bytes = modeli_positions(self) * shape->head_dim * sizeof(float);
+}
+
+int model_create_window(const model_spec *spec, enum dtype type, uint64_t micro_batch,
+                        const model_window *window, model **out)
 {
     *out = NULL;
     model_spec full = *spec;
@@ -177,6 +213,7 @@ int model_create(const model_spec *spec, enum dtype type, uint64_t micro_batch, 
         full.ffn_size = 4 * full.hidden_size;
     TRY(check_spec(&full, type, micro_batch));
     TRY(modeli_check_learn(&full));
+    TRY(check_window(&full, micro_batch, window));
 
     model *self = mem_alloc(1, sizeof *self, "model");
     if (self == NULL)
@@ -185,7 +222,7 @@ int model_create(const model_spec *spec, enum dtype type, uint64_t micro_batch, 
     self->spec = full;
     self->type = type;
     self->micro_batch = micro_batch;
-    self->tokens = full.seq_length;
+    self->tokens = window->tokens ? window->tokens : full.seq_length;
     self->stage_count = (uint32_t)full.num_layers + 2;
     self->products = mem_alloc(1, sizeof *self->products, "model.products");
     self->stages = mem_alloc(self->stage_count, sizeof *self->stages, "model.stages");
@@ -197,11 +234,7 @@ int model_create(const model_spec *spec, enum dtype type, uint64_t micro_batch, 
     modeli_list_whole(self, 0, &whole);
     TRY_GOTO(rc, modeli_cut(self, &whole), fail);
     TRY_GOTO(rc, modeli_list_units(self), fail);
-    uint64_t rows = self->products->shape.rows;
-    self->boundary_bytes = rows * full.hidden_size * dtype_bytes(type);
-    self->chunk_rows = chunk_rows_of(full.hidden_size, rows);
-    if (self->products->shape.has_rope)
-        self->constants_bytes = self->tokens * self->products->shape.head_dim * sizeof(float);
+    size_window(self, window);
     list_stages(self);
     TRY_GOTO(rc, modeli_create_passes(self), fail);
     modeli_size_stages(self);

@@ -205,7 +205,9 @@ typedef struct model_products model_products; /* internal: offsets, and what mod
 struct model {
     model_spec spec;
     enum dtype type;              /* of params in compute and of activations: fp32, bf16, fp16 */
-    uint64_t micro_batch, tokens; /* B, T */
+    uint64_t micro_batch, tokens; /* B, T: spec.seq_length but in a model of a window */
+    uint64_t cache_positions;     /* model_window's */
+    uint64_t cache_bytes;         /* of them in all blocks; 0: attention is within the T tokens */
     uint32_t unit_count, stage_count;
     model_unit *units;
     model_stage *stages;
@@ -226,6 +228,20 @@ typedef struct model model;
 int model_create(const model_spec *spec, enum dtype type, uint64_t micro_batch,
                  model **out) MUST_CHECK;
 void model_destroy(model *self);
+
+/* How a model is called that does not train. */
+struct model_window {
+    uint64_t tokens; /* T of a call, at most spec.seq_length; 0: that */
+    uint64_t
+        cache_positions; /* where calls go on from each other: positions that keys and values are kept
+                                 of, at most spec.seq_length. micro_batch is 1 then. 0: they do not */
+};
+typedef struct model_window model_window;
+
+/* The same units as model_create's, for calls of another length: for evaluation and generation, forward
+ * alone. */
+int model_create_window(const model_spec *spec, enum dtype type, uint64_t micro_batch,
+                        const model_window *window, model **out) MUST_CHECK;
 
 /* Prepares all products and attentions on this backend (borrowed until model_destroy). Sets the
  * final scratch bytes of every stage, which may depend on the library: call before planning. */
@@ -256,6 +272,12 @@ struct model_call {
     void *saved;      /* [saved_bytes]; used up by the backward: undefined after it */
     void *temp;       /* [forward_temp_bytes or backward_temp_bytes] */
     const void *constants;
+    /* Of a model with cache_positions: the call's tokens are those at `position` and behind it, `count` of
+     * them; rows behind these are padding, whose outputs mean nothing. */
+    void *
+        cache; /* [L][2][G][cache_positions][D] in `type`: keys, values; of positions before the call's
+                    they are read, of the call's written */
+    uint64_t position, count;
 };
 typedef struct model_call model_call;
 

@@ -279,6 +279,18 @@ uint64_t modeli_layer_columns(const model *self, enum modeli_layer layer);
 /* The parts of a stage: NULL where it is not cut. */
 const modeli_parts *modeli_parts_of(const model *self, uint32_t stage);
 
+/* Positions that a call may have tokens at: rows of the rotary tables. */
+static inline uint64_t modeli_positions(const model *self)
+{
+    return self->cache_positions ? self->cache_positions : self->tokens;
+}
+
+/* Tokens of each sequence of a call that are none of the padding. */
+static inline uint64_t modeli_call_tokens(const model *self, const model_call *call)
+{
+    return self->cache_positions ? call->count : self->tokens;
+}
+
 /* shapes.c: pure functions of the model. */
 /* Elements from row to row of a chunk of logits: rows begin on multiples of 16 bytes in every type, which
  * products on a GPU ask for, and odd vocabularies such as GPT-2's do not give by themselves. */
@@ -344,6 +356,14 @@ int modeli_head_part(model *self, void *stream, const model_call *call, const mo
                      bool backward) MUST_CHECK;
 int modeli_row_logits_part(model *self, void *stream, const model_call *call,
                            const modeli_part *part, uint64_t row, float *logits) MUST_CHECK;
+
+/* Offset of the first row that a call needs of the position table at `table`, which may be absent. */
+static inline uint64_t modeli_position_row(const model *self, const model_call *call,
+                                           uint64_t table)
+{
+    bool moves = self->cache_positions > 0 && table != MODELI_ABSENT;
+    return moves ? table + call->position * self->spec.hidden_size : table;
+}
 
 /* Address of element `offset_elems` of a vector in the model's type; NULL for MODELI_ABSENT. */
 static inline const void *modeli_param(const model *self, const void *params, uint64_t offset_elems)

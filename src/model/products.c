@@ -216,6 +216,6 @@ int model_fill_constants(model *self, void *stream, void *constants)
 {
     if (!self->products->shape.has_rope)
         return 0;
-    return self->ops->rope_table(self->context, stream, constants, self->tokens,
+    return self->ops->rope_table(self->context, stream, constants, modeli_positions(self),
                                  self->products->shape.head_dim, self->spec.rope_theta);
 }
