@@ -119,6 +119,7 @@ enum operand_role {
     ROLE_LOSSES,      /* fp32 loss per token of the whole step */
     ROLE_NORM_SUMS,   /* fp64 block sums of all units */
     ROLE_CONSTANTS,   /* tables of the model, such as rotary angles */
+    ROLE_CACHE, /* keys and values of the positions so far, of all blocks: a program of generation */
     ROLE_COUNT
 };
 

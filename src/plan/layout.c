@@ -161,7 +161,7 @@ static void add_units(const plan_job *job, plan_set *set, plani_layout *layout)
         plan_homes *homes = &set->homes;
         homes->optimizer[u] = homes->grads[u] = homes->saves[u] = PROGRAM_NONE;
         homes->accumulators[u] = homes->twins[u] = PROGRAM_NONE;
-        bool learns = plan_learns(job, u), saves = !trains || job->needs_save_places;
+        bool learns = plan_learns(job, u), saves = job->needs_save_places;
         if (plani_rests_for_good(job, u))
             add_params(job, set, layout, u);
         else if (!learns && saves)
@@ -398,6 +398,7 @@ int plani_layout_make(const plan_job *job, plan_set *set, plani_layout *layout)
 
     homes->workspace = add_scratch(layout, ARENA_DEVICE, job->workspace_bytes);
     homes->constants = add_scratch(layout, ARENA_DEVICE, job->constants_bytes);
+    homes->cache = add_scratch(layout, ARENA_DEVICE, job->cache_bytes);
     homes->tokens_device = add_scratch(layout, ARENA_DEVICE, job->tokens_bytes);
     homes->losses_device = add_scratch(layout, ARENA_DEVICE, job->losses_bytes);
     add_norm(job, set, layout, blocks);

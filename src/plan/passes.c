@@ -300,6 +300,8 @@ static uint32_t begin_op(plani_builder *b, const struct pass_run *run, uint32_t 
     use_if(b, idx, b->set->homes.workspace, ROLE_WORKSPACE, ACCESS_WRITE);
     use_if(b, idx, b->set->homes.constants, ROLE_CONSTANTS, ACCESS_READ);
     use_if(b, idx, b->set->homes.tokens_device, ROLE_TOKENS, ACCESS_READ);
+    if (run->phase == PLAN_FORWARD)
+        use_if(b, idx, b->set->homes.cache, ROLE_CACHE, ACCESS_UPDATE);
     return idx;
 }
 

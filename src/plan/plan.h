@@ -169,6 +169,9 @@ struct plan_job {
     bool parked_on_host;
     uint64_t boundary_bytes; /* of one micro-batch */
     uint64_t workspace_bytes, constants_bytes;
+    uint64_t
+        cache_bytes; /* device memory that forward ops read and write, and that stays as it is from
+                             program to program: keys and values; 0: none */
     uint64_t tokens_bytes, losses_bytes; /* of a whole step */
     uint32_t param_bytes, grad_bytes;    /* per element: 2 or 4 */
     uint32_t state_streams;              /* of a tile: 3 (Adam) or 2 (base/tile.h) */
@@ -189,7 +192,9 @@ struct plan_job {
         commit_every; /* steps from commit to commit, 0 as 1. Where state is homed in memory and
                               most steps do not commit, tile and held stages are chosen for those */
     bool no_advice;   /* a refusal need not say what is needed: ERR_NO_FIT comes sooner */
-    bool only_eval;   /* compile just EVAL and LOAD (generation, evaluation) */
+    bool
+        only_eval; /* compile just EVAL and LOAD (generation, evaluation); without needs_save_places there
+                         is no optimizer state to load from, and who runs EVAL fills the params' homes */
     uint64_t budget_bytes[ARENA_COUNT];
     uint32_t
         nvme_sharers; /* ranks that divide the drives' budgets: a refusal names what all of them need;
@@ -217,7 +222,7 @@ struct plan_homes {
     uint32_t *saved;    /* likewise: inner activations that are kept */
     uint32_t *deferred; /* [micro_batch_count] gradients of the first stage's output, which wait
                                for the end of a batch-major step where the embedding is tied */
-    uint32_t workspace, constants, tokens_host, tokens_device, losses_host, losses_device,
+    uint32_t workspace, constants, cache, tokens_host, tokens_device, losses_host, losses_device,
         norm_sums;
     /* Of several ranks, and of one part of the norm (plan_set.norm_part_begin): all ranks' norm_sums of
      * its units by rank, and the same sums by block of these units, padded: a unit's first at world

@@ -120,7 +120,8 @@ static void emit_eval(plani_builder *b, struct plani_step *st)
 static bool is_on_slab(const plani_builder *b, uint32_t unit)
 {
     return b->set->homes.saves[unit] != PROGRAM_NONE ||
-           b->job->homes[STATE_OPTIMIZER][unit] == ARENA_NVME;
+           (b->set->homes.optimizer[unit] != PROGRAM_NONE &&
+            b->job->homes[STATE_OPTIMIZER][unit] == ARENA_NVME);
 }
 
 /* Whether a step leaves its update to a later program. */
