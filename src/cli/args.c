@@ -165,10 +165,27 @@ static int args_option(const cli_command *command, const cli_option *options, si
     return args_assign(command, found, argv[++*idx]);
 }
 
-int cli_parse(const cli_command *command, const cli_option *options, size_t option_count, int argc,
-              char **argv, const char **positional)
+/* One more operand, of at most `most`. */
+static int args_operand(const cli_command *command, const char *value, uint32_t most,
+                        cli_texts *operands)
 {
-    *positional = NULL;
+    if (command->operand[0] == '\0')
+        return err_set(ERR_USAGE, "%s: takes options alone, and was given \"%s\"", command->name,
+                       value);
+    if (operands->count == most && most == 1)
+        return err_set(ERR_USAGE, "%s: takes one %s, and was given \"%s\" and \"%s\"",
+                       command->name, command->operand, operands->items[0], value);
+    if (operands->count == most)
+        return err_set(ERR_USAGE, "%s: takes at most %u of %s", command->name, most,
+                       command->operand);
+    operands->items[operands->count++] = value;
+    return 0;
+}
+
+static int args_parse(const cli_command *command, const cli_option *options, size_t option_count,
+                      int argc, char **argv, uint32_t most, cli_texts *operands)
+{
+    operands->count = 0;
     /* Help wins over whatever else is wrong with the line. */
     for (int i = 0; i < argc && strcmp(argv[i], "--") != 0; i++) {
         if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0) {
@@ -186,18 +203,37 @@ int cli_parse(const cli_command *command, const cli_option *options, size_t opti
             options_ended = true;
         } else if (!options_ended && argv[i][0] == '-' && argv[i][1] != '\0') {
             TRY(args_option(command, options, option_count, argc, argv, &i));
-        } else if (command->operand[0] == '\0') {
-            return err_set(ERR_USAGE, "%s: takes options alone, and was given \"%s\"",
-                           command->name, argv[i]);
-        } else if (*positional) {
-            return err_set(ERR_USAGE, "%s: takes one %s, and was given \"%s\" and \"%s\"",
-                           command->name, command->operand, *positional, argv[i]);
         } else {
-            *positional = argv[i];
+            TRY(args_operand(command, argv[i], most, operands));
         }
     }
+    return 0;
+}
+
+int cli_parse(const cli_command *command, const cli_option *options, size_t option_count, int argc,
+              char **argv, const char **positional)
+{
+    cli_texts operands;
+    *positional = NULL;
+    int rc = args_parse(command, options, option_count, argc, argv, 1, &operands);
+    if (rc != 0)
+        return rc;
+    *positional = operands.count ? operands.items[0] : NULL;
     if (!*positional && !command->is_optional && command->operand[0] != '\0')
         return err_set(ERR_USAGE, "%s: %s is missing; sluice %s --help says more", command->name,
                        command->operand, command->name);
+    return 0;
+}
+
+int cli_parse_all(const cli_command *command, const cli_option *options, size_t option_count,
+                  int argc, char **argv, cli_texts *operands)
+{
+    int rc = args_parse(command, options, option_count, argc, argv, CLI_TEXTS_MAX, operands);
+    if (rc != 0)
+        return rc;
+    if (operands->count < command->operands_min)
+        return err_set(ERR_USAGE,
+                       "%s: takes %s, and was given %u of these; sluice %s --help says more",
+                       command->name, command->operand, operands->count, command->name);
     return 0;
 }

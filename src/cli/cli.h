@@ -4,6 +4,7 @@
  *   cmd_train.c    sluice train JOB                           exit.c    code -> exit status, one line
  *   cmd_plan.c     sluice plan JOB                            stop.c    SIGINT, SIGTERM, SIGUSR1
  *   cmd_generate.c sluice generate RUN                        live.c    a line a step
+ *   cmd_eval.c     sluice eval RUN FILE...
  *   cmd_verify.c   sluice verify RUN                          threads.c how idle threads wait
  *   cmd_inspect.c  sluice inspect RUN                          ranks.c   several processes (cli_ranks.h)
  *   bigram.c       sluice-bigram, a baseline for the quickstart, not installed
@@ -62,8 +63,10 @@ typedef struct cli_option cli_option;
 
 struct cli_command {
     const char *name;
-    const char *operand;          /* the one operand, such as "JOB"; "": none is taken */
-    bool is_optional;             /* the operand may be missing: the command says when it may */
+    const char *operand; /* the one operand, such as "JOB"; "": none is taken */
+    bool is_optional;    /* the operand may be missing: the command says when it may */
+    uint32_t
+        operands_min; /* of cli_parse_all: how many there are at least, named together by `operand` */
     void (*list_keys)(FILE *out); /* the operand is a job file: --keys lists its keys; or NULL */
     const char *summary;          /* one line */
     const char *details;          /* more lines for --help, or NULL */
@@ -77,6 +80,10 @@ typedef struct cli_command cli_command;
  * nearest name) for anything else that does not fit. */
 int cli_parse(const cli_command *command, const cli_option *options, size_t option_count, int argc,
               char **argv, const char **positional) MUST_CHECK;
+
+/* The same for a command of several operands, at most CLI_TEXTS_MAX. */
+int cli_parse_all(const cli_command *command, const cli_option *options, size_t option_count,
+                  int argc, char **argv, cli_texts *operands) MUST_CHECK;
 
 /* The name nearest to `name` among `count` names that lie `stride_bytes` apart, each the first member
  * (const char *) of its element; NULL when none is near enough to be meant. */
@@ -139,6 +146,7 @@ void cli_live_end(void);
 int cli_train(int argc, char **argv) MUST_CHECK;
 int cli_plan(int argc, char **argv) MUST_CHECK;
 int cli_generate(int argc, char **argv) MUST_CHECK;
+int cli_eval(int argc, char **argv) MUST_CHECK;
 int cli_verify(int argc, char **argv) MUST_CHECK;
 int cli_inspect(int argc, char **argv) MUST_CHECK;
 int cli_probe(int argc, char **argv) MUST_CHECK;
@@ -146,7 +154,7 @@ int cli_profile(int argc, char **argv) MUST_CHECK;
 int cli_report(int argc, char **argv) MUST_CHECK;
 
 extern const cli_command cli_train_command, cli_plan_command, cli_generate_command,
-    cli_verify_command, cli_inspect_command, cli_probe_command, cli_profile_command,
-    cli_report_command;
+    cli_eval_command, cli_verify_command, cli_inspect_command, cli_probe_command,
+    cli_profile_command, cli_report_command;
 
 #endif

@@ -25,6 +25,12 @@ static void *role_address(const traini_engine *self, const program *prog, const 
     return address(self, prog, op_operand(item, role));
 }
 
+/* The model of the program at hand. */
+static model *model_of(const traini_engine *self)
+{
+    return self->is_single ? self->setup->single : self->setup->net;
+}
+
 static void fill_call(const traini_engine *self, const program *prog, const op *item,
                       model_call *call)
 {
@@ -50,15 +56,21 @@ static void fill_call(const traini_engine *self, const program *prog, const op *
         .saved = saved ? saved : workspace,
         .temp = workspace + setup->workspace_temp_offset,
         .constants = role_address(self, prog, item, ROLE_CONSTANTS),
+        .cache = role_address(self, prog, item, ROLE_CACHE),
+        .position = self->position,
+        .count = self->count,
     };
 }
 
 static int run_forward(traini_engine *self, const program *prog, const op *item, void *stream)
 {
-    model *net = self->setup->net;
+    model *net = model_of(self);
     model_call call;
     fill_call(self, prog, item, &call);
-    if (net->stages[item->stage].kind == STAGE_HEAD && self->logits_row >= 0)
+    bool is_head = net->stages[item->stage].kind == STAGE_HEAD;
+    if (is_head && self->logits_row == TRAINI_LOGITS_NONE)
+        return 0;
+    if (is_head && self->logits_row >= 0)
         return model_logits_pass(net, item->pass, stream, &call, (uint64_t)self->logits_row,
                                  self->logits);
     enum model_phase phase = item->kind == OP_RECOMPUTE ? MODEL_RECOMPUTE : MODEL_FORWARD;

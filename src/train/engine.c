@@ -110,6 +110,8 @@ static enum io_backend io_backend_of(const struct job *asked)
 static int make_disk(traini_engine *self, const struct traini_engine_options *options)
 {
     traini_setup *setup = self->setup;
+    if (setup->drive_count == 0) /* all is in memory */
+        return 0;
     self->disk = mem_alloc(1, sizeof *self->disk, "slab");
     if (!self->disk)
         return -ENOMEM;
@@ -123,7 +125,7 @@ static int make_disk(traini_engine *self, const struct traini_engine_options *op
                            : size_max(traini_reached_bytes(setup, ARENA_NVME), TILE_BLOCK_BYTES),
         .stripe_bytes = options->stripe_bytes,
         .open_existing = options->open_existing,
-        .only_reads = setup->plan.only_eval,
+        .only_reads = setup->plan.only_eval && options->open_existing,
         .rank = setup->ranks.rank,
     };
     memcpy(config.uuid, options->uuid, sizeof config.uuid);
@@ -224,6 +226,7 @@ int traini_engine_create(traini_setup *setup, const struct traini_engine_options
     self->logits_row = -1;
     self->step.loss_scale = 1.0;
     self->commit.metrics_fd = -1;
+    self->io_kind = io_backend_of(setup->job);
     int rc = make_disk(self, options); /* refuses sooner than memory can be touched */
     if (rc == 0)
         rc = make_arenas(self, options->memory);
@@ -233,9 +236,9 @@ int traini_engine_create(traini_setup *setup, const struct traini_engine_options
         rc == 0 && sched_getaffinity(0, sizeof self->caller_cores, &self->caller_cores) == 0;
     if (rc == 0) /* this thread runs the executor, and the threads of the pool are like it */
         rc = thread_bind(&setup->cores.io.cores);
-    if (rc == 0)
+    if (rc == 0 && self->disk)
         rc = make_places(self, options);
-    if (rc == 0)
+    if (rc == 0 && self->disk)
         rc = make_io(self, options);
     if (rc == 0)
         rc = traini_make_workers(self);

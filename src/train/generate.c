@@ -111,7 +111,7 @@ static int start_of_ranks(struct generator *self)
                                            .stripe_bytes = self->record.stripe_bytes};
     memcpy(engine.uuid, self->record.slabs.uuid, sizeof engine.uuid);
     TRY(traini_engine_create(self->setup, &engine, &self->engine));
-    return traini_load_ranks(self->engine, &self->record, rank);
+    return traini_load_ranks(self->engine, &self->record, rank, self->asked->stop);
 }
 
 static int start_of_one(struct generator *self)

@@ -1,10 +1,10 @@
-/* Parameters from the state of several ranks, for one process that holds them whole: to generate.
+/* Parameters from a commit, of one rank or of several, for one process that holds them whole.
  *
  *   all ranks' extents, by unit and element ─read─► a tile ─compare its sum─► working copy ─► home of the params
  *
  * Of what a tile holds, what lies behind its unit's end is dropped. One tile is read at a time, in transfers
  * of 1 MiB that are all in flight together: memory is that of the largest tile and its working copy. What the
- * process holds then are the bits that PROGRAM_LOAD makes of the same state of one rank. */
+ * process holds then are the bits that the run's own working copies have (fill.c). */
 #include <errno.h>
 #include <inttypes.h>
 
@@ -22,8 +22,9 @@ struct loader {
     traini_engine *engine;
     const manifest *record;
     rank_slabs *slabs;
-    kernel_context *context; /* of the CPU's kernels */
-    void *block, *copy;
+    traini_filler to;
+    const volatile sig_atomic_t *stop;
+    void *block;
     unsigned char *tile; /* [tile_bytes] within block */
     uint64_t tile_bytes;
     uint32_t copy_rank; /* where each rank has the whole state: whose is read */
@@ -80,33 +81,11 @@ static int read_tile(loader *self, const manifest_extent *extent)
                    file_offset, path, sum, extent->checksum);
 }
 
-/* The working copy of `count` elements of the unit from `begin` on, to where its params rest. */
-static int place_params(loader *self, uint32_t unit, uint64_t begin, uint64_t count)
-{
-    traini_engine *engine = self->engine;
-    const traini_setup *setup = engine->setup;
-    uint32_t home_idx = setup->set.homes.params[unit];
-    const buffer *home = &setup->set.programs[PROGRAM_LOAD].buffers[home_idx];
-    uint64_t width = setup->plan.param_bytes;
-    if (home->arena == ARENA_NVME)
-        return err_set(ERR_NO_FIT,
-                       "the parameters of unit %u do not fit in memory, as they must where several "
-                       "ranks have trained them: free host memory",
-                       unit);
-    unsigned char *target = traini_home(engine, home_idx) + begin * width;
-    bool is_on_gpu = setup->gpu && home->arena == ARENA_DEVICE;
-    TRY(kernels_cpu.working_copy(self->context, NULL, (const float *)(const void *)self->tile,
-                                 is_on_gpu ? self->copy : target, setup->net->type, count));
-    if (!is_on_gpu)
-        return 0;
-    TRY(device_copy(setup->gpu, NULL, target, self->copy, count * width, DEVICE_FROM_HOST));
-    return device_synchronize(setup->gpu, NULL); /* the copy's memory is the next tile's */
-}
-
 static int load_all(loader *self)
 {
     const traini_setup *setup = self->engine->setup;
     const manifest *record = self->record;
+    uint64_t filled = 0, all = 0;
     for (uint64_t i = 0; i < record->extent_count; i++) {
         const manifest_extent *extent = &record->extents[i];
         if (extent->unit >= setup->net->unit_count)
@@ -118,9 +97,20 @@ static int load_all(loader *self)
         if (count == 0)
             continue;
         TRY(read_tile(self, extent));
-        TRY(place_params(self, extent->unit, extent->elem_begin, count));
+        TRY(traini_fill(&self->to, extent->unit, extent->elem_begin, count,
+                        (const float *)(const void *)self->tile));
+        filled += count;
+        if (self->stop && *self->stop)
+            return err_set(ERR_STOPPED, "stopped on request");
     }
-    return 0;
+    for (uint32_t u = 0; u < setup->net->unit_count; u++)
+        all += setup->unit_elems[u];
+    if (filled == all)
+        return 0;
+    return err_set(ERR_CONFIG,
+                   "the commit has %" PRIu64 " of the model's %" PRIu64
+                   " parameters: keys of the model that change its parameters cannot be set anew",
+                   filled, all);
 }
 
 static int reserve(loader *self)
@@ -133,14 +123,11 @@ static int reserve(loader *self)
         largest_elems = size_max(largest_elems, self->record->extents[i].elem_count);
     }
     self->block = mem_alloc(self->tile_bytes + TILE_BLOCK_BYTES, 1, "a tile of state");
-    self->copy = mem_alloc(largest_elems, setup->plan.param_bytes, "a tile of parameters");
-    if (!self->block || !self->copy)
+    if (!self->block)
         return -ENOMEM;
+    TRY(traini_filler_init(&self->to, self->engine, largest_elems));
     self->tile = (unsigned char *)self->block +
                  (TILE_BLOCK_BYTES - (uintptr_t)self->block % TILE_BLOCK_BYTES);
-    const kernel_context_config context = {.thread_count = setup->thread_count,
-                                           .adam_variant = "auto"};
-    TRY(kernels_cpu.context_create(&context, &self->context));
     const rank_slabs_config config = {
         .record = self->record,
         .backend = self->engine->io_kind,
@@ -153,16 +140,15 @@ static int reserve(loader *self)
     return rank_slabs_create(&config, &self->slabs);
 }
 
-int traini_load_ranks(traini_engine *engine, const manifest *record, uint32_t copy_rank)
+int traini_load_ranks(traini_engine *engine, const manifest *record, uint32_t copy_rank,
+                      const volatile sig_atomic_t *stop)
 {
-    loader self = {.engine = engine, .record = record, .copy_rank = copy_rank};
+    loader self = {.engine = engine, .record = record, .copy_rank = copy_rank, .stop = stop};
     int rc = reserve(&self);
     if (rc == 0)
         rc = load_all(&self);
     rank_slabs_destroy(self.slabs);
-    if (self.context)
-        kernels_cpu.context_destroy(self.context);
+    traini_filler_fini(&self.to);
     mem_free(self.block);
-    mem_free(self.copy);
     return rc;
 }

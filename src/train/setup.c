@@ -57,7 +57,7 @@ static int place_cores(traini_setup *self)
     return 0;
 }
 
-static int make_model(traini_setup *self)
+static int make_model(traini_setup *self, const struct traini_setup_options *options)
 {
     const struct job_model *m = &self->job->model;
     model_spec spec = {
@@ -76,7 +76,12 @@ static int make_model(traini_setup *self)
         .max_part_bytes = m->max_part_bytes,
     };
     TRY(traini_fill_learning(self->job, &spec));
-    TRY(model_create(&spec, self->job->type, self->job->micro_batch, &self->net));
+    model_window window = options->window;
+    TRY(model_create_window(&spec, self->job->type, self->job->micro_batch, &window, &self->net));
+    if (window.cache_positions > 0) {
+        window.tokens = 1;
+        TRY(model_create_window(&spec, self->job->type, 1, &window, &self->single));
+    }
     if (self->is_described) {
         TRY(traini_described_device(self));
     } else {
@@ -85,6 +90,8 @@ static int make_model(traini_setup *self)
         TRY(place_cores(self));
         TRY(traini_make_cpu_context(self));
     }
+    if (self->single)
+        TRY(model_prepare(self->single, self->ops, self->context));
     return model_prepare(self->net, self->ops, self->context);
 }
 
@@ -198,6 +205,13 @@ static void fill_pass(const model_pass *from, plan_pass *to)
 }
 
 /* The model's stages and passes as the plan sees them. */
+/* With calls of one token beside the others: of both. */
+static uint64_t saved_bytes_of(const traini_setup *self, uint32_t stage)
+{
+    uint64_t bytes = self->net->stages[stage].saved_bytes;
+    return self->single ? size_max(bytes, self->single->stages[stage].saved_bytes) : bytes;
+}
+
 static int make_stages(traini_setup *self)
 {
     const model *net = self->net;
@@ -218,7 +232,7 @@ static int make_stages(traini_setup *self)
             .has_input = from->kind != STAGE_EMBED,
             .has_output = from->kind != STAGE_HEAD,
             .is_cut = from->is_cut,
-            .saved_bytes = can_keep ? from->saved_bytes : 0,
+            .saved_bytes = can_keep ? saved_bytes_of(self, i) : 0,
             .recompute_flops = from->recompute_flops,
             .recompute_dram_bytes = from->forward_dram_bytes,
         };
@@ -269,6 +283,20 @@ static int make_rank_inputs(traini_setup *self)
     return 0;
 }
 
+/* What the passes of a model need for themselves. */
+static void size_workspace(const model *net, bool only_eval, uint64_t *saved, uint64_t *temp)
+{
+    int phase_end = only_eval ? MODEL_FORWARD + 1 : MODEL_PHASE_COUNT;
+    for (uint32_t i = 0; i < net->stage_count; i++) {
+        const model_stage *from = &net->stages[i];
+        if (!from->is_cut) /* a cut one's is a buffer of its own */
+            *saved = size_max(*saved, from->saved_bytes);
+        for (int phase = 0; phase < phase_end; phase++)
+            for (uint32_t p = 0; p < from->pass_count[phase]; p++)
+                *temp = size_max(*temp, from->passes[phase][p].temp_bytes);
+    }
+}
+
 static int make_plan_inputs(traini_setup *self, const struct traini_setup_options *options)
 {
     if (self->job->accumulation >= UINT32_MAX)
@@ -283,14 +311,9 @@ static int make_plan_inputs(traini_setup *self, const struct traini_setup_option
         return -ENOMEM;
     TRY(make_stages(self));
     uint64_t saved = 0, temp = 0;
-    for (uint32_t i = 0; i < net->stage_count; i++) {
-        const model_stage *from = &net->stages[i];
-        if (!from->is_cut) /* a cut one's is a buffer of its own */
-            saved = size_max(saved, from->saved_bytes);
-        for (int phase = 0; phase < MODEL_PHASE_COUNT; phase++)
-            for (uint32_t p = 0; p < from->pass_count[phase]; p++)
-                temp = size_max(temp, from->passes[phase][p].temp_bytes);
-    }
+    size_workspace(net, options->only_eval, &saved, &temp);
+    if (self->single)
+        size_workspace(self->single, options->only_eval, &saved, &temp);
     for (uint32_t u = 0; u < net->unit_count; u++)
         self->unit_elems[u] = net->units[u].elems;
     self->workspace_temp_offset = size_round_up(saved, 256);
@@ -304,6 +327,7 @@ static int make_plan_inputs(traini_setup *self, const struct traini_setup_option
         .boundary_bytes = net->boundary_bytes,
         .workspace_bytes = self->workspace_temp_offset + temp,
         .constants_bytes = net->constants_bytes,
+        .cache_bytes = net->cache_bytes,
         .tokens_bytes = 2 * step_tokens * sizeof(int32_t),
         .losses_bytes = step_tokens * sizeof(float),
         .param_bytes = (uint32_t)dtype_bytes(net->type),
@@ -314,7 +338,7 @@ static int make_plan_inputs(traini_setup *self, const struct traini_setup_option
                                                             : self->job->schedule.tile_elems,
         .tile_elems_max = self->job->sub_group_size,
         .lookahead_ops = self->job->schedule.lookahead,
-        .needs_save_places = !options->is_trial,
+        .needs_save_places = !options->is_trial && !options->params_alone,
         .commits = !options->is_trial && !options->only_eval && self->job->run.commit_every > 0,
         .commit_every = self->job->run.commit_every,
         .only_eval = options->only_eval,
@@ -415,6 +439,8 @@ static int make_drives(traini_setup *self, const struct traini_setup_options *op
         self->plan.budget_bytes[ARENA_NVME] = options->found->total_bytes;
         return expand_drives(self);
     }
+    if (options->params_alone && asked->tiers.nvme_count == 0)
+        return 0;
     TRY(traini_job_drives(asked, self->drives, &self->drive_count));
     TRY(expand_drives(self));
     uint64_t capacity;
@@ -465,7 +491,7 @@ static int setup_fill(traini_setup *self, const struct traini_setup_options *opt
 {
     if (self->is_described)
         TRY(traini_described_ranks(self));
-    TRY(make_model(self));
+    TRY(make_model(self, options));
     TRY(make_plan_inputs(self, options));
     if (self->is_described) {
         TRY(traini_described_budgets(self));
@@ -540,8 +566,8 @@ void traini_setup_destroy(traini_setup *self)
     mem_free(self->passes);
     mem_free(self->unit_elems);
     mem_free(self->stays_gathered);
-    if (self->net)
-        model_destroy(self->net);
+    model_destroy(self->single);
+    model_destroy(self->net);
     if (self->context)
         self->ops->context_destroy(self->context);
     device_close(self->gpu);

@@ -2,7 +2,8 @@
  *
  *   train_run     job -> setup (model, placement, programs) -> engine (arenas, slabs, lanes) -> steps
  *   train_plan    job -> setup alone: nothing is created, no large allocation
- *   generate_run  run directory -> parameters from all ranks' slabs -> tokens
+ *   generate_run  run directory or checkpoint -> parameters -> tokens
+ *   evaluate_run  the same -> the loss on files
  *   verify_run    run directory -> every committed byte compared with its checksum
  *   inspect_run   run directory -> what its manifest says
  *
@@ -281,6 +282,44 @@ struct generate_options {
 
 /* Continues the prompt with the model of the run's last commit. The prompt is shown first. */
 int generate_run(const struct generate_options *options) MUST_CHECK;
+
+/* Where an evaluation is, and what has come of it so far. */
+struct evaluate_progress {
+    uint64_t tokens_done, tokens; /* counted ones */
+    double loss;                  /* of those done */
+    double seconds;
+};
+
+struct evaluate_options {
+    const char *path; /* a run directory, or a checkpoint of Hugging Face */
+    const char *const *files;
+    uint32_t file_count;
+    const char *const *set; /* [set_count] "key.path=value" of the job: budgets, data.format, ... */
+    uint32_t set_count;
+    uint64_t context; /* most tokens that a token is predicted from; 0: model.seq_length */
+    uint64_t
+        stride; /* between windows, at most the context; 0: the context, so that they do not overlap */
+    uint64_t batches; /* at most so many micro-batches; 0: all there is */
+    const volatile sig_atomic_t *stop;
+    void (*on_progress)(void *user,
+                        const struct evaluate_progress *progress); /* each micro-batch; or NULL */
+    void *user;
+};
+
+struct evaluate_result {
+    uint64_t tokens;      /* predicted and counted, each once: all but the first of the text */
+    uint64_t text_bytes;  /* that these tokens stand for; 0: not known (ids without a tokenizer) */
+    double nats;          /* of all of them */
+    double loss;          /* nats per token */
+    double perplexity;    /* e^loss */
+    double bits_per_byte; /* NAN where text_bytes is 0 */
+    uint64_t context, stride, windows;
+    double seconds; /* of computing */
+};
+
+/* The loss of a trained model on files, in order, each token once; see eval_windows.h. The files make one text,
+ * as they do in training. ERR_INPUT for files without two tokens; ERR_NO_FIT; ERR_STOPPED. */
+int evaluate_run(const struct evaluate_options *options, struct evaluate_result *result) MUST_CHECK;
 
 /* A difference between what a run's drives hold and what its manifest says. */
 struct verify_damage {

@@ -17,6 +17,8 @@
  *   described.c   a machine that is not this one    plan_json.c   plan.json; plan_memory.c its curves
  *   windows.c     tokens of a step                   as_rank.c     one rank of ranks that are not there
  *   first_weights.c  what a new run begins with      side_files.c  what goes with a model beside weights
+ *   trained.c     a run or a checkpoint to look at   fill.c        its parameters to where they rest
+ *   evaluate.c    the loss on files                  load_ranks.c  parameters of a commit
  *   profile*.c, watch.c  steps that are measured */
 #ifndef SLUICE_TRAIN_INTERNAL_H
 #define SLUICE_TRAIN_INTERNAL_H
@@ -85,6 +87,7 @@ struct traini_setup {
     uint64_t gpu_free_at_open; /* of its memory, before CUDA's libraries took theirs */
     uint64_t nccl_bytes;       /* that NCCL holds of it while it is open */
     model *net;
+    model *single; /* with a cache: the same model for calls of one token; else NULL */
     plan_job plan;
     plan_stage *stages;
     plan_pass *passes; /* of all stages */
@@ -125,7 +128,11 @@ struct traini_setup_options {
     bool only_homes;          /* with only_fits: plan_place_asked */
     uint64_t norm_part_bytes; /* train_options */
     bool only_eval;           /* parameters and forward alone */
-    bool is_trial;            /* train_options */
+    bool
+        params_alone; /* with only_eval: there is no state to load them from, whoever runs it fills their homes
+                                 (fill.c). No drives but those that the job names */
+    model_window window;             /* of the model; zeros: as it trains */
+    bool is_trial;                   /* train_options */
     const struct train_watch *watch; /* likewise */
     const manifest *found; /* a run to go on: ERR_INPUT, naming what differs, where its bits cannot;
                               or (only_eval) to look at; NULL: a new one */
@@ -244,6 +251,7 @@ struct traini_first_weights {
     bool speaks;                                         /* lines of progress */
     uint64_t done_bytes, total_bytes, begin_ns, told_ns; /* bytes of fp32, of this rank */
 };
+enum { TRAINI_LOGITS_NONE = -2 };
 
 /* A setup with its memory and lanes. engine.c */
 struct traini_engine {
@@ -279,6 +287,11 @@ struct traini_engine {
     struct traini_first_weights first;
     int64_t logits_row; /* >= 0: the head's forward writes logits of this row instead of losses */
     float *logits;      /* [V]; pinned for a GPU */
+    /* >= 0: the head's forward writes logits of this row instead of losses; TRAINI_LOGITS_NONE: nothing */
+    int64_t logits_row;
+    bool is_single;           /* the program is run for one token: setup->single */
+    uint64_t position, count; /* with a cache: of the call, as in model_call */
+    float *logits;            /* [V]; pinned for a GPU */
     struct lane_numbers totals[LANE_COUNT];
 };
 typedef struct traini_engine traini_engine;
@@ -474,9 +487,24 @@ int traini_keep_record(traini_keeper *self, const manifest *record, int outcome)
 /* All of it, of one rank, for a step that is one to keep. */
 int traini_keep(traini_keeper *self, const slab *disk, const manifest *record) MUST_CHECK;
 
-/* load_ranks.c: the params of `record`, a commit of several ranks, to their homes in the engine of a process
- * alone, which was made to evaluate. `copy_rank`: where the record is_replicated, whose slab is read. */
-int traini_load_ranks(traini_engine *engine, const manifest *record, uint32_t copy_rank) MUST_CHECK;
+/* fill.c: params from master weights, to where they rest in an engine with params_alone. */
+struct traini_filler {
+    traini_engine *engine;
+    kernel_context *context; /* of the CPU's kernels */
+    void *copy;              /* [copy_elems] of params, on their way to a GPU */
+    uint64_t copy_elems;
+};
+typedef struct traini_filler traini_filler;
+int traini_filler_init(traini_filler *self, traini_engine *engine, uint64_t copy_elems) MUST_CHECK;
+void traini_filler_fini(traini_filler *self);
+/* Elements [begin, begin + count) of a unit, at most copy_elems. */
+int traini_fill(traini_filler *self, uint32_t unit, uint64_t begin, uint64_t count,
+                const float *master) MUST_CHECK;
+
+/* load_ranks.c: the params of a commit, of however many ranks, to their homes in the engine of a process alone.
+ * `copy_rank`: where the record is_replicated, whose slab is read. `stop`: ERR_STOPPED; may be NULL. */
+int traini_load_ranks(traini_engine *engine, const manifest *record, uint32_t copy_rank,
+                      const volatile sig_atomic_t *stop) MUST_CHECK;
 
 /* commit.c */
 /* Every extent of the setup's programs, in a table; with `found` its places and sums too: 1 where each extent

@@ -1,0 +1,202 @@
+/* sluice eval RUN|HF_DIR FILE...: the loss of a trained model on files. See cli.h. */
+#include <inttypes.h>
+#include <jansson.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "cli/cli.h"
+#include "cli/cli_ranks.h"
+#include "cli/cli_report.h"
+#include "train/train.h"
+
+const cli_command cli_eval_command = {
+    .name = "eval",
+    .operand = "RUN|HF_DIR FILE...",
+    .operands_min = 2,
+    .summary = "prints the loss of a trained model on files",
+    .details =
+        "RUN is a run directory with a commit, or a kept one (RUN/keep/step-...); HF_DIR a "
+        "checkpoint of\n"
+        "Hugging Face. The files make one text, in order; all tokens but the first are "
+        "predicted, each once.\n"
+        "Text is cut by the model's tokenizer. Prints the mean loss in nats per token, the "
+        "perplexity\n"
+        "(e^loss) and, where the tokens' bytes are known, bits per byte. Where the states of a "
+        "run rested in\n"
+        "training says nothing here: by default parameters lie in memory, and --set "
+        "tiers.device.budget=...,\n"
+        "tiers.host.budget=... bound it. Exit status 3 where it does not fit.",
+    .run = cli_eval,
+};
+
+enum { PLAIN_EVERY_SECONDS = 10 };
+static const double redraw_seconds = 0.2;
+
+struct eval_screen {
+    bool shows, is_terminal, is_drawn;
+    double told_seconds;
+};
+
+/* Must not log. */
+static void eval_clear_line(void *user)
+{
+    struct eval_screen *screen = user;
+    if (screen->is_drawn)
+        fputs("\r\033[K", stderr);
+    screen->is_drawn = false;
+}
+
+static void eval_show_progress(void *user, const struct evaluate_progress *now)
+{
+    struct eval_screen *screen = user;
+    char left[CLI_DURATION_BYTES];
+    double pause = screen->is_terminal ? redraw_seconds : PLAIN_EVERY_SECONDS;
+    if (!screen->shows || now->seconds - screen->told_seconds < pause)
+        return;
+    screen->told_seconds = now->seconds;
+    double speed = (double)now->tokens_done / now->seconds;
+    fprintf(stderr,
+            "%sevaluated %" PRIu64 " of %" PRIu64
+            " tokens (%.0f%%)  loss %.4f  %.0f tokens/s  left %s%s",
+            screen->is_terminal ? "\r\033[K" : "", now->tokens_done, now->tokens,
+            100 * (double)now->tokens_done / (double)now->tokens, now->loss, speed,
+            cli_duration((double)(now->tokens - now->tokens_done) / speed, left),
+            screen->is_terminal ? "" : "\n");
+    fflush(stderr);
+    screen->is_drawn = screen->is_terminal;
+}
+
+static json_t *real_or_null(double value)
+{
+    return isfinite(value) ? json_real(value) : json_null();
+}
+
+static int eval_print_json(const struct evaluate_result *result)
+{
+    json_t *object = json_object();
+    json_object_set_new(object, "loss", json_real(result->loss));
+    json_object_set_new(object, "perplexity", real_or_null(result->perplexity));
+    json_object_set_new(object, "bits_per_byte", real_or_null(result->bits_per_byte));
+    json_object_set_new(object, "tokens", json_integer((json_int_t)result->tokens));
+    json_object_set_new(object, "text_bytes",
+                        result->text_bytes ? json_integer((json_int_t)result->text_bytes)
+                                           : json_null());
+    json_object_set_new(object, "context", json_integer((json_int_t)result->context));
+    json_object_set_new(object, "stride", json_integer((json_int_t)result->stride));
+    json_object_set_new(object, "windows", json_integer((json_int_t)result->windows));
+    json_object_set_new(object, "seconds", json_real(result->seconds));
+    return cli_print_json(stdout, object);
+}
+
+static void eval_print(const struct evaluate_result *result)
+{
+    char taken[CLI_DURATION_BYTES];
+    printf("loss           %.5f nats per token\n", result->loss);
+    printf("perplexity     %.4f\n", result->perplexity);
+    if (result->text_bytes)
+        printf("bits per byte  %.5f\n", result->bits_per_byte);
+    printf("tokens         %" PRIu64, result->tokens);
+    if (result->text_bytes)
+        printf(" (%" PRIu64 " bytes)", result->text_bytes);
+    printf(" in %" PRIu64 " windows of %" PRIu64 ", %" PRIu64 " apart\ntime           %s\n",
+           result->windows, result->context, result->stride, cli_duration(result->seconds, taken));
+}
+
+struct eval_request {
+    cli_texts operands, set;
+    const char *format;
+    struct evaluate_options options;
+    bool json, quiet;
+};
+
+static int eval_parse(struct eval_request *asked, int argc, char **argv)
+{
+    const cli_option options[] = {
+        {.name = "set",
+         .type = CLI_TEXTS,
+         .value = "KEY.PATH=VALUE",
+         .help = "a key of the job, such as tiers.device.budget or bf16.enabled; JSON or a\n"
+                 "bare word; repeatable",
+         .target = &asked->set},
+        {.name = "data-format",
+         .type = CLI_TEXT,
+         .value = "FORMAT",
+         .help = "of the files, as data.format of a job (default: auto)",
+         .target = &asked->format},
+        {.name = "context",
+         .type = CLI_COUNT,
+         .value = "N",
+         .help = "tokens of a window, from which its last one is predicted\n(default: "
+                 "model.seq_length, which is the most)",
+         .min = 1,
+         .max = 0x1p31,
+         .target = &asked->options.context},
+        {.name = "stride",
+         .type = CLI_COUNT,
+         .value = "N",
+         .help = "tokens between windows; fewer than the context: windows overlap, and each\n"
+                 "token has context - N before it, or more (default: the context)",
+         .min = 1,
+         .max = 0x1p31,
+         .target = &asked->options.stride},
+        {.name = "batches",
+         .type = CLI_COUNT,
+         .value = "N",
+         .help = "at most so many micro-batches, from the beginning (default: all)",
+         .min = 1,
+         .max = 0x1p53,
+         .target = &asked->options.batches},
+        {.name = "json",
+         .type = CLI_FLAG,
+         .help = "one JSON object: nats, bytes, seconds (default: a table)",
+         .target = &asked->json},
+        {.name = "quiet",
+         .type = CLI_FLAG,
+         .help = "no log lines and no progress (default: with them)",
+         .target = &asked->quiet},
+    };
+    return cli_parse_all(&cli_eval_command, options, sizeof options / sizeof options[0], argc, argv,
+                         &asked->operands);
+}
+
+int cli_eval(int argc, char **argv)
+{
+    static struct eval_request asked; /* large */
+    static char format_set[64];
+    struct evaluate_result result;
+    int rc = eval_parse(&asked, argc, argv);
+    if (rc != 0)
+        return rc;
+    TRY(cli_ranks_refuse("eval"));
+    if (asked.quiet)
+        log_set_level(LOG_WARN);
+    struct eval_screen screen = {.shows = !asked.quiet, .is_terminal = isatty(STDERR_FILENO) == 1};
+    if (screen.shows && screen.is_terminal)
+        log_set_hook(eval_clear_line, &screen);
+    if (asked.format) {
+        int length = snprintf(format_set, sizeof format_set, "data.format=%s", asked.format);
+        if (length >= (int)sizeof format_set || asked.set.count == CLI_TEXTS_MAX)
+            return err_set(ERR_USAGE, "eval: --data-format is \"%.40s...\", which is no format",
+                           asked.format);
+        asked.set.items[asked.set.count++] = format_set;
+    }
+    asked.options.path = asked.operands.items[0];
+    asked.options.files = asked.operands.items + 1;
+    asked.options.file_count = asked.operands.count - 1;
+    asked.options.set = asked.set.items;
+    asked.options.set_count = asked.set.count;
+    asked.options.stop = cli_stop_install("stopping");
+    asked.options.on_progress = eval_show_progress;
+    asked.options.user = &screen;
+    rc = evaluate_run(&asked.options, &result);
+    eval_clear_line(&screen);
+    log_set_hook(NULL, NULL);
+    TRY(rc);
+    if (asked.json)
+        return eval_print_json(&result);
+    eval_print(&result);
+    return 0;
+}

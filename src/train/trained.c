@@ -1,0 +1,215 @@
+/* Opening what was trained; see trained.h. */
+#include "train/trained.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "base/mem.h"
+#include "base/size.h"
+#include "train/rank_slabs.h"
+
+enum {
+    SETS_MAX = 160,           /* the caller's and ours */
+    FILL_ELEMS = 1024 * 1024, /* of a checkpoint at once: 4 MiB of masters */
+};
+
+/* ---- begin ---- */
+
+static bool has_file(const char *directory, const char *name)
+{
+    char path[JOB_PATH_BYTES + 64];
+    int length = snprintf(path, sizeof path, "%s/%s", directory, name);
+    return length > 0 && (size_t)length < sizeof path && access(path, R_OK) == 0;
+}
+
+/* Ours before the caller's, whose later words win. */
+static int join_sets(const char *const *own, uint32_t own_count, const char *const *set,
+                     uint32_t set_count, const char *all[SETS_MAX])
+{
+    if (own_count + set_count > SETS_MAX)
+        return err_set(ERR_USAGE, "more than %u keys are set", SETS_MAX - own_count);
+    for (uint32_t i = 0; i < own_count; i++)
+        all[i] = own[i];
+    for (uint32_t i = 0; i < set_count; i++)
+        all[own_count + i] = set[i];
+    return 0;
+}
+
+static const char *const run_sets[] = {"tiers={}", "zero_optimization={}", "data.format=auto"};
+enum { RUN_SETS = sizeof run_sets / sizeof run_sets[0] };
+
+static int begin_run(traini_trained *self, const char *const *set, uint32_t set_count)
+{
+    const char *all[SETS_MAX];
+    char job_path[JOB_PATH_BYTES + 16];
+    snprintf(job_path, sizeof job_path, "%s/job.json", self->path);
+    TRY(traini_run_dir_open(&self->dir, self->path));
+    int found = 0;
+    TRY(manifest_read(self->dir.state, &self->record, &found));
+    TRY(join_sets(run_sets, RUN_SETS, set, set_count, all));
+    TRY(job_read_ranks(job_path, all, RUN_SETS + set_count, rank_slabs_world(&self->record),
+                       &self->asked));
+    if (!found)
+        return err_set(ERR_INPUT, "%s has no committed state: train it first", self->path);
+    if (self->record.state == MANIFEST_BEGUN)
+        return err_set(ERR_INPUT, "the run in %s has no commit yet: train it first", self->path);
+    if (self->record.state == MANIFEST_RUNNING)
+        return err_set(ERR_INPUT,
+                       "the run in %s has one place per extent (run.commit_every 0) and was not "
+                       "stopped cleanly: its state was changed in place after step %" PRIu64,
+                       self->path, self->record.step);
+    return traini_find_moved(&self->record, self->dir.state);
+}
+
+static int begin_checkpoint(traini_trained *self, const char *const *set, uint32_t set_count)
+{
+    const char *all[SETS_MAX];
+    char model_set[JOB_PATH_BYTES + 16];
+    char *path = realpath(self->path, NULL);
+    if (!path)
+        return err_errno(errno, "cannot read %s", self->path);
+    int length = snprintf(model_set, sizeof model_set, "model.hf=%s", path);
+    free(path);
+    if (length < 0 || (size_t)length >= sizeof model_set)
+        return err_set(ERR_INPUT, "the path of the checkpoint is too long: %.200s...", self->path);
+    const char *const own[] = {model_set};
+    static const char text[] = "{\"model\": {}}";
+    TRY(join_sets(own, 1, set, set_count, all));
+    return job_read_text(self->path, text, sizeof text - 1, all, 1 + set_count, &self->asked);
+}
+
+int traini_trained_begin(traini_trained *self, const char *path, const char *const *set,
+                         uint32_t set_count)
+{
+    memset(self, 0, sizeof *self);
+    self->path = path;
+    self->dir.lock_fd = -1;
+    if (strlen(path) >= JOB_PATH_BYTES)
+        return err_set(ERR_INPUT, "the path is too long: %.200s...", path);
+    self->is_run = has_file(path, "job.json");
+    if (!self->is_run && !has_file(path, "config.json"))
+        return err_set(ERR_INPUT,
+                       "%s is no run directory: it has no job.json; and no checkpoint of Hugging "
+                       "Face: it has no config.json",
+                       path);
+    TRY(self->is_run ? begin_run(self, set, set_count) : begin_checkpoint(self, set, set_count));
+    /* The batch of a step says nothing here, and nothing is kept for a backward. */
+    self->asked->accumulation = self->asked->world = 1;
+    self->asked->tiers.place[JOB_INNER_ACTIVATIONS] = JOB_TIER_RECOMPUTE;
+    return 0;
+}
+
+int traini_trained_words(traini_trained *self, const tokenizer **out)
+{
+    char path[JOB_PATH_BYTES + 8];
+    *out = self->words;
+    if (self->words)
+        return 0;
+    snprintf(path, sizeof path, self->is_run ? "%s/hf" : "%s", self->path);
+    bool is_kept = has_file(path, "tokenizer.json") || has_file(path, "tokenizer.model");
+    if (!is_kept && !self->is_run)
+        return err_set(ERR_INPUT, "%s has no tokenizer: neither tokenizer.json nor tokenizer.model",
+                       self->path);
+    TRY(tokenizer_open(is_kept ? path : self->asked->data.tokenizer, &self->words));
+    self->has_own_words = is_kept;
+    *out = self->words;
+    return 0;
+}
+
+/* ---- start ---- */
+
+/* Of ranks that each have the whole state the first whose slab is seen; else 0. */
+static int choose_rank(const manifest *record, uint32_t *out)
+{
+    *out = 0;
+    int rc = rank_slabs_look(record, 0);
+    if (!record->is_replicated)
+        return rc;
+    for (uint32_t r = 1; rc == ERR_INPUT && r < rank_slabs_world(record); r++) {
+        err_record first;
+        err_save(&first, rc);
+        rc = rank_slabs_look(record, r);
+        *out = r;
+        if (rc < 0)
+            rc = err_restore(&first);
+    }
+    return rc;
+}
+
+static int fill_from_checkpoint(traini_trained *self, weights *from,
+                                const volatile sig_atomic_t *stop)
+{
+    const traini_setup *setup = self->setup;
+    traini_filler to = {.engine = NULL};
+    float *masters = mem_alloc(FILL_ELEMS, sizeof *masters, "weights of a checkpoint");
+    int rc = masters ? traini_filler_init(&to, self->engine, FILL_ELEMS) : -ENOMEM;
+    for (uint32_t u = 0; rc == 0 && u < setup->net->unit_count; u++)
+        for (uint64_t at = 0; rc == 0 && at < setup->unit_elems[u]; at += FILL_ELEMS) {
+            uint64_t count = size_min(setup->unit_elems[u] - at, FILL_ELEMS);
+            rc = weights_read(from, u, at, count, masters);
+            if (rc == 0)
+                rc = traini_fill(&to, u, at, count, masters);
+            if (rc == 0 && stop && *stop)
+                rc = err_set(ERR_STOPPED, "stopped on request");
+        }
+    traini_filler_fini(&to);
+    mem_free(masters);
+    return rc;
+}
+
+/* The slab of parameters that rest on drives: nobody else's, and gone with the process. */
+static int make_engine(traini_trained *self)
+{
+    struct traini_engine_options options = {.open_existing = false};
+    TRY(traini_draw_uuid(&self->setup->ranks, options.uuid));
+    TRY(traini_engine_create(self->setup, &options, &self->engine));
+    return self->engine->disk_is_open ? slab_unname(self->engine->disk) : 0;
+}
+
+static void tell(const traini_setup *setup)
+{
+    char on_device[SIZE_TEXT_BYTES], on_host[SIZE_TEXT_BYTES];
+    const uint64_t *params = setup->set.home_bytes[STATE_PARAMS];
+    log_info("%s backend: %s", setup->ops->name, setup->ops->describe(setup->context));
+    log_info("%s: parameters in %s, %s on the device and %s in host memory",
+             setup->net->spec.family == MODEL_LLAMA ? "llama" : "gpt2",
+             dtype_name(setup->net->type), size_format(params[ARENA_DEVICE], on_device),
+             size_format(params[ARENA_HOST], on_host));
+}
+
+int traini_trained_start(traini_trained *self, const model_window *window,
+                         const volatile sig_atomic_t *stop)
+{
+    struct traini_setup_options asked = {
+        .only_eval = true, .params_alone = true, .window = *window};
+    uint32_t rank = 0;
+    weights *from = NULL;
+    if (self->is_run)
+        TRY(choose_rank(&self->record, &rank));
+    TRY(traini_setup_create(self->asked, &asked, &self->setup));
+    if (!self->is_run) /* what is wrong with it is said before memory is taken */
+        TRY(weights_open(self->path, self->setup->net, &from));
+    tell(self->setup);
+    int rc = make_engine(self);
+    if (rc == 0)
+        rc = self->is_run ? traini_load_ranks(self->engine, &self->record, rank, stop)
+                          : fill_from_checkpoint(self, from, stop);
+    weights_close(from);
+    return rc;
+}
+
+void traini_trained_end(traini_trained *self)
+{
+    traini_engine_destroy(self->engine);
+    traini_setup_destroy(self->setup);
+    traini_run_dir_close(&self->dir);
+    manifest_fini(&self->record);
+    job_destroy(self->asked);
+    tokenizer_close(self->words);
+    memset(self, 0, sizeof *self);
+}

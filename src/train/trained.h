@@ -1,0 +1,44 @@
+/* A model that was trained, to be looked at: by evaluate.c and generate.c.
+ *
+ *   RUN directory ── job.json, newest commit ─┐
+ *   HF_DIR ───────── config.json, weights ────┴─ begin ─► job, tokenizer ─ start ─► setup, engine, parameters
+ *
+ * Of a run's job what says where states rest (tiers, zero_optimization) is left out: it was for training, on
+ * that machine; what the caller sets takes its place. One process, forward alone, parameters alone. Heap
+ * memory: about 300 KiB. One thread. */
+#ifndef SLUICE_TRAIN_TRAINED_H
+#define SLUICE_TRAIN_TRAINED_H
+
+#include "data/tokenizer.h"
+#include "train/train_internal.h"
+#include "train/weights.h"
+
+struct traini_trained {
+    const char *path; /* borrowed */
+    bool is_run;      /* else a checkpoint */
+    job *asked;
+    struct traini_run_dir dir; /* of a run: locked */
+    manifest record;           /* likewise: its newest commit */
+    traini_setup *setup;
+    traini_engine *engine;
+    tokenizer *words;   /* once asked for */
+    bool has_own_words; /* they are the checkpoint's, not what the job says */
+};
+typedef struct traini_trained traini_trained;
+
+/* Reads what `path` holds, and locks a run. `set` are further keys of its job ("key.path=value"). ERR_INPUT
+ * where there is neither a run nor a checkpoint, or the run has no commit. To be ended in either case. */
+int traini_trained_begin(traini_trained *self, const char *path, const char *const *set,
+                         uint32_t set_count) MUST_CHECK;
+
+/* Its tokenizer: what the checkpoint has or had (RUN/hf), else data.tokenizer of the job. ERR_INPUT where it
+ * has none. */
+int traini_trained_words(traini_trained *self, const tokenizer **out) MUST_CHECK;
+
+/* Compiles for micro-batches of job->micro_batch windows, reserves memory, fills the parameters. ERR_NO_FIT;
+ * ERR_STOPPED. */
+int traini_trained_start(traini_trained *self, const model_window *window,
+                         const volatile sig_atomic_t *stop) MUST_CHECK;
+void traini_trained_end(traini_trained *self);
+
+#endif
