@@ -285,8 +285,6 @@ struct traini_engine {
     bool is_bound;
     const struct train_watch *watch; /* train_options; or NULL */
     struct traini_first_weights first;
-    int64_t logits_row; /* >= 0: the head's forward writes logits of this row instead of losses */
-    float *logits;      /* [V]; pinned for a GPU */
     /* >= 0: the head's forward writes logits of this row instead of losses; TRAINI_LOGITS_NONE: nothing */
     int64_t logits_row;
     bool is_single;           /* the program is run for one token: setup->single */
