@@ -10,8 +10,9 @@
 static const double place_gain = 0.0002; /* of a step; a move that gains less is none */
 
 enum {
-    PASSING_SLOTS =
-        3, /* as much as is parked of so many micro-batches: for params, gradients, operands */
+    /* As much of the device as is parked of so many micro-batches, for what passes: of 8 layers of gpt-1t with
+     * 32 micro-batches, 3 made a step 8240 s, 5 7309 s and 6 6883 s long; the link waits where there is less. */
+    PASSING_SLOTS = 6,
     FILL_KINDS = 5,
     REFUSAL_WORK = 1000000,  /* to find which variant of a refused placement needs least */
     FINALISTS_WORK = 800000, /* more than one placement is compiled whole while that costs less */
