@@ -161,6 +161,19 @@ struct activation_args {
 };
 typedef struct activation_args activation_args;
 
+/* target = scale * source, or target += scale * source, by rows that may lie apart: the product is rounded in
+ * fp32, so is the sum, and the result to `type`. */
+struct scale_rows_args {
+    enum dtype type;
+    uint64_t rows, columns;
+    float scale;
+    bool accumulates;
+    const void *source;                    /* [rows, columns] type */
+    void *target;                          /* the same; may be source where the strides are equal */
+    uint64_t source_stride, target_stride; /* elements from row to row, at least `columns` */
+};
+typedef struct scale_rows_args scale_rows_args;
+
 /* One chunk of rows of softmax cross-entropy. */
 struct cross_entropy_args {
     enum dtype type;
@@ -341,6 +354,8 @@ struct kernel_ops {
     /* out[count] = a + b, rounded to type; out may be a or b. */
     int (*add)(kernel_context *context, void *stream, enum dtype type, uint64_t count,
                const void *a, const void *b, void *out) MUST_CHECK;
+    int (*scale_rows)(kernel_context *context, void *stream,
+                      const scale_rows_args *args) MUST_CHECK;
     /* bias_grad[n] += column sums of output_grad [rows, n] type, in a fixed order. */
     int (*bias_backward)(kernel_context *context, void *stream, enum dtype type, uint64_t rows,
                          uint64_t n, const void *output_grad, float *bias_grad,

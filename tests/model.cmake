@@ -9,6 +9,8 @@ if(TARGET sluice_kernels_reference)
                 INSTANCES gpt2 llama)
     sluice_test(test_model_learn LIBS sluice_model sluice_kernels_reference LABELS cpu debug
                 INSTANCES gpt2 llama)
+    sluice_test(test_model_lora LIBS sluice_model sluice_kernels_reference LABELS cpu debug
+                INSTANCES gpt2 llama)
     sluice_test(test_model_cut LIBS sluice_model sluice_kernels_reference LABELS cpu
                 INSTANCES gpt2 llama)
     sluice_test(test_model_pytorch
@@ -17,7 +19,7 @@ if(TARGET sluice_kernels_reference)
     target_compile_definitions(test_model_pytorch PRIVATE
                                FIXTURE_DIR="${CMAKE_CURRENT_LIST_DIR}/reference")
     if(TARGET sluice_kernels)
-        foreach(test test_model_gradients test_model_learn test_model_cut test_model_pytorch)
+        foreach(test test_model_gradients test_model_learn test_model_lora test_model_cut test_model_pytorch)
             target_link_libraries(${test} PRIVATE sluice_kernels)
             target_compile_definitions(${test} PRIVATE HAVE_KERNELS_CPU)
         endforeach()

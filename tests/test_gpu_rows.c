@@ -37,6 +37,7 @@ static const kernel_ops gpu_rows = {
     .activation_forward = cudai_activation_forward,
     .activation_backward = cudai_activation_backward,
     .add = cudai_add,
+    .scale_rows = cudai_scale_rows,
     .bias_backward = cudai_bias_backward,
     .bias_backward_scratch_bytes = cudai_bias_backward_scratch_bytes,
     .zero = cudai_zero,
@@ -445,6 +446,26 @@ static void add_case(struct run *run, const struct shape *shape)
     emit(run, shape->type, out, count, -1.0f);
 }
 
+/* Rows that lie apart, by different strides. variant bit 0: they are added; bit 1: in place. */
+static void scale_case(struct run *run, const struct shape *shape)
+{
+    bool in_place = shape->variant == 2;
+    uint64_t apart = shape->channels + 3, wide = shape->channels + 8;
+    scale_rows_args args = {.type = shape->type,
+                            .rows = shape->rows,
+                            .columns = shape->channels,
+                            .scale = 1.375f,
+                            .accumulates = shape->variant & 1,
+                            .source_stride = shape->variant < 2 ? apart : wide,
+                            .target_stride = wide};
+    void *source = draw(run, shape->type, shape->rows * args.source_stride, 1, 1.0f);
+    void *target = draw(run, shape->type, shape->rows * wide, 2, 1.0f);
+    args.source = in_place ? target : source;
+    args.target = target;
+    assert_int_equal(run->ops->scale_rows(run->context, run->stream, &args), 0);
+    emit(run, shape->type, target, shape->rows * wide, -1.0f);
+}
+
 /* To the type all_types[variant]; with subnormals and overflows of fp16. */
 static void convert_case(struct run *run, const struct shape *shape)
 {
@@ -480,6 +501,7 @@ static void point(void **state)
 {
     (void)state;
     CHECK_SHAPES("add", add_case, point_shapes, 3);
+    CHECK_SHAPES("scale rows", scale_case, point_shapes, 4);
     CHECK_SHAPES("convert", convert_case, point_shapes, TYPE_COUNT);
     CHECK_SHAPES("zero", zero_case, point_shapes, 1);
 }

@@ -41,6 +41,7 @@ static const kernel_ops cpu_rows = {
     .activation_forward = cpui_activation_forward,
     .activation_backward = cpui_activation_backward,
     .add = cpui_add,
+    .scale_rows = cpui_scale_rows,
     .bias_backward = cpui_bias_backward,
     .bias_backward_scratch_bytes = cpui_bias_backward_scratch_bytes,
     .cross_entropy = cpui_cross_entropy,
@@ -326,6 +327,26 @@ static void add_case(struct run *run, const struct shape *shape)
     emit(run, shape->type, out, count, 0.0f);
 }
 
+/* Rows that lie apart, by different strides. variant bit 0: they are added; bit 1: in place. */
+static void scale_case(struct run *run, const struct shape *shape)
+{
+    bool in_place = shape->variant == 2;
+    uint64_t apart = shape->channels + 3, wide = shape->channels + 8;
+    scale_rows_args args = {.type = shape->type,
+                            .rows = shape->rows,
+                            .columns = shape->channels,
+                            .scale = 1.375f,
+                            .accumulates = shape->variant & 1,
+                            .source_stride = shape->variant < 2 ? apart : wide,
+                            .target_stride = wide};
+    void *source = draw(run, shape->type, shape->rows * args.source_stride, 1, 1.0f);
+    void *target = draw(run, shape->type, shape->rows * wide, 2, 1.0f);
+    args.source = in_place ? target : source;
+    args.target = target;
+    assert_int_equal(run->ops->scale_rows(run->context, NULL, &args), 0);
+    emit(run, shape->type, target, shape->rows * wide, 0.0f);
+}
+
 static void bias_case(struct run *run, const struct shape *shape)
 {
     uint64_t rows = shape->rows, n = shape->channels;
@@ -398,6 +419,7 @@ static void additions(void **state)
 {
     (void)state;
     check_shapes("add", add_case, 3);
+    check_shapes("scale rows", scale_case, 4);
     check_shapes("bias backward", bias_case, 1);
     check_case("bias backward", bias_case, &(struct shape){DTYPE_BF16, 5003, 3, 0});
 }

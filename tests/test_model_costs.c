@@ -128,6 +128,13 @@ static int spy_add(kernel_context *context, void *stream, enum dtype type, uint6
     return kernels_reference.add(context, stream, type, count, a, b, out);
 }
 
+static int spy_scale_rows(kernel_context *context, void *stream, const scale_rows_args *args)
+{
+    note(MODEL_ROWS_PLAIN, args->rows * args->columns,
+         (args->accumulates ? 3 : 2) * dtype_bytes(args->type));
+    return kernels_reference.scale_rows(context, stream, args);
+}
+
 static int spy_bias_backward(kernel_context *context, void *stream, enum dtype type, uint64_t rows,
                              uint64_t n, const void *output_grad, float *bias_grad, void *scratch)
 {
@@ -177,6 +184,7 @@ static void make_spy(void)
     spy.activation_backward = spy_activation_backward;
     spy.rope = spy_rope;
     spy.add = spy_add;
+    spy.scale_rows = spy_scale_rows;
     spy.bias_backward = spy_bias_backward;
     spy.convert = spy_convert;
     spy.cross_entropy = spy_cross_entropy;
@@ -280,9 +288,10 @@ static void check_kept(harness *h, uint32_t stage)
 }
 
 static const model_learn everything;
+static const model_lora none;
 
 static void check_model(bool tied, enum dtype type, uint64_t max_part_bytes, uint64_t chunk_rows,
-                        const model_learn *learn)
+                        const model_learn *learn, const model_lora *lora)
 {
     bool is_llama = family == MODEL_LLAMA;
     model_spec spec = {
@@ -300,6 +309,7 @@ static void check_model(bool tied, enum dtype type, uint64_t max_part_bytes, uin
         .init_std = 0.1,
         .max_part_bytes = max_part_bytes,
         .learn = *learn,
+        .lora = *lora,
     };
     harness h;
     make_spy();
@@ -326,17 +336,17 @@ static void check_model(bool tied, enum dtype type, uint64_t max_part_bytes, uin
 static void test_whole(void **state)
 {
     (void)state;
-    check_model(false, DTYPE_BF16, 0, 0, &everything);
-    check_model(true, DTYPE_FP16, 0, 16, &everything); /* 40 rows: chunks of 16, 16 and 8 */
-    check_model(false, DTYPE_BF16, 0, 20, &everything);
+    check_model(false, DTYPE_BF16, 0, 0, &everything, &none);
+    check_model(true, DTYPE_FP16, 0, 16, &everything, &none); /* 40 rows: chunks of 16, 16 and 8 */
+    check_model(false, DTYPE_BF16, 0, 20, &everything, &none);
 }
 
 static void test_in_parts(void **state)
 {
     (void)state;
-    check_model(false, DTYPE_BF16, 12000, 16, &everything);
-    check_model(true, DTYPE_BF16, 12000, 0, &everything);
-    check_model(true, DTYPE_FP16, 20000, 0, &everything);
+    check_model(false, DTYPE_BF16, 12000, 16, &everything, &none);
+    check_model(true, DTYPE_BF16, 12000, 0, &everything, &none);
+    check_model(true, DTYPE_FP16, 20000, 0, &everything, &none);
 }
 
 /* What is frozen costs nothing. */
@@ -350,11 +360,23 @@ static void test_frozen(void **state)
         {.is_given = true, .norms = true},
     };
     for (int i = 0; i < 4; i++) {
-        check_model(i % 2, DTYPE_BF16, 0, 16, &selections[i]);
-        check_model(i % 2 == 0, DTYPE_BF16, 0, 0, &selections[i]);
+        check_model(i % 2, DTYPE_BF16, 0, 16, &selections[i], &none);
+        check_model(i % 2 == 0, DTYPE_BF16, 0, 0, &selections[i], &none);
         if (!selections[i].norms)
-            check_model(i % 2, DTYPE_BF16, 12000, 16, &selections[i]);
+            check_model(i % 2, DTYPE_BF16, 12000, 16, &selections[i], &none);
     }
+}
+
+static void test_adapters(void **state)
+{
+    (void)state;
+    const model_learn norms = {.is_given = true, .norms = true};
+    const model_learn block = {.is_given = true, .range_count = 1};
+    uint32_t all = family == MODEL_LLAMA ? 0x7f : 0xf;
+    check_model(true, DTYPE_BF16, 0, 0, &everything, &(model_lora){4, 8, all});
+    check_model(false, DTYPE_BF16, 0, 0, &norms, &(model_lora){3, 3, all});
+    check_model(false, DTYPE_BF16, 0, 0, &block, &(model_lora){8, 1, 0x5});
+    check_model(false, DTYPE_BF16, 0, 0, &everything, &(model_lora){8, 1, 0xa});
 }
 
 int main(int argc, char **argv)
@@ -364,6 +386,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_whole),
         cmocka_unit_test(test_in_parts),
         cmocka_unit_test(test_frozen),
+        cmocka_unit_test(test_adapters),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

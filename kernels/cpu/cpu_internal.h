@@ -95,6 +95,7 @@ int cpui_activation_forward(kernel_context *context, void *stream,
                             const activation_args *args) MUST_CHECK;
 int cpui_activation_backward(kernel_context *context, void *stream,
                              const activation_args *args) MUST_CHECK;
+int cpui_scale_rows(kernel_context *context, void *stream, const scale_rows_args *args) MUST_CHECK;
 int cpui_add(kernel_context *context, void *stream, enum dtype type, uint64_t count, const void *a,
              const void *b, void *out) MUST_CHECK;
 int cpui_bias_backward(kernel_context *context, void *stream, enum dtype type, uint64_t rows,

@@ -143,6 +143,14 @@ int cpui_add(kernel_context *context, void *stream, enum dtype type, uint64_t co
     return 0;
 }
 
+int cpui_scale_rows(kernel_context *context, void *stream, const scale_rows_args *args)
+{
+    (void)stream;
+    assert(args->source_stride >= args->columns && args->target_stride >= args->columns);
+    context->rows->scale_rows(context->thread_count, args);
+    return 0;
+}
+
 size_t cpui_bias_backward_scratch_bytes(kernel_context *context, uint64_t rows, uint64_t n)
 {
     (void)context;

@@ -22,6 +22,7 @@ const rows_table ROWS_TABLE = {
     .activation_forward = activation_forward,
     .activation_backward = activation_backward,
     .add = add,
+    .scale_rows = scale_rows,
     .bias_backward = bias_backward,
     .cross_entropy = cross_entropy,
     .softmax_part = softmax_part,

@@ -48,6 +48,7 @@ struct rows_table {
     void (*activation_backward)(int threads, const activation_args *args);
     void (*add)(int threads, enum dtype type, uint64_t count, const void *a, const void *b,
                 void *out);
+    void (*scale_rows)(int threads, const scale_rows_args *args);
     void (*bias_backward)(int threads, enum dtype type, uint64_t rows, uint64_t n,
                           const void *output_grad, float *bias_grad, float *scratch);
     void (*cross_entropy)(int threads, const cross_entropy_args *args);

@@ -183,6 +183,35 @@ static void rope(int threads, const rope_args *args)
     }
 }
 
+static void scale_block(const scale_rows_args *args, uint64_t row, uint64_t column)
+{
+    float source_buffer[ROWS_BLOCK], target_buffer[ROWS_BLOCK], out_buffer[ROWS_BLOCK];
+    size_t n = block_elems(args->columns, column);
+    uint64_t at = row * args->target_stride + column;
+    const float *source =
+        load_block(args->type, args->source, row * args->source_stride + column, n, source_buffer);
+    float *out = store_place(args->type, args->target, at, out_buffer), scale = args->scale;
+    if (args->accumulates) {
+        const float *target = load_block(args->type, args->target, at, n, target_buffer);
+#pragma omp simd
+        for (size_t i = 0; i < n; i++)
+            out[i] = target[i] + scale * source[i];
+    } else {
+#pragma omp simd
+        for (size_t i = 0; i < n; i++)
+            out[i] = scale * source[i];
+    }
+    store_block(args->type, args->target, at, n, out);
+}
+
+static void scale_rows(int threads, const scale_rows_args *args)
+{
+#pragma omp parallel for schedule(static) num_threads(team(threads, args->rows * args->columns))
+    for (uint64_t row = 0; row < args->rows; row++)
+        for (uint64_t column = 0; column < args->columns; column += ROWS_BLOCK)
+            scale_block(args, row, column);
+}
+
 static void add(int threads, enum dtype type, uint64_t count, const void *a, const void *b,
                 void *out)
 {

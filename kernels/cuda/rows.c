@@ -128,6 +128,15 @@ int cudai_add(kernel_context *context, void *stream, enum dtype type, uint64_t c
                        "the addition kernel");
 }
 
+int cudai_scale_rows(kernel_context *context, void *stream, const scale_rows_args *args)
+{
+    (void)context;
+    assert(args->source_stride >= args->columns && args->target_stride >= args->columns);
+    if (args->rows == 0 || args->columns == 0)
+        return 0;
+    return cudai_check(cudai_launch_scale_rows(stream, args), "the kernel that scales rows");
+}
+
 int cudai_zero(kernel_context *context, void *stream, void *data, uint64_t bytes)
 {
     (void)context;

@@ -28,6 +28,7 @@ int cudai_launch_bias_backward(void *stream, enum dtype type, uint64_t rows, uin
                                cudai_row_blocks blocks);
 
 /* rows_point.cu. Their geometry depends on sm_count; no result does. */
+int cudai_launch_scale_rows(void *stream, const scale_rows_args *args);
 int cudai_launch_add(void *stream, int sm_count, enum dtype type, uint64_t count, const void *a,
                      const void *b, void *out);
 /* The types differ. */

@@ -302,6 +302,53 @@ extern "C" int cudai_launch_activation_backward(void *stream, int sm_count,
     });
 }
 
+// --- scaled rows -------------------------------------------------------------------------------
+
+// A thread takes V columns of one row after another.
+template <typename T, int V, bool ADDS>
+static __global__ void __launch_bounds__(point_threads) scale_rows_kernel(scale_rows_args args)
+{
+    const uint64_t column = cudai_thread_idx() * V;
+    if (column >= args.columns)
+        return;
+    for (uint64_t row = row_first(); row < args.rows; row += row_step()) {
+        const T *source = static_cast<const T *>(args.source) + row * args.source_stride + column;
+        T *target = static_cast<T *>(args.target) + row * args.target_stride + column;
+        cudai_pack<T, V> x = cudai_load<T, V>(source), y;
+        if constexpr (ADDS)
+            y = cudai_load<T, V>(target);
+#pragma unroll
+        for (int k = 0; k < V; k++) {
+            float scaled = __fmul_rn(args.scale, cudai_widen(x.item[k]));
+            if constexpr (ADDS)
+                scaled = __fadd_rn(cudai_widen(y.item[k]), scaled);
+            y.item[k] = cudai_narrow<T>(scaled);
+        }
+        cudai_store<T, V>(target, y);
+    }
+}
+
+template <typename T, int V>
+static cudaError_t launch_scale_rows(cudaStream_t stream, const scale_rows_args &args)
+{
+    row_grid over = row_grid_of(args.rows, args.columns / V);
+    if (args.accumulates)
+        return cudai_launch(scale_rows_kernel<T, V, true>, over.grid, over.block, 0, stream, args);
+    return cudai_launch(scale_rows_kernel<T, V, false>, over.grid, over.block, 0, stream, args);
+}
+
+extern "C" int cudai_launch_scale_rows(void *stream, const scale_rows_args *args)
+{
+    cudaStream_t on = static_cast<cudaStream_t>(stream);
+    CUDAI_BY_TYPE(args->type, T, {
+        constexpr int V = rows_pack_elems<T>;
+        if (rows_are_aligned(rows_pack_bytes, args->source, args->target) &&
+            args->columns % V == 0 && args->source_stride % V == 0 && args->target_stride % V == 0)
+            return launch_scale_rows<T, V>(on, *args);
+        return launch_scale_rows<T, 1>(on, *args);
+    });
+}
+
 // --- rotary positions --------------------------------------------------------------------------
 
 // A thread turns V pairs of one head of one row after another. pairs % V == 0, pairs = D/2. The

@@ -74,6 +74,7 @@ const kernel_ops kernels_reference = {
     .activation_forward = refi_activation_forward,
     .activation_backward = refi_activation_backward,
     .add = refi_add,
+    .scale_rows = refi_scale_rows,
     .bias_backward = refi_bias_backward,
     .bias_backward_scratch_bytes = refi_bias_backward_scratch_bytes,
     .cross_entropy = refi_cross_entropy,

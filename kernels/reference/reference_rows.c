@@ -254,6 +254,23 @@ int refi_activation_backward(kernel_context *context, void *stream, const activa
     return 0;
 }
 
+int refi_scale_rows(kernel_context *context, void *stream, const scale_rows_args *args)
+{
+    (void)context;
+    (void)stream;
+    for (uint64_t row = 0; row < args->rows; row++)
+        for (uint64_t column = 0; column < args->columns; column++) {
+            uint64_t at = row * args->target_stride + column;
+            float value =
+                (float)refi_load(args->type, args->source, row * args->source_stride + column);
+            float scaled = args->scale * value;
+            if (args->accumulates)
+                scaled = (float)refi_load(args->type, args->target, at) + scaled;
+            refi_store(args->type, args->target, at, (double)scaled);
+        }
+    return 0;
+}
+
 int refi_add(kernel_context *context, void *stream, enum dtype type, uint64_t count, const void *a,
              const void *b, void *out)
 {

@@ -10,14 +10,18 @@
  * input. Nothing is computed for a unit whose grads are NULL. Allocates nothing. */
 #include "model/block_internal.h"
 
-/* target = source W^T + b. */
+/* target = source W^T + b, and what the adapters add. */
 static int linear(const modeli_block_run *run, enum modeli_product which, modeli_pair weights,
                   const void *source, void *target)
 {
     const model *self = run->self;
-    return self->ops->matmul(self->products->matmul[which], run->stream, source,
-                             modeli_block_param(run, weights.weight),
-                             modeli_block_param(run, weights.bias), target, run->call->temp);
+    enum modeli_layer layer = (enum modeli_layer)(which - MODELI_QKV);
+    TRY(self->ops->matmul(self->products->matmul[which], run->stream, source,
+                          modeli_block_param(run, weights.weight),
+                          modeli_block_param(run, weights.bias), target, run->call->temp));
+    if (layer != MODELI_LAYER_DOWN) /* its is made with what is saved: compute_saved */
+        TRY(modeli_lora_inner(run, layer, source));
+    return modeli_lora_outer(run, layer, target);
 }
 
 /* Parameter gradients of a linear layer: dW += dY^T X, db += column sums of dY. */
@@ -26,6 +30,8 @@ static int linear_weight_grad(const modeli_block_run *run, enum modeli_product w
                               const void *source)
 {
     const model *self = run->self;
+    enum modeli_layer layer = (enum modeli_layer)(which - MODELI_QKV_WEIGHT);
+    TRY(modeli_lora_weight_grads(run, layer, output_grad, source));
     if (run->call->grads[0] == NULL)
         return 0;
     TRY(self->ops->matmul(self->products->matmul[which], run->stream, output_grad, source, NULL,
@@ -42,9 +48,10 @@ static int linear_input_grad(const modeli_block_run *run, enum modeli_product wh
                              modeli_pair weights, const void *output_grad, void *input_grad)
 {
     const model *self = run->self;
-    return self->ops->matmul(self->products->matmul[which], run->stream, output_grad,
-                             modeli_block_param(run, weights.weight), NULL, input_grad,
-                             run->call->temp);
+    TRY(self->ops->matmul(self->products->matmul[which], run->stream, output_grad,
+                          modeli_block_param(run, weights.weight), NULL, input_grad,
+                          run->call->temp));
+    return modeli_lora_input_grads(run, (enum modeli_layer)(which - MODELI_QKV_INPUT), input_grad);
 }
 
 /* Fills `saved` from the input. `projected` [N,C] is overwritten. */
@@ -61,7 +68,8 @@ static int compute_saved(const modeli_block_run *run, void *projected)
     TRY(linear(run, MODELI_PROJ, shape->proj, attended, projected));
     TRY(modeli_block_norm2(run, shape->norm2, projected));
     TRY(linear(run, MODELI_UP, shape->up, normed2, modeli_block_saved(run, run->at.ffn_input)));
-    return modeli_block_activate(run);
+    TRY(modeli_block_activate(run));
+    return modeli_lora_inner(run, MODELI_LAYER_DOWN, modeli_block_saved(run, run->at.ffn_output));
 }
 
 int modeli_block_forward(model *self, void *stream, const model_call *call)

@@ -69,4 +69,16 @@ int modeli_block_activate_grad(const modeli_block_run *run) MUST_CHECK;
 /* call->output += middle, rounded once. */
 int modeli_block_add_middle(const modeli_block_run *run) MUST_CHECK;
 
+/* lora.c: a layer's adapters. inner: from the layer's input; outer: added to its output. */
+int modeli_lora_inner(const modeli_block_run *run, enum modeli_layer layer,
+                      const void *source) MUST_CHECK;
+int modeli_lora_outer(const modeli_block_run *run, enum modeli_layer layer,
+                      void *target) MUST_CHECK;
+/* Gradients of their weights; then, with nothing in between that uses temp beyond the library's scratch,
+ * what is added to the gradient of the layer's input. */
+int modeli_lora_weight_grads(const modeli_block_run *run, enum modeli_layer layer,
+                             const void *output_grad, const void *source) MUST_CHECK;
+int modeli_lora_input_grads(const modeli_block_run *run, enum modeli_layer layer,
+                            void *input_grad) MUST_CHECK;
+
 #endif

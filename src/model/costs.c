@@ -120,10 +120,70 @@ static void add_middle(const model *self, model_costs *costs)
     add_columns(self, costs, MODEL_ROWS_PLAIN, 3 * self->spec.hidden_size);
 }
 
+/* ---- adapters, as in lora.c ---- */
+
+static void scale(const model *self, model_costs *costs, uint64_t columns, bool accumulates)
+{
+    add_columns(self, costs, MODEL_ROWS_PLAIN, (accumulates ? 3 : 2) * columns);
+}
+
+static void scale_small(const model *self, model_costs *costs)
+{
+    if ((float)(self->spec.lora.alpha / (double)self->spec.lora.rank) != 1.0f)
+        scale(self, costs, self->spec.lora.rank, false);
+}
+
+static void lora_inner(const model *self, const modeli_adapter *adapter, model_costs *costs)
+{
+    matmul_desc descs[MODELI_LORA_PRODUCTS];
+    modeli_lora_descs(self, adapter, descs);
+    add_product(costs, &descs[MODELI_LORA_A], 1);
+    scale_small(self, costs);
+}
+
+static void lora_outer(const model *self, const modeli_adapter *adapter, model_costs *costs)
+{
+    matmul_desc descs[MODELI_LORA_PRODUCTS];
+    modeli_lora_descs(self, adapter, descs);
+    add_product(costs, &descs[MODELI_LORA_B], 1);
+    scale(self, costs, adapter->out, true);
+}
+
+static void lora_grad(const model *self, const modeli_adapter *adapter, bool inner,
+                      model_costs *costs)
+{
+    matmul_desc descs[MODELI_LORA_PRODUCTS];
+    modeli_lora_descs(self, adapter, descs);
+    if (adapter->out != modeli_layer_rows(self, adapter->layer))
+        scale(self, costs, adapter->out, false);
+    add_product(costs, &descs[MODELI_LORA_B_WEIGHT], 1);
+    add_product(costs, &descs[MODELI_LORA_B_INPUT], 1);
+    scale_small(self, costs);
+    add_product(costs, &descs[MODELI_LORA_A_WEIGHT], 1);
+    if (!inner)
+        return;
+    add_product(costs, &descs[MODELI_LORA_A_INPUT], 1);
+    scale(self, costs, adapter->in, true);
+}
+
+/* All of a layer's; `begins`: from its input, `ends`: to its output. */
+static void lora(const model *self, enum modeli_layer layer, bool begins, bool ends,
+                 model_costs *costs)
+{
+    for (uint32_t i = 0; i < self->products->adapter_count; i++) {
+        const modeli_adapter *adapter = &self->products->adapters[i];
+        if (adapter->layer == layer && begins)
+            lora_inner(self, adapter, costs);
+        if (adapter->layer == layer && ends)
+            lora_outer(self, adapter, costs);
+    }
+}
+
 /* ---- a whole block ---- */
 
 static void linear(const model *self, enum modeli_layer layer, model_costs *costs)
 {
+    lora(self, layer, layer != MODELI_LAYER_DOWN, true, costs);
     matmul_desc desc =
         modeli_forward_desc(self, self->products->shape.rows, modeli_layer_columns(self, layer),
                             modeli_layer_rows(self, layer));
@@ -137,6 +197,9 @@ static void linear_grad(const model *self, enum modeli_layer layer, bool weights
     uint64_t in = modeli_layer_columns(self, layer);
     matmul_desc weight = modeli_weight_desc(self, rows, in, out);
     matmul_desc input = modeli_input_desc(self, rows, in, out);
+    for (uint32_t i = 0; i < self->products->adapter_count; i++)
+        if (self->products->adapters[i].layer == layer)
+            lora_grad(self, &self->products->adapters[i], inner, costs);
     if (weights)
         add_product(costs, &weight, 1);
     if (inner)
@@ -154,6 +217,7 @@ static void block_saved(const model *self, model_costs *costs)
     norm2(self, costs);
     linear(self, MODELI_LAYER_UP, costs);
     activate(self, costs);
+    lora(self, MODELI_LAYER_DOWN, true, false, costs);
 }
 
 static void block(const model *self, uint32_t stage, bool backward, model_costs *costs)

@@ -16,6 +16,14 @@ static void fill_normal(uint64_t seed, uint64_t stream, float std, uint64_t begi
         target[i - begin] = rng_normal(seed, stream, i) * std;
 }
 
+static void fill_uniform(uint64_t seed, uint64_t stream, double bound, uint64_t begin, uint64_t end,
+                         float *target)
+{
+#pragma omp parallel for schedule(static)
+    for (uint64_t i = begin; i < end; i++)
+        target[i - begin] = (float)((2 * rng_uniform(seed, stream, i) - 1) * bound);
+}
+
 static void fill_value(float value, uint64_t count, float *target)
 {
     for (uint64_t i = 0; i < count; i++)
@@ -45,6 +53,9 @@ void model_init_elems(const model *self, uint32_t unit, uint64_t seed, uint64_t 
         else if (tensor->init == TENSOR_INIT_NORMAL_RESIDUAL)
             fill_normal(seed, stream, std_residual, skipped + low - first, skipped + high - first,
                         target);
+        else if (tensor->init == TENSOR_INIT_UNIFORM)
+            fill_uniform(seed, stream, 1 / sqrt((double)tensor->columns), low - first, high - first,
+                         target);
         else if (tensor->init == TENSOR_INIT_ONE)
             fill_value(1.0f, high - low, target);
     }

@@ -1,11 +1,15 @@
 /* What learns: the selection of units, checked and brought to one form, and units split in two where some
- * of their tensors learn and others do not. See model.h. Allocates the tensors of split units. */
+ * of their tensors learn and others do not, or where there are adapters. See model.h. Allocates the tensors
+ * of split units. */
 #include <assert.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "model/model_internal.h"
+
+enum { RANK_MAX = 4096 };
 
 /* ---- the selection ---- */
 
@@ -103,14 +107,32 @@ static int check_ranges(const model_spec *spec)
     return 0;
 }
 
+static int check_lora(const model_spec *spec)
+{
+    const model_lora *lora = &spec->lora;
+    uint32_t known = 0;
+    if (lora->rank == 0)
+        return 0;
+    if (lora->rank > RANK_MAX)
+        return err_set(ERR_CONFIG, "train.lora.rank is %llu, but must lie between 1 and %d",
+                       (unsigned long long)lora->rank, RANK_MAX);
+    if (!(lora->alpha > 0 && isfinite(lora->alpha)))
+        return err_set(ERR_CONFIG, "train.lora.alpha is %g, but must be a number above 0",
+                       lora->alpha);
+    for (uint32_t i = 0; model_lora_target(spec->family, i) != NULL; i++)
+        known |= 1u << i;
+    if (lora->targets == 0 || (lora->targets & ~known) != 0)
+        return err_set(ERR_CONFIG, "train.lora.targets names no layer, or one that is not there");
+    return 0;
+}
+
 int modeli_check_learn(model_spec *spec)
 {
     model_learn *learn = &spec->learn;
     assert(learn->range_count <= MODEL_RANGES_MAX);
     if (!learn->is_given)
         *learn = (model_learn){0};
-    if (spec->lora.rank > 0)
-        return err_set(ERR_CONFIG, "train.lora is not built yet: leave it out");
+    TRY(check_lora(spec));
     TRY(check_ranges(spec));
     join_ranges(learn);
     bool has_any = learn->embed || learn->head || learn->norms || learn->range_count > 0;
@@ -135,7 +157,7 @@ void modeli_choose_split(model *self)
     const model_spec *spec = &self->spec;
     modeli_shape *shape = &self->products->shape;
     bool is_given = spec->learn.is_given;
-    self->products->splits_block = norms_are_apart(spec);
+    self->products->splits_block = norms_are_apart(spec) || spec->lora.rank > 0;
     self->products->splits_head =
         is_given && spec->learn.norms && !spec->learn.head && !spec->tie_embeddings;
     shape->norm_unit = norms_are_apart(spec) ? 1 : 0;
@@ -146,6 +168,12 @@ int modeli_check_split(const model *self)
 {
     if (self->products->block.count == 0 || !self->products->splits_block)
         return 0;
+    if (self->spec.lora.rank > 0)
+        return err_set(
+            ERR_CONFIG,
+            "train.lora: model.max_part_bytes %llu cuts blocks into parts, which take no "
+            "adapters: raise it until blocks fit, or set it to 0",
+            (unsigned long long)self->spec.max_part_bytes);
     return err_set(ERR_CONFIG,
                    "train.only selects norms apart from the blocks' matrices, but "
                    "model.max_part_bytes %llu cuts blocks into parts, which can only learn as a "
@@ -188,6 +216,81 @@ static void list_half(model *self, const model_unit *source, bool is_head, bool 
     }
 }
 
+/* Whether a tensor is that of a target: "model.layers.3.self_attn.q_proj.weight" of "q_proj". */
+static bool is_target(const char *tensor, const char *target)
+{
+    static const char end[] = ".weight";
+    size_t target_bytes = strlen(target), tensor_bytes = strlen(tensor);
+    size_t tail_bytes = 1 + target_bytes + sizeof end - 1;
+    const char *tail = tensor + tensor_bytes - tail_bytes;
+    return tensor_bytes > tail_bytes && tail[0] == '.' &&
+           strncmp(tail + 1, target, target_bytes) == 0 &&
+           strcmp(tail + 1 + target_bytes, end) == 0;
+}
+
+static const model_tensor *find_target(const model_unit *source, const char *target)
+{
+    for (uint32_t i = 0; i < source->tensor_count; i++)
+        if (is_target(source->tensors[i].name, target))
+            return &source->tensors[i];
+    assert(!"every target has a tensor");
+    return NULL;
+}
+
+/* The linear layer whose matrix holds the element of the whole block, and its first row there. */
+static enum modeli_layer layer_at(const model *self, uint64_t offset_elems, uint64_t *row)
+{
+    for (uint32_t i = MODELI_LAYER_QKV; i <= MODELI_LAYER_DOWN; i++) {
+        enum modeli_layer layer = (enum modeli_layer)i;
+        uint64_t begin = modeli_layer_whole(&self->products->shape, layer).weight;
+        uint64_t columns = modeli_layer_columns(self, layer);
+        if (offset_elems < begin ||
+            offset_elems - begin >= modeli_layer_rows(self, layer) * columns)
+            continue;
+        *row = (offset_elems - begin) / columns;
+        return layer;
+    }
+    assert(!"a target's tensor is a linear layer's");
+    return MODELI_LAYER_QKV;
+}
+
+/* A matrix of an adapter, named as the target's weight with `matrix` before its end. */
+static uint64_t add_matrix(model *self, modeli_lister *list, const model_tensor *target,
+                           const char *matrix, uint64_t rows, uint64_t columns,
+                           enum tensor_init init, uint32_t number)
+{
+    modeli_origin *origin = &self->products->origins[list->unit - self->units];
+    origin->tensors[list->unit->tensor_count] = MODELI_ADAPTER_ORIGIN + number;
+    model_tensor *tensor = modeli_append(list, rows, columns, false);
+    int stem = (int)(strrchr(target->name, '.') - target->name);
+    snprintf(tensor->name, sizeof tensor->name, "%.*s.%s.weight", stem, target->name, matrix);
+    tensor->init = init;
+    tensor->is_adapter = true;
+    return tensor->offset_elems;
+}
+
+/* A and B of every target, behind what is in the unit already. The same offsets in every block. */
+static void list_adapters(model *self, const model_unit *source, modeli_lister *list)
+{
+    const model_lora *lora = &self->spec.lora;
+    const char *name;
+    uint32_t count = 0;
+    for (uint32_t i = 0; (name = model_lora_target(self->spec.family, i)) != NULL; i++) {
+        if (!(lora->targets >> i & 1))
+            continue;
+        const model_tensor *target = find_target(source, name);
+        modeli_adapter *adapter = &self->products->adapters[count++];
+        adapter->layer = layer_at(self, target->offset_elems, &adapter->column);
+        adapter->in = target->columns;
+        adapter->out = target->rows;
+        adapter->a = add_matrix(self, list, target, "lora_A", lora->rank, adapter->in,
+                                TENSOR_INIT_UNIFORM, 2 * i);
+        adapter->b = add_matrix(self, list, target, "lora_B", adapter->out, lora->rank,
+                                TENSOR_INIT_ZERO, 2 * i + 1);
+    }
+    self->products->adapter_count = count;
+}
+
 int modeli_list_split(model *self, uint32_t stage, const model_unit *source, const char *name)
 {
     bool is_head = stage + 1 == self->stage_count;
@@ -198,7 +301,10 @@ int modeli_list_split(model *self, uint32_t stage, const model_unit *source, con
     snprintf(list.unit->name, sizeof list.unit->name, "%s", name);
     TRY(modeli_open_unit(self, first + 1, stage, &list));
     list_half(self, source, is_head, true, &list);
-    snprintf(list.unit->name, sizeof list.unit->name, "%s.%s", name, is_head ? "norm" : "norms");
+    const char *kind = is_head ? "norm" : self->spec.lora.rank > 0 ? "lora" : "norms";
+    snprintf(list.unit->name, sizeof list.unit->name, "%s.%s", name, kind);
+    if (!is_head && self->spec.lora.rank > 0)
+        list_adapters(self, source, &list);
     return 0;
 }
 

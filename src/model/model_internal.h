@@ -3,6 +3,7 @@
  *   model.c    create, destroy, checks, FLOPs of a step
  *   units.c    the units and their tensors            init.c    initial weights
  *   learn.c    which units learn, and units split in two for it
+ *   lora.c     adapters of a block's linear layers
  *   gpt2.c     the tensors of the GPT-2 family        llama.c   those of the Llama family
  *   parts.c    how units that are too large are cut
  *   shapes.c   layouts of `saved` and `temp`, bytes and flops of the stages
@@ -24,6 +25,10 @@
 enum {
     MODELI_ALIGN_BYTES = 256, /* of every piece of `saved` and `temp` */
     MODELI_TENSORS_MAX = 24,  /* of one unit */
+    MODELI_RANK_STEP = 8,     /* elements, of rows of an adapter's inner activations: 16 bytes */
+    MODELI_LAYER_ADAPTERS_MAX = 3, /* of one product: q, k, v */
+    MODELI_ADAPTER_ORIGIN =
+        64, /* adapters' tensors are numbered from here on in origins: initial weights */
 };
 
 #define MODELI_ABSENT UINT64_MAX /* the offset of a tensor that the family does not have */
@@ -66,6 +71,7 @@ typedef struct modeli_shape modeli_shape;
  *   attention      [N,C]             attention output (H * D = C)
  *   middle         [N,C]             x + projection(attention): input of the second norm
  *   normed2        [N,C]             second norm's output
+ *   adapters       [N,rank] each     inner activations of the adapters, scaled (lora.c)
  *   ffn_input      [N,E]             first ffn product;      backward: then its gradient
  *   ffn_output     [N,F]             its activation;         backward: then its gradient
  *
@@ -80,6 +86,7 @@ typedef struct modeli_shape modeli_shape;
 struct modeli_block_layout {
     uint64_t mean1, rstd1, mean2, rstd2, lse, normed1, qkv, attention, middle, normed2;
     uint64_t ffn_input, ffn_output, qkv_grad, attention_grad;
+    uint64_t adapters[MODEL_LORA_TARGETS_MAX];
     uint64_t projected, input_sum, bias_sums; /* 0 where the block is whole */
     uint64_t total_bytes;
 };
@@ -181,12 +188,34 @@ struct modeli_origin {
 };
 typedef struct modeli_origin modeli_origin;
 
+enum modeli_lora_product {
+    MODELI_LORA_A,        /* [N,rank] = x A^T */
+    MODELI_LORA_B,        /* [N,out] = u B^T */
+    MODELI_LORA_A_INPUT,  /* [N,in] = du A */
+    MODELI_LORA_B_INPUT,  /* [N,rank] = dy B */
+    MODELI_LORA_A_WEIGHT, /* [rank,in] += du^T x */
+    MODELI_LORA_B_WEIGHT, /* [out,rank] += dy^T u */
+    MODELI_LORA_PRODUCTS
+};
+
+/* An adapter, the same in every block. */
+struct modeli_adapter {
+    enum modeli_layer layer;
+    uint64_t in, out;
+    uint64_t column; /* the first of its `out` columns of the layer's output */
+    uint64_t a, b;   /* offsets in the second unit: [rank,in], [out,rank] */
+    kernel_matmul *matmul[MODELI_LORA_PRODUCTS]; /* after model_prepare */
+};
+typedef struct modeli_adapter modeli_adapter;
+
 /* model.products: shape, parts and origins from model_create; products and attention from
  * model_prepare. */
 struct model_products {
     modeli_shape shape;
     bool splits_block, splits_head; /* a second unit in every block, in the head (learn.c) */
     modeli_parts embed, block, head;
+    modeli_adapter adapters[MODEL_LORA_TARGETS_MAX];
+    uint32_t adapter_count;
     modeli_origin *origins;                      /* [unit_count] */
     kernel_matmul *matmul[MODELI_PRODUCT_COUNT]; /* NULL where absent or not prepared */
     kernel_attention *attention;
@@ -246,6 +275,15 @@ void modeli_list_whole(model *self, uint64_t layer, modeli_whole *whole);
 int modeli_list_units(model *self) MUST_CHECK;                 /* after modeli_cut */
 uint32_t modeli_stage_unit(const model *self, uint32_t stage); /* the first unit of a stage */
 
+/* What a stage's backward makes: modeli_work_of. */
+struct modeli_work {
+    bool weights; /* gradients of the own unit's matrices, of the output matrix, of the tables */
+    bool norms;   /* of the stage's norms */
+    bool input;   /* of the stage's input, for the stage before */
+    bool inner;   /* of what the first norm gives: input or norms */
+};
+typedef struct modeli_work modeli_work;
+
 /* learn.c */
 /* Checks spec.learn and spec.lora of a checked spec and brings them to one form for equal selections. */
 int modeli_check_learn(model_spec *spec) MUST_CHECK;
@@ -257,15 +295,20 @@ int modeli_list_split(model *self, uint32_t stage, const model_unit *source,
 /* After all units are listed: the shape's offsets in split units, and which units learn. */
 void modeli_note_split(model *self, const modeli_whole *whole);
 void modeli_note_learning(model *self);
-/* What a stage's backward makes. */
-struct modeli_work {
-    bool weights; /* gradients of the own unit's matrices, of the output matrix, of the tables */
-    bool norms;   /* of the stage's norms */
-    bool input;   /* of the stage's input, for the stage before */
-    bool inner;   /* of what the first norm gives: input or norms */
-};
-typedef struct modeli_work modeli_work;
 modeli_work modeli_work_of(const model *self, uint32_t stage);
+
+/* lora.c */
+uint64_t modeli_rank_stride(const model *self);      /* elements */
+uint64_t modeli_lora_saved_bytes(const model *self); /* of one adapter's inner activations */
+/* temp of a block's pass whose library's scratch is given. */
+uint64_t modeli_lora_temp_bytes(const model *self, uint64_t scratch_bytes);
+void modeli_lora_descs(const model *self, const modeli_adapter *adapter,
+                       matmul_desc descs[MODELI_LORA_PRODUCTS]);
+int modeli_make_lora(model *self) MUST_CHECK;
+void modeli_release_lora(model *self);
+/* Adds a block's adapters to the flops and DRAM bytes that shapes.c has found for the stage. */
+void modeli_size_lora(const model *self, const modeli_work *work, model_stage *stage);
+void modeli_lora_scratch(const model *self, uint64_t *forward, uint64_t *backward);
 
 /* parts.c: decides which kinds of unit are cut and fills products.embed, block, head but for offsets.
  * ERR_CONFIG where a row does not fit into model.max_part_bytes. */

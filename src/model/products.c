@@ -120,6 +120,7 @@ static int make_all(model *self)
         TRY(make_linear(self, MODELI_PROJ, channels, channels));
         TRY(make_linear(self, MODELI_UP, channels, shape->ffn_columns));
         TRY(make_linear(self, MODELI_DOWN, ffn, channels));
+        TRY(modeli_make_lora(self));
     }
     if (self->products->head.count > 0)
         return 0;
@@ -169,6 +170,7 @@ static void find_scratch(model *self)
     uint64_t backward = scratch_of(self, MODELI_QKV_INPUT, MODELI_DOWN_WEIGHT + 1);
     backward = size_max(backward, ops->attention_backward_scratch_bytes(products->attention));
     backward = size_max(backward, size_max(norm, bias_scratch(self)));
+    modeli_lora_scratch(self, &forward, &backward);
     products->block_forward_scratch_bytes = forward;
     products->block_backward_scratch_bytes = size_max(forward, backward);
 
@@ -205,6 +207,7 @@ void modeli_release_products(model *self)
         products->matmul[i] = NULL;
     }
     modeli_release_part_products(self);
+    modeli_release_lora(self);
     if (products->attention != NULL)
         self->ops->attention_destroy(products->attention);
     products->attention = NULL;

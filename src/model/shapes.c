@@ -38,6 +38,8 @@ void modeli_block_layout_of(const model *self, modeli_block_layout *layout)
     layout->attention = place(&end, row_bytes * channels);
     layout->middle = place(&end, row_bytes * channels);
     layout->normed2 = place(&end, row_bytes * channels);
+    for (uint32_t i = 0; i < self->products->adapter_count; i++)
+        layout->adapters[i] = place(&end, modeli_lora_saved_bytes(self));
 
     uint64_t ffn_end = end, attention_end = end;
     layout->ffn_input = place(&ffn_end, row_bytes * shape->ffn_columns);
@@ -99,7 +101,7 @@ void modeli_chunk_layout_of(const model *self, uint64_t columns, modeli_chunk_la
 uint64_t modeli_unwanted_grad(const model *self, enum stage_kind kind)
 {
     modeli_chunk_layout chunk;
-    uint64_t end = self->products->block_backward_scratch_bytes;
+    uint64_t end = modeli_lora_temp_bytes(self, self->products->block_backward_scratch_bytes);
     if (kind == STAGE_HEAD) {
         modeli_chunk_layout_of(self, self->spec.vocab_size, &chunk);
         end = chunk.backward_scratch + self->products->head_backward_scratch_bytes;
@@ -144,8 +146,10 @@ static void size_block(const model *self, model_stage *stage, const modeli_work 
     modeli_block_layout layout;
     modeli_block_layout_of(self, &layout);
     stage->saved_bytes = layout.total_bytes;
-    stage->forward_temp_bytes = self->products->block_forward_scratch_bytes;
-    stage->backward_temp_bytes = self->products->block_backward_scratch_bytes;
+    stage->forward_temp_bytes =
+        modeli_lora_temp_bytes(self, self->products->block_forward_scratch_bytes);
+    stage->backward_temp_bytes =
+        modeli_lora_temp_bytes(self, self->products->block_backward_scratch_bytes);
 
     double rows = (double)shape->rows, channels = (double)spec->hidden_size;
     double down = 2 * rows * channels * (double)spec->ffn_size;
@@ -174,6 +178,7 @@ static void size_block(const model *self, model_stage *stage, const modeli_work 
     for (uint32_t i = 0; i < stage->unit_count; i++)
         if (!self->units[stage->units[i]].is_frozen)
             stage->backward_dram_bytes += 2 * sizeof(float) * self->units[stage->units[i]].elems;
+    modeli_size_lora(self, work, stage);
     if (has_unwanted_grad(work, STAGE_BLOCK))
         stage->backward_temp_bytes = modeli_unwanted_grad(self, STAGE_BLOCK) + self->boundary_bytes;
 }

@@ -1,0 +1,283 @@
+/* Low-rank adapters beside the linear layers of whole blocks (Hu et al. 2021, "LoRA"):
+ *
+ *   y += B u,  u = s A x,  s = alpha / rank
+ *   backward, given dy:  du = s dy B;  dB += dy^T u;  dA += du^T x;  dx += du A
+ *
+ * All products in the working dtype with fp32 sums; what is added to y and dx is rounded to it first, as
+ * PEFT does. The scale is on u and du, which are small. u [N,rank] of every adapter lies in `saved`, its
+ * rows MODELI_RANK_STEP apart or a multiple. A layer that is one product for several targets (q, k, v; gate,
+ * up) has an adapter for each, on its columns of the output. Temp, behind the library's scratch
+ * (modeli_lora_temp): `delta`, the largest of what is added to y or dx, and of dy's columns where they are
+ * not the whole layer; du of a layer's adapters. Allocates nothing but products, in model_prepare. */
+#include <assert.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "model/block_internal.h"
+
+/* ---- shapes ---- */
+
+uint64_t modeli_rank_stride(const model *self)
+{
+    return size_round_up(self->spec.lora.rank, MODELI_RANK_STEP);
+}
+
+static uint64_t small_bytes(const model *self)
+{
+    uint64_t bytes =
+        self->products->shape.rows * modeli_rank_stride(self) * dtype_bytes(self->type);
+    return size_round_up(bytes, MODELI_ALIGN_BYTES);
+}
+
+uint64_t modeli_lora_saved_bytes(const model *self)
+{
+    return self->products->adapter_count == 0 ? 0 : small_bytes(self);
+}
+
+/* Offsets from the end of the library's scratch, itself rounded up. */
+struct lora_temp {
+    uint64_t delta, small[MODELI_LAYER_ADAPTERS_MAX], end;
+};
+
+static struct lora_temp temp_from(const model *self, uint64_t scratch_bytes)
+{
+    struct lora_temp at = {.delta = size_round_up(scratch_bytes, MODELI_ALIGN_BYTES)};
+    uint64_t widest = 0;
+    for (uint32_t i = 0; i < self->products->adapter_count; i++) {
+        const modeli_adapter *adapter = &self->products->adapters[i];
+        widest = size_max(widest, size_max(adapter->in, adapter->out));
+    }
+    uint64_t delta_bytes = self->products->shape.rows * widest * dtype_bytes(self->type);
+    at.end = at.delta + size_round_up(delta_bytes, MODELI_ALIGN_BYTES);
+    for (uint32_t i = 0; i < MODELI_LAYER_ADAPTERS_MAX; i++) {
+        at.small[i] = at.end;
+        at.end += small_bytes(self);
+    }
+    return at;
+}
+
+uint64_t modeli_lora_temp_bytes(const model *self, uint64_t scratch_bytes)
+{
+    return self->products->adapter_count == 0 ? scratch_bytes : temp_from(self, scratch_bytes).end;
+}
+
+void modeli_size_lora(const model *self, const modeli_work *work, model_stage *stage)
+{
+    double rows = (double)self->products->shape.rows, rank = (double)self->spec.lora.rank;
+    uint64_t columns = 0;
+    for (uint32_t i = 0; i < self->products->adapter_count; i++) {
+        const modeli_adapter *adapter = &self->products->adapters[i];
+        double a = 2 * rows * (double)adapter->in * rank;
+        double b = 2 * rows * (double)adapter->out * rank;
+        bool has_input = adapter->layer != MODELI_LAYER_QKV || work->inner;
+        stage->forward_flops += a + b;
+        stage->recompute_flops += adapter->layer == MODELI_LAYER_DOWN ? a : a + b;
+        stage->backward_flops += a + 2 * b + (has_input ? a : 0);
+        columns += adapter->in + 4 * adapter->out + 4 * self->spec.lora.rank;
+    }
+    uint64_t bytes = self->products->shape.rows * columns * dtype_bytes(self->type);
+    stage->forward_dram_bytes += bytes;
+    stage->backward_dram_bytes += 3 * bytes;
+}
+
+/* ---- products ---- */
+
+void modeli_lora_descs(const model *self, const modeli_adapter *adapter,
+                       matmul_desc descs[MODELI_LORA_PRODUCTS])
+{
+    uint64_t rows = self->products->shape.rows, rank = self->spec.lora.rank;
+    uint64_t stride = modeli_rank_stride(self);
+    matmul_desc *a = &descs[MODELI_LORA_A], *b = &descs[MODELI_LORA_B];
+    *a = modeli_forward_desc(self, rows, adapter->in, rank);
+    a->c_stride = stride;
+    *b = modeli_forward_desc(self, rows, rank, adapter->out);
+    b->a_stride = stride;
+    a->has_bias = b->has_bias = false;
+    descs[MODELI_LORA_A_INPUT] = modeli_input_desc(self, rows, adapter->in, rank);
+    descs[MODELI_LORA_A_INPUT].a_stride = stride;
+    descs[MODELI_LORA_B_INPUT] = modeli_input_desc(self, rows, rank, adapter->out);
+    descs[MODELI_LORA_B_INPUT].c_stride = stride;
+    descs[MODELI_LORA_A_WEIGHT] = modeli_weight_desc(self, rows, adapter->in, rank);
+    descs[MODELI_LORA_A_WEIGHT].a_stride = stride;
+    descs[MODELI_LORA_B_WEIGHT] = modeli_weight_desc(self, rows, rank, adapter->out);
+    descs[MODELI_LORA_B_WEIGHT].b_stride = stride;
+}
+
+int modeli_make_lora(model *self)
+{
+    for (uint32_t i = 0; i < self->products->adapter_count; i++) {
+        modeli_adapter *adapter = &self->products->adapters[i];
+        matmul_desc descs[MODELI_LORA_PRODUCTS];
+        modeli_lora_descs(self, adapter, descs);
+        for (int p = 0; p < MODELI_LORA_PRODUCTS; p++)
+            TRY(self->ops->matmul_create(self->context, &descs[p], &adapter->matmul[p]));
+    }
+    return 0;
+}
+
+void modeli_release_lora(model *self)
+{
+    for (uint32_t i = 0; i < self->products->adapter_count; i++) {
+        modeli_adapter *adapter = &self->products->adapters[i];
+        for (int p = 0; p < MODELI_LORA_PRODUCTS; p++)
+            if (adapter->matmul[p] != NULL)
+                self->ops->matmul_destroy(adapter->matmul[p]);
+        memset(adapter->matmul, 0, sizeof adapter->matmul);
+    }
+}
+
+void modeli_lora_scratch(const model *self, uint64_t *forward, uint64_t *backward)
+{
+    for (uint32_t i = 0; i < self->products->adapter_count; i++)
+        for (int p = 0; p < MODELI_LORA_PRODUCTS; p++) {
+            uint64_t bytes = self->ops->matmul_scratch_bytes(self->products->adapters[i].matmul[p]);
+            *backward = size_max(*backward, bytes);
+            if (p == MODELI_LORA_A || p == MODELI_LORA_B)
+                *forward = size_max(*forward, bytes);
+        }
+}
+
+/* ---- running ---- */
+
+/* One adapter in one call. */
+struct lora_run {
+    const modeli_block_run *run;
+    const modeli_adapter *adapter;
+    const void *a, *b; /* its matrices */
+    void *u;           /* [N,rank] */
+    struct lora_temp at;
+    uint64_t layer_columns; /* of the layer's output */
+};
+
+static struct lora_run start(const modeli_block_run *run, uint32_t idx, bool backward)
+{
+    const model *self = run->self;
+    const modeli_adapter *adapter = &self->products->adapters[idx];
+    uint64_t scratch = backward ? self->products->block_backward_scratch_bytes
+                                : self->products->block_forward_scratch_bytes;
+    return (struct lora_run){
+        .run = run,
+        .adapter = adapter,
+        .a = modeli_param(self, run->call->params[1], adapter->a),
+        .b = modeli_param(self, run->call->params[1], adapter->b),
+        .u = modeli_block_saved(run, run->at.adapters[idx]),
+        .at = temp_from(self, scratch),
+        .layer_columns = modeli_layer_rows(self, adapter->layer),
+    };
+}
+
+static int multiply(const struct lora_run *of, enum modeli_lora_product which, const void *a,
+                    const void *b, void *c)
+{
+    const modeli_block_run *run = of->run;
+    return run->self->ops->matmul(of->adapter->matmul[which], run->stream, a, b, NULL, c,
+                                  run->call->temp);
+}
+
+/* target (+)= scale * source, [N, columns]. */
+static int scale(const struct lora_run *of, uint64_t columns, float by, bool accumulates,
+                 const void *source, uint64_t source_stride, void *target, uint64_t target_stride)
+{
+    const modeli_block_run *run = of->run;
+    scale_rows_args args = {
+        .type = run->self->type,
+        .rows = run->shape->rows,
+        .columns = columns,
+        .scale = by,
+        .accumulates = accumulates,
+        .source = source,
+        .target = target,
+        .source_stride = source_stride,
+        .target_stride = target_stride,
+    };
+    return run->self->ops->scale_rows(run->self->context, run->stream, &args);
+}
+
+/* u or du times alpha / rank, in place. */
+static int scale_small(const struct lora_run *of, void *small)
+{
+    const model *self = of->run->self;
+    float by = (float)(self->spec.lora.alpha / (double)self->spec.lora.rank);
+    uint64_t stride = modeli_rank_stride(self);
+    if (by == 1.0f)
+        return 0;
+    return scale(of, self->spec.lora.rank, by, false, small, stride, small, stride);
+}
+
+int modeli_lora_inner(const modeli_block_run *run, enum modeli_layer layer, const void *source)
+{
+    for (uint32_t i = 0; i < run->self->products->adapter_count; i++) {
+        struct lora_run of = start(run, i, false);
+        if (of.adapter->layer != layer)
+            continue;
+        TRY(multiply(&of, MODELI_LORA_A, source, of.a, of.u));
+        TRY(scale_small(&of, of.u));
+    }
+    return 0;
+}
+
+int modeli_lora_outer(const modeli_block_run *run, enum modeli_layer layer, void *target)
+{
+    for (uint32_t i = 0; i < run->self->products->adapter_count; i++) {
+        struct lora_run of = start(run, i, false);
+        if (of.adapter->layer != layer)
+            continue;
+        void *delta = modeli_at(run->call->temp, of.at.delta);
+        void *columns = modeli_at(target, of.adapter->column * dtype_bytes(run->self->type));
+        TRY(multiply(&of, MODELI_LORA_B, of.u, of.b, delta));
+        TRY(scale(&of, of.adapter->out, 1, true, delta, of.adapter->out, columns,
+                  of.layer_columns));
+    }
+    return 0;
+}
+
+/* dy of the adapter, [N,out] without gaps: the layer's where it is the whole, else copied. */
+static int own_columns(const struct lora_run *of, const void *output_grad, const void **own)
+{
+    const modeli_block_run *run = of->run;
+    const modeli_adapter *adapter = of->adapter;
+    *own = output_grad;
+    if (adapter->out == of->layer_columns)
+        return 0;
+    void *delta = modeli_at(run->call->temp, of->at.delta);
+    const char *columns =
+        (const char *)output_grad + adapter->column * dtype_bytes(run->self->type);
+    *own = delta;
+    return scale(of, adapter->out, 1, false, columns, of->layer_columns, delta, adapter->out);
+}
+
+int modeli_lora_weight_grads(const modeli_block_run *run, enum modeli_layer layer,
+                             const void *output_grad, const void *source)
+{
+    uint32_t place = 0;
+    for (uint32_t i = 0; i < run->self->products->adapter_count; i++) {
+        struct lora_run of = start(run, i, true);
+        if (of.adapter->layer != layer)
+            continue;
+        const void *own;
+        void *small = modeli_at(run->call->temp, of.at.small[place++]);
+        float *grads = run->call->grads[1];
+        TRY(own_columns(&of, output_grad, &own));
+        TRY(multiply(&of, MODELI_LORA_B_WEIGHT, own, of.u, modeli_grad(grads, of.adapter->b)));
+        TRY(multiply(&of, MODELI_LORA_B_INPUT, own, of.b, small));
+        TRY(scale_small(&of, small));
+        TRY(multiply(&of, MODELI_LORA_A_WEIGHT, small, source, modeli_grad(grads, of.adapter->a)));
+    }
+    return 0;
+}
+
+int modeli_lora_input_grads(const modeli_block_run *run, enum modeli_layer layer, void *input_grad)
+{
+    uint32_t place = 0;
+    for (uint32_t i = 0; i < run->self->products->adapter_count; i++) {
+        struct lora_run of = start(run, i, true);
+        if (of.adapter->layer != layer)
+            continue;
+        void *small = modeli_at(run->call->temp, of.at.small[place++]);
+        void *delta = modeli_at(run->call->temp, of.at.delta);
+        uint64_t in = of.adapter->in;
+        TRY(multiply(&of, MODELI_LORA_A_INPUT, small, of.a, delta));
+        TRY(scale(&of, in, 1, true, delta, in, input_grad, in));
+    }
+    return 0;
+}
