@@ -82,8 +82,8 @@ static void bad_raw_files(void **state)
     memcpy(out->data, "\x93NUMPY\x01\x00v\x00", 10);
     out->count = 128;
     path = store("tokens.npy", out);
-    refuse(path, CORPUS_AUTO, VOCAB, "tofile()");
-    refuse(path, CORPUS_U16, VOCAB, "tofile()");
+    refuse(path, CORPUS_AUTO, VOCAB, "it is no dictionary");
+    refuse(path, CORPUS_U16, VOCAB, "set data.format to npy or auto");
     remove_all();
 }
 

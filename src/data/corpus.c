@@ -21,7 +21,7 @@ enum { BYTE_VOCAB = 256, PIECE_BYTES = 32768 };
 struct corpus {
     datai_file *files; /* [file_count] */
     uint32_t file_count;
-    uint64_t token_count;
+    uint64_t token_count, document_count, counted;
     uint64_t vocab_size;
 };
 
@@ -61,7 +61,7 @@ static int refuse_token(const datai_file *file, uint64_t idx, int64_t token, uin
 
 /* Tokens [begin, begin + count) of one file; `tokens` may be NULL: they are only checked. */
 static int read_file_tokens(const datai_file *file, uint64_t begin, uint64_t count,
-                            uint64_t vocab_size, int32_t *tokens)
+                            uint64_t vocab_size, bool are_targets, int32_t *tokens)
 {
     _Alignas(64) unsigned char raw[PIECE_BYTES];
     for (uint64_t done = 0; done < count;) {
@@ -70,10 +70,13 @@ static int read_file_tokens(const datai_file *file, uint64_t begin, uint64_t cou
         TRY(datai_pread(file->fd, file->path, offset, part * file->type.bytes, raw));
         for (uint64_t i = 0; i < part; i++) {
             int64_t token = token_at(raw, file->type, i);
+            bool is_marked = file->has_marks && token & DATAI_MARK;
+            if (is_marked)
+                token &= ~(int64_t)DATAI_MARK;
             if ((uint64_t)token >= vocab_size) /* a negative one too */
                 return refuse_token(file, begin + done + i, token, vocab_size);
             if (tokens)
-                tokens[done + i] = (int32_t)token;
+                tokens[done + i] = is_marked && are_targets ? -1 : (int32_t)token;
         }
         done += part;
     }
@@ -85,37 +88,42 @@ static int scan_first_tokens(const corpus *self)
     for (uint32_t i = 0; i < self->file_count; i++) {
         const datai_file *file = &self->files[i];
         uint64_t share = SCAN_BYTES / self->file_count / file->type.bytes;
-        TRY(read_file_tokens(file, 0, size_min(file->token_count, share), self->vocab_size, NULL));
+        TRY(read_file_tokens(file, 0, size_min(file->token_count, share), self->vocab_size, false,
+                             NULL));
     }
     return 0;
 }
 
-static int open_files(corpus *self, const char *const *paths, enum corpus_format format)
+static int open_files(corpus *self, const char *const *paths, const enum corpus_format *formats)
 {
     for (uint32_t i = 0; i < self->file_count; i++) {
         datai_file *file = &self->files[i];
-        TRY(datai_file_open(file, paths[i], format));
+        TRY(datai_file_open(file, paths[i], formats[i]));
         file->token_begin = self->token_count;
+        file->document_begin = self->document_count;
         TRY(size_add(self->token_count, file->token_count, &self->token_count));
+        TRY(size_add(self->document_count, file->document_count, &self->document_count));
+        self->counted += file->counted;
         const datai_file *first = &self->files[0];
-        if ((file->format == CORPUS_TEXT) != (first->format == CORPUS_TEXT))
+        if (file->is_bytes != first->is_bytes)
             return err_set(ERR_INPUT,
                            "%s is %s and %s is %s, and both cannot be in one corpus; give files of "
                            "one kind, or set data.format",
-                           first->path, first->format == CORPUS_TEXT ? "text" : "a token file",
-                           file->path, file->format == CORPUS_TEXT ? "text" : "a token file");
+                           first->path, first->is_bytes ? "text" : "a token file", file->path,
+                           file->is_bytes ? "text" : "a token file");
     }
     return 0;
 }
 
-int corpus_open_as(const char *const *paths, uint32_t path_count, enum corpus_format format,
-                   uint64_t vocab_size, corpus **out)
+int corpus_open_each(const char *const *paths, const enum corpus_format *formats,
+                     uint32_t path_count, uint64_t vocab_size, corpus **out)
 {
     *out = NULL;
     if (path_count == 0)
         return err_set(ERR_INPUT, "the data block names no file; give at least one");
-    if ((unsigned)format >= CORPUS_FORMAT_COUNT)
-        return err_set(-EINVAL, "there is no data format of number %d", (int)format);
+    for (uint32_t i = 0; i < path_count; i++)
+        if ((unsigned)formats[i] >= CORPUS_FORMAT_COUNT)
+            return err_set(-EINVAL, "there is no data format of number %d", (int)formats[i]);
     corpus *self = mem_alloc(1, sizeof *self, "corpus");
     if (!self)
         return -ENOMEM;
@@ -125,8 +133,8 @@ int corpus_open_as(const char *const *paths, uint32_t path_count, enum corpus_fo
         goto failed;
     self->file_count = path_count;
     for (uint32_t i = 0; i < path_count; i++)
-        self->files[i].fd = -1;
-    TRY_GOTO(rc, open_files(self, paths, format), failed);
+        self->files[i].fd = self->files[i].index_fd = -1;
+    TRY_GOTO(rc, open_files(self, paths, formats), failed);
     self->vocab_size = size_min(vocab_size ? vocab_size : UINT64_MAX, (uint64_t)INT32_MAX + 1);
     if (corpus_is_text(self))
         self->vocab_size = size_min(self->vocab_size, BYTE_VOCAB);
@@ -139,6 +147,20 @@ int corpus_open_as(const char *const *paths, uint32_t path_count, enum corpus_fo
     return 0;
 failed:
     corpus_close(self);
+    return rc;
+}
+
+int corpus_open_as(const char *const *paths, uint32_t path_count, enum corpus_format format,
+                   uint64_t vocab_size, corpus **out)
+{
+    enum corpus_format *formats = mem_alloc(path_count, sizeof *formats, "formats of files");
+    *out = NULL;
+    if (!formats)
+        return -ENOMEM;
+    for (uint32_t i = 0; i < path_count; i++)
+        formats[i] = format;
+    int rc = corpus_open_each(paths, formats, path_count, vocab_size, out);
+    mem_free(formats);
     return rc;
 }
 
@@ -169,7 +191,22 @@ uint64_t corpus_vocab(const corpus *self)
 
 bool corpus_is_text(const corpus *self)
 {
-    return self->files[0].format == CORPUS_TEXT;
+    return self->files[0].is_bytes;
+}
+
+bool corpus_has_marks(const corpus *self)
+{
+    return self->counted < self->token_count;
+}
+
+uint64_t corpus_counted(const corpus *self)
+{
+    return self->counted;
+}
+
+uint64_t corpus_document_count(const corpus *self)
+{
+    return self->document_count;
 }
 
 /* The file that holds a token: binary search, since a corpus may be thousands of files. */
@@ -186,7 +223,8 @@ static uint32_t file_of(const corpus *self, uint64_t token)
     return low;
 }
 
-int corpus_read(corpus *self, uint64_t begin, uint64_t count, int32_t *tokens)
+static int read_tokens(const corpus *self, uint64_t begin, uint64_t count, bool are_targets,
+                       int32_t *tokens)
 {
     if (count == 0)
         return 0;
@@ -199,8 +237,40 @@ int corpus_read(corpus *self, uint64_t begin, uint64_t count, int32_t *tokens)
         const datai_file *file = &self->files[i];
         uint64_t file_begin = begin + done - file->token_begin;
         uint64_t part = size_min(count - done, file->token_count - file_begin);
-        TRY(read_file_tokens(file, file_begin, part, self->vocab_size, tokens + done));
+        TRY(read_file_tokens(file, file_begin, part, self->vocab_size, are_targets, tokens + done));
         done += part;
     }
+    return 0;
+}
+
+int corpus_read(corpus *self, uint64_t begin, uint64_t count, int32_t *tokens)
+{
+    return read_tokens(self, begin, count, false, tokens);
+}
+
+int corpus_read_targets(corpus *self, uint64_t begin, uint64_t count, int32_t *tokens)
+{
+    return read_tokens(self, begin, count, true, tokens);
+}
+
+int corpus_document(corpus *self, uint64_t idx, uint64_t *begin, uint64_t *count)
+{
+    *begin = *count = 0;
+    if (idx >= self->document_count)
+        return err_set(-EINVAL, "document %llu was asked of a corpus of %llu",
+                       (unsigned long long)idx, (unsigned long long)self->document_count);
+    uint32_t low = 0, high = self->file_count - 1;
+    while (low < high) {
+        uint32_t middle = low + (high - low + 1) / 2;
+        if (self->files[middle].document_begin <= idx)
+            low = middle;
+        else
+            high = middle - 1;
+    }
+    const datai_file *file = &self->files[low];
+    uint64_t end;
+    TRY(datai_document(file, idx - file->document_begin, begin, &end));
+    *count = end - *begin;
+    *begin += file->token_begin;
     return 0;
 }

@@ -17,6 +17,15 @@
  *   megatron  NAME.bin: token ids alone; NAME.idx: "MMIDIDX", version   NAME.idx beside it; NAME, NAME.bin
  *             1, type, counts, lengths and places of sequences,         or NAME.idx may be given
  *             documents
+ *   npy       NumPy's array of token ids: u1 to u8, i1 to i8, of one    what it begins with
+ *             dimension, or of two: each row is a document
+ *   made      what src/data/prepare.h makes of text and JSON lines      what it begins with
+ *   jsonl     JSON lines; not read here: prepare.h makes token files    its name ends in .jsonl or .ndjson
+ *             of them
+ *
+ * Documents are those of Megatron's index, the rows of an array, what prepare.h was told; else each file is one.
+ * A token may be marked as one that does not count as a target (in made files): corpus_read gives it like any
+ * other, corpus_read_targets gives -1.
  *
  * All are little-endian. Megatron's tokens may be 8-, 16-, 32- and 64-bit integers; its documents follow
  * one another in their order. */
@@ -38,6 +47,9 @@ enum corpus_format {
     CORPUS_U16,
     CORPUS_U32,
     CORPUS_MEGATRON,
+    CORPUS_NPY,
+    CORPUS_JSONL, /* ERR_INPUT here */
+    CORPUS_MADE,
     CORPUS_FORMAT_COUNT
 };
 
@@ -49,6 +61,10 @@ enum corpus_format {
  * .bin whose format cannot be told, text among token files, and a token outside the vocabulary. */
 int corpus_open_as(const char *const *paths, uint32_t path_count, enum corpus_format format,
                    uint64_t vocab_size, corpus **out) MUST_CHECK;
+
+/* The same of files that each have a format of their own. */
+int corpus_open_each(const char *const *paths, const enum corpus_format *formats,
+                     uint32_t path_count, uint64_t vocab_size, corpus **out) MUST_CHECK;
 
 /* As corpus_open_as with CORPUS_TEXT: bytes, vocabulary 256, whatever the files begin with. */
 int corpus_open(const char *const *paths, uint32_t path_count, corpus **out) MUST_CHECK;
@@ -62,19 +78,48 @@ bool corpus_is_text(const corpus *self);
  * vocabulary (file, position, token) or a file has become shorter. */
 int corpus_read(corpus *self, uint64_t begin, uint64_t count, int32_t *tokens) MUST_CHECK;
 
+/* As corpus_read, but -1 for each token that does not count as a target. */
+int corpus_read_targets(corpus *self, uint64_t begin, uint64_t count, int32_t *tokens) MUST_CHECK;
+/* Whether there is such a token; how many there are that do count. */
+bool corpus_has_marks(const corpus *self);
+uint64_t corpus_counted(const corpus *self);
+
+/* Documents of all files, in order; together they are the whole sequence. One may be empty. Reads the file's
+ * index: up to three small reads. */
+uint64_t corpus_document_count(const corpus *self);
+int corpus_document(corpus *self, uint64_t idx, uint64_t *begin, uint64_t *count) MUST_CHECK;
+
+/* The order of the windows of an epoch; in the order of the job's enum job_shuffle. */
+enum sampler_shuffle {
+    SAMPLER_WINDOWS, /* windows of the sequence as it is, in a seeded permutation */
+    SAMPLER_DOCUMENTS, /* documents in a seeded permutation, packed end to end; windows of that, in another */
+    SAMPLER_NONE /* windows in the order of the sequence */
+};
+
+struct sampleri_documents;
+
 struct sampler {
     corpus *source;
     uint64_t seed;
     uint64_t tokens_per_window; /* T */
     uint64_t windows_per_epoch; /* so that each has its T + 1 tokens */
+    enum sampler_shuffle shuffle;
+    struct sampleri_documents *documents; /* SAMPLER_DOCUMENTS; else NULL */
 };
 typedef struct sampler sampler;
 
 /* ERR_INPUT when the corpus has fewer than T + 2 tokens. */
 int sampler_init(sampler *self, corpus *source, uint64_t seed,
                  uint64_t tokens_per_window) MUST_CHECK;
+/* The same in another order. SAMPLER_DOCUMENTS allocates at most 512 KiB, whatever the number of documents, and
+ * at the first window of an epoch reads where each of them lies (about a microsecond a document); a window then
+ * takes a search, and up to documents / 65536 more such reads. Ended by sampler_fini, as is the above. */
+int sampler_init_as(sampler *self, corpus *source, uint64_t seed, uint64_t tokens_per_window,
+                    enum sampler_shuffle shuffle) MUST_CHECK;
+void sampler_fini(sampler *self);
 
-/* Window number `idx` (0, 1, 2, ... over all epochs): inputs [T] and targets [T] (the next tokens). */
+/* Window number `idx` (0, 1, 2, ... over all epochs): inputs [T] and targets [T] (the next tokens; -1: it does
+ * not count). */
 int sampler_window(sampler *self, uint64_t idx, int32_t *inputs, int32_t *targets) MUST_CHECK;
 
 /* For evaluation: window `idx` of the corpus in order, no shuffling; wraps around. */

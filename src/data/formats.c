@@ -45,9 +45,7 @@ static const struct foreign {
     {"\x8a\xd8\x34\x01", 4, "an llm.c evaluation file (magic 20240522); give a token file"},
     {"\xc6\xd7\x34\x01", 4, "an llm.c model checkpoint (magic 20240326); give a token file"},
     {"\xc7\xd7\x34\x01", 4, "an llm.c optimizer state (magic 20240327); give a token file"},
-    {"\x93NUMPY", 6,
-     "a NumPy array with a header; write its tokens with tofile() as uint16 or uint32 and set "
-     "data.format to u16 or u32"},
+    {"\x93NUMPY", 6, "a NumPy array with a header; set data.format to npy or auto"},
     {"TNTIDX\0\0", 8,
      "an index of the oldest Megatron format (TNTIDX), which is not supported; make it anew with "
      "Megatron's preprocess_data.py"},
@@ -175,6 +173,7 @@ static int read_raw(datai_file *self, const unsigned char *begin, uint32_t token
 
 static int read_text(datai_file *self)
 {
+    self->is_bytes = true;
     self->type = (datai_type){.bytes = 1};
     self->token_count = self->file_bytes;
     return 0;
@@ -255,6 +254,10 @@ static int recognize(const datai_file *self, const unsigned char begin[BEGIN_BYT
         *format = CORPUS_LLMC;
         return 0;
     }
+    if (datai_is_npy(begin, self->file_bytes) || datai_is_made(begin, self->file_bytes)) {
+        *format = datai_is_made(begin, self->file_bytes) ? CORPUS_MADE : CORPUS_NPY;
+        return 0;
+    }
     TRY(refuse_foreign(self, begin, 4));
     if (ends_with(self->path, ".idx"))
         return err_set(ERR_INPUT,
@@ -266,43 +269,94 @@ static int recognize(const datai_file *self, const unsigned char begin[BEGIN_BYT
                        "Megatron beside it; set data.format to u16 or u32 for token ids alone, or "
                        "to text for bytes",
                        self->path);
-    *format = CORPUS_TEXT;
+    *format = datai_is_jsonl(self->path) ? CORPUS_JSONL : CORPUS_TEXT;
     return 0;
+}
+
+bool datai_is_jsonl(const char *path)
+{
+    return ends_with(path, ".jsonl") || ends_with(path, ".ndjson");
+}
+
+/* A file whose format is known and whose beginning is read. */
+static int open_as(datai_file *self, const unsigned char begin[BEGIN_BYTES])
+{
+    switch (self->format) {
+    case CORPUS_TEXT:
+        return read_text(self);
+    case CORPUS_U16:
+    case CORPUS_U32:
+        TRY(refuse_foreign(self, begin, 6));
+        return read_raw(self, begin, self->format == CORPUS_U16 ? 2 : 4);
+    case CORPUS_NPY:
+        return datai_npy(self);
+    case CORPUS_MADE:
+        return datai_made(self);
+    case CORPUS_JSONL:
+        return err_set(ERR_INPUT, "%s holds JSON lines, which are made into tokens first",
+                       self->path);
+    default:
+        TRY(refuse_foreign(self, begin, 4));
+        return read_llmc(self, begin);
+    }
+}
+
+int datai_format_of(const char *path, enum corpus_format asked, enum corpus_format *out)
+{
+    bool megatron = false;
+    *out = asked;
+    if (asked != CORPUS_AUTO)
+        return 0;
+    TRY(is_megatron(path, &megatron));
+    *out = CORPUS_MEGATRON;
+    if (megatron)
+        return 0;
+    datai_file file = {.fd = -1, .index_fd = -1, .path = mem_string(path, "corpus path")};
+    unsigned char begin[BEGIN_BYTES] = {0};
+    int rc = file.path ? datai_open(path, &file.fd, &file.file_bytes) : -ENOMEM;
+    if (rc == 0)
+        rc = datai_pread(file.fd, path, 0, size_min(file.file_bytes, sizeof begin), begin);
+    if (rc == 0)
+        rc = recognize(&file, begin, out);
+    datai_file_close(&file);
+    return rc;
 }
 
 int datai_file_open(datai_file *self, const char *path, enum corpus_format format)
 {
     bool megatron = format == CORPUS_MEGATRON;
+    self->index_fd = -1;
+    self->document_count = 1;
     if (format == CORPUS_AUTO)
         TRY(is_megatron(path, &megatron));
     if (megatron) {
         self->format = CORPUS_MEGATRON;
-        return open_megatron(self, path);
+        TRY(open_megatron(self, path));
+    } else {
+        self->path = mem_string(path, "corpus path");
+        if (!self->path)
+            return -ENOMEM;
+        TRY(datai_open(path, &self->fd, &self->file_bytes));
+        unsigned char begin[BEGIN_BYTES] = {0};
+        TRY(datai_pread(self->fd, path, 0, size_min(self->file_bytes, sizeof begin), begin));
+        if (format == CORPUS_AUTO)
+            TRY(recognize(self, begin, &format));
+        self->format = format;
+        TRY(open_as(self, begin));
     }
-    self->path = mem_string(path, "corpus path");
-    if (!self->path)
-        return -ENOMEM;
-    TRY(datai_open(path, &self->fd, &self->file_bytes));
-    unsigned char begin[BEGIN_BYTES] = {0};
-    TRY(datai_pread(self->fd, path, 0, size_min(self->file_bytes, sizeof begin), begin));
-    if (format == CORPUS_AUTO)
-        TRY(recognize(self, begin, &format));
-    self->format = format;
-    if (format == CORPUS_TEXT)
-        return read_text(self);
-    if (format == CORPUS_U16 || format == CORPUS_U32) {
-        TRY(refuse_foreign(self, begin, 6));
-        return read_raw(self, begin, format == CORPUS_U16 ? 2 : 4);
-    }
-    TRY(refuse_foreign(self, begin, 4));
-    return read_llmc(self, begin);
+    if (!self->has_marks)
+        self->counted = self->token_count;
+    return 0;
 }
 
 void datai_file_close(datai_file *self)
 {
     if (self->fd >= 0)
         close(self->fd);
-    self->fd = -1;
+    if (self->index_fd >= 0)
+        close(self->index_fd);
+    self->fd = self->index_fd = -1;
     mem_free(self->path);
-    self->path = NULL;
+    mem_free(self->index_path);
+    self->path = self->index_path = NULL;
 }

@@ -13,8 +13,11 @@
  *   34 + 12S + 8D S      the mode of each sequence, int8, in multimodal files only
  *
  * Megatron writes sequences one after another, so that the .bin as a whole is the stream of all
- * documents in their order. That is checked here, once, entry by entry; afterwards the index is not
- * needed. It is read in pieces: an index may have gigabytes. One thread.
+ * documents in their order. That is checked here, once, entry by entry; afterwards the index serves to find a
+ * document. It is read in pieces: an index may have gigabytes. One thread.
+ *
+ * Documents are made of whole sequences: the first begins with the first sequence, whatever the list says, and
+ * the last ends with the last one.
  * Source: megatron/core/datasets/indexed_dataset.py of Megatron-LM. */
 #include <errno.h>
 #include <fcntl.h>
@@ -190,6 +193,56 @@ static int check_documents(struct index *self)
     return 0;
 }
 
+/* How many documents there are: an entry that says where the last ends begins none. */
+static int note_documents(const struct index *self, datai_file *tokens)
+{
+    uint64_t count = self->document_count;
+    int64_t last;
+    tokens->documents = DATAI_ONE;
+    tokens->document_count = 1;
+    if (count == 0)
+        return 0;
+    TRY(datai_pread(self->fd, self->path, tokens->index_at + 8 * (count - 1), 8, &last));
+    if (count > 1 && (uint64_t)last == self->sequence_count)
+        count--;
+    tokens->documents = DATAI_MEGATRON;
+    tokens->document_count = count;
+    return 0;
+}
+
+/* Where sequence `idx` begins, in tokens; of one beyond the last: where all end. */
+static int sequence_begin(const datai_file *tokens, uint64_t idx, uint64_t *out)
+{
+    uint64_t place, at = HEADER_BYTES + 4 * tokens->sequence_count;
+    *out = tokens->token_count;
+    if (idx >= tokens->sequence_count)
+        return 0;
+    TRY(datai_pread(tokens->index_fd, tokens->index_path, at + 8 * idx, 8, &place));
+    *out =
+        size_min(place / tokens->type.bytes, tokens->token_count); /* it may have changed since */
+    return 0;
+}
+
+int datai_megatron_document(const datai_file *self, uint64_t idx, uint64_t *begin, uint64_t *end)
+{
+    uint64_t firsts[2] = {0, self->sequence_count};
+    bool is_last = idx + 1 == self->document_count;
+    TRY(datai_pread(self->index_fd, self->index_path, self->index_at + 8 * idx, is_last ? 8 : 16,
+                    firsts));
+    if (is_last)
+        firsts[1] = self->sequence_count;
+    if (idx == 0)
+        firsts[0] = 0;
+    TRY(sequence_begin(self, firsts[0], begin));
+    TRY(sequence_begin(self, firsts[1], end));
+    if (*begin <= *end)
+        return 0;
+    return err_set(
+        ERR_INPUT,
+        "the index %s has changed since it was opened: document %llu ends before it begins",
+        self->index_path, (unsigned long long)idx);
+}
+
 static int check_index(struct index *self, datai_file *tokens)
 {
     uint64_t end;
@@ -206,7 +259,9 @@ static int check_index(struct index *self, datai_file *tokens)
             end > tokens->file_bytes ? "it is truncated, or they are not a pair"
                                      : "they are not a pair");
     tokens->token_count = end / tokens->type.bytes;
-    return 0;
+    tokens->sequence_count = self->sequence_count;
+    tokens->index_at = HEADER_BYTES + 12 * self->sequence_count;
+    return note_documents(self, tokens);
 }
 
 int datai_megatron_index(datai_file *self, const char *idx_path)
@@ -216,10 +271,11 @@ int datai_megatron_index(datai_file *self, const char *idx_path)
         return -ENOMEM;
     index->path = idx_path;
     int rc = datai_open(idx_path, &index->fd, &index->bytes);
-    if (rc == 0) {
+    self->index_fd = index->fd;
+    if (rc == 0)
         rc = check_index(index, self);
-        close(index->fd);
-    }
     mem_free(index);
-    return rc;
+    TRY(rc);
+    self->index_path = mem_string(idx_path, "index path");
+    return self->index_path ? 0 : -ENOMEM;
 }

@@ -1,0 +1,445 @@
+/* Text and JSON lines made into token files. See prepare.h.
+ *
+ *   file ─ read ─► a batch: whole lines, or text up to a safe cut ─► pieces ─ all threads ─► tokens, in order ─► made.c
+ *
+ * The caller's thread reads and writes; between the two the pieces of a batch are encoded. */
+#include "data/prepare.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <jansson.h>
+#include <xxhash.h>
+
+#include "base/log.h"
+#include "base/mem.h"
+#include "base/size.h"
+#include "data/data_internal.h"
+#include "data/made.h"
+#include "data/prepare_internal.h"
+
+enum {
+    PIECE_COUNT = 128,       /* of a batch */
+    PIECE_BYTES = 128 << 10, /* of a piece, or more up to where it may end */
+    BATCH_BYTES = PIECE_COUNT * PIECE_BYTES,
+    LINE_MAX_BYTES = 1 << 30, /* of a line, or of text without a safe cut */
+    FORMAT_VERSION = 1,       /* of what a key stands for */
+};
+
+#define REPORT_NS ((uint64_t)5 * 1000 * 1000 * 1000)
+
+/* A file on its way. */
+struct maker {
+    const prepare_work *work;
+    const prepare_options *options;
+    prepi_rules rules;
+    token_list before;
+    int fd;
+    char *text; /* [capacity] of the file from text_offset on */
+    uint64_t capacity, text_bytes, text_offset, line;
+    bool can_cut;        /* the tokenizer cuts where cut_is_safe */
+    prepi_piece *pieces; /* [PIECE_COUNT] */
+    uint32_t piece_count;
+    made_writer *out;
+    uint64_t begin_ns, told_ns;
+};
+
+/* ---- cuts ---- */
+
+/* Whether the character before `at`, or the one from `at` on, may be white space for any pattern. */
+static bool is_blank_before(const char *text, uint64_t at)
+{
+    unsigned char last = (unsigned char)text[at - 1];
+    if (last < 0x80)
+        return last <= ' ' || last == 0x7f;
+    if (at < 3)
+        return true; /* it cannot be told */
+    const unsigned char *three = (const unsigned char *)text + at - 3;
+    bool is_latin = three[1] == 0xc2 && (three[2] == 0x85 || three[2] == 0xa0);
+    return is_latin || three[0] == 0xe1 || three[0] == 0xe2 ||
+           (three[0] == 0xe3 && three[1] == 0x80);
+}
+
+static bool is_blank_after(const char *text, uint64_t at)
+{
+    unsigned char first = (unsigned char)text[at];
+    return first <= ' ' || first == 0x7f || first == 0xc2 || first == 0xe1 || first == 0xe2 ||
+           (first == 0xe3 && (unsigned char)text[at + 1] == 0x80);
+}
+
+/* Whether text may be cut before byte `at`, 0 < at < bytes - 1: behind a single newline between two characters
+ * that are no white space. There the patterns of byte-level tokenizers end a piece of their own: a newline may go
+ * with what stands before it or with white space, never with what follows. What begins like white space beyond
+ * ASCII counts as white space. */
+static bool cut_is_safe(const char *text, uint64_t at)
+{
+    return at >= 2 && text[at - 1] == '\n' && !is_blank_before(text, at - 1) &&
+           !is_blank_after(text, at);
+}
+
+/* Whether the tokenizer gives the same tokens for texts cut there: one that puts a space before a text, or that
+ * works on a whole text, does not. */
+static int probe_cuts(struct maker *self)
+{
+    static const char *const texts[] = {"word\nword", "Ends.\nBegins",      "1\n2",       "x;\n(y)",
+                                        "-\n\"A\"",   "\xc3\xa9\n\xc3\xa9", "a b\n'll go"};
+    static const tokenize_options plain = {.adds_special = false};
+    self->can_cut = true;
+    for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
+        token_list whole = {0}, parts = {0};
+        size_t cut = (size_t)(strchr(texts[i], '\n') + 1 - texts[i]), length = strlen(texts[i]);
+        const tokenizer *words = self->options->words;
+        int rc = tokenizer_encode(words, texts[i], length, &plain, &whole);
+        if (rc == 0)
+            rc = tokenizer_encode(words, texts[i], cut, &plain, &parts);
+        if (rc == 0)
+            rc = tokenizer_encode(words, texts[i] + cut, length - cut, &plain, &parts);
+        self->can_cut = self->can_cut && whole.count == parts.count &&
+                        memcmp(whole.ids, parts.ids, whole.count * sizeof *whole.ids) == 0;
+        token_list_fini(&whole);
+        token_list_fini(&parts);
+        TRY(rc);
+    }
+    return 0;
+}
+
+/* Where what begins at `from` may end: the first place from `at` on before `end`, which is one itself; lines
+ * end behind newlines. */
+static uint64_t next_cut(const struct maker *self, uint64_t at, uint64_t end)
+{
+    if (at >= end)
+        return end;
+    if (self->work->is_json) {
+        const char *newline = memchr(self->text + at, '\n', end - at);
+        return newline ? (uint64_t)(newline - self->text) + 1 : end;
+    }
+    if (!self->can_cut)
+        return end;
+    for (; at + 1 < end; at++)
+        if (cut_is_safe(self->text, at))
+            return at;
+    return end;
+}
+
+/* The last place where the text read so far may end; 0: there is none. */
+static uint64_t last_cut(const struct maker *self)
+{
+    if (self->work->is_json) {
+        const char *newline = memrchr(self->text, '\n', self->text_bytes);
+        return newline ? (uint64_t)(newline - self->text) + 1 : 0;
+    }
+    for (uint64_t at = self->can_cut && self->text_bytes > 2 ? self->text_bytes - 2 : 0; at > 1;
+         at--)
+        if (cut_is_safe(self->text, at))
+            return at;
+    return 0;
+}
+
+/* ---- reading ---- */
+
+static int grow_text(struct maker *self)
+{
+    uint64_t capacity = 2 * self->capacity;
+    if (capacity > 2 * (uint64_t)LINE_MAX_BYTES)
+        return err_set(ERR_INPUT,
+                       self->work->is_json ? "%s:%" PRIu64 ": the line has more than %d bytes"
+                                           : "%s: from line %" PRIu64
+                                             " on there are %d bytes that this tokenizer must "
+                                             "see at once; cut the file into several",
+                       self->work->path, self->line, (int)LINE_MAX_BYTES);
+    char *grown = mem_resize(self->text, capacity, 1, "text to be tokenized");
+    if (!grown)
+        return -ENOMEM;
+    self->text = grown;
+    self->capacity = capacity;
+    return 0;
+}
+
+/* Reads on until there is a batch. *bytes: how much of the text it is; 0: the file is over. */
+static int read_batch(struct maker *self, uint64_t *bytes)
+{
+    for (;;) {
+        uint64_t at = self->text_offset + self->text_bytes;
+        uint64_t part = size_min(self->capacity - self->text_bytes, self->work->bytes - at);
+        TRY(datai_pread(self->fd, self->work->path, at, part, self->text + self->text_bytes));
+        self->text_bytes += part;
+        bool is_over = at + part == self->work->bytes;
+        *bytes = is_over ? self->text_bytes : last_cut(self);
+        if (is_over || *bytes > 0)
+            return 0;
+        TRY(grow_text(self));
+    }
+}
+
+/* Cuts the first `bytes` bytes of the text into pieces. */
+static void cut_batch(struct maker *self, uint64_t bytes)
+{
+    uint64_t piece_bytes = size_max(size_div_up(bytes, PIECE_COUNT), PIECE_BYTES);
+    uint64_t from = 0;
+    self->piece_count = 0;
+    while (from < bytes) {
+        bool is_last = self->piece_count + 1 == PIECE_COUNT;
+        uint64_t to = is_last ? bytes : next_cut(self, from + piece_bytes, bytes);
+        prepi_piece *piece = &self->pieces[self->piece_count++];
+        piece->text = self->text + from;
+        piece->bytes = to - from;
+        piece->line = self->line;
+        piece->begins = self->text_offset + from == 0;
+        piece->ends = self->text_offset + to == self->work->bytes;
+        for (const char *at = piece->text, *end = at + piece->bytes;
+             (at = memchr(at, '\n', (size_t)(end - at))); at++)
+            self->line++;
+        from = to;
+    }
+}
+
+static void drop_batch(struct maker *self, uint64_t bytes)
+{
+    memmove(self->text, self->text + bytes, self->text_bytes - bytes);
+    self->text_bytes -= bytes;
+    self->text_offset += bytes;
+}
+
+/* ---- writing ---- */
+
+static int write_pieces(struct maker *self)
+{
+    for (uint32_t i = 0; i < self->piece_count; i++) {
+        const prepi_piece *piece = &self->pieces[i];
+        size_t done = 0;
+        if (piece->failed.code < 0)
+            return err_restore(&piece->failed);
+        for (size_t e = 0; e < piece->end_count; e++) {
+            TRY(made_add(self->out, piece->tokens + done, piece->ends_at[e] - done));
+            TRY(made_end_document(self->out));
+            done = piece->ends_at[e];
+        }
+        TRY(made_add(self->out, piece->tokens + done, piece->token_count - done));
+    }
+    return 0;
+}
+
+static void tell(struct maker *self, bool is_done)
+{
+    char did[SIZE_TEXT_BYTES], all[SIZE_TEXT_BYTES];
+    uint64_t now = clock_ns();
+    if (!is_done && now - self->told_ns < REPORT_NS)
+        return;
+    self->told_ns = now;
+    double seconds = (double)(now - self->begin_ns) * 1e-9;
+    log_info("%s: %s%s of %s are %" PRIu64 " tokens, after %.1f s", self->work->path,
+             is_done ? "" : "the first ", size_format(self->text_offset, did),
+             size_format(self->work->bytes, all), made_token_count(self->out), seconds);
+}
+
+static int make_all(struct maker *self)
+{
+    uint64_t bytes;
+    for (;;) {
+        TRY(read_batch(self, &bytes));
+        if (bytes == 0)
+            return 0;
+        if (self->options->stop && *self->options->stop)
+            return err_set(ERR_STOPPED,
+                           "stopped on request while %s was tokenized; nothing is kept of it",
+                           self->work->path);
+        cut_batch(self, bytes);
+#pragma omp parallel for schedule(dynamic, 1)
+        for (uint32_t i = 0; i < self->piece_count; i++)
+            prepi_encode(&self->rules, &self->pieces[i]);
+        TRY(write_pieces(self));
+        drop_batch(self, bytes);
+        tell(self, false);
+    }
+}
+
+/* What a document begins with: what the post-processor puts around a text that is empty, but for an end. */
+static int find_before(struct maker *self)
+{
+    static const tokenize_options special = {.adds_special = true};
+    const tokenizer *words = self->options->words;
+    int32_t end_id = tokenizer_end_id(words), begin_id = tokenizer_begin_id(words);
+    TRY(tokenizer_encode(words, "", 0, &special, &self->before));
+    size_t count = self->before.count;
+    if (count > 0 && self->before.ids[count - 1] == end_id && (count > 1 || end_id != begin_id))
+        count--;
+    const char *end = self->work->chat.end;
+    self->rules = (prepi_rules){
+        .work = self->work,
+        .options = self->options,
+        .field = self->options->field && self->options->field[0] ? self->options->field : "text",
+        .before = self->before.ids,
+        .before_count = count,
+        .end_id = end_id,
+        .has_safe_end = end[0] && tokenizer_find(words, end) >= 0};
+    return 0;
+}
+
+static int start(struct maker *self, const char *path)
+{
+    const made_options made = {.key = self->work->key,
+                               .vocab_size = tokenizer_vocab(self->options->words),
+                               .has_marks = self->work->is_chat,
+                               .is_bytes = strcmp(self->options->tokenizer_name, "bytes") == 0};
+    uint64_t bytes;
+    self->line = 1;
+    self->begin_ns = self->told_ns = clock_ns();
+    self->capacity = BATCH_BYTES;
+    self->text = mem_alloc(self->capacity, 1, "text to be tokenized");
+    self->pieces = mem_alloc(PIECE_COUNT, sizeof *self->pieces, "pieces of text");
+    if (!self->text || !self->pieces)
+        return -ENOMEM;
+    TRY(datai_open(self->work->path, &self->fd, &bytes));
+    if (bytes != self->work->bytes)
+        return err_set(ERR_INPUT,
+                       "%s has changed since it was looked at: it had %" PRIu64
+                       " bytes and has %" PRIu64,
+                       self->work->path, self->work->bytes, bytes);
+    TRY(find_before(self));
+    TRY(probe_cuts(self));
+    return made_create(path, &made, &self->out);
+}
+
+int prepare_make(const prepare_work *work, const prepare_options *options, const char *path)
+{
+    struct maker self = {.work = work, .options = options, .fd = -1};
+    int rc = start(&self, path);
+    if (rc == 0)
+        rc = make_all(&self);
+    if (rc == 0) {
+        tell(&self, true);
+        rc = made_finish(self.out);
+        if (rc == ERR_INPUT)
+            rc = err_set(ERR_INPUT, "%s gives not one token", work->path);
+    } else {
+        err_record first;
+        err_save(&first, rc);
+        made_abandon(self.out);
+        err_restore(&first);
+    }
+    if (self.fd >= 0)
+        close(self.fd);
+    for (uint32_t i = 0; self.pieces && i < PIECE_COUNT; i++)
+        prepi_piece_fini(&self.pieces[i]);
+    mem_free(self.pieces);
+    mem_free(self.text);
+    token_list_fini(&self.before);
+    return rc;
+}
+
+/* ---- looking ---- */
+
+/* The first line that is not blank, from mem_alloc; "" where there is none in the first MiB. */
+static int first_line(const char *path, int fd, uint64_t bytes, char **out)
+{
+    uint64_t part = size_min(bytes, LINE_MAX_BYTES), step = size_min(part, MIB), got = 0;
+    char *text = mem_alloc(step + 1, 1, "first line");
+    *out = text;
+    if (!text)
+        return -ENOMEM;
+    for (;;) {
+        TRY(datai_pread(fd, path, got, step - got, text + got));
+        got = step;
+        text[got] = '\0';
+        size_t blank = strspn(text, " \t\r\n"), length = strcspn(text + blank, "\n");
+        if (blank + length < got || got == part) {
+            memmove(text, text + blank, length);
+            text[length] = '\0';
+            return 0;
+        }
+        step = size_min(part, 2 * step);
+        char *grown = mem_resize(text, step + 1, 1, "first line");
+        if (!grown)
+            return -ENOMEM;
+        *out = text = grown;
+    }
+}
+
+/* Whether the lines are conversations. What is wrong with the line is told when all are read. */
+static int look_at_lines(prepare_work *self, int fd, const prepare_options *options)
+{
+    char *text = NULL;
+    json_error_t error;
+    int rc = first_line(self->path, fd, self->bytes, &text);
+    if (rc == 0) {
+        json_t *line = json_loads(text, JSON_ALLOW_NUL | JSON_DECODE_INT_AS_REAL, &error);
+        if (!json_is_object(line))
+            rc = err_set(ERR_INPUT,
+                         "%s: the first line is no JSON object (%s); data.format text takes "
+                         "the file as text",
+                         self->path, line ? "another value" : error.text);
+        else
+            self->is_chat = json_object_get(line, "messages") != NULL;
+        json_decref(line);
+    }
+    mem_free(text);
+    if (rc == 0 && self->is_chat)
+        rc = chat_form_find(options->chat_template, options->tokenizer_name, options->words,
+                            &self->chat);
+    return rc;
+}
+
+static void add_text(XXH3_state_t *state, const char *text)
+{
+    XXH3_64bits_update(state, text ? text : "", strlen(text ? text : "") + 1);
+}
+
+static int find_key(prepare_work *self, const struct stat *info, const prepare_options *options)
+{
+    char *whole = realpath(self->path, NULL);
+    XXH3_state_t *state = XXH3_createState();
+    int rc = whole && state ? 0 : -ENOMEM;
+    if (rc == 0) {
+        const uint64_t numbers[] = {FORMAT_VERSION,
+                                    (uint64_t)info->st_size,
+                                    (uint64_t)info->st_mtim.tv_sec,
+                                    (uint64_t)info->st_mtim.tv_nsec,
+                                    tokenizer_hash(options->words),
+                                    self->is_json,
+                                    self->is_chat,
+                                    self->chat.adds_system};
+        XXH3_64bits_reset(state);
+        XXH3_64bits_update(state, numbers, sizeof numbers);
+        add_text(state, whole);
+        add_text(state, self->is_json && !self->is_chat ? options->field : "");
+        const char *const form[] = {
+            self->chat.name,       self->chat.system,        self->chat.user_before,
+            self->chat.user_after, self->chat.answer_before, self->chat.begin,
+            self->chat.end};
+        for (size_t i = 0; i < sizeof form / sizeof form[0]; i++)
+            add_text(state, form[i]);
+        self->key = XXH3_64bits_digest(state);
+    }
+    XXH3_freeState(state);
+    free(whole);
+    return rc < 0 ? err_set(rc, "no memory to look at %s", self->path) : 0;
+}
+
+int prepare_look(const char *path, enum corpus_format format, const prepare_options *options,
+                 prepare_work *out)
+{
+    *out = (prepare_work){.path = path};
+    struct stat info;
+    int fd;
+    TRY(datai_format_of(path, format, &format));
+    bool is_bytes = strcmp(options->tokenizer_name, "bytes") == 0;
+    out->is_json = format == CORPUS_JSONL;
+    out->is_needed = out->is_json || (format == CORPUS_TEXT && !is_bytes);
+    if (!out->is_needed)
+        return 0;
+    TRY(datai_open(path, &fd, &out->bytes));
+    int rc = fstat(fd, &info) == 0 ? 0 : err_errno(errno, "cannot examine %s", path);
+    if (rc == 0 && out->is_json)
+        rc = look_at_lines(out, fd, options);
+    if (rc == 0)
+        rc = find_key(out, &info, options);
+    close(fd);
+    return rc;
+}
