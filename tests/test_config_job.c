@@ -556,7 +556,7 @@ static void table_is_sound(void **state)
         }
         for (uint32_t j = 0; option_at(j); j++) /* a row is a value, never also a block of keys */
             assert_true(configi_relate(option_at(j)->path, row->path) != CONFIGI_ABOVE ||
-                        row->type == OPTION_BLOCKS);
+                        row->type == OPTION_BLOCKS || row->type == OPTION_SOURCES);
     }
     assert_null(option_at(option_count()));
 }

@@ -91,6 +91,7 @@ if(TARGET sluice_train)
     target_compile_definitions(test_train_fp16 PRIVATE
                                FIXTURE_DIR="${CMAKE_CURRENT_LIST_DIR}/reference")
     sluice_test(test_train_tokens LIBS train_fixture LABELS cpu nvme debug)
+    sluice_test(test_train_data LIBS train_fixture LABELS cpu nvme debug)
     sluice_test(test_train_loss_scale LIBS sluice_train PkgConfig::JANSSON LABELS cpu debug)
     target_compile_definitions(test_train_loss_scale PRIVATE
                                FIXTURE_DIR="${CMAKE_CURRENT_LIST_DIR}/reference")

@@ -15,6 +15,8 @@ enum change_type {
     CHANGE_REAL,
     CHANGE_BOOL,
     CHANGE_SCHEDULE,
+    CHANGE_TEXT,
+    CHANGE_SHUFFLE,
     CHANGE_FILES
 };
 
@@ -32,6 +34,9 @@ struct change_row {
 /* The schedule's own values follow where its type is the same: of another type they say nothing. */
 static const struct change_row change_rows[] = {
     CHANGE_ROW("data.train", data.train, CHANGE_FILES),
+    CHANGE_ROW("data.tokenizer", data.tokenizer, CHANGE_TEXT),
+    CHANGE_ROW("data.chat_template", data.chat_template, CHANGE_TEXT),
+    CHANGE_ROW("data.shuffle", data.shuffle, CHANGE_SHUFFLE),
     CHANGE_ROW("data.seed", data.seed, CHANGE_UINT),
     CHANGE_ROW("the number of ranks", world, CHANGE_WORLD),
     CHANGE_ROW("train_batch_size", train_batch_size, CHANGE_BATCH),
@@ -66,6 +71,14 @@ static const char *schedule_name(enum job_schedule type)
     return names[type];
 }
 
+static const char *shuffle_name(enum job_shuffle shuffle)
+{
+    static const char *const names[] = {[JOB_SHUFFLE_WINDOWS] = "windows",
+                                        [JOB_SHUFFLE_DOCUMENTS] = "documents",
+                                        [JOB_SHUFFLE_NONE] = "none"};
+    return names[shuffle];
+}
+
 /* The first file, and how many there are. */
 static void show_files(const struct job_files *files, char text[JOB_CHANGE_BYTES])
 {
@@ -79,9 +92,12 @@ static void show_files(const struct job_files *files, char text[JOB_CHANGE_BYTES
 
 static bool are_same_files(const struct job_files *a, const struct job_files *b)
 {
-    bool same = a->count == b->count;
+    bool same = a->count == b->count && a->source_count == b->source_count;
     for (uint32_t i = 0; same && i < a->count; i++)
-        same = strcmp(a->path[i], b->path[i]) == 0;
+        same = strcmp(a->path[i], b->path[i]) == 0 && strcmp(a->field[i], b->field[i]) == 0 &&
+               a->source[i] == b->source[i];
+    for (uint32_t i = 0; same && i < a->source_count; i++)
+        same = a->weight[i] == b->weight[i];
     return same;
 }
 
@@ -121,11 +137,21 @@ static bool compare(const struct change_row *row, const job *was, const job *is,
         snprintf(old, JOB_CHANGE_BYTES, "%s", schedule_name(*(const enum job_schedule *)a));
         snprintf(new, JOB_CHANGE_BYTES, "%s", schedule_name(*(const enum job_schedule *)b));
         return *(const enum job_schedule *)a == *(const enum job_schedule *)b;
+    case CHANGE_TEXT:
+        snprintf(old, JOB_CHANGE_BYTES, "%.80s", (const char *)a);
+        snprintf(new, JOB_CHANGE_BYTES, "%.80s", (const char *)b);
+        return strcmp(a, b) == 0;
+    case CHANGE_SHUFFLE:
+        snprintf(old, JOB_CHANGE_BYTES, "%s", shuffle_name(*(const enum job_shuffle *)a));
+        snprintf(new, JOB_CHANGE_BYTES, "%s", shuffle_name(*(const enum job_shuffle *)b));
+        return *(const enum job_shuffle *)a == *(const enum job_shuffle *)b;
     case CHANGE_FILES:
         break;
     }
     show_files(a, old);
     show_files(b, new);
+    if (!are_same_files(a, b) && strcmp(old, new) == 0)
+        snprintf(new, JOB_CHANGE_BYTES, "the same with other entries");
     return are_same_files(a, b);
 }
 

@@ -108,7 +108,7 @@ int configi_unknown(const configi_reader *reader, const char *parent, const char
         return configi_error(reader, path, "\"%s\" is one key; write nested objects instead",
                              shown);
     const option *row = option_find(parent);
-    if (row && row->type == OPTION_BLOCKS)
+    if (row && (row->type == OPTION_BLOCKS || row->type == OPTION_SOURCES))
         return configi_error(reader, path, "%s is a list: its entries are %s.0, %s.1, ...", parent,
                              parent, parent);
     uint32_t distance = nearest_key(parent, key, best);
@@ -284,6 +284,28 @@ static int check_blocks(const configi_reader *reader, const option *row, const c
     return 0;
 }
 
+/* A path, or a list of paths and of objects. */
+static int check_sources(const configi_reader *reader, const option *row, const char *path,
+                         const json_t *value)
+{
+    static const char expected[] = "a path, or a list of paths and of objects with a path";
+    size_t idx;
+    json_t *item;
+    if (!json_is_string(value) && !json_is_array(value))
+        return wrong_type(reader, row, path, value, expected);
+    json_array_foreach(value, idx, item)
+    {
+        char key[32], child[CONFIGI_PATH_BYTES];
+        snprintf(key, sizeof key, "%zu", idx);
+        configi_join(child, path, key);
+        if (json_is_object(item))
+            TRY(configi_check(reader, child, item));
+        else if (!json_is_string(item))
+            return wrong_type(reader, row, path, item, expected);
+    }
+    return 0;
+}
+
 /* Whether something in a block is switched on: the block, or one in it unless the block is off. */
 static bool has_enabled(const json_t *value)
 {
@@ -392,6 +414,8 @@ static int check_row(const configi_reader *reader, const option *row, const char
         return check_floats(reader, row, path, value);
     case OPTION_STRINGS:
         return check_strings(reader, row, path, value);
+    case OPTION_SOURCES:
+        return check_sources(reader, row, path, value);
     case OPTION_STEPS:
         return check_steps(reader, row, path, value);
     case OPTION_BLOCKS:
@@ -411,7 +435,8 @@ static bool is_absent(const option *row, const json_t *value)
     if (!value || json_is_null(value))
         return true;
     bool is_text =
-        row && configi_is_own(row) && (row->type == OPTION_STRING || row->type == OPTION_STRINGS);
+        row && configi_is_own(row) &&
+        (row->type == OPTION_STRING || row->type == OPTION_STRINGS || row->type == OPTION_SOURCES);
     return !is_text && json_is_string(value) && strcmp(json_string_value(value), "auto") == 0;
 }
 

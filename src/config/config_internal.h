@@ -5,6 +5,7 @@
  *   job_model.c presets, the model block      job_place.c the tiers block
  *   job_train.c what learns
  *   schedule.c  learning rates                job_optimizer.c optimizer
+ *   job_data.c  the data block
  *   job_precision.c dtypes, loss scaling, when the update runs
  *   job_ranks.c batch sizes, what passes between ranks
  *   report.c    what the log says            job.c       puts them together
@@ -178,6 +179,8 @@ enum dtype configi_dtype_named(const char *name);
 
 int configi_fill_model(const configi_reader *reader, struct job_model *model) MUST_CHECK;
 int configi_fill_train(const configi_reader *reader, struct job_train *train) MUST_CHECK;
+/* After the model, whose checkpoint may have a tokenizer. job_data.c */
+int configi_fill_data(const configi_reader *reader, job *target) MUST_CHECK;
 /* Dtypes, loss scaling and clipping. */
 int configi_fill_precision(const configi_reader *reader, job *target) MUST_CHECK;
 

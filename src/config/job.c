@@ -8,40 +8,10 @@
 #include "base/mem.h"
 #include "config/config_internal.h"
 
-static int fill_files(const configi_reader *reader, const char *path, struct job_files *files)
-{
-    const json_t *value = configi_get(reader, path);
-    size_t count = json_is_array(value) ? json_array_size(value) : value ? 1 : 0;
-    if (count > JOB_FILES_MAX)
-        return configi_error(reader, path, "%zu files; at most %d", count, JOB_FILES_MAX);
-    for (size_t i = 0; i < count; i++) {
-        const json_t *item = json_is_array(value) ? json_array_get(value, i) : value;
-        size_t length = json_string_length(item);
-        if (length == 0 || length >= JOB_PATH_BYTES)
-            return configi_error(reader, path,
-                                 "file %zu: a path of %zu bytes; 1 to %d are possible", i, length,
-                                 JOB_PATH_BYTES - 1);
-        memcpy(files->path[i], json_string_value(item), length + 1);
-    }
-    files->count = (uint32_t)count;
-    return 0;
-}
-
 /* Place of an ENUM's value among the choices of its row, which are in the order of their enum. */
 static int choice_index(const configi_reader *reader, const char *path)
 {
     return configi_list_find(option_find(path)->choices, configi_text(reader, path));
-}
-
-static int fill_data(const configi_reader *reader, job *target)
-{
-    TRY(fill_files(reader, "data.train", &target->data.train));
-    TRY(fill_files(reader, "data.valid", &target->data.valid));
-    snprintf(target->data.tokenizer, JOB_NAME_BYTES, "%s",
-             configi_choice(reader, "data.tokenizer"));
-    target->data.format = (enum job_data_format)choice_index(reader, "data.format");
-    target->data.seed = configi_uint(reader, "data.seed");
-    return 0;
 }
 
 static int compare_steps(const void *a, const void *b)
@@ -187,7 +157,7 @@ static int fill_job(const configi_reader *reader, job *target)
     target->accumulation = configi_uint(reader, "gradient_accumulation_steps");
     TRY(configi_fill_model(reader, &target->model));
     TRY(configi_fill_train(reader, &target->train));
-    TRY(fill_data(reader, target));
+    TRY(configi_fill_data(reader, target));
     TRY(fill_run(reader, target));
     TRY(configi_resolve_batch(reader, target->world, &target->train_batch_size,
                               &target->micro_batch, &target->accumulation));

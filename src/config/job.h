@@ -67,8 +67,12 @@ enum job_data_format {                /* of the files in data.train and data.val
                        JOB_DATA_LLMC, /* llm.c .bin, both header versions */
                        JOB_DATA_U16,  /* raw little-endian token ids */
                        JOB_DATA_U32,
-                       JOB_DATA_MEGATRON /* .bin beside an .idx */
+                       JOB_DATA_MEGATRON, /* .bin beside an .idx */
+                       JOB_DATA_NPY,      /* NumPy's arrays */
+                       JOB_DATA_JSONL,    /* JSON lines */
+                       JOB_DATA_MADE      /* of text and JSON lines, by a run */
 };
+enum job_shuffle { JOB_SHUFFLE_WINDOWS, JOB_SHUFFLE_DOCUMENTS, JOB_SHUFFLE_NONE };
 
 enum job_rope_scaling { JOB_ROPE_PLAIN, JOB_ROPE_LINEAR, JOB_ROPE_LLAMA3 };
 
@@ -108,7 +112,10 @@ struct job_train {
 
 struct job_files {
     char path[JOB_FILES_MAX][JOB_PATH_BYTES];
-    uint32_t count;
+    char field[JOB_FILES_MAX][JOB_NAME_BYTES]; /* of a JSON line; "text" */
+    uint32_t source[JOB_FILES_MAX];            /* which the file belongs to, ascending */
+    double weight[JOB_FILES_MAX];              /* [source_count]; one without weights: 1 */
+    uint32_t count, source_count;
 };
 
 struct job_drive {
@@ -128,8 +135,10 @@ struct job {
     struct job_train train;
     struct {
         struct job_files train, valid;
-        char tokenizer[JOB_NAME_BYTES]; /* "bytes" */
+        char tokenizer[JOB_PATH_BYTES]; /* "bytes", or a path */
+        char chat_template[JOB_NAME_BYTES];
         enum job_data_format format;
+        enum job_shuffle shuffle;
         uint64_t seed;
     } data;
     struct {

@@ -102,13 +102,15 @@ static int fill_vocabulary(const configi_reader *reader, struct job_model *model
     static const char path[] = "model.vocab_size";
     /* A format of token ids that is named says that no text is cut into bytes. */
     const char *format = configi_choice(reader, "data.format");
-    bool is_bytes = strcmp(format, "auto") == 0 || strcmp(format, "text") == 0;
+    bool is_text =
+        strcmp(format, "auto") == 0 || strcmp(format, "text") == 0 || strcmp(format, "jsonl") == 0;
+    bool is_bytes = is_text && strcmp(configi_text(reader, "data.tokenizer"), "bytes") == 0;
     if (is_bytes && !configi_get(reader, path))
         model->vocab_size = BYTE_VALUES;
     else
         TRY(required(reader, path, &model->vocab_size));
     /* Under auto the files may turn out to be token ids; text is held against the vocabulary then. */
-    if (strcmp(format, "text") == 0 && model->vocab_size < BYTE_VALUES)
+    if (is_bytes && strcmp(format, "auto") != 0 && model->vocab_size < BYTE_VALUES)
         return configi_error(reader, path,
                              "%" PRIu64 " is too small: data.tokenizer \"bytes\" has %d tokens",
                              model->vocab_size, (int)BYTE_VALUES);

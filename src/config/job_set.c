@@ -120,7 +120,7 @@ static int parse_value(const configi_reader *reader, const char *path, const cha
     const option *row = option_find(path);
     bool wants_text = row && (row->type == OPTION_STRING || row->type == OPTION_ENUM ||
                               row->type == OPTION_TIER || row->type == OPTION_STRINGS ||
-                              row->type == OPTION_CORES);
+                              row->type == OPTION_CORES || row->type == OPTION_SOURCES);
     char *copy = mem_string(text, "--set value");
     if (!copy)
         return -ENOMEM;

@@ -87,8 +87,8 @@ static bool row_allows_below(const option *row, const char *below)
 {
     if (row->type == OPTION_ANY || row->type == OPTION_SWITCH)
         return true;
-    bool is_list =
-        row->type == OPTION_FLOATS || row->type == OPTION_STRINGS || row->type == OPTION_STEPS;
+    bool is_list = row->type == OPTION_FLOATS || row->type == OPTION_STRINGS ||
+                   row->type == OPTION_STEPS || row->type == OPTION_SOURCES;
     return is_list && is_index(below, strlen(below));
 }
 
@@ -193,11 +193,12 @@ uint32_t configi_distance(const char *a, const char *b)
 static const char *type_name(enum option_type type)
 {
     static const char *const names[] = {
-        [OPTION_BOOL] = "bool",     [OPTION_INT] = "int",         [OPTION_FLOAT] = "float",
-        [OPTION_SIZE] = "size",     [OPTION_STRING] = "string",   [OPTION_ENUM] = "enum",
-        [OPTION_TIER] = "tier",     [OPTION_UNITS] = "units",     [OPTION_CORES] = "cores",
-        [OPTION_FLOATS] = "floats", [OPTION_STRINGS] = "strings", [OPTION_BLOCKS] = "objects",
-        [OPTION_SWITCH] = "object", [OPTION_ANY] = "any",         [OPTION_STEPS] = "ints",
+        [OPTION_BOOL] = "bool",       [OPTION_INT] = "int",         [OPTION_FLOAT] = "float",
+        [OPTION_SIZE] = "size",       [OPTION_STRING] = "string",   [OPTION_ENUM] = "enum",
+        [OPTION_TIER] = "tier",       [OPTION_UNITS] = "units",     [OPTION_CORES] = "cores",
+        [OPTION_FLOATS] = "floats",   [OPTION_STRINGS] = "strings", [OPTION_BLOCKS] = "objects",
+        [OPTION_SWITCH] = "object",   [OPTION_ANY] = "any",         [OPTION_STEPS] = "ints",
+        [OPTION_SOURCES] = "sources",
     };
     return names[type];
 }
@@ -262,7 +263,7 @@ static json_t *row_json(const option *row)
     rc |= set_text(object, "effect", effect_name(row->effect));
     bool is_text = row->type == OPTION_STRING || row->type == OPTION_ENUM ||
                    row->type == OPTION_TIER || row->type == OPTION_STRINGS ||
-                   row->type == OPTION_CORES;
+                   row->type == OPTION_CORES || row->type == OPTION_SOURCES;
     json_t *fallback = NULL;
     if (row->fallback && !is_text)
         fallback = json_loads(row->fallback, JSON_DECODE_ANY, NULL);

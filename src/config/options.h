@@ -30,6 +30,7 @@ enum option_type {
     OPTION_CORES,   /* core set: "0-7,16" */
     OPTION_FLOATS,  /* array of numbers */
     OPTION_STRINGS, /* text or array of texts */
+    OPTION_SOURCES, /* text, or array of texts and of objects, described by the rows below it */
     OPTION_STEPS,   /* whole number, or array of whole numbers from 1 on */
     OPTION_BLOCKS,  /* array of objects, described by the rows below it */
     OPTION_SWITCH,  /* object of any keys that is not enabled */

@@ -84,20 +84,60 @@ const option configi_own_rows[] = {
          "0: no parts. The sizes of parts are part of the arithmetic."},
 
     {.path = "data.train",
+     .type = OPTION_SOURCES,
+     .unit = "files",
+     .help = "Training text, JSON lines or token files (data.format), relative to the current "
+             "directory; all ranks read the same. Paths, or objects with a path each; with a "
+             "weight each they are sources of their own, else one after another."},
+    {.path = "data.train.*.path",
      .type = OPTION_STRINGS,
      .unit = "files",
-     .help = "Training text or token files (data.format), relative to the current directory; all "
-             "ranks read the same."},
+     .help = "The files of this entry. Required."},
+    {.path = "data.train.*.weight",
+     .type = OPTION_FLOAT,
+     .range = "(0,]",
+     .help =
+         "The source's share of the windows, against the sum of all weights: all entries have "
+         "one, or none has. In each 1024 windows the shares are kept to one window, in an order "
+         "that data.seed draws; each source counts its epochs by itself."},
+    {.path = "data.train.*.field",
+     .type = OPTION_STRING,
+     .fallback = "text",
+     .help = "Field of a JSON line that holds the text."},
     {.path = "data.valid",
+     .type = OPTION_SOURCES,
+     .unit = "files",
+     .help = "Held-out files for evaluation, in the same form as data.train, without weights: they "
+             "are read in order."},
+    {.path = "data.valid.*.path",
      .type = OPTION_STRINGS,
      .unit = "files",
-     .help = "Held-out files for evaluation, in the same form as data.train."},
+     .help = "The files of this entry. Required."},
+    {.path = "data.valid.*.field",
+     .type = OPTION_STRING,
+     .fallback = "text",
+     .help = "Field of a JSON line that holds the text."},
     {.path = "data.tokenizer",
-     .type = OPTION_ENUM,
+     .type = OPTION_STRING,
      .fallback = "bytes",
-     .choices = "bytes",
-     .help = "How text becomes tokens: bytes (each byte is a token, 256 in all). Token files "
-             "need none."},
+     .help = "How text and JSON lines become tokens: bytes (each byte is a token, 256 in all), or "
+             "the path of a tokenizer.json, of a directory that has one, or of a SentencePiece "
+             ".model. Default with model.hf: the checkpoint's own. The tokens are made once, when "
+             "the run begins, in run.dir/data. Token files need none."},
+    {.path = "data.chat_template",
+     .type = OPTION_ENUM,
+     .fallback = "auto",
+     .choices = "auto|chatml|qwen2|qwen2.5|qwen3|smollm2|llama3|llama3.1|mistral|mistral-v1|"
+                "mistral-tekken|zephyr|plain",
+     .help = "How conversations in JSON lines ({\"messages\": ...}) are written; the loss counts "
+             "their answers alone. auto: as the files beside the tokenizer say."},
+    {.path = "data.shuffle",
+     .type = OPTION_ENUM,
+     .fallback = "windows",
+     .choices = "windows|documents|none",
+     .help = "Order of the training samples, drawn anew for each epoch: windows of the files as "
+             "they are; documents, packed end to end, and windows of those; or none, in order. No "
+             "attention mask keeps documents of a window apart."},
     {.path = "data.seed",
      .type = OPTION_INT,
      .fallback = "1",
@@ -106,11 +146,12 @@ const option configi_own_rows[] = {
     {.path = "data.format",
      .type = OPTION_ENUM,
      .fallback = "auto",
-     .choices = "auto|text|llmc|u16|u32|megatron",
+     .choices = "auto|text|llmc|u16|u32|megatron|npy|jsonl|made",
      .help =
-         "What the files hold: text (bytes), llm.c's .bin, raw 16-bit or 32-bit token ids, "
-         "little-endian, or Megatron's .bin beside its .idx. auto: by how a file begins and what "
-         "lies beside it, else text; raw ids must be named, and a .bin is never taken for text. "
+         "What the files hold: text, llm.c's .bin, raw 16-bit or 32-bit token ids, little-endian, "
+         "Megatron's .bin beside its .idx, NumPy's arrays, JSON lines, or what run.dir/data holds "
+         "(made). auto: by how a file begins and what lies beside it, JSON lines by their name "
+         "(.jsonl, .ndjson), else text; raw ids must be named, and a .bin is never taken for text. "
          "Token ids need model.vocab_size."},
 
     {.path = "train.only",

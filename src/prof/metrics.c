@@ -25,13 +25,20 @@ static void append_count(profi_text *text, const char *name, uint64_t value)
     profi_append(text, ",\"%s\":%llu", name, (unsigned long long)value);
 }
 
+static void append_tokens(profi_text *text, const metrics_line *line)
+{
+    append_count(text, "tokens", line->tokens);
+    if (line->has_counted)
+        append_count(text, "counted_tokens", line->counted_tokens);
+}
+
 static void append_eval(profi_text *text, const metrics_line *line)
 {
     profi_append(text, "{\"event\":\"eval\"");
     append_count(text, "step", line->step);
     append_field(text, "valid_loss", (double)line->valid_loss);
     profi_append(text, ",\"valid_loss_bits\":\"%08x\"", fp32_bits(line->valid_loss));
-    append_count(text, "tokens", line->tokens);
+    append_tokens(text, line);
     append_field(text, "seconds", line->seconds);
     profi_append(text, "}\n");
 }
@@ -59,7 +66,7 @@ static void append_step(profi_text *text, const metrics_line *line)
     append_field(text, "lr", line->lr);
     append_field(text, "loss_scale", line->loss_scale);
     profi_append(text, ",\"skipped\":%s", line->skipped ? "true" : "false");
-    append_count(text, "tokens", line->tokens);
+    append_tokens(text, line);
     append_field(text, "seconds", line->seconds);
     append_field(text, "tokens_per_second", line->tokens_per_second);
     append_field(text, "model_tflops", line->model_tflops);

@@ -7,6 +7,8 @@
  *   {"event":"eval","step":3,"valid_loss":5.6,"valid_loss_bits":"40b33333","tokens":4096,
  *    "seconds":0.4}
  *
+ * Behind "tokens" stands "counted_tokens" where some of the data does not count.
+ *
  * Numbers that are not finite become null. Lanes and tiers are named as swap/program.h names them.
  * Nothing here allocates, so a line may be written while memory is sealed. A file has one owner
  * thread; a line is one write, so a reader that follows the file sees whole lines. There is no
@@ -41,7 +43,10 @@ struct metrics_line {
     double lr;
     double loss_scale;
     bool skipped;
-    uint64_t tokens; /* of the step, all ranks */
+    uint64_t tokens;  /* of the step, all ranks */
+    bool has_counted; /* some of them do not count as targets: counted_tokens is written */
+    uint64_t
+        counted_tokens; /* those that do, over which the loss is the mean; 0: it has none, null */
     double seconds;
     double tokens_per_second;
     double model_tflops; /* per second, by the model's own count */

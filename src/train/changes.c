@@ -53,7 +53,7 @@ static void tell_settings(const traini_loop *self, const manifest *found)
 {
     enum { TEXT_BYTES = 1024 };
     char text[TEXT_BYTES];
-    uint64_t tokens = 0, has = corpus_token_count(self->train_source);
+    uint64_t tokens = 0, has = mixture_token_count(self->train_data);
     job *was = read_job(self->dir.path, found->world_size ? found->world_size : 1);
     if (was && job_list_changes(was, self->job, found->step, text, sizeof text) > 0)
         log_warn("the run in %s goes on with other settings: %s", self->dir.path, text);

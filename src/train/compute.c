@@ -31,6 +31,12 @@ static model *model_of(const traini_engine *self)
     return self->is_single ? self->setup->single : self->setup->net;
 }
 
+/* Of the head's backward: each target that counts has its part of the mean. With none the gradient is zero. */
+static float grad_scale(const struct traini_step *step)
+{
+    return step->target_count ? (float)(step->loss_scale / (double)step->target_count) : 0.0f;
+}
+
 static void fill_call(const traini_engine *self, const program *prog, const op *item,
                       model_call *call)
 {
@@ -52,7 +58,7 @@ static void fill_call(const traini_engine *self, const program *prog, const op *
         .input_grad = role_address(self, prog, item, ROLE_INPUT_GRAD),
         .output_grad = role_address(self, prog, item, ROLE_OUTPUT_GRAD),
         .losses = role_address(self, prog, item, ROLE_LOSSES),
-        .grad_scale = (float)(self->step.loss_scale / ((double)step_tokens * setup->ranks.world)),
+        .grad_scale = grad_scale(&self->step),
         .saved = saved ? saved : workspace,
         .temp = workspace + setup->workspace_temp_offset,
         .constants = role_address(self, prog, item, ROLE_CONSTANTS),

@@ -58,7 +58,7 @@ int traini_finish(traini_loop *self, bool stopped)
         log_warn("trace.json is not written: %s", err_text());
     bool is_done;
     TRY(traini_is_evaluated(self, &is_done));
-    return self->valid_source && !stopped && !is_done ? traini_evaluate(self, true) : 0;
+    return self->valid_data && !stopped && !is_done ? traini_evaluate(self, true) : 0;
 }
 
 int traini_name_commit(const err_record *first, uint64_t step)

@@ -26,7 +26,8 @@ enum {
     SKIPS_IN_A_ROW_MAX = 10, /* without loss scaling a skip changes nothing: more will not help */
 };
 
-/* Mean of the step's losses, summed in double in order, over all ranks in theirs. Learns of stops, too. */
+/* Mean of the losses of the targets that count, summed in double in order, over all ranks in theirs; not a number
+ * where none counts. Learns of stops, too. */
 static int mean_loss(traini_loop *self, double *mean)
 {
     const model *net = self->setup->net;
@@ -37,7 +38,8 @@ static int mean_loss(traini_loop *self, double *mean)
     for (uint64_t i = 0; i < count; i++)
         sum += (double)losses[i];
     TRY(traini_share_step(self, sum, &total));
-    *mean = total / ((double)count * self->ranks.world);
+    uint64_t target_count = self->engine->step.target_count;
+    *mean = target_count ? total / (double)target_count : NAN;
     return 0;
 }
 
@@ -92,7 +94,7 @@ static int write_metrics(traini_loop *self, const metrics_line *line)
 /* The last evaluation is finished whatever was asked since: the run is over. */
 int traini_evaluate(traini_loop *self, bool is_last)
 {
-    if (!self->valid_source)
+    if (!self->valid_data)
         return 0;
     uint64_t begin_ns = clock_ns();
     TRY(traini_apply_pending(self));
@@ -100,17 +102,25 @@ int traini_evaluate(traini_loop *self, bool is_last)
     uint64_t windows = traini_step_windows(self);
     uint64_t asked =
         size_div_up(self->job->run.eval_batches, self->ranks.world * self->job->accumulation);
-    uint64_t runs = size_max(size_min(asked, self->valid_sampler.windows_per_epoch / windows), 1);
+    uint64_t runs =
+        size_max(size_min(asked, mixture_windows_in_order(self->valid_data) / windows), 1);
     double sum = 0, mean;
+    uint64_t counted = 0;
     for (uint64_t r = 0; r < runs; r++) {
         if (is_stopped(self) && !is_last)
             return 0; /* the stop comes first; an unfinished evaluation says nothing */
-        TRY(traini_load_windows(self, &self->valid_sampler, false, r * windows));
+        TRY(traini_load_windows(self, self->valid_data, false, r * windows));
         TRY(traini_engine_run(self->engine, PROGRAM_EVAL, self->record.step, NULL));
         TRY(mean_loss(self, &mean));
+        uint64_t targets = self->engine->step.target_count;
+        counted += targets;
+        if (mixture_has_marks(self->valid_data))
+            mean = targets ? mean * (double)targets : 0;
         sum += mean;
     }
-    struct train_eval eval = {.step = self->record.step, .loss = sum / (double)runs};
+    /* Programs are of equal size but where some targets do not count. */
+    double weight = mixture_has_marks(self->valid_data) ? (double)counted : (double)runs;
+    struct train_eval eval = {.step = self->record.step, .loss = counted ? sum / weight : NAN};
     self->summary->eval_loss = eval.loss;
     self->summary->eval_given = true;
     metrics_line line = {
@@ -118,6 +128,8 @@ int traini_evaluate(traini_loop *self, bool is_last)
         .step = eval.step,
         .valid_loss = (float)eval.loss,
         .tokens = runs * windows * self->setup->net->tokens,
+        .has_counted = mixture_has_marks(self->valid_data),
+        .counted_tokens = counted,
         .seconds = (double)(clock_ns() - begin_ns) * 1e-9,
     };
     TRY(write_metrics(self, &line));
@@ -139,6 +151,8 @@ static void fill_line(const traini_loop *self, const run_totals *run, double los
         .loss_scale = engine->step.loss_scale,
         .skipped = engine->step.skip,
         .tokens = tokens,
+        .has_counted = self->train_data && mixture_has_marks(self->train_data),
+        .counted_tokens = engine->step.target_count,
         .seconds = seconds,
         .tokens_per_second = (double)tokens / seconds,
         .model_tflops = model_step_flops(self->setup->net, tokens) / seconds * 1e-12,
@@ -309,7 +323,7 @@ static int one_step(traini_loop *self)
     uint64_t events_begin = self->engine->ring.written;
     enum program_kind kind;
     double loss;
-    TRY(traini_load_windows(self, &self->train_sampler, true, self->record.window_count));
+    TRY(traini_load_windows(self, self->train_data, true, self->record.window_count));
     run_totals run;
     TRY(run_step_program(self, &run, &kind));
     bool skipped = self->engine->step.skip;
@@ -318,6 +332,10 @@ static int one_step(traini_loop *self)
     self->record.window_count += traini_step_windows(self);
     self->record.skipped_count += skipped;
     TRY(mean_loss(self, &loss));
+    if (self->engine->step.target_count == 0 && self->ranks.rank == 0)
+        log_warn("step %" PRIu64 ": not one of its %" PRIu64
+                 " tokens counts as a target: it has no loss, and its gradient is zero",
+                 self->engine->step.step, traini_step_windows(self) * self->setup->net->tokens);
     self->sent_bytes = sent_so_far(self) - sent_bytes;
     int rc = note_overflow(self, loss);
     loss_scaler_save(&self->scaler, &self->record);

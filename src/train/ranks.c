@@ -114,17 +114,24 @@ struct data_word {
     uint64_t token_count, sum;
 };
 
-static int sum_data(corpus *source, struct data_word *out)
+static int sum_corpus(corpus *source, struct data_word *out)
 {
     enum { PIECES = 64, PIECE_TOKENS = 1024 };
     int32_t tokens[PIECE_TOKENS];
-    out->token_count = corpus_token_count(source);
-    uint64_t count = size_min(PIECE_TOKENS, out->token_count);
+    uint64_t token_count = corpus_token_count(source), count = size_min(PIECE_TOKENS, token_count);
     for (uint64_t i = 0; i < PIECES; i++) {
-        uint64_t begin = (out->token_count - count) / (PIECES - 1) * i;
+        uint64_t begin = (token_count - count) / (PIECES - 1) * i;
         TRY(corpus_read(source, begin, count, tokens));
         out->sum = XXH3_64bits_withSeed(tokens, count * sizeof *tokens, out->sum);
     }
+    return 0;
+}
+
+static int sum_data(const mixture *sources, struct data_word *out)
+{
+    out->token_count = mixture_token_count(sources);
+    for (uint32_t s = 0; s < mixture_source_count(sources); s++)
+        TRY(sum_corpus(mixture_source(sources, s), out));
     return 0;
 }
 
@@ -132,7 +139,7 @@ int traini_compare_data(traini_loop *self)
 {
     static const char *const names[2] = {"data.train", "data.valid"};
     const struct traini_ranks *ranks = &self->ranks;
-    corpus *const sources[2] = {self->train_source, self->valid_source};
+    const mixture *const sources[2] = {self->train_data, self->valid_data};
     struct data_word own[2], first[2];
     int rc = 0;
     if (ranks->world == 1)
@@ -297,6 +304,7 @@ int traini_share_manifest(const struct traini_ranks *self, manifest *found, bool
 
 struct step_word {
     double loss_sum;
+    uint64_t target_count;
     uint8_t asks_stop;
 };
 
@@ -320,6 +328,22 @@ int traini_share_step(traini_loop *self, double own_sum, double *total)
         *total += all[r].loss_sum;
         self->is_asked_to_stop = self->is_asked_to_stop || all[r].asks_stop;
     }
+    return 0;
+}
+
+int traini_share_count(traini_loop *self, uint64_t own_count, uint64_t *total)
+{
+    const struct traini_ranks *ranks = &self->ranks;
+    *total = own_count;
+    if (ranks->world == 1)
+        return 0;
+    struct step_word own;
+    memset(&own, 0, sizeof own);
+    own.target_count = own_count;
+    TRY(comm_exchange(ranks->comm, "targets", &own, sizeof own, self->step_words));
+    *total = 0;
+    for (uint32_t r = 0; r < ranks->world; r++)
+        *total += self->step_words[r].target_count;
     return 0;
 }
 

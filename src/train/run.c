@@ -112,8 +112,7 @@ static int open_all(traini_loop *self)
      * the plan fits. */
     TRY(traini_ranks_init(&self->ranks, self->options->comm));
     TRY(traini_make_step_words(self));
-    TRY(traini_agree(&self->ranks, "data", traini_open_data(self)));
-    TRY(traini_compare_data(self));
+    TRY(traini_open_data(self));
     TRY(has_run_dir(self, &has_state));
     if (!has_state) {
         struct traini_setup_options asked = traini_setup_options_of(self);
@@ -122,6 +121,8 @@ static int open_all(traini_loop *self)
             TRY(traini_open_weights(self));
     }
     int rc = find_state(self, found, &exists);
+    if (rc == 0)
+        rc = traini_make_data(self);
     if (rc == 0)
         rc = traini_start(self, exists ? found : NULL);
     if (rc == 0)
@@ -197,10 +198,7 @@ static int destroy(traini_loop *self, int rc)
     weights_close(self->weights); /* which borrow the setup's model */
     traini_setup_destroy(self->setup);
     manifest_fini(&self->record);
-    if (self->train_source)
-        corpus_close(self->train_source);
-    if (self->valid_source)
-        corpus_close(self->valid_source);
+    traini_close_data(self);
     traini_run_dir_close(&self->from);
     traini_run_dir_close(&self->dir);
     mem_free(self);
@@ -277,7 +275,7 @@ int train_step(train_session *self, struct train_progress *progress)
 int train_evaluate(train_session *self, double *loss)
 {
     TRY(check_usable(self));
-    if (!self->loop->valid_source)
+    if (!self->loop->valid_data)
         return err_set(ERR_USAGE, "there is nothing to evaluate on: give data.valid");
     TRY(note(self, traini_evaluate(self->loop, true)));
     *loss = self->summary.eval_loss;

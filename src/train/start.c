@@ -1,4 +1,4 @@
-/* The start of a run: data, what the run directory holds, setup, memory, and the state of step 0 or of
+/* The start of a run: what the run directory holds, setup, memory, and the state of step 0 or of
  * the step where the run stopped. Everything that can be refused is refused before anything is made. */
 #include <assert.h>
 #include <dirent.h>
@@ -14,41 +14,6 @@
 #include "base/mem.h"
 #include "train/train_internal.h"
 #include "train/weights.h"
-
-static int open_corpus(const struct job *asked, const struct job_files *files, corpus **out)
-{
-    static_assert((int)JOB_DATA_AUTO == (int)CORPUS_AUTO &&
-                      (int)JOB_DATA_MEGATRON == (int)CORPUS_MEGATRON,
-                  "job_data_format and corpus_format are one");
-    const char *paths[JOB_FILES_MAX];
-    for (uint32_t i = 0; i < files->count; i++)
-        paths[i] = files->path[i];
-    return corpus_open_as(paths, files->count, (enum corpus_format)asked->data.format,
-                          asked->model.vocab_size, out);
-}
-
-int traini_open_data(traini_loop *self)
-{
-    const struct job *asked = self->job;
-    if (self->options->watch && asked->data.train.count == 0)
-        return 0; /* random tokens */
-    TRY(job_check_for_training(asked));
-    TRY(open_corpus(asked, &asked->data.train, &self->train_source));
-    TRY(sampler_init(&self->train_sampler, self->train_source, asked->data.seed,
-                     asked->model.seq_length));
-    if (asked->data.valid.count == 0)
-        return 0;
-    TRY(open_corpus(asked, &asked->data.valid, &self->valid_source));
-    if (corpus_is_text(self->train_source) != corpus_is_text(self->valid_source))
-        return err_set(
-            ERR_INPUT,
-            "data.train holds %s and data.valid holds %s: losses on the one say nothing of "
-            "the other; give both in one form",
-            corpus_is_text(self->train_source) ? "text" : "token ids",
-            corpus_is_text(self->valid_source) ? "text" : "token ids");
-    return sampler_init(&self->valid_sampler, self->valid_source, asked->data.seed,
-                        asked->model.seq_length);
-}
 
 /* What --fresh says where there is something to lose. */
 static int refuse_fresh(const traini_loop *self, const manifest *found, bool is_read)
@@ -306,7 +271,7 @@ static int write_files(traini_loop *self)
 {
     if (self->ranks.rank != 0)
         return 0;
-    uint64_t train_tokens = self->train_source ? corpus_token_count(self->train_source) : 0;
+    uint64_t train_tokens = self->train_data ? mixture_token_count(self->train_data) : 0;
     TRY(traini_run_dir_write(&self->dir, "job.json", self->job->text));
     if ((!self->resumed || self->is_borrowed) && !self->options->is_trial)
         TRY(traini_carry_side_files(self->dir.path, self->job->model.hf,

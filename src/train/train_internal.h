@@ -15,6 +15,7 @@
  *   ranks.c       what ranks tell each other         summary.c     a plan in figures
  *   engine_lanes.c  the lanes of an engine         figures.c     what the machine can do, of one rank
  *   described.c   a machine that is not this one    plan_json.c   plan.json; plan_memory.c its curves
+ *   data.c        files as sources, and as tokens
  *   windows.c     tokens of a step                   as_rank.c     one rank of ranks that are not there
  *   first_weights.c  what a new run begins with      side_files.c  what goes with a model beside weights
  *   trained.c     a run or a checkpoint to look at   fill.c        its parameters to where they rest
@@ -27,7 +28,7 @@
 
 #include "base/trace.h"
 #include "comm/comm.h"
-#include "data/corpus.h"
+#include "data/mixture.h"
 #include "format/manifest.h"
 #include "kernels/ops.h"
 #include "model/model.h"
@@ -208,7 +209,8 @@ struct traini_step {
                              Adagrad take theirs from here */
     bool skip;         /* the update of these scalars is skipped: overflow */
     double loss_scale; /* that this step's gradients carry; 1 but for fp16 */
-    double grad_norm;  /* out: of this step, without the loss scale */
+    uint64_t target_count; /* of all ranks' windows: the loss is the mean over them */
+    double grad_norm;      /* out: of this step, without the loss scale */
 };
 
 struct traini_keeper; /* keep.c */
@@ -539,12 +541,12 @@ struct traini_loop {
     manifest record;        /* of this run: identity, slabs, and the point after the last step */
     traini_point before;    /* the point one step earlier */
     sim_store *moved_store; /* of simulated drives that a re-cut leaves */
-    struct traini_run_dir from; /* train_options.from, locked while it is read */
-    bool is_borrowed;           /* the state is another run's */
-    bool is_moved;              /* a re-cut is done: the manifest names the new slabs */
-    struct weights *weights;           /* of model.hf, for a new run; NULL: none, or not any more */
-    corpus *train_source, *valid_source;
-    sampler train_sampler, valid_sampler;
+    struct traini_run_dir from;       /* train_options.from, locked while it is read */
+    bool is_borrowed;                 /* the state is another run's */
+    bool is_moved;                    /* a re-cut is done: the manifest names the new slabs */
+    struct weights *weights;          /* of model.hf, for a new run; NULL: none, or not any more */
+    mixture *train_data, *valid_data; /* NULL: random tokens; none */
+    struct traini_data *data;         /* data.c, where tokens may have to be made; or NULL */
     metrics_file metrics;
     bool pending; /* gradients of the step before wait to be applied */
     bool resumed;
@@ -565,7 +567,6 @@ typedef struct traini_loop traini_loop;
 /* start.c */
 /* The same for all ranks of a run, each on its host: slabs; then rank 0's files. */
 int traini_clear(traini_loop *self, const manifest *found) MUST_CHECK;
-int traini_open_data(traini_loop *self) MUST_CHECK;
 struct traini_setup_options traini_setup_options_of(const traini_loop *self); /* for a new run */
 /* Rank 0 reads what the directory holds and decides, for all: fresh, resume (*exists), or a refusal. */
 int traini_find_run(traini_loop *self, manifest *found, bool *exists) MUST_CHECK;
@@ -598,8 +599,15 @@ void traini_tell_changes(const traini_loop *self, const manifest *found);
 /* windows.c */
 uint64_t traini_step_windows(const traini_loop *self); /* of all ranks */
 /* Tokens and targets of this rank's windows of those from window `first` on into the host buffer: each rank
- * takes its part of the step's, in rank order. Without a source: random ones. */
-int traini_load_windows(traini_loop *self, sampler *from, bool shuffled, uint64_t first) MUST_CHECK;
+ * takes its part of the step's, in rank order. NULL: random ones. Sets the engine's step.target_count, of all
+ * ranks, for which they tell each other where some tokens do not count. */
+int traini_load_windows(traini_loop *self, mixture *from, bool shuffled, uint64_t first) MUST_CHECK;
+
+/* data.c: all ranks together. The first refuses what can be refused before anything is made, and opens the data
+ * unless tokens are to be made of it; then the second does, once the run directory is this run's. */
+int traini_open_data(traini_loop *self) MUST_CHECK;
+int traini_make_data(traini_loop *self) MUST_CHECK;
+void traini_close_data(traini_loop *self);
 
 /* watch.c: tells train_options.watch, if there is one. */
 int traini_watch_step(traini_loop *self, const run_totals *run, enum program_kind kind,
@@ -619,6 +627,8 @@ int traini_compare_data(traini_loop *self) MUST_CHECK;
 int traini_make_step_words(traini_loop *self) MUST_CHECK;
 /* The sum of all ranks' sums, and whether one of them is to stop. */
 int traini_share_step(traini_loop *self, double own_sum, double *total) MUST_CHECK;
+/* The sum of all ranks' counts. */
+int traini_share_count(traini_loop *self, uint64_t own, uint64_t *total) MUST_CHECK;
 /* Fills summary.ranks on rank 0. */
 int traini_collect_ranks(traini_loop *self) MUST_CHECK;
 

@@ -19,9 +19,7 @@ static void fill_random(const traini_loop *self, uint64_t first, uint64_t count,
         tokens[i] = (int32_t)rng_below(self->job->data.seed, RANDOM_STREAM + first, i, vocabulary);
 }
 
-/* Tokens and targets of this rank's windows of those from window `first` on into the host buffer: each rank
- * takes its part of the step's, in rank order. */
-int traini_load_windows(traini_loop *self, sampler *from, bool shuffled, uint64_t first)
+int traini_load_windows(traini_loop *self, mixture *from, bool shuffled, uint64_t first)
 {
     const model *net = self->setup->net;
     const uint64_t windows = self->job->accumulation * net->micro_batch;
@@ -29,14 +27,21 @@ int traini_load_windows(traini_loop *self, sampler *from, bool shuffled, uint64_
         (int32_t *)(void *)traini_home(self->engine, self->setup->set.homes.tokens_host);
     int32_t *targets = tokens + windows * net->tokens;
     first += self->ranks.rank * windows;
-    if (!from->source) {
+    uint64_t *target_count = &self->engine->step.target_count;
+    *target_count = traini_step_windows(self) * net->tokens;
+    if (!from) {
         fill_random(self, first, 2 * windows * net->tokens, tokens);
         return 0;
     }
     for (uint64_t w = 0; w < windows; w++) {
         int32_t *in = tokens + w * net->tokens, *out = targets + w * net->tokens;
-        TRY(shuffled ? sampler_window(from, first + w, in, out)
-                     : sampler_window_in_order(from, first + w, in, out));
+        TRY(shuffled ? mixture_window(from, first + w, in, out)
+                     : mixture_window_in_order(from, first + w, in, out));
     }
-    return 0;
+    if (!mixture_has_marks(from))
+        return 0;
+    uint64_t own = 0;
+    for (uint64_t i = 0; i < windows * net->tokens; i++)
+        own += targets[i] >= 0;
+    return traini_share_count(self, own, target_count);
 }

@@ -1,0 +1,134 @@
+/* The data block: files and sources, what makes tokens of text, and the order of the samples. See
+ * config_internal.h. Called by job_read. */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "config/config_internal.h"
+
+/* Place of an ENUM's value among the choices of its row, which are in the order of their enum. */
+static int choice_index(const configi_reader *reader, const char *path)
+{
+    return configi_list_find(option_find(path)->choices, configi_text(reader, path));
+}
+
+static int add_file(const configi_reader *reader, const char *path, const json_t *item,
+                    const char *field, struct job_files *files)
+{
+    size_t length = json_string_length(item);
+    if (files->count == JOB_FILES_MAX)
+        return configi_error(reader, path, "more than %d files", JOB_FILES_MAX);
+    if (length == 0 || length >= JOB_PATH_BYTES)
+        return configi_error(reader, path,
+                             "file %" PRIu32 ": a path of %zu bytes; 1 to %d are possible",
+                             files->count, length, JOB_PATH_BYTES - 1);
+    memcpy(files->path[files->count], json_string_value(item), length + 1);
+    snprintf(files->field[files->count], JOB_NAME_BYTES, "%s", field);
+    files->source[files->count] = files->source_count - 1;
+    files->count++;
+    return 0;
+}
+
+/* One path, or a list of them. */
+static int add_files(const configi_reader *reader, const char *path, const json_t *value,
+                     const char *field, struct job_files *files)
+{
+    size_t idx;
+    json_t *item;
+    if (!json_is_array(value))
+        return add_file(reader, path, value, field, files);
+    json_array_foreach(value, idx, item) TRY(add_file(reader, path, item, field, files));
+    return 0;
+}
+
+/* An object of data.train or data.valid: where it has a weight, a source of its own. */
+static int add_entry(const configi_reader *reader, const char *path, size_t idx,
+                     struct job_files *files)
+{
+    char entry[CONFIGI_PATH_BYTES], key[CONFIGI_PATH_BYTES], field[JOB_NAME_BYTES];
+    snprintf(entry, sizeof entry, "%s.%zu", path, idx);
+    configi_join(key, entry, "field");
+    TRY(configi_copy_text(reader, key, field, sizeof field));
+    configi_join(key, entry, "path");
+    const json_t *paths = configi_get(reader, key);
+    if (!paths || (json_is_array(paths) && json_array_size(paths) == 0))
+        return configi_error(reader, key, "missing; name the file, or a list of files");
+    char weight_key[CONFIGI_PATH_BYTES];
+    configi_join(weight_key, entry, "weight");
+    bool has_weight = option_find(weight_key) && configi_get(reader, weight_key);
+    if (has_weight) {
+        files->source_count += files->count > 0; /* the first one is there */
+        files->weight[files->source_count - 1] = configi_double(reader, weight_key);
+    }
+    return add_files(reader, key, paths, field, files);
+}
+
+static bool has_weight(const json_t *item)
+{
+    return json_is_object(item) && json_is_number(json_object_get(item, "weight"));
+}
+
+static int fill_files(const configi_reader *reader, const char *path, struct job_files *files)
+{
+    const json_t *value = configi_get(reader, path);
+    size_t idx, weighted = 0;
+    json_t *item;
+    files->source_count = 1;
+    files->weight[0] = 1;
+    if (!value)
+        return 0;
+    if (!json_is_array(value))
+        return add_files(reader, path, value, "text", files);
+    json_array_foreach(value, idx, item) weighted += has_weight(item);
+    json_array_foreach(value, idx, item)
+    {
+        if (weighted > 0 && !has_weight(item))
+            return configi_error(
+                reader, path,
+                "entry %zu has no weight, and another one has: give each entry one, "
+                "or none",
+                idx);
+        TRY(json_is_object(item) ? add_entry(reader, path, idx, files)
+                                 : add_file(reader, path, item, "text", files));
+    }
+    return 0;
+}
+
+/* The checkpoint's own tokenizer, where it has one and nothing else is asked for. */
+static int fill_tokenizer(const configi_reader *reader, job *target)
+{
+    static const char *const names[] = {"tokenizer.json", "tokenizer.model"};
+    char *tokenizer = target->data.tokenizer;
+    TRY(configi_copy_text(reader, "data.tokenizer", tokenizer, JOB_PATH_BYTES));
+    if (configi_get(reader, "data.tokenizer") || target->model.hf[0] == '\0')
+        return 0;
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        char path[JOB_PATH_BYTES + 32];
+        snprintf(path, sizeof path, "%s/%s", target->model.hf, names[i]);
+        if (access(path, F_OK) != 0)
+            continue;
+        bool is_json = i == 0; /* of a directory tokenizer.json is found; the other is named */
+        size_t length = strlen(is_json ? target->model.hf : path);
+        if (length >= JOB_PATH_BYTES)
+            return configi_error(reader, "model.hf", "%zu bytes long; at most %d", length,
+                                 JOB_PATH_BYTES - 1);
+        memcpy(tokenizer, is_json ? target->model.hf : path, length + 1);
+        break;
+    }
+    return 0;
+}
+
+int configi_fill_data(const configi_reader *reader, job *target)
+{
+    TRY(fill_files(reader, "data.train", &target->data.train));
+    TRY(fill_files(reader, "data.valid", &target->data.valid));
+    TRY(fill_tokenizer(reader, target));
+    snprintf(target->data.chat_template, JOB_NAME_BYTES, "%s",
+             configi_choice(reader, "data.chat_template"));
+    target->data.format = (enum job_data_format)choice_index(reader, "data.format");
+    target->data.shuffle = (enum job_shuffle)choice_index(reader, "data.shuffle");
+    target->data.seed = configi_uint(reader, "data.seed");
+    return 0;
+}
