@@ -133,6 +133,40 @@ struct embedding_grad_args {
 };
 typedef struct embedding_grad_args embedding_grad_args;
 
+/* How the frequency f of a pair is stretched, as Hugging Face's rope types of these names do it:
+ *   LINEAR   f / factor
+ *   LLAMA3   f where the wave, 2 pi / f positions, is shorter than original_positions / high_freq_factor;
+ *            f / factor where it is longer than original_positions / low_freq_factor; in between both
+ *            blended, with the weight of f growing linearly in original_positions / wave */
+enum rope_scaling { ROPE_SCALING_NONE, ROPE_SCALING_LINEAR, ROPE_SCALING_LLAMA3 };
+
+struct rope_table_args {
+    float *table; /* [T, D/2, 2] fp32 (cos, sin) */
+    uint64_t tokens, head_dim;
+    double theta;
+    enum rope_scaling scaling;
+    double factor, low_freq_factor, high_freq_factor,
+        original_positions; /* as scaling needs them */
+};
+typedef struct rope_table_args rope_table_args;
+
+/* RMSNorm of each of `heads` heads of rows of `stride` elements (first head at data), one weight for all:
+ * y = x * rstd * weight over the D elements of a head, in place. `before` keeps what was there and rstd
+ * the statistics for the gradient, which turns the gradient of y in `data` into that of x. */
+struct head_norm_args {
+    enum dtype type;
+    uint64_t rows, heads, head_dim;
+    uint64_t stride;    /* elements between rows of data */
+    float epsilon;      /* forward */
+    const void *weight; /* [D] type */
+    void *data;         /* first head of row 0: forward x to y; backward dy to dx */
+    void *before;       /* [rows, H, D] type, contiguous: x; written by the forward */
+    float *rstd;        /* [rows, H]; written by the forward */
+    float *weight_grad; /* [D] fp32, +=; backward; NULL: not wanted */
+    void *scratch;      /* head_norm_grad_scratch_bytes; backward */
+};
+typedef struct head_norm_args head_norm_args;
+
 /* Rotary positions in place on `heads` heads of rows of `stride` elements (first head at base):
  * pairs (i, i + D/2) of position t are turned by the angle t * theta^(-2i/D). */
 struct rope_args {
@@ -341,9 +375,16 @@ struct kernel_ops {
     int (*embedding_backward)(kernel_context *context, void *stream,
                               const embedding_grad_args *args) MUST_CHECK;
 
-    /* Fills table [T, D/2, 2] fp32; angles in double, rounded once. */
-    int (*rope_table)(kernel_context *context, void *stream, float *table, uint64_t tokens,
-                      uint64_t head_dim, double theta) MUST_CHECK;
+    int (*head_norm_forward)(kernel_context *context, void *stream,
+                             const head_norm_args *args) MUST_CHECK;
+    size_t (*head_norm_grad_scratch_bytes)(kernel_context *context, uint64_t rows, uint64_t heads,
+                                           uint64_t head_dim);
+    int (*head_norm_backward)(kernel_context *context, void *stream,
+                              const head_norm_args *args) MUST_CHECK;
+
+    /* Fills the table; angles in double, rounded once. */
+    int (*rope_table)(kernel_context *context, void *stream,
+                      const rope_table_args *args) MUST_CHECK;
     int (*rope)(kernel_context *context, void *stream, const rope_args *args) MUST_CHECK;
 
     int (*activation_forward)(kernel_context *context, void *stream,

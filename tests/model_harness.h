@@ -14,6 +14,35 @@
 #include "model/model.h"
 #include "model/model_internal.h"
 
+/* The family of an instance, "gpt2", "llama", or one of Llama's variants. */
+static inline enum model_family harness_family(const char *instance)
+{
+    return strncmp(instance, "gpt2", 4) == 0 ? MODEL_GPT2 : MODEL_LLAMA;
+}
+
+/* What an instance has beyond its family, all of it at once: "gpt2-long" more positions than a sequence;
+ * "qwen2" biases, and frequencies that are divided; "qwen3" norms of heads, heads that are wider together than
+ * the residual stream, and frequencies as Llama 3 stretches them, of which each kind occurs. */
+static inline void harness_vary(const char *instance, model_spec *spec)
+{
+    if (strcmp(instance, "gpt2-long") == 0)
+        spec->position_count = spec->seq_length + 70;
+    if (strcmp(instance, "qwen2") == 0) {
+        spec->qkv_bias = true;
+        spec->rope_scaling = MODEL_ROPE_LINEAR;
+        spec->rope_factor = 2;
+    }
+    if (strcmp(instance, "qwen3") == 0) {
+        spec->qk_norm = true;
+        spec->head_dim = spec->hidden_size / spec->num_heads + 6;
+        spec->rope_scaling = MODEL_ROPE_LLAMA3;
+        spec->rope_factor = 8;
+        spec->rope_low_freq_factor = 1;
+        spec->rope_high_freq_factor = 4;
+        spec->rope_original_positions = 64;
+    }
+}
+
 struct harness {
     const kernel_ops *ops;
     kernel_context *context;

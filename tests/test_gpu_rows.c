@@ -32,6 +32,9 @@ static const kernel_ops gpu_rows = {
     .norm_forward = cudai_norm_forward,
     .norm_grad_scratch_bytes = cudai_norm_grad_scratch_bytes,
     .norm_backward = cudai_norm_backward,
+    .head_norm_forward = cudai_head_norm_forward,
+    .head_norm_grad_scratch_bytes = cudai_head_norm_grad_scratch_bytes,
+    .head_norm_backward = cudai_head_norm_backward,
     .rope_table = cudai_rope_table,
     .rope = cudai_rope,
     .activation_forward = cudai_activation_forward,
@@ -400,6 +403,47 @@ static void activation_limits(void **state)
     gpu_end(gpu);
 }
 
+/* ---- norms of heads ---- */
+
+/* Heads of `channels` elements, 3 of them in a row of `slack` more, which must not change: 5, or 16 (variant
+ * bit 0) so that packs are possible. */
+static void head_norm_case(struct run *run, const struct shape *shape)
+{
+    enum { HEADS = 3 };
+    enum dtype type = shape->type;
+    uint64_t dim = shape->channels, stride = HEADS * dim + (shape->variant & 1 ? 16 : 5);
+    uint64_t count = shape->rows * stride, heads = shape->rows * HEADS;
+    head_norm_args args = {.type = type,
+                           .rows = shape->rows,
+                           .heads = HEADS,
+                           .head_dim = dim,
+                           .stride = stride,
+                           .epsilon = 1e-5f};
+    args.weight = draw(run, type, dim, 1, 1.0f);
+    args.data = draw(run, type, count, 2, 2.0f);
+    args.before = block(run, type, heads * dim);
+    args.rstd = block(run, DTYPE_FP32, heads);
+    assert_int_equal(run->ops->head_norm_forward(run->context, run->stream, &args), 0);
+    emit(run, type, args.data, count, 1e-6f);
+    emit(run, type, args.before, heads * dim, -1.0f);
+    emit(run, DTYPE_FP32, args.rstd, heads, 1e-6f);
+    args.data = draw(run, type, count, 3, 1.0f);
+    args.weight_grad = draw(run, DTYPE_FP32, dim, 4, 1.0f);
+    args.scratch =
+        scratch(run, run->ops->head_norm_grad_scratch_bytes(run->context, shape->rows, HEADS, dim));
+    assert_int_equal(run->ops->head_norm_backward(run->context, run->stream, &args), 0);
+    emit(run, type, args.data, count, 2e-5f);
+    emit(run, DTYPE_FP32, args.weight_grad, dim, 4e-6f * (float)heads);
+}
+
+static void head_norm(void **state)
+{
+    (void)state;
+    static const uint64_t shapes[][2] = {{1, 2},   {9, 6},    {70, 16},  {33, 64}, {5, 80},
+                                         {64, 96}, {50, 128}, {17, 192}, {9, 250}, {4, 256}};
+    CHECK_SHAPES("norms of heads", head_norm_case, shapes, 2);
+}
+
 /* ---- rotary positions ---- */
 
 /* `channels` pairs a head, 3 heads, `slack` elements between the last head and the next row, which must
@@ -419,8 +463,17 @@ static void rope_case(struct run *run, const struct shape *shape)
     float *table = block(run, DTYPE_FP32, tokens * dim);
     args.data = draw(run, shape->type, count, 1, 1.0f);
     args.table = table;
-    assert_int_equal(run->ops->rope_table(run->context, run->stream, table, tokens, dim, 10000.0),
-                     0);
+    /* By the number of rows, each way to stretch frequencies; of LLAMA3 waves of all three kinds. */
+    rope_table_args made = {.table = table,
+                            .tokens = tokens,
+                            .head_dim = dim,
+                            .theta = 10000.0,
+                            .scaling = (enum rope_scaling)(shape->rows % 3),
+                            .factor = 8,
+                            .low_freq_factor = 1,
+                            .high_freq_factor = 4,
+                            .original_positions = 100};
+    assert_int_equal(run->ops->rope_table(run->context, run->stream, &made), 0);
     assert_int_equal(run->ops->rope(run->context, run->stream, &args), 0);
     emit(run, DTYPE_FP32, table, tokens * dim, 0.0f);
     emit(run, shape->type, args.data, count, 1e-6f);
@@ -524,7 +577,11 @@ static void point_nothing(void **state)
     assert_int_equal(cudai_activation_forward(context, gpu->stream, &act), 0);
     assert_int_equal(cudai_activation_backward(context, gpu->stream, &act), 0);
     assert_int_equal(cudai_rope(context, gpu->stream, &turn), 0);
-    assert_int_equal(cudai_rope_table(context, gpu->stream, NULL, 0, 8, 1e4), 0);
+    rope_table_args no_table = {.head_dim = 8, .theta = 1e4};
+    assert_int_equal(cudai_rope_table(context, gpu->stream, &no_table), 0);
+    head_norm_args no_heads = {.head_dim = 8, .heads = 1};
+    assert_int_equal(cudai_head_norm_forward(context, gpu->stream, &no_heads), 0);
+    assert_int_equal(cudai_head_norm_backward(context, gpu->stream, &no_heads), 0);
     assert_int_equal(cudai_add(context, gpu->stream, DTYPE_FP32, 0, NULL, NULL, NULL), 0);
     assert_int_equal(cudai_zero(context, gpu->stream, NULL, 0), 0);
     assert_int_equal(cudai_convert(context, gpu->stream, NULL, DTYPE_FP32, NULL, DTYPE_BF16, 0), 0);
@@ -534,9 +591,11 @@ static void point_nothing(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(norm_forward), cmocka_unit_test(norm_backward),     cmocka_unit_test(sums),
-        cmocka_unit_test(activation),   cmocka_unit_test(activation_limits), cmocka_unit_test(rope),
-        cmocka_unit_test(point),        cmocka_unit_test(point_nothing),
+        cmocka_unit_test(norm_forward),  cmocka_unit_test(norm_backward),
+        cmocka_unit_test(head_norm),     cmocka_unit_test(sums),
+        cmocka_unit_test(activation),    cmocka_unit_test(activation_limits),
+        cmocka_unit_test(rope),          cmocka_unit_test(point),
+        cmocka_unit_test(point_nothing),
     };
     char filter[64];
     if (argc != 2) {

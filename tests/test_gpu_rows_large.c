@@ -256,7 +256,8 @@ static void rope(void **state)
     require_memory(gpu, row_count * STRIDE * 2);
     void *tail = draw_tail(STRIDE, 1, gpu->seed);
     float *table = host_room(TOKENS * DIM, sizeof *table);
-    assert_int_equal(kernels_reference.rope_table(NULL, NULL, table, TOKENS, DIM, 5e5), 0);
+    rope_table_args made = {.table = table, .tokens = TOKENS, .head_dim = DIM, .theta = 5e5};
+    assert_int_equal(kernels_reference.rope_table(NULL, NULL, &made), 0);
     rope_args args = {.type = type,
                       .batch = batch,
                       .tokens = TOKENS,

@@ -36,6 +36,9 @@ static const kernel_ops cpu_rows = {
     .embedding_forward = cpui_embedding_forward,
     .embedding_grad_scratch_bytes = cpui_embedding_grad_scratch_bytes,
     .embedding_backward = cpui_embedding_backward,
+    .head_norm_forward = cpui_head_norm_forward,
+    .head_norm_grad_scratch_bytes = cpui_head_norm_grad_scratch_bytes,
+    .head_norm_backward = cpui_head_norm_backward,
     .rope_table = cpui_rope_table,
     .rope = cpui_rope,
     .activation_forward = cpui_activation_forward,
@@ -271,6 +274,36 @@ static void embedding_case(struct run *run, const struct shape *shape)
         emit(run, DTYPE_FP32, back.position_table_grad, tokens * channels, 1e-6f);
 }
 
+/* Heads of `channels` elements, 3 of them in a row of 5 more, which must not change. */
+static void head_norm_case(struct run *run, const struct shape *shape)
+{
+    enum { HEADS = 3 };
+    enum dtype type = shape->type;
+    uint64_t dim = shape->channels, stride = HEADS * dim + 5, count = shape->rows * stride;
+    uint64_t heads = shape->rows * HEADS;
+    head_norm_args args = {.type = type,
+                           .rows = shape->rows,
+                           .heads = HEADS,
+                           .head_dim = dim,
+                           .stride = stride,
+                           .epsilon = 1e-5f};
+    args.weight = draw(run, type, dim, 1, 1.0f);
+    args.data = draw(run, type, count, 2, 2.0f);
+    args.before = block(run, heads * dim * dtype_bytes(type));
+    args.rstd = block(run, heads * sizeof(float));
+    assert_int_equal(run->ops->head_norm_forward(run->context, NULL, &args), 0);
+    emit(run, type, args.data, count, 1e-6f);
+    emit(run, type, args.before, heads * dim, 0.0f);
+    emit(run, DTYPE_FP32, args.rstd, heads, 1e-6f);
+    args.data = draw(run, type, count, 3, 1.0f);
+    args.weight_grad = draw(run, DTYPE_FP32, dim, 4, 1.0f);
+    args.scratch =
+        block(run, run->ops->head_norm_grad_scratch_bytes(run->context, shape->rows, HEADS, dim));
+    assert_int_equal(run->ops->head_norm_backward(run->context, NULL, &args), 0);
+    emit(run, type, args.data, count, 2e-5f);
+    emit(run, DTYPE_FP32, args.weight_grad, dim, 3e-5f);
+}
+
 /* `channels` pairs a head, 3 heads, 5 elements between the last head and the next row, which must
  * not change. variant bit 0: inverse. */
 static void rope_case(struct run *run, const struct shape *shape)
@@ -287,7 +320,17 @@ static void rope_case(struct run *run, const struct shape *shape)
     float *table = block(run, tokens * dim * sizeof *table);
     args.data = draw(run, shape->type, count, 1, 1.0f);
     args.table = table;
-    assert_int_equal(run->ops->rope_table(run->context, NULL, table, tokens, dim, 10000.0), 0);
+    /* By the number of rows, each way to stretch frequencies; of LLAMA3 waves of all three kinds. */
+    rope_table_args made = {.table = table,
+                            .tokens = tokens,
+                            .head_dim = dim,
+                            .theta = 10000.0,
+                            .scaling = (enum rope_scaling)(shape->rows % 3),
+                            .factor = 8,
+                            .low_freq_factor = 1,
+                            .high_freq_factor = 4,
+                            .original_positions = 100};
+    assert_int_equal(run->ops->rope_table(run->context, NULL, &made), 0);
     assert_int_equal(run->ops->rope(run->context, NULL, &args), 0);
     emit(run, DTYPE_FP32, table, tokens * dim, 0.0f);
     emit(run, shape->type, args.data, count, 1e-6f);
@@ -399,6 +442,16 @@ static void embeddings(void **state)
     check_shapes("embedding", embedding_case, 2);
 }
 
+static void head_norms(void **state)
+{
+    (void)state;
+    static const uint64_t dims[] = {2, 6, 33, 64, 128, 256};
+    for (size_t t = 0; t < sizeof all_types / sizeof *all_types; t++)
+        for (size_t d = 0; d < sizeof dims / sizeof *dims; d++)
+            check_case("norms of heads", head_norm_case,
+                       &(struct shape){all_types[t], 65, dims[d], 0});
+}
+
 static void ropes(void **state)
 {
     (void)state;
@@ -406,7 +459,9 @@ static void ropes(void **state)
     for (size_t t = 0; t < sizeof all_types / sizeof *all_types; t++)
         for (size_t p = 0; p < sizeof pairs / sizeof *pairs; p++)
             for (int variant = 0; variant < 2; variant++)
-                check_case("rope", rope_case, &(struct shape){all_types[t], 65, pairs[p], variant});
+                for (uint64_t rows = 65; rows < 68; rows++)
+                    check_case("rope", rope_case,
+                               &(struct shape){all_types[t], rows, pairs[p], variant});
 }
 
 static void activations(void **state)
@@ -561,6 +616,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(norms),
         cmocka_unit_test(embeddings),
+        cmocka_unit_test(head_norms),
         cmocka_unit_test(ropes),
         cmocka_unit_test(activations),
         cmocka_unit_test(additions),

@@ -1,6 +1,6 @@
 /* What model_pass_costs says that a pass runs against what it does run: every product with its shape, and
  * every attention, are counted on their way to the reference kernels; bytes of row-wise kernels by the
- * arguments that they are given. Flops agree with the pass's own. Argument: the family. */
+ * arguments that they are given. Flops agree with the pass's own. Argument: the family or variant. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -15,6 +15,7 @@
 
 enum { SEED = 7, MADE_MAX = 256 };
 
+static const char *instance = "gpt2";
 static enum model_family family;
 
 /* ---- kernels that count ---- */
@@ -112,6 +113,20 @@ static int spy_activation_backward(kernel_context *context, void *stream,
     return kernels_reference.activation_backward(context, stream, args);
 }
 
+/* Read, written and copied. */
+static int spy_head_norm_forward(kernel_context *context, void *stream, const head_norm_args *args)
+{
+    note(MODEL_ROWS_NORM, args->rows * args->heads * args->head_dim, 3 * dtype_bytes(args->type));
+    return kernels_reference.head_norm_forward(context, stream, args);
+}
+
+static int spy_head_norm_backward(kernel_context *context, void *stream, const head_norm_args *args)
+{
+    note(MODEL_ROWS_NORM_GRAD, args->rows * args->heads * args->head_dim,
+         3 * dtype_bytes(args->type));
+    return kernels_reference.head_norm_backward(context, stream, args);
+}
+
 static int spy_rope(kernel_context *context, void *stream, const rope_args *args)
 {
     note(MODEL_ROWS_PLAIN, args->batch * args->tokens * args->heads * args->head_dim,
@@ -182,6 +197,8 @@ static void make_spy(void)
     spy.norm_backward = spy_norm_backward;
     spy.activation_forward = spy_activation_forward;
     spy.activation_backward = spy_activation_backward;
+    spy.head_norm_forward = spy_head_norm_forward;
+    spy.head_norm_backward = spy_head_norm_backward;
     spy.rope = spy_rope;
     spy.add = spy_add;
     spy.scale_rows = spy_scale_rows;
@@ -226,7 +243,7 @@ static void compare(const model *self, const model_costs *costs)
         total += made[k].runs;
     assert_int_equal(total, counted);
     double forward = 2.0 * (double)self->micro_batch * (double)self->tokens * (double)self->tokens *
-                     (double)self->spec.hidden_size;
+                     (double)(self->spec.num_heads * self->spec.head_dim);
     assert_true(costs->attention_forward_flops == forward * (double)attention_runs[0]);
     assert_true(costs->attention_backward_flops == 2.5 * forward * (double)attention_runs[1]);
     for (int kind = 0; kind < MODEL_ROW_KIND_COUNT; kind++)
@@ -311,6 +328,7 @@ static void check_model(bool tied, enum dtype type, uint64_t max_part_bytes, uin
         .learn = *learn,
         .lora = *lora,
     };
+    harness_vary(instance, &spec);
     harness h;
     make_spy();
     harness_create(&h, &spy, &spec, type, 2, chunk_rows);
@@ -381,7 +399,9 @@ static void test_adapters(void **state)
 
 int main(int argc, char **argv)
 {
-    family = argc > 1 && strcmp(argv[1], "llama") == 0 ? MODEL_LLAMA : MODEL_GPT2;
+    if (argc > 1)
+        instance = argv[1];
+    family = harness_family(instance);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_whole),
         cmocka_unit_test(test_in_parts),

@@ -1,7 +1,7 @@
 /* Models whose units are cut in parts: losses and gradients against the same model in whole units and
  * against finite differences, in all working types, for parts from giant to tiny; kept activations give
  * the bits of recomputation; fp16 under a loss scale. The harness gives each pass exactly what the pass
- * says that it uses. Argument: the family. */
+ * says that it uses. Argument: the family or variant. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -16,6 +16,7 @@
 
 enum { SEED = 5, PROBES_PER_TENSOR = 2 };
 
+static const char *instance = "gpt2";
 static enum model_family family;
 
 /* Units of more than 4096 elements, so that there is something to cut. With 80 positions their table
@@ -38,6 +39,7 @@ static model_spec small(bool tied, uint64_t seq_length, uint64_t max_part_bytes)
         .init_std = 0.15,
         .max_part_bytes = max_part_bytes,
     };
+    harness_vary(instance, &spec);
     return spec;
 }
 
@@ -493,7 +495,9 @@ static void fp16_sums_do_not_overflow(void **state)
 
 int main(int argc, char **argv)
 {
-    family = argc > 1 && strcmp(argv[1], "llama") == 0 ? MODEL_LLAMA : MODEL_GPT2;
+    if (argc > 1)
+        instance = argv[1];
+    family = harness_family(instance);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(parts_agree_with_the_whole),
         cmocka_unit_test(backends_agree),

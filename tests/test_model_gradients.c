@@ -1,5 +1,5 @@
 /* Gradients of tiny models of both families: against finite differences, between backends, between
- * chunk sizes, and the same bits on every call whatever the scratch held. Argument: the family. */
+ * chunk sizes, and the same bits on every call whatever the scratch held. Argument: the family or variant. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -14,6 +14,7 @@
 
 enum { SEED = 3, PROBES_PER_TENSOR = 5 };
 
+static const char *instance = "gpt2";
 static enum model_family family;
 
 static model_spec tiny(bool tied)
@@ -33,6 +34,7 @@ static model_spec tiny(bool tied)
         .norm_epsilon = 1e-5,
         .init_std = 0.3, /* large, so that every gradient stands above the noise */
     };
+    harness_vary(instance, &spec);
     return spec;
 }
 
@@ -342,7 +344,9 @@ static void later_tokens_change_nothing(void **state)
 
 int main(int argc, char **argv)
 {
-    family = argc > 1 && strcmp(argv[1], "llama") == 0 ? MODEL_LLAMA : MODEL_GPT2;
+    if (argc > 1)
+        instance = argv[1];
+    family = harness_family(instance);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(finite_differences),
         cmocka_unit_test(chunks_agree),

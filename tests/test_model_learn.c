@@ -1,7 +1,7 @@
 /* Models of which a part learns: every tensor that learns gets the bits of gradient that it gets where
  * everything learns, whole and in parts, losses are the same, and nothing is run for the others: frozen
  * units are given no gradients (the harness gives a pass what it says that it uses), stages before the
- * first that learns have no backward, and that one makes no gradient of its input. Argument: the family. */
+ * first that learns have no backward, and that one makes no gradient of its input. Argument: the family or variant. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -16,12 +16,13 @@
 
 enum { SEED = 11, LAYERS = 3 };
 
+static const char *instance = "gpt2";
 static enum model_family family;
 
 static model_spec small(bool tied, uint64_t max_part_bytes)
 {
     bool is_llama = family == MODEL_LLAMA;
-    return (model_spec){
+    model_spec spec = {
         .family = family,
         .num_layers = LAYERS,
         .hidden_size = 48,
@@ -36,6 +37,8 @@ static model_spec small(bool tied, uint64_t max_part_bytes)
         .init_std = 0.15,
         .max_part_bytes = max_part_bytes,
     };
+    harness_vary(instance, &spec);
+    return spec;
 }
 
 /* ---- selections ---- */
@@ -265,7 +268,9 @@ static void test_everything(void **state)
 
 int main(int argc, char **argv)
 {
-    family = argc > 1 && strcmp(argv[1], "llama") == 0 ? MODEL_LLAMA : MODEL_GPT2;
+    if (argc > 1)
+        instance = argv[1];
+    family = harness_family(instance);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_reference),
         cmocka_unit_test(test_cpu),

@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "kernels/cpu/rows_internal.h"
+#include "kernels/rope_frequency.h"
 
 const rows_table *rowsi_table(enum cpui_isa isa)
 {
@@ -96,15 +97,37 @@ int cpui_embedding_backward(kernel_context *context, void *stream, const embeddi
     return 0;
 }
 
-int cpui_rope_table(kernel_context *context, void *stream, float *table, uint64_t tokens,
-                    uint64_t head_dim, double theta)
+int cpui_head_norm_forward(kernel_context *context, void *stream, const head_norm_args *args)
 {
     (void)stream;
-    assert(head_dim % 2 == 0);
-    uint64_t pairs = head_dim / 2;
+    context->rows->head_norm_forward(context->thread_count, args);
+    return 0;
+}
+
+size_t cpui_head_norm_grad_scratch_bytes(kernel_context *context, uint64_t rows, uint64_t heads,
+                                         uint64_t head_dim)
+{
+    (void)context, (void)heads;
+    return (size_t)(rowsi_block_count(rows) * head_dim) * sizeof(float);
+}
+
+int cpui_head_norm_backward(kernel_context *context, void *stream, const head_norm_args *args)
+{
+    (void)stream;
+    context->rows->head_norm_backward(context->thread_count, args);
+    return 0;
+}
+
+int cpui_rope_table(kernel_context *context, void *stream, const rope_table_args *args)
+{
+    (void)stream;
+    assert(args->head_dim % 2 == 0);
+    uint64_t pairs = args->head_dim / 2, tokens = args->tokens;
+    float *table = args->table;
 #pragma omp parallel for schedule(static) num_threads(context->thread_count)
     for (uint64_t i = 0; i < pairs; i++) {
-        double frequency = pow(theta, -2.0 * (double)i / (double)head_dim);
+        double plain = pow(args->theta, -2.0 * (double)i / (double)args->head_dim);
+        double frequency = rope_scaled_frequency(args, plain);
         for (uint64_t t = 0; t < tokens; t++) {
             table[(t * pairs + i) * 2] = (float)cos((double)t * frequency);
             table[(t * pairs + i) * 2 + 1] = (float)sin((double)t * frequency);

@@ -6,11 +6,13 @@
 #include "kernels/cpu/rows_internal.h"
 #include "kernels/cpu/rows_math.h"
 
-/* rows_norm.h: norms, and sums of columns. rows_point.h: what maps element to element. rows_loss.h:
+/* rows_norm.h: norms, and sums of columns. rows_head_norm.h: norms of heads. rows_point.h: what maps element to element. rows_loss.h:
  * cross-entropy. */
 #include "kernels/cpu/rows_loss.h"
 #include "kernels/cpu/rows_norm.h"
 #include "kernels/cpu/rows_point.h"
+
+#include "kernels/cpu/rows_head_norm.h" /* after rows_norm.h, whose sums it takes */
 
 const rows_table ROWS_TABLE = {
     .name = ROWS_NAME,
@@ -18,6 +20,8 @@ const rows_table ROWS_TABLE = {
     .norm_backward = norm_backward,
     .embedding_forward = embedding_forward,
     .embedding_backward = embedding_backward,
+    .head_norm_forward = head_norm_forward,
+    .head_norm_backward = head_norm_backward,
     .rope = rope,
     .activation_forward = activation_forward,
     .activation_backward = activation_backward,

@@ -43,6 +43,8 @@ struct rows_table {
     void (*norm_backward)(int threads, const norm_grad_args *args);
     void (*embedding_forward)(int threads, const embedding_args *args);
     void (*embedding_backward)(int threads, const embedding_grad_args *args);
+    void (*head_norm_forward)(int threads, const head_norm_args *args);
+    void (*head_norm_backward)(int threads, const head_norm_args *args);
     void (*rope)(int threads, const rope_args *args);
     void (*activation_forward)(int threads, const activation_args *args);
     void (*activation_backward)(int threads, const activation_args *args);

@@ -1,6 +1,6 @@
 /* The CUDA backend's dense row ops: norms, bias gradients, rotary positions, activations, addition,
  * conversion, zero. Here are the checks, the cut of rows into blocks for sums of columns, and the names
- * for errors; the kernels are in rows_norm.cu and rows_point.cu. Nothing here allocates or
+ * for errors; the kernels are in rows_norm.cu, rows_head_norm.cu and rows_point.cu. Nothing here allocates or
  * synchronizes. */
 #include <assert.h>
 
@@ -22,6 +22,9 @@ enum {
 
 /* The same for a bias: tiles of columns share the rows of a block, so fewer blocks are enough. */
 enum { BIAS_BLOCKS_MAX = 256, BIAS_ROWS_MIN = 64 };
+
+/* And for the weight of norms of heads, whose rows are heads. */
+enum { HEAD_BLOCKS_MAX = 1024, HEADS_MIN = 128 };
 
 static cudai_row_blocks row_blocks(uint64_t rows, uint64_t blocks_max, uint64_t rows_min)
 {
@@ -83,15 +86,45 @@ int cudai_bias_backward(kernel_context *context, void *stream, enum dtype type, 
         "the bias gradient kernel");
 }
 
-int cudai_rope_table(kernel_context *context, void *stream, float *table, uint64_t tokens,
-                     uint64_t head_dim, double theta)
+/* Blocks of heads for the gradient of their norm's weight: a head is short, so a block takes many, and the
+ * sums of all blocks stay within a MiB. */
+static cudai_row_blocks head_blocks(uint64_t rows, uint64_t heads)
 {
-    assert(head_dim % 2 == 0);
-    if (tokens == 0 || head_dim == 0)
+    return row_blocks(rows * heads, HEAD_BLOCKS_MAX, HEADS_MIN);
+}
+
+int cudai_head_norm_forward(kernel_context *context, void *stream, const head_norm_args *args)
+{
+    (void)context;
+    if (args->rows * args->heads * args->head_dim == 0)
         return 0;
-    return cudai_check(
-        cudai_launch_rope_table(stream, context->sm_count, table, tokens, head_dim / 2, theta),
-        "the rotary table kernel");
+    return cudai_check(cudai_launch_head_norm_forward(stream, args), "the kernel of heads' norms");
+}
+
+size_t cudai_head_norm_grad_scratch_bytes(kernel_context *context, uint64_t rows, uint64_t heads,
+                                          uint64_t head_dim)
+{
+    (void)context;
+    return (size_t)(head_blocks(rows, heads).count * head_dim) * sizeof(float);
+}
+
+int cudai_head_norm_backward(kernel_context *context, void *stream, const head_norm_args *args)
+{
+    (void)context;
+    if (args->rows * args->heads * args->head_dim == 0)
+        return 0;
+    cudai_row_blocks blocks = head_blocks(args->rows, args->heads);
+    return cudai_check(cudai_launch_head_norm_backward(stream, args, blocks),
+                       "the gradient kernel of heads' norms");
+}
+
+int cudai_rope_table(kernel_context *context, void *stream, const rope_table_args *args)
+{
+    assert(args->head_dim % 2 == 0);
+    if (args->tokens == 0 || args->head_dim == 0)
+        return 0;
+    return cudai_check(cudai_launch_rope_table(stream, context->sm_count, args),
+                       "the rotary table kernel");
 }
 
 int cudai_rope(kernel_context *context, void *stream, const rope_args *args)

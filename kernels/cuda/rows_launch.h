@@ -1,4 +1,4 @@
-/* Launchers of rows_norm.cu and rows_point.cu for rows.c. Each enqueues kernels on `stream` (a
+/* Launchers of rows_norm.cu, rows_head_norm.cu and rows_point.cu for rows.c. Each enqueues kernels on `stream` (a
  * cudaStream_t) and returns CUDA's error of the launch, 0 for success. Arguments are checked by the
  * caller; counts may be 0 nowhere. Any alignment of pointers that their element types allow is taken
  * and does not change results; 16 bytes and whole packs in a row are fast. Valid as C and as C++. */
@@ -27,6 +27,15 @@ int cudai_launch_bias_backward(void *stream, enum dtype type, uint64_t rows, uin
                                const void *output_grad, float *bias_grad, float *scratch,
                                cudai_row_blocks blocks);
 
+/* target[c] += the sum over `blocks` rows of sums [blocks, channels], in order, in double. */
+int cudai_launch_fold_sums(void *stream, const float *sums, uint64_t blocks, uint64_t channels,
+                           float *target);
+
+/* rows_head_norm.cu. A "row" of the blocks is a head; scratch: [blocks.count, D] fp32. D <= 256. */
+int cudai_launch_head_norm_forward(void *stream, const head_norm_args *args);
+int cudai_launch_head_norm_backward(void *stream, const head_norm_args *args,
+                                    cudai_row_blocks blocks);
+
 /* rows_point.cu. Their geometry depends on sm_count; no result does. */
 int cudai_launch_scale_rows(void *stream, const scale_rows_args *args);
 int cudai_launch_add(void *stream, int sm_count, enum dtype type, uint64_t count, const void *a,
@@ -37,8 +46,7 @@ int cudai_launch_convert(void *stream, int sm_count, const void *source, enum dt
 int cudai_launch_activation_forward(void *stream, int sm_count, const activation_args *args);
 int cudai_launch_activation_backward(void *stream, int sm_count, const activation_args *args);
 int cudai_launch_rope(void *stream, const rope_args *args);
-int cudai_launch_rope_table(void *stream, int sm_count, float *table, uint64_t tokens,
-                            uint64_t pairs, double theta);
+int cudai_launch_rope_table(void *stream, int sm_count, const rope_table_args *args);
 
 #ifdef __cplusplus
 }

@@ -496,6 +496,12 @@ extern "C" int cudai_launch_norm_backward(void *stream, const norm_grad_args *ar
                        args->weight_grad, is_layer ? args->bias_grad : nullptr);
 }
 
+extern "C" int cudai_launch_fold_sums(void *stream, const float *sums, uint64_t blocks,
+                                      uint64_t channels, float *target)
+{
+    return launch_fold(static_cast<cudaStream_t>(stream), sums, blocks, channels, target, nullptr);
+}
+
 extern "C" int cudai_launch_bias_backward(void *stream, enum dtype type, uint64_t rows, uint64_t n,
                                           const void *output_grad, float *bias_grad, float *scratch,
                                           cudai_row_blocks blocks)

@@ -6,6 +6,7 @@
 // wherever kernels/ops.h allows it.
 #include "kernels/cuda/rows_launch.h"
 #include "kernels/cuda/rows_pack.cuh"
+#include "kernels/rope_frequency.h"
 
 static constexpr unsigned point_threads = 256;
 static constexpr uint64_t grid_y_max = 65535;
@@ -407,23 +408,22 @@ extern "C" int cudai_launch_rope(void *stream, const rope_args *args)
 }
 
 // The formula of the CPU backend, in double.
-static __global__ void __launch_bounds__(point_threads)
-    rope_table_kernel(float *table, uint64_t tokens, uint64_t pairs, double theta)
+static __global__ void __launch_bounds__(point_threads) rope_table_kernel(rope_table_args args)
 {
-    const uint64_t count = tokens * pairs;
+    float *table = args.table;
+    const uint64_t pairs = args.head_dim / 2, count = args.tokens * pairs;
     for (uint64_t at = cudai_thread_idx(); at < count; at += cudai_thread_count()) {
         double exponent = -2.0 * static_cast<double>(at % pairs) / static_cast<double>(2 * pairs);
-        double frequency = pow(theta, exponent);
+        double frequency = rope_scaled_frequency(&args, pow(args.theta, exponent));
         double angle = __dmul_rn(static_cast<double>(at / pairs), frequency);
         table[2 * at] = static_cast<float>(cos(angle));
         table[2 * at + 1] = static_cast<float>(sin(angle));
     }
 }
 
-extern "C" int cudai_launch_rope_table(void *stream, int sm_count, float *table, uint64_t tokens,
-                                       uint64_t pairs, double theta)
+extern "C" int cudai_launch_rope_table(void *stream, int sm_count, const rope_table_args *args)
 {
-    dim3 grid(cudai_blocks(tokens * pairs, point_threads, sm_count));
+    dim3 grid(cudai_blocks(args->tokens * (args->head_dim / 2), point_threads, sm_count));
     return cudai_launch(rope_table_kernel, grid, dim3(point_threads), 0,
-                        static_cast<cudaStream_t>(stream), table, tokens, pairs, theta);
+                        static_cast<cudaStream_t>(stream), *args);
 }

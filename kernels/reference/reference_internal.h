@@ -53,8 +53,13 @@ int refi_embedding_forward(kernel_context *context, void *stream,
 size_t refi_embedding_grad_scratch_bytes(kernel_context *context, uint64_t rows, uint64_t vocab);
 int refi_embedding_backward(kernel_context *context, void *stream,
                             const embedding_grad_args *args) MUST_CHECK;
-int refi_rope_table(kernel_context *context, void *stream, float *table, uint64_t tokens,
-                    uint64_t head_dim, double theta) MUST_CHECK;
+int refi_head_norm_forward(kernel_context *context, void *stream,
+                           const head_norm_args *args) MUST_CHECK;
+size_t refi_head_norm_grad_scratch_bytes(kernel_context *context, uint64_t rows, uint64_t heads,
+                                         uint64_t head_dim);
+int refi_head_norm_backward(kernel_context *context, void *stream,
+                            const head_norm_args *args) MUST_CHECK;
+int refi_rope_table(kernel_context *context, void *stream, const rope_table_args *args) MUST_CHECK;
 int refi_rope(kernel_context *context, void *stream, const rope_args *args) MUST_CHECK;
 int refi_activation_forward(kernel_context *context, void *stream,
                             const activation_args *args) MUST_CHECK;

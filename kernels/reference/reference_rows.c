@@ -1,8 +1,10 @@
 /* Row-wise ops of the reference backend. The embedding gradient is added row by row in fp32, as the
  * contract says; every other sum is taken in double and rounded once. */
 #include <math.h>
+#include <string.h>
 
 #include "kernels/reference/reference_internal.h"
+#include "kernels/rope_frequency.h"
 
 static void norm_forward_row(const norm_args *args, uint64_t row)
 {
@@ -158,16 +160,79 @@ int refi_embedding_backward(kernel_context *context, void *stream, const embeddi
     return 0;
 }
 
-int refi_rope_table(kernel_context *context, void *stream, float *table, uint64_t tokens,
-                    uint64_t head_dim, double theta)
+int refi_head_norm_forward(kernel_context *context, void *stream, const head_norm_args *args)
 {
+    uint64_t dim = args->head_dim;
     (void)context;
     (void)stream;
-    for (uint64_t t = 0; t < tokens; t++)
-        for (uint64_t i = 0; i < head_dim / 2; i++) {
-            double angle = (double)t * pow(theta, -2.0 * (double)i / (double)head_dim);
-            table[(t * (head_dim / 2) + i) * 2] = (float)cos(angle);
-            table[(t * (head_dim / 2) + i) * 2 + 1] = (float)sin(angle);
+    for (uint64_t at = 0; at < args->rows * args->heads; at++) {
+        uint64_t first = at / args->heads * args->stride + at % args->heads * dim;
+        double sum = 0;
+        for (uint64_t i = 0; i < dim; i++) {
+            double x = refi_load(args->type, args->data, first + i);
+            sum += x * x;
+            refi_store(args->type, args->before, at * dim + i, x);
+        }
+        double rstd = 1.0 / sqrt(sum / (double)dim + (double)args->epsilon);
+        args->rstd[at] = (float)rstd;
+        for (uint64_t i = 0; i < dim; i++) {
+            double x = refi_load(args->type, args->before, at * dim + i);
+            refi_store(args->type, args->data, first + i,
+                       x * rstd * refi_load(args->type, args->weight, i));
+        }
+    }
+    return 0;
+}
+
+size_t refi_head_norm_grad_scratch_bytes(kernel_context *context, uint64_t rows, uint64_t heads,
+                                         uint64_t head_dim)
+{
+    (void)context;
+    (void)rows;
+    (void)heads;
+    return (size_t)head_dim * sizeof(double);
+}
+
+/* scratch: [D] double, the weight's gradient. */
+int refi_head_norm_backward(kernel_context *context, void *stream, const head_norm_args *args)
+{
+    uint64_t dim = args->head_dim;
+    double *sums = args->scratch;
+    (void)context;
+    (void)stream;
+    memset(sums, 0, dim * sizeof *sums);
+    for (uint64_t at = 0; at < args->rows * args->heads; at++) {
+        uint64_t first = at / args->heads * args->stride + at % args->heads * dim;
+        double rstd = (double)args->rstd[at], mean = 0;
+        for (uint64_t i = 0; i < dim; i++) {
+            double xhat = refi_load(args->type, args->before, at * dim + i) * rstd;
+            double dy = refi_load(args->type, args->data, first + i);
+            sums[i] += dy * xhat;
+            mean += dy * refi_load(args->type, args->weight, i) * xhat / (double)dim;
+        }
+        for (uint64_t i = 0; i < dim; i++) {
+            double xhat = refi_load(args->type, args->before, at * dim + i) * rstd;
+            double dy = refi_load(args->type, args->data, first + i);
+            double g = dy * refi_load(args->type, args->weight, i);
+            refi_store(args->type, args->data, first + i, rstd * (g - xhat * mean));
+        }
+    }
+    for (uint64_t i = 0; i < dim && args->weight_grad; i++)
+        args->weight_grad[i] += (float)sums[i];
+    return 0;
+}
+
+int refi_rope_table(kernel_context *context, void *stream, const rope_table_args *args)
+{
+    uint64_t pairs = args->head_dim / 2;
+    (void)context;
+    (void)stream;
+    for (uint64_t t = 0; t < args->tokens; t++)
+        for (uint64_t i = 0; i < pairs; i++) {
+            double plain = pow(args->theta, -2.0 * (double)i / (double)args->head_dim);
+            double angle = (double)t * rope_scaled_frequency(args, plain);
+            args->table[(t * pairs + i) * 2] = (float)cos(angle);
+            args->table[(t * pairs + i) * 2 + 1] = (float)sin(angle);
         }
     return 0;
 }

@@ -1,6 +1,6 @@
 /* A transformer block, both families, forward and backward:
  *
- *   middle = x + proj(attention(rope(qkv(norm1(x)))))
+ *   middle = x + proj(attention(rope(qkv(norm1(x)))))      rope(head_norm(qkv)) where heads have norms
  *   y      = middle + down(activation(up(norm2(middle))))
  *
  * The sequence of ops depends on shapes alone. Activations live in `saved` (modeli_block_layout) and in
@@ -64,7 +64,7 @@ static int compute_saved(const modeli_block_run *run, void *projected)
 
     TRY(modeli_block_norm1(run, shape->norm1));
     TRY(linear(run, MODELI_QKV, shape->qkv, normed1, modeli_block_saved(run, run->at.qkv)));
-    TRY(modeli_block_attend(run));
+    TRY(modeli_block_attend(run, shape->q_norm, shape->k_norm));
     TRY(linear(run, MODELI_PROJ, shape->proj, attended, projected));
     TRY(modeli_block_norm2(run, shape->norm2, projected));
     TRY(linear(run, MODELI_UP, shape->up, normed2, modeli_block_saved(run, run->at.ffn_input)));
@@ -114,6 +114,7 @@ static int attention_backward(const modeli_block_run *run)
                            run->self->spec.hidden_size, attended));
     TRY(linear_input_grad(run, MODELI_PROJ_INPUT, shape->proj, middle_grad, attended_grad));
     TRY(modeli_block_attend_grad(run));
+    TRY(modeli_block_head_norm_grad(run, shape->q_norm, shape->k_norm));
     TRY(linear_weight_grad(run, MODELI_QKV_WEIGHT, shape->qkv, qkv_grad, shape->qkv_columns,
                            normed1));
     if (run->call->input_grad == NULL && run->call->grads[shape->norm_unit] == NULL)

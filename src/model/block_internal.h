@@ -57,9 +57,13 @@ int modeli_block_norm2(const modeli_block_run *run, modeli_pair weights,
 /* The gradient of middle from that of normed2, both in run->grad, and call->output_grad. */
 int modeli_block_norm2_grad(const modeli_block_run *run, modeli_pair weights) MUST_CHECK;
 
-/* Rope on qkv, and attention. The gradient: from attention_grad to qkv_grad. */
-int modeli_block_attend(const modeli_block_run *run) MUST_CHECK;
+/* Norms of heads (weights: q's and k's, MODELI_ABSENT without them) and rope on qkv, and
+ * attention. The gradient: from attention_grad to qkv_grad, back to before the rotation. */
+int modeli_block_attend(const modeli_block_run *run, uint64_t q_norm, uint64_t k_norm) MUST_CHECK;
 int modeli_block_attend_grad(const modeli_block_run *run) MUST_CHECK;
+/* Back through the norms of heads: from qkv_grad to qkv_grad. */
+int modeli_block_head_norm_grad(const modeli_block_run *run, uint64_t q_norm,
+                                uint64_t k_norm) MUST_CHECK;
 
 /* ffn_output from ffn_input. The gradient: from that of ffn_output to that of ffn_input, each in the
  * place of its value. */

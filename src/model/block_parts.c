@@ -1,10 +1,11 @@
 /* A block in parts: each pass runs rows of one linear layer, that is columns of its output, with what
  * stands before the layer in its first part and what follows it in its last:
  *
- *   forward, recompute    norm1, qkv ..  rope, attention | proj .. | norm2, up .. activation
+ *   forward, recompute    norm1, qkv ..  (norms of heads,) rope, attention | proj .. | norm2, up .. activation
  *                         | down .. + middle (forward only)
  *   backward, parts from last to first, each: gradients of its weights, and its share of the gradient
- *   of the layer's input, in fp32; the first part, which comes last, rounds that sum and goes on to the
+ *   of the layer's input, in fp32 (where heads have norms, qkv's last part first goes back through those,
+ *   whose weights it has); the first part, which comes last, rounds that sum and goes on to the
  *   layer before:         down .. activation' | up .. norm2' | proj .. attention', rope' | qkv .. norm1'
  *
  * All else is as in block.c, where also the names are. Allocates nothing. */
@@ -68,7 +69,7 @@ static int forward(const modeli_block_run *run, const modeli_part *part)
     if (!part->is_last)
         return 0;
     if (part->layer == MODELI_LAYER_QKV)
-        return modeli_block_attend(run);
+        return modeli_block_attend(run, part->q_norm, part->k_norm);
     if (part->layer == MODELI_LAYER_UP)
         return modeli_block_activate(run);
     return part->layer == MODELI_LAYER_DOWN ? modeli_block_add_middle(run) : 0;
@@ -100,6 +101,8 @@ static int backward(const modeli_block_run *run, const modeli_part *part)
     const void *output_grad =
         (const char *)of.output_grad + part->row_begin * dtype_bytes(self->type);
     float *input_sum = modeli_block_saved(run, run->at.input_sum);
+    if (part->q_norm != MODELI_ABSENT)
+        TRY(modeli_block_head_norm_grad(run, part->q_norm, part->k_norm));
     if (run->call->grads[0] != NULL) {
         TRY(ops->matmul(part->products[0].weight, run->stream, output_grad, of.input, NULL,
                         modeli_block_grad(run, part->weights.weight), run->call->temp));

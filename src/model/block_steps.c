@@ -119,11 +119,37 @@ static void *head_of(const modeli_block_run *run, void *qkv, uint64_t heads_befo
     return modeli_at(qkv, columns * dtype_bytes(run->self->type));
 }
 
-int modeli_block_attend(const modeli_block_run *run)
+/* The norms of q's heads, or of k's, which lie right behind. In the gradient `data` is that of qkv. */
+static head_norm_args head_norm(const modeli_block_run *run, bool is_k, uint64_t weight, void *data)
+{
+    const model *self = run->self;
+    uint64_t heads = self->spec.num_heads, rows = run->shape->rows;
+    uint64_t before = is_k ? rows * heads : 0; /* heads of q, in what is kept of them */
+    float *rstd = modeli_block_saved(run, run->at.qk_rstd);
+    void *kept = modeli_block_saved(run, run->at.qk_before);
+    return (head_norm_args){
+        .type = self->type,
+        .rows = rows,
+        .heads = is_k ? self->spec.num_kv_heads : heads,
+        .head_dim = run->shape->head_dim,
+        .stride = run->shape->qkv_columns,
+        .epsilon = (float)self->spec.norm_epsilon,
+        .weight = modeli_block_norm_param(run, weight),
+        .data = head_of(run, data, is_k ? heads : 0),
+        .before = head_of(run, kept, before),
+        .rstd = rstd + before,
+    };
+}
+
+int modeli_block_attend(const modeli_block_run *run, uint64_t q_norm, uint64_t k_norm)
 {
     const model *self = run->self;
     uint64_t heads = self->spec.num_heads, kv_heads = self->spec.num_kv_heads;
     void *qkv = modeli_block_saved(run, run->at.qkv);
+    for (int i = 0; i < 2 && q_norm != MODELI_ABSENT; i++) {
+        head_norm_args args = head_norm(run, i == 1, i == 1 ? k_norm : q_norm, qkv);
+        TRY(self->ops->head_norm_forward(self->context, run->stream, &args));
+    }
     TRY(rope(run, qkv, false));
     return self->ops->attention_forward(
         self->products->attention, run->stream, qkv, head_of(run, qkv, heads),
@@ -144,6 +170,20 @@ int modeli_block_attend_grad(const modeli_block_run *run)
         qkv_grad, head_of(run, qkv_grad, heads), head_of(run, qkv_grad, heads + kv_heads),
         run->call->temp));
     return rope(run, qkv_grad, true);
+}
+
+int modeli_block_head_norm_grad(const modeli_block_run *run, uint64_t q_norm, uint64_t k_norm)
+{
+    const model *self = run->self;
+    void *qkv_grad = modeli_block_saved(run, run->at.qkv_grad);
+    for (int i = 0; i < 2 && q_norm != MODELI_ABSENT; i++) {
+        uint64_t weight = i == 1 ? k_norm : q_norm;
+        head_norm_args args = head_norm(run, i == 1, weight, qkv_grad);
+        args.weight_grad = modeli_block_norm_grad(run, weight);
+        args.scratch = run->call->temp;
+        TRY(self->ops->head_norm_backward(self->context, run->stream, &args));
+    }
+    return 0;
 }
 
 /* ---- activation, and the end ---- */

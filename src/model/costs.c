@@ -51,16 +51,22 @@ static void add_columns(const model *self, model_costs *costs, enum model_row_ki
 
 /* ---- steps of a block, as in block_steps.c ---- */
 
-static bool has_bias(const model *self)
-{
-    return self->products->shape.qkv.bias != MODELI_ABSENT;
-}
-
 /* Half of the T x T scores, as shapes.c counts them. */
 static double attention_flops(const model *self)
 {
     return 2 * (double)self->products->shape.rows * (double)self->tokens *
-           (double)self->spec.hidden_size;
+           (double)self->products->shape.attention_columns;
+}
+
+/* Of q and of k: what was there, what is there now, and a copy; or in the gradient the copy, the gradient
+ * and what becomes of it. */
+static void head_norms(const model *self, enum model_row_kind kind, model_costs *costs)
+{
+    const modeli_shape *shape = &self->products->shape;
+    if (!modeli_has_head_norms(self))
+        return;
+    add_columns(self, costs, kind, 3 * self->spec.num_heads * shape->head_dim);
+    add_columns(self, costs, kind, 3 * self->spec.num_kv_heads * shape->head_dim);
 }
 
 static void rope(const model *self, model_costs *costs)
@@ -73,6 +79,7 @@ static void rope(const model *self, model_costs *costs)
 
 static void attend(const model *self, model_costs *costs)
 {
+    head_norms(self, MODEL_ROWS_NORM, costs);
     rope(self, costs);
     costs->attention_forward_flops += attention_flops(self);
     costs->call_count++;
@@ -204,7 +211,7 @@ static void linear_grad(const model *self, enum modeli_layer layer, bool weights
         add_product(costs, &weight, 1);
     if (inner)
         add_product(costs, &input, 1);
-    if (weights && has_bias(self))
+    if (weights && modeli_has_bias(self, layer))
         add_columns(self, costs, MODEL_ROWS_PLAIN, out);
 }
 
@@ -235,6 +242,7 @@ static void block(const model *self, uint32_t stage, bool backward, model_costs 
     norm_grad(self, costs);
     linear_grad(self, MODELI_LAYER_PROJ, work.weights, true, costs);
     attend_grad(self, costs);
+    head_norms(self, MODEL_ROWS_NORM_GRAD, costs);
     linear_grad(self, MODELI_LAYER_QKV, work.weights, work.inner, costs);
     if (work.inner)
         norm_grad(self, costs);
@@ -269,9 +277,11 @@ static void part_backward(const model *self, const modeli_part *part, bool learn
     matmul_desc input = modeli_input_desc(self, rows, in, part->rows);
     input.c_type = DTYPE_FP32;
     input.accumulate = !part->is_last;
+    if (part->q_norm != MODELI_ABSENT)
+        head_norms(self, MODEL_ROWS_NORM_GRAD, costs);
     if (learns)
         add_product(costs, &weight, 1);
-    if (learns && has_bias(self) && part->is_last)
+    if (learns && modeli_has_bias(self, part->layer) && part->is_last)
         add_columns(self, costs, MODEL_ROWS_PLAIN, modeli_layer_rows(self, part->layer));
     add_product(costs, &input, 1);
     if (!part->is_first)
@@ -343,7 +353,7 @@ static void embed_part(const model *self, const modeli_part *part, bool backward
                        model_costs *costs)
 {
     uint64_t whole =
-        part->layer == MODELI_LAYER_TABLE ? self->spec.vocab_size : self->spec.seq_length;
+        part->layer == MODELI_LAYER_TABLE ? self->spec.vocab_size : self->spec.position_count;
     embed(self, (double)part->rows / (double)whole, false, backward, costs);
 }
 

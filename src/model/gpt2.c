@@ -32,7 +32,8 @@ static void gpt2_embed(const model_spec *spec, modeli_lister *list, modeli_shape
 {
     uint64_t channels = spec->hidden_size;
     modeli_row tokens = {"wte.weight", spec->vocab_size, channels, TENSOR_INIT_NORMAL, false};
-    modeli_row positions = {"wpe.weight", spec->seq_length, channels, TENSOR_INIT_NORMAL, false};
+    modeli_row positions = {"wpe.weight", spec->position_count, channels, TENSOR_INIT_NORMAL,
+                            false};
     shape->token_table = modeli_add(list, &tokens);
     shape->position_table = modeli_add(list, &positions);
 }
@@ -40,6 +41,7 @@ static void gpt2_embed(const model_spec *spec, modeli_lister *list, modeli_shape
 static void gpt2_block(const model_spec *spec, modeli_lister *list, modeli_shape *shape)
 {
     uint64_t channels = spec->hidden_size, ffn = spec->ffn_size;
+    shape->q_norm = shape->k_norm = MODELI_ABSENT;
     shape->norm1 = add_norm(list, "h.%llu.ln_1.weight", "h.%llu.ln_1.bias", channels);
     shape->qkv = add_linear(list, "h.%llu.attn.c_attn.weight", "h.%llu.attn.c_attn.bias",
                             shape->qkv_columns, channels, TENSOR_INIT_NORMAL);

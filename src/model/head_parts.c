@@ -29,7 +29,8 @@ static int table_backward(model *self, void *stream, const model_call *call,
     return self->ops->embedding_backward(self->context, stream, &args);
 }
 
-/* Positions: all sequences in one call where the part has all of them, else sequence by sequence. */
+/* Positions: all sequences in one call where the part has all of them, else sequence by sequence. The table
+ * may have more rows than a sequence has tokens: a part of such rows alone has nothing to do. */
 static int positions(model *self, void *stream, const model_call *call, const modeli_part *part,
                      bool backward)
 {

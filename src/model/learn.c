@@ -193,7 +193,8 @@ static bool goes_apart(const model *self, bool is_head, uint64_t offset_elems)
     if (is_head)
         return is_pair(&shape->norm_final, offset_elems);
     return norms_are_apart(&self->spec) &&
-           (is_pair(&shape->norm1, offset_elems) || is_pair(&shape->norm2, offset_elems));
+           (is_pair(&shape->norm1, offset_elems) || is_pair(&shape->norm2, offset_elems) ||
+            offset_elems == shape->q_norm || offset_elems == shape->k_norm);
 }
 
 /* Copies the tensors of one of the two units. What lay right behind its predecessor does so again. */
@@ -342,6 +343,8 @@ void modeli_note_split(model *self, const modeli_whole *whole)
                                 &shape->norm2, &shape->up,  &shape->down};
         for (uint32_t i = 0; i < sizeof pairs / sizeof pairs[0]; i++)
             move_pair(self, 1, &whole->block, pairs[i]);
+        shape->q_norm = moved(self, 1, &whole->block, shape->q_norm);
+        shape->k_norm = moved(self, 1, &whole->block, shape->k_norm);
     }
     if (self->products->splits_head) {
         uint32_t head = self->stage_count - 1;

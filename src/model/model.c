@@ -32,11 +32,19 @@ static int check_range(const char *key, uint64_t value, uint64_t low, uint64_t h
 static int check_heads(const model_spec *spec)
 {
     unsigned long long channels = spec->hidden_size, heads = spec->num_heads;
-    unsigned long long kv_heads = spec->num_kv_heads;
-    if (channels % heads != 0)
+    unsigned long long kv_heads = spec->num_kv_heads, head_dim = spec->head_dim;
+    bool is_given = head_dim != 0 && head_dim * heads != channels;
+    if (!is_given && channels % heads != 0)
         return err_set(ERR_CONFIG,
                        "model.num_heads is %llu, which does not divide model.hidden_size %llu",
                        heads, channels);
+    if (is_given && spec->family == MODEL_GPT2)
+        return err_set(ERR_CONFIG,
+                       "model.head_dim is %llu, but heads of the gpt2 family are model.hidden_size "
+                       "%llu / model.num_heads %llu wide: leave it out",
+                       head_dim, channels, heads);
+    if (!is_given)
+        head_dim = channels / heads;
     if (heads % kv_heads != 0)
         return err_set(ERR_CONFIG,
                        "model.num_kv_heads is %llu, which does not divide model.num_heads %llu",
@@ -47,17 +55,49 @@ static int check_heads(const model_spec *spec)
             "model.num_kv_heads is %llu, but the gpt2 family has no grouped heads: leave "
             "it out or set it to model.num_heads %llu",
             kv_heads, heads);
-    if (channels / heads > HEAD_DIM_MAX)
+    if (is_given && (head_dim > HEAD_DIM_MAX || head_dim % 2 != 0))
+        return err_set(ERR_CONFIG,
+                       "model.head_dim is %llu, but heads must be even, for rotary positions turn "
+                       "pairs, and at most %d",
+                       head_dim, HEAD_DIM_MAX);
+    if (head_dim > HEAD_DIM_MAX)
         return err_set(ERR_CONFIG,
                        "model.hidden_size %llu / model.num_heads %llu gives heads of %llu, but the "
                        "largest supported is %d: use at least %llu heads",
-                       channels, heads, channels / heads, HEAD_DIM_MAX,
+                       channels, heads, head_dim, HEAD_DIM_MAX,
                        (unsigned long long)size_div_up(channels, HEAD_DIM_MAX));
-    if (spec->family == MODEL_LLAMA && channels / heads % 2 != 0)
+    if (spec->family == MODEL_LLAMA && head_dim % 2 != 0)
         return err_set(ERR_CONFIG,
                        "model.hidden_size %llu / model.num_heads %llu gives heads of %llu, but "
                        "rotary positions turn pairs: it must be even",
-                       channels, heads, channels / heads);
+                       channels, heads, head_dim);
+    return 0;
+}
+
+/* What one family has and the other has not. */
+static int check_variant(const model_spec *spec)
+{
+    double low = spec->rope_low_freq_factor, high = spec->rope_high_freq_factor;
+    if ((unsigned)spec->rope_scaling > MODEL_ROPE_LLAMA3)
+        return err_set(ERR_CONFIG, "model.rope_scaling.type is number %d, which is none",
+                       (int)spec->rope_scaling);
+    if (spec->family == MODEL_GPT2 && (spec->qk_norm || spec->rope_scaling != MODEL_ROPE_PLAIN))
+        return err_set(ERR_CONFIG, "model.%s is given, but the gpt2 family has none: leave it out",
+                       spec->qk_norm ? "qk_norm" : "rope_scaling");
+    if (spec->family == MODEL_GPT2 && spec->position_count < spec->seq_length)
+        return err_set(
+            ERR_CONFIG, "model.position_count is %llu, which is below model.seq_length %llu",
+            (unsigned long long)spec->position_count, (unsigned long long)spec->seq_length);
+    if (spec->rope_scaling != MODEL_ROPE_PLAIN &&
+        !(spec->rope_factor > 0 && isfinite(spec->rope_factor)))
+        return err_set(ERR_CONFIG, "model.rope_scaling.factor is %g, but must be a number above 0",
+                       spec->rope_factor);
+    if (spec->rope_scaling == MODEL_ROPE_LLAMA3 &&
+        !(low > 0 && high > low && isfinite(high) && spec->rope_original_positions > 0))
+        return err_set(ERR_CONFIG,
+                       "model.rope_scaling: low_freq_factor %g must lie above 0, high_freq_factor "
+                       "%g above it, and original_max_position_embeddings %llu above 0",
+                       low, high, (unsigned long long)spec->rope_original_positions);
     return 0;
 }
 
@@ -77,9 +117,11 @@ static int check_sizes(const model_spec *spec, uint64_t micro_batch)
     double channels = (double)spec->hidden_size, ffn = (double)spec->ffn_size;
     double vocab = (double)spec->vocab_size, layers = (double)spec->num_layers;
     double rows = (double)micro_batch * (double)spec->seq_length;
-    double block = channels * (4 * channels + 3 * ffn + 16);
-    double widest = fmax(16 * channels + 4 * ffn, (double)spec->num_heads);
-    TRY(check_elems("the embedding", (vocab + (double)spec->seq_length) * channels));
+    double wide = fmax(channels, (double)spec->num_heads * (double)spec->head_dim); /* or 0 */
+    double block = channels * (4 * wide + 3 * ffn + 16) + 4 * wide;
+    double widest = fmax(16 * wide + 4 * ffn, (double)spec->num_heads);
+    double positions = fmax((double)spec->seq_length, (double)spec->position_count);
+    TRY(check_elems("the embedding", (vocab + positions) * channels));
     TRY(check_elems("the sum of all blocks", layers * block));
     TRY(check_elems("the activations of a block", rows * widest));
     return check_elems("a chunk of logits", fmin(rows, channels + CHUNK_ROWS_MIN) * vocab);
@@ -101,6 +143,7 @@ static int check_spec(const model_spec *spec, enum dtype type, uint64_t micro_ba
     TRY(check_range("ffn_size", spec->ffn_size, 1, INT32_MAX));
     TRY(check_range("vocab_size", spec->vocab_size, 2, INT32_MAX));
     TRY(check_range("seq_length", spec->seq_length, 1, INT32_MAX));
+    TRY(check_range("position_count", spec->position_count, 0, INT32_MAX));
     if (micro_batch < 1 || micro_batch > INT32_MAX)
         return err_set(ERR_CONFIG,
                        "train_micro_batch_size_per_gpu is %llu, but must lie between 1 and %d",
@@ -115,6 +158,7 @@ static int check_spec(const model_spec *spec, enum dtype type, uint64_t micro_ba
         return err_set(ERR_CONFIG, "model.rope_theta is %g, but must be a number above 1",
                        spec->rope_theta);
     TRY(check_heads(spec));
+    TRY(check_variant(spec));
     return check_sizes(spec, micro_batch);
 }
 
@@ -136,7 +180,8 @@ static void fill_shape(const model *self, modeli_shape *shape)
     shape->activation = is_llama ? ACTIVATION_SWIGLU : ACTIVATION_GELU;
     shape->has_rope = is_llama;
     shape->rows = self->micro_batch * self->tokens;
-    shape->head_dim = spec->hidden_size / spec->num_heads;
+    shape->head_dim = spec->head_dim;
+    shape->attention_columns = spec->num_heads * shape->head_dim;
     shape->qkv_columns = (spec->num_heads + 2 * spec->num_kv_heads) * shape->head_dim;
     shape->ffn_columns = is_llama ? 2 * spec->ffn_size : spec->ffn_size;
     /* Where the embedding is tied the output matrix is unit 0's token table, which begins at 0. */
@@ -211,7 +256,16 @@ int model_create_window(const model_spec *spec, enum dtype type, uint64_t micro_
         full.num_kv_heads = full.num_heads;
     if (full.ffn_size == 0 && full.family == MODEL_GPT2 && full.hidden_size <= INT32_MAX)
         full.ffn_size = 4 * full.hidden_size;
+    if (full.family == MODEL_LLAMA)
+        full.position_count = 0;
+    else if (full.position_count == 0)
+        full.position_count = full.seq_length;
+    if (full.head_dim > HEAD_DIM_MAX)
+        return err_set(ERR_CONFIG, "model.head_dim is %llu, but at most %d are possible",
+                       (unsigned long long)full.head_dim, HEAD_DIM_MAX);
     TRY(check_spec(&full, type, micro_batch));
+    if (full.head_dim == 0)
+        full.head_dim = full.hidden_size / full.num_heads;
     TRY(modeli_check_learn(&full));
     TRY(check_window(&full, micro_batch, window));
 
@@ -273,8 +327,9 @@ double model_step_flops(const model *self, uint64_t tokens)
     const modeli_shape *shape = &self->products->shape;
     double channels = (double)spec->hidden_size, layers = (double)spec->num_layers;
     double ffn = (double)spec->ffn_size, context = (double)self->tokens;
-    double block = channels * ((double)shape->qkv_columns + channels) +
+    double attention = (double)shape->attention_columns;
+    double block = channels * ((double)shape->qkv_columns + attention) +
                    channels * ((double)shape->ffn_columns + ffn);
     double matrices = layers * block + (double)spec->vocab_size * channels;
-    return 6 * matrices * (double)tokens + 12 * layers * channels * context * (double)tokens / 2;
+    return 6 * matrices * (double)tokens + 12 * layers * attention * context * (double)tokens / 2;
 }

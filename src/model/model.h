@@ -2,8 +2,8 @@
  *
  * A unit is a flat vector of parameters: its tensors one after the other, each beginning on a multiple
  * of MODEL_TENSOR_ALIGN_ELEMS, the whole padded with zeros to a multiple of 4096 (SHARD_ELEMS_STEP).
- * Llama's k and v lie right behind q, and up right behind gate, without padding, whatever their sizes:
- * each such group is one matrix for one product.
+ * Llama's k and v lie right behind q, their biases (where there are any) likewise, and up right behind
+ * gate, without padding, whatever their sizes: each such group is one matrix, or vector, for one product.
  * A stage is one step of the forward order and names the unit (or two) whose parameters it needs:
  *
  *   stage 0      embed     unit 0            tokens -> x0
@@ -26,6 +26,7 @@
  *
  *   block, forward   norm1+qkv.0 qkv.1 .. | proj.0 .. | norm2+up.0 .. | down.0 ..
  *          backward  [recompute as forward without down]  .. down.1 down.0 | .. up.0 | .. | .. qkv.0
+ *   (where heads have norms, these lie in the last part of qkv, whose backward begins with them)
  *   embed            table.0 table.1 .. | positions; the same order in the backward
  *   head, forward    norm | logits.0 logits.1 .. (softmax over all parts)
  *         backward   the same, then gradients  .. logits.1 logits.0 | norm
@@ -104,6 +105,7 @@ struct model_spec {
     uint64_t head_dim; /* D; 0: hidden_size / num_heads. llama: H * D may differ from hidden_size */
     bool qkv_bias;     /* llama: q, k and v have biases (Qwen2); gpt2 always has them */
     bool qk_norm; /* llama: RMSNorm over each head's D of q and of k, before the rotation (Qwen3) */
+    uint64_t position_count; /* gpt2: rows of the table of positions; 0: seq_length */
     enum model_rope_scaling rope_scaling;
     double rope_factor, rope_low_freq_factor, rope_high_freq_factor;
     uint64_t rope_original_positions;
@@ -358,7 +360,7 @@ double model_costs_flops(const model_costs *costs);
 const char *model_lora_target(enum model_family family, uint32_t idx);
 
 /* Model FLOPs of a training step over `tokens` tokens, as the field counts them: 6 * parameters (the
- * matrix ones) * tokens plus 12 * L * C * T * tokens / 2 for causal attention; recomputation not
+ * matrix ones) * tokens plus 12 * L * H * D * T * tokens / 2 for causal attention; recomputation not
  * counted. */
 double model_step_flops(const model *self, uint64_t tokens);
 

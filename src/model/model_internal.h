@@ -40,21 +40,23 @@ struct modeli_pair {
 typedef struct modeli_pair modeli_pair;
 
 /* What a family is, and where its parameters lie. Filled while units are listed; all blocks have the
- * same offsets. Names of dimensions: N rows, C hidden, P = (H + 2G) D, E rows of the ffn's first
- * product (F, or 2F for SwiGLU). */
+ * same offsets. Names of dimensions: N rows, C hidden, A = H D, P = (H + 2G) D, E rows of the ffn's
+ * first product (F, or 2F for SwiGLU). */
 struct modeli_shape {
     enum norm_kind norm;
     enum activation_kind activation;
     bool has_rope;
     uint64_t rows;                                 /* N = B * T */
     uint64_t head_dim;                             /* D */
+    uint64_t attention_columns;                    /* A = H * D: of attention's output */
     uint64_t qkv_columns;                          /* P */
     uint64_t ffn_columns;                          /* E */
     uint64_t token_table, position_table;          /* unit 0; position_table may be MODELI_ABSENT */
     modeli_pair norm1, qkv, proj, norm2, up, down; /* of a block */
-    modeli_pair norm_final;                        /* of the head's unit */
+    uint64_t q_norm, k_norm; /* [D] each; MODELI_ABSENT where heads have no norms */
+    modeli_pair norm_final;  /* of the head's unit */
     /* 0 or 1: indices into stage.units */
-    uint32_t norm_unit;       /* of a block's norms */
+    uint32_t norm_unit;       /* of a block's norms, those of heads too */
     uint32_t norm_final_unit; /* of the final norm */
     uint32_t output_unit;     /* of the output matrix */
     uint64_t output_matrix;   /* [V,C] within that unit */
@@ -68,7 +70,9 @@ typedef struct modeli_shape modeli_shape;
  *   lse            [B,H,T] fp32      of attention
  *   normed1        [N,C]             first norm's output;    backward: then its gradient
  *   qkv            [N,P]             projections, q and k turned by rope
- *   attention      [N,C]             attention output (H * D = C)
+ *   qk_rstd        [N,H+G] fp32      of the norms of heads, where there are any
+ *   qk_before      [N,(H+G)D]        q and k before these norms: q's heads [N,H D], then k's
+ *   attention      [N,A]             attention output
  *   middle         [N,C]             x + projection(attention): input of the second norm
  *   normed2        [N,C]             second norm's output
  *   adapters       [N,rank] each     inner activations of the adapters, scaled (lora.c)
@@ -76,15 +80,16 @@ typedef struct modeli_shape modeli_shape;
  *   ffn_output     [N,F]             its activation;         backward: then its gradient
  *
  * Once the ffn's backward is done the space from ffn_input on is free; attention's backward puts
- * qkv_grad [N,P] and attention_grad [N,C] there, so the backward needs no further activations.
+ * qkv_grad [N,P] and attention_grad [N,A] there, so the backward needs no further activations.
  *
  * Of a block in parts the same, and for what its passes leave for each other:
  *   projected      [N,C]             attention's projection, before the second norm: the place of
  *                                    ffn_input, which begins after it
- *   input_sum      [N,max(F,C)] fp32 backward: gradient of a layer's input, summed over its parts
+ *   input_sum      [N,max(F,C,A)] fp32 backward: gradient of a layer's input, summed over its parts
  *   bias_sums      [max(P,E,C)] fp32 backward: column sums of a layer's output gradient */
 struct modeli_block_layout {
-    uint64_t mean1, rstd1, mean2, rstd2, lse, normed1, qkv, attention, middle, normed2;
+    uint64_t mean1, rstd1, mean2, rstd2, lse, normed1, qkv, qk_rstd, qk_before, attention;
+    uint64_t middle, normed2;
     uint64_t ffn_input, ffn_output, qkv_grad, attention_grad;
     uint64_t adapters[MODEL_LORA_TARGETS_MAX];
     uint64_t projected, input_sum, bias_sums; /* 0 where the block is whole */
@@ -114,7 +119,7 @@ typedef struct modeli_chunk_layout modeli_chunk_layout;
 
 enum modeli_product {
     MODELI_QKV,       /* [N,P] = normed1 Wqkv^T + b */
-    MODELI_PROJ,      /* [N,C] = attention Wproj^T + b */
+    MODELI_PROJ,      /* [N,C] = attention [N,A] Wproj^T + b */
     MODELI_UP,        /* [N,E] = normed2 Wup^T + b */
     MODELI_DOWN,      /* [N,C] = ffn_output Wdown^T + b */
     MODELI_QKV_INPUT, /* gradient of the input: [N,C] = dY Wqkv */
@@ -165,7 +170,8 @@ struct modeli_part {
     uint64_t row_begin, rows;
     uint32_t unit; /* of a block: counted from the block's first unit */
     modeli_pair norm,
-        weights; /* within the part's unit. norm: first parts of qkv and up, and NORM */
+        weights;             /* within the part's unit. norm: first parts of qkv and up, and NORM */
+    uint64_t q_norm, k_norm; /* the same: the last part of qkv, where heads have norms */
     modeli_part_products
         products[2];           /* of rows; OUTPUT: of a chunk, and of the last, shorter one */
     kernel_matmul *row_logits; /* OUTPUT: one row, for model_logits */
@@ -362,7 +368,7 @@ void modeli_destroy_passes(model *self);
 const modeli_part *modeli_pass_part(const model *self, enum model_phase phase, uint32_t stage,
                                     uint32_t pass, bool *backward);
 
-/* products.c, part_products.c */
+/* products.c, part_products.c. The forward's has no bias; the caller asks for it. */
 matmul_desc modeli_forward_desc(const model *self, uint64_t rows, uint64_t in, uint64_t out);
 matmul_desc modeli_input_desc(const model *self, uint64_t rows, uint64_t in, uint64_t out);
 matmul_desc modeli_weight_desc(const model *self, uint64_t rows, uint64_t in, uint64_t out);
@@ -406,6 +412,17 @@ static inline uint64_t modeli_position_row(const model *self, const model_call *
 {
     bool moves = self->cache_positions > 0 && table != MODELI_ABSENT;
     return moves ? table + call->position * self->spec.hidden_size : table;
+}
+
+/* Whether a layer has a bias; layers of the ends have none. */
+static inline bool modeli_has_bias(const model *self, enum modeli_layer layer)
+{
+    return modeli_layer_whole(&self->products->shape, layer).bias != MODELI_ABSENT;
+}
+
+static inline bool modeli_has_head_norms(const model *self)
+{
+    return self->products->shape.q_norm != MODELI_ABSENT;
 }
 
 /* Address of element `offset_elems` of a vector in the model's type; NULL for MODELI_ABSENT. */

@@ -51,10 +51,9 @@ static int make_part(model *self, modeli_part *part, uint64_t rows, uint64_t out
     bool is_logits = part->layer == MODELI_LAYER_OUTPUT;
     matmul_desc forward = modeli_forward_desc(self, rows, in, part->rows);
     forward.c_stride = out_stride;
-    if (is_logits) {
+    forward.has_bias = modeli_has_bias(self, part->layer);
+    if (is_logits)
         forward.c_type = DTYPE_FP32;
-        forward.has_bias = false;
-    }
     TRY(find(self, &forward, &made->forward));
 
     matmul_desc input = modeli_input_desc(self, rows, in, part->rows);
@@ -77,7 +76,6 @@ static int make_output(model *self, modeli_part *part)
         TRY(make_part(self, part, last_rows, stride, &part->products[1]));
     matmul_desc row = modeli_forward_desc(self, 1, self->spec.hidden_size, part->rows);
     row.c_type = DTYPE_FP32;
-    row.has_bias = false;
     return find(self, &row, &part->row_logits);
 }
 
@@ -119,6 +117,10 @@ static void find_scratch(const model *self, modeli_part *part)
                                    self->context, rows, modeli_layer_rows(self, part->layer)));
     if (part->layer == MODELI_LAYER_PROJ && part->is_first)
         backward = size_max(backward, ops->attention_backward_scratch_bytes(attention));
+    if (part->q_norm != MODELI_ABSENT)
+        backward =
+            size_max(backward, ops->head_norm_grad_scratch_bytes(
+                                   self->context, rows, self->spec.num_heads, shape->head_dim));
     if (part->layer == MODELI_LAYER_QKV && part->is_last)
         part->forward_scratch_bytes =
             size_max(part->forward_scratch_bytes, ops->attention_forward_scratch_bytes(attention));

@@ -66,7 +66,7 @@ uint64_t modeli_layer_rows(const model *self, enum modeli_layer layer)
     case MODELI_LAYER_OUTPUT:
         return self->spec.vocab_size;
     case MODELI_LAYER_POSITIONS:
-        return self->spec.seq_length;
+        return self->spec.position_count;
     case MODELI_LAYER_NORM:
         break;
     }
@@ -75,6 +75,8 @@ uint64_t modeli_layer_rows(const model *self, enum modeli_layer layer)
 
 uint64_t modeli_layer_columns(const model *self, enum modeli_layer layer)
 {
+    if (layer == MODELI_LAYER_PROJ)
+        return self->products->shape.attention_columns;
     return layer == MODELI_LAYER_DOWN ? self->spec.ffn_size : self->spec.hidden_size;
 }
 
@@ -96,6 +98,9 @@ static uint64_t part_elems(const model *self, enum modeli_layer layer, bool is_f
     end += rows * modeli_layer_columns(self, layer);
     if (rows > 0 && modeli_layer_whole(shape, layer).bias != MODELI_ABSENT)
         end = size_round_up(end, MODEL_TENSOR_ALIGN_ELEMS) + rows;
+    if (layer == MODELI_LAYER_QKV && modeli_has_head_norms(self)) /* in the last; any may be it */
+        end = size_round_up(end, MODEL_TENSOR_ALIGN_ELEMS) +
+              2 * size_round_up(shape->head_dim, MODEL_TENSOR_ALIGN_ELEMS);
     return size_round_up(end, SHARD_ELEMS_STEP);
 }
 

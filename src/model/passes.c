@@ -169,7 +169,7 @@ static void embed_costs(const model *self, const modeli_part *part, bool backwar
     uint64_t elems = self->boundary_bytes / dtype_bytes(self->type);
     double share = part->layer == MODELI_LAYER_TABLE
                        ? (double)part->rows / (double)self->spec.vocab_size
-                       : (double)part->rows / (double)self->spec.seq_length;
+                       : (double)part->rows / (double)self->spec.position_count;
     uint64_t bytes =
         backward ? self->boundary_bytes + 2 * sizeof(float) * elems : 3 * self->boundary_bytes;
     pass->dram_bytes = (uint64_t)(share * (double)bytes);
@@ -181,9 +181,12 @@ static uint64_t side_columns(const model *self, const modeli_part *part, bool ba
 {
     const modeli_shape *shape = &self->products->shape;
     uint64_t channels = self->spec.hidden_size, ffn = self->spec.ffn_size, columns = 0;
-    uint64_t attention = shape->qkv_columns + channels;
+    uint64_t attention = shape->qkv_columns + shape->attention_columns;
+    uint64_t turned = (self->spec.num_heads + self->spec.num_kv_heads) * shape->head_dim;
     if (shape->has_rope)
-        attention += 2 * (self->spec.num_heads + self->spec.num_kv_heads) * shape->head_dim;
+        attention += 2 * turned;
+    if (part->q_norm != MODELI_ABSENT)
+        columns += 3 * turned; /* norms of heads, or their gradient */
     if (part->is_first && part->layer == MODELI_LAYER_QKV)
         columns += backward ? 4 * channels : 2 * channels; /* norm1 */
     if (part->is_first && part->layer == MODELI_LAYER_UP)
@@ -211,7 +214,8 @@ static void block_costs(const model *self, const modeli_part *part, bool backwar
     uint64_t in = modeli_layer_columns(self, part->layer), columns = in + part->rows;
     uint64_t unit_elems = self->units[pass->units[0]].elems;
     double product = 2 * (double)rows * (double)in * (double)part->rows;
-    double attention = 2 * (double)rows * (double)self->tokens * (double)self->spec.hidden_size;
+    double attention =
+        2 * (double)rows * (double)self->tokens * (double)self->products->shape.attention_columns;
     bool attends = part->layer == MODELI_LAYER_QKV && part->is_last && !backward;
     bool attends_back = part->layer == MODELI_LAYER_PROJ && part->is_first && backward;
     bool learns = !self->units[pass->units[0]].is_frozen;

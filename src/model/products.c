@@ -6,7 +6,7 @@
 #include "base/size.h"
 #include "model/model_internal.h"
 
-/* Y[rows, out] = X[rows, in] W^T (+ b), the weight stored [out, in]. */
+/* Y[rows, out] = X[rows, in] W^T, the weight stored [out, in]. */
 matmul_desc modeli_forward_desc(const model *self, uint64_t rows, uint64_t in, uint64_t out)
 {
     matmul_desc desc = {
@@ -19,7 +19,6 @@ matmul_desc modeli_forward_desc(const model *self, uint64_t rows, uint64_t in, u
         .c_stride = out,
         .ab_type = self->type,
         .c_type = self->type,
-        .has_bias = self->products->shape.qkv.bias != MODELI_ABSENT,
     };
     return desc;
 }
@@ -64,11 +63,14 @@ static int make(model *self, enum modeli_product which, matmul_desc desc)
 }
 
 /* The three products of one linear layer of a block. */
-static int make_linear(model *self, enum modeli_product forward, uint64_t in, uint64_t out)
+static int make_linear(model *self, enum modeli_product forward, enum modeli_layer layer)
 {
     uint64_t rows = self->products->shape.rows;
+    uint64_t in = modeli_layer_columns(self, layer), out = modeli_layer_rows(self, layer);
     uint32_t input = MODELI_QKV_INPUT - MODELI_QKV, weight = MODELI_QKV_WEIGHT - MODELI_QKV;
-    TRY(make(self, forward, modeli_forward_desc(self, rows, in, out)));
+    matmul_desc desc = modeli_forward_desc(self, rows, in, out);
+    desc.has_bias = modeli_has_bias(self, layer);
+    TRY(make(self, forward, desc));
     TRY(make(self, forward + input, modeli_input_desc(self, rows, in, out)));
     return make(self, forward + weight, modeli_weight_desc(self, rows, in, out));
 }
@@ -80,7 +82,6 @@ static int make_logits(model *self, enum modeli_product first, uint64_t rows)
     uint64_t stride = modeli_logits_stride(vocab);
     matmul_desc logits = modeli_forward_desc(self, rows, channels, vocab);
     logits.c_type = DTYPE_FP32;
-    logits.has_bias = false;
     if (first == MODELI_ROW_LOGITS)
         return make(self, first, logits);
     logits.c_stride = stride;
@@ -112,14 +113,13 @@ static int make_attention(model *self)
 static int make_all(model *self)
 {
     const modeli_shape *shape = &self->products->shape;
-    uint64_t channels = self->spec.hidden_size, ffn = self->spec.ffn_size;
     TRY(make_attention(self));
     TRY(modeli_make_part_products(self));
     if (self->products->block.count == 0) {
-        TRY(make_linear(self, MODELI_QKV, channels, shape->qkv_columns));
-        TRY(make_linear(self, MODELI_PROJ, channels, channels));
-        TRY(make_linear(self, MODELI_UP, channels, shape->ffn_columns));
-        TRY(make_linear(self, MODELI_DOWN, ffn, channels));
+        TRY(make_linear(self, MODELI_QKV, MODELI_LAYER_QKV));
+        TRY(make_linear(self, MODELI_PROJ, MODELI_LAYER_PROJ));
+        TRY(make_linear(self, MODELI_UP, MODELI_LAYER_UP));
+        TRY(make_linear(self, MODELI_DOWN, MODELI_LAYER_DOWN));
         TRY(modeli_make_lora(self));
     }
     if (self->products->head.count > 0)
@@ -145,15 +145,24 @@ static uint64_t scratch_of(const model *self, uint32_t first, uint32_t end)
 
 static uint64_t bias_scratch(const model *self)
 {
-    const modeli_shape *shape = &self->products->shape;
-    if (shape->qkv.bias == MODELI_ABSENT)
-        return 0;
-    uint64_t widths[] = {shape->qkv_columns, shape->ffn_columns, self->spec.hidden_size};
-    uint64_t bytes = 0;
-    for (uint32_t i = 0; i < sizeof widths / sizeof widths[0]; i++)
-        bytes = size_max(
-            bytes, self->ops->bias_backward_scratch_bytes(self->context, shape->rows, widths[i]));
+    uint64_t rows = self->products->shape.rows, bytes = 0;
+    for (uint32_t i = MODELI_LAYER_QKV; i <= MODELI_LAYER_DOWN; i++) {
+        enum modeli_layer layer = (enum modeli_layer)i;
+        if (modeli_has_bias(self, layer))
+            bytes = size_max(bytes, self->ops->bias_backward_scratch_bytes(
+                                        self->context, rows, modeli_layer_rows(self, layer)));
+    }
     return bytes;
+}
+
+/* The norms of q's heads, which are more than k's. */
+static uint64_t head_norm_scratch(const model *self)
+{
+    const modeli_shape *shape = &self->products->shape;
+    if (!modeli_has_head_norms(self))
+        return 0;
+    return self->ops->head_norm_grad_scratch_bytes(self->context, shape->rows, self->spec.num_heads,
+                                                   shape->head_dim);
 }
 
 static void find_scratch(model *self)
@@ -170,6 +179,7 @@ static void find_scratch(model *self)
     uint64_t backward = scratch_of(self, MODELI_QKV_INPUT, MODELI_DOWN_WEIGHT + 1);
     backward = size_max(backward, ops->attention_backward_scratch_bytes(products->attention));
     backward = size_max(backward, size_max(norm, bias_scratch(self)));
+    backward = size_max(backward, head_norm_scratch(self));
     modeli_lora_scratch(self, &forward, &backward);
     products->block_forward_scratch_bytes = forward;
     products->block_backward_scratch_bytes = size_max(forward, backward);
@@ -219,6 +229,19 @@ int model_fill_constants(model *self, void *stream, void *constants)
 {
     if (!self->products->shape.has_rope)
         return 0;
-    return self->ops->rope_table(self->context, stream, constants, modeli_positions(self),
-                                 self->products->shape.head_dim, self->spec.rope_theta);
+    const model_spec *spec = &self->spec;
+    rope_table_args args = {
+        .table = constants,
+        .tokens = modeli_positions(self),
+        .head_dim = self->products->shape.head_dim,
+        .theta = spec->rope_theta,
+        .scaling = spec->rope_scaling == MODEL_ROPE_LLAMA3   ? ROPE_SCALING_LLAMA3
+                   : spec->rope_scaling == MODEL_ROPE_LINEAR ? ROPE_SCALING_LINEAR
+                                                             : ROPE_SCALING_NONE,
+        .factor = spec->rope_factor,
+        .low_freq_factor = spec->rope_low_freq_factor,
+        .high_freq_factor = spec->rope_high_freq_factor,
+        .original_positions = (double)spec->rope_original_positions,
+    };
+    return self->ops->rope_table(self->context, stream, &args);
 }

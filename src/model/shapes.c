@@ -35,7 +35,10 @@ void modeli_block_layout_of(const model *self, modeli_block_layout *layout)
     layout->lse = place(&end, rows * heads * sizeof(float));
     layout->normed1 = place(&end, row_bytes * channels);
     layout->qkv = place(&end, row_bytes * shape->qkv_columns);
-    layout->attention = place(&end, row_bytes * channels);
+    uint64_t normed_heads = shape->q_norm == MODELI_ABSENT ? 0 : heads + self->spec.num_kv_heads;
+    layout->qk_rstd = place(&end, rows * normed_heads * sizeof(float));
+    layout->qk_before = place(&end, row_bytes * normed_heads * shape->head_dim);
+    layout->attention = place(&end, row_bytes * shape->attention_columns);
     layout->middle = place(&end, row_bytes * channels);
     layout->normed2 = place(&end, row_bytes * channels);
     for (uint32_t i = 0; i < self->products->adapter_count; i++)
@@ -45,7 +48,7 @@ void modeli_block_layout_of(const model *self, modeli_block_layout *layout)
     layout->ffn_input = place(&ffn_end, row_bytes * shape->ffn_columns);
     layout->ffn_output = place(&ffn_end, row_bytes * self->spec.ffn_size);
     layout->qkv_grad = place(&attention_end, row_bytes * shape->qkv_columns);
-    layout->attention_grad = place(&attention_end, row_bytes * channels);
+    layout->attention_grad = place(&attention_end, row_bytes * shape->attention_columns);
     layout->total_bytes = size_max(ffn_end, attention_end);
     layout->projected = layout->input_sum = layout->bias_sums = 0;
     if (self->products->block.count == 0)
@@ -53,7 +56,8 @@ void modeli_block_layout_of(const model *self, modeli_block_layout *layout)
     uint64_t projected_end = end;
     layout->projected = place(&projected_end, row_bytes * channels);
     end = size_max(layout->total_bytes, projected_end);
-    uint64_t widest_in = size_max(self->spec.ffn_size, channels);
+    uint64_t widest_in =
+        size_max(size_max(self->spec.ffn_size, channels), shape->attention_columns);
     layout->input_sum = place(&end, rows * widest_in * sizeof(float));
     uint64_t widest_out = size_max(size_max(shape->qkv_columns, shape->ffn_columns), channels);
     layout->bias_sums =
@@ -133,7 +137,8 @@ static uint64_t unneeded_columns(const model *self, const modeli_work *work)
     const modeli_shape *shape = &self->products->shape;
     uint64_t channels = self->spec.hidden_size, columns = 0;
     if (!work->weights)
-        columns += shape->qkv_columns + shape->ffn_columns + self->spec.ffn_size + 5 * channels;
+        columns += shape->qkv_columns + shape->ffn_columns + self->spec.ffn_size + 4 * channels +
+                   shape->attention_columns;
     if (!work->inner)
         columns += shape->qkv_columns + 5 * channels; /* with the norm's gradient */
     return columns;
@@ -153,10 +158,11 @@ static void size_block(const model *self, model_stage *stage, const modeli_work 
 
     double rows = (double)shape->rows, channels = (double)spec->hidden_size;
     double down = 2 * rows * channels * (double)spec->ffn_size;
+    double attended = (double)shape->attention_columns;
     double products =
-        2 * rows * channels * ((double)shape->qkv_columns + channels + (double)shape->ffn_columns) +
+        2 * rows * channels * ((double)shape->qkv_columns + attended + (double)shape->ffn_columns) +
         down;
-    double attention = 2 * rows * (double)self->tokens * channels;
+    double attention = 2 * rows * (double)self->tokens * attended;
     stage->forward_flops = products + attention;
     double qkv = 2 * rows * channels * (double)shape->qkv_columns;
     stage->backward_flops = (work->weights ? 2 : 1) * products + 2.5 * attention;
@@ -167,10 +173,13 @@ static void size_block(const model *self, model_stage *stage, const modeli_work 
     uint64_t elem_bytes = dtype_bytes(self->type), unit_elems = self->units[stage->units[0]].elems;
     if (stage->unit_count > 1)
         unit_elems += self->units[stage->units[1]].elems;
-    uint64_t columns = 14 * spec->hidden_size + 2 * shape->qkv_columns + 2 * shape->ffn_columns +
-                       2 * spec->ffn_size;
+    uint64_t columns = 12 * spec->hidden_size + 2 * shape->attention_columns +
+                       2 * shape->qkv_columns + 2 * shape->ffn_columns + 2 * spec->ffn_size;
+    uint64_t turned = (spec->num_heads + spec->num_kv_heads) * shape->head_dim;
     if (shape->has_rope)
-        columns += 2 * (spec->num_heads + spec->num_kv_heads) * shape->head_dim;
+        columns += 2 * turned;
+    if (modeli_has_head_norms(self))
+        columns += 3 * turned;
     uint64_t activations = shape->rows * columns * elem_bytes;
     stage->forward_dram_bytes = activations + unit_elems * elem_bytes;
     stage->backward_dram_bytes = 3 * activations + 2 * unit_elems * elem_bytes -

@@ -118,6 +118,31 @@ static uint64_t add_vector(model *self, modeli_lister *list, const model_unit *s
     return add_slice(self, list, source, idx, begin, end, true, false);
 }
 
+/* The part's elements of all vectors that make the layer's bias. */
+static uint64_t add_bias(model *self, modeli_lister *list, const model_unit *source,
+                         uint64_t offset_elems, const modeli_part *part)
+{
+    uint64_t bias = MODELI_ABSENT;
+    if (offset_elems == MODELI_ABSENT)
+        return MODELI_ABSENT;
+    uint64_t vector_end = offset_elems + modeli_layer_rows(self, part->layer);
+    for (uint32_t i = 0; i < source->tensor_count; i++) {
+        const model_tensor *tensor = &source->tensors[i];
+        if (tensor->offset_elems < offset_elems || tensor->offset_elems >= vector_end)
+            continue;
+        uint64_t first = tensor->offset_elems - offset_elems;
+        uint64_t low = size_max(first, part->row_begin);
+        uint64_t high = size_min(first + tensor->columns, part->row_begin + part->rows);
+        if (low >= high)
+            continue;
+        uint64_t at = add_slice(self, list, source, i, low - first, high - first, true,
+                                bias != MODELI_ABSENT);
+        if (bias == MODELI_ABSENT)
+            bias = at;
+    }
+    return bias;
+}
+
 /* The part's rows of all tensors that make the layer's matrix. */
 static uint64_t add_rows(model *self, modeli_lister *list, const model_unit *source,
                          uint64_t offset_elems, const modeli_part *part)
@@ -161,8 +186,12 @@ static int list_part(model *self, uint32_t unit_idx, uint32_t whole_unit, const 
     part->norm.weight = add_vector(self, &list, source, norm.weight, 0, channels);
     part->norm.bias = add_vector(self, &list, source, norm.bias, 0, channels);
     part->weights.weight = add_rows(self, &list, source, whole.weight, part);
-    part->weights.bias =
-        add_vector(self, &list, source, whole.bias, part->row_begin, part->row_begin + part->rows);
+    part->weights.bias = add_bias(self, &list, source, whole.bias, part);
+    part->q_norm = part->k_norm = MODELI_ABSENT;
+    if (part->is_last && part->layer == MODELI_LAYER_QKV) {
+        part->q_norm = add_vector(self, &list, source, shape->q_norm, 0, shape->head_dim);
+        part->k_norm = add_vector(self, &list, source, shape->k_norm, 0, shape->head_dim);
+    }
     assert(part->layer != MODELI_LAYER_NORM || part->norm.weight == shape->norm_final.weight);
     return 0;
 }
