@@ -243,7 +243,7 @@ static const struct wrong cases[] = {
     {NULL, "bf16.bf16_optimizer_states=true", {"bf16_optimizer_states", "not built yet"}},
     {NULL, "data_types.grad_accum_dtype=fp16", {"grad_accum_dtype", "fp16.enabled"}},
     {NULL, "data_types.grad_accum_dtype=bf16", {"grad_accum_dtype", "bf16.enabled"}},
-    {NULL, "model.hf=some/dir", {"model.hf", "not built yet", "family"}},
+    {NULL, "model.hf=some/dir", {"model.hf", "some/dir/config.json", "No such file", "checkpoint"}},
     {NULL, "zero_optimization.zenflow={\"topk_ratio\": 0.1}", {"zenflow", "not built"}},
     {NULL, "curriculum_learning={\"enabled\": true}", {"curriculum_learning", "not built"}},
     /* relations */

@@ -9,6 +9,7 @@
  *   job_precision.c dtypes, loss scaling, when the update runs
  *   job_ranks.c batch sizes, what passes between ranks
  *   report.c    what the log says            job.c       puts them together
+ *   hf.c, hf_keys.c, hf_rope.c (hf_internal.h) a checkpoint's config.json as a model block
  *   changes.c   a job against another         named.c      files that are known by a name
  *   machine.c   machine.json against its rows machine_rows.c  those rows
  *
@@ -173,6 +174,10 @@ int configi_apply_set(configi_reader *reader, const char *const *set,
 
 /* Replaces model.preset by the preset's keys beneath the job's own. `job_path` names the job file. */
 int configi_expand_preset(const configi_reader *reader, const char *job_path) MUST_CHECK;
+
+/* Puts what DIR/config.json of model.hf means into the model block. ERR_CONFIG where a key of the job says
+ * something else, and for what is not built. */
+int configi_expand_hf(const configi_reader *reader) MUST_CHECK;
 
 /* "fp32", "fp16" or "bf16", as the table spells them. */
 enum dtype configi_dtype_named(const char *name);

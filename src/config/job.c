@@ -188,6 +188,7 @@ static int read_document(configi_reader *reader, const char *path, char *text, s
     TRY(configi_apply_set(reader, set, set_count));
     TRY(configi_rename_aliases(reader)); /* within the values of --set, too */
     TRY(configi_expand_preset(reader, path));
+    TRY(configi_expand_hf(reader));
     return configi_check(reader, "", reader->doc);
 }
 

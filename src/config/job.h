@@ -83,7 +83,8 @@ struct job_model {
                                     new run begins with; or "" */
     char family[JOB_NAME_BYTES]; /* "gpt2" or "llama" */
     uint64_t num_layers, hidden_size, num_heads, num_kv_heads, ffn_size, vocab_size, seq_length;
-    uint64_t head_dim; /* 0: hidden_size / num_heads */
+    uint64_t head_dim;       /* 0: hidden_size / num_heads */
+    uint64_t position_count; /* gpt2: rows of the table of positions; 0: seq_length */
     bool tie_embeddings, qkv_bias, qk_norm;
     double rope_theta, norm_epsilon, init_std;
     enum job_rope_scaling rope_scaling;

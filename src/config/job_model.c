@@ -83,7 +83,8 @@ int configi_expand_preset(const configi_reader *reader, const char *job_path)
 static int required(const configi_reader *reader, const char *path, uint64_t *value)
 {
     if (!configi_get(reader, path))
-        return configi_error(reader, path, "missing; give it, or a model.preset that does");
+        return configi_error(reader, path,
+                             "missing; give it, or a model.preset or model.hf that does");
     *value = configi_uint(reader, path);
     return 0;
 }
@@ -117,6 +118,74 @@ static int fill_vocabulary(const configi_reader *reader, struct job_model *model
     return 0;
 }
 
+/* rope_scaling, of which a type that is not the default needs its numbers. */
+static int fill_rope_scaling(const configi_reader *reader, struct job_model *model)
+{
+    static const char *const types[] = {"default", "linear", "llama3"};
+    static const struct {
+        const char *path;
+        enum job_rope_scaling from; /* types from this one on need it */
+    } rows[] = {
+        {"model.rope_scaling.factor", JOB_ROPE_LINEAR},
+        {"model.rope_scaling.low_freq_factor", JOB_ROPE_LLAMA3},
+        {"model.rope_scaling.high_freq_factor", JOB_ROPE_LLAMA3},
+        {"model.rope_scaling.original_max_position_embeddings", JOB_ROPE_LLAMA3},
+    };
+    const char *type = configi_choice(reader, "model.rope_scaling.type");
+    for (int i = 0; i < 3; i++)
+        if (strcmp(type, types[i]) == 0)
+            model->rope_scaling = (enum job_rope_scaling)i;
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        bool is_needed = model->rope_scaling >= rows[i].from;
+        if (is_needed && !configi_get(reader, rows[i].path))
+            return configi_error(reader, rows[i].path, "missing; the type \"%s\" needs it", type);
+        if (!is_needed && configi_get(reader, rows[i].path))
+            return configi_error(reader, rows[i].path, "the type \"%s\" has no such number", type);
+    }
+    if (model->rope_scaling >= JOB_ROPE_LINEAR)
+        model->rope_factor = configi_double(reader, rows[0].path);
+    if (model->rope_scaling != JOB_ROPE_LLAMA3)
+        return 0;
+    model->rope_low_freq_factor = configi_double(reader, rows[1].path);
+    model->rope_high_freq_factor = configi_double(reader, rows[2].path);
+    model->rope_original_positions = configi_uint(reader, rows[3].path);
+    if (model->rope_high_freq_factor <= model->rope_low_freq_factor)
+        return configi_error(reader, rows[2].path, "%g is not above low_freq_factor, %g",
+                             model->rope_high_freq_factor, model->rope_low_freq_factor);
+    return 0;
+}
+
+/* What only one family has, or leaves open. */
+static int fill_variant(const configi_reader *reader, bool is_llama, struct job_model *model)
+{
+    static const char bias[] = "model.qkv_bias", norm[] = "model.qk_norm";
+    static const char positions[] = "model.position_count", head[] = "model.head_dim";
+    model->qkv_bias = configi_get(reader, bias) ? configi_bool(reader, bias) : !is_llama;
+    model->qk_norm = configi_bool(reader, norm);
+    model->head_dim = configi_get(reader, head) ? configi_uint(reader, head) : 0;
+    model->position_count = configi_get(reader, positions) ? configi_uint(reader, positions) : 0;
+    TRY(fill_rope_scaling(reader, model));
+    if (is_llama && model->position_count != 0)
+        return configi_error(reader, positions,
+                             "the llama family has no table of positions: "
+                             "leave it out");
+    if (is_llama)
+        return 0;
+    if (!model->qkv_bias)
+        return configi_error(reader, bias, "the gpt2 family always has these biases: leave it out");
+    if (model->qk_norm)
+        return configi_error(reader, norm, "the gpt2 family has no norms of heads: leave it out");
+    if (model->rope_scaling != JOB_ROPE_PLAIN)
+        return configi_error(reader, "model.rope_scaling",
+                             "the gpt2 family has no rotary positions: leave it out");
+    if (model->position_count != 0 && model->position_count < model->seq_length)
+        return configi_error(reader, positions,
+                             "%" PRIu64 " is below model.seq_length, %" PRIu64
+                             ": each position of a sequence needs its row",
+                             model->position_count, model->seq_length);
+    return 0;
+}
+
 int configi_fill_model(const configi_reader *reader, struct job_model *model)
 {
     if (!configi_get(reader, "model"))
@@ -125,8 +194,10 @@ int configi_fill_model(const configi_reader *reader, struct job_model *model)
                              "and its dimensions");
     if (!configi_get(reader, "model.family"))
         return configi_error(reader, "model.family",
-                             "missing; give model.preset, or gpt2 or llama and the dimensions");
+                             "missing; give model.preset or model.hf, or gpt2 or llama and the "
+                             "dimensions");
     TRY(configi_copy_text(reader, "model.preset", model->preset, sizeof model->preset));
+    TRY(configi_copy_text(reader, "model.hf", model->hf, sizeof model->hf));
     snprintf(model->family, sizeof model->family, "%s", configi_choice(reader, "model.family"));
     bool is_llama = strcmp(model->family, "llama") == 0;
     TRY(required(reader, "model.num_layers", &model->num_layers));
@@ -148,5 +219,5 @@ int configi_fill_model(const configi_reader *reader, struct job_model *model)
     model->init_std = configi_double(reader, "model.init_std");
     TRY(configi_check_fp32(reader, "model.init_std", model->init_std));
     model->max_part_bytes = configi_uint(reader, "model.max_part_bytes");
-    return 0;
+    return fill_variant(reader, is_llama, model);
 }

@@ -63,7 +63,11 @@ static struct job_model shape(const struct search *self, uint32_t size, uint64_t
     m.num_kv_heads = is_llama ? KV_HEADS : m.num_heads;
     m.ffn_size = is_llama ? at->hidden / 2 * 7 : 4 * (uint64_t)at->hidden;
     m.vocab_size = is_llama ? 128256 : 50257;
-    m.tie_embeddings = !is_llama;
+    m.tie_embeddings = m.qkv_bias = !is_llama;
+    m.qk_norm = false;
+    m.rope_scaling = JOB_ROPE_PLAIN;
+    m.head_dim = m.position_count = 0;
+    m.hf[0] = '\0';
     if (m.max_part_bytes == 0 && at->hidden >= CUT_FROM_HIDDEN)
         m.max_part_bytes = PART_MIB * MIB;
     return m;

@@ -120,22 +120,7 @@ static void read_model(traini_view *self)
     if (length >= (int)sizeof path ||
         job_read_ranks(path, NULL, 0, rank_slabs_world(&self->record), &self->asked) < 0)
         return;
-    const struct job_model *from = &self->asked->model;
-    model_spec spec = {
-        .family = strcmp(from->family, "llama") == 0 ? MODEL_LLAMA : MODEL_GPT2,
-        .num_layers = from->num_layers,
-        .hidden_size = from->hidden_size,
-        .num_heads = from->num_heads,
-        .num_kv_heads = from->num_kv_heads,
-        .ffn_size = from->ffn_size,
-        .vocab_size = from->vocab_size,
-        .seq_length = from->seq_length,
-        .tie_embeddings = from->tie_embeddings,
-        .rope_theta = from->rope_theta,
-        .norm_epsilon = from->norm_epsilon,
-        .init_std = from->init_std,
-        .max_part_bytes = from->max_part_bytes,
-    };
+    model_spec spec = traini_model_spec(&self->asked->model);
     if (traini_fill_learning(self->asked, &spec) < 0 ||
         model_create(&spec, self->asked->type, self->asked->micro_batch, &self->net) < 0)
         self->net = NULL;

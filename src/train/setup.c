@@ -59,22 +59,7 @@ static int place_cores(traini_setup *self)
 
 static int make_model(traini_setup *self, const struct traini_setup_options *options)
 {
-    const struct job_model *m = &self->job->model;
-    model_spec spec = {
-        .family = strcmp(m->family, "llama") == 0 ? MODEL_LLAMA : MODEL_GPT2,
-        .num_layers = m->num_layers,
-        .hidden_size = m->hidden_size,
-        .num_heads = m->num_heads,
-        .num_kv_heads = m->num_kv_heads,
-        .ffn_size = m->ffn_size,
-        .vocab_size = m->vocab_size,
-        .seq_length = m->seq_length,
-        .tie_embeddings = m->tie_embeddings,
-        .rope_theta = m->rope_theta,
-        .norm_epsilon = m->norm_epsilon,
-        .init_std = m->init_std,
-        .max_part_bytes = m->max_part_bytes,
-    };
+    model_spec spec = traini_model_spec(&self->job->model);
     TRY(traini_fill_learning(self->job, &spec));
     model_window window = options->window;
     TRY(model_create_window(&spec, self->job->type, self->job->micro_batch, &window, &self->net));
@@ -129,6 +114,9 @@ static int make_identity(traini_setup *self)
         self->ops->describe(self->context),
         self->gpu ? 0 : self->thread_count, /* the update's threads change no bit */
         NUMERICS_VERSION);
+    if (length >= 0 && (size_t)length < sizeof self->identity)
+        length += traini_variant_identity(s, self->identity + length,
+                                          sizeof self->identity - (size_t)length);
     if (length < 0 || (size_t)length >= sizeof self->identity)
         return err_set(ERR_INTERNAL, "the description of the run has %d bytes, more than %zu",
                        length, sizeof self->identity - 1);

@@ -1,5 +1,6 @@
 /* What the files of src/train share.
  *
+ *   model_spec.c  the job's model block as a model_spec
  *   setup.c       job -> model, placement, plan          engine.c      memory, slabs, lanes, start, end
  *   norm.c        the global norm of gradients, part by part
  *   compute.c     ops -> calls of the ops table          run_dir.c     files of the run directory
@@ -140,6 +141,11 @@ struct traini_setup_options {
     const char *found_in;  /* the run directory of `found`; NULL: the job's */
     bool as_it_lies; /* with `found`: on its slabs, with its tile size; else on the job's drives */
 };
+
+/* model_spec.c. The second writes the lines of a run's identity for what most models leave at its default, of
+ * a spec that model_create has completed, and returns their length as snprintf does. */
+model_spec traini_model_spec(const struct job_model *from);
+int traini_variant_identity(const model_spec *spec, char *text, size_t capacity);
 
 int traini_setup_create(const struct job *asked, const struct traini_setup_options *options,
                         traini_setup **out) MUST_CHECK;
