@@ -6,8 +6,11 @@
  *                             SmolLM, ...): ids are exactly those of its own library
  *   FILE.model                a SentencePiece model, where libsentencepiece was there at build time
  *
- * Of a directory tokenizer_config.json (and config.json, generation_config.json) are read as well: which tokens
- * begin and end a document. An opened tokenizer is constant: any number of threads may use it at once. */
+ * The files tokenizer_config.json, config.json and generation_config.json beside it say which tokens begin and end a
+ * document; without them, a special token with a usual name does ("<|endoftext|>", "</s>", ...). Truncation and
+ * padding that a tokenizer.json asks for are not done. An opened tokenizer is constant: any number of threads may
+ * use it at once; each call borrows buffers and a cache of words from it (about 2 MiB for each call at once), which
+ * stay until it is closed. */
 #ifndef SLUICE_DATA_TOKENIZER_H
 #define SLUICE_DATA_TOKENIZER_H
 
@@ -52,7 +55,8 @@ struct tokenize_options {
 typedef struct tokenize_options tokenize_options;
 
 /* Appends the ids of text[bytes] (UTF-8; what is no UTF-8 is replaced by U+FFFD as the library's bindings
- * do it). ERR -ENOMEM alone. */
+ * do it). -ENOMEM; ERR_INPUT where the file's split pattern gives up: it takes more steps than any sensible one.
+ * *out then holds ids of a part of the text. */
 int tokenizer_encode(const tokenizer *self, const char *text, size_t bytes,
                      const tokenize_options *options, token_list *out) MUST_CHECK;
 
