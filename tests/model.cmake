@@ -10,7 +10,7 @@ if(TARGET sluice_kernels_reference)
     sluice_test(test_model_learn LIBS sluice_model sluice_kernels_reference LABELS cpu debug
                 INSTANCES gpt2 llama qwen2 qwen3)
     sluice_test(test_model_lora LIBS sluice_model sluice_kernels_reference LABELS cpu debug
-                INSTANCES gpt2 llama)
+                INSTANCES gpt2 llama qwen3)
     sluice_test(test_model_cut LIBS sluice_model sluice_kernels_reference LABELS cpu
                 INSTANCES gpt2 llama gpt2-long qwen2 qwen3)
     sluice_test(test_model_pytorch

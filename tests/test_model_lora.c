@@ -1,6 +1,6 @@
 /* Adapters: losses and all gradients against the dense model whose weights are W + (alpha / rank) B A, whose
  * gradient dW gives dB = s dW A^T and dA = s B^T dW; against finite differences; kept activations give the
- * bits of recomputation; what a fresh adapter is; what is refused. Argument: the family. */
+ * bits of recomputation; what a fresh adapter is; what is refused. Argument: the family or variant. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -18,6 +18,7 @@ enum { SEED = 23, RANK = 3, PROBES = 2 };
 
 static const double alpha = 4.5;
 static enum model_family family;
+static const char *instance;
 
 static uint32_t all_targets(void)
 {
@@ -27,7 +28,7 @@ static uint32_t all_targets(void)
 static model_spec small(bool tied)
 {
     bool is_llama = family == MODEL_LLAMA;
-    return (model_spec){
+    model_spec spec = {
         .family = family,
         .num_layers = 2,
         .hidden_size = 48,
@@ -42,6 +43,8 @@ static model_spec small(bool tied)
         .init_std = 0.15,
         .lora = {.rank = RANK, .alpha = alpha, .targets = all_targets()},
     };
+    harness_vary(instance, &spec);
+    return spec;
 }
 
 static const model_learn all_learns = {.is_given = true,
@@ -320,7 +323,8 @@ static void test_refusals(void **state)
 
 int main(int argc, char **argv)
 {
-    family = argc > 1 && strcmp(argv[1], "llama") == 0 ? MODEL_LLAMA : MODEL_GPT2;
+    instance = argc > 1 ? argv[1] : "gpt2";
+    family = strncmp(instance, "gpt2", 4) == 0 ? MODEL_GPT2 : MODEL_LLAMA;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_dense), cmocka_unit_test(test_slopes),   cmocka_unit_test(test_kept),
         cmocka_unit_test(test_fresh), cmocka_unit_test(test_refusals),
