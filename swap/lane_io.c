@@ -39,7 +39,7 @@ enum { COLLECT_MAX = 64 };
 struct io_slot {
     io_request transfer; /* first: an io_request * is an io_slot * */
     swapi_sum_job job;   /* with a thread; job.user is the slot */
-    place_entry *entry;  /* of a tile of optimizer state, with places; else NULL */
+    place_entry *entry;  /* of a tile of optimizer state or frozen params, with places; else NULL */
     uint8_t which;       /* its place that is read or written */
 };
 typedef struct io_slot io_slot;
@@ -99,8 +99,8 @@ static void push_sum(lane_io_pair *pair, io_slot *slot, enum swapi_sum_task task
     swapi_sum_thread_push(pair->sums, &slot->job);
 }
 
-/* Where the op's bytes lie: the place of its extent, for optimizer state with a table of places; else the
- * address in the nvme arena. */
+/* Where the op's bytes lie: the place of its extent, for optimizer state and what the table of places has of
+ * params (those that do not learn); else the address in the nvme arena. */
 static int find_place(const lane_io_pair *pair, const lane_request *request,
                       const operand *on_drive, io_slot *slot)
 {
@@ -108,9 +108,13 @@ static int find_place(const lane_io_pair *pair, const lane_request *request,
     uint64_t elem_count = request->item->elem_count;
     slot->entry = NULL;
     slot->transfer.offset = offset;
-    if (!pair->places || request->item->state_kind != STATE_OPTIMIZER || elem_count == 0)
+    bool is_state = request->item->state_kind == STATE_OPTIMIZER;
+    if (!pair->places || elem_count == 0 ||
+        (!is_state && request->item->state_kind != STATE_PARAMS))
         return 0;
     place_entry *entry = place_table_find(pair->places, offset, on_drive->size_bytes);
+    if (!entry && !is_state)
+        return 0;
     if (!entry || entry->elem_count != elem_count)
         return err_set(ERR_INTERNAL,
                        "the table of places has no extent of %llu elements in %llu bytes at %llu "
@@ -239,8 +243,11 @@ static void finish_request(lane_io_pair *pair, io_slot *slot, int result, uint64
 static bool push_comparison(lane_io_pair *pair, io_slot *slot)
 {
     const lane_request *request = slot->transfer.user;
+    bool is_unread = slot->entry && (slot->entry->is_unread || request->prog->kind == PROGRAM_LOAD);
     /* What another process has written is compared once in any case: it may be an older slab. */
-    bool compares = !pair->compares_not || (slot->entry && request->prog->kind == PROGRAM_LOAD);
+    bool compares = !pair->compares_not || is_unread;
+    if (slot->entry)
+        slot->entry->is_unread = 0;
     if (!compares || (slot->entry ? !slot->entry->has_sum[slot->which] : !pair->verify))
         return false;
     push_sum(pair, slot, slot->entry ? SWAPI_SUM_COMPARE : SWAPI_SUM_VERIFY);

@@ -1,4 +1,4 @@
-/* The two places of each extent of optimizer state on the slab.
+/* The two places of each extent of optimizer state on the slab, and the one of each extent of frozen params.
  *
  *   program      names a tile by its address in the nvme arena (logical_offset), always the same
  *   this table   says where its bytes are:   offset[0]  or  offset[1]
@@ -9,7 +9,8 @@
  *   commit n + 1         names 1 - p; once durable, committed = 1 - p
  *
  * So a commit copies nothing. State homed in memory is saved to the slab by the same rule. Where a run has
- * one place per extent (run.commit_every 0) both offsets are equal.
+ * one place per extent (run.commit_every 0) both offsets are equal; so they are of params that do not learn,
+ * which are written once, before the first commit.
  *
  * No lock. The owner is the executor's thread: the io lanes look an entry up when its op is submitted, and
  * touch that entry, no other, until the op is complete. The commit's op runs on a thread of its own; programs
@@ -27,7 +28,8 @@
 
 enum { PLACE_NONE = 2 };
 
-/* One extent: one tile (base/tile.h) of one unit's optimizer state. */
+/* One extent: one tile (base/tile.h) of one unit's optimizer state, or as many elements of a frozen unit's
+ * params. */
 struct place_entry {
     uint32_t unit, tile;
     uint64_t elem_begin, elem_count; /* within the unit */
@@ -38,6 +40,7 @@ struct place_entry {
     uint8_t has_sum[2];
     uint8_t newest; /* the place written last, which reads are of; PLACE_NONE: nothing is there */
     uint8_t committed; /* the place that the last durable commit names, or PLACE_NONE */
+    uint8_t is_unread; /* another process has written it, and this one has not read it yet */
 };
 typedef struct place_entry place_entry;
 

@@ -8,11 +8,13 @@
 #include <string.h>
 
 #include <cmocka.h>
+#include <errno.h>
 #include <xxhash.h>
 
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/rng.h"
+#include "base/tile.h"
 #include "format_fixture.h"
 
 enum { SEED = 4711 };
@@ -224,9 +226,9 @@ static void old_versions_have_no_more(void **state)
     bytes[8] = 0;
     format_sign(bytes, count);
     expect_corrupt(bytes, count, "version 0");
-    bytes[8] = 5; /* of a newer program, whole */
+    bytes[8] = 6; /* of a newer program, whole */
     format_sign(bytes, count);
-    expect_corrupt(bytes, count, "has version 5 and this program reads versions 1 to 4");
+    expect_corrupt(bytes, count, "has version 6 and this program reads versions 1 to 5");
     format_store(0, bytes, count);
     int found;
     assert_int_equal(manifest_read(format_directory(), &out, &found), ERR_INPUT);
@@ -274,6 +276,53 @@ static void any_bit_and_length_is_found(void **state)
     format_remove_slots();
 }
 
+/* The unit's extents are of frozen params, of so many bytes each. */
+static void freeze(manifest *self, uint32_t unit, uint32_t param_bytes)
+{
+    for (uint64_t i = 0; i < self->extent_count; i++)
+        if (self->extents[i].unit == unit) {
+            self->extents[i].param_bytes = param_bytes;
+            self->extents[i].size_bytes = self->extents[i].elem_count * param_bytes;
+        }
+}
+
+static void frozen_params_are_read(void **state)
+{
+    (void)state;
+    static manifest in, out;
+    static unsigned char bytes[FORMAT_FILE_MAX];
+    for (uint32_t width = 2; width <= 4; width += 2) {
+        int found;
+        format_draw(&in, SEED, 8, &(struct format_shape){MANIFEST_COMMITTED, 2, 1, 3, 2, 3});
+        freeze(&in, 0, width);
+        freeze(&in, 2, width);
+        assert_int_equal(manifest_write(format_directory(), &in), 0);
+        assert_int_equal(manifest_read(format_directory(), &out, &found), 1);
+        format_assert_same(&in, &out);
+        manifest_fini(&out);
+        size_t count = format_load(0, bytes);
+        assert_int_equal(bytes[8], 5);
+        expect_u64(bytes, count - in.extent_count * 56 + 48, (uint64_t)width << 32);
+        bytes[8] = 4; /* which knows none */
+        format_sign(bytes, count);
+        expect_corrupt(bytes, count, "not 0");
+        freeze(&in, 2, 6 - width); /* of another width than unit 0's */
+        assert_int_equal(manifest_write(format_directory(), &in), -EINVAL);
+        freeze(&in, 2, 3);
+        assert_int_equal(manifest_write(format_directory(), &in), -EINVAL);
+        freeze(&in, 2, width);
+        in.extents[in.extent_count - 1].size_bytes += TILE_BLOCK_BYTES;
+        assert_int_equal(manifest_write(format_directory(), &in), -EINVAL);
+        freeze(&in, 2, width);
+        in.extents[in.extent_count - 1].param_bytes = 0; /* of one unit all or none */
+        assert_int_equal(manifest_write(format_directory(), &in), -EINVAL);
+        freeze(&in, 2, width);
+        assert_int_equal(manifest_write(format_directory(), &in), 0);
+        manifest_fini(&in);
+        format_remove_slots();
+    }
+}
+
 static void headers_are_copied(void **state)
 {
     (void)state;
@@ -302,7 +351,7 @@ int main(void)
         cmocka_unit_test(written_is_read),           cmocka_unit_test(texts_of_any_length_are_read),
         cmocka_unit_test(layout_is_as_documented),   cmocka_unit_test(old_versions_are_read),
         cmocka_unit_test(old_versions_have_no_more), cmocka_unit_test(any_bit_and_length_is_found),
-        cmocka_unit_test(headers_are_copied),
+        cmocka_unit_test(frozen_params_are_read),    cmocka_unit_test(headers_are_copied),
     };
     int rc = cmocka_run_group_tests(tests, NULL, NULL);
     format_end();

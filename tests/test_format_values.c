@@ -83,7 +83,7 @@ static void impossible_headers_are_found(void **state)
         {0, 1, 'X', "begin with SLUMANIF"},
         {0, 8, 0, "zeros"},
         {8, 4, 0, "version 0"},
-        {8, 4, 5, "reads versions 1 to 4"},
+        {8, 4, 6, "reads versions 1 to 5"},
         {12, 4, 0, "state of 0"},
         {12, 4, 4, "state of 4"},
         {12, 4, UINT32_MAX, "state of 0"},
@@ -376,13 +376,15 @@ static void assert_possible(const manifest *record)
             first_end = elem + extent->elem_count;
         assert_int_equal(extent->unit, unit);
         assert_int_equal(extent->rank, rank);
-        assert_int_equal(extent->reserved, 0);
         assert_int_equal(extent->tile, tile++);
         assert_int_equal(extent->elem_begin, elem);
         elem += extent->elem_count;
         assert_int_equal(extent->offset_bytes % 4096, 0);
         assert_int_equal(extent->size_bytes % 4096, 0);
-        assert_true(extent->size_bytes >= 8 * extent->elem_count);
+        if (extent->param_bytes)
+            assert_true(extent->size_bytes == extent->param_bytes * extent->elem_count);
+        else
+            assert_true(extent->size_bytes >= 8 * extent->elem_count);
         if (record->total_bytes)
             assert_true(extent->offset_bytes + extent->size_bytes <= record->total_bytes);
         for (uint64_t k = 0; k < i; k++)

@@ -33,7 +33,8 @@ enum manifest_state {
     MANIFEST_BEGUN = 3      /* a new run's first: it names the slabs, which hold nothing yet */
 };
 
-/* Where one tile of one unit's optimizer state rests on the slab. */
+/* Where one tile of one unit's optimizer state rests on the slab; or of the params of a unit that does not learn,
+ * which has no such state. */
 struct manifest_extent {
     uint32_t unit, tile;   /* tile: of the rank's shard of the unit, from 0 */
     uint64_t offset_bytes; /* in the nvme address space: of the place that the commit names */
@@ -43,9 +44,17 @@ struct manifest_extent {
         elem_count;    /* the last ones of a unit cut over ranks may lie behind its end: padding */
     uint64_t checksum; /* XXH3-64 of the streams' elements, padding excluded */
     uint32_t rank;     /* on whose slab it lies; 0 where is_replicated */
-    uint32_t reserved; /* 0 */
+    uint32_t
+        param_bytes; /* 0: optimizer state. 2 or 4: params alone, of so many bytes each, and the
+                             unit is frozen: elem_count of them, without padding */
 };
 typedef struct manifest_extent manifest_extent;
+
+/* Bytes of an element of the extent's first stream: a master weight, or one of frozen params. */
+static inline uint64_t manifest_weight_bytes(const manifest_extent *self)
+{
+    return self->param_bytes ? self->param_bytes : sizeof(float);
+}
 
 struct manifest_rank {
     char host
@@ -81,7 +90,8 @@ const char *manifest_uuid_text(const manifest_slabs *slabs, char text[MANIFEST_U
  * of a unit hold its shard, tile_elems each but for the last, and all ranks' shards are equal and follow
  * each other from element 0 without a gap (base/shard.h); offsets are multiples of 4 KiB and a rank's
  * extents lie within total_bytes, apart from each other (asked of what is read alone); size_bytes is
- * tile_bytes of base/tile.h where state_streams is known; a commit has slabs and extents; BEGUN is at
+ * tile_bytes of base/tile.h where state_streams is known, of frozen params elem_count times param_bytes, which
+ * is the same for all of them, and all extents of a unit are of one kind; a commit has slabs and extents; BEGUN is at
  * step 0; total_bytes and stripe_bytes are 0 together, before the slabs are made and never in a commit;
  * the scaler's numbers are such as loss_scaler_load takes; skipped_count is at most step;
  * `stray` is not `slabs`. */

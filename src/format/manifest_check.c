@@ -163,7 +163,10 @@ static bool space_is_possible(const manifest *self, manifesti_reason *reason)
 
 static bool size_is_possible(const manifest *self, const manifest_extent *extent)
 {
-    uint64_t least = tile_bytes(extent->elem_count, STREAMS_MIN);
+    uint64_t least = tile_bytes(extent->elem_count, STREAMS_MIN), width = extent->param_bytes;
+    if (width)
+        return extent->size_bytes == extent->elem_count * width &&
+               extent->size_bytes % TILE_BLOCK_BYTES == 0;
     if (self->state_streams)
         return extent->size_bytes == tile_bytes(extent->elem_count, self->state_streams);
     return extent->size_bytes >= least && extent->size_bytes % TILE_BLOCK_BYTES == 0;
@@ -176,6 +179,7 @@ struct shard_walk {
     const manifest_extent *before; /* NULL: none yet */
     uint64_t begin_elems;          /* of the shard of `before`, within its unit */
     uint64_t shard_elems;          /* of the shards of its unit; of rank 0's on known */
+    uint32_t param_bytes;          /* of frozen params; 0: there were none yet */
 };
 typedef struct shard_walk shard_walk;
 
@@ -210,6 +214,22 @@ static bool is_full(const manifest *self, const manifest_extent *extent, manifes
                            self->tile_elems);
 }
 
+/* Frozen params of 2 or 4 bytes, of all units the same, of a unit all or none. */
+static bool is_of_one_kind(shard_walk *self, const manifest_extent *extent, bool same_unit,
+                           manifesti_reason *reason)
+{
+    uint32_t width = extent->param_bytes;
+    bool is_known = width == 0 || width == sizeof(uint16_t) || width == sizeof(float);
+    bool is_same = width == 0 || self->param_bytes == 0 || width == self->param_bytes;
+    if (!is_known || !is_same || (same_unit && width != self->before->param_bytes))
+        return manifesti_wrong(reason,
+                               "unit %" PRIu32 " rank %" PRIu32 " tile %" PRIu32
+                               " cannot have params of %" PRIu32 " bytes",
+                               extent->unit, extent->rank, extent->tile, width);
+    self->param_bytes = size_max(self->param_bytes, width);
+    return true;
+}
+
 /* The extent that comes next: the units from 0 without a gap, the ranks of each from 0, the tiles of each
  * shard from 0 without a gap, full but for a shard's last. */
 static bool follows(shard_walk *self, const manifest_extent *extent, manifesti_reason *reason)
@@ -232,6 +252,8 @@ static bool follows(shard_walk *self, const manifest_extent *extent, manifesti_r
                                extent->unit, extent->rank, extent->tile, extent->elem_begin, unit,
                                rank, tile, elem_begin);
     if (same_shard && !is_full(self->record, before, reason))
+        return false;
+    if (!is_of_one_kind(self, extent, same_unit, reason))
         return false;
     if (!same_shard)
         self->begin_elems = elem_begin;
@@ -263,8 +285,6 @@ static bool extent_is_possible(const manifest *self, const manifest_extent *exte
                                " elements from %" PRIu64 ", but a tile has %" PRIu64,
                                extent->unit, extent->rank, extent->tile, extent->elem_count,
                                extent->elem_begin, self->tile_elems);
-    if (extent->reserved != 0)
-        return manifesti_wrong(reason, "bytes without a meaning are not 0");
     if (!size_is_possible(self, extent))
         return manifesti_wrong(reason,
                                "unit %" PRIu32 " rank %" PRIu32 " tile %" PRIu32 " of %" PRIu64

@@ -12,7 +12,8 @@
 #include "format/manifest.h"
 
 enum {
-    MANIFESTI_VERSION = 4,
+    MANIFESTI_VERSION = 5,
+    MANIFESTI_VERSION_STATE = 4, /* written where all units learn: older programs can read it */
     MANIFESTI_VERSION_MIN = 1,
     MANIFESTI_SLOTS = 2,
     MANIFESTI_PAD = 8, /* of each part of text */
@@ -110,7 +111,7 @@ static_assert(offsetof(manifest_extent, elem_begin) == 24, "FORMAT.md");
 static_assert(offsetof(manifest_extent, elem_count) == 32, "FORMAT.md");
 static_assert(offsetof(manifest_extent, checksum) == 40, "FORMAT.md");
 static_assert(offsetof(manifest_extent, rank) == MANIFESTI_EXTENT_3_BYTES, "FORMAT.md");
-static_assert(offsetof(manifest_extent, reserved) == 52, "FORMAT.md");
+static_assert(offsetof(manifest_extent, param_bytes) == 52, "FORMAT.md"); /* 0 before version 5 */
 
 /* What is wrong with one slot, as a clause such as "it has 7 bytes, ...". */
 struct manifesti_reason {

@@ -137,12 +137,20 @@ static uint64_t parts_checksum(const manifesti_parts *self)
     return XXH3_64bits_digest(&state);
 }
 
+static uint32_t version_of(const manifest *self)
+{
+    for (uint64_t i = 0; i < self->extent_count; i++)
+        if (self->extents[i].param_bytes)
+            return MANIFESTI_VERSION;
+    return MANIFESTI_VERSION_STATE;
+}
+
 int manifesti_collect(const manifest *self, manifesti_parts *out)
 {
     manifesti_header *header = &out->header;
     *header = (manifesti_header){
         .magic = {'S', 'L', 'U', 'M', 'A', 'N', 'I', 'F'},
-        .version = MANIFESTI_VERSION,
+        .version = version_of(self),
         .state = (uint32_t)self->state,
         .generation = self->generation,
         .fingerprint = self->fingerprint,
@@ -319,8 +327,7 @@ static bool read_both_ranks(const char *text, const manifesti_header *header, ma
         out->stray.rank_count = header->stray_count ? 1 : 0;
         return true;
     }
-    return header->world_size > 0 &&
-           (header->stray_rank_count > 0) == (header->stray_count > 0) &&
+    return header->world_size > 0 && (header->stray_rank_count > 0) == (header->stray_count > 0) &&
            read_ranks(text, header->world_size, &out->slabs) &&
            read_ranks(text + ranks_bytes(header->world_size), header->stray_rank_count,
                       &out->stray);
@@ -401,6 +408,9 @@ static int read_parts(const unsigned char *bytes, const manifesti_header *header
         return manifesti_wrong(reason, "its identity text is not whole");
     text += header->identity_bytes;
     TRY(read_extents(text, header, out));
+    for (uint64_t i = 0; header->version < 5 && i < out->extent_count; i++)
+        if (out->extents[i].param_bytes)
+            return manifesti_wrong(reason, "bytes without a meaning are not 0");
     return 1;
 }
 

@@ -114,7 +114,12 @@ static void fix_extents(unsigned char *bytes, size_t begin, size_t size, unsigne
         memcpy(&extent, bytes + at, stored_bytes);
         if (fixes & FIX_EXTENTS) {
             fix_place(&extent, &before, shards, &shard_elems, tile_elems);
-            extent.size_bytes = tile_bytes(extent.elem_count, streams);
+            if (header->version >= 5) /* frozen params, of all of the unit or of none */
+                extent.param_bytes = extent.unit == before.unit ? before.param_bytes
+                                     : extent.param_bytes       ? 2
+                                                                : 0;
+            extent.size_bytes = extent.param_bytes ? extent.elem_count * extent.param_bytes
+                                                   : tile_bytes(extent.elem_count, streams);
         }
         if (fixes & FIX_OFFSETS) {
             extent.offset_bytes = end;
@@ -212,7 +217,9 @@ static void check_extents(const manifest *self)
         uint32_t rank = same_shard ? before->rank : same_unit ? before->rank + 1 : 0;
         FUZZ_CHECK(extent->unit == unit, "unit of extent %llu", (unsigned long long)i);
         FUZZ_CHECK(extent->rank == rank && rank < shards, "rank %u", extent->rank);
-        FUZZ_CHECK(extent->reserved == 0, "reserved %u", extent->reserved);
+        uint32_t width = extent->param_bytes;
+        FUZZ_CHECK(width == 0 || width == 2 || width == 4, "params of %u bytes", width);
+        FUZZ_CHECK(!same_unit || width == before->param_bytes, "unit %u is half frozen", unit);
         FUZZ_CHECK(extent->tile == (same_shard ? before->tile + 1 : 0), "tile %u", extent->tile);
         FUZZ_CHECK(same_shard || rank == 0 || elems == rank * first_elems, "shard %u", rank);
         FUZZ_CHECK(extent->elem_begin == elems, "elements of extent %llu", (unsigned long long)i);
@@ -228,7 +235,8 @@ static void check_extents(const manifest *self)
         int rc = size_add(extent->offset_bytes, extent->size_bytes, &end);
         FUZZ_CHECK(rc == 0 && end <= INT64_MAX, "end of extent %llu", (unsigned long long)i);
         FUZZ_CHECK(self->total_bytes == 0 || end <= self->total_bytes, "beyond the slab");
-        FUZZ_CHECK(self->state_streams == 0 ||
+        FUZZ_CHECK(width == 0 || extent->size_bytes == width * extent->elem_count, "frozen size");
+        FUZZ_CHECK(width > 0 || self->state_streams == 0 ||
                        extent->size_bytes == tile_bytes(extent->elem_count, self->state_streams),
                    "size of extent %llu", (unsigned long long)i);
         for (uint64_t k = 0; k < i; k++)
