@@ -54,8 +54,9 @@ static void inspect_print_lists(const struct inspect_summary *sum)
     printf("\n%-24s %14s %8s %14s %16s\n", "unit", "elements", "tiles", "size", "at byte");
     for (uint32_t i = 0; i < sum->unit_count; i++) {
         const struct inspect_unit *unit = &sum->units[i];
-        printf("%-24s %14" PRIu64 " %8" PRIu64 " %14s %16" PRIu64 "\n", unit->name, unit->elems,
-               unit->tile_count, size_format(unit->size_bytes, size), unit->offset_bytes);
+        printf("%-24s %14" PRIu64 " %8" PRIu64 " %14s %16" PRIu64 "%s\n", unit->name, unit->elems,
+               unit->tile_count, size_format(unit->size_bytes, size), unit->offset_bytes,
+               unit->is_frozen ? "  frozen: params alone" : "");
     }
     for (uint32_t r = 0; sum->world_size > 1 && r < sum->world_size; r++)
         printf("%srank %-6u host %s\n", r ? "" : "\n", r, sum->ranks[r].host);
@@ -144,11 +145,11 @@ static json_t *inspect_lists_json(json_t *object, const struct inspect_summary *
            *ranks = json_array();
     for (uint32_t i = 0; i < sum->unit_count; i++) {
         const struct inspect_unit *unit = &sum->units[i];
-        json_array_append_new(units, json_pack("{s:s, s:I, s:I, s:I, s:I}", "name", unit->name,
-                                               "elems", (json_int_t)unit->elems, "tiles",
-                                               (json_int_t)unit->tile_count, "bytes",
-                                               (json_int_t)unit->size_bytes, "offset_bytes",
-                                               (json_int_t)unit->offset_bytes));
+        json_array_append_new(
+            units, json_pack("{s:s, s:I, s:I, s:I, s:I, s:b}", "name", unit->name, "elems",
+                             (json_int_t)unit->elems, "tiles", (json_int_t)unit->tile_count,
+                             "bytes", (json_int_t)unit->size_bytes, "offset_bytes",
+                             (json_int_t)unit->offset_bytes, "frozen", (int)unit->is_frozen));
     }
     for (uint32_t i = 0; i < sum->file_count; i++)
         json_array_append_new(

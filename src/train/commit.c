@@ -27,10 +27,14 @@
 #include "base/tile.h"
 #include "train/train_internal.h"
 
-/* The slab buffer that holds a unit's optimizer state, or that it is saved to. */
+/* The slab buffer that holds a unit's optimizer state, or that it is saved to; of a frozen unit its params. */
 static const buffer *state_place(const traini_setup *setup, uint32_t unit)
 {
     const plan_homes *homes = &setup->set.homes;
+    if (!plan_learns(&setup->plan, unit)) {
+        uint32_t place = plan_frozen_place(&setup->plan, homes, unit);
+        return place == PROGRAM_NONE ? NULL : &setup->set.programs[PROGRAM_LOAD].buffers[place];
+    }
     uint32_t idx = homes->saves[unit] != PROGRAM_NONE ? homes->saves[unit] : homes->optimizer[unit];
     return idx == PROGRAM_NONE ? NULL : &setup->set.programs[PROGRAM_LOAD].buffers[idx];
 }
@@ -65,6 +69,12 @@ static uint64_t idx_in_manifest(const traini_setup *setup, uint32_t rank, uint64
     return setup->ranks.world * first + rank * tiles + entry->tile;
 }
 
+/* Bytes of each param of a frozen unit; 0: the unit learns. */
+static uint32_t frozen_width(const traini_setup *setup, uint32_t unit)
+{
+    return plan_learns(&setup->plan, unit) ? 0 : setup->plan.param_bytes;
+}
+
 /* All tiles of a unit, in the layout's places. */
 static uint64_t list_unit(const traini_setup *setup, uint32_t unit, place_entry *entries)
 {
@@ -78,16 +88,18 @@ static uint64_t list_unit(const traini_setup *setup, uint32_t unit, place_entry 
     uint64_t elems = plan_rest_elems(&setup->plan, STATE_OPTIMIZER, unit);
     uint64_t tile_elems = setup->set.tile_elems;
     uint64_t count = tile_count(elems, tile_elems);
+    uint64_t width = frozen_width(setup, unit), pitch = tile_elems * width;
+    if (width == 0)
+        pitch = tile_pitch(tile_elems, setup->plan.state_streams);
     for (uint64_t k = 0; k < count; k++) {
-        uint64_t held = tile_elems_at(elems, tile_elems, k);
-        uint64_t within = k * tile_pitch(tile_elems, setup->plan.state_streams);
+        uint64_t held = tile_elems_at(elems, tile_elems, k), within = k * pitch;
         entries[k] = (place_entry){
             .unit = unit,
             .tile = (uint32_t)k,
             .elem_begin = k * tile_elems,
             .elem_count = held,
             .logical_offset = home->offset_bytes + within,
-            .size_bytes = tile_bytes(held, setup->plan.state_streams),
+            .size_bytes = width ? held * width : tile_bytes(held, setup->plan.state_streams),
             .offset = {home->offset_bytes + within, second + within},
             .newest = PLACE_NONE,
             .committed = PLACE_NONE,
@@ -103,7 +115,8 @@ static bool take_extent(const traini_setup *setup, place_entry *entry, const man
     uint32_t rank = is_partitioned(setup) ? setup->ranks.rank : 0;
     if (from->rank != rank || entry->unit != from->unit || entry->tile != from->tile ||
         traini_state_begin(setup, entry->unit) + entry->elem_begin != from->elem_begin ||
-        entry->elem_count != from->elem_count || entry->size_bytes != from->size_bytes)
+        entry->elem_count != from->elem_count || entry->size_bytes != from->size_bytes ||
+        from->param_bytes != frozen_width(setup, entry->unit))
         return false;
     if (setup->plan.only_eval)
         entry->offset[0] = entry->offset[1] = from->offset_bytes;
@@ -111,6 +124,7 @@ static bool take_extent(const traini_setup *setup, place_entry *entry, const man
     if (from->offset_bytes != entry->offset[which])
         return false;
     entry->newest = entry->committed = which;
+    entry->is_unread = 1;
     entry->sum[which] = from->checksum;
     entry->has_sum[which] = from->checksum != 0; /* 0: a run of before there were sums */
     return true;
@@ -181,6 +195,7 @@ static void list_extents(const traini_engine *self, uint32_t rank, manifest *rec
             .size_bytes = from->size_bytes,
             .elem_begin = begin + from->elem_begin,
             .elem_count = from->elem_count,
+            .param_bytes = frozen_width(setup, from->unit),
         };
     }
 }

@@ -104,7 +104,8 @@ int traini_rescue(traini_loop *self, int failed)
                         failed); /* who speaks says of which step the last commit is */
         return tell_last_commit(self, &first);
     }
-    if (self->spoiled || traini_commit_now(self) < 0)
+    /* What was read wrongly may be of the commit itself, though that is of this very step. */
+    if (self->spoiled || failed == ERR_CORRUPT || traini_commit_now(self) < 0)
         return tell_last_commit(self, &first); /* the engine itself failed */
     return err_set(failed, "%s; the state after step %" PRIu64 " is committed", first.text,
                    self->record.step);

@@ -121,6 +121,7 @@ static int list_units(const traini_view *view, struct inspect_summary *out)
         unit->elems += extent->elem_count;
         unit->tile_count++;
         unit->size_bytes += extent->size_bytes;
+        unit->is_frozen = extent->param_bytes != 0;
     }
     return 0;
 }

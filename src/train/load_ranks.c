@@ -25,6 +25,7 @@ struct loader {
     traini_filler to;
     const volatile sig_atomic_t *stop;
     void *block;
+    float *wide;         /* [elements of the largest tile of frozen params] */
     unsigned char *tile; /* [tile_bytes] within block */
     uint64_t tile_bytes;
     uint32_t copy_rank; /* where each rank has the whole state: whose is read */
@@ -81,6 +82,24 @@ static int read_tile(loader *self, const manifest_extent *extent)
                    file_offset, path, sum, extent->checksum);
 }
 
+/* What the tile has of master weights; or of frozen params, made such: the working copy of those are the same
+ * params. */
+static int masters_of(loader *self, const manifest_extent *extent, const float **out)
+{
+    enum dtype type = self->engine->setup->net->type;
+    *out = (const float *)(const void *)self->tile;
+    if (extent->param_bytes == 0)
+        return 0;
+    if (extent->param_bytes != dtype_bytes(type))
+        return err_set(ERR_CORRUPT,
+                       "the params of unit %u have %u bytes each in the manifest, and are %s by "
+                       "job.json",
+                       extent->unit, extent->param_bytes, dtype_name(type));
+    dtype_convert(self->tile, type, self->wide, DTYPE_FP32, extent->elem_count);
+    *out = self->wide;
+    return 0;
+}
+
 static int load_all(loader *self)
 {
     const traini_setup *setup = self->engine->setup;
@@ -97,8 +116,9 @@ static int load_all(loader *self)
         if (count == 0)
             continue;
         TRY(read_tile(self, extent));
-        TRY(traini_fill(&self->to, extent->unit, extent->elem_begin, count,
-                        (const float *)(const void *)self->tile));
+        const float *masters;
+        TRY(masters_of(self, extent, &masters));
+        TRY(traini_fill(&self->to, extent->unit, extent->elem_begin, count, masters));
         filled += count;
         if (self->stop && *self->stop)
             return err_set(ERR_STOPPED, "stopped on request");
@@ -117,13 +137,16 @@ static int reserve(loader *self)
 {
     const traini_setup *setup = self->engine->setup;
     const struct job *asked = setup->job;
-    uint64_t largest_elems = 0;
+    uint64_t largest_elems = 0, frozen_elems = 0;
     for (uint64_t i = 0; i < self->record->extent_count; i++) {
         self->tile_bytes = size_max(self->tile_bytes, self->record->extents[i].size_bytes);
         largest_elems = size_max(largest_elems, self->record->extents[i].elem_count);
+        if (self->record->extents[i].param_bytes)
+            frozen_elems = size_max(frozen_elems, self->record->extents[i].elem_count);
     }
+    self->wide = mem_alloc(frozen_elems, sizeof *self->wide, "a tile of frozen parameters");
     self->block = mem_alloc(self->tile_bytes + TILE_BLOCK_BYTES, 1, "a tile of state");
-    if (!self->block)
+    if (!self->block || !self->wide)
         return -ENOMEM;
     TRY(traini_filler_init(&self->to, self->engine, largest_elems));
     self->tile = (unsigned char *)self->block +
@@ -150,5 +173,6 @@ int traini_load_ranks(traini_engine *engine, const manifest *record, uint32_t co
     rank_slabs_destroy(self.slabs);
     traini_filler_fini(&self.to);
     mem_free(self.block);
+    mem_free(self.wide);
     return rc;
 }

@@ -19,12 +19,19 @@
 
 enum { NODES_MAX = 128 }; /* at most two of each size of 64 bits */
 
-/* Blocks of the model before the unit, as one rank has them: without padding. */
+/* Blocks of a unit's gradient, as one rank has them: without padding. What is frozen has none, so that the norm is
+ * that of what learns. */
+static uint64_t unit_blocks(const traini_setup *setup, uint32_t unit)
+{
+    return plan_learns(&setup->plan, unit) ? setup->unit_elems[unit] / SHARD_ELEMS_STEP : 0;
+}
+
+/* Blocks of the model before the unit. */
 static uint64_t first_block(const traini_setup *setup, uint32_t unit)
 {
     uint64_t blocks = 0;
     for (uint32_t u = 0; u < unit; u++)
-        blocks += setup->unit_elems[u] / SHARD_ELEMS_STEP;
+        blocks += unit_blocks(setup, u);
     return blocks;
 }
 
@@ -67,9 +74,11 @@ static int order_sums(const traini_setup *setup, void *stream, uint32_t part,
     uint32_t first = setup->set.norm_part_begin[part], end = setup->set.norm_part_begin[part + 1];
     uint64_t own = begin[end] - begin[first], blocks = 0;
     for (uint32_t u = first; u < end; u++) {
+        if (unit_blocks(setup, u) == 0)
+            continue;
         TRY(gather_sums(setup, stream, ordered + blocks, gathered + (begin[u] - begin[first]),
                         begin[u + 1] - begin[u], own));
-        blocks += setup->unit_elems[u] / SHARD_ELEMS_STEP;
+        blocks += unit_blocks(setup, u);
     }
     return 0;
 }

@@ -355,7 +355,8 @@ int traini_make_step_words(traini_loop *self)
 
 /* ---- sums over all weights ---- */
 
-/* Adds the rank's own part of the unit's master weights to the state: elements of the unit, not padding. */
+/* Adds the rank's own part of the unit's master weights, or of its frozen params, to the state: elements of the
+ * unit, not padding. */
 static int hash_unit(traini_engine *self, XXH3_state_t *state, uint32_t unit,
                      unsigned char *scratch, uint64_t scratch_bytes)
 {
@@ -365,9 +366,9 @@ static int hash_unit(traini_engine *self, XXH3_state_t *state, uint32_t unit,
         const place_entry *tile = place_table_at(self->places, i);
         if (tile->unit != unit)
             continue;
-        uint64_t left =
-            sizeof(float) *
-            shard_real_elems(setup->unit_elems[unit], first + tile->elem_begin, tile->elem_count);
+        uint64_t width = plan_learns(&setup->plan, unit) ? sizeof(float) : setup->plan.param_bytes;
+        uint64_t left = width * shard_real_elems(setup->unit_elems[unit], first + tile->elem_begin,
+                                                 tile->elem_count);
         for (uint64_t offset = tile->offset[tile->newest]; left > 0;) {
             uint64_t part = size_min(left, scratch_bytes);
             TRY(io_transfer(self->transport, IO_READ, offset, scratch,

@@ -265,22 +265,82 @@ static int copy_bytes(recut *self, unsigned char *target, const unsigned char *s
     return 0;
 }
 
+static uint64_t width_of(const recut_tile *tile)
+{
+    return tile->param_bytes ? tile->param_bytes : sizeof(float);
+}
+
+/* Streams that the tile has: frozen params are one. */
+static uint32_t streams_of(const recut *self, const recut_tile *tile)
+{
+    return tile->param_bytes ? 1 : self->work->state_streams;
+}
+
 /* All that is behind the tile's first `held` elements, which are the unit's own. */
 static void zero_padding(unsigned char *data, const recut_tile *tile, uint64_t held,
                          uint32_t streams)
 {
     uint64_t stride = tile_stream_stride(tile->elem_count);
     for (uint32_t s = 0; s < streams; s++) {
-        uint64_t begin = s * stride + sizeof(float) * held;
+        uint64_t begin = s * stride + width_of(tile) * held;
         uint64_t end = s + 1 < streams ? (s + 1) * stride : tile->size_bytes;
         memset(data + begin, 0, end - begin);
     }
 }
 
+/* Master weights of what learned, rounded as its working copy was, which does not learn any more; or params of
+ * what did not, as master weights, of which moments are not known yet: zeros. */
+static void convert(const recut *self, const recut_tile *tile, unsigned char *data,
+                    const recut_tile *from, const unsigned char *source, uint64_t at,
+                    uint64_t count)
+{
+    enum dtype type = self->work->param_type;
+    unsigned char *target = data + width_of(tile) * (at - tile->elem_begin);
+    source += width_of(from) * (at - from->elem_begin);
+    if (from->param_bytes) {
+        dtype_convert(source, type, target, DTYPE_FP32, count);
+        for (uint32_t s = 1; s < self->work->state_streams; s++)
+            memset(target + s * tile_stream_stride(tile->elem_count), 0, sizeof(float) * count);
+        return;
+    }
+    if (type != DTYPE_BF16) {
+        dtype_convert(source, DTYPE_FP32, target, type, count);
+        return;
+    }
+    const float *master = (const float *)(const void *)source;
+    uint16_t *params = (uint16_t *)(void *)target;
+    for (uint64_t i = 0; i < count; i++)
+        params[i] = bf16_working_copy(master[i]);
+}
+
+/* Of the old tile at hand the elements [at, until), into the new one. */
+static int copy_elems(recut *self, const recut_tile *tile, unsigned char *data,
+                      const recut_slot *slot, uint64_t at, uint64_t until)
+{
+    const recut_tile *from = slot->tile;
+    uint64_t width = width_of(tile);
+    if (from->param_bytes != tile->param_bytes) {
+        const uint64_t part = RECUT_COPY_BYTES / sizeof(float);
+        for (uint64_t end; at < until; at = end) {
+            end = size_min(at + part, until);
+            convert(self, tile, data, from, slot->data, at, end - at);
+            TRY(pump(self));
+        }
+        return 0;
+    }
+    for (uint32_t s = 0; s < streams_of(self, tile); s++) {
+        uint64_t target =
+            s * tile_stream_stride(tile->elem_count) + width * (at - tile->elem_begin);
+        uint64_t source =
+            s * tile_stream_stride(from->elem_count) + width * (at - from->elem_begin);
+        TRY(copy_bytes(self, data + target, slot->data + source, width * (until - at)));
+    }
+    return 0;
+}
+
 /* Puts a new tile together from the old ones that it overlaps. */
 static int fill_tile(recut *self, const recut_tile *tile, unsigned char *data)
 {
-    uint32_t streams = self->work->state_streams;
     uint64_t at = tile->elem_begin;
     uint64_t end = at + shard_real_elems(self->work->unit_elems[tile->unit], at, tile->elem_count);
     while (at < end) {
@@ -288,13 +348,7 @@ static int fill_tile(recut *self, const recut_tile *tile, unsigned char *data)
         TRY(old_tile(self, &slot));
         const recut_tile *from = slot->tile;
         uint64_t until = size_min(end, from->use_end);
-        for (uint32_t s = 0; s < streams; s++) {
-            uint64_t target =
-                s * tile_stream_stride(tile->elem_count) + sizeof(float) * (at - tile->elem_begin);
-            uint64_t source =
-                s * tile_stream_stride(from->elem_count) + sizeof(float) * (at - from->elem_begin);
-            TRY(copy_bytes(self, data + target, slot->data + source, sizeof(float) * (until - at)));
-        }
+        TRY(copy_elems(self, tile, data, slot, at, until));
         at = until;
         if (at == from->use_end) {
             slot->phase = RECUT_FREE;
@@ -302,7 +356,7 @@ static int fill_tile(recut *self, const recut_tile *tile, unsigned char *data)
             TRY(read_ahead(self));
         }
     }
-    zero_padding(data, tile, end - tile->elem_begin, streams);
+    zero_padding(data, tile, end - tile->elem_begin, streams_of(self, tile));
     return 0;
 }
 

@@ -14,6 +14,7 @@ struct recut_tile {
     uint64_t elem_begin, elem_count; /* of the whole unit, whatever the rank */
     uint64_t use_end;                /* old: of this rank's elements, the last in it and one */
     uint64_t offset, size_bytes;     /* on its slab */
+    uint32_t param_bytes;            /* of frozen params; 0: it is of optimizer state */
     uint64_t checksum;               /* old: as the commit has it, 0: not taken; new: as written */
     place_entry *entry;              /* new */
 };

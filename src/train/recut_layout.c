@@ -93,6 +93,7 @@ int recut_list_old(recut *self)
                                                          .use_end = use_end,
                                                          .offset = from->offset_bytes,
                                                          .size_bytes = from->size_bytes,
+                                                         .param_bytes = from->param_bytes,
                                                          .checksum = from->checksum};
     }
     if (old->tile_count > 0)
@@ -117,13 +118,16 @@ int recut_list_fresh(recut *self)
         uint64_t begin = work->is_sharded
                              ? shard_begin(work->unit_elems[entry->unit], self->world, work->rank)
                              : 0;
-        fresh->tiles[i] = (recut_tile){.unit = entry->unit,
-                                       .tile = entry->tile,
-                                       .elem_begin = begin + entry->elem_begin,
-                                       .elem_count = entry->elem_count,
-                                       .offset = entry->offset[0],
-                                       .size_bytes = entry->size_bytes,
-                                       .entry = entry};
+        bool is_frozen = work->is_frozen && work->is_frozen[entry->unit];
+        fresh->tiles[i] =
+            (recut_tile){.param_bytes = is_frozen ? (uint32_t)dtype_bytes(work->param_type) : 0,
+                         .unit = entry->unit,
+                         .tile = entry->tile,
+                         .elem_begin = begin + entry->elem_begin,
+                         .elem_count = entry->elem_count,
+                         .offset = entry->offset[0],
+                         .size_bytes = entry->size_bytes,
+                         .entry = entry};
         self->total_bytes += entry->size_bytes;
     }
     if (fresh->tile_count > 0)
@@ -135,12 +139,15 @@ int recut_list_fresh(recut *self)
 static int check_tile(const recut_tile *tile, const char *layout, uint64_t total_bytes,
                       uint32_t streams, int code)
 {
-    if (tile->elem_count == 0 || tile->elem_count > total_bytes / sizeof(float) ||
-        tile->size_bytes != tile_bytes(tile->elem_count, streams))
+    uint64_t width = tile->param_bytes ? tile->param_bytes : sizeof(float);
+    if (tile->elem_count == 0 || tile->elem_count > total_bytes / width ||
+        tile->size_bytes !=
+            (tile->param_bytes ? tile->elem_count * width : tile_bytes(tile->elem_count, streams)))
         return err_set(code,
                        "%s: unit %u, tile %u with %" PRIu64 " elements of %u values has %" PRIu64
                        " bytes, which is not their size",
-                       layout, tile->unit, tile->tile, tile->elem_count, streams, tile->size_bytes);
+                       layout, tile->unit, tile->tile, tile->elem_count,
+                       tile->param_bytes ? 1 : streams, tile->size_bytes);
     if (tile->offset % TILE_BLOCK_BYTES || tile->offset > total_bytes ||
         tile->size_bytes > total_bytes - tile->offset)
         return err_set(code,
@@ -269,6 +276,14 @@ int recut_check_work(const recut *self)
             " has %u values per parameter and the run's optimizer %u: its manifest is of "
             "another optimizer",
             work->found->step, work->found->state_streams, work->state_streams);
+    for (uint64_t i = 0; i < self->old.tile_count; i++)
+        if (self->old.tiles[i].param_bytes != 0 &&
+            self->old.tiles[i].param_bytes != dtype_bytes(work->param_type))
+            return err_set(ERR_CORRUPT,
+                           "the commit of step %" PRIu64 " has frozen params of %u bytes, and the "
+                           "run's are %s: its manifest is of another dtype",
+                           work->found->step, self->old.tiles[i].param_bytes,
+                           dtype_name(work->param_type));
     TRY(check_old(self));
     TRY(check_fresh(self));
     TRY(check_units(self));

@@ -190,6 +190,8 @@ static int copy_extents(traini_loop *self, const manifest *found, slab *old, sim
         .world = self->ranks.world,
         .is_sharded = plan_is_sharded(&self->setup->plan, STATE_OPTIMIZER, 0),
         .state_streams = self->setup->plan.state_streams,
+        .is_frozen = self->setup->is_frozen,
+        .param_type = self->setup->net->type,
         .backend = engine->io_kind,
         .from_store = old ? &old_store : NULL,
         .to_store = self->options->store ? *self->options->store : NULL,
@@ -257,6 +259,23 @@ static int check_sources(const traini_loop *self, const manifest *found)
     return traini_recut_check(&work);
 }
 
+/* Another selection of what learns may split units otherwise (norms apart): then they are others. */
+static int check_units(const traini_loop *self, const manifest *found)
+{
+    const model *net = self->setup->net;
+    uint32_t count = 0;
+    for (uint64_t i = 0; i < found->extent_count; i++)
+        count = (uint32_t)size_max(count, (uint64_t)found->extents[i].unit + 1);
+    if (count == net->unit_count)
+        return 0;
+    return err_set(ERR_INPUT,
+                   "--from: the run in %s has %" PRIu32 " units and this one %" PRIu32
+                   ", as train.only selects norms apart from matrices in one of them alone: go on "
+                   "with a selection that says \"norms\" where that one does, or begin from an "
+                   "export of that run (model.hf)",
+                   self->from.path, count, net->unit_count);
+}
+
 /* `old`: room for the slab of a run of one rank; NULL: the copy opens what it reads. */
 static int recut(traini_loop *self, const manifest *found, manifest *scratch, slab *old)
 {
@@ -274,6 +293,8 @@ static int recut(traini_loop *self, const manifest *found, manifest *scratch, sl
                           "the run in %s is to move to other places, beside the slabs that it has",
                           self->dir.path);
     TRY(rc);
+    if (self->is_borrowed)
+        TRY(check_units(self, found));
     if (old)
         TRY(rank_slabs_open(found, 0, old));
     else

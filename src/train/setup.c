@@ -134,26 +134,31 @@ static void cut_out(char *text, const char *from, const char *until)
         memmove(begin, end, strlen(end) + 1);
 }
 
-/* On another number of ranks each has other cores; the bits are others anyway. */
-static bool is_same_but_threads(const traini_setup *self, const manifest *found)
+/* On another number of ranks each has other cores; the bits are others anyway. A run may begin with the state of
+ * one in which other units learned. */
+static bool is_same_but(const traini_setup *self, const manifest *found, bool threads,
+                        bool selection)
 {
     char was[MANIFEST_TEXT_BYTES], is[MANIFEST_TEXT_BYTES];
-    if (size_max(found->world_size, 1) == self->ranks.world || found->identity[0] == '\0')
-        return false;
+    char *const texts[2] = {was, is};
     snprintf(was, sizeof was, "%s", found->identity);
     snprintf(is, sizeof is, "%s", self->identity);
-    char *const texts[2] = {was, is};
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < 2 && threads; i++) {
         cut_out(texts[i], "\nthreads=", "\n");
         cut_out(texts[i], "\nkernels=cpu: ", ", "); /* which begins with their number */
     }
-    return strcmp(was, is) == 0;
+    for (int i = 0; i < 2 && selection; i++)
+        cut_out(texts[i], "\ntrain.only=", "\n");
+    return was[0] != '\0' && strcmp(was, is) == 0;
 }
 
-static int check_identity(const traini_setup *self, const manifest *found, const char *run_dir)
+/* `borrows`: the run is another one's. */
+static int check_identity(const traini_setup *self, const manifest *found, const char *run_dir,
+                          bool borrows)
 {
     char differences[640];
-    if (found->fingerprint == self->fingerprint || is_same_but_threads(self, found))
+    bool other_ranks = size_max(found->world_size, 1) != self->ranks.world;
+    if (found->fingerprint == self->fingerprint || is_same_but(self, found, other_ranks, borrows))
         return 0;
     if (found->identity[0] == '\0')
         return err_set(ERR_INPUT,
@@ -295,15 +300,18 @@ static int make_plan_inputs(traini_setup *self, const struct traini_setup_option
     const model *net = self->net;
     plan_job *plan = &self->plan;
     self->unit_elems = mem_alloc(net->unit_count, sizeof *self->unit_elems, "plan units");
-    if (!self->unit_elems)
+    self->is_frozen = mem_alloc(net->unit_count, 1, "plan units");
+    if (!self->unit_elems || !self->is_frozen)
         return -ENOMEM;
     TRY(make_stages(self));
     uint64_t saved = 0, temp = 0;
     size_workspace(net, options->only_eval, &saved, &temp);
     if (self->single)
         size_workspace(self->single, options->only_eval, &saved, &temp);
-    for (uint32_t u = 0; u < net->unit_count; u++)
+    for (uint32_t u = 0; u < net->unit_count; u++) {
         self->unit_elems[u] = net->units[u].elems;
+        self->is_frozen[u] = net->units[u].is_frozen;
+    }
     self->workspace_temp_offset = size_round_up(saved, 256);
     uint64_t step_tokens = self->job->accumulation * net->micro_batch * net->tokens;
     *plan = (plan_job){
@@ -311,6 +319,7 @@ static int make_plan_inputs(traini_setup *self, const struct traini_setup_option
         .stage_count = net->stage_count,
         .unit_elems = self->unit_elems,
         .stages = self->stages,
+        .is_frozen = self->is_frozen,
         .micro_batch_count = (uint32_t)self->job->accumulation,
         .boundary_bytes = net->boundary_bytes,
         .workspace_bytes = self->workspace_temp_offset + temp,
@@ -497,7 +506,8 @@ static int setup_fill(traini_setup *self, const struct traini_setup_options *opt
     TRY(traini_share_inputs(self));
     if (options->found && !options->only_eval)
         TRY(check_identity(self, options->found,
-                           options->found_in ? options->found_in : self->job->run.dir));
+                           options->found_in ? options->found_in : self->job->run.dir,
+                           options->found_in != NULL));
     TRY(traini_place_and_compile(self));
     return traini_compare_programs(self);
 }
@@ -553,6 +563,7 @@ void traini_setup_destroy(traini_setup *self)
     mem_free(self->stages);
     mem_free(self->passes);
     mem_free(self->unit_elems);
+    mem_free(self->is_frozen);
     mem_free(self->stays_gathered);
     model_destroy(self->single);
     model_destroy(self->net);

@@ -84,6 +84,8 @@ bool traini_extent_is_tile(const manifest_extent *extent)
 {
     if (extent->elem_count == 0 || extent->elem_count > UINT64_MAX / 32)
         return false;
+    if (extent->param_bytes)
+        return extent->size_bytes == extent->elem_count * extent->param_bytes;
     for (uint32_t streams = 2; streams <= TILE_STREAMS_MAX; streams++)
         if (extent->size_bytes == tile_bytes(extent->elem_count, streams))
             return true;
@@ -128,11 +130,15 @@ static void leave_piece(sweep *self, piece *item)
         return; /* full: the owner has enough to wake for */
 }
 
-/* Adds what the piece holds of the first `elems` elements of the extent's first `stream_count` streams. */
+/* Adds what the piece holds of the first `elems` elements of the extent's first `stream_count` streams; frozen
+ * params are one. */
 static void add_streams(XXH3_state_t *hash, const manifest_extent *extent, const piece *item,
                         uint64_t stream_count, uint64_t elems)
 {
-    uint64_t stride = tile_stream_stride(extent->elem_count), length = 4 * elems;
+    uint64_t stride = tile_stream_stride(extent->elem_count);
+    uint64_t length = manifest_weight_bytes(extent) * elems;
+    if (extent->param_bytes)
+        stream_count = 1;
     uint64_t end = item->begin + item->size_bytes;
     for (uint64_t i = 0; i < stream_count; i++) {
         uint64_t from = size_max(item->begin, i * stride);
@@ -179,7 +185,7 @@ static uint64_t weights_in(const sweep *self, const manifest_extent *extent)
 /* Pieces of an extent that hold such elements of its first stream, the master weights. */
 static uint64_t weight_pieces(const sweep *self, const manifest_extent *extent)
 {
-    return size_div_up(4 * weights_in(self, extent), SWEEP_PIECE_BYTES);
+    return size_div_up(manifest_weight_bytes(extent) * weights_in(self, extent), SWEEP_PIECE_BYTES);
 }
 
 static void *hash_weights(void *user)
@@ -217,7 +223,7 @@ static int submit_piece(sweep *self)
     assert(item->state == PIECE_FREE);
     item->state = PIECE_READING;
     item->seq = self->head;
-    item->readers_left = 1 + (begin < 4 * weights_in(self, extent));
+    item->readers_left = 1 + (begin < manifest_weight_bytes(extent) * weights_in(self, extent));
     pthread_mutex_unlock(&self->mutex);
     item->extent_idx = self->extent_idx;
     item->begin = begin;

@@ -17,7 +17,7 @@
 
 enum { SWEEP_PIECE_BYTES = 4 << 20 };
 
-/* What reading an extent gave. */
+/* What reading an extent gave, of a tile of state or of frozen params. */
 struct traini_swept {
     uint64_t extent_idx;
     uint64_t sum;      /* XXH3-64 of the streams' elements; 0 where it could not be read */
@@ -46,7 +46,7 @@ struct traini_sweep_options {
 bool traini_extent_is_tile(const manifest_extent *extent);
 
 /* Blocks, calls back on the caller's thread. *weights_hash: of the master streams of all extents, one after
- * the other (meaningless where an extent failed). 0; ERR_STOPPED; the error of a queue that broke. */
+ * the other, of frozen units their params (meaningless where an extent failed). 0; ERR_STOPPED; the error of a queue that broke. */
 int traini_sweep(const struct traini_sweep_options *options, uint64_t *weights_hash) MUST_CHECK;
 
 #endif

@@ -147,8 +147,8 @@ struct train_summary {
     uint64_t sealed_alloc_count;  /* allocations of ours between the second step and the end: 0 */
     uint64_t sealed_mapped_bytes; /* growth of the mappings in the same time */
     uint64_t
-        weights_hash; /* XXH3 over all master weights, by unit: equal weights, equal hash, whatever
-                              the number of ranks; on rank 0 */
+        weights_hash; /* XXH3 over all master weights (of units that do not learn their params), by
+                              unit: equal weights, equal hash, whatever the number of ranks; on rank 0 */
     struct train_rank ranks[8]; /* [min(world, 8)] on rank 0 */
     uint32_t world_size;
 };
@@ -383,6 +383,7 @@ struct inspect_unit {
     char name[64];
     uint64_t elems, tile_count, size_bytes; /* of its committed extents, padding included */
     uint64_t offset_bytes;                  /* of the first one in the nvme address space */
+    bool is_frozen;                         /* it does not learn: they are of its params alone */
 };
 
 struct inspect_kept {

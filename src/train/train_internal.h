@@ -95,6 +95,7 @@ struct traini_setup {
     plan_pass *passes; /* of all stages */
     uint64_t pass_count;
     uint64_t *unit_elems;
+    uint8_t *is_frozen; /* [unit_count] 1: the unit does not learn */
     uint8_t *homes[STATE_KIND_COUNT];
     plan_set set;
     uint32_t reason_count;
@@ -431,7 +432,8 @@ int traini_remove_side_files(const char *run_dir) MUST_CHECK;
 /* recut.c: this rank's part of the committed state of `found`, whatever ranks wrote it, to the places of `to`
  * (a slab made for another layout, placement, tile size, number of drives or of ranks; place 0 of each extent,
  * which becomes newest with its sum). Same units, streams and bits; what lies behind a unit's end is dropped,
- * and zeros in the new layout. Each rank reads what its own tiles overlap, from the files of the ranks that
+ * and zeros in the new layout. What was frozen and learns now gets its params as master weights and zeros as
+ * moments; what learned and is frozen now, the working copy of its master weights. Each rank reads what its own tiles overlap, from the files of the ranks that
  * wrote it (rank_slabs.h). Streams tile by tile: memory is one tile of the old and one of the new size, or 32
  * MiB of each where that is more, and RANK_SLABS_OPEN_MAX open slabs. Every extent read is compared with its
  * sum: ERR_CORRUPT names unit, tile, file and offset. ERR_INPUT for a slab that cannot be seen from this host.
@@ -446,6 +448,9 @@ struct traini_recut {
     bool
         is_sharded; /* the places are those of the rank's shards (plan_is_sharded); else whole units */
     uint32_t state_streams;
+    const uint8_t
+        *is_frozen; /* [unit_count] of the new run, whose params alone are kept; NULL: none */
+    enum dtype param_type; /* of frozen params, of both runs */
     enum io_backend backend;
     /* By rank of `found`; NULL, or NULL at the rank: opened here when wanted, files. */
     slab *const *from;                 /* open already */
