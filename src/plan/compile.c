@@ -151,6 +151,8 @@ static void add_waiting(const plan_job *job, uint64_t bytes[ARENA_COUNT])
     uint64_t parked = plani_parked_bytes(job), near = size_min(job->parked_near, slots);
     for (uint32_t s = 0; s < job->stage_count && !job->only_eval; s++) {
         uint32_t unit = plani_stage_unit(job, s);
+        if (!plani_goes_back(job, s))
+            continue;
         if (job->stages[s].has_input && s + 1 < job->stage_count)
             bytes[job->homes[STATE_ACTIVATIONS][unit]] += slots * job->boundary_bytes;
         if (job->homes[STATE_INNER_ACTIVATIONS][unit] < ARENA_COUNT)
