@@ -89,6 +89,39 @@ static void create_reopen_remove(void **state)
     }
 }
 
+/* Beyond budgets and without space: zeros where nothing was written, also when it is opened again. */
+static void sparse_slabs_take_what_is_written(void **state)
+{
+    (void)state;
+    slab_config config = config_of(2, (uint64_t)4 << 30); /* of two budgets of 64 MiB */
+    assert_int_equal(slab_open(&store, &config), ERR_NO_FIT);
+    assert_nothing_left();
+    config.is_sparse = true;
+    assert_int_equal(slab_open(&store, &config), 0);
+    for (int reopened = 0; reopened < 2; reopened++) {
+        uint64_t taken = 0;
+        for (uint32_t i = 0; i < 2; i++) {
+            struct stat status;
+            unsigned char byte = 1;
+            assert_int_equal(stat(store.files[i].path, &status), 0);
+            assert_int_equal(status.st_size, store.files[i].file_bytes);
+            taken += (uint64_t)status.st_blocks * 512;
+            int fd = open(store.files[i].path, O_RDONLY | O_CLOEXEC);
+            assert_true(fd >= 0);
+            assert_int_equal(pread(fd, &byte, 1, (off_t)store.files[i].file_bytes - 1), 1);
+            assert_int_equal(byte, 0);
+            close(fd);
+        }
+        assert_true(taken < MIB);
+        slab_close(&store);
+        config.total_bytes = (uint64_t)4 << 30;
+        config.open_existing = true;
+        if (reopened == 0)
+            assert_int_equal(slab_open(&store, &config), 0);
+    }
+    assert_int_equal(slab_remove_files(&config), 0);
+}
+
 static void leftovers_are_refused_and_kept(void **state)
 {
     (void)state;
@@ -511,6 +544,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(create_reopen_remove, helper_setup, helper_teardown),
+        cmocka_unit_test_setup_teardown(sparse_slabs_take_what_is_written, helper_setup,
+                                        helper_teardown),
         cmocka_unit_test_setup_teardown(leftovers_are_refused_and_kept, helper_setup,
                                         helper_teardown),
         cmocka_unit_test_setup_teardown(remove_deletes_only_its_own, helper_setup, helper_teardown),

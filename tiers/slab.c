@@ -279,7 +279,8 @@ static int open_existing_file(slab *self, const slab_config *config, uint32_t dr
     return 0;
 }
 
-static int create_file(slab *self, uint32_t drive_idx, const char *directory, bool *created)
+static int create_file(slab *self, const slab_config *config, uint32_t drive_idx,
+                       const char *directory, bool *created)
 {
     slab_file *file = &self->files[drive_idx];
     file->file_bytes = SLAB_HEADER_BYTES + self->drive_stripes[drive_idx] * self->stripe_bytes;
@@ -292,7 +293,10 @@ static int create_file(slab *self, uint32_t drive_idx, const char *directory, bo
     if (file->fd < 0)
         return err_errno(errno, "creating the slab %s", file->path);
     *created = true;
-    TRY(reserve_space(file));
+    if (!config->is_sparse)
+        TRY(reserve_space(file));
+    else if (ftruncate(file->fd, (off_t)file->file_bytes) != 0)
+        return err_errno(errno, "creating the slab %s", file->path);
     set_direct(file);
     TRY(write_header(self, drive_idx));
     if (fsync(file->fd) != 0)
@@ -323,7 +327,7 @@ static int create_all(slab *self, const slab_config *config, uint64_t stripe_cou
         if (rc == 0)
             rc = tieri_slab_make_directories(directory, &made_count[i]);
         if (rc == 0)
-            rc = create_file(self, i, directory, &created[i]);
+            rc = create_file(self, config, i, directory, &created[i]);
     }
     if (rc == 0) {
         warn_of_idle_drives(self, config);

@@ -7,7 +7,8 @@
  * With one drive the address is the file offset plus the header block. The file begins with one 4 KiB
  * header (magic, version, uuid, rank, drive index, drive count, stripe bytes, sizes, XXH3 of the rest;
  * little-endian): a slab of another run is refused. Space is allocated with fallocate at creation, so
- * a later write cannot run out of it; where the file system has no fallocate that is said once.
+ * a later write cannot run out of it; where the file system has no fallocate that is said once. A sparse slab
+ * (slab_config) is the exception.
  *
  * Shares. Each drive gets stripes in proportion to its weight, but never more than its budget and free
  * space hold; what a full drive cannot take goes to the others. The counts are stored in the headers,
@@ -47,6 +48,9 @@ struct slab_config {
     uint64_t stripe_bytes; /* multiple of 1 MiB; 0: 8 MiB */
     bool only_reads;       /* with open_existing: also where nothing may be written */
     bool open_existing;    /* reopen the slabs of this uuid; else create, refusing leftovers */
+    bool
+        is_sparse; /* to create: no space is reserved, and budgets and free space are not asked for: what is
+                       never written takes none and is zeros. For who writes once, and little of it */
 };
 typedef struct slab_config slab_config;
 

@@ -257,6 +257,8 @@ int tieri_slab_plan(const slab_config *config, uint64_t stripe_bytes, uint64_t s
         weights[i] = config->drives[i].weight > 0 ? config->drives[i].weight : 1.0;
         limits[i] =
             allowed[i] > SLAB_HEADER_BYTES ? (allowed[i] - SLAB_HEADER_BYTES) / stripe_bytes : 0;
+        if (config->is_sparse)
+            limits[i] = stripe_count;
         limit_sum += limits[i];
     }
     if (limit_sum < stripe_count) {
