@@ -9,6 +9,7 @@
 #include <errno.h>
 #include <poll.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/eventfd.h>
@@ -78,6 +79,8 @@ struct sweep {
     pthread_mutex_t mutex;
     pthread_cond_t wake; /* a piece is READ, or the sweep ends */
     bool is_over;
+    err_record hand_error;  /* of on_weights; its thread's */
+    atomic_bool is_refused; /* it has one */
 };
 
 bool traini_extent_is_tile(const manifest_extent *extent)
@@ -188,6 +191,22 @@ static uint64_t weight_pieces(const sweep *self, const manifest_extent *extent)
     return size_div_up(manifest_weight_bytes(extent) * weights_in(self, extent), SWEEP_PIECE_BYTES);
 }
 
+/* What the piece holds of the master weights, to whoever wants them. Nobody looks at an error's text before
+ * the thread is joined. */
+static void hand_over(sweep *self, const manifest_extent *extent, const piece *item)
+{
+    if (!self->asked->on_weights || self->hand_error.code < 0 || item->error.code < 0)
+        return;
+    uint64_t end = size_min(item->begin + item->size_bytes,
+                            manifest_weight_bytes(extent) * weights_in(self, extent));
+    int rc = self->asked->on_weights(self->asked->user, item->extent_idx, item->begin, item->data,
+                                     end - item->begin);
+    if (rc < 0) {
+        err_save(&self->hand_error, rc);
+        atomic_store(&self->is_refused, true);
+    }
+}
+
 static void *hash_weights(void *user)
 {
     reader *own = user;
@@ -201,6 +220,7 @@ static void *hash_weights(void *user)
                 return NULL;
             piece *item = &self->pieces[(seq + i) % self->slot_count];
             add_streams(own->hash, extent, item, 1, weights_in(self, extent));
+            hand_over(self, extent, item);
             leave_piece(self, item);
         }
         seq += count;
@@ -325,6 +345,8 @@ static int run_sweep(sweep *self)
     while (self->tail < self->piece_count) {
         if (asked->stop && *asked->stop)
             return err_set(ERR_STOPPED, "stopped on request, before all was read");
+        if (atomic_load(&self->is_refused))
+            return ERR_INTERNAL; /* in its place the error of on_weights */
         int begun = 1;
         while (begun > 0 && self->head < self->piece_count &&
                self->head - self->tail < self->slot_count) {
@@ -418,6 +440,8 @@ static int sweep_all(sweep *self, uint64_t *weights_hash)
     if (rc == 0)
         rc = run_sweep(self);
     join_readers(self, rc < 0);
+    if (self->hand_error.code < 0)
+        return err_restore(&self->hand_error);
     if (rc == 0)
         *weights_hash = XXH3_64bits_digest(self->readers[self->summer_count].hash);
     return rc;
