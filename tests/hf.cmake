@@ -2,8 +2,10 @@
 if(TARGET sluice_train)
     add_library(hf_fixture STATIC hf_fixture.c)
     target_link_libraries(hf_fixture PUBLIC sluice_train PkgConfig::XXHASH PkgConfig::CMOCKA)
+    sluice_test(test_format_safetensors LIBS hf_fixture LABELS cpu debug)
     sluice_test(test_train_weights LIBS hf_fixture LABELS cpu debug)
+    sluice_test(test_train_export LIBS hf_fixture LABELS cpu nvme debug)
     sluice_test(test_train_hf LIBS hf_fixture train_fixture LABELS cpu nvme debug)
-    set_tests_properties(test_train_weights test_train_hf PROPERTIES
+    set_tests_properties(test_train_weights test_train_export test_train_hf PROPERTIES
                          ENVIRONMENT OMP_WAIT_POLICY=passive)
 endif()

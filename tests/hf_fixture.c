@@ -14,7 +14,7 @@
 #include <cmocka.h>
 #include <xxhash.h>
 
-#include "format/safetensors.h"
+#include "format/hf_checkpoint.h"
 #include "train/weights.h"
 
 char hf_dir[256];
@@ -222,4 +222,63 @@ float hf_fixture_expected(const model *net, const hf_fixture_shape *shape,
         return hf_fixture_value(name, turned ? column * tensor->whole_rows + row : at);
     }
     return 0;
+}
+
+void hf_fixture_config(const char *dir, const hf_fixture_shape *shape)
+{
+    char text[1024];
+    unsigned long long layers = shape->layers, hidden = shape->hidden, heads = shape->heads;
+    unsigned long long kv_heads = shape->kv_heads, ffn = shape->ffn, vocab = shape->vocab;
+    unsigned long long positions = shape->positions;
+    const char *tied = shape->tied ? "true" : "false";
+    if (shape->family == MODEL_GPT2)
+        snprintf(
+            text, sizeof text,
+            "{\"model_type\": \"gpt2\", \"n_layer\": %llu, \"n_embd\": %llu, \"n_head\": %llu, "
+            "\"n_inner\": %llu, \"n_positions\": %llu, \"vocab_size\": %llu, "
+            "\"tie_word_embeddings\": %s, \"torch_dtype\": \"float64\"}\n",
+            layers, hidden, heads, ffn, positions, vocab, tied);
+    else
+        snprintf(text, sizeof text,
+                 "{\"model_type\": \"llama\", \"num_hidden_layers\": %llu, \"hidden_size\": %llu, "
+                 "\"num_attention_heads\": %llu, \"num_key_value_heads\": %llu, "
+                 "\"intermediate_size\": %llu, \"max_position_embeddings\": %llu, "
+                 "\"vocab_size\": %llu, \"tie_word_embeddings\": %s}\n",
+                 layers, hidden, heads, kv_heads, ffn, positions, vocab, tied);
+    hf_fixture_text(dir, "config.json", text);
+}
+
+static void compare_tensor(hf_checkpoint *files, const safetensors_row *row)
+{
+    hf_tensor at;
+    uint64_t count = 1;
+    if (!hf_find(files, row->name, &at))
+        fail_msg("no tensor %s", row->name);
+    assert_int_equal(at.tensor->type, row->type);
+    assert_int_equal(at.tensor->dim_count, row->dim_count);
+    for (uint32_t d = 0; d < row->dim_count; d++) {
+        assert_int_equal(at.tensor->shape[d], row->shape[d]);
+        count *= row->shape[d];
+    }
+    void *wanted = malloc(at.tensor->size_bytes), *got = malloc(at.tensor->size_bytes);
+    fill(wanted, row->type, row->name, count);
+    assert_int_equal(hf_read(files, &at, 0, at.tensor->size_bytes, got), 0);
+    if (memcmp(wanted, got, at.tensor->size_bytes) != 0)
+        fail_msg("tensor %s differs", row->name);
+    free(wanted);
+    free(got);
+}
+
+void hf_fixture_compare(const char *dir, const hf_fixture_shape *shape, const hf_fixture_form *form)
+{
+    static struct listed list;
+    hf_checkpoint *files;
+    list.count = 0;
+    list_rows(shape, form, &list);
+    if (hf_open(dir, &files) < 0)
+        fail_msg("%s", err_text());
+    assert_int_equal(hf_count(files), list.count);
+    for (uint32_t i = 0; i < list.count; i++)
+        compare_tensor(files, &list.rows[i]);
+    hf_close(files);
 }

@@ -41,6 +41,11 @@ typedef struct hf_fixture_form hf_fixture_form;
 
 /* Writes the weights of the model (uncut) into the directory, which is made. */
 void hf_fixture_write(const char *dir, const hf_fixture_shape *shape, const hf_fixture_form *form);
+/* config.json of such a model. */
+void hf_fixture_config(const char *dir, const hf_fixture_shape *shape);
+/* Fails the test where the directory's tensors are not those of such a checkpoint, of this dtype. */
+void hf_fixture_compare(const char *dir, const hf_fixture_shape *shape,
+                        const hf_fixture_form *form);
 /* The stored name of a tensor of the model. */
 void hf_fixture_name(const hf_fixture_shape *shape, const hf_fixture_form *form, const char *name,
                      char out[256]);

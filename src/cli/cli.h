@@ -6,6 +6,8 @@
  *   cmd_generate.c sluice generate RUN                        live.c    a line a step
  *   cmd_eval.c     sluice eval RUN FILE...
  *   cmd_verify.c   sluice verify RUN                          threads.c how idle threads wait
+ *   cmd_import.c   sluice import HF_DIR RUN                   progress.c a line of bytes moved (cli_progress.h)
+ *   cmd_export.c   sluice export RUN HF_DIR
  *   cmd_inspect.c  sluice inspect RUN                          ranks.c   several processes (cli_ranks.h)
  *   bigram.c       sluice-bigram, a baseline for the quickstart, not installed
  *
@@ -147,14 +149,16 @@ int cli_train(int argc, char **argv) MUST_CHECK;
 int cli_plan(int argc, char **argv) MUST_CHECK;
 int cli_generate(int argc, char **argv) MUST_CHECK;
 int cli_eval(int argc, char **argv) MUST_CHECK;
+int cli_import(int argc, char **argv) MUST_CHECK;
+int cli_export(int argc, char **argv) MUST_CHECK;
 int cli_verify(int argc, char **argv) MUST_CHECK;
 int cli_inspect(int argc, char **argv) MUST_CHECK;
 int cli_probe(int argc, char **argv) MUST_CHECK;
 int cli_profile(int argc, char **argv) MUST_CHECK;
 int cli_report(int argc, char **argv) MUST_CHECK;
 
-extern const cli_command cli_train_command, cli_plan_command, cli_generate_command,
-    cli_eval_command, cli_verify_command, cli_inspect_command, cli_probe_command,
-    cli_profile_command, cli_report_command;
+extern const cli_command cli_import_command, cli_export_command, cli_train_command,
+    cli_plan_command, cli_generate_command, cli_eval_command, cli_verify_command,
+    cli_inspect_command, cli_probe_command, cli_profile_command, cli_report_command;
 
 #endif

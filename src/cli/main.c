@@ -9,9 +9,9 @@
 #include "cli/cli.h"
 
 static const cli_command *const main_commands[] = {
-    &cli_train_command, &cli_plan_command,    &cli_generate_command,
-    &cli_eval_command,  &cli_verify_command,  &cli_inspect_command,
-    &cli_probe_command, &cli_profile_command, &cli_report_command,
+    &cli_train_command,  &cli_plan_command,    &cli_generate_command, &cli_eval_command,
+    &cli_import_command, &cli_export_command,  &cli_verify_command,   &cli_inspect_command,
+    &cli_probe_command,  &cli_profile_command, &cli_report_command,
 };
 enum { MAIN_COMMAND_COUNT = sizeof main_commands / sizeof main_commands[0] };
 
@@ -20,7 +20,7 @@ static void main_print_help(void)
     printf("sluice %s: trains transformer models larger than the memory of all devices\n\n",
            SLUICE_VERSION);
     for (size_t i = 0; i < MAIN_COMMAND_COUNT; i++)
-        printf("  sluice %-8s %-4s  %s\n", main_commands[i]->name, main_commands[i]->operand,
+        printf("  sluice %-8s %-11s %s\n", main_commands[i]->name, main_commands[i]->operand,
                main_commands[i]->summary);
     printf("\n  sluice COMMAND --help    options of a command, with units and defaults\n"
            "  sluice --version\n\n"
@@ -71,6 +71,8 @@ static bool main_computes(int argc, char **argv)
 {
     return argc > 2 && (strcmp(argv[1], cli_train_command.name) == 0 ||
                         strcmp(argv[1], cli_profile_command.name) == 0 ||
+                        strcmp(argv[1], cli_import_command.name) == 0 ||
+                        strcmp(argv[1], cli_export_command.name) == 0 ||
                         strcmp(argv[1], cli_generate_command.name) == 0 ||
                         strcmp(argv[1], cli_eval_command.name) == 0);
 }

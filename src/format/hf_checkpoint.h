@@ -46,6 +46,8 @@ extern const char *const hf_side_files[];
 /* Copies those of them that are there, each whole or not at all; how many. `target` is made where it is missing.
  * ERR_INPUT, -errno, with the path. */
 int hf_copy_side_files(const char *source, const char *target) MUST_CHECK;
+/* One of them, to a directory that is there: 1, or 0 where there is none. */
+int hf_copy_side_file(const char *source, const char *target, const char *name) MUST_CHECK;
 /* Removes what hf_copy_side_files makes, and the directory where that leaves it empty. */
 int hf_remove_side_files(const char *target) MUST_CHECK;
 

@@ -34,29 +34,33 @@ static int join(char out[PATH_MAX], const char *dir, const char *name)
     return 0;
 }
 
-static int copy_file(const char *source, const char *target)
+int hf_copy_side_file(const char *source, const char *target, const char *name)
 {
-    char *text;
+    char from[PATH_MAX], to[PATH_MAX], *text;
     uint64_t text_bytes;
-    TRY(format_read_file(source, SIDE_FILE_BYTES_MAX, &text, &text_bytes));
-    int rc = format_write_file(target, text, text_bytes);
+    TRY(join(from, source, name));
+    TRY(join(to, target, name));
+    if (access(from, F_OK) != 0)
+        return 0;
+    TRY(format_read_file(from, SIDE_FILE_BYTES_MAX, &text, &text_bytes));
+    int rc = format_write_file(to, text, text_bytes);
     mem_free(text);
-    return rc;
+    return rc < 0 ? rc : 1;
 }
 
 int hf_copy_side_files(const char *source, const char *target)
 {
-    char from[PATH_MAX], to[PATH_MAX];
+    char path[PATH_MAX];
     int count = 0;
     for (uint32_t i = 0; hf_side_files[i]; i++) {
-        TRY(join(from, source, hf_side_files[i]));
-        TRY(join(to, target, hf_side_files[i]));
-        if (access(from, F_OK) != 0)
+        TRY(join(path, source, hf_side_files[i]));
+        if (access(path, F_OK) != 0)
             continue;
         if (count == 0 && mkdir(target, 0777) != 0 && errno != EEXIST)
             return err_errno(errno, "cannot make directory %s", target);
-        TRY(copy_file(from, to));
-        count++;
+        int copied = hf_copy_side_file(source, target, hf_side_files[i]);
+        TRY(copied);
+        count += copied;
     }
     if (count > 0)
         TRY(format_sync_parent(target));

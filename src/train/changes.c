@@ -79,12 +79,13 @@ static bool is_kept_commit(const manifest *found)
 void traini_tell_changes(const traini_loop *self, const manifest *found)
 {
     const struct job *asked = self->job;
-    if (found->seed != asked->run.seed)
+    if (found->seed != asked->run.seed && !traini_is_imported(found))
         log_warn("run.seed is %" PRIu64 ", but the weights began with %" PRIu64
                  ": it changes nothing in a run that goes on",
                  asked->run.seed, found->seed);
     if (!self->is_borrowed) {
-        tell_settings(self, found);
+        if (!traini_is_imported(found)) /* no step was made with other settings */
+            tell_settings(self, found);
         if (self->options->from)
             log_info("the run in %s has begun: --from %s is not looked at", self->dir.path,
                      self->options->from);

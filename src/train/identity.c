@@ -59,3 +59,47 @@ void traini_list_differences(const char *was, const char *is, char *text, size_t
     list_lines(was, is, true, text, capacity,
                &used); /* keys that one has where they are not usual */
 }
+
+/* What the weights of an import depend on: lines of the model and of the optimizer whose moments begin at zero. How
+ * long sequences are, how weights are drawn, and all that computes is free. */
+static bool is_of_import(const char *line, size_t length)
+{
+    static const char *const free_keys[] = {"model.seq_length=", "model.init_std="};
+    static const char optimizer[] = "optimizer.type=";
+    for (size_t i = 0; i < sizeof free_keys / sizeof free_keys[0]; i++)
+        if (strncmp(line, free_keys[i], strlen(free_keys[i])) == 0)
+            return false;
+    return length > 6 &&
+           (strncmp(line, "model.", 6) == 0 || strncmp(line, optimizer, sizeof optimizer - 1) == 0);
+}
+
+static const char import_mark[] = "imported=1\n";
+
+void traini_import_identity(const char *identity, char text[MANIFEST_TEXT_BYTES])
+{
+    size_t used = (size_t)snprintf(text, MANIFEST_TEXT_BYTES, "%s", import_mark);
+    for (const char *line = identity; *line;) {
+        size_t length = strcspn(line, "\n") + 1;
+        if (is_of_import(line, length) && used + length < MANIFEST_TEXT_BYTES)
+            used += (size_t)snprintf(text + used, length + 1, "%s", line);
+        line += length - (line[length - 1] == '\0');
+    }
+}
+
+bool traini_is_imported(const manifest *found)
+{
+    return strncmp(found->identity, import_mark, sizeof import_mark - 1) == 0;
+}
+
+int traini_check_import(const manifest *found, const char *identity, const char *run_dir)
+{
+    char differences[640], own[MANIFEST_TEXT_BYTES];
+    traini_import_identity(identity, own);
+    if (strcmp(own, found->identity) == 0)
+        return 0;
+    traini_list_differences(found->identity, own, differences, sizeof differences);
+    return err_set(ERR_INPUT,
+                   "the weights in %s were imported for another model: %s; import them for this "
+                   "job (sluice import --job), or name another run.dir",
+                   run_dir, differences);
+}

@@ -85,6 +85,8 @@ static int setup_as_it_lies(traini_loop *self, const manifest *found)
     uint64_t tile_elems = size_round_up(asked->schedule.tile_elems, TILE_ELEMS_STEP);
     if (!same || (tile_elems && tile_elems != found->tile_elems))
         return 0;
+    if (traini_is_imported(found)) /* its slab has no space of its own for what is written later */
+        return 0;
     int rc = self->ranks.world > 1 ? rank_slabs_look(found, self->ranks.rank) : 0;
     TRY(traini_agree(&self->ranks, "slabs of the commit", rc)); /* ranks may have changed hosts */
     struct traini_setup_options options = {.ranks = &self->ranks,

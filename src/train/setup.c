@@ -152,6 +152,28 @@ static bool is_same_but(const traini_setup *self, const manifest *found, bool th
     return was[0] != '\0' && strcmp(was, is) == 0;
 }
 
+int traini_name_import(const struct job *asked, const model *net, manifest *record)
+{
+    const kernel_context_config config = {.thread_count = 1, .adam_variant = "auto"};
+    traini_setup *self = mem_alloc(1, sizeof *self, "setup");
+    if (!self)
+        return -ENOMEM;
+    self->job = asked;
+    self->net = (model *)(uintptr_t)net; /* which is only looked at */
+    self->ops = &kernels_reference;
+    int rc = self->ops->context_create(&config, &self->context);
+    if (rc == 0)
+        rc = make_identity(self);
+    if (rc == 0) {
+        traini_import_identity(self->identity, record->identity);
+        record->fingerprint = XXH3_64bits(record->identity, strlen(record->identity));
+    }
+    if (self->context)
+        self->ops->context_destroy(self->context);
+    mem_free(self);
+    return rc;
+}
+
 /* `borrows`: the run is another one's. */
 static int check_identity(const traini_setup *self, const manifest *found, const char *run_dir,
                           bool borrows)
@@ -160,6 +182,8 @@ static int check_identity(const traini_setup *self, const manifest *found, const
     bool other_ranks = size_max(found->world_size, 1) != self->ranks.world;
     if (found->fingerprint == self->fingerprint || is_same_but(self, found, other_ranks, borrows))
         return 0;
+    if (traini_is_imported(found))
+        return traini_check_import(found, self->identity, run_dir);
     if (found->identity[0] == '\0')
         return err_set(ERR_INPUT,
                        "the run in %s was made by an earlier version of sluice, which gives other "

@@ -59,7 +59,7 @@ int traini_carry_side_files(const char *run_dir, const char *from_hf, const char
     int count = hf_copy_side_files(from_hf, target);
     if (count > 0)
         log_debug("%d files of %s are in %s", count, from_hf, target);
-    return count < 0 ? count : 0;
+    return count;
 }
 
 int traini_remove_side_files(const char *run_dir)

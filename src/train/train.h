@@ -321,6 +321,66 @@ struct evaluate_result {
  * as they do in training. ERR_INPUT for files without two tokens; ERR_NO_FIT; ERR_STOPPED. */
 int evaluate_run(const struct evaluate_options *options, struct evaluate_result *result) MUST_CHECK;
 
+/* import.c: a run directory whose commit of step 0 has a checkpoint's weights and moments of zero. */
+struct import_options {
+    const char *hf_dir;  /* config.json, model.safetensors or its index, and what belongs to them */
+    const char *run_dir; /* must be new, or hold no run */
+    const char *
+        job_path; /* a job for what the run is to be; "-": standard input; NULL: one is made, of the
+                             checkpoint's dtype */
+    const char *const *set; /* [set_count] overrides, "key.path=value" */
+    uint32_t set_count;
+    const volatile sig_atomic_t *stop; /* may be NULL */
+    void (*on_progress)(void *user, uint64_t done_bytes, uint64_t total_bytes, double seconds);
+    void *user;
+};
+
+struct import_summary {
+    uint64_t param_count, unit_count;
+    uint64_t read_bytes;    /* of the checkpoint's tensors */
+    uint64_t written_bytes; /* to the slabs: fp32 masters */
+    uint64_t side_files;    /* copied to RUN/hf */
+    const char *type;       /* of the tensors: "bf16" */
+    char slab_dir[4096];    /* where the slab is; of several drives the first */
+    double seconds;
+    uint64_t resident_bytes_max; /* of this process so far */
+};
+
+/* Reads the checkpoint once, tile by tile; nothing of the run stays where it fails or is stopped (ERR_STOPPED).
+ * Memory: some 100 MiB, and for GPT-2 a strip (weights.h). Moments of zero are holes of the slab's file. ERR_INPUT for
+ * a checkpoint that is damaged or not the job's model, or a run directory that holds a run; ERR_CONFIG; ERR_NO_FIT
+ * where the drives have too little space. */
+int import_run(const struct import_options *options, struct import_summary *summary) MUST_CHECK;
+
+/* export.c: a checkpoint as Hugging Face's transformers loads it, of a run's last commit. */
+struct export_options {
+    const char *run_dir;  /* or that of a commit that was kept */
+    const char *hf_dir;   /* is made; must be empty, unless `force` */
+    const char *type;     /* "fp32", "bf16", "fp16"; NULL: the run's working dtype */
+    uint64_t shard_bytes; /* most bytes of a file's tensors; 0: 5 GB (5 * 10^9) */
+    bool force;           /* replaces files of these names in a directory that is not empty */
+    const volatile sig_atomic_t *stop; /* may be NULL */
+    const struct io_faults *faults;    /* tests: of the drives, or NULL */
+    void (*on_progress)(void *user, uint64_t done_bytes, uint64_t total_bytes, double seconds);
+    void *user;
+};
+
+struct export_summary {
+    uint64_t step, param_count, tensor_count;
+    uint32_t file_count;    /* of weights */
+    uint64_t written_bytes; /* of weights */
+    uint64_t read_bytes;    /* of the slabs, compared with their sums */
+    uint64_t side_files;    /* carried along */
+    const char *type;
+    double seconds;
+    uint64_t resident_bytes_max; /* of this process so far */
+};
+
+/* Reads all extents of the commit, compares them with their sums, and writes their master weights in the type. Every
+ * file is whole or not there under its name; the index and config.json come last. ERR_CORRUPT as verify_run says it;
+ * ERR_INPUT where there is no commit, hf_dir is not empty, or a weight has no place in fp16; -ENOSPC. */
+int export_run(const struct export_options *options, struct export_summary *summary) MUST_CHECK;
+
 /* A difference between what a run's drives hold and what its manifest says. */
 struct verify_damage {
     char unit_name[64];   /* of the model; "" where it is not of a unit */

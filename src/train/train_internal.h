@@ -151,6 +151,15 @@ int traini_variant_identity(const model_spec *spec, char *text, size_t capacity)
 int traini_setup_create(const struct job *asked, const struct traini_setup_options *options,
                         traini_setup **out) MUST_CHECK;
 void traini_setup_destroy(traini_setup *self);
+/* A record of weights that no run has changed (import.c): its identity holds the model alone, so that any job of the
+ * model can go on from it. */
+int traini_name_import(const struct job *asked, const model *net, manifest *record) MUST_CHECK;
+/* identity.c: what such a record keeps of an identity, whether a record is one, and ERR_INPUT, naming what differs,
+ * where a job of that identity cannot go on from it. */
+void traini_import_identity(const char *identity, char text[MANIFEST_TEXT_BYTES]);
+bool traini_is_imported(const manifest *found);
+int traini_check_import(const manifest *found, const char *identity,
+                        const char *run_dir) MUST_CHECK;
 /* The directories that a job's slabs are made in, as they are known from any directory; placeholders of ranks
  * as they are. */
 int traini_job_drives(const struct job *asked, slab_drive drives[SLAB_DRIVES_MAX],
@@ -256,7 +265,7 @@ struct train_memory {
 
 /* What PROGRAM_INIT brings: a checkpoint's weights, or the model's own. first_weights.c */
 struct traini_first_weights {
-    struct weights *from;                                       /* borrowed; NULL: the model's own */
+    struct weights *from;                                /* borrowed; NULL: the model's own */
     bool speaks;                                         /* lines of progress */
     uint64_t done_bytes, total_bytes, begin_ns, told_ns; /* bytes of fp32, of this rank */
 };

@@ -1,0 +1,21 @@
+/* A line of progress of commands that move bytes, on standard error. Main thread. */
+#ifndef SLUICE_CLI_PROGRESS_H
+#define SLUICE_CLI_PROGRESS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+struct cli_progress {
+    const char *verb; /* "imported" */
+    bool is_shown, is_terminal;
+    double told_seconds; /* when the last plain line was written */
+};
+typedef struct cli_progress cli_progress;
+
+/* A line that is rewritten on a terminal, else a plain one every ten seconds. Log lines clear it first. */
+void cli_progress_begin(cli_progress *self, const char *verb, bool is_shown);
+/* "imported 1.20 of 6.00 GB (20%)  0.85 GB/s  left 5s"; `user` is the cli_progress. */
+void cli_progress_show(void *user, uint64_t done_bytes, uint64_t total_bytes, double seconds);
+void cli_progress_end(cli_progress *self); /* nothing of it stays */
+
+#endif

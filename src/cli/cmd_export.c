@@ -1,0 +1,150 @@
+/* sluice export RUN HF_DIR: a run's weights as a Hugging Face checkpoint. See cli.h. */
+#include <inttypes.h>
+#include <jansson.h>
+
+#include "base/log.h"
+#include "base/size.h"
+#include "cli/cli.h"
+#include "cli/cli_progress.h"
+#include "cli/cli_ranks.h"
+#include "cli/cli_report.h"
+#include "train/train.h"
+
+const cli_command cli_export_command = {
+    .name = "export",
+    .operand = "RUN HF_DIR",
+    .operands_min = 2,
+    .summary = "writes a run's weights as a Hugging Face checkpoint",
+    .details =
+        "RUN is a run directory, or that of a kept commit (RUN/keep/step-...); the weights are "
+        "those of\n"
+        "its last commit, of however many ranks, and every byte that is read is compared with its\n"
+        "checksum. HF_DIR is made: model.safetensors, or with more than --shard-size several files "
+        "and\n"
+        "model.safetensors.index.json, and config.json, which transformers loads as they are; with "
+        "them\n"
+        "go the tokenizer's files and whatever else RUN/hf holds. A file is whole or not there "
+        "under its\n"
+        "name, and config.json comes last. Memory is bounded by one matrix of the model. Sizes are "
+        "in\n"
+        "bytes, speeds in GB/s (10^9 bytes). Exit status 1 where the commit is damaged.",
+    .run = cli_export,
+};
+
+static int export_print_json(const char *run_dir, const char *hf_dir,
+                             const struct export_summary *sum)
+{
+    json_t *object = json_object();
+    json_object_set_new(object, "run", json_string(run_dir));
+    json_object_set_new(object, "checkpoint", json_string(hf_dir));
+    json_object_set_new(object, "step", json_integer((json_int_t)sum->step));
+    json_object_set_new(object, "parameters", json_integer((json_int_t)sum->param_count));
+    json_object_set_new(object, "tensors", json_integer((json_int_t)sum->tensor_count));
+    json_object_set_new(object, "dtype", json_string(sum->type));
+    json_object_set_new(object, "files", json_integer((json_int_t)sum->file_count));
+    json_object_set_new(object, "read_bytes", json_integer((json_int_t)sum->read_bytes));
+    json_object_set_new(object, "written_bytes", json_integer((json_int_t)sum->written_bytes));
+    json_object_set_new(object, "side_files", json_integer((json_int_t)sum->side_files));
+    json_object_set_new(object, "seconds", json_real(sum->seconds));
+    json_object_set_new(object, "resident_bytes_max",
+                        json_integer((json_int_t)sum->resident_bytes_max));
+    return cli_print_json(stdout, object);
+}
+
+static void export_print(const struct export_summary *sum)
+{
+    char size[SIZE_TEXT_BYTES];
+    printf("commit       step %" PRIu64 ", %" PRIu64 " parameters in %" PRIu64 " tensors\n",
+           sum->step, sum->param_count, sum->tensor_count);
+    printf("read         %s, all as it was committed\n", size_format(sum->read_bytes, size));
+    printf("written      %s of %s in %u file%s\n", size_format(sum->written_bytes, size), sum->type,
+           sum->file_count, sum->file_count == 1 ? "" : "s");
+    printf("carried      %" PRIu64 " files\n", sum->side_files);
+    printf("time         %.2f s, %.2f GB/s read\n", sum->seconds,
+           sum->seconds > 0 ? (double)sum->read_bytes / sum->seconds / 1e9 : 0);
+    printf("memory       %s at most\n", size_format(sum->resident_bytes_max, size));
+}
+
+/* --shard-size as bytes; above the limit of one file there is no point. */
+static int export_shard_bytes(const char *text, uint64_t *bytes)
+{
+    *bytes = 0;
+    if (!text)
+        return 0;
+    if (size_parse(text, bytes) < 0 || *bytes == 0)
+        return err_set(ERR_USAGE,
+                       "export: --shard-size is \"%s\", and must be a number of bytes such as 5GB",
+                       text);
+    return 0;
+}
+
+int cli_export(int argc, char **argv)
+{
+    cli_texts operands;
+    const char *type = NULL, *shard_size = NULL;
+    bool force = false, json = false, quiet = false;
+    const cli_option options[] = {
+        {.name = "dtype",
+         .type = CLI_TEXT,
+         .value = "bf16|fp16|fp32",
+         .help =
+             "of the tensors; bf16 as training rounds its working copies, fp16 to nearest even\n"
+             "(default: the run's working dtype)",
+         .target = &type},
+        {.name = "shard-size",
+         .type = CLI_TEXT,
+         .value = "SIZE",
+         .help = "most bytes of tensors in a file, above which there are several; one tensor is\n"
+                 "never cut (default: 5GB, which is 5 * 10^9 bytes)",
+         .target = &shard_size},
+        {.name = "force",
+         .type = CLI_FLAG,
+         .help = "writes into a directory that is not empty, replacing files of these names\n"
+                 "(default: it must be new or empty)",
+         .target = &force},
+        {.name = "json",
+         .type = CLI_FLAG,
+         .help = "one JSON object, bytes and seconds, no progress (default: lines)",
+         .target = &json},
+        {.name = "quiet",
+         .type = CLI_FLAG,
+         .help = "warnings and errors alone (default: progress and a summary, too)",
+         .target = &quiet},
+    };
+    uint64_t shard_bytes;
+    int rc = cli_parse_all(&cli_export_command, options, sizeof options / sizeof options[0], argc,
+                           argv, &operands);
+    if (rc != 0)
+        return rc;
+    if (operands.count != 2)
+        return err_set(ERR_USAGE, "export: takes RUN and HF_DIR, and was given %u operands",
+                       operands.count);
+    TRY(export_shard_bytes(shard_size, &shard_bytes));
+    TRY(cli_ranks_refuse("export"));
+    if (json || quiet)
+        log_set_level(LOG_WARN);
+    cli_progress progress;
+    struct export_summary sum;
+    const struct export_options asked = {
+        .run_dir = operands.items[0],
+        .hf_dir = operands.items[1],
+        .type = type,
+        .shard_bytes = shard_bytes,
+        .force = force,
+        .stop = cli_stop_install("stopping"),
+        .on_progress = cli_progress_show,
+        .user = &progress,
+    };
+    cli_progress_begin(&progress, "exported", !json && !quiet);
+    rc = export_run(&asked, &sum);
+    err_record first;
+    err_save(&first, rc);
+    cli_progress_end(&progress);
+    if (rc < 0)
+        return err_restore(&first);
+    if (json)
+        return export_print_json(asked.run_dir, asked.hf_dir, &sum);
+    if (!quiet)
+        export_print(&sum);
+    return 0;
+}

@@ -1,0 +1,133 @@
+/* sluice import HF_DIR RUN: a run at step 0 with the weights of a checkpoint. See cli.h. */
+#include <inttypes.h>
+#include <jansson.h>
+
+#include "base/log.h"
+#include "base/size.h"
+#include "cli/cli.h"
+#include "cli/cli_progress.h"
+#include "cli/cli_ranks.h"
+#include "cli/cli_report.h"
+#include "train/train.h"
+
+const cli_command cli_import_command = {
+    .name = "import",
+    .operand = "HF_DIR RUN",
+    .operands_min = 2,
+    .summary = "makes a run of a Hugging Face checkpoint",
+    .details =
+        "HF_DIR holds config.json and model.safetensors, or model.safetensors.index.json and the "
+        "files\n"
+        "that it names, of GPT-2, Llama, Mistral, Qwen2, Qwen3 or SmolLM in fp32, bf16 or fp16. "
+        "RUN is\n"
+        "made: a run directory whose commit of step 0 holds the weights as fp32 masters and "
+        "moments of\n"
+        "zero. Any job of the same model goes on from it, with run.dir RUN or with train --from "
+        "RUN, and\n"
+        "generate, eval and export take it as it is. A job that names the checkpoint itself "
+        "(model.hf)\n"
+        "needs no import.\n"
+        "The state lies in RUN/state, or on the drives that the job names in tiers.nvme: 4 bytes "
+        "a\n"
+        "parameter; moments take no space. What belongs to the model beside its weights, such as "
+        "the\n"
+        "tokenizer, is copied to RUN/hf. The checkpoint streams through some 100 MiB of memory "
+        "(GPT-2: up\n"
+        "to 400), however large it is. Sizes are in bytes, speeds in GB/s (10^9 bytes) of fp32.",
+    .run = cli_import,
+};
+
+static int import_print_json(const char *hf_dir, const char *run_dir,
+                             const struct import_summary *sum)
+{
+    json_t *object = json_object();
+    json_object_set_new(object, "checkpoint", json_string(hf_dir));
+    json_object_set_new(object, "run", json_string(run_dir));
+    json_object_set_new(object, "parameters", json_integer((json_int_t)sum->param_count));
+    json_object_set_new(object, "units", json_integer((json_int_t)sum->unit_count));
+    json_object_set_new(object, "dtype", json_string(sum->type));
+    json_object_set_new(object, "read_bytes", json_integer((json_int_t)sum->read_bytes));
+    json_object_set_new(object, "written_bytes", json_integer((json_int_t)sum->written_bytes));
+    json_object_set_new(object, "side_files", json_integer((json_int_t)sum->side_files));
+    json_object_set_new(object, "slab_directory", json_string(sum->slab_dir));
+    json_object_set_new(object, "seconds", json_real(sum->seconds));
+    json_object_set_new(object, "resident_bytes_max",
+                        json_integer((json_int_t)sum->resident_bytes_max));
+    return cli_print_json(stdout, object);
+}
+
+static void import_print(const char *run_dir, const struct import_summary *sum)
+{
+    char size[SIZE_TEXT_BYTES];
+    printf("parameters   %" PRIu64 " in %" PRIu64 " units\n", sum->param_count, sum->unit_count);
+    printf("read         %s of %s\n", size_format(sum->read_bytes, size), sum->type);
+    printf("written      %s to %s in %.2f s, %.2f GB/s\n", size_format(sum->written_bytes, size),
+           sum->slab_dir, sum->seconds,
+           sum->seconds > 0 ? (double)sum->written_bytes / sum->seconds / 1e9 : 0);
+    printf("carried      %" PRIu64 " files to %s/hf\n", sum->side_files, run_dir);
+    printf("memory       %s at most\n", size_format(sum->resident_bytes_max, size));
+}
+
+int cli_import(int argc, char **argv)
+{
+    cli_texts set = {.count = 0}, operands;
+    const char *job_file = NULL;
+    bool json = false, quiet = false;
+    const cli_option options[] = {
+        {.name = "job",
+         .type = CLI_TEXT,
+         .value = "JOB",
+         .help =
+             "the job that the run is for: its drives, optimizer and dtype, kept as RUN/job.json;\n"
+             "model.hf and run.dir become HF_DIR and RUN (default: one is made, in the dtype of\n"
+             "the checkpoint)",
+         .target = &job_file},
+        {.name = "set",
+         .type = CLI_TEXTS,
+         .value = "KEY.PATH=VALUE",
+         .help = "overrides a key of that job; JSON or a bare word; repeatable",
+         .target = &set},
+        {.name = "json",
+         .type = CLI_FLAG,
+         .help = "one JSON object, bytes and seconds, no progress (default: lines)",
+         .target = &json},
+        {.name = "quiet",
+         .type = CLI_FLAG,
+         .help = "warnings and errors alone (default: progress and a summary, too)",
+         .target = &quiet},
+    };
+    int rc = cli_parse_all(&cli_import_command, options, sizeof options / sizeof options[0], argc,
+                           argv, &operands);
+    if (rc != 0)
+        return rc;
+    if (operands.count != 2)
+        return err_set(ERR_USAGE, "import: takes HF_DIR and RUN, and was given %u operands",
+                       operands.count);
+    TRY(cli_ranks_refuse("import"));
+    if (json || quiet)
+        log_set_level(LOG_WARN);
+    cli_progress progress;
+    struct import_summary sum;
+    const struct import_options asked = {
+        .hf_dir = operands.items[0],
+        .run_dir = operands.items[1],
+        .job_path = job_file,
+        .set = set.items,
+        .set_count = set.count,
+        .stop = cli_stop_install("stopping"),
+        .on_progress = cli_progress_show,
+        .user = &progress,
+    };
+    cli_progress_begin(&progress, "imported", !json && !quiet);
+    rc = import_run(&asked, &sum);
+    err_record first;
+    err_save(&first, rc);
+    cli_progress_end(&progress);
+    if (rc < 0)
+        return err_restore(&first);
+    if (json)
+        return import_print_json(asked.hf_dir, asked.run_dir, &sum);
+    if (!quiet)
+        import_print(asked.run_dir, &sum);
+    return 0;
+}
