@@ -1,5 +1,5 @@
 # The job file: one program per behaviour, all pure but for the files they write.
-foreach(behaviour changes deepspeed errors files fuzz job machine presets ranks schedule)
+foreach(behaviour changes deepspeed errors files fuzz hf job machine presets ranks schedule)
     sluice_test(test_config_${behaviour} LIBS sluice_config LABELS cpu debug)
 endforeach()
 foreach(behaviour files fuzz machine presets schedule)

@@ -4,11 +4,11 @@ sluice_test(test_model_parts LIBS sluice_model LABELS cpu debug)
 
 if(TARGET sluice_kernels_reference)
     sluice_test(test_model_gradients LIBS sluice_model sluice_kernels_reference LABELS cpu
-                INSTANCES gpt2 llama gpt2-long qwen2 qwen3)
-    sluice_test(test_model_costs LIBS sluice_model sluice_kernels_reference LABELS cpu debug
-                INSTANCES gpt2 llama gpt2-long qwen2 qwen3)
-    sluice_test(test_model_learn LIBS sluice_model sluice_kernels_reference LABELS cpu debug
                 INSTANCES gpt2 llama qwen2 qwen3)
+    sluice_test(test_model_costs LIBS sluice_model sluice_kernels_reference LABELS cpu debug
+                INSTANCES gpt2 llama qwen2 qwen3)
+    sluice_test(test_model_learn LIBS sluice_model sluice_kernels_reference LABELS cpu debug
+                INSTANCES gpt2 llama qwen3)
     sluice_test(test_model_lora LIBS sluice_model sluice_kernels_reference LABELS cpu debug
                 INSTANCES gpt2 llama qwen3)
     sluice_test(test_model_cut LIBS sluice_model sluice_kernels_reference LABELS cpu
