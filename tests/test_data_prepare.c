@@ -225,7 +225,7 @@ static void forms_are_exact(void **state)
          "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nCutting Knowledge Date: "
          "December 2023\nToday Date: 26 Jul 2024\n\n<|eot_id|><|start_header_id|>user"
          "<|end_header_id|>\n\nQ1<|eot_id|>"},
-        {"mistral", "<s>[INST] Q1\n[/INST]  A1 </s>[INST]  S \n\nQ2[/INST] A2</s>",
+        {"mistral", "<s>[INST] Q1\n[/INST] A1</s>[INST]  S \n\nQ2[/INST] A2</s>",
          "<s>[INST] Q1\n[/INST]"},
         {"mistral-v1", "<s> [INST]  S \n\nQ1\n [/INST]  A1 </s> [INST] Q2 [/INST] A2</s>",
          "<s> [INST] Q1\n [/INST]"},
@@ -298,25 +298,55 @@ static void forms_are_found(void **state)
         {"{\"chat_template\": \"{% for m in messages %}{% if loop.first and messages[0]['role'] != "
          "'system' %}{{ '<|im_start|>system\\nYou are a helpful AI assistant named SmolLM, trained "
          "by "
-         "Hugging Face<|im_end|>\\n' }}{% endif %}{{'<|im_start|>' + m['role'] }}\"}",
+         "Hugging Face<|im_end|>\\n' }}{% endif %}{{'<|im_start|>' + message['role'] + '\\n' + "
+         "message['content'] + '<|im_end|>' + '\\n'}}{% endfor %}\"}",
          "chatml", "You are a helpful AI assistant named SmolLM, trained by Hugging Face"},
-        {"{\"chat_template\": \"{{- '<|im_start|>system\\\\n' }}{%- if messages[0]['role'] == "
+        {"{\"chat_template\": \"{{- '<|im_start|>system\\n' }}{%- if messages[0]['role'] == "
          "'system' "
-         "%}{{- '<|im_start|>system\\\\n' + messages[0]['content'] + '<|im_end|>\\\\n' }}{%- else "
-         "%}{{- '<|im_start|>system\\\\nYou are Qwen, created by Alibaba Cloud. You are a helpful "
-         "assistant.<|im_end|>\\\\n' }}\"}",
+         "%}{{- '<|im_start|>system\\n' + messages[0]['content'] + '<|im_end|>\\n' }}{%- else "
+         "%}{{- '<|im_start|>system\\nYou are Qwen, created by Alibaba Cloud. You are a helpful "
+         "assistant.<|im_end|>\\n' }}{{- '<|im_start|>' + message.role + '\\n' + message.content + "
+         "'<|im_end|>' + '\\n' }}\"}",
          "chatml", "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."},
-        {"{\"chat_template\": \"{{'<|im_start|>' + m['role'] + '\\\\n' + m['content'] + "
-         "'<|im_end|>'}}\"}",
+        {"{\"chat_template\": \"{{ \\\"<|im_start|>\\\" + message['role'] + \\\"\\n\\\" + "
+         "message['content'] + \\\"<|im_end|>\\\" }}\"}",
          "chatml", NULL},
+        {"{\"chat_template\": \"{{ bos_token + '<|im_start|>' + message['role'] + '\\n' + "
+         "message['content'] + '<|im_end|>' }}\"}",
+         NULL, NULL},
         {"{\"chat_template\": [{\"name\": \"tool_use\", \"template\": \"[INST]\"}, {\"name\": "
-         "\"default\", \"template\": \"<|start_header_id|> Cutting Knowledge Date\"}]}",
+         "\"default\", \"template\": \"{{- bos_token }}{{- 'Cutting Knowledge Date: December 2023' "
+         "}}{{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n'+ "
+         "message['content'] | trim + '<|eot_id|>' }}\"}]}",
          "llama3.1", NULL},
-        {"{\"chat_template\": \"<|start_header_id|>\"}", "llama3", NULL},
-        {"{\"chat_template\": \"'[INST]' + m + '[/INST]'\"}", "mistral-tekken", NULL},
-        {"{\"chat_template\": \"<|im_start|> reasoning_content\"}", "qwen3", NULL},
-        {"{\"chat_template\": \"<|assistant|> eos_token\"}", "zephyr", NULL},
+        {"{\"chat_template\": \"{% set content = '<|start_header_id|>' + message['role'] + "
+         "'<|end_header_id|>\\n\\n'+ message['content'] | trim + '<|eot_id|>' %}{% set content = "
+         "bos_token + content %}\"}",
+         "llama3", NULL},
+        {"{\"chat_template\": \"{% set content = '<|start_header_id|>' + message['role'] + "
+         "'<|end_header_id|>\\n\\n'+ message['content'] + '<|eot_id|>' %}\"}",
+         NULL, NULL},
+        {"{\"chat_template\": \"{{- bos_token }}{{- '[INST]' + content + '[/INST]' }}{{- content + "
+         "eos_token }}\"}",
+         "mistral-tekken", NULL},
+        {"{\"chat_template\": \"{{ bos_token }}{{ \\\"[INST] \\\" + content + \\\"[/INST]\\\" }}{{ "
+         "\\\" \\\" + message.content | trim + eos_token }}\"}",
+         "mistral", NULL},
+        {"{\"chat_template\": \"{{- bos_token }}{{- ' [INST] ' + content + ' [/INST]' }}{{- ' ' + "
+         "content + eos_token }}\"}",
+         "mistral-v1", NULL},
+        {"{\"chat_template\": \"{{ bos_token }}{{ '[INST] <<SYS>>' }}{{ ' ' + content|trim + "
+         "eos_token }}\"}",
+         NULL, NULL},
+        {"{\"chat_template\": \"<|im_start|> reasoning_content\"}", NULL, NULL},
+        {"{\"chat_template\": \"{{ '<|user|>\\n' + message['content'] + eos_token }}{{ "
+         "'<|system|>\\n' + "
+         "message['content'] + eos_token }}{{ '<|assistant|>\\n' + message['content'] + eos_token "
+         "}}\"}",
+         "zephyr", NULL},
         {"{\"chat_template\": \"Human: \"}", NULL, NULL},
+        {"{\"chat_template\": \"\"}", NULL, NULL},
+        {"{\"chat_template\": \"-}}-}}{{-{{{{-\"}", NULL, NULL},
         {"{\"chat_template\": 7}", NULL, NULL},
         {"{\"chat", NULL, NULL},
     };
@@ -335,7 +365,9 @@ static void forms_are_found(void **state)
             assert_string_equal(form.system, rows[i].system ? rows[i].system : "");
         }
     }
-    static const char jinja[] = "{{ '<|start_header_id|>' }}";
+    static const char jinja[] =
+        "{{bos_token + '<|start_header_id|>' + message['role'] + "
+        "'<|end_header_id|>\n\n' + message['content'] | trim + '<|eot_id|>'}}";
     write_text("chat_template.jinja", jinja, sizeof jinja - 1); /* it comes first */
     chat_form form;
     assert_int_equal(chat_form_find("auto", directory, words, &form), 0);

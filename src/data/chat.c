@@ -294,7 +294,10 @@ static int render_mistral(const chat_form *form, const chat_message *messages, s
             TRY(add_bytes(out, messages[0].content, messages[0].bytes));
             TRY(add(out, "\n\n"));
         }
-        TRY(add_bytes(out, messages[i].content, messages[i].bytes));
+        struct piece content = content_of(&messages[i]);
+        if (!is_user && form->strips_answers)
+            content = strip(content);
+        TRY(add_bytes(out, content.at, content.bytes));
         TRY(add(out, is_user ? form->user_after : form->end));
         if (!is_user)
             TRY(note_answer(out, begin));

@@ -10,16 +10,21 @@
  *                                            of earlier answers the reasoning is left out
  *   smollm2         SmolLM2                  "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
  *   llama3          Llama 3                  the text's beginning; contents are stripped of white space
- *   llama3.1        Llama 3.1, 3.2, 3.3      the same, and a system message of two dates in any case
- *   mistral         tokenizer versions 2, 3  the text's beginning; the system message before the last user's
- *   mistral-v1      version 1                the same, before the first user's
- *   mistral-tekken  Nemo                     as mistral
+ *   llama3.1        Llama 3.1, 3.2, 3.3      the same, and a system message of two dates in any case, today being
+ *                                            26 Jul 2024, as 3.1 has it
+ *   mistral         tokenizer versions 2, 3  the text's beginning; answers are stripped; the system message stands
+ *                                            before the last user's (where an answer follows that, as it does in
+ *                                            training, the published template leaves it out: a model that answers
+ *                                            has seen it there)
+ *   mistral-v1      version 1                the text's beginning; the system message stands before the first user's
+ *   mistral-tekken  Nemo                     as mistral, answers as they are
  *   zephyr          Zephyr                   nothing
  *   plain           none                     "user: ", "assistant: " and newlines; the document's end after an answer
  *
  * "auto" finds the form in what lies beside the tokenizer: chat_template.jinja, or "chat_template" of
- * tokenizer_config.json, where a system message that a template of ChatML adds is taken from the template itself;
- * without those by the tokenizer's own tokens. Pure but for reading these files. */
+ * tokenizer_config.json, by the words that make the form; a template with other ones is refused. A system message
+ * that a template of ChatML adds is taken from the template itself. Without templates the tokenizer's own tokens
+ * tell. Pure but for reading these files. */
 #ifndef SLUICE_DATA_CHAT_H
 #define SLUICE_DATA_CHAT_H
 
@@ -43,8 +48,9 @@ struct chat_form {
     const char *name; /* one of the above; constant */
     bool adds_system; /* where no system message comes first */
     char system[CHAT_SYSTEM_BYTES];
-    bool has_dates; /* llama3.1 */
-    bool is_first;  /* mistral: the system message goes to the first user's */
+    bool has_dates;      /* llama3.1 */
+    bool strips_answers; /* mistral: of white space */
+    bool is_first;       /* mistral: the system message goes to the first user's */
     const char *user_before, *user_after, *answer_before; /* mistral */
     char begin[CHAT_TOKEN_BYTES],
         end[CHAT_TOKEN_BYTES]; /* of the text, as the tokenizer writes them; "" */

@@ -55,6 +55,7 @@ static const chat_form forms[FORM_COUNT] = {
                        .has_dates = true},
     [FORM_MISTRAL] = {.kind = CHAT_MISTRAL,
                       .name = "mistral",
+                      .strips_answers = true,
                       .user_before = "[INST] ",
                       .user_after = "[/INST]",
                       .answer_before = " "},
@@ -183,46 +184,123 @@ static bool find_system(const char *text, char system[CHAT_SYSTEM_BYTES])
     return false;
 }
 
-static const chat_form *mistral_of(const char *text)
+/* The template without white space and newlines, with one kind of quotes and of access, so that what is the same is
+ * written the same: {{- '<|im_start|>' + message.role + "\n" }} becomes {{'<|im_start|>'+message['role']+''}}.
+ * From mem_alloc. */
+static char *normalize(const char *text)
 {
-    if (strstr(text, " [INST] "))
-        return &forms[FORM_MISTRAL_V1];
-    return &forms[strstr(text, "[INST] ") ? FORM_MISTRAL : FORM_MISTRAL_TEKKEN];
+    static const char *const from[] = {"\\n", "message.role", "message.content"};
+    static const char *const to[] = {"", "message['role']", "message['content']"};
+    char *out = mem_alloc(2 * strlen(text) + 1, 1, "chat template");
+    for (char *at = out; at && *text;) {
+        size_t i = 0;
+        while (i < sizeof from / sizeof from[0] && strncmp(text, from[i], strlen(from[i])) != 0)
+            i++;
+        if (i < sizeof from / sizeof from[0]) {
+            memcpy(at, to[i], strlen(to[i]));
+            at += strlen(to[i]);
+            text += strlen(from[i]);
+        } else {
+            bool is_dash = *text == '-' && ((at > out + 1 && at[-1] == '{' && at[-2] == '{') ||
+                                            strncmp(text, "-}}", 3) == 0);
+            if (!is_dash && !strchr(" \t\r\n", *text))
+                *at++ = *text == '"' ? '\'' : *text;
+            text++;
+        }
+    }
+    return out;
 }
 
-/* Whether an answer follows its prompt without a space, as the earliest templates of Mistral have it. */
-static bool has_no_space(const char *text)
+/* What a template must have, normalized, to be of a form: all of the first, one of the second where there are any,
+ * and none of the third. `spaced` stands in it in quotes, spaces and all. */
+static const struct signature {
+    enum form form;
+    const char *all[3], *one[2], *none[9], *spaced;
+} signatures[] = {
+    {.form = FORM_CHATML,
+     .one = {"'<|im_start|>'+message['role']+''+message['content']+'<|im_end|>",
+             "'<|im_start|>'+message['role']+''+content+'<|im_end|>"},
+     .none = {"bos_token", "eos_token", "|trim", "strip(", "<|im_sep|>", "think>", "reasoning"}},
+    {.form = FORM_QWEN3,
+     .all = {"loop.index0>ns.last_query_index",
+             "'<think>'+reasoning_content.strip('')+'</think>'+content.lstrip('')",
+             "loop.lastor(notloop.lastandreasoning_content)"},
+     .one = {"'<|im_start|>'+message['role']+''+message['content']+'<|im_end|>",
+             "'<|im_start|>'+message['role']+''+content+'<|im_end|>"},
+     .none = {"bos_token", "eos_token", "|trim"}},
+    {.form = FORM_LLAMA3_1,
+     .all = {"'<|start_header_id|>'+message['role']+'<|end_header_id|>'+message['content']|trim+'<|"
+             "eot_id|>'",
+             "CuttingKnowledgeDate:December2023", "bos_token"}},
+    {.form = FORM_LLAMA3,
+     .all = {"'<|start_header_id|>'+message['role']+'<|end_header_id|>'+message['content']|trim+'<|"
+             "eot_id|>'",
+             "bos_token"},
+     .none = {"Date", "system_message", "tools"}},
+    {.form = FORM_MISTRAL_V1,
+     .all = {"{{bos_token}}"},
+     .one = {"{{''+content+eos_token}}", "{{''+message['content']+eos_token}}"},
+     .none = {"[SYSTEM_PROMPT]", "<<SYS>>"},
+     .spaced = " [INST] "},
+    {.form = FORM_MISTRAL,
+     .all = {"{{bos_token}}"},
+     .one = {"{{''+content|trim+eos_token}}", "{{''+message['content']|trim+eos_token}}"},
+     .none = {"[SYSTEM_PROMPT]", "<<SYS>>"},
+     .spaced = "[INST] "},
+    {.form = FORM_MISTRAL_TEKKEN,
+     .all = {"{{bos_token}}"},
+     .one = {"{{content+eos_token}}", "{{message['content']+eos_token}}"},
+     .none = {"[SYSTEM_PROMPT]", "<<SYS>>"},
+     .spaced = "[INST]"},
+    {.form = FORM_ZEPHYR,
+     .all = {"'<|user|>'+message['content']+eos_token", "'<|system|>'+message['content']+eos_token",
+             "'<|assistant|>'+message['content']+eos_token"},
+     .none = {"bos_token"}},
+};
+
+/* How many of the words are in the text. */
+static size_t count_words(const char *text, const char *const *words, size_t most, size_t *given)
 {
-    return !strstr(text, "' ' + message['content']") &&
-           !strstr(text, "\" \" + message[\"content\"]") &&
-           !strstr(text, "\" \" + message['content']") &&
-           !strstr(text, "' ' + message[\"content\"]");
+    size_t found = 0;
+    for (*given = 0; *given < most && words[*given]; ++*given)
+        found += strstr(text, words[*given]) != NULL;
+    return found;
+}
+
+static bool has_signature(const struct signature *wanted, const char *text, const char *raw)
+{
+    size_t given;
+    if (count_words(text, wanted->all, 3, &given) < given ||
+        (count_words(text, wanted->one, 2, &given) == 0 && given > 0) ||
+        count_words(text, wanted->none, 9, &given) > 0)
+        return false;
+    if (!wanted->spaced)
+        return true;
+    char quoted[2][32];
+    snprintf(quoted[0], sizeof quoted[0], "'%s'", wanted->spaced);
+    snprintf(quoted[1], sizeof quoted[1], "\"%s\"", wanted->spaced);
+    return strstr(raw, quoted[0]) || strstr(raw, quoted[1]);
 }
 
 static int form_of_template(const char *text, chat_form *out)
 {
     const chat_form *found = NULL;
-    if (strstr(text, "<|start_header_id|>"))
-        found = &forms[strstr(text, "Cutting Knowledge Date") ? FORM_LLAMA3_1 : FORM_LLAMA3];
-    else if (strstr(text, "<|im_start|>"))
-        found = &forms[strstr(text, "reasoning_content") ? FORM_QWEN3 : FORM_CHATML];
-    else if (strstr(text, "[INST]") && !strstr(text, "<<SYS>>"))
-        found = mistral_of(text);
-    else if (strstr(text, "<|assistant|>") && strstr(text, "eos_token"))
-        found = &forms[FORM_ZEPHYR];
+    char *normal = normalize(text);
+    if (!normal)
+        return -ENOMEM;
+    for (size_t i = 0; !found && i < sizeof signatures / sizeof signatures[0]; i++)
+        if (has_signature(&signatures[i], normal, text))
+            found = &forms[signatures[i].form];
+    mem_free(normal);
     if (!found)
-        return err_set(ERR_CONFIG,
-                       "data.chat_template: the tokenizer's own template is none of the "
-                       "known ones (%s); name the one that is nearest",
-                       CHAT_NAMES);
+        return err_set(
+            ERR_CONFIG,
+            "data.chat_template: the tokenizer's own template is none of those known here; "
+            "name the one that its model was trained with, if it is among %s",
+            CHAT_NAMES);
     *out = *found;
     if (out->kind == CHAT_CHATML)
         out->adds_system = find_system(text, out->system);
-    if (out->kind == CHAT_MISTRAL && out->answer_before[0] && has_no_space(text)) {
-        out->answer_before = "";
-        if (strstr(text, " [/INST]"))
-            out->user_after = " [/INST]";
-    }
     return 0;
 }
 
