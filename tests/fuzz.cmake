@@ -8,8 +8,10 @@
 set(fuzz_dir ${CMAKE_CURRENT_LIST_DIR}/fuzz)
 set(fuzz_libs_job sluice_config)
 set(fuzz_libs_tokens sluice_data)
+set(fuzz_libs_files sluice_data PkgConfig::XXHASH)
+set(fuzz_libs_lines sluice_data)
 set(fuzz_libs_manifest sluice_format PkgConfig::XXHASH)
-set(fuzz_harnesses job tokens manifest)
+set(fuzz_harnesses job tokens files lines manifest)
 
 if(SLUICE_FUZZ)
     if(NOT CMAKE_C_COMPILER_ID MATCHES "Clang")

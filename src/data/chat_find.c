@@ -11,6 +11,7 @@
 #include "base/mem.h"
 #include "base/size.h"
 #include "data/chat.h"
+#include "data/data_internal.h"
 
 enum { FILE_MAX_BYTES = 16 << 20 };
 
@@ -146,7 +147,7 @@ static int read_template(const char *tokenizer_name, char **out)
     mem_free(text);
     if (!config)
         return err_set(ERR_INPUT, "tokenizer_config.json beside %s: line %d: %s", tokenizer_name,
-                       error.line, error.text);
+                       error.line, datai_on_one_line(error.text));
     const char *found = template_in(config);
     int rc = 0;
     if (found) {

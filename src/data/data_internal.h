@@ -83,6 +83,9 @@ int datai_made(datai_file *self) MUST_CHECK;
 /* Document `idx` of a file: its tokens [*begin, *end) within the file. documents.c */
 int datai_document(const datai_file *self, uint64_t idx, uint64_t *begin, uint64_t *end) MUST_CHECK;
 
+/* Replaces in place the control characters that would spoil a message. Returns `text`. formats.c */
+char *datai_on_one_line(char *text);
+
 /* A bijection of [0, count) for each seed, stream (of rng.h; six from this one on) and epoch: what comes at
  * `position`. sampler.c */
 uint64_t datai_permute(uint64_t seed, uint64_t stream, uint64_t epoch, uint64_t count,

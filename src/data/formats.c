@@ -77,6 +77,14 @@ int datai_open(const char *path, int *out, uint64_t *bytes)
     return 0;
 }
 
+char *datai_on_one_line(char *text)
+{
+    for (char *byte = text; *byte != '\0'; byte++)
+        if ((unsigned char)*byte < ' ' || *byte == 0x7f)
+            *byte = '?';
+    return text;
+}
+
 int datai_pread(int fd, const char *path, uint64_t offset, uint64_t bytes, void *target)
 {
     for (uint64_t done = 0; done < bytes;) {

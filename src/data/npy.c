@@ -178,7 +178,7 @@ static int read_dictionary(struct header *self)
     return 0;
 }
 
-static int find_type(const struct header *self, datai_type *type)
+static int find_type(struct header *self, datai_type *type)
 {
     static const char *const orders = "<|=";
     const char *descr = self->descr;
@@ -189,18 +189,18 @@ static int find_type(const struct header *self, datai_type *type)
             ERR_INPUT,
             "the NumPy file %s holds elements of type %s, which are no tokens; store whole "
             "numbers, such as uint16, int32, uint32 or int64",
-            self->path, descr);
+            self->path, datai_on_one_line(self->descr));
     *type = (datai_type){.bytes = (uint32_t)(descr[2] - '0'), .is_signed = descr[1] == 'i'};
     if (type->bytes == 1 || strchr(orders, descr[0]))
         return 0;
     return err_set(ERR_INPUT,
                    "the NumPy file %s holds elements of type %s, in big-endian order; store them "
                    "little-endian",
-                   self->path, descr);
+                   self->path, datai_on_one_line(self->descr));
 }
 
 /* Type, shape and the file's length against each other. */
-static int take_array(const struct header *self, uint64_t data_begin, datai_file *file)
+static int take_array(struct header *self, uint64_t data_begin, datai_file *file)
 {
     TRY(find_type(self, &file->type));
     bool is_matrix = self->dimension_count == 2;

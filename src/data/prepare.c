@@ -374,7 +374,7 @@ static int look_at_lines(prepare_work *self, int fd, const prepare_options *opti
             rc = err_set(ERR_INPUT,
                          "%s: the first line is no JSON object (%s); data.format text takes "
                          "the file as text",
-                         self->path, line ? "another value" : error.text);
+                         self->path, line ? "another value" : datai_on_one_line(error.text));
         else
             self->is_chat = json_object_get(line, "messages") != NULL;
         json_decref(line);

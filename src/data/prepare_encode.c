@@ -12,6 +12,7 @@
 
 #include "base/mem.h"
 #include "base/size.h"
+#include "data/data_internal.h"
 #include "data/made.h"
 #include "data/prepare_internal.h"
 
@@ -264,4 +265,5 @@ void prepi_encode(const prepi_rules *rules, prepi_piece *piece)
     piece->failed.code = 0;
     if (rc < 0)
         err_save(&piece->failed, rc);
+    datai_on_one_line(piece->failed.text); /* it cites the file */
 }
