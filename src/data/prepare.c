@@ -47,7 +47,8 @@ struct maker {
     bool can_cut;        /* the tokenizer cuts where cut_is_safe */
     prepi_piece *pieces; /* [PIECE_COUNT] */
     uint32_t piece_count;
-    made_writer *out;
+    const prepare_sink *sink;
+    uint64_t token_count; /* given to the sink */
     uint64_t begin_ns, told_ns;
 };
 
@@ -75,39 +76,12 @@ static bool is_blank_after(const char *text, uint64_t at)
 }
 
 /* Whether text may be cut before byte `at`, 0 < at < bytes - 1: behind a single newline between two characters
- * that are no white space. There the patterns of byte-level tokenizers end a piece of their own: a newline may go
- * with what stands before it or with white space, never with what follows. What begins like white space beyond
- * ASCII counts as white space. */
+ * that are no white space, the second no "/": see tokenizer_cuts_lines. What begins like white space beyond ASCII
+ * counts as white space. */
 static bool cut_is_safe(const char *text, uint64_t at)
 {
-    return at >= 2 && text[at - 1] == '\n' && !is_blank_before(text, at - 1) &&
+    return at >= 2 && text[at - 1] == '\n' && text[at] != '/' && !is_blank_before(text, at - 1) &&
            !is_blank_after(text, at);
-}
-
-/* Whether the tokenizer gives the same tokens for texts cut there: one that puts a space before a text, or that
- * works on a whole text, does not. */
-static int probe_cuts(struct maker *self)
-{
-    static const char *const texts[] = {"word\nword", "Ends.\nBegins",      "1\n2",       "x;\n(y)",
-                                        "-\n\"A\"",   "\xc3\xa9\n\xc3\xa9", "a b\n'll go"};
-    static const tokenize_options plain = {.adds_special = false};
-    self->can_cut = true;
-    for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
-        token_list whole = {0}, parts = {0};
-        size_t cut = (size_t)(strchr(texts[i], '\n') + 1 - texts[i]), length = strlen(texts[i]);
-        const tokenizer *words = self->options->words;
-        int rc = tokenizer_encode(words, texts[i], length, &plain, &whole);
-        if (rc == 0)
-            rc = tokenizer_encode(words, texts[i], cut, &plain, &parts);
-        if (rc == 0)
-            rc = tokenizer_encode(words, texts[i] + cut, length - cut, &plain, &parts);
-        self->can_cut = self->can_cut && whole.count == parts.count &&
-                        memcmp(whole.ids, parts.ids, whole.count * sizeof *whole.ids) == 0;
-        token_list_fini(&whole);
-        token_list_fini(&parts);
-        TRY(rc);
-    }
-    return 0;
 }
 
 /* Where what begins at `from` may end: the first place from `at` on before `end`, which is one itself; lines
@@ -217,11 +191,12 @@ static int write_pieces(struct maker *self)
         if (piece->failed.code < 0)
             return err_restore(&piece->failed);
         for (size_t e = 0; e < piece->end_count; e++) {
-            TRY(made_add(self->out, piece->tokens + done, piece->ends_at[e] - done));
-            TRY(made_end_document(self->out));
+            TRY(self->sink->add(self->sink->user, piece->tokens + done, piece->ends_at[e] - done));
+            TRY(self->sink->end_document(self->sink->user));
             done = piece->ends_at[e];
         }
-        TRY(made_add(self->out, piece->tokens + done, piece->token_count - done));
+        TRY(self->sink->add(self->sink->user, piece->tokens + done, piece->token_count - done));
+        self->token_count += piece->token_count;
     }
     return 0;
 }
@@ -236,7 +211,7 @@ static void tell(struct maker *self, bool is_done)
     double seconds = (double)(now - self->begin_ns) * 1e-9;
     log_info("%s: %s%s of %s are %" PRIu64 " tokens, after %.1f s", self->work->path,
              is_done ? "" : "the first ", size_format(self->text_offset, did),
-             size_format(self->work->bytes, all), made_token_count(self->out), seconds);
+             size_format(self->work->bytes, all), self->token_count, seconds);
 }
 
 static int make_all(struct maker *self)
@@ -282,12 +257,8 @@ static int find_before(struct maker *self)
     return 0;
 }
 
-static int start(struct maker *self, const char *path)
+static int start(struct maker *self)
 {
-    const made_options made = {.key = self->work->key,
-                               .vocab_size = tokenizer_vocab(self->options->words),
-                               .has_marks = self->work->is_chat,
-                               .is_bytes = strcmp(self->options->tokenizer_name, "bytes") == 0};
     uint64_t bytes;
     self->line = 1;
     self->begin_ns = self->told_ns = clock_ns();
@@ -303,27 +274,18 @@ static int start(struct maker *self, const char *path)
                        " bytes and has %" PRIu64,
                        self->work->path, self->work->bytes, bytes);
     TRY(find_before(self));
-    TRY(probe_cuts(self));
-    return made_create(path, &made, &self->out);
+    self->can_cut = tokenizer_cuts_lines(self->options->words);
+    return 0;
 }
 
-int prepare_make(const prepare_work *work, const prepare_options *options, const char *path)
+int prepare_run(const prepare_work *work, const prepare_options *options, const prepare_sink *sink)
 {
-    struct maker self = {.work = work, .options = options, .fd = -1};
-    int rc = start(&self, path);
+    struct maker self = {.work = work, .options = options, .sink = sink, .fd = -1};
+    int rc = start(&self);
     if (rc == 0)
         rc = make_all(&self);
-    if (rc == 0) {
+    if (rc == 0)
         tell(&self, true);
-        rc = made_finish(self.out);
-        if (rc == ERR_INPUT)
-            rc = err_set(ERR_INPUT, "%s gives not one token", work->path);
-    } else {
-        err_record first;
-        err_save(&first, rc);
-        made_abandon(self.out);
-        err_restore(&first);
-    }
     if (self.fd >= 0)
         close(self.fd);
     for (uint32_t i = 0; self.pieces && i < PIECE_COUNT; i++)
@@ -332,6 +294,36 @@ int prepare_make(const prepare_work *work, const prepare_options *options, const
     mem_free(self.text);
     token_list_fini(&self.before);
     return rc;
+}
+
+static int made_sink_add(void *user, const uint32_t *tokens, uint64_t count)
+{
+    return made_add(user, tokens, count);
+}
+
+static int made_sink_end(void *user)
+{
+    return made_end_document(user);
+}
+
+int prepare_make(const prepare_work *work, const prepare_options *options, const char *path)
+{
+    const made_options made = {.key = work->key,
+                               .vocab_size = tokenizer_vocab(options->words),
+                               .has_marks = work->is_chat,
+                               .is_bytes = strcmp(options->tokenizer_name, "bytes") == 0};
+    made_writer *out;
+    TRY(made_create(path, &made, &out));
+    const prepare_sink sink = {.user = out, .add = made_sink_add, .end_document = made_sink_end};
+    int rc = prepare_run(work, options, &sink);
+    if (rc == 0) {
+        rc = made_finish(out);
+        return rc == ERR_INPUT ? err_set(ERR_INPUT, "%s gives not one token", work->path) : rc;
+    }
+    err_record first;
+    err_save(&first, rc);
+    made_abandon(out);
+    return err_restore(&first);
 }
 
 /* ---- looking ---- */

@@ -12,8 +12,8 @@
  * form has it. A tokenizer without an end token ("bytes") puts nothing between documents.
  *
  * Which tokens a file gives does not depend on threads or on how it is cut: a text is cut between a newline and
- * what follows, where neither neighbour is white space (see cut_is_safe in prepare.c), and only where the
- * tokenizer shows that it cuts there itself. All cores of the caller's OpenMP team; memory is some tens of MiB,
+ * what follows, where neither neighbour is white space (see cut_is_safe in prepare.c), and only with a tokenizer
+ * that is known to cut there itself (tokenizer_cuts_lines); with another one it is encoded whole, up to 1 GiB. All cores of the caller's OpenMP team; memory is some tens of MiB,
  * or what the longest line needs. */
 #ifndef SLUICE_DATA_PREPARE_H
 #define SLUICE_DATA_PREPARE_H
@@ -33,6 +33,7 @@ struct prepare_options {
     const char *chat_template;  /* data.chat_template: a name of chat.h */
     const char *field;          /* of a JSON line that is no conversation; NULL or "": "text" */
     uint64_t vocab_size;        /* the model's: each token is below it */
+    bool has_no_end;            /* no end token is put behind documents of text */
     const volatile sig_atomic_t *stop; /* or NULL */
 };
 typedef struct prepare_options prepare_options;
@@ -54,6 +55,19 @@ typedef struct prepare_work prepare_work;
  * ERR_CONFIG as corpus_open_as, chat_form_find and the first line have it. */
 int prepare_look(const char *path, enum corpus_format format, const prepare_options *options,
                  prepare_work *out) MUST_CHECK;
+
+/* Where tokens go, from the caller's thread in their order. Both return 0 or an error, which ends the work. */
+struct prepare_sink {
+    void *user;
+    int (*add)(void *user, const uint32_t *tokens, uint64_t count); /* with MADE_UNCOUNTED */
+    int (*end_document)(void *user);                                /* may come where none began */
+};
+typedef struct prepare_sink prepare_sink;
+
+/* Gives all tokens of a file to the sink, with a log line now and then. ERR_INPUT names file and line;
+ * ERR_STOPPED. */
+int prepare_run(const prepare_work *work, const prepare_options *options,
+                const prepare_sink *sink) MUST_CHECK;
 
 /* Makes the token file at `path`, with a log line now and then. ERR_INPUT names file and line; ERR_STOPPED;
  * nothing is left on failure. */

@@ -84,7 +84,7 @@ static int add_text(const prepi_rules *rules, prepi_piece *piece, const char *te
 
 static int add_end(const prepi_rules *rules, prepi_piece *piece)
 {
-    if (rules->end_id >= 0)
+    if (rules->end_id >= 0 && !rules->options->has_no_end)
         TRY(add_ids(rules, piece, &rules->end_id, 1, 0));
     return end_document(piece);
 }

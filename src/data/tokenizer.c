@@ -77,6 +77,7 @@ static int open_bytes(tokenizer *self)
         self->tokens[id].byte_count = 1;
     }
     self->hash = TOKI_BYTE_VALUES;
+    self->cuts_lines = true;
     return 0;
 }
 
@@ -182,6 +183,11 @@ int32_t tokenizer_find(const tokenizer *self, const char *token)
 uint64_t tokenizer_hash(const tokenizer *self)
 {
     return self->hash;
+}
+
+bool tokenizer_cuts_lines(const tokenizer *self)
+{
+    return self->cuts_lines;
 }
 
 const char *tokenizer_token_bytes(const tokenizer *self, int32_t id, bool skip_special,

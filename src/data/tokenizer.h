@@ -60,6 +60,12 @@ typedef struct tokenize_options tokenize_options;
 int tokenizer_encode(const tokenizer *self, const char *text, size_t bytes,
                      const tokenize_options *options, token_list *out) MUST_CHECK;
 
+/* Whether a text may be cut behind a newline whose neighbours are no white space (of Unicode) and whose second
+ * neighbour is no "/", so that the ids of the parts one after the other are those of the whole, without what
+ * adds_special adds. True for "bytes" and for split patterns that this was shown of (tokenizer_pattern.c), among
+ * them those of GPT-2, Llama 3 and 4, Qwen, SmolLM and DeepSeek. False: it is not known; a text is encoded whole. */
+bool tokenizer_cuts_lines(const tokenizer *self);
+
 /* The bytes of one token as they lie in the text, not zero-terminated; *bytes 0 for special tokens where
  * `skip_special`. Constant, the tokenizer's. An id outside of the vocabulary has none. A token may end within a
  * UTF-8 sequence: who prints joins the bytes. */

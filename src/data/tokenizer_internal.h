@@ -98,7 +98,8 @@ struct toki_stage {
     bool adds_space;  /* no pattern: a piece that does not begin with a space gets one */
     pcre2_code *code; /* owned; NULL where adds_space */
     bool has_jit;
-    bool invert; /* matches and what lies between them change places */
+    bool cuts_lines; /* see tokenizer_cuts_lines */
+    bool invert;     /* matches and what lies between them change places */
     enum toki_behavior behavior;
 };
 typedef struct toki_stage toki_stage;
@@ -155,6 +156,7 @@ struct tokenizer {
     uint32_t prefix_count, suffix_count;
 
     int32_t begin_id, end_id;
+    bool cuts_lines;
     uint64_t hash;
     pthread_mutex_t lock; /* of idle */
     toki_worker *idle;

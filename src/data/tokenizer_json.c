@@ -321,11 +321,33 @@ static int read_parts(const toki_reader *self)
     return toki_read_post_processor(self);
 }
 
+/* Added tokens are found before patterns cut: one that holds a newline, takes spaces along or looks at its
+ * neighbours could lie across a cut or depend on what is behind it. */
+static bool cuts_lines(const toki_reader *self)
+{
+    size_t i;
+    json_t *token;
+    json_array_foreach(json_object_get(self->root, "added_tokens"), i, token)
+    {
+        const json_t *content = json_object_get(token, "content");
+        if (json_is_true(json_object_get(token, "lstrip")) ||
+            json_is_true(json_object_get(token, "rstrip")) ||
+            json_is_true(json_object_get(token, "single_word")) ||
+            memchr(json_string_value(content), '\n', json_string_length(content)))
+            return false;
+    }
+    for (uint32_t s = 0; s < self->self->stage_count; s++)
+        if (!self->self->stages[s].cuts_lines)
+            return false;
+    return true;
+}
+
 int toki_json_open(tokenizer *self, const char *path)
 {
     toki_reader reader = {.path = path, .self = self};
     TRY(toki_json_read(path, &reader.root, &self->hash));
     int rc = read_parts(&reader);
+    self->cuts_lines = rc == 0 && cuts_lines(&reader);
     json_decref(reader.root);
     return rc;
 }

@@ -31,6 +31,46 @@ enum {
 const char toki_gpt2_pattern[] =
     "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+";
 
+/* Patterns of which it is shown that a text may be cut at a place p behind a newline, where the character d before
+ * the newline and the character c behind it are no white space and c is no "/" (tokenizer_cuts_lines):
+ *
+ *   - No alternative looks behind, so what is matched from p on depends on what lies behind p alone, if a match or a
+ *     gap ends at p.
+ *   - An alternative that can take the newline ends at p, as c can follow none: after the newline there may be more of
+ *     [\r\n], of [\r\n/] or of \s only. An alternative that cannot take it ends before, and sees nothing behind it:
+ *     the one look ahead, \s+(?!\S), begins with white space, which here is the newline alone, since d is none. It
+ *     fails before c and matches at the end of a text; where it fails, \s+ comes next and takes the same newline.
+ *   - So with and without the cut the same matches end at or before p; and a pattern that never takes a newline, such
+ *     as \p{N}, has p in a gap, whose two parts the next pattern sees as if it had cut there itself.
+ *
+ * NFC and NFKC change nothing across p: a newline composes with nothing. */
+static const char *const cutting_lines[] = {
+    toki_gpt2_pattern,
+    "\\p{N}",
+    "\\p{N}{1,3}",
+    /* Llama 3, Qwen 2 and 3; the contractions also as a group of their own */
+    "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}| "
+    "?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|"
+    "\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+",
+    "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}| "
+    "?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|"
+    "\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+",
+    /* Llama 4 and GPT-4o; Mistral's Tekken */
+    "[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]*[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]+"
+    "(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
+    "[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]+[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]*"
+    "(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
+    "\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+",
+    "[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]*[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]+|"
+    "[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]+[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]*|"
+    "\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+",
+    /* DeepSeek V2 and V3: ideographs and kana; words and punctuation */
+    "[\xe4\xb8\x80-\xe9\xbe\xa5\xe3\x81\x80-\xe3\x82\x9f\xe3\x82\xa0-\xe3\x83\xbf]+",
+    "[!\"#$%&'()*+,\\-./"
+    ":;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\r\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+|"
+    " ?[\\p{P}\\p{S}]+[\r\n]*|\\s*[\r\n]+|\\s+(?!\\S)|\\s+",
+};
+
 /* Oniguruma's word characters, as members of a class. Alphabetic is spelled out: PCRE2 has the property since 10.40
  * only. Circled and squared letters are symbols that are alphabetic. */
 #define WORD                                                                                       \
@@ -362,6 +402,9 @@ int toki_pattern_compile(const char *where, const char *pattern, size_t bytes, t
     if (rc == 0)
         rc = compile(where, self.out.data, self.out.count, out);
     mem_free(self.out.data);
+    for (size_t i = 0; i < sizeof cutting_lines / sizeof cutting_lines[0]; i++)
+        out->cuts_lines |=
+            strlen(cutting_lines[i]) == bytes && memcmp(cutting_lines[i], pattern, bytes) == 0;
     return rc;
 }
 
@@ -388,6 +431,7 @@ int toki_pattern_digits(bool individual, toki_stage *out)
 {
     static const char digit[] = "[\\p{N}\\x{1fffe}]"; /* the stand-in of Unicode 17's numbers */
     out->behavior = individual ? TOKI_ISOLATED : TOKI_CONTIGUOUS;
+    out->cuts_lines = true; /* as \p{N}; a run of digits ends at a newline too */
     return compile("the pre-tokenizer Digits", digit, sizeof digit - 1, out);
 }
 
