@@ -5,6 +5,7 @@
  *   cmd_plan.c     sluice plan JOB                            stop.c    SIGINT, SIGTERM, SIGUSR1
  *   cmd_generate.c sluice generate RUN                        live.c    a line a step
  *   cmd_eval.c     sluice eval RUN FILE...
+ *   cmd_data.c     sluice data tokenize FILE...
  *   cmd_verify.c   sluice verify RUN                          threads.c how idle threads wait
  *   cmd_import.c   sluice import HF_DIR RUN                   progress.c a line of bytes moved (cli_progress.h)
  *   cmd_export.c   sluice export RUN HF_DIR
@@ -149,6 +150,7 @@ int cli_train(int argc, char **argv) MUST_CHECK;
 int cli_plan(int argc, char **argv) MUST_CHECK;
 int cli_generate(int argc, char **argv) MUST_CHECK;
 int cli_eval(int argc, char **argv) MUST_CHECK;
+int cli_data(int argc, char **argv) MUST_CHECK;
 int cli_import(int argc, char **argv) MUST_CHECK;
 int cli_export(int argc, char **argv) MUST_CHECK;
 int cli_verify(int argc, char **argv) MUST_CHECK;
@@ -158,7 +160,7 @@ int cli_profile(int argc, char **argv) MUST_CHECK;
 int cli_report(int argc, char **argv) MUST_CHECK;
 
 extern const cli_command cli_import_command, cli_export_command, cli_train_command,
-    cli_plan_command, cli_generate_command, cli_eval_command, cli_verify_command,
+    cli_plan_command, cli_generate_command, cli_eval_command, cli_data_command, cli_verify_command,
     cli_inspect_command, cli_probe_command, cli_profile_command, cli_report_command;
 
 #endif

@@ -9,9 +9,9 @@
 #include "cli/cli.h"
 
 static const cli_command *const main_commands[] = {
-    &cli_train_command,  &cli_plan_command,    &cli_generate_command, &cli_eval_command,
-    &cli_import_command, &cli_export_command,  &cli_verify_command,   &cli_inspect_command,
-    &cli_probe_command,  &cli_profile_command, &cli_report_command,
+    &cli_train_command,   &cli_plan_command,   &cli_generate_command, &cli_eval_command,
+    &cli_data_command,    &cli_import_command, &cli_export_command,   &cli_verify_command,
+    &cli_inspect_command, &cli_probe_command,  &cli_profile_command,  &cli_report_command,
 };
 enum { MAIN_COMMAND_COUNT = sizeof main_commands / sizeof main_commands[0] };
 
@@ -74,7 +74,8 @@ static bool main_computes(int argc, char **argv)
                         strcmp(argv[1], cli_import_command.name) == 0 ||
                         strcmp(argv[1], cli_export_command.name) == 0 ||
                         strcmp(argv[1], cli_generate_command.name) == 0 ||
-                        strcmp(argv[1], cli_eval_command.name) == 0);
+                        strcmp(argv[1], cli_eval_command.name) == 0 ||
+                        strcmp(argv[1], cli_data_command.name) == 0);
 }
 
 /* Where standard input, output or error are closed, the next file that is opened would take their number,

@@ -1,0 +1,126 @@
+/* sluice data tokenize FILE...: text and JSON lines into a token file. See cli.h. */
+#include <inttypes.h>
+#include <jansson.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "base/size.h"
+#include "cli/cli.h"
+#include "cli/cli_ranks.h"
+#include "cli/cli_report.h"
+#include "train/tokenize.h"
+
+const cli_command cli_data_command = {
+    .name = "data",
+    .operand = "tokenize FILE...",
+    .operands_min = 2,
+    .summary = "makes token files of text and JSON lines, on all cores",
+    .details =
+        "Each text file is one document, each line of a .jsonl file is one; behind each the "
+        "tokenizer's end\n"
+        "token is put. What its own library puts before a text is put before each document. Ids "
+        "are those of\n"
+        "that library, whatever the number of cores. Text that is no UTF-8 is replaced by "
+        "U+FFFD. Files of any\n"
+        "size go through some tens of MiB of memory, where the tokenizer is one of the usual "
+        "ones. Packing is\n"
+        "the training's: its windows go over ends of documents.\n"
+        "The output appears under its name when it is whole. data.train of a job takes it: "
+        "NAME.bin with\n"
+        "NAME.idx beside it (--format megatron), or with data.format the others. A progress line "
+        "every 5 s.",
+    .run = cli_data,
+};
+
+struct data_request {
+    cli_texts operands;
+    tokenize_request work;
+    bool json, quiet;
+};
+
+static int data_parse(struct data_request *asked, int argc, char **argv)
+{
+    const cli_option options[] = {
+        {.name = "tokenizer",
+         .type = CLI_TEXT,
+         .value = "NAME",
+         .help = "a directory with tokenizer.json, such a file, or a SentencePiece .model",
+         .target = &asked->work.tokenizer},
+        {.name = "out",
+         .type = CLI_TEXT,
+         .value = "NAME",
+         .help = "the file to make; with megatron NAME.bin and NAME.idx",
+         .target = &asked->work.out},
+        {.name = "format",
+         .type = CLI_TEXT,
+         .value = "FORMAT",
+         .help = "megatron (keeps documents), llmc, u16, u32 (default: megatron)",
+         .target = &asked->work.format},
+        {.name = "field",
+         .type = CLI_TEXT,
+         .value = "NAME",
+         .help = "the member of a JSON line that holds the text (default: text)",
+         .target = &asked->work.field},
+        {.name = "no-document-end",
+         .type = CLI_FLAG,
+         .help = "no end token behind documents (default: the tokenizer's)",
+         .target = &asked->work.has_no_end},
+        {.name = "json",
+         .type = CLI_FLAG,
+         .help = "one JSON object: bytes, tokens, documents, seconds (default: a table)",
+         .target = &asked->json},
+        {.name = "quiet",
+         .type = CLI_FLAG,
+         .help = "no log lines and no progress (default: with them)",
+         .target = &asked->quiet},
+    };
+    int rc = cli_parse_all(&cli_data_command, options, sizeof options / sizeof options[0], argc,
+                           argv, &asked->operands);
+    if (rc != 0)
+        return rc;
+    if (strcmp(asked->operands.items[0], "tokenize") != 0)
+        return err_set(ERR_USAGE, "data: \"%s\" is not known; tokenize is",
+                       asked->operands.items[0]);
+    if (!asked->work.tokenizer || !asked->work.out)
+        return err_set(ERR_USAGE, "data tokenize: --%s is missing",
+                       asked->work.tokenizer ? "out NAME" : "tokenizer NAME");
+    asked->work.paths = asked->operands.items + 1;
+    asked->work.path_count = asked->operands.count - 1;
+    return 0;
+}
+
+static int data_print_json(const tokenize_result *result)
+{
+    json_t *object = json_object();
+    json_object_set_new(object, "bytes", json_integer((json_int_t)result->bytes));
+    json_object_set_new(object, "tokens", json_integer((json_int_t)result->tokens));
+    json_object_set_new(object, "documents", json_integer((json_int_t)result->documents));
+    json_object_set_new(object, "vocab_size", json_integer((json_int_t)result->vocab));
+    json_object_set_new(object, "seconds", json_real(result->seconds));
+    return cli_print_json(stdout, object);
+}
+
+int cli_data(int argc, char **argv)
+{
+    static struct data_request asked; /* large */
+    tokenize_result result;
+    char read[SIZE_TEXT_BYTES];
+    int rc = data_parse(&asked, argc, argv);
+    if (rc != 0)
+        return rc;
+    TRY(cli_ranks_refuse("data"));
+    if (asked.quiet)
+        log_set_level(LOG_WARN);
+    asked.work.stop = cli_stop_install("stopping");
+    TRY(tokenize_files(&asked.work, &result));
+    if (asked.json)
+        return data_print_json(&result);
+    printf("tokens     %" PRIu64 " of %" PRIu64 " in the vocabulary\n", result.tokens,
+           result.vocab);
+    printf("documents  %" PRIu64 "\n", result.documents);
+    printf("read       %s, %.2f bytes a token, %.1f MB/s\n", size_format(result.bytes, read),
+           (double)result.bytes / (double)result.tokens,
+           (double)result.bytes / 1e6 / result.seconds);
+    return 0;
+}

@@ -1,0 +1,108 @@
+/* Text and JSON lines made into one token file. See tokenize.h. */
+#include "train/tokenize.h"
+
+#include <string.h>
+
+#include "base/log.h"
+#include "base/size.h"
+#include "data/made.h"
+#include "data/prepare.h"
+#include "data/token_file.h"
+
+static int find_format(const char *name, enum corpus_format *out)
+{
+    static const struct {
+        const char *name;
+        enum corpus_format format;
+    } formats[] = {{"megatron", CORPUS_MEGATRON},
+                   {"llmc", CORPUS_LLMC},
+                   {"u16", CORPUS_U16},
+                   {"u32", CORPUS_U32}};
+    *out = CORPUS_MEGATRON;
+    for (size_t i = 0; name && i < sizeof formats / sizeof formats[0]; i++)
+        if (strcmp(formats[i].name, name) == 0) {
+            *out = formats[i].format;
+            return 0;
+        }
+    return name ? err_set(ERR_USAGE, "tokens are written as megatron, llmc, u16 or u32, not as %s",
+                          name)
+                : 0;
+}
+
+static int sink_add(void *user, const uint32_t *tokens, uint64_t count)
+{
+    return token_file_add(user, tokens, count);
+}
+
+static int sink_end(void *user)
+{
+    return token_file_end_document(user);
+}
+
+static int tokenize_file(const char *path, const prepare_options *options, const prepare_sink *sink,
+                         tokenize_result *result)
+{
+    prepare_work work;
+    TRY(prepare_look(path, CORPUS_AUTO, options, &work));
+    if (!work.is_needed)
+        return err_set(
+            ERR_INPUT,
+            "%s holds tokens already, or is text that the tokenizer \"bytes\" takes as it "
+            "is: there is nothing to tokenize",
+            path);
+    if (work.is_chat)
+        return err_set(ERR_INPUT,
+                       "%s holds conversations: which of their tokens count no such file can say; "
+                       "give it to data.train as it is",
+                       path);
+    TRY(prepare_run(&work, options, sink));
+    result->bytes += work.bytes;
+    return 0;
+}
+
+static int tokenize_all(const tokenize_request *request, tokenizer *words,
+                        enum corpus_format format, tokenize_result *result)
+{
+    token_file *out;
+    result->vocab = tokenizer_vocab(words);
+    const prepare_options options = {.words = words,
+                                     .tokenizer_name = request->tokenizer,
+                                     .field = request->field,
+                                     .vocab_size = result->vocab,
+                                     .has_no_end = request->has_no_end,
+                                     .stop = request->stop};
+    TRY(token_file_create(request->out, format, result->vocab, &out));
+    const prepare_sink sink = {.user = out, .add = sink_add, .end_document = sink_end};
+    int rc = 0;
+    for (uint32_t i = 0; rc == 0 && i < request->path_count; i++) {
+        rc = tokenize_file(request->paths[i], &options, &sink, result);
+        if (rc == 0)
+            rc = token_file_end_document(out);
+    }
+    if (rc < 0) {
+        err_record first;
+        err_save(&first, rc);
+        token_file_abandon(out);
+        return err_restore(&first);
+    }
+    result->tokens = token_file_tokens(out);
+    result->documents = token_file_documents(out);
+    return token_file_finish(out);
+}
+
+int tokenize_files(const tokenize_request *request, tokenize_result *result)
+{
+    enum corpus_format format;
+    tokenizer *words;
+    uint64_t begin_ns = clock_ns();
+    *result = (tokenize_result){0};
+    TRY(find_format(request->format, &format));
+    TRY(tokenizer_open(request->tokenizer, &words));
+    if (tokenizer_end_id(words) < 0 && !request->has_no_end)
+        log_warn("the tokenizer %s names no end token: nothing is put between documents",
+                 request->tokenizer);
+    int rc = tokenize_all(request, words, format, result);
+    tokenizer_close(words);
+    result->seconds = (double)(clock_ns() - begin_ns) * 1e-9;
+    return rc;
+}
