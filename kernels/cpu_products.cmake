@@ -2,7 +2,7 @@
 # loop body per instruction set, by flags per file.
 add_library(kernels_products OBJECT
     cpu/cpu.c cpu/product.c cpu/matmul.c cpu/attention.c cpu/attention_backward.c
-    cpu/attention_rows_base.c)
+    cpu/attention_cached.c cpu/attention_rows_base.c)
 target_link_libraries(kernels_products PUBLIC sluice_options sluice_base OpenMP::OpenMP_C
                       ${DNNL_LIBRARY})
 target_include_directories(kernels_products PRIVATE ${DNNL_INCLUDE_DIR})

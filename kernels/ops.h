@@ -63,6 +63,25 @@ struct attention_desc {
 };
 typedef struct attention_desc attention_desc;
 
+/* Attention of new positions of one sequence over those before them, whose keys and values are kept:
+ *
+ *   keys, values [G, capacity, D]   positions [0, begin) are there; k and v of the new ones are put behind them
+ *   row r of q, at position begin + r, attends to positions [0, begin + r]
+ *
+ * Layouts of q, k, v and output as in attention_desc, of one sequence. Scores, probabilities and sums are fp32 or
+ * better whatever the type, so that results differ from attention_forward's by the rounding of probabilities. Those
+ * of a row depend on its own q and on the positions it attends to, not on how many rows a call has. */
+struct attention_cached_args {
+    enum dtype type;
+    uint64_t rows, begin, capacity; /* begin + rows <= capacity */
+    uint64_t heads, kv_heads, head_dim, qkv_stride;
+    float scale;
+    const void *q, *k, *v; /* rows of qkv_stride elements */
+    void *keys, *values; /* aligned as all else, or to the elements where G * capacity * D is not */
+    void *output;        /* [rows, H*D] type */
+};
+typedef struct attention_cached_args attention_cached_args;
+
 enum norm_kind {
     NORM_LAYER, /* (x - mean) * rstd * weight + bias */
     NORM_RMS    /* x * rstd * weight */
@@ -363,6 +382,9 @@ struct kernel_ops {
                               const void *k, const void *v, const void *output, const float *lse,
                               const void *output_grad, void *q_grad, void *k_grad, void *v_grad,
                               void *scratch) MUST_CHECK;
+
+    int (*attention_cached)(kernel_context *context, void *stream,
+                            const attention_cached_args *args) MUST_CHECK;
 
     int (*norm_forward)(kernel_context *context, void *stream, const norm_args *args) MUST_CHECK;
     size_t (*norm_grad_scratch_bytes)(kernel_context *context, uint64_t rows, uint64_t channels);

@@ -4,6 +4,8 @@ if(TARGET sluice_kernels)
     sluice_test(test_kernels_matmul LIBS sluice_kernels LABELS cpu)
     sluice_test(test_kernels_attention LIBS sluice_kernels LABELS cpu
                 INSTANCES reference avx2 avx512)
+    sluice_test(test_kernels_cached LIBS sluice_kernels sluice_kernels_reference LABELS cpu debug
+                INSTANCES reference avx2 avx512 backend)
     sluice_test(test_kernels_fp16 LIBS sluice_kernels LABELS cpu
                 INSTANCES baseline avx2 avx512)
     set_tests_properties(

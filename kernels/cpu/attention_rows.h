@@ -14,7 +14,7 @@
 #include "kernels/cpu/cpu_internal.h"
 
 /* Rows of blocks start at multiples of this many floats: whole vectors may be read and written. */
-enum { ATTENTION_LANES_MAX = 16 };
+enum { ATTENTION_LANES_MAX = 16, ATTENTION_HEAD_DIM_MAX = 256 };
 
 /* A block of scores, replaced in place by probabilities for the next product.
  *
@@ -41,8 +41,21 @@ struct softmax_state {
 };
 typedef struct softmax_state softmax_state;
 
+/* One query over the kept keys and values of its group, [count, head_dim] each, in `type`. */
+struct cached_row {
+    const void *query, *keys, *values; /* [head_dim], then rows of head_dim */
+    uint64_t count, head_dim;          /* count > 0; head_dim <= ATTENTION_HEAD_DIM_MAX */
+    float scale;
+    enum dtype type;
+    void *output; /* [head_dim] type */
+};
+typedef struct cached_row cached_row;
+
 struct attention_rows {
     const char *name;
+
+    /* output = softmax(scale * query keys') values, in fp32, in blocks of keys from the first on. */
+    void (*attend)(const cached_row *row);
 
     /* scores -> exp(scale * score - row_max), with the state brought up to date. */
     void (*softmax)(const score_block *block, const softmax_state *state);

@@ -205,8 +205,101 @@ static void exponential(const float *source, float *target, uint64_t count)
         target[i] = one_exp(source[i]);
 }
 
+enum {
+    CACHED_KEYS = 64, /* of a block: its scores stay in the nearest cache */
+    CACHED_LANES = ATTENTION_HEAD_DIM_MAX / LANES,
+};
+
+static inline lanes load_lanes(const void *source, enum dtype type, uint64_t i)
+{
+    if (type == DTYPE_FP32)
+        return lanes_load((const float *)source + i);
+    const uint16_t *halves = (const uint16_t *)source + i;
+    return type == DTYPE_BF16 ? lanes_load_bf16(halves) : lanes_load_fp16(halves);
+}
+
+/* The vector of elements [i, i + LANES) of `count`, zero behind them. */
+static inline lanes load_some(const void *source, enum dtype type, uint64_t i, uint64_t count)
+{
+    if (i + LANES <= count)
+        return load_lanes(source, type, i);
+    float values[LANES] = {0};
+    for (uint64_t j = i; j < count; j++)
+        values[j - i] = load_one(source, type, j);
+    return lanes_load(values);
+}
+
+/* Probabilities of a block, without the denominator; the sums so far are scaled down as the largest score
+ * grows. */
+static void weigh_block(float *scores, uint64_t count, float *largest, float *sum, lanes *output,
+                        uint64_t vectors)
+{
+    float top = row_largest(scores, count, 1.0f);
+    if (top > *largest) {
+        float factor = *largest == -INFINITY ? 0.0f : one_exp(*largest - top);
+        for (uint64_t i = 0; i < vectors; i++)
+            output[i] = output[i] * lanes_set(factor);
+        *sum *= factor;
+        *largest = top;
+    }
+    lanes offset = lanes_set(-*largest), total = lanes_set(0.0f);
+    for (uint64_t i = 0; i < count; i += LANES) {
+        lanes p = exp_lanes(lanes_load(scores + i) + offset);
+        p = lanes_first(p, lanes_at(count, i), lanes_set(0.0f));
+        lanes_store(scores + i, p);
+        total = total + p;
+    }
+    *sum += lanes_sum(total);
+}
+
+static inline void attend_typed(const cached_row *row, enum dtype type)
+{
+    uint64_t dim = row->head_dim, vectors = (dim + LANES - 1) / LANES;
+    uint64_t row_bytes = dim * dtype_bytes(type);
+    lanes query[CACHED_LANES], output[CACHED_LANES];
+    float scores[CACHED_KEYS + LANES], largest = -INFINITY, sum = 0.0f;
+    for (uint64_t i = 0; i < vectors; i++) {
+        query[i] = load_some(row->query, type, i * LANES, dim) * lanes_set(row->scale);
+        output[i] = lanes_set(0.0f);
+    }
+    for (uint64_t begin = 0; begin < row->count; begin += CACHED_KEYS) {
+        uint64_t left = row->count - begin, count = left < CACHED_KEYS ? left : CACHED_KEYS;
+        const char *keys = (const char *)row->keys + begin * row_bytes;
+        const char *values = (const char *)row->values + begin * row_bytes;
+        for (uint64_t j = 0; j < count; j++) {
+            lanes score = lanes_set(0.0f);
+            for (uint64_t i = 0; i < vectors; i++)
+                score = lanes_fma(query[i], load_some(keys + j * row_bytes, type, i * LANES, dim),
+                                  score);
+            scores[j] = lanes_sum(score);
+        }
+        weigh_block(scores, count, &largest, &sum, output, vectors);
+        for (uint64_t j = 0; j < count; j++) {
+            lanes p = lanes_set(scores[j]);
+            for (uint64_t i = 0; i < vectors; i++)
+                output[i] = lanes_fma(p, load_some(values + j * row_bytes, type, i * LANES, dim),
+                                      output[i]);
+        }
+    }
+    float result[ATTENTION_HEAD_DIM_MAX + LANES];
+    for (uint64_t i = 0; i < vectors; i++)
+        lanes_store(result + i * LANES, output[i]);
+    store(result, 1.0f / sum, row->output, type, dim);
+}
+
+static void attend(const cached_row *row)
+{
+    if (row->type == DTYPE_BF16)
+        attend_typed(row, DTYPE_BF16);
+    else if (row->type == DTYPE_FP16)
+        attend_typed(row, DTYPE_FP16);
+    else
+        attend_typed(row, DTYPE_FP32);
+}
+
 const attention_rows ATTENTION_ROWS_TABLE = {
     .name = ATTENTION_ROWS_NAME,
+    .attend = attend,
     .softmax = softmax,
     .softmax_grad = softmax_grad,
     .store = store,

@@ -81,6 +81,7 @@ const kernel_ops kernels_cpu = {
     .attention_backward_scratch_bytes = cpui_attention_backward_scratch_bytes,
     .attention_forward = cpui_attention_forward,
     .attention_backward = cpui_attention_backward,
+    .attention_cached = cpui_attention_cached,
     .norm_forward = cpui_norm_forward,
     .norm_grad_scratch_bytes = cpui_norm_grad_scratch_bytes,
     .norm_backward = cpui_norm_backward,

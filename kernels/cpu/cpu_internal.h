@@ -77,6 +77,10 @@ int cpui_attention_backward(kernel_attention *attention, void *stream, const voi
                             const void *output_grad, void *q_grad, void *k_grad, void *v_grad,
                             void *scratch) MUST_CHECK;
 
+/* attention_cached.c */
+int cpui_attention_cached(kernel_context *context, void *stream,
+                          const attention_cached_args *args) MUST_CHECK;
+
 /* rows.c: picks the table for the context's isa; the ops of the table call through it. */
 void cpui_rows_select(kernel_context *context);
 int cpui_norm_forward(kernel_context *context, void *stream, const norm_args *args) MUST_CHECK;

@@ -36,6 +36,9 @@ enum { CUDAI_HEAD_DIM_MAX = 256 };
 int cudai_attention_forward_allow(enum dtype type, uint64_t head_dim, uint64_t *shared_bytes);
 int cudai_attention_forward_launch(enum dtype type, const cudai_attention_args *args, void *stream);
 
+/* attention_cached.cu: all types. Fewer than 2^31 rows and heads together. */
+int cudai_attention_cached_launch(const attention_cached_args *args, int sm_count, void *stream);
+
 /* attention_key_grad.cu: dK and dV, 16-bit types. */
 int cudai_attention_key_grad_allow(enum dtype type, uint64_t head_dim, uint64_t *shared_bytes);
 int cudai_attention_key_grad_launch(enum dtype type, const cudai_attention_args *args,

@@ -166,3 +166,18 @@ int cudai_own_attention_backward(const kernel_context *context, const attention_
     return cudai_check(cudai_attention_query_grad_launch(desc->type, &args, stream),
                        "attention's gradient of the queries");
 }
+
+int cudai_attention_cached(kernel_context *context, void *stream, const attention_cached_args *args)
+{
+    if (args->rows == 0)
+        return 0;
+    if (args->head_dim > CUDAI_HEAD_DIM_MAX || args->rows > INT32_MAX / args->heads)
+        return err_set(
+            ERR_BACKEND,
+            "attention over kept keys: %llu rows of %llu heads of %llu, but heads have at "
+            "most %d and rows times heads fewer than 2^31",
+            (unsigned long long)args->rows, (unsigned long long)args->heads,
+            (unsigned long long)args->head_dim, CUDAI_HEAD_DIM_MAX);
+    return cudai_check(cudai_attention_cached_launch(args, context->sm_count, stream),
+                       "attention over kept keys");
+}

@@ -86,6 +86,7 @@ static const kernel_ops ops = {
     .attention_backward_scratch_bytes = cudai_attention_backward_scratch_bytes,
     .attention_forward = cudai_attention_forward,
     .attention_backward = cudai_attention_backward,
+    .attention_cached = cudai_attention_cached,
     .norm_forward = cudai_norm_forward,
     .norm_grad_scratch_bytes = cudai_norm_grad_scratch_bytes,
     .norm_backward = cudai_norm_backward,

@@ -89,6 +89,9 @@ int cudai_own_attention_backward(const kernel_context *context, const attention_
                                  void *q_grad, void *k_grad, void *v_grad,
                                  void *scratch) MUST_CHECK;
 
+int cudai_attention_cached(kernel_context *context, void *stream,
+                           const attention_cached_args *args) MUST_CHECK;
+
 /* attention_cudnn.c. create: 0 also where cuDNN is absent (context.cudnn stays NULL and cudnn_absence
  * says why). A plan covers forward and backward of one shape; ERR_BACKEND where cuDNN refuses the shape
  * or has no deterministic backward for it, which the caller answers with our own kernels. */

@@ -63,6 +63,7 @@ const kernel_ops kernels_reference = {
     .attention_backward_scratch_bytes = refi_attention_backward_scratch_bytes,
     .attention_forward = refi_attention_forward,
     .attention_backward = refi_attention_backward,
+    .attention_cached = refi_attention_cached,
     .norm_forward = refi_norm_forward,
     .norm_grad_scratch_bytes = refi_norm_grad_scratch_bytes,
     .norm_backward = refi_norm_backward,

@@ -43,6 +43,9 @@ int refi_attention_backward(kernel_attention *attention, void *stream, const voi
                             const void *output_grad, void *q_grad, void *k_grad, void *v_grad,
                             void *scratch) MUST_CHECK;
 
+int refi_attention_cached(kernel_context *context, void *stream,
+                          const attention_cached_args *args) MUST_CHECK;
+
 /* reference_rows.c */
 int refi_norm_forward(kernel_context *context, void *stream, const norm_args *args) MUST_CHECK;
 size_t refi_norm_grad_scratch_bytes(kernel_context *context, uint64_t rows, uint64_t channels);

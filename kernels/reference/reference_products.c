@@ -237,3 +237,62 @@ int refi_attention_backward(kernel_attention *attention, void *stream, const voi
         }
     return 0;
 }
+
+/* Element d of row `row` of one head of q, k or v. */
+static double projected(const attention_cached_args *args, const void *base, uint64_t row,
+                        uint64_t head, uint64_t d)
+{
+    return refi_load(args->type, base, row * args->qkv_stride + head * args->head_dim + d);
+}
+
+/* Element d of a kept key or value. */
+static uint64_t kept_at(const attention_cached_args *args, uint64_t group, uint64_t position,
+                        uint64_t d)
+{
+    return (group * args->capacity + position) * args->head_dim + d;
+}
+
+static void attend_cached(const attention_cached_args *args, uint64_t row, uint64_t head)
+{
+    uint64_t group = head / (args->heads / args->kv_heads), count = args->begin + row + 1;
+    double max = -INFINITY, sum = 0.0;
+    for (uint64_t d = 0; d < args->head_dim; d++) {
+        double weighted = 0.0;
+        for (int turn = d == 0 ? 0 : 1; turn < 2; turn++) { /* first the largest score */
+            sum = weighted = 0.0;
+            for (uint64_t s = 0; s < count; s++) {
+                double score = 0.0;
+                for (uint64_t i = 0; i < args->head_dim; i++)
+                    score += projected(args, args->q, row, head, i) *
+                             refi_load(args->type, args->keys, kept_at(args, group, s, i));
+                score *= (double)args->scale;
+                if (turn == 0) {
+                    max = fmax(max, score);
+                    continue;
+                }
+                sum += exp(score - max);
+                weighted += exp(score - max) *
+                            refi_load(args->type, args->values, kept_at(args, group, s, d));
+            }
+        }
+        refi_store(args->type, args->output, (row * args->heads + head) * args->head_dim + d,
+                   weighted / sum);
+    }
+}
+
+int refi_attention_cached(kernel_context *context, void *stream, const attention_cached_args *args)
+{
+    (void)context;
+    (void)stream;
+    for (uint64_t row = 0; row < args->rows; row++)
+        for (uint64_t group = 0; group < args->kv_heads; group++)
+            for (uint64_t d = 0; d < args->head_dim; d++) {
+                uint64_t at = kept_at(args, group, args->begin + row, d);
+                refi_store(args->type, args->keys, at, projected(args, args->k, row, group, d));
+                refi_store(args->type, args->values, at, projected(args, args->v, row, group, d));
+            }
+    for (uint64_t row = 0; row < args->rows; row++)
+        for (uint64_t head = 0; head < args->heads; head++)
+            attend_cached(args, row, head);
+    return 0;
+}

@@ -1,0 +1,114 @@
+// Attention of new positions over kept keys and values (attention_cached_args of kernels/ops.h): first k and v of
+// the new positions go behind those that are kept, then a block of four warps takes one row of one head. Warp w
+// goes over positions w, w + 4, ... with a running maximum; a lane has every 32nd element of the head. The four
+// are put together in order: results depend on the operands alone.
+//
+// Everything is fp32. Keys and values are read once a row and head: made for one new row at a time, where it is
+// bound by that; a chunk of a prompt is right too, and slower than it could be.
+#include "kernels/cuda/device.cuh"
+
+extern "C" {
+#include "kernels/cuda/attention_launch.h"
+}
+
+namespace
+{
+
+enum { WARPS = 4, THREADS = WARPS * CUDAI_WARP, SHARE = CUDAI_HEAD_DIM_MAX / CUDAI_WARP };
+
+template <typename T> __global__ void __launch_bounds__(THREADS) keep(attention_cached_args args)
+{
+    const uint64_t columns = args.kv_heads * args.head_dim, count = args.rows * columns;
+    for (uint64_t i = cudai_thread_idx(); i < count; i += cudai_thread_count()) {
+        const uint64_t row = i / columns, column = i % columns;
+        const uint64_t group = column / args.head_dim, d = column % args.head_dim;
+        const uint64_t from = row * args.qkv_stride + column;
+        const uint64_t to = (group * args.capacity + args.begin + row) * args.head_dim + d;
+        static_cast<T *>(args.keys)[to] = static_cast<const T *>(args.k)[from];
+        static_cast<T *>(args.values)[to] = static_cast<const T *>(args.v)[from];
+    }
+}
+
+template <typename T> __global__ void __launch_bounds__(THREADS) attend(attention_cached_args args)
+{
+    __shared__ float largest_of[WARPS], sum_of[WARPS], output_of[WARPS][CUDAI_HEAD_DIM_MAX];
+    const uint32_t lane = threadIdx.x % CUDAI_WARP, warp = threadIdx.x / CUDAI_WARP;
+    const uint32_t dim = static_cast<uint32_t>(args.head_dim);
+    const uint64_t row = blockIdx.x / args.heads, head = blockIdx.x % args.heads;
+    const uint64_t group = head / (args.heads / args.kv_heads), count = args.begin + row + 1;
+    const T *query = static_cast<const T *>(args.q) + row * args.qkv_stride + head * dim;
+    const T *keys = static_cast<const T *>(args.keys) + group * args.capacity * dim;
+    const T *values = static_cast<const T *>(args.values) + group * args.capacity * dim;
+    float own[SHARE], output[SHARE], largest = -INFINITY, sum = 0.0f;
+#pragma unroll
+    for (uint32_t i = 0; i < SHARE; i++) {
+        const uint32_t d = lane + i * CUDAI_WARP;
+        own[i] = d < dim ? __fmul_rn(cudai_widen(query[d]), args.scale) : 0.0f;
+        output[i] = 0.0f;
+    }
+    for (uint64_t s = warp; s < count; s += WARPS) {
+        float score = 0.0f;
+#pragma unroll
+        for (uint32_t i = 0; i < SHARE; i++) {
+            const uint32_t d = lane + i * CUDAI_WARP;
+            if (d < dim)
+                score = __fmaf_rn(own[i], cudai_widen(keys[s * dim + d]), score);
+        }
+        score = cudai_warp_sum(score);
+        const float most = fmaxf(largest, score);
+        const float shrink = largest == -INFINITY ? 0.0f : expf(__fsub_rn(largest, most));
+        const float p = expf(__fsub_rn(score, most));
+        largest = most;
+        sum = __fmaf_rn(sum, shrink, p);
+#pragma unroll
+        for (uint32_t i = 0; i < SHARE; i++) {
+            const uint32_t d = lane + i * CUDAI_WARP;
+            if (d < dim)
+                output[i] =
+                    __fmaf_rn(p, cudai_widen(values[s * dim + d]), __fmul_rn(output[i], shrink));
+        }
+    }
+    if (lane == 0) {
+        largest_of[warp] = largest;
+        sum_of[warp] = sum;
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < SHARE; i++)
+        output_of[warp][lane + i * CUDAI_WARP] = output[i];
+    __syncthreads();
+    float most = -INFINITY, total = 0.0f, factor[WARPS];
+    for (uint32_t w = 0; w < WARPS; w++)
+        most = fmaxf(most, largest_of[w]);
+    for (uint32_t w = 0; w < WARPS; w++) {
+        factor[w] = largest_of[w] == -INFINITY ? 0.0f : expf(__fsub_rn(largest_of[w], most));
+        total = __fmaf_rn(sum_of[w], factor[w], total);
+    }
+    T *target = static_cast<T *>(args.output) + (row * args.heads + head) * dim;
+    for (uint32_t d = threadIdx.x; d < dim; d += THREADS) {
+        float value = 0.0f;
+        for (uint32_t w = 0; w < WARPS; w++)
+            value = __fmaf_rn(output_of[w][d], factor[w], value);
+        target[d] = cudai_narrow<T>(__fdiv_rn(value, total));
+    }
+}
+
+template <typename T>
+cudaError_t launch(const attention_cached_args &args, int sm_count, cudaStream_t stream)
+{
+    const uint64_t kept = args.rows * args.kv_heads * args.head_dim;
+    dim3 some(cudai_blocks(kept, THREADS, sm_count));
+    cudaError_t error = cudai_launch(keep<T>, some, dim3(THREADS), 0, stream, args);
+    if (error != cudaSuccess)
+        return error;
+    dim3 all(static_cast<unsigned>(args.rows * args.heads));
+    return cudai_launch(attend<T>, all, dim3(THREADS), 0, stream, args);
+}
+
+} // namespace
+
+extern "C" int cudai_attention_cached_launch(const attention_cached_args *args, int sm_count,
+                                             void *stream)
+{
+    CUDAI_BY_TYPE(args->type, T,
+                  return launch<T>(*args, sm_count, static_cast<cudaStream_t>(stream)));
+}
