@@ -98,15 +98,16 @@ static int rope(const modeli_block_run *run, void *qkv, bool inverse)
     const model *self = run->self;
     if (!run->shape->has_rope)
         return 0;
+    uint64_t first = self->cache_positions ? run->call->position : 0;
     rope_args args = {
         .type = self->type,
         .batch = self->micro_batch,
-        .tokens = self->tokens,
+        .tokens = modeli_call_tokens(self, run->call),
         .heads = self->spec.num_heads + self->spec.num_kv_heads, /* q, and k right behind it */
         .head_dim = run->shape->head_dim,
         .stride = run->shape->qkv_columns,
         .data = qkv,
-        .table = run->call->constants,
+        .table = (const float *)run->call->constants + first * run->shape->head_dim,
         .inverse = inverse,
     };
     return self->ops->rope(self->context, run->stream, &args);
@@ -141,6 +142,34 @@ static head_norm_args head_norm(const modeli_block_run *run, bool is_k, uint64_t
     };
 }
 
+/* Over the positions in the cache, behind which the call's own are put. */
+static int attend_cached(const modeli_block_run *run, void *qkv)
+{
+    const model *self = run->self;
+    uint64_t heads = self->spec.num_heads, kv_heads = self->spec.num_kv_heads;
+    uint64_t half_bytes =
+        kv_heads * self->cache_positions * run->shape->head_dim * dtype_bytes(self->type);
+    void *keys = modeli_at(run->call->cache, 2 * run->call->layer * half_bytes);
+    attention_cached_args args = {
+        .type = self->type,
+        .rows = run->call->count,
+        .begin = run->call->position,
+        .capacity = self->cache_positions,
+        .heads = heads,
+        .kv_heads = kv_heads,
+        .head_dim = run->shape->head_dim,
+        .qkv_stride = run->shape->qkv_columns,
+        .scale = modeli_score_scale(self),
+        .q = qkv,
+        .k = head_of(run, qkv, heads),
+        .v = head_of(run, qkv, heads + kv_heads),
+        .keys = keys,
+        .values = modeli_at(keys, half_bytes),
+        .output = modeli_block_saved(run, run->at.attention),
+    };
+    return self->ops->attention_cached(self->context, run->stream, &args);
+}
+
 int modeli_block_attend(const modeli_block_run *run, uint64_t q_norm, uint64_t k_norm)
 {
     const model *self = run->self;
@@ -151,6 +180,8 @@ int modeli_block_attend(const modeli_block_run *run, uint64_t q_norm, uint64_t k
         TRY(self->ops->head_norm_forward(self->context, run->stream, &args));
     }
     TRY(rope(run, qkv, false));
+    if (self->cache_positions > 0)
+        return attend_cached(run, qkv);
     return self->ops->attention_forward(
         self->products->attention, run->stream, qkv, head_of(run, qkv, heads),
         head_of(run, qkv, heads + kv_heads), modeli_block_saved(run, run->at.attention),

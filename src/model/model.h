@@ -280,6 +280,7 @@ struct model_call {
         cache; /* [L][2][G][cache_positions][D] in `type`: keys, values; of positions before the call's
                     they are read, of the call's written */
     uint64_t position, count;
+    uint64_t layer; /* of a block: which */
 };
 typedef struct model_call model_call;
 

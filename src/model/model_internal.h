@@ -19,6 +19,8 @@
 #ifndef SLUICE_MODEL_MODEL_INTERNAL_H
 #define SLUICE_MODEL_MODEL_INTERNAL_H
 
+#include <math.h>
+
 #include "base/size.h"
 #include "model/model.h"
 
@@ -332,6 +334,12 @@ const modeli_parts *modeli_parts_of(const model *self, uint32_t stage);
 static inline uint64_t modeli_positions(const model *self)
 {
     return self->cache_positions ? self->cache_positions : self->tokens;
+}
+
+/* Of attention's scores. */
+static inline float modeli_score_scale(const model *self)
+{
+    return (float)(1.0 / sqrt((double)self->products->shape.head_dim));
 }
 
 /* Tokens of each sequence of a call that are none of the padding. */

@@ -105,7 +105,7 @@ static int make_attention(model *self)
         .head_dim = shape->head_dim,
         .qkv_stride = shape->qkv_columns,
         .type = self->type,
-        .scale = (float)(1.0 / sqrt((double)shape->head_dim)),
+        .scale = modeli_score_scale(self),
     };
     return self->ops->attention_create(self->context, &desc, &self->products->attention);
 }

@@ -65,6 +65,7 @@ static void fill_call(const traini_engine *self, const program *prog, const op *
         .cache = role_address(self, prog, item, ROLE_CACHE),
         .position = self->position,
         .count = self->count,
+        .layer = item->stage - 1,
     };
 }
 
