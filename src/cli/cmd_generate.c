@@ -1,94 +1,332 @@
-/* sluice generate RUN: continues a text with a trained model. See cli.h. */
+/* sluice generate RUN|HF_DIR: continues a text with a trained model. See cli.h. */
+#include <errno.h>
+#include <inttypes.h>
+#include <jansson.h>
 #include <string.h>
 
 #include "base/log.h"
+#include "base/mem.h"
+#include "base/utf8.h"
 #include "cli/cli.h"
 #include "cli/cli_ranks.h"
+#include "cli/cli_report.h"
 #include "train/train.h"
 
 const cli_command cli_generate_command = {
     .name = "generate",
-    .operand = "RUN",
-    .summary = "continues a text with the model of a run directory",
-    .details = "Prints the prompt and what follows. The same seed gives the same text.",
+    .operand = "RUN|HF_DIR",
+    .summary = "continues a text with a trained model",
+    .details =
+        "RUN is a run directory with a commit, or a kept one (RUN/keep/step-...); HF_DIR a "
+        "checkpoint of\n"
+        "Hugging Face. Prints the prompt and what follows as it comes, as valid UTF-8 (what is "
+        "none becomes\n"
+        "U+FFFD), until the model ends the text. The same seed gives the same text on the same "
+        "machine.\n"
+        "Keys and values of the positions so far are kept on the device; parameters lie there too, "
+        "or stream\n"
+        "to it where they do not fit: --set tiers.device.budget=... and tiers.host.budget=... "
+        "bound both.\n"
+        "Where a text outgrows the context, the older half of what the model sees is dropped. "
+        "The last line,\n"
+        "on standard error, says the speed: of the prompt (prefill), and of what follows "
+        "(decode).\n"
+        "Exit status 3 where it does not fit (with the longest context that does), 75 when "
+        "stopped.",
     .run = cli_generate,
 };
 
-static int generate_show(void *user, const char *bytes, uint64_t count)
+enum { PROMPT_BYTES_MAX = 64 << 20 };
+
+struct generate_request {
+    cli_texts set;
+    const char *prompt_file;
+    struct generate_options options;
+    struct generate_result result;
+    bool json, quiet;
+    char *file_text;    /* of --prompt-file */
+    utf8_stream stream; /* of what is printed */
+    char *text;         /* with --json: all of it, UTF-8 */
+    size_t text_bytes, text_capacity;
+    json_t *ids, *prompt_ids;
+};
+typedef struct generate_request generate_request;
+
+/* ---- what is shown ---- */
+
+static int generate_keep(generate_request *self, const char *bytes, size_t count)
 {
-    (void)user;
-    /* A reader that is gone ends the text: nobody would see the rest. */
-    if (fwrite(bytes, 1, count, stdout) != count || fflush(stdout) != 0)
-        return ERR_STOPPED;
+    if (self->text_bytes + count > self->text_capacity) {
+        size_t capacity = 2 * (self->text_bytes + count);
+        char *text = mem_resize(self->text, capacity, 1, "text");
+        if (!text)
+            return -ENOMEM;
+        self->text = text;
+        self->text_capacity = capacity;
+    }
+    memcpy(self->text + self->text_bytes, bytes, count);
+    self->text_bytes += count;
     return 0;
 }
 
-int cli_generate(int argc, char **argv)
+static int generate_put(generate_request *self, const char *bytes, size_t count)
 {
-    const char *prompt = "\n";
-    uint64_t token_count = 256, top_k = 0, seed = 1;
-    double temperature = 0.8;
-    bool quiet = false;
+    if (self->json)
+        return generate_keep(self, bytes, count);
+    /* A reader that is gone ends the text: nobody would see the rest. */
+    if (fwrite(bytes, 1, count, stdout) != count || fflush(stdout) != 0)
+        return err_set(ERR_STOPPED, "nobody reads the text any more");
+    return 0;
+}
+
+static int generate_show(void *user, const char *bytes, uint64_t count)
+{
+    generate_request *self = user;
+    char out[1024];
+    const size_t piece = sizeof out / 3 - 4; /* utf8_stream_room */
+    for (uint64_t at = 0; at < count;) {
+        size_t taken = count - at < piece ? count - at : piece;
+        TRY(generate_put(self, out, utf8_stream_add(&self->stream, bytes + at, taken, out)));
+        at += taken;
+    }
+    return 0;
+}
+
+static void generate_note_id(void *user, int32_t id, bool is_prompt)
+{
+    generate_request *self = user;
+    json_array_append_new(is_prompt ? self->prompt_ids : self->ids, json_integer(id));
+}
+
+/* ---- the prompt ---- */
+
+static int read_prompt(generate_request *self)
+{
+    bool is_input = strcmp(self->prompt_file, "-") == 0;
+    FILE *file = is_input ? stdin : fopen(self->prompt_file, "rbe");
+    if (!file)
+        return err_set(ERR_INPUT, "cannot open the prompt's file %s: %s", self->prompt_file,
+                       strerror(errno));
+    size_t used = 0, capacity = 0, got = 1;
+    int rc = 0;
+    while (rc == 0 && got > 0) {
+        if (used == capacity) {
+            capacity = capacity ? 2 * capacity : 65536;
+            char *text = mem_resize(self->file_text, capacity, 1, "prompt");
+            rc = text ? 0 : -ENOMEM;
+            self->file_text = text ? text : self->file_text;
+        }
+        if (rc == 0) {
+            got = fread(self->file_text + used, 1, capacity - used, file);
+            used += got;
+        }
+        if (used > PROMPT_BYTES_MAX)
+            rc = err_set(ERR_INPUT, "the prompt in %s is longer than %d MiB", self->prompt_file,
+                         PROMPT_BYTES_MAX >> 20);
+    }
+    if (rc == 0 && ferror(file))
+        rc = err_set(ERR_INPUT, "cannot read the prompt's file %s: %s", self->prompt_file,
+                     strerror(errno));
+    if (!is_input)
+        fclose(file);
+    self->options.prompt = self->file_text;
+    self->options.prompt_bytes = used;
+    return rc;
+}
+
+static int take_prompt(generate_request *self)
+{
+    if (self->options.prompt && self->prompt_file)
+        return err_set(ERR_USAGE, "generate: --prompt and --prompt-file are both given");
+    if (self->prompt_file)
+        return read_prompt(self);
+    if (!self->options.prompt)
+        self->options.prompt = "\n";
+    self->options.prompt_bytes = strlen(self->options.prompt);
+    return 0;
+}
+
+/* ---- results ---- */
+
+static double rate(uint64_t tokens, double seconds)
+{
+    return seconds > 0 ? (double)tokens / seconds : 0;
+}
+
+static uint64_t decoded(const struct generate_result *result)
+{
+    return result->tokens > 0 ? result->tokens - 1 : 0;
+}
+
+static void print_speed(const struct generate_result *result)
+{
+    uint64_t read =
+        result->prompt_tokens < result->context ? result->prompt_tokens : result->context;
+    fprintf(stderr,
+            "prefill %" PRIu64 " tokens, %.1f tokens/s; decode %" PRIu64
+            " tokens, %.1f tokens/s; context %" PRIu64 "\n",
+            read, rate(read, result->prefill_seconds), decoded(result),
+            rate(decoded(result), result->decode_seconds), result->context);
+}
+
+static int print_json(generate_request *self)
+{
+    static const char *const ends[] = {
+        [GENERATE_TOKENS] = "tokens",
+        [GENERATE_END] = "end",
+        [GENERATE_TEXT] = "stop_text",
+        [GENERATE_STOPPED] = "stopped",
+    };
+    const struct generate_result *result = &self->result;
+    json_t *object = json_object();
+    json_object_set(object, "prompt_ids", self->prompt_ids);
+    json_object_set(object, "ids", self->ids);
+    json_object_set_new(object, "text",
+                        json_stringn(self->text ? self->text : "", self->text_bytes));
+    json_object_set_new(object, "ended_by", json_string(ends[result->ended]));
+    json_object_set_new(object, "context", json_integer((json_int_t)result->context));
+    json_object_set_new(object, "prefill_seconds", json_real(result->prefill_seconds));
+    json_object_set_new(object, "decode_seconds", json_real(result->decode_seconds));
+    json_object_set_new(object, "decode_tokens_per_second",
+                        json_real(rate(decoded(result), result->decode_seconds)));
+    return cli_print_json(stdout, object);
+}
+
+static int finish(generate_request *self, int rc)
+{
+    char rest[16];
+    err_record first;
+    err_save(&first, rc);
+    bool has_text = rc == 0 || rc == ERR_STOPPED;
+    if (has_text) {
+        int put = generate_put(self, rest, utf8_stream_end(&self->stream, rest));
+        if (rc == 0 && put < 0) {
+            rc = put;
+            err_save(&first, rc);
+        }
+    }
+    if (has_text && self->json && print_json(self) < 0 && rc == 0)
+        return -ENOMEM;
+    if (has_text && !self->json)
+        putchar('\n');
+    fflush(stdout);
+    if (has_text && !self->quiet && self->result.tokens > 0)
+        print_speed(&self->result);
+    return rc < 0 ? err_restore(&first) : 0;
+}
+
+static int generate_parse(generate_request *asked, int argc, char **argv)
+{
+    struct generate_options *to = &asked->options;
     const cli_option options[] = {
         {.name = "prompt",
          .type = CLI_TEXT,
          .value = "TEXT",
          .help = "what to continue (default: a line's beginning)",
-         .target = &prompt},
+         .target = &to->prompt},
+        {.name = "prompt-file",
+         .type = CLI_TEXT,
+         .value = "FILE",
+         .help = "the same from a file; -: standard input",
+         .target = &asked->prompt_file},
         {.name = "tokens",
          .type = CLI_COUNT,
          .value = "N",
-         .help = "how many tokens to generate, 1 to 1000000 (default: 256)",
+         .help = "how many tokens to generate at most, 1 to 1000000 (default: 256)",
          .min = 1,
          .max = 1e6,
-         .target = &token_count},
+         .target = &to->token_count},
         {.name = "temperature",
          .type = CLI_REAL,
          .value = "X",
          .help = "0 to 100; 0 takes the likeliest token (default: 0.8)",
          .min = 0,
          .max = 100,
-         .target = &temperature},
+         .target = &to->temperature},
         {.name = "top-k",
          .type = CLI_COUNT,
          .value = "K",
          .help = "draws from the K likeliest tokens; 0: from all (default: 0)",
          .min = 0,
          .max = 0x1p32,
-         .target = &top_k},
+         .target = &to->top_k},
+        {.name = "top-p",
+         .type = CLI_REAL,
+         .value = "P",
+         .help = "draws from the likeliest tokens that have P of the probability\n"
+                 "together, after --top-k; above 0, to 1: all (default: 1)",
+         .min = 1e-9,
+         .max = 1,
+         .target = &to->top_p},
         {.name = "seed",
          .type = CLI_COUNT,
          .value = "N",
          .help = "of the draws, 0 to 2^53 (default: 1)",
          .min = 0,
          .max = 0x1p53,
-         .target = &seed},
+         .target = &to->seed},
+        {.name = "stop",
+         .type = CLI_TEXT,
+         .value = "TEXT",
+         .help = "ends where TEXT would come, at most 256 bytes, which is not printed",
+         .target = &to->stop_text},
+        {.name = "ignore-end",
+         .type = CLI_FLAG,
+         .help = "goes on behind the token that ends a text (default: stops there)",
+         .target = &to->ignores_end},
+        {.name = "context",
+         .type = CLI_COUNT,
+         .value = "N",
+         .help = "most positions that the model sees (default: as many as the text takes,\n"
+                 "at most model.seq_length)",
+         .min = 1,
+         .max = 0x1p31,
+         .target = &to->context},
+        {.name = "set",
+         .type = CLI_TEXTS,
+         .value = "KEY.PATH=VALUE",
+         .help = "a key of the job, such as tiers.device.budget or bf16.enabled; JSON or a\n"
+                 "bare word; repeatable",
+         .target = &asked->set},
+        {.name = "json",
+         .type = CLI_FLAG,
+         .help = "one JSON object at the end: ids, text, seconds (default: the text)",
+         .target = &asked->json},
         {.name = "quiet",
          .type = CLI_FLAG,
-         .help = "the text alone, without log lines (default: with them)",
-         .target = &quiet},
+         .help = "the text alone, without log lines and speed (default: with them)",
+         .target = &asked->quiet},
     };
-    const char *run_dir;
-    int rc = cli_parse(&cli_generate_command, options, sizeof options / sizeof options[0], argc,
-                       argv, &run_dir);
+    return cli_parse(&cli_generate_command, options, sizeof options / sizeof options[0], argc, argv,
+                     &to->run_dir);
+}
+
+int cli_generate(int argc, char **argv)
+{
+    static generate_request asked; /* large */
+    asked.options = (struct generate_options){.token_count = 256, .seed = 1, .temperature = 0.8};
+    int rc = generate_parse(&asked, argc, argv);
     if (rc != 0)
         return rc;
     TRY(cli_ranks_refuse("generate"));
-    if (quiet)
+    if (asked.quiet)
         log_set_level(LOG_WARN);
-
-    struct generate_options asked = {
-        .run_dir = run_dir,
-        .prompt = prompt,
-        .prompt_bytes = strlen(prompt),
-        .token_count = token_count,
-        .top_k = top_k,
-        .seed = seed,
-        .temperature = temperature,
-        .stop = cli_stop_install("stopping"),
-        .on_token = generate_show,
-    };
-    TRY(generate_run(&asked));
-    putchar('\n');
-    return 0;
+    rc = take_prompt(&asked);
+    if (rc == 0) {
+        asked.ids = json_array();
+        asked.prompt_ids = json_array();
+        asked.options.set = asked.set.items;
+        asked.options.set_count = asked.set.count;
+        asked.options.stop = cli_stop_install("stopping");
+        asked.options.on_token = generate_show;
+        asked.options.on_id = asked.json ? generate_note_id : NULL;
+        asked.options.user = &asked;
+        asked.options.result = &asked.result;
+        rc = finish(&asked, generate_run(&asked.options));
+    }
+    json_decref(asked.ids);
+    json_decref(asked.prompt_ids);
+    mem_free(asked.text);
+    mem_free(asked.file_text);
+    return rc;
 }

@@ -1,235 +1,305 @@
-/* Sampling from a trained run: its parameters are made from the slab's master weights, of however many ranks
- * trained it (load_ranks.c), then one forward pass per token over a window of seq_length. Causal attention makes what follows the last
- * token irrelevant, so the window is padded with zeros. */
+/* Text from a trained model, token by token:
+ *
+ *   prompt ─ tokens ─ calls of up to a chunk ─► keys and values in the cache, logits of the last token ─┐
+ *                                                                                                       v
+ *               text ◄─ bytes of the token ◄──────────────────────────────────────────────────── sampling
+ *                              │                                                                        ^
+ *                              └─► a call of this one token ─► cache, logits ───────────────────────────┘
+ *
+ * Both kinds of call run the one EVAL program, whose forward ops take the model for chunks or the one for single
+ * tokens (setup->net, setup->single); parameters that do not rest on the device stream through it each time. */
 #include <errno.h>
 #include <inttypes.h>
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
+#include "base/log.h"
 #include "base/mem.h"
-#include "base/rng.h"
-#include "base/tile.h"
-#include "train/rank_slabs.h"
-#include "train/train_internal.h"
+#include "base/size.h"
+#include "train/sampling.h"
+#include "train/stop_text.h"
+#include "train/trained.h"
 
-/* Of an address space that is laid out and never used. */
-#define NVME_LIMIT_BYTES ((uint64_t)1 << 60)
-
-enum { GENERATE_STREAM = 0x67656e }; /* of the counter-based generator */
+enum {
+    CHUNK_MOST =
+        256, /* tokens of a prompt in one call: products are near their best speed by then */
+    FITS_STEPS = 12, /* of a search for the longest context */
+};
 
 struct generator {
     const struct generate_options *asked;
-    struct job *job;
-    manifest record;
-    traini_setup *setup;
-    traini_engine *engine;
-    struct traini_run_dir dir;
-    uint8_t *text; /* prompt and what was generated */
-    uint64_t text_count;
-    float *sorted; /* [V] */
+    struct generate_result result;
+    traini_trained from;
+    const tokenizer *words;
+    token_list ids;  /* prompt and what was generated */
+    uint64_t kept;   /* positions in the cache: ids [count - kept - unread, ...) */
+    uint64_t unread; /* ids behind them */
+    uint64_t context;
+    stop_text shown;
+    float *logits;   /* the engine's */
+    uint32_t *order; /* [V] */
 };
+typedef struct generator generator;
 
-static int open_run(struct generator *self)
+/* ---- the prompt ---- */
+
+static int check_ids(const generator *self)
 {
-    const char *path = self->asked->run_dir;
-    char job_path[JOB_PATH_BYTES + 16];
-    snprintf(job_path, sizeof job_path, "%s/job.json", path);
-    if (access(job_path, R_OK) != 0)
-        return err_set(ERR_INPUT, "%s is no run directory: it has no job.json", path);
-    TRY(traini_run_dir_open(&self->dir, path));
-    int found = 0;
-    TRY(manifest_read(self->dir.state, &self->record, &found));
-    TRY(job_read_ranks(job_path, NULL, 0, rank_slabs_world(&self->record), &self->job));
-    if (!found)
-        return err_set(ERR_INPUT, "%s has no committed state: train it first", path);
-    if (self->record.state == MANIFEST_BEGUN)
-        return err_set(ERR_INPUT, "the run in %s has no commit yet: train it first", path);
-    if (self->record.state == MANIFEST_RUNNING)
-        return err_set(ERR_INPUT,
-                       "the run in %s has one place per extent (run.commit_every 0) and was not "
-                       "stopped cleanly: its state was changed in place after step %" PRIu64,
-                       path, self->record.step);
-    if (self->job->model.vocab_size > 256)
-        return err_set(ERR_INPUT,
-                       "generation knows the byte tokenizer alone, but the model has %llu "
-                       "tokens",
-                       (unsigned long long)self->job->model.vocab_size);
-    TRY(traini_find_moved(&self->record, self->dir.state));
-    /* One sequence at a time, nothing but parameters; those on nvme are brought to host memory. */
-    self->job->micro_batch = self->job->accumulation = self->job->world = 1;
-    if (self->job->tiers.place[JOB_PARAMS] == JOB_TIER_NVME)
-        self->job->tiers.place[JOB_PARAMS] = JOB_TIER_AUTO;
-    self->job->tiers.place[JOB_INNER_ACTIVATIONS] = JOB_TIER_RECOMPUTE;
-    self->job->tiers.rule_count = 0;
-    self->job->tiers.device_budget = self->job->tiers.host_budget = 0;
-    self->job->tiers.nvme_count = 0;
+    uint64_t vocab = self->from.asked->model.vocab_size;
+    for (uint64_t i = 0; i < self->ids.count; i++)
+        if (self->ids.ids[i] < 0 || (uint64_t)self->ids.ids[i] >= vocab)
+            return err_set(ERR_INPUT,
+                           "the tokenizer gives token %d, and the model has %" PRIu64
+                           ": is it the model's tokenizer?",
+                           self->ids.ids[i], vocab);
     return 0;
 }
 
-/* Of ranks that each have the whole state the first whose slab is seen; else 0. */
-static int choose_rank(const manifest *record, uint32_t *out)
-{
-    *out = 0;
-    int rc = rank_slabs_look(record, 0);
-    if (!record->is_replicated)
-        return rc;
-    for (uint32_t r = 1; rc == ERR_INPUT && r < rank_slabs_world(record); r++) {
-        err_record first;
-        err_save(&first, rc);
-        rc = rank_slabs_look(record, r);
-        *out = r;
-        if (rc < 0)
-            rc = err_restore(&first);
-    }
-    return rc;
-}
-
-/* Of several ranks. The programs think of one slab with the state of all, which is on none: only EVAL is run. */
-static int start_of_ranks(struct generator *self)
-{
-    uint32_t rank;
-    manifest *whole = mem_alloc(1, sizeof *whole, "manifest");
-    int rc = whole ? choose_rank(&self->record, &rank) : -ENOMEM;
-    if (rc == 0) {
-        manifest_copy_header(whole, &self->record);
-        whole->total_bytes = NVME_LIMIT_BYTES;
-        whole->world_size = 1;
-        for (uint32_t d = 0; rc == 0 && d < whole->slabs.drive_count; d++)
-            rc = traini_drive_of_rank(&self->record.slabs, rank, d, whole->slabs.drives[d]);
-    }
-    struct traini_setup_options asked = {.only_eval = true, .found = whole, .as_it_lies = true};
-    if (rc == 0)
-        rc = traini_setup_create(self->job, &asked, &self->setup);
-    mem_free(whole);
-    TRY(rc);
-    self->setup->ranks.rank = rank; /* whose slab the engine opens */
-    struct traini_engine_options engine = {.open_existing = true,
-                                           .slab_bytes = self->record.total_bytes,
-                                           .stripe_bytes = self->record.stripe_bytes};
-    memcpy(engine.uuid, self->record.slabs.uuid, sizeof engine.uuid);
-    TRY(traini_engine_create(self->setup, &engine, &self->engine));
-    return traini_load_ranks(self->engine, &self->record, rank, self->asked->stop);
-}
-
-static int start_of_one(struct generator *self)
-{
-    struct traini_setup_options asked = {
-        .only_eval = true, .found = &self->record, .as_it_lies = true};
-    TRY(traini_setup_create(self->job, &asked, &self->setup));
-    struct traini_engine_options engine = {.open_existing = true,
-                                           .slab_bytes = self->record.total_bytes,
-                                           .stripe_bytes = self->record.stripe_bytes,
-                                           .found = &self->record};
-    memcpy(engine.uuid, self->record.slabs.uuid, sizeof engine.uuid);
-    TRY(traini_engine_create(self->setup, &engine, &self->engine));
-    return traini_engine_run(self->engine, PROGRAM_LOAD, self->record.step, NULL);
-}
-
-static int start(struct generator *self)
-{
-    TRY(open_run(self));
-    TRY(rank_slabs_world(&self->record) > 1 ? start_of_ranks(self) : start_of_one(self));
-    uint64_t vocab = self->setup->net->spec.vocab_size;
-    void *logits;
-    TRY(traini_result_memory(self->engine, vocab * sizeof(float), &logits));
-    self->engine->logits = logits;
-    self->sorted = mem_alloc(vocab, sizeof(float), "sorted logits");
-    self->text = mem_alloc(self->asked->prompt_bytes + self->asked->token_count, 1, "text");
-    if (!self->sorted || !self->text)
-        return -ENOMEM;
-    memcpy(self->text, self->asked->prompt, self->asked->prompt_bytes);
-    self->text_count = self->asked->prompt_bytes;
-    return 0;
-}
-
-static int compare_descending(const void *left, const void *right)
-{
-    float a = *(const float *)left, b = *(const float *)right;
-    return a > b ? -1 : a < b;
-}
-
-/* Draws from softmax(logits / temperature) over the top_k likeliest. */
-static uint64_t draw(struct generator *self, uint64_t idx)
-{
-    const float *logits = self->engine->logits;
-    uint64_t vocab = self->setup->net->spec.vocab_size, best = 0;
-    for (uint64_t i = 1; i < vocab; i++)
-        if (logits[i] > logits[best])
-            best = i;
-    if (self->asked->temperature <= 0)
-        return best;
-    double least = -INFINITY;
-    if (self->asked->top_k > 0 && self->asked->top_k < vocab) {
-        memcpy(self->sorted, logits, vocab * sizeof *logits);
-        qsort(self->sorted, vocab, sizeof *self->sorted, compare_descending);
-        least = (double)self->sorted[self->asked->top_k - 1];
-    }
-    double total = 0, top = (double)logits[best];
-    for (uint64_t i = 0; i < vocab; i++)
-        if ((double)logits[i] >= least)
-            total += exp(((double)logits[i] - top) / self->asked->temperature);
-    double point = rng_uniform(self->asked->seed, GENERATE_STREAM, idx) * total;
-    for (uint64_t i = 0; i < vocab; i++) {
-        if ((double)logits[i] < least)
-            continue;
-        point -= exp(((double)logits[i] - top) / self->asked->temperature);
-        if (point < 0)
-            return i;
-    }
-    return best;
-}
-
-static int next_token(struct generator *self, uint64_t idx)
-{
-    uint64_t window = self->setup->net->tokens;
-    uint64_t used = size_min(self->text_count, window);
-    int32_t *tokens =
-        (int32_t *)(void *)traini_home(self->engine, self->setup->set.homes.tokens_host);
-    memset(tokens, 0, 2 * window * sizeof *tokens);
-    for (uint64_t i = 0; i < used; i++)
-        tokens[i] = self->text[self->text_count - used + i];
-    self->engine->logits_row = (int64_t)used - 1;
-    TRY(traini_engine_run(self->engine, PROGRAM_EVAL, self->record.step, NULL));
-    self->text[self->text_count++] = (uint8_t)draw(self, idx);
-    return 0;
-}
-
-static int generate_all(struct generator *self)
+static int read_prompt(generator *self)
 {
     const struct generate_options *asked = self->asked;
-    if (asked->prompt_bytes == 0)
+    const tokenize_options options = {.adds_special = true};
+    TRY(traini_trained_words(&self->from, &self->words));
+    TRY(tokenizer_encode(self->words, asked->prompt, asked->prompt_bytes, &options, &self->ids));
+    if (self->ids.count == 0)
         return err_set(ERR_USAGE, "the prompt is empty: give at least one byte to continue");
-    TRY(start(self));
-    TRY(asked->on_token(asked->user, asked->prompt, asked->prompt_bytes));
-    for (uint64_t i = 0; i < asked->token_count; i++) {
-        TRY(next_token(self, i));
-        TRY(asked->on_token(asked->user, (const char *)&self->text[self->text_count - 1], 1));
-        if (asked->stop && *asked->stop)
+    self->result.prompt_tokens = self->ids.count;
+    return check_ids(self);
+}
+
+/* Room for what will be generated, so that no token waits for memory. */
+static int reserve_ids(generator *self)
+{
+    uint64_t all = self->ids.count + self->asked->token_count;
+    int32_t *ids = mem_resize(self->ids.ids, all, sizeof *ids, "tokens of a text");
+    if (!ids)
+        return -ENOMEM;
+    self->ids.ids = ids;
+    self->ids.capacity = all;
+    return 0;
+}
+
+/* ---- start ---- */
+
+static model_window window_of(const generator *self, uint64_t context)
+{
+    bool slides = self->ids.count + self->asked->token_count > context;
+    uint64_t read = slides ? context : size_min(self->ids.count, context);
+    return (model_window){.tokens = size_min(read, CHUNK_MOST), .cache_positions = context};
+}
+
+static bool fits(const generator *self, uint64_t context)
+{
+    const struct traini_setup_options options = {.only_eval = true,
+                                                 .params_alone = true,
+                                                 .only_fits = true,
+                                                 .window = window_of(self, context)};
+    traini_setup *setup;
+    int rc = traini_setup_create(self->from.asked, &options, &setup);
+    if (rc == 0)
+        traini_setup_destroy(setup);
+    return rc == 0;
+}
+
+/* The refusal, with the longest context that fits, to a part in 2^FITS_STEPS; or that none does. */
+static int advise_context(const generator *self, int refused)
+{
+    err_record first;
+    err_save(&first, refused);
+    enum log_level level = log_get_level();
+    log_set_level(LOG_QUIET);
+    uint64_t low = fits(self, 1) ? 1 : 0, high = self->context;
+    for (int step = 0; low > 0 && high - low > 1 && step < FITS_STEPS; step++) {
+        uint64_t middle = low + (high - low) / 2;
+        if (fits(self, middle))
+            low = middle;
+        else
+            high = middle;
+    }
+    log_set_level(level);
+    if (low == 0)
+        return err_set(refused, "%s; it fits with no context at all", first.text);
+    return err_set(refused,
+                   "%s; this is for keys and values of %" PRIu64 " positions: a context of %" PRIu64
+                   " fits (--context %" PRIu64 ")",
+                   first.text, self->context, low, low);
+}
+
+static int choose_context(generator *self)
+{
+    uint64_t most = self->from.asked->model.seq_length;
+    if (self->asked->context > most)
+        return err_set(ERR_USAGE,
+                       "a context of %" PRIu64
+                       " positions was asked for, but the model has %" PRIu64 " (model.seq_length)",
+                       self->asked->context, most);
+    if (self->asked->context)
+        most = self->asked->context;
+    /* What is generated last is not read. */
+    self->context = size_min(self->ids.count + self->asked->token_count - 1, most);
+    self->result.context = self->context;
+    if (self->ids.count > self->context)
+        log_warn("the prompt has %zu tokens: the model sees the last %" PRIu64 " of them",
+                 self->ids.count, self->context);
+    return 0;
+}
+
+static int start(generator *self)
+{
+    const struct generate_options *asked = self->asked;
+    TRY(traini_trained_begin(&self->from, asked->run_dir, asked->set, asked->set_count));
+    TRY(read_prompt(self));
+    TRY(reserve_ids(self));
+    TRY(choose_context(self));
+    self->from.asked->micro_batch = 1;
+    const model_window window = window_of(self, self->context);
+    int rc = traini_trained_start(&self->from, &window, asked->stop);
+    if (rc == ERR_NO_FIT && !self->from.engine)
+        return advise_context(self, rc);
+    TRY(rc);
+    uint64_t vocab = self->from.setup->net->spec.vocab_size;
+    void *logits;
+    TRY(traini_result_memory(self->from.engine, vocab * sizeof(float), &logits));
+    self->logits = self->from.engine->logits = logits;
+    self->order = mem_alloc(vocab, sizeof *self->order, "order of tokens");
+    self->unread = size_min(self->ids.count, self->context);
+    return self->order ? 0 : -ENOMEM;
+}
+
+/* ---- calls ---- */
+
+/* The next `count` unread tokens, into the cache; the logits of the last where they are wanted. */
+static int call(generator *self, uint64_t count, bool wants_logits)
+{
+    traini_engine *engine = self->from.engine;
+    const traini_setup *setup = self->from.setup;
+    int32_t *tokens = (int32_t *)(void *)traini_home(engine, setup->set.homes.tokens_host);
+    memcpy(tokens, self->ids.ids + self->ids.count - self->unread, count * sizeof *tokens);
+    engine->is_single = count == 1;
+    engine->position = self->kept;
+    engine->count = count;
+    engine->logits_row = wants_logits ? (int64_t)count - 1 : TRAINI_LOGITS_NONE;
+    TRY(traini_engine_run(engine, PROGRAM_EVAL, 0, NULL));
+    self->kept += count;
+    self->unread -= count;
+    return 0;
+}
+
+static bool is_stopped(const generator *self)
+{
+    return self->asked->stop && *self->asked->stop;
+}
+
+/* All unread tokens: what comes first is the text's beginning, or half of a context. */
+static int read_all(generator *self)
+{
+    uint64_t chunk = self->from.setup->net->tokens;
+    while (self->unread > 0) {
+        uint64_t count = size_min(self->unread, chunk);
+        TRY(call(self, count, count == self->unread));
+        if (is_stopped(self))
             return err_set(ERR_STOPPED, "stopped on request");
     }
     return 0;
 }
 
+/* The cache is full: it begins again with the later half of what the model saw. */
+static int slide(generator *self)
+{
+    if (self->result.slides++ == 0)
+        log_info("the context of %" PRIu64
+                 " positions is full: from here on the older half of it is dropped each time",
+                 self->context);
+    self->kept = 0;
+    self->unread = size_max(self->context / 2, 1);
+    return read_all(self);
+}
+
+/* ---- text ---- */
+
+static int show(void *user, const char *bytes, size_t count)
+{
+    const struct generate_options *asked = ((generator *)user)->asked;
+    return asked->on_token(asked->user, bytes, count);
+}
+
+static void tell_id(const generator *self, int32_t id, bool is_prompt)
+{
+    if (self->asked->on_id)
+        self->asked->on_id(self->asked->user, id, is_prompt);
+}
+
+/* Draws a token and shows it. *is_end: the text has ended. */
+static int next_token(generator *self, uint64_t idx, bool *is_end)
+{
+    const struct generate_options *asked = self->asked;
+    const sampling how = {.temperature = asked->temperature,
+                          .top_k = asked->top_k,
+                          .top_p = asked->top_p > 0 ? asked->top_p : 1,
+                          .seed = asked->seed};
+    uint64_t token;
+    TRY(sampling_draw(&how, self->logits, self->from.setup->net->spec.vocab_size, idx, self->order,
+                      &token));
+    self->ids.ids[self->ids.count++] = (int32_t)token;
+    self->unread = 1;
+    self->result.tokens++;
+    tell_id(self, (int32_t)token, false);
+    *is_end = !asked->ignores_end && (int32_t)token == tokenizer_end_id(self->words);
+    if (*is_end) {
+        self->result.ended = GENERATE_END;
+        return 0;
+    }
+    size_t bytes;
+    const char *text =
+        tokenizer_token_bytes(self->words, (int32_t)token, !asked->ignores_end, &bytes);
+    TRY(stop_text_add(&self->shown, text, bytes));
+    *is_end = self->shown.is_met;
+    if (*is_end)
+        self->result.ended = GENERATE_TEXT;
+    return 0;
+}
+
+static int generate_all(generator *self)
+{
+    const struct generate_options *asked = self->asked;
+    bool is_end = false;
+    if (asked->prompt_bytes == 0)
+        return err_set(ERR_USAGE, "the prompt is empty: give at least one byte to continue");
+    TRY(stop_text_init(&self->shown, asked->stop_text, show, self));
+    TRY(start(self));
+    for (uint64_t i = 0; i < self->ids.count; i++)
+        tell_id(self, self->ids.ids[i], true);
+    TRY(asked->on_token(asked->user, asked->prompt, asked->prompt_bytes));
+    uint64_t begin_ns = clock_ns();
+    TRY(read_all(self));
+    self->result.prefill_seconds = (double)(clock_ns() - begin_ns) * 1e-9;
+    begin_ns = clock_ns();
+    for (uint64_t i = 0; i < asked->token_count && !is_end; i++) {
+        if (i > 0)
+            TRY(self->kept == self->context ? slide(self) : call(self, 1, true));
+        TRY(next_token(self, i, &is_end));
+        self->result.decode_seconds = (double)(clock_ns() - begin_ns) * 1e-9;
+        if (is_stopped(self) && !is_end && i + 1 < asked->token_count)
+            return err_set(ERR_STOPPED, "stopped on request");
+    }
+    return stop_text_end(&self->shown);
+}
+
 int generate_run(const struct generate_options *options)
 {
-    struct generator *self = mem_alloc(1, sizeof *self, "generator");
+    generator *self = mem_alloc(1, sizeof *self, "generator");
     if (!self)
         return -ENOMEM;
     self->asked = options;
-    self->dir.lock_fd = -1;
     int rc = generate_all(self);
     err_record first;
     err_save(&first, rc);
-    traini_engine_destroy(self->engine);
-    traini_setup_destroy(self->setup);
-    traini_run_dir_close(&self->dir);
-    manifest_fini(&self->record);
-    job_destroy(self->job);
-    mem_free(self->sorted);
-    mem_free(self->text);
+    if (rc == ERR_STOPPED)
+        self->result.ended = GENERATE_STOPPED;
+    if (options->result)
+        *options->result = self->result;
+    token_list_fini(&self->ids);
+    mem_free(self->order);
+    traini_trained_end(&self->from);
     mem_free(self);
     return rc < 0 ? err_restore(&first) : rc;
 }

@@ -270,17 +270,45 @@ int train_max_model(const struct job *asked, const char *family,
                     const struct train_plan_options *options,
                     struct train_max_model *out) MUST_CHECK;
 
+enum generate_end {
+    GENERATE_TOKENS,  /* as many as were asked for */
+    GENERATE_END,     /* the model has ended the text */
+    GENERATE_TEXT,    /* the text to stop at has come */
+    GENERATE_STOPPED, /* on request, or by a callback */
+};
+
+struct generate_result {
+    uint64_t prompt_tokens, tokens; /* tokens: generated, the one that ends the text included */
+    uint64_t context;               /* positions that keys and values are kept of */
+    uint64_t slides;                /* times that the older half of them was dropped */
+    double prefill_seconds;         /* of the prompt's tokens, the first token's logits included */
+    double decode_seconds; /* of all that follows: tokens - 1 calls, and what slides take */
+    enum generate_end ended;
+};
+
 struct generate_options {
-    const char *run_dir;
+    const char *run_dir;    /* a run directory, or a checkpoint of Hugging Face */
+    const char *const *set; /* [set_count] "key.path=value" of the job: budgets, types, ... */
+    uint32_t set_count;
     const char *prompt; /* bytes */
     uint64_t prompt_bytes, token_count, top_k, seed;
     double temperature; /* 0: the likeliest token */
+    double top_p;       /* 0 acts as 1: all */
+    uint64_t context;   /* most positions; 0: as many as the text takes, at most model.seq_length */
+    const char
+        *stop_text;   /* where it comes in what is generated, the text ends before it; or NULL */
+    bool ignores_end; /* the token that ends a text is a token like any other */
     const volatile sig_atomic_t *stop;
     int (*on_token)(void *user, const char *bytes, uint64_t count); /* negative ends it */
+    void (*on_id)(void *user, int32_t id, bool is_prompt);          /* each; or NULL */
     void *user;
+    struct generate_result *result; /* filled as far as it came; or NULL */
 };
 
-/* Continues the prompt with the model of the run's last commit. The prompt is shown first. */
+/* Continues the prompt with the model of the run's last commit, or of the checkpoint. The prompt is shown first. Keys
+ * and values of the positions so far are kept on the device. Where the text outgrows the context, the older half of
+ * it is dropped and the rest read again: the model always sees between half of the context and all of it. ERR_NO_FIT
+ * says which context would fit. */
 int generate_run(const struct generate_options *options) MUST_CHECK;
 
 /* Where an evaluation is, and what has come of it so far. */
