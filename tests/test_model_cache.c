@@ -1,6 +1,6 @@
 /* Logits from keys and values that are kept, against those of the whole text at once: prompts in chunks of any
- * length, then single tokens; both families, whole and in parts, on the reference backend and the CPU's. Argument:
- * the family. */
+ * length, then single tokens; every family, whole and in parts, on the reference backend and the CPU's. Argument:
+ * gpt2, gpt2-long (a longer position table), llama, qwen2 or qwen3. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -16,13 +16,17 @@
 
 enum { TOKENS = 23, CHUNK = 6, VOCAB = 61, SEED = 5 };
 
-static enum model_family family;
+static const char *instance = "gpt2";
 
 static model_spec small_spec(uint64_t max_part_bytes)
 {
-    bool is_llama = family == MODEL_LLAMA;
+    bool is_llama = strncmp(instance, "gpt2", 4) != 0, is_qwen3 = strcmp(instance, "qwen3") == 0;
     return (model_spec){
-        .family = family,
+        .family = is_llama ? MODEL_LLAMA : MODEL_GPT2,
+        .head_dim = is_qwen3 ? 24 : 0,
+        .qk_norm = is_qwen3,
+        .qkv_bias = strcmp(instance, "qwen2") == 0,
+        .position_count = strcmp(instance, "gpt2-long") == 0 ? 2 * TOKENS : 0,
         .num_layers = 2,
         .hidden_size = 64,
         .num_heads = 4,
@@ -215,7 +219,8 @@ static void windows_beyond_the_model_are_refused(void **state)
 
 int main(int argc, char **argv)
 {
-    family = argc > 1 && strcmp(argv[1], "llama") == 0 ? MODEL_LLAMA : MODEL_GPT2;
+    if (argc > 1)
+        instance = argv[1];
     print_message("seed %d\n", SEED);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(reference_agrees),

@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <inttypes.h>
+#include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -66,10 +67,40 @@ static int begin_run(traini_trained *self, const char *const *set, uint32_t set_
     return traini_find_moved(&self->record, self->dir.state);
 }
 
+/* Whether the caller sets a key of this block. */
+static bool is_set(const char *block, const char *const *set, uint32_t set_count)
+{
+    size_t length = strlen(block);
+    for (uint32_t i = 0; i < set_count; i++)
+        if (strncmp(set[i], block, length) == 0 && (set[i][length] == '.' || set[i][length] == '='))
+            return true;
+    return false;
+}
+
+/* The type that the checkpoint was saved in is the one to compute in; "": fp32, or it does not say. */
+static const char *type_set(const char *path)
+{
+    char name[JOB_PATH_BYTES + 16];
+    snprintf(name, sizeof name, "%s/config.json", path);
+    json_t *config = json_load_file(name, 0, NULL); /* its faults are for job_read to tell */
+    const char *type = json_string_value(json_object_get(config, "dtype"));
+    if (!type)
+        type = json_string_value(json_object_get(config, "torch_dtype"));
+    const char *found = "";
+    if (type && strcmp(type, "bfloat16") == 0)
+        found = "bf16.enabled=true";
+    if (type && strcmp(type, "float16") == 0)
+        found = "fp16.enabled=true";
+    json_decref(config);
+    return found;
+}
+
 static int begin_checkpoint(traini_trained *self, const char *const *set, uint32_t set_count)
 {
     const char *all[SETS_MAX];
     char model_set[JOB_PATH_BYTES + 16];
+    bool has_type = is_set("bf16", set, set_count) || is_set("fp16", set, set_count);
+    const char *type = has_type ? "" : type_set(self->path);
     char *path = realpath(self->path, NULL);
     if (!path)
         return err_errno(errno, "cannot read %s", self->path);
@@ -77,10 +108,13 @@ static int begin_checkpoint(traini_trained *self, const char *const *set, uint32
     free(path);
     if (length < 0 || (size_t)length >= sizeof model_set)
         return err_set(ERR_INPUT, "the path of the checkpoint is too long: %.200s...", self->path);
-    const char *const own[] = {model_set};
+    /* No file is made at run.dir, which a job must have. */
+    const char *const own[] = {model_set, "run.dir=/nonexistent", type};
+    uint32_t own_count = type[0] ? 3 : 2;
     static const char text[] = "{\"model\": {}}";
-    TRY(join_sets(own, 1, set, set_count, all));
-    return job_read_text(self->path, text, sizeof text - 1, all, 1 + set_count, &self->asked);
+    TRY(join_sets(own, own_count, set, set_count, all));
+    return job_read_text(self->path, text, sizeof text - 1, all, own_count + set_count,
+                         &self->asked);
 }
 
 int traini_trained_begin(traini_trained *self, const char *path, const char *const *set,
