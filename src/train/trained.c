@@ -108,9 +108,10 @@ static int begin_checkpoint(traini_trained *self, const char *const *set, uint32
     free(path);
     if (length < 0 || (size_t)length >= sizeof model_set)
         return err_set(ERR_INPUT, "the path of the checkpoint is too long: %.200s...", self->path);
-    /* No file is made at run.dir, which a job must have. */
-    const char *const own[] = {model_set, "run.dir=/nonexistent", type};
-    uint32_t own_count = type[0] ? 3 : 2;
+    /* A job must have a run.dir; no file is made there. */
+    const char *const own[] = {model_set, "run.dir=/nonexistent",
+                               "train_micro_batch_size_per_gpu=1", type};
+    uint32_t own_count = type[0] ? 4 : 3;
     static const char text[] = "{\"model\": {}}";
     TRY(join_sets(own, own_count, set, set_count, all));
     return job_read_text(self->path, text, sizeof text - 1, all, own_count + set_count,
