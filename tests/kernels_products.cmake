@@ -11,6 +11,7 @@ if(TARGET sluice_kernels)
     set_tests_properties(
         test_kernels_fp16.baseline test_kernels_fp16.avx2 test_kernels_fp16.avx512
         test_kernels_matmul test_kernels_attention.reference test_kernels_attention.avx2
-        test_kernels_attention.avx512
+        test_kernels_attention.avx512 test_kernels_cached.reference test_kernels_cached.avx2
+        test_kernels_cached.avx512
         PROPERTIES ENVIRONMENT OMP_WAIT_POLICY=passive)
 endif()
