@@ -1,0 +1,143 @@
+#!/usr/bin/env python3
+"""Compares losses and gradients of tiny random checkpoints of every family with those of transformers.
+
+Usage: python3 check_families.py SLUICE [FAMILY ...]        SLUICE: the program, as built
+
+Makes each checkpoint with transformers in a directory that is removed again, and lets both take a few
+steps of AdamW on the same tokens, ours from the same directory (model.hf) in whole units and in parts:
+losses and norms of the gradient in fp32; the first step's in bf16. Needs torch and transformers; without
+them it exits with 77. README.md says what came out.
+"""
+
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+try:
+    import numpy as np
+    import torch
+    import transformers as hf
+except ImportError as missing:
+    print(f"skipped: {missing}")
+    sys.exit(77)
+
+VOCAB, LENGTH, SEQUENCES, STEPS, RATE, EPSILON = 223, 64, 4, 4, 1e-3, 1e-4
+# fp32: the order of sums. bf16: 8 bits of mantissa, rounded at other places; transformers, too, rounds.
+LOSS_FP32, NORM_FP32, LOSS_BF16 = 1e-5, 1e-4, 2e-3
+SMALL = dict(vocab_size=VOCAB, hidden_size=48, num_hidden_layers=3, num_attention_heads=4,
+             num_key_value_heads=2, intermediate_size=80, max_position_embeddings=256)
+GPT2 = dict(vocab_size=VOCAB, n_embd=48, n_layer=3, n_head=4, n_positions=96,
+            resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
+LLAMA3 = dict(rope_type="llama3", rope_theta=500000.0, factor=8.0, low_freq_factor=1.0,
+              high_freq_factor=4.0, original_max_position_embeddings=32)
+FAMILIES = {
+    "gpt2": hf.GPT2Config(**GPT2),
+    "gpt2-untied": hf.GPT2Config(**GPT2, n_inner=72, tie_word_embeddings=False),
+    "llama2": hf.LlamaConfig(**SMALL),
+    "llama3": hf.LlamaConfig(**SMALL, tie_word_embeddings=True, rope_parameters=LLAMA3),
+    "llama-linear": hf.LlamaConfig(**SMALL, rope_parameters=dict(
+        rope_type="linear", rope_theta=10000.0, factor=4.0)),
+    "smollm": hf.LlamaConfig(**SMALL, tie_word_embeddings=True, rms_norm_eps=1e-5),
+    "mistral": hf.MistralConfig(**SMALL, head_dim=16, sliding_window=LENGTH),
+    "qwen2": hf.Qwen2Config(**SMALL),
+    "qwen2-tied": hf.Qwen2Config(**SMALL, tie_word_embeddings=True),
+    "qwen3": hf.Qwen3Config(**SMALL, head_dim=20),
+    "qwen3-tied": hf.Qwen3Config(**SMALL, head_dim=20, tie_word_embeddings=True),
+}
+
+
+def make_checkpoint(config, where):
+    torch.manual_seed(7)
+    model = hf.AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            noise = torch.randn_like(parameter)
+            # Norms and biases that are neither 0 nor 1, or they could hide mistakes.
+            parameter.add_(0.2 * noise) if parameter.dim() == 1 else parameter.copy_(0.06 * noise)
+    model.save_pretrained(where)
+
+
+def torch_steps(where, windows, dtype):
+    model = hf.AutoModelForCausalLM.from_pretrained(where, dtype=dtype, attn_implementation="eager")
+    model.train()  # there is no dropout
+    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, eps=EPSILON, weight_decay=0.0,
+                                  foreach=False)
+    batch, rows = torch.tensor(windows), []
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        logits = model(batch[:, :-1]).logits.float()
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
+        loss.backward()
+        norm = torch.stack([p.grad.float().norm() for p in model.parameters()]).norm()
+        rows.append((loss.item(), norm.item()))
+        optimizer.step()
+    return rows
+
+
+def our_steps(sluice, where, tokens, scratch, dtype, part_bytes):
+    run = scratch / f"run-{dtype}-{part_bytes}"
+    job = {
+        "model": {"hf": str(where), "seq_length": LENGTH, "max_part_bytes": part_bytes},
+        "data": {"train": [str(tokens)], "format": "u16", "shuffle": "none"},
+        "run": {"dir": str(run), "steps": STEPS, "commit_every": 0},
+        "device": {"backend": "cpu"},
+        "tiers": {"place": {kind: "device" for kind in ("params", "grads", "optimizer")}},
+        "train_micro_batch_size_per_gpu": SEQUENCES, "gradient_clipping": 0.0,
+        "bf16": {"enabled": dtype == "bf16"},
+        "optimizer": {"type": "AdamW", "params": {"lr": RATE, "eps": EPSILON, "weight_decay": 0.0}},
+    }
+    path = scratch / "job.json"
+    path.write_text(json.dumps(job))
+    done = subprocess.run([sluice, "train", str(path), "--quiet"], capture_output=True, text=True)
+    if done.returncode != 0:
+        sys.exit(f"sluice train gave {done.returncode}: {done.stderr}")
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    return [(row["loss"], row["grad_norm"]) for row in rows if "loss" in row]
+
+
+def worst(ours, theirs, column):
+    assert len(ours) == len(theirs) > 0
+    return max(abs(a[column] / b[column] - 1) for a, b in zip(ours, theirs))
+
+
+def check(sluice, name, scratch):
+    where, tokens = scratch / "hf", scratch / "tokens.u16"
+    make_checkpoint(FAMILIES[name], where)
+    # As many windows as a step takes, and one token of rest, which an epoch needs: all steps see the same.
+    ids = np.random.default_rng(5).integers(0, VOCAB, SEQUENCES * LENGTH + 2).astype("<u2")
+    ids.tofile(tokens)
+    windows = [ids[b : b + LENGTH + 1].astype("int64").tolist()
+               for b in range(0, SEQUENCES * LENGTH, LENGTH)]
+    exact = torch_steps(where, windows, torch.float32)
+    rounded = torch_steps(where, windows, torch.bfloat16)
+    good = True
+    for part_bytes in (0, 20000):
+        fp32 = our_steps(sluice, where, tokens, scratch, "fp32", part_bytes)
+        bf16 = our_steps(sluice, where, tokens, scratch, "bf16", part_bytes)
+        loss, norm = worst(fp32, exact, 0), worst(fp32, exact, 1)
+        half = abs(bf16[0][0] - rounded[0][0])
+        passed = loss < LOSS_FP32 and norm < NORM_FP32 and half < LOSS_BF16
+        print(f"{name:13} {'parts' if part_bytes else 'whole'}: {exact[0][0]:.5f} -> {exact[-1][0]:.5f}; "
+              f"fp32 loss {loss:.1e}, gradient {norm:.1e}; bf16 loss {half:.1e}"
+              f"{'' if passed else '   FAILED'}", flush=True)
+        good = good and passed
+    return good
+
+
+def main():
+    if len(sys.argv) < 2:
+        sys.exit(__doc__)
+    hf.logging.set_verbosity_error()
+    hf.logging.disable_progress_bar()
+    results = []
+    for name in sys.argv[2:] or FAMILIES:
+        with tempfile.TemporaryDirectory() as scratch:
+            results.append(check(sys.argv[1], name, pathlib.Path(scratch)))
+    sys.exit(0 if all(results) else 1)
+
+
+if __name__ == "__main__":
+    main()
