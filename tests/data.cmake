@@ -5,6 +5,7 @@ if(TARGET sluice_data)
     sluice_test(test_data_refusals LIBS sluice_data LABELS cpu debug)
     sluice_test(test_data_order LIBS sluice_data LABELS cpu debug)
     sluice_test(test_data_prepare LIBS sluice_data LABELS cpu debug)
+    sluice_test(test_data_chats LIBS sluice_data LABELS cpu debug)
     sluice_test(test_data_tokenizer LIBS sluice_data LABELS cpu debug)
     add_executable(chat-tool reference/chat_tool.c) # for reference/check_chats.py, on demand
     target_link_libraries(chat-tool PRIVATE sluice_data PkgConfig::JANSSON)

@@ -1,35 +1,10 @@
 /* Text, JSON lines and conversations made into token files: which tokens there are, where documents end, what
  * counts as a target; what is wrong is named with its line; a damaged file is refused. The tokenizer is "bytes",
  * so that each token can be seen. */
-#include "token_files.h"
+#include "prepare_files.h"
 
 #include <sys/stat.h>
 #include <utime.h>
-
-#include "data/chat.h"
-#include "data/made.h"
-#include "data/prepare.h"
-
-static tokenizer *words;
-
-static const char *write_text(const char *name, const char *text, size_t bytes)
-{
-    const char *path = in_directory(name);
-    FILE *file = fopen(path, "wb");
-    assert_non_null(file);
-    assert_int_equal(fwrite(text, 1, bytes, file), bytes);
-    assert_int_equal(fclose(file), 0);
-    return path;
-}
-
-static prepare_options options_of(const char *form, const char *field)
-{
-    return (prepare_options){.words = words,
-                             .tokenizer_name = "some",
-                             .chat_template = form,
-                             .field = field,
-                             .vocab_size = 256};
-}
 
 /* Looks at and makes; the corpus of it, or NULL with the error. */
 static corpus *make(const char *path, const prepare_options *options)
@@ -175,206 +150,6 @@ static void answers_alone_count(void **state)
     corpus_close(source);
 }
 
-/* ---- the forms ---- */
-
-static void forms_are_exact(void **state)
-{
-    (void)state;
-    static const chat_message four[] = {{"system", " S ", 3, NULL},
-                                        {"user", "Q1\n", 3, NULL},
-                                        {"assistant", " A1 ", 4, NULL},
-                                        {"user", "Q2", 2, NULL},
-                                        {"assistant", "A2", 2, NULL}};
-    static const struct {
-        const char *name, *all, *without_system;
-    } forms[] = {
-        {"chatml",
-         "<|im_start|>system\n S "
-         "<|im_end|>\n<|im_start|>user\nQ1\n<|im_end|>\n<|im_start|>assistant\n "
-         "A1 <|im_end|>\n<|im_start|>user\nQ2<|im_end|>\n<|im_start|>assistant\nA2<|im_end|>\n",
-         "<|im_start|>user\nQ1\n<|im_end|>\n"},
-        {"qwen2.5", NULL,
-         "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful "
-         "assistant.<|im_end|>\n<|im_start|>user\nQ1\n<|im_end|>\n"},
-        {"smollm2", NULL,
-         "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging "
-         "Face<|im_end|>\n<|im_start|>user\nQ1\n<|im_end|>\n"},
-        {"qwen2", NULL,
-         "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\nQ1\n"
-         "<|im_end|>\n"},
-        {"qwen3",
-         "<|im_start|>system\n S "
-         "<|im_end|>\n<|im_start|>user\nQ1\n<|im_end|>\n<|im_start|>assistant\n "
-         "A1 "
-         "<|im_end|>\n<|im_start|>user\nQ2<|im_end|>\n<|im_start|>assistant\n<think>\n\n</"
-         "think>\n\n"
-         "A2<|im_end|>\n",
-         "<|im_start|>user\nQ1\n<|im_end|>\n"},
-        {"llama3",
-         "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nS<|eot_id|>"
-         "<|start_header_id|>user<|end_header_id|>\n\nQ1<|eot_id|><|start_header_id|>assistant"
-         "<|end_header_id|>\n\nA1<|eot_id|><|start_header_id|>user<|end_header_id|>\n\nQ2<|eot_id|>"
-         "<|start_header_id|>assistant<|end_header_id|>\n\nA2<|eot_id|>",
-         "<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\nQ1<|eot_id|>"},
-        {"llama3.1",
-         "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nCutting Knowledge Date: "
-         "December 2023\nToday Date: 26 Jul 2024\n\nS<|eot_id|><|start_header_id|>user"
-         "<|end_header_id|>\n\nQ1<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\nA1"
-         "<|eot_id|><|start_header_id|>user<|end_header_id|>\n\nQ2<|eot_id|><|start_header_id|>"
-         "assistant<|end_header_id|>\n\nA2<|eot_id|>",
-         "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nCutting Knowledge Date: "
-         "December 2023\nToday Date: 26 Jul 2024\n\n<|eot_id|><|start_header_id|>user"
-         "<|end_header_id|>\n\nQ1<|eot_id|>"},
-        {"mistral", "<s>[INST] Q1\n[/INST] A1</s>[INST]  S \n\nQ2[/INST] A2</s>",
-         "<s>[INST] Q1\n[/INST]"},
-        {"mistral-v1", "<s> [INST]  S \n\nQ1\n [/INST]  A1 </s> [INST] Q2 [/INST] A2</s>",
-         "<s> [INST] Q1\n [/INST]"},
-        {"mistral-tekken", "<s>[INST]Q1\n[/INST] A1 </s>[INST] S \n\nQ2[/INST]A2</s>",
-         "<s>[INST]Q1\n[/INST]"},
-        {"zephyr",
-         "<|system|>\n S </s>\n<|user|>\nQ1\n</s>\n<|assistant|>\n A1 </s>\n<|user|>\nQ2</s>\n"
-         "<|assistant|>\nA2</s>\n",
-         "<|user|>\nQ1\n</s>\n"},
-        {"plain", "system:  S \nuser: Q1\n\nassistant:  A1 \nuser: Q2\nassistant: A2\n",
-         "user: Q1\n\n"},
-    };
-    chat_text text = {0};
-    chat_form form;
-    for (size_t i = 0; i < sizeof forms / sizeof forms[0]; i++) {
-        assert_int_equal(chat_form_find(forms[i].name, "none", words, &form), 0);
-        assert_int_equal(chat_render(&form, four, 5, false, &text), 0);
-        if (forms[i].all && (text.length != strlen(forms[i].all) ||
-                             memcmp(text.bytes, forms[i].all, text.length) != 0))
-            fail_msg("%s: %.*s", forms[i].name, (int)text.length, text.bytes);
-        assert_int_equal(text.answer_count, 2);
-        const chat_span *last = &text.answers[1];
-        assert_true(last->end >= text.length - 1 && last->end > last->begin + 1);
-        assert_int_equal(chat_render(&form, four + 1, 1, false, &text), 0);
-        if (text.length != strlen(forms[i].without_system) ||
-            memcmp(text.bytes, forms[i].without_system, text.length) != 0)
-            fail_msg("%s: %.*s", forms[i].name, (int)text.length, text.bytes);
-        assert_int_equal(text.answer_count, 0);
-    }
-    assert_int_equal(chat_form_find("auto", "none", words, &form), ERR_CONFIG);
-    assert_non_null(strstr(err_text(), "data.chat_template"));
-    chat_text_fini(&text);
-}
-
-static void reasoning_of_qwen3(void **state)
-{
-    (void)state;
-    static const chat_message said[] = {
-        {"user", "Q", 1, NULL},
-        {"assistant", "<think>\nwhy\n</think>\n\nA", 23, NULL},
-        {"user", "R", 1, NULL},
-        {"assistant", "<think>\nso\n</think>\n\nB", 22, NULL},
-    };
-    static const chat_message field[] = {{"user", "Q", 1, NULL}, {"assistant", "A", 1, "\nwell\n"}};
-    chat_text text = {0};
-    chat_form form;
-    assert_int_equal(chat_form_find("qwen3", "none", words, &form), 0);
-    assert_int_equal(chat_render(&form, said, 4, false, &text), 0);
-    static const char all[] = "<|im_start|>user\nQ<|im_end|>\n<|im_start|>assistant\nA<|im_end|>\n"
-                              "<|im_start|>user\nR<|im_end|>\n<|im_start|>assistant\n<think>\nso\n"
-                              "</think>\n\nB<|im_end|>\n";
-    assert_int_equal(text.length, sizeof all - 1);
-    assert_memory_equal(text.bytes, all, text.length);
-    assert_int_equal(chat_render(&form, field, 2, true, &text), 0);
-    static const char other[] =
-        "<|im_start|>user\nQ<|im_end|>\n<|im_start|>assistant\n<think>\nwell\n"
-        "</think>\n\nA<|im_end|>\n<|im_start|>assistant\n";
-    assert_int_equal(text.length, sizeof other - 1);
-    assert_memory_equal(text.bytes, other, text.length);
-    chat_text_fini(&text);
-}
-
-/* The form that a tokenizer's directory tells. */
-static void forms_are_found(void **state)
-{
-    (void)state;
-    static const struct {
-        const char *config, *name, *system;
-    } rows[] = {
-        {"{\"chat_template\": \"{% for m in messages %}{% if loop.first and messages[0]['role'] != "
-         "'system' %}{{ '<|im_start|>system\\nYou are a helpful AI assistant named SmolLM, trained "
-         "by "
-         "Hugging Face<|im_end|>\\n' }}{% endif %}{{'<|im_start|>' + message['role'] + '\\n' + "
-         "message['content'] + '<|im_end|>' + '\\n'}}{% endfor %}\"}",
-         "chatml", "You are a helpful AI assistant named SmolLM, trained by Hugging Face"},
-        {"{\"chat_template\": \"{{- '<|im_start|>system\\n' }}{%- if messages[0]['role'] == "
-         "'system' "
-         "%}{{- '<|im_start|>system\\n' + messages[0]['content'] + '<|im_end|>\\n' }}{%- else "
-         "%}{{- '<|im_start|>system\\nYou are Qwen, created by Alibaba Cloud. You are a helpful "
-         "assistant.<|im_end|>\\n' }}{{- '<|im_start|>' + message.role + '\\n' + message.content + "
-         "'<|im_end|>' + '\\n' }}\"}",
-         "chatml", "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."},
-        {"{\"chat_template\": \"{{ \\\"<|im_start|>\\\" + message['role'] + \\\"\\n\\\" + "
-         "message['content'] + \\\"<|im_end|>\\\" }}\"}",
-         "chatml", NULL},
-        {"{\"chat_template\": \"{{ bos_token + '<|im_start|>' + message['role'] + '\\n' + "
-         "message['content'] + '<|im_end|>' }}\"}",
-         NULL, NULL},
-        {"{\"chat_template\": [{\"name\": \"tool_use\", \"template\": \"[INST]\"}, {\"name\": "
-         "\"default\", \"template\": \"{{- bos_token }}{{- 'Cutting Knowledge Date: December 2023' "
-         "}}{{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n'+ "
-         "message['content'] | trim + '<|eot_id|>' }}\"}]}",
-         "llama3.1", NULL},
-        {"{\"chat_template\": \"{% set content = '<|start_header_id|>' + message['role'] + "
-         "'<|end_header_id|>\\n\\n'+ message['content'] | trim + '<|eot_id|>' %}{% set content = "
-         "bos_token + content %}\"}",
-         "llama3", NULL},
-        {"{\"chat_template\": \"{% set content = '<|start_header_id|>' + message['role'] + "
-         "'<|end_header_id|>\\n\\n'+ message['content'] + '<|eot_id|>' %}\"}",
-         NULL, NULL},
-        {"{\"chat_template\": \"{{- bos_token }}{{- '[INST]' + content + '[/INST]' }}{{- content + "
-         "eos_token }}\"}",
-         "mistral-tekken", NULL},
-        {"{\"chat_template\": \"{{ bos_token }}{{ \\\"[INST] \\\" + content + \\\"[/INST]\\\" }}{{ "
-         "\\\" \\\" + message.content | trim + eos_token }}\"}",
-         "mistral", NULL},
-        {"{\"chat_template\": \"{{- bos_token }}{{- ' [INST] ' + content + ' [/INST]' }}{{- ' ' + "
-         "content + eos_token }}\"}",
-         "mistral-v1", NULL},
-        {"{\"chat_template\": \"{{ bos_token }}{{ '[INST] <<SYS>>' }}{{ ' ' + content|trim + "
-         "eos_token }}\"}",
-         NULL, NULL},
-        {"{\"chat_template\": \"<|im_start|> reasoning_content\"}", NULL, NULL},
-        {"{\"chat_template\": \"{{ '<|user|>\\n' + message['content'] + eos_token }}{{ "
-         "'<|system|>\\n' + "
-         "message['content'] + eos_token }}{{ '<|assistant|>\\n' + message['content'] + eos_token "
-         "}}\"}",
-         "zephyr", NULL},
-        {"{\"chat_template\": \"Human: \"}", NULL, NULL},
-        {"{\"chat_template\": \"\"}", NULL, NULL},
-        {"{\"chat_template\": \"-}}-}}{{-{{{{-\"}", NULL, NULL},
-        {"{\"chat_template\": 7}", NULL, NULL},
-        {"{\"chat", NULL, NULL},
-    };
-    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
-        chat_form form;
-        write_text("tokenizer_config.json", rows[i].config, strlen(rows[i].config));
-        const char *names[] = {directory, in_directory("tokenizer.json")};
-        for (int n = 0; n < 2; n++) {
-            int rc = chat_form_find("auto", names[n], words, &form);
-            if ((rc == 0) != (rows[i].name != NULL))
-                fail_msg("case %zu: %d, %s", i, rc, err_text());
-            if (rc < 0)
-                continue;
-            assert_string_equal(form.name, rows[i].name);
-            assert_int_equal(form.adds_system, rows[i].system != NULL);
-            assert_string_equal(form.system, rows[i].system ? rows[i].system : "");
-        }
-    }
-    static const char jinja[] =
-        "{{bos_token + '<|start_header_id|>' + message['role'] + "
-        "'<|end_header_id|>\n\n' + message['content'] | trim + '<|eot_id|>'}}";
-    write_text("chat_template.jinja", jinja, sizeof jinja - 1); /* it comes first */
-    chat_form form;
-    assert_int_equal(chat_form_find("auto", directory, words, &form), 0);
-    assert_string_equal(form.name, "llama3");
-    remove_all();
-}
-
 /* ---- text ---- */
 
 /* A long text cut into batches and pieces gives what it gives as a whole. */
@@ -484,36 +259,14 @@ static void damage_is_refused(void **state)
     }
 }
 
-static int setup(void **state)
-{
-    (void)state;
-    log_set_level(LOG_WARN);
-    return mkdtemp(directory) ? tokenizer_open("bytes", &words) : -1;
-}
-
-static int teardown(void **state)
-{
-    (void)state;
-    tokenizer_close(words);
-    remove_all();
-    return rmdir(directory);
-}
-
 int main(void)
 {
     printf("seed %d\n", SEED);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(lines_of_text),
-        cmocka_unit_test(bad_lines_are_named),
-        cmocka_unit_test(vocabulary_is_held),
-        cmocka_unit_test(answers_alone_count),
-        cmocka_unit_test(forms_are_exact),
-        cmocka_unit_test(reasoning_of_qwen3),
-        cmocka_unit_test(forms_are_found),
-        cmocka_unit_test(long_texts_are_cut),
-        cmocka_unit_test(bytes_are_read_as_they_are),
-        cmocka_unit_test(keys_and_stops),
-        cmocka_unit_test(damage_is_refused),
+        cmocka_unit_test(lines_of_text),      cmocka_unit_test(bad_lines_are_named),
+        cmocka_unit_test(vocabulary_is_held), cmocka_unit_test(answers_alone_count),
+        cmocka_unit_test(long_texts_are_cut), cmocka_unit_test(bytes_are_read_as_they_are),
+        cmocka_unit_test(keys_and_stops),     cmocka_unit_test(damage_is_refused),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

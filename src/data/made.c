@@ -256,7 +256,7 @@ int made_finish(made_writer *self)
 
 bool datai_is_made(const unsigned char *begin, uint64_t bytes)
 {
-    return bytes >= HEADER_BYTES && memcmp(begin, MAGIC, sizeof MAGIC - 1) == 0;
+    return bytes >= sizeof MAGIC - 1 && memcmp(begin, MAGIC, sizeof MAGIC - 1) == 0;
 }
 
 /* Whether header and length of the file go together. Counts are not believed before. */

@@ -151,16 +151,15 @@ static int add_chat(const prepi_rules *rules, prepi_piece *piece, size_t message
 {
     chat_text *chat = &piece->chat;
     TRY(chat_render(&rules->work->chat, piece->messages, message_count, false, chat));
-    size_t begin = 0, first = 0;
-    for (size_t i = 0; rules->has_safe_end && i < chat->answer_count; i++) {
-        TRY(add_part(rules, piece, begin, chat->answers[i].end, chat->answers + first,
-                     i + 1 - first));
-        begin = chat->answers[i].end;
-        first = i + 1;
+    const chat_span *answers = chat->answers; /* that are left */
+    size_t begin = 0, left = chat->answer_count;
+    for (; rules->has_safe_end && left > 0; left--) {
+        TRY(add_part(rules, piece, begin, answers->end, answers, 1));
+        begin = answers->end;
+        answers++;
     }
     if (begin < chat->length)
-        TRY(add_part(rules, piece, begin, chat->length, chat->answers + first,
-                     chat->answer_count - first));
+        TRY(add_part(rules, piece, begin, chat->length, answers, left));
     return end_document(piece);
 }
 
