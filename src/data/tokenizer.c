@@ -114,6 +114,17 @@ static int open_file(tokenizer *self, const char *name)
     return toki_config_read(self, folder);
 }
 
+/* Messages cite files of strangers: no byte of them may steer a terminal. */
+static int clean_text(int rc)
+{
+    char text[ERR_TEXT_BYTES];
+    snprintf(text, sizeof text, "%s", err_text());
+    for (char *at = text; *at; at++)
+        if ((unsigned char)*at < ' ' || *at == 0x7f)
+            *at = '?';
+    return err_set(rc, "%s", text);
+}
+
 int tokenizer_open(const char *name, tokenizer **out)
 {
     *out = NULL;
@@ -125,7 +136,7 @@ int tokenizer_open(const char *name, tokenizer **out)
     int rc = strcmp(name, "bytes") == 0 ? open_bytes(self) : open_file(self, name);
     if (rc < 0) {
         tokenizer_close(self);
-        return rc;
+        return clean_text(rc);
     }
     *out = self;
     return 0;
