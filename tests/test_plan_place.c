@@ -17,8 +17,9 @@
 #include "base/size.h"
 #include "base/tile.h"
 #include "plan/place.h"
+#include "plan_large.h"
 
-enum { UNITS_MAX = 130, TOKENS = 1024, WORK_MOST = 12000000 };
+enum { UNITS_MAX = LARGE_UNITS_MAX, WORK_MOST = 12000000 };
 
 static uint64_t job_count = 2, draw_count = 50;
 
@@ -32,51 +33,12 @@ struct placed {
     struct plan_place_found found;
 };
 
-/* Forward and backward of one stage: the embedding, a block, or the head, which ties the embedding. */
-static void make_stage(struct placed *l, uint32_t u, uint64_t hidden)
-{
-    bool head = u + 1 == l->job.unit_count, block = u > 0 && !head;
-    uint64_t elems = u == 0 ? (50257 + TOKENS) * hidden
-                     : head ? 2 * hidden
-                            : (12 * hidden + 13) * hidden;
-    double products = u == 0 ? 0 : (double)(head ? l->elems[0] : elems);
-    l->elems[u] = size_round_up(elems, SHARD_ELEMS_STEP);
-    plan_pass *forward = &l->passes[u][0], *backward = &l->passes[u][1];
-    *forward = (plan_pass){.units = {u, 0},
-                           .unit_count = head ? 2 : 1,
-                           .reads_params = {true, head},
-                           .input = u > 0 ? ACCESS_READ : 0,
-                           .output = head ? 0 : ACCESS_WRITE,
-                           .losses = head ? ACCESS_WRITE : 0,
-                           .flops = 2.0 * TOKENS * products,
-                           .dram_bytes = 2 * elems};
-    *backward = *forward;
-    backward->reads_params[0] = u > 0;
-    backward->adds_grads[0] = true;
-    backward->adds_grads[1] = head;
-    backward->output = 0;
-    backward->output_grad = head ? 0 : ACCESS_READ;
-    backward->input_grad = u > 0 ? ACCESS_WRITE : 0;
-    backward->flops = (block ? 8.0 : 6.0) * TOKENS * products;
-    backward->dram_bytes = 6 * elems;
-    l->stages[u] = (plan_stage){.passes = {forward, NULL, backward},
-                                .pass_count = {1, 0, 1},
-                                .has_input = u > 0,
-                                .has_output = !head,
-                                .saved_bytes = block ? TOKENS * hidden * 34 : 0,
-                                .recompute_flops = block ? 2.0 * TOKENS * products : 0,
-                                .recompute_dram_bytes = block ? 2 * elems : 0};
-}
-
 /* A gpt2-like model on a GPU, everything to be placed. */
 static void make_job(struct placed *l, uint32_t layers, uint64_t hidden)
 {
     memset(l, 0, sizeof *l);
     plan_job *job = &l->job;
-    job->unit_count = job->stage_count = layers + 2;
-    assert_true(job->unit_count <= UNITS_MAX);
-    for (uint32_t u = 0; u < job->unit_count; u++)
-        make_stage(l, u, hidden);
+    large_job_make(job, l->elems, l->stages, l->passes, layers, hidden);
     memset(l->wanted, PLAN_PLACE_AUTO, sizeof l->wanted);
     for (int k = 0; k < STATE_KIND_COUNT; k++) {
         l->asked.wanted[k] = l->wanted[k];
@@ -84,17 +46,7 @@ static void make_job(struct placed *l, uint32_t layers, uint64_t hidden)
     }
     l->asked.job = job;
     l->asked.chooses_update = l->asked.has_drives = true;
-    job->unit_elems = l->elems;
-    job->stages = l->stages;
-    job->micro_batch_count = 2;
-    job->boundary_bytes = TOKENS * hidden * 2;
-    job->workspace_bytes = TOKENS * hidden * 64;
-    job->constants_bytes = 4096;
-    job->tokens_bytes = 16384;
-    job->losses_bytes = 8192;
-    job->param_bytes = job->grad_bytes = 2;
-    job->state_streams = 3;
-    job->needs_save_places = job->commits = true;
+    job->commits = true;
     job->commit_every = 50;
     job->budget_bytes[ARENA_DEVICE] = job->budget_bytes[ARENA_HOST] = 16 * GIB;
     job->budget_bytes[ARENA_NVME] = 40000 * GIB;

@@ -15,10 +15,12 @@
 #include "base/rng.h"
 #include "base/size.h"
 #include "base/tile.h"
+#include "plan/compile.h"
 #include "plan/plan.h"
 #include "plan/plan_internal.h"
+#include "plan_large.h"
 
-enum { UNITS_MAX = 130, TOKENS = 1024 };
+enum { UNITS_MAX = LARGE_UNITS_MAX };
 
 struct large_job {
     plan_job job;
@@ -38,53 +40,12 @@ static void make_job(struct large_job *l, uint32_t layers, uint64_t hidden)
                                                     [STATE_INNER_ACTIVATIONS] = ARENA_COUNT};
     memset(l, 0, sizeof *l);
     plan_job *job = &l->job;
-    job->unit_count = job->stage_count = layers + 2;
-    assert_true(job->unit_count <= UNITS_MAX);
-    for (uint32_t u = 0; u < job->unit_count; u++) {
-        bool head = u + 1 == job->unit_count;
-        uint64_t elems = u == 0 ? (50257 + TOKENS) * hidden
-                         : head ? 2 * hidden
-                                : (12 * hidden + 13) * hidden;
-        l->elems[u] = size_round_up(elems, SHARD_ELEMS_STEP);
-        plan_pass *forward = &l->passes[u][0], *backward = &l->passes[u][1];
-        *forward = (plan_pass){.units = {u, 0},
-                               .unit_count = head ? 2 : 1,
-                               .reads_params = {true, head},
-                               .input = u > 0 ? ACCESS_READ : 0,
-                               .output = head ? 0 : ACCESS_WRITE,
-                               .losses = head ? ACCESS_WRITE : 0,
-                               .flops = 2.0 * TOKENS * (double)elems,
-                               .dram_bytes = 2 * elems};
-        *backward = *forward;
-        backward->reads_params[0] = u > 0;
-        backward->adds_grads[0] = true;
-        backward->adds_grads[1] = head;
-        backward->output = 0;
-        backward->output_grad = head ? 0 : ACCESS_READ;
-        backward->input_grad = u > 0 ? ACCESS_WRITE : 0;
-        backward->flops = 6.0 * TOKENS * (double)elems;
-        backward->dram_bytes = 6 * elems;
-        l->stages[u] = (plan_stage){.passes = {forward, NULL, backward},
-                                    .pass_count = {1, 0, 1},
-                                    .has_input = u > 0,
-                                    .has_output = !head};
-        for (int k = 0; k < STATE_KIND_COUNT; k++)
-            l->homes[k][u] = rests[k];
-    }
-    for (int k = 0; k < STATE_KIND_COUNT; k++)
+    large_job_make(job, l->elems, l->stages, l->passes, layers, hidden);
+    for (int k = 0; k < STATE_KIND_COUNT; k++) {
+        memset(l->homes[k], rests[k], job->unit_count);
         job->homes[k] = l->homes[k];
-    job->unit_elems = l->elems;
-    job->stages = l->stages;
-    job->micro_batch_count = 2;
-    job->boundary_bytes = TOKENS * hidden * 4;
-    job->workspace_bytes = TOKENS * hidden * 64;
-    job->constants_bytes = 4096;
-    job->tokens_bytes = 16384;
-    job->losses_bytes = 8192;
-    job->param_bytes = job->grad_bytes = 2;
-    job->state_streams = 3;
+    }
     job->update = PLAN_UPDATE_IN_NEXT_FORWARD;
-    job->needs_save_places = true;
     job->budget_bytes[ARENA_DEVICE] = job->budget_bytes[ARENA_HOST] = 16 * GIB;
     job->budget_bytes[ARENA_NVME] = 200 * GIB;
     plan_machine_default_gpu(&job->machine, 2, 8, 0);
@@ -163,6 +124,30 @@ static void a_thousand_billion_parameters_are_planned(void **state)
     assert_true(set.second_bytes > UINT64_C(12000000000000));
     plan_set_fini(&set);
     assert_true(heap_most() < 2 * GIB);
+}
+
+/* Batch-major, accumulators go to the drives and come back with each micro-batch: tiles are the larger the more
+ * that is, so that the step does not outgrow what can be looked at. */
+static void what_moves_with_each_micro_batch_is_bounded(void **state)
+{
+    (void)state;
+    struct large_job l;
+    uint64_t elems = 0;
+    make_job(&l, 50, 4096);
+    for (uint32_t u = 0; u < l.job.unit_count; u++)
+        elems += l.elems[u];
+    uint64_t usual = plani_trial_tile(&l.job, 1);
+    l.job.micro_batch_count = 64;
+    assert_int_equal(plani_trial_tile(&l.job, 1), usual);
+    l.job.order = PLAN_BATCH_MAJOR;
+    uint64_t largest = plani_trial_tile(&l.job, 1), least = plani_trial_tile(&l.job, UINT32_MAX);
+    assert_true(elems * 64 / usual > 1 << 17 && elems * 64 / largest <= 1 << 16);
+    assert_true(least < usual &&
+                elems * 64 / least <= 1 << 19); /* where larger ones have no room */
+    l.job.micro_batch_count = 1024;
+    assert_true(elems * 1024 / plani_trial_tile(&l.job, UINT32_MAX) <= 1 << 19);
+    memset(l.homes[STATE_GRADS], ARENA_DEVICE, UNITS_MAX); /* they stay */
+    assert_int_equal(plani_trial_tile(&l.job, 1), usual);
 }
 
 static void chosen_tiles_keep_to_the_cap(void **state)
@@ -322,6 +307,7 @@ int main(void)
         cmocka_unit_test(optimizer_state_stays_where_it_is),
         cmocka_unit_test(what_cannot_be_counted_is_an_error),
         cmocka_unit_test(chosen_tiles_keep_to_the_cap),
+        cmocka_unit_test(what_moves_with_each_micro_batch_is_bounded),
         cmocka_unit_test(large_jobs_are_refused),
         cmocka_unit_test(a_thousand_billion_parameters_are_planned),
     };

@@ -28,11 +28,16 @@ enum {
     TILE_ELEMS_LARGEST = 4 << 20, /* 48 MiB of state: far above the 1 MiB at which reads saturate */
     TILES_OF_UNIT_LEAST = 64,     /* units of more than as many largest tiles get larger ones */
     TILES_MOST = 1 << 14,         /* of the whole model, where the tile size is chosen here */
+    /* Of accumulators that come and go with each micro-batch (batch-major), tiles in a step: this many where larger
+     * tiles fit, and never more than that. Each is about 4 ops. */
+    MOVES_SEARCHED = 1 << 16,
+    MOVES_MOST = 1 << 19,
     /* Smaller tiles, or more of them, only where larger ones do not fit. */
     TILE_ELEMS_SEARCHED = 256 << 10,
     TILES_SEARCHED = 1 << 14,
-    CANDIDATES_MAX = 64,  /* each is about half of the one before */
-    SLOTS_MOST = 4000000, /* stages times micro-batches */
+    CANDIDATES_MAX = 64,   /* each is about half of the one before */
+    SLOTS_MOST = 4000000,  /* stages times micro-batches */
+    SEARCH_WORK = 8000000, /* ops: what fits by then is not improved on */
     TRIAL_TILES_MOST = 1024,
     TRIAL_TILES_OF_HOST = 64,
 };
@@ -274,12 +279,12 @@ static int try_counts(struct tile_search *s)
             break; /* more held stages need more memory */
         }
         TRY(rc);
-        open = held < most;
+        open = held < most && *s->work <= SEARCH_WORK;
     }
     uint32_t center = s->best->held;
     const uint32_t beside[] = {center - center / 4, center + center / 2};
     for (int i = 0; i < 2 && s->best->from == s->from && center > 1; i++) {
-        if (beside[i] == center || beside[i] > open_end ||
+        if (beside[i] == center || beside[i] > open_end || *s->work > SEARCH_WORK ||
             is_at_bound(s->best->predicted_ns, s->best->bound_ns))
             continue;
         int rc = try_held(s, beside[i]);
@@ -318,32 +323,52 @@ static uint64_t total_elems(const plan_job *job)
     return total;
 }
 
+/* Elements that a step brings to the device and takes away again since accumulators rest elsewhere between
+ * micro-batches. */
+static uint64_t moved_elems(const plan_job *job)
+{
+    uint64_t moved = 0;
+    if (job->order != PLAN_BATCH_MAJOR || job->micro_batch_count < 2 || job->only_eval)
+        return 0;
+    for (uint32_t u = 0; u < job->unit_count; u++)
+        if (plan_learns(job, u) && job->homes[STATE_GRADS][u] != ARENA_DEVICE)
+            moved += plani_whole_elems(job, u);
+    return moved * job->micro_batch_count;
+}
+
 static uint64_t half_tile(uint64_t tile_elems)
 {
     return size_round_up(tile_elems / 2, TILE_ELEMS_STEP);
 }
 
 /* The tile sizes in question, largest first; returns how many. The job's own alone, or halves of the
- * largest that is worth its memory, down to the one that cuts the model into TILES_MOST: a drive is as
- * fast at any of them, and smaller ones only make the plan long. */
+ * largest that is worth its memory, down to the one that cuts the model into TILES_MOST, and what moves into
+ * MOVES_MOST: a drive is as fast at any of them, and smaller ones only make the plan long. */
 static uint32_t list_candidates(const plan_job *job, struct plani_candidate list[CANDIDATES_MAX])
 {
     memset(list, 0, CANDIDATES_MAX * sizeof *list);
     list[0].tile_elems = job->tile_elems;
     if (job->tile_elems)
         return 1;
-    uint64_t largest_unit = 0;
-    for (uint32_t u = 0; u < job->unit_count; u++)
+    uint64_t largest_unit = 0, largest_whole = 0, moved = moved_elems(job);
+    for (uint32_t u = 0; u < job->unit_count; u++) {
         largest_unit = size_max(largest_unit, plan_rest_elems(job, STATE_OPTIMIZER, u));
-    uint64_t floor = size_round_up(size_div_up(total_elems(job), TILES_MOST), TILE_ELEMS_STEP);
+        largest_whole = size_max(largest_whole, plani_whole_elems(job, u));
+    }
+    uint64_t least =
+        size_max(size_div_up(total_elems(job), TILES_MOST), size_div_up(moved, MOVES_MOST));
+    uint64_t floor = size_round_up(least, TILE_ELEMS_STEP);
+    uint64_t moves =
+        size_round_up(size_min(size_div_up(moved, MOVES_SEARCHED), largest_whole), TILE_ELEMS_STEP);
     uint64_t tile = size_round_up(size_div_up(largest_unit, TILES_OF_UNIT_LEAST), TILE_ELEMS_STEP);
-    tile = size_max(size_max(tile, TILE_ELEMS_LARGEST), floor);
+    tile = size_max(size_max(tile, TILE_ELEMS_LARGEST), size_max(floor, moves));
     if (job->tile_elems_max) {
         uint64_t cap = size_round_up(job->tile_elems_max, TILE_ELEMS_STEP);
         tile = size_min(tile, cap);
         floor = size_min(floor, cap);
     }
     uint64_t enough = size_max(size_round_up(largest_unit, TILE_ELEMS_STEP), floor);
+    enough = size_max(enough, moves);
     while (half_tile(tile) >= enough && half_tile(tile) < tile)
         tile = half_tile(tile);
     uint32_t count = 0;
@@ -360,6 +385,7 @@ static int search(const plan_job *job, struct plani_candidate *list, uint32_t co
 {
     memset(best, 0, sizeof *best);
     uint64_t enough = size_max(TILE_ELEMS_SEARCHED, total_elems(job) / TILES_SEARCHED);
+    enough = size_max(enough, moved_elems(job) / MOVES_SEARCHED);
     if (!plani_homes_may_fit(job))
         return 0;
     for (uint32_t i = 0; i < count; i++) {
@@ -367,8 +393,9 @@ static int search(const plan_job *job, struct plani_candidate *list, uint32_t co
         if (list[i].fails)
             continue;
         TRY(try_tile(job, &list[i], best, work));
-        if (best->predicted_ns && (best->predicted_ns == before || list[i].tile_elems <= enough ||
-                                   is_at_bound(best->predicted_ns, best->bound_ns)))
+        if (best->predicted_ns &&
+            (best->predicted_ns == before || list[i].tile_elems <= enough || *work > SEARCH_WORK ||
+             is_at_bound(best->predicted_ns, best->bound_ns)))
             break;
     }
     return 0;
@@ -423,7 +450,7 @@ static int choose_commit(const plan_job *job, struct choice *best, uint64_t *wor
         }
     }
     best->commit = usual;
-    if (usual != PLAN_COMMIT_BEHIND || !has_state_in_memory(job))
+    if (usual != PLAN_COMMIT_BEHIND || !has_state_in_memory(job) || *work > SEARCH_WORK)
         return 0;
     TRY(steady_ns(job, best, PLAN_COMMIT_FIRST, work, &first_ns, first_lane_ns));
     if ((double)first_ns < (1.0 - older_commit_gain) * (double)usual_ns)
@@ -489,8 +516,9 @@ int plan_compile(const plan_job *job, plan_set *out)
     for (;;) {
         struct choice best;
         TRY(search(job, list, count, &best, &work));
+        out->work_ops = work;
         if (best.predicted_ns == 0)
-            return plani_refuse(job, list, count);
+            return plani_refuse(job, list, count, &out->work_ops);
         int rc = plani_check_needs(job, best.from, &work);
         if (rc == 0 && !job->only_eval)
             rc = choose_commit(job, &best, &work);
@@ -559,53 +587,13 @@ int plani_try(const plan_job *job, struct plani_trial *trial)
     uint32_t count = list_candidates(job, list);
     if (!plani_homes_may_fit(job))
         return ERR_NO_FIT;
-    for (;; trial->level++) {
+    for (uint64_t before = 0;; trial->level++) {
         trial->tile_elems = trial_tile(job, list, count, trial->level);
-        int rc = try_level(job, trial);
+        int rc = trial->tile_elems == before ? ERR_NO_FIT : try_level(job, trial);
+        before = trial->tile_elems;
         bool is_last = trial->level > 0 && 2 * (uint64_t)(trial->level - 1) >= count - 1;
-        if (rc != ERR_NO_FIT || is_last || trial->level >= trial->level_max)
+        if (rc != ERR_NO_FIT || is_last || trial->level >= trial->level_max ||
+            trial->work > trial->work_most)
             return rc;
     }
-}
-
-void plan_machine_default_cpu(plan_machine *machine, uint32_t core_count, bool bf16_products)
-{
-    /* A server core of the 2020s with AVX-512: products near 90 GFLOP/s in fp32 and twice that where it
-     * has bf16 ones; DRAM 15 GB/s a core and more; one Gen4 drive. */
-    double cores = core_count > 0 ? core_count : 1;
-    memset(machine, 0, sizeof *machine);
-    machine->drive_read_bytes_per_second = 3e9;
-    machine->drive_write_bytes_per_second = 3e9;
-    machine->dram_bytes_per_second = fmin(15e9 * cores + 20e9, 200e9);
-    machine->h2d_bytes_per_second = 12e9;
-    machine->d2h_bytes_per_second = 12e9;
-    machine->device_flops_per_second = (bf16_products ? 180e9 : 90e9) * cores;
-    machine->core_count = cores;
-    machine->device_is_cpu = true;
-    machine->op_seconds = 20e-6;
-    /* Ranks of one host that copy through shared memory: a guess as well. */
-    machine->comm_bytes_per_second = 5e9;
-    machine->comm_seconds = 20e-6;
-    machine->comm_is_copies = true;
-    /* A guess that no measurement of ours stands behind: a few flushes of a drive's cache, which take
-     * from well under a millisecond (power-loss protection) to some milliseconds (none) each. */
-    machine->sync_seconds = 5e-3;
-}
-
-void plan_machine_default_gpu(plan_machine *machine, uint32_t core_count, int major,
-                              double memory_bytes_per_second)
-{
-    /* Products at about two thirds of the dense 16-bit peak that the makers state (A100 312, H100 989
-     * TFLOP/s, later ones more); links of Gen4 and, from Hopper on, Gen5 x16 at what copies reach. */
-    plan_machine_default_cpu(machine, core_count, false);
-    machine->device_is_cpu = false;
-    machine->device_flops_per_second = major >= 9 ? 600e12 : major == 8 ? 200e12 : 60e12;
-    machine->device_bytes_per_second = memory_bytes_per_second > 0 ? 0.85 * memory_bytes_per_second
-                                       : major >= 9                ? 2.5e12
-                                                                   : 1.2e12;
-    machine->h2d_bytes_per_second = machine->d2h_bytes_per_second = major >= 9 ? 50e9 : 24e9;
-    machine->op_seconds = 10e-6;
-    /* GPUs of one host that reach each other through the same switches: a guess. */
-    machine->comm_bytes_per_second = machine->h2d_bytes_per_second / 2;
-    machine->comm_is_copies = false;
 }

@@ -45,7 +45,8 @@ void plani_count_homes(const plan_job *job, uint64_t bytes[ARENA_COUNT]);
 int plani_check_needs(const plan_job *job, struct plani_candidate *c, uint64_t *work) MUST_CHECK;
 /* ERR_NO_FIT with, for every tier that is too small, what is needed and what is allowed, of the
  * tile size that comes nearest. */
-int plani_refuse(const plan_job *job, struct plani_candidate *list, uint32_t count) MUST_CHECK;
+int plani_refuse(const plan_job *job, struct plani_candidate *list, uint32_t count,
+                 uint64_t *work) MUST_CHECK;
 
 /* Bytes beyond the budgets, all arenas together, of the tile size that comes nearest; of the job's. */
 int plani_excess_of(const plan_job *job, struct plani_candidate *list, uint32_t count,
@@ -63,6 +64,7 @@ struct plani_trial {
     uint64_t bound_ns;   /* out */
     uint64_t tile_elems; /* out */
     uint64_t work;       /* out: added to */
+    uint64_t work_most;  /* in: no finer tiles are tried where more is done */
 };
 /* The tile size of a level; the last one from some level on. */
 uint64_t plani_trial_tile(const plan_job *job, uint32_t level);

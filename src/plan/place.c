@@ -14,8 +14,10 @@ enum {
      * 32 micro-batches, 3 made a step 8240 s, 5 7309 s and 6 6883 s long; the link waits where there is less. */
     PASSING_SLOTS = 6,
     FILL_KINDS = 5,
-    REFUSAL_WORK = 1000000,  /* to find which variant of a refused placement needs least */
-    FINALISTS_WORK = 800000, /* more than one placement is compiled whole while that costs less */
+    REFUSAL_WORK = 1000000, /* to find which variant of a refused placement needs least */
+    LAST_RESORT_WORK =
+        4 * PLANI_PLACE_WORK, /* in all: then whole kinds are not compiled any more */
+    FINALISTS_WORK = 800000,  /* more than one placement is compiled whole while that costs less */
 };
 
 double plan_mean_step_ns(const plan_job *job, const plan_set *set)
@@ -258,7 +260,7 @@ static int try_starts(plani_placer *self)
         bool had_fit = self->has_fit;
         point_of_kinds(self, whole_kinds[i], &point);
         TRY(try_start(self, &point));
-        if (!had_fit && self->has_fit)
+        if ((!had_fit && self->has_fit) || !plani_placer_may_go_on(self))
             break;
     }
     plani_point_near(self, &point, true);
@@ -522,7 +524,7 @@ static int compile_whole_kinds(plani_placer *self, struct plan_place_found *foun
         usual_update(self, &point);
         *taken = point;
         int rc = ERR_NO_FIT;
-        if (!self->is_hopeless)
+        if (!self->is_hopeless && self->work <= LAST_RESORT_WORK)
             rc = compile_point(self, &point, &found->set);
         if (rc != ERR_NO_FIT)
             return rc;

@@ -238,7 +238,8 @@ int plani_point_try(plani_placer *self, const struct plani_point *point, double 
     if (note_seen(self, hash_of(self, point)))
         return 0;
     double factor = factor_of(self, point);
-    struct plani_trial trial = {.held = point->held, .level = self->level};
+    struct plani_trial trial = {
+        .held = point->held, .level = self->level, .work_most = PLANI_PLACE_WORK};
     trial.level_max = self->has_fit ? self->level + 1 : UINT32_MAX;
     if (self->has_fit) /* a loser by a little may yet win when compiled whole */
         trial.enough_ns = (uint64_t)(1.005 * self->best[0].score / factor);

@@ -287,10 +287,12 @@ static inline bool plan_learns(const plan_job *self, uint32_t unit)
 uint32_t plan_frozen_place(const plan_job *job, const plan_homes *homes, uint32_t unit);
 
 /* Compiles all programs and checks them. Time and memory grow about linearly with tiles and stages times
- * micro-batches; chosen tile sizes cut a model into at most about 2^14 tiles. ERR_NO_FIT (see above);
- * ERR_CONFIG for no micro-batch, for a model of which no unit learns (but only_eval), for more than 4 million stages times micro-batches, and where ops,
- * buffers or dependencies outgrow 32 bits; ERR_INTERNAL if a program fails its own check, which is a
- * bug. On failure *out is empty. */
+ * micro-batches; chosen tile sizes cut a model into at most about 2^14 tiles, and what batch-major
+ * accumulators move in a step into at most about 2^19. Of programs of millions of ops the first tile size
+ * that fits is taken, and a refusal may name more than the least that is needed, or say "at least".
+ * ERR_NO_FIT (see above); ERR_CONFIG for no micro-batch, for a model of which no unit learns (but only_eval),
+ * for more than 4 million stages times micro-batches, and where ops, buffers or dependencies outgrow 32 bits;
+ * ERR_INTERNAL if a program fails its own check, which is a bug. On failure *out is empty but for work_ops. */
 int plan_compile(const plan_job *job, plan_set *out) MUST_CHECK;
 void plan_set_fini(plan_set *set);
 

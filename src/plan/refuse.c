@@ -34,6 +34,9 @@ static bool is_long(const plan_job *job)
     return job->unit_count + (uint64_t)job->stage_count * job->micro_batch_count > LONG_PROGRAM;
 }
 
+/* Ops: a refusal that took so many names the nearest tile size found so far. */
+static const uint64_t nearest_work = 8000000;
+
 /* The steady step needs the most in nearly every job. */
 static const enum program_kind need_order[PROGRAM_KIND_COUNT] = {
     PROGRAM_STEADY, PROGRAM_FIRST, PROGRAM_EVAL, PROGRAM_INIT,
@@ -86,10 +89,12 @@ static const char *const budget_keys[ARENA_COUNT] = {"tiers.device.budget", "tie
                                                      "tiers.nvme[].budget"};
 
 /* The candidate that comes nearest to the budgets, its needs known. What is known of one so far bounds
- * its excess from below, so the least is looked at first, and none that a finished one undercuts. */
+ * its excess from below, so the least is looked at first, and none that a finished one undercuts. After
+ * nearest_work ops the nearest that is known, or one of which enough is known that it does not fit. */
 static int nearest(const plan_job *job, struct plani_candidate *list, uint32_t count,
                    struct plani_candidate **found, uint64_t *work)
 {
+    uint64_t begun = *work;
     *found = NULL;
     double least = INFINITY;
     if (is_long(job)) {
@@ -106,9 +111,14 @@ static int nearest(const plan_job *job, struct plani_candidate *list, uint32_t c
             if (&list[i] != *found && bound < least && (!next || bound < excess(job, next->need)))
                 next = &list[i];
         }
-        if (!next)
+        bool is_enough = *work - begun > nearest_work;
+        if (!next || (is_enough && *found))
             return 0;
-        TRY(learn_needs(job, next, least, work));
+        TRY(learn_needs(job, next, is_enough ? 1 : least, work));
+        if (is_enough && excess(job, next->need) > 0) {
+            *found = next;
+            return 0;
+        }
         if (is_known(next) && excess(job, next->need) < least) {
             least = excess(job, next->need);
             *found = next;
@@ -117,12 +127,12 @@ static int nearest(const plan_job *job, struct plani_candidate *list, uint32_t c
 }
 
 /* ERR_NO_FIT with, for every tier that is too small, what is needed and what is allowed. */
-int plani_refuse(const plan_job *job, struct plani_candidate *list, uint32_t count)
+int plani_refuse(const plan_job *job, struct plani_candidate *list, uint32_t count, uint64_t *work)
 {
     if (job->no_advice)
         return err_set(ERR_NO_FIT, "does not fit");
     struct plani_candidate *closest;
-    TRY(nearest(job, list, count, &closest, NULL));
+    TRY(nearest(job, list, count, &closest, work));
     const uint64_t *need = closest->need;
     const char *least = is_known(closest) ? "" : "at least ";
     char text[640] = "", fits[256] = "", once[192] = "";
