@@ -101,6 +101,15 @@ static void published_parameter_counts(void **state)
     expect_params(&spec, 8030261248);
     spec = llama(16, 2048, 32, 8, 8192, 128256, true);
     expect_params(&spec, 1235814400);
+    spec = llama(32, 4096, 32, 8, 14336, 32000, false); /* Mistral 7B */
+    expect_params(&spec, 7241732096);
+    spec = llama(24, 896, 14, 2, 4864, 151936, true); /* Qwen2.5 0.5B */
+    spec.qkv_bias = true;
+    expect_params(&spec, 494032768);
+    spec = llama(36, 2560, 32, 8, 9728, 151936, true); /* Qwen3 4B */
+    spec.qk_norm = true;
+    spec.head_dim = 128;
+    expect_params(&spec, 4022468096);
 }
 
 static void names_and_order(void **state)
@@ -124,6 +133,30 @@ static void names_and_order(void **state)
     assert_int_equal(self->units[2].tensors[3].rows, 32);
     assert_string_equal(self->units[3].tensors[1].name, "lm_head.weight");
     assert_int_equal(self->constants_bytes, 2048 * 8 * 2 * 4);
+    model_destroy(self);
+
+    spec.qkv_bias = spec.qk_norm = true;
+    spec.head_dim = 20;
+    assert_int_equal(model_create(&spec, DTYPE_BF16, 1, &self), 0);
+    static const char *const names[] = {"input_layernorm.weight",  "self_attn.q_proj.weight",
+                                        "self_attn.k_proj.weight", "self_attn.v_proj.weight",
+                                        "self_attn.q_proj.bias",   "self_attn.k_proj.bias",
+                                        "self_attn.v_proj.bias",   "self_attn.q_norm.weight",
+                                        "self_attn.k_norm.weight", "self_attn.o_proj.weight"};
+    for (uint32_t i = 0; i < sizeof names / sizeof names[0]; i++)
+        assert_string_equal(self->units[1].tensors[i].name + strlen("model.layers.0."), names[i]);
+    assert_int_equal(self->units[1].tensors[9].rows, 64);
+    assert_int_equal(self->units[1].tensors[9].columns, 80);
+    check_units(self);
+    model_destroy(self);
+
+    /* More positions than a sequence has. */
+    model_spec longer = gpt2_small;
+    longer.seq_length = 100;
+    longer.position_count = 1024;
+    assert_int_equal(model_create(&longer, DTYPE_BF16, 1, &self), 0);
+    assert_int_equal(self->units[0].tensors[1].rows, 1024);
+    assert_int_equal(self->param_count, 124439808);
     model_destroy(self);
 
     /* Odd sizes: groups stay without gaps, their heads aligned. */
@@ -224,6 +257,27 @@ static void impossible_specs_are_refused(void **state)
     spec = gpt2_small;
     spec.num_kv_heads = 4;
     expect_refused(&spec, DTYPE_BF16, 1, "grouped");
+    spec = good;
+    spec.head_dim = 258;
+    expect_refused(&spec, DTYPE_BF16, 1, "model.head_dim is 258");
+    spec.head_dim = 15;
+    expect_refused(&spec, DTYPE_BF16, 1, "model.head_dim is 15");
+    spec = good;
+    spec.rope_scaling = MODEL_ROPE_LINEAR;
+    expect_refused(&spec, DTYPE_BF16, 1, "model.rope_scaling.factor");
+    spec.rope_scaling = MODEL_ROPE_LLAMA3;
+    spec.rope_factor = 8;
+    spec.rope_low_freq_factor = spec.rope_high_freq_factor = 4;
+    expect_refused(&spec, DTYPE_BF16, 1, "high_freq_factor");
+    spec = gpt2_small;
+    spec.head_dim = 32;
+    expect_refused(&spec, DTYPE_BF16, 1, "model.head_dim is 32");
+    spec = gpt2_small;
+    spec.qk_norm = true;
+    expect_refused(&spec, DTYPE_BF16, 1, "model.qk_norm");
+    spec = gpt2_small;
+    spec.position_count = 1023;
+    expect_refused(&spec, DTYPE_BF16, 1, "model.position_count is 1023");
 }
 
 enum { INIT_SEED = 11 };
