@@ -9,7 +9,8 @@
 /* Parameters by the dimensions alone. */
 static uint64_t param_count(const struct job_model *m)
 {
-    uint64_t c = m->hidden_size, head = c / m->num_heads, kv = m->num_kv_heads * head;
+    uint64_t c = m->hidden_size, head = m->head_dim ? m->head_dim : c / m->num_heads;
+    uint64_t kv = m->num_kv_heads * head, q = m->num_heads * head;
     uint64_t out = m->tie_embeddings ? 0 : m->vocab_size * c;
     if (strcmp(m->family, "gpt2") == 0) {
         uint64_t attention = c * 3 * c + 3 * c + c * c + c;
@@ -17,7 +18,8 @@ static uint64_t param_count(const struct job_model *m)
         return (m->vocab_size + m->seq_length) * c + m->num_layers * (attention + ffn + 4 * c) +
                2 * c + out;
     }
-    uint64_t attention = 2 * c * c + 2 * c * kv;
+    uint64_t attention =
+        2 * c * q + 2 * c * kv + (m->qkv_bias ? q + 2 * kv : 0) + (m->qk_norm ? 2 * head : 0);
     return m->vocab_size * c + m->num_layers * (attention + 3 * c * m->ffn_size + 2 * c) + c + out;
 }
 
@@ -28,10 +30,11 @@ static void published_sizes(void **state)
         const char *name;
         uint64_t params; /* as published, or by the formula where only a rounded size is */
     } cases[] = {
-        {"gpt2-124m", 124439808},     {"gpt2-350m", 354823168}, {"gpt2-774m", 774030080},
-        {"gpt2-1.5b", 1557611200},    {"gpt2-xl", 1557611200},  {"gpt2-10b", 10279047168},
-        {"llama-1b", 1235814400},     {"llama-8b", 8030261248}, {"llama-70b", 70553706496},
-        {"llama-405b", 405853388800},
+        {"gpt2-124m", 124439808},     {"gpt2-350m", 354823168},    {"gpt2-774m", 774030080},
+        {"gpt2-1.5b", 1557611200},    {"gpt2-xl", 1557611200},     {"gpt2-10b", 10279047168},
+        {"llama-1b", 1235814400},     {"llama-8b", 8030261248},    {"llama-70b", 70553706496},
+        {"llama-405b", 405853388800}, {"mistral-7b", 7241732096},  {"qwen2.5-0.5b", 494032768},
+        {"qwen3-4b", 4022468096},     {"smollm2-135m", 134515008},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         char text[512];
