@@ -266,16 +266,63 @@ static void test_everything(void **state)
     model_destroy(self);
 }
 
+/* FLOPs of a step as they are counted: 2 for each matrix element and token forward, 2 for the gradient that goes
+ * on, 2 for its own. */
+static void test_step_flops(void **state)
+{
+    (void)state;
+    static const struct {
+        model_learn learn;
+        int block_count[3], head; /* blocks of 2, 4 and 6 FLOPs an element; the head's matrix */
+    } cases[] = {
+        {{.is_given = false}, {0, 0, 3}, 6},
+        {{.is_given = true, .range_count = 1, .blocks = {{1, 1}}}, {1, 1, 1}, 4},
+        {{.is_given = true, .range_count = 1, .blocks = {{0, 0}}}, {0, 2, 1}, 4},
+        {{.is_given = true, .embed = true}, {0, 3, 0}, 4},
+        {{.is_given = true, .head = true}, {3, 0, 0}, 6},
+        {{.is_given = true, .norms = true}, {0, 3, 0}, 4},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
+        for (int cut = 0; cut < 2; cut++) {
+            model_spec spec = small(false, cut && !cases[i].learn.norms ? 20000 : 0);
+            model *net;
+            uint64_t matrices = 0, head = 0;
+            assert_int_equal(model_create(&spec, DTYPE_FP32, 2, &net), 0);
+            for (uint32_t u = 0; u < net->unit_count; u++)
+                for (uint32_t t = 0; t < net->units[u].tensor_count; t++) {
+                    const model_tensor *tensor = &net->units[u].tensors[t];
+                    bool is_matrix = tensor->rows > 1 && tensor->columns > 1;
+                    if (is_matrix && strcmp(tensor->name, "lm_head.weight") == 0)
+                        head += tensor->rows * tensor->columns;
+                    else if (is_matrix && (strncmp(tensor->name, "h.0.", 4) == 0 ||
+                                           strncmp(tensor->name, "model.layers.0.", 15) == 0))
+                        matrices += tensor->rows * tensor->columns;
+                }
+            double attention = /* heads times their width, over half of the positions before it */
+                model_step_flops(net, 1) - 6.0 * (3.0 * (double)matrices + (double)head);
+            model_destroy(net);
+            spec.learn = cases[i].learn;
+            assert_int_equal(model_create(&spec, DTYPE_FP32, 2, &net), 0);
+            const int *count = cases[i].block_count;
+            double thirds = (double)count[0] + 3.0 * (double)(count[1] + count[2]);
+            double expected =
+                (2.0 * count[0] + 4.0 * count[1] + 6.0 * count[2]) * (double)matrices +
+                cases[i].head * (double)head + attention * thirds / 9;
+            assert_true(attention > 0);
+            assert_float_equal(model_step_flops(net, 10) / 10, expected, 1e-9 * expected);
+            model_destroy(net);
+        }
+}
+
 int main(int argc, char **argv)
 {
     if (argc > 1)
         instance = argv[1];
     family = harness_family(instance);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_reference),
-        cmocka_unit_test(test_cpu),
-        cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_everything),
+        cmocka_unit_test(test_reference),  cmocka_unit_test(test_cpu),
+        cmocka_unit_test(test_refusals),   cmocka_unit_test(test_everything),
+        cmocka_unit_test(test_step_flops),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -321,15 +321,54 @@ void model_destroy(model *self)
     mem_free(self);
 }
 
+/* FLOPs for each element of a matrix and token: forward, the gradient of its input, its own. */
+static double products_of(bool goes_back, bool learns)
+{
+    return 2 + (goes_back ? 2 : 0) + (learns ? 2 : 0);
+}
+
+/* The matrix that gives the logits. */
+static bool head_matrix_learns(const model *self)
+{
+    if (self->spec.tie_embeddings)
+        return !self->units[0].is_frozen;
+    for (uint32_t u = self->unit_count; u-- > 0;)
+        for (uint32_t i = 0; i < self->units[u].tensor_count; i++)
+            if (strcmp(self->units[u].tensors[i].name, "lm_head.weight") == 0)
+                return !self->units[u].is_frozen;
+    return true;
+}
+
+/* Of all A and B, which learn wherever there are any. */
+static double adapter_elems(const model *self)
+{
+    double elems = 0;
+    for (uint32_t u = 0; u < self->unit_count && self->spec.lora.rank > 0; u++)
+        for (uint32_t i = 0; i < self->units[u].tensor_count; i++)
+            if (self->units[u].tensors[i].is_adapter)
+                elems += (double)self->units[u].tensors[i].rows *
+                         (double)self->units[u].tensors[i].columns;
+    return elems;
+}
+
 double model_step_flops(const model *self, uint64_t tokens)
 {
     const model_spec *spec = &self->spec;
     const modeli_shape *shape = &self->products->shape;
-    double channels = (double)spec->hidden_size, layers = (double)spec->num_layers;
+    double channels = (double)spec->hidden_size;
     double ffn = (double)spec->ffn_size, context = (double)self->tokens;
     double attention = (double)shape->attention_columns;
     double block = channels * ((double)shape->qkv_columns + attention) +
                    channels * ((double)shape->ffn_columns + ffn);
-    double matrices = layers * block + (double)spec->vocab_size * channels;
-    return 6 * matrices * (double)tokens + 12 * layers * attention * context * (double)tokens / 2;
+    /* Of all blocks the FLOPs of a matrix element and of attention, of which forward is a third. */
+    double products = 0, attends = 0;
+    for (uint32_t s = 1; s + 1 < self->stage_count; s++) {
+        bool goes_back = s >= self->first_learning;
+        products += products_of(goes_back, !self->units[self->stages[s].units[0]].is_frozen);
+        attends += goes_back ? 12 : 4;
+    }
+    double matrices = products * block + products_of(true, head_matrix_learns(self)) *
+                                             (double)spec->vocab_size * channels;
+    return (matrices + 6 * adapter_elems(self)) * (double)tokens +
+           attends * attention * context * (double)tokens / 2;
 }

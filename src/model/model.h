@@ -362,7 +362,9 @@ const char *model_lora_target(enum model_family family, uint32_t idx);
 
 /* Model FLOPs of a training step over `tokens` tokens, as the field counts them: 6 * parameters (the
  * matrix ones) * tokens plus 12 * L * H * D * T * tokens / 2 for causal attention; recomputation not
- * counted. */
+ * counted. Of each 6, 2 are the forward, 2 the gradient of the input and 2 its own: a matrix that does not
+ * learn costs 4, one of a stage before the first that learns 2, and attention there a third; adapters cost 6
+ * for each of their parameters. */
 double model_step_flops(const model *self, uint64_t tokens);
 
 #endif
