@@ -11,10 +11,13 @@ if(TARGET train_fixture AND NOT SLUICE_SANITIZE)
     set(gpu_modes gpt2-fp16-cut llama-bf16 gpt2-bf16-unclipped llama-fp32-adagrad)
     sluice_gpu_test(test_gpu_modes WHOLE SOURCES test_train_modes.c LIBS train_fixture TIMEOUT 300
                     INSTANCES ${gpu_modes})
+    # Of models of which some units do not learn, likewise.
+    sluice_gpu_test(test_gpu_frozen WHOLE SOURCES test_train_frozen.c LIBS train_fixture comm_fixture
+                    TIMEOUT 300)
     get_property(gpu_run_tests DIRECTORY PROPERTY TESTS)
     set(on_a_gpu ${gpu_run_tests})
-    list(FILTER on_a_gpu INCLUDE REGEX "^test_gpu_(commit$|modes\\.)")
-    list(FILTER gpu_run_tests INCLUDE REGEX "^test_gpu_(train|engine|commit|modes)\\.simulated")
+    list(FILTER on_a_gpu INCLUDE REGEX "^test_gpu_(commit$|frozen$|modes\\.)")
+    list(FILTER gpu_run_tests INCLUDE REGEX "^test_gpu_(train|engine|commit|modes|frozen)\\.simulated")
     set_property(TEST ${on_a_gpu} APPEND PROPERTY ENVIRONMENT SLUICE_TEST_BACKEND=cuda)
     set_property(TEST ${gpu_run_tests} APPEND PROPERTY ENVIRONMENT SLUICE_SIMULATED_GPU_DELAY_US=10
                  SLUICE_TEST_FEW=1)

@@ -7,6 +7,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include <cmocka.h>
@@ -82,7 +83,8 @@ static void placements_give_equal_bits(void **state)
         {{"host", "nvme", "device", "nvme"}, "after_backward", 32768, true},
     };
     static fixture_result baseline, result;
-    for (size_t s = 0; s < sizeof selections / sizeof selections[0]; s++) {
+    size_t count = getenv("SLUICE_TEST_FEW") ? 2 : sizeof selections / sizeof selections[0];
+    for (size_t s = 0; s < count; s++) {
         fixture_sets near = make_sets(selections[s], "device", "after_backward");
         fixture_train_good("near", &shape, &near, &baseline);
         assert_int_equal(baseline.step_count, STEPS);
@@ -435,5 +437,12 @@ int main(int argc, char **argv)
         cmocka_unit_test(rot_is_found),
         cmocka_unit_test(others_may_learn_later),
     };
-    return cmocka_run_group_tests(tests, fixture_setup, fixture_teardown);
+    const struct CMUnitTest on_a_gpu[] = {
+        cmocka_unit_test(placements_give_equal_bits),
+        cmocka_unit_test(stopped_and_moved_runs_go_on),
+        cmocka_unit_test(rot_is_found),
+    };
+    return getenv("SLUICE_TEST_BACKEND")
+               ? cmocka_run_group_tests(on_a_gpu, fixture_setup, fixture_teardown)
+               : cmocka_run_group_tests(tests, fixture_setup, fixture_teardown);
 }
