@@ -17,6 +17,7 @@
 #include "base/size.h"
 #include "base/tile.h"
 #include "plan/place.h"
+#include "plan_fixture.h"
 #include "plan_large.h"
 
 enum { UNITS_MAX = LARGE_UNITS_MAX, WORK_MOST = 12000000 };
@@ -238,6 +239,84 @@ static void a_thousand_billion_parameters_are_placed(void **state)
     }
 }
 
+enum { PARKED_BLOCKS = 3, PARKED_PARTS = 2, PARKED_BATCHES = 16, PARKED_BYTES = 4 * MIB };
+
+/* Blocks cut into parts, 16 micro-batches, of which each leaves 4 MiB between the parts of a block; checkpoints are
+ * given to nvme, the device has `device_bytes`. */
+static void make_parked(random_job *r, struct placed *l, uint64_t device_bytes)
+{
+    memset(r, 0, sizeof *r);
+    memset(l, 0, sizeof *l);
+    plan_job *job = &r->job;
+    job->stage_count = PARKED_BLOCKS + 2;
+    fixture_embed(r, &r->stages[0], 1);
+    for (uint32_t s = 1; s <= PARKED_BLOCKS; s++)
+        fixture_block(r, &r->stages[s], PARKED_PARTS);
+    fixture_head(r, &r->stages[PARKED_BLOCKS + 1], 1, true);
+    for (uint32_t s = 1; s <= PARKED_BLOCKS; s++)
+        r->stages[s].saved_bytes = PARKED_BYTES;
+    job->unit_elems = r->elems;
+    job->stages = r->stages;
+    job->micro_batch_count = PARKED_BATCHES;
+    job->boundary_bytes = 64 * KIB;
+    job->tokens_bytes = job->losses_bytes = 4096 * PARKED_BATCHES;
+    job->workspace_bytes = 64 * KIB;
+    job->param_bytes = job->grad_bytes = 2;
+    job->state_streams = 3;
+    job->budget_bytes[ARENA_DEVICE] = device_bytes;
+    job->budget_bytes[ARENA_HOST] = job->budget_bytes[ARENA_NVME] = GIB;
+    plan_machine_default_gpu(&job->machine, 8, 8, 0);
+    memset(l->wanted, PLAN_PLACE_AUTO, sizeof l->wanted);
+    memset(l->wanted[STATE_ACTIVATIONS], ARENA_NVME, UNITS_MAX);
+    memset(l->wanted[STATE_INNER_ACTIVATIONS], ARENA_COUNT, UNITS_MAX);
+    for (int k = 0; k < STATE_KIND_COUNT; k++) {
+        l->asked.wanted[k] = l->wanted[k];
+        l->found.homes[k] = l->homes[k];
+    }
+    l->asked.job = job;
+    l->asked.chooses_update = l->asked.has_drives = true;
+}
+
+/* Bytes of inner activations that rest in an arena in the steady step. */
+static uint64_t parked_in(const struct placed *l, enum arena_kind arena)
+{
+    const program *steady = &l->found.set.programs[PROGRAM_STEADY];
+    uint64_t bytes = 0;
+    for (uint64_t i = 0; i < steady->buffer_count; i++) {
+        const buffer *b = &steady->buffers[i];
+        bool rests = i < steady->home_count;
+        if (b->state_kind == STATE_INNER_ACTIVATIONS && (enum arena_kind)b->arena == arena && rests)
+            bytes += b->size_bytes;
+    }
+    return bytes;
+}
+
+/* What waits between the parts of a block stays on the device for all micro-batches where these fit, for as many as
+ * leave room for what passes where they do not, and for the others on the host, not on nvme with the checkpoints. */
+static void what_waits_between_parts_is_near(void **state)
+{
+    (void)state;
+    static random_job r;
+    static struct placed l;
+    uint32_t before = 0;
+    for (uint64_t room = 4; room <= 32;
+         room += 4) { /* MiB in units of what one micro-batch leaves */
+        make_parked(&r, &l, room * PARKED_BYTES);
+        assert_int_equal(plan_place(&l.asked, &l.found), 0);
+        uint32_t near = l.found.parked_near;
+        print_message("room for %llu: %u stay, step %.1f ms, bound %.1f ms\n",
+                      (unsigned long long)room, near,
+                      (double)l.found.set.programs[PROGRAM_STEADY].predicted_ns * 1e-6,
+                      (double)l.found.set.bound_ns * 1e-6);
+        assert_true(near >= before && near < room && near + 4 >= size_min(room, PARKED_BATCHES));
+        assert_int_equal(parked_in(&l, ARENA_NVME), 0);
+        assert_int_equal(parked_in(&l, ARENA_HOST), (PARKED_BATCHES - near) * PARKED_BYTES);
+        plan_set_fini(&l.found.set);
+        before = near;
+    }
+    assert_int_equal(before, PARKED_BATCHES);
+}
+
 /* What is named is what fits, and less does not. */
 static void refusals_name_what_fits(void **state)
 {
@@ -318,6 +397,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(rules_win),
         cmocka_unit_test(without_drives_nothing_goes_there),
         cmocka_unit_test(it_is_deterministic),
+        cmocka_unit_test(what_waits_between_parts_is_near),
         cmocka_unit_test(refusals_name_what_fits),
         cmocka_unit_test(reasons_are_true),
         cmocka_unit_test(a_thousand_billion_parameters_are_placed),

@@ -1,4 +1,4 @@
-/* Automatic placement: where the search begins, how it goes on, and what wins. See place.h. */
+/* Automatic placement: how the search goes on, and what wins. See place.h. */
 #include <assert.h>
 #include <errno.h>
 #include <math.h>
@@ -10,10 +10,6 @@
 static const double place_gain = 0.0002; /* of a step; a move that gains less is none */
 
 enum {
-    /* As much of the device as is parked of so many micro-batches, for what passes: of 8 layers of gpt-1t with
-     * 32 micro-batches, 3 made a step 8240 s, 5 7309 s and 6 6883 s long; the link waits where there is less. */
-    PASSING_SLOTS = 6,
-    FILL_KINDS = 5,
     REFUSAL_WORK = 1000000, /* to find which variant of a refused placement needs least */
     LAST_RESORT_WORK =
         4 * PLANI_PLACE_WORK, /* in all: then whole kinds are not compiled any more */
@@ -29,243 +25,6 @@ double plan_mean_step_ns(const plan_job *job, const plan_set *set)
     if (set->commit == PLAN_COMMIT_APART)
         with_ns += (double)set->programs[PROGRAM_SAVE].predicted_ns;
     return without_ns + (with_ns - without_ns) / (double)size_max(job->commit_every, 1);
-}
-
-/* ---- starts ---------------------------------------------------------------------------------- */
-
-/* Whole kinds, nearest first. */
-static const uint8_t whole_kinds[][STATE_KIND_COUNT] = {
-    /* params, grads, optimizer, activations, inner activations */
-    {ARENA_DEVICE, ARENA_DEVICE, ARENA_DEVICE, ARENA_DEVICE, ARENA_COUNT},
-    {ARENA_DEVICE, ARENA_DEVICE, ARENA_HOST, ARENA_DEVICE, ARENA_COUNT},
-    {ARENA_DEVICE, ARENA_HOST, ARENA_HOST, ARENA_DEVICE, ARENA_COUNT},
-    {ARENA_HOST, ARENA_HOST, ARENA_HOST, ARENA_DEVICE, ARENA_COUNT},
-    {ARENA_HOST, ARENA_HOST, ARENA_HOST, ARENA_HOST, ARENA_COUNT},
-    {ARENA_DEVICE, ARENA_HOST, ARENA_NVME, ARENA_DEVICE, ARENA_COUNT},
-    {ARENA_HOST, ARENA_HOST, ARENA_NVME, ARENA_DEVICE, ARENA_COUNT},
-    {ARENA_HOST, ARENA_HOST, ARENA_NVME, ARENA_HOST, ARENA_COUNT},
-    {ARENA_NVME, ARENA_HOST, ARENA_NVME, ARENA_HOST, ARENA_COUNT},
-    {ARENA_NVME, ARENA_NVME, ARENA_NVME, ARENA_HOST, ARENA_COUNT},
-    {ARENA_NVME, ARENA_NVME, ARENA_NVME, ARENA_NVME, ARENA_COUNT},
-};
-
-enum { WHOLE_KINDS = sizeof whole_kinds / sizeof whole_kinds[0] };
-
-static void point_of_kinds(const plani_placer *self, const uint8_t tiers[STATE_KIND_COUNT],
-                           struct plani_point *point)
-{
-    for (int kind = 0; kind < STATE_KIND_COUNT; kind++)
-        for (int tier = 0; tier < PLANI_TIERS; tier++)
-            point->until[kind][tier] = tier >= tiers[kind] ? self->counts[kind] : 0;
-}
-
-static bool has_far_optimizer(const plani_placer *self)
-{
-    for (uint32_t u = 0; u < self->job.unit_count; u++)
-        if (plan_learns(&self->job, u) && self->homes[STATE_OPTIMIZER][u] != ARENA_DEVICE)
-            return true;
-    return false;
-}
-
-/* The usual update of the placement: what is updated far from the device is so behind the next forward. */
-static void usual_update(plani_placer *self, struct plani_point *point)
-{
-    if (!self->asked->chooses_update)
-        return;
-    plani_point_apply(self, point);
-    point->update =
-        has_far_optimizer(self) ? PLAN_UPDATE_IN_NEXT_FORWARD : PLAN_UPDATE_AFTER_BACKWARD;
-}
-
-/* Of the job as applied, with nothing parked near: for how many micro-batches the device has room beside its homes,
- * less a few for what passes through it. */
-static uint32_t parked_room(const plani_placer *self)
-{
-    const plan_job *job = &self->job;
-    uint64_t homes[ARENA_COUNT], budget = job->budget_bytes[ARENA_DEVICE];
-    plani_count_homes(job, homes);
-    uint64_t free_bytes = budget > homes[ARENA_DEVICE] ? budget - homes[ARENA_DEVICE] : 0;
-    uint64_t slots = free_bytes / plani_parked_bytes(job);
-    slots = slots > PASSING_SLOTS ? slots - PASSING_SLOTS : 0;
-    return (uint32_t)size_min(slots, job->micro_batch_count);
-}
-
-/* What is parked between passes stays on the device as far as that fits, the rest in host memory. */
-static int try_start(plani_placer *self, struct plani_point *point)
-{
-    double score; /* not looked at: what fits and is slower will not be faster with less near */
-    uint32_t all = self->job.micro_batch_count;
-    usual_update(self, point);
-    point->parked_near = 0;
-    point->parked_on_host = true;
-    plani_point_apply(self, point);
-    bool parks =
-        plani_parked_bytes(&self->job) > 0 && plani_parked_home(&self->job) != ARENA_DEVICE;
-    uint32_t room = parks ? parked_room(self) : 0;
-    const uint32_t nears[] = {all, room, room / 2, 0};
-    for (size_t i = 0; i < sizeof nears / sizeof nears[0]; i++) {
-        if (i > 0 && nears[i] == nears[i - 1])
-            continue;
-        point->parked_near = nears[i];
-        TRY(plani_point_try(self, point, &score));
-        if (self->last_fits || !parks)
-            return 0;
-    }
-    point->parked_on_host = false;
-    return plani_point_try(self, point, &score);
-}
-
-/* What of each arena is left for homes that are to be placed, and what the serial order needs beside homes. */
-struct room {
-    double left[ARENA_COUNT], passing[ARENA_COUNT];
-};
-
-static int find_room(plani_placer *self, struct room *room)
-{
-    static const uint64_t unlimited[ARENA_COUNT] = {UINT64_MAX / 2, UINT64_MAX / 2, UINT64_MAX / 2};
-    struct plani_point far = {.update = self->job.update};
-    plan_set set;
-    plani_layout layout;
-    program serial;
-    plani_point_far(self, &far);
-    usual_update(self, &far);
-    plani_point_apply(self, &far);
-    TRY(plani_set_begin(&self->job, plani_trial_tile(&self->job, self->level), &set, &layout));
-    struct plani_order asked = {.kind = self->job.only_eval ? PROGRAM_EVAL : PROGRAM_STEADY,
-                                .serial = true,
-                                .work = &self->work};
-    int rc = plani_compile_one(&self->job, &set, &layout, &asked, unlimited, &serial);
-    for (int a = 0; a < ARENA_COUNT && rc == 0; a++) {
-        uint64_t peak = size_max(serial.peak_bytes[a], layout.end_bytes[a]);
-        room->passing[a] = (double)(peak - layout.end_bytes[a]);
-        room->left[a] = (double)self->job.budget_bytes[a] - (double)layout.end_bytes[a];
-    }
-    for (int kind = 0; kind < STATE_KIND_COUNT && rc == 0; kind++)
-        for (uint32_t i = 0; i < self->counts[kind]; i++) {
-            uint32_t unit = self->units[kind][i];
-            if (self->homes[kind][unit] < ARENA_COUNT)
-                room->left[self->homes[kind][unit]] += (double)self->bytes[kind][unit];
-        }
-    program_fini(&serial);
-    plani_layout_fini(&layout);
-    plan_set_fini(&set);
-    return rc;
-}
-
-/* Fills an arena kind by kind, each in order of need; what rests nearer already does so. */
-static void fill_tier(const plani_placer *self, struct plani_point *point, int tier,
-                      const uint8_t kinds[FILL_KINDS], double left)
-{
-    for (int i = 0; i < FILL_KINDS && kinds[i] < STATE_KIND_COUNT; i++) {
-        uint32_t *until = point->until[kinds[i]];
-        const uint32_t *units = self->units[kinds[i]];
-        uint32_t end = tier > 0 ? until[tier - 1] : 0;
-        for (; end < self->counts[kinds[i]]; end++) {
-            double bytes = (double)self->bytes[kinds[i]][units[end]];
-            if (bytes > left)
-                break;
-            left -= bytes;
-        }
-        for (int t = tier; t < PLANI_TIERS; t++)
-            until[t] = t == tier || until[t] < end ? end : until[t];
-    }
-}
-
-enum {
-    P = STATE_PARAMS,
-    G = STATE_GRADS,
-    O = STATE_OPTIMIZER,
-    A = STATE_ACTIVATIONS,
-    I = STATE_INNER_ACTIVATIONS,
-    NONE = STATE_KIND_COUNT
-};
-
-static const uint8_t device_fills[][FILL_KINDS] = {
-    {A, P, G, O, NONE}, {I, A, P, G, O}, {A, P, G, O, I}, {P, G, A, NONE}, {O, G, P, A, I}, {NONE},
-};
-static const uint8_t host_fills[][FILL_KINDS] = {
-    {A, O, G, P, NONE},
-    {A, P, G, O, I},
-    {I, A, P, G, O},
-    {A, P, O, G, NONE},
-};
-
-static int try_fills(plani_placer *self)
-{
-    static const double shares[] = {1.5, 4, 12}; /* of what the serial order needs is left open */
-    struct room room;
-    TRY(find_room(self, &room));
-    for (size_t h = 0; h < sizeof host_fills / sizeof host_fills[0]; h++)
-        for (size_t s = 0; s < sizeof shares / sizeof shares[0]; s++)
-            for (size_t d = 0; d < sizeof device_fills / sizeof device_fills[0]; d++) {
-                struct plani_point point = {.update = self->job.update};
-                if (self->work > PLANI_PLACE_WORK / 2 || self->trials > PLANI_TRIALS_MOST / 2)
-                    return 0;
-                memset(point.until, 0, sizeof point.until);
-                fill_tier(self, &point, ARENA_DEVICE, device_fills[d],
-                          room.left[ARENA_DEVICE] - shares[s] * room.passing[ARENA_DEVICE]);
-                fill_tier(self, &point, ARENA_HOST, host_fills[h],
-                          room.left[ARENA_HOST] - shares[s] * room.passing[ARENA_HOST]);
-                for (int kind = 0; kind < STATE_KIND_COUNT; kind++)
-                    if (kind != STATE_INNER_ACTIVATIONS)
-                        point.until[kind][ARENA_NVME] = self->counts[kind];
-                TRY(try_start(self, &point));
-            }
-    return 0;
-}
-
-/* Bytes of homes beyond the budgets, by arena. */
-static int home_excess(plani_placer *self, double bytes[ARENA_COUNT])
-{
-    plan_set set;
-    plani_layout layout;
-    TRY(plani_set_begin(&self->job, plani_trial_tile(&self->job, self->level), &set, &layout));
-    for (int a = 0; a < ARENA_COUNT; a++)
-        bytes[a] = fmax((double)layout.end_bytes[a] - (double)self->job.budget_bytes[a], 0);
-    plani_layout_fini(&layout);
-    plan_set_fini(&set);
-    return 0;
-}
-
-/* Finds self->is_hopeless: what must rest somewhere is more than all tiers together have, or what no placement
- * takes off the device or the host is more than these have. */
-static int look_for_hope(plani_placer *self)
-{
-    struct plani_point far = {.update = self->job.update};
-    double bytes = 0, budget = 0, excess[ARENA_COUNT];
-    bool needs_grads = !self->asked->chooses_update || !self->asked->allows_in_backward;
-    for (int a = 0; a < ARENA_COUNT; a++)
-        if (a != ARENA_NVME || self->asked->has_drives)
-            budget += (double)self->job.budget_bytes[a];
-    for (uint32_t u = 0; u < self->job.unit_count; u++)
-        bytes += (double)self->bytes[STATE_PARAMS][u] + (double)self->bytes[STATE_OPTIMIZER][u] +
-                 (needs_grads && self->job.update != PLAN_UPDATE_IN_BACKWARD
-                      ? (double)self->bytes[STATE_GRADS][u]
-                      : 0);
-    plani_point_far(self, &far);
-    plani_point_apply(self, &far);
-    TRY(home_excess(self, excess));
-    self->is_hopeless = bytes > budget || excess[ARENA_DEVICE] > 0 ||
-                        (self->asked->has_drives && excess[ARENA_HOST] > 0);
-    return 0;
-}
-
-static int try_starts(plani_placer *self)
-{
-    struct plani_point point = {.update = self->job.update};
-    TRY(look_for_hope(self));
-    if (self->is_hopeless)
-        return 0;
-    for (int i = 0; i < WHOLE_KINDS; i++) {
-        bool had_fit = self->has_fit;
-        point_of_kinds(self, whole_kinds[i], &point);
-        TRY(try_start(self, &point));
-        if ((!had_fit && self->has_fit) || !plani_placer_may_go_on(self))
-            break;
-    }
-    plani_point_near(self, &point, true);
-    TRY(try_start(self, &point));
-    return try_fills(self);
 }
 
 /* ---- moves ----------------------------------------------------------------------------------- */
@@ -516,12 +275,12 @@ static int compile_whole_kinds(plani_placer *self, struct plan_place_found *foun
 {
     struct plani_point point = {.update = self->asked->job->update}, nearest = point;
     double least = INFINITY;
-    for (int i = 0; i < WHOLE_KINDS; i++) {
+    for (uint32_t i = 0; i < PLANI_WHOLE_KINDS; i++) {
         double excess[ARENA_COUNT], bytes = 0;
-        point_of_kinds(self, whole_kinds[i], &point);
+        plani_point_of_kinds(self, i, &point);
         if (!plani_point_is_legal(self, &point))
             continue;
-        usual_update(self, &point);
+        plani_usual_update(self, &point);
         *taken = point;
         int rc = ERR_NO_FIT;
         if (!self->is_hopeless && self->work <= LAST_RESORT_WORK)
@@ -529,7 +288,7 @@ static int compile_whole_kinds(plani_placer *self, struct plan_place_found *foun
         if (rc != ERR_NO_FIT)
             return rc;
         plani_point_apply(self, &point);
-        TRY(home_excess(self, excess));
+        TRY(plani_home_excess(self, excess));
         for (int a = 0; a < ARENA_COUNT; a++)
             bytes += excess[a];
         if (bytes <= least) {
@@ -577,7 +336,7 @@ static int compile_any(plani_placer *self, struct plan_place_found *found,
 static int place(plani_placer *self, struct plan_place_found *found)
 {
     struct plani_point taken;
-    TRY(try_starts(self));
+    TRY(plani_try_starts(self));
     if (self->has_fit)
         TRY(improve(self));
     int rc = compile_best(self, found, &taken);

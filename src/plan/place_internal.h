@@ -1,7 +1,8 @@
 /* What the files of automatic placement share.
  *
- *   place.c          starts, moves, the winner      place_point.c    a point as homes; its trial
- *   place_reason.c   why, in sentences             place_fits.c     a placement that fits, without a search */
+ *   place.c         moves, the winner              place_starts.c  where the search begins
+ *   place_point.c   a point as homes; its trial    place_fits.c    a placement that fits, without a search
+ *   place_reason.c  why, in sentences */
 #ifndef SLUICE_PLAN_PLACE_INTERNAL_H
 #define SLUICE_PLAN_PLACE_INTERNAL_H
 
@@ -16,6 +17,7 @@ enum {
     /* Work of all trials in ops, built or simulated: what takes a few seconds. */
     PLANI_PLACE_WORK = 2500000,
     PLANI_TRIALS_MOST = 240,
+    PLANI_WHOLE_KINDS = 11, /* placements by whole kinds, nearest first */
 };
 
 /* A placement: of the units of a kind that are to be placed, in order of need, those before until[kind][t] rest
@@ -44,6 +46,8 @@ struct plani_placer {
     uint32_t level;
     bool last_fits;            /* the last trial did, whether or not it could win */
     bool has_fit, is_hopeless; /* hopeless: the homes alone fit nowhere, which needs no trial */
+    uint64_t
+        passing_bytes; /* of the device, beside homes, where nothing is parked near; 0: not known */
     uint64_t work;
     uint32_t trials, compiles;
     uint64_t *seen;                            /* [PLANI_SEEN] hashes of points; 0: none */
@@ -65,6 +69,15 @@ bool plani_point_is_legal(const plani_placer *self, const struct plani_point *po
 /* Simulates, unless the point was seen; *score INFINITY where it does not fit, was seen or cannot win. */
 int plani_point_try(plani_placer *self, const struct plani_point *point, double *score) MUST_CHECK;
 bool plani_placer_may_go_on(const plani_placer *self);
+
+/* place_starts.c: the first trials. */
+int plani_try_starts(plani_placer *self) MUST_CHECK;
+/* Placement by whole kinds number `idx`. */
+void plani_point_of_kinds(const plani_placer *self, uint32_t idx, struct plani_point *point);
+/* The usual update of the placement, where it is to be chosen. */
+void plani_usual_update(plani_placer *self, struct plani_point *point);
+/* Bytes of homes beyond the budgets, by arena, of the job as applied. */
+int plani_home_excess(plani_placer *self, double bytes[ARENA_COUNT]) MUST_CHECK;
 
 /* place_fits.c: 0: *point fits, and takes need[] bytes of each tier at least; 1: none was found, and need[] is of
  * the last far placement that was tried, as far as that was looked at. Counts ops, not time. */
