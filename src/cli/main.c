@@ -20,7 +20,7 @@ static void main_print_help(void)
     printf("sluice %s: trains transformer models larger than the memory of all devices\n\n",
            SLUICE_VERSION);
     for (size_t i = 0; i < MAIN_COMMAND_COUNT; i++)
-        printf("  sluice %-8s %-11s %s\n", main_commands[i]->name, main_commands[i]->operand,
+        printf("  sluice %-8s %-18s %s\n", main_commands[i]->name, main_commands[i]->operand,
                main_commands[i]->summary);
     printf("\n  sluice COMMAND --help    options of a command, with units and defaults\n"
            "  sluice --version\n\n"

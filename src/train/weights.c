@@ -24,6 +24,9 @@ enum {
     TURN_BLOCK = 32 /* elements of a side: two such blocks of 4 bytes are in the first cache */
 };
 
+/* The drive reads on while what is there is converted. */
+#define AHEAD_BYTES (32 * MIB)
+
 /* Where a tensor of a unit comes from. */
 struct weights_source {
     hf_tensor at;       /* tensor NULL: an adapter, which is not in the checkpoint */
@@ -375,24 +378,52 @@ static int team_size(const weights *self, uint64_t piece_count)
     return (uint64_t)threads > piece_count ? (int)piece_count : threads;
 }
 
+/* Where a weight is no number every later step fails, and says nothing of why. `begin`: of the whole tensor. */
+static int check_finite(const weights *self, const hf_tensor *at, uint64_t begin, uint64_t count,
+                        const float *master)
+{
+    uint32_t bad = 0;
+    for (uint64_t i = 0; i < count; i++)
+        bad |= (fp32_bits(master[i]) & 0x7f800000u) == 0x7f800000u;
+    if (bad == 0)
+        return 0;
+    uint64_t first = 0;
+    while (isfinite(master[first]))
+        first++;
+    return err_set(ERR_INPUT,
+                   "%s: tensor %s holds what is no finite number, such as its element %" PRIu64,
+                   hf_path(self->files, at->file_idx), at->tensor->name, begin + first);
+}
+
+/* Elements [from, from + held) of those that begin at `begin`, on one thread. */
+static int read_piece(weights *self, const hf_tensor *at, uint64_t begin, uint64_t held,
+                      unsigned char *piece, float *target)
+{
+    enum dtype type = (enum dtype)at->tensor->type;
+    uint64_t width = dtype_bytes(type);
+    TRY(hf_read(self->files, at, begin * width, held * width,
+                type == DTYPE_FP32 ? (void *)target : piece));
+    if (type != DTYPE_FP32)
+        dtype_convert(piece, type, target, DTYPE_FP32, held);
+    return check_finite(self, at, begin, held, target);
+}
+
 /* Elements [begin, begin + count) of a tensor as they are stored. */
 static int read_plain(weights *self, const hf_tensor *at, uint64_t begin, uint64_t count,
                       float *master)
 {
-    enum dtype type = (enum dtype)at->tensor->type;
-    uint64_t width = dtype_bytes(type), step = self->piece_bytes / width;
+    uint64_t width = dtype_bytes((enum dtype)at->tensor->type);
+    uint64_t part = size_div_up(count, (uint64_t)team_size(self, count / TEAM_ELEMS + 1));
+    uint64_t step = size_max(1, size_min(self->piece_bytes / width, part));
     uint64_t piece_count = size_div_up(count, step);
     struct team_error failed = {.record.code = 0};
-    hf_read_ahead(self->files, at, begin * width, count * width);
+    hf_read_ahead(self->files, at, begin * width, count * width + AHEAD_BYTES);
 #pragma omp parallel for schedule(dynamic) num_threads(team_size(self, piece_count))
     for (uint64_t i = 0; i < piece_count; i++) {
         uint64_t from = i * step, held = size_min(step, count - from);
-        unsigned char *piece = self->pieces + (uint64_t)omp_get_thread_num() * self->piece_bytes;
-        void *target = type == DTYPE_FP32 ? (void *)(master + from) : piece;
-        int rc = hf_read(self->files, at, (begin + from) * width, held * width, target);
-        if (rc == 0 && type != DTYPE_FP32)
-            dtype_convert(piece, type, master + from, DTYPE_FP32, held);
-        keep_error(&failed, rc);
+        uint64_t thread = (uint64_t)omp_get_thread_num();
+        keep_error(&failed, read_piece(self, at, begin + from, held,
+                                       self->pieces + thread * self->piece_bytes, master + from));
     }
     return team_result(&failed);
 }
@@ -508,36 +539,15 @@ static int read_turned(weights *self, const hf_tensor *at, const model_tensor *t
     return 0;
 }
 
-/* Where a weight is no number every later step fails, and says nothing of why. */
-static int check_finite(const hf_checkpoint *files, const hf_tensor *at, uint64_t begin,
-                        uint64_t count, const float *master)
-{
-    uint64_t bad = 0;
-#pragma omp parallel for schedule(static) reduction(+ : bad) if (count >= TEAM_ELEMS)
-    for (uint64_t i = 0; i < count; i++)
-        bad += (fp32_bits(master[i]) & 0x7f800000u) == 0x7f800000u;
-    if (bad == 0)
-        return 0;
-    uint64_t i = 0;
-    while (isfinite(master[i]))
-        i++;
-    return err_set(ERR_INPUT,
-                   "%s: tensor %s holds what is no finite number, of elements [%" PRIu64
-                   ", %" PRIu64 ") %" PRIu64 "; the first is element %" PRIu64,
-                   hf_path(files, at->file_idx), at->tensor->name, begin, begin + count, bad,
-                   begin + i);
-}
-
 static int read_tensor(weights *self, const struct weights_source *from, const model_tensor *tensor,
                        uint64_t begin, uint64_t count, float *master)
 {
     /* Elements of the whole tensor, of which a part's rows follow each other. */
     uint64_t first = tensor->row_begin * tensor->columns + begin;
-    if (from->is_transposed)
-        TRY(read_turned(self, &from->at, tensor, first, count, master));
-    else
-        TRY(read_plain(self, &from->at, first, count, master));
-    return check_finite(self->files, &from->at, first, count, master);
+    if (!from->is_transposed)
+        return read_plain(self, &from->at, first, count, master);
+    TRY(read_turned(self, &from->at, tensor, first, count, master));
+    return check_finite(self, &from->at, first, count, master);
 }
 
 /* Zeros from `*end` up to `begin`, both within what the caller wants. */
