@@ -6,6 +6,8 @@ if(TARGET sluice_train)
     sluice_test(test_train_weights LIBS hf_fixture LABELS cpu debug)
     sluice_test(test_train_export LIBS hf_fixture LABELS cpu nvme debug)
     sluice_test(test_train_hf LIBS hf_fixture train_fixture LABELS cpu nvme debug)
-    set_tests_properties(test_train_weights test_train_export test_train_hf PROPERTIES
+    sluice_test(test_train_hf_ranks LIBS hf_fixture train_fixture comm_fixture LABELS cpu nvme)
+    set_tests_properties(test_train_weights test_train_export test_train_hf
+                         test_train_hf_ranks PROPERTIES
                          ENVIRONMENT OMP_WAIT_POLICY=passive)
 endif()

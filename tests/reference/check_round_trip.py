@@ -1,0 +1,170 @@
+#!/usr/bin/env python3
+"""Checkpoints through sluice import and export and back, with transformers on both sides.
+
+Usage: python3 check_round_trip.py SLUICE [FAMILY ...]        SLUICE: the program, as built
+
+Each family's tiny random checkpoint (check_families.py makes them) in fp32, bf16 and fp16, in one file and in
+several, is imported and exported: tensors are the same bit for bit. transformers loads the export, and its loss is
+ours (sluice eval) on the same tokens, of the import and of a run that was trained on; models that never came from
+Hugging Face are exported and loaded, too. Needs torch and transformers; without them it exits with 77.
+"""
+
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+try:
+    import numpy as np
+    import torch
+    import transformers as hf
+    from safetensors import safe_open
+except ImportError as missing:
+    print(f"skipped: {missing}")
+    sys.exit(77)
+
+from check_families import FAMILIES, LENGTH, VOCAB, make_checkpoint
+
+LIMITS = {"fp32": 1e-5, "bf16": 2e-3, "fp16": 2e-3}
+TORCH = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+WINDOWS = 8
+OWN_MODELS = {
+    "own-gpt2": {"family": "gpt2", "num_layers": 2, "hidden_size": 48, "num_heads": 4},
+    "own-llama": {"family": "llama", "num_layers": 2, "hidden_size": 48, "num_heads": 4,
+                  "num_kv_heads": 2, "ffn_size": 80, "rope_theta": 50000.0},
+    "own-llama3": {"family": "llama", "num_layers": 2, "hidden_size": 48, "num_heads": 4, "ffn_size": 80,
+                   "tie_embeddings": True,
+                   "rope_scaling": {"type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
+                                    "high_freq_factor": 4.0, "original_max_position_embeddings": 32}},
+    "own-qwen2": {"family": "llama", "num_layers": 2, "hidden_size": 48, "num_heads": 4, "ffn_size": 80,
+                  "qkv_bias": True},
+    "own-qwen3": {"family": "llama", "num_layers": 2, "hidden_size": 48, "num_heads": 4, "ffn_size": 80,
+                  "qk_norm": True, "head_dim": 20},
+}
+
+
+def ours(sluice, *arguments):
+    done = subprocess.run([sluice, *map(str, arguments)], capture_output=True, text=True)
+    if done.returncode != 0:
+        sys.exit(f"sluice {' '.join(map(str, arguments))}: exit {done.returncode}\n{done.stderr}")
+    return done.stdout
+
+
+def tensors(where):
+    found = {}
+    for path in sorted(where.glob("*.safetensors")):
+        with safe_open(path, "pt") as file:
+            for name in file.keys():
+                found[name] = file.get_tensor(name)
+    return found
+
+
+def assert_same(before, after, what):
+    a, b = tensors(before), tensors(after)
+    if set(a) != set(b):
+        sys.exit(f"{what}: tensors {sorted(set(a) ^ set(b))[:5]} are in one of them alone")
+    for name in a:
+        if a[name].dtype != b[name].dtype or a[name].shape != b[name].shape:
+            sys.exit(f"{what}: {name} was {a[name].dtype} {a[name].shape}, is {b[name].dtype} {b[name].shape}")
+        if not torch.equal(a[name].view(torch.uint8), b[name].view(torch.uint8)):
+            sys.exit(f"{what}: {name} has other bits")
+
+
+def torch_loss(where, windows, dtype):
+    model, info = hf.AutoModelForCausalLM.from_pretrained(
+        where, dtype="auto", attn_implementation="eager", output_loading_info=True)
+    if model.dtype != TORCH[dtype] or info["missing_keys"] or info["unexpected_keys"]:
+        sys.exit(f"{where}: loads as {model.dtype}, {info}")
+    batch = torch.tensor(windows)
+    with torch.no_grad():
+        logits = model(batch[:, :-1]).logits.float()
+    return torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten()).item()
+
+
+def compare_loss(sluice, run, export, tokens, windows, dtype, what):
+    """The same tokens: one file, whose windows follow each other as ours do."""
+    said = json.loads(ours(sluice, "eval", run, tokens, "--data-format", "u16", "--context", LENGTH, "--json"))
+    wanted = torch_loss(export, windows, dtype)
+    if abs(said["loss"] - wanted) > LIMITS[dtype]:
+        sys.exit(f"{what}: our loss is {said['loss']:.8f}, that of transformers {wanted:.8f}")
+    return abs(said["loss"] - wanted)
+
+
+def job_of(model, run, tokens, dtype):
+    return {
+        "model": model, "data": {"train": [str(tokens)], "format": "u16"},
+        "run": {"dir": str(run), "steps": 5}, "device": {"backend": "cpu"},
+        "train_micro_batch_size_per_gpu": 2, dtype: {"enabled": True},
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
+    }
+
+
+def train(sluice, scratch, job, dtype):
+    if dtype == "fp32":
+        del job["fp32"]
+    path = scratch / "job.json"
+    path.write_text(json.dumps(job))
+    ours(sluice, "train", path, "--quiet")
+
+
+def check_family(sluice, name, tokens, windows, scratch):
+    worst = {}
+    for dtype in TORCH:
+        made, run, again = (scratch / f"{part}-{dtype}" for part in ("hf", "run", "again"))
+        make_checkpoint(FAMILIES[name], scratch / "fp32")
+        model = hf.AutoModelForCausalLM.from_pretrained(scratch / "fp32", dtype=TORCH[dtype])
+        model.save_pretrained(made, max_shard_size="40KB" if dtype == "bf16" else "5GB")
+        ours(sluice, "import", made, run, "--quiet")
+        ours(sluice, "export", run, again, "--quiet", "--shard-size", "40KB" if dtype == "fp32" else "5GB")
+        assert_same(made, again, f"{name} in {dtype}")
+        was, new = (json.loads((where / "config.json").read_text()) for where in (made, again))
+        if was != new:
+            sys.exit(f"{name} in {dtype}: config.json is another one")
+        gap = compare_loss(sluice, run, again, tokens, windows, dtype, f"{name} in {dtype}, imported")
+        # Trained on from the import, and its commit exported.
+        train(sluice, scratch, job_of({"hf": str(made), "seq_length": LENGTH}, run, tokens, dtype), dtype)
+        ours(sluice, "export", run, scratch / f"trained-{dtype}", "--quiet")
+        more = compare_loss(sluice, run, scratch / f"trained-{dtype}", tokens, windows, dtype,
+                            f"{name} in {dtype}, trained")
+        worst[dtype] = max(gap, more)
+    return worst
+
+
+def check_own(sluice, name, tokens, windows, scratch):
+    worst = {}
+    for dtype in TORCH:
+        run, made = scratch / f"run-{dtype}", scratch / f"hf-{dtype}"
+        block = dict(OWN_MODELS[name], vocab_size=VOCAB, seq_length=LENGTH)
+        train(sluice, scratch, job_of(block, run, tokens, dtype), dtype)
+        ours(sluice, "export", run, made, "--quiet")
+        worst[dtype] = compare_loss(sluice, run, made, tokens, windows, dtype, f"{name} in {dtype}")
+        # And back: what was exported is a checkpoint like any other.
+        ours(sluice, "import", made, scratch / f"back-{dtype}", "--quiet")
+        ours(sluice, "export", scratch / f"back-{dtype}", scratch / f"again-{dtype}", "--quiet")
+        assert_same(made, scratch / f"again-{dtype}", f"{name} in {dtype}")
+    return worst
+
+
+def main():
+    if len(sys.argv) < 2:
+        sys.exit(__doc__)
+    sluice = str(pathlib.Path(sys.argv[1]).resolve())
+    hf.logging.set_verbosity_error()
+    hf.utils.logging.disable_progress_bar()
+    names = sys.argv[2:] or list(FAMILIES) + list(OWN_MODELS)
+    draws = np.random.default_rng(5).integers(0, VOCAB, WINDOWS * LENGTH + 1).astype("<u2")
+    windows = [draws[i * LENGTH:(i + 1) * LENGTH + 1].astype(np.int64).tolist() for i in range(WINDOWS)]
+    for name in names:
+        with tempfile.TemporaryDirectory() as place:
+            scratch = pathlib.Path(place)
+            tokens = scratch / "tokens.bin"
+            tokens.write_bytes(draws.tobytes())
+            check = check_own if name in OWN_MODELS else check_family
+            worst = check(sluice, name, tokens, windows, scratch)
+            print(f"{name:14} same bits; losses differ by " +
+                  ", ".join(f"{gap:.1e} ({dtype})" for dtype, gap in worst.items()), flush=True)
+
+
+if __name__ == "__main__":
+    main()
