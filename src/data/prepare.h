@@ -13,8 +13,8 @@
  *
  * Which tokens a file gives does not depend on threads or on how it is cut: a text is cut between a newline and
  * what follows, where neither neighbour is white space (see cut_is_safe in prepare.c), and only with a tokenizer
- * that is known to cut there itself (tokenizer_cuts_lines); with another one it is encoded whole, up to 1 GiB. All cores of the caller's OpenMP team; memory is some tens of MiB,
- * or what the longest line needs. */
+ * that is known to cut there itself (tokenizer_cuts_lines); with another one it is encoded whole, up to 1 GiB. All
+ * cores of the caller's OpenMP team; memory is some tens of MiB, or what the longest line needs. */
 #ifndef SLUICE_DATA_PREPARE_H
 #define SLUICE_DATA_PREPARE_H
 
