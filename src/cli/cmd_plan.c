@@ -19,6 +19,7 @@ const cli_command cli_plan_command = {
         "Exit status 3 when the job does not fit its budgets. JOB \"-\" is standard input.\n"
         "Of several ranks the figures are of each, but where hosts or all ranks are named;\n"
         "tokens and speed are of all. Not under mpirun.\n"
+        "Lanes and resources are of the mean step: with a commit's share, 1 / run.commit_every.\n"
         "B/parameter: bytes of a rank for each parameter of the whole model. T*: the tokens of a\n"
         "rank's step from which a resource's work is hidden behind computing.",
     .run = cli_plan,

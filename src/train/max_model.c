@@ -206,7 +206,9 @@ static int explain_next(struct search *self, uint32_t size)
     found->next_layers = layers;
     found->next_hidden = self->family->sizes[size].hidden;
     snprintf(found->next_problem, sizeof found->next_problem, "%s",
-             fits ? "fits, but no smaller one of its hidden size does" : err_text());
+             fits ? "fits too; the search takes it that a larger model needs more, "
+                    "which is not so here"
+                  : err_text());
     return 0;
 }
 
