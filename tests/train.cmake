@@ -26,6 +26,7 @@ if(TARGET sluice_train)
                 INSTANCES gpt2-bf16-unclipped llama-fp16 gpt2-fp32-untied-cut-unclipped
                 llama-bf16-untied gpt2-fp16-cut llama-fp32-cut llama-fp32)
     sluice_test(test_sluice_api LIBS train_fixture sluice_api LABELS cpu nvme debug)
+    sluice_test(test_train_sampling LIBS sluice_train LABELS cpu debug)
     sluice_test(test_train_eval LIBS train_fixture LABELS cpu nvme debug)
     sluice_test(test_train_sealed LIBS train_fixture LABELS cpu nvme debug)
     sluice_test(test_train_fit LIBS train_fixture LABELS cpu nvme debug)
