@@ -140,6 +140,10 @@ static int take_prompt(generate_request *self)
         return err_set(ERR_USAGE, "generate: --prompt and --prompt-file are both given");
     if (self->prompt_file)
         return read_prompt(self);
+    if (self->options.system && !self->options.is_chat)
+        return err_set(ERR_USAGE, "generate: --system is of a conversation: give --chat too");
+    if (!self->options.prompt && self->options.is_chat)
+        return err_set(ERR_USAGE, "generate: --chat needs what the user says: --prompt TEXT");
     if (!self->options.prompt)
         self->options.prompt = "\n";
     self->options.prompt_bytes = strlen(self->options.prompt);
@@ -274,6 +278,16 @@ static int generate_parse(generate_request *asked, int argc, char **argv)
          .type = CLI_FLAG,
          .help = "goes on behind the token that ends a text (default: stops there)",
          .target = &to->ignores_end},
+        {.name = "chat",
+         .type = CLI_FLAG,
+         .help = "the prompt is what a user says: in the model's own form of conversations\n"
+                 "(data.chat_template), and the answer alone is printed",
+         .target = &to->is_chat},
+        {.name = "system",
+         .type = CLI_TEXT,
+         .value = "TEXT",
+         .help = "with --chat: the system message",
+         .target = &to->system},
         {.name = "context",
          .type = CLI_COUNT,
          .value = "N",

@@ -22,9 +22,9 @@ struct evaluator {
     traini_trained from;
     eval_tokens source;
     eval_text text;
-    uint64_t window_count; /* to be read */
-    uint64_t done;         /* of them */
-    uint64_t tokens;       /* that they count */
+    uint64_t window_count;        /* to be read */
+    uint64_t done;                /* of them */
+    uint64_t tokens, tokens_done; /* that they predict */
     uint64_t begin_ns;
 };
 typedef struct evaluator evaluator;
@@ -82,8 +82,8 @@ static int load_batch(evaluator *self, uint64_t *count)
         int32_t *in = inputs + w * tokens, *out = targets + w * tokens;
         TRY(eval_tokens_read(&self->source, at.begin, at.input_count, in));
         uint64_t counted = at.input_count - at.first_counted;
-        TRY(eval_tokens_read(&self->source, at.begin + at.first_counted + 1, counted,
-                             out + at.first_counted));
+        TRY(eval_tokens_targets(&self->source, at.begin + at.first_counted + 1, counted,
+                                out + at.first_counted));
         self->result->text_bytes +=
             eval_tokens_bytes(&self->source, out + at.first_counted, counted);
     }
@@ -93,13 +93,19 @@ static int load_batch(evaluator *self, uint64_t *count)
 static int sum_batch(evaluator *self, uint64_t count)
 {
     const traini_setup *setup = self->from.setup;
+    uint64_t tokens = setup->net->tokens;
     const float *losses =
         (const float *)(const void *)traini_home(self->from.engine, setup->set.homes.losses_host);
+    const int32_t *targets = (const int32_t *)(const void *)traini_home(
+                                 self->from.engine, setup->set.homes.tokens_host) +
+                             setup->net->micro_batch * tokens;
     for (uint64_t w = 0; w < count; w++) {
         eval_window at = eval_window_at(&self->text, self->done + w);
-        for (uint64_t i = at.first_counted; i < at.input_count; i++)
-            self->result->nats += (double)losses[w * setup->net->tokens + i];
-        self->result->tokens += at.input_count - at.first_counted;
+        for (uint64_t i = w * tokens + at.first_counted; i < w * tokens + at.input_count; i++) {
+            self->result->nats += targets[i] < 0 ? 0 : (double)losses[i];
+            self->result->tokens += targets[i] >= 0;
+        }
+        self->tokens_done += at.input_count - at.first_counted;
     }
     if (!isfinite(self->result->nats))
         return err_set(ERR_DIVERGED,
@@ -115,7 +121,7 @@ static void tell(const evaluator *self)
 {
     const struct evaluate_result *result = self->result;
     struct evaluate_progress progress = {
-        .tokens_done = result->tokens,
+        .tokens_done = self->tokens_done,
         .tokens = self->tokens,
         .loss = result->tokens ? result->nats / (double)result->tokens : 0,
         .seconds = (double)(clock_ns() - self->begin_ns) * 1e-9,
@@ -142,6 +148,9 @@ static int run_all(evaluator *self)
         if (asked->stop && *asked->stop && self->done < self->window_count)
             return err_set(ERR_STOPPED, "stopped on request");
     }
+    if (self->result->tokens == 0)
+        return err_set(ERR_INPUT, "none of the tokens that were read counts: is there an answer in "
+                                  "these conversations?");
     return 0;
 }
 

@@ -15,6 +15,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/size.h"
+#include "data/chat.h"
 #include "train/sampling.h"
 #include "train/stop_text.h"
 #include "train/trained.h"
@@ -23,6 +24,7 @@ enum {
     CHUNK_MOST =
         256, /* tokens of a prompt in one call: products are near their best speed by then */
     FITS_STEPS = 12, /* of a search for the longest context */
+    CHAT_ENDS = 5,   /* tokens that end an answer in one form or another */
 };
 
 struct generator {
@@ -30,9 +32,10 @@ struct generator {
     struct generate_result result;
     traini_trained from;
     const tokenizer *words;
-    token_list ids;  /* prompt and what was generated */
-    uint64_t kept;   /* positions in the cache: ids [count - kept - unread, ...) */
-    uint64_t unread; /* ids behind them */
+    int32_t ends[CHAT_ENDS]; /* of a chat; -1: there is none */
+    token_list ids;          /* prompt and what was generated */
+    uint64_t kept;           /* positions in the cache: ids [count - kept - unread, ...) */
+    uint64_t unread;         /* ids behind them */
     uint64_t context;
     stop_text shown;
     float *logits;   /* the engine's */
@@ -54,12 +57,54 @@ static int check_ids(const generator *self)
     return 0;
 }
 
+/* The prompt as a user's words in the form of the model's conversations (data/chat.h), with the beginning of an
+ * answer; what ends one are the tokens that this form has. */
+static int read_chat(generator *self)
+{
+    const struct generate_options *asked = self->asked;
+    const tokenize_options options = {.adds_special = false};
+    const chat_message messages[] = {
+        {"system", asked->system, asked->system ? strlen(asked->system) : 0, NULL},
+        {"user", asked->prompt, asked->prompt_bytes, NULL},
+    };
+    uint32_t first = asked->system ? 0 : 1;
+    chat_text text = {.bytes = NULL};
+    chat_form *form = mem_alloc(1, sizeof *form, "form of a conversation");
+    int rc = form ? chat_form_find(self->from.asked->data.chat_template, self->from.words_name,
+                                   self->words, form)
+                  : -ENOMEM;
+    if (rc == 0)
+        rc = chat_render(form, messages + first, 2 - first, true, &text);
+    if (rc == 0)
+        rc = tokenizer_encode(self->words, text.bytes, text.length, &options, &self->ids);
+    static const char *const ends[CHAT_ENDS] = {"<|im_end|>", "<|eot_id|>", "<|end_of_text|>",
+                                                "<|endoftext|>", "</s>"};
+    for (int i = 0; i < CHAT_ENDS; i++)
+        self->ends[i] = tokenizer_find(self->words, ends[i]);
+    chat_text_fini(&text);
+    mem_free(form);
+    return rc;
+}
+
+/* Whether the token ends what the model says. */
+static bool is_end_token(const generator *self, int32_t token)
+{
+    bool is_end = token == tokenizer_end_id(self->words);
+    for (int i = 0; self->asked->is_chat && i < CHAT_ENDS; i++)
+        is_end = is_end || token == self->ends[i];
+    return is_end && !self->asked->ignores_end;
+}
+
 static int read_prompt(generator *self)
 {
     const struct generate_options *asked = self->asked;
     const tokenize_options options = {.adds_special = true};
     TRY(traini_trained_words(&self->from, &self->words));
-    TRY(tokenizer_encode(self->words, asked->prompt, asked->prompt_bytes, &options, &self->ids));
+    if (asked->is_chat)
+        TRY(read_chat(self));
+    else
+        TRY(tokenizer_encode(self->words, asked->prompt, asked->prompt_bytes, &options,
+                             &self->ids));
     if (self->ids.count == 0)
         return err_set(ERR_USAGE, "the prompt is empty: give at least one byte to continue");
     self->result.prompt_tokens = self->ids.count;
@@ -243,7 +288,7 @@ static int next_token(generator *self, uint64_t idx, bool *is_end)
     self->unread = 1;
     self->result.tokens++;
     tell_id(self, (int32_t)token, false);
-    *is_end = !asked->ignores_end && (int32_t)token == tokenizer_end_id(self->words);
+    *is_end = is_end_token(self, (int32_t)token);
     if (*is_end) {
         self->result.ended = GENERATE_END;
         return 0;
@@ -268,7 +313,8 @@ static int generate_all(generator *self)
     TRY(start(self));
     for (uint64_t i = 0; i < self->ids.count; i++)
         tell_id(self, self->ids.ids[i], true);
-    TRY(asked->on_token(asked->user, asked->prompt, asked->prompt_bytes));
+    if (!asked->is_chat)
+        TRY(asked->on_token(asked->user, asked->prompt, asked->prompt_bytes));
     uint64_t begin_ns = clock_ns();
     TRY(read_all(self));
     self->result.prefill_seconds = (double)(clock_ns() - begin_ns) * 1e-9;

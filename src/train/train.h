@@ -296,8 +296,10 @@ struct generate_options {
     double top_p;       /* 0 acts as 1: all */
     uint64_t context;   /* most positions; 0: as many as the text takes, at most model.seq_length */
     const char
-        *stop_text;   /* where it comes in what is generated, the text ends before it; or NULL */
-    bool ignores_end; /* the token that ends a text is a token like any other */
+        *stop_text;     /* where it comes in what is generated, the text ends before it; or NULL */
+    bool ignores_end;   /* the token that ends a text is a token like any other */
+    bool is_chat;       /* the prompt is what a user says; the answer alone is shown */
+    const char *system; /* of a chat: what comes before it; or NULL */
     const volatile sig_atomic_t *stop;
     int (*on_token)(void *user, const char *bytes, uint64_t count); /* negative ends it */
     void (*on_id)(void *user, int32_t id, bool is_prompt);          /* each; or NULL */
@@ -313,7 +315,7 @@ int generate_run(const struct generate_options *options) MUST_CHECK;
 
 /* Where an evaluation is, and what has come of it so far. */
 struct evaluate_progress {
-    uint64_t tokens_done, tokens; /* counted ones */
+    uint64_t tokens_done, tokens; /* predicted ones */
     double loss;                  /* of those done */
     double seconds;
 };
@@ -335,7 +337,8 @@ struct evaluate_options {
 };
 
 struct evaluate_result {
-    uint64_t tokens;      /* predicted and counted, each once: all but the first of the text */
+    uint64_t
+        tokens; /* predicted and counted, each once: all but the first of the text; of conversations the answers alone */
     uint64_t text_bytes;  /* that these tokens stand for; 0: not known (ids without a tokenizer) */
     double nats;          /* of all of them */
     double loss;          /* nats per token */

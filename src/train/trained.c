@@ -150,7 +150,9 @@ int traini_trained_words(traini_trained *self, const tokenizer **out)
     if (!is_kept && !self->is_run)
         return err_set(ERR_INPUT, "%s has no tokenizer: neither tokenizer.json nor tokenizer.model",
                        self->path);
-    TRY(tokenizer_open(is_kept ? path : self->asked->data.tokenizer, &self->words));
+    snprintf(self->words_name, sizeof self->words_name, "%s",
+             is_kept ? path : self->asked->data.tokenizer);
+    TRY(tokenizer_open(self->words_name, &self->words));
     self->has_own_words = is_kept;
     *out = self->words;
     return 0;
