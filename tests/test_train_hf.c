@@ -142,6 +142,60 @@ static void going_on_reads_no_checkpoint(void **state)
     assert_true(fixture_exists(path_in_run("second", "hf/config.json")));
 }
 
+static void import_into(const char *name, const char *dir, const char *set)
+{
+    struct import_summary sum;
+    char run_dir[FIXTURE_PATH_BYTES * 2];
+    const char *const sets[] = {set};
+    snprintf(run_dir, sizeof run_dir, "%s", path_in_run(name, ""));
+    const struct import_options options = {
+        .hf_dir = dir, .run_dir = run_dir, .set = sets, .set_count = set ? 1 : 0};
+    if (import_run(&options, &sum) < 0)
+        fail_msg("%s", err_text());
+}
+
+/* Any job of the model goes on from an import, whatever else it asks for; one of another model does not. */
+static void jobs_go_on_from_an_import(void **state)
+{
+    (void)state;
+    static fixture_result result;
+    fixture_sets sets = {.count = 0};
+    const hf_fixture_form form = {.type = DTYPE_FP32};
+    job *asked = fixture_job("imported", &gpt2, &sets);
+    const hf_fixture_shape shape = shape_of(asked);
+    job_destroy(asked);
+    char dir[FIXTURE_PATH_BYTES * 2];
+    snprintf(dir, sizeof dir, "%s/imported.hf", fixture_dir);
+    hf_fixture_write(dir, &shape, &form);
+    hf_fixture_config(dir, &shape);
+    import_into("imported", dir, NULL);
+    import_into("parts", dir, "model.max_part_bytes=70000");
+    train_still("parts", &gpt2, &sets, "", NULL, &result);
+    assert_int_equal(result.rc, ERR_INPUT);
+    if (!strstr(result.error, "model.max_part_bytes was 70000 and is 0") ||
+        !strstr(result.error, "imported for another model"))
+        fail_msg("%s", result.error);
+    fixture_sets lion = sets;
+    fixture_set(&lion, "optimizer={\"type\": \"Lion\", \"params\": {\"lr\": 0}}");
+    train_still("imported", &gpt2, &lion, "", NULL, &result);
+    assert_int_equal(result.rc, ERR_INPUT);
+    assert_non_null(strstr(result.error, "optimizer.type was Adam and is Lion"));
+    train_still("from-it", &gpt2, &sets, "", path_in_run("imported", ""), &result);
+    assert_int_equal(result.rc, 0);
+    assert_true(result.summary.weights_hash == expected_hash(&shape, &form));
+    assert_true(fixture_exists(path_in_run("from-it", "hf/config.json")));
+    fixture_set(&sets, "train_micro_batch_size_per_gpu=1");
+    fixture_set(&sets, "data_types.grad_accum_dtype=fp32");
+    train_still("imported", &gpt2, &sets, "", NULL, &result);
+    if (result.rc < 0)
+        fail_msg("%s", result.error);
+    assert_true(result.summary.was_resumed && result.summary.step == 2);
+    assert_true(result.summary.weights_hash == expected_hash(&shape, &form));
+    train_still("imported", &gpt2, &lion, "", NULL, &result); /* now it is a run like any other */
+    assert_int_equal(result.rc, ERR_INPUT);
+    assert_non_null(strstr(result.error, "was made with other settings"));
+}
+
 /* Nothing is made where the checkpoint is not the model's. */
 static void another_checkpoint_leaves_nothing(void **state)
 {
@@ -165,6 +219,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_run_begins_with_the_checkpoints_weights),
         cmocka_unit_test(going_on_reads_no_checkpoint),
+        cmocka_unit_test(jobs_go_on_from_an_import),
         cmocka_unit_test(another_checkpoint_leaves_nothing),
     };
     return cmocka_run_group_tests(tests, fixture_setup, fixture_teardown);

@@ -77,13 +77,17 @@ static const char import_mark[] = "imported=1\n";
 
 void traini_import_identity(const char *identity, char text[MANIFEST_TEXT_BYTES])
 {
-    size_t used = (size_t)snprintf(text, MANIFEST_TEXT_BYTES, "%s", import_mark);
+    size_t used = sizeof import_mark - 1;
+    memcpy(text, import_mark, used);
     for (const char *line = identity; *line;) {
-        size_t length = strcspn(line, "\n") + 1;
-        if (is_of_import(line, length) && used + length < MANIFEST_TEXT_BYTES)
-            used += (size_t)snprintf(text + used, length + 1, "%s", line);
-        line += length - (line[length - 1] == '\0');
+        size_t length = strcspn(line, "\n"), whole = length + (line[length] == '\n');
+        if (is_of_import(line, length) && used + whole < MANIFEST_TEXT_BYTES) {
+            memcpy(text + used, line, whole);
+            used += whole;
+        }
+        line += whole;
     }
+    text[used] = '\0';
 }
 
 bool traini_is_imported(const manifest *found)
