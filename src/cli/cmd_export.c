@@ -82,7 +82,7 @@ int cli_export(int argc, char **argv)
 {
     cli_texts operands;
     const char *type = NULL, *shard_size = NULL;
-    bool force = false, json = false, quiet = false;
+    bool adapters = false, force = false, json = false, quiet = false;
     const cli_option options[] = {
         {.name = "dtype",
          .type = CLI_TEXT,
@@ -97,6 +97,12 @@ int cli_export(int argc, char **argv)
          .help = "most bytes of tensors in a file, above which there are several; one tensor is\n"
                  "never cut (default: 5GB, which is 5 * 10^9 bytes)",
          .target = &shard_size},
+        {.name = "adapters",
+         .type = CLI_FLAG,
+         .help = "of a run with train.lora: the adapters alone, adapter_config.json and\n"
+                 "adapter_model.safetensors, which PEFT loads (default: the base with the adapters "
+                 "added)",
+         .target = &adapters},
         {.name = "force",
          .type = CLI_FLAG,
          .help = "writes into a directory that is not empty, replacing files of these names\n"
@@ -130,6 +136,7 @@ int cli_export(int argc, char **argv)
         .hf_dir = operands.items[1],
         .type = type,
         .shard_bytes = shard_bytes,
+        .adapters = adapters,
         .force = force,
         .stop = cli_stop_install("stopping"),
         .on_progress = cli_progress_show,

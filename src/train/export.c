@@ -4,7 +4,9 @@
  *                                                  [ every extent's sum compared     ]
  *        ─► files get their names ─► index ─► what goes along ─► config.json
  *
- * Memory: the sweep's ring, and for GPT-2 a strip of the matrix at hand, which is stored transposed. The master
+ * The adapters of a run are read before, by a sweep of their own, and added on the way.
+ *
+ * Memory: the sweep's ring, adapters, and for GPT-2 a strip of the matrix at hand, which is stored transposed. The master
  * weights come on a thread of the sweep, which alone writes; the rest is the caller's. */
 #include <errno.h>
 #include <inttypes.h>
@@ -48,8 +50,13 @@ struct exporter {
     unsigned char *rounded;  /* [PIECE_ELEMS] in the type asked for */
     float *widened;          /* [PIECE_ELEMS] of params that do not learn */
     struct export_strip strip;
+    export_adapters adapters; /* empty where the model has none */
+    float *merged;            /* [PIECE_ELEMS] weights with what adapters add */
     uint32_t copy_rank;
-    uint64_t extent_bytes;
+    const manifest *swept; /* whose extents are read: all, or those of adapters */
+    uint64_t extent_bytes; /* of all sweeps */
+    uint64_t before_bytes; /* of those that are over */
+    double before_seconds;
     uint64_t damage_count;
     err_record damage; /* the first */
 };
@@ -141,12 +148,17 @@ static int check_record(exporter *self)
     return rc;
 }
 
-static int reserve(exporter *self)
+static int make_context(exporter *self)
 {
     core_set cores;
     uint32_t count = thread_allowed_cores(&cores) < 0 ? 1 : core_set_count(&cores);
     const kernel_context_config config = {.thread_count = (int)size_max(1, count),
                                           .adam_variant = "auto"};
+    return kernels_cpu.context_create(&config, &self->context);
+}
+
+static int reserve(exporter *self)
+{
     uint64_t width = dtype_bytes(self->list.type);
     for (uint32_t i = 0; i < self->list.count; i++)
         if (self->list.tensors[i].is_transposed)
@@ -157,9 +169,10 @@ static int reserve(exporter *self)
     self->strip.data = mem_alloc(self->strip.data_bytes, 1, "strip of weights");
     self->rounded = mem_alloc(PIECE_ELEMS, width, "rounded weights");
     self->widened = mem_alloc(PIECE_ELEMS, sizeof *self->widened, "weights");
-    if (!self->strip.data || !self->rounded || !self->widened)
+    self->merged = mem_alloc(PIECE_ELEMS, sizeof *self->merged, "merged weights");
+    if (!self->strip.data || !self->rounded || !self->widened || !self->merged)
         return -ENOMEM;
-    return kernels_cpu.context_create(&config, &self->context);
+    return make_context(self);
 }
 
 /* ---- the stream ---- */
@@ -257,16 +270,31 @@ static int put_turned(exporter *self, uint32_t idx, uint64_t at, const unsigned 
     return 0;
 }
 
-/* Elements [begin, begin + count) of a part of a tensor. */
-static int put_tensor(exporter *self, uint32_t idx, const model_tensor *part, uint64_t begin,
+/* The weights with what the tensor's adapter adds; themselves where it has none. */
+static const float *add_adapter(exporter *self, uint32_t unit, const model_tensor *part,
+                                uint64_t begin, uint64_t count, const float *master)
+{
+    if (!exporti_has_adapter(&self->adapters, unit, part))
+        return master;
+    memcpy(self->merged, master, count * sizeof *master);
+    exporti_merge(&self->adapters, unit, part, begin, count, self->merged);
+    return self->merged;
+}
+
+/* Elements [begin, begin + count) of the tensor `part_idx` of a unit. */
+static int put_tensor(exporter *self, uint32_t unit, uint32_t part_idx, uint64_t begin,
                       uint64_t count, const float *master)
 {
+    uint32_t idx = self->list.of_unit[unit][part_idx];
+    const model_tensor *part = &self->view.net->units[unit].tensors[part_idx];
     const export_tensor *tensor = &self->list.tensors[idx];
     uint64_t at = part->row_begin * part->columns + begin; /* in the whole */
     while (count > 0) {
         uint64_t held = size_min(count, PIECE_ELEMS);
         const void *rounded;
-        TRY(round_weights(self, tensor, master, held, &rounded));
+        const float *values =
+            add_adapter(self, unit, part, at - part->row_begin * part->columns, held, master);
+        TRY(round_weights(self, tensor, values, held, &rounded));
         if (tensor->is_transposed)
             TRY(put_turned(self, idx, at, rounded, held));
         else
@@ -289,9 +317,8 @@ static int put_elems_of(exporter *self, uint32_t unit_idx, uint64_t begin, uint6
         uint64_t first = part->offset_elems;
         uint64_t low = size_max(begin, first);
         uint64_t high = size_min(begin + count, first + part->rows * part->columns);
-        if (low < high)
-            TRY(put_tensor(self, self->list.of_unit[unit_idx][i], part, low - first, high - low,
-                           master + (low - begin)));
+        if (low < high && !part->is_adapter)
+            TRY(put_tensor(self, unit_idx, i, low - first, high - low, master + (low - begin)));
     }
     return 0;
 }
@@ -322,7 +349,7 @@ static int put_weights(void *user, uint64_t extent_idx, uint64_t begin_bytes, co
 static void compare_extent(void *user, const struct traini_swept *swept)
 {
     exporter *self = user;
-    const manifest *record = &self->view.record;
+    const manifest *record = self->swept;
     const manifest_extent *extent = &record->extents[swept->extent_idx];
     uint32_t rank = record->is_replicated ? self->copy_rank : extent->rank;
     char path[SLAB_PATH_BYTES];
@@ -347,12 +374,16 @@ static void compare_extent(void *user, const struct traini_swept *swept)
 static void tell(void *user, uint64_t done_bytes, double seconds)
 {
     const exporter *self = user;
-    self->out->seconds = seconds;
+    self->out->seconds = self->before_seconds + seconds;
     if (self->asked->on_progress)
-        self->asked->on_progress(self->asked->user, done_bytes, self->extent_bytes, seconds);
+        self->asked->on_progress(self->asked->user, self->before_bytes + done_bytes,
+                                 self->extent_bytes, self->out->seconds);
 }
 
-static int stream(exporter *self)
+/* Reads the extents of a record, compares them with their sums and hands their weights on. */
+static int stream(exporter *self, const manifest *record,
+                  int (*on_weights)(void *user, uint64_t extent_idx, uint64_t begin_bytes,
+                                    const void *data, uint64_t size_bytes))
 {
     uint64_t hash, *unit_elems;
     const model *net = self->view.net;
@@ -363,7 +394,7 @@ static int stream(exporter *self)
     for (uint32_t u = 0; u < net->unit_count; u++)
         unit_elems[u] = net->units[u].elems;
     const struct traini_sweep_options options = {
-        .record = &self->view.record,
+        .record = record,
         .copy_rank = self->copy_rank,
         .unit_elems = unit_elems,
         .stuck_ns = (uint64_t)(was->io.stuck_seconds * 1e9),
@@ -371,19 +402,66 @@ static int stream(exporter *self)
         .stop = self->asked->stop,
         .faults = self->asked->faults,
         .on_extent = compare_extent,
-        .on_weights = put_weights,
+        .on_weights = on_weights,
         .on_progress = tell,
         .user = self,
     };
+    self->swept = record;
     int rc = traini_sweep(&options, &hash);
     mem_free(unit_elems);
     TRY(rc);
+    self->before_seconds = self->out->seconds;
     if (self->damage_count == 0)
         return 0;
     return err_prefix(err_restore(&self->damage),
                       "%" PRIu64 " tiles of the commit are damaged, nothing is exported; sluice "
                       "verify lists them; the first",
                       self->damage_count);
+}
+
+/* ---- adapters ---- */
+
+static int take_adapters(void *user, uint64_t extent_idx, uint64_t begin_bytes, const void *data,
+                         uint64_t size_bytes)
+{
+    exporter *self = user;
+    return exporti_adapters_take(&self->adapters, extent_idx, begin_bytes, data, size_bytes);
+}
+
+static int read_adapters(exporter *self)
+{
+    const model *net = self->view.net;
+    if (net->spec.lora.rank == 0)
+        return 0;
+    TRY(exporti_adapters_open(net, &self->view.record, &self->adapters));
+    self->extent_bytes =
+        self->asked->adapters ? 0 : self->extent_bytes; /* the base is not looked at */
+    self->extent_bytes += self->adapters.extent_bytes;
+    TRY(stream(self, &self->adapters.record, take_adapters));
+    self->before_bytes = self->adapters.extent_bytes;
+    return 0;
+}
+
+static int export_adapters_alone(exporter *self, enum dtype type)
+{
+    const struct export_options *asked = self->asked;
+    const struct job_model *model_block = &self->view.asked->model;
+    struct export_summary *out = self->out;
+    uint32_t tensor_count;
+    TRY(exporti_check_adapters(self->view.net));
+    TRY(make_context(self));
+    TRY(exporti_take_directory(asked->hf_dir, asked->force));
+    TRY(read_adapters(self));
+    TRY(exporti_adapters_write(&self->adapters, self->context,
+                               model_block->hf[0] ? model_block->hf : NULL, asked->hf_dir, type,
+                               &tensor_count, &out->written_bytes));
+    out->step = self->view.record.step;
+    out->param_count = out->written_bytes / dtype_bytes(type);
+    out->tensor_count = tensor_count;
+    out->file_count = 1;
+    out->read_bytes = self->extent_bytes;
+    out->type = dtype_name(type);
+    return 0;
 }
 
 /* ---- */
@@ -396,16 +474,19 @@ static int export_all(exporter *self)
     TRY(read_run(self));
     TRY(find_type(self, &type));
     TRY(check_record(self));
+    if (asked->adapters)
+        return export_adapters_alone(self, type);
     TRY(exporti_list(self->view.net, type, asked->shard_bytes ? asked->shard_bytes : SHARD_BYTES,
                      &self->list));
     TRY(reserve(self));
     TRY(exporti_take_directory(asked->hf_dir, asked->force));
     TRY(exporti_create(&self->list, asked->hf_dir));
-    TRY(stream(self));
-    TRY(exporti_finish(&self->list, asked->hf_dir, self->view.net->param_count));
+    TRY(read_adapters(self));
+    TRY(stream(self, &self->view.record, put_weights));
+    TRY(exporti_finish(&self->list, asked->hf_dir));
     TRY(exporti_write_side_files(&self->view, asked->hf_dir, type, &out->side_files));
     out->step = self->view.record.step;
-    out->param_count = self->view.net->param_count;
+    out->param_count = self->list.elem_count;
     out->tensor_count = self->list.count;
     out->file_count = self->list.file_count;
     out->written_bytes = self->list.total_bytes;
@@ -428,6 +509,7 @@ int export_run(const struct export_options *options, struct export_summary *summ
     err_record first;
     err_save(&first, rc);
     exporti_list_fini(&self->list);
+    exporti_adapters_close(&self->adapters);
     if (self->context)
         kernels_cpu.context_destroy(self->context);
     traini_view_close(&self->view);
@@ -437,6 +519,7 @@ int export_run(const struct export_options *options, struct export_summary *summ
     mem_free(self->strip.data);
     mem_free(self->rounded);
     mem_free(self->widened);
+    mem_free(self->merged);
     mem_free(self);
     return rc < 0 ? err_restore(&first) : 0;
 }

@@ -42,9 +42,9 @@ static int add_tensor(export_list *self, const model *net, const model_tensor *f
 {
     char name[2 * MODEL_NAME_BYTES];
     bool is_head = strncmp(from->name, "lm_head.", 8) == 0;
-    if (strstr(from->name, ".lora_"))
-        return err_set(ERR_CONFIG, "the run has adapters (%s), which are not exported yet",
-                       from->name);
+    *idx = UINT32_MAX;
+    if (from->is_adapter)
+        return 0; /* export_peft.c */
     snprintf(name, sizeof name, "%s%s",
              net->spec.family == MODEL_GPT2 && !is_head ? "transformer." : "", from->name);
     *idx = from->row_begin > 0 ? find_name(self, name) : self->count;
@@ -59,6 +59,7 @@ static int add_tensor(export_list *self, const model *net, const model_tensor *f
     tensor->columns = dims == 1 ? shape[0] : from->columns;
     tensor->size_bytes = tensor->rows * tensor->columns * dtype_bytes(self->type);
     self->total_bytes += tensor->size_bytes;
+    self->elem_count += tensor->rows * tensor->columns;
     return 0;
 }
 
@@ -206,13 +207,13 @@ static int remove_others(const export_list *self, const char *dir)
     return rc;
 }
 
-static int write_index(const export_list *self, const char *dir, uint64_t param_count)
+static int write_index(const export_list *self, const char *dir)
 {
     char path[PATH_MAX];
     json_t *map = json_object();
-    json_t *doc =
-        json_pack("{s:{s:I, s:I}, s:o}", "metadata", "total_parameters", (json_int_t)param_count,
-                  "total_size", (json_int_t)self->total_bytes, "weight_map", map);
+    json_t *doc = json_pack("{s:{s:I, s:I}, s:o}", "metadata", "total_parameters",
+                            (json_int_t)self->elem_count, "total_size",
+                            (json_int_t)self->total_bytes, "weight_map", map);
     int rc = doc ? join(path, dir, index_name) : -ENOMEM;
     for (uint32_t i = 0; rc == 0 && i < self->count; i++)
         if (json_object_set_new(map, self->tensors[i].name,
@@ -228,7 +229,7 @@ static int write_index(const export_list *self, const char *dir, uint64_t param_
     return rc == -ENOMEM ? err_set(rc, "no memory for the index of %u tensors", self->count) : rc;
 }
 
-int exporti_finish(export_list *self, const char *dir, uint64_t param_count)
+int exporti_finish(export_list *self, const char *dir)
 {
     /* Without config.json and index nobody takes what is there for a checkpoint while names change. */
     TRY(remove_file(dir, "config.json"));
@@ -240,7 +241,7 @@ int exporti_finish(export_list *self, const char *dir, uint64_t param_count)
         TRY(safetensors_finish(writer));
     }
     TRY(remove_others(self, dir));
-    return self->file_count > 1 ? write_index(self, dir, param_count) : 0;
+    return self->file_count > 1 ? write_index(self, dir) : 0;
 }
 
 int exporti_take_directory(const char *dir, bool force)

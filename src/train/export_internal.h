@@ -7,6 +7,7 @@
 #include <limits.h>
 
 #include "format/safetensors.h"
+#include "kernels/ops.h"
 #include "train/run_view.h"
 #include "train/train.h"
 
@@ -35,21 +36,52 @@ struct export_list {
     export_file *files; /* [file_count] */
     uint32_t file_count;
     uint64_t total_bytes; /* of all tensors */
+    uint64_t elem_count;  /* likewise */
     enum dtype type;
 };
 typedef struct export_list export_list;
 
 /* export_files.c */
-/* The tensors of the model, in files of at most shard_bytes of them each. ERR_CONFIG for adapters. */
+/* The tensors of the model but adapters, in files of at most shard_bytes of them each. */
 int exporti_list(const model *net, enum dtype type, uint64_t shard_bytes,
                  export_list *out) MUST_CHECK;
 void exporti_list_fini(export_list *self); /* abandons the files that are not finished */
 /* Begins all files: their space is reserved. */
 int exporti_create(export_list *self, const char *dir) MUST_CHECK;
 /* Gives all files their names, then the index; what an export before has left of other names is removed. */
-int exporti_finish(export_list *self, const char *dir, uint64_t param_count) MUST_CHECK;
+int exporti_finish(export_list *self, const char *dir) MUST_CHECK;
 /* Makes the directory; ERR_INPUT where it holds something, unless `force`. */
 int exporti_take_directory(const char *dir, bool force) MUST_CHECK;
+
+/* export_peft.c: a run's adapters. */
+struct export_adapters {
+    const model *net;
+    manifest record; /* the view's, with the extents of units of adapters alone */
+    uint64_t extent_bytes;
+    float **values; /* [unit_count] whole units, NULL where there are no adapters */
+};
+typedef struct export_adapters export_adapters;
+
+/* Room for them, and the record to sweep for them; exporti_adapters_take is what on_weights hands over. To be
+ * closed in either case. */
+int exporti_adapters_open(const model *net, const manifest *record,
+                          export_adapters *out) MUST_CHECK;
+int exporti_adapters_take(export_adapters *self, uint64_t extent_idx, uint64_t begin_bytes,
+                          const void *data, uint64_t size_bytes) MUST_CHECK;
+void exporti_adapters_close(export_adapters *self);
+
+bool exporti_has_adapter(const export_adapters *self, uint32_t unit, const model_tensor *tensor);
+/* weights += (alpha / rank) B A, of elements [begin, begin + count) of such a tensor; sums in fp64, rounded once. */
+void exporti_merge(const export_adapters *self, uint32_t unit, const model_tensor *tensor,
+                   uint64_t begin, uint64_t count, float *weights);
+
+/* ERR_CONFIG where adapters alone do not say what was learnt. */
+int exporti_check_adapters(const model *net) MUST_CHECK;
+/* adapter_model.safetensors and, last, adapter_config.json, as PEFT reads them. base: of which they are adapters, or
+ * NULL. */
+int exporti_adapters_write(const export_adapters *self, kernel_context *context, const char *base,
+                           const char *dir, enum dtype type, uint32_t *tensor_count,
+                           uint64_t *written_bytes) MUST_CHECK;
 
 /* export_config.c: config.json of the run's model in this type: that of the checkpoint which it began with, or a new
  * one; and what goes along from there and from the run's tokenizer. *count: files. */

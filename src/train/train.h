@@ -389,6 +389,8 @@ struct export_options {
     const char *hf_dir;   /* is made; must be empty, unless `force` */
     const char *type;     /* "fp32", "bf16", "fp16"; NULL: the run's working dtype */
     uint64_t shard_bytes; /* most bytes of a file's tensors; 0: 5 GB (5 * 10^9) */
+    bool adapters;        /* of a run with train.lora: the adapters alone, as PEFT has them; else
+                             they are added to the weights that are written */
     bool force;           /* replaces files of these names in a directory that is not empty */
     const volatile sig_atomic_t *stop; /* may be NULL */
     const struct io_faults *faults;    /* tests: of the drives, or NULL */
@@ -409,7 +411,8 @@ struct export_summary {
 
 /* Reads all extents of the commit, compares them with their sums, and writes their master weights in the type. Every
  * file is whole or not there under its name; the index and config.json come last. ERR_CORRUPT as verify_run says it;
- * ERR_INPUT where there is no commit, hf_dir is not empty, or a weight has no place in fp16; -ENOSPC. */
+ * ERR_INPUT where there is no commit, hf_dir is not empty, or a weight has no place in fp16; -ENOSPC. With
+ * `adapters` only those are read; ERR_CONFIG where there are none, or more has learned than they. */
 int export_run(const struct export_options *options, struct export_summary *summary) MUST_CHECK;
 
 /* A difference between what a run's drives hold and what its manifest says. */

@@ -1,0 +1,146 @@
+#!/usr/bin/env python3
+"""Holds adapters against PEFT, on demand: python3 check_peft.py SLUICE [FAMILY...]
+
+Needs torch (CPU), transformers, peft, safetensors. For each family a tiny random checkpoint is made; Sluice
+trains adapters of it in fp32, and
+
+  - the adapters that it exports load with PeftModel.from_pretrained and give its own loss on a text;
+  - the merged model that it exports loads with transformers alone and gives that loss, too;
+  - PEFT, begun with Sluice's initial adapters, has its losses step by step on windows of a text.
+
+Prints the differences; exit status 1 where one is above its bound."""
+
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+import torch
+import transformers
+from peft import PeftModel
+from torch.nn import functional
+
+SEQ, STEPS, LR = 32, 10, 0.02
+BOUND_LOSS, BOUND_CURVE = 1e-5, 1e-4
+failed = False
+
+FAMILIES = {
+    "llama": (
+        lambda: transformers.LlamaConfig(
+            vocab_size=256, hidden_size=64, intermediate_size=112, num_hidden_layers=3,
+            num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=128,
+            tie_word_embeddings=False, initializer_range=0.15),
+        {"rank": 6, "alpha": 15,
+         "targets": ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]}),
+    "llama-qv": (
+        lambda: transformers.LlamaConfig(
+            vocab_size=256, hidden_size=64, intermediate_size=112, num_hidden_layers=2,
+            num_attention_heads=4, num_key_value_heads=4, max_position_embeddings=128,
+            tie_word_embeddings=True, initializer_range=0.15),
+        {}),
+    "gpt2": (
+        lambda: transformers.GPT2Config(
+            vocab_size=256, n_embd=64, n_layer=2, n_head=4, n_positions=128, initializer_range=0.15,
+            resid_pdrop=0, embd_pdrop=0, attn_pdrop=0),
+        {"rank": 4, "alpha": 4, "targets": ["c_attn", "c_proj", "c_fc"]}),
+    "gpt2-one": (
+        lambda: transformers.GPT2Config(
+            vocab_size=256, n_embd=64, n_layer=2, n_head=4, n_positions=128, initializer_range=0.15,
+            resid_pdrop=0, embd_pdrop=0, attn_pdrop=0),
+        {"rank": 8, "alpha": 32, "targets": ["mlp.c_proj"]}),
+}
+
+
+def sluice(*arguments):
+    done = subprocess.run([SLUICE, *map(str, arguments)], capture_output=True, text=True)
+    if done.returncode != 0:
+        sys.exit(f"sluice {arguments[0]}: {done.stderr.strip()}")
+    return done.stdout
+
+
+def train(folder, name, checkpoint, text, lora, steps, rate):
+    job = {
+        "model": {"hf": str(checkpoint), "seq_length": SEQ},
+        "data": {"train": [str(text)], "tokenizer": "bytes"},
+        "run": {"dir": str(folder / name), "steps": steps},
+        "train": {"lora": lora},
+        "train_micro_batch_size_per_gpu": 1,
+        "optimizer": {"type": "AdamW", "params": {"lr": rate, "betas": [0.9, 0.99], "eps": 1e-8,
+                                                  "weight_decay": 0.01}},
+    }
+    path = folder / f"{name}.json"
+    path.write_text(json.dumps(job))
+    sluice("train", path, "--quiet")
+    lines = (folder / name / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line)["loss"] for line in lines if '"step"' in line and '"loss"' in line]
+
+
+def loss_on(model, tokens):
+    """Mean loss of every token but the first, in windows of SEQ."""
+    total = 0.0
+    with torch.no_grad():
+        for at in range(0, len(tokens) - 1, SEQ):
+            window = tokens[at:at + SEQ + 1]
+            logits = model(window[:-1].unsqueeze(0)).logits[0]
+            total += functional.cross_entropy(logits, window[1:], reduction="sum").item()
+    return total / (len(tokens) - 1)
+
+
+def check(family, what, found, expected, bound):
+    global failed
+    difference = abs(found - expected)
+    failed |= not difference <= bound
+    print(f"{family:10} {what:34} {found:.7f} {expected:.7f}  {difference:.1e} (at most {bound:.0e})")
+
+
+def check_family(family, folder):
+    make_config, lora = FAMILIES[family]
+    torch.manual_seed(1)
+    base = folder / "base"
+    transformers.AutoModelForCausalLM.from_config(make_config()).save_pretrained(base)
+    words = pathlib.Path(__file__).read_bytes()
+    text, one = folder / "text.txt", folder / "one.txt"
+    text.write_bytes(words[:2000])
+    one.write_bytes(words[:SEQ + 2])
+
+    train(folder, "run", base, text, lora, STEPS, LR)
+    sluice("export", folder / "run", folder / "adapters", "--adapters")
+    sluice("export", folder / "run", folder / "merged")
+    ours = json.loads(sluice("eval", folder / "run", text, "--json"))["loss"]
+    tokens = torch.tensor(list(text.read_bytes()))
+
+    def load_base():
+        return transformers.AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+
+    before = loss_on(load_base(), tokens)
+    peft = PeftModel.from_pretrained(load_base(), folder / "adapters")
+    check(family, "PEFT's loss with our adapters", loss_on(peft, tokens), ours, BOUND_LOSS)
+    merged = transformers.AutoModelForCausalLM.from_pretrained(folder / "merged")
+    check(family, "transformers' of the merged model", loss_on(merged, tokens), ours, BOUND_LOSS)
+    print(f"{family:10} {'loss before and after training':34} {before:.4f} {ours:.4f}")
+
+    curve = train(folder, "curve", base, one, lora, STEPS, LR)
+    train(folder, "begin", base, one, lora, 1, 0)
+    sluice("export", folder / "begin", folder / "first", "--adapters")
+    peft = PeftModel.from_pretrained(load_base(), folder / "first", is_trainable=True)
+    optimizer = torch.optim.AdamW([p for p in peft.parameters() if p.requires_grad], lr=LR,
+                                  betas=(0.9, 0.99), eps=1e-8, weight_decay=0.01)
+    words = torch.tensor(list(one.read_bytes()))
+    windows = [words[:-1], words[1:]]  # the text has room for no others; which one is drawn, the loss says
+    for step in range(STEPS):
+        losses = [functional.cross_entropy(peft(w[:-1].unsqueeze(0)).logits[0], w[1:])
+                  for w in windows]
+        loss = min(losses, key=lambda found: abs(found.item() - curve[step]))
+        if step in (0, 1, STEPS - 1):
+            check(family, f"PEFT's loss at step {step + 1}", loss.item(), curve[step], BOUND_CURVE)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+SLUICE = sys.argv[1]
+for name in sys.argv[2:] or FAMILIES:
+    with tempfile.TemporaryDirectory(prefix="sluice-peft-") as place:
+        check_family(name, pathlib.Path(place))
+sys.exit(1 if failed else 0)
