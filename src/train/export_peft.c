@@ -95,7 +95,9 @@ static const float *matrix_of(const export_adapters *self, uint32_t unit, const 
     char name[2 * MODEL_NAME_BYTES];
     const model_unit *side = &self->net->units[unit];
     const char *end = strrchr(weight, '.');
-    snprintf(name, sizeof name, "%.*s.%s.weight", end ? (int)(end - weight) : 0, weight, matrix);
+    if (!end || strcmp(end, ".weight") != 0)
+        return NULL; /* a bias */
+    snprintf(name, sizeof name, "%.*s.%s.weight", (int)(end - weight), weight, matrix);
     for (uint32_t i = 0; i < side->tensor_count; i++)
         if (strcmp(side->tensors[i].name, name) == 0)
             return self->values[unit] + side->tensors[i].offset_elems;

@@ -21,7 +21,7 @@ import transformers
 from peft import PeftModel
 from torch.nn import functional
 
-SEQ, STEPS, LR = 32, 10, 0.02
+SEQ, STEPS, LR, CLIPPING = 32, 10, 0.02, 1.0
 BOUND_LOSS, BOUND_CURVE = 1e-5, 1e-4
 failed = False
 
@@ -66,6 +66,7 @@ def train(folder, name, checkpoint, text, lora, steps, rate):
         "run": {"dir": str(folder / name), "steps": steps},
         "train": {"lora": lora},
         "train_micro_batch_size_per_gpu": 1,
+        "gradient_clipping": CLIPPING,
         "optimizer": {"type": "AdamW", "params": {"lr": rate, "betas": [0.9, 0.99], "eps": 1e-8,
                                                   "weight_decay": 0.01}},
     }
@@ -136,6 +137,7 @@ def check_family(family, folder):
             check(family, f"PEFT's loss at step {step + 1}", loss.item(), curve[step], BOUND_CURVE)
         optimizer.zero_grad()
         loss.backward()
+        torch.nn.utils.clip_grad_norm_(peft.parameters(), CLIPPING)
         optimizer.step()
 
 

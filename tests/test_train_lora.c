@@ -1,0 +1,117 @@
+/* Runs with adapters: where states rest changes no bit, kept activations neither; a run that is stopped goes on
+ * to the same bits; nothing but adapters learns, and the base is a third of its bytes. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "format/manifest.h"
+#include "train_fixture.h"
+
+enum { STEPS = 6, STOP = 3 };
+
+static const fixture_model shapes[] = {
+    {.family = "llama", .bf16 = true, .layers = 2, .hidden = 128},
+    {.family = "gpt2", .layers = 2, .hidden = 128},
+};
+static const char *const kinds[] = {"params", "grads", "optimizer", "activations"};
+static const char *const adapters[] = {
+    "{\"rank\":4,\"alpha\":6,\"targets\":[\"q_proj\",\"v_proj\",\"gate_proj\",\"down_proj\"]}",
+    "{\"rank\":3,\"alpha\":3,\"targets\":[\"c_attn\",\"c_proj\"]}",
+};
+
+static fixture_sets make_sets(int family, const char *tier, const char *update)
+{
+    fixture_sets sets = {.count = 0};
+    for (int k = 0; k < 4; k++)
+        fixture_set(&sets, "tiers.place.%s=%s", kinds[k], tier);
+    fixture_set(&sets, "schedule.update=%s", update);
+    fixture_set(&sets, "run.steps=%d", STEPS);
+    fixture_set(&sets, "train.lora=%s", adapters[family]);
+    fixture_set(&sets, "optimizer.params.lr=0.01");
+    return sets;
+}
+
+static void placements_give_equal_bits(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *tiers[4], *inner, *update;
+        bool is_tight;
+    } cases[] = {
+        {{"nvme", "nvme", "nvme", "nvme"}, "recompute", "in_next_forward", true},
+        {{"host", "device", "nvme", "host"}, "host", "after_backward", false},
+        {{"nvme", "host", "device", "device"}, "nvme", "in_next_forward", false},
+    };
+    static fixture_result baseline, result;
+    for (int family = 0; family < 2; family++) {
+        fixture_sets near = make_sets(family, "device", "after_backward");
+        fixture_train_good("near", &shapes[family], &near, &baseline);
+        assert_int_equal(baseline.step_count, STEPS);
+        assert_true(baseline.losses[STEPS - 1] < baseline.losses[0]);
+        for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+            fixture_sets sets = make_sets(family, "device", cases[i].update);
+            for (int k = 0; k < 4; k++)
+                fixture_set(&sets, "tiers.place.%s=%s", kinds[k], cases[i].tiers[k]);
+            fixture_set(&sets, "tiers.place.inner_activations=%s", cases[i].inner);
+            if (cases[i].is_tight)
+                fixture_tighten("moved", &shapes[family], &sets);
+            fixture_train_good("moved", &shapes[family], &sets, &result);
+            fixture_assert_same(&baseline, &result);
+            fixture_remove("moved");
+        }
+        fixture_remove("near");
+    }
+}
+
+static void stopped_runs_go_on(void **state)
+{
+    (void)state;
+    static fixture_result whole, result;
+    fixture_sets sets = make_sets(0, "nvme", "in_next_forward");
+    fixture_train_good("whole", &shapes[0], &sets, &whole);
+    for (int part = 0; part < 2; part++) {
+        job *asked = fixture_job("parts", &shapes[0], &sets);
+        fixture_call call = {.name = "parts", .stop_after = part == 0 ? STOP : 0};
+        fixture_train(asked, &call, &result);
+        job_destroy(asked);
+        if (result.rc != (part == 0 ? ERR_STOPPED : 0))
+            fail_msg("part %d: %s: %s", part, err_name(result.rc), result.error);
+    }
+    fixture_assert_same(&whole, &result);
+    manifest found;
+    int exists;
+    uint64_t units = 0, learning = 0;
+    assert_true(manifest_read(fixture_path("parts", "state"), &found, &exists) >= 0 && exists);
+    for (uint64_t i = 0; i < found.extent_count; i++)
+        if (found.extents[i].elem_begin == 0) {
+            units++;
+            learning += found.extents[i].param_bytes == 0;
+        }
+    assert_int_equal(units, 1 + 2 * 2 + 1);
+    assert_int_equal(learning, 2); /* the adapters of two blocks */
+    manifest_fini(&found);
+    fixture_sets other = sets;
+    fixture_set(&other, "train.lora.rank=5");
+    job *asked = fixture_job("parts", &shapes[0], &other);
+    fixture_call call = {.name = "parts"};
+    fixture_train(asked, &call, &result);
+    job_destroy(asked);
+    assert_true(result.rc < 0);
+    assert_non_null(strstr(result.error, "train.lora.rank was 4 and is 5"));
+    fixture_remove("whole");
+    fixture_remove("parts");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(placements_give_equal_bits),
+        cmocka_unit_test(stopped_runs_go_on),
+    };
+    return cmocka_run_group_tests(tests, fixture_setup, fixture_teardown);
+}
