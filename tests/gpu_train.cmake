@@ -16,7 +16,7 @@ if(TARGET train_fixture AND NOT SLUICE_SANITIZE)
                     TIMEOUT 300)
     get_property(gpu_run_tests DIRECTORY PROPERTY TESTS)
     set(on_a_gpu ${gpu_run_tests})
-    list(FILTER on_a_gpu INCLUDE REGEX "^test_gpu_(commit$|frozen$|modes\\.)")
+    list(FILTER on_a_gpu INCLUDE REGEX "^test_gpu_(commit$|frozen|modes\\.)")
     list(FILTER gpu_run_tests INCLUDE REGEX "^test_gpu_(train|engine|commit|modes|frozen)\\.simulated")
     set_property(TEST ${on_a_gpu} APPEND PROPERTY ENVIRONMENT SLUICE_TEST_BACKEND=cuda)
     set_property(TEST ${gpu_run_tests} APPEND PROPERTY ENVIRONMENT SLUICE_SIMULATED_GPU_DELAY_US=10
