@@ -40,7 +40,7 @@ run()
 run 0 "sluice $version" --version
 run 0 "sluice train" help
 run 0 "sluice train" --help
-for command in train plan generate verify inspect; do
+for command in train plan generate eval verify inspect; do
     run 0 "options:" "$command" --help
     run 0 "options:" help "$command"
     run 2 "is missing" "$command"
@@ -103,6 +103,16 @@ run 2 "it has no manifest" inspect "$scratch"
 rm -rf "$scratch/state"
 run 2 'whole number from' generate "$scratch" --tokens 0
 run 2 'number from' generate "$scratch" --temperature -1
+run 2 'number from' generate "$scratch" --top-p 0
+run 2 'are both given' generate "$scratch" --prompt x --prompt-file y
+run 2 "cannot open the prompt's file $scratch/none" generate "$scratch" --prompt-file "$scratch/none"
+run 2 'give --chat too' generate "$scratch" --prompt x --system y
+run 2 'needs what the user says' generate "$scratch" --chat
+run 2 'more than 256' generate "$scratch" --prompt x --stop "$(printf '%0300d' 0)"
+run 2 "$scratch is no run directory: it has no job.json; and no checkpoint" generate "$scratch" --prompt x
+run 2 "$scratch is no run directory: it has no job.json; and no checkpoint" eval "$scratch" x
+run 2 'eval: takes RUN|HF_DIR FILE..., and was given 1' eval "$scratch"
+run 2 'number from' eval "$scratch" x --stride 0
 
 # Commands that compute start anew once, so that idle OpenMP threads sleep soon; never twice, never
 # against the user's own word, and not where the running program is the loader.

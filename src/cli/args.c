@@ -231,6 +231,9 @@ int cli_parse_all(const cli_command *command, const cli_option *options, size_t 
     int rc = args_parse(command, options, option_count, argc, argv, CLI_TEXTS_MAX, operands);
     if (rc != 0)
         return rc;
+    if (operands->count == 0 && command->operands_min > 0)
+        return err_set(ERR_USAGE, "%s: %s is missing; sluice %s --help says more", command->name,
+                       command->operand, command->name);
     if (operands->count < command->operands_min)
         return err_set(ERR_USAGE,
                        "%s: takes %s, and was given %u of these; sluice %s --help says more",

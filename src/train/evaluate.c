@@ -33,6 +33,7 @@ typedef struct evaluator evaluator;
 static int choose_windows(evaluator *self, uint64_t token_count)
 {
     const struct evaluate_options *asked = self->asked;
+    TRY(traini_trained_lengthen(&self->from, asked->set, asked->set_count, asked->context));
     job *work = self->from.asked;
     uint64_t most = work->model.seq_length, context = asked->context ? asked->context : most;
     if (context > most)

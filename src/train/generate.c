@@ -171,16 +171,19 @@ static int advise_context(const generator *self, int refused)
 
 static int choose_context(generator *self)
 {
+    const struct generate_options *asked = self->asked;
+    uint64_t wanted = size_max(asked->context, self->ids.count + asked->token_count);
+    TRY(traini_trained_lengthen(&self->from, asked->set, asked->set_count, wanted));
     uint64_t most = self->from.asked->model.seq_length;
-    if (self->asked->context > most)
+    if (asked->context > most)
         return err_set(ERR_USAGE,
                        "a context of %" PRIu64
                        " positions was asked for, but the model has %" PRIu64 " (model.seq_length)",
-                       self->asked->context, most);
-    if (self->asked->context)
-        most = self->asked->context;
+                       asked->context, most);
+    if (asked->context)
+        most = asked->context;
     /* What is generated last is not read. */
-    self->context = size_min(self->ids.count + self->asked->token_count - 1, most);
+    self->context = size_min(self->ids.count + asked->token_count - 1, most);
     self->result.context = self->context;
     if (self->ids.count > self->context)
         log_warn("the prompt has %zu tokens: the model sees the last %" PRIu64 " of them",

@@ -125,7 +125,7 @@ static int choose(traini_setup *self, uint8_t *wanted[STATE_KIND_COUNT],
         found->homes[kind] = self->homes[kind];
     }
     self->plan.update = asked_update(self);
-    if (asked->micro_batch == 1)
+    if (asked->micro_batch == 1 && !self->single)
         self->plan.device_advice =
             "a lower model.seq_length needs less: a micro-batch is one sequence "
             "already, and none is split over ranks";

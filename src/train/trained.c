@@ -95,7 +95,22 @@ static const char *type_set(const char *path)
     return found;
 }
 
-static int begin_checkpoint(traini_trained *self, const char *const *set, uint32_t set_count)
+/* Positions that the checkpoint's model has; 0: it does not say. */
+static uint64_t most_positions(const char *path)
+{
+    char name[JOB_PATH_BYTES + 16];
+    snprintf(name, sizeof name, "%s/config.json", path);
+    json_t *config = json_load_file(name, 0, NULL);
+    json_int_t most = json_integer_value(json_object_get(config, "max_position_embeddings"));
+    if (most <= 0)
+        most = json_integer_value(json_object_get(config, "n_positions"));
+    json_decref(config);
+    return most > 0 ? (uint64_t)most : 0;
+}
+
+/* seq_length 0: what the job's reader takes. */
+static int begin_checkpoint(traini_trained *self, const char *const *set, uint32_t set_count,
+                            uint64_t seq_length)
 {
     const char *all[SETS_MAX];
     char model_set[JOB_PATH_BYTES + 16];
@@ -109,13 +124,25 @@ static int begin_checkpoint(traini_trained *self, const char *const *set, uint32
     if (length < 0 || (size_t)length >= sizeof model_set)
         return err_set(ERR_INPUT, "the path of the checkpoint is too long: %.200s...", self->path);
     /* A job must have a run.dir; no file is made there. */
-    const char *const own[] = {model_set, "run.dir=/nonexistent",
-                               "train_micro_batch_size_per_gpu=1", type};
-    uint32_t own_count = type[0] ? 4 : 3;
+    const char *own[5] = {model_set, "run.dir=/nonexistent", "train_micro_batch_size_per_gpu=1"};
+    char length_set[48];
+    uint32_t own_count = 3;
+    snprintf(length_set, sizeof length_set, "model.seq_length=%" PRIu64, seq_length);
+    if (type[0])
+        own[own_count++] = type;
+    if (seq_length > 0)
+        own[own_count++] = length_set;
     static const char text[] = "{\"model\": {}}";
     TRY(join_sets(own, own_count, set, set_count, all));
     return job_read_text(self->path, text, sizeof text - 1, all, own_count + set_count,
                          &self->asked);
+}
+
+/* The batch of a step says nothing here, and nothing is kept for a backward. */
+static void settle_job(job *asked)
+{
+    asked->accumulation = asked->world = 1;
+    asked->tiers.place[JOB_INNER_ACTIVATIONS] = JOB_TIER_RECOMPUTE;
 }
 
 int traini_trained_begin(traini_trained *self, const char *path, const char *const *set,
@@ -132,10 +159,25 @@ int traini_trained_begin(traini_trained *self, const char *path, const char *con
                        "%s is no run directory: it has no job.json; and no checkpoint of Hugging "
                        "Face: it has no config.json",
                        path);
-    TRY(self->is_run ? begin_run(self, set, set_count) : begin_checkpoint(self, set, set_count));
-    /* The batch of a step says nothing here, and nothing is kept for a backward. */
-    self->asked->accumulation = self->asked->world = 1;
-    self->asked->tiers.place[JOB_INNER_ACTIVATIONS] = JOB_TIER_RECOMPUTE;
+    TRY(self->is_run ? begin_run(self, set, set_count) : begin_checkpoint(self, set, set_count, 0));
+    settle_job(self->asked);
+    return 0;
+}
+
+int traini_trained_lengthen(traini_trained *self, const char *const *set, uint32_t set_count,
+                            uint64_t positions)
+{
+    uint64_t most = self->is_run ? 0 : size_min(positions, most_positions(self->path));
+    if (most <= self->asked->model.seq_length || is_set("model.seq_length", set, set_count))
+        return 0;
+    job *before = self->asked;
+    int rc = begin_checkpoint(self, set, set_count, most);
+    if (rc < 0) {
+        self->asked = before;
+        return rc;
+    }
+    job_destroy(before);
+    settle_job(self->asked);
     return 0;
 }
 

@@ -32,6 +32,11 @@ typedef struct traini_trained traini_trained;
 int traini_trained_begin(traini_trained *self, const char *path, const char *const *set,
                          uint32_t set_count) MUST_CHECK;
 
+/* The model of a checkpoint may have calls of so many positions, or of as many as it has: the job's reader takes few
+ * where nobody says. Without effect for a run, and where the caller sets model.seq_length. */
+int traini_trained_lengthen(traini_trained *self, const char *const *set, uint32_t set_count,
+                            uint64_t positions) MUST_CHECK;
+
 /* Its tokenizer: what the checkpoint has or had (RUN/hf), else data.tokenizer of the job. ERR_INPUT where it
  * has none. */
 int traini_trained_words(traini_trained *self, const tokenizer **out) MUST_CHECK;
