@@ -1,5 +1,5 @@
 /* Runs with adapters: where states rest changes no bit, kept activations neither; a run that is stopped goes on
- * to the same bits; nothing but adapters learns, and the base is a third of its bytes. */
+ * to the same bits; nothing but adapters learns; what is exported with and without them agrees. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -8,8 +8,14 @@
 #include <string.h>
 
 #include <cmocka.h>
+#include <fcntl.h>
+#include <math.h>
+#include <stdlib.h>
+#include <unistd.h>
 
+#include "base/mem.h"
 #include "format/manifest.h"
+#include "format/safetensors.h"
 #include "train_fixture.h"
 
 enum { STEPS = 6, STOP = 3 };
@@ -107,11 +113,97 @@ static void stopped_runs_go_on(void **state)
     fixture_remove("parts");
 }
 
+/* ---- export ------------------------------------------------------------------------------------ */
+
+static void export_to(const char *run, const char *name, bool alone)
+{
+    char from[FIXTURE_PATH_BYTES + 16], to[FIXTURE_PATH_BYTES + 16];
+    snprintf(from, sizeof from, "%s/%s", fixture_dir, run);
+    snprintf(to, sizeof to, "%s/%s", fixture_dir, name);
+    const struct export_options asked = {
+        .run_dir = from, .hf_dir = to, .type = "fp32", .adapters = alone};
+    struct export_summary sum;
+    if (export_run(&asked, &sum) < 0)
+        fail_msg("%s: %s", name, err_text());
+}
+
+/* A whole tensor of an exported file; the caller frees it. */
+static float *tensor_of(const char *dir, const char *file, const char *name)
+{
+    char path[2 * FIXTURE_PATH_BYTES];
+    safetensors_table table;
+    snprintf(path, sizeof path, "%s/%s/%s", fixture_dir, dir, file);
+    assert_int_equal(safetensors_open(path, &table), 0);
+    const safetensors_tensor *found = safetensors_find(&table, name);
+    if (!found)
+        fail_msg("%s has no %s", path, name);
+    float *values = mem_alloc(found->elem_count, sizeof *values, "test");
+    int fd = open(path, O_RDONLY);
+    assert_true(values && fd >= 0);
+    assert_true(safetensors_read(&table, fd, found, 0, found->size_bytes, values) >= 0);
+    close(fd);
+    safetensors_close(&table);
+    return values;
+}
+
+static void remove_export(const char *name)
+{
+    char command[2 * FIXTURE_PATH_BYTES];
+    snprintf(command, sizeof command, "rm -r '%s/%s'", fixture_dir, name);
+    assert_int_equal(system(command), 0);
+}
+
+/* What an export without --adapters adds to the base is (alpha / rank) B A of what it writes with them; GPT-2's
+ * matrices are stored transposed, its biases have no adapters. */
+static void exports_agree(void **state)
+{
+    (void)state;
+    enum { IN = 128, OUT = 3 * IN, RANK = 3 };
+    static const char whole[] = "model.safetensors", apart[] = "adapter_model.safetensors";
+    static fixture_result result;
+    fixture_sets sets = make_sets(1, "host", "after_backward"), still = sets;
+    fixture_set(&still, "optimizer.params.lr=0");
+    fixture_set(&still, "run.steps=1");
+    fixture_train_good("run", &shapes[1], &sets, &result);
+    fixture_train_good("still", &shapes[1], &still, &result);
+    export_to("run", "merged", false);
+    export_to("still", "base", false);
+    export_to("run", "apart", true);
+    float *sum = tensor_of("merged", whole, "transformer.h.1.attn.c_attn.weight");
+    float *base = tensor_of("base", whole, "transformer.h.1.attn.c_attn.weight");
+    float *a =
+        tensor_of("apart", apart, "base_model.model.transformer.h.1.attn.c_attn.lora_A.weight");
+    float *b =
+        tensor_of("apart", apart, "base_model.model.transformer.h.1.attn.c_attn.lora_B.weight");
+    double largest = 0;
+    for (int out = 0; out < OUT; out++)
+        for (int in = 0; in < IN; in++) {
+            double added = 0; /* alpha is the rank */
+            for (int r = 0; r < RANK; r++)
+                added += (double)b[out * RANK + r] * a[r * IN + in];
+            largest = fmax(largest, fabs(added));
+            assert_true(fabs(sum[in * OUT + out] - base[in * OUT + out] - added) < 1e-6);
+        }
+    assert_true(largest > 1e-4);
+    float *biases[] = {tensor_of("merged", whole, "transformer.h.1.attn.c_attn.bias"),
+                       tensor_of("base", whole, "transformer.h.1.attn.c_attn.bias")};
+    assert_memory_equal(biases[0], biases[1], OUT * sizeof(float));
+    float *blocks[] = {sum, base, a, b, biases[0], biases[1]};
+    for (int i = 0; i < 6; i++)
+        mem_free(blocks[i]);
+    static const char *const exports[] = {"merged", "base", "apart"};
+    for (int i = 0; i < 3; i++)
+        remove_export(exports[i]);
+    fixture_remove("run");
+    fixture_remove("still");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(placements_give_equal_bits),
         cmocka_unit_test(stopped_runs_go_on),
+        cmocka_unit_test(exports_agree),
     };
     return cmocka_run_group_tests(tests, fixture_setup, fixture_teardown);
 }
