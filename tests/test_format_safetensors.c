@@ -144,6 +144,9 @@ static const struct hostile hostile_headers[] = {
      "\"n\" in __metadata__ is no text"},
     {"{\"a\":{\"dtype\":\"F32\",\"shape\":[6],\"data_offsets\":[0,24],\"more\":1}}",
      "a key \"more\" that is not known"},
+    {"{" TENSOR("", "F32", "[6]", "0", "24") "}",
+     "is empty, longer than 200 bytes, or has control"},
+    {"{" TENSOR("a\\u001b[2J", "F32", "[6]", "0", "24") "}", "\"a?[2J\" is empty, longer"},
     {"{\"a\":[[[[[[[[1]]]]]]]]}", "nested more than 3 deep"},
 };
 

@@ -14,6 +14,23 @@
 #include "base/progress.h"
 #include "base/size.h"
 
+const char *format_show(const char *text, char out[FORMAT_SHOWN_BYTES])
+{
+    size_t used = 0, most = FORMAT_SHOWN_BYTES - sizeof "...";
+    while (text[used] && used < most) {
+        unsigned char byte = (unsigned char)text[used];
+        out[used++] = byte < ' ' || byte == 0x7f ? '?' : (char)byte;
+    }
+    if (text[used]) { /* not within a character */
+        while (used > 0 && ((unsigned char)text[used] & 0xc0u) == 0x80u)
+            used--;
+        memcpy(out + used, "...", 3);
+        used += 3;
+    }
+    out[used] = '\0';
+    return out;
+}
+
 /* Depth and number of values, without memory: what is in strings does not count. */
 static int check_limits(const char *path, const char *text, uint64_t text_bytes,
                         const format_json_limits *limits)
@@ -57,9 +74,10 @@ int format_json_parse(const char *path, const char *text, uint64_t text_bytes,
     TRY(check_limits(path, text, text_bytes, limits));
     json_error_t error;
     json_t *doc = json_loadb(text, text_bytes, JSON_REJECT_DUPLICATES, &error);
+    char shown[FORMAT_SHOWN_BYTES];
     if (!doc)
-        return err_set(ERR_INPUT, "%s: no JSON, or not as it is allowed here: %.200s, at byte %d",
-                       path, error.text, error.position);
+        return err_set(ERR_INPUT, "%s: no JSON, or not as it is allowed here: %s, at byte %d", path,
+                       format_show(error.text, shown), error.position);
     if (!json_is_object(doc)) {
         json_decref(doc);
         return err_set(ERR_INPUT, "%s: its JSON is no object", path);

@@ -27,6 +27,11 @@ int format_read_file(const char *path, uint64_t bytes_max, char **text,
 /* Opens a regular file to be read. ERR_INPUT with the path. */
 int format_open_file(const char *path, int *fd, uint64_t *file_bytes) MUST_CHECK;
 
+/* Text of others as it may stand in a message: without what moves a terminal, and cut at a character's end. Returns
+ * `out`. */
+enum { FORMAT_SHOWN_BYTES = 128 };
+const char *format_show(const char *text, char out[FORMAT_SHOWN_BYTES]);
+
 /* Writes a file whole or not at all: "<path>.partial", sync, rename, sync of the directory. */
 int format_write_file(const char *path, const void *data, uint64_t size_bytes) MUST_CHECK;
 /* Makes the entries of the directory that holds `path` durable. */

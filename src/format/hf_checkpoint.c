@@ -69,6 +69,9 @@ static int open_table(hf_checkpoint *self, const char *path)
 /* A name of a file in the directory itself. */
 static bool is_plain_name(const char *name)
 {
+    for (const char *at = name; *at; at++)
+        if ((unsigned char)*at < ' ' || *at == 0x7f)
+            return false;
     return name[0] != '\0' && !strchr(name, '/') && !strchr(name, '\\') && strcmp(name, ".") != 0 &&
            strcmp(name, "..") != 0 && strlen(name) <= NAME_MAX;
 }
@@ -83,15 +86,17 @@ static int list_shards(const char *path, const json_t *map, const char **names, 
 {
     const char *tensor;
     json_t *value;
+    char shown[FORMAT_SHOWN_BYTES], shown_name[FORMAT_SHOWN_BYTES];
     size_t used = 0;
     json_object_foreach((json_t *)(uintptr_t)map, tensor, value)
     {
         const char *name = json_string_value(value);
         if (!name || !is_plain_name(name))
             return err_set(ERR_INPUT,
-                           "%s: the file of tensor \"%.100s\" is \"%.100s\", which is no name of a "
-                           "file in this directory",
-                           path, tensor, name ? name : "(no text)");
+                           "%s: the file of tensor \"%s\" is \"%s\", which is no name of a file in "
+                           "this directory",
+                           path, format_show(tensor, shown),
+                           name ? format_show(name, shown_name) : "(no text)");
         names[used++] = name;
     }
     qsort(names, used, sizeof *names, compare_texts);
@@ -111,6 +116,7 @@ static int list_shards(const char *path, const json_t *map, const char **names, 
 static int check_map(const hf_checkpoint *self, const char *path, const json_t *map,
                      const char *const *names, size_t count)
 {
+    char shown[FORMAT_SHOWN_BYTES];
     const char *tensor;
     json_t *value;
     json_object_foreach((json_t *)(uintptr_t)map, tensor, value)
@@ -119,8 +125,8 @@ static int check_map(const hf_checkpoint *self, const char *path, const json_t *
         const char *const *found =
             bsearch(&name, names, count, sizeof *names, compare_texts); /* it is there */
         if (!safetensors_find(&self->files[found - names].table, tensor))
-            return err_set(ERR_INPUT, "%s names %s for tensor \"%.100s\", but it is not in there",
-                           path, name, tensor);
+            return err_set(ERR_INPUT, "%s names %s for tensor \"%s\", but it is not in there", path,
+                           name, format_show(tensor, shown));
     }
     return 0;
 }

@@ -13,6 +13,8 @@
 #include "base/size.h"
 #include "format/format_json.h"
 
+enum { NAME_BYTES_MAX = 200 };
+
 static const format_json_limits header_limits = {
     .bytes_max = SAFETENSORS_HEADER_MAX_BYTES,
     .values_max = 8 << 20, /* a million tensors */
@@ -49,9 +51,10 @@ struct decoder {
 static int read_type(const struct decoder *at, const json_t *item, safetensors_tensor *out,
                      uint32_t *bits)
 {
+    char shown[FORMAT_SHOWN_BYTES];
     const char *name = json_string_value(json_object_get(item, "dtype"));
     if (!name)
-        return err_set(ERR_INPUT, "%s: tensor \"%.100s\" has no dtype", at->path, at->name);
+        return err_set(ERR_INPUT, "%s: tensor \"%s\" has no dtype", at->path, at->name);
     for (size_t i = 0; i < sizeof type_rows / sizeof type_rows[0]; i++) {
         if (strcmp(type_rows[i].name, name) != 0)
             continue;
@@ -60,8 +63,8 @@ static int read_type(const struct decoder *at, const json_t *item, safetensors_t
         snprintf(out->type_name, sizeof out->type_name, "%s", name);
         return 0;
     }
-    return err_set(ERR_INPUT, "%s: tensor \"%.100s\" has dtype \"%.40s\", which is not known",
-                   at->path, at->name, name);
+    return err_set(ERR_INPUT, "%s: tensor \"%s\" has dtype \"%s\", which is not known", at->path,
+                   at->name, format_show(name, shown));
 }
 
 /* A whole number from 0 on; jansson refuses those beyond 2^63. */
@@ -78,22 +81,21 @@ static int read_shape(const struct decoder *at, const json_t *item, safetensors_
     const json_t *shape = json_object_get(item, "shape");
     size_t count = json_array_size(shape);
     if (!json_is_array(shape))
-        return err_set(ERR_INPUT, "%s: tensor \"%.100s\" has no shape", at->path, at->name);
+        return err_set(ERR_INPUT, "%s: tensor \"%s\" has no shape", at->path, at->name);
     if (count > SAFETENSORS_DIMS_MAX)
-        return err_set(ERR_INPUT, "%s: tensor \"%.100s\" has %zu dimensions, at most %d are read",
+        return err_set(ERR_INPUT, "%s: tensor \"%s\" has %zu dimensions, at most %d are read",
                        at->path, at->name, count, SAFETENSORS_DIMS_MAX);
     out->dim_count = (uint32_t)count;
     out->elem_count = 1;
     for (size_t i = 0; i < count; i++) {
         if (!read_count(json_array_get(shape, i), &out->shape[i]))
             return err_set(ERR_INPUT,
-                           "%s: tensor \"%.100s\": number %zu of its shape is no whole number "
+                           "%s: tensor \"%s\": number %zu of its shape is no whole number "
                            "from 0 on",
                            at->path, at->name, i);
         if (size_mul(out->elem_count, out->shape[i], &out->elem_count) < 0)
-            return err_set(ERR_INPUT,
-                           "%s: tensor \"%.100s\" has a shape of more than 2^64 elements", at->path,
-                           at->name);
+            return err_set(ERR_INPUT, "%s: tensor \"%s\" has a shape of more than 2^64 elements",
+                           at->path, at->name);
     }
     return 0;
 }
@@ -106,12 +108,12 @@ static int read_offsets(const struct decoder *at, const json_t *item, uint32_t b
     if (json_array_size(offsets) != 2 || !read_count(json_array_get(offsets, 0), &begin) ||
         !read_count(json_array_get(offsets, 1), &end) || begin > end)
         return err_set(ERR_INPUT,
-                       "%s: tensor \"%.100s\": data_offsets are not two numbers, the first not "
+                       "%s: tensor \"%s\": data_offsets are not two numbers, the first not "
                        "above the second",
                        at->path, at->name);
     if (end > at->data_bytes)
         return err_set(ERR_INPUT,
-                       "%s: tensor \"%.100s\" ends at byte %" PRIu64 " of the data, but the file "
+                       "%s: tensor \"%s\" ends at byte %" PRIu64 " of the data, but the file "
                        "has %" PRIu64 " bytes of data: it is cut short, or damaged",
                        at->path, at->name, end, at->data_bytes);
     char shape[SAFETENSORS_SHAPE_BYTES];
@@ -119,7 +121,7 @@ static int read_offsets(const struct decoder *at, const json_t *item, uint32_t b
         whole_bits / 8 != end - begin)
         return err_set(
             ERR_INPUT,
-            "%s: tensor \"%.100s\" of shape %s and dtype %s has data_offsets of %" PRIu64 " bytes",
+            "%s: tensor \"%s\" of shape %s and dtype %s has data_offsets of %" PRIu64 " bytes",
             at->path, at->name, safetensors_shape(out, shape), out->type_name, end - begin);
     out->file_offset = at->data_begin + begin;
     out->size_bytes = end - begin;
@@ -128,17 +130,18 @@ static int read_offsets(const struct decoder *at, const json_t *item, uint32_t b
 
 static int read_tensor(const struct decoder *at, const json_t *item, safetensors_tensor *out)
 {
+    char shown[FORMAT_SHOWN_BYTES];
     uint32_t bits = 0;
     if (!json_is_object(item))
-        return err_set(ERR_INPUT, "%s: tensor \"%.100s\" is no object", at->path, at->name);
+        return err_set(ERR_INPUT, "%s: tensor \"%s\" is no object", at->path, at->name);
     const char *key;
     json_t *value;
     json_object_foreach((json_t *)(uintptr_t)item, key, value)
     {
         if (strcmp(key, "dtype") != 0 && strcmp(key, "shape") != 0 &&
             strcmp(key, "data_offsets") != 0)
-            return err_set(ERR_INPUT, "%s: tensor \"%.100s\" has a key \"%.40s\" that is not known",
-                           at->path, at->name, key);
+            return err_set(ERR_INPUT, "%s: tensor \"%s\" has a key \"%s\" that is not known",
+                           at->path, at->name, format_show(key, shown));
     }
     TRY(read_type(at, item, out, &bits));
     TRY(read_shape(at, item, out));
@@ -165,11 +168,11 @@ static int check_places(const safetensors_table *self, uint64_t data_begin)
         const safetensors_tensor *tensor = &self->tensors[i];
         const char *before = i > 0 ? self->tensors[i - 1].name : "";
         if (tensor->file_offset < end)
-            return err_set(ERR_INPUT, "%s: the data of tensors \"%.100s\" and \"%.100s\" overlap",
+            return err_set(ERR_INPUT, "%s: the data of tensors \"%s\" and \"%s\" overlap",
                            self->path, before, tensor->name);
         if (tensor->file_offset > end)
             return err_set(ERR_INPUT,
-                           "%s: %" PRIu64 " bytes before the data of tensor \"%.100s\" are no "
+                           "%s: %" PRIu64 " bytes before the data of tensor \"%s\" are no "
                            "tensor's",
                            self->path, tensor->file_offset - end, tensor->name);
         end = tensor->file_offset + tensor->size_bytes;
@@ -188,6 +191,7 @@ static int compare_names(const void *left, const void *right, void *tensors)
 
 static int check_metadata(const char *path, const json_t *metadata)
 {
+    char shown[FORMAT_SHOWN_BYTES];
     const char *key;
     json_t *value;
     if (!json_is_object(metadata))
@@ -195,8 +199,24 @@ static int check_metadata(const char *path, const json_t *metadata)
     json_object_foreach((json_t *)(uintptr_t)metadata, key, value)
     {
         if (!json_is_string(value))
-            return err_set(ERR_INPUT, "%s: \"%.100s\" in __metadata__ is no text", path, key);
+            return err_set(ERR_INPUT, "%s: \"%s\" in __metadata__ is no text", path,
+                           format_show(key, shown));
     }
+    return 0;
+}
+
+/* Names can stand in messages as they are. */
+static int check_name(const char *path, const char *name)
+{
+    char shown[FORMAT_SHOWN_BYTES];
+    size_t length = 0;
+    while (name[length] && (unsigned char)name[length] >= ' ' && name[length] != 0x7f)
+        length++;
+    if (name[length] || length == 0 || length > NAME_BYTES_MAX)
+        return err_set(ERR_INPUT,
+                       "%s: the name of tensor \"%s\" is empty, longer than %d bytes, or has "
+                       "control characters",
+                       path, format_show(name, shown), NAME_BYTES_MAX);
     return 0;
 }
 
@@ -214,10 +234,12 @@ static int fill(safetensors_table *self, const json_t *doc, uint64_t data_begin)
                                    .name = name,
                                    .data_begin = data_begin,
                                    .data_bytes = self->file_bytes - data_begin};
-        if (strcmp(name, "__metadata__") == 0)
+        if (strcmp(name, "__metadata__") == 0) {
             TRY(check_metadata(self->path, item));
-        else
-            TRY(read_tensor(&at, item, &self->tensors[self->count++]));
+            continue;
+        }
+        TRY(check_name(self->path, name));
+        TRY(read_tensor(&at, item, &self->tensors[self->count++]));
     }
     qsort(self->tensors, self->count, sizeof *self->tensors, compare_offsets);
     for (uint32_t i = 0; i < self->count; i++)
@@ -346,7 +368,7 @@ int safetensors_read(const safetensors_table *self, int fd, const safetensors_te
                      uint64_t begin, uint64_t count, void *target)
 {
     if (count > tensor->size_bytes || begin > tensor->size_bytes - count)
-        return err_set(ERR_INTERNAL, "%s: bytes [%" PRIu64 ", +%" PRIu64 ") of tensor %.100s",
+        return err_set(ERR_INTERNAL, "%s: bytes [%" PRIu64 ", +%" PRIu64 ") of tensor %s",
                        self->path, begin, count, tensor->name);
     return read_at(self->path, fd, tensor->file_offset + begin, count, target);
 }

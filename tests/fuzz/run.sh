@@ -1,7 +1,7 @@
 #!/bin/sh
 # Runs a fuzzer of the preset `fuzz`, or makes its corpus small.
 #
-#   tests/fuzz/run.sh WHAT [SECONDS]     WHAT: manifest, job, tokens, files, lines, tokenizer; default 1200 s
+#   tests/fuzz/run.sh WHAT [SECONDS]     WHAT: manifest, job, tokens, files, lines, tokenizer, safetensors; default 1200 s
 #   tests/fuzz/run.sh --merge WHAT       tests/fuzz/corpus/WHAT becomes: its inputs that have a name, and
 #                                        the least of all others (named by their hash) that covers the same
 #
@@ -36,7 +36,7 @@ export ASAN_OPTIONS="${ASAN_OPTIONS:-quarantine_size_mb=16}"
 case $what in
 manifest) set -- -max_len=4096 "$@" ;;
 job) set -- -max_len=8192 "$@" ;;
-tokens | files | lines | tokenizer) set -- -max_len=4096 "$@" ;;
+tokens | files | lines | tokenizer | safetensors) set -- -max_len=4096 "$@" ;;
 esac
 for dict in "$build/$what.dict" "$root/tests/fuzz/$what.dict"; do
     [ ! -f "$dict" ] || set -- "-dict=$dict" "$@"
