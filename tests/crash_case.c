@@ -83,6 +83,11 @@ static void draw_bits(crash_draws *d, enum crash_kind kind, crash_case *out)
     }
     fixture_set(sets, "optimizer=%s", optimizers[optimizer > 2 ? 0 : optimizer]);
     fixture_set(sets, "model.seq_length=16");
+    if (d->seed % 3 == 0) { /* the other blocks, and the embedding, do not learn */
+        unsigned block = (unsigned)(d->seed / 3 % out->shape.layers);
+        fixture_set(sets, "train.only=[\"blocks.%u\"]", block);
+        say(out, ", only block %u", block);
+    }
     fixture_set(sets, "model.tie_embeddings=%s", crash_draw_below(d, 2) ? "true" : "false");
     fixture_set(sets, "gradient_accumulation_steps=%u", 1 + (unsigned)crash_draw_below(d, 2));
     if (dtype == 2) /* the first steps overflow */
