@@ -1,9 +1,10 @@
 /* An example of libsluice: training that ends when held-out loss no longer falls.
  *
  *   cc -o example example.c $(pkg-config --cflags --libs sluice)
- *   ./example job.json [steps between evaluations] [evaluations without a better loss]
+ *   ./example job.json [steps between evaluations] [evaluations without a better loss] [directory]
  *
- * The job is an ordinary one with data.valid; its run.steps is the most that is made. The program can be killed at
+ * The job is an ordinary one with data.valid; its run.steps is the most that is made. A directory, if one is named,
+ * gets the trained model as a Hugging Face checkpoint. The program can be killed at
  * any time and started again: it goes on from the last commit, as `sluice train` does. Under mpirun each process is a
  * rank. Exit status: that of the command, 0 where training ended by itself. */
 #include <stdio.h>
@@ -68,7 +69,8 @@ static int train(sluice_run *run, uint64_t every, unsigned patience)
 int main(int argc, char **argv)
 {
     if (argc < 2) {
-        fprintf(stderr, "use: %s job.json [steps between evaluations] [patience]\n", argv[0]);
+        fprintf(stderr, "use: %s job.json [steps between evaluations] [patience] [directory]\n",
+                argv[0]);
         return SLUICE_WRONG;
     }
     long every = argc > 2 ? strtol(argv[2], NULL, 10) : 50;
@@ -82,6 +84,11 @@ int main(int argc, char **argv)
     if (status != SLUICE_DONE)
         return fail(argv[1], status);
     status = train(run, (uint64_t)every, (unsigned)patience);
+    if (status == SLUICE_DONE && argc > 4) {
+        status = sluice_export(run, argv[4], NULL);
+        if (status != SLUICE_DONE)
+            status = fail("export", status);
+    }
     int closed = sluice_close(run); /* commits what is not committed */
     if (closed != SLUICE_DONE && status == SLUICE_DONE)
         status = fail("closing", closed);

@@ -161,6 +161,22 @@ int sluice_commit(sluice_run *run, uint64_t *step)
     return status_of(rc);
 }
 
+int sluice_export(sluice_run *run, const char *directory,
+                  const struct sluice_export_options *options)
+{
+    static const struct sluice_export_options defaults;
+    if (!options)
+        options = &defaults;
+    const struct export_options asked = {
+        .hf_dir = directory,
+        .type = options->dtype,
+        .adapters = options->adapters != 0,
+        .force = options->force != 0,
+    };
+    struct export_summary made;
+    return status_of(train_export(run->session, &asked, &made));
+}
+
 int sluice_close(sluice_run *run)
 {
     if (!run)

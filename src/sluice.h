@@ -4,7 +4,7 @@
  * is evaluated and committed when the caller likes, and closed. Nothing else in the archive is part of the
  * interface. Usable from C and C++.
  *
- *   sluice_open -> sluice_step ... sluice_evaluate ... sluice_commit ... -> sluice_close
+ *   sluice_open -> sluice_step ... sluice_evaluate ... sluice_commit ... sluice_export -> sluice_close
  *
  * Errors are values. Functions return SLUICE_DONE (0) or one of the statuses below, which are the exit statuses of
  * the command; sluice_error() then says in one sentence what failed, where, with which numbers, and what to do.
@@ -95,6 +95,20 @@ int sluice_evaluate(sluice_run *run, double *loss);
 /* Makes the state after the last step durable; *step, which may be NULL: which one. Nothing is written where it
  * is so already. */
 int sluice_commit(sluice_run *run, uint64_t *step);
+
+/* All zero: the defaults. */
+struct sluice_export_options {
+    const char *dtype; /* "fp32", "bf16" or "fp16"; NULL: the run's working dtype */
+    int adapters; /* not 0: of a run with train.lora the adapters alone, in PEFT's layout; else they are added
+                          to the weights */
+    int force; /* not 0: replaces files in a directory that is not empty */
+};
+
+/* Commits, and writes that state to the directory as a Hugging Face checkpoint, which is complete or not there.
+ * `options` may be NULL. A failure of it leaves the run as it is. With run.commit_every 0 the state is read where it
+ * lies, and the next step changes it there. */
+int sluice_export(sluice_run *run, const char *directory,
+                  const struct sluice_export_options *options);
 
 /* Commits what is not committed and frees all; NULL is allowed. After a failed step its failure again. */
 int sluice_close(sluice_run *run);

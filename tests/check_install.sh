@@ -86,10 +86,13 @@ write_job small 64KiB
     echo "the example did not make 6 steps"
     exit 1
 }
-"$scratch/example" "$scratch/ours.json" 3 2 | grep -q 'at step 6 of 6' || {
+"$scratch/example" "$scratch/ours.json" 3 2 "$scratch/model" | grep -q 'at step 6 of 6' || {
     echo "the example did not go on from its last commit"
     exit 1
 }
+for name in config.json model.safetensors; do
+    [ -s "$scratch/model/$name" ] || { echo "the example exported no $name"; exit 1; }
+done
 status=0
 "$scratch/example" "$scratch/small.json" >/dev/null 2>"$scratch/small.log" || status=$?
 { [ "$status" = 3 ] && grep -q 'host' "$scratch/small.log" && [ ! -e "$scratch/small" ]; } || {

@@ -118,6 +118,42 @@ static void commits_and_evaluations_come_when_they_are_asked_for(void **state)
     fixture_remove("asked");
 }
 
+/* After three steps, in the middle of the run, whose further steps are those of a run without it. */
+static void an_export_in_between_changes_nothing(void **state)
+{
+    (void)state;
+    static const char *const every[] = {"run.commit_every=2", "run.commit_every=0"};
+    static fixture_result whole, parts;
+    fixture_sets sets = {.count = 0};
+    fixture_set(&sets, "run.steps=%d", STEPS);
+    fixture_set(&sets, "tiers.place.optimizer=nvme");
+    fixture_train_good("whole", &shape, &sets, &whole);
+    for (int i = 0; i < 2; i++) {
+        char out[FIXTURE_PATH_BYTES + 32], file[sizeof out + 32];
+        snprintf(out, sizeof out, "%s/exported%d", fixture_dir, i);
+        snprintf(file, sizeof file, "%s/model.safetensors", out);
+        sluice_run *run = open_run(write_job("parts", every[i]));
+        for (int step = 0; step < STEPS; step++) {
+            if (step == 3) {
+                struct sluice_export_options wrong = {.dtype = "fp8"};
+                assert_int_equal(sluice_export(run, out, &wrong), SLUICE_WRONG);
+                assert_int_equal(access(file, F_OK), -1);
+                assert_done(sluice_export(run, out, NULL));
+                assert_int_equal(access(file, F_OK), 0);
+                assert_int_equal(sluice_export(run, out, NULL), SLUICE_WRONG); /* it is there */
+            }
+            assert_done(sluice_step(run, NULL));
+        }
+        assert_done(sluice_close(run));
+        memset(&parts, 0, sizeof parts);
+        fixture_read_steps("parts", &parts);
+        assert_int_equal(parts.step_count, STEPS);
+        assert_memory_equal(parts.loss_bits, whole.loss_bits, STEPS * sizeof *whole.loss_bits);
+        fixture_remove("parts");
+    }
+    fixture_remove("whole");
+}
+
 static void refusals_are_values(void **state)
 {
     (void)state;
@@ -156,6 +192,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(steps_are_those_of_a_whole_run),
         cmocka_unit_test(commits_and_evaluations_come_when_they_are_asked_for),
+        cmocka_unit_test(an_export_in_between_changes_nothing),
         cmocka_unit_test(refusals_are_values),
     };
     return cmocka_run_group_tests(tests, fixture_setup, fixture_teardown);

@@ -70,7 +70,8 @@ static int read_run(exporter *self)
     char job_path[JOB_PATH_BYTES + 16];
     const manifest *record = &self->view.record;
     TRY(traini_view_exists(path));
-    TRY(traini_run_dir_open(&self->dir, path));
+    if (!self->asked->is_held)
+        TRY(traini_run_dir_open(&self->dir, path));
     TRY(traini_view_open(&self->view, path, true));
     if (!self->view.has_record)
         return err_set(ERR_CORRUPT, "%s: no manifest is valid: nothing says what was committed",

@@ -259,6 +259,17 @@ static int check_usable(const train_session *self)
     return self->failure.code < 0 ? err_restore(&self->failure) : 0;
 }
 
+/* With one place per extent the next step changes what was committed in place: the manifest says so first. */
+static int leave_commit(traini_loop *loop)
+{
+    traini_commit *commit = &loop->engine->commit;
+    if (loop->job->run.commit_every > 0 || !commit->has_commit)
+        return 0;
+    TRY(traini_write_slot(loop->engine, MANIFEST_RUNNING));
+    commit->has_commit = false;
+    return 0;
+}
+
 int train_step(train_session *self, struct train_progress *progress)
 {
     TRY(check_usable(self));
@@ -267,6 +278,7 @@ int train_step(train_session *self, struct train_progress *progress)
         return err_set(ERR_USAGE,
                        "step %" PRIu64 " is the run's last (run.steps): raise it to go on",
                        loop->record.step);
+    TRY(note(self, leave_commit(loop)));
     TRY(note(self, traini_step(loop)));
     *progress = loop->last;
     return 0;
@@ -288,6 +300,20 @@ int train_commit(train_session *self, uint64_t *step)
     TRY(note(self, traini_commit_now(self->loop)));
     *step = self->loop->record.step;
     return 0;
+}
+
+int train_export(train_session *self, const struct export_options *options,
+                 struct export_summary *summary)
+{
+    traini_loop *loop = self->loop;
+    uint64_t step;
+    memset(summary, 0, sizeof *summary);
+    TRY(train_commit(self, &step));
+    struct export_options asked = *options;
+    asked.run_dir = loop->job->run.dir;
+    asked.is_held = true;
+    int rc = loop->ranks.rank == 0 ? export_run(&asked, summary) : 0;
+    return traini_agree(&loop->ranks, "export", rc);
 }
 
 void train_get_summary(const train_session *self, struct train_summary *summary,

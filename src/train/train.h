@@ -223,6 +223,12 @@ int train_step(train_session *self, struct train_progress *progress) MUST_CHECK;
 int train_evaluate(train_session *self, double *loss) MUST_CHECK;
 /* Commits the state after the last step unless that is durable already; *step: which. */
 int train_commit(train_session *self, uint64_t *step) MUST_CHECK;
+/* Commits, and then export_run of that commit by rank 0, for which the others wait; run_dir and is_held are set
+ * here. What is wrong with the export leaves the session as it is. */
+struct export_options;
+struct export_summary;
+int train_export(train_session *self, const struct export_options *options,
+                 struct export_summary *summary) MUST_CHECK;
 void train_get_summary(const train_session *self, struct train_summary *summary,
                        struct plan_summary *plan);
 /* Commits what is not committed, and frees; after a failed step frees alone and returns its failure. NULL is
@@ -392,6 +398,7 @@ struct export_options {
     bool adapters;        /* of a run with train.lora: the adapters alone, as PEFT has them; else
                              they are added to the weights that are written */
     bool force;           /* replaces files of these names in a directory that is not empty */
+    bool is_held;         /* the caller has the run open, and it makes no step meanwhile */
     const volatile sig_atomic_t *stop; /* may be NULL */
     const struct io_faults *faults;    /* tests: of the drives, or NULL */
     void (*on_progress)(void *user, uint64_t done_bytes, uint64_t total_bytes, double seconds);
