@@ -135,10 +135,32 @@ static void places_in_order(void **state)
     assert_int_equal(unlink(first) | unlink(beside) | rmdir(models), 0);
 }
 
+/* The jobs finetune*.json leave the checkpoint to the user. */
+static job *read_finetune(const char *path)
+{
+    char config[128], model[128];
+    snprintf(config, sizeof config, "%s/config.json", test_dir);
+    snprintf(model, sizeof model, "model.hf=%s", test_dir);
+    write_file(config, "{\"model_type\": \"qwen3\", \"vocab_size\": 256, \"hidden_size\": 64, "
+                       "\"num_hidden_layers\": 2, \"num_attention_heads\": 4, "
+                       "\"num_key_value_heads\": 2, \"intermediate_size\": 96}");
+    const char *const sets[] = {model};
+    job *self;
+    int rc = job_read(path, sets, 1, &self);
+    assert_int_equal(unlink(config), 0);
+    if (rc < 0)
+        fail_msg("%s", err_text());
+    assert_string_equal(self->model.hf, test_dir);
+    assert_int_equal(self->model.seq_length, 512);
+    return self;
+}
+
 static job *read_example(const char *name)
 {
     char path[512];
     snprintf(path, sizeof path, SLUICE_SOURCE_DIR "/configs/jobs/%s", name);
+    if (strncmp(name, "finetune", strlen("finetune")) == 0)
+        return read_finetune(path);
     /* A file of DeepSpeed's alone gets the blocks that it lacks, as a user would give them. */
     static const char *const blocks[] = {"model.preset=gpt2-124m", "data.train=train.txt",
                                          "run.dir=runs/infinity",
@@ -173,7 +195,7 @@ static void all_examples_read(void **state)
         job_destroy(self);
     }
     assert_int_equal(closedir(folder), 0);
-    assert_true(count >= 6);
+    assert_true(count >= 9);
 }
 
 /* The job of configs/cluster is for 8 ranks. */
