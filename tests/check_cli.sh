@@ -157,6 +157,17 @@ SLUICE_FAILPOINTS="commit.begin=nonsense" "$sluice" help >"$scratch/out" 2>"$scr
 [ $? -eq 2 ] || fail "a point with a wrong action was not refused"
 [ "$(grep -c '^sluice: error: ' "$scratch/err")" -eq 1 ] || fail "a wrong point: not one line of error"
 
+# Conversations have marks, which no token file holds; what is read stays.
+echo '{"messages": [{"role": "user", "content": "a"}]}' >"$scratch/chat.jsonl"
+echo '{"text": "abc"}' >"$scratch/text.jsonl"
+cp "$scratch/text.jsonl" "$scratch/kept"
+bytes="data tokenize --tokenizer bytes --no-document-end"
+run 2 'holds conversations' $bytes --out "$scratch/new" "$scratch/chat.jsonl"
+run 2 'is read and would be written' $bytes --format u16 --out "$scratch/text.jsonl" "$scratch/text.jsonl"
+cmp -s "$scratch/kept" "$scratch/text.jsonl" || fail "data tokenize has changed what it read"
+run 0 'documents  1' $bytes --out "$scratch/new" "$scratch/text.jsonl"
+run 2 '--stop is empty' generate "$scratch" --stop ""
+
 # What cannot be written is an error, and a reader that goes away is none.
 if [ -c /dev/full ]; then
     "$sluice" help >/dev/full 2>"$scratch/err"

@@ -74,9 +74,11 @@ static int generate_put(generate_request *self, const char *bytes, size_t count)
     if (self->json)
         return generate_keep(self, bytes, count);
     /* A reader that is gone ends the text: nobody would see the rest. */
-    if (fwrite(bytes, 1, count, stdout) != count || fflush(stdout) != 0)
+    if (fwrite(bytes, 1, count, stdout) == count && fflush(stdout) == 0)
+        return 0;
+    if (errno == EPIPE)
         return err_set(ERR_STOPPED, "nobody reads the text any more");
-    return 0;
+    return err_errno(errno, "cannot write to standard output");
 }
 
 static int generate_show(void *user, const char *bytes, uint64_t count)
@@ -136,6 +138,8 @@ static int read_prompt(generate_request *self)
 
 static int take_prompt(generate_request *self)
 {
+    if (self->options.stop_text && !self->options.stop_text[0])
+        return err_set(ERR_USAGE, "generate: --stop is empty: give the text to stop at");
     if (self->options.prompt && self->prompt_file)
         return err_set(ERR_USAGE, "generate: --prompt and --prompt-file are both given");
     if (self->prompt_file)

@@ -372,7 +372,7 @@ static int look_at_lines(prepare_work *self, int fd, const prepare_options *opti
         json_decref(line);
     }
     mem_free(text);
-    if (rc == 0 && self->is_chat)
+    if (rc == 0 && self->is_chat && options->chat_template)
         rc = chat_form_find(options->chat_template, options->tokenizer_name, options->words,
                             &self->chat);
     return rc;

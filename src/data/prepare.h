@@ -30,10 +30,12 @@
 struct prepare_options {
     const tokenizer *words;
     const char *tokenizer_name; /* data.tokenizer; "bytes": text files are read as they are */
-    const char *chat_template;  /* data.chat_template: a name of chat.h */
-    const char *field;          /* of a JSON line that is no conversation; NULL or "": "text" */
-    uint64_t vocab_size;        /* the model's: each token is below it */
-    bool has_no_end;            /* no end token is put behind documents of text */
+    const char
+        *chat_template;  /* data.chat_template: a name of chat.h; NULL: conversations are known
+                                 * as such (is_chat), and cannot be made into tokens */
+    const char *field;   /* of a JSON line that is no conversation; NULL or "": "text" */
+    uint64_t vocab_size; /* the model's: each token is below it */
+    bool has_no_end;     /* no end token is put behind documents of text */
     const volatile sig_atomic_t *stop; /* or NULL */
 };
 typedef struct prepare_options prepare_options;

@@ -162,7 +162,7 @@ static int advise_context(const generator *self, int refused)
     }
     log_set_level(level);
     if (low == 0)
-        return err_set(refused, "%s; it fits with no context at all", first.text);
+        return err_set(refused, "%s; no shorter --context makes it fit", first.text);
     return err_set(refused,
                    "%s; this is for keys and values of %" PRIu64 " positions: a context of %" PRIu64
                    " fits (--context %" PRIu64 ")",

@@ -1,7 +1,9 @@
 /* Text and JSON lines made into one token file. See tokenize.h. */
 #include "train/tokenize.h"
 
+#include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "base/log.h"
 #include "base/size.h"
@@ -27,6 +29,29 @@ static int find_format(const char *name, enum corpus_format *out)
     return name ? err_set(ERR_USAGE, "tokens are written as megatron, llmc, u16 or u32, not as %s",
                           name)
                 : 0;
+}
+
+/* The output takes the place of what had its name, and that may be no file that is read. */
+static int check_name(const tokenize_request *request, const char *end)
+{
+    char name[4096];
+    struct stat out, in;
+    int length = snprintf(name, sizeof name, "%s%s", request->out, end);
+    if (length >= (int)sizeof name || stat(name, &out) != 0)
+        return 0; /* token_file_create says what is wrong with it */
+    for (uint32_t i = 0; i < request->path_count; i++)
+        if (stat(request->paths[i], &in) == 0 && in.st_dev == out.st_dev && in.st_ino == out.st_ino)
+            return err_set(ERR_USAGE, "%s is read and would be written: give --out another name",
+                           name);
+    return 0;
+}
+
+static int check_names(const tokenize_request *request, enum corpus_format format)
+{
+    if (format != CORPUS_MEGATRON)
+        return check_name(request, "");
+    TRY(check_name(request, ".bin"));
+    return check_name(request, ".idx");
 }
 
 static int sink_add(void *user, const uint32_t *tokens, uint64_t count)
@@ -97,6 +122,7 @@ int tokenize_files(const tokenize_request *request, tokenize_result *result)
     uint64_t begin_ns = clock_ns();
     *result = (tokenize_result){0};
     TRY(find_format(request->format, &format));
+    TRY(check_names(request, format));
     TRY(tokenizer_open(request->tokenizer, &words));
     if (tokenizer_end_id(words) < 0 && !request->has_no_end)
         log_warn("the tokenizer %s names no end token: nothing is put between documents",

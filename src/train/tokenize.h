@@ -29,7 +29,7 @@ struct tokenize_result {
 };
 typedef struct tokenize_result tokenize_result;
 
-/* ERR_USAGE for an unknown format; ERR_INPUT and ERR_CONFIG as tokenizer_open, prepare_look and prepare_run have it,
+/* ERR_USAGE for an unknown format and an output that is one of the files read; ERR_INPUT and ERR_CONFIG as tokenizer_open, prepare_look and prepare_run have it,
  * and for conversations, whose marks no such format holds; ERR_STOPPED. On failure no file is left or changed. */
 int tokenize_files(const tokenize_request *request, tokenize_result *result) MUST_CHECK;
 
