@@ -232,6 +232,8 @@ static void directories_that_hold_something_are_kept(void **state)
     assert_int_equal(export("run", "again", NULL, 0, false, &out), ERR_INPUT);
     assert_non_null(strstr(err_text(), "is not empty"));
     assert_true(is_there("again/model.safetensors.index.json"));
+    expect_good(export("run", "run/hf/above/new", NULL, 0, false, &out)); /* directories are made */
+    assert_true(is_there("run/hf/above/new/config.json"));
     /* With force the files of before go: loaders would take them. */
     expect_good(export("run", "again", NULL, 0, true, &out));
     assert_int_equal(out.file_count, 1);

@@ -244,12 +244,32 @@ int exporti_finish(export_list *self, const char *dir)
     return self->file_count > 1 ? write_index(self, dir) : 0;
 }
 
+static int make_directory(const char *path, bool *is_new)
+{
+    *is_new = mkdir(path, 0777) == 0;
+    if (*is_new)
+        return format_sync_parent(path);
+    return errno == EEXIST
+               ? 0
+               : err_set(ERR_INPUT, "cannot make directory %s: %s", path, strerror(errno));
+}
+
 int exporti_take_directory(const char *dir, bool force)
 {
-    if (mkdir(dir, 0777) == 0)
-        return format_sync_parent(dir);
-    if (errno != EEXIST)
-        return err_set(ERR_INPUT, "cannot make directory %s: %s", dir, strerror(errno));
+    char above[JOB_PATH_BYTES];
+    bool is_new;
+    if (snprintf(above, sizeof above, "%s", dir) >= (int)sizeof above || !dir[0])
+        return err_set(ERR_INPUT,
+                       "cannot make directory \"%.100s\": its name has %zu bytes; 1 to %d "
+                       "are possible",
+                       dir, strlen(dir), JOB_PATH_BYTES - 1);
+    for (char *at = above + 1; (at = strchr(at, '/')); *at++ = '/') {
+        *at = '\0';
+        TRY(make_directory(above, &is_new));
+    }
+    TRY(make_directory(dir, &is_new));
+    if (is_new)
+        return 0;
     DIR *directory = opendir(dir);
     if (!directory)
         return err_set(ERR_INPUT, "cannot look into %s: %s", dir, strerror(errno));
