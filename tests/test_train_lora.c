@@ -113,6 +113,26 @@ static void stopped_runs_go_on(void **state)
     fixture_remove("parts");
 }
 
+/* Norms apart from matrices lie in the adapters' units, of which there are as many: the state is no other's. */
+static void norms_are_not_taken_over(void **state)
+{
+    (void)state;
+    static fixture_result result;
+    char from[FIXTURE_PATH_BYTES + 16];
+    fixture_sets sets = make_sets(0, "nvme", "in_next_forward"), other = sets;
+    fixture_train_good("plain", &shapes[0], &sets, &result);
+    fixture_set(&other, "train.only=[\"norms\"]");
+    snprintf(from, sizeof from, "%s/plain", fixture_dir);
+    job *asked = fixture_job("norms", &shapes[0], &other);
+    fixture_call call = {.name = "norms", .from = from};
+    fixture_train(asked, &call, &result);
+    job_destroy(asked);
+    assert_int_equal(result.rc, ERR_INPUT);
+    assert_non_null(strstr(result.error, "train.only selects norms apart"));
+    fixture_remove("norms");
+    fixture_remove("plain");
+}
+
 /* ---- export ------------------------------------------------------------------------------------ */
 
 static void export_to(const char *run, const char *name, bool alone)
@@ -203,6 +223,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(placements_give_equal_bits),
         cmocka_unit_test(stopped_runs_go_on),
+        cmocka_unit_test(norms_are_not_taken_over),
         cmocka_unit_test(exports_agree),
     };
     return cmocka_run_group_tests(tests, fixture_setup, fixture_teardown);

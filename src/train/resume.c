@@ -261,15 +261,39 @@ static int check_sources(const traini_loop *self, const manifest *found)
     return traini_recut_check(&work);
 }
 
-/* Another selection of what learns may split units otherwise (norms apart): then they are others. */
+/* Whether a run's selection splits the norms of its blocks off: its identity has the ranges sorted and joined. */
+static bool splits_norms(const char *identity, uint64_t layers)
+{
+    static const char key[] = "\ntrain.only=", norms[] = "norms";
+    char blocks[64];
+    const char *list = strstr(identity, key);
+    if (!list)
+        return false;
+    list += sizeof key - 1;
+    size_t length = strcspn(list, "\n");
+    size_t all = (size_t)snprintf(blocks, sizeof blocks, "blocks.0-%" PRIu64, layers - 1);
+    bool has_all = length >= all && memcmp(list + length - all, blocks, all) == 0;
+    return !has_all && memmem(list, length, norms, sizeof norms - 1) != NULL;
+}
+
+/* Another selection of what learns, or adapters, may split units otherwise: then they are others. With adapters
+ * there are as many of them with norms as without. */
 static int check_units(const traini_loop *self, const manifest *found)
 {
     const model *net = self->setup->net;
     uint32_t count = 0;
     for (uint64_t i = 0; i < found->extent_count; i++)
         count = (uint32_t)size_max(count, (uint64_t)found->extents[i].unit + 1);
-    if (count == net->unit_count)
+    if (count == net->unit_count && splits_norms(found->identity, net->spec.num_layers) ==
+                                        splits_norms(self->setup->identity, net->spec.num_layers))
         return 0;
+    if (traini_is_imported(found))
+        return err_set(ERR_INPUT,
+                       "the import in %s has %" PRIu32 " units and this run %" PRIu32
+                       ", as train.only or train.lora split some of them: begin in a run.dir of "
+                       "its own, with the checkpoint in model.hf",
+                       self->is_borrowed ? self->from.path : self->dir.path, count,
+                       net->unit_count);
     return err_set(ERR_INPUT,
                    "--from: the run in %s has %" PRIu32 " units and this one %" PRIu32
                    ", as train.only selects norms apart from matrices in one of them alone: go on "
@@ -295,7 +319,7 @@ static int recut(traini_loop *self, const manifest *found, manifest *scratch, sl
                           "the run in %s is to move to other places, beside the slabs that it has",
                           self->dir.path);
     TRY(rc);
-    if (self->is_borrowed)
+    if (self->is_borrowed || traini_is_imported(found))
         TRY(check_units(self, found));
     if (old)
         TRY(rank_slabs_open(found, 0, old));
