@@ -165,11 +165,20 @@ void traini_close_data(traini_loop *self)
 /* The run's copy of its checkpoint's tokenizer, where there is one and the job leaves the choice to model.hf. */
 static void name_tokenizer(const struct job *asked, char name[MADE_PATH_BYTES])
 {
+    static const char *const ends[][2] = {{"", "tokenizer.json"},
+                                          {"/tokenizer.json", "tokenizer.json"},
+                                          {"/tokenizer.model", "tokenizer.model"}};
     const char *given = asked->data.tokenizer, *hf = asked->model.hf;
-    snprintf(name, MADE_PATH_BYTES, "%s/hf/tokenizer.json", asked->run.dir);
-    bool is_own = hf[0] && strncmp(given, hf, strlen(hf)) == 0;
-    if (!is_own || access(name, F_OK) != 0)
-        snprintf(name, MADE_PATH_BYTES, "%s", given);
+    size_t hf_bytes = strlen(hf);
+    for (size_t i = 0; i < sizeof ends / sizeof ends[0]; i++) {
+        if (hf_bytes == 0 || strncmp(given, hf, hf_bytes) != 0 ||
+            strcmp(given + hf_bytes, ends[i][0]) != 0)
+            continue;
+        snprintf(name, MADE_PATH_BYTES, "%s/hf/%s", asked->run.dir, ends[i][1]);
+        if (access(name, F_OK) == 0)
+            return;
+    }
+    snprintf(name, MADE_PATH_BYTES, "%s", given);
 }
 
 static int look_at(traini_loop *self, int list, uint32_t idx)
