@@ -119,6 +119,8 @@ static int sum_corpus(corpus *source, struct data_word *out)
     enum { PIECES = 64, PIECE_TOKENS = 1024 };
     int32_t tokens[PIECE_TOKENS];
     uint64_t token_count = corpus_token_count(source), count = size_min(PIECE_TOKENS, token_count);
+    const uint64_t counts[] = {token_count, corpus_counted(source), corpus_document_count(source)};
+    out->sum = XXH3_64bits_withSeed(counts, sizeof counts, out->sum);
     for (uint64_t i = 0; i < PIECES; i++) {
         uint64_t begin = (token_count - count) / (PIECES - 1) * i;
         TRY(corpus_read(source, begin, count, tokens));
