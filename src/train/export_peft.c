@@ -7,11 +7,12 @@
 #include <jansson.h>
 #include <limits.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "base/mem.h"
 #include "base/size.h"
+#include "format/format_json.h"
 #include "train/export_internal.h"
 #include "train/sweep.h"
 #include "train/train_internal.h"
@@ -182,7 +183,7 @@ int exporti_check_adapters(const model *net)
 static int write_config(const export_adapters *self, const char *base, const char *dir)
 {
     const model_spec *spec = &self->net->spec;
-    char path[PATH_MAX], partial[PATH_MAX];
+    char path[PATH_MAX];
     const char *name;
     json_t *targets = json_array();
     for (uint32_t i = 0; (name = model_lora_target(spec->family, i)) != NULL; i++)
@@ -199,14 +200,14 @@ static int write_config(const export_adapters *self, const char *base, const cha
                   spec->family == MODEL_GPT2, "inference_mode", 1, "modules_to_save",
                   "init_lora_weights", 1, "use_rslora", 0, "use_dora", 0);
     int rc = doc ? join(path, dir, config_name) : -ENOMEM;
-    if (rc == 0 && (size_t)snprintf(partial, sizeof partial, "%s.partial", path) >= sizeof partial)
-        rc = err_set(ERR_INPUT, "the path %.200s... is too long", path);
-    if (rc == 0 && json_dump_file(doc, partial, JSON_INDENT(2)) < 0)
-        rc = err_errno(EIO, "cannot write %s", partial);
-    if (rc == 0 && rename(partial, path) != 0)
-        rc = err_errno(errno, "cannot rename %s", partial);
+    char *text = rc == 0 ? json_dumps(doc, JSON_INDENT(2)) : NULL;
+    if (rc == 0 && !text)
+        rc = -ENOMEM;
+    if (rc == 0)
+        rc = format_write_file(path, text, strlen(text));
+    free(text);
     json_decref(doc);
-    return rc;
+    return rc == -ENOMEM ? err_set(rc, "no memory for %s", config_name) : rc;
 }
 
 /* "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight". */
