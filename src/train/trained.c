@@ -230,6 +230,8 @@ static int fill_from_checkpoint(traini_trained *self, weights *from,
     for (uint32_t u = 0; rc == 0 && u < setup->net->unit_count; u++)
         for (uint64_t at = 0; rc == 0 && at < setup->unit_elems[u]; at += FILL_ELEMS) {
             uint64_t count = size_min(setup->unit_elems[u] - at, FILL_ELEMS);
+            if (!weights_has_all(from, u)) /* adapters, which the job adds: they add nothing */
+                memset(masters, 0, count * sizeof *masters);
             rc = weights_read(from, u, at, count, masters);
             if (rc == 0)
                 rc = traini_fill(&to, u, at, count, masters);
