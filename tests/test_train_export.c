@@ -224,6 +224,11 @@ static void directories_that_hold_something_are_kept(void **state)
     make_checkpoint("model", &llama, &form);
     fresh("run");
     fresh("again");
+    /* A job whose units are not the checkpoint's could not read its own import. */
+    assert_int_equal(import("model", "run", "train.lora.rank=4", &in), ERR_CONFIG);
+    assert_non_null(strstr(err_text(), "train.lora of this job"));
+    assert_int_equal(import("model", "run", "train.only=norms", &in), ERR_CONFIG);
+    assert_false(is_there("run"));
     expect_good(import("model", "run", NULL, &in));
     assert_int_equal(import("model", "run", NULL, &in), ERR_INPUT);
     assert_non_null(strstr(err_text(), "holds a run with a commit of step 0"));

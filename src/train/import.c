@@ -135,10 +135,30 @@ static int read_job(importer *self)
     return rc;
 }
 
+/* An import is the model as the checkpoint has it: a run whose job splits its units could not read it. */
+static int check_learning(const importer *self)
+{
+    model_spec spec = traini_model_spec(&self->job->model);
+    model *net;
+    TRY(traini_fill_learning(self->job, &spec));
+    TRY(model_create(&spec, self->job->type, 1, &net));
+    uint64_t unit_count = net->unit_count;
+    model_destroy(net);
+    if (unit_count == self->net->unit_count)
+        return 0;
+    return err_set(ERR_CONFIG,
+                   "train.%s of this job makes %" PRIu64 " units of the checkpoint's %u, which no "
+                   "import has: a job that names the checkpoint in model.hf needs no import, so "
+                   "train it as it is",
+                   self->job->train.lora_rank > 0 ? "lora" : "only", unit_count,
+                   self->net->unit_count);
+}
+
 static int open_model(importer *self)
 {
     model_spec spec = traini_model_spec(&self->job->model);
     TRY(model_create(&spec, self->job->type, 1, &self->net));
+    TRY(check_learning(self));
     TRY(weights_open(self->job->model.hf, self->net, &self->from));
     struct import_summary *out = self->out;
     out->param_count = self->net->param_count;

@@ -192,8 +192,9 @@ static int check_identity(const traini_setup *self, const manifest *found, const
     traini_list_differences(found->identity, self->identity, differences, sizeof differences);
     return err_set(ERR_INPUT,
                    "the run in %s was made with other settings: %s; go on with its own, or begin "
-                   "in another run.dir",
-                   run_dir, differences);
+                   "%s",
+                   run_dir, differences,
+                   borrows ? "from an export of that run (model.hf)" : "in another run.dir");
 }
 
 static void fill_pass(const model_pass *from, plan_pass *to)
