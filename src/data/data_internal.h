@@ -5,7 +5,7 @@
  *   megatron.c  the .idx beside a .bin         npy.c        NumPy's arrays
  *   made.c      files that Sluice makes        documents.c  where documents begin and end
  *   sampler.c   which window comes when        mixture.c    of which source
- *   prepare.c   text and JSON lines -> made.c's files; lines.c cuts them, chat.c has the templates */
+ *   prepare.c   text and JSON lines -> made.c's files; prepare_encode.c makes tokens of them, chat.c conversations */
 #ifndef SLUICE_DATA_INTERNAL_H
 #define SLUICE_DATA_INTERNAL_H
 
@@ -62,6 +62,9 @@ bool datai_is_jsonl(const char *path); /* by its name */
 int datai_open(const char *path, int *fd, uint64_t *bytes) MUST_CHECK;
 /* Exactly `bytes` bytes at `offset`. ERR_INPUT where the file ends before. */
 int datai_pread(int fd, const char *path, uint64_t offset, uint64_t bytes, void *target) MUST_CHECK;
+/* The entries of the directory that `path` lies in: after a loss of power a file that was renamed is whole under its
+ * new name, or not there. */
+int datai_sync_directory(const char *path) MUST_CHECK;
 
 /* Checks the index at idx_path whole and holds it against the opened .bin: sets type and token_count, and
  * keeps the index open for its documents. */

@@ -213,22 +213,6 @@ static int write_header(const made_writer *self)
     return write_all(self->tokens.fd, self->part, 0, &header, sizeof header);
 }
 
-/* The directory's entry too: after a loss of power the file is whole or not there. */
-static int sync_directory(const char *path)
-{
-    char directory[PATH_MAX];
-    snprintf(directory, sizeof directory, "%s", path);
-    char *slash = strrchr(directory, '/');
-    if (slash)
-        slash[slash == directory] = '\0';
-    int fd = open(slash ? directory : ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    int rc =
-        fd >= 0 && fsync(fd) == 0 ? 0 : err_errno(errno, "cannot sync the directory of %s", path);
-    if (fd >= 0)
-        close(fd);
-    return rc;
-}
-
 static int finish(made_writer *self)
 {
     TRY(made_end_document(self));
@@ -242,7 +226,7 @@ static int finish(made_writer *self)
         return err_errno(errno, "cannot rename %s to %s", self->part, self->path);
     close(self->tokens.fd);
     self->tokens.fd = -1; /* it is no part any more */
-    return sync_directory(self->path);
+    return datai_sync_directory(self->path);
 }
 
 int made_finish(made_writer *self)

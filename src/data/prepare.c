@@ -328,7 +328,7 @@ int prepare_make(const prepare_work *work, const prepare_options *options, const
 
 /* ---- looking ---- */
 
-/* The first line that is not blank, from mem_alloc; "" where there is none in the first MiB. */
+/* The first line that is not blank, from mem_alloc; "" where there is none. */
 static int first_line(const char *path, int fd, uint64_t bytes, char **out)
 {
     uint64_t part = size_min(bytes, LINE_MAX_BYTES), step = size_min(part, MIB), got = 0;

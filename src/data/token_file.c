@@ -281,22 +281,6 @@ static int write_llmc_header(token_file *self)
     return 0;
 }
 
-/* The directory's entries too: after a loss of power the files are whole or not there. */
-static int sync_directory(const char *path)
-{
-    char directory[PATH_MAX];
-    snprintf(directory, sizeof directory, "%s", path);
-    char *slash = strrchr(directory, '/');
-    if (slash)
-        slash[slash == directory] = '\0';
-    int fd = open(slash ? directory : ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    int rc =
-        fd >= 0 && fsync(fd) == 0 ? 0 : err_errno(errno, "cannot sync the directory of %s", path);
-    if (fd >= 0)
-        close(fd);
-    return rc;
-}
-
 static int move(const char *from, const char *to)
 {
     return rename(from, to) == 0 ? 0 : err_errno(errno, "cannot rename %s to %s", from, to);
@@ -315,14 +299,14 @@ static int publish(token_file *self)
         TRY(write_index(self));
         if (unlink(self->index_name) != 0 && errno != ENOENT)
             return err_errno(errno, "cannot replace %s", self->index_name);
-        TRY(sync_directory(self->name));
+        TRY(datai_sync_directory(self->name));
     }
     TRY(move(self->tokens.path, self->name));
     if (is_pair) {
-        TRY(sync_directory(self->name));
+        TRY(datai_sync_directory(self->name));
         TRY(move(self->index.path, self->index_name));
     }
-    return sync_directory(self->name);
+    return datai_sync_directory(self->name);
 }
 
 int token_file_finish(token_file *self)

@@ -268,8 +268,8 @@ uint32_t toki_stand_in(uint32_t character)
                                                                      : character;
 }
 
-/* Bit b: a character of three bytes whose first two give b = 64 * (first & 15) + (second & 63) may have a stand-in.
- * Made at the first call; whoever makes it writes the same. */
+/* Of characters up to three bytes long, by all bits but the last six: 1 where one of the 64 may have a stand-in. Made at
+ * the first call. */
 static uint8_t three_bytes[1024];
 static pthread_once_t three_bytes_once = PTHREAD_ONCE_INIT;
 
