@@ -115,8 +115,11 @@ static int fill_tokenizer(const configi_reader *reader, job *target)
             return configi_error(reader, "model.hf", "%zu bytes long; at most %d", length,
                                  JOB_PATH_BYTES - 1);
         memcpy(tokenizer, is_json ? target->model.hf : path, length + 1);
-        break;
+        return 0;
     }
+    /* Of a run whose checkpoint is gone: what it had the run has a copy of. */
+    if (access(target->model.hf, F_OK) != 0)
+        memcpy(tokenizer, target->model.hf, strlen(target->model.hf) + 1);
     return 0;
 }
 

@@ -55,7 +55,8 @@ static bool ends_with(const char *text, const char *end)
     return length > end_length && strcmp(text + length - end_length, end) == 0;
 }
 
-/* Whether the job may have text or JSON lines to be made into tokens: by its words alone. */
+/* Whether the job may have text or JSON lines to be made into tokens: by its words alone, of which those that
+ * model.hf stands for are of this host. */
 static bool may_make(const struct job *asked)
 {
     if (strcmp(asked->data.tokenizer, "bytes") != 0 || asked->data.format == JOB_DATA_JSONL)
@@ -165,18 +166,13 @@ void traini_close_data(traini_loop *self)
 /* The run's copy of its checkpoint's tokenizer, where there is one and the job leaves the choice to model.hf. */
 static void name_tokenizer(const struct job *asked, char name[MADE_PATH_BYTES])
 {
-    static const char *const ends[][2] = {{"", "tokenizer.json"},
-                                          {"/tokenizer.json", "tokenizer.json"},
-                                          {"/tokenizer.model", "tokenizer.model"}};
-    const char *given = asked->data.tokenizer, *hf = asked->model.hf;
-    size_t hf_bytes = strlen(hf);
-    for (size_t i = 0; i < sizeof ends / sizeof ends[0]; i++) {
-        if (hf_bytes == 0 || strncmp(given, hf, hf_bytes) != 0 ||
-            strcmp(given + hf_bytes, ends[i][0]) != 0)
-            continue;
-        snprintf(name, MADE_PATH_BYTES, "%s/hf/%s", asked->run.dir, ends[i][1]);
+    const char *given = asked->data.tokenizer, *own = traini_hf_tokenizer(asked);
+    if (own) {
+        snprintf(name, MADE_PATH_BYTES, "%s/hf/%s", asked->run.dir, own);
         if (access(name, F_OK) == 0)
             return;
+        if (access(given, F_OK) != 0) /* it is gone, and had none: text is not what it is for */
+            given = "bytes";
     }
     snprintf(name, MADE_PATH_BYTES, "%s", given);
 }
@@ -235,7 +231,9 @@ int traini_open_data(traini_loop *self)
     if (self->options->watch && asked->data.train.count == 0)
         return 0; /* random tokens */
     int rc = job_check_for_training(asked);
-    if (rc == 0 && may_make(asked)) {
+    uint8_t may = may_make(asked); /* other hosts may not see the checkpoint */
+    TRY(traini_from_rank0(ranks, "kind of data", &may, sizeof may));
+    if (rc == 0 && may) {
         TRY(find_what_to_make(self));
         if (self->data->is_late)
             return 0;

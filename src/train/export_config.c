@@ -305,6 +305,7 @@ int exporti_write_side_files(const traini_view *run, const char *dir, enum dtype
     if (!there)
         side_dir[0] = '\0';
     find_tokenizer(run->asked, tokenizer_dir);
+    bool is_other = traini_names_tokenizer(run->asked);
     *count = 0;
     for (uint32_t i = 0; hf_side_files[i]; i++) {
         const char *name = hf_side_files[i];
@@ -312,10 +313,10 @@ int exporti_write_side_files(const traini_view *run, const char *dir, enum dtype
         int copied = 0;
         if (strcmp(name, config_name) == 0)
             continue;
-        if (there)
-            copied = hf_copy_side_file(side_dir, dir, name);
-        else if (tokenizer_dir[0] && is_tokenizers)
+        if (tokenizer_dir[0] && is_tokenizers && (!there || is_other))
             copied = hf_copy_side_file(tokenizer_dir, dir, name);
+        else if (there)
+            copied = hf_copy_side_file(side_dir, dir, name);
         TRY(copied);
         *count += (uint64_t)copied;
     }

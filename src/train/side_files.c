@@ -68,3 +68,25 @@ int traini_remove_side_files(const char *run_dir)
     TRY(join(target, run_dir, "hf"));
     return hf_remove_side_files(target);
 }
+
+const char *traini_hf_tokenizer(const struct job *asked)
+{
+    static const char *const names[] = {"tokenizer.json", "tokenizer.model"};
+    const char *hf = asked->model.hf, *rest = asked->data.tokenizer;
+    size_t hf_bytes = strlen(hf);
+    if (hf_bytes == 0 || strncmp(rest, hf, hf_bytes) != 0)
+        return NULL;
+    rest += hf_bytes;
+    if (rest[0] == '\0')
+        return names[0];
+    for (int i = 0; i < 2; i++)
+        if (rest[0] == '/' && strcmp(rest + 1, names[i]) == 0)
+            return names[i];
+    return NULL;
+}
+
+bool traini_names_tokenizer(const struct job *asked)
+{
+    const char *given = asked->data.tokenizer;
+    return strcmp(given, "bytes") != 0 && !traini_hf_tokenizer(asked) && access(given, R_OK) == 0;
+}

@@ -432,6 +432,10 @@ int traini_write_plan(const struct traini_run_dir *self, const traini_setup *set
 
 /* side_files.c: RUN/hf, or of a commit that was kept that of its run: 1 and the path, 0 where there is none. */
 int traini_side_dir(const char *run_dir, char out[JOB_PATH_BYTES]) MUST_CHECK;
+/* Where the job's tokenizer is that of its checkpoint: what its file is called in such a directory; else NULL. */
+const char *traini_hf_tokenizer(const struct job *asked);
+/* Whether the job names a tokenizer that is there and is another than its checkpoint's: it goes before RUN/hf. */
+bool traini_names_tokenizer(const struct job *asked);
 /* Copies what is there of hf_side_files to RUN/hf: from another run where `from_run` names one, else from the
  * checkpoint's directory; "": nothing. */
 int traini_carry_side_files(const char *run_dir, const char *from_hf,

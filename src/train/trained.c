@@ -183,12 +183,16 @@ int traini_trained_lengthen(traini_trained *self, const char *const *set, uint32
 
 int traini_trained_words(traini_trained *self, const tokenizer **out)
 {
-    char path[JOB_PATH_BYTES + 8];
+    char path[JOB_PATH_BYTES];
     *out = self->words;
     if (self->words)
         return 0;
-    snprintf(path, sizeof path, self->is_run ? "%s/hf" : "%s", self->path);
+    snprintf(path, sizeof path, "%s", self->path);
+    if (self->is_run)
+        TRY(traini_side_dir(self->path, path));
     bool is_kept = has_file(path, "tokenizer.json") || has_file(path, "tokenizer.model");
+    if (is_kept && self->is_run && traini_names_tokenizer(self->asked))
+        is_kept = false;
     if (!is_kept && !self->is_run)
         return err_set(ERR_INPUT, "%s has no tokenizer: neither tokenizer.json nor tokenizer.model",
                        self->path);
