@@ -1,5 +1,7 @@
 /* config.json of a Hugging Face checkpoint as a model block: every family, the forms of rotary positions,
  * what is absent, what is refused by its key, and what a job may say beside it. */
+#include <sys/stat.h>
+
 #include "test_config_common.h"
 
 #define JOB "{\"model\": {\"hf\": \"%s\"}, " SMALL_REST "}"
@@ -287,11 +289,38 @@ static void hand_written_blocks(void **state)
     job_destroy(self);
 }
 
+/* A run's own job, whose checkpoint is gone: the run's copy of the tokenizer counts as the checkpoint's. */
+static void a_run_keeps_its_tokenizer(void **state)
+{
+    (void)state;
+    char set[160], dir[160], file[200];
+    job *first = read_right(LLAMA, NULL), *again;
+    snprintf(set, sizeof set, "run.dir=%s", test_dir);
+    snprintf(dir, sizeof dir, "%s/hf", test_dir);
+    snprintf(file, sizeof file, "%s/tokenizer.json", dir);
+    assert_string_equal(first->data.tokenizer, "bytes");
+    for (int has_copy = 0; has_copy < 2; has_copy++) {
+        if (has_copy) {
+            assert_int_equal(mkdir(dir, 0777), 0);
+            fclose(fopen(file, "wb"));
+        }
+        assert_int_equal(read_text(first->text, set, &again), 0);
+        assert_string_equal(again->data.tokenizer, has_copy ? again->model.hf : "bytes");
+        job_destroy(again);
+    }
+    unlink(file);
+    rmdir(dir);
+    job_destroy(first);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(families_are_read),   cmocka_unit_test(wrong_is_refused),
-        cmocka_unit_test(jobs_may_repeat),     cmocka_unit_test(a_runs_copy_needs_no_checkpoint),
+        cmocka_unit_test(a_run_keeps_its_tokenizer),
+        cmocka_unit_test(families_are_read),
+        cmocka_unit_test(wrong_is_refused),
+        cmocka_unit_test(jobs_may_repeat),
+        cmocka_unit_test(a_runs_copy_needs_no_checkpoint),
         cmocka_unit_test(hand_written_blocks),
     };
     return cmocka_run_group_tests(tests, test_setup, test_teardown);

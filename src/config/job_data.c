@@ -96,6 +96,16 @@ static int fill_files(const configi_reader *reader, const char *path, struct job
     return 0;
 }
 
+/* A run's own job goes on without its checkpoint, of which RUN/hf has what belongs to it. */
+static bool has_copy(const configi_reader *reader, const char *name)
+{
+    char path[JOB_PATH_BYTES + 32];
+    if (!configi_get(reader, "model.hf_expanded") || !configi_get(reader, "run.dir"))
+        return false;
+    snprintf(path, sizeof path, "%s/hf/%s", configi_text(reader, "run.dir"), name);
+    return access(path, F_OK) == 0;
+}
+
 /* The checkpoint's own tokenizer, where it has one and nothing else is asked for. */
 static int fill_tokenizer(const configi_reader *reader, job *target)
 {
@@ -107,7 +117,7 @@ static int fill_tokenizer(const configi_reader *reader, job *target)
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         char path[JOB_PATH_BYTES + 32];
         snprintf(path, sizeof path, "%s/%s", target->model.hf, names[i]);
-        if (access(path, F_OK) != 0)
+        if (access(path, F_OK) != 0 && !has_copy(reader, names[i]))
             continue;
         bool is_json = i == 0; /* of a directory tokenizer.json is found; the other is named */
         size_t length = strlen(is_json ? target->model.hf : path);
