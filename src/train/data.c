@@ -224,6 +224,20 @@ static int find_what_to_make(traini_loop *self)
     return 0;
 }
 
+/* Bytes as ids are nothing that a published model knows: who forgot the tokenizer is to see it. */
+static void warn_of_bytes(const traini_loop *self)
+{
+    const struct job *asked = self->job;
+    bool is_made = self->data && self->data->is_late;
+    if (self->ranks.rank > 0 || asked->model.hf[0] == '\0' ||
+        strcmp(asked->data.tokenizer, "bytes") != 0)
+        return;
+    if (is_made || (self->train_data && mixture_is_text(self->train_data)))
+        log_warn("text is read as bytes, ids 0 to 255, which %s hardly knows as such: "
+                 "data.tokenizer names its tokenizer",
+                 asked->model.hf);
+}
+
 int traini_open_data(traini_loop *self)
 {
     const struct job *asked = self->job;
@@ -235,12 +249,15 @@ int traini_open_data(traini_loop *self)
     TRY(traini_from_rank0(ranks, "kind of data", &may, sizeof may));
     if (rc == 0 && may) {
         TRY(find_what_to_make(self));
-        if (self->data->is_late)
+        if (self->data->is_late) {
+            warn_of_bytes(self);
             return 0;
+        }
     }
     if (rc == 0)
         rc = open_lists(self);
     TRY(traini_agree(ranks, "data", rc));
+    warn_of_bytes(self);
     return traini_compare_data(self);
 }
 
