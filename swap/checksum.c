@@ -44,6 +44,16 @@ uint64_t checksum_sum(const void *data, uint64_t size_bytes, uint64_t elem_count
     return sum_streams(data, 1 + (size_bytes - last_bytes) / stride, stride, 4 * elem_count);
 }
 
+uint64_t checksum_sum_fresh(const float *master, uint64_t elem_count, uint32_t streams)
+{
+    static const unsigned char zeros[16384]; /* half of a first cache */
+#if defined(__x86_64__)
+    if (__builtin_cpu_supports("avx2"))
+        return swapi_checksum_zeros_avx2(master, 4 * elem_count, streams - 1, zeros, sizeof zeros);
+#endif
+    return checksum_stream_and_zeros(master, 4 * elem_count, streams - 1, zeros, sizeof zeros);
+}
+
 /* ---- creation ---- */
 
 static int compare_extents(const void *left, const void *right)

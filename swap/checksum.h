@@ -35,6 +35,10 @@ typedef struct checksum_table checksum_table;
  * told above. An elem_count that does not give a tile of that size acts as 0. Any thread. */
 uint64_t checksum_sum(const void *data, uint64_t size_bytes, uint64_t elem_count);
 
+/* What checksum_sum says of a tile of `streams` (> 0) streams of elem_count elements, of which the first is
+ * `master` and the others are zeros, without a copy of them. Any thread. */
+uint64_t checksum_sum_fresh(const float *master, uint64_t elem_count, uint32_t streams);
+
 /* A table for these programs, without sums. The programs are not kept. -ENOMEM. */
 int checksum_create(const program *const *programs, uint32_t program_count,
                     checksum_table **out) MUST_CHECK;

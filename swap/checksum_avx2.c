@@ -12,3 +12,10 @@ uint64_t swapi_checksum_avx2(const void *data, uint64_t stream_count, uint64_t s
 {
     return checksum_streams(data, stream_count, stride_bytes, stream_bytes);
 }
+
+uint64_t swapi_checksum_zeros_avx2(const void *data, uint64_t stream_bytes,
+                                   uint64_t zero_stream_count, const void *zeros,
+                                   uint64_t zero_bytes)
+{
+    return checksum_stream_and_zeros(data, stream_bytes, zero_stream_count, zeros, zero_bytes);
+}

@@ -8,6 +8,9 @@
 /* checksum_streams of checksum_body.h; only where the CPU has AVX2. */
 uint64_t swapi_checksum_avx2(const void *data, uint64_t stream_count, uint64_t stride_bytes,
                              uint64_t stream_bytes);
+uint64_t swapi_checksum_zeros_avx2(const void *data, uint64_t stream_bytes,
+                                   uint64_t zero_stream_count, const void *zeros,
+                                   uint64_t zero_bytes);
 #endif
 
 #endif

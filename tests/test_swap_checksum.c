@@ -76,6 +76,23 @@ static void padding_does_not_count(void **state)
     }
 }
 
+static void fresh_tiles_have_the_sum_of_their_zeros(void **state)
+{
+    (void)state;
+    static const uint64_t sizes[] = {1, 13, 4096, 5 * 4096, 100000};
+    for (uint32_t streams = 1; streams <= TILE_STREAMS_MAX; streams++)
+        for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+            uint64_t elems = sizes[i], size_bytes = tile_bytes(elems, streams);
+            float *tile = mem_alloc(size_bytes, 1, "test tile");
+            assert_non_null(tile);
+            for (uint64_t e = 0; e < elems; e++)
+                tile[e] = (float)rng_below(SEED, 20, e, 1000);
+            assert_true(checksum_sum_fresh(tile, elems, streams) ==
+                        checksum_sum(tile, size_bytes, elems));
+            mem_free(tile);
+        }
+}
+
 static void the_table_knows_the_programs_writes(void **state)
 {
     (void)state;
@@ -186,6 +203,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(padding_does_not_count),
+        cmocka_unit_test(fresh_tiles_have_the_sum_of_their_zeros),
         cmocka_unit_test(the_table_knows_the_programs_writes),
         cmocka_unit_test(random_ranges_against_a_list),
     };
