@@ -1,5 +1,6 @@
 /* A checkpoint's weights as a model's units see them: names with and without prefix, GPT-2's transposed matrices,
  * units in parts, any range, every dtype, shards; and every way in which a checkpoint is not the model's. */
+#include <fcntl.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -49,6 +50,35 @@ static void expect_equal(const model *net, const hf_fixture_shape *shape,
     }
 }
 
+/* The kernel forgets the file, so that it is read past the page cache. */
+static void drop_cached(const char *dir)
+{
+    char path[4096];
+    snprintf(path, sizeof path, "%s/model.safetensors", dir);
+    int fd = open(path, O_RDONLY);
+    if (fd < 0)
+        return; /* of several files all stay */
+    assert_int_equal(fsync(fd), 0);
+    assert_int_equal(posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED), 0);
+    close(fd);
+}
+
+/* What weights_read gives, read by one thread through a room; `begin` and `count` as they come. */
+static void expect_alone(weights *opened, uint32_t unit, uint64_t begin, uint64_t count,
+                         const float *wanted)
+{
+    void *room = aligned_alloc(4096, WEIGHTS_ROOM_BYTES);
+    float *got = malloc((count + 1) * sizeof *got);
+    assert_non_null(room);
+    assert_non_null(got);
+    memset(got, 0xff, (count + 1) * sizeof *got);
+    assert_int_equal(weights_read_alone(opened, unit, begin, count, room, got), 0);
+    assert_memory_equal(got, wanted, count * sizeof *got);
+    assert_true(got[count] != got[count]); /* nothing behind it */
+    free(got);
+    free(room);
+}
+
 /* Every unit whole, then ranges at random, in no order. */
 static void read_all(const hf_fixture_shape *shape, const hf_fixture_form *form,
                      uint64_t strip_bytes, uint64_t piece_bytes)
@@ -57,6 +87,7 @@ static void read_all(const hf_fixture_shape *shape, const hf_fixture_form *form,
     weights *opened;
     hf_fixture_write(dir, shape, form);
     model *net = hf_fixture_model(shape);
+    drop_cached(dir);
     assert_int_equal(weights_open_sized(dir, net, strip_bytes, piece_bytes, &opened), 0);
     uint64_t most = 0;
     for (uint32_t u = 0; u < net->unit_count; u++)
@@ -77,6 +108,10 @@ static void read_all(const hf_fixture_shape *shape, const hf_fixture_form *form,
         expect_equal(net, shape, form, u, begin, count, got);
         if (count < most)
             assert_true(got[count] != got[count]); /* nothing behind it */
+        if (i % 8 == 0) {
+            drop_cached(dir);
+            expect_alone(opened, u, begin, count, got);
+        }
     }
     free(got);
     assert_int_equal(weights_type(opened), form->type);

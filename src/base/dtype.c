@@ -53,6 +53,11 @@ void dtype_convert(const void *source, enum dtype source_type, void *target, enu
             memcpy(target, source, count * dtype_bytes(source_type));
         return;
     }
+    if (source_type == DTYPE_BF16 && target_type == DTYPE_FP32) { /* by vectors */
+        for (size_t i = 0; i < count; i++)
+            ((float *)target)[i] = fp32_from_bf16(((const uint16_t *)source)[i]);
+        return;
+    }
     for (size_t i = 0; i < count; i++) {
         float value = load_fp32(source, source_type, i);
         if (target_type == DTYPE_FP32)

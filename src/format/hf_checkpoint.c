@@ -11,11 +11,14 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <xxhash.h>
 
 #include "base/mem.h"
+#include "base/progress.h"
+#include "base/size.h"
 #include "format/format_json.h"
 
 static const char whole_name[] = "model.safetensors";
@@ -30,6 +33,7 @@ static const format_json_limits index_limits = {
 struct hf_file {
     safetensors_table table;
     int fd;             /* -1: not open */
+    int direct_fd;      /* the same past the page cache; -1: not there */
     uint64_t last_used; /* by the clock of the checkpoint */
     uint32_t readers;   /* threads that are in a read of it */
     dev_t device;       /* what was opened first */
@@ -60,7 +64,7 @@ static int join(char out[PATH_MAX], const char *dir, const char *name)
 static int open_table(hf_checkpoint *self, const char *path)
 {
     struct hf_file *file = &self->files[self->file_count];
-    file->fd = -1;
+    file->fd = file->direct_fd = -1;
     TRY(safetensors_open(path, &file->table));
     self->file_count++;
     return 0;
@@ -218,6 +222,15 @@ static int list_tensors(hf_checkpoint *self)
     return 0;
 }
 
+static void close_file(struct hf_file *file)
+{
+    if (file->fd >= 0)
+        close(file->fd);
+    if (file->direct_fd >= 0)
+        close(file->direct_fd);
+    file->fd = file->direct_fd = -1;
+}
+
 int hf_open(const char *dir, hf_checkpoint **out)
 {
     *out = NULL;
@@ -241,8 +254,7 @@ void hf_close(hf_checkpoint *self)
     if (!self)
         return;
     for (uint32_t f = 0; f < self->file_count; f++) {
-        if (self->files[f].fd >= 0)
-            close(self->files[f].fd);
+        close_file(&self->files[f]);
         safetensors_close(&self->files[f].table);
     }
     pthread_mutex_destroy(&self->mutex);
@@ -327,9 +339,16 @@ static void make_room(hf_checkpoint *self)
     }
     if (!oldest)
         return; /* threads are in all of them: one more than the limit */
-    close(oldest->fd);
-    oldest->fd = -1;
+    close_file(oldest);
     self->open_count--;
+}
+
+/* Another description of the open file; not every file system has direct reads. */
+static void open_direct(struct hf_file *file)
+{
+    char path[64];
+    snprintf(path, sizeof path, "/proc/self/fd/%d", file->fd);
+    file->direct_fd = open(path, O_RDONLY | O_CLOEXEC | O_DIRECT);
 }
 
 /* The file that was looked at when the checkpoint was opened. Under the mutex. */
@@ -350,6 +369,7 @@ static int open_file(hf_checkpoint *self, struct hf_file *file)
     }
     file->inode = status.st_ino;
     file->device = status.st_dev;
+    open_direct(file);
     self->open_count++;
     /* Readers ask for far more at a time than the kernel would read ahead. */
     (void)posix_fadvise(file->fd, 0, 0, POSIX_FADV_SEQUENTIAL);
@@ -384,6 +404,58 @@ int hf_read(hf_checkpoint *self, const hf_tensor *from, uint64_t begin, uint64_t
     TRY(take_file(self, from->file_idx, &fd));
     int rc = safetensors_read(&self->files[from->file_idx].table, fd, from->tensor, begin, count,
                               target);
+    leave_file(self, from->file_idx);
+    return rc;
+}
+
+/* Whether the kernel has all of it in memory; false where it does not say (before Linux 6.5). */
+static bool is_cached(int fd, uint64_t offset, uint64_t size_bytes)
+{
+    enum {
+        CACHESTAT_NUMBER = 451
+    }; /* which older headers do not have; of every machine but Alpha */
+    const struct {
+        uint64_t offset, size_bytes;
+    } range = {offset, size_bytes};
+    struct {
+        uint64_t cached, dirty, written_back, evicted, evicted_lately; /* pages */
+    } found = {0};
+    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
+    uint64_t pages = (offset + size_bytes - 1) / page - offset / page + 1;
+    return syscall(CACHESTAT_NUMBER, fd, &range, &found, 0u) == 0 && found.cached >= pages;
+}
+
+/* False: not all could be had; the buffered read says why, if it cannot either. */
+static bool read_direct(int fd, uint64_t offset, uint64_t size_bytes, unsigned char *room)
+{
+    uint64_t skipped = offset % HF_BLOCK_BYTES, wanted = skipped + size_bytes;
+    uint64_t whole = size_round_up(wanted, HF_BLOCK_BYTES);
+    for (uint64_t at = 0; at < wanted;) {
+        ssize_t got = pread(fd, room + at, whole - at, (off_t)(offset - skipped + at));
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got <= 0 || (at + (uint64_t)got < wanted && got % HF_BLOCK_BYTES != 0))
+            return false;
+        at += (uint64_t)got;
+        progress_note();
+    }
+    return true;
+}
+
+int hf_read_direct(hf_checkpoint *self, const hf_tensor *from, uint64_t begin, uint64_t count,
+                   void *room, const void **data)
+{
+    int fd = -1, rc = 0;
+    const struct hf_file *file = &self->files[from->file_idx];
+    uint64_t offset = from->tensor->file_offset + begin;
+    TRY(take_file(self, from->file_idx, &fd));
+    bool is_aligned = offset % dtype_bytes((enum dtype)from->tensor->type) == 0;
+    *data = (unsigned char *)room + offset % HF_BLOCK_BYTES;
+    if (!is_aligned || file->direct_fd < 0 || is_cached(fd, offset, count) ||
+        !read_direct(file->direct_fd, offset, count, room)) {
+        rc = safetensors_read(&file->table, fd, from->tensor, begin, count, room);
+        *data = room;
+    }
     leave_file(self, from->file_idx);
     return rc;
 }

@@ -4,13 +4,17 @@
  *   DIR/model.safetensors.index.json       else {"weight_map": {NAME: FILE, ...}}: FILE is a name in DIR
  *
  * Opening reads all headers and no data. Memory: the headers. Files are opened when they are read from, at most
- * HF_FILES_OPEN_MAX at a time. One thread, but that any number may be in hf_read at once. */
+ * HF_FILES_OPEN_MAX at a time. One thread, but that any number may be in hf_read and hf_read_direct at once. */
 #ifndef SLUICE_FORMAT_HF_CHECKPOINT_H
 #define SLUICE_FORMAT_HF_CHECKPOINT_H
 
 #include "format/safetensors.h"
 
-enum { HF_FILES_MAX = 4096, HF_FILES_OPEN_MAX = 64 };
+enum {
+    HF_FILES_MAX = 4096,
+    HF_FILES_OPEN_MAX = 64,
+    HF_BLOCK_BYTES = 4096, /* of direct reads */
+};
 
 typedef struct hf_checkpoint hf_checkpoint;
 
@@ -38,7 +42,12 @@ uint64_t hf_identity(const hf_checkpoint *self);
  * was opened, or has become shorter; -errno. */
 int hf_read(hf_checkpoint *self, const hf_tensor *from, uint64_t begin, uint64_t count,
             void *target) MUST_CHECK;
-/* The same is wanted soon: the drive may begin. */
+/* The same past the page cache, which takes a core a copy of each byte, unless the kernel has all of it there or the
+ * file system has no direct reads. `room`: the caller's, aligned to HF_BLOCK_BYTES, of `count` and two blocks;
+ * *data: where in it the bytes are, aligned to the tensor's elements. One of the three types. */
+int hf_read_direct(hf_checkpoint *self, const hf_tensor *from, uint64_t begin, uint64_t count,
+                   void *room, const void **data) MUST_CHECK;
+/* The same as hf_read is wanted soon: the drive may begin. */
 void hf_read_ahead(hf_checkpoint *self, const hf_tensor *from, uint64_t begin, uint64_t count);
 
 /* The files beside the weights that belong to a model, in the order of which; NULL behind the last. */

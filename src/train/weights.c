@@ -428,6 +428,23 @@ static int read_plain(weights *self, const hf_tensor *at, uint64_t begin, uint64
     return team_result(&failed);
 }
 
+/* The same on this thread alone, past the page cache, through `room`. */
+static int read_alone(weights *self, const hf_tensor *at, uint64_t begin, uint64_t count,
+                      void *room, float *master)
+{
+    enum dtype type = (enum dtype)at->tensor->type;
+    uint64_t width = dtype_bytes(type);
+    uint64_t step = (WEIGHTS_ROOM_BYTES - 2 * (uint64_t)HF_BLOCK_BYTES) / width;
+    for (uint64_t from = 0; from < count; from += step) {
+        uint64_t held = size_min(step, count - from);
+        const void *data;
+        TRY(hf_read_direct(self->files, at, (begin + from) * width, held * width, room, &data));
+        dtype_convert(data, type, master + from, DTYPE_FP32, held);
+        TRY(check_finite(self, at, begin + from, held, master + from));
+    }
+    return 0;
+}
+
 /* Columns [first, first + rows) of `count` stored rows of `whole_rows` elements, which are the matrix's columns
  * from `column` on, to [rows, columns]. By blocks, so that lines of the cache are used whole. */
 #define TURN(name, element)                                                                        \
@@ -539,11 +556,14 @@ static int read_turned(weights *self, const hf_tensor *at, const model_tensor *t
     return 0;
 }
 
+/* `room`: NULL, or where this thread alone reads through. */
 static int read_tensor(weights *self, const struct weights_source *from, const model_tensor *tensor,
-                       uint64_t begin, uint64_t count, float *master)
+                       uint64_t begin, uint64_t count, void *room, float *master)
 {
     /* Elements of the whole tensor, of which a part's rows follow each other. */
     uint64_t first = tensor->row_begin * tensor->columns + begin;
+    if (!from->is_transposed && room)
+        return read_alone(self, &from->at, first, count, room, master);
     if (!from->is_transposed)
         return read_plain(self, &from->at, first, count, master);
     TRY(read_turned(self, &from->at, tensor, first, count, master));
@@ -558,7 +578,8 @@ static void clear_to(uint64_t begin, uint64_t *end, uint64_t base, float *master
     *end = size_max(*end, begin);
 }
 
-int weights_read(weights *self, uint32_t unit, uint64_t begin, uint64_t count, float *master)
+static int read_unit(weights *self, uint32_t unit, uint64_t begin, uint64_t count, void *room,
+                     float *master)
 {
     assert(unit < self->net->unit_count);
     const model_unit *source = &self->net->units[unit];
@@ -572,10 +593,26 @@ int weights_read(weights *self, uint32_t unit, uint64_t begin, uint64_t count, f
             continue;
         clear_to(low, &done, begin, master);
         if (self->units[unit][i].at.tensor)
-            TRY(read_tensor(self, &self->units[unit][i], tensor, low - first, high - low,
+            TRY(read_tensor(self, &self->units[unit][i], tensor, low - first, high - low, room,
                             master + (low - begin)));
         done = high;
     }
     clear_to(begin + count, &done, begin, master);
     return 0;
+}
+
+int weights_read(weights *self, uint32_t unit, uint64_t begin, uint64_t count, float *master)
+{
+    return read_unit(self, unit, begin, count, NULL, master);
+}
+
+int weights_read_alone(weights *self, uint32_t unit, uint64_t begin, uint64_t count, void *room,
+                       float *master)
+{
+    return read_unit(self, unit, begin, count, room, master);
+}
+
+bool weights_has_strips(const weights *self)
+{
+    return self->strip.capacity_bytes > 0;
 }

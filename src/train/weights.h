@@ -38,6 +38,15 @@ void weights_close(weights *self); /* NULL is allowed */
 int weights_read(weights *self, uint32_t unit, uint64_t begin, uint64_t count,
                  float *master) MUST_CHECK;
 
+/* The same on the calling thread alone, past the page cache (hf_read_direct), through the caller's `room` of
+ * WEIGHTS_ROOM_BYTES, aligned to 4 KiB. Any number of threads at once, each with its own room, where
+ * weights_has_strips is false; else one at a time, and best in the order of elements: strips are read by a team. */
+#define WEIGHTS_ROOM_BYTES (((uint64_t)4 << 20) + ((uint64_t)64 << 10))
+int weights_read_alone(weights *self, uint32_t unit, uint64_t begin, uint64_t count, void *room,
+                       float *master) MUST_CHECK;
+/* Some of its matrices are stored transposed: they pass through the one strip. */
+bool weights_has_strips(const weights *self);
+
 /* Whether the checkpoint has all tensors of the unit: false where some are adapters. */
 bool weights_has_all(const weights *self, uint32_t unit);
 
