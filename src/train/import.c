@@ -7,11 +7,9 @@
  * file is sparse, so an import takes 4 bytes a parameter of the drive. What a run does next is to move the state to
  * slabs of its own (recut.c), with the space that training wants.
  *
- * Writes are in flight while the next tiles are read and summed: a ring of tiles. Memory is that ring, and what
- * weights.h says. One thread, and OpenMP's team for reading. */
+ * The stream of tiles is import_stream.c's, and so are the memory and the threads. */
 #include <errno.h>
 #include <inttypes.h>
-#include <poll.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/random.h>
@@ -19,29 +17,15 @@
 
 #include "base/log.h"
 #include "base/mem.h"
-#include "base/progress.h"
 #include "base/size.h"
 #include "base/tile.h"
 #include "format/hf_checkpoint.h"
-#include "swap/checksum.h"
+#include "train/import_stream.h"
 #include "train/train_internal.h"
 #include "train/weights.h"
 
 enum {
     TILE_ELEMS = 1 << 20, /* 4 MiB of masters: requests that a drive serves at full speed */
-    SLOTS = 4,
-    DEPTH = 32,
-    PATIENCE_MS = 1000,
-    STUCK_SECONDS = 30,
-};
-
-static const uint64_t progress_ns = 250000000;
-
-struct import_slot {
-    unsigned char *data; /* a tile */
-    uint64_t elems;      /* whose moments are zeros in it */
-    io_request request;
-    bool is_writing;
 };
 
 struct importer {
@@ -55,11 +39,7 @@ struct importer {
     manifest *record;
     slab *disk;
     bool disk_is_open;
-    io *transport;
-    void *block;
-    struct import_slot slots[SLOTS];
-    uint64_t slot_bytes;
-    uint64_t done_bytes, total_bytes, begin_ns, told_ns; /* masters */
+    uint64_t total_bytes; /* masters */
 };
 typedef struct importer importer;
 
@@ -219,7 +199,6 @@ static int lay_out(importer *self)
                 .elem_begin = t * TILE_ELEMS,
                 .elem_count = held,
             };
-            self->slot_bytes = size_max(self->slot_bytes, tile_bytes(held, streams));
             offset = size_round_up(offset + tile_bytes(held, streams), TILE_PERIOD_BYTES);
         }
     }
@@ -299,105 +278,18 @@ static int make_slab(importer *self)
     return rc;
 }
 
-/* ---- the stream ---- */
-
-static int make_ring(importer *self)
-{
-    self->slot_bytes = size_round_up(self->slot_bytes, TILE_BLOCK_BYTES);
-    self->block = mem_alloc(SLOTS * self->slot_bytes + TILE_BLOCK_BYTES, 1, "import tiles");
-    if (!self->block)
-        return -ENOMEM;
-    unsigned char *base = (unsigned char *)self->block +
-                          (TILE_BLOCK_BYTES - (uintptr_t)self->block % TILE_BLOCK_BYTES);
-    for (int i = 0; i < SLOTS; i++)
-        self->slots[i].data = base + (uint64_t)i * self->slot_bytes;
-    const io_region region = {base, SLOTS * self->slot_bytes};
-    const io_config config = {.target = self->disk,
-                              .queue_depth = DEPTH,
-                              .regions = &region,
-                              .region_count = 1,
-                              .request_capacity = SLOTS,
-                              .stuck_ns = (uint64_t)STUCK_SECONDS * 1000000000};
-    return io_create(&config, &self->transport);
-}
-
-/* Takes what the drives have finished; how many. */
-static int collect(importer *self)
-{
-    io_request *done[SLOTS];
-    int count = io_poll(self->transport, done, SLOTS);
-    for (int i = 0; i < count; i++) {
-        struct import_slot *slot = done[i]->user;
-        slot->is_writing = false;
-        if (done[i]->result < 0)
-            return io_request_error(self->transport, done[i]);
-    }
-    return count;
-}
-
-static int await_slot(importer *self, const struct import_slot *slot)
-{
-    while (slot->is_writing) {
-        int count = collect(self);
-        TRY(count);
-        struct pollfd fd = {.fd = io_event_fd(self->transport), .events = POLLIN};
-        if (count == 0 && poll(&fd, 1, PATIENCE_MS) < 0 && errno != EINTR)
-            return err_errno(errno, "waiting for the drives");
-    }
-    return 0;
-}
-
-static void tell(importer *self, bool is_end)
-{
-    uint64_t now_ns = clock_ns();
-    self->out->seconds = (double)(now_ns - self->begin_ns) * 1e-9;
-    if (!self->asked->on_progress || (!is_end && now_ns - self->told_ns < progress_ns))
-        return;
-    self->told_ns = now_ns;
-    self->asked->on_progress(self->asked->user, self->done_bytes, self->total_bytes,
-                             self->out->seconds);
-}
-
-static int write_tile(importer *self, manifest_extent *extent, struct import_slot *slot)
-{
-    uint64_t elems = extent->elem_count;
-    TRY(await_slot(self, slot));
-    if (slot->elems != elems) /* its moments lie elsewhere */
-        memset(slot->data, 0, extent->size_bytes);
-    slot->elems = elems;
-    TRY(weights_read(self->from, extent->unit, extent->elem_begin, elems,
-                     (float *)(void *)slot->data));
-    extent->checksum = checksum_sum(slot->data, extent->size_bytes, elems);
-    slot->request = (io_request){.direction = IO_WRITE,
-                                 .offset = extent->offset_bytes,
-                                 .data = slot->data,
-                                 .size_bytes = size_round_up(4 * elems, TILE_BLOCK_BYTES),
-                                 .user = slot};
-    TRY(io_submit(self->transport, &slot->request));
-    slot->is_writing = true;
-    self->out->written_bytes += slot->request.size_bytes;
-    self->done_bytes += sizeof(float) * elems;
-    return 0;
-}
+/* ---- all of it ---- */
 
 static int write_all(importer *self)
 {
-    manifest *record = self->record;
-    TRY(make_ring(self));
-    self->begin_ns = clock_ns();
-    for (uint64_t i = 0; i < record->extent_count; i++) {
-        if (self->asked->stop && *self->asked->stop)
-            return err_set(ERR_STOPPED, "stopped on request; nothing of the import stays");
-        TRY(write_tile(self, &record->extents[i], &self->slots[i % SLOTS]));
-        int count = collect(self);
-        TRY(count);
-        tell(self, false);
-    }
-    for (int i = 0; i < SLOTS; i++)
-        TRY(await_slot(self, &self->slots[i]));
-    TRY(io_sync(self->transport));
-    tell(self, true);
-    return 0;
+    const import_stream stream = {.from = self->from,
+                                  .net = self->net,
+                                  .disk = self->disk,
+                                  .record = self->record,
+                                  .stop = self->asked->stop,
+                                  .on_progress = self->asked->on_progress,
+                                  .user = self->asked->user};
+    return import_stream_run(&stream, &self->out->written_bytes, &self->out->seconds);
 }
 
 static int import_all(importer *self)
@@ -429,7 +321,6 @@ int import_run(const struct import_options *options, struct import_summary *summ
     int rc = self.record && self.disk ? import_all(&self) : -ENOMEM;
     err_record first;
     err_save(&first, rc);
-    io_destroy(self.transport); /* before the memory that it writes from */
     if (self.disk_is_open)
         slab_close(self.disk);
     if (rc < 0 && self.is_begun && traini_run_dir_clear(&self.dir, self.record) < 0)
@@ -444,6 +335,5 @@ int import_run(const struct import_options *options, struct import_summary *summ
     manifest_fini(self.record);
     mem_free(self.record);
     mem_free(self.disk);
-    mem_free(self.block);
     return rc < 0 ? err_restore(&first) : 0;
 }
