@@ -64,6 +64,23 @@ static int compare_extents(const void *left, const void *right)
     return (a->size_bytes > b->size_bytes) - (a->size_bytes < b->size_bytes);
 }
 
+static uint64_t end_of(const checksum_extent *extent)
+{
+    return extent->offset + extent->size_bytes;
+}
+
+/* Each once. Returns how many. */
+static uint64_t sort_extents(checksum_extent *list, uint64_t count)
+{
+    uint64_t kept = 0;
+    if (count > 0)
+        qsort(list, count, sizeof *list, compare_extents);
+    for (uint64_t i = 0; i < count; i++)
+        if (i == 0 || compare_extents(&list[i], &list[kept - 1]) != 0)
+            list[kept++] = list[i];
+    return kept;
+}
+
 /* The range of the nvme arena that a write op fills; false for any other op. */
 static bool extent_range(const program *prog, const op *item, checksum_extent *extent)
 {
@@ -84,7 +101,7 @@ static int collect_extents(const program *const *programs, uint32_t program_coun
     *extents = NULL;
     *count = 0;
     checksum_extent one;
-    uint64_t all = 0, kept = 0;
+    uint64_t all = 0;
     for (uint32_t p = 0; p < program_count; p++)
         for (uint64_t i = 0; i < programs[p]->op_count; i++)
             all += extent_range(programs[p], &programs[p]->ops[i], &one);
@@ -96,14 +113,18 @@ static int collect_extents(const program *const *programs, uint32_t program_coun
         for (uint64_t i = 0; i < programs[p]->op_count; i++)
             if (extent_range(programs[p], &programs[p]->ops[i], &one))
                 list[used++] = one;
-    if (all > 0)
-        qsort(list, all, sizeof *list, compare_extents);
-    for (uint64_t i = 0; i < all; i++)
-        if (i == 0 || compare_extents(&list[i], &list[kept - 1]) != 0)
-            list[kept++] = list[i];
     *extents = list;
-    *count = kept;
+    *count = sort_extents(list, all);
     return 0;
+}
+
+static void fill_reach(checksum_table *self)
+{
+    uint64_t reach = 0;
+    for (uint64_t i = 0; i < self->extent_count; i++) {
+        reach = size_max(reach, end_of(&self->extents[i]));
+        self->reach[i] = reach;
+    }
 }
 
 int checksum_create(const program *const *programs, uint32_t program_count, checksum_table **out)
@@ -125,12 +146,35 @@ int checksum_create(const program *const *programs, uint32_t program_count, chec
         checksum_destroy(self);
         return -ENOMEM;
     }
-    uint64_t reach = 0;
-    for (uint64_t i = 0; i < self->extent_count; i++) {
-        reach = size_max(reach, self->extents[i].offset + self->extents[i].size_bytes);
-        self->reach[i] = reach;
-    }
+    fill_reach(self);
     *out = self;
+    return 0;
+}
+
+int checksum_add(checksum_table *self, const checksum_extent *extents, uint64_t count)
+{
+    uint64_t before = self->extent_count, all = before + count;
+    if (checksum_count(self) > 0)
+        return err_set(-EINVAL, "checksums: ranges are added to a table that has sums");
+    checksum_extent *list = mem_alloc(all, sizeof *list, "checksums");
+    uint64_t *reach = mem_alloc(all, sizeof *reach, "checksums");
+    uint8_t *known = mem_alloc(all, sizeof *known, "checksums");
+    if (!list || !reach || !known) {
+        mem_free(list);
+        mem_free(reach);
+        mem_free(known);
+        return -ENOMEM;
+    }
+    for (uint64_t i = 0; i < all; i++)
+        list[i] = i < before ? self->extents[i] : extents[i - before];
+    mem_free(self->extents);
+    mem_free(self->reach);
+    mem_free(self->known);
+    self->extents = list;
+    self->reach = reach;
+    self->known = known;
+    self->extent_count = sort_extents(list, all);
+    fill_reach(self);
     return 0;
 }
 
@@ -158,11 +202,6 @@ static uint64_t count_before(const checksum_table *self, uint64_t offset)
             high = middle;
     }
     return low;
-}
-
-static uint64_t end_of(const checksum_extent *extent)
-{
-    return extent->offset + extent->size_bytes;
 }
 
 uint64_t checksum_capacity(const checksum_table *self)

@@ -43,6 +43,9 @@ uint64_t checksum_sum_fresh(const float *master, uint64_t elem_count, uint32_t s
 int checksum_create(const program *const *programs, uint32_t program_count,
                     checksum_table **out) MUST_CHECK;
 void checksum_destroy(checksum_table *self); /* NULL is allowed */
+/* Room for these ranges too: for who writes to the slab past the lanes and has sums of it. Before any sum is put
+ * (-EINVAL). Sums in `extents` are not taken. -ENOMEM: the table is as before. */
+int checksum_add(checksum_table *self, const checksum_extent *extents, uint64_t count) MUST_CHECK;
 
 /* Extents that the table has room for, and those of which it has a sum. */
 uint64_t checksum_capacity(const checksum_table *self);

@@ -141,6 +141,35 @@ static void the_table_knows_the_programs_writes(void **state)
         program_fini(&programs[i]);
 }
 
+static void ranges_that_no_program_writes(void **state)
+{
+    (void)state;
+    static const uint32_t written[][2] = {{2, 2}, {8, 4}};
+    static unsigned char data[NVME_PAGES * PAGE];
+    program prog;
+    writes_of(&prog, written, 2);
+    const program *list[] = {&prog};
+    checksum_table *table;
+    assert_int_equal(checksum_create(list, 1, &table), 0);
+    const checksum_extent more[] = {extent_of(5, 2, data), extent_of(2, 2, data),
+                                    extent_of(0, 1, data)};
+    assert_int_equal(checksum_put(table, &more[0]), -ENOENT);
+    assert_int_equal(checksum_add(table, more, 3), 0);
+    assert_int_equal(checksum_capacity(table), 4);
+    assert_int_equal(checksum_count(table), 0);
+    for (int i = 0; i < 3; i++)
+        assert_int_equal(checksum_put(table, &more[i]), 0);
+    assert_int_equal(checksum_add(table, more, 1), -EINVAL);
+    checksum_extent expected;
+    uint64_t found;
+    assert_int_equal(checksum_verify(table, 0, 8 * PAGE, data, &expected, &found), 0);
+    data[6 * PAGE] ^= 1;
+    assert_int_equal(checksum_verify(table, 0, 8 * PAGE, data, &expected, &found), ERR_CORRUPT);
+    assert_memory_equal(&expected, &more[0], sizeof expected);
+    checksum_destroy(table);
+    program_fini(&prog);
+}
+
 /* Random overlapping ranges, put and forgotten at random, against a plain list. */
 static void random_ranges_against_a_list(void **state)
 {
@@ -205,6 +234,7 @@ int main(void)
         cmocka_unit_test(padding_does_not_count),
         cmocka_unit_test(fresh_tiles_have_the_sum_of_their_zeros),
         cmocka_unit_test(the_table_knows_the_programs_writes),
+        cmocka_unit_test(ranges_that_no_program_writes),
         cmocka_unit_test(random_ranges_against_a_list),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
