@@ -28,7 +28,9 @@ const cli_command cli_eval_command = {
         "run rested in\n"
         "training says nothing here: by default parameters lie in memory, and --set "
         "tiers.device.budget=...,\n"
-        "tiers.host.budget=... bound it. Exit status 3 where it does not fit.",
+        "tiers.host.budget=... bound it; what does not fit is read from drives in each pass, as "
+        "`sluice\n"
+        "generate` has it. Exit status 3 where it does not fit.",
     .run = cli_eval,
 };
 

@@ -335,7 +335,7 @@ static int make_plan_inputs(traini_setup *self, const struct traini_setup_option
         size_workspace(self->single, options->only_eval, &saved, &temp);
     for (uint32_t u = 0; u < net->unit_count; u++) {
         self->unit_elems[u] = net->units[u].elems;
-        self->is_frozen[u] = net->units[u].is_frozen;
+        self->is_frozen[u] = net->units[u].is_frozen && !options->params_alone;
     }
     self->workspace_temp_offset = size_round_up(saved, 256);
     uint64_t step_tokens = self->job->accumulation * net->micro_batch * net->tokens;

@@ -95,7 +95,9 @@ struct traini_setup {
     plan_pass *passes; /* of all stages */
     uint64_t pass_count;
     uint64_t *unit_elems;
-    uint8_t *is_frozen; /* [unit_count] 1: the unit does not learn */
+    uint8_t *
+        is_frozen; /* [unit_count] 1: the unit does not learn, and its params are part of the state; with
+                           params_alone there is none, and no unit is */
     uint8_t *homes[STATE_KIND_COUNT];
     plan_set set;
     uint32_t reason_count;
@@ -511,17 +513,20 @@ int traini_keep_record(traini_keeper *self, const manifest *record, int outcome)
 /* All of it, of one rank, for a step that is one to keep. */
 int traini_keep(traini_keeper *self, const slab *disk, const manifest *record) MUST_CHECK;
 
-/* fill.c: params from master weights, to where they rest in an engine with params_alone. */
+/* fill.c: params from master weights, to where they rest in an engine with params_alone: once per engine. */
 struct traini_filler {
     traini_engine *engine;
     kernel_context *context; /* of the CPU's kernels */
-    void *copy;              /* [copy_elems] of params, on their way to a GPU */
+    void *block;             /* what copy lies in */
+    unsigned char *copy;     /* of params, on their way to a GPU or to drives */
     uint64_t copy_elems;
+    uint32_t unit; /* on drives: the part that is being filled */
+    uint64_t part_begin, part_elems;
 };
 typedef struct traini_filler traini_filler;
 int traini_filler_init(traini_filler *self, traini_engine *engine, uint64_t copy_elems) MUST_CHECK;
 void traini_filler_fini(traini_filler *self);
-/* Elements [begin, begin + count) of a unit, at most copy_elems. */
+/* Elements [begin, begin + count) of a unit, at most copy_elems; each unit's in order, from 0 to its end. */
 int traini_fill(traini_filler *self, uint32_t unit, uint64_t begin, uint64_t count,
                 const float *master) MUST_CHECK;
 

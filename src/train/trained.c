@@ -258,13 +258,55 @@ static int make_engine(traini_trained *self)
 
 static void tell(const traini_setup *setup)
 {
-    char on_device[SIZE_TEXT_BYTES], on_host[SIZE_TEXT_BYTES];
+    char on_device[SIZE_TEXT_BYTES], on_host[SIZE_TEXT_BYTES], on_drives[SIZE_TEXT_BYTES];
     const uint64_t *params = setup->set.home_bytes[STATE_PARAMS];
     log_info("%s backend: %s", setup->ops->name, setup->ops->describe(setup->context));
     log_info("%s: parameters in %s, %s on the device and %s in host memory",
              setup->net->spec.family == MODEL_LLAMA ? "llama" : "gpt2",
              dtype_name(setup->net->type), size_format(params[ARENA_DEVICE], on_device),
              size_format(params[ARENA_HOST], on_host));
+    if (params[ARENA_NVME] > 0)
+        log_info("%s of parameters do not fit in memory and are read from %s%s in each pass",
+                 size_format(params[ARENA_NVME], on_drives), setup->drives[0].path,
+                 setup->drive_count > 1 ? " and the other drives" : "");
+}
+
+/* Where parameters may rest that do not fit, when the caller has named no drive: where the run's own state is; of a
+ * checkpoint, which may be on a disk that cannot be written, the directory of temporary files. */
+static void name_drives(traini_trained *self)
+{
+    struct job *asked = self->asked;
+    const manifest_slabs *own = &self->record.slabs;
+    const char *temporary = getenv("TMPDIR");
+    asked->tiers.nvme_count = self->is_run ? own->drive_count : 1;
+    for (uint32_t d = 0; d < asked->tiers.nvme_count; d++) {
+        asked->tiers.nvme[d].budget_bytes = 0;
+        snprintf(asked->tiers.nvme[d].path, sizeof asked->tiers.nvme[d].path, "%s",
+                 self->is_run                ? own->drives[d]
+                 : temporary && temporary[0] ? temporary
+                                             : "/var/tmp");
+    }
+}
+
+/* In memory where it fits there; else with drives. */
+static int make_setup(traini_trained *self, const struct traini_setup_options *options)
+{
+    int rc = traini_setup_create(self->asked, options, &self->setup);
+    if (rc != ERR_NO_FIT || self->asked->tiers.nvme_count > 0)
+        return rc;
+    err_record first;
+    err_save(&first, rc);
+    name_drives(self);
+    rc = traini_setup_create(self->asked, options, &self->setup);
+    if (rc == 0 || rc == ERR_NO_FIT || self->asked->tiers.nvme_count == 0)
+        return rc;
+    self->asked->tiers.nvme_count = 0;
+    err_record second;
+    err_save(&second, rc);
+    return err_set(first.code,
+                   "%s; and parameters can rest on no drive: %s (another one can be named by "
+                   "tiers.nvme)",
+                   first.text, second.text);
 }
 
 int traini_trained_start(traini_trained *self, const model_window *window,
@@ -276,7 +318,7 @@ int traini_trained_start(traini_trained *self, const model_window *window,
     weights *from = NULL;
     if (self->is_run)
         TRY(choose_rank(&self->record, &rank));
-    TRY(traini_setup_create(self->asked, &asked, &self->setup));
+    TRY(make_setup(self, &asked));
     if (!self->is_run) /* what is wrong with it is said before memory is taken */
         TRY(weights_open(self->path, self->setup->net, &from));
     tell(self->setup);

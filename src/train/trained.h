@@ -4,7 +4,9 @@
  *   HF_DIR ───────── config.json, weights ────┴─ begin ─► job, tokenizer ─ start ─► setup, engine, parameters
  *
  * Of a run's job what says where states rest (tiers, zero_optimization) is left out: it was for training, on
- * that machine; what the caller sets takes its place. One process, forward alone, parameters alone. Heap
+ * that machine; what the caller sets takes its place. Parameters that do not fit in memory rest on drives (those of
+ * tiers.nvme; else those of the run's state, or $TMPDIR), in a slab without a name, which goes with the process, and
+ * are read in each pass. One process, forward alone, parameters alone. Heap
  * memory: about 300 KiB. One thread. */
 #ifndef SLUICE_TRAIN_TRAINED_H
 #define SLUICE_TRAIN_TRAINED_H
@@ -41,7 +43,8 @@ int traini_trained_lengthen(traini_trained *self, const char *const *set, uint32
  * has none. */
 int traini_trained_words(traini_trained *self, const tokenizer **out) MUST_CHECK;
 
-/* Compiles for micro-batches of job->micro_batch windows, reserves memory, fills the parameters. ERR_NO_FIT;
+/* Compiles for micro-batches of job->micro_batch windows, reserves memory, fills the parameters. ERR_NO_FIT, also
+ * with drives, which then are among the job's;
  * ERR_STOPPED. */
 int traini_trained_start(traini_trained *self, const model_window *window,
                          const volatile sig_atomic_t *stop) MUST_CHECK;
