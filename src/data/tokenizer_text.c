@@ -214,6 +214,16 @@ static size_t ascii_run(const char *text, size_t bytes)
     return at;
 }
 
+static int append_bytes(toki_bytes *copy, const void *text, size_t bytes)
+{
+    if (bytes == 0)
+        return 0; /* the copy may have no memory yet */
+    TRY(toki_bytes_reserve(copy, bytes));
+    memcpy(copy->data + copy->count, text, bytes);
+    copy->count += bytes;
+    return 0;
+}
+
 int toki_text_valid(const char *text, size_t bytes, toki_bytes *copy, const char **out,
                     size_t *out_bytes)
 {
@@ -242,9 +252,7 @@ int toki_text_valid(const char *text, size_t bytes, toki_bytes *copy, const char
         *out_bytes = bytes;
         return 0;
     }
-    TRY(toki_bytes_reserve(copy, bytes - taken));
-    memcpy(copy->data + copy->count, text + taken, bytes - taken);
-    copy->count += bytes - taken;
+    TRY(append_bytes(copy, text + taken, bytes - taken));
     *out = copy->data;
     *out_bytes = copy->count;
     return 0;
@@ -364,11 +372,7 @@ static int append_normal(enum toki_form form, const char *text, size_t bytes, to
     if (count < 0)
         return err_set(ERR_INTERNAL, "utf8proc cannot normalize a text of %zu bytes: %s", bytes,
                        utf8proc_errmsg(count));
-    int rc = toki_bytes_reserve(copy, (size_t)count);
-    if (rc == 0) {
-        memcpy(copy->data + copy->count, normal, (size_t)count);
-        copy->count += (size_t)count;
-    }
+    int rc = append_bytes(copy, normal, (size_t)count);
     free(normal); /* utf8proc's, from malloc */
     return rc;
 }
@@ -401,9 +405,7 @@ int toki_text_normal(enum toki_form form, const uint8_t *steady, const char *tex
         character = toki_decode(text + previous, &step);
         if (previous < at && is_unknown(character)) /* to utf8proc it might be a mark */
             previous += step;
-        TRY(toki_bytes_reserve(copy, previous - taken));
-        memcpy(copy->data + copy->count, text + taken, previous - taken);
-        copy->count += previous - taken;
+        TRY(append_bytes(copy, text + taken, previous - taken));
         TRY(append_normal(form, text + previous, at - previous, copy));
         taken = previous = at;
     }
@@ -412,9 +414,7 @@ int toki_text_normal(enum toki_form form, const uint8_t *steady, const char *tex
         *out_bytes = bytes;
         return 0;
     }
-    TRY(toki_bytes_reserve(copy, bytes - taken));
-    memcpy(copy->data + copy->count, text + taken, bytes - taken);
-    copy->count += bytes - taken;
+    TRY(append_bytes(copy, text + taken, bytes - taken));
     *out = copy->data;
     *out_bytes = copy->count;
     return 0;
