@@ -48,6 +48,12 @@ if(SLUICE_MPI_FOUND)
     list(JOIN MPI_C_LIBRARIES " " SLUICE_PC_MPI)
     string(APPEND SLUICE_PC_MPI " ")
 endif()
+set(SLUICE_PC_SENTENCEPIECE "")
+set(SLUICE_PC_CXX "")
+if(SLUICE_SENTENCEPIECE_FOUND) # C++; who links with a C compiler must name its library
+    set(SLUICE_PC_SENTENCEPIECE " sentencepiece")
+    set(SLUICE_PC_CXX "-lstdc++ ")
+endif()
 configure_file(${PROJECT_SOURCE_DIR}/src/sluice.pc.in ${PROJECT_BINARY_DIR}/src/sluice.pc @ONLY)
 
 install(TARGETS sluice_archive ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})

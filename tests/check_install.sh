@@ -3,7 +3,8 @@
 #
 # A small program is built with a C compiler and the flags of pkg-config alone, once with what it needs of
 # the library and once with all of it, and must print the version that the installed binary prints and
-# pkg-config reports. The binary itself needs neither a C++ library nor CUDA's.
+# pkg-config reports. The binary itself needs neither a C++ library nor CUDA's. Where sluice.pc names SentencePiece,
+# which is C++, it needs that library and C++'s, and those two alone are allowed then.
 set -eu
 build=$(cd "${1:?use: check_install.sh BUILD CC}" && pwd)
 compiler=${2:-cc}
@@ -49,7 +50,17 @@ if [ -x "$scratch/prefix/bin/sluice" ]; then
     [ "$said" = "sluice $version" ] || { echo "pkg-config says $version"; exit 1; }
     needed=$(readelf -d "$scratch/prefix/bin/sluice" | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p')
     echo "needed: $(echo "$needed" | tr "\n" " ")"
-    if printf '%s\n' "$needed" | grep -E '^lib(stdc\+\+|cu|nv|nccl)'; then
+    refused='stdc\+\+|sentencepiece|cu|nv|nccl'
+    if grep -q '^Requires:.* sentencepiece' "$pc_file"; then
+        refused='cu|nv|nccl|sentencepiece_train'
+        for library in libsentencepiece libstdc++; do
+            printf '%s\n' "$needed" | grep -qF "$library.so" || {
+                echo "sluice.pc names SentencePiece, and the binary is not linked to $library"
+                exit 1
+            }
+        done
+    fi
+    if printf '%s\n' "$needed" | grep -E "^lib($refused)"; then
         echo "the binary is linked to a library that it does not need"
         exit 1
     fi

@@ -7,6 +7,12 @@ if(TARGET sluice_data)
     sluice_test(test_data_prepare LIBS sluice_data LABELS cpu debug)
     sluice_test(test_data_chats LIBS sluice_data LABELS cpu debug)
     sluice_test(test_data_tokenizer LIBS sluice_data LABELS cpu debug)
+    sluice_test(test_data_sentencepiece LIBS sluice_data LABELS cpu debug) # skipped without the library
+    if(SLUICE_SENTENCEPIECE_FOUND)
+        target_sources(test_data_sentencepiece PRIVATE sentencepiece_model.cc)
+        set_source_files_properties(sentencepiece_model.cc PROPERTIES COMPILE_OPTIONS "-std=gnu++17;-Wall;-Wextra")
+        target_compile_definitions(test_data_sentencepiece PRIVATE SLUICE_HAS_SENTENCEPIECE)
+    endif()
     add_executable(chat-tool reference/chat_tool.c) # for reference/check_chats.py, on demand
     target_link_libraries(chat-tool PRIVATE sluice_data PkgConfig::JANSSON)
 endif()

@@ -10,7 +10,8 @@
  *   tokenizer_pattern.c  the patterns of other regex libraries as PCRE2's
  *   tokenizer_encode.c   text -> pieces -> words
  *   tokenizer_bpe.c      word -> ids
- *   tokenizer_sp.h       SentencePiece, through its own library
+ *   tokenizer_sp.c       SentencePiece: vocabulary, and what is put around a text; see tokenizer_sp.h
+ *   tokenizer_sp_library.cc   the calls of its own library, which is C++
  *
  * A text goes this way; each arrow cuts it into pieces, and a piece is seen by the next arrow as a text of its own:
  *

@@ -19,7 +19,7 @@
 
 enum { SEQUENCE_DEPTH_MAX = 8 };
 
-static int read_file(const char *path, char **out, size_t *bytes)
+int toki_read_file(const char *path, char **out, size_t *bytes)
 {
     struct stat status;
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
@@ -61,7 +61,7 @@ int toki_json_read(const char *path, json_t **out, uint64_t *hash)
     size_t bytes = 0;
     json_error_t error;
     *out = NULL;
-    TRY(read_file(path, &text, &bytes));
+    TRY(toki_read_file(path, &text, &bytes));
     *out = json_loadb(text, bytes, JSON_ALLOW_NUL, &error);
     if (hash)
         *hash = XXH3_64bits(text, bytes);
