@@ -6,6 +6,29 @@
 
 /* ---- NumPy ---- */
 
+/* A header that is longer than is read is not a file that was cut off. */
+static void a_long_header_is_told_from_a_cut_file(void **state)
+{
+    (void)state;
+    enum { LENGTH = 70000 };
+    struct bytes *out = fresh(0);
+    memcpy(out->data, "\x93NUMPY", 6);
+    out->count = 6;
+    put(out, 2, 1);
+    put(out, 0, 1);
+    put(out, LENGTH, 4);
+    for (uint64_t i = 0; i < LENGTH; i++)
+        put(out, ' ', 1);
+    const char *path = store("long.npy", out);
+    corpus *source;
+    assert_int_equal(corpus_open_as(&path, 1, CORPUS_AUTO, 200, &source), ERR_INPUT);
+    assert_non_null(strstr(err_text(), "has 70000 bytes, and up to 65536 are read"));
+    out->count = LENGTH / 2;
+    path = store("cut.npy", out);
+    assert_int_equal(corpus_open_as(&path, 1, CORPUS_AUTO, 200, &source), ERR_INPUT);
+    assert_non_null(strstr(err_text(), "truncated or damaged"));
+}
+
 static const char *write_npy(const char *name, unsigned major, const char *header, uint64_t count,
                              unsigned width)
 {
@@ -80,6 +103,8 @@ static void bad_arrays_are_refused(void **state)
         {1, "{'descr': '<u2\\'', 'fortran_order': False, 'shape': (10,), }\n", "does not end"},
         {1, "", "no dictionary"},
         {4, "{'descr': '<u2', 'fortran_order': False, 'shape': (10,), }\n", "version 4.0"},
+        {1, "{'descr': '<u2', 'fortran_order': False, 'shape': (3, 7), }\n",
+         "3 rows of 7 elements of 2 bytes, is not as long"},
     };
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         const char *path = write_npy("a.npy", bad[i].major, bad[i].header, 10, 2);
@@ -336,10 +361,15 @@ int main(void)
 {
     printf("seed %d\n", SEED);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(arrays_are_read),       cmocka_unit_test(bad_arrays_are_refused),
-        cmocka_unit_test(documents_of_an_index), cmocka_unit_test(documents_are_shuffled),
-        cmocka_unit_test(many_short_documents),  cmocka_unit_test(windows_in_order),
-        cmocka_unit_test(shares_are_exact),      cmocka_unit_test(too_small_a_share),
+        cmocka_unit_test(arrays_are_read),
+        cmocka_unit_test(bad_arrays_are_refused),
+        cmocka_unit_test(a_long_header_is_told_from_a_cut_file),
+        cmocka_unit_test(documents_of_an_index),
+        cmocka_unit_test(documents_are_shuffled),
+        cmocka_unit_test(many_short_documents),
+        cmocka_unit_test(windows_in_order),
+        cmocka_unit_test(shares_are_exact),
+        cmocka_unit_test(too_small_a_share),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -13,6 +13,7 @@
  * Source: NumPy, numpy/lib/format.py. */
 #include <ctype.h>
 #include <errno.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "base/mem.h"
@@ -218,14 +219,17 @@ static int take_array(struct header *self, uint64_t data_begin, datai_file *file
         rc = size_mul(count, file->type.bytes, &bytes);
     if (rc == 0)
         rc = size_add(bytes, data_begin, &bytes);
-    if (rc < 0 || bytes != file->file_bytes)
-        return err_set(
-            ERR_INPUT,
-            "the NumPy file %s has %llu bytes, but its shape, %llu elements of %u bytes%s, "
-            "is %s: it is truncated or damaged",
-            self->path, (unsigned long long)file->file_bytes, (unsigned long long)self->shape[0],
-            file->type.bytes, is_matrix ? " a column" : "",
-            rc < 0 ? "beyond all files" : "not as long");
+    if (rc < 0 || bytes != file->file_bytes) {
+        char rows[48] = "";
+        if (is_matrix)
+            snprintf(rows, sizeof rows, "%llu rows of ", (unsigned long long)self->shape[0]);
+        return err_set(ERR_INPUT,
+                       "the NumPy file %s has %llu bytes, but its shape, %s%llu elements of %u "
+                       "bytes, is %s: it is truncated or damaged",
+                       self->path, (unsigned long long)file->file_bytes, rows,
+                       (unsigned long long)self->shape[is_matrix ? 1 : 0], file->type.bytes,
+                       rc < 0 ? "beyond all files" : "not as long");
+    }
     if (count == 0)
         return err_set(ERR_INPUT, "the NumPy file %s holds no tokens", self->path);
     file->data_begin = data_begin;
@@ -253,12 +257,18 @@ int datai_npy(datai_file *self)
     uint64_t length_bytes = major == 1 ? 2 : 4, length = 0;
     memcpy(&length, begin + LENGTH_AT, length_bytes);
     uint64_t data_begin = LENGTH_AT + length_bytes + length;
-    if (length > HEADER_MAX || data_begin > self->file_bytes)
+    if (data_begin > self->file_bytes)
         return err_set(
             ERR_INPUT,
             "the NumPy file %s says that its header has %llu bytes, but the file has %llu: "
             "it is truncated or damaged",
             self->path, (unsigned long long)length, (unsigned long long)self->file_bytes);
+    if (length > HEADER_MAX)
+        return err_set(
+            ERR_INPUT,
+            "the header of the NumPy file %s has %llu bytes, and up to %d are read: save "
+            "the array anew as whole numbers alone",
+            self->path, (unsigned long long)length, (int)HEADER_MAX);
     char *text = mem_alloc(length, 1, "header of a NumPy file");
     if (!text)
         return -ENOMEM;
