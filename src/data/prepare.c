@@ -386,8 +386,10 @@ static void add_text(XXH3_state_t *state, const char *text)
 static int find_key(prepare_work *self, const struct stat *info, const prepare_options *options)
 {
     char *whole = realpath(self->path, NULL);
+    if (!whole)
+        return err_errno(errno, "cannot find out the whole path of %s", self->path);
     XXH3_state_t *state = XXH3_createState();
-    int rc = whole && state ? 0 : -ENOMEM;
+    int rc = state ? 0 : -ENOMEM;
     if (rc == 0) {
         const uint64_t numbers[] = {FORMAT_VERSION,
                                     (uint64_t)info->st_size,
