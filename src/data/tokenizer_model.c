@@ -333,16 +333,34 @@ int toki_read_added(const toki_reader *self)
 
 /* --- the post-processor --- */
 
-static int add_around(const toki_reader *self, int32_t **ids, uint32_t *count, const json_t *id)
+/* A list may have millions of ids: room is made once for each. */
+static int make_room(const toki_reader *self, int32_t **ids, uint32_t count, size_t more)
 {
-    int32_t value;
-    TRY(toki_id(self, "post_processor", id, &value));
-    int32_t *larger = mem_resize(*ids, *count + 1, sizeof **ids, "tokenizer post-processor");
+    if (more == 0)
+        return 0;
+    if (more > (size_t)TOKI_ID_MAX || count > TOKI_ID_MAX - more)
+        return err_set(ERR_INPUT, "%s: post_processor puts more than %d ids around a text",
+                       self->path, (int)TOKI_ID_MAX);
+    int32_t *larger = mem_resize(*ids, count + more, sizeof **ids, "tokenizer post-processor");
     if (!larger)
         return -ENOMEM;
     *ids = larger;
-    larger[(*count)++] = value;
     return 0;
+}
+
+/* All ids of a list behind those that are there. */
+static int add_around(const toki_reader *self, int32_t **ids, uint32_t *count, const json_t *list)
+{
+    TRY(make_room(self, ids, *count, json_array_size(list)));
+    for (size_t i = 0; i < json_array_size(list); i++)
+        TRY(toki_id(self, "post_processor", json_array_get(list, i), &(*ids)[(*count)++]));
+    return 0;
+}
+
+static int add_id_around(const toki_reader *self, int32_t **ids, uint32_t *count, const json_t *id)
+{
+    TRY(make_room(self, ids, *count, 1));
+    return toki_id(self, "post_processor", id, &(*ids)[(*count)++]);
 }
 
 /* One piece of a template: the text, or a special token with its ids. */
@@ -371,11 +389,8 @@ static int read_piece(const toki_reader *self, const json_t *post, const json_t 
     if (!ids)
         return err_set(ERR_INPUT, "%s: post_processor.special_tokens has no ids of \"%.*s\"",
                        self->path, SHOWN, json_string_value(name));
-    for (size_t i = 0; i < json_array_size(ids); i++)
-        TRY(*has_text
-                ? add_around(self, &owner->suffix, &owner->suffix_count, json_array_get(ids, i))
-                : add_around(self, &owner->prefix, &owner->prefix_count, json_array_get(ids, i)));
-    return 0;
+    return *has_text ? add_around(self, &owner->suffix, &owner->suffix_count, ids)
+                     : add_around(self, &owner->prefix, &owner->prefix_count, ids);
 }
 
 static int read_template(const toki_reader *self, const json_t *post)
@@ -397,8 +412,8 @@ static int read_pair(const toki_reader *self, const json_t *post)
     json_t *cls, *sep;
     TRY(toki_member_array(self, "post_processor", post, "cls", &cls));
     TRY(toki_member_array(self, "post_processor", post, "sep", &sep));
-    TRY(add_around(self, &owner->prefix, &owner->prefix_count, json_array_get(cls, 1)));
-    return add_around(self, &owner->suffix, &owner->suffix_count, json_array_get(sep, 1));
+    TRY(add_id_around(self, &owner->prefix, &owner->prefix_count, json_array_get(cls, 1)));
+    return add_id_around(self, &owner->suffix, &owner->suffix_count, json_array_get(sep, 1));
 }
 
 static int read_post(const toki_reader *self, const json_t *post, bool is_inner, bool *adds)
