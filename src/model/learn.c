@@ -223,9 +223,10 @@ static bool is_target(const char *tensor, const char *target)
     static const char end[] = ".weight";
     size_t target_bytes = strlen(target), tensor_bytes = strlen(tensor);
     size_t tail_bytes = 1 + target_bytes + sizeof end - 1;
+    if (tensor_bytes <= tail_bytes)
+        return false;
     const char *tail = tensor + tensor_bytes - tail_bytes;
-    return tensor_bytes > tail_bytes && tail[0] == '.' &&
-           strncmp(tail + 1, target, target_bytes) == 0 &&
+    return tail[0] == '.' && strncmp(tail + 1, target, target_bytes) == 0 &&
            strcmp(tail + 1 + target_bytes, end) == 0;
 }
 
