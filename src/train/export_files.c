@@ -229,12 +229,20 @@ static int write_index(const export_list *self, const char *dir)
     return rc == -ENOMEM ? err_set(rc, "no memory for the index of %u tensors", self->count) : rc;
 }
 
+static int sync_directory(const char *dir)
+{
+    char path[PATH_MAX];
+    TRY(join(path, dir, whole_name));
+    return format_sync_parent(path);
+}
+
 int exporti_finish(export_list *self, const char *dir)
 {
     /* Without config.json and index nobody takes what is there for a checkpoint while names change. */
     TRY(remove_file(dir, "config.json"));
     TRY(remove_file(dir, index_name));
     TRY(remove_file(dir, whole_name));
+    TRY(sync_directory(dir)); /* a power loss may not bring them back beside new weights */
     for (uint32_t f = 0; f < self->file_count; f++) {
         safetensors_writer *writer = self->files[f].writer;
         self->files[f].writer = NULL;
