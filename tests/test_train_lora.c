@@ -16,6 +16,7 @@
 #include "base/mem.h"
 #include "format/manifest.h"
 #include "format/safetensors.h"
+#include "train/train.h"
 #include "train_fixture.h"
 
 enum { STEPS = 6, STOP = 3 };
@@ -141,7 +142,7 @@ static void export_to(const char *run, const char *name, bool alone)
     snprintf(from, sizeof from, "%s/%s", fixture_dir, run);
     snprintf(to, sizeof to, "%s/%s", fixture_dir, name);
     const struct export_options asked = {
-        .run_dir = from, .hf_dir = to, .type = "fp32", .adapters = alone};
+        .run_dir = from, .hf_dir = to, .type = "fp32", .adapters = alone, .force = true};
     struct export_summary sum;
     if (export_run(&asked, &sum) < 0)
         fail_msg("%s: %s", name, err_text());
@@ -171,6 +172,26 @@ static void remove_export(const char *name)
     char command[2 * FIXTURE_PATH_BYTES];
     snprintf(command, sizeof command, "rm -r '%s/%s'", fixture_dir, name);
     assert_int_equal(system(command), 0);
+}
+
+/* Each kind over the other in one directory: loaders would take what the other left. */
+static void check_kinds(void)
+{
+    static const char *const names[] = {"model.safetensors", "config.json",
+                                        "adapter_model.safetensors", "adapter_config.json"};
+    char path[2 * FIXTURE_PATH_BYTES];
+    snprintf(path, sizeof path, "%s/apart/mine.safetensors", fixture_dir);
+    FILE *mine = fopen(path, "w");
+    assert_true(mine && fclose(mine) == 0);
+    for (int alone = 0; alone < 2; alone++) {
+        export_to("run", "apart", alone);
+        for (int i = 0; i < 4; i++) {
+            snprintf(path, sizeof path, "%s/apart/%s", fixture_dir, names[i]);
+            assert_int_equal(access(path, F_OK) == 0, i / 2 == alone);
+        }
+    }
+    snprintf(path, sizeof path, "%s/apart/mine.safetensors", fixture_dir);
+    assert_int_equal(access(path, F_OK), 0);
 }
 
 /* What an export without --adapters adds to the base is (alpha / rank) B A of what it writes with them; GPT-2's
@@ -211,6 +232,7 @@ static void exports_agree(void **state)
     float *blocks[] = {sum, base, a, b, biases[0], biases[1]};
     for (int i = 0; i < 6; i++)
         mem_free(blocks[i]);
+    check_kinds();
     static const char *const exports[] = {"merged", "base", "apart"};
     for (int i = 0; i < 3; i++)
         remove_export(exports[i]);

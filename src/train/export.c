@@ -456,6 +456,7 @@ static int export_adapters_alone(exporter *self, enum dtype type)
     TRY(exporti_adapters_write(&self->adapters, self->context,
                                model_block->hf[0] ? model_block->hf : NULL, asked->hf_dir, type,
                                &tensor_count, &out->written_bytes));
+    TRY(exporti_remove_whole(asked->hf_dir, model_block->hf[0] ? model_block->hf : NULL));
     out->step = self->view.record.step;
     out->param_count = out->written_bytes / dtype_bytes(type);
     out->tensor_count = tensor_count;
@@ -486,6 +487,7 @@ static int export_all(exporter *self)
     TRY(stream(self, &self->view.record, put_weights));
     TRY(exporti_finish(&self->list, asked->hf_dir));
     TRY(exporti_write_side_files(&self->view, asked->hf_dir, type, &out->side_files));
+    TRY(exporti_remove_adapters(asked->hf_dir));
     out->step = self->view.record.step;
     out->param_count = self->list.elem_count;
     out->tensor_count = self->list.count;

@@ -252,6 +252,34 @@ int exporti_finish(export_list *self, const char *dir)
     return self->file_count > 1 ? write_index(self, dir) : 0;
 }
 
+/* ---- what an export of the other kind has left ---- */
+
+static bool is_same_directory(const char *a, const char *b)
+{
+    struct stat first, second;
+    return stat(a, &first) == 0 && stat(b, &second) == 0 && first.st_dev == second.st_dev &&
+           first.st_ino == second.st_ino;
+}
+
+int exporti_remove_whole(const char *dir, const char *base)
+{
+    const export_list none = {.file_count = 0};
+    if (base && is_same_directory(dir, base))
+        return 0; /* what they are adapters of */
+    TRY(remove_file(dir, "config.json"));
+    TRY(remove_file(dir, index_name));
+    TRY(remove_file(dir, whole_name));
+    TRY(remove_others(&none, dir));
+    return sync_directory(dir);
+}
+
+int exporti_remove_adapters(const char *dir)
+{
+    TRY(remove_file(dir, "adapter_config.json"));
+    TRY(remove_file(dir, "adapter_model.safetensors"));
+    return sync_directory(dir);
+}
+
 static int make_directory(const char *path, bool *is_new)
 {
     *is_new = mkdir(path, 0777) == 0;

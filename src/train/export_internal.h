@@ -50,6 +50,10 @@ void exporti_list_fini(export_list *self); /* abandons the files that are not fi
 int exporti_create(export_list *self, const char *dir) MUST_CHECK;
 /* Gives all files their names, then the index; what an export before has left of other names is removed. */
 int exporti_finish(export_list *self, const char *dir) MUST_CHECK;
+/* Once adapters are whole: removes the names of a whole export (config.json first), but of the checkpoint `base`
+ * itself, where that is the directory. Then the reverse. */
+int exporti_remove_whole(const char *dir, const char *base) MUST_CHECK;
+int exporti_remove_adapters(const char *dir) MUST_CHECK;
 /* Makes the directory and those above it; ERR_INPUT where it holds something, unless `force`. */
 int exporti_take_directory(const char *dir, bool force) MUST_CHECK;
 
