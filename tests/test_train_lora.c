@@ -134,6 +134,28 @@ static void norms_are_not_taken_over(void **state)
     fixture_remove("plain");
 }
 
+/* Units of as many elements may hold other tensors: what lies where is the run's own. */
+static void what_learns_is_not_set_anew(void **state)
+{
+    (void)state;
+    static fixture_result result;
+    static const char *const sets[] = {"train.only=[\"norms\"]", "train.lora.rank=2",
+                                       "train.lora.targets=[\"k_proj\"]", "train={}"};
+    char from[FIXTURE_PATH_BYTES + 16];
+    const char *data = fixture_path(NULL, "train.txt");
+    fixture_sets own = make_sets(0, "nvme", "in_next_forward");
+    fixture_train_good("run", &shapes[0], &own, &result);
+    snprintf(from, sizeof from, "%s/run", fixture_dir);
+    for (size_t i = 0; i < sizeof sets / sizeof sets[0]; i++) {
+        const struct evaluate_options asked = {
+            .path = from, .files = &data, .file_count = 1, .set = &sets[i], .set_count = 1};
+        struct evaluate_result out;
+        assert_int_equal(evaluate_run(&asked, &out), ERR_CONFIG);
+        assert_non_null(strstr(err_text(), "cannot be set anew for the run in"));
+    }
+    fixture_remove("run");
+}
+
 /* ---- export ------------------------------------------------------------------------------------ */
 
 static void export_to(const char *run, const char *name, bool alone)
@@ -246,6 +268,7 @@ int main(void)
         cmocka_unit_test(placements_give_equal_bits),
         cmocka_unit_test(stopped_runs_go_on),
         cmocka_unit_test(norms_are_not_taken_over),
+        cmocka_unit_test(what_learns_is_not_set_anew),
         cmocka_unit_test(exports_agree),
     };
     return cmocka_run_group_tests(tests, fixture_setup, fixture_teardown);

@@ -159,6 +159,11 @@ int traini_trained_begin(traini_trained *self, const char *path, const char *con
                        "%s is no run directory: it has no job.json; and no checkpoint of Hugging "
                        "Face: it has no config.json",
                        path);
+    if (self->is_run && is_set("train", set, set_count))
+        return err_set(ERR_CONFIG,
+                       "train.only and train.lora cannot be set anew for the run in %s: its state "
+                       "is laid out by those that it was trained with",
+                       path);
     TRY(self->is_run ? begin_run(self, set, set_count) : begin_checkpoint(self, set, set_count, 0));
     settle_job(self->asked);
     return 0;
