@@ -299,6 +299,13 @@ static void a_run_keeps_its_tokenizer(void **state)
     snprintf(dir, sizeof dir, "%s/hf", test_dir);
     snprintf(file, sizeof file, "%s/tokenizer.json", dir);
     assert_string_equal(first->data.tokenizer, "bytes");
+    assert_false(first->data.tokenizer_is_given);
+    job *named = read_right(LLAMA, "data.tokenizer=bytes");
+    assert_true(named->data.tokenizer_is_given);
+    assert_int_equal(read_text(named->text, NULL, &again), 0); /* a run's job.json says so too */
+    assert_true(again->data.tokenizer_is_given);
+    job_destroy(again);
+    job_destroy(named);
     for (int has_copy = 0; has_copy < 2; has_copy++) {
         if (has_copy) {
             assert_int_equal(mkdir(dir, 0777), 0);

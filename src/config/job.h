@@ -137,6 +137,7 @@ struct job {
     struct {
         struct job_files train, valid;
         char tokenizer[JOB_PATH_BYTES]; /* "bytes", or a path */
+        bool tokenizer_is_given; /* the job names it; else it is what model.hf has, or "bytes" */
         char chat_template[JOB_NAME_BYTES];
         enum job_data_format format;
         enum job_shuffle shuffle;

@@ -112,7 +112,8 @@ static int fill_tokenizer(const configi_reader *reader, job *target)
     static const char *const names[] = {"tokenizer.json", "tokenizer.model"};
     char *tokenizer = target->data.tokenizer;
     TRY(configi_copy_text(reader, "data.tokenizer", tokenizer, JOB_PATH_BYTES));
-    if (configi_get(reader, "data.tokenizer") || target->model.hf[0] == '\0')
+    target->data.tokenizer_is_given = configi_get(reader, "data.tokenizer") != NULL;
+    if (target->data.tokenizer_is_given || target->model.hf[0] == '\0')
         return 0;
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         char path[JOB_PATH_BYTES + 32];

@@ -306,6 +306,7 @@ int exporti_write_side_files(const traini_view *run, const char *dir, enum dtype
         side_dir[0] = '\0';
     find_tokenizer(run->asked, tokenizer_dir);
     bool is_other = traini_names_tokenizer(run->asked);
+    bool is_bytes = is_other && strcmp(run->asked->data.tokenizer, "bytes") == 0;
     *count = 0;
     for (uint32_t i = 0; hf_side_files[i]; i++) {
         const char *name = hf_side_files[i];
@@ -313,6 +314,8 @@ int exporti_write_side_files(const traini_view *run, const char *dir, enum dtype
         int copied = 0;
         if (strcmp(name, config_name) == 0)
             continue;
+        if (is_bytes && is_tokenizers)
+            continue; /* the files are of a tokenizer that the run was not trained with */
         if (tokenizer_dir[0] && is_tokenizers && (!there || is_other))
             copied = hf_copy_side_file(tokenizer_dir, dir, name);
         else if (there)

@@ -88,5 +88,7 @@ const char *traini_hf_tokenizer(const struct job *asked)
 bool traini_names_tokenizer(const struct job *asked)
 {
     const char *given = asked->data.tokenizer;
-    return strcmp(given, "bytes") != 0 && !traini_hf_tokenizer(asked) && access(given, R_OK) == 0;
+    if (strcmp(given, "bytes") == 0)
+        return asked->data.tokenizer_is_given;
+    return !traini_hf_tokenizer(asked) && access(given, R_OK) == 0;
 }
