@@ -303,13 +303,55 @@ static void steps_without_targets(void **state)
     }
 }
 
+/* Begun with a run that has a tokenizer: bytes are to be asked for, and then are what its evaluation cuts into. */
+static void bytes_are_asked_for(void **state)
+{
+    (void)state;
+    static fixture_result result;
+    char data[1024], from[FIXTURE_PATH_BYTES + 16], path[FIXTURE_PATH_BYTES + 32];
+    write_lines("own.jsonl", 0, 300);
+    snprintf(data, sizeof data, "{\"train\": \"%s/own.jsonl\"}", fixture_dir);
+    fixture_sets sets = make_sets(data);
+    train_good("first", &sets, &result);
+    snprintf(from, sizeof from, "%s/first", fixture_dir);
+    snprintf(path, sizeof path, "%s/hf", from);
+    assert_int_equal(mkdir(path, 0777), 0);
+    FILE *file = create("first/hf/tokenizer.json");
+    fprintf(file, "{}"); /* nothing opens it */
+    assert_int_equal(fclose(file), 0);
+    for (int is_given = 0; is_given < 2; is_given++) {
+        if (is_given)
+            fixture_set(&sets, "data.tokenizer=bytes");
+        job *asked = fixture_job("second", &shape, &sets);
+        const fixture_call call = {.name = "second", .from = from};
+        fixture_train(asked, &call, &result);
+        job_destroy(asked);
+        assert_int_equal(result.rc, is_given ? 0 : ERR_CONFIG);
+        if (!is_given)
+            assert_non_null(strstr(result.error, "first has a tokenizer: set data.tokenizer to"));
+    }
+    char run[FIXTURE_PATH_BYTES + 16];
+    snprintf(run, sizeof run, "%s/second", fixture_dir);
+    snprintf(path, sizeof path, "%s/second/hf/tokenizer.json", fixture_dir);
+    assert_int_equal(access(path, F_OK), 0);
+    snprintf(path, sizeof path, "%s/own.jsonl", fixture_dir);
+    const char *files[] = {path};
+    const struct evaluate_options asked = {.path = run, .files = files, .file_count = 1};
+    struct evaluate_result out;
+    if (evaluate_run(&asked, &out) < 0)
+        fail_msg("%s", err_text());
+    fixture_remove("second");
+    fixture_remove("first");
+    assert_int_equal(unlink(path), 0);
+}
+
 int main(void)
 {
     printf("seed %d\n", SEED);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(all_sources_resume_exactly), cmocka_unit_test(tokens_are_made_once),
         cmocka_unit_test(bad_data_makes_nothing),     cmocka_unit_test(the_mean_is_over_the_step),
-        cmocka_unit_test(steps_without_targets),
+        cmocka_unit_test(steps_without_targets),      cmocka_unit_test(bytes_are_asked_for),
     };
     return cmocka_run_group_tests(tests, fixture_setup, fixture_teardown);
 }

@@ -238,6 +238,28 @@ static void warn_of_bytes(const traini_loop *self)
                  asked->model.hf);
 }
 
+int traini_check_borrowed_words(const traini_loop *self)
+{
+    static const char *const names[] = {"tokenizer.json", "tokenizer.model"};
+    const struct job *asked = self->job;
+    char dir[JOB_PATH_BYTES], file[MADE_PATH_BYTES];
+    bool is_made = self->data && self->data->is_late;
+    if (asked->data.tokenizer_is_given || asked->model.hf[0] != '\0' ||
+        !(is_made || (self->train_data && mixture_is_text(self->train_data))))
+        return 0;
+    int there = traini_side_dir(self->options->from, dir);
+    TRY(there);
+    for (int i = 0; there && i < 2; i++) {
+        snprintf(file, sizeof file, "%s/%s", dir, names[i]);
+        if (access(file, F_OK) == 0)
+            return err_set(ERR_CONFIG,
+                           "data.tokenizer is not given, so that text would be cut as bytes, but "
+                           "the run in %s has a tokenizer: set data.tokenizer to %s, or to bytes",
+                           self->options->from, file);
+    }
+    return 0;
+}
+
 int traini_open_data(traini_loop *self)
 {
     const struct job *asked = self->job;

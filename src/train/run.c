@@ -97,6 +97,8 @@ static int find_state(traini_loop *self, manifest *found, bool *exists)
     if (*exists || !self->options->from)
         return 0;
     rc = ranks->rank == 0 ? traini_borrow(self, found) : 0;
+    if (rc == 0 && ranks->rank == 0)
+        rc = traini_check_borrowed_words(self);
     TRY(traini_agree(ranks, "the run to begin with", rc));
     *exists = self->is_borrowed = true;
     snprintf(self->from.path, sizeof self->from.path, "%s", self->options->from);

@@ -436,7 +436,8 @@ int traini_write_plan(const struct traini_run_dir *self, const traini_setup *set
 int traini_side_dir(const char *run_dir, char out[JOB_PATH_BYTES]) MUST_CHECK;
 /* Where the job's tokenizer is that of its checkpoint: what its file is called in such a directory; else NULL. */
 const char *traini_hf_tokenizer(const struct job *asked);
-/* Whether the job names a tokenizer that is there and is another than its checkpoint's: it goes before RUN/hf. */
+/* Whether the job names a tokenizer, "bytes" too, that is there and is another than its checkpoint's: it goes before
+ * RUN/hf. */
 bool traini_names_tokenizer(const struct job *asked);
 /* Copies what is there of hf_side_files to RUN/hf: from another run where `from_run` names one, else from the
  * checkpoint's directory; "": nothing. */
@@ -635,6 +636,8 @@ int traini_load_windows(traini_loop *self, mixture *from, bool shuffled, uint64_
 /* data.c: all ranks together. The first refuses what can be refused before anything is made, and opens the data
  * unless tokens are to be made of it; then the second does, once the run directory is this run's. */
 int traini_open_data(traini_loop *self) MUST_CHECK;
+/* After it, where the state is that of another run which has a tokenizer: ERR_CONFIG if text were cut as bytes unasked. */
+int traini_check_borrowed_words(const traini_loop *self) MUST_CHECK;
 int traini_make_data(traini_loop *self) MUST_CHECK;
 void traini_close_data(traini_loop *self);
 
