@@ -175,9 +175,12 @@ static void print_speed(const struct generate_result *result)
         result->prompt_tokens < result->context ? result->prompt_tokens : result->context;
     fprintf(stderr,
             "prefill %" PRIu64 " tokens, %.1f tokens/s; decode %" PRIu64
-            " tokens, %.1f tokens/s; context %" PRIu64 "\n",
+            " tokens, %.1f tokens/s; context %" PRIu64,
             read, rate(read, result->prefill_seconds), decoded(result),
             rate(decoded(result), result->decode_seconds), result->context);
+    if (result->slides > 0) /* told here: a line in the middle of the text would tear it apart */
+        fprintf(stderr, ", full %" PRIu64 "x: its older half was dropped", result->slides);
+    fputc('\n', stderr);
 }
 
 static int print_json(generate_request *self)

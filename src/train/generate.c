@@ -253,10 +253,7 @@ static int read_all(generator *self)
 /* The cache is full: it begins again with the later half of what the model saw. */
 static int slide(generator *self)
 {
-    if (self->result.slides++ == 0)
-        log_info("the context of %" PRIu64
-                 " positions is full: from here on the older half of it is dropped each time",
-                 self->context);
+    self->result.slides++;
     self->kept = 0;
     self->unread = size_max(self->context / 2, 1);
     return read_all(self);
