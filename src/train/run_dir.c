@@ -13,6 +13,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/size.h"
+#include "format/format_json.h"
 #include "train/train_internal.h"
 
 bool traini_is_same_directory(const char *one, const char *other)
@@ -25,19 +26,8 @@ bool traini_is_same_directory(const char *one, const char *other)
 /* Makes the entry of `path` in its directory survive a loss of power. */
 static int sync_parent(const char *path)
 {
-    char parent[JOB_PATH_BYTES];
-    snprintf(parent, sizeof parent, "%s", path);
-    char *slash = strrchr(parent, '/');
-    if (slash)
-        slash[slash == parent] = '\0'; /* "/" is its own parent */
-    int fd = open(slash ? parent : ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fd < 0)
-        return err_errno(errno, "run.dir: cannot open the directory of %s", path);
-    int rc = 0;
-    if (fsync(fd) < 0 && errno != EINVAL) /* file systems that keep no entries to be synced */
-        rc = err_errno(errno, "run.dir: cannot make %s durable", path);
-    close(fd);
-    return rc;
+    int rc = format_sync_parent(path);
+    return rc < 0 ? err_prefix(rc, "run.dir") : 0;
 }
 
 static int make_directory(const char *path)
