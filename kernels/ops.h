@@ -299,6 +299,29 @@ struct adam_args {
 };
 typedef struct adam_args adam_args;
 
+/* Adam on a tile whose streams are not all fp32: the arithmetic of adam on the widened values, and then,
+ * for each stream by its format (base/tile.h):
+ *   TILE_LOW16  master = master_join(params[i], low[i]) is read, and split again: the bits are those of an
+ *               fp32 master. params is then read and written and param_type must be bf16.
+ *   TILE_BF16   the moment is rounded to bf16 stochastically
+ *   TILE_INT8   the moment is rounded stochastically to 8-bit codes in blocks of TILE_SCALE_ELEMS
+ * The random bits of an element are a function of rounding_key and of its number first_elem + i alone:
+ * no tile size, thread count or backend changes a bit. One moment's format may differ from the other's. */
+struct adam_packed_args {
+    uint64_t count;
+    uint32_t streams;     /* code of 3 streams */
+    void *master, *m, *v; /* as their formats say, read and written */
+    const void *grads;    /* [count] grad_type */
+    enum dtype grad_type;
+    void *params; /* [count] param_type, as adam_args; read too where the master is split */
+    enum dtype param_type;
+    const adam_scalars *scalars;
+    uint64_t rounding_key; /* of seed, step and unit */
+    uint64_t
+        first_elem; /* the tile's first element in its unit's whole vector; a multiple of 4096 */
+};
+typedef struct adam_packed_args adam_packed_args;
+
 /* Lion (Chen et al. 2023, algorithm 2, as DeepSpeed's CPU Lion has it), one tile, in place:
  *   c = beta1 m + (1 - beta1) g;  master = master (1 - lr wd) - lr sign(c);  m = beta2 m + (1 - beta2) g
  * with g = gradient * grad_scale. sign(0) is 0, as in the paper and PyTorch; DeepSpeed's CPU loop
@@ -447,6 +470,8 @@ struct kernel_ops {
                        double *total) MUST_CHECK;
 
     int (*adam)(kernel_context *context, void *stream, const adam_args *args) MUST_CHECK;
+    int (*adam_packed)(kernel_context *context, void *stream,
+                       const adam_packed_args *args) MUST_CHECK;
     int (*lion)(kernel_context *context, void *stream, const lion_args *args) MUST_CHECK;
     int (*adagrad)(kernel_context *context, void *stream, const adagrad_args *args) MUST_CHECK;
     /* params[count] = working copy of master (bf16_working_copy, fp16 nearest even, or fp32). */

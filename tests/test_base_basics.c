@@ -45,28 +45,30 @@ static void fp16_round_trip(void **state)
     }
     assert_int_equal(fp16_from_fp32(65519.0f), 0x7bff);
     assert_int_equal(fp16_from_fp32(65520.0f), 0x7c00);
-    assert_int_equal(fp16_from_fp32(0x1p-25f), 0);           /* tie to even */
-    assert_int_equal(fp16_from_fp32(0x1.000002p-25f), 1);    /* just above the tie */
+    assert_int_equal(fp16_from_fp32(0x1p-25f), 0);             /* tie to even */
+    assert_int_equal(fp16_from_fp32(0x1.000002p-25f), 1);      /* just above the tie */
     assert_int_equal(fp16_from_fp32(1.0f + 0x1p-11f), 0x3c00); /* tie to even */
 }
 
 static void bf16_rounding(void **state)
 {
     (void)state;
-    assert_int_equal(bf16_from_fp32(fp32_from_bits(0x3f808000)), 0x3f80);  /* tie to even */
+    assert_int_equal(bf16_from_fp32(fp32_from_bits(0x3f808000)), 0x3f80);    /* tie to even */
     assert_int_equal(bf16_working_copy(fp32_from_bits(0x3f808000)), 0x3f81); /* tie away */
-    assert_int_equal(bf16_from_fp32(fp32_from_bits(0x00010000)), 1);       /* subnormals stay */
+    assert_int_equal(bf16_from_fp32(fp32_from_bits(0x00010000)), 1);         /* subnormals stay */
     assert_true(isnan(fp32_from_bf16(bf16_from_fp32(NAN))));
     assert_true(isnan(fp32_from_bf16(bf16_working_copy(fp32_from_bits(0x7f800001)))));
     /* The low 16 bits of the master restore it from its working copy. */
     for (uint64_t i = 0; i < 100000; i++) {
         uint32_t bits = (uint32_t)rng_u64(7, 1, i);
-        if ((bits & 0x7f800000u) == 0x7f800000u || (bits & 0x7fffffffu) > 0x7f7f0000u)
+        if ((bits & 0x7fffffffu) > 0x7f800000u)
             continue;
-        uint16_t high = bf16_working_copy(fp32_from_bits(bits));
-        int16_t low = (int16_t)(bits & 0xffffu);
-        assert_int_equal(((uint32_t)high << 16) + (uint32_t)(int32_t)low, bits);
+        float master = fp32_from_bits(bits);
+        float joined = master_join(bf16_working_copy(master), master_low16(master));
+        assert_int_equal(fp32_bits(joined), bits);
     }
+    assert_int_equal(fp32_bits(master_join(0x7f80, 0xffff)), 0x7f7fffff); /* the largest */
+    assert_int_equal(fp32_bits(master_join(0x7f80, 0)), 0x7f800000);
 }
 
 static void memory_is_counted(void **state)
@@ -126,6 +128,26 @@ static void tiles(void **state)
     assert_int_equal(tile_unit_bytes(32768, 32768, 3), tile_bytes(32768, 3));
 }
 
+static void tile_formats(void **state)
+{
+    (void)state;
+    assert_int_equal(tile_streams_code(3, TILE_FP32, TILE_FP32, TILE_FP32), 3);
+    uint32_t small = tile_streams_code(3, TILE_LOW16, TILE_INT8, TILE_BF16);
+    assert_int_equal(tile_stream_count(small), 3);
+    assert_int_equal(tile_stream_format(small, 1), TILE_INT8);
+    assert_true(tile_master_is_split(small) && !tile_master_is_split(3));
+    /* 2 + (1 + 4/256) + 2 bytes an element */
+    assert_int_equal(tile_state_bytes(small, 65536), 65536 * 5 + 65536 / 256 * 4);
+    assert_int_equal(tile_stream_offset(small, 65536, 1), 131072 + TILE_SKEW_BYTES);
+    assert_int_equal(tile_bytes(65536, 3), 2 * tile_stream_stride(65536) + 4 * 65536);
+    assert_true(tile_bytes(65536, small) < tile_bytes(65536, 3) / 2);
+    assert_true(tile_streams_is_valid(2) && tile_streams_is_valid(3) &&
+                tile_streams_is_valid(small));
+    assert_false(tile_streams_is_valid(1) || tile_streams_is_valid(4) ||
+                 tile_streams_is_valid(2 | TILE_BF16 << 24) ||
+                 tile_streams_is_valid(3 | TILE_FORMAT_COUNT << 8));
+}
+
 static void errors(void **state)
 {
     (void)state;
@@ -143,10 +165,10 @@ static void errors(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(sizes_parse),       cmocka_unit_test(fp16_round_trip),
-        cmocka_unit_test(bf16_rounding),     cmocka_unit_test(memory_is_counted),
-        cmocka_unit_test(random_numbers),    cmocka_unit_test(tiles),
-        cmocka_unit_test(errors),
+        cmocka_unit_test(sizes_parse),    cmocka_unit_test(fp16_round_trip),
+        cmocka_unit_test(bf16_rounding),  cmocka_unit_test(memory_is_counted),
+        cmocka_unit_test(random_numbers), cmocka_unit_test(tiles),
+        cmocka_unit_test(tile_formats),   cmocka_unit_test(errors),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -62,6 +62,19 @@ static inline uint16_t bf16_working_copy(float master)
     return (uint16_t)((bits + 0x8000u) >> 16);
 }
 
+/* What bf16_working_copy loses of a master that is a number: its low 16 bits. */
+static inline uint16_t master_low16(float master)
+{
+    return (uint16_t)fp32_bits(master);
+}
+
+/* The master of a working copy and its low bits, all 32 bits of it. Where the low bits are 0x8000 or more the
+ * working copy was rounded up in magnitude, so they count as negative. */
+static inline float master_join(uint16_t working_copy, uint16_t low)
+{
+    return fp32_from_bits(((uint32_t)working_copy << 16) + (uint32_t)(int32_t)(int16_t)low);
+}
+
 float fp32_from_fp16(uint16_t half);
 uint16_t fp16_from_fp32(float value); /* nearest even, overflow to infinity, subnormals kept */
 

@@ -1,9 +1,12 @@
 /* The layout of one tile of optimizer state, the same on disk and in memory.
  *
- *                                  Adam              Lion              Adagrad           all [n] fp32
- *   offset 0                       master            master            master            (+ padding)
- *   offset 1 * tile_stream_stride  m, first moment   m, first moment   v, sum of squares
- *   offset 2 * tile_stream_stride  v, second moment
+ *   stream   Adam              Lion              Adagrad           each at tile_stream_offset, [n], padded
+ *   0        master            master            master            fp32, or the low 16 bits of a split master
+ *   1        m, first moment   m, first moment   v, sum of squares fp32; Adam's m: also bf16 or 8-bit
+ *   2        v, second moment                                      fp32, bf16 or 8-bit
+ *
+ * How many streams a tile has and how each stores its elements is one number, its streams code
+ * (tile_streams_code): that of a tile with fp32 streams alone is their count.
  *
  * The streams are skewed against each other by TILE_SKEW_BYTES beyond a multiple of TILE_PERIOD_BYTES:
  * Adam walks all of them at once, and streams at equal power-of-two distances fall into the same cache
@@ -12,6 +15,7 @@
 #ifndef SLUICE_BASE_TILE_H
 #define SLUICE_BASE_TILE_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "base/size.h"
@@ -19,25 +23,114 @@
 enum {
     TILE_PERIOD_BYTES = 65536,
     TILE_SKEW_BYTES = 16384,
-    TILE_BLOCK_BYTES = 4096,          /* what two extents never share */
-    TILE_RESIDUE_STATE = 0,           /* address modulo TILE_PERIOD_BYTES of a tile (its master) */
-    TILE_RESIDUE_GRADS = 49152,       /* of a gradient buffer: 3 * TILE_SKEW_BYTES */
-    TILE_RESIDUE_PARAMS = 57344,      /* of a working-copy buffer: midway to the next stream */
-    TILE_ELEMS_STEP = 32768,          /* tiles but a unit's last are multiples: residues survive */
-    TILE_STREAMS_MAX = 3,             /* of Adam; Lion and Adagrad have 2 */
-    SHARD_ELEMS_STEP = 4096,          /* shards, units and norm blocks end on multiples of this */
+    TILE_BLOCK_BYTES = 4096,     /* what two extents never share */
+    TILE_RESIDUE_STATE = 0,      /* address modulo TILE_PERIOD_BYTES of a tile (its master) */
+    TILE_RESIDUE_GRADS = 49152,  /* of a gradient buffer: 3 * TILE_SKEW_BYTES */
+    TILE_RESIDUE_PARAMS = 57344, /* of a working-copy buffer: midway to the next stream */
+    TILE_ELEMS_STEP = 32768,     /* tiles but a unit's last are multiples: residues survive */
+    TILE_STREAMS_MAX = 3,        /* of Adam; Lion and Adagrad have 2 */
+    SHARD_ELEMS_STEP = 4096,     /* shards, units and norm blocks end on multiples of this */
+
+    /* TILE_INT8: a block of 4096 codes of one byte, then the block's 16 fp32 scales. */
+    TILE_SCALE_ELEMS = 256, /* elements that share a scale */
+    TILE_CODE_BLOCK_ELEMS = SHARD_ELEMS_STEP,
+    TILE_CODE_BLOCK_BYTES = TILE_CODE_BLOCK_ELEMS + 4 * (TILE_CODE_BLOCK_ELEMS / TILE_SCALE_ELEMS),
 };
 
-/* Bytes from the start of one stream to the next in a tile of `elems` elements. */
+/* How one stream stores its elements. The values are stored in manifests. */
+enum tile_format {
+    TILE_FP32 = 0,
+    TILE_BF16 = 1,
+    TILE_LOW16 = 2, /* the low half of an fp32 master whose high half is the bf16 working copy, as
+                     * master_low16 and master_join in base/dtype.h say */
+    TILE_INT8 = 3,  /* block-wise 8-bit codes with scales */
+    TILE_FORMAT_COUNT,
+};
+
+/* The code of a tile: its count of streams in bits 0 to 7, the format of stream i in the 8 bits from
+ * 8 + 8 i on. Unused formats are 0. */
+static inline uint32_t tile_streams_code(uint32_t count, enum tile_format first,
+                                         enum tile_format second, enum tile_format third)
+{
+    return count | (uint32_t)first << 8 | (uint32_t)second << 16 | (uint32_t)third << 24;
+}
+
+static inline uint32_t tile_stream_count(uint32_t streams)
+{
+    return streams & 0xff;
+}
+
+static inline enum tile_format tile_stream_format(uint32_t streams, uint32_t idx)
+{
+    return (enum tile_format)(streams >> (8 + 8 * idx) & 0xff);
+}
+
+/* Whether a code read from a file is one that tile_streams_code can have made with at least two streams. */
+static inline bool tile_streams_is_valid(uint32_t streams)
+{
+    uint32_t count = tile_stream_count(streams);
+    if (count < 2 || count > TILE_STREAMS_MAX)
+        return false;
+    for (uint32_t i = 0; i < TILE_STREAMS_MAX; i++)
+        if (tile_stream_format(streams, i) >= (i < count ? TILE_FORMAT_COUNT : TILE_BF16))
+            return false;
+    return true;
+}
+
+/* Whether stream 0 holds the low halves alone, so that the working copy is part of the state. */
+static inline bool tile_master_is_split(uint32_t streams)
+{
+    return tile_stream_format(streams, 0) == TILE_LOW16;
+}
+
+/* Bytes of `elems` elements of a stream, without padding; for TILE_INT8 a whole number of code blocks. */
+static inline uint64_t tile_format_bytes(enum tile_format format, uint64_t elems)
+{
+    switch (format) {
+    case TILE_BF16:
+    case TILE_LOW16:
+        return 2 * elems;
+    case TILE_INT8:
+        return size_div_up(elems, TILE_CODE_BLOCK_ELEMS) * TILE_CODE_BLOCK_BYTES;
+    default:
+        return 4 * elems;
+    }
+}
+
+/* Bytes that `elems` elements of all streams of a tile take, without padding. */
+static inline uint64_t tile_state_bytes(uint32_t streams, uint64_t elems)
+{
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < tile_stream_count(streams); i++)
+        bytes += tile_format_bytes(tile_stream_format(streams, i), elems);
+    return bytes;
+}
+
+/* Bytes from the start of an fp32 stream of `elems` elements to the next stream. */
 static inline uint64_t tile_stream_stride(uint64_t elems)
 {
     return size_round_up(4 * elems, TILE_PERIOD_BYTES) + TILE_SKEW_BYTES;
 }
 
-/* Bytes of a whole tile of `streams` streams of `elems` elements, a multiple of TILE_BLOCK_BYTES. */
+/* Bytes from the start of a tile of `elems` elements to its stream `idx`. */
+static inline uint64_t tile_stream_offset(uint32_t streams, uint64_t elems, uint32_t idx)
+{
+    uint64_t offset = 0;
+    for (uint32_t i = 0; i < idx; i++)
+        offset += size_round_up(tile_format_bytes(tile_stream_format(streams, i), elems),
+                                TILE_PERIOD_BYTES) +
+                  TILE_SKEW_BYTES;
+    return offset;
+}
+
+/* Bytes of a whole tile of `elems` elements, a multiple of TILE_BLOCK_BYTES. `streams` is a code, here and
+ * below. */
 static inline uint64_t tile_bytes(uint64_t elems, uint32_t streams)
 {
-    return (streams - 1) * tile_stream_stride(elems) + size_round_up(4 * elems, TILE_BLOCK_BYTES);
+    uint32_t last = tile_stream_count(streams) - 1;
+    return tile_stream_offset(streams, elems, last) +
+           size_round_up(tile_format_bytes(tile_stream_format(streams, last), elems),
+                         TILE_BLOCK_BYTES);
 }
 
 /* Bytes between the starts of two full tiles of `tile_elems` that lie one after the other: keeps the
