@@ -3,6 +3,8 @@
  *
  *   bench_adam [MILLIONS_OF_ELEMENTS] [RUNS] [THREADS]     defaults 8 (1..64), 9 (>= 7), all cores
  *
+ * and the common options of bench.h.
+ *
  * The working set is laid out as in training: tiles of 1 Mi elements (base/tile.h; Lion and Adagrad
  * have two of Adam's three streams), gradient and working copy at their residues, on huge pages where
  * the system gives them. Before anything is timed, one update of each optimizer by each variant is
@@ -19,6 +21,7 @@
 #include "base/size.h"
 #include "base/tile.h"
 #include "kernels/cpu/cpu_internal.h"
+#include "perf/bench.h"
 
 enum { TILE_ELEMS = 1 << 20, RUNS_MAX = 101, ROWS_MAX = 64 };
 
@@ -180,12 +183,6 @@ struct row {
     double seconds[RUNS_MAX];
 };
 
-static int by_value(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 static double time_pass(const struct working_set *set, struct row *row, enum optimizer optimizer,
                         enum dtype grad_type, enum dtype param_type)
 {
@@ -237,16 +234,22 @@ static void bench_pair(const struct working_set *set, struct row *rows, int row_
     printf("%s, gradient %s, working copy %s: %.0f bytes per parameter\n",
            optimizer_names[optimizer], dtype_name(grad_type), dtype_name(param_type), bytes);
     for (int r = 0; r < row_count; r++) {
-        qsort(rows[r].seconds, (size_t)runs, sizeof(double), by_value);
-        double median = rows[r].seconds[runs / 2];
-        double spread = (rows[r].seconds[runs * 3 / 4] - rows[r].seconds[runs / 4]) / median;
+        struct bench_summary time = bench_summarize(rows[r].seconds, runs);
+        double median = time.median;
         if (!rows[r].variant)
             limit = median;
         printf("  %d thread%s  %-10s %7.3f ns/param  %6.1f GB/s  +-%4.1f%%", rows[r].thread_count,
                rows[r].thread_count == 1 ? " " : "s", rows[r].variant ? rows[r].variant : "limit",
-               median / elems * 1e9, bytes * elems / median * 1e-9, 50 * spread);
-        if (rows[r].variant)
+               median / elems * 1e9, bytes * elems / median * 1e-9, 100 * time.spread);
+        if (rows[r].variant) {
+            char name[96];
             printf("  %5.1f%% of the limit", 100 * limit / median);
+            snprintf(name, sizeof name, "%s gradient %s working copy %s %s %d thread%s",
+                     optimizer_names[optimizer], dtype_name(grad_type), dtype_name(param_type),
+                     rows[r].variant, rows[r].thread_count, rows[r].thread_count == 1 ? "" : "s");
+            bench_keep(name, bytes * elems / median * 1e-9, "GB/s", bytes * elems / limit * 1e-9,
+                       time.spread);
+        }
         printf("\n");
     }
 }
@@ -279,7 +282,9 @@ static int check_variants(const struct row *rows, int row_count, enum optimizer 
 
 int main(int argc, char **argv)
 {
-    long millions = argc > 1 ? atol(argv[1]) : 8, runs = argc > 2 ? atol(argv[2]) : 9;
+    bench_begin(&argc, argv);
+    long millions = argc > 1 ? atol(argv[1]) : bench_is_quick() ? 4 : 8;
+    long runs = argc > 2 ? atol(argv[2]) : bench_is_quick() ? 7 : 9;
     long threads = argc > 3 ? atol(argv[3]) : omp_get_num_procs();
     if (millions < 1 || millions > 64 || runs < 7 || runs > RUNS_MAX || threads < 1) {
         fprintf(stderr, "usage: bench_adam [MILLIONS_OF_ELEMENTS 1..64] [RUNS 7..%d] [THREADS]\n",

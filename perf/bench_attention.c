@@ -1,6 +1,6 @@
 /* GFLOP/s of attention forward and backward, causal work counted half, against a large square product
- * of the same dtype in the same run. Usage: bench_attention [THREADS]. The last query row of the first
- * head is checked against a loop in double first. */
+ * of the same dtype in the same run. Usage: bench_attention [THREADS]; bench.h has the common options.
+ * The last query row of the first head is checked against a loop in double first. */
 #include <math.h>
 
 #include "perf/bench_products.h"
@@ -84,15 +84,22 @@ static void check(struct bench *b)
         bench_require(err_set(ERR_INTERNAL, "output is %g, not %g", got, output / denominator));
 }
 
-static void report(const char *pass, struct bench_time time, double flops, double limit)
+static void report(const attention_desc *d, const char *pass, struct bench_time time, double flops,
+                   double limit)
 {
     printf("  %-8s %9.3f ms (%.3f to %.3f)  %6.1f GFLOP/s  %3.0f%% of %.0f\n", pass,
            time.median * 1e3, time.fastest * 1e3, time.slowest * 1e3, flops / time.median * 1e-9,
            100 * flops / time.median / limit, limit * 1e-9);
+    char name[80];
+    snprintf(name, sizeof name, "attention %s %s B=%d T=%d H=%d G=%d D=%d", dtype_name(d->type),
+             pass, (int)d->batch, (int)d->tokens, (int)d->heads, (int)d->kv_heads,
+             (int)d->head_dim);
+    bench_keep(name, flops / time.median * 1e-9, "GFLOP/s", limit * 1e-9, time.spread);
 }
 
 int main(int argc, char **argv)
 {
+    bench_begin(&argc, argv);
     kernel_context_config config = {.thread_count = argc > 1 ? atoi(argv[1]) : 2};
     kernel_context *context;
     bench_require(kernels_cpu.context_create(&config, &context));
@@ -116,8 +123,8 @@ int main(int argc, char **argv)
                    (int)d->tokens, (int)d->heads, (int)d->kv_heads, (int)d->head_dim);
             /* Two products forward, five backward, of T*T*D each, of which causal is half. */
             double product = (double)(d->batch * d->heads * d->tokens * d->tokens * d->head_dim);
-            report("forward", bench_measure(run_forward, &b), 2 * product, limit);
-            report("backward", bench_measure(run_backward, &b), 5 * product, limit);
+            report(d, "forward", bench_measure(run_forward, &b), 2 * product, limit);
+            report(d, "backward", bench_measure(run_backward, &b), 5 * product, limit);
             bench_fini(&b);
         }
     }

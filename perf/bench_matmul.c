@@ -1,5 +1,6 @@
 /* GFLOP/s of the products of a transformer block, bf16 and fp32, against a large square product of
- * the same run. Usage: bench_matmul [THREADS]. Spot-checks each result first. */
+ * the same run. Usage: bench_matmul [THREADS]; bench.h has the common options. Spot-checks each result
+ * first. */
 #include <math.h>
 #include <string.h>
 
@@ -65,11 +66,15 @@ static void bench_shape(kernel_context *context, const struct shape *shape, enum
     printf("%s %-24s %9.3f ms (%.3f to %.3f)  %6.1f GFLOP/s  %3.0f%% of %.0f\n", dtype_name(type),
            shape->name, time.median * 1e3, time.fastest * 1e3, time.slowest * 1e3,
            flops / time.median * 1e-9, 100 * flops / time.median / limit, limit * 1e-9);
+    char name[80];
+    snprintf(name, sizeof name, "matmul %s %s", dtype_name(type), shape->name);
+    bench_keep(name, flops / time.median * 1e-9, "GFLOP/s", limit * 1e-9, time.spread);
     bench_product_fini(&bench);
 }
 
 int main(int argc, char **argv)
 {
+    bench_begin(&argc, argv);
     kernel_context_config config = {.thread_count = argc > 1 ? atoi(argv[1]) : 2};
     kernel_context *context;
     bench_require(kernels_cpu.context_create(&config, &context));

@@ -5,6 +5,8 @@
  *
  *   bench_nvme [DIRECTORY[,DIRECTORY...] [SLAB_BYTES [auto|uring|pool]]]     default: . 512MiB auto
  *
+ * and --csv FILE of bench.h, which keeps the best of each mode; the limit beside it is perf/run.sh's.
+ *
  * Several directories are several drives: their speed is measured first, as when a run begins, and the
  * slab's stripes are shared by it. */
 #include <inttypes.h>
@@ -18,6 +20,7 @@
 #include "base/log.h"
 #include "base/rng.h"
 #include "base/size.h"
+#include "perf/bench.h"
 #include "tiers/arena.h"
 #include "tiers/drive_speed.h"
 #include "tiers/io.h"
@@ -37,6 +40,7 @@ enum { BLOCKS = sizeof blocks / sizeof blocks[0], DEPTHS = sizeof depths / sizeo
 struct sample {
     double gbps, gbps_min, gbps_max; /* median, extremes */
     double cpu_seconds_per_gb;
+    double spread; /* as in bench.h */
 };
 typedef struct sample sample;
 
@@ -95,12 +99,6 @@ static int run_once(io *queue, enum mode mode, double *seconds)
     return 0;
 }
 
-static int compare_doubles(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 static int measure(const io_config *config, enum mode mode, sample *out)
 {
     io *queue;
@@ -118,10 +116,11 @@ static int measure(const io_config *config, enum mode mode, sample *out)
     io_destroy(queue);
     if (rc < 0)
         return rc;
-    qsort(rates, RUNS, sizeof *rates, compare_doubles);
-    out->gbps = rates[RUNS / 2];
-    out->gbps_min = rates[0];
-    out->gbps_max = rates[RUNS - 1];
+    struct bench_summary all = bench_summarize(rates, RUNS);
+    out->gbps = all.median;
+    out->gbps_min = all.lowest;
+    out->gbps_max = all.highest;
+    out->spread = all.spread;
     return 0;
 }
 
@@ -162,17 +161,24 @@ static int prove(const io_config *config)
 static int measure_all(io_config *config)
 {
     static sample samples[MODE_COUNT][BLOCKS][DEPTHS];
-    double best[MODE_COUNT] = {0};
+    double best[MODE_COUNT] = {0}, best_spread[MODE_COUNT] = {0};
     for (int mode = 0; mode < MODE_COUNT; mode++) {
         for (int b = 0; b < BLOCKS; b++) {
             for (int d = 0; d < DEPTHS; d++) {
                 config->block_bytes = blocks[b];
                 config->queue_depth = depths[d];
                 TRY(measure(config, (enum mode)mode, &samples[mode][b][d]));
-                if (samples[mode][b][d].gbps > best[mode])
+                if (samples[mode][b][d].gbps > best[mode]) {
                     best[mode] = samples[mode][b][d].gbps;
+                    best_spread[mode] = samples[mode][b][d].spread;
+                }
             }
         }
+    }
+    for (int mode = 0; mode < MODE_COUNT; mode++) {
+        char name[32];
+        snprintf(name, sizeof name, "nvme %s", mode_names[mode]);
+        bench_keep(name, best[mode], "GB/s", 0, best_spread[mode]);
     }
     printf("%-6s %8s %6s %8s %15s %10s %7s\n", "mode", "block", "depth", "GB/s", "min - max",
            "CPU s/GB", "share");
@@ -256,6 +262,7 @@ static int run(int argc, char **argv)
 
 int main(int argc, char **argv)
 {
+    bench_begin(&argc, argv);
     if (run(argc, argv) < 0) {
         fprintf(stderr, "bench_nvme: %s\n", err_text());
         return 1;

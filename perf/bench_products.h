@@ -4,24 +4,13 @@
 #define SLUICE_PERF_BENCH_PRODUCTS_H
 
 #include <errno.h>
-#include <stdio.h>
-#include <stdlib.h>
 
-#include "base/log.h"
 #include "base/mem.h"
 #include "base/rng.h"
 #include "kernels/ops.h"
+#include "perf/bench.h"
 
 enum { BENCH_WARMUP = 2, BENCH_RUNS = 9 };
-
-/* Ends the benchmark with the error's text: a benchmark has no caller. */
-static inline void bench_require(int rc)
-{
-    if (rc >= 0)
-        return;
-    fprintf(stderr, "%s: %s\n", err_name(rc), err_text());
-    exit(1);
-}
 
 static inline void *bench_block(size_t bytes)
 {
@@ -48,14 +37,9 @@ static inline float bench_value(const void *data, enum dtype type, uint64_t i)
     return value;
 }
 
-static inline int bench_compare(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 struct bench_time {
     double median, fastest, slowest; /* seconds */
+    double spread;                   /* as in bench.h */
 };
 
 /* Times run(user) BENCH_RUNS times after BENCH_WARMUP calls. */
@@ -68,8 +52,8 @@ static inline struct bench_time bench_measure(int (*run)(void *user), void *user
         if (i >= 0)
             seconds[i] = (double)(clock_ns() - start) * 1e-9;
     }
-    qsort(seconds, BENCH_RUNS, sizeof *seconds, bench_compare);
-    return (struct bench_time){seconds[BENCH_RUNS / 2], seconds[0], seconds[BENCH_RUNS - 1]};
+    struct bench_summary all = bench_summarize(seconds, BENCH_RUNS);
+    return (struct bench_time){all.median, all.lowest, all.highest, all.spread};
 }
 
 /* One product with its operands, dense. */

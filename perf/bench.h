@@ -1,0 +1,158 @@
+/* What the benchmarks of this folder share: their common options, medians with their spread, and the
+ * lines that perf/run.sh makes its table of.
+ *
+ * Every benchmark takes two options beside its own arguments:
+ *
+ *   --csv FILE   appends a line for each figure to FILE: name,value,unit,limit,ratio,spread
+ *   --quick      small sizes and few runs: for a first look, or to try the program
+ *
+ *   name     what was measured, with its type and shape, without commas: "adam fp32 2 threads"
+ *   value    median of the runs, in `unit`; rates, so that more is better
+ *   limit    in the same unit, measured by turns with it in the same run; empty: it has none
+ *   ratio    value / limit; empty likewise
+ *   spread   half of the distance between the quartiles as a share of the median: 0.02 is +-2%
+ *
+ * One thread. A benchmark has no caller, so that what fails ends it with the error's text and exit 1. */
+#ifndef SLUICE_PERF_BENCH_H
+#define SLUICE_PERF_BENCH_H
+
+#include <math.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "base/log.h"
+
+enum { BENCH_RUNS_MAX = 101 };
+
+/* Ends the benchmark with the error's text. */
+static inline void bench_require(int rc)
+{
+    if (rc >= 0)
+        return;
+    fprintf(stderr, "%s: %s\n", err_name(rc), err_text());
+    exit(1);
+}
+
+static inline int bench_compare(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* ---- the common options ---- */
+
+struct bench_settings {
+    FILE *csv; /* NULL: figures are printed alone */
+    bool is_quick;
+};
+
+static inline struct bench_settings *bench_settings(void)
+{
+    static struct bench_settings settings;
+    return &settings;
+}
+
+static inline bool bench_is_quick(void)
+{
+    return bench_settings()->is_quick;
+}
+
+/* Takes --csv FILE and --quick out of the arguments, wherever they stand; exit 2 where FILE is missing
+ * or cannot be written. */
+static inline void bench_begin(int *argc, char **argv)
+{
+    int kept = 1;
+    for (int i = 1; i < *argc; i++) {
+        if (strcmp(argv[i], "--quick") == 0) {
+            bench_settings()->is_quick = true;
+        } else if (strcmp(argv[i], "--csv") == 0) {
+            FILE *file = ++i < *argc ? fopen(argv[i], "a") : NULL;
+            if (!file) {
+                fprintf(stderr, "%s: --csv needs a file that can be written\n", argv[0]);
+                exit(2);
+            }
+            bench_settings()->csv = file;
+        } else {
+            argv[kept++] = argv[i];
+        }
+    }
+    argv[kept] = NULL;
+    *argc = kept;
+}
+
+/* Keeps one figure; limit 0: it has none. Nothing without --csv. */
+static inline void bench_keep(const char *name, double value, const char *unit, double limit,
+                              double spread)
+{
+    FILE *file = bench_settings()->csv;
+    if (!file)
+        return;
+    fprintf(file, "%s,%.6g,%s,", name, value, unit);
+    if (limit > 0)
+        fprintf(file, "%.6g,%.4f", limit, value / limit);
+    else
+        fprintf(file, ",");
+    fprintf(file, ",%.4f\n", spread);
+    fflush(file);
+}
+
+/* ---- medians ---- */
+
+struct bench_summary {
+    double median, lowest, highest;
+    double spread; /* half of the distance between the quartiles over the median */
+};
+
+/* Sorts the samples. */
+static inline struct bench_summary bench_summarize(double *samples, int count)
+{
+    qsort(samples, (size_t)count, sizeof *samples, bench_compare);
+    struct bench_summary out = {
+        .median = samples[count / 2], .lowest = samples[0], .highest = samples[count - 1]};
+    out.spread = (samples[count * 3 / 4] - samples[count / 4]) / (2 * fabs(out.median));
+    return out;
+}
+
+/* One of several things that are timed by turns. */
+struct bench_body {
+    double (*seconds)(void *user); /* does it once */
+    void *user;
+};
+
+/* Times each body `runs` times by turns, after a turn that does not count; out: seconds. What stands
+ * beside what, a benchmark and its limit, meets the same moments of the machine so. */
+static inline void bench_by_turns(const struct bench_body *bodies, int body_count, int runs,
+                                  struct bench_summary *out)
+{
+    double(*samples)[BENCH_RUNS_MAX] = calloc((size_t)body_count, sizeof *samples);
+    if (!samples || runs > BENCH_RUNS_MAX)
+        exit(1);
+    for (int run = -1; run < runs; run++)
+        for (int i = 0; i < body_count; i++) {
+            double seconds = bodies[i].seconds(bodies[i].user);
+            if (run >= 0)
+                samples[i][run] = seconds;
+        }
+    for (int i = 0; i < body_count; i++)
+        out[i] = bench_summarize(samples[i], runs);
+    free(samples);
+}
+
+/* Prints and keeps a rate, `amount` (in units of which 1e9 or 1e6 make one of `unit`) a run, beside
+ * that of its limit; limit NULL: none. */
+static inline void bench_report(const char *name, double amount, const char *unit,
+                                const struct bench_summary *time, const struct bench_summary *limit)
+{
+    double value = amount / time->median, most = limit ? amount / limit->median : 0;
+    printf("%-52s %10.4g %-10s +-%4.1f%%", name, value, unit, 100 * time->spread);
+    if (limit)
+        printf("  limit %10.4g  ratio %.3f", most, value / most);
+    printf("\n");
+    fflush(stdout);
+    bench_keep(name, value, unit, most, time->spread);
+}
+
+#endif
