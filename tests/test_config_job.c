@@ -124,6 +124,39 @@ static void delayed_update_warns(void **state)
     assert_int_equal(count, 0);
 }
 
+/* Each format is taken; moments that are not fp32 warn once, whoever asks for them. */
+static void state_formats_are_read(void **state)
+{
+    (void)state;
+    static const char bf16[] = SMALL_WITH("\"bf16\": {\"enabled\": true},");
+    static const char *const wanted[] = {"moments in bf16 are approximate", NULL};
+    uint32_t count;
+    job *self = read_good(SMALL_JOB, NULL);
+    assert_int_equal(self->state.master, JOB_MASTER_FP32);
+    assert_int_equal(self->state.moments, JOB_MOMENTS_FP32);
+    job_destroy(self);
+    self = read_good(bf16, "state.master=split");
+    assert_int_equal(self->state.master, JOB_MASTER_SPLIT);
+    assert_int_equal(self->state.moments, JOB_MOMENTS_FP32);
+    job_destroy(self);
+    log_set_level(LOG_QUIET);
+    self = read_good(SMALL_JOB, "state.moments=8bit"); /* no dtype of parameters is needed */
+    assert_int_equal(self->state.moments, JOB_MOMENTS_8BIT);
+    job_destroy(self);
+    self = read_good(bf16, "state={\"moments\": \"bf16\", \"master\": \"split\"}");
+    assert_int_equal(self->state.master, JOB_MASTER_SPLIT);
+    assert_int_equal(self->state.moments, JOB_MOMENTS_BF16);
+    job_destroy(self);
+    log_set_level(LOG_WARN);
+    count_logged(SMALL_WITH("\"state\": {\"moments\": \"bf16\"},"), wanted, &count);
+    assert_int_equal(count, 1);
+    count_logged(SMALL_WITH("\"bf16\": {\"enabled\": true, \"bf16_optimizer_states\": true},"),
+                 wanted, &count);
+    assert_int_equal(count, 1);
+    count_logged(SMALL_JOB, wanted, &count);
+    assert_int_equal(count, 0);
+}
+
 static void machine_keys_are_read(void **state)
 {
     (void)state;
@@ -590,6 +623,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(defaults_hold),           cmocka_unit_test(llama_follows_its_rules),
         cmocka_unit_test(modes_are_read),          cmocka_unit_test(delayed_update_warns),
+        cmocka_unit_test(modes_are_read),          cmocka_unit_test(state_formats_are_read),
         cmocka_unit_test(machine_keys_are_read),   cmocka_unit_test(what_learns_is_read),
         cmocka_unit_test(own_blocks_are_read),     cmocka_unit_test(deepspeed_file_works),
         cmocka_unit_test(batch_follows_deepspeed), cmocka_unit_test(set_overrides),

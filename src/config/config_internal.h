@@ -197,6 +197,10 @@ int configi_fill_tiers(const configi_reader *reader, job *target) MUST_CHECK;
 int configi_check_fp32(const configi_reader *reader, const char *path, double value) MUST_CHECK;
 int configi_fill_optimizer(const configi_reader *reader, job *target) MUST_CHECK;
 
+/* state, and DeepSpeed's keys that mean it, after precision and the optimizer. Warns of what is approximate.
+ * job_state.c */
+int configi_fill_state(const configi_reader *reader, job *target) MUST_CHECK;
+
 /* ERR_CONFIG for a key of <block>.params that is not in the list "a|b|c" of what <block>.type has. */
 int configi_check_params(const configi_reader *reader, const char *block,
                          const char *params) MUST_CHECK;

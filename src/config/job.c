@@ -168,6 +168,7 @@ static int fill_job(const configi_reader *reader, job *target)
     TRY(configi_fill_ranks(reader, target));
     TRY(configi_fill_update(reader, target));
     TRY(configi_fill_optimizer(reader, target));
+    TRY(configi_fill_state(reader, target));
     TRY(configi_fill_scheduler(reader, target));
     /* A request for this start alone: the run's own copy must resume, not begin anew. */
     json_t *run = json_object_get(reader->doc, "run");

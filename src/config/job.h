@@ -5,8 +5,8 @@
  *                      -> relations between keys -> struct job
  *
  * DeepSpeed's keys keep their names, meanings, units and defaults, but that limits of stage 3 hold only where
- * they are given; `model`, `data`, `run`, `device`, `update`, `tiers`, `schedule`, `io` and `comm` are Sluice's own. Known
- * keys without effect here are named once in the log.
+ * they are given; `model`, `data`, `run`, `device`, `update`, `tiers`, `schedule`, `state`, `io` and `comm` are Sluice's own.
+ * Known keys without effect here are named once in the log.
  * Pure but for reading the named files. */
 #ifndef SLUICE_CONFIG_JOB_H
 #define SLUICE_CONFIG_JOB_H
@@ -53,6 +53,15 @@ enum job_update {
     JOB_UPDATE_DELAYED_ONE_STEP /* approximate: gradients of one step late */
 };
 enum job_optimizer { JOB_ADAM, JOB_LION, JOB_ADAGRAD };
+enum job_master {
+    JOB_MASTER_FP32,
+    JOB_MASTER_SPLIT /* the bf16 working copy and the low 16 bits: the same values */
+};
+enum job_moments {
+    JOB_MOMENTS_FP32,
+    JOB_MOMENTS_BF16, /* rounded stochastically */
+    JOB_MOMENTS_8BIT  /* block-wise codes with scales, rounded stochastically */
+};
 enum job_schedule {
     JOB_SCHEDULE_NONE,
     JOB_WARMUP_LR,
@@ -223,6 +232,10 @@ struct job {
         double lr, beta1, beta2, epsilon, weight_decay;
         bool bias_correction;
     } optimizer;
+    struct { /* how Adam's state is stored; others': fp32 */
+        enum job_master master;
+        enum job_moments moments;
+    } state;
     struct {
         enum job_schedule type;
         double warmup_min_lr, warmup_max_lr, warmup_min_ratio, cos_min_ratio;

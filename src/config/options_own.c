@@ -438,6 +438,21 @@ const option configi_own_rows[] = {
          "How many ops ahead of its use, in serial order, a buffer is given its memory when the "
          "plan is made; fewer use less memory and wait more. 0: as far as budgets allow."},
 
+    {.path = "state.master",
+     .type = OPTION_ENUM,
+     .fallback = "fp32",
+     .choices = "fp32|split",
+     .help = "How Adam stores master weights. fp32: 4 bytes a parameter beside the working copy. "
+             "split: 2 bytes, the low half, which with the bf16 working copy is all of the fp32 "
+             "value: the same bits in training (needs bf16.enabled)."},
+    {.path = "state.moments",
+     .type = OPTION_ENUM,
+     .fallback = "fp32",
+     .choices = "fp32|bf16|8bit",
+     .help = "How Adam stores its two moments. fp32: 8 bytes a parameter, exact. bf16 (4 bytes) "
+             "and 8bit (2.03 bytes: codes with a scale for each 256) are approximate: rounded "
+             "stochastically, to the same bits in every placement. Fixed for a run."},
+
     {.path = "io.backend",
      .type = OPTION_ENUM,
      .fallback = "auto",

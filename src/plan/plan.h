@@ -174,7 +174,7 @@ struct plan_job {
                              program to program: keys and values; 0: none */
     uint64_t tokens_bytes, losses_bytes; /* of a whole step */
     uint32_t param_bytes, grad_bytes;    /* per element: 2 or 4 */
-    uint32_t state_streams;              /* of a tile: 3 (Adam) or 2 (base/tile.h) */
+    uint32_t state_streams;              /* of a tile: its streams code (base/tile.h) */
     enum plan_update update;
     enum plan_order order;
     uint64_t tile_elems; /* 0: chosen by simulated time */

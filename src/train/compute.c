@@ -150,6 +150,8 @@ struct update_tile {
 
 static int run_adam(const traini_engine *self, const struct update_tile *tile)
 {
+    if (self->setup->plan.state_streams != 3)
+        return err_set(ERR_CONFIG, "state.master and state.moments but fp32 are not built yet");
     adam_args args = {
         .count = tile->count,
         .master = tile_stream(tile->state, tile->count, 0),

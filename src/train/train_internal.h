@@ -9,6 +9,7 @@
  *   start.c       data, run directory, first state   resume.c      the state of an earlier process
  *   finish.c      the end of a run                    generate.c    sampling from a trained run
  *   placement.c   where each state rests             scalars.c     a step's update scalars
+ *   state_formats.c  how state is stored
  *   loss_scale.c  the loss scale of fp16             backend.c     CPU or GPU, and what it can hold
  *   memory.c      host memory that outlives a run    recut.c       extents in another layout
  *   keep.c        copies of commits                   verify.c      all sums, and what a run is
@@ -371,6 +372,9 @@ int traini_enqueue_op(void *user, const program *prog, const op *item, void *str
 int traini_finish_op(void *user, const program *prog, const op *item);
 int traini_run_copy(void *user, const program *prog, const op *item);
 int traini_run_collective(void *user, const program *prog, const op *item);
+/* The streams code (base/tile.h) of the job's optimizer state. state_formats.c */
+uint32_t traini_state_streams(const struct job *asked);
+
 /* The clip factor and skip flag from the norm; scalars of update `applied` (1-based). scalars.c */
 void traini_make_scalars(traini_engine *self);
 /* Whether a step's gradients wait for a later program to be applied. */
