@@ -293,7 +293,9 @@ struct adam_args {
     float *master, *m, *v; /* [count] fp32, read and written */
     const void *grads;     /* [count] grad_type */
     enum dtype grad_type;
-    void *params; /* [count] param_type, written: bf16 by bf16_working_copy, fp16 nearest even */
+    void *
+        params; /* [count] param_type, written: bf16 by bf16_working_copy, fp16 nearest even. May lie
+                     on grads of the same width, and on the master where it is fp32 */
     enum dtype param_type;
     const adam_scalars *scalars;
 };

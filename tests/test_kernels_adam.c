@@ -198,6 +198,50 @@ static void adam_ignores_thread_count(void **state)
     }
 }
 
+/* A pointer into the block, `shift` elements past a boundary of 64 bytes. */
+static void *boundary_in(char *block, size_t shift, enum dtype type)
+{
+    return block + (64 - (uintptr_t)block % 64) % 64 + shift * dtype_bytes(type);
+}
+
+/* Large calls store working copies on boundaries past the caches, others through them; and a working
+ * copy may lie on the gradient or on the master. */
+static void adam_stores_past_the_caches(void **state)
+{
+    (void)state;
+    enum { COUNT = 16 * SHARD_ELEMS_STEP + 77, APART = 0, ON_GRADS = 2, ON_MASTER = 3, PLACES = 4 };
+    kernel_context reference = context_of("reference", 2);
+    adam_scalars scalars = scalars_at(true, 0.1f, true, 1);
+    for (int grad = 0; grad < DTYPE_COUNT; grad++)
+        for (int param = 0; param < DTYPE_COUNT; param++)
+            for (size_t place = APART; place < PLACES; place++) {
+                enum dtype grad_type = (enum dtype)grad, param_type = (enum dtype)param;
+                if ((place == ON_GRADS && dtype_bytes(grad_type) != dtype_bytes(param_type)) ||
+                    (place == ON_MASTER && param_type != DTYPE_FP32))
+                    continue;
+                struct tile apart, tested;
+                tile_init(&apart, COUNT, grad_type, param_type, &scalars, 0);
+                tile_init(&tested, COUNT, grad_type, param_type, &scalars, 0);
+                fill_random(&apart, 0);
+                fill_random(&tested, 0);
+                tested.args.params = place == ON_GRADS ? tested.blocks[3]
+                                     : place == ON_MASTER
+                                         ? tested.blocks[0]
+                                         : boundary_in(tested.blocks[4], place, param_type);
+                kernel_context context = context_of(variant_name, 1 + (int)(place % 2));
+                assert_int_equal(cpui_adam(&reference, NULL, &apart.args), 0);
+                assert_int_equal(cpui_adam(&context, NULL, &tested.args), 0);
+                for (int stream = 0; stream < 3; stream++)
+                    assert_memory_equal(tested.blocks[stream], apart.blocks[stream], STREAM_BYTES);
+                assert_memory_equal(tested.args.params, apart.args.params,
+                                    COUNT * dtype_bytes(param_type));
+                uint8_t *after = (uint8_t *)tested.args.params + COUNT * dtype_bytes(param_type);
+                assert_int_equal(*after, 0x5a);
+                tile_fini(&apart);
+                tile_fini(&tested);
+            }
+}
+
 /* 200 steps beside the textbook in double. The state is fp32, so each step adds a relative error of
  * a few 2^-24 to m, v and the weight. */
 static void adam_follows_textbook(void **state)
@@ -289,11 +333,12 @@ static void adam_first_step(void **state)
 static void working_copies(void **state)
 {
     (void)state;
-    static const uint64_t counts[] = {0, 1, 7, 31, 4096, MAX_ELEMS};
+    static const uint64_t counts[] = {0, 1, 7, 31, 4096, 9999, 70000, MAX_ELEMS};
     float *master = mem_alloc(MAX_ELEMS + 1, sizeof *master, "master");
-    char *tested_copy = mem_alloc(MAX_ELEMS + 2, 4, "copy");
+    char *copy_block = mem_alloc(MAX_ELEMS + 2 + 16, 4, "copy");
     char *expected = mem_alloc(MAX_ELEMS + 2, 4, "copy");
-    assert_true(master && tested_copy && expected);
+    assert_true(master && copy_block && expected);
+    char *tested_copy = boundary_in(copy_block, 0, DTYPE_FP32);
     for (uint64_t i = 0; i <= MAX_ELEMS; i++)
         master[i] =
             fp32_from_bits(i < SPECIAL_COUNT ? special_bits[i] : (uint32_t)rng_u64(SEED, 5, i));
@@ -319,7 +364,7 @@ static void working_copies(void **state)
                 assert_memory_equal(tested_copy, expected, 4 * (MAX_ELEMS + 2));
             }
     mem_free(master);
-    mem_free(tested_copy);
+    mem_free(copy_block);
     mem_free(expected);
 }
 
@@ -353,7 +398,7 @@ static void grad_close_equals_reference(void **state)
     (void)state;
     float *accumulator = mem_alloc(CLOSE_ELEMS + 1, 4, "accumulator");
     char *expected = mem_alloc(CLOSE_ELEMS + 1, 4, "grads");
-    char *grads = mem_alloc(CLOSE_ELEMS + 1, 4, "grads");
+    char *grads = mem_alloc(CLOSE_ELEMS + 1 + 32, 4, "grads");
     assert_true(accumulator && expected && grads);
     double expected_sums[CLOSE_BLOCKS], sums[CLOSE_BLOCKS];
     accumulator += 1; /* not aligned */
@@ -390,14 +435,15 @@ static void grad_close_equals_reference(void **state)
         assert_false(isfinite(expected_sums[3]) || isfinite(expected_sums[4]));
         for (int thread_count = 1; thread_count <= 3; thread_count++) {
             kernel_context tested = context_of(variant_name, thread_count);
-            args.grads = grads + 4;
+            /* With two threads past the caches. */
+            char *target = boundary_in(grads, 0, DTYPE_FP32) + (thread_count == 2 ? 0 : 4);
+            args.grads = target;
             args.block_sums = sums;
             memset(sums, 0, sizeof sums);
             memset(grads, 0, 4 * (CLOSE_ELEMS + 1));
             assert_int_equal(cpui_grad_close(&tested, NULL, &args), 0);
             assert_memory_equal(sums, expected_sums, sizeof sums);
-            assert_memory_equal(grads + 4, expected + 4,
-                                CLOSE_ELEMS * dtype_bytes((enum dtype)type));
+            assert_memory_equal(target, expected + 4, CLOSE_ELEMS * dtype_bytes((enum dtype)type));
         }
     }
     /* In place, and no elements at all. */
@@ -493,6 +539,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(adam_equals_reference),
         cmocka_unit_test(adam_ignores_thread_count),
+        cmocka_unit_test(adam_stores_past_the_caches),
         cmocka_unit_test(adam_follows_textbook),
         cmocka_unit_test(adam_first_step),
         cmocka_unit_test(working_copies),

@@ -5,7 +5,10 @@
 
 typedef __m256 vec;
 
-enum { VEC_ELEMS = 8 };
+/* A vector narrowed to 16 bits. */
+typedef __m128i vec_halves;
+
+enum { VEC_ELEMS = 8, GROUP_VECS = 4, VEC_STREAMS = 1 };
 
 /* Four lanes each, in order. */
 struct vec_sums {
@@ -57,33 +60,50 @@ static inline __m128i narrow_bf16(vec value, __m256i rounded)
     return _mm_packus_epi32(_mm256_castsi256_si128(upper), _mm256_extracti128_si256(upper, 1));
 }
 
-static inline void vec_store_bf16_away(uint16_t *target, vec value)
+static inline vec_halves vec_bf16_away(vec value)
 {
     __m256i bits = _mm256_castps_si256(value);
-    __m256i rounded = _mm256_add_epi32(bits, _mm256_set1_epi32(0x8000));
-    _mm_storeu_si128((__m128i *)target, narrow_bf16(value, rounded));
+    return narrow_bf16(value, _mm256_add_epi32(bits, _mm256_set1_epi32(0x8000)));
 }
 
-static inline void vec_store_fp16(uint16_t *target, vec value)
-{
-    _mm_storeu_si128((__m128i *)target, _mm256_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT));
-}
-
-static inline vec vec_round_bf16(uint16_t *target, vec value)
+static inline vec_halves vec_bf16_even(vec value)
 {
     __m256i bits = _mm256_castps_si256(value);
     __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
     __m256i rounded = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
-    __m128i halves = narrow_bf16(value, rounded);
-    _mm_storeu_si128((__m128i *)target, halves);
+    return narrow_bf16(value, rounded);
+}
+
+static inline vec_halves vec_fp16_even(vec value)
+{
+    return _mm256_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT);
+}
+
+static inline vec vec_widen_bf16(vec_halves halves)
+{
     return widen_bf16(halves);
 }
 
-static inline vec vec_round_fp16(uint16_t *target, vec value)
+static inline vec vec_widen_fp16(vec_halves halves)
 {
-    __m128i halves = _mm256_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT);
-    _mm_storeu_si128((__m128i *)target, halves);
     return _mm256_cvtph_ps(halves);
+}
+
+static inline void vec_store_halves(uint16_t *target, vec_halves low, vec_halves high)
+{
+    _mm_storeu_si128((__m128i *)target, low);
+    _mm_storeu_si128((__m128i *)(target + VEC_ELEMS), high);
+}
+
+static inline void vec_stream(float *target, vec value)
+{
+    _mm256_stream_ps(target, value);
+}
+
+static inline void vec_stream_halves(uint16_t *target, vec_halves low, vec_halves high)
+{
+    __m256i both = _mm256_inserti128_si256(_mm256_castsi128_si256(low), high, 1);
+    _mm256_stream_si256((__m256i *)target, both);
 }
 
 static inline vec vec_mul(vec a, vec b)

@@ -6,7 +6,10 @@
 
 typedef __m512 vec;
 
-enum { VEC_ELEMS = 16 };
+/* A vector narrowed to 16 bits. */
+typedef __m256i vec_halves;
+
+enum { VEC_ELEMS = 16, GROUP_VECS = 4, VEC_STREAMS = 1 };
 
 /* Lanes 0..7 and 8..15. */
 struct vec_sums {
@@ -53,34 +56,50 @@ static inline __m256i narrow_bf16(vec value, __m512i rounded)
     return _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16));
 }
 
-static inline void vec_store_bf16_away(uint16_t *target, vec value)
+static inline vec_halves vec_bf16_away(vec value)
 {
     __m512i bits = _mm512_castps_si512(value);
-    __m512i rounded = _mm512_add_epi32(bits, _mm512_set1_epi32(0x8000));
-    _mm256_storeu_si256((__m256i *)target, narrow_bf16(value, rounded));
+    return narrow_bf16(value, _mm512_add_epi32(bits, _mm512_set1_epi32(0x8000)));
 }
 
-static inline void vec_store_fp16(uint16_t *target, vec value)
-{
-    __m256i halves = _mm512_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    _mm256_storeu_si256((__m256i *)target, halves);
-}
-
-static inline vec vec_round_bf16(uint16_t *target, vec value)
+static inline vec_halves vec_bf16_even(vec value)
 {
     __m512i bits = _mm512_castps_si512(value);
     __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
     __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
-    __m256i halves = narrow_bf16(value, rounded);
-    _mm256_storeu_si256((__m256i *)target, halves);
+    return narrow_bf16(value, rounded);
+}
+
+static inline vec_halves vec_fp16_even(vec value)
+{
+    return _mm512_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+
+static inline vec vec_widen_bf16(vec_halves halves)
+{
     return widen_bf16(halves);
 }
 
-static inline vec vec_round_fp16(uint16_t *target, vec value)
+static inline vec vec_widen_fp16(vec_halves halves)
 {
-    __m256i halves = _mm512_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    _mm256_storeu_si256((__m256i *)target, halves);
     return _mm512_cvtph_ps(halves);
+}
+
+static inline void vec_store_halves(uint16_t *target, vec_halves low, vec_halves high)
+{
+    _mm256_storeu_si256((__m256i *)target, low);
+    _mm256_storeu_si256((__m256i *)(target + VEC_ELEMS), high);
+}
+
+static inline void vec_stream(float *target, vec value)
+{
+    _mm512_stream_ps(target, value);
+}
+
+static inline void vec_stream_halves(uint16_t *target, vec_halves low, vec_halves high)
+{
+    __m512i both = _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
+    _mm512_stream_si512((__m512i *)target, both);
 }
 
 static inline vec vec_mul(vec a, vec b)

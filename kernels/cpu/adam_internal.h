@@ -55,6 +55,14 @@ struct adami_adagrad_scalars {
 typedef struct adami_adagrad_scalars adami_adagrad_scalars;
 
 #ifndef __cplusplus
+/* Orders this thread's stores past the caches before whatever it stores next. */
+static inline void adami_stream_fence(void)
+{
+#ifdef __x86_64__
+    __builtin_ia32_sfence();
+#endif
+}
+
 static inline adami_scalars adami_prepare(const adam_scalars *s)
 {
     return (adami_scalars){
@@ -95,6 +103,8 @@ static inline adami_adagrad_scalars adami_prepare_adagrad(const adagrad_scalars 
 }
 #endif
 
+/* The functions may store past the caches (x86's non-temporal stores, which other threads may see
+ * late): after the last call of a thread on a range comes adami_stream_fence. */
 struct adam_variant {
     const char *name; /* "reference", "avx2", "avx512" */
 
@@ -110,9 +120,9 @@ struct adam_variant {
     void (*adagrad)(const adagrad_args *args, const adami_adagrad_scalars *scalars, uint64_t begin,
                     uint64_t end);
 
-    /* params[begin, end) = working copy of master[begin, end). */
-    void (*copy)(const float *master, void *params, enum dtype param_type, uint64_t begin,
-                 uint64_t end);
+    /* params[begin, end) = working copy of master[begin, end), in a call on `count` elements. */
+    void (*copy)(const float *master, void *params, enum dtype param_type, uint64_t count,
+                 uint64_t begin, uint64_t end);
 
     /* Rounds block `block_idx` of 4096 elements and returns its partial sums of squares: lane j
      * is the sum over elements j, j + 16, j + 32, ... in that order. */

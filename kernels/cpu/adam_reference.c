@@ -95,9 +95,10 @@ static void reference_adagrad(const adagrad_args *args, const adami_adagrad_scal
     }
 }
 
-static void reference_copy(const float *master, void *params, enum dtype param_type, uint64_t begin,
-                           uint64_t end)
+static void reference_copy(const float *master, void *params, enum dtype param_type, uint64_t count,
+                           uint64_t begin, uint64_t end)
 {
+    (void)count;
     for (uint64_t i = begin; i < end; i++)
         store_working_copy(params, param_type, i, master[i]);
 }
