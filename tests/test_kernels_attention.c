@@ -22,6 +22,7 @@
 enum { SEED = 21, PAD = 5 }; /* PAD elements at the end of each packed row belong to nobody */
 
 static enum cpui_isa isa_under_test;
+static bool without_amx; /* the products' way where the tiles' way could run */
 
 struct shape {
     uint64_t batch, tokens, heads, kv_heads, head_dim;
@@ -42,6 +43,7 @@ static kernel_context *new_context(int threads, bool native)
     kernel_context *context;
     assert_int_equal(kernels_cpu.context_create(&config, &context), 0);
     context->isa = isa_under_test;
+    context->has_amx = context->has_amx && !without_amx;
     if (!native)
         context->has_bf16_products = false;
     return context;
@@ -321,6 +323,14 @@ static void matches_reference_bf16(void **state)
     check_type(DTYPE_BF16, true);
 }
 
+static void matches_reference_bf16_without_amx(void **state)
+{
+    (void)state;
+    without_amx = true;
+    check_type(DTYPE_BF16, true);
+    without_amx = false;
+}
+
 static void matches_reference_bf16_widened(void **state)
 {
     (void)state;
@@ -489,6 +499,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(exponential_is_accurate),
         cmocka_unit_test(matches_reference_fp32),
         cmocka_unit_test(matches_reference_bf16),
+        cmocka_unit_test(matches_reference_bf16_without_amx),
         cmocka_unit_test(matches_reference_bf16_widened),
         cmocka_unit_test(matches_reference_fp16),
         cmocka_unit_test(threads_and_addresses_keep_bits),

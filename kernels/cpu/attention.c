@@ -15,6 +15,7 @@
 
 #include "base/mem.h"
 #include "base/size.h"
+#include "kernels/cpu/attention_amx.h"
 #include "kernels/cpu/attention_internal.h"
 
 enum {
@@ -142,6 +143,14 @@ int cpui_attention_create(kernel_context *context, const attention_desc *desc,
     attention->context = context;
     attention->desc = *desc;
     attention->rows = cpui_attention_rows(context->isa);
+    if (context->has_amx && context->has_bf16_products && context->isa == CPUI_ISA_AVX512 &&
+        cpui_attention_amx_takes(desc)) {
+        attention->by_tiles = true;
+        attention->forward_bytes = cpui_attention_amx_forward_bytes(desc);
+        attention->backward_bytes = cpui_attention_amx_backward_bytes(desc);
+        *out = attention;
+        return 0;
+    }
     attention->product_type =
         desc->type == DTYPE_BF16 && context->has_bf16_products ? DTYPE_BF16 : DTYPE_FP32;
     uint64_t query_rows = desc->tokens >= LONG_TOKENS ? QUERY_ROWS_LONG : QUERY_ROWS_SHORT;
@@ -324,6 +333,19 @@ int cpui_attention_forward(kernel_attention *attention, void *stream, const void
 {
     (void)stream;
     const attention_desc *desc = &attention->desc;
+    if (attention->by_tiles) {
+        attention_amx_pass pass = {.desc = desc,
+                                   .rows = attention->rows,
+                                   .thread_count = attention->context->thread_count,
+                                   .q = q,
+                                   .k = k,
+                                   .v = v,
+                                   .output = output,
+                                   .lse = lse,
+                                   .scratch = scratch};
+        cpui_attention_amx_forward(&pass);
+        return 0;
+    }
     struct forward_args args = {q, k, v, output, lse};
     uint64_t blocks = attention->query_block_count;
     uint64_t task_count = desc->batch * desc->heads * blocks;

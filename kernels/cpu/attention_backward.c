@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "base/size.h"
+#include "kernels/cpu/attention_amx.h"
 #include "kernels/cpu/attention_internal.h"
 
 struct backward_args {
@@ -111,6 +112,23 @@ int cpui_attention_backward(kernel_attention *attention, void *stream, const voi
 {
     (void)stream;
     const attention_desc *desc = &attention->desc;
+    if (attention->by_tiles) {
+        attention_amx_pass pass = {.desc = desc,
+                                   .rows = attention->rows,
+                                   .thread_count = attention->context->thread_count,
+                                   .q = q,
+                                   .k = k,
+                                   .v = v,
+                                   .output = (void *)output,
+                                   .lse = (float *)lse,
+                                   .output_grad = output_grad,
+                                   .q_grad = q_grad,
+                                   .k_grad = k_grad,
+                                   .v_grad = v_grad,
+                                   .scratch = scratch};
+        cpui_attention_amx_backward(&pass);
+        return 0;
+    }
     struct backward_args args = {q, k, v, output, lse, output_grad, q_grad, k_grad, v_grad};
     uint64_t task_count = desc->batch * desc->kv_heads;
     int thread_count = attention->context->thread_count;

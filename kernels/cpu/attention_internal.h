@@ -38,6 +38,7 @@ struct kernel_attention {
     kernel_context *context;
     attention_desc desc;
     const attention_rows *rows; /* the instruction set's table */
+    bool by_tiles;              /* attention_amx.h runs the passes: of what follows only the bytes */
     enum dtype product_type;    /* of the products' operands: desc.type, or fp32 where widened */
     uint64_t query_rows, key_rows, query_block_count;
     uint64_t score_stride; /* floats of a row of scores */

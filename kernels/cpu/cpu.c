@@ -7,6 +7,7 @@
 #include <stdio.h>
 
 #include "base/mem.h"
+#include "kernels/cpu/attention_amx.h"
 #include "kernels/cpu/cpu_internal.h"
 
 enum cpui_isa cpui_best_isa(void)
@@ -44,6 +45,7 @@ static int context_create(const kernel_context_config *config, kernel_context **
         return -ENOMEM;
     context->thread_count = config->thread_count;
     context->isa = cpui_best_isa();
+    context->has_amx = cpui_amx_usable();
     cpui_rows_select(context);
     int rc;
     TRY_GOTO(rc, cpui_adam_select(context, config->adam_variant ? config->adam_variant : "auto"),

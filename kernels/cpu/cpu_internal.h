@@ -5,6 +5,7 @@
  *   matmul.c     the ops table's products, with fp32 stand-ins where the CPU has no bf16
  *   attention.c, attention_backward.c  block-wise causal attention over single-thread products;
  *                their softmax rows are attention_rows_body.h, compiled once per instruction set
+ *   attention_amx*.c  the same in bf16 on AMX tiles of our own
  *   rows.c       dispatch to rows_body.h: norms, embedding, rope, activations, add, bias,
  *                cross-entropy, convert; compiled once per instruction set
  *   adam.c       dispatch to adam_body.h and adam_siblings_body.h: Adam, Lion, Adagrad, working
@@ -28,6 +29,7 @@ struct kernel_context {
     void *engine, *stream;           /* dnnl_engine_t, dnnl_stream_t */
     void **worker_streams;           /* [thread_count] dnnl_stream_t, one per thread of a region */
     bool has_bf16_products;          /* oneDNN makes a bf16 matmul here */
+    bool has_amx;                    /* this process may use AMX with bf16; attention_amx.h */
     char description[256];
 };
 

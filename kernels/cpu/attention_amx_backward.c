@@ -1,0 +1,321 @@
+/* The backward pass of attention_amx.h (Dao et al., FlashAttention, 2022, section 3.1), transposed. Over
+ * the query heads of a group in order, over their blocks of BLOCK_ROWS queries, over strips of 32 keys:
+ *   S' = K Q',  P' = exp2(S' c - lse log2(e)),  c = scale * log2(e),
+ *   dP' = V dO',  dS' = P' * (dP' - rowsum(dO * O)),
+ *   dV += P' dO,  dK += dS' Q * scale,  dQ' += K' dS' * scale.
+ * scale is applied once, when dK and dQ are rounded. One task is one key/value head of one sequence. */
+#include <assert.h>
+#include <omp.h>
+
+#include "kernels/cpu/attention_amx.h"
+#include "kernels/cpu/attention_amx_tiles.h"
+
+enum {
+    BLOCK_ROWS = 128, /* queries: depth of the sums of dK and dV */
+    CHUNK_STRIPS = 4, /* strips of 32 keys: depth of the sums of dQ */
+    BLOCK_COLUMNS = BLOCK_ROWS / TILE_DEPTH,
+    BLOCK_TILES = BLOCK_ROWS / TILE,
+    STRIP_SUMS = 4 * TILE_SUMS,
+};
+
+/* One thread's scratch. */
+struct backward_worker {
+    uint16_t *keys, *values;            /* left tiles [T/16][D/32] of K and V */
+    uint16_t *key_columns;              /* left tiles [D/16][T/32] of K' */
+    float *key_sums, *value_sums;       /* sum tiles [T/16][D/16] of dK and dV */
+    uint16_t *query, *grad;             /* right tiles [BLOCK_TILES][D/32] of Q' and dO' */
+    uint16_t *query_depth, *grad_depth; /* right tiles [D/16][BLOCK_COLUMNS] of Q and dO */
+    uint16_t *probs, *score_grads;      /* left tiles [2][BLOCK_COLUMNS] of a strip's P' and dS' */
+    uint16_t
+        *score_grads_depth;     /* right tiles [BLOCK_TILES][CHUNK_STRIPS] of dS'; see grad_strip */
+    float *query_sums;          /* sum tiles [D/16][BLOCK_TILES] of dQ', columns alike */
+    float *scores, *prob_grads; /* [2] times sum tiles [2][2] of S' and dP' */
+    float *lse, *delta;         /* [BLOCK_ROWS], lse times log2(e); 0 behind the last row */
+};
+
+/* One block of queries of one head. */
+struct backward_block {
+    uint64_t batch, head, first_row, rows, columns; /* columns: of 32 queries */
+    bool opens_group;                               /* the first head: its sums start from zero */
+};
+
+static char *take(char *base, size_t *offset, size_t bytes)
+{
+    char *part = base ? base + *offset : NULL;
+    *offset += bytes;
+    return part;
+}
+
+static size_t worker_layout(const attention_desc *desc, char *base, struct backward_worker *worker)
+{
+    uint64_t strips = size_div_up(desc->tokens, TILE_DEPTH);
+    uint64_t chunks = size_div_up(desc->head_dim, TILE_DEPTH);
+    size_t offset = 0, head_bytes = 2048 * strips * chunks;
+    size_t block_bytes = 2048 * chunks * BLOCK_COLUMNS;
+    worker->keys = (uint16_t *)take(base, &offset, head_bytes);
+    worker->values = (uint16_t *)take(base, &offset, head_bytes);
+    worker->key_columns = (uint16_t *)take(base, &offset, head_bytes);
+    worker->key_sums = (float *)take(base, &offset, 2 * head_bytes);
+    worker->value_sums = (float *)take(base, &offset, 2 * head_bytes);
+    worker->query = (uint16_t *)take(base, &offset, block_bytes);
+    worker->grad = (uint16_t *)take(base, &offset, block_bytes);
+    worker->query_depth = (uint16_t *)take(base, &offset, block_bytes);
+    worker->grad_depth = (uint16_t *)take(base, &offset, block_bytes);
+    worker->probs = (uint16_t *)take(base, &offset, 2048 * BLOCK_COLUMNS);
+    worker->score_grads = (uint16_t *)take(base, &offset, 2048 * BLOCK_COLUMNS);
+    worker->score_grads_depth = (uint16_t *)take(base, &offset, 1024 * BLOCK_TILES * CHUNK_STRIPS);
+    worker->query_sums = (float *)take(base, &offset, 2 * block_bytes);
+    worker->scores = (float *)take(base, &offset, 2 * 4 * STRIP_SUMS);
+    worker->prob_grads = (float *)take(base, &offset, 2 * 4 * STRIP_SUMS);
+    worker->lse = (float *)take(base, &offset, 4 * BLOCK_ROWS);
+    worker->delta = (float *)take(base, &offset, 4 * BLOCK_ROWS);
+    return offset;
+}
+
+size_t cpui_attention_amx_backward_bytes(const attention_desc *desc)
+{
+    struct backward_worker worker;
+    return worker_layout(desc, NULL, &worker);
+}
+
+/* Lanes of queries [16*half, +16) that see key `key` of a block on the diagonal. */
+static inline __mmask16 seen(bool diagonal, uint64_t key, int half)
+{
+    return diagonal ? (__mmask16)((0xffffffffu << key) >> (TILE * half)) : (__mmask16)0xffff;
+}
+
+/* What a strip of 32 keys by 32 queries is written to. */
+struct strip_targets {
+    uint16_t *probs, *score_grads; /* left tiles: rows [0,16); those of [16,32) BLOCK_COLUMNS on */
+    uint16_t *depth;               /* right tiles: the first; the second CHUNK_STRIPS on */
+};
+
+/* P' and dS' of 32 keys by 32 queries. The right tiles are interleaved within 128 bits, which is one step but puts
+ * query 8*i + 4*tile + j (i, j < 4) into column 4*i + j: query_finish puts the sums back in order. */
+static inline __attribute__((always_inline)) void
+grad_strip(const float *scores, const float *prob_grads, bool diagonal, __m512 factor,
+           const float *lse, const float *delta, const struct strip_targets *targets)
+{
+    __m512 lse_of[2] = {_mm512_loadu_ps(lse), _mm512_loadu_ps(lse + TILE)};
+    __m512 delta_of[2] = {_mm512_loadu_ps(delta), _mm512_loadu_ps(delta + TILE)};
+    for (uint64_t key = 0; key < TILE_DEPTH; key += 2) {
+        size_t at = key / TILE * 2 * TILE_SUMS + key % TILE * TILE;
+        size_t row = key / TILE * BLOCK_COLUMNS * TILE_HALVES + key % TILE * TILE_DEPTH;
+        __m512i grads[2];
+#pragma GCC unroll 2
+        for (uint64_t odd = 0; odd < 2; odd++, at += TILE, row += TILE_DEPTH) {
+            __m512 p[2], ds[2];
+#pragma GCC unroll 2
+            for (int half = 0; half < 2; half++) {
+                size_t from = at + (size_t)half * TILE_SUMS;
+                p[half] = exp2_lanes(
+                    _mm512_fmsub_ps(_mm512_loadu_ps(scores + from), factor, lse_of[half]));
+                if (diagonal)
+                    p[half] = _mm512_maskz_mov_ps(seen(true, key + odd, half), p[half]);
+                ds[half] = _mm512_mul_ps(
+                    p[half], _mm512_sub_ps(_mm512_loadu_ps(prob_grads + from), delta_of[half]));
+                if (diagonal)
+                    ds[half] = _mm512_maskz_mov_ps(seen(true, key + odd, half), ds[half]);
+            }
+            grads[odd] = to_halves(ds[0], ds[1]);
+            _mm512_storeu_si512(targets->probs + row, to_halves(p[0], p[1]));
+            _mm512_storeu_si512(targets->score_grads + row, grads[odd]);
+        }
+        uint16_t *depth = targets->depth + key * TILE;
+        _mm512_storeu_si512(depth, _mm512_unpacklo_epi16(grads[0], grads[1]));
+        _mm512_storeu_si512(depth + CHUNK_STRIPS * TILE_HALVES,
+                            _mm512_unpackhi_epi16(grads[0], grads[1]));
+    }
+}
+
+/* S' and dP' of a strip of keys by 32 queries, into one of two places by turns. */
+static inline void scores_strip(const struct backward_worker *worker, uint64_t chunks,
+                                uint64_t strip, uint64_t column)
+{
+    size_t step = chunks * TILE_HALVES, at = column % 2 * STRIP_SUMS;
+    tiles_product(worker->keys + 2 * strip * step, step, worker->query + 2 * column * step, step,
+                  chunks, worker->scores + at, 2 * TILE_SUMS, true);
+    tiles_product(worker->values + 2 * strip * step, step, worker->grad + 2 * column * step, step,
+                  chunks, worker->prob_grads + at, 2 * TILE_SUMS, true);
+}
+
+/* A strip of 32 keys against the block's queries from column `first` on, of which the first column is on
+ * the diagonal or none is; adds to dK and dV of the strip. */
+static void backward_strip(const attention_desc *desc, const struct backward_worker *worker,
+                           const struct backward_block *block, uint64_t strip, uint64_t first)
+{
+    uint64_t chunks = size_div_up(desc->head_dim, TILE_DEPTH);
+    __m512 factor = _mm512_set1_ps(desc->scale * LOG2E);
+    scores_strip(worker, chunks, strip, first);
+    for (uint64_t column = first; column < block->columns; column++) {
+        if (column + 1 < block->columns) /* one ahead: tiles and vectors run side by side */
+            scores_strip(worker, chunks, strip, column + 1);
+        tiles_fence();
+        size_t at = column % 2 * STRIP_SUMS;
+        struct strip_targets targets = {
+            worker->probs + column * TILE_HALVES, worker->score_grads + column * TILE_HALVES,
+            worker->score_grads_depth +
+                (2 * column * CHUNK_STRIPS + strip % CHUNK_STRIPS) * TILE_HALVES};
+        const float *lse = worker->lse + column * TILE_DEPTH;
+        const float *delta = worker->delta + column * TILE_DEPTH;
+        if (strip * TILE_DEPTH == block->first_row + column * TILE_DEPTH)
+            grad_strip(worker->scores + at, worker->prob_grads + at, true, factor, lse, delta,
+                       &targets);
+        else
+            grad_strip(worker->scores + at, worker->prob_grads + at, false, factor, lse, delta,
+                       &targets);
+        tiles_fence();
+    }
+    bool fresh = block->opens_group && strip * TILE_DEPTH >= block->first_row;
+    size_t left_step = BLOCK_COLUMNS * TILE_HALVES, row = 2 * chunks * TILE_SUMS;
+    for (uint64_t tile = 0; tile < 2 * chunks; tile += 2) {
+        size_t right = (tile * BLOCK_COLUMNS + first) * TILE_HALVES;
+        size_t sums = 2 * strip * row + tile * TILE_SUMS;
+        tiles_product(worker->probs + first * TILE_HALVES, left_step, worker->grad_depth + right,
+                      left_step, block->columns - first, worker->value_sums + sums, row, fresh);
+        tiles_product(worker->score_grads + first * TILE_HALVES, left_step,
+                      worker->query_depth + right, left_step, block->columns - first,
+                      worker->key_sums + sums, row, fresh);
+    }
+    tiles_fence();
+}
+
+/* Adds a chunk's part, strips [begin, begin + strips), to dQ'. */
+static void query_chunk(const attention_desc *desc, const struct backward_worker *worker,
+                        const struct backward_block *block, uint64_t begin, uint64_t strips)
+{
+    uint64_t chunks = size_div_up(desc->head_dim, TILE_DEPTH);
+    size_t left_step = size_div_up(desc->tokens, TILE_DEPTH) * TILE_HALVES;
+    size_t right_step = CHUNK_STRIPS * TILE_HALVES;
+    for (uint64_t column = 0; column < block->columns; column++) {
+        uint64_t seen_strips = block->first_row / TILE_DEPTH + column + 1 - begin;
+        for (uint64_t tile = 0; tile < 2 * chunks; tile += 2)
+            tiles_product(worker->key_columns + tile * left_step + begin * TILE_HALVES, left_step,
+                          worker->score_grads_depth + 2 * column * right_step, right_step,
+                          size_min(strips, seen_strips),
+                          worker->query_sums + (tile * BLOCK_TILES + 2 * column) * TILE_SUMS,
+                          BLOCK_TILES * TILE_SUMS, begin == 0);
+    }
+    tiles_fence();
+}
+
+/* Rounds dQ * scale into the caller's gradient. */
+static void query_finish(const attention_amx_pass *pass, const struct backward_worker *worker,
+                         const struct backward_block *block)
+{
+    const attention_desc *desc = pass->desc;
+    uint64_t dim = desc->head_dim;
+    __m512 scale = _mm512_set1_ps(desc->scale);
+    uint16_t *target = (uint16_t *)pass->q_grad +
+                       (block->batch * desc->tokens + block->first_row) * desc->qkv_stride +
+                       block->head * dim;
+    for (uint64_t tile = 0; tile * TILE < dim; tile++)
+        for (uint64_t column = 0; column < 2 * block->columns; column++) {
+            const float *sums = worker->query_sums + (tile * BLOCK_TILES + column) * TILE_SUMS;
+            __m512i r[TILE];
+#pragma GCC unroll 16
+            for (int i = 0; i < TILE; i++)
+                r[i] = (__m512i)_mm512_mul_ps(_mm512_loadu_ps(sums + i * TILE), scale);
+            transpose(r);
+#pragma GCC unroll 16
+            for (uint64_t i = 0; i < TILE; i++) {
+                uint64_t row = column / 2 * TILE_DEPTH + i / 4 * 8 + column % 2 * 4 + i % 4;
+                if (row < block->rows)
+                    store_halves(target + row * desc->qkv_stride + tile * TILE, (__m512)r[i],
+                                 dim - tile * TILE);
+            }
+        }
+}
+
+/* Rounds dK or dV of a head, times `scale`, into the caller's gradient. */
+static void key_finish(const attention_desc *desc, const float *sums, float scale, uint16_t *target)
+{
+    uint64_t tiles = 2 * size_div_up(desc->head_dim, TILE_DEPTH);
+    __m512 factor = _mm512_set1_ps(scale);
+    for (uint64_t row = 0; row < desc->tokens; row++)
+        for (uint64_t tile = 0; tile * TILE < desc->head_dim; tile++)
+            store_halves(target + row * desc->qkv_stride + tile * TILE,
+                         _mm512_mul_ps(factor, _mm512_loadu_ps(
+                                                   sums + (row / TILE * tiles + tile) * TILE_SUMS +
+                                                   row % TILE * TILE)),
+                         desc->head_dim - tile * TILE);
+}
+
+static void backward_block(const attention_amx_pass *pass, const struct backward_worker *worker,
+                           const struct backward_block *block)
+{
+    const attention_desc *desc = pass->desc;
+    uint64_t dim = desc->head_dim, chunks = size_div_up(dim, TILE_DEPTH);
+    uint64_t row = block->batch * desc->tokens + block->first_row, out_stride = desc->heads * dim;
+    uint64_t out = row * out_stride + block->head * dim;
+    struct head_rows query = {(const uint16_t *)pass->q + row * desc->qkv_stride +
+                                  block->head * dim,
+                              desc->qkv_stride, block->rows, dim};
+    struct head_rows grad = {(const uint16_t *)pass->output_grad + out, out_stride, block->rows,
+                             dim};
+    uint64_t rows = block->columns * TILE_DEPTH;
+    pack_right(&query, rows, chunks, worker->query);
+    pack_right(&grad, rows, chunks, worker->grad);
+    pack_depth(&query, rows, chunks, BLOCK_COLUMNS, false, worker->query_depth);
+    pack_depth(&grad, rows, chunks, BLOCK_COLUMNS, false, worker->grad_depth);
+    const float *lse =
+        pass->lse + (block->batch * desc->heads + block->head) * desc->tokens + block->first_row;
+    memset(worker->lse, 0, sizeof *lse * BLOCK_ROWS);
+    memset(worker->delta, 0, sizeof *lse * BLOCK_ROWS);
+    for (uint64_t i = 0; i < block->rows; i++) {
+        worker->lse[i] = lse[i] * LOG2E;
+        worker->delta[i] =
+            pass->rows->dot(grad.first + i * out_stride,
+                            (const uint16_t *)pass->output + out + i * out_stride, DTYPE_BF16, dim);
+    }
+    tiles_fence();
+    uint64_t first_strip = block->first_row / TILE_DEPTH, end = first_strip + block->columns;
+    for (uint64_t begin = 0; begin < end; begin += CHUNK_STRIPS) {
+        uint64_t strips = size_min(CHUNK_STRIPS, end - begin);
+        for (uint64_t strip = begin; strip < begin + strips; strip++)
+            backward_strip(desc, worker, block, strip,
+                           strip > first_strip ? strip - first_strip : 0);
+        query_chunk(desc, worker, block, begin, strips);
+    }
+    query_finish(pass, worker, block);
+}
+
+static void backward_task(const attention_amx_pass *pass, const struct backward_worker *worker,
+                          uint64_t batch, uint64_t kv_head)
+{
+    const attention_desc *desc = pass->desc;
+    uint64_t tokens = desc->tokens, dim = desc->head_dim, group = desc->heads / desc->kv_heads;
+    uint64_t strips = size_div_up(tokens, TILE_DEPTH), chunks = size_div_up(dim, TILE_DEPTH);
+    uint64_t first = batch * tokens * desc->qkv_stride + kv_head * dim;
+    struct head_rows keys = {(const uint16_t *)pass->k + first, desc->qkv_stride, tokens, dim};
+    struct head_rows values = {(const uint16_t *)pass->v + first, desc->qkv_stride, tokens, dim};
+    pack_left(&keys, strips * TILE_DEPTH, chunks, worker->keys);
+    pack_left(&values, strips * TILE_DEPTH, chunks, worker->values);
+    pack_depth(&keys, strips * TILE_DEPTH, chunks, strips, true, worker->key_columns);
+    for (uint64_t head = kv_head * group; head < (kv_head + 1) * group; head++)
+        for (uint64_t row = 0; row < tokens; row += BLOCK_ROWS) {
+            uint64_t rows = size_min(BLOCK_ROWS, tokens - row);
+            struct backward_block block = {
+                batch, head, row, rows, size_div_up(rows, TILE_DEPTH), head == kv_head * group};
+            backward_block(pass, worker, &block);
+        }
+    key_finish(desc, worker->key_sums, desc->scale, (uint16_t *)pass->k_grad + first);
+    key_finish(desc, worker->value_sums, 1.0f, (uint16_t *)pass->v_grad + first);
+}
+
+void cpui_attention_amx_backward(const attention_amx_pass *pass)
+{
+    const attention_desc *desc = pass->desc;
+    size_t worker_bytes = cpui_attention_amx_backward_bytes(desc);
+#pragma omp parallel num_threads(pass->thread_count)
+    {
+        struct backward_worker worker;
+        worker_layout(desc, (char *)pass->scratch + (size_t)omp_get_thread_num() * worker_bytes,
+                      &worker);
+        tiles_begin();
+#pragma omp for schedule(dynamic, 1)
+        for (uint64_t task = 0; task < desc->batch * desc->kv_heads; task++)
+            backward_task(pass, &worker, task / desc->kv_heads, task % desc->kv_heads);
+        tiles_end();
+    }
+}

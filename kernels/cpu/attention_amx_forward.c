@@ -1,0 +1,278 @@
+/* The forward pass of attention_amx.h: online softmax (Milakov and Gimelshein 2018; Dao et al.,
+ * FlashAttention, 2022) over blocks of 32 query rows and chunks of CHUNK_KEYS keys:
+ *   S' = K Q',  P' = exp2(S' c - max),  O' = O' * correction + V' P',   c = scale * log2(e).
+ * Blocks of 32 by 32 scores above the diagonal are never computed; those on it are masked.
+ *
+ * A task is one key/value head of one sequence; where there are few, it is one of several parts of its
+ * query blocks, dealt in turn. */
+#include <assert.h>
+#include <math.h>
+#include <omp.h>
+
+#include "kernels/cpu/attention_amx.h"
+#include "kernels/cpu/attention_amx_tiles.h"
+
+enum {
+    CHUNK_KEYS = 256, /* 32 KiB of scores stay in the nearest cache */
+    CHUNK_STRIPS = CHUNK_KEYS / TILE_DEPTH,
+    TASKS_A_THREAD = 4, /* heads are cut where they give a thread fewer tasks */
+    STRIP_SUMS = 4 * TILE_SUMS,
+};
+
+/* One thread's scratch. */
+struct forward_worker {
+    uint16_t *keys;   /* left tiles [T/16][D/32] of K */
+    uint16_t *values; /* left tiles [D/16][T/32] of V' */
+    uint16_t *query;  /* right tiles [2][D/32] of Q' */
+    uint16_t *probs;  /* right tiles [2][CHUNK_STRIPS] of P' */
+    float *scores;    /* sum tiles [CHUNK_STRIPS][2][2] of S' */
+    float *output;    /* sum tiles [D/16][2] of O' */
+};
+
+/* The state of 32 queries: lanes. */
+struct forward_state {
+    __m512 largest[2], sum[2]; /* of the scores times c, and of their exponentials */
+};
+
+static char *take(char *base, size_t *offset, size_t bytes)
+{
+    char *part = base ? base + *offset : NULL;
+    *offset += bytes;
+    return part;
+}
+
+static size_t worker_layout(const attention_desc *desc, char *base, struct forward_worker *worker)
+{
+    uint64_t strips = size_div_up(desc->tokens, TILE_DEPTH);
+    uint64_t chunks = size_div_up(desc->head_dim, TILE_DEPTH);
+    size_t offset = 0;
+    worker->keys = (uint16_t *)take(base, &offset, 2048 * strips * chunks);
+    worker->values = (uint16_t *)take(base, &offset, 2048 * strips * chunks);
+    worker->query = (uint16_t *)take(base, &offset, 2048 * chunks);
+    worker->probs = (uint16_t *)take(base, &offset, 2048 * CHUNK_STRIPS);
+    worker->scores = (float *)take(base, &offset, 4096 * CHUNK_STRIPS);
+    worker->output = (float *)take(base, &offset, 4096 * chunks);
+    return offset;
+}
+
+size_t cpui_attention_amx_forward_bytes(const attention_desc *desc)
+{
+    struct forward_worker worker;
+    return worker_layout(desc, NULL, &worker);
+}
+
+/* Lanes of queries [16*half, +16) that see key `key` of a block on the diagonal. */
+static inline __mmask16 seen(bool diagonal, uint64_t key, int half)
+{
+    return diagonal ? (__mmask16)((0xffffffffu << key) >> (TILE * half)) : (__mmask16)0xffff;
+}
+
+/* The larger of `largest` and a strip's scores. NaN is passed over: the exponentials show it. */
+static inline void strip_largest(const float *scores, bool diagonal, __m512 largest[2])
+{
+    __m512 best[4] = {largest[0], largest[1], largest[0], largest[1]};
+    for (uint64_t key = 0; key < TILE_DEPTH; key += 2) {
+        const float *row = scores + key / TILE * 2 * TILE_SUMS + key % TILE * TILE;
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; i++) {
+            __m512 score = _mm512_loadu_ps(row + (i & 1) * TILE_SUMS + (i >> 1) * TILE);
+            best[i] = _mm512_mask_max_ps(best[i], seen(diagonal, key + (uint64_t)(i >> 1), i & 1),
+                                         score, best[i]);
+        }
+    }
+    largest[0] = _mm512_max_ps(best[0], best[2]);
+    largest[1] = _mm512_max_ps(best[1], best[3]);
+}
+
+/* One strip of P' from its scores; its exponentials are added to sum[4]. */
+static inline void strip_probs(const float *scores, bool diagonal, __m512 factor,
+                               const __m512 offset[2], __m512 sum[4], uint16_t *probs)
+{
+    const __m512i pairs =
+        _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6,
+                         21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+    for (uint64_t key = 0; key < TILE_DEPTH; key += 2) {
+        const float *row = scores + key / TILE * 2 * TILE_SUMS + key % TILE * TILE;
+#pragma GCC unroll 2
+        for (int half = 0; half < 2; half++) {
+            const float *score = row + half * TILE_SUMS;
+            __m512 a = exp2_lanes(_mm512_fmadd_ps(_mm512_loadu_ps(score), factor, offset[half]));
+            __m512 b =
+                exp2_lanes(_mm512_fmadd_ps(_mm512_loadu_ps(score + TILE), factor, offset[half]));
+            if (diagonal) {
+                a = _mm512_maskz_mov_ps(seen(true, key, half), a);
+                b = _mm512_maskz_mov_ps(seen(true, key + 1, half), b);
+            }
+            sum[half] = _mm512_add_ps(sum[half], a);
+            sum[2 + half] = _mm512_add_ps(sum[2 + half], b);
+            _mm512_storeu_si512(probs + half * CHUNK_STRIPS * TILE_HALVES + key * TILE,
+                                _mm512_permutexvar_epi16(pairs, to_halves(a, b)));
+        }
+    }
+}
+
+/* Raises the state to the new largest scores: sums and output are scaled down where they grew. */
+static void state_raise(struct forward_state *state, const __m512 largest[2], bool first,
+                        uint64_t chunks, float *output)
+{
+    for (int half = 0; half < 2; half++) {
+        __mmask16 grown = _mm512_cmp_ps_mask(largest[half], state->largest[half], _CMP_NEQ_UQ);
+        __m512 factor = exp2_lanes(_mm512_sub_ps(state->largest[half], largest[half]));
+        state->largest[half] = largest[half];
+        if (first || grown == 0)
+            continue;
+        state->sum[half] = _mm512_mul_ps(state->sum[half], factor);
+        for (uint64_t tile = 0; tile < 2 * chunks; tile++)
+            for (int row = 0; row < TILE; row++) {
+                float *at = output + (2 * tile + (uint64_t)half) * TILE_SUMS + row * TILE;
+                _mm512_storeu_ps(at, _mm512_mul_ps(_mm512_loadu_ps(at), factor));
+            }
+    }
+}
+
+/* One chunk of `strips` strips of keys from strip `begin` on; the last is on the diagonal or none is. */
+static void forward_chunk(const attention_desc *desc, const struct forward_worker *worker,
+                          struct forward_state *state, uint64_t begin, uint64_t strips,
+                          bool has_diagonal)
+{
+    uint64_t chunks = size_div_up(desc->head_dim, TILE_DEPTH);
+    uint64_t key_strips = size_div_up(desc->tokens, TILE_DEPTH);
+    __m512 factor = _mm512_set1_ps(desc->scale * LOG2E);
+    __m512 largest[2] = {_mm512_set1_ps(-INFINITY), _mm512_set1_ps(-INFINITY)};
+    size_t key_step = chunks * TILE_HALVES, value_step = key_strips * TILE_HALVES;
+    for (uint64_t strip = 0; strip <= strips; strip++) {
+        if (strip < strips)
+            tiles_product(worker->keys + (begin + strip) * 2 * key_step, key_step, worker->query,
+                          key_step, chunks, worker->scores + strip * STRIP_SUMS, 2 * TILE_SUMS,
+                          true);
+        tiles_fence();
+        if (strip > 0) /* one behind: tiles and vectors run side by side */
+            strip_largest(worker->scores + (strip - 1) * STRIP_SUMS,
+                          has_diagonal && strip == strips, largest);
+    }
+    __m512 offset[2], sum[4];
+    for (int half = 0; half < 2; half++)
+        largest[half] = _mm512_max_ps(_mm512_mul_ps(largest[half], factor), state->largest[half]);
+    state_raise(state, largest, begin == 0, chunks, worker->output);
+    for (int half = 0; half < 2; half++) {
+        offset[half] = _mm512_sub_ps(_mm512_setzero_ps(), largest[half]);
+        sum[half] = state->sum[half];
+        sum[2 + half] = _mm512_setzero_ps();
+    }
+    for (uint64_t strip = 0; strip < strips; strip++) {
+        const float *scores = worker->scores + strip * STRIP_SUMS;
+        uint16_t *probs = worker->probs + strip * TILE_HALVES;
+        if (has_diagonal && strip + 1 == strips)
+            strip_probs(scores, true, factor, offset, sum, probs);
+        else
+            strip_probs(scores, false, factor, offset, sum, probs);
+    }
+    for (int half = 0; half < 2; half++)
+        state->sum[half] = _mm512_add_ps(sum[half], sum[2 + half]);
+    tiles_fence();
+    for (uint64_t tile = 0; tile < 2 * chunks; tile += 2)
+        tiles_product(worker->values + tile * value_step + begin * TILE_HALVES, value_step,
+                      worker->probs, CHUNK_STRIPS * TILE_HALVES, strips,
+                      worker->output + tile * 2 * TILE_SUMS, 2 * TILE_SUMS, begin == 0);
+    tiles_fence();
+}
+
+/* Divides by the sums and rounds into the caller's output and lse. */
+static void forward_finish(const attention_amx_pass *pass, const struct forward_worker *worker,
+                           const struct forward_state *state, uint64_t batch, uint64_t head,
+                           uint64_t first_row)
+{
+    const attention_desc *desc = pass->desc;
+    uint64_t dim = desc->head_dim, rows = size_min(TILE_DEPTH, desc->tokens - first_row);
+    uint16_t *output =
+        (uint16_t *)pass->output + ((batch * desc->tokens + first_row) * desc->heads + head) * dim;
+    float *lse = pass->lse + (batch * desc->heads + head) * desc->tokens + first_row;
+    for (uint64_t half = 0; half < 2; half++) {
+        float largest[TILE], sum[TILE];
+        _mm512_storeu_ps(largest, state->largest[half]);
+        _mm512_storeu_ps(sum, state->sum[half]);
+        uint64_t first = half * TILE, count = rows > first ? size_min(rows - first, TILE) : 0;
+        for (uint64_t i = 0; i < count; i++)
+            lse[first + i] = (float)((double)largest[i] * 0x1.62e42fefa39efp-1) + logf(sum[i]);
+        __m512 factor = _mm512_div_ps(_mm512_set1_ps(1.0f), state->sum[half]);
+        for (uint64_t tile = 0; tile * TILE < dim; tile++) {
+            const float *sums = worker->output + (2 * tile + half) * TILE_SUMS;
+            __m512i r[TILE];
+#pragma GCC unroll 16
+            for (int i = 0; i < TILE; i++)
+                r[i] = (__m512i)_mm512_mul_ps(_mm512_loadu_ps(sums + i * TILE), factor);
+            transpose(r);
+#pragma GCC unroll 16
+            for (uint64_t i = 0; i < TILE; i++)
+                if (i < count)
+                    store_halves(output + (first + i) * desc->heads * dim + tile * TILE,
+                                 (__m512)r[i], dim - tile * TILE);
+        }
+    }
+}
+
+static void forward_block(const attention_amx_pass *pass, const struct forward_worker *worker,
+                          uint64_t batch, uint64_t head, uint64_t block)
+{
+    const attention_desc *desc = pass->desc;
+    uint64_t first_row = block * TILE_DEPTH;
+    struct head_rows query = {
+        (const uint16_t *)pass->q + (batch * desc->tokens + first_row) * desc->qkv_stride +
+            head * desc->head_dim,
+        desc->qkv_stride, size_min(TILE_DEPTH, desc->tokens - first_row), desc->head_dim};
+    pack_right(&query, TILE_DEPTH, size_div_up(desc->head_dim, TILE_DEPTH), worker->query);
+    struct forward_state state;
+    for (int half = 0; half < 2; half++) {
+        state.largest[half] = _mm512_set1_ps(-INFINITY);
+        state.sum[half] = _mm512_setzero_ps();
+    }
+    for (uint64_t begin = 0; begin <= block; begin += CHUNK_STRIPS) {
+        uint64_t strips = size_min(CHUNK_STRIPS, block + 1 - begin);
+        forward_chunk(desc, worker, &state, begin, strips, begin + strips == block + 1);
+    }
+    forward_finish(pass, worker, &state, batch, head, first_row);
+}
+
+/* Part `part` of `parts` of one key/value head's query blocks. */
+static void forward_task(const attention_amx_pass *pass, const struct forward_worker *worker,
+                         uint64_t batch, uint64_t kv_head, uint64_t part, uint64_t parts)
+{
+    const attention_desc *desc = pass->desc;
+    uint64_t blocks = size_div_up(desc->tokens, TILE_DEPTH);
+    uint64_t chunks = size_div_up(desc->head_dim, TILE_DEPTH);
+    uint64_t first = batch * desc->tokens * desc->qkv_stride + kv_head * desc->head_dim;
+    uint64_t last_block = blocks - 1 - (blocks - 1 - part) % parts;
+    uint64_t rows = (last_block + 1) * TILE_DEPTH, group = desc->heads / desc->kv_heads;
+    struct head_rows keys = {(const uint16_t *)pass->k + first, desc->qkv_stride, desc->tokens,
+                             desc->head_dim};
+    struct head_rows values = {(const uint16_t *)pass->v + first, desc->qkv_stride, desc->tokens,
+                               desc->head_dim};
+    pack_left(&keys, rows, chunks, worker->keys);
+    pack_depth(&values, rows, chunks, blocks, true, worker->values);
+    for (uint64_t head = kv_head * group; head < (kv_head + 1) * group; head++)
+        for (uint64_t block = part; block < blocks; block += parts)
+            forward_block(pass, worker, batch, head, block);
+}
+
+void cpui_attention_amx_forward(const attention_amx_pass *pass)
+{
+    const attention_desc *desc = pass->desc;
+    size_t worker_bytes = cpui_attention_amx_forward_bytes(desc);
+    uint64_t heads = desc->batch * desc->kv_heads;
+    uint64_t wanted = size_div_up(TASKS_A_THREAD * (uint64_t)pass->thread_count, heads);
+    uint64_t parts = size_min(wanted, size_div_up(desc->tokens, TILE_DEPTH));
+#pragma omp parallel num_threads(pass->thread_count)
+    {
+        struct forward_worker worker;
+        worker_layout(desc, (char *)pass->scratch + (size_t)omp_get_thread_num() * worker_bytes,
+                      &worker);
+        tiles_begin();
+#pragma omp for schedule(dynamic, 1)
+        for (uint64_t task = 0; task < heads * parts; task++) {
+            uint64_t head = task / parts;
+            forward_task(pass, &worker, head / desc->kv_heads, head % desc->kv_heads,
+                         parts - 1 - task % parts, parts);
+        }
+        tiles_end();
+    }
+}

@@ -1,0 +1,233 @@
+/* Tiles of bf16 for attention_amx_*.c: packing, the product of two by two tiles, the exponential. To be
+ * compiled with AMX, AVX-512 and its bf16 conversions.
+ *
+ * All tiles are 1 KiB, contiguous:
+ *   left    [16 rows][32 depth] bf16          of a product's left operand
+ *   right   [16 depth pairs][16 columns][2]   of its right operand: the pair is two steps of depth
+ *   sum     [16 rows][16 columns] fp32        of its result
+ * An operand is an array [rows or columns / 16][depth / 32] of tiles, padded with zeros. */
+#ifndef SLUICE_KERNELS_ATTENTION_AMX_TILES_H
+#define SLUICE_KERNELS_ATTENTION_AMX_TILES_H
+
+#include <immintrin.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "base/size.h"
+
+enum {
+    TILE = 16,         /* rows or columns of a tile */
+    TILE_DEPTH = 32,   /* depth of an operand tile: what the loops step by */
+    TILE_HALVES = 512, /* bf16 of an operand tile */
+    TILE_SUMS = 256,   /* fp32 of a sum tile */
+};
+
+#define LOG2E 0x1.715476p+0f
+
+/* Tile accesses are assembly to the compiler: orders them against loads and stores of vectors. */
+static inline void tiles_fence(void)
+{
+    __asm__ volatile("" ::: "memory");
+}
+
+/* All eight tiles 16 rows of 64 bytes, on this thread, until tiles_end. */
+static inline void tiles_begin(void)
+{
+    struct {
+        uint8_t palette, start_row, zero[14];
+        uint16_t row_bytes[16];
+        uint8_t rows[16];
+    } config = {.palette = 1};
+    static_assert(sizeof config == 64, "the layout of LDTILECFG");
+    for (int tile = 0; tile < 8; tile++) {
+        config.row_bytes[tile] = 64;
+        config.rows[tile] = TILE;
+    }
+    tiles_fence();
+    _tile_loadconfig(&config);
+}
+
+static inline void tiles_end(void)
+{
+    _tile_release();
+}
+
+/* c[2][2] (+)= a[2][depth] b[2][depth]: tiles; steps from one row of tiles to the next in elements. Rows of c
+ * lie c_step apart, its columns side by side. */
+static inline void tiles_product(const uint16_t *a, size_t a_step, const uint16_t *b, size_t b_step,
+                                 uint64_t depth, float *c, size_t c_step, bool fresh)
+{
+    if (fresh) {
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
+    } else {
+        _tile_loadd(0, c, 64);
+        _tile_loadd(1, c + TILE_SUMS, 64);
+        _tile_loadd(2, c + c_step, 64);
+        _tile_loadd(3, c + c_step + TILE_SUMS, 64);
+    }
+    for (uint64_t i = 0; i < depth; i++, a += TILE_HALVES, b += TILE_HALVES) {
+        _tile_loadd(4, a, 64);
+        _tile_loadd(6, b, 64);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_loadd(7, b + b_step, 64);
+        _tile_dpbf16ps(1, 4, 7);
+        _tile_loadd(5, a + a_step, 64);
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
+    }
+    _tile_stored(0, c, 64);
+    _tile_stored(1, c + TILE_SUMS, 64);
+    _tile_stored(2, c + c_step, 64);
+    _tile_stored(3, c + c_step + TILE_SUMS, 64);
+}
+
+/* 16 by 16 elements of 32 bits, transposed in place. */
+static inline __attribute__((always_inline)) void transpose(__m512i r[TILE])
+{
+    __m512i t[TILE];
+#pragma GCC unroll 8
+    for (int i = 0; i < TILE; i += 2) {
+        t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
+        t[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < TILE; i += 4) {
+        r[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]);
+        r[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
+        r[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
+        r[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
+    }
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; j++) {
+        __m512i a = _mm512_shuffle_i32x4(r[j], r[4 + j], 0x88);
+        __m512i b = _mm512_shuffle_i32x4(r[8 + j], r[12 + j], 0x88);
+        __m512i c = _mm512_shuffle_i32x4(r[j], r[4 + j], 0xdd);
+        __m512i d = _mm512_shuffle_i32x4(r[8 + j], r[12 + j], 0xdd);
+        t[j] = _mm512_shuffle_i32x4(a, b, 0x88);
+        t[8 + j] = _mm512_shuffle_i32x4(a, b, 0xdd);
+        t[4 + j] = _mm512_shuffle_i32x4(c, d, 0x88);
+        t[12 + j] = _mm512_shuffle_i32x4(c, d, 0xdd);
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < TILE; i++)
+        r[i] = t[i];
+}
+
+/* Rows of a head as they lie in memory. */
+struct head_rows {
+    const uint16_t *first;
+    uint64_t stride;       /* elements */
+    uint64_t count, width; /* rows and columns that there are; behind them is zero */
+};
+
+/* Columns [32*chunk, +32) of a row. */
+static inline __m512i head_load(const struct head_rows *source, uint64_t row, uint64_t chunk)
+{
+    if (row >= source->count)
+        return _mm512_setzero_si512();
+    uint64_t left = source->width - chunk * TILE_DEPTH;
+    __mmask32 mask = left < TILE_DEPTH ? (1u << left) - 1u : 0xffffffffu;
+    return _mm512_maskz_loadu_epi16(mask,
+                                    source->first + row * source->stride + chunk * TILE_DEPTH);
+}
+
+/* Left tiles [rows/16][chunks]: rows by columns of the head. `rows` is a multiple of 16. */
+static inline void pack_left(const struct head_rows *source, uint64_t rows, uint64_t chunks,
+                             uint16_t *target)
+{
+    for (uint64_t row = 0; row < rows; row++)
+        for (uint64_t chunk = 0; chunk < chunks; chunk++)
+            _mm512_storeu_si512(target + ((row / TILE) * chunks + chunk) * TILE_HALVES +
+                                    row % TILE * TILE_DEPTH,
+                                head_load(source, row, chunk));
+}
+
+/* Right tiles [rows/16][chunks]: the head's columns are depth, its rows columns. */
+static inline void pack_right(const struct head_rows *source, uint64_t rows, uint64_t chunks,
+                              uint16_t *target)
+{
+    for (uint64_t row = 0; row < rows; row += TILE)
+        for (uint64_t chunk = 0; chunk < chunks; chunk++, target += TILE_HALVES) {
+            __m512i r[TILE];
+#pragma GCC unroll 16
+            for (uint64_t i = 0; i < TILE; i++)
+                r[i] = head_load(source, row + i, chunk);
+            transpose(r);
+#pragma GCC unroll 16
+            for (uint64_t i = 0; i < TILE; i++)
+                _mm512_storeu_si512(target + i * TILE_DEPTH, r[i]);
+        }
+}
+
+/* The rows 2i and 2i+1 of 32, side by side as pairs, for columns [0,16) and [16,32) of a chunk. */
+static inline __attribute__((always_inline)) void pair_rows(const struct head_rows *source,
+                                                            uint64_t row, uint64_t chunk,
+                                                            __m512i low[TILE], __m512i high[TILE])
+{
+    const __m512i pick_low =
+        _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6,
+                         37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
+    const __m512i pick_high = _mm512_add_epi16(pick_low, _mm512_set1_epi16(16));
+#pragma GCC unroll 16
+    for (uint64_t i = 0; i < TILE; i++) {
+        __m512i even = head_load(source, row + 2 * i, chunk);
+        __m512i odd = head_load(source, row + 2 * i + 1, chunk);
+        low[i] = _mm512_permutex2var_epi16(even, pick_low, odd);
+        high[i] = _mm512_permutex2var_epi16(even, pick_high, odd);
+    }
+}
+
+/* Tiles [2*chunks][row_chunks], `rows` of them filled (a multiple of 32): the head's rows are depth. As right
+ * tiles its columns are columns; as left tiles they are rows. */
+static inline void pack_depth(const struct head_rows *source, uint64_t rows, uint64_t chunks,
+                              uint64_t row_chunks, bool left, uint16_t *target)
+{
+    for (uint64_t row = 0; row < rows; row += TILE_DEPTH)
+        for (uint64_t chunk = 0; chunk < chunks; chunk++) {
+            __m512i low[TILE], high[TILE];
+            pair_rows(source, row, chunk, low, high);
+            if (left) {
+                transpose(low);
+                transpose(high);
+            }
+            uint16_t *first = target + (2 * chunk * row_chunks + row / TILE_DEPTH) * TILE_HALVES;
+            uint16_t *second = first + row_chunks * TILE_HALVES;
+#pragma GCC unroll 16
+            for (uint64_t i = 0; i < TILE; i++) {
+                _mm512_storeu_si512(first + i * TILE_DEPTH, low[i]);
+                _mm512_storeu_si512(second + i * TILE_DEPTH, high[i]);
+            }
+        }
+}
+
+/* 2^y within a relative error of 3e-6 (bf16 rounds by up to 3.9e-3): 2^f on [0,1) by a polynomial of
+ * degree 4 through 1, times 2^floor(y). -inf gives 0, NaN stays NaN. */
+static inline __m512 exp2_lanes(__m512 y)
+{
+    __m512 f = _mm512_reduce_ps(y, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+    __m512 p = _mm512_set1_ps(0x1.b7f73p-7f);
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0x1.abf868p-5f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0x1.ee245p-3f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0x1.62d6c6p-1f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.0f));
+    return _mm512_scalef_ps(p, y);
+}
+
+/* a in the lower half of the result, b in the upper. */
+static inline __m512i to_halves(__m512 a, __m512 b)
+{
+    return (__m512i)_mm512_cvtne2ps_pbh(b, a);
+}
+
+/* Rounds 16 sums into `count` elements of a row (count > 16: all 16). */
+static inline void store_halves(uint16_t *target, __m512 sums, uint64_t count)
+{
+    __mmask16 mask = count < TILE ? (__mmask16)((1u << count) - 1u) : 0xffff;
+    _mm256_mask_storeu_epi16(target, mask, (__m256i)_mm512_cvtneps_pbh(sums));
+}
+
+#endif
