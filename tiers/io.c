@@ -10,6 +10,7 @@
 #include <assert.h>
 #include <errno.h>
 #include <poll.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "base/failpoint.h"
@@ -117,8 +118,9 @@ static bool issue_one(io *self, enum io_direction direction)
     item->left_bytes =
         self->backend->span(self->state, item->data, size_min(piece.size_bytes, self->block_bytes));
     item->retry_count = 0;
+    item->begin_ns = clock_ns();
     if (request->issued_bytes == 0)
-        request->start_ns = clock_ns();
+        request->start_ns = item->begin_ns;
     request->issued_bytes += item->left_bytes;
     request->in_flight++;
     if (request->issued_bytes == request->size_bytes)
@@ -194,6 +196,11 @@ static uint64_t usable_progress(const io *self, const tieri_transfer *item)
     return progress;
 }
 
+static io_latency *latency_of(const io *self, uint32_t drive_idx, enum io_direction direction)
+{
+    return &self->latencies[drive_idx * TIERI_DIRECTIONS + (uint32_t)direction];
+}
+
 static void finish(io *self, tieri_transfer *item)
 {
     io_request *request = item->request;
@@ -218,6 +225,9 @@ static void finish(io *self, tieri_transfer *item)
         }
         if (!goes_on)
             fail_request(self, item, item->result < 0 ? (int)item->result : -EIO);
+    } else {
+        io_latency_add(latency_of(self, item->drive_idx, item->direction),
+                       clock_ns() - item->begin_ns);
     }
     item->request = NULL;
     tieri_list_push(&self->unused[item->direction], item);
@@ -401,4 +411,15 @@ int io_sync(io *self)
 void io_get_stats(const io *self, io_stats *stats)
 {
     *stats = self->stats;
+}
+
+const io_latency *io_get_latency(const io *self, uint32_t drive_idx, enum io_direction direction)
+{
+    return drive_idx < self->target->drive_count ? latency_of(self, drive_idx, direction) : NULL;
+}
+
+void io_clear_latencies(io *self)
+{
+    memset(self->latencies, 0,
+           (size_t)self->target->drive_count * TIERI_DIRECTIONS * sizeof *self->latencies);
 }

@@ -17,6 +17,7 @@
 #include <stdint.h>
 
 #include "base/error.h"
+#include "tiers/io_latency.h"
 #include "tiers/slab.h"
 
 enum io_backend {
@@ -187,5 +188,12 @@ const char *io_fault_kind_name(enum io_fault_kind kind);
 int io_sync(io *self) MUST_CHECK;
 
 void io_get_stats(const io *self, io_stats *stats);
+
+/* How long the transfers (not requests: a request is cut into several) of one drive took, since creation or
+ * io_clear_latencies: from when it was handed to the backend until io_poll collected it, continued and
+ * retried parts included; those that failed are left out. Owner thread; NULL for a drive that the slab
+ * does not have. Valid until io_destroy. */
+const io_latency *io_get_latency(const io *self, uint32_t drive_idx, enum io_direction direction);
+void io_clear_latencies(io *self);
 
 #endif

@@ -23,6 +23,7 @@ struct tieri_transfer {
     int64_t result;      /* bytes moved or -errno */
     uint64_t release_ns; /* faults: held back until then */
     uint64_t number;     /* faults: of this try, from 1 */
+    uint64_t begin_ns;   /* when it was first handed over */
     uint64_t issued_ns;  /* watch: last time that it moved on; 0 where nobody watches */
     uint64_t late_ns;    /* watch: when it was first seen over stop_ns; 0: not yet */
     uint64_t due;        /* simulated drive: its virtual time of completion */
@@ -168,6 +169,7 @@ struct io {
     uint64_t look_ns;     /* when to look for stuck transfers next; 0: when one is out again */
     uint64_t timer_at_ns; /* when timer_fd becomes, or became, readable; 0: not set */
     io_stats stats;
+    io_latency *latencies; /* [drives][TIERI_DIRECTIONS] */
     err_record first_error;
     const io_request *awaited; /* by io_transfer */
     err_record awaited_error;

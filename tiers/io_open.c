@@ -183,7 +183,9 @@ static int allocate(io *self, const io_config *config)
     self->region_count = config->region_count + 1;
     self->regions = mem_alloc(self->region_count, sizeof *self->regions, "io regions");
     self->page_block = mem_alloc(2 * TIERI_ALIGN_BYTES, 1, "io probe page");
-    if (!self->transfers || !self->regions || !self->page_block)
+    self->latencies = mem_alloc((uint64_t)self->target->drive_count * TIERI_DIRECTIONS,
+                                sizeof *self->latencies, "io latencies");
+    if (!self->transfers || !self->regions || !self->page_block || !self->latencies)
         return -ENOMEM;
     for (uint32_t i = 0; i < self->transfer_count; i++) {
         tieri_transfer *item = &self->transfers[i];
@@ -209,6 +211,7 @@ static void release(io *self)
         if (fds[i] >= 0)
             close(fds[i]);
     mem_free(self->transfers);
+    mem_free(self->latencies);
     mem_free(self->regions);
     mem_free(self->page_block);
     mem_free(self);
