@@ -318,7 +318,13 @@ static void trace_is_json(void **state)
     (void)state;
     static const char *const units[] = {"embedding", "block.0", "strange \"name\"\n\\", "head"};
     chrome_trace_names names = {
-        .process = "rank 0", .rank = 3, .unit_names = units, .unit_count = 4};
+        .process = "rank 0",
+        .rank = 3,
+        .unit_names = units,
+        .unit_count = 4,
+        .drive_count = 1,
+        .drives = {
+            {.path = "/a \"drive\"", .ways = {{.count = 0}, {3, 1500, 2500, 3500, 4000000}}}}};
     trace ring;
     assert_int_equal(trace_init(&ring, 64), 0);
     for (uint64_t i = 0; i < 100; i++) {
@@ -345,8 +351,14 @@ static void trace_is_json(void **state)
     if (!root)
         fail_msg("%s at %d", error.text, error.line);
     const json_t *events = json_object_get(root, "traceEvents");
-    /* 64 events of the ring, one process name, name and order of 8 lanes and 2 more tracks. */
-    assert_int_equal(json_array_size(events), 64 + 1 + 2 * 10);
+    /* 64 events of the ring, one process name, name and order of 8 lanes and 2 more tracks, and the one
+     * direction of the drive that moved something. */
+    assert_int_equal(json_array_size(events), 64 + 1 + 2 * 10 + 1);
+    const json_t *times = json_object_get(find_event(events, "M", "drive_times"), "args");
+    assert_string_equal(json_string_value(json_object_get(times, "drive")), "/a \"drive\"");
+    assert_string_equal(json_string_value(json_object_get(times, "direction")), "write");
+    assert_true(number_at(times, "transfers") == 3 && number_at(times, "p50_us") == 1.5);
+    assert_true(number_at(times, "p99_us") == 3.5 && number_at(times, "max_us") == 4000);
     assert_string_equal(
         json_string_value(json_object_get(json_object_get(root, "otherData"), "events_lost")),
         "36");

@@ -103,6 +103,25 @@ static void assert_measured(uint64_t steps)
         assert_int_equal(summary.peak_bytes[a], summary.plan.peak_bytes[a]);
 }
 
+/* Each transfer of the measured steps, cut as aio.block_size says, and nothing else. */
+static void assert_drive_times(void)
+{
+    uint64_t counts[2] = {0, 0};
+    assert_int_equal(summary.drive_count, 1);
+    for (int way = 0; way < 2; way++) {
+        const struct profile_times *times = &summary.drives[0].times[way];
+        const struct profile_lane *each = &summary.lanes[way ? LANE_WRITE : LANE_READ];
+        counts[way] = times->count;
+        assert_true(0 < times->p50 && times->p50 <= times->p95 && times->p95 <= times->p99);
+        assert_true(times->p99 <= times->max);
+        assert_true(times->max <= summary.measured_slowest);
+        assert_true(each->measured_bytes > 0);
+        /* Extents are far smaller than a block here: a transfer each, at least 4 KiB. */
+        assert_true(counts[way] * 4096 <= each->measured_bytes * STEPS);
+        assert_int_equal(counts[way] % STEPS, 0);
+    }
+}
+
 static void steady_steps_are_measured(void **state)
 {
     (void)state;
@@ -123,6 +142,7 @@ static void steady_steps_are_measured(void **state)
         assert_int_equal(seen.steps, STEPS + ways[i].warmups);
         assert_int_equal(seen.plans, 1);
         assert_true(summary.lanes[LANE_READ].measured_bytes > 0);
+        assert_drive_times();
         assert_int_equal(summary.of_ranks, 0);
         assert_false(summary.is_random_data);
         assert_nothing_left("drives");

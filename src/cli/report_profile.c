@@ -119,6 +119,24 @@ static void print_lanes(FILE *out, const struct profile_summary *summary)
     }
 }
 
+static void print_drives(FILE *out, const struct profile_summary *summary)
+{
+    if (summary->drive_count == 0)
+        return;
+    fprintf(out, "\n%-6s %-30s %9s %9s %9s %9s %9s\n", "way", "drive", "transfers", "ms median",
+            "95%", "99%", "longest");
+    for (uint32_t i = 0; i < 2 * summary->drive_count; i++) {
+        const struct profile_drive *drive = &summary->drives[i / 2];
+        const struct profile_times *times = &drive->times[i % 2];
+        size_t length = strlen(drive->path);
+        if (times->count > 0)
+            fprintf(out, "%-6s %-30s %9" PRIu64 " %9.3f %9.3f %9.3f %9.3f\n",
+                    i % 2 ? "write" : "read", length > 30 ? drive->path + length - 30 : drive->path,
+                    times->count, 1e3 * times->p50, 1e3 * times->p95, 1e3 * times->p99,
+                    1e3 * times->max);
+    }
+}
+
 /* What of the resource is meant, where its name does not say it. */
 static const char *resource_meaning(uint8_t resource)
 {
@@ -194,6 +212,7 @@ void cli_print_profile(FILE *out, const struct profile_summary *summary)
     print_head(out, summary);
     print_time(out, summary);
     print_lanes(out, summary);
+    print_drives(out, summary);
     print_binding(out, summary);
     print_units(out, summary);
     print_memory(out, summary);
@@ -232,6 +251,23 @@ static json_t *lane_objects(const struct profile_summary *summary)
         json_object_set_new(lanes, lane_kind_name((enum lane_kind)kind), object);
     }
     return lanes;
+}
+
+static json_t *times_object(const struct profile_times *times)
+{
+    return json_pack("{s:I, s:f, s:f, s:f, s:f}", "transfers", (json_int_t)times->count,
+                     "p50_seconds", times->p50, "p95_seconds", times->p95, "p99_seconds",
+                     times->p99, "max_seconds", times->max);
+}
+
+static json_t *drive_objects(const struct profile_summary *summary)
+{
+    json_t *list = json_array();
+    for (uint32_t i = 0; i < summary->drive_count; i++)
+        json_array_append_new(list, json_pack("{s:s, s:o, s:o}", "path", summary->drives[i].path,
+                                              "read", times_object(&summary->drives[i].times[0]),
+                                              "write", times_object(&summary->drives[i].times[1])));
+    return list;
 }
 
 static json_t *binding_object(uint8_t kind, uint8_t resource,
@@ -289,6 +325,7 @@ int cli_profile_json(FILE *out, const struct profile_summary *summary)
     json_object_set_new(object, "fastest_step_seconds", json_real(summary->measured_fastest));
     json_object_set_new(object, "slowest_step_seconds", json_real(summary->measured_slowest));
     json_object_set_new(object, "lanes", lane_objects(summary));
+    json_object_set_new(object, "drives", drive_objects(summary));
     json_object_set_new(object, "binding",
                         binding_object(summary->measured_binding, summary->measured_resource,
                                        summary->measured_resource_seconds));

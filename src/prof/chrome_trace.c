@@ -116,6 +116,31 @@ static void write_metadata(FILE *file, const struct tracks *tracks, const chrome
     }
 }
 
+static void write_drives(FILE *file, const chrome_trace_names *names)
+{
+    for (uint32_t i = 0; i < 2 * names->drive_count; i++) {
+        const chrome_trace_drive *drive = &names->drives[i / 2];
+        const chrome_trace_times *times = &drive->ways[i % 2];
+        if (times->count == 0)
+            continue;
+        char line[EVENT_TEXT_BYTES * 2];
+        profi_text text;
+        profi_text_init(&text, line, sizeof line);
+        profi_append(
+            &text,
+            "{\"ph\":\"M\",\"pid\":%u,\"name\":\"drive_times\",\"args\":{\"drive\":", names->rank);
+        profi_append_string(&text, drive->path);
+        profi_append(&text,
+                     ",\"direction\":\"%s\",\"transfers\":%llu,\"p50_us\":%.1f,\"p95_us\":%.1f,"
+                     "\"p99_us\":%.1f,\"max_us\":%.1f}}",
+                     i % 2 ? "write" : "read", (unsigned long long)times->count,
+                     (double)times->p50_ns * 1e-3, (double)times->p95_ns * 1e-3,
+                     (double)times->p99_ns * 1e-3, (double)times->max_ns * 1e-3);
+        if (!text.is_cut)
+            fprintf(file, ",\n%s", line);
+    }
+}
+
 static void write_events(FILE *file, const trace *ring, const chrome_trace_names *names)
 {
     uint64_t begin = ring->written > ring->capacity ? ring->written - ring->capacity : 0;
@@ -142,6 +167,7 @@ static void write_events(FILE *file, const trace *ring, const chrome_trace_names
             fprintf(file, "%s,\n", line);
     }
     write_metadata(file, &tracks, names);
+    write_drives(file, names);
     fprintf(file, "\n]}\n");
 }
 

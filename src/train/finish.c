@@ -21,6 +21,7 @@ static int write_trace(const traini_loop *self)
         names[u] = net->units[u].name;
     chrome_trace_names labels = {
         .process = "sluice rank 0", .unit_names = names, .unit_count = net->unit_count};
+    traini_trace_drives(self->engine, &labels);
     int rc = chrome_trace_write(path, &self->engine->ring, &labels);
     mem_free(names);
     return rc;

@@ -152,6 +152,7 @@ static int on_step(void *user, const traini_loop *loop, const struct traini_watc
     bool is_steady = step->prog->kind == PROGRAM_STEADY;
     /* The first steady step touches memory and files for the first time. */
     bool counts = is_steady && !step->skipped && self->taken_count++ > 0;
+    profilei_note_drives(self, loop->engine, counts);
     if (counts) {
         note_step(self, loop, step);
         decide_end(self);
@@ -209,7 +210,8 @@ static int on_setup(void *user, const traini_setup *setup)
     self->units = mem_alloc(self->unit_count, sizeof *self->units, "profile");
     self->unit_names = mem_alloc(self->unit_count, sizeof *self->unit_names, "profile");
     self->spans = mem_alloc(self->span_capacity, sizeof *self->spans, "profile");
-    if (!self->units || !self->unit_names || !self->spans)
+    self->latencies = mem_alloc(PROFILE_DRIVES_MAX, sizeof *self->latencies, "profile");
+    if (!self->units || !self->unit_names || !self->spans || !self->latencies)
         return -ENOMEM;
     for (uint32_t u = 0; u < self->unit_count; u++)
         snprintf(self->unit_names[u], sizeof self->unit_names[u], "%.63s",
@@ -367,6 +369,7 @@ static int sum_up(profile *self)
     out->measured_binding = traini_busiest_lane(lanes);
     out->measured_resource = busiest_resource(out->measured_resource_seconds);
     sum_units(self);
+    profilei_sum_drives(self);
     mem_free(scratch);
     return 0;
 }
@@ -398,6 +401,7 @@ int profile_run(const struct profile_options *options, struct profile_summary *o
     mem_free(self->placed);
     mem_free(self->steps);
     mem_free(self->spans);
+    mem_free(self->latencies);
     mem_free(self->units);
     mem_free(self->unit_names);
     mem_free(self->drive_bases);

@@ -25,7 +25,12 @@
 #include "config/machine.h"
 #include "train/train.h"
 
-enum { PROFILE_UNITS_SHOWN = 12, PROFILE_ADVICE_MAX = 4, PROFILE_STEPS_MAX = 1000 };
+enum {
+    PROFILE_UNITS_SHOWN = 12,
+    PROFILE_ADVICE_MAX = 4,
+    PROFILE_STEPS_MAX = 1000,
+    PROFILE_DRIVES_MAX = 16
+};
 
 enum profile_resource {
     PROFILE_DRIVES, /* read and write */
@@ -49,6 +54,18 @@ struct profile_unit {
     char name[64];
     double stall_seconds; /* of a step, in the mean: computing for this unit waited */
     uint8_t lane;         /* enum lane_kind: mostly for this one */
+};
+
+/* Of single transfers (aio.block_size at most), in seconds, over all measured steps: from when one is handed to
+ * the kernel until this process sees it complete. */
+struct profile_times {
+    uint64_t count;
+    double p50, p95, p99, max; /* percentiles are at most 1/16 too high (tiers/io_latency.h) */
+};
+
+struct profile_drive {
+    char path[4096];               /* as the job names it */
+    struct profile_times times[2]; /* read, write */
 };
 
 struct profile_advice {
@@ -88,6 +105,8 @@ struct profile_summary {
     uint64_t resident_bytes_max;                   /* of the process, all told (VmHWM) */
     uint32_t unit_count;
     struct profile_unit units[PROFILE_UNITS_SHOWN]; /* by stall, the longest first */
+    uint32_t drive_count;
+    struct profile_drive drives[PROFILE_DRIVES_MAX];
     /* Of the simulation with the speeds that were measured, and what else it was asked; 0: it was not. */
     double calibrated_seconds;
     uint32_t tried_count, advice_count;

@@ -1,7 +1,8 @@
 /* What the files of `sluice profile` share.
  *
  *   profile.c         the trial, what is measured of it     as_rank.c    the job of one rank of many
- *   profile_advice.c  what a change would give              profile_places.c  directories */
+ *   profile_advice.c  what a change would give              profile_places.c  directories
+ *   drive_times.c     how long transfers took */
 #ifndef SLUICE_TRAIN_PROFILE_INTERNAL_H
 #define SLUICE_TRAIN_PROFILE_INTERNAL_H
 
@@ -39,6 +40,7 @@ struct profile {
     struct profilei_span *spans; /* [span_capacity] of a step's ops of a resource */
     uint64_t span_capacity;
     struct profilei_unit *units; /* [unit_count] */
+    io_latency (*latencies)[2];  /* [PROFILE_DRIVES_MAX] read, write: of all measured steps */
     char (*unit_names)[64];      /* [unit_count] */
     uint32_t unit_count;
     struct train_watch watch;
@@ -53,6 +55,10 @@ typedef struct profile profile;
 /* Busy seconds by lane and by resource as the program predicts them. `spans`: room for its ops. */
 void profilei_predict(const program *prog, bool device_is_cpu, struct profilei_span *spans,
                       double lanes[LANE_COUNT], double resources[PROFILE_RESOURCE_COUNT]);
+
+/* drive_times.c: the transfers since the last call, of a step that counts or not; and their sum, as shown. */
+void profilei_note_drives(profile *self, const struct traini_engine *engine, bool counts);
+void profilei_sum_drives(profile *self);
 
 /* as_rank.c: the job as the rank has it, and the ranks that are not there. ERR_CONFIG, ERR_USAGE. */
 int profilei_scale(profile *self) MUST_CHECK;

@@ -645,6 +645,10 @@ int traini_check_borrowed_words(const traini_loop *self) MUST_CHECK;
 int traini_make_data(traini_loop *self) MUST_CHECK;
 void traini_close_data(traini_loop *self);
 
+/* drive_times.c: how long the transfers of the run's drives took so far. Paths are the setup's. */
+struct chrome_trace_names;
+void traini_trace_drives(const struct traini_engine *engine, struct chrome_trace_names *names);
+
 /* watch.c: tells train_options.watch, if there is one. */
 int traini_watch_step(traini_loop *self, const run_totals *run, enum program_kind kind,
                       uint64_t events_begin, double seconds) MUST_CHECK;
