@@ -149,6 +149,39 @@ static void steady_steps_are_measured(void **state)
     }
 }
 
+/* Blocks of the drives as the machine file has them, unless the job says how large. */
+static void blocks_are_the_machines(void **state)
+{
+    (void)state;
+    static machine on;
+    const uint64_t stated = 4096, asked = 16384;
+    fixture_sets sets = drive_sets();
+    struct seen seen = {0};
+    struct profile_options options = {.steps = STEPS, .no_advice = true, .machine = &on};
+    on.drive_count = 2; /* the other one is not the job's */
+    snprintf(on.drives[0].path, sizeof on.drives[0].path, "%s", fixture_dir);
+    on.drives[0].block_bytes = stated;
+    on.drives[0].queue_depth = 3;
+    on.drives[1].block_bytes = 8 * stated;
+    for (int is_asked = 0; is_asked < 2; is_asked++) {
+        if (is_asked)
+            fixture_set(&sets, "aio.block_size=%llu", (unsigned long long)asked);
+        seen = (struct seen){0};
+        if (profile_it("blocks", &sets, options, &seen) < 0)
+            fail_msg("%s", err_text());
+        for (int way = 0; way < 2; way++) {
+            uint64_t bytes = summary.lanes[way ? LANE_WRITE : LANE_READ].measured_bytes * STEPS;
+            uint64_t count = summary.drives[0].times[way].count;
+            assert_true(bytes > 0);
+            if (!is_asked)
+                assert_int_equal(count * stated, bytes);
+            else
+                assert_true(count * asked >= bytes && count * stated < bytes);
+        }
+    }
+    assert_nothing_left("blocks");
+}
+
 /* Overflows of a dynamic loss scale would make steps that update nothing. */
 static void fp16_without_data_is_measured(void **state)
 {
@@ -259,11 +292,9 @@ static void ends_leave_nothing(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(steady_steps_are_measured),
-        cmocka_unit_test(fp16_without_data_is_measured),
-        cmocka_unit_test(a_rank_is_measured_alone),
-        cmocka_unit_test(changes_are_simulated),
-        cmocka_unit_test(ends_leave_nothing),
+        cmocka_unit_test(steady_steps_are_measured),     cmocka_unit_test(blocks_are_the_machines),
+        cmocka_unit_test(fp16_without_data_is_measured), cmocka_unit_test(a_rank_is_measured_alone),
+        cmocka_unit_test(changes_are_simulated),         cmocka_unit_test(ends_leave_nothing),
     };
     return cmocka_run_group_tests(tests, fixture_setup, fixture_teardown);
 }

@@ -142,6 +142,8 @@ static int fill_device(const configi_reader *reader, job *target)
     TRY(configi_copy_text(reader, "io.cores", target->io.cores, JOB_NAME_BYTES));
     snprintf(target->io.backend, JOB_NAME_BYTES, "%s", configi_choice(reader, "io.backend"));
     target->io.queue_depth = configi_uint(reader, "aio.queue_depth");
+    target->io.depth_is_given = configi_get(reader, "aio.queue_depth") != NULL;
+    target->io.block_is_given = configi_get(reader, "aio.block_size") != NULL;
     target->io.block_bytes = configi_uint(reader, "aio.block_size");
     if (target->io.block_bytes % BLOCK_STEP != 0)
         return configi_error(reader, "aio.block_size", "%" PRIu64 " is no multiple of %d bytes",

@@ -188,6 +188,7 @@ struct job {
     struct {
         char backend[JOB_NAME_BYTES];      /* "auto", "uring", "pool" (io.backend) */
         uint64_t block_bytes, queue_depth; /* aio */
+        bool block_is_given, depth_is_given; /* else the machine file's go before them */
         uint64_t threads;                  /* of the pread/pwrite pool, per drive; 0: automatic */
         char cores[JOB_NAME_BYTES];        /* of the pool and the scheduler; "": automatic */
         double stuck_seconds;              /* a request is reported after so long; 0: never */

@@ -27,13 +27,15 @@ const option configi_block_rows[] = {
      .fallback = "1048576",
      .range = "[4096,1073741824]",
      .unit = "bytes",
-     .help = "Most bytes of one request to a drive; a multiple of 4096."},
+     .help = "Most bytes of one request to a drive; a multiple of 4096. Not given: what "
+             "machine.json says of the job's drives, if it does."},
     {.path = "aio.queue_depth",
      .type = OPTION_INT,
      .fallback = "8",
      .range = "[1,32768]",
      .unit = "requests",
-     .help = "Requests in flight on a drive, of reads and of writes."},
+     .help = "Requests in flight on a drive, of reads and of writes. Not given: what machine.json "
+             "says of the job's drives, if it does."},
     {.path = "aio.intra_op_parallelism",
      .type = OPTION_INT,
      .effect = OPTION_NO_EFFECT,

@@ -21,6 +21,8 @@
 #include "base/tile.h"
 #include "train/train_internal.h"
 
+enum { IO_LANE_DEPTH_MIN = 16, IO_LANE_DEPTH_MAX = 64 };
+
 /* The host arena: fresh memory, or that of the caller of train_run. */
 static int make_host_arena(traini_engine *self, const train_memory *memory, uint64_t size_bytes)
 {
@@ -173,6 +175,13 @@ static uint64_t stop_ns(const traini_setup *setup)
     return (uint64_t)(seconds * 1e9);
 }
 
+/* Ops in flight each way: where each is smaller than a block, as many as keep all drives' queues full. */
+static uint32_t io_lane_depth(uint32_t queue_depth, uint32_t drive_count)
+{
+    uint64_t wanted = (uint64_t)queue_depth * drive_count;
+    return (uint32_t)size_min(size_max(wanted, IO_LANE_DEPTH_MIN), IO_LANE_DEPTH_MAX);
+}
+
 static int make_io(traini_engine *self, const struct traini_engine_options *options)
 {
     const struct job *asked = self->setup->job;
@@ -180,13 +189,16 @@ static int make_io(traini_engine *self, const struct traini_engine_options *opti
         {self->arenas[ARENA_HOST].base,
          self->arenas[ARENA_HOST].size_bytes / TILE_BLOCK_BYTES * TILE_BLOCK_BYTES}};
     sim_store *store;
+    uint64_t block_bytes;
+    uint32_t queue_depth;
     TRY(make_store(self, options, &store));
+    traini_drive_settings(self->setup, &block_bytes, &queue_depth);
     io_config config = {
         .target = self->disk,
         .store = store,
         .backend = options->simulates_drives ? IO_SIM : io_backend_of(asked),
-        .queue_depth = (uint32_t)size_min(asked->io.queue_depth, IO_QUEUE_DEPTH_MAX),
-        .block_bytes = asked->io.block_bytes,
+        .queue_depth = queue_depth,
+        .block_bytes = block_bytes,
         .pool_threads = self->setup->cores.io.thread_count,
         .regions = regions,
         .region_count = 1,
@@ -196,6 +208,8 @@ static int make_io(traini_engine *self, const struct traini_engine_options *opti
         .faults = options->faults,
     };
     self->io_kind = config.backend;
+    log_info("drives: transfers of up to %llu KiB, %u each way in flight on each",
+             (unsigned long long)(block_bytes / KIB), queue_depth);
     int rc = io_create(&config, &self->transport);
     if (rc < 0)
         return config.backend == IO_URING ? err_prefix(rc, "io.backend is \"uring\"") : rc;
@@ -204,8 +218,8 @@ static int make_io(traini_engine *self, const struct traini_engine_options *opti
     TRY(checksum_create(programs, PROGRAM_KIND_COUNT, &self->sums));
     lane_io_config io_lanes = {.transport = self->transport,
                                .host_base = self->arenas[ARENA_HOST].base,
-                               .depth = 16,
-                               .request_capacity = 64,
+                               .depth = io_lane_depth(queue_depth, self->disk->drive_count),
+                               .request_capacity = IO_LANE_DEPTH_MAX,
                                .verify = self->sums,
                                .places = self->places,
                                .compares_not = !asked->io.verify_reads,

@@ -88,6 +88,25 @@ static const machine_drive *find_drive(const machine *from, const char *path)
     return NULL;
 }
 
+/* Several drives share one queue: the smallest block that is enough for one of them, the largest depth. */
+void traini_drive_settings(const traini_setup *self, uint64_t *block_bytes, uint32_t *queue_depth)
+{
+    const struct job *asked = self->job;
+    uint64_t block = 0, depth = 0;
+    for (uint32_t d = 0; self->stated && d < self->drive_count; d++) {
+        const machine_drive *known = find_drive(self->stated, self->drives[d].path);
+        bool is_block = known && known->block_bytes > 0 && known->block_bytes % (4 * KIB) == 0 &&
+                        known->block_bytes <= GIB;
+        if (is_block)
+            block = block ? size_min(block, known->block_bytes) : known->block_bytes;
+        if (known)
+            depth = size_max(depth, known->queue_depth);
+    }
+    *block_bytes = block && !asked->io.block_is_given ? block : asked->io.block_bytes;
+    depth = depth && !asked->io.depth_is_given ? depth : asked->io.queue_depth;
+    *queue_depth = (uint32_t)size_min(depth, IO_QUEUE_DEPTH_MAX);
+}
+
 struct drive_rates {
     double read, write, sync;
 };

@@ -184,6 +184,9 @@ int traini_choose_collectives(traini_setup *self) MUST_CHECK;
 /* What the machine can do, of one rank: the stated figures, and the plan's defaults where there are none. Once
  * cores are placed and drives are known. figures.c */
 void traini_machine_figures(const traini_setup *self, plan_machine *machine);
+/* Transfers of the rank's drives: their most bytes and how many each way are in flight on a drive. What the job
+ * says; else what the machine file says of these drives, as measured; else the job's defaults. figures.c */
+void traini_drive_settings(const traini_setup *self, uint64_t *block_bytes, uint32_t *queue_depth);
 /* Threads that its kernels were measured with, of a rank; 0: not known. figures.c */
 double traini_measured_threads(const struct machine *from);
 /* Bytes of all drives of a host, at most INT64_MAX. described.c */
