@@ -1,5 +1,6 @@
 # Adam, working copies and gradient close: one loop body per instruction set, by flags per file.
-add_library(kernels_adam OBJECT cpu/adam.c cpu/adam_reference.c)
+add_library(kernels_adam OBJECT cpu/adam.c cpu/adam_reference.c
+    cpu/adam_state.c cpu/adam_state_reference.c)
 target_link_libraries(kernels_adam PUBLIC sluice_options sluice_base OpenMP::OpenMP_C)
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
     target_sources(kernels_adam PRIVATE cpu/adam_avx2.c cpu/adam_avx512.c)

@@ -135,13 +135,8 @@ static void thread_share(uint64_t block_count, uint64_t *begin, uint64_t *end)
     *end = *begin + share + (self < extra);
 }
 
-/* A function on elements [begin, end) of what `work` describes. */
-typedef void (*range_fn)(const struct adam_variant *variant, const void *work, uint64_t begin,
-                         uint64_t end);
-
-/* All of [0, count) in whole blocks, shared out to the context's threads. */
-static void over_ranges(const kernel_context *context, uint64_t count, range_fn fn,
-                        const void *work)
+void adami_over_ranges(const kernel_context *context, uint64_t count, adami_range_fn fn,
+                       const void *work)
 {
     const struct adam_variant *variant = context->adam;
     uint64_t block_count = size_div_up(count, ADAMI_BLOCK_ELEMS);
@@ -177,7 +172,7 @@ int cpui_adam(kernel_context *context, void *stream, const adam_args *args)
 {
     (void)stream;
     struct adam_work work = {args, adami_prepare(args->scalars)};
-    over_ranges(context, args->count, adam_range, &work);
+    adami_over_ranges(context, args->count, adam_range, &work);
     return 0;
 }
 
@@ -197,7 +192,7 @@ int cpui_lion(kernel_context *context, void *stream, const lion_args *args)
 {
     (void)stream;
     struct lion_work work = {args, adami_prepare_lion(args->scalars)};
-    over_ranges(context, args->count, lion_range, &work);
+    adami_over_ranges(context, args->count, lion_range, &work);
     return 0;
 }
 
@@ -217,7 +212,7 @@ int cpui_adagrad(kernel_context *context, void *stream, const adagrad_args *args
 {
     (void)stream;
     struct adagrad_work work = {args, adami_prepare_adagrad(args->scalars)};
-    over_ranges(context, args->count, adagrad_range, &work);
+    adami_over_ranges(context, args->count, adagrad_range, &work);
     return 0;
 }
 
@@ -240,7 +235,7 @@ int cpui_working_copy(kernel_context *context, void *stream, const float *master
 {
     (void)stream;
     struct copy_work work = {master, params, param_type, count};
-    over_ranges(context, count, copy_range, &work);
+    adami_over_ranges(context, count, copy_range, &work);
     return 0;
 }
 

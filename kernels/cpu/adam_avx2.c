@@ -164,6 +164,8 @@ static inline void vec_sums_store(const vec_sums *sums, double lanes[ADAMI_SUM_L
 
 #include "kernels/cpu/adam_body.h"
 #include "kernels/cpu/adam_siblings_body.h"
+#include "kernels/cpu/adam_state_avx2.h"
+#include "kernels/cpu/adam_state_body.h"
 
 static bool avx2_supported(void)
 {
@@ -175,6 +177,7 @@ const struct adam_variant adami_avx2 = {
     .name = "avx2",
     .is_supported = avx2_supported,
     .update = vector_update,
+    .update_packed = vector_update_packed,
     .lion = vector_lion,
     .adagrad = vector_adagrad,
     .copy = vector_copy,

@@ -160,6 +160,8 @@ static inline void vec_sums_store(const vec_sums *sums, double lanes[ADAMI_SUM_L
 
 #include "kernels/cpu/adam_body.h"
 #include "kernels/cpu/adam_siblings_body.h"
+#include "kernels/cpu/adam_state_avx512.h"
+#include "kernels/cpu/adam_state_body.h"
 
 static bool avx512_supported(void)
 {
@@ -172,6 +174,7 @@ const struct adam_variant adami_avx512 = {
     .name = "avx512",
     .is_supported = avx512_supported,
     .update = vector_update,
+    .update_packed = vector_update_packed,
     .lion = vector_lion,
     .adagrad = vector_adagrad,
     .copy = vector_copy,

@@ -103,6 +103,14 @@ static inline adami_adagrad_scalars adami_prepare_adagrad(const adagrad_scalars 
 }
 #endif
 
+struct adami_rounding; /* adam_state_internal.h */
+
+/* Elements [begin, end) of a tile of packed state, begin a multiple of ADAMI_BLOCK_ELEMS; definitions in
+ * adam_state.c. rounding is of all the tile's elements. */
+typedef void adami_update_packed_fn(const adam_packed_args *args, const adami_scalars *scalars,
+                                    const struct adami_rounding *rounding, uint64_t begin,
+                                    uint64_t end);
+
 /* The functions may store past the caches (x86's non-temporal stores, which other threads may see
  * late): after the last call of a thread on a range comes adami_stream_fence. */
 struct adam_variant {
@@ -114,6 +122,8 @@ struct adam_variant {
     /* Elements [begin, end) of a tile. */
     void (*update)(const adam_args *args, const adami_scalars *scalars, uint64_t begin,
                    uint64_t end);
+
+    adami_update_packed_fn *update_packed; /* NULL: adami_update_packed */
 
     void (*lion)(const lion_args *args, const adami_lion_scalars *scalars, uint64_t begin,
                  uint64_t end);
@@ -128,6 +138,17 @@ struct adam_variant {
      * is the sum over elements j, j + 16, j + 32, ... in that order. */
     void (*close)(const grad_close_args *args, uint64_t block_idx, double lanes[ADAMI_SUM_LANES]);
 };
+
+/* The plain C of update_packed: adam_state_reference.c */
+adami_update_packed_fn adami_update_packed;
+
+/* A function on elements [begin, end) of what `work` describes. */
+typedef void (*adami_range_fn)(const struct adam_variant *variant, const void *work, uint64_t begin,
+                               uint64_t end);
+
+/* All of [0, count) in whole blocks of ADAMI_BLOCK_ELEMS, shared out to the context's threads: adam.c */
+void adami_over_ranges(const kernel_context *context, uint64_t count, adami_range_fn fn,
+                       const void *work);
 
 extern const struct adam_variant adami_reference;
 extern const struct adam_variant adami_avx2;

@@ -129,6 +129,8 @@ int cpui_convert(kernel_context *context, void *stream, const void *source, enum
 int cpui_adam_select(kernel_context *context, const char *name) MUST_CHECK;
 const char *cpui_adam_name(const kernel_context *context);
 int cpui_adam(kernel_context *context, void *stream, const adam_args *args) MUST_CHECK;
+int cpui_adam_packed(kernel_context *context, void *stream,
+                     const adam_packed_args *args) MUST_CHECK; /* adam_state.c */
 int cpui_lion(kernel_context *context, void *stream, const lion_args *args) MUST_CHECK;
 int cpui_adagrad(kernel_context *context, void *stream, const adagrad_args *args) MUST_CHECK;
 int cpui_working_copy(kernel_context *context, void *stream, const float *master, void *params,

@@ -1,0 +1,141 @@
+/* Adam on packed state in plain C, one element after another: the definitions (see adam_state.c) as code.
+ * It is also what the vector variants run on the last elements of a tile, which do not fill a block of
+ * TILE_SCALE_ELEMS. Any thread; allocates nothing. Compiled without contraction, so only fmaf is fused. */
+#include <math.h>
+
+#include "kernels/cpu/adam_state_internal.h"
+
+static float one_nan(float value)
+{
+    return value == value ? value : fp32_from_bits(ADAMI_QUIET_NAN_BITS);
+}
+
+static float load_element(const void *source, enum dtype type, uint64_t i)
+{
+    if (type == DTYPE_FP32)
+        return ((const float *)source)[i];
+    uint16_t half;
+    memcpy(&half, (const char *)source + 2 * i, sizeof half);
+    return type == DTYPE_BF16 ? fp32_from_bf16(half) : fp32_from_fp16(half);
+}
+
+static uint8_t *codes_at(void *stream, uint64_t i)
+{
+    return (uint8_t *)stream + i / TILE_CODE_BLOCK_ELEMS * TILE_CODE_BLOCK_BYTES +
+           i % TILE_CODE_BLOCK_ELEMS;
+}
+
+static float *scale_at(void *stream, uint64_t i)
+{
+    return (float *)(codes_at(stream, i) - i % TILE_CODE_BLOCK_ELEMS + TILE_CODE_BLOCK_ELEMS) +
+           i % TILE_CODE_BLOCK_ELEMS / TILE_SCALE_ELEMS;
+}
+
+static float load_moment(void *stream, enum tile_format format, bool is_signed, uint64_t i)
+{
+    if (format == TILE_FP32)
+        return ((float *)stream)[i];
+    if (format == TILE_BF16)
+        return fp32_from_bf16(((uint16_t *)stream)[i]);
+    uint32_t code = *codes_at(stream, i);
+    float scale = *scale_at(stream, i);
+    if (!is_signed)
+        return adami_decode(code, scale, ADAMI_CODE_V_BASE);
+    float magnitude = adami_decode(code & ADAMI_CODE_M_TOP, scale, ADAMI_CODE_M_BASE);
+    return code & ADAMI_CODE_SIGN ? -magnitude : magnitude;
+}
+
+/* Codes and scale of `count` new values of the block that begins at element i. */
+static void store_codes(void *stream, bool is_signed, uint64_t i, const float *values,
+                        uint64_t count, const adami_rounding *rounding)
+{
+    uint32_t top = is_signed ? ADAMI_CODE_M_TOP : ADAMI_CODE_V_TOP;
+    uint32_t base = is_signed ? ADAMI_CODE_M_BASE : ADAMI_CODE_V_BASE, largest = 0;
+    for (uint64_t n = 0; n < count; n++) {
+        uint32_t magnitude = fp32_bits(values[n]) & 0x7fffffffu;
+        largest = magnitude > largest ? magnitude : largest;
+    }
+    float scale = adami_block_scale(largest, is_signed ? ADAMI_CODE_M_SCALE : ADAMI_CODE_V_SCALE);
+    uint8_t *codes = codes_at(stream, i);
+    *scale_at(stream, i) = scale;
+    if (!(scale > 0)) {
+        memset(codes, 0, count);
+        return;
+    }
+    float inverse = 1.0f / scale;
+    for (uint64_t n = 0; n < count; n++) {
+        uint32_t bits = fp32_bits(values[n]), magnitude = bits & 0x7fffffffu;
+        uint32_t random = adami_random_bits(rounding, i + n);
+        random = is_signed ? random & 0xffff : random >> 16;
+        uint32_t code = adami_encode(fp32_from_bits(magnitude), inverse, base, random);
+        code = code > top ? top : code;
+        if (is_signed)
+            code |= bits >> 24 & ADAMI_CODE_SIGN;
+        else if (code == 0 && magnitude != 0)
+            code = 1;
+        codes[n] = (uint8_t)code;
+    }
+}
+
+static void store_moment(void *stream, enum tile_format format, uint64_t i, float value,
+                         uint32_t random16)
+{
+    if (format == TILE_FP32)
+        ((float *)stream)[i] = value;
+    else if (format == TILE_BF16)
+        ((uint16_t *)stream)[i] = adami_round_bf16(value, random16);
+}
+
+static float load_master(const adam_packed_args *args, uint64_t i)
+{
+    if (tile_master_is_split(args->streams))
+        return master_join(((uint16_t *)args->params)[i], ((uint16_t *)args->master)[i]);
+    return ((float *)args->master)[i];
+}
+
+static void store_master(const adam_packed_args *args, uint64_t i, float master)
+{
+    if (tile_master_is_split(args->streams))
+        ((uint16_t *)args->master)[i] = master_low16(master);
+    else
+        ((float *)args->master)[i] = master;
+    if (args->param_type == DTYPE_FP32)
+        ((float *)args->params)[i] = master;
+    else
+        ((uint16_t *)args->params)[i] =
+            args->param_type == DTYPE_BF16 ? bf16_working_copy(master) : fp16_from_fp32(master);
+}
+
+void adami_update_packed(const adam_packed_args *args, const adami_scalars *s,
+                         const adami_rounding *rounding, uint64_t begin, uint64_t end)
+{
+    enum tile_format m_format = tile_stream_format(args->streams, 1);
+    enum tile_format v_format = tile_stream_format(args->streams, 2);
+    float new_m[TILE_SCALE_ELEMS], new_v[TILE_SCALE_ELEMS];
+    for (uint64_t block = begin; block < end; block += TILE_SCALE_ELEMS) {
+        uint64_t count = size_min(TILE_SCALE_ELEMS, end - block);
+        for (uint64_t n = 0; n < count; n++) {
+            uint64_t i = block + n;
+            float weight = load_master(args, i);
+            float grad = load_element(args->grads, args->grad_type, i) * s->grad_scale;
+            if (s->l2 != 0)
+                grad = fmaf(s->l2, weight, grad);
+            float m =
+                fmaf(s->beta1, load_moment(args->m, m_format, true, i), s->one_minus_beta1 * grad);
+            float v = fmaf(s->beta2, load_moment(args->v, v_format, false, i),
+                           (s->one_minus_beta2 * grad) * grad);
+            float denominator = fmaf(sqrtf(v), s->correction2, s->epsilon);
+            weight = one_nan(fmaf(s->minus_step, m / denominator, weight * s->decay));
+            uint32_t random = adami_random_bits(rounding, i);
+            new_m[n] = one_nan(m);
+            new_v[n] = one_nan(v);
+            store_moment(args->m, m_format, i, new_m[n], random & 0xffff);
+            store_moment(args->v, v_format, i, new_v[n], random >> 16);
+            store_master(args, i, weight);
+        }
+        if (m_format == TILE_INT8)
+            store_codes(args->m, true, block, new_m, count, rounding);
+        if (v_format == TILE_INT8)
+            store_codes(args->v, false, block, new_v, count, rounding);
+    }
+}
