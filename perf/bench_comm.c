@@ -3,7 +3,7 @@
  * timing. Prints the median of RUNS runs, their spread, GB/s that each rank sends, and the ratio to
  * the library's.
  *
- *   mpirun -n N bench_comm [STAGING_BYTES]     default: 8MiB */
+ *   mpirun -n N bench_comm [STAGING_BYTES]     default: 8MiB; --csv FILE as in bench.h */
 #include <errno.h>
 #include <inttypes.h>
 #include <mpi.h>
@@ -15,6 +15,7 @@
 #include "base/mem.h"
 #include "base/size.h"
 #include "comm/comm.h"
+#include "perf/bench.h"
 
 enum { RUNS = 9 };
 
@@ -75,12 +76,6 @@ static int prove(comm *group, enum work what, const data *on)
     return 0;
 }
 
-static int compare_doubles(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 /* Seconds of the slowest rank, sorted. */
 static int measure(comm *group, enum work what, const data *on, double seconds[RUNS])
 {
@@ -93,7 +88,7 @@ static int measure(comm *group, enum work what, const data *on, double seconds[R
         if (run >= 0)
             seconds[run] = slowest;
     }
-    qsort(seconds, RUNS, sizeof *seconds, compare_doubles);
+    (void)bench_summarize(seconds, RUNS);
     return 0;
 }
 
@@ -122,6 +117,13 @@ static int bench_count(comm *group, uint64_t elems)
                world, size_format(elems * sizeof(float), size), work_names[what],
                mine[RUNS / 2] * 1e3, mine[0] * 1e3, mine[RUNS - 1] * 1e3,
                sent / mine[RUNS / 2] * 1e-9, seconds[rivals[what]][RUNS / 2] / mine[RUNS / 2]);
+        if (what == (int)rivals[what])
+            continue;
+        char name[96];
+        snprintf(name, sizeof name, "%s %u ranks %s a shard", work_names[what], world, size);
+        bench_keep(name, sent / mine[RUNS / 2] * 1e-9, "GB/s",
+                   sent / seconds[rivals[what]][RUNS / 2] * 1e-9,
+                   (mine[RUNS * 3 / 4] - mine[RUNS / 4]) / (2 * mine[RUNS / 2]));
     }
     mem_free(on.source);
     mem_free(on.target);
@@ -142,6 +144,7 @@ int main(int argc, char **argv)
 {
     uint64_t staging_bytes = 0;
     comm *group = NULL;
+    bench_begin(&argc, argv);
     int rc = argc > 1 ? size_parse(argv[1], &staging_bytes) : 0;
     if (rc == 0)
         rc = comm_join(&(comm_join_config){0}, &group);

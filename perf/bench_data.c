@@ -1,0 +1,164 @@
+/* Data loading: tokens a second that the sampler gives, windows of T tokens as training asks for them, against
+ * reading the same bytes and copying as many as it gives.
+ *
+ *   bench_data [DIRECTORY]      default: . ; and the common options of bench.h
+ *
+ * Makes two token files in DIRECTORY and removes them at the end: ids alone of 16 bits, and NumPy's array whose
+ * rows of 512 are documents. They are in the page cache when they are timed: what the drive adds is bench_nvme's
+ * to say. The limit does for each window one pread of its T + 1 tokens and one memcpy of the 8 T bytes of inputs
+ * and targets. One thread, as in training. Each window is compared with what the file was made of before. */
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <unistd.h>
+
+#include "base/mem.h"
+#include "base/rng.h"
+#include "base/size.h"
+#include "data/corpus.h"
+#include "perf/bench.h"
+
+enum { ROW_TOKENS = 512, VOCAB = 50257, SEED = 7, HEADER_BYTES = 128, TOKENS_MAX = 4096 };
+
+struct bench {
+    sampler windows;
+    uint64_t next;  /* window */
+    uint64_t count; /* of a run */
+    int fd;         /* of the same file */
+    uint64_t header_bytes, token_count;
+    int32_t inputs[TOKENS_MAX], targets[TOKENS_MAX];
+    uint16_t raw[TOKENS_MAX + 1];
+    char copy[8 * TOKENS_MAX];
+};
+static struct bench state;
+
+static uint16_t token_at(uint64_t idx)
+{
+    return (uint16_t)rng_below(SEED, 1, idx, VOCAB);
+}
+
+/* `header` [header_bytes], then the tokens. */
+static int write_file(const char *path, const char *header, uint64_t header_bytes, uint64_t count)
+{
+    FILE *file = fopen(path, "wb");
+    if (!file)
+        return err_set(-errno, "%s: cannot be made", path);
+    bool is_good = fwrite(header, 1, header_bytes, file) == header_bytes;
+    for (uint64_t i = 0; i < count && is_good; i++) {
+        uint16_t token = token_at(i);
+        is_good = fwrite(&token, sizeof token, 1, file) == 1;
+    }
+    if (fclose(file) != 0 || !is_good)
+        return err_set(-EIO, "%s: cannot be written", path);
+    return 0;
+}
+
+/* NumPy's header of an array [rows][ROW_TOKENS] of uint16, padded to HEADER_BYTES. */
+static void numpy_header(uint64_t rows, char header[HEADER_BYTES + 1])
+{
+    static const char magic[] = "\x93NUMPY\x01\x00\x76\x00"; /* version 1, 118 bytes follow */
+    char text[HEADER_BYTES - 10];
+    snprintf(text, sizeof text,
+             "{'descr': '<u2', 'fortran_order': False, 'shape': (%" PRIu64 ", %d), }", rows,
+             ROW_TOKENS);
+    memcpy(header, magic, 10);
+    snprintf(header + 10, HEADER_BYTES - 9, "%-117s\n", text);
+}
+
+static double sample(void *user)
+{
+    struct bench *b = user;
+    uint64_t start = clock_ns();
+    for (uint64_t i = 0; i < b->count; i++)
+        bench_require(sampler_window(&b->windows, b->next++, b->inputs, b->targets));
+    return (double)(clock_ns() - start) * 1e-9;
+}
+
+static double read_alike(void *user)
+{
+    struct bench *b = user;
+    uint64_t tokens = b->windows.tokens_per_window, bytes = (tokens + 1) * sizeof *b->raw;
+    bool is_random = b->windows.shuffle != SAMPLER_NONE;
+    uint64_t start = clock_ns();
+    for (uint64_t i = 0; i < b->count; i++) {
+        uint64_t window = is_random ? rng_below(SEED, 2, b->next + i, b->windows.windows_per_epoch)
+                                    : (b->next + i) % b->windows.windows_per_epoch;
+        off_t offset = (off_t)(b->header_bytes + window * tokens * sizeof *b->raw);
+        if (pread(b->fd, b->raw, bytes, offset) != (ssize_t)bytes)
+            bench_require(err_set(-EIO, "a window cannot be read"));
+        memcpy(b->copy, b->inputs, 4 * tokens);
+        memcpy(b->copy + 4 * tokens, b->targets, 4 * tokens);
+        __asm__ volatile("" : : "r"(b->copy), "r"(b->raw) : "memory"); /* the copy is made */
+    }
+    return (double)(clock_ns() - start) * 1e-9;
+}
+
+/* Targets follow inputs, and all are tokens of the file: in the order of the file they are known. */
+static void check(struct bench *b)
+{
+    uint64_t tokens = b->windows.tokens_per_window;
+    for (uint64_t window = 0; window < 64; window++) {
+        bench_require(sampler_window(&b->windows, window, b->inputs, b->targets));
+        for (uint64_t i = 0; i < tokens; i++) {
+            bool is_right = i + 1 == tokens || b->inputs[i + 1] == b->targets[i];
+            if (b->windows.shuffle == SAMPLER_NONE)
+                is_right = is_right && b->inputs[i] == token_at(window * tokens + i);
+            if (!is_right)
+                bench_require(err_set(ERR_INTERNAL, "window %d has another token at %d",
+                                      (int)window, (int)i));
+        }
+    }
+}
+
+static void bench_order(const char *path, enum corpus_format format, enum sampler_shuffle order,
+                        uint64_t tokens, const char *name)
+{
+    struct bench *b = &state;
+    corpus *source;
+    bench_require(corpus_open_as(&path, 1, format, VOCAB, &source));
+    bench_require(sampler_init_as(&b->windows, source, SEED, tokens, order));
+    b->header_bytes = format == CORPUS_NPY ? HEADER_BYTES : 0;
+    b->fd = open(path, O_RDONLY | O_CLOEXEC);
+    b->next = 0;
+    b->count = (bench_is_quick() ? 2 << 20 : 16 << 20) / tokens;
+    check(b);
+    const struct bench_body bodies[] = {{sample, b}, {read_alike, b}};
+    struct bench_summary times[2];
+    bench_by_turns(bodies, 2, bench_is_quick() ? 7 : 15, times);
+    char text[96];
+    snprintf(text, sizeof text, "data %s T=%d", name, (int)tokens);
+    bench_report(text, (double)(b->count * tokens) * 1e-6, "Mtokens/s", &times[0], &times[1]);
+    close(b->fd);
+    sampler_fini(&b->windows);
+    corpus_close(source);
+}
+
+int main(int argc, char **argv)
+{
+    bench_begin(&argc, argv);
+    if (argc > 2) {
+        fprintf(stderr, "usage: bench_data [DIRECTORY] [--csv FILE] [--quick]\n");
+        return 2;
+    }
+    log_set_level(LOG_WARN);
+    const char *directory = argc > 1 ? argv[1] : ".";
+    uint64_t count = bench_is_quick() ? 4 << 20 : 64 << 20;
+    char plain[4096], rows[4096], header[HEADER_BYTES + 1];
+    snprintf(plain, sizeof plain, "%s/bench_data.%d.u16", directory, (int)getpid());
+    snprintf(rows, sizeof rows, "%s/bench_data.%d.npy", directory, (int)getpid());
+    numpy_header(count / ROW_TOKENS, header);
+    int rc = write_file(plain, header, 0, count);
+    if (rc == 0)
+        rc = write_file(rows, header, HEADER_BYTES, count);
+    if (rc == 0) {
+        printf("%d Mi tokens of 16 bits, in the page cache\n", (int)(count >> 20));
+        bench_order(plain, CORPUS_U16, SAMPLER_NONE, 1024, "in order");
+        bench_order(plain, CORPUS_U16, SAMPLER_WINDOWS, 256, "windows shuffled");
+        bench_order(plain, CORPUS_U16, SAMPLER_WINDOWS, 1024, "windows shuffled");
+        bench_order(rows, CORPUS_NPY, SAMPLER_DOCUMENTS, 1024, "documents of 512 shuffled");
+    }
+    unlink(plain);
+    unlink(rows);
+    bench_require(rc);
+    return 0;
+}

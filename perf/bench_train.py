@@ -1,0 +1,102 @@
+#!/usr/bin/env python3
+"""End-to-end tokens a second of GPT-2 124M, in memory and out of core.
+
+    perf/bench_train.py [--quick] [--csv FILE] [--dir DIRECTORY] [--sluice FILE] [--peak FILE] [--runs N] [FIGURE...]
+
+Figures: memory (bf16 and fp32, sequences of 256 and 1024, micro-batch 4, nothing recomputed) and out-of-core (every
+state on the drive that holds DIRECTORY, an eighth of the memory).
+
+The limit of a training in memory is the time of its model FLOPs at the speed of the best large matrix product of
+the same dtype, which bench_peak measures before each run: a ratio of 0.6 is 60% of that peak (the field's MFU, of
+what the machine has shown instead of what its maker says). The limit of a training out of core is the same job in
+memory, by turns with it. Medians over the steps of all runs but the first two of each. --quick: a small model.
+Writes below a directory of its own under DIRECTORY, some GB, and removes it.
+"""
+
+import argparse
+import os
+import re
+import shutil
+import tempfile
+
+from measure import SLUICE, Summary, Table, gpt2, job_of, place, plan, run, train, write_tokens
+
+
+def peak_of(options, dtype):
+    """GFLOP/s of a large product now."""
+    found = re.search(r"peak product %s +([0-9.]+)" % dtype, run([options.peak]))
+    return float(found.group(1))
+
+
+def in_memory(options, table, work):
+    for tokens in options.lengths:
+        jobs = {dtype: job_of(work, options.model(tokens), bf16=dtype == "bf16") for dtype in ("bf16", "fp32")}
+        speeds, peaks, flops = {}, {}, {}
+        for _ in range(options.runs):
+            for dtype, job in jobs.items():
+                peaks.setdefault(dtype, []).append(peak_of(options, dtype))
+                for line in train(options.sluice, work, job, options.steps):
+                    speeds.setdefault(dtype, []).append(line["tokens_per_second"])
+                    flops[dtype] = line["model_tflops"] * 1e12 / line["tokens_per_second"]  # of a token
+        for dtype in jobs:
+            got = Summary(speeds[dtype])
+            peak = Summary(peaks[dtype]).median * 1e9
+            table.add("train %s %s B=4 T=%d in memory" % (options.name, dtype, tokens), got.median, "tokens/s",
+                      peak / flops[dtype], got.spread,
+                      "%.3f of %.3f TFLOP/s" % (got.median * flops[dtype] * 1e-12, peak * 1e-12))
+
+
+def out_of_core(options, table, work):
+    tokens = options.lengths[-1]
+    keep = {"tiers.place.inner_activations": "recompute"}
+    memory = job_of(work, options.model(tokens), accumulation=options.accumulation, more=keep)
+    nvme = job_of(work, options.model(tokens), accumulation=options.accumulation, homes=place("nvme"),
+                  budgets=options.small, more=dict(keep, **{"schedule.update": "in_next_forward"}))
+    binds = plan(options.sluice, work, nvme)
+    speeds = {"memory": [], "nvme": []}
+    for _ in range(options.runs):
+        for name, job in (("memory", memory), ("nvme", nvme)):
+            speeds[name] += [line["tokens_per_second"] for line in train(options.sluice, work, job, options.steps)]
+    inside, outside = Summary(speeds["memory"]), Summary(speeds["nvme"])
+    table.add("train %s bf16 B=4x%d T=%d out of core" % (options.name, options.accumulation, tokens), outside.median,
+              "tokens/s", inside.median, outside.spread,
+              "in memory +-%.1f%%; by the plan's defaults %s binds" % (100 * inside.spread, binds["busiest_resource"]))
+
+
+FIGURES = {"memory": in_memory, "out-of-core": out_of_core}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("figures", nargs="*", metavar="FIGURE", help="of " + ", ".join(FIGURES))
+    parser.add_argument("--quick", action="store_true", help="a small model, one run")
+    parser.add_argument("--csv", help="appends a line for each figure")
+    parser.add_argument("--dir", default=".", help="on the drive to use")
+    parser.add_argument("--sluice", default=SLUICE)
+    parser.add_argument("--peak", help="bench_peak; default: beside sluice's build")
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=5, help="of a run, the first two not counted")
+    options = parser.parse_args()
+    for name in options.figures:
+        if name not in FIGURES:
+            parser.error("%s is none of the figures %s" % (name, ", ".join(FIGURES)))
+    options.peak = options.peak or os.path.join(os.path.dirname(options.sluice), "../../perf/bench_peak")
+    if options.quick:
+        options.name, options.lengths, options.accumulation, options.small = "gpt2 4x256", (128,), 4, ("96MiB", "96MiB")
+        options.model = lambda tokens: gpt2(4, 256, tokens, 8192)
+        options.runs, options.steps = 1, 5
+    else:
+        options.name, options.lengths, options.accumulation, options.small = "gpt2-124m", (256, 1024), 2, ("1GiB", "1GiB")
+        options.model = lambda tokens: gpt2(tokens=tokens)
+    work = tempfile.mkdtemp(prefix="bench-train.", dir=options.dir)
+    try:
+        write_tokens(os.path.join(work, "tokens"), vocab=8192 if options.quick else 50257)
+        table = Table(options.csv)
+        for name in options.figures or FIGURES:
+            FIGURES[name](options, table, work)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()

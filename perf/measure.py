@@ -1,0 +1,140 @@
+"""What the Python programs of perf/ share: jobs, runs of sluice, medians with their spread, lines of CSV.
+
+Standard library only. Lines of CSV are those of perf/bench.h: name,value,unit,limit,ratio,spread.
+"""
+
+import array
+import json
+import os
+import random
+import shutil
+import statistics
+import subprocess
+import sys
+
+VOCAB = 50257
+SLUICE = "build/release/src/cli/sluice"
+TIERS = ("device", "host", "nvme")
+
+
+def fail(text):
+    sys.exit("%s: %s" % (os.path.basename(sys.argv[0]), text))
+
+
+def run(command, env=None, allowed=(0,)):
+    """Its standard output; ends the program with what it said where it fails."""
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                          env=dict(os.environ, **env) if env else None)
+    if done.returncode not in allowed:
+        fail("%s failed (%d): %s" % (" ".join(command), done.returncode, (done.stderr or done.stdout)[-2000:]))
+    return done.stdout
+
+
+class Summary:
+    """Median of samples; spread: half of the distance between the quartiles over the median, as in perf/bench.h."""
+
+    def __init__(self, samples):
+        ordered = sorted(samples)
+        count = len(ordered)
+        self.count = count
+        self.median = statistics.median(ordered)
+        self.lowest, self.highest = ordered[0], ordered[-1]
+        self.spread = (ordered[count * 3 // 4] - ordered[count // 4]) / (2 * self.median)
+
+
+class Table:
+    """Figures as they come: printed, and appended to a file of CSV where one is named."""
+
+    def __init__(self, csv_path=None):
+        self.file = open(csv_path, "a") if csv_path else None
+
+    def add(self, name, value, unit, limit=None, spread=0.0, note=""):
+        line = "%-56s %10.4g %-10s +-%4.1f%%" % (name, value, unit, 100 * spread)
+        if limit:
+            line += "  limit %10.4g  ratio %.3f" % (limit, value / limit)
+        print(line + ("  " + note if note else ""), flush=True)
+        if self.file:
+            self.file.write("%s,%.6g,%s,%s,%.4f\n" % (name, value, unit,
+                                                    "%.6g,%.4f" % (limit, value / limit) if limit else ",", spread))
+            self.file.flush()
+
+    def absent(self, name, why):
+        """A peer or a tool that is not here: named, never left out in silence."""
+        print("%-56s absent: %s" % (name, why), flush=True)
+        if self.file:
+            self.file.write("%s,,absent: %s,,,\n" % (name, why.replace(",", ";")))
+            self.file.flush()
+
+
+def gpt2(layers=12, hidden=768, tokens=1024, vocab=VOCAB):
+    return {"family": "gpt2", "num_layers": layers, "hidden_size": hidden, "num_heads": hidden // 64,
+            "vocab_size": vocab, "seq_length": tokens, "tie_embeddings": True}
+
+
+def place(where, activations=None):
+    return {"params": where, "grads": where, "optimizer": where, "activations": activations or where}
+
+
+def write_tokens(path, count=1 << 20, vocab=VOCAB):
+    """Random ids of 16 bits, the same each time."""
+    draw = random.Random(7)
+    with open(path, "wb") as out:
+        array.array("H", [draw.randrange(vocab) for _ in range(count)]).tofile(out)
+
+
+def job_of(work, model, micro=4, accumulation=1, homes=None, budgets=("8GiB", "1GiB"), bf16=True, more=None):
+    """A job in memory, or as homes say; tokens are those of write_tokens(work + "/tokens")."""
+    job = {
+        "model": dict(model),
+        "data": {"train": [os.path.join(work, "tokens")], "format": "u16", "seed": 1},
+        "run": {"dir": os.path.join(work, "run"), "steps": 4, "seed": 1, "eval_every": 0, "commit_every": 0},
+        "device": {"backend": "cpu"},
+        "tiers": {"device": {"budget": budgets[0]}, "host": {"budget": budgets[1]},
+                  "nvme": [{"path": os.path.join(work, "slabs"), "budget": "16GiB"}],
+                  "place": homes or place("device")},
+        "train_micro_batch_size_per_gpu": micro, "gradient_accumulation_steps": accumulation,
+        "gradient_clipping": 1.0, "bf16": {"enabled": bf16},
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}},
+    }
+    for path, value in (more or {}).items():
+        block = job
+        for key in path.split(".")[:-1]:
+            block = block.setdefault(key, {})
+        block[path.split(".")[-1]] = value
+    return job
+
+
+def write_job(work, name, job):
+    path = os.path.join(work, name + ".json")
+    with open(path, "w") as out:
+        json.dump(job, out)
+    return path
+
+
+def train(sluice, work, job, steps, skipped=2, ranks=1):
+    """Trains anew; the lines of metrics.jsonl but the first `skipped`. Nothing of the run stays."""
+    job["run"]["steps"] = steps
+    path = write_job(work, "job", job)
+    command = [sluice, "train", path, "--fresh", "--quiet"]
+    if ranks > 1:
+        command = ["mpirun", "--oversubscribe", "--allow-run-as-root", "-n", str(ranks)] + command
+    try:
+        run(command)
+        with open(os.path.join(job["run"]["dir"], "metrics.jsonl")) as lines:
+            found = [json.loads(line) for line in lines]
+    finally:
+        shutil.rmtree(job["run"]["dir"], ignore_errors=True)
+        shutil.rmtree(os.path.join(work, "slabs"), ignore_errors=True)
+    return [line for line in found if "tokens_per_second" in line and line["step"] > skipped]
+
+
+def plan(sluice, work, job, machine="none"):
+    return json.loads(run([sluice, "plan", write_job(work, "plan", job), "--json", "--machine", machine]))
+
+
+def memory_gib():
+    with open("/proc/meminfo") as lines:
+        for line in lines:
+            if line.startswith("MemAvailable"):
+                return int(line.split()[1]) / 1048576
+    return 0

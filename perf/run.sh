@@ -1,0 +1,158 @@
+#!/usr/bin/env bash
+# All figures of this machine: one program per figure, each beside its limit measured in the same run, and one table.
+#
+#   perf/run.sh [--quick] [--out DIR] [--drive DIR] [--bin DIR] [--text FILE] [--tokenizer FILE] [FIGURE...]
+#   perf/run.sh --list
+#
+#   --quick           small sizes and few runs: some 3 minutes for all; else some 25
+#   --out DIR         where FIGURE.csv, FIGURE.log and all.csv go (default: runs/perf/ with date and time)
+#   --drive DIR       on the drive to measure (default: runs)
+#   --bin DIR         the build tree (default: build/release); a release build with nothing else running
+#   --text FILE       for the tokenizer (default: the sources and documents of this tree)
+#   --tokenizer FILE  tokenizer.json (default: one that is made of the text)
+#   --list            the figures with what each is and what its limit is, and nothing else
+#
+# Figures run one after the other in the order of the list. One whose program or tool is not there is named as
+# absent. Lines of CSV: figure,name,value,unit,limit,ratio,spread; see perf/README.md for what they mean.
+# Exit 0: all that ran did; 1: one failed; 2: wrong use.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+quick='' out='' drive=runs bin=build/release text='' tokenizer='' figures=() listing=''
+all=(peak adam matmul attention rows nvme comm data tokenizer compile commit memory out-of-core)
+usage() {
+    sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0" >&2
+    exit 2
+}
+while [ $# -gt 0 ]; do
+    case $1 in
+    --out | --drive | --bin | --text | --tokenizer) [ $# -gt 1 ] || usage ;;&
+    --quick) quick=--quick ;;
+    --out) out=$2; shift ;;
+    --drive) drive=$2; shift ;;
+    --bin) bin=$2; shift ;;
+    --text) text=$2; shift ;;
+    --tokenizer) tokenizer=$2; shift ;;
+    --list) listing=yes ;;
+    -*) usage ;;
+    *) figures+=("$1") ;;
+    esac
+    shift
+done
+
+describe() {
+    case $1 in
+    peak) echo "best large matrix product; it is the limit of others" ;;
+    adam) echo "optimizer on the CPU; limit: the same streams of memory with trivial arithmetic" ;;
+    matmul) echo "products of a transformer block; limit: the best product of the run" ;;
+    attention) echo "attention forward and backward; limit: the best product of the run" ;;
+    rows) echo "norms, GELU, loss and other row kernels; limit: a copy of the same bytes" ;;
+    nvme) echo "read, write and mixed on the drive; limit: the best of fio on the same file system" ;;
+    comm) echo "collectives between two ranks; limit: the MPI library's" ;;
+    data) echo "tokens of the sampler; limit: reading and copying the same bytes" ;;
+    tokenizer) echo "text to ids; limit: the split into words by PCRE2 alone" ;;
+    compile) echo "making a step's programs; ops a second, no limit" ;;
+    commit) echo "a commit of state in memory; limit: writing and syncing the same bytes" ;;
+    memory) echo "tokens a second of GPT-2 124M in memory; limit: its FLOPs at the speed of the best product" ;;
+    out-of-core) echo "the same with all states on the drive; limit: in memory" ;;
+    *) return 1 ;;
+    esac
+}
+
+if [ -n "$listing" ]; then
+    for figure in "${all[@]}"; do
+        printf '%-12s %s\n' "$figure" "$(describe "$figure")"
+    done
+    exit 0
+fi
+for figure in "${figures[@]}"; do
+    describe "$figure" >/dev/null || { echo "run.sh: no figure $figure; --list shows them" >&2; exit 2; }
+done
+[ ${#figures[@]} -gt 0 ] || figures=("${all[@]}")
+[ -d "$bin/perf" ] || {
+    echo "run.sh: $bin/perf is not there: cmake --preset release && cmake --build --preset release" >&2
+    exit 2
+}
+[ -n "$out" ] || out=runs/perf/$(date -u +%Y-%m-%d-%H%M%S)
+mkdir -p "$out" "$drive"
+work=$(mktemp -d "$drive/perf.XXXXXX")
+trap 'rm -rf "$work"' EXIT
+sluice=$bin/src/cli/sluice
+
+# The program of a figure with its arguments, or "absent: why".
+command_of() {
+    local program=$bin/perf/bench_$1
+    case $1 in
+    memory | out-of-core) program=$sluice ;;
+    esac
+    [ -x "$program" ] || { echo "absent: $program is not built"; return; }
+    case $1 in
+    nvme) echo "$program $work" ;;
+    data | commit) echo "$program $work $quick" ;;
+    tokenizer) echo "$program $text $tokenizer $quick" ;;
+    comm)
+        command -v mpirun >/dev/null || { echo "absent: mpirun is not installed"; return; }
+        echo "mpirun --oversubscribe --allow-run-as-root -n 2 $program"
+        ;;
+    memory | out-of-core)
+        command -v python3 >/dev/null || { echo "absent: python3 is not installed"; return; }
+        echo "python3 perf/bench_train.py --sluice $sluice --peak $bin/perf/bench_peak --dir $work $quick $1"
+        ;;
+    *) echo "$program $quick" ;;
+    esac
+}
+
+if [ -z "$text" ]; then
+    text=$work/text
+    find README.md CHANGELOG.md CONTRIBUTING.md src kernels tiers swap tests perf configs -type f \
+        \( -name '*.[ch]' -o -name '*.md' -o -name '*.sh' -o -name '*.py' -o -name '*.cu' \) -print0 |
+        LC_ALL=C sort -z | xargs -0 cat >"$text"
+    # Whole lines of 4 MB, so that the quick figures are of a whole file.
+    [ -z "$quick" ] || { head -c 4000000 "$text" | sed '$d' >"$work/head"; mv "$work/head" "$text"; }
+fi
+
+{
+    date -u '+date %Y-%m-%d %H:%M UTC'
+    echo "commit $(git rev-parse --short HEAD 2>/dev/null || echo unknown)"
+    sed -n 's/^model name[[:space:]]*: /processor /p' /proc/cpuinfo | head -n 1
+    echo "cores $(nproc)"
+    awk '/^MemTotal/ {printf "memory %.1f GiB\n", $2 / 1048576}' /proc/meminfo
+    echo "kernel $(uname -r)"
+    [ -z "$quick" ] || echo "quick sizes"
+} | tee "$out/machine.txt"
+
+status=0
+echo 'figure,name,value,unit,limit,ratio,spread' >"$out/all.csv"
+for figure in "${figures[@]}"; do
+    command=$(command_of "$figure")
+    csv=$out/$figure.csv
+    echo 'name,value,unit,limit,ratio,spread' >"$csv"
+    case $command in
+    absent:*)
+        echo "$figure: $command" | tee "$out/$figure.log"
+        echo "$figure,,${command//,/;},,,," >>"$out/all.csv"
+        continue
+        ;;
+    esac
+    begin=$SECONDS
+    # shellcheck disable=SC2086 # words of a line are the program and its arguments
+    if $command --csv "$csv" >"$out/$figure.log" 2>&1 </dev/null; then
+        echo "$figure: $((SECONDS - begin)) s"
+    else
+        echo "$figure: failed ($?); the end of $out/$figure.log:"
+        tail -n 3 "$out/$figure.log"
+        status=1
+    fi
+    sed -n "2,\$s/^/$figure,/p" "$csv" >>"$out/all.csv"
+done
+
+echo
+awk -F, '
+NR == 1 { printf "%-12s %-58s %10s %-9s %10s %6s %7s\n", "figure", "what", "ours", "unit", "limit", "ratio", "spread"; next }
+$3 == "" || $3 ~ /^absent/ { printf "%-12s %-58s %s\n", $1, $2, $3 $4; next }
+{
+    printf "%-12s %-58s %10.4g %-9s %10s %6s %6.1f%%\n", $1, $2, $3, $4, $5 == "" ? "-" : sprintf("%.4g", $5),
+        $6 == "" ? "-" : sprintf("%.2f", $6), 100 * $7
+}' "$out/all.csv" | tee "$out/table.txt"
+echo
+echo "kept in $out"
+exit "$status"
