@@ -1,68 +1,93 @@
-/* Adam, Lion and Adagrad on the CPU against the memory limit: every variant and 1..N threads, beside
- * a kernel with the same streams and trivial arithmetic, measured in turn with them in one run.
+/* The optimizers' passes on the CPU, and those beside them (closing a gradient with its sums for the
+ * norm, working copies), against the memory limit: every variant on 1 and on all threads, beside the
+ * best kernel with the same streams (adam_limit.h), measured by turns with them in one run.
  *
- *   bench_adam [MILLIONS_OF_ELEMENTS] [RUNS] [THREADS]     defaults 8 (1..64), 9 (>= 7), all cores
+ *   bench_adam [--csv FILE] [--quick] [MILLIONS_OF_ELEMENTS] [RUNS] [THREADS] [PASS]
  *
- * and the common options of bench.h.
+ * defaults 32 (1..256; 8 with --quick), 9 (>= 7), all cores, all passes; PASS is the beginning of a
+ * pass's name. 32 Mi elements are 1 GiB: on machines with large last-level caches less is not memory.
  *
  * The working set is laid out as in training: tiles of 1 Mi elements (base/tile.h; Lion and Adagrad
  * have two of Adam's three streams), gradient and working copy at their residues, on huge pages where
- * the system gives them. Before anything is timed, one update of each optimizer by each variant is
- * compared with the reference. */
+ * the system gives them. GB/s are the bytes that a pass must move: what it reads, what it writes. Before
+ * anything is timed, one pass of each kind by each variant is compared with the reference. */
+#include <errno.h>
 #include <omp.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 
-#include "base/log.h"
 #include "base/mem.h"
 #include "base/rng.h"
 #include "base/size.h"
 #include "base/tile.h"
 #include "kernels/cpu/cpu_internal.h"
+#include "perf/adam_limit.h"
 #include "perf/bench.h"
 
-enum { TILE_ELEMS = 1 << 20, RUNS_MAX = 101, ROWS_MAX = 64 };
+enum {
+    TILE_ELEMS = 1 << 20,
+    BLOCK_SUMS = TILE_ELEMS / SHARD_ELEMS_STEP,
+    LIMITS_KEPT = 2, /* of the kernels for the limit, the best of a first look */
+    LIMIT_LOOKS = 3,
+    BODIES_MAX = 8,
+};
 
-static const char *const variant_names[] = {"avx512", "avx2", "reference"};
-enum { VARIANT_COUNT = 3 };
+static const char *const variant_names[] = {"avx512", "avx2", "neon", "reference"};
+enum { VARIANT_COUNT = 4 };
 
-enum optimizer { ADAM, LION, ADAGRAD, OPTIMIZER_COUNT };
-static const char *const optimizer_names[OPTIMIZER_COUNT] = {"Adam", "Lion", "Adagrad"};
+enum kind { ADAM, LION, ADAGRAD, CLOSE, COPY };
+
+/* One pass over the elements; the bytes are of one parameter. */
+struct pass {
+    const char *name;
+    enum kind kind;
+    enum dtype grad_type, param_type;
+    bool
+        is_in_place; /* no stream of its own for what is written: params on master, grads on the sums */
+    double bytes;
+};
+
+static const struct pass passes[] = {
+    {"Adam bf16 gradient bf16 copy", ADAM, DTYPE_BF16, DTYPE_BF16, false, 28},
+    {"Adam fp32 gradient bf16 copy", ADAM, DTYPE_FP32, DTYPE_BF16, false, 30},
+    {"Adam fp32 gradient fp32 copy", ADAM, DTYPE_FP32, DTYPE_FP32, false, 32},
+    {"Adam fp32 gradient no copy", ADAM, DTYPE_FP32, DTYPE_FP32, true, 28},
+    {"Lion bf16 gradient bf16 copy", LION, DTYPE_BF16, DTYPE_BF16, false, 20},
+    {"Lion fp32 gradient fp32 copy", LION, DTYPE_FP32, DTYPE_FP32, false, 24},
+    {"Adagrad bf16 gradient bf16 copy", ADAGRAD, DTYPE_BF16, DTYPE_BF16, false, 20},
+    {"Adagrad fp32 gradient fp32 copy", ADAGRAD, DTYPE_FP32, DTYPE_FP32, false, 24},
+    {"gradient close to bf16", CLOSE, DTYPE_BF16, DTYPE_FP32, false, 6},
+    {"gradient close in place", CLOSE, DTYPE_FP32, DTYPE_FP32, true, 4},
+    {"working copy bf16", COPY, DTYPE_FP32, DTYPE_BF16, false, 6},
+    {"working copy fp32", COPY, DTYPE_FP32, DTYPE_FP32, false, 8},
+};
+enum { PASS_COUNT = sizeof passes / sizeof passes[0] };
 
 /* Elements [0, tile_count * TILE_ELEMS) as tiles of state with their gradient and working copy. */
 struct working_set {
-    char *base;
+    char *mapping, *base;
     uint64_t bytes, tile_count, state_pitch, flat_pitch;
 };
 
-/* One tile's streams; second is m or v, third is Adam's v and NULL for the others. */
 struct tile {
-    float *master, *second, *third;
+    float
+        *state[3]; /* [TILE_ELEMS] fp32 each: master and moments; sums that are closed: the first */
     void *grads, *params;
-    enum dtype grad_type, param_type;
 };
 
-static struct tile tile_at(const struct working_set *set, uint64_t tile, enum optimizer optimizer,
-                           enum dtype grad_type, enum dtype param_type)
+static struct tile tile_at(const struct working_set *set, uint64_t tile_idx)
 {
-    char *state = set->base + tile * (set->state_pitch + 2 * set->flat_pitch);
+    char *state = set->base + tile_idx * (set->state_pitch + 2 * set->flat_pitch);
     char *flat = state + set->state_pitch;
     uint64_t stride = tile_stream_stride(TILE_ELEMS);
     struct tile out = {
-        .master = (float *)state,
-        .second = (float *)(state + stride),
-        .third = optimizer == ADAM ? (float *)(state + 2 * stride) : NULL,
+        .state = {(float *)state, (float *)(state + stride), (float *)(state + 2 * stride)},
         .grads = flat + TILE_RESIDUE_GRADS,
-        .grad_type = grad_type,
         .params = flat + set->flat_pitch + TILE_RESIDUE_PARAMS,
-        .param_type = param_type,
     };
     return out;
 }
 
-static int update_tile(kernel_context *context, enum optimizer optimizer, const struct tile *tile)
+static int run_pass(kernel_context *context, const struct pass *pass, const struct tile *tile)
 {
     static const adam_scalars adam = {.learning_rate = 1e-4f,
                                       .beta1 = 0.9f,
@@ -80,234 +105,240 @@ static int update_tile(kernel_context *context, enum optimizer optimizer, const 
                                       .grad_scale = 0.9f};
     static const adagrad_scalars adagrad = {
         .learning_rate = 1e-4f, .epsilon = 1e-10f, .weight_decay = 0.1f, .grad_scale = 0.9f};
-    if (optimizer == LION) {
-        lion_args args = {TILE_ELEMS,      tile->master, tile->second,     tile->grads,
-                          tile->grad_type, tile->params, tile->param_type, &lion};
-        return cpui_lion(context, NULL, &args);
+    static double sums[BLOCK_SUMS];
+    float *master = tile->state[0];
+    void *params = pass->is_in_place ? master : tile->params;
+    adam_args adam_call = {TILE_ELEMS,      master, tile->state[1],   tile->state[2], tile->grads,
+                           pass->grad_type, params, pass->param_type, &adam};
+    lion_args lion_call = {TILE_ELEMS,      master, tile->state[1],   tile->grads,
+                           pass->grad_type, params, pass->param_type, &lion};
+    adagrad_args adagrad_call = {TILE_ELEMS,      master, tile->state[1],   tile->grads,
+                                 pass->grad_type, params, pass->param_type, &adagrad};
+    grad_close_args close_call = {
+        .count = TILE_ELEMS,
+        .accumulator = master,
+        .grads = pass->is_in_place ? (void *)master : tile->grads,
+        .grad_type = pass->grad_type,
+        .block_sums = sums,
+    };
+    switch (pass->kind) {
+    case ADAM:
+        return cpui_adam(context, NULL, &adam_call);
+    case LION:
+        return cpui_lion(context, NULL, &lion_call);
+    case ADAGRAD:
+        return cpui_adagrad(context, NULL, &adagrad_call);
+    case CLOSE:
+        return cpui_grad_close(context, NULL, &close_call);
+    case COPY:
+        return cpui_working_copy(context, NULL, master, tile->params, pass->param_type, TILE_ELEMS);
     }
-    if (optimizer == ADAGRAD) {
-        adagrad_args args = {TILE_ELEMS,      tile->master, tile->second,     tile->grads,
-                             tile->grad_type, tile->params, tile->param_type, &adagrad};
-        return cpui_adagrad(context, NULL, &args);
-    }
-    adam_args args = {TILE_ELEMS,      tile->master, tile->second,     tile->third, tile->grads,
-                      tile->grad_type, tile->params, tile->param_type, &adam};
-    return cpui_adam(context, NULL, &args);
+    return -1;
 }
 
-static int set_create(struct working_set *set, uint64_t tile_count)
+/* The streams of run_pass. */
+static struct limit_streams limit_of(const struct pass *pass, const struct tile *tile, float one)
+{
+    struct limit_streams out = {.one = one};
+    int updated = pass->kind == ADAM ? 3 : pass->kind == LION || pass->kind == ADAGRAD ? 2 : 0;
+    for (int s = 0; s < updated; s++)
+        out.updated[s] = tile->state[s];
+    out.read = updated ? tile->grads : tile->state[0];
+    out.read_bytes = updated ? (uint32_t)dtype_bytes(pass->grad_type) : 4;
+    if (pass->is_in_place)
+        return out;
+    bool is_close = pass->kind == CLOSE;
+    out.written = is_close ? tile->grads : tile->params;
+    out.written_bytes = (uint32_t)dtype_bytes(is_close ? pass->grad_type : pass->param_type);
+    return out;
+}
+
+static void set_create(struct working_set *set, uint64_t tile_count)
 {
     set->tile_count = tile_count;
-    set->state_pitch = tile_pitch(TILE_ELEMS, TILE_STREAMS_MAX);
+    set->state_pitch = tile_pitch(TILE_ELEMS, 3);
     set->flat_pitch =
         size_round_up(4 * (uint64_t)TILE_ELEMS, TILE_PERIOD_BYTES) + TILE_PERIOD_BYTES;
     set->bytes = tile_count * (set->state_pitch + 2 * set->flat_pitch) + 2 * MIB;
-    void *mapping =
+    set->mapping =
         mmap(NULL, set->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (mapping == MAP_FAILED)
-        return -1;
-    madvise(mapping, set->bytes, MADV_HUGEPAGE);
-    set->base = (char *)size_round_up((uint64_t)(uintptr_t)mapping, 2 * MIB);
+    if (set->mapping == MAP_FAILED)
+        bench_require(err_set(-ENOMEM, "no memory for %llu bytes", (unsigned long long)set->bytes));
+    madvise(set->mapping, set->bytes, MADV_HUGEPAGE);
+    set->base = (char *)size_round_up((uint64_t)(uintptr_t)set->mapping, 2 * MIB);
     for (uint64_t t = 0; t < tile_count; t++) {
-        struct tile tile = tile_at(set, t, ADAM, DTYPE_FP32, DTYPE_FP32);
+        struct tile tile = tile_at(set, t);
 #pragma omp parallel for schedule(static)
         for (uint64_t i = 0; i < TILE_ELEMS; i++) {
             uint64_t bits = rng_u64(1, t, i);
-            tile.master[i] = (float)(bits & 0xffff) * 1e-6f;
-            tile.second[i] = (float)(bits >> 16 & 0xffff) * 1e-8f;
-            tile.third[i] = (float)(bits >> 32 & 0xffff) * 1e-10f;
+            tile.state[0][i] = (float)(bits & 0xffff) * 1e-6f;
+            tile.state[1][i] = (float)(bits >> 16 & 0xffff) * 1e-8f;
+            tile.state[2][i] = (float)(bits >> 32 & 0xffff) * 1e-10f;
             /* About 1e-3 as fp32 and, in halves, as bf16; no subnormals arise from it. */
             uint32_t halves = (uint32_t)(bits >> 48 & 0x7f) * 0x00010001u | 0x3a803a80u;
             memcpy((char *)tile.grads + 4 * i, &halves, 4);
             ((float *)tile.params)[i] = 0;
         }
     }
-    return 0;
 }
 
-/* The same streams with as little arithmetic as keeps the compiler from dropping one. */
-void limit_range(const struct tile *tile, uint64_t begin, uint64_t end);
-
-__attribute__((target_clones("avx512f", "avx2", "default"))) void
-limit_range(const struct tile *tile, uint64_t begin, uint64_t end)
-{
-    float *restrict master = tile->master, *restrict second = tile->second;
-    float *restrict third = tile->third;
-    const uint32_t *restrict grads = tile->grads;
-    uint32_t *restrict params = tile->params;
-    const uint16_t *restrict grad_halves = tile->grads;
-    uint16_t *restrict param_halves = tile->params;
-    bool is_wide = tile->grad_type == DTYPE_FP32;
-    /* One loop for each set of streams, so that each is vectorized. */
-    if (third && is_wide)
-        for (uint64_t i = begin; i < end; i++) {
-            master[i] += 0.0f;
-            second[i] += 0.0f;
-            third[i] += 0.0f;
-            params[i] = grads[i];
-        }
-    else if (third)
-        for (uint64_t i = begin; i < end; i++) {
-            master[i] += 0.0f;
-            second[i] += 0.0f;
-            third[i] += 0.0f;
-            param_halves[i] = grad_halves[i];
-        }
-    else if (is_wide)
-        for (uint64_t i = begin; i < end; i++) {
-            master[i] += 0.0f;
-            second[i] += 0.0f;
-            params[i] = grads[i];
-        }
-    else
-        for (uint64_t i = begin; i < end; i++) {
-            master[i] += 0.0f;
-            second[i] += 0.0f;
-            param_halves[i] = grad_halves[i];
-        }
-}
-
-static void limit_tile(const struct tile *tile, int thread_count)
-{
-#pragma omp parallel for schedule(static) num_threads(thread_count)
-    for (int share = 0; share < thread_count; share++)
-        limit_range(tile, TILE_ELEMS * (uint64_t)share / (uint64_t)thread_count,
-                    TILE_ELEMS * (uint64_t)(share + 1) / (uint64_t)thread_count);
-}
-
-/* One line of the table: variant NULL is the limit kernel. */
-struct row {
-    const char *variant;
-    int thread_count;
+/* What is timed: a variant, or a kernel for the limit. */
+struct body {
+    const struct working_set *set;
+    const struct pass *pass;
+    const struct limit_kernel *limit; /* NULL: the context's variant */
     kernel_context context;
-    double seconds[RUNS_MAX];
 };
 
-static double time_pass(const struct working_set *set, struct row *row, enum optimizer optimizer,
-                        enum dtype grad_type, enum dtype param_type)
+static double run_body(void *user)
 {
+    struct body *body = user;
+    volatile float one = 1.0f;
+    int threads = body->context.thread_count;
     uint64_t start = clock_ns();
-    for (uint64_t t = 0; t < set->tile_count; t++) {
-        struct tile tile = tile_at(set, t, optimizer, grad_type, param_type);
-        if (!row->variant)
-            limit_tile(&tile, row->thread_count);
-        else if (update_tile(&row->context, optimizer, &tile) < 0)
-            exit(1);
+    for (uint64_t t = 0; t < body->set->tile_count; t++) {
+        struct tile tile = tile_at(body->set, t);
+        if (!body->limit) {
+            bench_require(run_pass(&body->context, body->pass, &tile));
+            continue;
+        }
+        struct limit_streams streams = limit_of(body->pass, &tile, one);
+#pragma omp parallel for schedule(static) num_threads(threads)
+        for (int share = 0; share < threads; share++)
+            body->limit->run(
+                &streams,
+                size_round_up(TILE_ELEMS * (uint64_t)share / (uint64_t)threads, LIMIT_GROUP_ELEMS),
+                size_round_up(TILE_ELEMS * (uint64_t)(share + 1) / (uint64_t)threads,
+                              LIMIT_GROUP_ELEMS));
     }
     return (double)(clock_ns() - start) * 1e-9;
 }
 
-static int make_rows(struct row *rows, int thread_max)
+/* The fastest LIMITS_KEPT kernels of a first look, in kept. */
+static void choose_limits(struct body like, const struct limit_kernel *kept[LIMITS_KEPT])
+{
+    double times[LIMITS_KEPT];
+    for (int k = 0; k < LIMITS_KEPT; k++) { /* there are more than these on every processor */
+        times[k] = INFINITY;
+        kept[k] = NULL;
+    }
+    for (int i = 0; i < limit_kernel_count; i++) {
+        const struct limit_kernel *kernel = like.limit = &limit_kernels[i];
+        if (!kernel->is_supported() || (kernel->is_past && like.pass->is_in_place))
+            continue;
+        double best = INFINITY;
+        for (int look = 0; look < LIMIT_LOOKS; look++)
+            best = fmin(best, run_body(&like));
+        for (int k = 0; k < LIMITS_KEPT; k++) {
+            if (best >= times[k])
+                continue;
+            double other_time = times[k];
+            const struct limit_kernel *other = kept[k];
+            times[k] = best;
+            kept[k] = kernel;
+            best = other_time;
+            kernel = other;
+        }
+    }
+}
+
+/* Every variant that this processor has but the reference, unless there is no other. */
+static int add_variants(struct body *bodies, const struct body *like)
 {
     int count = 0;
-    for (int threads = 1; threads <= thread_max; threads++) {
-        for (int v = -1; v < VARIANT_COUNT; v++) {
-            struct row *row = &rows[count];
-            memset(row, 0, sizeof *row);
-            row->variant = v < 0 ? NULL : variant_names[v];
-            row->thread_count = row->context.thread_count = threads;
-            if (row->variant && cpui_adam_select(&row->context, row->variant) < 0)
-                continue;
+    for (int v = 0; v < VARIANT_COUNT; v++) {
+        bodies[count] = *like;
+        bool is_reference = v == VARIANT_COUNT - 1;
+        if (!(is_reference && count > 0) &&
+            cpui_adam_select(&bodies[count].context, variant_names[v]) == 0)
             count++;
-            if (count == ROWS_MAX)
-                return count;
-        }
     }
     return count;
 }
 
-static void bench_pair(const struct working_set *set, struct row *rows, int row_count, int runs,
-                       enum optimizer optimizer, enum dtype grad_type, enum dtype param_type)
+static void bench_pass(const struct working_set *set, const struct pass *pass, int threads,
+                       int runs)
 {
-    for (int run = -1; run < runs; run++) /* run -1 warms up */
-        for (int r = 0; r < row_count; r++) {
-            bool is_slow = rows[r].variant && strcmp(rows[r].variant, "reference") == 0;
-            if (is_slow && run > 6)
-                rows[r].seconds[run] = rows[r].seconds[run % 7];
-            else
-                rows[r].seconds[run < 0 ? 0 : run] =
-                    time_pass(set, &rows[r], optimizer, grad_type, param_type);
-        }
-    double elems = (double)set->tile_count * TILE_ELEMS, limit = 0;
-    double bytes = (optimizer == ADAM ? 24 : 16) + (double)dtype_bytes(grad_type) +
-                   (double)dtype_bytes(param_type);
-    printf("%s, gradient %s, working copy %s: %.0f bytes per parameter\n",
-           optimizer_names[optimizer], dtype_name(grad_type), dtype_name(param_type), bytes);
-    for (int r = 0; r < row_count; r++) {
-        struct bench_summary time = bench_summarize(rows[r].seconds, runs);
-        double median = time.median;
-        if (!rows[r].variant)
-            limit = median;
-        printf("  %d thread%s  %-10s %7.3f ns/param  %6.1f GB/s  +-%4.1f%%", rows[r].thread_count,
-               rows[r].thread_count == 1 ? " " : "s", rows[r].variant ? rows[r].variant : "limit",
-               median / elems * 1e9, bytes * elems / median * 1e-9, 100 * time.spread);
-        if (rows[r].variant) {
-            char name[96];
-            printf("  %5.1f%% of the limit", 100 * limit / median);
-            snprintf(name, sizeof name, "%s gradient %s working copy %s %s %d thread%s",
-                     optimizer_names[optimizer], dtype_name(grad_type), dtype_name(param_type),
-                     rows[r].variant, rows[r].thread_count, rows[r].thread_count == 1 ? "" : "s");
-            bench_keep(name, bytes * elems / median * 1e-9, "GB/s", bytes * elems / limit * 1e-9,
-                       time.spread);
-        }
-        printf("\n");
+    struct body bodies[BODIES_MAX], like = {set, pass, NULL, {.thread_count = threads}};
+    int variant_count = add_variants(bodies, &like), count = variant_count;
+    const struct limit_kernel *kept[LIMITS_KEPT];
+    choose_limits(like, kept);
+    for (int k = 0; k < LIMITS_KEPT; k++) {
+        bodies[count] = like;
+        bodies[count++].limit = kept[k];
+    }
+    struct bench_body timed[BODIES_MAX];
+    struct bench_summary out[BODIES_MAX];
+    for (int i = 0; i < count; i++)
+        timed[i] = (struct bench_body){run_body, &bodies[i]};
+    bench_by_turns(timed, count, runs, out);
+    int best = variant_count;
+    for (int i = variant_count; i < count; i++)
+        if (out[i].median < out[best].median)
+            best = i;
+    double elems = (double)set->tile_count * TILE_ELEMS, giga_bytes = elems * pass->bytes * 1e-9;
+    printf("%s: %.0f bytes a parameter, %d thread%s; limit %.3f ns a parameter (%s) +-%.1f%%\n",
+           pass->name, pass->bytes, threads, threads == 1 ? "" : "s",
+           out[best].median / elems * 1e9, bodies[best].limit->name, 100 * out[best].spread);
+    for (int i = 0; i < variant_count; i++) {
+        char name[96];
+        snprintf(name, sizeof name, "%s %s %d thread%s", pass->name,
+                 cpui_adam_name(&bodies[i].context), threads, threads == 1 ? "" : "s");
+        printf("  %.3f ns  ", out[i].median / elems * 1e9);
+        bench_report(name, giga_bytes, "GB/s", &out[i], &out[best]);
     }
 }
 
 /* One tile by each variant and by the reference, from equal inputs. */
-static int check_variants(const struct row *rows, int row_count, enum optimizer optimizer)
+static void check_variants(void)
 {
-    kernel_context reference = {.thread_count = 1};
-    struct working_set expected, tested;
-    if (cpui_adam_select(&reference, "reference") < 0 || set_create(&expected, 1) < 0)
-        return -1;
-    struct tile tile = tile_at(&expected, 0, optimizer, DTYPE_BF16, DTYPE_BF16);
-    int rc = update_tile(&reference, optimizer, &tile);
-    for (int r = 0; r < row_count && rc == 0; r++) {
-        if (!rows[r].variant || set_create(&tested, 1) < 0)
-            continue;
-        kernel_context context = rows[r].context;
-        tile = tile_at(&tested, 0, optimizer, DTYPE_BF16, DTYPE_BF16);
-        rc = update_tile(&context, optimizer, &tile);
-        if (memcmp(tested.base, expected.base, expected.bytes - 2 * MIB) != 0) {
-            fprintf(stderr, "bench_adam: %s of %s differs from the reference\n", rows[r].variant,
-                    optimizer_names[optimizer]);
-            rc = -1;
+    for (int p = 0; p < PASS_COUNT; p++) {
+        struct working_set expected, tested;
+        struct body bodies[BODIES_MAX], like = {&expected, &passes[p], NULL, {.thread_count = 2}};
+        int count = add_variants(bodies, &like);
+        kernel_context reference = {.thread_count = 1};
+        bench_require(cpui_adam_select(&reference, "reference"));
+        set_create(&expected, 1);
+        struct tile tile = tile_at(&expected, 0);
+        bench_require(run_pass(&reference, &passes[p], &tile));
+        for (int v = 0; v < count; v++) {
+            set_create(&tested, 1);
+            tile = tile_at(&tested, 0);
+            bench_require(run_pass(&bodies[v].context, &passes[p], &tile));
+            if (memcmp(tested.base, expected.base, expected.bytes - 2 * MIB) != 0)
+                bench_require(err_set(ERR_INTERNAL, "%s: %s differs from the reference",
+                                      passes[p].name, cpui_adam_name(&bodies[v].context)));
+            munmap(tested.mapping, tested.bytes);
         }
-        munmap(tested.base, tested.bytes - 2 * MIB);
+        munmap(expected.mapping, expected.bytes);
     }
-    munmap(expected.base, expected.bytes - 2 * MIB);
-    return rc;
 }
 
 int main(int argc, char **argv)
 {
     bench_begin(&argc, argv);
-    long millions = argc > 1 ? atol(argv[1]) : bench_is_quick() ? 4 : 8;
+    long millions = argc > 1 ? atol(argv[1]) : bench_is_quick() ? 8 : 32;
     long runs = argc > 2 ? atol(argv[2]) : bench_is_quick() ? 7 : 9;
     long threads = argc > 3 ? atol(argv[3]) : omp_get_num_procs();
-    if (millions < 1 || millions > 64 || runs < 7 || runs > RUNS_MAX || threads < 1) {
-        fprintf(stderr, "usage: bench_adam [MILLIONS_OF_ELEMENTS 1..64] [RUNS 7..%d] [THREADS]\n",
-                RUNS_MAX);
+    const char *wanted = argc > 4 ? argv[4] : "";
+    if (millions < 1 || millions > 256 || runs < 7 || runs > BENCH_RUNS_MAX || threads < 1) {
+        fprintf(stderr,
+                "usage: bench_adam [--csv FILE] [--quick] [MILLIONS_OF_ELEMENTS 1..256] "
+                "[RUNS 7..%d] [THREADS] [PASS]\n",
+                BENCH_RUNS_MAX);
         return 2;
     }
-    struct row *rows = mem_alloc(ROWS_MAX, sizeof *rows, "benchmark rows");
+    check_variants();
     struct working_set set;
-    if (!rows || set_create(&set, (uint64_t)millions) < 0) {
-        fprintf(stderr, "bench_adam: no memory\n");
-        return 1;
+    set_create(&set, (uint64_t)millions);
+    printf("%ld Mi elements in tiles of 1 Mi, median of %ld runs by turns\n", millions, runs);
+    for (int p = 0; p < PASS_COUNT; p++) {
+        if (strncmp(passes[p].name, wanted, strlen(wanted)) != 0)
+            continue;
+        bench_pass(&set, &passes[p], 1, (int)runs);
+        if (threads > 1)
+            bench_pass(&set, &passes[p], (int)threads, (int)runs);
     }
-    int row_count = make_rows(rows, (int)threads);
-    for (int optimizer = 0; optimizer < OPTIMIZER_COUNT; optimizer++)
-        if (check_variants(rows, row_count, (enum optimizer)optimizer) < 0)
-            return 1;
-    printf("%ld Mi elements in tiles of 1 Mi, median of %ld interleaved runs\n", millions, runs);
-    for (int optimizer = 0; optimizer < OPTIMIZER_COUNT; optimizer++) {
-        bench_pair(&set, rows, row_count, (int)runs, (enum optimizer)optimizer, DTYPE_BF16,
-                   DTYPE_BF16);
-        bench_pair(&set, rows, row_count, (int)runs, (enum optimizer)optimizer, DTYPE_FP32,
-                   DTYPE_FP32);
-    }
-    mem_free(rows);
+    munmap(set.mapping, set.bytes);
     return 0;
 }
