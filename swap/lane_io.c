@@ -100,7 +100,7 @@ static void push_sum(lane_io_pair *pair, io_slot *slot, enum swapi_sum_task task
 }
 
 /* Where the op's bytes lie: the place of its extent, for optimizer state and what the table of places has of
- * params (those that do not learn); else the address in the nvme arena. */
+ * params (those that do not learn, and halves of split masters); else the address in the nvme arena. */
 static int find_place(const lane_io_pair *pair, const lane_request *request,
                       const operand *on_drive, io_slot *slot)
 {
@@ -108,7 +108,8 @@ static int find_place(const lane_io_pair *pair, const lane_request *request,
     uint64_t elem_count = request->item->elem_count;
     slot->entry = NULL;
     slot->transfer.offset = offset;
-    bool is_state = request->item->state_kind == STATE_OPTIMIZER;
+    bool is_state = request->item->state_kind == STATE_OPTIMIZER ||
+                    request->prog->buffers[on_drive->buffer_idx].is_committed;
     if (!pair->places || elem_count == 0 ||
         (!is_state && request->item->state_kind != STATE_PARAMS))
         return 0;

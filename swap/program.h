@@ -92,10 +92,11 @@ enum op_kind {
                           what the program's OP_NORM, which does the last part, makes the norm of */
     OP_NORM, /* global norm of all closed gradients -> the step's clip factor, skip flag. Of several
                       ranks: NORM_SUMS as gathered, by rank -> TARGET, by block -> the same */
-    OP_UPDATE,       /* unit, tile: STATE, SOURCE (gradient) -> STATE, TARGET (working copy) */
-    OP_INIT,         /* unit, tile: initial STATE and TARGET (working copy) */
+    OP_UPDATE, /* unit, tile: STATE, SOURCE (gradient) -> STATE, TARGET (working copy). Of a split
+                      master TARGET is read too */
+    OP_INIT,   /* unit, tile: initial STATE and TARGET (working copy) */
     OP_WORKING_COPY, /* unit, tile: STATE -> TARGET (working copy) */
-    OP_COMMIT, /* makes the optimizer state on the slab durable as it stands: sync, then manifest. No
+    OP_COMMIT, /* makes the optimizer state, and what is_committed, on the slab durable as it stands: sync, then manifest. No
                   operands: it names or is named by every write of such state, by a dependency */
     OP_KIND_COUNT
 };
@@ -187,8 +188,10 @@ struct buffer {
     uint8_t arena;      /* enum arena_kind */
     uint8_t is_home;    /* live all the time, equal offsets in all programs of a set */
     uint8_t state_kind; /* enum state_kind, or STATE_KIND_COUNT for scratch, tokens and the like */
-    uint8_t reserved;
-    uint32_t unit; /* or PROGRAM_NONE */
+    uint8_t
+        is_committed; /* 1: on nvme, of params that commits make durable as they do optimizer state
+                             (of a split master) */
+    uint32_t unit;    /* or PROGRAM_NONE */
     uint64_t offset_bytes, size_bytes;
     uint32_t producer;    /* transient: index of its first writer; homes: PROGRAM_NONE */
     uint32_t last_reader; /* transient: index of the last op that uses it; homes: PROGRAM_NONE */
@@ -232,9 +235,10 @@ uint64_t op_moved_bytes(const op *item);
  *  - two ops that touch the same bytes of a buffer, one of them writing, are ordered;
  *  - what a conditional op (if_applied, if_commits) writes to a transient is read by ops of the same
  *    condition alone;
- *  - of an OP_COMMIT and an OP_WRITE of optimizer state to nvme one names the other as a dependency, and
+ *  - of an OP_COMMIT and an OP_WRITE of optimizer state (or of what is_committed) to nvme one names the other as a dependency, and
  *    an OP_COMMIT that depends on one with if_commits has it too;
- *  - what reads or writes a buffer of optimizer state on nvme says so, and of which elements;
+ *  - what reads or writes a buffer of optimizer state, or one that is_committed, on nvme says so, and of
+ *    which elements;
  *  - an all-gather's TARGET is `world` times its SOURCE, a reduce-scatter's SOURCE `world` times its TARGET;
  *    what each rank has is whole blocks of SHARD_ELEMS_STEP elements (of an all-gather without state_kind,
  *    the norm's sums, of fp64); operands of a collective do not overlap; collectives carry no condition but

@@ -180,8 +180,9 @@ static int check_state(const program *prog, uint32_t op_idx)
     const op *item = &prog->ops[op_idx];
     for (uint32_t k = 0; k < item->operand_count; k++) {
         const buffer *home = &prog->buffers[item->operands[k].buffer_idx];
-        if (home->arena == ARENA_NVME && home->state_kind == STATE_OPTIMIZER &&
-            (item->state_kind != STATE_OPTIMIZER || item->elem_count == 0))
+        bool is_state = home->state_kind == STATE_OPTIMIZER || home->is_committed;
+        if (home->arena == ARENA_NVME && is_state &&
+            (item->state_kind != home->state_kind || item->elem_count == 0))
             return swapi_operand_error(
                 prog, op_idx, k,
                 "holds optimizer state, but the op is not said to move elements "
@@ -350,12 +351,14 @@ static int check_conditions(const swapi_check *check)
     return 0;
 }
 
-/* True where the op changes what a commit makes durable: a write of optimizer state to nvme. */
+/* True where the op changes what a commit makes durable: a write of optimizer state, or of params that are
+ * part of it, to nvme. */
 static bool is_state_write(const program *prog, const op *item)
 {
-    if (item->kind != OP_WRITE || item->state_kind != STATE_OPTIMIZER)
+    if (item->kind != OP_WRITE)
         return false;
-    return prog->buffers[op_operand(item, ROLE_TARGET)->buffer_idx].arena == ARENA_NVME;
+    const buffer *home = &prog->buffers[op_operand(item, ROLE_TARGET)->buffer_idx];
+    return home->arena == ARENA_NVME && (item->state_kind == STATE_OPTIMIZER || home->is_committed);
 }
 
 /* Counts, for each op, the commits that it names as a dependency and those that name it. `named_by` is

@@ -225,6 +225,15 @@ static inline void fixture_freeze(random_job *r)
     fixture_cut_passes(r->stages, r->job.stage_count, r->is_frozen);
 }
 
+/* Splits the masters of the job, with moments of any format. */
+static inline void fixture_split(random_job *r)
+{
+    static const enum tile_format moments[] = {TILE_FP32, TILE_BF16, TILE_INT8};
+    enum tile_format first = moments[draw(r, 3)], second = moments[draw(r, 3)];
+    r->job.state_streams = tile_streams_code(3, TILE_LOW16, first, second);
+    r->job.param_bytes = 2;
+}
+
 /* The job of the seed on several ranks, which have room for more than one rank has. */
 static inline void fixture_ranks(random_job *r, uint64_t seed, uint32_t world, uint32_t zero_stage)
 {

@@ -4,7 +4,8 @@
  * state hold one number, so that moving, gathering and summing are exact, and each working copy that an
  * op reads can be held against what it must be: the initial value after as many updates as the step has
  * behind it, each of them with the sum of all ranks' gradients of its own step; of a frozen unit the initial
- * one. */
+ * one. Of a split master the state has what the working copy and the master differ in, so that an update that
+ * finds another working copy makes another master. */
 #ifndef SLUICE_TESTS_PLAN_RANKS_RUN_H
 #define SLUICE_TESTS_PLAN_RANKS_RUN_H
 
@@ -194,6 +195,11 @@ static inline void run_close(ranks_run *run, const program *prog, uint32_t rank,
     }
 }
 
+static inline uint64_t run_master_bytes(const plan_job *job)
+{
+    return tile_master_is_split(job->state_streams) ? 2 : 4;
+}
+
 static inline void run_tile(ranks_run *run, const program *prog, uint32_t rank, const op *item)
 {
     const plan_job *job = &run->r->job;
@@ -203,13 +209,18 @@ static inline void run_tile(ranks_run *run, const program *prog, uint32_t rank, 
     bool is_sharded = plan_is_sharded(job, STATE_OPTIMIZER, item->unit);
     uint64_t first = (is_sharded ? rank * run_own_blocks(run, item->unit) : 0) +
                      item->elem_begin / SHARD_ELEMS_STEP;
+    uint64_t width = run_master_bytes(job);
+    bool is_split = width == 2 && plan_learns(job, item->unit);
+    width = plan_learns(job, item->unit) ? width : 4;
     for (uint64_t k = 0; k < item->elem_count / SHARD_ELEMS_STEP; k++) {
-        uint64_t value =
-            item->kind == OP_INIT ? run->masters[0][item->unit][first + k] : run_get(state, k, 4);
+        uint64_t value = item->kind == OP_INIT ? run->masters[0][item->unit][first + k]
+                                               : run_get(state, k, width);
+        if (is_split && item->kind != OP_INIT)
+            value ^= run_get(copy, k, job->param_bytes);
         if (item->kind == OP_UPDATE)
             value = run_mix(value, run_get(run_cells(run, prog, rank, source), k, job->grad_bytes));
         if (item->kind != OP_WORKING_COPY)
-            run_put(state, k, 4, value);
+            run_put(state, k, width, is_split ? value ^ run_copy_of(value) : value);
         run_put(copy, k, job->param_bytes, run_copy_of(value));
     }
 }

@@ -21,8 +21,8 @@ static bool is_cut(const random_job *r)
     return false;
 }
 
-/* `frozen`: some units of each job do not learn. */
-static void try_random_jobs(uint64_t first, uint64_t last, bool frozen, int least)
+/* `frozen`: some units of each job do not learn. `split`: masters are. */
+static void try_random_jobs(uint64_t first, uint64_t last, bool frozen, bool split, int least)
 {
     int fitted = 0, refused = 0, cut = 0, committing = 0, orders[2] = {0}, updates[4] = {0};
     for (uint64_t seed = first; seed <= last; seed++) {
@@ -30,6 +30,8 @@ static void try_random_jobs(uint64_t first, uint64_t last, bool frozen, int leas
         fixture_random_job(&r, seed);
         if (frozen)
             fixture_freeze(&r);
+        if (split)
+            fixture_split(&r);
         r.job.commits = seed % 2; /* where it has places to commit to */
         r.job.commit_every = seed % 4 == 1 ? 1 : 50;
         plan_set set;
@@ -93,13 +95,20 @@ static void try_random_jobs(uint64_t first, uint64_t last, bool frozen, int leas
 static void random_jobs(void **state)
 {
     (void)state;
-    try_random_jobs(1, 400, false, 20);
+    try_random_jobs(1, 400, false, false, 20);
 }
 
 static void random_jobs_with_frozen_units(void **state)
 {
     (void)state;
-    try_random_jobs(401, 600, true, 8);
+    try_random_jobs(401, 600, true, false, 8);
+}
+
+static void random_jobs_with_split_masters(void **state)
+{
+    (void)state;
+    try_random_jobs(601, 800, false, true, 8);
+    try_random_jobs(801, 900, true, true, 2);
 }
 
 static void nothing_leaks(void **state)
@@ -139,6 +148,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(random_jobs),
         cmocka_unit_test(random_jobs_with_frozen_units),
+        cmocka_unit_test(random_jobs_with_split_masters),
         cmocka_unit_test(nothing_leaks),
         cmocka_unit_test(equal_jobs_give_equal_programs),
     };

@@ -16,13 +16,13 @@
  *   update T, G -> P (host)    h2d  P -> device shard    all-gather  device shard -> device params
  *   then, where the params' home is elsewhere, from the device params home, tile by tile
  *
- * A frozen unit has no optimizer state. Its params are made on the host, and go to their place on the slab
- * (plan_frozen_place) and home; a later process brings them home from there. */
+ * Of a split master (base/tile.h) the update also reads the working copy, which is the master's high half:
+ * the tile's share of it is brought to where the work runs, updated there and taken back. */
 #include <assert.h>
 
 #include "base/size.h"
 #include "base/tile.h"
-#include "plan/plan_internal.h"
+#include "plan/emit.h"
 
 static enum arena_kind arena_of(const plani_builder *b, plani_range range)
 {
@@ -85,42 +85,27 @@ void plani_transfer(plani_builder *b, plani_range source, plani_range target, en
     } else {
         hop(b, source, target);
     }
-    if (to == ARENA_NVME && kind == STATE_OPTIMIZER && b->error >= 0)
-        plani_depend(b, (uint32_t)(b->op_count - 1), b->commit_op);
     for (uint64_t i = first_op; b->error >= 0 && i < b->op_count; i++) {
         b->ops[i].unit = unit;
         b->ops[i].tile = tile;
         b->ops[i].micro_batch = micro_batch;
         b->ops[i].state_kind = kind;
     }
+    if (b->error >= 0 && plani_is_durable_write(b, &b->ops[b->op_count - 1]))
+        plani_depend(b, (uint32_t)(b->op_count - 1), b->commit_op);
 }
 
-/* The bytes of elements [begin, begin + count) in a buffer of `elem_bytes` each. */
-static plani_range elems_range(uint32_t buffer_idx, uint64_t begin, uint64_t count,
-                               uint64_t elem_bytes)
+plani_range plani_elems(uint32_t buffer_idx, uint64_t begin, uint64_t count, uint64_t elem_bytes)
 {
     return (plani_range){buffer_idx, begin * elem_bytes, count * elem_bytes};
 }
 
-/* Tile work of one unit and tile. */
-struct tile_job {
-    uint32_t unit, tile;
-    uint64_t begin, count;  /* elements */
-    enum arena_kind where;  /* where the work runs */
-    uint32_t params_home;   /* where the new working copy goes */
-    uint32_t device_params; /* also wanted there, or PROGRAM_NONE */
-    enum plani_tile_work work;
-    uint32_t after;
-    plani_range closed; /* the tile's gradient where it never rests; else of 0 bytes */
-};
-
-/* A tile of `elems` elements: those of the unit's optimizer state, of its shard, or of all of it. */
-static struct tile_job tile_job_at(const plani_builder *b, uint32_t unit, uint64_t elems,
-                                   uint64_t tile)
+struct plani_tile plani_tile_at(const plani_builder *b, uint32_t unit, uint64_t elems,
+                                uint64_t tile)
 {
     uint64_t tile_elems = b->set->tile_elems;
     enum arena_kind home = b->job->homes[STATE_OPTIMIZER][unit];
-    return (struct tile_job){
+    return (struct plani_tile){
         .unit = unit,
         .tile = (uint32_t)tile,
         .begin = tile * tile_elems,
@@ -128,27 +113,32 @@ static struct tile_job tile_job_at(const plani_builder *b, uint32_t unit, uint64
         .where = home == ARENA_DEVICE && !b->job->only_eval ? ARENA_DEVICE : ARENA_HOST,
         .params_home = b->set->homes.params[unit],
         .device_params = PROGRAM_NONE,
+        .high = b->set->homes.highs[unit],
         .after = PROGRAM_NONE,
     };
 }
 
-static uint64_t tiles_of(const plani_builder *b, uint64_t elems)
+uint64_t plani_tiles_of(const plani_builder *b, uint64_t elems)
 {
     return b->error < 0 ? 0 : tile_count(elems, b->set->tile_elems);
 }
 
-/* The tile's place in a buffer of the unit's optimizer state. */
-static plani_range state_range(const plani_builder *b, const struct tile_job *t,
-                               uint32_t buffer_idx)
+plani_range plani_tile_params(const plani_builder *b, const struct plani_tile *t,
+                              uint32_t buffer_idx)
+{
+    return plani_elems(buffer_idx, t->begin, t->count, b->job->param_bytes);
+}
+
+plani_range plani_tile_state(const plani_builder *b, const struct plani_tile *t,
+                             uint32_t buffer_idx)
 {
     uint32_t streams = b->job->state_streams;
     return (plani_range){buffer_idx, t->tile * tile_pitch(b->set->tile_elems, streams),
                          tile_bytes(t->count, streams)};
 }
 
-/* A transfer of the tile's share of a state. */
-static void tile_transfer(plani_builder *b, const struct tile_job *t, plani_range source,
-                          plani_range target, enum state_kind kind)
+void plani_tile_transfer(plani_builder *b, const struct plani_tile *t, plani_range source,
+                         plani_range target, enum state_kind kind)
 {
     uint64_t first_op = b->op_count;
     plani_transfer(b, source, target, kind, t->unit, t->tile, PROGRAM_NONE);
@@ -159,68 +149,94 @@ static void tile_transfer(plani_builder *b, const struct tile_job *t, plani_rang
 }
 
 /* The tile's state in the arena of the work. A transient for nvme homes. */
-static plani_range tile_state(plani_builder *b, const struct tile_job *t)
+static plani_range tile_state(plani_builder *b, const struct plani_tile *t)
 {
     uint32_t home = b->set->homes.optimizer[t->unit];
     uint32_t save = b->set->homes.saves[t->unit];
     /* Evaluation only: the state is read from where it was saved, never kept. */
-    plani_range at_home = state_range(b, t, home == PROGRAM_NONE ? save : home);
+    plani_range at_home = plani_tile_state(b, t, home == PROGRAM_NONE ? save : home);
     if (home != PROGRAM_NONE && b->buffers[home].base.arena == t->where) {
         if (t->work == PLANI_WORK_LOAD)
-            tile_transfer(b, t, state_range(b, t, save), at_home, STATE_OPTIMIZER);
+            plani_tile_transfer(b, t, plani_tile_state(b, t, save), at_home, STATE_OPTIMIZER);
         return at_home;
     }
     plani_range staged = {plani_transient(b, t->where, at_home.size_bytes, TILE_RESIDUE_STATE,
                                           STATE_OPTIMIZER, t->unit),
                           0, at_home.size_bytes};
     if (t->work != PLANI_WORK_INIT)
-        tile_transfer(b, t, at_home, staged, STATE_OPTIMIZER);
+        plani_tile_transfer(b, t, at_home, staged, STATE_OPTIMIZER);
     return staged;
 }
 
-static plani_range tile_grads(plani_builder *b, const struct tile_job *t)
+static plani_range tile_grads(plani_builder *b, const struct plani_tile *t)
 {
     plani_range found = t->closed;
     if (found.size_bytes == 0)
-        found = elems_range(b->set->homes.grads[t->unit], t->begin, t->count, b->job->grad_bytes);
+        found = plani_elems(b->set->homes.grads[t->unit], t->begin, t->count, b->job->grad_bytes);
     if (arena_of(b, found) == t->where)
         return found;
     plani_range staged = {
         plani_transient(b, t->where, found.size_bytes, TILE_RESIDUE_GRADS, STATE_GRADS, t->unit), 0,
         found.size_bytes};
-    tile_transfer(b, t, found, staged, STATE_GRADS);
+    plani_tile_transfer(b, t, found, staged, STATE_GRADS);
+    return staged;
+}
+
+static plani_range params_transient(plani_builder *b, const struct plani_tile *t)
+{
+    uint64_t bytes = t->count * b->job->param_bytes;
+    return (plani_range){
+        plani_transient(b, t->where, bytes, TILE_RESIDUE_PARAMS, STATE_PARAMS, t->unit), 0, bytes};
+}
+
+/* Where the work has the working copy that is the high half of the master: in its home, or brought from
+ * there to the wanted device buffer or a transient. */
+static plani_range tile_high(plani_builder *b, const struct plani_tile *t)
+{
+    plani_range at_home = plani_tile_params(b, t, t->high), staged;
+    if (arena_of(b, at_home) == t->where)
+        return at_home;
+    if (t->where == ARENA_DEVICE && t->device_params != PROGRAM_NONE)
+        staged = plani_tile_params(b, t, t->device_params);
+    else
+        staged = params_transient(b, t);
+    if (t->work == PLANI_WORK_UPDATE)
+        plani_tile_transfer(b, t, at_home, staged, STATE_PARAMS);
     return staged;
 }
 
 /* Where the work writes the new working copy: its home or the wanted device buffer when they lie in
  * the arena of the work, else a transient. */
-static plani_range tile_params(plani_builder *b, const struct tile_job *t)
+static plani_range tile_params(plani_builder *b, const struct plani_tile *t)
 {
-    plani_range at_home = elems_range(t->params_home, t->begin, t->count, b->job->param_bytes);
+    plani_range at_home = plani_tile_params(b, t, t->params_home);
+    if (t->high != PROGRAM_NONE)
+        return tile_high(b, t);
     if (arena_of(b, at_home) == t->where)
         return at_home;
     if (t->where == ARENA_DEVICE && t->device_params != PROGRAM_NONE)
-        return elems_range(t->device_params, t->begin, t->count, b->job->param_bytes);
-    return (plani_range){plani_transient(b, t->where, at_home.size_bytes, TILE_RESIDUE_PARAMS,
-                                         STATE_PARAMS, t->unit),
-                         0, at_home.size_bytes};
+        return plani_tile_params(b, t, t->device_params);
+    return params_transient(b, t);
 }
 
-static bool runs_on_gpu(const plani_builder *b, const struct tile_job *t)
+static bool runs_on_gpu(const plani_builder *b, const struct plani_tile *t)
 {
     return t->where == ARENA_DEVICE && !b->job->machine.device_is_cpu;
 }
 
-static void work_demand(plani_builder *b, uint32_t idx, const struct tile_job *t)
+void plani_work_demand(plani_builder *b, uint32_t idx, const struct plani_tile *t)
 {
     if (b->error < 0)
         return;
     op_demand *demand = &b->ops[idx].demand;
-    uint64_t state_bytes = plan_learns(b->job, t->unit) ? 4 * (uint64_t)b->job->state_streams : 4;
-    uint64_t streams = t->work == PLANI_WORK_UPDATE ? 2 * state_bytes + b->job->grad_bytes
-                       : t->work == PLANI_WORK_INIT ? state_bytes
-                                                    : 4;
-    uint64_t bytes = t->count * (streams + b->job->param_bytes);
+    uint64_t state_bytes = 4 * t->count, params_bytes = t->count * b->job->param_bytes;
+    if (plan_learns(b->job, t->unit) && t->work != PLANI_WORK_LOAD)
+        state_bytes = tile_state_bytes(b->job->state_streams, t->count);
+    uint64_t bytes = state_bytes + params_bytes;
+    if (t->work == PLANI_WORK_UPDATE) {
+        bytes += state_bytes + t->count * b->job->grad_bytes;
+        bytes += t->high != PROGRAM_NONE ? params_bytes : 0;
+    }
     if (runs_on_gpu(b, t)) {
         demand->device_bytes = bytes;
         return;
@@ -233,23 +249,23 @@ static void work_demand(plani_builder *b, uint32_t idx, const struct tile_job *t
 }
 
 /* Takes what the work made to where it belongs. */
-static void tile_results(plani_builder *b, const struct tile_job *t, plani_range state,
+static void tile_results(plani_builder *b, const struct plani_tile *t, plani_range state,
                          plani_range params)
 {
     uint32_t state_home = b->set->homes.optimizer[t->unit];
     if (state.buffer_idx != state_home && state_home != PROGRAM_NONE && t->work != PLANI_WORK_LOAD)
-        tile_transfer(b, t, state, state_range(b, t, state_home), STATE_OPTIMIZER);
-    plani_range home = elems_range(t->params_home, t->begin, t->count, b->job->param_bytes);
+        plani_tile_transfer(b, t, state, plani_tile_state(b, t, state_home), STATE_OPTIMIZER);
+    plani_range home = plani_tile_params(b, t, t->params_home);
+    if (t->high != PROGRAM_NONE && t->high != t->params_home && t->high != params.buffer_idx)
+        plani_tile_transfer(b, t, params, plani_tile_params(b, t, t->high), STATE_PARAMS);
     if (params.buffer_idx != home.buffer_idx)
-        tile_transfer(b, t, params, home, STATE_PARAMS);
+        plani_tile_transfer(b, t, params, home, STATE_PARAMS);
     if (t->device_params != PROGRAM_NONE && t->device_params != params.buffer_idx &&
         t->device_params != home.buffer_idx)
-        tile_transfer(b, t, params,
-                      elems_range(t->device_params, t->begin, t->count, b->job->param_bytes),
-                      STATE_PARAMS);
+        plani_tile_transfer(b, t, params, plani_tile_params(b, t, t->device_params), STATE_PARAMS);
 }
 
-static void emit_tile(plani_builder *b, const struct tile_job *t)
+static void emit_tile(plani_builder *b, const struct plani_tile *t)
 {
     static const struct {
         enum op_kind kind;
@@ -274,9 +290,10 @@ static void emit_tile(plani_builder *b, const struct tile_job *t)
     plani_use(b, idx, state, ROLE_STATE, works[t->work].state);
     if (t->work == PLANI_WORK_UPDATE)
         plani_use(b, idx, grads, ROLE_SOURCE, ACCESS_READ);
-    plani_use(b, idx, params, ROLE_TARGET, ACCESS_WRITE);
+    bool reads_params = t->work == PLANI_WORK_UPDATE && t->high != PROGRAM_NONE;
+    plani_use(b, idx, params, ROLE_TARGET, reads_params ? ACCESS_UPDATE : ACCESS_WRITE);
     plani_depend(b, idx, t->after);
-    work_demand(b, idx, t);
+    plani_work_demand(b, idx, t);
     if (b->error >= 0)
         tile_results(b, t, state, params);
 }
@@ -285,10 +302,10 @@ static void emit_tile(plani_builder *b, const struct tile_job *t)
 static void move_elems(plani_builder *b, uint32_t unit, uint64_t elems, uint32_t source,
                        uint32_t target, uint64_t elem_bytes, enum state_kind kind)
 {
-    for (uint64_t k = 0; k < tiles_of(b, elems) && b->error >= 0; k++) {
-        struct tile_job t = tile_job_at(b, unit, elems, k);
-        tile_transfer(b, &t, elems_range(source, t.begin, t.count, elem_bytes),
-                      elems_range(target, t.begin, t.count, elem_bytes), kind);
+    for (uint64_t k = 0; k < plani_tiles_of(b, elems) && b->error >= 0; k++) {
+        struct plani_tile t = plani_tile_at(b, unit, elems, k);
+        plani_tile_transfer(b, &t, plani_elems(source, t.begin, t.count, elem_bytes),
+                            plani_elems(target, t.begin, t.count, elem_bytes), kind);
     }
 }
 
@@ -307,26 +324,17 @@ static bool is_on_device(const plani_builder *b, uint32_t buffer_idx)
 static void gather_params(plani_builder *b, uint32_t unit, uint32_t shard, uint32_t whole)
 {
     uint64_t bytes = b->job->param_bytes;
-    plani_all_gather(b, elems_range(shard, 0, plani_shard_elems(b->job, unit), bytes),
-                     elems_range(whole, 0, plani_whole_elems(b->job, unit), bytes), STATE_PARAMS,
+    plani_all_gather(b, plani_elems(shard, 0, plani_shard_elems(b->job, unit), bytes),
+                     plani_elems(whole, 0, plani_whole_elems(b->job, unit), bytes), STATE_PARAMS,
                      unit);
 }
 
-/* Where the tiles' new params go, and how the ranks' come together behind them. */
-struct new_params {
-    uint32_t unit;
-    uint32_t
-        tiles_to; /* where tiles take them: the home, or a shard on the device to be gathered */
-    uint32_t tiles_also_to; /* PROGRAM_NONE, or on the device */
-    uint32_t shard;         /* to be gathered into `whole` behind the last tile, or PROGRAM_NONE */
-    uint32_t whole, home;
-};
-
-static struct new_params begin_params(plani_builder *b, uint32_t unit, uint32_t wanted)
+struct plani_new_params plani_begin_params(plani_builder *b, uint32_t unit, uint32_t wanted)
 {
     const plan_job *job = b->job;
     uint32_t home = b->set->homes.params[unit];
-    struct new_params made = {unit, home, wanted, PROGRAM_NONE, wanted, home};
+    uint32_t high = b->set->homes.highs[unit];
+    struct plani_new_params made = {unit, home, wanted, high, PROGRAM_NONE, wanted, home};
     if (plan_is_sharded(job, STATE_PARAMS, unit)) {
         made.tiles_also_to = PROGRAM_NONE;
         if (wanted == PROGRAM_NONE)
@@ -336,14 +344,16 @@ static struct new_params begin_params(plani_builder *b, uint32_t unit, uint32_t 
             made.shard = made.tiles_also_to =
                 device_params_of(b, unit, plani_shard_elems(job, unit));
     } else if (plan_is_sharded(job, STATE_OPTIMIZER, unit)) {
-        made.shard = made.tiles_to = device_params_of(b, unit, plani_shard_elems(job, unit));
+        made.shard = made.tiles_to = high != PROGRAM_NONE && is_on_device(b, high)
+                                         ? high
+                                         : device_params_of(b, unit, plani_shard_elems(job, unit));
         made.tiles_also_to = PROGRAM_NONE;
         made.whole = wanted != PROGRAM_NONE ? wanted : plani_device_params(b, unit);
     }
     return made;
 }
 
-static void finish_params(plani_builder *b, const struct new_params *made)
+void plani_finish_params(plani_builder *b, const struct plani_new_params *made)
 {
     if (made->shard == PROGRAM_NONE || b->error < 0)
         return;
@@ -357,9 +367,9 @@ void plani_unit_work(plani_builder *b, uint32_t unit, enum plani_tile_work work,
                      uint32_t device_params, uint32_t after)
 {
     uint64_t elems = plan_rest_elems(b->job, STATE_OPTIMIZER, unit);
-    struct new_params made = begin_params(b, unit, device_params);
-    for (uint64_t k = 0; k < tiles_of(b, elems) && b->error >= 0; k++) {
-        struct tile_job t = tile_job_at(b, unit, elems, k);
+    struct plani_new_params made = plani_begin_params(b, unit, device_params);
+    for (uint64_t k = 0; k < plani_tiles_of(b, elems) && b->error >= 0; k++) {
+        struct plani_tile t = plani_tile_at(b, unit, elems, k);
         t.params_home = made.tiles_to;
         t.device_params = made.tiles_also_to;
         t.work = work;
@@ -368,58 +378,7 @@ void plani_unit_work(plani_builder *b, uint32_t unit, enum plani_tile_work work,
             t.where = ARENA_HOST;
         emit_tile(b, &t);
     }
-    finish_params(b, &made);
-}
-
-/* One tile of a frozen unit's new params: to its place on the slab, and to `t->params_home`. */
-static void init_frozen_tile(plani_builder *b, const struct tile_job *t, uint32_t place)
-{
-    uint64_t bytes = b->job->param_bytes;
-    plani_range at_home = elems_range(t->params_home, t->begin, t->count, bytes), made = at_home;
-    uint64_t values_bytes = tile_bytes(t->count, 1); /* fp32, before they are rounded */
-    uint32_t values =
-        plani_transient(b, t->where, values_bytes, TILE_RESIDUE_STATE, STATE_KIND_COUNT, t->unit);
-    if (arena_of(b, at_home) != t->where)
-        made = (plani_range){plani_transient(b, t->where, at_home.size_bytes, TILE_RESIDUE_PARAMS,
-                                             STATE_PARAMS, t->unit),
-                             0, at_home.size_bytes};
-    uint32_t idx = plani_op(b, OP_INIT, LANE_UPDATE);
-    if (b->error < 0)
-        return;
-    b->ops[idx].unit = t->unit;
-    b->ops[idx].tile = t->tile;
-    b->ops[idx].elem_begin = t->begin;
-    b->ops[idx].elem_count = t->count;
-    plani_use(b, idx, (plani_range){values, 0, values_bytes}, ROLE_STATE, ACCESS_WRITE);
-    plani_use(b, idx, made, ROLE_TARGET, ACCESS_WRITE);
-    work_demand(b, idx, t);
-    if (place != PROGRAM_NONE && place != t->params_home)
-        tile_transfer(b, t, made, elems_range(place, t->begin, t->count, bytes), STATE_PARAMS);
-    if (made.buffer_idx != t->params_home)
-        tile_transfer(b, t, made, at_home, STATE_PARAMS);
-}
-
-void plani_frozen_work(plani_builder *b, uint32_t unit, enum plani_tile_work work)
-{
-    uint64_t elems = plan_rest_elems(b->job, STATE_OPTIMIZER, unit), bytes = b->job->param_bytes;
-    uint32_t place = plan_frozen_place(b->job, &b->set->homes, unit);
-    bool is_home = place == b->set->homes.params[unit];
-    if (work == PLANI_WORK_UPDATE ||
-        (work == PLANI_WORK_LOAD && (place == PROGRAM_NONE || is_home)))
-        return;
-    struct new_params made = begin_params(b, unit, PROGRAM_NONE);
-    for (uint64_t k = 0; k < tiles_of(b, elems) && b->error >= 0; k++) {
-        struct tile_job t = tile_job_at(b, unit, elems, k);
-        t.where = ARENA_HOST;
-        t.params_home = made.tiles_to;
-        t.work = work;
-        if (work == PLANI_WORK_INIT)
-            init_frozen_tile(b, &t, place);
-        else
-            tile_transfer(b, &t, elems_range(place, t.begin, t.count, bytes),
-                          elems_range(t.params_home, t.begin, t.count, bytes), STATE_PARAMS);
-    }
-    finish_params(b, &made);
+    plani_finish_params(b, &made);
 }
 
 uint32_t plani_device_params(plani_builder *b, uint32_t unit)
@@ -455,7 +414,7 @@ void plani_move_accumulator(plani_builder *b, uint32_t unit, uint32_t source, ui
 }
 
 /* Closes one tile: rounds the sums to the gradient dtype and takes their squares. */
-static void close_tile(plani_builder *b, const struct tile_job *t, uint32_t accumulator,
+static void close_tile(plani_builder *b, const struct plani_tile *t, uint32_t accumulator,
                        plani_range closed)
 {
     uint32_t idx = plani_op(b, OP_GRAD_CLOSE, LANE_COMPUTE);
@@ -469,11 +428,11 @@ static void close_tile(plani_builder *b, const struct tile_job *t, uint32_t accu
     plani_add_device_bytes(b->job, &item->demand, t->count * (4 + b->job->grad_bytes));
     if (b->job->machine.device_is_cpu) /* squares in double: 0.5 ns an element on one server core */
         item->demand.core_seconds = (double)t->count * 0.5e-9;
-    plani_use(b, idx, elems_range(accumulator, t->begin, t->count, 4), ROLE_GRADS0, ACCESS_READ);
+    plani_use(b, idx, plani_elems(accumulator, t->begin, t->count, 4), ROLE_GRADS0, ACCESS_READ);
     plani_use(b, idx, closed, ROLE_TARGET, ACCESS_WRITE);
     uint64_t first_block = b->set->norm_block_begin[t->unit] + t->begin / SHARD_ELEMS_STEP;
     plani_use(b, idx,
-              elems_range(b->set->homes.norm_sums, first_block, t->count / SHARD_ELEMS_STEP,
+              plani_elems(b->set->homes.norm_sums, first_block, t->count / SHARD_ELEMS_STEP,
                           sizeof(double)),
               ROLE_NORM_SUMS, ACCESS_WRITE);
 }
@@ -484,12 +443,12 @@ static void close_tiles(plani_builder *b, uint32_t unit, uint32_t sums)
 {
     uint32_t home = b->set->homes.grads[unit]; /* none where the update follows at once */
     uint64_t elems = plani_shard_elems(b->job, unit);
-    struct new_params made = {.shard = PROGRAM_NONE};
+    struct plani_new_params made = {.shard = PROGRAM_NONE, .high = PROGRAM_NONE};
     if (home == PROGRAM_NONE)
-        made = begin_params(b, unit, PROGRAM_NONE);
-    for (uint64_t k = 0; k < tiles_of(b, elems) && b->error >= 0; k++) {
-        struct tile_job t = tile_job_at(b, unit, elems, k);
-        plani_range at_home = elems_range(home, t.begin, t.count, b->job->grad_bytes);
+        made = plani_begin_params(b, unit, PROGRAM_NONE);
+    for (uint64_t k = 0; k < plani_tiles_of(b, elems) && b->error >= 0; k++) {
+        struct plani_tile t = plani_tile_at(b, unit, elems, k);
+        plani_range at_home = plani_elems(home, t.begin, t.count, b->job->grad_bytes);
         plani_range closed = at_home;
         if (home == PROGRAM_NONE || arena_of(b, at_home) != ARENA_DEVICE)
             closed = (plani_range){plani_transient(b, ARENA_DEVICE, at_home.size_bytes,
@@ -504,10 +463,10 @@ static void close_tiles(plani_builder *b, uint32_t unit, uint32_t sums)
             t.work = PLANI_WORK_UPDATE;
             emit_tile(b, &t);
         } else if (closed.buffer_idx != home) {
-            tile_transfer(b, &t, closed, at_home, STATE_GRADS);
+            plani_tile_transfer(b, &t, closed, at_home, STATE_GRADS);
         }
     }
-    finish_params(b, &made);
+    plani_finish_params(b, &made);
 }
 
 /* Closes this rank's shard of a gradient and gathers the others': each rank updates the whole unit. */
@@ -519,9 +478,9 @@ static void close_and_gather(plani_builder *b, uint32_t unit, uint32_t sums)
     uint64_t own = plani_shard_elems(job, unit), all = plani_whole_elems(job, unit);
     uint32_t shard =
         plani_transient(b, ARENA_DEVICE, own * bytes, TILE_RESIDUE_GRADS, STATE_GRADS, unit);
-    for (uint64_t k = 0; k < tiles_of(b, own) && b->error >= 0; k++) {
-        struct tile_job t = tile_job_at(b, unit, own, k);
-        close_tile(b, &t, sums, elems_range(shard, t.begin, t.count, bytes));
+    for (uint64_t k = 0; k < plani_tiles_of(b, own) && b->error >= 0; k++) {
+        struct plani_tile t = plani_tile_at(b, unit, own, k);
+        close_tile(b, &t, sums, plani_elems(shard, t.begin, t.count, bytes));
     }
     uint32_t whole = home;
     if (home == PROGRAM_NONE || !is_on_device(b, home))
@@ -529,13 +488,13 @@ static void close_and_gather(plani_builder *b, uint32_t unit, uint32_t sums)
             plani_transient(b, ARENA_DEVICE, all * bytes, TILE_RESIDUE_GRADS, STATE_GRADS, unit);
     if (b->error < 0)
         return;
-    plani_all_gather(b, elems_range(shard, 0, own, bytes), elems_range(whole, 0, all, bytes),
+    plani_all_gather(b, plani_elems(shard, 0, own, bytes), plani_elems(whole, 0, all, bytes),
                      STATE_GRADS, unit);
     if (home != PROGRAM_NONE && whole != home)
         move_elems(b, unit, all, whole, home, bytes, STATE_GRADS);
-    for (uint64_t k = 0; home == PROGRAM_NONE && k < tiles_of(b, all) && b->error >= 0; k++) {
-        struct tile_job t = tile_job_at(b, unit, all, k);
-        t.closed = elems_range(whole, t.begin, t.count, bytes);
+    for (uint64_t k = 0; home == PROGRAM_NONE && k < plani_tiles_of(b, all) && b->error >= 0; k++) {
+        struct plani_tile t = plani_tile_at(b, unit, all, k);
+        t.closed = plani_elems(whole, t.begin, t.count, bytes);
         t.work = PLANI_WORK_UPDATE;
         emit_tile(b, &t);
     }
@@ -550,30 +509,4 @@ void plani_close_grads(plani_builder *b, uint32_t unit, uint32_t accumulator)
         close_and_gather(b, unit, sums);
     else
         close_tiles(b, unit, sums);
-}
-
-void plani_save_unit(plani_builder *b, uint32_t unit)
-{
-    uint32_t home = b->set->homes.optimizer[unit], save = b->set->homes.saves[unit];
-    if (save == PROGRAM_NONE || home == PROGRAM_NONE) /* nor has a frozen unit such a home */
-        return;
-    uint64_t elems = plan_rest_elems(b->job, STATE_OPTIMIZER, unit);
-    for (uint64_t k = 0; k < tiles_of(b, elems) && b->error >= 0; k++) {
-        struct tile_job t = tile_job_at(b, unit, elems, k);
-        tile_transfer(b, &t, state_range(b, &t, home), state_range(b, &t, save), STATE_OPTIMIZER);
-    }
-}
-
-void plani_commit(plani_builder *b)
-{
-    assert(b->error < 0 || b->commit_op == PROGRAM_NONE);
-    uint64_t before = b->op_count;
-    uint32_t idx = plani_op(b, OP_COMMIT, LANE_COMMIT);
-    if (b->error < 0)
-        return;
-    b->ops[idx].demand.wait_seconds = b->job->machine.sync_seconds;
-    for (uint64_t i = 0; i < before; i++)
-        if (b->ops[i].kind == OP_WRITE && b->ops[i].state_kind == STATE_OPTIMIZER)
-            plani_depend(b, idx, (uint32_t)i);
-    b->commit_op = idx;
 }

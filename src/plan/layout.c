@@ -8,7 +8,7 @@
  * micro-batches of a batch-major step, and between head and embedding where these are tied and cut.
  *
  * The state of a unit on nvme is its optimizer home or, for one homed in memory, the place it is saved
- * to; of a frozen unit its params, at home there or not. It comes first, so that it does not move when params, gradients, activations or the optimizer
+ * to; of a frozen unit its params, at home there or not; of one with a split master both. It comes first, so that it does not move when params, gradients, activations or the optimizer
  * itself get another home: a run goes on with the slab it has. Behind all of them come the twins, the
  * second places that commits need (swap/places.h), as large each as the first; what is frozen has none. */
 #include <assert.h>
@@ -103,6 +103,30 @@ static void add_save(const plan_job *job, plan_set *set, plani_layout *layout, u
         add_home(layout, ARENA_NVME, bytes, TILE_RESIDUE_STATE, STATE_OPTIMIZER, unit);
 }
 
+/* The high halves of a split master: params that are part of the state. */
+static uint32_t mark_committed(plani_layout *layout, uint32_t idx)
+{
+    layout->buffers[idx].is_committed = layout->buffers[idx].arena == ARENA_NVME;
+    return idx;
+}
+
+/* A home of their own, where the params that rest are not cut as the state is. */
+static void add_high(const plan_job *job, plan_set *set, plani_layout *layout, uint32_t unit)
+{
+    enum arena_kind arena = plani_high_arena(job, unit);
+    uint64_t bytes = plani_high_bytes(job, unit);
+    set->home_bytes[STATE_OPTIMIZER][arena] += bytes;
+    set->homes.highs[unit] = mark_committed(
+        layout, add_home(layout, arena, bytes, TILE_RESIDUE_PARAMS, STATE_PARAMS, unit));
+}
+
+static void add_high_save(const plan_job *job, plan_set *set, plani_layout *layout, uint32_t unit)
+{
+    set->homes.high_saves[unit] =
+        mark_committed(layout, add_home(layout, ARENA_NVME, plani_high_bytes(job, unit),
+                                        TILE_RESIDUE_PARAMS, STATE_PARAMS, unit));
+}
+
 /* What of a frozen unit's params outlives the process: as it is cut over ranks, in tiles without gaps. */
 static uint64_t frozen_bytes(const plan_job *job, uint32_t unit)
 {
@@ -132,6 +156,14 @@ static void add_twin(plan_set *set, plani_layout *layout, uint32_t unit)
     set->second_bytes += bytes;
 }
 
+static void add_high_twin(plan_set *set, plani_layout *layout, uint32_t unit)
+{
+    uint64_t bytes = layout->buffers[plan_high_place(&set->homes, unit)].size_bytes;
+    set->homes.high_twins[unit] = mark_committed(
+        layout, add_home(layout, ARENA_NVME, bytes, TILE_RESIDUE_PARAMS, STATE_PARAMS, unit));
+    set->second_bytes += bytes;
+}
+
 static void add_params(const plan_job *job, plan_set *set, plani_layout *layout, uint32_t unit)
 {
     set->homes.params[unit] = add_state(layout, set, job->homes[STATE_PARAMS][unit],
@@ -153,29 +185,58 @@ static void add_grads(const plan_job *job, plan_set *set, plani_layout *layout, 
                       STATE_GRADS, unit);
 }
 
-/* On nvme kind by kind, in memory unit by unit. */
-static void add_units(const plan_job *job, plan_set *set, plani_layout *layout)
+/* The high halves of a split master on the slab: their home, or the place that they are saved to. */
+static void add_high_on_slab(const plan_job *job, plan_set *set, plani_layout *layout,
+                             uint32_t unit)
 {
-    bool trains = !job->only_eval;
+    bool is_nvme = plani_high_arena(job, unit) == ARENA_NVME;
+    if (is_nvme && plani_params_are_high(job, unit)) {
+        add_params(job, set, layout, unit);
+        set->homes.highs[unit] = mark_committed(layout, set->homes.params[unit]);
+    } else if (is_nvme && !job->only_eval) {
+        add_high(job, set, layout, unit);
+    } else if (job->needs_save_places) {
+        add_high_save(job, set, layout, unit);
+    }
+}
+
+/* What outlives the process, and the second places of it. */
+static void add_states_on_slab(const plan_job *job, plan_set *set, plani_layout *layout)
+{
     for (uint32_t u = 0; u < job->unit_count; u++) {
-        plan_homes *homes = &set->homes;
-        homes->optimizer[u] = homes->grads[u] = homes->saves[u] = PROGRAM_NONE;
-        homes->accumulators[u] = homes->twins[u] = PROGRAM_NONE;
         bool learns = plan_learns(job, u), saves = job->needs_save_places;
         if (plani_rests_for_good(job, u))
             add_params(job, set, layout, u);
         else if (!learns && saves)
             add_frozen_place(job, set, layout, u);
-        else if (learns && trains && rests_on(job, STATE_OPTIMIZER, u, true))
+        else if (learns && !job->only_eval && rests_on(job, STATE_OPTIMIZER, u, true))
             add_optimizer(job, set, layout, u);
         else if (learns && saves)
             add_save(job, set, layout, u);
+        if (plani_is_split(job, u))
+            add_high_on_slab(job, set, layout, u);
     }
-    for (uint32_t u = 0; u < job->unit_count && plani_commits(job); u++)
+    for (uint32_t u = 0; u < job->unit_count && plani_commits(job); u++) {
         if (plan_learns(job, u))
             add_twin(set, layout, u);
+        if (plani_is_split(job, u))
+            add_high_twin(set, layout, u);
+    }
+}
+
+/* On nvme kind by kind, in memory unit by unit. */
+static void add_units(const plan_job *job, plan_set *set, plani_layout *layout)
+{
+    bool trains = !job->only_eval;
+    plan_homes *homes = &set->homes;
+    for (uint32_t u = 0; u < job->unit_count; u++) {
+        homes->params[u] = homes->optimizer[u] = homes->grads[u] = homes->saves[u] = PROGRAM_NONE;
+        homes->accumulators[u] = homes->twins[u] = PROGRAM_NONE;
+        homes->highs[u] = homes->high_saves[u] = homes->high_twins[u] = PROGRAM_NONE;
+    }
+    add_states_on_slab(job, set, layout);
     for (uint32_t u = 0; u < job->unit_count; u++)
-        if (rests_on(job, STATE_PARAMS, u, true) && !plani_rests_for_good(job, u))
+        if (rests_on(job, STATE_PARAMS, u, true) && homes->params[u] == PROGRAM_NONE)
             add_params(job, set, layout, u);
     for (uint32_t u = 0; u < job->unit_count; u++)
         if (trains && plan_learns(job, u) && rests_on(job, STATE_GRADS, u, true))
@@ -188,6 +249,10 @@ static void add_units(const plan_job *job, plan_set *set, plani_layout *layout)
             add_grads(job, set, layout, u);
         if (rests_on(job, STATE_PARAMS, u, false))
             add_params(job, set, layout, u);
+        if (plani_params_are_high(job, u))
+            homes->highs[u] = homes->params[u];
+        else if (trains && plani_is_split(job, u) && homes->highs[u] == PROGRAM_NONE)
+            add_high(job, set, layout, u);
     }
 }
 
@@ -300,13 +365,13 @@ static int make_tables(const plan_job *job, plan_set *set, plani_layout *layout)
 {
     uint64_t slots = (uint64_t)job->stage_count * job->micro_batch_count;
     uint64_t units = job->unit_count;
-    layout->capacity = 16 + 6 * units + 2 * slots + 2 * (uint64_t)job->micro_batch_count;
+    layout->capacity = 16 + 9 * units + 2 * slots + 2 * (uint64_t)job->micro_batch_count;
     layout->buffers = mem_alloc(layout->capacity, sizeof *layout->buffers, "plan layout");
     layout->residues = mem_alloc(layout->capacity, sizeof *layout->residues, "plan layout");
     layout->grad_uses = mem_alloc(units, sizeof *layout->grad_uses, "plan layout");
     plan_homes *homes = &set->homes;
     uint32_t *tables =
-        mem_alloc(6 * units + 2 * slots + job->micro_batch_count, sizeof *tables, "plan homes");
+        mem_alloc(9 * units + 2 * slots + job->micro_batch_count, sizeof *tables, "plan homes");
     set->norm_block_begin = mem_alloc(units + 1, sizeof *set->norm_block_begin, "plan norm blocks");
     set->norm_part_begin = mem_alloc(units + 1, sizeof *set->norm_part_begin, "plan norm parts");
     homes->params = tables; /* one allocation, owned through params */
@@ -318,7 +383,10 @@ static int make_tables(const plan_job *job, plan_set *set, plani_layout *layout)
     homes->saves = tables + 3 * units;
     homes->accumulators = tables + 4 * units;
     homes->twins = tables + 5 * units;
-    homes->activations = tables + 6 * units;
+    homes->highs = tables + 6 * units;
+    homes->high_saves = tables + 7 * units;
+    homes->high_twins = tables + 8 * units;
+    homes->activations = tables + 9 * units;
     homes->saved = homes->activations + slots;
     homes->deferred = homes->saved + slots;
     return 0;

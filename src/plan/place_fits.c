@@ -87,11 +87,12 @@ static bool is_covered(const plan_job *job, const uint64_t need[ARENA_COUNT])
     return true;
 }
 
-/* Whether a home of the unit that leaves the drives leaves them free: what is frozen stays there as well. */
+/* Whether a home of the unit that leaves the drives leaves them free: what is frozen, and what is half of a
+ * split master, stays there as well. */
 static bool frees(const plan_job *job, int kind, int tier, uint32_t unit)
 {
     return kind != STATE_PARAMS || tier != ARENA_NVME || !job->needs_save_places ||
-           !plani_may_rest_for_good(job, unit);
+           (!plani_may_rest_for_good(job, unit) && !plani_params_are_high(job, unit));
 }
 
 /* Brings units of the kind from `tier` to the nearer `to`, until `lack` is covered or `room` is used up. */

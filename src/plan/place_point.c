@@ -35,7 +35,10 @@ static uint64_t rest_bytes(const plan_job *job, int kind, uint32_t unit)
     case STATE_GRADS:
         return learns ? plan_rest_elems(job, STATE_GRADS, unit) * job->grad_bytes : 0;
     case STATE_OPTIMIZER:
-        return learns ? plan_rest_elems(job, STATE_OPTIMIZER, unit) * 4 * job->state_streams : 0;
+        if (!learns)
+            return 0;
+        bytes = tile_state_bytes(job->state_streams, plan_rest_elems(job, STATE_OPTIMIZER, unit));
+        return bytes + (plani_params_are_high(job, unit) ? 0 : plani_high_bytes(job, unit));
     case STATE_ACTIVATIONS:
     case STATE_INNER_ACTIVATIONS:
         for (uint32_t s = 0; s < job->stage_count && !job->only_eval; s++) {

@@ -24,6 +24,12 @@
  * step, whatever the order: accumulators that rest are whole. Stage 1 keeps a whole gradient, as ZeRO has
  * it, of which this rank's shard, at its start, is all that is used.
  *
+ * Split masters (tile_master_is_split of state_streams). The update of a tile reads and writes the working
+ * copy, and the working copy is part of the state: it has places on the slab as the tiles have, is saved
+ * where they are saved, and is brought back, not made anew. Where the params are cut over the ranks as the
+ * optimizer state is, the params' home has it; of stages 1 and 2 of several ranks, and with stays_gathered,
+ * each rank's shard of it is a home of its own beside the tiles, and nothing is saved by it.
+ *
  * Fit. Reservation in serial order cannot deadlock, since the earliest unfinished op always has its
  * memory. What the serial order itself needs is the least that any lookahead needs, so it is the
  * figure of a refusal: plan_compile fails with ERR_NO_FIT naming tier, needed and allowed bytes, and
@@ -215,6 +221,10 @@ struct plan_homes {
     uint32_t
         *twins; /* [unit_count] with plan_job.commits: the second place of the unit's state on the
                         slab, as large as the first (optimizer or saves); no op names it (swap/places.h) */
+    /* [unit_count] of a split master (base/tile.h): the buffer with its high halves, that of the params or
+     * a home of its own; the place on the slab that they are saved to where that is in memory; and the
+     * second place of either. */
+    uint32_t *highs, *high_saves, *high_twins;
     uint32_t *accumulators; /* [unit_count] fp32, where one rests between micro-batches or stages */
     uint32_t
         *activations;   /* [stage_count * micro_batch_count], input of the stage; batch-major: the
@@ -285,6 +295,12 @@ static inline bool plan_learns(const plan_job *self, uint32_t unit)
 }
 /* The buffer of a frozen unit's params on the slab, PROGRAM_NONE where nothing is to outlive the process. */
 uint32_t plan_frozen_place(const plan_job *job, const plan_homes *homes, uint32_t unit);
+/* Of a split master: the buffer on the slab that its high halves have, once committed, or PROGRAM_NONE (not
+ * split, or nothing outlives the process; then it may also be one in memory). */
+static inline uint32_t plan_high_place(const plan_homes *homes, uint32_t unit)
+{
+    return homes->high_saves[unit] != PROGRAM_NONE ? homes->high_saves[unit] : homes->highs[unit];
+}
 
 /* Compiles all programs and checks them. Time and memory grow about linearly with tiles and stages times
  * micro-batches; chosen tile sizes cut a model into at most about 2^14 tiles, and what batch-major

@@ -3,6 +3,7 @@
  *   layout.c    homes and their offsets          emit.c      transfers, updates, fetches
  *   steps.c     the seven programs as ops        builder.c   ops, operands, data dependencies
  *   passes.c    one pass of one stage         collect.c   collectives
+ *   durable.c   what outlives the process
  *   reserve.c   places of buffers              order.c     which op goes first
  *   schedule.c  simulation                    finish.c    from a simulation to a program
  *   share.c     rates of ops that run together
@@ -154,6 +155,35 @@ static inline bool plani_rests_for_good(const plan_job *job, uint32_t unit)
     return plani_may_rest_for_good(job, unit) && job->homes[STATE_PARAMS][unit] == ARENA_NVME;
 }
 
+/* Whether the unit's master is split: half of it are the params, which are part of the state. */
+static inline bool plani_is_split(const plan_job *job, uint32_t unit)
+{
+    return tile_master_is_split(job->state_streams) && plan_learns(job, unit);
+}
+
+/* Whether the high halves of a split master are the params that rest; else (a rank has the whole params, but
+ * a shard of the state) they are a home of their own, of the rank's shard, where its optimizer state rests. */
+static inline bool plani_params_are_high(const plan_job *job, uint32_t unit)
+{
+    return plani_is_split(job, unit) &&
+           plan_is_sharded(job, STATE_PARAMS, unit) == plan_is_sharded(job, STATE_OPTIMIZER, unit);
+}
+
+/* The arena of the home of the high halves of a split master. */
+static inline enum arena_kind plani_high_arena(const plan_job *job, uint32_t unit)
+{
+    enum state_kind kind = plani_params_are_high(job, unit) ? STATE_PARAMS : STATE_OPTIMIZER;
+    return (enum arena_kind)job->homes[kind][unit];
+}
+
+/* Bytes of the high halves of a rank's tiles of the unit; 0: its master is not split. */
+static inline uint64_t plani_high_bytes(const plan_job *job, uint32_t unit)
+{
+    return plani_is_split(job, unit)
+               ? plan_rest_elems(job, STATE_OPTIMIZER, unit) * job->param_bytes
+               : 0;
+}
+
 /* ERR_CONFIG for what no plan can be made of: no micro-batch, nothing that learns. */
 int plani_check_job(const plan_job *job) MUST_CHECK;
 
@@ -215,8 +245,6 @@ enum plani_tile_work { PLANI_WORK_UPDATE, PLANI_WORK_INIT, PLANI_WORK_LOAD };
  * working copy is also brought there. `after` is an op the updates wait for, or PROGRAM_NONE. */
 void plani_unit_work(plani_builder *b, uint32_t unit, enum plani_tile_work work,
                      uint32_t device_params, uint32_t after);
-/* INIT or LOAD of a frozen unit: its params to their place on the slab, or from there; and home. */
-void plani_frozen_work(plani_builder *b, uint32_t unit, enum plani_tile_work work);
 /* Brings a unit's params, whole, into device memory; returns the buffer that holds them: the home where
  * that is whole and on the device, else a transient. */
 uint32_t plani_fetch_params(plani_builder *b, uint32_t unit);
@@ -226,8 +254,16 @@ uint32_t plani_device_params(plani_builder *b, uint32_t unit);
 void plani_close_grads(plani_builder *b, uint32_t unit, uint32_t accumulator);
 /* Brings an open accumulator [whole unit] fp32 to `target`, tile by tile. */
 void plani_move_accumulator(plani_builder *b, uint32_t unit, uint32_t source, uint32_t target);
+
+/* durable.c */
+/* INIT or LOAD of a frozen unit: its params to their place on the slab, or from there; and home. */
+void plani_frozen_work(plani_builder *b, uint32_t unit, enum plani_tile_work work);
+/* LOAD of a unit with a split master: state and working copy from the slab to their homes. */
+void plani_load_split(plani_builder *b, uint32_t unit);
 /* State homed in memory to its place on the slab; nothing for a unit whose home that is. */
 void plani_save_unit(plani_builder *b, uint32_t unit);
+/* Whether the op changes what a commit makes durable. */
+bool plani_is_durable_write(const plani_builder *b, const op *item);
 /* OP_COMMIT, once in a program: behind all writes of state to the slab so far, before all later ones. */
 void plani_commit(plani_builder *b);
 

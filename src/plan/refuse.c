@@ -15,6 +15,76 @@
 #include "base/tile.h"
 #include "plan/compile.h"
 
+bool plani_homes_fit(const plan_job *job, const plani_layout *layout)
+{
+    for (int a = 0; a < ARENA_COUNT; a++) {
+        uint64_t extra = a == ARENA_NVME ? job->nvme_overhead_bytes : 0;
+        if (layout->end_bytes[a] + extra > job->budget_bytes[a])
+            return false;
+    }
+    return true;
+}
+
+/* Of activations: what rests, and what waits between the passes of cut stages, for all micro-batches at once. */
+static void add_waiting(const plan_job *job, uint64_t bytes[ARENA_COUNT])
+{
+    uint64_t slots = job->order == PLAN_BATCH_MAJOR ? 1 : job->micro_batch_count;
+    uint64_t parked = plani_parked_bytes(job), near = size_min(job->parked_near, slots);
+    for (uint32_t s = 0; s < job->stage_count && !job->only_eval; s++) {
+        uint32_t unit = plani_stage_unit(job, s);
+        if (!plani_goes_back(job, s))
+            continue;
+        if (job->stages[s].has_input && s + 1 < job->stage_count)
+            bytes[job->homes[STATE_ACTIVATIONS][unit]] += slots * job->boundary_bytes;
+        if (job->homes[STATE_INNER_ACTIVATIONS][unit] < ARENA_COUNT)
+            bytes[job->homes[STATE_INNER_ACTIVATIONS][unit]] += slots * job->stages[s].saved_bytes;
+    }
+    if (parked == 0)
+        return;
+    bytes[ARENA_DEVICE] += near * parked;
+    bytes[plani_parked_home(job)] += (slots - near) * parked;
+}
+
+void plani_count_homes(const plan_job *job, uint64_t bytes[ARENA_COUNT])
+{
+    memset(bytes, 0, ARENA_COUNT * sizeof *bytes);
+    bytes[ARENA_NVME] = job->nvme_overhead_bytes;
+    add_waiting(job, bytes);
+    for (uint32_t u = 0; u < job->unit_count; u++) {
+        uint64_t optimizer =
+            tile_state_bytes(job->state_streams, plan_rest_elems(job, STATE_OPTIMIZER, u));
+        uint64_t high = plani_high_bytes(job, u);
+        bytes[job->homes[STATE_PARAMS][u]] +=
+            plan_rest_elems(job, STATE_PARAMS, u) * job->param_bytes;
+        if (!plan_learns(job, u) && !plani_rests_for_good(job, u) && job->needs_save_places)
+            bytes[ARENA_NVME] += plan_rest_elems(job, STATE_OPTIMIZER, u) * job->param_bytes;
+        if (job->needs_save_places && high && plani_high_arena(job, u) != ARENA_NVME)
+            bytes[ARENA_NVME] += high;
+        if (job->only_eval || !plan_learns(job, u))
+            continue;
+        bytes[job->homes[STATE_OPTIMIZER][u]] += optimizer;
+        if (high && !plani_params_are_high(job, u))
+            bytes[plani_high_arena(job, u)] += high;
+        if (job->needs_save_places && job->homes[STATE_OPTIMIZER][u] != ARENA_NVME)
+            bytes[ARENA_NVME] += optimizer;
+        if (plani_commits(job))
+            bytes[ARENA_NVME] += optimizer + high;
+        if (job->update != PLAN_UPDATE_IN_BACKWARD)
+            bytes[job->homes[STATE_GRADS][u]] +=
+                plan_rest_elems(job, STATE_GRADS, u) * job->grad_bytes;
+    }
+}
+
+bool plani_homes_may_fit(const plan_job *job)
+{
+    uint64_t bytes[ARENA_COUNT];
+    plani_count_homes(job, bytes);
+    for (int a = 0; a < ARENA_COUNT; a++)
+        if (bytes[a] > job->budget_bytes[a])
+            return false;
+    return true;
+}
+
 /* Bytes beyond the budgets, all arenas together. */
 static double excess(const plan_job *job, const uint64_t need[ARENA_COUNT])
 {

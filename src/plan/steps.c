@@ -136,6 +136,8 @@ static void emit_all_units(plani_builder *b, enum plani_tile_work work)
     for (uint32_t u = 0; u < b->job->unit_count; u++) {
         if (!plan_learns(b->job, u))
             plani_frozen_work(b, u, work);
+        else if (work == PLANI_WORK_LOAD && plani_is_split(b->job, u))
+            plani_load_split(b, u);
         else if (work != PLANI_WORK_LOAD || is_on_slab(b, u))
             plani_unit_work(b, u, work, PROGRAM_NONE, PROGRAM_NONE);
     }
