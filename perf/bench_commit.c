@@ -11,91 +11,14 @@
  *
  * State that rests on NVMe is there already: what its commit costs is perf/durability.sh's. */
 #include <errno.h>
-#include <poll.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/mem.h"
-#include "base/rng.h"
-#include "base/size.h"
 #include "config/job.h"
-#include "perf/bench.h"
-#include "tiers/arena.h"
-#include "tiers/io.h"
+#include "perf/bench_drive.h"
 #include "train/train.h"
 
-#define PIECE_BYTES (4 * MIB)
-
-enum { PIECES = 16, WARM_COMMITS = 3 };
-
-/* The drive by itself: a slab of as many bytes as a commit has. */
-struct drive {
-    slab store;
-    arena memory;
-    io *queue;
-    uint64_t bytes;
-    io_request requests[PIECES];
-};
-
-static void drive_open(struct drive *self, const char *directory, uint64_t bytes)
-{
-    static slab_drive place;
-    snprintf(place.path, sizeof place.path, "%s", directory);
-    self->bytes = size_round_up(bytes, PIECE_BYTES);
-    place.budget_bytes = self->bytes + 64 * MIB;
-    slab_config slab_settings = {.drives = &place, .drive_count = 1, .total_bytes = self->bytes};
-    for (int i = 0; i < SLAB_UUID_BYTES; i++)
-        slab_settings.uuid[i] = (uint8_t)rng_u64((uint64_t)getpid(), clock_ns(), (uint64_t)i);
-    arena_config arena_settings = {
-        .name = "host", .size_bytes = PIECES * PIECE_BYTES, .numa_node = -1, .touch_threads = 2};
-    bench_require(arena_init(&self->memory, &arena_settings));
-    bench_require(slab_open(&self->store, &slab_settings));
-    io_region region = {self->memory.base, self->memory.size_bytes};
-    io_config config = {.target = &self->store, .regions = &region, .region_count = 1};
-    bench_require(io_create(&config, &self->queue));
-}
-
-static void drive_close(struct drive *self)
-{
-    io_destroy(self->queue);
-    bench_require(slab_remove(&self->store));
-    arena_fini(&self->memory);
-}
-
-static void submit(struct drive *self, io_request *request, uint64_t offset)
-{
-    *request = (io_request){.direction = IO_WRITE,
-                            .offset = offset,
-                            .data = self->memory.base +
-                                    (request - self->requests) * (ptrdiff_t)PIECE_BYTES,
-                            .size_bytes = PIECE_BYTES};
-    bench_require(io_submit(self->queue, request));
-}
-
-/* Seconds of writing all of it and syncing. */
-static double drive_write(struct drive *self)
-{
-    uint64_t count = self->bytes / PIECE_BYTES, submitted = 0, finished = 0;
-    uint64_t start = clock_ns();
-    for (; submitted < count && submitted < PIECES; submitted++)
-        submit(self, &self->requests[submitted], submitted * PIECE_BYTES);
-    while (finished < count) {
-        io_request *done[PIECES];
-        int got = io_poll(self->queue, done, PIECES);
-        bench_require(got);
-        for (int i = 0; i < got; i++) {
-            bench_require(done[i]->result);
-            finished++;
-            if (submitted < count)
-                submit(self, done[i], submitted++ * PIECE_BYTES);
-        }
-        struct pollfd waiter = {.fd = io_event_fd(self->queue), .events = POLLIN};
-        if (got == 0)
-            (void)poll(&waiter, 1, 1000);
-    }
-    bench_require(io_sync(self->queue));
-    return (double)(clock_ns() - start) * 1e-9;
-}
+enum { WARM_COMMITS = 3 };
 
 /* A job whose only work worth naming is its commits. */
 static void read_job(const char *folder, job **out)
@@ -154,23 +77,23 @@ static void bench(void)
     train_session *session;
     struct train_summary summary;
     struct plan_summary *plan = mem_alloc(1, sizeof *plan, "plan");
-    struct drive *drive = mem_alloc(1, sizeof *drive, "drive");
+    struct bench_drive *drive = mem_alloc(1, sizeof *drive, "drive");
     bench_require(plan && drive ? 0 : -ENOMEM);
     read_job(work, &asked);
     struct train_options options = {.job = asked, .fresh = true};
     bench_require(train_open(&options, &session));
     train_get_summary(session, &summary, plan);
-    drive_open(drive, work, plan->commit_bytes);
+    bench_drive_open(drive, work, plan->commit_bytes);
     double commits[BENCH_RUNS_MAX], writes[BENCH_RUNS_MAX];
     int runs = bench_is_quick() ? 7 : 9;
     for (int run = -WARM_COMMITS; run < runs; run++) {
-        double commit = commit_once(session), written = drive_write(drive);
+        double commit = commit_once(session), written = bench_drive_move(drive, IO_WRITE, true);
         if (run >= 0) {
             commits[run] = commit;
             writes[run] = written * (double)plan->commit_bytes / (double)drive->bytes;
         }
     }
-    drive_close(drive);
+    bench_drive_close(drive);
     struct bench_summary time = bench_summarize(commits, runs),
                          limit = bench_summarize(writes, runs);
     printf("a commit of %.0f MB: median %.4f s (%.4f to %.4f); written and synced alone %.4f s\n",

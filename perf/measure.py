@@ -45,13 +45,14 @@ class Summary:
 class Table:
     """Figures as they come: printed, and appended to a file of CSV where one is named."""
 
-    def __init__(self, csv_path=None):
+    def __init__(self, csv_path=None, limit_word="limit"):
+        self.limit_word = limit_word
         self.file = open(csv_path, "a") if csv_path else None
 
     def add(self, name, value, unit, limit=None, spread=0.0, note=""):
         line = "%-56s %10.4g %-10s +-%4.1f%%" % (name, value, unit, 100 * spread)
         if limit:
-            line += "  limit %10.4g  ratio %.3f" % (limit, value / limit)
+            line += "  %s %10.4g  ratio %.3f" % (self.limit_word, limit, value / limit)
         print(line + ("  " + note if note else ""), flush=True)
         if self.file:
             self.file.write("%s,%.6g,%s,%s,%.4f\n" % (name, value, unit,
@@ -79,7 +80,7 @@ def write_tokens(path, count=1 << 20, vocab=VOCAB):
     """Random ids of 16 bits, the same each time."""
     draw = random.Random(7)
     with open(path, "wb") as out:
-        array.array("H", [draw.randrange(vocab) for _ in range(count)]).tofile(out)
+        array.array("H", draw.choices(range(vocab), k=count)).tofile(out)
 
 
 def job_of(work, model, micro=4, accumulation=1, homes=None, budgets=("8GiB", "1GiB"), bf16=True, more=None):
@@ -138,3 +139,63 @@ def memory_gib():
             if line.startswith("MemAvailable"):
                 return int(line.split()[1]) / 1048576
     return 0
+
+
+class Absent(Exception):
+    """A peer that is not here, with the reason."""
+
+
+class Side:
+    """A program that does one piece of work for each line that it is given: see perf/bench_side.c."""
+
+    def __init__(self, command, log, env=None):
+        self.command, self.log = command, log
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=open(log, "w"),
+                                        text=True, bufsize=1, env=dict(os.environ, **(env or {})))
+        self.about = ""
+        for line in self.process.stdout:
+            if line.startswith("ready"):
+                self.about = line[5:].strip()
+                return
+            if line.startswith("absent"):
+                self.process.wait()
+                raise Absent(line[6:].strip())
+        self.lost()
+
+    def lost(self):
+        self.process.wait()
+        with open(self.log) as lines:
+            said = lines.read()[-1500:]
+        fail("%s ended (%d): %s" % (" ".join(self.command), self.process.returncode, said))
+
+    def do(self, what="step"):
+        """(seconds, value); lines that are no answer, such as a library's warnings, are passed over."""
+        self.process.stdin.write(what + "\n")
+        self.process.stdin.flush()
+        for line in self.process.stdout:
+            words = line.split()
+            try:
+                return float(words[0]), float(words[1])
+            except (IndexError, ValueError):
+                continue
+        self.lost()
+
+    def close(self):
+        try:
+            self.process.stdin.close()
+            self.process.wait(60)
+        except (OSError, subprocess.TimeoutExpired):
+            self.process.kill()
+            self.process.wait()
+
+
+def by_turns(sides, rounds, warm=2, what="step"):
+    """Seconds and values of each side, taking turns; the first `warm` rounds do not count."""
+    seconds, values = {name: [] for name in sides}, {name: [] for name in sides}
+    for turn in range(-warm, rounds):
+        for name, side in sides.items():
+            took, value = side.do(what)
+            if turn >= 0:
+                seconds[name].append(took)
+                values[name].append(value)
+    return seconds, values
