@@ -129,8 +129,9 @@ def train(sluice, work, job, steps, skipped=2, ranks=1):
     return [line for line in found if "tokens_per_second" in line and line["step"] > skipped]
 
 
-def plan(sluice, work, job, machine="none"):
-    return json.loads(run([sluice, "plan", write_job(work, "plan", job), "--json", "--machine", machine]))
+def plan(sluice, work, job, machine="none", ranks=1):
+    return json.loads(run([sluice, "plan", write_job(work, "plan", job), "--json", "--machine", machine, "--ranks",
+                           str(ranks)]))
 
 
 def memory_gib():

@@ -37,6 +37,13 @@ add_test(NAME repo_install COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/check_install.sh
 set_tests_properties(repo_includes repo_includes_canary repo_tree repo_install
                      PROPERTIES LABELS cpu TIMEOUT 60 SKIP_RETURN_CODE 77)
 
+# Targets of perf/ are made after this folder is read, so its presence is known by the option.
+if(SLUICE_PERF)
+    add_test(NAME repo_perf COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/check_perf.sh ${PROJECT_SOURCE_DIR}
+             ${PROJECT_BINARY_DIR})
+    set_tests_properties(repo_perf PROPERTIES LABELS cpu TIMEOUT 60)
+endif()
+
 sluice_test(test_cli_options LIBS sluice_cli LABELS cpu debug)
 add_test(NAME cli_bigram COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/check_bigram.sh
          $<TARGET_FILE:sluice-bigram>)
