@@ -25,33 +25,39 @@ struct checksum_table {
 };
 
 /* Measured from DRAM on one Zen 4 core: 18.8 GB/s with the library's SSE2, 32 with AVX2, 31 with AVX-512. */
-static uint64_t sum_streams(const void *data, uint64_t stream_count, uint64_t stride_bytes,
-                            uint64_t stream_bytes)
+static uint64_t sum_streams(const void *data, const struct swapi_stream *streams,
+                            uint32_t stream_count)
 {
 #if defined(__x86_64__)
     if (__builtin_cpu_supports("avx2"))
-        return swapi_checksum_avx2(data, stream_count, stride_bytes, stream_bytes);
+        return swapi_checksum_avx2(data, streams, stream_count);
 #endif
-    return checksum_streams(data, stream_count, stride_bytes, stream_bytes);
+    return checksum_streams(data, streams, stream_count);
 }
 
-uint64_t checksum_sum(const void *data, uint64_t size_bytes, uint64_t elem_count)
+uint64_t checksum_sum(const void *data, uint64_t size_bytes, uint64_t elem_count, uint32_t streams)
 {
-    uint64_t last_bytes = size_round_up(4 * elem_count, TILE_BLOCK_BYTES);
-    uint64_t stride = tile_stream_stride(elem_count);
-    if (elem_count == 0 || size_bytes < last_bytes || (size_bytes - last_bytes) % stride)
-        return sum_streams(data, 1, 0, size_bytes);
-    return sum_streams(data, 1 + (size_bytes - last_bytes) / stride, stride, 4 * elem_count);
+    struct swapi_stream list[TILE_STREAMS_MAX] = {{0, size_bytes}};
+    uint32_t count = tile_stream_count(streams);
+    if (elem_count == 0 || count == 0 || count > TILE_STREAMS_MAX ||
+        tile_bytes(elem_count, streams) != size_bytes)
+        return sum_streams(data, list, 1);
+    for (uint32_t i = 0; i < count; i++)
+        list[i] = (struct swapi_stream){tile_stream_offset(streams, elem_count, i),
+                                        tile_stream_bytes(streams, elem_count, i)};
+    return sum_streams(data, list, count);
 }
 
 uint64_t checksum_sum_fresh(const float *master, uint64_t elem_count, uint32_t streams)
 {
     static const unsigned char zeros[16384]; /* half of a first cache */
+    uint64_t master_bytes = tile_stream_bytes(streams, elem_count, 0);
+    uint64_t others_bytes = tile_state_bytes(streams, elem_count) - master_bytes;
 #if defined(__x86_64__)
     if (__builtin_cpu_supports("avx2"))
-        return swapi_checksum_zeros_avx2(master, 4 * elem_count, streams - 1, zeros, sizeof zeros);
+        return swapi_checksum_zeros_avx2(master, master_bytes, others_bytes, zeros, sizeof zeros);
 #endif
-    return checksum_stream_and_zeros(master, 4 * elem_count, streams - 1, zeros, sizeof zeros);
+    return checksum_stream_and_zeros(master, master_bytes, others_bytes, zeros, sizeof zeros);
 }
 
 /* ---- creation ---- */
@@ -248,7 +254,7 @@ int checksum_verify(const checksum_table *self, uint64_t offset, uint64_t size_b
         if (end_of(extent) > offset + size_bytes || !self->known[i])
             continue;
         *found = checksum_sum((const unsigned char *)data + (extent->offset - offset),
-                              extent->size_bytes, 0);
+                              extent->size_bytes, 0, 0);
         if (*found != extent->sum) {
             *expected = *extent;
             return ERR_CORRUPT;

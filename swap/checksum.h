@@ -31,12 +31,13 @@ typedef struct checksum_extent checksum_extent;
 
 typedef struct checksum_table checksum_table;
 
-/* XXH3-64 of `size_bytes` bytes; with elem_count > 0 of a tile of so many elements without its padding, as
- * told above. An elem_count that does not give a tile of that size acts as 0. Any thread. */
-uint64_t checksum_sum(const void *data, uint64_t size_bytes, uint64_t elem_count);
+/* XXH3-64 of `size_bytes` bytes; where `streams`, a streams code (base/tile.h), and elem_count are not 0, of a
+ * tile of so many elements without its padding, as told above. What is no tile of that size is summed whole.
+ * Any thread. */
+uint64_t checksum_sum(const void *data, uint64_t size_bytes, uint64_t elem_count, uint32_t streams);
 
-/* What checksum_sum says of a tile of `streams` (> 0) streams of elem_count elements, of which the first is
- * `master` and the others are zeros, without a copy of them. Any thread. */
+/* What checksum_sum says of a tile of elem_count elements whose first stream holds `master`, fp32, and whose
+ * others are zeros, without a copy of them. Any thread. */
 uint64_t checksum_sum_fresh(const float *master, uint64_t elem_count, uint32_t streams);
 
 /* A table for these programs, without sums. The programs are not kept. -ENOMEM. */

@@ -4,13 +4,17 @@
 
 #include <stdint.h>
 
+/* One of several ranges that are summed as if they were one. */
+struct swapi_stream {
+    uint64_t offset, size_bytes;
+};
+
 #if defined(__x86_64__)
 /* checksum_streams of checksum_body.h; only where the CPU has AVX2. */
-uint64_t swapi_checksum_avx2(const void *data, uint64_t stream_count, uint64_t stride_bytes,
-                             uint64_t stream_bytes);
-uint64_t swapi_checksum_zeros_avx2(const void *data, uint64_t stream_bytes,
-                                   uint64_t zero_stream_count, const void *zeros,
-                                   uint64_t zero_bytes);
+uint64_t swapi_checksum_avx2(const void *data, const struct swapi_stream *streams,
+                             uint32_t stream_count);
+uint64_t swapi_checksum_zeros_avx2(const void *data, uint64_t stream_bytes, uint64_t others_bytes,
+                                   const void *zeros, uint64_t zero_bytes);
 #endif
 
 #endif

@@ -95,6 +95,7 @@ static void push_sum(lane_io_pair *pair, io_slot *slot, enum swapi_sum_task task
                                            .size_bytes = transfer->size_bytes,
                                            .sum = entry ? entry->sum[slot->which] : 0},
                                 .elem_count = entry ? entry->elem_count : 0,
+                                .streams = entry ? entry->streams : 0,
                                 .user = slot};
     swapi_sum_thread_push(pair->sums, &slot->job);
 }

@@ -32,6 +32,7 @@ enum { PLACE_NONE = 2 };
  * params. */
 struct place_entry {
     uint32_t unit, tile;
+    uint32_t streams;                /* the tile's streams code (base/tile.h); 0: params */
     uint64_t elem_begin, elem_count; /* within the unit */
     uint64_t logical_offset;         /* in the nvme arena of the programs */
     uint64_t size_bytes;             /* padding included */

@@ -56,7 +56,7 @@ static void do_job(swapi_sum_job *job)
                                       &job->expected, &job->found);
         return;
     }
-    uint64_t sum = checksum_sum(job->data, extent->size_bytes, job->elem_count);
+    uint64_t sum = checksum_sum(job->data, extent->size_bytes, job->elem_count, job->streams);
     if (job->task == SWAPI_SUM_TAKE) {
         extent->sum = sum;
         return;

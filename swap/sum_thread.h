@@ -27,6 +27,7 @@ struct swapi_sum_job {
     const void *data; /* extent.size_bytes bytes; untouched by others until it is taken */
     checksum_extent extent;
     uint64_t elem_count; /* of a tile of optimizer state with places; else 0, and to verify */
+    uint32_t streams;    /* the tile's streams code; 0: no tile */
     void *user;
     /* Of a comparison: */
     int result;                 /* 0 or ERR_CORRUPT, without a text */

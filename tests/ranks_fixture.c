@@ -131,7 +131,7 @@ static void write_rank(struct ranks_run *self, uint32_t rank, manifest_extent *e
     for (uint64_t i = 0; i < count; i++) {
         manifest_extent *tile = &extents[i];
         ranks_fill_tile(tile, data);
-        tile->checksum = checksum_sum(data, tile->size_bytes, tile->elem_count);
+        tile->checksum = checksum_sum(data, tile->size_bytes, tile->elem_count, RANKS_STREAMS);
         if (io_transfer(transport, IO_WRITE, tile->offset_bytes, data, tile->size_bytes) < 0)
             fail_msg("%s", err_text());
     }

@@ -185,7 +185,7 @@ __attribute__((unused)) static void io_rig_preload_sums(io_rig *self)
                                             target->offset_bytes,
                                   .size_bytes = target->size_bytes};
         extent.sum =
-            checksum_sum(self->arenas.base[ARENA_NVME] + extent.offset, extent.size_bytes, 0);
+            checksum_sum(self->arenas.base[ARENA_NVME] + extent.offset, extent.size_bytes, 0, 0);
         assert_int_equal(checksum_put(self->sums, &extent), 0);
     }
 }

@@ -145,6 +145,7 @@ static place_table *make_places(uint32_t count)
                                    .tile = i,
                                    .elem_begin = (uint64_t)i * ELEMS,
                                    .elem_count = ELEMS,
+                                   .streams = STREAMS,
                                    .logical_offset = (uint64_t)i * EXTENT_BYTES,
                                    .size_bytes = EXTENT_BYTES,
                                    .offset = {at + EXTENT_BYTES, at},

@@ -226,9 +226,9 @@ static void old_versions_have_no_more(void **state)
     bytes[8] = 0;
     format_sign(bytes, count);
     expect_corrupt(bytes, count, "version 0");
-    bytes[8] = 6; /* of a newer program, whole */
+    bytes[8] = 7; /* of a newer program, whole */
     format_sign(bytes, count);
-    expect_corrupt(bytes, count, "has version 6 and this program reads versions 1 to 5");
+    expect_corrupt(bytes, count, "has version 7 and this program reads versions 1 to 6");
     format_store(0, bytes, count);
     int found;
     assert_int_equal(manifest_read(format_directory(), &out, &found), ERR_INPUT);
@@ -236,6 +236,46 @@ static void old_versions_have_no_more(void **state)
     bytes[count - 1] ^= 1; /* of a newer program, or not: damaged */
     expect_corrupt(bytes, count, "checksum");
     manifest_fini(&in);
+    format_remove_slots();
+}
+
+/* State that is not all fp32 makes a slot of version 6, which older programs refuse; its streams code is checked. */
+static void formats_make_version_6(void **state)
+{
+    (void)state;
+    static manifest in, out;
+    static unsigned char bytes[FORMAT_FILE_MAX];
+    static const enum tile_format formats[][3] = {{TILE_FP32, TILE_BF16, TILE_BF16},
+                                                  {TILE_FP32, TILE_INT8, TILE_INT8},
+                                                  {TILE_LOW16, TILE_FP32, TILE_FP32}};
+    int found;
+    for (size_t f = 0; f < sizeof formats / sizeof formats[0]; f++) {
+        format_draw(&in, SEED, 8, &(struct format_shape){MANIFEST_COMMITTED, 2, 0, 3, 1, 0});
+        in.state_streams = tile_streams_code(3, formats[f][0], formats[f][1], formats[f][2]);
+        for (uint64_t i = 0; i < in.extent_count; i++) { /* apart, as larger ones were laid out */
+            in.extents[i].size_bytes = tile_bytes(in.extents[i].elem_count, in.state_streams);
+            in.extents[i].offset_bytes =
+                i ? in.extents[i - 1].offset_bytes + in.extents[i - 1].size_bytes : 0;
+        }
+        assert_int_equal(manifest_write(format_directory(), &in), 0);
+        size_t count = format_load(0, bytes);
+        assert_int_equal(bytes[8], 6);
+        assert_int_equal(manifest_read(format_directory(), &out, &found), 1);
+        format_assert_same(&in, &out);
+        manifest_fini(&out);
+        bytes[8] = 5;
+        format_sign(bytes, count);
+        expect_corrupt(bytes, count, "not 0");
+        bytes[8] = 6;
+        bytes[148 + 3] = TILE_FORMAT_COUNT;
+        format_sign(bytes, count);
+        expect_corrupt(bytes, count, "is not possible");
+        bytes[148 + 3] = (unsigned char)(in.state_streams >> 24);
+        bytes[148 + 2] ^= TILE_BF16; /* of other sizes */
+        format_sign(bytes, count);
+        expect_corrupt(bytes, count, "cannot have");
+        manifest_fini(&in);
+    }
     format_remove_slots();
 }
 
@@ -348,10 +388,15 @@ int main(void)
     log_set_level(LOG_QUIET); /* each fallback warns */
     format_begin();
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(written_is_read),           cmocka_unit_test(texts_of_any_length_are_read),
-        cmocka_unit_test(layout_is_as_documented),   cmocka_unit_test(old_versions_are_read),
-        cmocka_unit_test(old_versions_have_no_more), cmocka_unit_test(any_bit_and_length_is_found),
-        cmocka_unit_test(frozen_params_are_read),    cmocka_unit_test(headers_are_copied),
+        cmocka_unit_test(written_is_read),
+        cmocka_unit_test(texts_of_any_length_are_read),
+        cmocka_unit_test(layout_is_as_documented),
+        cmocka_unit_test(old_versions_are_read),
+        cmocka_unit_test(old_versions_have_no_more),
+        cmocka_unit_test(formats_make_version_6),
+        cmocka_unit_test(any_bit_and_length_is_found),
+        cmocka_unit_test(frozen_params_are_read),
+        cmocka_unit_test(headers_are_copied),
     };
     int rc = cmocka_run_group_tests(tests, NULL, NULL);
     format_end();

@@ -2,7 +2,7 @@
  * same bits at the same number of ranks, and the losses of one rank at the same global batch to
  * 1e-4.
  *
- * test_ranks_stages RANKS FAMILY-DTYPE [CASE...], each case one of stages, canary, curve,
+ * test_ranks_stages RANKS FAMILY-DTYPE[-m16|-m8] [CASE...] (moments in bf16, in 8 bits), each case one of stages, canary, curve,
  * draws=SEED-SEED, overflow, scale, stop */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -34,6 +34,7 @@ enum {
 
 static fixture_model shape = {.family = "gpt2", .layers = 2, .hidden = 64};
 static bool is_fp16;
+static const char *moments = "fp32";
 static uint64_t first_seed = 1, last_seed = 1;
 
 /* The family's usual embeddings, the dtype asked for. */
@@ -42,6 +43,7 @@ static void begin_sets(fixture_sets *sets)
     memset(sets, 0, sizeof *sets);
     fixture_set(sets, "model.tie_embeddings=%s",
                 strcmp(shape.family, "gpt2") == 0 ? "true" : "false");
+    fixture_set(sets, "state.moments=%s", moments);
     if (is_fp16)
         fixture_set(sets, "fp16={\"enabled\":true,\"initial_scale_power\":12,\"hysteresis\":1}");
 }
@@ -549,6 +551,7 @@ int main(int argc, char **argv)
         shape.family = strstr(argv[2], "llama") ? "llama" : "gpt2";
         shape.bf16 = strstr(argv[2], "bf16") != NULL;
         is_fp16 = strstr(argv[2], "fp16") != NULL;
+        moments = strstr(argv[2], "-m16") ? "bf16" : strstr(argv[2], "-m8") ? "8bit" : "fp32";
     }
     return mpi_end(argc > 3 ? run_cases(argc - 3, argv + 3) : 2);
 }

@@ -60,7 +60,7 @@ static void commits_stay_as_they_were(void **state)
             draw_content(source(&r, k), newest[k]);
             assert_true(item->has_sum[item->newest] &&
                         item->sum[item->newest] ==
-                            checksum_sum(source(&r, k), EXTENT_BYTES, ELEMS));
+                            checksum_sum(source(&r, k), EXTENT_BYTES, ELEMS, STREAMS));
         }
     }
     mem_get_stats(&after);
@@ -156,7 +156,7 @@ static void a_commit_runs_beside_reads(void **state)
             assert_int_equal(item->committed, view.newest[i]);
             assert_int_equal(item->newest, 1 - item->committed);
             assert_true(item->sum[item->committed] == view.sum[i]);
-            assert_true(view.sum[i] == checksum_sum(source(&r, i), EXTENT_BYTES, ELEMS));
+            assert_true(view.sum[i] == checksum_sum(source(&r, i), EXTENT_BYTES, ELEMS, STREAMS));
             assert_true(has_content(target(&r, i), 10 * run + i));
             assert_true(slab_has(&r, item->offset[item->committed], 10 * run + i));
             assert_int_equal(item->committed, (run - 1) % 2);
@@ -182,7 +182,8 @@ static void expect_corrupt(state_rig *r, uint32_t i, uint64_t offset, uint64_t e
              i, i == PARAMS ? "params" : "optimizer", (int)EXTENT_BYTES,
              (unsigned long long)piece.file_offset, r->disk->files[piece.drive_idx].path,
              is_cut ? " and in the stripes that follow" : "",
-             (unsigned long long)checksum_sum(target(r, i), EXTENT_BYTES, i == PARAMS ? 0 : ELEMS),
+             (unsigned long long)checksum_sum(target(r, i), EXTENT_BYTES, ELEMS,
+                                              i == PARAMS ? 0 : STREAMS),
              (unsigned long long)expected_sum);
     if (strncmp(text, wanted, strlen(wanted)) != 0 || !strstr(text, "`sluice verify`"))
         fail_msg("\"%s\" does not begin with \"%s\"", text, wanted);
@@ -358,7 +359,7 @@ static void what_has_no_place_is_refused(void **state)
     must_write(&r, PARAMS, 6); /* and what needs none goes on as ever */
     flip(&r, PARAMS_AT, PADDING_AT);
     place_entry *item = entry_of(&r, 1);
-    expect_corrupt(&r, PARAMS, PARAMS_AT, checksum_sum(source(&r, PARAMS), EXTENT_BYTES, 0));
+    expect_corrupt(&r, PARAMS, PARAMS_AT, checksum_sum(source(&r, PARAMS), EXTENT_BYTES, 0, 0));
     assert_int_equal(item->newest, 0);
     rig_close(&r);
 }

@@ -1,7 +1,7 @@
 /* Every mode of a step against the plainest one: precisions, orders, exact update modes, kept or
  * recomputed inner activations, units cut in parts, one to three drives, both I/O backends, paranoid
  * mode, placements, tiles, lookahead and budgets are drawn together, and change no bit of a loss or
- * weight. Argument: FAMILY-DTYPE[-tied|-untied][-cut][-unclipped][-lion|-adagrad]; what it names is the
+ * weight. Argument: FAMILY-DTYPE[-tied|-untied][-cut][-unclipped][-lion|-adagrad][-m16|-m8]; what it names is the
  * numeric fingerprint that a group shares. */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -52,6 +52,8 @@ static void set_group(fixture_sets *sets)
         if (is_group("bf16"))
             fixture_set(sets, "bf16.check_grad_overflow=false");
     }
+    if (is_group("-m16") || is_group("-m8"))
+        fixture_set(sets, "state.moments=%s", is_group("-m16") ? "bf16" : "8bit");
     if (is_group("lion") || is_group("adagrad")) {
         fixture_set(sets, "optimizer={\"type\":\"%s\",\"params\":{\"lr\":%s,\"weight_decay\":0.1}}",
                     is_group("lion") ? "Lion" : "Adagrad", is_group("lion") ? "3e-4" : "1e-2");

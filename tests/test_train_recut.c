@@ -143,7 +143,7 @@ static void write_old(void)
             for (uint64_t e = 0; e < tile->elem_count; e++)
                 stream[e] = element(tile->unit, s, tile->elem_begin + e);
         }
-        tile->checksum = checksum_sum(data, tile->size_bytes, tile->elem_count);
+        tile->checksum = checksum_sum(data, tile->size_bytes, tile->elem_count, rig.streams);
         assert_int_equal(
             io_transfer(transport, IO_WRITE, tile->offset_bytes, data, tile->size_bytes), 0);
     }
@@ -266,7 +266,8 @@ static void check_new(void)
         assert_true(entry->has_sum[0] && !entry->has_sum[1]);
         assert_int_equal(io_transfer(transport, IO_READ, entry->offset[0], data, entry->size_bytes),
                          0);
-        assert_true(checksum_sum(data, entry->size_bytes, entry->elem_count) == entry->sum[0]);
+        assert_true(checksum_sum(data, entry->size_bytes, entry->elem_count, rig.streams) ==
+                    entry->sum[0]);
         check_tile(entry, data);
     }
     io_destroy(transport);

@@ -9,7 +9,7 @@ if(TARGET sluice_train)
                 INSTANCES ${train_shapes})
     set(train_modes gpt2-fp32 gpt2-fp16-untied llama-fp16 llama-bf16 gpt2-bf16-unclipped
         llama-fp32-untied-unclipped gpt2-fp32-cut llama-bf16-untied-cut gpt2-fp16-cut
-        gpt2-bf16-lion llama-fp32-adagrad)
+        gpt2-bf16-lion llama-fp32-adagrad gpt2-bf16-cut-m16 llama-fp32-unclipped-m8)
     sluice_test(test_train_modes LIBS train_fixture LABELS cpu nvme TIMEOUT 120
                 INSTANCES ${train_modes})
     sluice_test(test_train_random LIBS train_fixture LABELS cpu nvme TIMEOUT 120
@@ -41,7 +41,7 @@ if(TARGET sluice_train)
                 INSTANCES llama-fp16 gpt2-fp16-untied-cut-lion gpt2-bf16-adagrad
                 llama-bf16-unclipped-cut gpt2-fp32-cut-range
                 llama-fp32-unclipped-untied-adam-onecycle gpt2-fp16-tokens-adagrad-onecycle
-                llama-bf16-delayed)
+                llama-bf16-delayed llama-bf16-unclipped-m16 gpt2-fp16-untied-cut-m8)
     sluice_test(test_train_keep LIBS sluice_train LABELS cpu debug nvme)
     sluice_test(test_train_kept LIBS train_fixture LABELS cpu nvme TIMEOUT 120)
     sluice_test(test_train_recut LIBS sluice_train LABELS cpu debug nvme INSTANCES uring pool sim)

@@ -47,6 +47,13 @@ enum tile_format {
     TILE_FORMAT_COUNT,
 };
 
+/* "fp32", "bf16", "low16", "int8". */
+static inline const char *tile_format_name(enum tile_format format)
+{
+    static const char *const names[] = {"fp32", "bf16", "low16", "int8"};
+    return (unsigned)format < TILE_FORMAT_COUNT ? names[format] : "unknown";
+}
+
 /* The code of a tile: its count of streams in bits 0 to 7, the format of stream i in the 8 bits from
  * 8 + 8 i on. Unused formats are 0. */
 static inline uint32_t tile_streams_code(uint32_t count, enum tile_format first,
@@ -63,6 +70,12 @@ static inline uint32_t tile_stream_count(uint32_t streams)
 static inline enum tile_format tile_stream_format(uint32_t streams, uint32_t idx)
 {
     return (enum tile_format)(streams >> (8 + 8 * idx) & 0xff);
+}
+
+/* Whether any stream is not fp32. */
+static inline bool tile_has_formats(uint32_t streams)
+{
+    return streams > 0xff;
 }
 
 /* Whether a code read from a file is one that tile_streams_code can have made with at least two streams. */
@@ -104,6 +117,12 @@ static inline uint64_t tile_state_bytes(uint32_t streams, uint64_t elems)
     for (uint32_t i = 0; i < tile_stream_count(streams); i++)
         bytes += tile_format_bytes(tile_stream_format(streams, i), elems);
     return bytes;
+}
+
+/* The same of one stream. */
+static inline uint64_t tile_stream_bytes(uint32_t streams, uint64_t elems, uint32_t idx)
+{
+    return tile_format_bytes(tile_stream_format(streams, idx), elems);
 }
 
 /* Bytes from the start of an fp32 stream of `elems` elements to the next stream. */

@@ -90,7 +90,7 @@ static void inspect_print(const char *run_dir, const struct inspect_summary *sum
         printf("tiles        %" PRIu64 ", %s; up to %" PRIu64 " elements of ", sum->extent_count,
                size_format(sum->extents_bytes, extents), sum->tile_elems);
         if (sum->state_streams > 0)
-            printf("%" PRIu64 " streams\n", sum->state_streams);
+            printf("%" PRIu64 " streams: %s\n", sum->state_streams, sum->state_formats);
         else
             printf("an unknown number of streams\n");
         if (sum->world_size > 1)
@@ -195,6 +195,7 @@ static int inspect_print_json(const char *run_dir, const struct inspect_summary 
     json_object_set_new(object, "uuid", json_string(sum->uuid));
     for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++)
         json_object_set_new(object, numbers[i].key, json_integer((json_int_t)numbers[i].value));
+    json_object_set_new(object, "state_formats", json_string(sum->state_formats));
     json_object_set_new(object, "replicated", json_boolean(sum->is_replicated));
     json_object_set_new(object, "loss_scale", json_real(sum->loss_scale));
     json_object_set_new(

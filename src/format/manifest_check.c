@@ -290,7 +290,7 @@ static bool extent_is_possible(const manifest *self, const manifest_extent *exte
                                "unit %" PRIu32 " rank %" PRIu32 " tile %" PRIu32 " of %" PRIu64
                                " elements in %" PRIu32 " streams cannot have %" PRIu64 " bytes",
                                extent->unit, extent->rank, extent->tile, extent->elem_count,
-                               self->state_streams, extent->size_bytes);
+                               tile_stream_count(self->state_streams), extent->size_bytes);
     uint64_t end_max = self->total_bytes ? self->total_bytes : SLAB_BYTES_MAX;
     if (extent->offset_bytes % TILE_BLOCK_BYTES != 0 || extent->offset_bytes > end_max ||
         extent->size_bytes > end_max - extent->offset_bytes)
@@ -305,9 +305,8 @@ static bool extent_is_possible(const manifest *self, const manifest_extent *exte
 
 static bool extents_are_possible(const manifest *self, manifesti_reason *reason)
 {
-    if (self->state_streams != 0 &&
-        (self->state_streams < STREAMS_MIN || self->state_streams > TILE_STREAMS_MAX))
-        return manifesti_wrong(reason, "a tile of %" PRIu32 " streams is not possible",
+    if (self->state_streams != 0 && !tile_streams_is_valid(self->state_streams))
+        return manifesti_wrong(reason, "a tile of streams %08" PRIx32 " is not possible",
                                self->state_streams);
     if (self->tile_elems > ELEMS_MAX)
         return manifesti_wrong(reason, "a tile of %" PRIu64 " elements is not possible",

@@ -12,8 +12,9 @@
 #include "format/manifest.h"
 
 enum {
-    MANIFESTI_VERSION = 5,
-    MANIFESTI_VERSION_STATE = 4, /* written where all units learn: older programs can read it */
+    MANIFESTI_VERSION = 6,
+    MANIFESTI_VERSION_FROZEN = 5, /* written where all state is fp32: older programs can read it */
+    MANIFESTI_VERSION_STATE = 4,  /* and where all units learn: still older ones */
     MANIFESTI_VERSION_MIN = 1,
     MANIFESTI_SLOTS = 2,
     MANIFESTI_PAD = 8, /* of each part of text */
@@ -46,7 +47,7 @@ struct manifesti_header {
     uint64_t drives_bytes; /* of the paths, NULs and padding included */
     uint64_t extent_count;
     uint32_t drive_count;
-    uint32_t state_streams;   /* 0 before version 3 */
+    uint32_t state_streams;   /* 0 before version 3; below 256, all fp32, before version 6 */
     uint64_t scale_iteration; /* 0 in version 1, as the next two */
     int64_t scale_last_overflow;
     uint64_t scale_hysteresis_left;

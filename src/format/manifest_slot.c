@@ -25,6 +25,7 @@
 
 #include "base/mem.h"
 #include "base/size.h"
+#include "base/tile.h"
 #include "format/manifest_internal.h"
 
 /* What stands for the placeholder at the start of `text`, and its length; NULL: there is none. */
@@ -139,9 +140,11 @@ static uint64_t parts_checksum(const manifesti_parts *self)
 
 static uint32_t version_of(const manifest *self)
 {
+    if (tile_has_formats(self->state_streams))
+        return MANIFESTI_VERSION;
     for (uint64_t i = 0; i < self->extent_count; i++)
         if (self->extents[i].param_bytes)
-            return MANIFESTI_VERSION;
+            return MANIFESTI_VERSION_FROZEN;
     return MANIFESTI_VERSION_STATE;
 }
 
@@ -272,6 +275,8 @@ static uint64_t bytes_checksum(const unsigned char *bytes, uint64_t size_bytes)
 static bool unused_is_zero(const manifesti_header *header)
 {
     uint64_t unused = header->reserved;
+    if (header->version < MANIFESTI_VERSION)
+        unused |= tile_has_formats(header->state_streams);
     if (header->version < 3)
         unused |= header->state_streams | header->stray_bytes | header->identity_bytes;
     if (header->version < 2)

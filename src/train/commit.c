@@ -100,6 +100,7 @@ static uint64_t list_unit(const traini_setup *setup, uint32_t unit, place_entry 
             .elem_count = held,
             .logical_offset = home->offset_bytes + within,
             .size_bytes = width ? held * width : tile_bytes(held, setup->plan.state_streams),
+            .streams = width ? 0 : setup->plan.state_streams,
             .offset = {home->offset_bytes + within, second + within},
             .newest = PLACE_NONE,
             .committed = PLACE_NONE,

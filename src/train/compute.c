@@ -130,12 +130,6 @@ static void take_norm(traini_engine *self)
         traini_make_scalars(self); /* the updates that follow in this program use them */
 }
 
-/* Stream `idx` of a tile, as base/tile.h lays them. */
-static float *tile_stream(unsigned char *state, uint64_t elems, uint32_t idx)
-{
-    return (float *)(void *)(state + idx * tile_stream_stride(elems));
-}
-
 /* What all optimizers share: who computes, and on what. */
 struct update_tile {
     const kernel_ops *ops;
@@ -143,20 +137,53 @@ struct update_tile {
     void *stream;
     uint64_t count;
     unsigned char *state;
+    uint32_t streams; /* of the state: its code */
     const void *grads;
     void *params;
     enum dtype grad_type, param_type;
+    uint32_t unit;
+    uint64_t first_elem; /* of the whole unit, whatever the rank */
 };
+
+/* Stream `idx` of the tile. */
+static void *tile_stream(const struct update_tile *tile, uint32_t idx)
+{
+    return tile->state + tile_stream_offset(tile->streams, tile->count, idx);
+}
+
+/* Adam where a stream is not fp32. */
+static int run_adam_packed(const traini_engine *self, const struct update_tile *tile)
+{
+    if (!tile->ops->adam_packed)
+        return err_set(ERR_CONFIG,
+                       "state.master and state.moments but fp32 are not built for the %s backend",
+                       tile->ops->name);
+    adam_packed_args args = {
+        .count = tile->count,
+        .streams = tile->streams,
+        .master = tile_stream(tile, 0),
+        .m = tile_stream(tile, 1),
+        .v = tile_stream(tile, 2),
+        .grads = tile->grads,
+        .grad_type = tile->grad_type,
+        .params = tile->params,
+        .param_type = tile->param_type,
+        .scalars = &self->step.scalars,
+        .rounding_key = traini_rounding_key(self->step.seed, self->step.applied, tile->unit),
+        .first_elem = tile->first_elem,
+    };
+    return tile->ops->adam_packed(tile->context, tile->stream, &args);
+}
 
 static int run_adam(const traini_engine *self, const struct update_tile *tile)
 {
-    if (self->setup->plan.state_streams != 3)
-        return err_set(ERR_CONFIG, "state.master and state.moments but fp32 are not built yet");
+    if (tile_has_formats(tile->streams))
+        return run_adam_packed(self, tile);
     adam_args args = {
         .count = tile->count,
-        .master = tile_stream(tile->state, tile->count, 0),
-        .m = tile_stream(tile->state, tile->count, 1),
-        .v = tile_stream(tile->state, tile->count, 2),
+        .master = tile_stream(tile, 0),
+        .m = tile_stream(tile, 1),
+        .v = tile_stream(tile, 2),
         .grads = tile->grads,
         .grad_type = tile->grad_type,
         .params = tile->params,
@@ -172,8 +199,8 @@ static int run_lion(const traini_engine *self, const struct update_tile *tile)
     lion_scalars scalars = {s->learning_rate, s->beta1, s->beta2, s->weight_decay, s->grad_scale};
     lion_args args = {
         .count = tile->count,
-        .master = tile_stream(tile->state, tile->count, 0),
-        .m = tile_stream(tile->state, tile->count, 1),
+        .master = tile_stream(tile, 0),
+        .m = tile_stream(tile, 1),
         .grads = tile->grads,
         .grad_type = tile->grad_type,
         .params = tile->params,
@@ -189,8 +216,8 @@ static int run_adagrad(const traini_engine *self, const struct update_tile *tile
     adagrad_scalars scalars = {s->learning_rate, s->epsilon, s->weight_decay, s->grad_scale};
     adagrad_args args = {
         .count = tile->count,
-        .master = tile_stream(tile->state, tile->count, 0),
-        .v = tile_stream(tile->state, tile->count, 1),
+        .master = tile_stream(tile, 0),
+        .v = tile_stream(tile, 1),
         .grads = tile->grads,
         .grad_type = tile->grad_type,
         .params = tile->params,
@@ -216,10 +243,13 @@ static int run_update(traini_engine *self, const program *prog, const op *item, 
         .stream = stream,
         .count = item->elem_count,
         .state = role_address(self, prog, item, ROLE_STATE),
+        .streams = setup->plan.state_streams,
         .grads = role_address(self, prog, item, ROLE_SOURCE),
         .params = role_address(self, prog, item, ROLE_TARGET),
         .grad_type = setup->job->grad_dtype,
         .param_type = setup->net->type,
+        .unit = item->unit,
+        .first_elem = traini_state_begin(setup, item->unit) + item->elem_begin,
     };
     choose_worker(self, item, &tile);
     switch (setup->job->optimizer.type) {
@@ -260,7 +290,7 @@ static int run_init(traini_engine *self, const program *prog, const op *item)
     clear(state, op_operand(item, ROLE_STATE)->size_bytes); /* padding too goes to disk */
     TRY(traini_first_elems(self, item->unit,
                            traini_state_begin(setup, item->unit) + item->elem_begin,
-                           item->elem_count, tile_stream(state, item->elem_count, 0)));
+                           item->elem_count, (float *)(void *)state));
     return run_working_copy(self, prog, item, NULL);
 }
 

@@ -239,6 +239,7 @@ int traini_engine_create(traini_setup *setup, const struct traini_engine_options
     self->watch = options->watch;
     self->logits_row = -1;
     self->step.loss_scale = 1.0;
+    self->step.seed = setup->job->run.seed;
     self->commit.metrics_fd = -1;
     self->io_kind = io_backend_of(setup->job);
     int rc = make_disk(self, options); /* refuses sooner than memory can be touched */

@@ -126,7 +126,7 @@ static int check_record(exporter *self)
         }
         if (is_end)
             break;
-        if (extent->elem_begin != done || !traini_extent_is_tile(extent))
+        if (extent->elem_begin != done || !traini_extent_is_tile(record, extent))
             return err_set(ERR_CORRUPT,
                            "unit %u, tile %u of rank %u in %s does not follow the one "
                            "before",

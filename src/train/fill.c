@@ -88,7 +88,7 @@ static int write_part(traini_filler *self)
     checksum_extent part = {.offset =
                                 home_of(setup, self->unit)->offset_bytes + self->part_begin * width,
                             .size_bytes = self->part_elems * width};
-    part.sum = checksum_sum(self->copy, part.size_bytes, 0);
+    part.sum = checksum_sum(self->copy, part.size_bytes, 0, 0);
     int rc = io_transfer(engine->transport, IO_WRITE, part.offset, self->copy, part.size_bytes);
     if (rc < 0)
         return err_prefix(rc, "parameters of %s, which do not fit in memory",

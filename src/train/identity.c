@@ -35,8 +35,8 @@ static void list_lines(const char *lines, const char *other, bool only_absent, c
         line += length + (line[length] == '\n');
         if (only_absent ? found != NULL : is_same)
             continue;
-        if (!found) {
-            found = "not given";
+        if (!found) { /* formats of state are named where they are not fp32 */
+            found = strncmp(own - key_bytes, "state.", 6) == 0 ? "fp32" : "not given";
             other_bytes = strlen(found);
         }
         int more = snprintf(text + *used, capacity - *used, "%s%.*s was %.*s and is %.*s",

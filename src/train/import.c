@@ -180,7 +180,8 @@ static int lay_out(importer *self)
 {
     manifest *record = self->record;
     const model *net = self->net;
-    uint32_t streams = self->job->optimizer.type == JOB_ADAM ? 3 : 2;
+    uint32_t streams =
+        self->job->optimizer.type == JOB_ADAM ? 3 : 2; /* of fp32, whatever the job */
     for (uint32_t u = 0; u < net->unit_count; u++)
         record->extent_count += tile_count(net->units[u].elems, TILE_ELEMS);
     record->extents = mem_alloc(record->extent_count, sizeof *record->extents, "manifest extents");

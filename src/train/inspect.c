@@ -9,6 +9,7 @@
 #include <sys/stat.h>
 
 #include "base/mem.h"
+#include "base/tile.h"
 #include "train/rank_slabs.h"
 #include "train/run_view.h"
 #include "train/train_internal.h"
@@ -54,7 +55,8 @@ static void copy_record(const manifest *record, struct inspect_summary *out)
     out->loss_scale = record->loss_scale;
     manifest_uuid_text(&record->slabs, out->uuid);
     snprintf(out->identity, sizeof out->identity, "%s", record->identity);
-    out->state_streams = record->state_streams;
+    out->state_streams = tile_stream_count(record->state_streams);
+    traini_formats_text(record->state_streams, out->state_formats);
     out->tile_elems = record->tile_elems;
     out->extent_count = record->extent_count;
     out->total_bytes = record->total_bytes;

@@ -14,6 +14,7 @@
 #include "base/tile.h"
 #include "swap/checksum.h"
 #include "train/rank_slabs.h"
+#include "train/sweep.h"
 #include "train/train_internal.h"
 
 enum { LOAD_DEPTH = 32, LOAD_PATIENCE_MS = 1000 };
@@ -67,7 +68,8 @@ static int read_tile(loader *self, const manifest_extent *extent)
     if (rc < 0)
         return err_prefix(rc, "unit %u, tile %u of rank %u", extent->unit, extent->tile,
                           rank_of(self, extent));
-    uint64_t sum = checksum_sum(self->tile, extent->size_bytes, extent->elem_count);
+    uint64_t sum = checksum_sum(self->tile, extent->size_bytes, extent->elem_count,
+                                traini_extent_streams(self->record, extent));
     if (sum == extent->checksum)
         return 0;
     char path[SLAB_PATH_BYTES];

@@ -200,12 +200,21 @@ static int wait_for(recut *self, const recut_slot *slot)
 
 /* ---- the stream ---- */
 
+/* The streams code of a new tile, or of an old one; 0: it is of frozen params. */
+static uint32_t streams_of(const recut *self, const recut_tile *tile)
+{
+    if (tile->param_bytes)
+        return 0;
+    return tile->entry ? self->work->state_streams : self->old_streams;
+}
+
 static int check_sum(const recut *self, const recut_slot *slot)
 {
     const recut_tile *tile = slot->tile;
     if (tile->checksum == 0)
         return 0;
-    uint64_t sum = checksum_sum(slot->data, tile->size_bytes, tile->elem_count);
+    uint64_t sum =
+        checksum_sum(slot->data, tile->size_bytes, tile->elem_count, streams_of(self, tile));
     if (sum == tile->checksum)
         return 0;
     const struct traini_recut *work = self->work;
@@ -270,20 +279,18 @@ static uint64_t width_of(const recut_tile *tile)
     return tile->param_bytes ? tile->param_bytes : sizeof(float);
 }
 
-/* Streams that the tile has: frozen params are one. */
-static uint32_t streams_of(const recut *self, const recut_tile *tile)
-{
-    return tile->param_bytes ? 1 : self->work->state_streams;
-}
-
 /* All that is behind the tile's first `held` elements, which are the unit's own. */
 static void zero_padding(unsigned char *data, const recut_tile *tile, uint64_t held,
                          uint32_t streams)
 {
-    uint64_t stride = tile_stream_stride(tile->elem_count);
-    for (uint32_t s = 0; s < streams; s++) {
-        uint64_t begin = s * stride + width_of(tile) * held;
-        uint64_t end = s + 1 < streams ? (s + 1) * stride : tile->size_bytes;
+    if (streams == 0)
+        memset(data + width_of(tile) * held, 0, tile->size_bytes - width_of(tile) * held);
+    for (uint32_t s = 0; s < tile_stream_count(streams); s++) {
+        uint64_t begin =
+            tile_stream_offset(streams, tile->elem_count, s) + tile_stream_bytes(streams, held, s);
+        uint64_t end = s + 1 < tile_stream_count(streams)
+                           ? tile_stream_offset(streams, tile->elem_count, s + 1)
+                           : tile->size_bytes;
         memset(data + begin, 0, end - begin);
     }
 }
@@ -295,12 +302,16 @@ static void convert(const recut *self, const recut_tile *tile, unsigned char *da
                     uint64_t count)
 {
     enum dtype type = self->work->param_type;
-    unsigned char *target = data + width_of(tile) * (at - tile->elem_begin);
+    uint64_t within = at - tile->elem_begin;
+    unsigned char *target = data + width_of(tile) * within;
     source += width_of(from) * (at - from->elem_begin);
     if (from->param_bytes) {
+        uint32_t streams = self->work->state_streams;
         dtype_convert(source, type, target, DTYPE_FP32, count);
-        for (uint32_t s = 1; s < self->work->state_streams; s++)
-            memset(target + s * tile_stream_stride(tile->elem_count), 0, sizeof(float) * count);
+        for (uint32_t s = 1; s < tile_stream_count(streams); s++)
+            memset(data + tile_stream_offset(streams, tile->elem_count, s) +
+                       tile_stream_bytes(streams, within, s),
+                   0, tile_stream_bytes(streams, count, s));
         return;
     }
     if (type != DTYPE_BF16) {
@@ -328,12 +339,21 @@ static int copy_elems(recut *self, const recut_tile *tile, unsigned char *data,
         }
         return 0;
     }
-    for (uint32_t s = 0; s < streams_of(self, tile); s++) {
-        uint64_t target =
-            s * tile_stream_stride(tile->elem_count) + width * (at - tile->elem_begin);
-        uint64_t source =
-            s * tile_stream_stride(from->elem_count) + width * (at - from->elem_begin);
-        TRY(copy_bytes(self, data + target, slot->data + source, width * (until - at)));
+    uint32_t streams = streams_of(self, tile);
+    uint64_t to_first = at - tile->elem_begin, from_first = at - from->elem_begin;
+    if (streams == 0)
+        return copy_bytes(self, data + width * to_first, slot->data + width * from_first,
+                          width * (until - at));
+    for (uint32_t s = 0; s < tile_stream_count(streams); s++) {
+        uint64_t target = tile_stream_offset(streams, tile->elem_count, s) +
+                          tile_stream_bytes(streams, to_first, s);
+        uint64_t source = tile_stream_offset(self->old_streams, from->elem_count, s) +
+                          tile_stream_bytes(self->old_streams, from_first, s);
+        uint64_t size_bytes = tile_stream_bytes(streams, until - at, s);
+        if (tile_stream_format(streams, s) == tile_stream_format(self->old_streams, s))
+            TRY(copy_bytes(self, data + target, slot->data + source, size_bytes));
+        else /* an import's moments, zeros in every format */
+            memset(data + target, 0, size_bytes);
     }
     return 0;
 }
@@ -403,7 +423,8 @@ static int stream(recut *self)
         recut_slot *slot = &fresh->slots[fresh->begun % fresh->slot_count];
         TRY(wait_for(self, slot));
         TRY(fill_tile(self, tile, slot->data));
-        tile->checksum = checksum_sum(slot->data, tile->size_bytes, tile->elem_count);
+        tile->checksum =
+            checksum_sum(slot->data, tile->size_bytes, tile->elem_count, streams_of(self, tile));
         place_begin_write(tile->entry, 0);
         int begun = submit_tile(fresh, IO_WRITE);
         TRY(begun);
@@ -442,6 +463,7 @@ int traini_recut_copy(const struct traini_recut *work)
     self->work = work;
     self->world = work->world ? work->world : 1;
     self->old_world = rank_slabs_world(work->found);
+    self->old_streams = recut_old_streams(work);
     self->old.name = "the committed layout";
     self->fresh.name = "the new layout";
     int rc = copy_all(self);

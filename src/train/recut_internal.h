@@ -52,7 +52,9 @@ struct recut {
     const struct traini_recut *work;
     recut_side old, fresh;
     uint32_t old_world, world;
-    uint32_t copy_rank;               /* where each old rank has the whole state: whose is read */
+    uint32_t
+        old_streams;    /* code of the committed layout; another than the new one's for an import */
+    uint32_t copy_rank; /* where each old rank has the whole state: whose is read */
     uint64_t total_bytes, done_bytes; /* of the new tiles */
     uint64_t begin_ns, told_ns;
 };
@@ -63,6 +65,8 @@ int recut_list_old(recut *self) MUST_CHECK;
 int recut_list_fresh(recut *self) MUST_CHECK;
 /* Both lists are of the same units, whole, and lie on their slabs. */
 int recut_check_work(const recut *self) MUST_CHECK;
+/* The streams code of `found`; as the new one's count says where it is not known. */
+uint32_t recut_old_streams(const struct traini_recut *work);
 /* Of old ranks that all have the whole state: this rank's own slab, else the first that can be seen. */
 int recut_choose_copy(const struct traini_recut *work, uint32_t world, uint32_t *out) MUST_CHECK;
 

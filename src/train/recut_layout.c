@@ -147,7 +147,7 @@ static int check_tile(const recut_tile *tile, const char *layout, uint64_t total
                        "%s: unit %u, tile %u with %" PRIu64 " elements of %u values has %" PRIu64
                        " bytes, which is not their size",
                        layout, tile->unit, tile->tile, tile->elem_count,
-                       tile->param_bytes ? 1 : streams, tile->size_bytes);
+                       tile->param_bytes ? 1 : tile_stream_count(streams), tile->size_bytes);
     if (tile->offset % TILE_BLOCK_BYTES || tile->offset > total_bytes ||
         tile->size_bytes > total_bytes - tile->offset)
         return err_set(code,
@@ -183,8 +183,7 @@ static int check_old(const recut *self)
             begin = before->elem_begin + before->elem_count;
         }
         TRY(check_gap(old->name, tile->unit, tile->tile, tile->elem_begin, begin, ERR_CORRUPT));
-        TRY(check_tile(tile, old->name, work->found->total_bytes, work->state_streams,
-                       ERR_CORRUPT));
+        TRY(check_tile(tile, old->name, work->found->total_bytes, self->old_streams, ERR_CORRUPT));
     }
     return 0;
 }
@@ -264,18 +263,32 @@ static int check_units(const recut *self)
     return rc;
 }
 
+uint32_t recut_old_streams(const struct traini_recut *work)
+{
+    return work->found->state_streams ? work->found->state_streams
+                                      : tile_stream_count(work->state_streams);
+}
+
 int recut_check_work(const recut *self)
 {
     const struct traini_recut *work = self->work;
-    if (work->state_streams == 0 || work->state_streams > TILE_STREAMS_MAX)
-        return err_set(ERR_INTERNAL, "a tile cannot have %u streams", work->state_streams);
-    if (work->found->state_streams != 0 && work->found->state_streams != work->state_streams)
+    char was[TRAINI_FORMATS_BYTES], is[TRAINI_FORMATS_BYTES];
+    if (!tile_streams_is_valid(work->state_streams))
+        return err_set(ERR_INTERNAL, "a tile cannot have streams %08x", work->state_streams);
+    uint32_t found = self->old_streams, count = tile_stream_count(work->state_streams);
+    if (tile_stream_count(found) != count)
         return err_set(
             ERR_CORRUPT,
             "the commit of step %" PRIu64
             " has %u values per parameter and the run's optimizer %u: its manifest is of "
             "another optimizer",
-            work->found->step, work->found->state_streams, work->state_streams);
+            work->found->step, tile_stream_count(found), count);
+    if (found != work->state_streams && !(traini_is_imported(work->found) && found == count))
+        return err_set(ERR_CORRUPT,
+                       "the commit of step %" PRIu64 " has state in %s and the run in %s: its "
+                       "manifest is of another run",
+                       work->found->step, traini_formats_text(found, was),
+                       traini_formats_text(work->state_streams, is));
     for (uint64_t i = 0; i < self->old.tile_count; i++)
         if (self->old.tiles[i].param_bytes != 0 &&
             self->old.tiles[i].param_bytes != dtype_bytes(work->param_type))

@@ -94,8 +94,10 @@ static int make_identity(traini_setup *self)
     static const char *const optimizers[] = {
         [JOB_ADAM] = "Adam", [JOB_LION] = "Lion", [JOB_ADAGRAD] = "Adagrad"};
     const model_spec *s = &self->net->spec;
+    char *text = self->identity;
+    const size_t room = sizeof self->identity;
     int length = snprintf(
-        self->identity, sizeof self->identity,
+        text, room,
         "model.family=%s\nmodel.num_layers=%" PRIu64 "\nmodel.hidden_size=%" PRIu64
         "\nmodel.num_heads=%" PRIu64 "\nmodel.num_kv_heads=%" PRIu64 "\nmodel.ffn_size=%" PRIu64
         "\nmodel.vocab_size=%" PRIu64 "\nmodel.seq_length=%" PRIu64
@@ -114,14 +116,14 @@ static int make_identity(traini_setup *self)
         self->ops->describe(self->context),
         self->gpu ? 0 : self->thread_count, /* the update's threads change no bit */
         NUMERICS_VERSION);
-    if (length >= 0 && (size_t)length < sizeof self->identity)
-        length += traini_variant_identity(s, self->identity + length,
-                                          sizeof self->identity - (size_t)length);
-    if (length < 0 || (size_t)length >= sizeof self->identity)
+    if (length >= 0 && (size_t)length < room)
+        length += traini_variant_identity(s, text + length, room - (size_t)length);
+    if (length >= 0 && (size_t)length < room)
+        length += traini_state_identity(self->job, text + length, room - (size_t)length);
+    if (length < 0 || (size_t)length >= room)
         return err_set(ERR_INTERNAL, "the description of the run has %d bytes, more than %zu",
-                       length, sizeof self->identity - 1);
-    length += (int)traini_name_learning(self->net, self->identity + length,
-                                        sizeof self->identity - (size_t)length);
+                       length, room - 1);
+    length += (int)traini_name_learning(self->net, text + length, room - (size_t)length);
     self->fingerprint = XXH3_64bits(self->identity, (size_t)length);
     return 0;
 }

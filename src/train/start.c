@@ -223,6 +223,7 @@ static int take_point(traini_loop *self, const manifest *found)
     self->engine->commit.committed_step = found->step;
     self->engine->step.step = found->step;
     self->engine->step.applied = found->step - found->skipped_count;
+    self->engine->step.seed = found->seed;
     return 0;
 }
 

@@ -1,7 +1,14 @@
 /* How optimizer state is stored, as the job says it and as tiles have it (base/tile.h). See train_internal.h.
  * Pure. */
+#include <stdio.h>
+
+#include "base/rng.h"
 #include "base/tile.h"
 #include "train/train_internal.h"
+
+enum {
+    ROUNDING_STREAM = 0x526f756e
+}; /* above it the unit: apart from the streams of initial weights */
 
 uint32_t traini_state_streams(const struct job *asked)
 {
@@ -15,4 +22,29 @@ uint32_t traini_state_streams(const struct job *asked)
     enum tile_format both = moments[asked->state.moments];
     return tile_streams_code(3, asked->state.master == JOB_MASTER_SPLIT ? TILE_LOW16 : TILE_FP32,
                              both, both);
+}
+
+int traini_state_identity(const struct job *asked, char *text, size_t capacity)
+{
+    static const char *const moments[] = {[JOB_MOMENTS_FP32] = "",
+                                          [JOB_MOMENTS_BF16] = "state.moments=bf16\n",
+                                          [JOB_MOMENTS_8BIT] = "state.moments=8bit\n"};
+    return snprintf(text, capacity, "%s%s",
+                    asked->state.master == JOB_MASTER_SPLIT ? "state.master=split\n" : "",
+                    moments[asked->state.moments]);
+}
+
+const char *traini_formats_text(uint32_t streams, char text[TRAINI_FORMATS_BYTES])
+{
+    uint32_t used = 0;
+    text[0] = '\0';
+    for (uint32_t i = 0; i < tile_stream_count(streams); i++)
+        used += (uint32_t)snprintf(text + used, TRAINI_FORMATS_BYTES - used, "%s%s", i ? ", " : "",
+                                   tile_format_name(tile_stream_format(streams, i)));
+    return text;
+}
+
+uint64_t traini_rounding_key(uint64_t seed, uint64_t update, uint32_t unit)
+{
+    return rng_u64(seed, (uint64_t)ROUNDING_STREAM << 32 | unit, update);
 }

@@ -83,16 +83,27 @@ struct sweep {
     atomic_bool is_refused; /* it has one */
 };
 
-bool traini_extent_is_tile(const manifest_extent *extent)
+uint32_t traini_extent_streams(const manifest *record, const manifest_extent *extent)
+{
+    if (extent->param_bytes || extent->elem_count == 0 || extent->elem_count > UINT64_MAX / 32)
+        return 0;
+    if (record->state_streams)
+        return extent->size_bytes == tile_bytes(extent->elem_count, record->state_streams)
+                   ? record->state_streams
+                   : 0;
+    for (uint32_t streams = 2; streams <= TILE_STREAMS_MAX; streams++) /* an old run's: of fp32 */
+        if (extent->size_bytes == tile_bytes(extent->elem_count, streams))
+            return streams;
+    return 0;
+}
+
+bool traini_extent_is_tile(const manifest *record, const manifest_extent *extent)
 {
     if (extent->elem_count == 0 || extent->elem_count > UINT64_MAX / 32)
         return false;
     if (extent->param_bytes)
         return extent->size_bytes == extent->elem_count * extent->param_bytes;
-    for (uint32_t streams = 2; streams <= TILE_STREAMS_MAX; streams++)
-        if (extent->size_bytes == tile_bytes(extent->elem_count, streams))
-            return true;
-    return false;
+    return traini_extent_streams(record, extent) != 0;
 }
 
 /* Whose slab the extent is read from. */
@@ -106,7 +117,9 @@ static uint64_t pieces_of(const sweep *self, uint64_t extent_idx)
     const manifest_extent *extent = &self->record->extents[extent_idx];
     if (self->asked->is_absent && self->asked->is_absent[rank_of(self, extent)])
         return 0;
-    return traini_extent_is_tile(extent) ? size_div_up(extent->size_bytes, SWEEP_PIECE_BYTES) : 0;
+    return traini_extent_is_tile(self->record, extent)
+               ? size_div_up(extent->size_bytes, SWEEP_PIECE_BYTES)
+               : 0;
 }
 
 /* ---- the readers ---- */
@@ -133,22 +146,26 @@ static void leave_piece(sweep *self, piece *item)
         return; /* full: the owner has enough to wake for */
 }
 
-/* Adds what the piece holds of the first `elems` elements of the extent's first `stream_count` streams; frozen
- * params are one. */
-static void add_streams(XXH3_state_t *hash, const manifest_extent *extent, const piece *item,
-                        uint64_t stream_count, uint64_t elems)
+/* Adds what the piece holds of [begin, begin + length) of its extent. */
+static void add_range(XXH3_state_t *hash, const piece *item, uint64_t begin, uint64_t length)
 {
-    uint64_t stride = tile_stream_stride(extent->elem_count);
-    uint64_t length = manifest_weight_bytes(extent) * elems;
-    if (extent->param_bytes)
-        stream_count = 1;
-    uint64_t end = item->begin + item->size_bytes;
-    for (uint64_t i = 0; i < stream_count; i++) {
-        uint64_t from = size_max(item->begin, i * stride);
-        uint64_t to = size_min(end, i * stride + length);
-        if (from < to)
-            XXH3_64bits_update(hash, item->data + (from - item->begin), to - from);
-    }
+    uint64_t from = size_max(item->begin, begin);
+    uint64_t to = size_min(item->begin + item->size_bytes, begin + length);
+    if (from < to)
+        XXH3_64bits_update(hash, item->data + (from - item->begin), to - from);
+}
+
+/* What the piece holds of the extent's streams; frozen params are one. */
+static void add_streams(const sweep *self, XXH3_state_t *hash, const manifest_extent *extent,
+                        const piece *item)
+{
+    uint32_t streams = traini_extent_streams(self->record, extent);
+    uint64_t elems = extent->elem_count;
+    if (streams == 0)
+        add_range(hash, item, 0, extent->size_bytes);
+    for (uint32_t i = 0; i < tile_stream_count(streams); i++)
+        add_range(hash, item, tile_stream_offset(streams, elems, i),
+                  tile_stream_bytes(streams, elems, i));
 }
 
 static void *sum_extents(void *user)
@@ -166,8 +183,7 @@ static void *sum_extents(void *user)
             if (!await_piece(self, at))
                 return NULL;
             piece *item = &self->pieces[at % self->slot_count];
-            add_streams(own->hash, &self->record->extents[e], item, TILE_STREAMS_MAX,
-                        self->record->extents[e].elem_count);
+            add_streams(self, own->hash, &self->record->extents[e], item);
             if (item->is_last)
                 item->sum = XXH3_64bits_digest(own->hash);
             leave_piece(self, item);
@@ -219,7 +235,7 @@ static void *hash_weights(void *user)
             if (!await_piece(self, seq + i))
                 return NULL;
             piece *item = &self->pieces[(seq + i) % self->slot_count];
-            add_streams(own->hash, extent, item, 1, weights_in(self, extent));
+            add_range(own->hash, item, 0, manifest_weight_bytes(extent) * weights_in(self, extent));
             hand_over(self, extent, item);
             leave_piece(self, item);
         }

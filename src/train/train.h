@@ -499,7 +499,8 @@ struct inspect_summary {
     uint64_t step, window_count, skipped_count, seed, generation;
     double loss_scale;
     char uuid[33];
-    char identity[4096]; /* "key=value" lines: what the bits depend on */
+    char identity[4096];    /* "key=value" lines: what the bits depend on */
+    char state_formats[64]; /* of each stream: "fp32, bf16, bf16"; "": not known */
     uint64_t state_streams, tile_elems, extent_count, extents_bytes, total_bytes, stripe_bytes;
     struct inspect_slot slots[2];
     uint32_t world_size, zero_stage;

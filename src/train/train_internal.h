@@ -226,6 +226,7 @@ void traini_setup_summary(const traini_setup *self, struct plan_summary *out);
 struct traini_step {
     uint64_t step;    /* optimizer step being computed, from 1 */
     uint64_t applied; /* optimizer steps begun so far: the t of the bias correction */
+    uint64_t seed;    /* of the run, for rounding of state that is not fp32 */
     adam_scalars
         scalars;       /* of the pending (or, with no update pending, this step's) update; Lion and
                              Adagrad take theirs from here */
@@ -377,6 +378,16 @@ int traini_run_copy(void *user, const program *prog, const op *item);
 int traini_run_collective(void *user, const program *prog, const op *item);
 /* The streams code (base/tile.h) of the job's optimizer state. state_formats.c */
 uint32_t traini_state_streams(const struct job *asked);
+/* Its lines of the run's identity; none where all is fp32. Returns as snprintf. state_formats.c */
+int traini_state_identity(const struct job *asked, char *text, size_t capacity);
+
+enum { TRAINI_FORMATS_BYTES = 64 };
+
+/* "fp32, bf16, bf16" of a streams code. Returns `text`. state_formats.c */
+const char *traini_formats_text(uint32_t streams, char text[TRAINI_FORMATS_BYTES]);
+
+/* What stochastic rounding in the `update`-th update of a unit draws from (kernels/ops.h). state_formats.c */
+uint64_t traini_rounding_key(uint64_t seed, uint64_t update, uint32_t unit);
 
 /* The clip factor and skip flag from the norm; scalars of update `applied` (1-based). scalars.c */
 void traini_make_scalars(traini_engine *self);

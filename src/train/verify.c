@@ -234,7 +234,7 @@ static void look_at_extents(verifier *self)
     for (uint64_t i = 0; i < record->extent_count; i++) {
         if (!record->is_replicated && self->is_absent[record->extents[i].rank])
             continue;
-        if (traini_extent_is_tile(&record->extents[i]))
+        if (traini_extent_is_tile(record, &record->extents[i]))
             self->sound_bytes += record->extents[i].size_bytes;
         else
             tell_of_extent(self, &record->extents[i], 0,

@@ -104,7 +104,7 @@ static void fix_extents(unsigned char *bytes, size_t begin, size_t size, unsigne
                         const manifesti_header *header)
 {
     uint64_t tile_elems = size_max(header->tile_elems, 1), end = 0;
-    uint32_t streams = header->state_streams == 2 ? 2 : 3;
+    uint32_t streams = tile_streams_is_valid(header->state_streams) ? header->state_streams : 3;
     uint32_t shards = header->version < 4 || header->is_replicated ? 1 : header->world_size;
     uint64_t shard_elems = 0;
     size_t stored_bytes = extent_bytes(header);
@@ -272,8 +272,8 @@ static void check_record(const manifest *self, unsigned slot)
                    (self->scale_last_overflow < 0 ||
                     (uint64_t)self->scale_last_overflow < self->scale_iteration),
                "the scaler");
-    FUZZ_CHECK(self->state_streams == 0 || self->state_streams == 2 || self->state_streams == 3,
-               "%u streams", self->state_streams);
+    FUZZ_CHECK(self->state_streams == 0 || tile_streams_is_valid(self->state_streams),
+               "streams %08x", self->state_streams);
     FUZZ_CHECK(self->world_size > 0 && self->slabs.rank_count == self->world_size, "world");
     FUZZ_CHECK((self->stray.rank_count > 0) == (self->stray.drive_count > 0), "ranks of strays");
     FUZZ_CHECK(self->zero_stage <= 3 && (!self->is_replicated || self->zero_stage == 0), "stage");
