@@ -1,0 +1,17 @@
+#!/usr/bin/env bash
+# Sluice's Adam on the CPU beside the peers that are installed: see perf/compare_adam.py, which gets all
+# options.
+#
+#   perf/compare_adam.sh [OPTION...]     with PYTHON=python3 as the interpreter that has the peers
+#
+# Builds the library that is compared (build/release) if it is not there. DeepSpeed compiles its
+# optimizer at first use: it needs a C++ compiler and ninja; what it built is kept for the next run.
+set -eu
+cd "$(dirname "$0")/.."
+python=${PYTHON:-python3}
+library=build/release/perf/libadam_compared.so
+[ -f "$library" ] || { cmake --preset release && cmake --build build/release --target adam_compared; } >&2
+# DeepSpeed looks for ninja in the path, and asks for CUDA's compiler only where this does not say "cpu".
+PATH=$(dirname "$(command -v "$python")"):$PATH
+export PATH DS_ACCELERATOR=${DS_ACCELERATOR:-cpu}
+exec "$python" perf/compare_adam.py --library "$library" "$@"
