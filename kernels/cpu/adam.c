@@ -4,7 +4,7 @@
  * The definitions. Each line is one correctly rounded fp32 operation, or two where written as a
  * product of products; fma(a, b, c) rounds a*b + c once; nothing else is contracted; division and
  * square root are IEEE's; rounding is to nearest even and subnormals are kept. All variants (here
- * reference, AVX2 and AVX-512) give these bits, whatever the thread count, alignment or tile size.
+ * reference, AVX2, AVX-512 and NEON) give these bits, whatever the thread count, alignment or tile size.
  *
  * Adam
  *   once a call   a1 = 1 - beta1              a2 = 1 - beta2
@@ -83,6 +83,9 @@ static const struct adam_variant *const variants[] = {
 #ifdef __x86_64__
     &adami_avx512,
     &adami_avx2,
+#endif
+#ifdef __aarch64__
+    &adami_neon,
 #endif
     &adami_reference,
 };

@@ -114,7 +114,7 @@ typedef void adami_update_packed_fn(const adam_packed_args *args, const adami_sc
 /* The functions may store past the caches (x86's non-temporal stores, which other threads may see
  * late): after the last call of a thread on a range comes adami_stream_fence. */
 struct adam_variant {
-    const char *name; /* "reference", "avx2", "avx512" */
+    const char *name; /* "reference", "avx2", "avx512", "neon" */
 
     /* Whether this CPU runs it. */
     bool (*is_supported)(void);
@@ -153,5 +153,6 @@ void adami_over_ranges(const kernel_context *context, uint64_t count, adami_rang
 extern const struct adam_variant adami_reference;
 extern const struct adam_variant adami_avx2;
 extern const struct adam_variant adami_avx512;
+extern const struct adam_variant adami_neon;
 
 #endif
