@@ -249,13 +249,18 @@ def load_library(path):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--library", required=True, help="the target adam_compared, as built")
-    parser.add_argument("--millions", type=int, default=32, help="Mi parameters of a row (32)")
-    parser.add_argument("--runs", type=int, default=9, help="of each side (9)")
+    parser.add_argument("--quick", action="store_true", help="8 Mi parameters and 5 runs: for a first look")
+    parser.add_argument("--millions", type=int, help="Mi parameters of a row (32)")
+    parser.add_argument("--runs", type=int, help="of each side (9)")
     parser.add_argument("--threads", default="", help="such as 1,2 (1 and all cores)")
     parser.add_argument("--csv", help="appends each figure, with the columns of perf/bench.h")
     options = parser.parse_args()
     cores = len(os.sched_getaffinity(0))
     options.threads = [int(text) for text in options.threads.split(",")] if options.threads else sorted({1, cores})
+    if options.millions is None:
+        options.millions = 8 if options.quick else 32
+    if options.runs is None:
+        options.runs = 5 if options.quick else 9
     options.elems = options.millions << 20
     if options.millions < 1 or options.runs < 1 or min(options.threads) < 1:
         parser.error("millions, runs and threads are 1 or more")
