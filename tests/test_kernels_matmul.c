@@ -210,6 +210,78 @@ static void products_bf16_widened(void **state)
     check_all(DTYPE_BF16, false);
 }
 
+/* With several slices of k, blocks and pieces of the product on AMX tiles, each with a rest. The wide
+ * shapes are cut along n, the tall ones along m. */
+static void products_bf16_long(void **state)
+{
+    (void)state;
+    static const uint64_t shapes[][3] = {
+        {33, 40, 2100}, {50, 47, 1025}, {290, 33, 40}, {40, 300, 97}};
+    kernel_context *context = new_context(THREADS);
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
+        for (unsigned flags = 0; flags < 16; flags++)
+            for (int same = 0; same < (flags & 8 ? 1 : 2); same++) {
+                matmul_desc desc = make_desc(shapes[i][0], shapes[i][1], shapes[i][2], flags,
+                                             DTYPE_BF16, same ? DTYPE_BF16 : DTYPE_FP32);
+                check_one(context, &desc);
+            }
+    /* The shared operand in two pieces: 8 MiB of rows with 1024 of k. */
+    matmul_desc desc = make_desc(4200, 1060, 1000, 6, DTYPE_BF16, DTYPE_BF16);
+    struct operands operands;
+    kernel_matmul *product;
+    operands_init(&operands, &desc, 0);
+    assert_int_equal(kernels_cpu.matmul_create(context, &desc, &product), 0);
+    assert_int_equal(execute(product, &desc, &operands, 0), 0);
+    for (uint64_t sample = 0; sample < 300; sample++) {
+        uint64_t i = desc.m - 1 - sample * 14, j = sample * 7919 % desc.n;
+        double sum = value_at(operands.bias, DTYPE_BF16, j);
+        for (uint64_t l = 0; l < desc.k; l++)
+            sum += value_at(operands.a, DTYPE_BF16, i * desc.a_stride + l) *
+                   value_at(operands.b, DTYPE_BF16, j * desc.b_stride + l);
+        double got = value_at(operands.c, DTYPE_BF16, i * desc.c_stride + j);
+        assert_true(fabs(got - sum) <= 0x1p-8 * fabs(sum) + 0.02);
+    }
+    kernels_cpu.matmul_destroy(product);
+    operands_fini(&operands);
+    kernels_cpu.context_destroy(context);
+}
+
+/* With has_amx (elsewhere oneDNN says what its threads do): neither threads nor cutting m and n. */
+static void tiles_keep_bits(void **state)
+{
+    (void)state;
+    kernel_context *one = new_context(1), *three = new_context(3);
+    if (!one->has_amx) {
+        kernels_cpu.context_destroy(one);
+        kernels_cpu.context_destroy(three);
+        skip();
+    }
+    for (unsigned flags = 0; flags < 4; flags++) {
+        matmul_desc desc = make_desc(300, 170, 1500, flags, DTYPE_BF16, DTYPE_FP32);
+        matmul_desc part = desc;
+        part.m = 40;
+        part.n = 90;
+        const matmul_desc *descs[3] = {&desc, &desc, &part};
+        struct operands results[3];
+        for (int i = 0; i < 3; i++) {
+            kernel_matmul *product;
+            operands_init(&results[i], &desc, 0);
+            assert_int_equal(kernels_cpu.matmul_create(i == 1 ? three : one, descs[i], &product),
+                             0);
+            assert_int_equal(execute(product, descs[i], &results[i], 0), 0);
+            kernels_cpu.matmul_destroy(product);
+        }
+        assert_memory_equal(results[0].c, results[1].c, results[0].c_bytes);
+        for (uint64_t i = 0; i < part.m; i++)
+            assert_memory_equal((float *)results[0].c + i * desc.c_stride,
+                                (float *)results[2].c + i * desc.c_stride, part.n * sizeof(float));
+        for (int i = 0; i < 3; i++)
+            operands_fini(&results[i]);
+    }
+    kernels_cpu.context_destroy(one);
+    kernels_cpu.context_destroy(three);
+}
+
 static void products_fp16(void **state)
 {
     (void)state;
@@ -346,6 +418,8 @@ int main(void)
         cmocka_unit_test(products_fp32),
         cmocka_unit_test(products_bf16),
         cmocka_unit_test(products_bf16_widened),
+        cmocka_unit_test(products_bf16_long),
+        cmocka_unit_test(tiles_keep_bits),
         cmocka_unit_test(products_fp16),
         cmocka_unit_test(alignment_keeps_bits),
         cmocka_unit_test(thread_keeps_bits),

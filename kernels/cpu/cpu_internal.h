@@ -3,6 +3,7 @@
  *   cpu.c        context, table, description
  *   product.c    one oneDNN matrix product (API 2 and 3), executable by several threads at a time
  *   matmul.c     the ops table's products, with fp32 stand-ins where the CPU has no bf16
+ *   product_amx.c  those in bf16 on AMX tiles of our own
  *   attention.c, attention_backward.c  block-wise causal attention over single-thread products;
  *                their softmax rows are attention_rows_body.h, compiled once per instruction set
  *   attention_amx*.c  the same in bf16 on AMX tiles of our own

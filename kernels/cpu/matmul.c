@@ -1,4 +1,5 @@
-/* The ops table's matrix products: one oneDNN product on all threads of the context.
+/* The ops table's matrix products: one oneDNN product on all threads of the context, or where the CPU has
+ * AMX and no side is too short, bf16 on tiles of our own (product_amx.h).
  *
  * Where oneDNN has no product for the operands' type (fp16 on any CPU, bf16 on CPUs without it), the
  * fp32 product runs over operands widened in the caller's scratch, and a 16-bit C is rounded once from
@@ -21,6 +22,7 @@
 
 #include "base/mem.h"
 #include "base/size.h"
+#include "kernels/cpu/product_amx.h"
 #include "kernels/cpu/rows_internal.h"
 
 enum {
@@ -31,6 +33,7 @@ enum {
     WIDE_BLOCK_ELEMS_MIN = 256, /* of m or n */
     WIDE_K_ELEMS_MAX = 8192,
     WIDE_ELEMS_STEP = 64, /* of m, n and k */
+    TILES_ELEMS_MIN = 32, /* of m, n and k */
 };
 
 /* The parts of k: the first begins C (or accumulates, and adds the bias, as the caller wants), the
@@ -50,9 +53,11 @@ struct widening {
 struct kernel_matmul {
     kernel_context *context;
     matmul_desc desc; /* the caller's */
+    bool on_tiles;
+    cpui_amx_product tiles; /* where on_tiles */
     bool widens;
     struct widening widening;
-    cpui_product *product; /* NULL where it widens */
+    cpui_product *product; /* NULL on tiles and where it widens */
     size_t scratch_bytes;
 };
 
@@ -191,6 +196,13 @@ static int widened_create(kernel_matmul *matmul)
     return 0;
 }
 
+/* Packing costs as much as computing where an operand has few rows or columns. */
+static bool wants_tiles(const kernel_context *context, const matmul_desc *desc)
+{
+    return context->has_amx && context->has_bf16_products && desc->ab_type == DTYPE_BF16 &&
+           size_min(desc->m, size_min(desc->n, desc->k)) >= TILES_ELEMS_MIN;
+}
+
 int cpui_matmul_create(kernel_context *context, const matmul_desc *desc, kernel_matmul **out)
 {
     *out = NULL;
@@ -201,8 +213,13 @@ int cpui_matmul_create(kernel_context *context, const matmul_desc *desc, kernel_
     matmul->context = context;
     matmul->desc = *desc;
     int rc = ERR_BACKEND;
-    if (desc->ab_type == DTYPE_FP32 ||
-        (desc->ab_type == DTYPE_BF16 && context->has_bf16_products)) {
+    if (wants_tiles(context, desc)) {
+        matmul->on_tiles = true;
+        cpui_amx_product_plan(desc, context->thread_count, &matmul->tiles);
+        matmul->scratch_bytes = matmul->tiles.scratch_bytes;
+        rc = 0;
+    } else if (desc->ab_type == DTYPE_FP32 ||
+               (desc->ab_type == DTYPE_BF16 && context->has_bf16_products)) {
         rc = cpui_product_create(context, desc, context->thread_count, 1, &matmul->product);
         if (rc == 0)
             matmul->scratch_bytes = cpui_product_scratch_bytes(matmul->product);
@@ -340,6 +357,10 @@ int cpui_matmul(kernel_matmul *matmul, void *stream, const void *a, const void *
     (void)stream;
     /* The calling thread may differ from the creating one, and OpenMP keeps the count per thread. */
     omp_set_num_threads(matmul->context->thread_count);
+    if (matmul->on_tiles) {
+        cpui_amx_product_run(&matmul->tiles, a, b, bias, c, scratch);
+        return 0;
+    }
     if (matmul->widens)
         return run_widened(matmul, a, b, bias, c, scratch);
     int status = cpui_product_run(matmul->product, 0, a, b, bias, c, scratch);
