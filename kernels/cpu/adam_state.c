@@ -44,7 +44,8 @@
  *   m's sign bit is put in, that of v (which only a broken state can have) is lost
  * Codes are equidistant within an octave, so that this rounds up with the probability that the distances
  * say, to 2^-16: the mean is the value, but for v below its smallest code. A value that a code stands for,
- * within 7 units in the last place, keeps its code whatever r is; the largest keeps the top code.
+ * within 7 units in the last place and not subnormal, keeps its code whatever r is; the largest keeps the
+ * top code.
  * Relative to the block's largest value the smallest code but 0 is 2^-19 (m) and 2^-35 (v); neighbours are
  * apart by a fifteenth to an eighth of the value, more only below the seventh code. Zero is exact; a tile of
  * zero bytes is zero moments. v is not rounded to 0 since the next step divides by its square root: m's

@@ -26,6 +26,11 @@ static inline void vecu_store(void *target, vecu value)
     _mm256_storeu_si256((__m256i *)target, value);
 }
 
+static inline void vecu_stream(void *target, vecu value)
+{
+    _mm256_stream_si256((__m256i *)target, value);
+}
+
 static inline vecu vecu_load_bytes(const uint8_t *source)
 {
     return _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)source));
@@ -50,11 +55,6 @@ static inline __m256 vecu_as_fp32(vecu bits)
 static inline vecu vecu_add(vecu a, vecu b)
 {
     return _mm256_add_epi32(a, b);
-}
-
-static inline vecu vecu_sub(vecu a, vecu b)
-{
-    return _mm256_sub_epi32(a, b);
 }
 
 static inline vecu vecu_mul(vecu a, vecu b)
@@ -87,6 +87,11 @@ static inline vecu vecu_select(vecu mask, vecu a, vecu b)
     return _mm256_or_si256(_mm256_and_si256(mask, a), _mm256_andnot_si256(mask, b));
 }
 
+static inline vecu vecu_flip(vecu mask, vecu a, vecu b)
+{
+    return _mm256_xor_si256(_mm256_and_si256(mask, a), b);
+}
+
 static inline vecu vecu_left(vecu value, int bits)
 {
     return _mm256_slli_epi32(value, bits);
@@ -97,9 +102,15 @@ static inline vecu vecu_right(vecu value, int bits)
     return _mm256_srli_epi32(value, bits);
 }
 
-static inline vecu vecu_right_signed(vecu value, int bits)
+/* Of each 16 bits: 0xffff where the sign is set, else 0. */
+static inline vecu vecu_sign_halves(vecu value)
 {
-    return _mm256_srai_epi32(value, bits);
+    return _mm256_srai_epi16(value, 15);
+}
+
+static inline vecu vecu_add_halves(vecu a, vecu b)
+{
+    return _mm256_add_epi16(a, b);
 }
 
 static inline vecu vecu_max(vecu a, vecu b)

@@ -26,6 +26,11 @@ static inline void vecu_store(void *target, vecu value)
     _mm512_storeu_si512(target, value);
 }
 
+static inline void vecu_stream(void *target, vecu value)
+{
+    _mm512_stream_si512((__m512i *)target, value);
+}
+
 static inline vecu vecu_load_bytes(const uint8_t *source)
 {
     return _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i *)source));
@@ -33,7 +38,7 @@ static inline vecu vecu_load_bytes(const uint8_t *source)
 
 static inline void vecu_store_bytes(uint8_t *target, vecu halves)
 {
-    _mm256_storeu_si256((__m256i *)target, _mm512_cvtepi16_epi8(halves));
+    _mm256_storeu_si256((__m256i *)target, _mm512_cvtusepi16_epi8(halves));
 }
 
 static inline vecu vecu_of(__m512 value)
@@ -49,11 +54,6 @@ static inline __m512 vecu_as_fp32(vecu bits)
 static inline vecu vecu_add(vecu a, vecu b)
 {
     return _mm512_add_epi32(a, b);
-}
-
-static inline vecu vecu_sub(vecu a, vecu b)
-{
-    return _mm512_sub_epi32(a, b);
 }
 
 static inline vecu vecu_mul(vecu a, vecu b)
@@ -86,6 +86,11 @@ static inline vecu vecu_select(vecu mask, vecu a, vecu b)
     return _mm512_ternarylogic_epi32(mask, a, b, 0xca);
 }
 
+static inline vecu vecu_flip(vecu mask, vecu a, vecu b)
+{
+    return _mm512_ternarylogic_epi32(mask, a, b, 0x6a);
+}
+
 static inline vecu vecu_left(vecu value, int bits)
 {
     return _mm512_slli_epi32(value, (unsigned)bits);
@@ -96,9 +101,15 @@ static inline vecu vecu_right(vecu value, int bits)
     return _mm512_srli_epi32(value, (unsigned)bits);
 }
 
-static inline vecu vecu_right_signed(vecu value, int bits)
+/* Of each 16 bits: 0xffff where the sign is set, else 0. */
+static inline vecu vecu_sign_halves(vecu value)
 {
-    return _mm512_srai_epi32(value, (unsigned)bits);
+    return _mm512_srai_epi16(value, 15);
+}
+
+static inline vecu vecu_add_halves(vecu a, vecu b)
+{
+    return _mm512_add_epi16(a, b);
 }
 
 static inline vecu vecu_max(vecu a, vecu b)

@@ -5,6 +5,7 @@
  *   vecu_load, vecu_store              the same bytes; no alignment needed
  *   vecu_load_bytes, vecu_store_bytes  2 * VEC_ELEMS bytes to and from as many numbers of 16 bits
  *   vecu_select(mask, a, b)            bits of a where mask is 1, else of b
+ *   vecu_flip(mask, a, b)              (mask and a) exclusive-or b
  *   vecu_largest                       the largest of the numbers, unsigned
  *   vec_part, vec_join                 two vectors to their elements of even and of odd number; back
  *   vec_any_nan(a, b)                  whether an element of either is NaN
@@ -51,10 +52,10 @@ ADAM_INLINE vec_pair pair_of_words(vecu words)
     return pair;
 }
 
-/* The lower 16 bits of `even`, which has no others, and the upper 16 bits of `odd`. */
-ADAM_INLINE vecu words_of(vecu even, vecu odd)
+/* The lower 16 bits of `low` and the upper 16 bits of `high`. */
+ADAM_INLINE vecu words_of(vecu low, vecu high)
 {
-    return vecu_select(vecu_set(0xffff0000u), odd, even);
+    return vecu_select(vecu_set(0xffff0000u), high, low);
 }
 
 ADAM_INLINE vec_pair pair_load_fp32(const float *source)
@@ -98,18 +99,19 @@ ADAM_INLINE float *block_scale(void *stream, uint64_t at)
     return (float *)scales + at % TILE_CODE_BLOCK_ELEMS / TILE_SCALE_ELEMS;
 }
 
-ADAM_INLINE vec decode_vector(vecu code, vec scale, uint32_t base)
+/* codes: 16 bits each, a code in the lower eight; of even elements those in the lower half. */
+ADAM_INLINE vec decode_vector(vecu codes, bool is_odd, bool is_signed, vec scale)
 {
-    vec shifted = vecu_as_fp32(vecu_add(vecu_left(code, ADAMI_CODE_SHIFT), vecu_set(base)));
-    return vec_mul(vec_add(shifted, vecu_as_fp32(vecu_set(base ^ 0x80000000u))), scale);
-}
-
-ADAM_INLINE vec decode_signed(vecu code, vec scale)
-{
-    vecu sign = vecu_left(vecu_and(code, vecu_set(ADAMI_CODE_SIGN)), 24);
-    vec magnitude =
-        decode_vector(vecu_and(code, vecu_set(ADAMI_CODE_M_TOP)), scale, ADAMI_CODE_M_BASE);
-    return vecu_as_fp32(vecu_xor(vecu_of(magnitude), sign));
+    uint32_t top = is_signed ? ADAMI_CODE_M_TOP : ADAMI_CODE_V_TOP;
+    uint32_t base = is_signed ? ADAMI_CODE_M_BASE : ADAMI_CODE_V_BASE;
+    vecu code = vecu_and(vecu_left(codes, is_odd ? ADAMI_CODE_SHIFT - 16 : ADAMI_CODE_SHIFT),
+                         vecu_set(top << ADAMI_CODE_SHIFT));
+    vec shifted = vecu_as_fp32(vecu_add(code, vecu_set(base)));
+    vec value = vec_mul(vec_add(shifted, vecu_as_fp32(vecu_set(base ^ 0x80000000u))), scale);
+    if (!is_signed)
+        return value;
+    vecu sign = vecu_left(codes, is_odd ? 8 : 24);
+    return vecu_as_fp32(vecu_flip(vecu_set(0x80000000u), sign, vecu_of(value)));
 }
 
 /* Elements i, ... of a moment, in the block at `block`. */
@@ -121,11 +123,8 @@ ADAM_INLINE vec_pair load_moment(void *stream, enum tile_format format, bool is_
     if (format == TILE_BF16)
         return pair_of_words(vecu_load((const uint16_t *)stream + i));
     vecu codes = vecu_load_bytes(block_codes(stream, block) + (i - block));
-    vecu even = vecu_and(codes, vecu_set(0xffff)), odd = vecu_right(codes, 16);
-    vec_pair pair;
-    pair.even =
-        is_signed ? decode_signed(even, scale) : decode_vector(even, scale, ADAMI_CODE_V_BASE);
-    pair.odd = is_signed ? decode_signed(odd, scale) : decode_vector(odd, scale, ADAMI_CODE_V_BASE);
+    vec_pair pair = {decode_vector(codes, false, is_signed, scale),
+                     decode_vector(codes, true, is_signed, scale)};
     return pair;
 }
 
@@ -156,29 +155,30 @@ ADAM_INLINE vec_pair load_master(const adam_packed_args *args, bool is_split, ui
         return pair_load_fp32((const float *)args->master + i);
     vecu low = vecu_load((const uint16_t *)args->master + i);
     vecu copy = vecu_load((const uint16_t *)args->params + i);
-    vecu even_low = vecu_right_signed(vecu_left(low, 16), 16);
-    vecu odd_low = vecu_right_signed(low, 16);
-    vec_pair pair = {
-        vecu_as_fp32(vecu_add(vecu_left(copy, 16), even_low)),
-        vecu_as_fp32(vecu_add(vecu_and(copy, vecu_set(0xffff0000u)), odd_low)),
-    };
+    /* master_join: one less in the upper half where the lower one counts as negative. */
+    vecu high = vecu_add_halves(copy, vecu_sign_halves(low));
+    vec_pair pair = {vecu_as_fp32(words_of(low, vecu_left(high, 16))),
+                     vecu_as_fp32(words_of(vecu_right(low, 16), high))};
     return pair;
 }
 
 /* A NaN in `pair` is ADAMI_QUIET_NAN_BITS, which the working copy's rounding leaves a NaN. */
 ADAM_INLINE void store_master(const adam_packed_args *args, bool is_split, enum dtype param_type,
-                              uint64_t i, vec_pair pair)
+                              bool is_streamed, uint64_t i, vec_pair pair)
 {
     if (is_split)
         vecu_store((uint16_t *)args->master + i,
-                   words_of(vecu_and(vecu_of(pair.even), vecu_set(0xffff)),
-                            vecu_left(vecu_of(pair.odd), 16)));
+                   words_of(vecu_of(pair.even), vecu_left(vecu_of(pair.odd), 16)));
     else
         pair_store_fp32((float *)args->master + i, pair);
     if (param_type == DTYPE_BF16) {
         vecu half = vecu_set(0x8000);
         vecu even = vecu_right(vecu_add(vecu_of(pair.even), half), 16);
-        vecu_store((uint16_t *)args->params + i, words_of(even, vecu_add(vecu_of(pair.odd), half)));
+        vecu words = words_of(even, vecu_add(vecu_of(pair.odd), half));
+        if (is_streamed)
+            vecu_stream((uint16_t *)args->params + i, words);
+        else
+            vecu_store((uint16_t *)args->params + i, words);
     } else if (param_type == DTYPE_FP32) {
         pair_store_fp32((float *)args->params + i, pair);
     } else {
@@ -198,53 +198,85 @@ ADAM_INLINE vecu mix_vector(vecu x, vecu second)
     return vecu_xor(x, vecu_right(x, 16));
 }
 
+/* Codes as numbers of 32 bits; v's may be one above the top, which is cut where they are stored. random is
+ * of the whole 32 bits. */
 ADAM_INLINE vecu encode_vector(vec value, vec inverse, bool is_signed, vecu random)
 {
     uint32_t base = is_signed ? ADAMI_CODE_M_BASE : ADAMI_CODE_V_BASE;
     vecu bits = vecu_of(value), magnitude = vecu_and(bits, vecu_set(0x7fffffffu));
     vec scaled = vec_fma(vecu_as_fp32(magnitude), inverse, vecu_as_fp32(vecu_set(base)));
-    vecu rounded = vecu_add(vecu_of(scaled), vecu_or(vecu_left(random, 4), vecu_set(8)));
-    vecu code = vecu_sub(vecu_right(rounded, ADAMI_CODE_SHIFT), vecu_set(base >> ADAMI_CODE_SHIFT));
-    if (is_signed) {
-        vecu sign = vecu_and(vecu_right(bits, 24), vecu_set(ADAMI_CODE_SIGN));
-        return vecu_or(vecu_min(code, vecu_set(ADAMI_CODE_M_TOP)), sign);
-    }
-    vecu least = vecu_min(magnitude, vecu_set(1));
-    return vecu_min(vecu_max(code, least), vecu_set(ADAMI_CODE_V_TOP));
+    /* r << 4, beside what stands in other bits: the 8, and the base that the code has not. */
+    vecu r = is_signed ? vecu_left(random, 4) : vecu_right(random, 12);
+    vecu added = vecu_select(vecu_set(0x000ffff0u), r, vecu_set(8 + (0u - base)));
+    vecu code = vecu_right(vecu_add(vecu_of(scaled), added), ADAMI_CODE_SHIFT);
+    if (!is_signed)
+        return vecu_max(code, vecu_min(magnitude, vecu_set(1)));
+    code = vecu_min(code, vecu_set(ADAMI_CODE_M_TOP));
+    return vecu_select(vecu_set(ADAMI_CODE_SIGN), vecu_right(bits, 24), code);
 }
 
-/* The block's scale and codes from the values that wait. x: as for mix_vector, of the first step. */
-ADAM_INLINE void store_codes(void *stream, bool is_signed, uint64_t block,
-                             const vec_waiting *waiting, vecu x, vecu second)
+/* The scale of the values that wait, stored. */
+ADAM_INLINE float close_scale(void *stream, bool is_signed, uint64_t block,
+                              const vec_waiting *waiting)
 {
-    uint8_t *codes = block_codes(stream, block);
     float scale = adami_block_scale(vecu_largest(waiting->largest),
                                     is_signed ? ADAMI_CODE_M_SCALE : ADAMI_CODE_V_SCALE);
     *block_scale(stream, block) = scale;
-    if (!(scale > 0)) {
-        memset(codes, 0, TILE_SCALE_ELEMS);
-        return;
-    }
-    vec inverse = vec_set(1.0f / scale);
+    return scale;
+}
+
+ADAM_INLINE void store_codes(uint8_t *codes, bool is_signed, int n, const vec_waiting *waiting,
+                             vec inverse, vecu even_random, vecu odd_random)
+{
+    vec even = vec_load(waiting->values + n), odd = vec_load(waiting->values + n + VEC_ELEMS);
+    vecu even_code = encode_vector(even, inverse, is_signed, even_random);
+    vecu odd_code = encode_vector(odd, inverse, is_signed, odd_random);
+    vecu_store_bytes(codes + n, vecu_or(even_code, vecu_left(odd_code, 16)));
+}
+
+/* The block's scales and codes of the values that wait; NULL: that moment has no codes. x: as for
+ * mix_vector, of the first step. */
+ADAM_INLINE void close_codes(const adam_packed_args *args, uint64_t block, const vec_waiting *new_m,
+                             const vec_waiting *new_v, vecu x, vecu second)
+{
+    float m_scale = new_m ? close_scale(args->m, true, block, new_m) : 0;
+    float v_scale = new_v ? close_scale(args->v, false, block, new_v) : 0;
+    uint8_t *m_codes = new_m ? block_codes(args->m, block) : NULL;
+    uint8_t *v_codes = new_v ? block_codes(args->v, block) : NULL;
+    vec m_inverse = vec_set(m_scale > 0 ? 1.0f / m_scale : 0);
+    vec v_inverse = vec_set(v_scale > 0 ? 1.0f / v_scale : 0);
     for (int n = 0; n < TILE_SCALE_ELEMS; n += STATE_STEP) {
-        vecu even_random = mix_vector(x, second);
-        vecu odd_random = mix_vector(vecu_add(x, vecu_set(1)), second);
-        if (is_signed) {
-            even_random = vecu_and(even_random, vecu_set(0xffff));
-            odd_random = vecu_and(odd_random, vecu_set(0xffff));
-        } else {
-            even_random = vecu_right(even_random, 16);
-            odd_random = vecu_right(odd_random, 16);
-        }
-        vec even = vec_load(waiting->values + n), odd = vec_load(waiting->values + n + VEC_ELEMS);
-        vecu even_code = encode_vector(even, inverse, is_signed, even_random);
-        vecu odd_code = encode_vector(odd, inverse, is_signed, odd_random);
-        vecu_store_bytes(codes + n, vecu_or(even_code, vecu_left(odd_code, 16)));
+        vecu even = mix_vector(x, second), odd = mix_vector(vecu_add(x, vecu_set(1)), second);
+        if (new_m)
+            store_codes(m_codes, true, n, new_m, m_inverse, even, odd);
+        if (new_v)
+            store_codes(v_codes, false, n, new_v, v_inverse, even, odd);
         x = vecu_add(x, vecu_set(STATE_STEP));
     }
+    if (new_m && !(m_scale > 0))
+        memset(m_codes, 0, TILE_SCALE_ELEMS);
+    if (new_v && !(v_scale > 0))
+        memset(v_codes, 0, TILE_SCALE_ELEMS);
 }
 
 /* ---- a block ---- */
+
+/* Asks for the lines of the step that comes AHEAD_ELEMS after element i; past the end this does nothing. */
+ADAM_INLINE void fetch_step(const void *stream, uint64_t elem_bytes, uint64_t i)
+{
+    uintptr_t at = (uintptr_t)stream + (i + AHEAD_ELEMS) * elem_bytes;
+    __builtin_prefetch((const void *)at);
+    if (STATE_STEP * elem_bytes > LINE_BYTES)
+        __builtin_prefetch((const void *)(at + LINE_BYTES));
+}
+
+ADAM_INLINE void fetch_moment(const void *stream, enum tile_format format, uint64_t i)
+{
+    if (format != TILE_INT8)
+        fetch_step(stream, format == TILE_BF16 ? 2 : 4, i);
+    else if (i % LINE_BYTES == 0)
+        __builtin_prefetch((const char *)stream + i + i / TILE_CODE_BLOCK_ELEMS * 64 + AHEAD_ELEMS);
+}
 
 /* m, v and the weight of one vector. */
 ADAM_INLINE vec update_vector(const struct vec_scalars *s, bool has_l2, vec weight, vec grad,
@@ -273,8 +305,8 @@ struct state_formats {
 
 /* TILE_SCALE_ELEMS elements from `block` on. */
 ADAM_INLINE void packed_block(const adam_packed_args *args, const struct vec_scalars *s,
-                              const adami_rounding *rounding, bool has_l2, uint64_t block,
-                              const struct state_formats format)
+                              const adami_rounding *rounding, bool has_l2, bool is_streamed,
+                              uint64_t block, const struct state_formats format)
 {
     vec_waiting new_m, new_v;
     vec m_scale = s->decay, v_scale = s->decay; /* of codes alone */
@@ -286,8 +318,15 @@ ADAM_INLINE void packed_block(const adam_packed_args *args, const struct vec_sca
     const vecu second = vecu_set(rounding->second);
     const vecu start =
         vecu_add(vecu_set(rounding->elem + rounding->first + (uint32_t)block), vecu_even_numbers());
+    const uint64_t grad_bytes = dtype_bytes(args->grad_type);
     vecu x = start;
     for (uint64_t i = block; i < block + TILE_SCALE_ELEMS; i += STATE_STEP) {
+        fetch_step(args->master, format.is_split ? 2 : 4, i);
+        fetch_step(args->grads, grad_bytes, i);
+        if (!is_streamed)
+            fetch_step(args->params, dtype_bytes(format.param_type), i);
+        fetch_moment(args->m, format.m, i);
+        fetch_moment(args->v, format.v, i);
         vec_pair weight = load_master(args, format.is_split, i);
         vec_pair grad = pair_load_as(args->grads, args->grad_type, i);
         vec_pair m = load_moment(args->m, format.m, true, block, i, m_scale);
@@ -310,12 +349,11 @@ ADAM_INLINE void packed_block(const adam_packed_args *args, const struct vec_sca
                      vecu_and(odd, vecu_set(0xffff)), &new_m);
         store_moment(args->v, format.v, block, i, v, vecu_right(even, 16), vecu_right(odd, 16),
                      &new_v);
-        store_master(args, format.is_split, format.param_type, i, weight);
+        store_master(args, format.is_split, format.param_type, is_streamed, i, weight);
     }
-    if (format.m == TILE_INT8)
-        store_codes(args->m, true, block, &new_m, start, second);
-    if (format.v == TILE_INT8)
-        store_codes(args->v, false, block, &new_v, start, second);
+    if (format.m == TILE_INT8 || format.v == TILE_INT8)
+        close_codes(args, block, format.m == TILE_INT8 ? &new_m : NULL,
+                    format.v == TILE_INT8 ? &new_v : NULL, start, second);
 }
 
 /* ---- choice of the loop ---- */
@@ -325,9 +363,14 @@ ADAM_INLINE void packed_blocks(const adam_packed_args *args, const adami_scalars
                                const struct state_formats format)
 {
     const struct vec_scalars s = broadcast_scalars(scalars);
+    const adam_packed_args own = *args; /* which no store can change, as the compiler sees */
+    const adami_rounding words = *rounding;
     const bool has_l2 = scalars->l2 != 0;
+    const bool is_streamed =
+        !format.is_split && format.param_type == DTYPE_BF16 && STATE_STEP * 2 >= LINE_BYTES &&
+        may_stream(args->params, 2, args->grads, args->master, begin, args->count);
     for (uint64_t block = begin; block < end; block += TILE_SCALE_ELEMS)
-        packed_block(args, &s, rounding, has_l2, block, format);
+        packed_block(&own, &s, &words, has_l2, is_streamed, block, format);
 }
 
 ADAM_INLINE void packed_master(const adam_packed_args *args, const adami_scalars *scalars,
