@@ -20,6 +20,14 @@ void fill_repeated(gpu_fixture *gpu, void *target, uint64_t bytes, const void *c
 void expect_repeated(gpu_fixture *gpu, const char *name, const void *source, uint64_t bytes,
                      const void *want, uint64_t chunk_bytes);
 
+/* The optimizers of kernels/cuda; the other ops are NULL. */
+extern const kernel_ops gpu_update_ops;
+
+/* gpu_update_state.c */
+void packed_updates_have_the_cpu_bits(void **state);
+void packed_special_values_have_the_cpu_bits(void **state);
+void packed_warps_go_round(void **state);
+
 /* gpu_update_sums.c */
 void copies_have_the_cpu_bits(void **state);
 void copies_of_every_half(void **state);

@@ -14,6 +14,7 @@ const kernel_ops cpu_update_ops = {
     .grad_close = cpui_grad_close,
     .norm_reduce = cpui_norm_reduce,
     .adam = cpui_adam,
+    .adam_packed = cpui_adam_packed,
     .lion = cpui_lion,
     .adagrad = cpui_adagrad,
     .working_copy = cpui_working_copy,

@@ -1,7 +1,7 @@
 /* Adam, Lion, Adagrad, working copies, gradient close and norm of the CUDA backend, one of them per run
  * (argv[1]): every byte against every variant of the CPU backend that this machine runs, over random and
  * special values, random bits, all types, tails and alignments, and in place. Copies, closing and norm
- * are in gpu_update_sums.c. */
+ * are in gpu_update_sums.c, Adam on packed state in gpu_update_state.c. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -144,8 +144,10 @@ static int update(const kernel_ops *ops, kernel_context *context, void *stream,
                                         .scalars = &setting->adagrad});
 }
 
-static const kernel_ops gpu_update_ops = {
-    .adam = cudai_adam, .lion = cudai_lion, .adagrad = cudai_adagrad};
+const kernel_ops gpu_update_ops = {.adam = cudai_adam,
+                                   .adam_packed = cudai_adam_packed,
+                                   .lion = cudai_lion,
+                                   .adagrad = cudai_adagrad};
 
 /* --- values --- */
 
@@ -445,6 +447,13 @@ int main(int argc, char **argv)
         cmocka_unit_test(norm_calls_follow_one_another),
         cmocka_unit_test(norm_of_many_sums),
     };
+    static const struct CMUnitTest packed[] = {
+        cmocka_unit_test(packed_updates_have_the_cpu_bits),
+        cmocka_unit_test(packed_special_values_have_the_cpu_bits),
+        cmocka_unit_test(packed_warps_go_round),
+    };
+    if (strcmp(name, "packed") == 0)
+        return cmocka_run_group_tests(packed, NULL, NULL);
     if (strcmp(name, "copy") == 0)
         return cmocka_run_group_tests(copies, NULL, NULL);
     if (strcmp(name, "close") == 0)

@@ -113,6 +113,7 @@ static const kernel_ops ops = {
     .grad_close = cudai_grad_close,
     .norm_reduce = cudai_norm_reduce,
     .adam = cudai_adam,
+    .adam_packed = cudai_adam_packed,
     .lion = cudai_lion,
     .adagrad = cudai_adagrad,
     .working_copy = cudai_working_copy,

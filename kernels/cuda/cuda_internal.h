@@ -157,6 +157,8 @@ int cudai_convert(kernel_context *context, void *stream, const void *source, enu
 
 /* update.c: the bits of the CPU's variants. */
 int cudai_adam(kernel_context *context, void *stream, const adam_args *args) MUST_CHECK;
+int cudai_adam_packed(kernel_context *context, void *stream,
+                      const adam_packed_args *args) MUST_CHECK;
 int cudai_lion(kernel_context *context, void *stream, const lion_args *args) MUST_CHECK;
 int cudai_adagrad(kernel_context *context, void *stream, const adagrad_args *args) MUST_CHECK;
 int cudai_working_copy(kernel_context *context, void *stream, const float *master, void *params,

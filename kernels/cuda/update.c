@@ -1,8 +1,8 @@
 /* The optimizer and norm ops of the CUDA backend: what they check and how they are launched. The
  * results have the bits of the CPU's variants, whose definitions are at the head of
- * kernels/cpu/adam.c; kernels in update_adam.cu and update_sums.cu.
+ * kernels/cpu/adam.c and adam_state.c; kernels in update_adam.cu, update_adam_state.cu and update_sums.cu.
  *
- * Each op is one launch. Nothing is allocated and nothing waits. Arguments that only a bug of ours can
+ * Each op is one launch (adam_packed: one for 2^32 elements). Nothing is allocated and nothing waits. Arguments that only a bug of ours can
  * make wrong are asserted. Pointers need the alignment of their elements alone; where all of an op's
  * lie on multiples of a pack, as buffers of the arenas and the streams of a tile do, threads move packs. */
 #include <assert.h>
@@ -56,6 +56,47 @@ int cudai_adam(kernel_context *context, void *stream, const adam_args *args)
     look_at_tile(&tile);
     adami_scalars scalars = adami_prepare(args->scalars);
     return cudai_check(cudai_launch_adam(context, stream, &tile, &scalars), "the Adam kernel");
+}
+
+/* One launch: the elements agree in the upper half of their numbers. */
+static int adam_packed_part(kernel_context *context, void *stream, const adam_packed_args *args,
+                            const adami_scalars *scalars)
+{
+    static const uint64_t format_bytes[TILE_FORMAT_COUNT] = {4, 2, 2, 1};
+    cudai_packed_tile tile = {
+        .count = args->count,
+        .streams = {args->master, args->m, args->v},
+        .grads = args->grads,
+        .params = args->params,
+        .grad_type = args->grad_type,
+        .param_type = args->param_type,
+        .rounding = adami_rounding_at(args->rounding_key, args->first_elem),
+    };
+    bool grads = is_wide_as(tile.grads, tile.grad_type);
+    bool params = is_wide_as(tile.params, tile.param_type);
+    tile.is_wide = grads && params;
+    for (uint32_t i = 0; i < 3; i++) {
+        tile.formats[i] = tile_stream_format(args->streams, i);
+        bool is_wide = lies_on(tile.streams[i], format_bytes[tile.formats[i]], CUDAI_UPDATE_PACK);
+        assert(tile.formats[i] != TILE_INT8 || is_wide); /* scales are fp32 */
+        tile.is_wide = is_wide && tile.is_wide;
+    }
+    return cudai_check(cudai_launch_adam_packed(context, stream, &tile, scalars),
+                       "the kernel of Adam on packed state");
+}
+
+int cudai_adam_packed(kernel_context *context, void *stream, const adam_packed_args *args)
+{
+    TRY(adami_packed_check(args));
+    adami_scalars scalars = adami_prepare(args->scalars);
+    adam_packed_args left = *args;
+    while (left.count > 0) {
+        adam_packed_args part = left;
+        part.count = adami_packed_run(&left);
+        TRY(adam_packed_part(context, stream, &part, &scalars));
+        left = adami_packed_part(&left, part.count, left.count - part.count);
+    }
+    return 0;
 }
 
 int cudai_lion(kernel_context *context, void *stream, const lion_args *args)

@@ -1,4 +1,4 @@
-/* What update.c hands to the kernels of update_adam.cu and update_sums.cu: a tile whose pointers it
+/* What update.c hands to the kernels of update_adam.cu, update_adam_state.cu and update_sums.cu: a tile whose pointers it
  * has looked at, the scalars as the CPU's loops use them, and the shapes of the launches.
  *
  * A launcher enqueues one kernel and returns CUDA's error of the launch. Counts are above 0 (but
@@ -8,7 +8,7 @@
 #ifndef SLUICE_KERNELS_CUDA_UPDATE_LAUNCH_H
 #define SLUICE_KERNELS_CUDA_UPDATE_LAUNCH_H
 
-#include "kernels/cpu/adam_internal.h"
+#include "kernels/cpu/adam_state_internal.h"
 #include "kernels/cuda/cuda_internal.h"
 
 enum {
@@ -31,6 +31,23 @@ struct cudai_update_tile {
     bool is_wide;
 };
 typedef struct cudai_update_tile cudai_update_tile;
+
+/* One tile of Adam on packed state, of one upper half of the elements' numbers. */
+struct cudai_packed_tile {
+    uint64_t count;
+    void *streams[3]; /* master, m, v as their formats say */
+    enum tile_format formats[3];
+    const void *grads; /* [count] grad_type */
+    void *params;      /* [count] param_type */
+    enum dtype grad_type, param_type;
+    adami_rounding rounding;
+    bool is_wide;
+};
+typedef struct cudai_packed_tile cudai_packed_tile;
+
+/* update_adam_state.cu */
+int cudai_launch_adam_packed(const kernel_context *context, void *stream,
+                             const cudai_packed_tile *tile, const adami_scalars *scalars);
 
 /* update_adam.cu */
 int cudai_launch_adam(const kernel_context *context, void *stream, const cudai_update_tile *tile,
