@@ -12,5 +12,5 @@ endif()
 # What the backends are tested against. Linked into tests only.
 add_library(sluice_kernels_reference STATIC
     reference/reference.c reference/reference_rows.c reference/reference_products.c
-    reference/reference_optimizer.c)
+    reference/reference_optimizer.c reference/reference_state.c)
 target_link_libraries(sluice_kernels_reference PUBLIC sluice_options sluice_base)

@@ -90,6 +90,7 @@ const kernel_ops kernels_reference = {
     .grad_close = refi_grad_close,
     .norm_reduce = refi_norm_reduce,
     .adam = refi_adam,
+    .adam_packed = refi_adam_packed,
     .lion = refi_lion,
     .adagrad = refi_adagrad,
     .working_copy = refi_working_copy,

@@ -94,4 +94,8 @@ int refi_adagrad(kernel_context *context, void *stream, const adagrad_args *args
 int refi_working_copy(kernel_context *context, void *stream, const float *master, void *params,
                       enum dtype param_type, uint64_t count) MUST_CHECK;
 
+/* reference_state.c */
+int refi_adam_packed(kernel_context *context, void *stream,
+                     const adam_packed_args *args) MUST_CHECK;
+
 #endif
