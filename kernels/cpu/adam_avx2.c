@@ -5,7 +5,7 @@
 
 typedef __m256 vec;
 
-/* A vector narrowed to 16 bits. */
+/* A vector narrowed to fp16. */
 typedef __m128i vec_halves;
 
 enum { VEC_ELEMS = 8, GROUP_VECS = 4, VEC_STREAMS = 1 };
@@ -51,37 +51,50 @@ static inline vec select_nan(vec value, vec where_nan, vec otherwise)
     return _mm256_blendv_ps(otherwise, where_nan, _mm256_cmp_ps(value, value, _CMP_UNORD_Q));
 }
 
-/* The upper halves of `rounded`, and of a quieted `value` where that is NaN. */
-static inline __m128i narrow_bf16(vec value, __m256i rounded)
+/* `rounded`, and a quieted `value` where that is NaN, without their lower halves. */
+static inline vec upper_bf16(vec value, __m256i rounded)
 {
     __m256i quieted = _mm256_or_si256(_mm256_castps_si256(value), _mm256_set1_epi32(0x00400000));
     vec chosen = select_nan(value, _mm256_castsi256_ps(quieted), _mm256_castsi256_ps(rounded));
-    __m256i upper = _mm256_srli_epi32(_mm256_castps_si256(chosen), 16);
-    return _mm_packus_epi32(_mm256_castsi256_si128(upper), _mm256_extracti128_si256(upper, 1));
+    return _mm256_and_ps(chosen, _mm256_castsi256_ps(_mm256_set1_epi32((int)0xffff0000)));
 }
 
-static inline vec_halves vec_bf16_away(vec value)
+static inline vec vec_bf16_away(vec value)
 {
     __m256i bits = _mm256_castps_si256(value);
-    return narrow_bf16(value, _mm256_add_epi32(bits, _mm256_set1_epi32(0x8000)));
+    return upper_bf16(value, _mm256_add_epi32(bits, _mm256_set1_epi32(0x8000)));
 }
 
-static inline vec_halves vec_bf16_even(vec value)
+static inline vec vec_bf16_even(vec value)
 {
     __m256i bits = _mm256_castps_si256(value);
     __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
     __m256i rounded = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
-    return narrow_bf16(value, rounded);
+    return upper_bf16(value, rounded);
+}
+
+/* The upper halves in order: packing works within lanes of 128 bits, so that the lanes' quarters
+ * are put in order afterwards. */
+static inline __m256i pack_bf16(vec low, vec high)
+{
+    __m256i packed = _mm256_packus_epi32(_mm256_srli_epi32(_mm256_castps_si256(low), 16),
+                                         _mm256_srli_epi32(_mm256_castps_si256(high), 16));
+    return _mm256_permute4x64_epi64(packed, _MM_SHUFFLE(3, 1, 2, 0));
+}
+
+static inline void vec_store_bf16(uint16_t *target, vec low, vec high)
+{
+    _mm256_storeu_si256((__m256i *)target, pack_bf16(low, high));
+}
+
+static inline void vec_stream_bf16(uint16_t *target, vec low, vec high)
+{
+    _mm256_stream_si256((__m256i *)target, pack_bf16(low, high));
 }
 
 static inline vec_halves vec_fp16_even(vec value)
 {
     return _mm256_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT);
-}
-
-static inline vec vec_widen_bf16(vec_halves halves)
-{
-    return widen_bf16(halves);
 }
 
 static inline vec vec_widen_fp16(vec_halves halves)

@@ -6,7 +6,7 @@
 
 typedef __m512 vec;
 
-/* A vector narrowed to 16 bits. */
+/* A vector narrowed to fp16. */
 typedef __m256i vec_halves;
 
 enum { VEC_ELEMS = 16, GROUP_VECS = 4, VEC_STREAMS = 1 };
@@ -47,37 +47,52 @@ static inline vec vec_load_fp16(const uint16_t *source)
     return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)source));
 }
 
-/* The upper halves of `rounded`, and of a quieted `value` where that is NaN. */
-static inline __m256i narrow_bf16(vec value, __m512i rounded)
+/* `rounded`, and a quieted `value` where that is NaN, without their lower halves. */
+static inline vec upper_bf16(vec value, __m512i rounded)
 {
     __mmask16 is_nan = _mm512_cmp_ps_mask(value, value, _CMP_UNORD_Q);
-    __m512i quieted = _mm512_or_si512(_mm512_castps_si512(value), _mm512_set1_epi32(0x00400000));
-    rounded = _mm512_mask_mov_epi32(rounded, is_nan, quieted);
-    return _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16));
+    __m512i quiet = _mm512_set1_epi32(0x00400000);
+    rounded = _mm512_mask_or_epi32(rounded, is_nan, _mm512_castps_si512(value), quiet);
+    return _mm512_castsi512_ps(_mm512_and_si512(rounded, _mm512_set1_epi32((int)0xffff0000)));
 }
 
-static inline vec_halves vec_bf16_away(vec value)
+static inline vec vec_bf16_away(vec value)
 {
     __m512i bits = _mm512_castps_si512(value);
-    return narrow_bf16(value, _mm512_add_epi32(bits, _mm512_set1_epi32(0x8000)));
+    return upper_bf16(value, _mm512_add_epi32(bits, _mm512_set1_epi32(0x8000)));
 }
 
-static inline vec_halves vec_bf16_even(vec value)
+static inline vec vec_bf16_even(vec value)
 {
     __m512i bits = _mm512_castps_si512(value);
-    __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-    __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
-    return narrow_bf16(value, rounded);
+    __mmask16 is_odd = _mm512_test_epi32_mask(bits, _mm512_set1_epi32(0x10000));
+    __m512i rounded = _mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff));
+    rounded = _mm512_mask_add_epi32(rounded, is_odd, rounded, _mm512_set1_epi32(1));
+    return upper_bf16(value, rounded);
+}
+
+/* The upper halves in order: packing works within lanes of 128 bits, so that the lanes' quarters
+ * are put in order afterwards. */
+static inline __m512i pack_bf16(vec low, vec high)
+{
+    __m512i packed = _mm512_packus_epi32(_mm512_srli_epi32(_mm512_castps_si512(low), 16),
+                                         _mm512_srli_epi32(_mm512_castps_si512(high), 16));
+    return _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7), packed);
+}
+
+static inline void vec_store_bf16(uint16_t *target, vec low, vec high)
+{
+    _mm512_storeu_si512(target, pack_bf16(low, high));
+}
+
+static inline void vec_stream_bf16(uint16_t *target, vec low, vec high)
+{
+    _mm512_stream_si512((__m512i *)target, pack_bf16(low, high));
 }
 
 static inline vec_halves vec_fp16_even(vec value)
 {
     return _mm512_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-}
-
-static inline vec vec_widen_bf16(vec_halves halves)
-{
-    return widen_bf16(halves);
 }
 
 static inline vec vec_widen_fp16(vec_halves halves)

@@ -5,14 +5,14 @@
  *   GROUP_VECS                         vectors of one turn of a loop; even
  *   vec_set, vec_load, vec_store       fp32; no alignment needed
  *   vec_load_bf16, vec_load_fp16       widening
- *   vec_halves                         a vector narrowed to 16 bits, from
- *     vec_bf16_away                      ties away from zero, as bf16_working_copy
- *     vec_bf16_even, vec_fp16_even       nearest even
- *   vec_widen_bf16, vec_widen_fp16     back
- *   vec_store_halves                   two of them, one after the other
+ *   vec_bf16_away, vec_bf16_even       rounded to bf16, still as fp32: ties away from zero as
+ *                                      bf16_working_copy does, and nearest even
+ *   vec_store_bf16                     two such vectors, one after the other
+ *   vec_halves                         a vector narrowed to fp16, by vec_fp16_even; vec_widen_fp16
+ *   vec_store_halves                   two of them
  *   VEC_STREAMS                        whether there are stores past the caches (else they are not
- *                                      called): vec_stream, vec_stream_halves, to addresses that are
- *                                      multiples of a vector's bytes
+ *                                      called): vec_stream, vec_stream_bf16, vec_stream_halves, to
+ *                                      addresses that are multiples of a vector's bytes
  *   vec_mul, vec_add, vec_div, vec_sqrt   correctly rounded
  *   vec_step_against(d, r)             -r where d > 0, r where d < 0, +0 where d is 0, else NaN
  *   vec_fma(a, b, c)                   a * b + c, rounded once
@@ -82,21 +82,31 @@ ADAM_INLINE vec load_as(const void *source, enum dtype type, uint64_t i)
     return type == DTYPE_BF16 ? vec_load_bf16(halves + i) : vec_load_fp16(halves + i);
 }
 
-ADAM_INLINE vec_halves narrow_copy(enum dtype type, vec value)
+/* A group at target[i] as fp16; the values become what is stored, widened. */
+ADAM_INLINE void store_fp16(uint16_t *target, uint64_t i, vec values[GROUP_VECS], bool is_streamed)
 {
-    return type == DTYPE_BF16 ? vec_bf16_away(value) : vec_fp16_even(value);
+    for (int k = 0; k < GROUP_VECS; k += 2) {
+        uint16_t *at = target + i + (uint64_t)k * VEC_ELEMS;
+        vec_halves low = vec_fp16_even(values[k]), high = vec_fp16_even(values[k + 1]);
+        if (is_streamed)
+            vec_stream_halves(at, low, high);
+        else
+            vec_store_halves(at, low, high);
+        values[k] = vec_widen_fp16(low);
+        values[k + 1] = vec_widen_fp16(high);
+    }
 }
 
-/* A group at target[i], a pointer to 16-bit elements. */
-ADAM_INLINE void store_halves(uint16_t *target, uint64_t i, const vec_halves values[GROUP_VECS],
-                              bool is_streamed)
+/* A group at target[i] of values that bf16 holds. */
+ADAM_INLINE void store_bf16(uint16_t *target, uint64_t i, const vec values[GROUP_VECS],
+                            bool is_streamed)
 {
     for (int k = 0; k < GROUP_VECS; k += 2) {
         uint16_t *at = target + i + (uint64_t)k * VEC_ELEMS;
         if (is_streamed)
-            vec_stream_halves(at, values[k], values[k + 1]);
+            vec_stream_bf16(at, values[k], values[k + 1]);
         else
-            vec_store_halves(at, values[k], values[k + 1]);
+            vec_store_bf16(at, values[k], values[k + 1]);
     }
 }
 
@@ -119,10 +129,13 @@ ADAM_INLINE void store_working_copy(void *params, enum dtype type, uint64_t i,
         store_floats(params, i, master, is_streamed);
         return;
     }
-    vec_halves halves[GROUP_VECS];
+    vec copy[GROUP_VECS];
     for (int k = 0; k < GROUP_VECS; k++)
-        halves[k] = narrow_copy(type, master[k]);
-    store_halves(params, i, halves, is_streamed);
+        copy[k] = type == DTYPE_BF16 ? vec_bf16_away(master[k]) : master[k];
+    if (type == DTYPE_BF16)
+        store_bf16(params, i, copy, is_streamed);
+    else
+        store_fp16(params, i, copy, is_streamed);
 }
 
 ADAM_INLINE void load_group(const void *source, enum dtype type, uint64_t i, vec out[GROUP_VECS])
@@ -252,14 +265,13 @@ ADAM_INLINE void close_group(void *grads, enum dtype type, uint64_t i, vec value
 {
     if (type == DTYPE_FP32) {
         store_floats(grads, i, values, is_streamed);
-        return;
+    } else if (type == DTYPE_FP16) {
+        store_fp16(grads, i, values, is_streamed);
+    } else {
+        for (int k = 0; k < GROUP_VECS; k++)
+            values[k] = vec_bf16_even(values[k]);
+        store_bf16(grads, i, values, is_streamed);
     }
-    vec_halves halves[GROUP_VECS];
-    for (int k = 0; k < GROUP_VECS; k++) {
-        halves[k] = type == DTYPE_BF16 ? vec_bf16_even(values[k]) : vec_fp16_even(values[k]);
-        values[k] = type == DTYPE_BF16 ? vec_widen_bf16(halves[k]) : vec_widen_fp16(halves[k]);
-    }
-    store_halves(grads, i, halves, is_streamed);
 }
 
 ADAM_INLINE void close_loop(const grad_close_args *args, enum dtype grad_type, uint64_t begin,

@@ -15,7 +15,7 @@
 
 typedef float32x4_t vec;
 
-/* A vector narrowed to 16 bits. */
+/* A vector narrowed to fp16. */
 typedef uint16x4_t vec_halves;
 
 enum { VEC_ELEMS = 4, GROUP_VECS = 4, VEC_STREAMS = 0 };
@@ -41,11 +41,6 @@ static inline void vec_store(float *target, vec value)
     vst1q_f32(target, value);
 }
 
-static inline vec vec_widen_bf16(vec_halves halves)
-{
-    return vreinterpretq_f32_u32(vshll_n_u16(halves, 16));
-}
-
 static inline vec vec_widen_fp16(vec_halves halves)
 {
     return vcvt_f32_f16(vreinterpret_f16_u16(halves));
@@ -53,7 +48,7 @@ static inline vec vec_widen_fp16(vec_halves halves)
 
 static inline vec vec_load_bf16(const uint16_t *source)
 {
-    return vec_widen_bf16(vld1_u16(source));
+    return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(source), 16));
 }
 
 static inline vec vec_load_fp16(const uint16_t *source)
@@ -67,24 +62,35 @@ static inline uint32x4_t is_number(vec value)
     return vceqq_f32(value, value);
 }
 
-/* The upper halves of `rounded`, and of a quieted `value` where that is NaN. */
-static inline vec_halves narrow_bf16(vec value, uint32x4_t rounded)
+/* `rounded`, and a quieted `value` where that is NaN, without their lower halves. */
+static inline vec upper_bf16(vec value, uint32x4_t rounded)
 {
     uint32x4_t quieted = vorrq_u32(vreinterpretq_u32_f32(value), vdupq_n_u32(0x00400000));
-    return vshrn_n_u32(vbslq_u32(is_number(value), rounded, quieted), 16);
+    uint32x4_t chosen = vbslq_u32(is_number(value), rounded, quieted);
+    return vreinterpretq_f32_u32(vandq_u32(chosen, vdupq_n_u32(0xffff0000)));
 }
 
-static inline vec_halves vec_bf16_away(vec value)
+static inline vec vec_bf16_away(vec value)
 {
     uint32x4_t bits = vreinterpretq_u32_f32(value);
-    return narrow_bf16(value, vaddq_u32(bits, vdupq_n_u32(0x8000)));
+    return upper_bf16(value, vaddq_u32(bits, vdupq_n_u32(0x8000)));
 }
 
-static inline vec_halves vec_bf16_even(vec value)
+static inline vec vec_bf16_even(vec value)
 {
     uint32x4_t bits = vreinterpretq_u32_f32(value);
     uint32x4_t odd = vandq_u32(vshrq_n_u32(bits, 16), vdupq_n_u32(1));
-    return narrow_bf16(value, vaddq_u32(vaddq_u32(bits, vdupq_n_u32(0x7fff)), odd));
+    return upper_bf16(value, vaddq_u32(vaddq_u32(bits, vdupq_n_u32(0x7fff)), odd));
+}
+
+static inline void vec_store_bf16(uint16_t *target, vec low, vec high)
+{
+    vst1q_u16(target, vuzp2q_u16(vreinterpretq_u16_f32(low), vreinterpretq_u16_f32(high)));
+}
+
+static inline void vec_stream_bf16(uint16_t *target, vec low, vec high)
+{
+    vec_store_bf16(target, low, high);
 }
 
 static inline vec_halves vec_fp16_even(vec value)
