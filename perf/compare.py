@@ -62,7 +62,7 @@ def pytorch(options, table, work):
                     sides["peer"] = Side(command + (["--compile"] if mode == "compiled" else []),
                                          os.path.join(options.out, "pytorch.log"))
                     sides["ours"] = our_training(options, work, length, dtype)
-                    seconds, losses = by_turns(sides, options.rounds)
+                    seconds, losses = by_turns(sides, options.rounds, options.warm)
                 finally:
                     for side in sides.values():
                         side.close()
@@ -211,7 +211,7 @@ def llmc(options, table, work):
             for dtype in ours:
                 side = our_training(full, work, length, dtype, batch)
                 try:
-                    ours[dtype] += by_turns({"ours": side}, options.rounds)[0]["ours"]
+                    ours[dtype] += by_turns({"ours": side}, options.rounds, options.warm)[0]["ours"]
                 finally:
                     side.close()
             done = subprocess.run([program], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -245,6 +245,7 @@ def main():
     parser.add_argument("--dtypes", default="bf16,fp32")
     parser.add_argument("--modes", default="eager,compiled")
     parser.add_argument("--rounds", type=int, default=0, help="that count (default: 7, --quick: 3)")
+    parser.add_argument("--warm", type=int, default=2, help="rounds before these")
     options = parser.parse_args()
     for name in options.peers:
         if name not in PEERS:

@@ -18,7 +18,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 quick='' out='' drive=runs bin=build/release text='' tokenizer='' figures=() listing=''
-all=(peak adam matmul attention rows nvme comm data tokenizer compile commit memory out-of-core)
+all=(peak adam adam-state matmul attention rows nvme comm data tokenizer compile commit memory out-of-core)
 usage() {
     sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0" >&2
     exit 2
@@ -43,6 +43,7 @@ describe() {
     case $1 in
     peak) echo "best large matrix product; it is the limit of others" ;;
     adam) echo "optimizer on the CPU; limit: the same streams of memory with trivial arithmetic" ;;
+    adam-state) echo "Adam on smaller state; limit: kernels that move the same streams" ;;
     matmul) echo "products of a transformer block; limit: the best product of the run" ;;
     attention) echo "attention forward and backward; limit: the best product of the run" ;;
     rows) echo "norms, GELU, loss and other row kernels; limit: a copy of the same bytes" ;;
@@ -80,7 +81,7 @@ sluice=$bin/src/cli/sluice
 
 # The program of a figure with its arguments, or "absent: why".
 command_of() {
-    local program=$bin/perf/bench_$1
+    local program=$bin/perf/bench_${1//-/_}
     case $1 in
     memory | out-of-core) program=$sluice ;;
     esac
