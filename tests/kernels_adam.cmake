@@ -9,7 +9,7 @@ if(TARGET kernels_adam)
 endif()
 if(TARGET kernels_adam AND TARGET sluice_kernels_reference)
     sluice_test(test_kernels_adam_rounding LIBS kernels_adam sluice_kernels_reference
-                LABELS cpu debug INSTANCES reference avx2 avx512)
+                LABELS cpu debug INSTANCES ${adam_variants})
     sluice_test(test_kernels_lion LIBS kernels_adam sluice_kernels_reference LABELS cpu debug
                 INSTANCES ${adam_variants})
 endif()
