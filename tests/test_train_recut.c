@@ -129,6 +129,12 @@ static void open_side(struct side *side, const char *name, uint32_t drive_count)
         assert_int_equal(sim_store_create(&side->disk, false, &side->store), 0);
 }
 
+/* 4-byte words of stream `s` of so many elements, scales included. */
+static uint64_t stream_words(uint64_t elems, uint32_t s)
+{
+    return tile_stream_bytes(rig.streams, elems, s) / 4;
+}
+
 /* The committed state, its padding full of what nobody may rely on. */
 static void write_old(void)
 {
@@ -138,10 +144,11 @@ static void write_old(void)
     for (uint64_t i = 0; i < rig.old.extent_count; i++) {
         manifest_extent *tile = &rig.old.extents[i];
         memset(data, 0xa5, tile->size_bytes);
-        for (uint32_t s = 0; s < rig.streams; s++) {
-            uint32_t *stream = (uint32_t *)(data + s * tile_stream_stride(tile->elem_count));
-            for (uint64_t e = 0; e < tile->elem_count; e++)
-                stream[e] = element(tile->unit, s, tile->elem_begin + e);
+        for (uint32_t s = 0; s < tile_stream_count(rig.streams); s++) {
+            uint32_t *stream =
+                (uint32_t *)(data + tile_stream_offset(rig.streams, tile->elem_count, s));
+            for (uint64_t w = 0; w < stream_words(tile->elem_count, s); w++)
+                stream[w] = element(tile->unit, s, stream_words(tile->elem_begin, s) + w);
         }
         tile->checksum = checksum_sum(data, tile->size_bytes, tile->elem_count, rig.streams);
         assert_int_equal(
@@ -239,13 +246,16 @@ static int move(void)
 
 static void check_tile(const place_entry *entry, const unsigned char *data)
 {
-    uint64_t stride = tile_stream_stride(entry->elem_count), wrong = 0, dirty = 0;
-    for (uint32_t s = 0; s < rig.streams; s++) {
-        const uint32_t *stream = (const uint32_t *)(data + s * stride);
-        for (uint64_t e = 0; e < entry->elem_count; e++)
-            wrong += stream[e] != element(entry->unit, s, entry->elem_begin + e);
-        uint64_t end = s + 1 < rig.streams ? (s + 1) * stride : entry->size_bytes;
-        for (uint64_t b = s * stride + 4 * entry->elem_count; b < end; b++)
+    uint64_t elems = entry->elem_count, wrong = 0, dirty = 0;
+    uint32_t count = tile_stream_count(rig.streams);
+    for (uint32_t s = 0; s < count; s++) {
+        uint64_t begin = tile_stream_offset(rig.streams, elems, s);
+        const uint32_t *stream = (const uint32_t *)(data + begin);
+        for (uint64_t w = 0; w < stream_words(elems, s); w++)
+            wrong += stream[w] != element(entry->unit, s, stream_words(entry->elem_begin, s) + w);
+        uint64_t end =
+            s + 1 < count ? tile_stream_offset(rig.streams, elems, s + 1) : entry->size_bytes;
+        for (uint64_t b = begin + tile_stream_bytes(rig.streams, elems, s); b < end; b++)
             dirty += data[b] != 0;
     }
     if (wrong || dirty)
@@ -276,10 +286,17 @@ static void check_new(void)
 
 static void draw_units(void)
 {
+    static const enum tile_format moments[] = {TILE_BF16, TILE_INT8};
+    bool has_formats = draw(2);
     rig.streams = 2 + (uint32_t)draw(2);
+    if (has_formats)
+        rig.streams = tile_streams_code(3, TILE_FP32, moments[draw(2)], moments[draw(2)]);
     rig.unit_count = 1 + (uint32_t)draw(UNITS_MAX);
-    for (uint32_t u = 0; u < rig.unit_count; u++)
+    for (uint32_t u = 0; u < rig.unit_count; u++) {
         rig.unit_elems[u] = draw(4) ? 1 + draw(150000) : 1 + draw(50);
+        if (has_formats) /* as those of a model are */
+            rig.unit_elems[u] = size_round_up(rig.unit_elems[u], SHARD_ELEMS_STEP);
+    }
     rig.old.tile_elems = (1 + draw(3)) * TILE_ELEMS_STEP;
     rig.fresh.tile_elems = (1 + draw(3)) * TILE_ELEMS_STEP;
 }
@@ -317,7 +334,7 @@ static void every_bit_arrives(void **state)
         draw_units();
         uint32_t old_drives = 1 + (uint32_t)draw(DRIVES_TESTED);
         uint32_t new_drives = 1 + (uint32_t)draw(DRIVES_TESTED);
-        print_message("%u units, %u streams, tiles %" PRIu64 " -> %" PRIu64 ", drives %u -> %u\n",
+        print_message("%u units, streams %08x, tiles %" PRIu64 " -> %" PRIu64 ", drives %u -> %u\n",
                       rig.unit_count, rig.streams, rig.old.tile_elems, rig.fresh.tile_elems,
                       old_drives, new_drives);
         start(old_drives, new_drives);
@@ -327,7 +344,7 @@ static void every_bit_arrives(void **state)
         manifest_extent swapped = rig.old.extents[0];
         rig.old.extents[0] = rig.old.extents[rig.old.extent_count - 1];
         rig.old.extents[rig.old.extent_count - 1] = swapped;
-        rig.found.state_streams = i % 2 ? rig.streams : 0;
+        rig.found.state_streams = i % 2 || tile_has_formats(rig.streams) ? rig.streams : 0;
         if (move() < 0)
             fail_msg("%s", err_text());
         assert_int_equal(rig.copied_count, 1);
@@ -357,10 +374,11 @@ static void many_tiles(void **state)
     }
 }
 
-/* Changes one bit of element `idx` of a stream of an old tile on its drive. */
-static void flip_bit(const manifest_extent *tile, uint32_t stream, uint64_t idx)
+/* Changes one bit of a stream of an old tile on its drive. */
+static void flip_bit(const manifest_extent *tile, uint32_t stream)
 {
-    uint64_t byte = stream * tile_stream_stride(tile->elem_count) + 4 * idx + draw(4);
+    uint64_t byte = tile_stream_offset(rig.streams, tile->elem_count, stream) +
+                    draw(tile_stream_bytes(rig.streams, tile->elem_count, stream));
     uint64_t page = byte / TILE_BLOCK_BYTES * TILE_BLOCK_BYTES;
     void *block;
     unsigned char *data = aligned_tile(TILE_BLOCK_BYTES, &block);
@@ -398,7 +416,7 @@ static void a_flipped_bit_is_named(void **state)
         draw_units();
         start(1 + (uint32_t)draw(DRIVES_TESTED), 1);
         const manifest_extent *tile = &rig.old.extents[draw(rig.old.extent_count)];
-        flip_bit(tile, (uint32_t)draw(rig.streams), draw(tile->elem_count));
+        flip_bit(tile, (uint32_t)draw(tile_stream_count(rig.streams)));
         assert_int_equal(move(), ERR_CORRUPT);
         assert_int_equal(rig.copied_count, 0);
         slab_piece piece;

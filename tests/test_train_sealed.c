@@ -48,6 +48,7 @@ static const struct {
     {"late", {ON_NVME, "schedule.update=delayed_one_step", "bf16.enabled=true"}},
     {"in-backward",
      {ON_NVME, "schedule.update=in_backward", "gradient_clipping=0", "run.eval_every=2"}},
+    {"moments8", {ON_NVME, "state.moments=8bit", "bf16.enabled=true"}},
     {"lion-fp32-grads",
      {ON_NVME, FP16, "data_types.grad_accum_dtype=fp32", "optimizer={\"type\":\"Lion\"}",
       "scheduler={\"type\":\"WarmupLR\"}"}},

@@ -374,6 +374,10 @@ static void other_numerics_are_refused(void **state)
         refused("model.max_part_bytes=65536", "model.max_part_bytes was ");
     refused("model.init_std=0.5", "model.init_std was 0.02 and is 0.5");
     refused("train_micro_batch_size_per_gpu=3", "train_micro_batch_size_per_gpu was 2 and is 3");
+    if (is_group("-m8"))
+        refused("state.moments=bf16", "state.moments was 8bit and is bf16");
+    else if (!is_group("-m16") && !is_group("lion") && !is_group("adagrad"))
+        refused("state.moments=bf16", "state.moments was fp32 and is bf16");
     if (overflows())
         refused("data_types.grad_accum_dtype=fp32",
                 "data_types.grad_accum_dtype was fp16 and is fp32");

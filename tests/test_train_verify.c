@@ -225,16 +225,20 @@ static void assert_damage(const struct report *report, const char *path, uint64_
     assert_true(report->damages[0].reason[0] != '\0');
 }
 
-/* A bit in one of the streams' elements. */
+/* A bit in one of the streams, by turns; of 8-bit codes every second time in a scale. */
 static void flip_in_extent(const struct opened *run, uint64_t round, uint64_t hash)
 {
     const manifest *record = &run->record;
     const manifest_extent *extent =
         &record->extents[rng_below(seed, 1, round, record->extent_count)];
-    uint64_t streams = extent->size_bytes == tile_bytes(extent->elem_count, 3) ? 3 : 2;
-    uint64_t stream = rng_below(seed, 2, round, streams);
-    uint64_t within = stream * tile_stream_stride(extent->elem_count) +
-                      rng_below(seed, 3, round, 4 * extent->elem_count);
+    uint32_t streams = record->state_streams, stream = round % tile_stream_count(streams);
+    uint64_t at_stream =
+        rng_below(seed, 3, round, tile_stream_bytes(streams, extent->elem_count, stream));
+    if (tile_stream_format(streams, stream) == TILE_INT8 && round / 3 % 2)
+        at_stream = at_stream / TILE_CODE_BLOCK_BYTES * TILE_CODE_BLOCK_BYTES +
+                    TILE_CODE_BLOCK_ELEMS +
+                    rng_below(seed, 2, round, TILE_CODE_BLOCK_BYTES - TILE_CODE_BLOCK_ELEMS);
+    uint64_t within = tile_stream_offset(streams, extent->elem_count, stream) + at_stream;
     unsigned bit = (unsigned)rng_below(seed, 4, round, 8);
     uint64_t at, begin;
     const char *file = byte_place(run, extent, within, &at);
@@ -264,6 +268,20 @@ static void flips_in_extents_are_found(void **state)
     for (uint64_t round = 0; round < FLIPS; round++)
         flip_in_extent(run, round, hash);
 
+    /* In moments of 8 bits, codes and scales. */
+    static const char *const formats[] = {"bf16", "8bit"};
+    for (int i = 0; i < 2; i++) {
+        close_run(run);
+        fixture_remove("run");
+        sets = make_sets();
+        fixture_set(&sets, "state.moments=%s", formats[i]);
+        hash = train_run_of("run", &sets);
+        run = open_run(fixture_path("run", NULL));
+        assert_true(tile_has_formats(run->record.state_streams));
+        for (uint64_t round = 0; round < FLIPS; round++)
+            flip_in_extent(run, round, hash);
+    }
+
     /* All of several, each once. */
     uint64_t at;
     const char *file;
@@ -282,7 +300,8 @@ static void flips_in_extents_are_found(void **state)
 
     /* Between two streams nothing is committed. */
     const manifest_extent *first = &run->record.extents[0];
-    file = byte_place(run, first, tile_stream_stride(first->elem_count) - 1, &at);
+    file = byte_place(run, first,
+                      tile_stream_offset(run->record.state_streams, first->elem_count, 1) - 1, &at);
     flip(file, at, 3);
     assert_intact(fixture_path("run", NULL), run->record.step, hash);
     close_run(run);
