@@ -247,6 +247,10 @@ static void examples_say(void **state)
     assert_int_equal(self->tiers.place[JOB_OPTIMIZER], JOB_TIER_HOST);
     assert_int_equal(self->tiers.place[JOB_INNER_ACTIVATIONS], JOB_TIER_HOST);
     job_destroy(self);
+    self = read_example("gpt2-124m-small-state.json");
+    assert_int_equal(self->state.moments, JOB_MOMENTS_8BIT);
+    assert_int_equal(self->state.master, JOB_MASTER_FP32);
+    job_destroy(self);
     self = read_example("llama-1b-parts.json");
     assert_int_equal(self->model.max_part_bytes, 64 << 20);
     assert_int_equal(self->tiers.place[JOB_ACTIVATIONS], JOB_TIER_NVME);

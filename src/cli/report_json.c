@@ -166,6 +166,8 @@ static void report_job(json_t *object, const struct plan_summary *plan)
     json_object_set_new(object, "model", json_string(plan->model_name));
     for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++)
         json_object_set_new(object, counts[i].key, json_integer((json_int_t)counts[i].value));
+    json_object_set_new(object, "state_formats", json_string(plan->state_formats));
+    json_object_set_new(object, "state_bytes_per_parameter", json_real(plan->state_param_bytes));
     json_object_set_new(object, "order", json_string(plan->order));
     json_object_set_new(object, "update", json_string(plan->update));
     json_object_set_new(object, "machine",

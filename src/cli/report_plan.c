@@ -137,6 +137,9 @@ static void report_memory(FILE *out, const struct plan_summary *plan)
                    true);
     report_row(out, "optimizer, to be saved to", places[0], params, false);
     report_row(out, "optimizer, second place", places[1], params, false);
+    if (plan->state_has_formats)
+        fprintf(out, "  optimizer in %s: %.2f B for each parameter that learns\n",
+                plan->state_formats, plan->state_param_bytes);
     report_row(out, "scratch and tables", plan->scratch_bytes, 0, false);
     report_row(out, "alignment", plan->padding_bytes, 0, false);
     report_row(out, "under way", plan->moving_bytes, 0, false);

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/size.h"
+#include "base/tile.h"
 #include "config/machine.h"
 #include "config/options.h"
 #include "plan/place.h"
@@ -342,6 +343,11 @@ static void summarize_job(const traini_setup *self, struct plan_summary *out)
     out->tokens_per_step =
         self->ranks.world * self->job->accumulation * self->net->micro_batch * self->net->tokens;
     out->tile_elems = self->set.tile_elems;
+    uint32_t streams = self->plan.state_streams;
+    traini_formats_text(streams, out->state_formats);
+    out->state_has_formats = tile_has_formats(streams);
+    out->state_param_bytes =
+        (double)tile_state_bytes(streams, TILE_CODE_BLOCK_ELEMS) / TILE_CODE_BLOCK_ELEMS;
     out->held_stages = self->set.held_stages;
     out->op_count = self->set.programs[PROGRAM_STEADY].op_count;
     out->update = updates[self->plan.update];

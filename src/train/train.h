@@ -80,7 +80,11 @@ struct plan_link {
 struct plan_summary {
     char model_name[96];
     uint32_t world_size, zero_stage, ranks_per_host;
-    uint64_t sent_bytes; /* by each rank to others in a steady step */
+    uint64_t sent_bytes;    /* by each rank to others in a steady step */
+    char state_formats[64]; /* of each stream of optimizer state: "fp32, bf16, bf16" */
+    double
+        state_param_bytes;  /* of it, for each parameter that learns; tiles' padding not counted */
+    bool state_has_formats; /* one is not fp32 */
     uint64_t param_count, unit_count;
     uint64_t micro_batch, micro_batch_count, seq_length; /* of a rank's step: B, how many, T */
     /* Of each rank, as all below. What lies in an arena adds up: homes of states, scratch, places of the
