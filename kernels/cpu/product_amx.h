@@ -15,6 +15,7 @@ struct cpui_amx_product {
     matmul_desc desc;
     int threads;
     bool cuts_m;           /* blocks are rows of A, else columns of B */
+    bool goes_along_rows;  /* of C, over all of the shared operand; else down a block's strips */
     bool has_sums;         /* fp32 sums [m,n] in scratch between the slices of k */
     uint64_t slice_elems;  /* of k; the last slice may be shorter. All three are multiples of 32 */
     uint64_t cut_elems;    /* rows or columns of a block */
