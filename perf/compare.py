@@ -4,8 +4,10 @@
     perf/compare.sh [--quick] [--out DIR] [--drive DIR] [--bin DIR] [--python FILE] [--llmc DIR] [--text FILE] [PEER...]
 
 Peers:
-  pytorch      trains GPT-2 124M: bf16 (autocast) and fp32, eager and torch.compile, sequences of 256 and 1024, micro-batch 4,
-               fused AdamW, clipping at 1.0, the same tokens in the same order. --lengths, --dtypes and --modes take less
+  pytorch      trains GPT-2 124M: bf16 (autocast) and fp32, sequences of 256 and 1024, micro-batch 4, fused AdamW, clipping
+               at 1.0, the same tokens in the same order. Modes: eager; kept: eager, with the C library told to keep
+               freed memory and to ask for huge pages, which spares PyTorch much; compiled: torch.compile, and kept.
+               --lengths, --dtypes and --modes take less
   adam         optimizer steps: perf/compare_adam.sh
   aio          DeepSpeed's asynchronous I/O (it builds its library at first use; needs libaio-dev), reads and writes of the
                same number of bytes on the same file system
@@ -48,6 +50,11 @@ def our_training(options, work, length, dtype, batch=4):
     return Side([options.side, "train", write_job(work, "job", job)], os.path.join(options.out, "sluice-train.log"))
 
 
+# What the C library does for a program that allocates large blocks again and again.
+KEPT = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40), "MALLOC_TOP_PAD_": str(64 << 20),
+        "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+
+
 def pytorch(options, table, work):
     model = shape_of(options, 0)
     for length in options.lengths:
@@ -60,7 +67,7 @@ def pytorch(options, table, work):
                 sides = {}
                 try:
                     sides["peer"] = Side(command + (["--compile"] if mode == "compiled" else []),
-                                         os.path.join(options.out, "pytorch.log"))
+                                         os.path.join(options.out, "pytorch.log"), KEPT if mode != "eager" else None)
                     sides["ours"] = our_training(options, work, length, dtype)
                     seconds, losses = by_turns(sides, options.rounds, options.warm)
                 finally:
@@ -243,7 +250,7 @@ def main():
     parser.add_argument("--tokenizer", help="tokenizer.json; default: made of the text")
     parser.add_argument("--lengths", default="", help="of sequences, such as 256,1024 (default)")
     parser.add_argument("--dtypes", default="bf16,fp32")
-    parser.add_argument("--modes", default="eager,compiled")
+    parser.add_argument("--modes", default="eager,kept,compiled", help="of pytorch")
     parser.add_argument("--rounds", type=int, default=0, help="that count (default: 7, --quick: 3)")
     parser.add_argument("--warm", type=int, default=2, help="rounds before these")
     options = parser.parse_args()
@@ -264,7 +271,7 @@ def main():
     with open(csv, "a") as out:
         out.write("name,value,unit,limit,ratio,spread\n")
     table = Table(csv, limit_word="peer")
-    work = tempfile.mkdtemp(prefix="compare.", dir=options.drive)
+    work = tempfile.mkdtemp(prefix="compare.", dir=os.path.abspath(options.drive))
     try:
         write_tokens(os.path.join(work, "tokens"), vocab=8192 if options.quick else 50257)
         for name in options.peers or PEERS:
