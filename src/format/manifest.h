@@ -17,6 +17,7 @@
 #include <stdint.h>
 
 #include "base/error.h"
+#include "base/tile.h"
 
 enum {
     MANIFEST_UUID_BYTES = 16,
@@ -34,7 +35,8 @@ enum manifest_state {
 };
 
 /* Where one tile of one unit's optimizer state rests on the slab; or of the params of a unit that does not learn,
- * which has no such state. */
+ * which has no such state. Of a split master (base/tile.h) each tile has two extents, one behind the other: its
+ * params, which are the high halves, and its state with the low ones. */
 struct manifest_extent {
     uint32_t unit, tile;   /* tile: of the rank's shard of the unit, from 0 */
     uint64_t offset_bytes; /* in the nvme address space: of the place that the commit names */
@@ -45,12 +47,12 @@ struct manifest_extent {
     uint64_t checksum; /* XXH3-64 of the streams' elements, padding excluded */
     uint32_t rank;     /* on whose slab it lies; 0 where is_replicated */
     uint32_t
-        param_bytes; /* 0: optimizer state. 2 or 4: params alone, of so many bytes each, and the
-                             unit is frozen: elem_count of them, without padding */
+        param_bytes; /* 0: optimizer state. 2 or 4: params alone, of so many bytes each, elem_count of
+                             them without padding: the unit is frozen or the master split */
 };
 typedef struct manifest_extent manifest_extent;
 
-/* Bytes of an element of the extent's first stream: a master weight, or one of frozen params. */
+/* Bytes of an element of the extent's first stream: a master weight, or one of params. Not of a split master. */
 static inline uint64_t manifest_weight_bytes(const manifest_extent *self)
 {
     return self->param_bytes ? self->param_bytes : sizeof(float);
@@ -90,8 +92,9 @@ const char *manifest_uuid_text(const manifest_slabs *slabs, char text[MANIFEST_U
  * of a unit hold its shard, tile_elems each but for the last, and all ranks' shards are equal and follow
  * each other from element 0 without a gap (base/shard.h); offsets are multiples of 4 KiB and a rank's
  * extents lie within total_bytes, apart from each other (asked of what is read alone); size_bytes is
- * tile_bytes of base/tile.h where state_streams is known, of frozen params elem_count times param_bytes, which
- * is the same for all of them, and all extents of a unit are of one kind; a commit has slabs and extents; BEGUN is at
+ * tile_bytes of base/tile.h where state_streams is known, of params elem_count times param_bytes, which
+ * is the same for all of them, and all extents of a unit are of one kind; with split masters an extent of state
+ * follows that of the same tile's params; a commit has slabs and extents; BEGUN is at
  * step 0; total_bytes and stripe_bytes are 0 together, before the slabs are made and never in a commit;
  * the scaler's numbers are such as loss_scaler_load takes; skipped_count is at most step;
  * `stray` is not `slabs`. */
@@ -128,6 +131,19 @@ struct manifest {
 typedef struct manifest manifest;
 
 void manifest_fini(manifest *self);
+
+/* Whether the extent has the low halves of a split master; the extent before it has the high ones. */
+static inline bool manifest_is_low(const manifest *self, uint64_t idx)
+{
+    return tile_master_is_split(self->state_streams) && self->extents[idx].param_bytes == 0;
+}
+
+/* Whether it has the high halves, and the extent behind it the low ones. */
+static inline bool manifest_is_high(const manifest *self, uint64_t idx)
+{
+    return self->extents[idx].param_bytes && idx + 1 < self->extent_count &&
+           manifest_is_low(self, idx + 1);
+}
 
 /* Copies all but the extents, which stay the target's. */
 void manifest_copy_header(manifest *target, const manifest *source);

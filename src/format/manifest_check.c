@@ -261,6 +261,37 @@ static bool follows(shard_walk *self, const manifest_extent *extent, manifesti_r
     return true;
 }
 
+/* Of a split master: state follows the params of the same tile, and does so for all tiles of a unit or for none.
+ * The walk is of the params. */
+static bool is_half_of(const shard_walk *self, const manifest_extent *extent,
+                       manifesti_reason *reason)
+{
+    const manifest_extent *high = self->before;
+    if (high && high + 1 == extent && extent->unit == high->unit && extent->rank == high->rank &&
+        extent->tile == high->tile && extent->elem_begin == high->elem_begin &&
+        extent->elem_count == high->elem_count && high->param_bytes == sizeof(uint16_t))
+        return true;
+    return manifesti_wrong(reason,
+                           "unit %" PRIu32 " rank %" PRIu32 " tile %" PRIu32
+                           " has the low halves of masters, and no params of as many elements "
+                           "stand before it",
+                           extent->unit, extent->rank, extent->tile);
+}
+
+static bool has_halves_alike(const shard_walk *self, uint64_t idx, manifesti_reason *reason)
+{
+    const manifest *record = self->record;
+    const manifest_extent *extent = &record->extents[idx], *before = self->before;
+    if (!before || before->unit != extent->unit || !tile_master_is_split(record->state_streams) ||
+        manifest_is_high(record, idx) ==
+            manifest_is_high(record, (uint64_t)(before - record->extents)))
+        return true;
+    return manifesti_wrong(reason,
+                           "unit %" PRIu32 " has the low halves of masters for some of its tiles "
+                           "alone: tile %" PRIu32 " of rank %" PRIu32 " differs",
+                           extent->unit, extent->tile, extent->rank);
+}
+
 /* After the last extent: all shards of its unit are there. */
 static bool ends(shard_walk *self, manifesti_reason *reason)
 {
@@ -315,7 +346,10 @@ static bool extents_are_possible(const manifest *self, manifesti_reason *reason)
     walk.shard_count = self->is_replicated ? 1 : manifesti_ranks(self->world_size);
     for (uint64_t i = 0; i < self->extent_count; i++) {
         const manifest_extent *extent = &self->extents[i];
-        if (!follows(&walk, extent, reason) || !extent_is_possible(self, extent, reason))
+        bool is_next = manifest_is_low(self, i)
+                           ? is_half_of(&walk, extent, reason)
+                           : has_halves_alike(&walk, i, reason) && follows(&walk, extent, reason);
+        if (!is_next || !extent_is_possible(self, extent, reason))
             return false;
     }
     return ends(&walk, reason);

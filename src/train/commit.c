@@ -39,14 +39,29 @@ static const buffer *state_place(const traini_setup *setup, uint32_t unit)
     return idx == PROGRAM_NONE ? NULL : &setup->set.programs[PROGRAM_LOAD].buffers[idx];
 }
 
+/* That of the high halves, where the unit's master is split; or NULL. */
+static const buffer *high_place(const traini_setup *setup, uint32_t unit)
+{
+    uint32_t idx = plan_high_place(&setup->set.homes, unit);
+    return idx == PROGRAM_NONE ? NULL : &setup->set.programs[PROGRAM_LOAD].buffers[idx];
+}
+
+static bool is_on_slab(const buffer *place)
+{
+    return place && place->arena == ARENA_NVME;
+}
+
+static uint64_t tiles_of(const traini_setup *setup, uint32_t unit)
+{
+    return tile_count(plan_rest_elems(&setup->plan, STATE_OPTIMIZER, unit), setup->set.tile_elems);
+}
+
 static uint64_t count_extents(const traini_setup *setup)
 {
     uint64_t count = 0;
     for (uint32_t u = 0; u < setup->net->unit_count; u++) {
-        const buffer *home = state_place(setup, u);
-        if (home && home->arena == ARENA_NVME)
-            count += tile_count(plan_rest_elems(&setup->plan, STATE_OPTIMIZER, u),
-                                setup->set.tile_elems);
+        count += is_on_slab(state_place(setup, u)) ? tiles_of(setup, u) : 0;
+        count += is_on_slab(high_place(setup, u)) ? tiles_of(setup, u) : 0;
     }
     return count;
 }
@@ -56,41 +71,40 @@ static bool is_partitioned(const traini_setup *setup)
     return plan_is_sharded(&setup->plan, STATE_OPTIMIZER, 0);
 }
 
-/* Place in the manifest, which has extents by unit, rank, tile, of the rank's extent `idx`, in the order of
- * the layout. */
+/* Place in the manifest, which has extents by unit, rank, tile, params before state, of the rank's extent `idx`
+ * in the order of the layout, which has all the state of a unit before its params. */
 static uint64_t idx_in_manifest(const traini_setup *setup, uint32_t rank, uint64_t idx,
                                 const place_entry *entry)
 {
-    if (!is_partitioned(setup))
-        return idx;
-    uint64_t first = idx - entry->tile; /* of the unit */
-    uint64_t tiles = tile_count(plan_rest_elems(&setup->plan, STATE_OPTIMIZER, entry->unit),
-                                setup->set.tile_elems);
-    return setup->ranks.world * first + rank * tiles + entry->tile;
+    uint64_t tiles = tiles_of(setup, entry->unit);
+    bool has_high = is_on_slab(high_place(setup, entry->unit)), is_params = entry->streams == 0;
+    bool is_second = has_high && is_on_slab(state_place(setup, entry->unit));
+    uint64_t each = is_second ? 2 : 1;
+    uint64_t first = idx - entry->tile - (is_second && is_params ? tiles : 0); /* of the unit */
+    if (is_partitioned(setup))
+        first = setup->ranks.world * first + rank * tiles * each;
+    return first + each * entry->tile + (is_second && !is_params);
 }
 
-/* Bytes of each param of a frozen unit; 0: the unit learns. */
-static uint32_t frozen_width(const traini_setup *setup, uint32_t unit)
+/* Bytes of each param of an extent of params; 0: it is of state. */
+static uint32_t param_width(const traini_setup *setup, const place_entry *entry)
 {
-    return plan_learns(&setup->plan, unit) ? 0 : setup->plan.param_bytes;
+    return entry->streams ? 0 : setup->plan.param_bytes;
 }
 
-/* All tiles of a unit, in the layout's places. */
-static uint64_t list_unit(const traini_setup *setup, uint32_t unit, place_entry *entries)
+/* All tiles of a unit's state (streams not 0) or params, in the layout's places. */
+static uint64_t list_tiles(const traini_setup *setup, uint32_t unit, const buffer *home,
+                           uint32_t twin_idx, uint32_t streams, place_entry *entries)
 {
-    const buffer *home = state_place(setup, unit);
-    if (!home || home->arena != ARENA_NVME)
+    if (!is_on_slab(home))
         return 0;
-    uint32_t twin_idx = setup->set.homes.twins[unit];
     uint64_t second = twin_idx == PROGRAM_NONE
                           ? home->offset_bytes
                           : setup->set.programs[PROGRAM_LOAD].buffers[twin_idx].offset_bytes;
     uint64_t elems = plan_rest_elems(&setup->plan, STATE_OPTIMIZER, unit);
     uint64_t tile_elems = setup->set.tile_elems;
-    uint64_t count = tile_count(elems, tile_elems);
-    uint64_t width = frozen_width(setup, unit), pitch = tile_elems * width;
-    if (width == 0)
-        pitch = tile_pitch(tile_elems, setup->plan.state_streams);
+    uint64_t count = tile_count(elems, tile_elems), width = setup->plan.param_bytes;
+    uint64_t pitch = streams ? tile_pitch(tile_elems, streams) : tile_elems * width;
     for (uint64_t k = 0; k < count; k++) {
         uint64_t held = tile_elems_at(elems, tile_elems, k), within = k * pitch;
         entries[k] = (place_entry){
@@ -99,14 +113,24 @@ static uint64_t list_unit(const traini_setup *setup, uint32_t unit, place_entry 
             .elem_begin = k * tile_elems,
             .elem_count = held,
             .logical_offset = home->offset_bytes + within,
-            .size_bytes = width ? held * width : tile_bytes(held, setup->plan.state_streams),
-            .streams = width ? 0 : setup->plan.state_streams,
+            .size_bytes = streams ? tile_bytes(held, streams) : held * width,
+            .streams = streams,
             .offset = {home->offset_bytes + within, second + within},
             .newest = PLACE_NONE,
             .committed = PLACE_NONE,
         };
     }
     return count;
+}
+
+static uint64_t list_unit(const traini_setup *setup, uint32_t unit, place_entry *entries)
+{
+    const plan_homes *homes = &setup->set.homes;
+    uint32_t streams = plan_learns(&setup->plan, unit) ? setup->plan.state_streams : 0;
+    uint64_t count =
+        list_tiles(setup, unit, state_place(setup, unit), homes->twins[unit], streams, entries);
+    return count + list_tiles(setup, unit, high_place(setup, unit), homes->high_twins[unit], 0,
+                              entries + count);
 }
 
 /* What `found` says of the extent becomes its newest and committed place. For those who only read it the
@@ -117,7 +141,7 @@ static bool take_extent(const traini_setup *setup, place_entry *entry, const man
     if (from->rank != rank || entry->unit != from->unit || entry->tile != from->tile ||
         traini_state_begin(setup, entry->unit) + entry->elem_begin != from->elem_begin ||
         entry->elem_count != from->elem_count || entry->size_bytes != from->size_bytes ||
-        from->param_bytes != frozen_width(setup, entry->unit))
+        from->param_bytes != param_width(setup, entry))
         return false;
     if (setup->plan.only_eval)
         entry->offset[0] = entry->offset[1] = from->offset_bytes;
@@ -196,7 +220,7 @@ static void list_extents(const traini_engine *self, uint32_t rank, manifest *rec
             .size_bytes = from->size_bytes,
             .elem_begin = begin + from->elem_begin,
             .elem_count = from->elem_count,
-            .param_bytes = frozen_width(setup, from->unit),
+            .param_bytes = param_width(setup, from),
         };
     }
 }

@@ -282,11 +282,40 @@ static void clear(unsigned char *target, uint64_t size_bytes)
         memset(target + at, 0, size_min(piece_bytes, size_bytes - at));
 }
 
+/* A tile whose master is split. Its weights are made at its end, where there is room for them as fp32, and only
+ * then cut in halves: the low ones are written from the start on, always before what is still to be read. */
+static int init_split(traini_engine *self, const program *prog, const op *item)
+{
+    const traini_setup *setup = self->setup;
+    unsigned char *state = role_address(self, prog, item, ROLE_STATE);
+    uint64_t size_bytes = op_operand(item, ROLE_STATE)->size_bytes, count = item->elem_count;
+    uint64_t low_bytes = tile_stream_bytes(setup->plan.state_streams, count, 0);
+    struct update_tile tile = {0};
+    choose_worker(self, item, &tile);
+    if (size_bytes < sizeof(float) * count)
+        return err_set(ERR_INTERNAL, "a tile of %llu elements has %llu bytes",
+                       (unsigned long long)count, (unsigned long long)size_bytes);
+    float *master = (float *)(void *)(state + size_bytes - sizeof(float) * count);
+    TRY(traini_first_elems(
+        self, item->unit, traini_state_begin(setup, item->unit) + item->elem_begin, count, master));
+    TRY(tile.ops->working_copy(tile.context, NULL, master,
+                               role_address(self, prog, item, ROLE_TARGET), setup->net->type,
+                               count));
+    for (uint64_t i = 0; i < count; i++) {
+        uint16_t low = master_low16(master[i]);
+        memcpy(state + i * sizeof low, &low, sizeof low);
+    }
+    clear(state + low_bytes, size_bytes - low_bytes); /* padding too goes to disk */
+    return 0;
+}
+
 /* Host memory: a plan for a GPU brings what this makes to the device. */
 static int run_init(traini_engine *self, const program *prog, const op *item)
 {
     const traini_setup *setup = self->setup;
     unsigned char *state = role_address(self, prog, item, ROLE_STATE);
+    if (tile_master_is_split(setup->plan.state_streams) && plan_learns(&setup->plan, item->unit))
+        return init_split(self, prog, item);
     clear(state, op_operand(item, ROLE_STATE)->size_bytes); /* padding too goes to disk */
     TRY(traini_first_elems(self, item->unit,
                            traini_state_begin(setup, item->unit) + item->elem_begin,

@@ -120,10 +120,12 @@ static int list_units(const traini_view *view, struct inspect_summary *out)
             traini_view_unit_name(view, extent->unit, unit->name);
             unit->offset_bytes = extent->offset_bytes;
         }
+        unit->size_bytes += extent->size_bytes;
+        unit->is_frozen = extent->param_bytes != 0; /* of a split master the state comes last */
+        if (manifest_is_low(record, i))
+            continue;
         unit->elems += extent->elem_count;
         unit->tile_count++;
-        unit->size_bytes += extent->size_bytes;
-        unit->is_frozen = extent->param_bytes != 0;
     }
     return 0;
 }

@@ -84,7 +84,7 @@ static int read_tile(loader *self, const manifest_extent *extent)
                    file_offset, path, sum, extent->checksum);
 }
 
-/* What the tile has of master weights; or of frozen params, made such: the working copy of those are the same
+/* What the tile has of master weights; or of params that are frozen, or half of them, made such: the working copy of those are the same
  * params. */
 static int masters_of(loader *self, const manifest_extent *extent, const float **out)
 {
@@ -109,6 +109,8 @@ static int load_all(loader *self)
     uint64_t filled = 0, all = 0;
     for (uint64_t i = 0; i < record->extent_count; i++) {
         const manifest_extent *extent = &record->extents[i];
+        if (manifest_is_low(record, i)) /* the params are the high halves */
+            continue;
         if (extent->unit >= setup->net->unit_count)
             return err_set(ERR_CORRUPT,
                            "the manifest has a unit %u, and the model of job.json %u units",
@@ -141,6 +143,8 @@ static int reserve(loader *self)
     const struct job *asked = setup->job;
     uint64_t largest_elems = 0, frozen_elems = 0;
     for (uint64_t i = 0; i < self->record->extent_count; i++) {
+        if (manifest_is_low(self->record, i))
+            continue;
         self->tile_bytes = size_max(self->tile_bytes, self->record->extents[i].size_bytes);
         largest_elems = size_max(largest_elems, self->record->extents[i].elem_count);
         if (self->record->extents[i].param_bytes)

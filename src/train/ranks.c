@@ -15,6 +15,7 @@
 #include "base/mem.h"
 #include "base/shard.h"
 #include "base/size.h"
+#include "base/tile.h"
 #include "tiers/io.h"
 #include "train/train_internal.h"
 
@@ -357,6 +358,51 @@ int traini_make_step_words(traini_loop *self)
 
 /* ---- sums over all weights ---- */
 
+static int read_scratch(traini_engine *self, uint64_t offset, unsigned char *scratch,
+                        uint64_t bytes)
+{
+    return io_transfer(self->transport, IO_READ, offset, scratch,
+                       size_round_up(bytes, TILE_BLOCK_BYTES));
+}
+
+/* The entry of the params of the tile `idx`, whose master is split: those of a unit follow all its state. */
+static const place_entry *high_of(const traini_engine *self, uint64_t idx)
+{
+    const traini_setup *setup = self->setup;
+    const place_entry *tile = place_table_at(self->places, idx);
+    uint64_t at = idx + tile_count(plan_rest_elems(&setup->plan, STATE_OPTIMIZER, tile->unit),
+                                   setup->set.tile_elems);
+    const place_entry *high =
+        at < place_table_count(self->places) ? place_table_at(self->places, at) : NULL;
+    bool is_it = high && high->unit == tile->unit && high->tile == tile->tile && !high->streams;
+    return is_it ? high : NULL;
+}
+
+/* The first `left` masters of the tile `idx`, joined from their halves. */
+static int hash_split(traini_engine *self, XXH3_state_t *state, uint64_t idx, uint64_t left,
+                      unsigned char *scratch, uint64_t scratch_bytes)
+{
+    const place_entry *tile = place_table_at(self->places, idx), *high = high_of(self, idx);
+    uint64_t most = scratch_bytes / 8 / TILE_BLOCK_BYTES * TILE_BLOCK_BYTES, done = 0;
+    uint16_t *low_half = (uint16_t *)(void *)scratch, *high_half = low_half + most;
+    float *joined = (float *)(void *)(high_half + most);
+    if (!high)
+        return err_set(ERR_INTERNAL, "tile %u of unit %u has no params beside it", tile->tile,
+                       tile->unit);
+    while (left > 0) {
+        uint64_t part = size_min(left, most), bytes = part * sizeof *low_half;
+        uint64_t at = done * sizeof *low_half;
+        TRY(read_scratch(self, tile->offset[tile->newest] + at, scratch, bytes));
+        TRY(read_scratch(self, high->offset[high->newest] + at, (unsigned char *)high_half, bytes));
+        for (uint64_t i = 0; i < part; i++)
+            joined[i] = master_join(high_half[i], low_half[i]);
+        XXH3_64bits_update(state, joined, part * sizeof *joined);
+        done += part;
+        left -= part;
+    }
+    return 0;
+}
+
 /* Adds the rank's own part of the unit's master weights, or of its frozen params, to the state: elements of the
  * unit, not padding. */
 static int hash_unit(traini_engine *self, XXH3_state_t *state, uint32_t unit,
@@ -366,15 +412,19 @@ static int hash_unit(traini_engine *self, XXH3_state_t *state, uint32_t unit,
     uint64_t first = traini_state_begin(setup, unit);
     for (uint64_t i = 0; i < place_table_count(self->places); i++) {
         const place_entry *tile = place_table_at(self->places, i);
-        if (tile->unit != unit)
+        bool learns = plan_learns(&setup->plan, unit);
+        if (tile->unit != unit || (learns && tile->streams == 0))
             continue;
-        uint64_t width = plan_learns(&setup->plan, unit) ? sizeof(float) : setup->plan.param_bytes;
-        uint64_t left = width * shard_real_elems(setup->unit_elems[unit], first + tile->elem_begin,
-                                                 tile->elem_count);
+        uint64_t elems =
+            shard_real_elems(setup->unit_elems[unit], first + tile->elem_begin, tile->elem_count);
+        if (learns && tile_master_is_split(setup->plan.state_streams)) {
+            TRY(hash_split(self, state, i, elems, scratch, scratch_bytes));
+            continue;
+        }
+        uint64_t width = learns ? sizeof(float) : setup->plan.param_bytes, left = width * elems;
         for (uint64_t offset = tile->offset[tile->newest]; left > 0;) {
             uint64_t part = size_min(left, scratch_bytes);
-            TRY(io_transfer(self->transport, IO_READ, offset, scratch,
-                            size_round_up(part, TILE_BLOCK_BYTES)));
+            TRY(read_scratch(self, offset, scratch, part));
             XXH3_64bits_update(state, scratch, part);
             offset += part;
             left -= part;

@@ -7,7 +7,8 @@
  *
  * Both layouts cut the same vectors of elements (a unit's master, m and v), so both are walked in the order
  * of (unit, element), and each old tile that this rank's elements overlap is read once, each new one written
- * once. Elements behind a unit's end are not read, and are zeros in the new layout. While one tile is being copied and
+ * once. Of a split master (base/tile.h) params and state are vectors of their own, one after the other; where
+ * they are made of one that is not, it is read for each. Elements behind a unit's end are not read, and are zeros in the new layout. While one tile is being copied and
  * summed, those before it are being written and those behind it read: each side has a ring of tiles, two
  * or as many as fill RECUT_RING_BYTES. All memory is taken before the first transfer. The old slab is only
  * read: whatever fails, the commit on it stays what it was.
@@ -295,8 +296,8 @@ static void zero_padding(unsigned char *data, const recut_tile *tile, uint64_t h
     }
 }
 
-/* Master weights of what learned, rounded as its working copy was, which does not learn any more; or params of
- * what did not, as master weights, of which moments are not known yet: zeros. */
+/* Master weights of what learned, rounded as its working copy was, which does not learn any more or is half of a
+ * split master; or params of what did not learn, as master weights, of which low halves and moments are zeros. */
 static void convert(const recut *self, const recut_tile *tile, unsigned char *data,
                     const recut_tile *from, const unsigned char *source, uint64_t at,
                     uint64_t count)
@@ -306,9 +307,10 @@ static void convert(const recut *self, const recut_tile *tile, unsigned char *da
     unsigned char *target = data + width_of(tile) * within;
     source += width_of(from) * (at - from->elem_begin);
     if (from->param_bytes) {
-        uint32_t streams = self->work->state_streams;
-        dtype_convert(source, type, target, DTYPE_FP32, count);
-        for (uint32_t s = 1; s < tile_stream_count(streams); s++)
+        uint32_t streams = self->work->state_streams, first = tile_master_is_split(streams) ? 0 : 1;
+        if (first > 0)
+            dtype_convert(source, type, target, DTYPE_FP32, count);
+        for (uint32_t s = first; s < tile_stream_count(streams); s++)
             memset(data + tile_stream_offset(streams, tile->elem_count, s) +
                        tile_stream_bytes(streams, within, s),
                    0, tile_stream_bytes(streams, count, s));
@@ -322,6 +324,15 @@ static void convert(const recut *self, const recut_tile *tile, unsigned char *da
     uint16_t *params = (uint16_t *)(void *)target;
     for (uint64_t i = 0; i < count; i++)
         params[i] = bf16_working_copy(master[i]);
+}
+
+/* The low halves of fp32 master weights. */
+static void cut_low(unsigned char *target, const unsigned char *source, uint64_t count)
+{
+    const float *master = (const float *)(const void *)source;
+    uint16_t *low = (uint16_t *)(void *)target;
+    for (uint64_t i = 0; i < count; i++)
+        low[i] = master_low16(master[i]);
 }
 
 /* Of the old tile at hand the elements [at, until), into the new one. */
@@ -352,6 +363,8 @@ static int copy_elems(recut *self, const recut_tile *tile, unsigned char *data,
         uint64_t size_bytes = tile_stream_bytes(streams, until - at, s);
         if (tile_stream_format(streams, s) == tile_stream_format(self->old_streams, s))
             TRY(copy_bytes(self, data + target, slot->data + source, size_bytes));
+        else if (s == 0)
+            cut_low(data + target, slot->data + source, until - at);
         else /* an import's moments, zeros in every format */
             memset(data + target, 0, size_bytes);
     }

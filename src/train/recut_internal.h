@@ -10,11 +10,12 @@ enum { RECUT_TILES_MAX = 64 };
 /* A tile of either layout. */
 struct recut_tile {
     uint32_t unit, tile;
-    uint32_t rank;                   /* old: whose slab it is on */
+    uint8_t is_of_state; /* new: it is of state, not of params; old: it is read for such */
+    uint32_t rank;       /* old: whose slab it is on */
     uint64_t elem_begin, elem_count; /* of the whole unit, whatever the rank */
     uint64_t use_end;                /* old: of this rank's elements, the last in it and one */
     uint64_t offset, size_bytes;     /* on its slab */
-    uint32_t param_bytes;            /* of frozen params; 0: it is of optimizer state */
+    uint32_t param_bytes;            /* of params; 0: it is of optimizer state */
     uint64_t checksum;               /* old: as the commit has it, 0: not taken; new: as written */
     place_entry *entry;              /* new */
 };
@@ -40,7 +41,7 @@ struct recut_side {
     rank_slabs *slabs; /* old */
     io *transport;     /* new */
     uint64_t tile_count;
-    recut_tile *tiles;                 /* [tile_count] by unit, then elem_begin */
+    recut_tile *tiles;                 /* [tile_count] by unit, is_of_state, elem_begin */
     void *block;                       /* memory of all slots */
     recut_slot slots[RECUT_TILES_MAX]; /* tile i in slots[i % slot_count] */
     uint32_t slot_count;

@@ -1,5 +1,5 @@
-/* Which tiles a recut reads and which it writes, in the order of (unit, element), and whether they can be. See
- * recut.c. Pure, but for a look at which files are there. */
+/* Which tiles a recut reads and which it writes, in the order of (unit, params or state, element), and whether
+ * they can be. See recut.c. Pure, but for a look at which files are there. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
@@ -15,6 +15,8 @@ static int compare_tiles(const void *left, const void *right)
     const recut_tile *a = left, *b = right;
     if (a->unit != b->unit)
         return a->unit < b->unit ? -1 : 1;
+    if (a->is_of_state != b->is_of_state)
+        return a->is_of_state < b->is_of_state ? -1 : 1;
     return (a->elem_begin > b->elem_begin) - (a->elem_begin < b->elem_begin);
 }
 
@@ -70,6 +72,25 @@ static uint32_t rank_of(const recut *self, const manifest_extent *extent)
     return self->work->found->is_replicated ? self->copy_rank : extent->rank;
 }
 
+/* Whether the new layout has tiles of the unit's params (is_of_state 0) or state (1). */
+static bool has_fresh(const struct traini_recut *work, uint32_t unit, uint8_t is_of_state)
+{
+    bool is_frozen = work->is_frozen && work->is_frozen[unit];
+    return is_of_state ? !is_frozen : is_frozen || tile_master_is_split(work->state_streams);
+}
+
+/* Whether the old extent is read for the new layout's params, or state, of its unit: it is of them, or the commit
+ * has none such of the unit and they are made of the others. */
+static bool is_read_for(const struct traini_recut *work, uint64_t idx, uint8_t is_of_state)
+{
+    const manifest *found = work->found;
+    uint32_t unit = found->extents[idx].unit;
+    bool is_half = manifest_is_low(found, idx) || manifest_is_high(found, idx);
+    bool is_state = found->extents[idx].param_bytes == 0;
+    return unit < work->unit_count && has_fresh(work, unit, is_of_state) &&
+           (!is_half || is_state == (is_of_state != 0));
+}
+
 /* What is read, in the order in which it is walked. */
 int recut_list_old(recut *self)
 {
@@ -77,16 +98,18 @@ int recut_list_old(recut *self)
     recut_side *old = &self->old;
     uint64_t count = 0;
     for (uint64_t i = 0; i < found->extent_count; i++)
-        count += needed_end(self->work, &found->extents[i]) > 0;
+        for (uint8_t k = 0; k < 2; k++)
+            count += is_read_for(self->work, i, k) && needed_end(self->work, &found->extents[i]);
     old->tiles = mem_alloc(count, sizeof *old->tiles, "recut");
     if (!old->tiles)
         return -ENOMEM;
-    for (uint64_t i = 0; i < found->extent_count; i++) {
-        const manifest_extent *from = &found->extents[i];
+    for (uint64_t i = 0; i < 2 * found->extent_count; i++) {
+        const manifest_extent *from = &found->extents[i / 2];
         uint64_t use_end = needed_end(self->work, from);
-        if (use_end > 0)
+        if (use_end > 0 && is_read_for(self->work, i / 2, i % 2))
             old->tiles[old->tile_count++] = (recut_tile){.unit = from->unit,
                                                          .tile = from->tile,
+                                                         .is_of_state = i % 2,
                                                          .rank = rank_of(self, from),
                                                          .elem_begin = from->elem_begin,
                                                          .elem_count = from->elem_count,
@@ -118,9 +141,10 @@ int recut_list_fresh(recut *self)
         uint64_t begin = work->is_sharded
                              ? shard_begin(work->unit_elems[entry->unit], self->world, work->rank)
                              : 0;
-        bool is_frozen = work->is_frozen && work->is_frozen[entry->unit];
+        bool is_of_state = entry->streams != 0;
         fresh->tiles[i] =
-            (recut_tile){.param_bytes = is_frozen ? (uint32_t)dtype_bytes(work->param_type) : 0,
+            (recut_tile){.param_bytes = is_of_state ? 0 : (uint32_t)dtype_bytes(work->param_type),
+                         .is_of_state = is_of_state,
                          .unit = entry->unit,
                          .tile = entry->tile,
                          .elem_begin = begin + entry->elem_begin,
@@ -176,7 +200,7 @@ static int check_old(const recut *self)
     for (uint64_t i = 0; i < old->tile_count; i++) {
         const recut_tile *tile = &old->tiles[i], *before = tile - 1;
         uint64_t begin, end;
-        if (i == 0 || before->unit != tile->unit) {
+        if (i == 0 || before->unit != tile->unit || before->is_of_state != tile->is_of_state) {
             own_range(work, tile->unit, &begin, &end);
             begin = size_min(begin, tile->elem_begin);
         } else {
@@ -194,12 +218,15 @@ static int check_covered(const recut *self)
     const struct traini_recut *work = self->work;
     const recut_side *old = &self->old;
     uint64_t at = 0;
-    for (uint32_t unit = 0; unit < work->unit_count; unit++) {
+    for (uint64_t i = 0; i < 2 * (uint64_t)work->unit_count; i++) {
         uint64_t reached, end;
+        uint32_t unit = (uint32_t)(i / 2);
         own_range(work, unit, &reached, &end);
-        for (; at < old->tile_count && old->tiles[at].unit == unit; at++)
+        for (; at < old->tile_count && old->tiles[at].unit == unit &&
+               old->tiles[at].is_of_state == i % 2;
+             at++)
             reached = old->tiles[at].use_end;
-        if (reached < end)
+        if (reached < end && has_fresh(work, unit, i % 2))
             return err_set(ERR_CORRUPT,
                            "the commit of step %" PRIu64
                            " has no extents of unit %u from element %" PRIu64
@@ -216,7 +243,8 @@ static int check_fresh(const recut *self)
     const recut_side *fresh = &self->fresh;
     for (uint64_t i = 0; i < fresh->tile_count; i++) {
         const recut_tile *tile = &fresh->tiles[i], *before = tile - 1;
-        bool is_first = i == 0 || before->unit != tile->unit;
+        bool is_first =
+            i == 0 || before->unit != tile->unit || before->is_of_state != tile->is_of_state;
         uint64_t begin = is_first ? 0 : before->elem_begin + before->elem_count;
         if (is_first && work->is_sharded)
             begin = shard_begin(work->unit_elems[tile->unit], self->world, work->rank);
@@ -238,7 +266,8 @@ static int check_units(const recut *self)
     int rc = 0;
     for (uint64_t i = 0; rc == 0 && i < found->extent_count; i++) {
         if (found->extents[i].unit < work->unit_count)
-            elems[found->extents[i].unit] += found->extents[i].elem_count;
+            elems[found->extents[i].unit] +=
+                manifest_is_low(found, i) ? 0 : found->extents[i].elem_count;
         else
             rc = err_set(ERR_CORRUPT,
                          "the commit of step %" PRIu64

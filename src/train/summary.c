@@ -80,9 +80,12 @@ static void summarize_memory(const traini_setup *self, struct plan_summary *out)
     uint64_t end[ARENA_COUNT] = {0}, known[ARENA_COUNT] = {0};
     memcpy(out->home_bytes, self->set.home_bytes, sizeof out->home_bytes);
     out->second_bytes = self->set.second_bytes;
-    for (uint32_t u = 0; u < self->plan.unit_count; u++)
-        if (homes->saves[u] != PROGRAM_NONE)
-            out->save_bytes += steady->buffers[homes->saves[u]].size_bytes;
+    for (uint32_t u = 0; u < self->plan.unit_count; u++) {
+        const uint32_t saves[] = {homes->saves[u], homes->high_saves[u]};
+        for (int i = 0; i < 2; i++)
+            if (saves[i] != PROGRAM_NONE)
+                out->save_bytes += steady->buffers[saves[i]].size_bytes;
+    }
     for (uint64_t i = 0; i < steady->home_count; i++) {
         const buffer *item = &steady->buffers[i];
         end[item->arena] = size_max(end[item->arena], item->offset_bytes + item->size_bytes);

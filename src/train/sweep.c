@@ -18,6 +18,7 @@
 #include <xxhash.h>
 
 #include "base/core_set.h"
+#include "base/dtype.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/shard.h"
@@ -79,6 +80,9 @@ struct sweep {
     pthread_mutex_t mutex;
     pthread_cond_t wake; /* a piece is READ, or the sweep ends */
     bool is_over;
+    uint16_t *high;         /* [elements of the largest tile] of a split master: its thread's, as
+                               the next two */
+    float *joined;          /* [SWEEP_PIECE_BYTES / 2] */
     err_record hand_error;  /* of on_weights; its thread's */
     atomic_bool is_refused; /* it has one */
 };
@@ -201,26 +205,55 @@ static uint64_t weights_in(const sweep *self, const manifest_extent *extent)
                : extent->elem_count;
 }
 
-/* Pieces of an extent that hold such elements of its first stream, the master weights. */
+/* Bytes of such elements of the extent's first stream, the master weights. */
+static uint64_t weight_bytes(const sweep *self, const manifest_extent *extent)
+{
+    bool is_low = manifest_is_low(self->record, (uint64_t)(extent - self->record->extents));
+    return (is_low ? sizeof(uint16_t) : manifest_weight_bytes(extent)) * weights_in(self, extent);
+}
+
+/* Pieces of an extent that hold some of them. */
 static uint64_t weight_pieces(const sweep *self, const manifest_extent *extent)
 {
-    return size_div_up(manifest_weight_bytes(extent) * weights_in(self, extent), SWEEP_PIECE_BYTES);
+    return size_div_up(weight_bytes(self, extent), SWEEP_PIECE_BYTES);
 }
 
 /* What the piece holds of the master weights, to whoever wants them. Nobody looks at an error's text before
  * the thread is joined. */
-static void hand_over(sweep *self, const manifest_extent *extent, const piece *item)
+static void hand_over(sweep *self, const piece *item, uint64_t begin, const void *data,
+                      uint64_t size_bytes)
 {
     if (!self->asked->on_weights || self->hand_error.code < 0 || item->error.code < 0)
         return;
-    uint64_t end = size_min(item->begin + item->size_bytes,
-                            manifest_weight_bytes(extent) * weights_in(self, extent));
-    int rc = self->asked->on_weights(self->asked->user, item->extent_idx, item->begin, item->data,
-                                     end - item->begin);
+    int rc = self->asked->on_weights(self->asked->user, item->extent_idx, begin, data, size_bytes);
     if (rc < 0) {
         err_save(&self->hand_error, rc);
         atomic_store(&self->is_refused, true);
     }
+}
+
+/* What a piece holds of the master weights. Of split ones the high halves, which come first, are kept until
+ * the low ones are there. */
+static void take_weights(reader *own, const manifest_extent *extent, const piece *item)
+{
+    sweep *self = own->all;
+    uint64_t end = size_min(item->begin + item->size_bytes, weight_bytes(self, extent));
+    uint64_t size_bytes = end - item->begin, first = item->begin / sizeof(uint16_t);
+    if (manifest_is_high(self->record, item->extent_idx)) {
+        memcpy(self->high + first, item->data, size_bytes);
+        return;
+    }
+    if (!manifest_is_low(self->record, item->extent_idx)) {
+        XXH3_64bits_update(own->hash, item->data, size_bytes);
+        hand_over(self, item, item->begin, item->data, size_bytes);
+        return;
+    }
+    const uint16_t *low = (const uint16_t *)(const void *)item->data;
+    uint64_t count = size_bytes / sizeof *low;
+    for (uint64_t i = 0; i < count; i++)
+        self->joined[i] = master_join(self->high[first + i], low[i]);
+    XXH3_64bits_update(own->hash, self->joined, count * sizeof *self->joined);
+    hand_over(self, item, first * sizeof *self->joined, self->joined, count * sizeof *self->joined);
 }
 
 static void *hash_weights(void *user)
@@ -235,8 +268,7 @@ static void *hash_weights(void *user)
             if (!await_piece(self, seq + i))
                 return NULL;
             piece *item = &self->pieces[(seq + i) % self->slot_count];
-            add_range(own->hash, item, 0, manifest_weight_bytes(extent) * weights_in(self, extent));
-            hand_over(self, extent, item);
+            take_weights(own, extent, item);
             leave_piece(self, item);
         }
         seq += count;
@@ -259,7 +291,7 @@ static int submit_piece(sweep *self)
     assert(item->state == PIECE_FREE);
     item->state = PIECE_READING;
     item->seq = self->head;
-    item->readers_left = 1 + (begin < manifest_weight_bytes(extent) * weights_in(self, extent));
+    item->readers_left = 1 + (begin < weight_bytes(self, extent));
     pthread_mutex_unlock(&self->mutex);
     item->extent_idx = self->extent_idx;
     item->begin = begin;
@@ -393,6 +425,15 @@ static int reserve(sweep *self)
     const struct traini_sweep_options *asked = self->asked;
     for (uint64_t e = 0; e < self->record->extent_count; e++)
         self->piece_count += pieces_of(self, e);
+    uint64_t high_elems = 0;
+    for (uint64_t e = 0; e < self->record->extent_count; e++)
+        if (manifest_is_low(self->record, e))
+            high_elems = size_max(high_elems, self->record->extents[e].elem_count);
+    self->high = mem_alloc(high_elems, sizeof *self->high, "halves of weights");
+    self->joined = mem_alloc(high_elems ? SWEEP_PIECE_BYTES / sizeof *self->high : 0,
+                             sizeof *self->joined, "weights");
+    if (!self->high || !self->joined)
+        return -ENOMEM;
     self->slot_count = PIECES_LEAST + (uint64_t)PIECES_PER_DRIVE * self->record->slabs.drive_count;
     self->slot_count = size_max(1, size_min(self->slot_count, self->piece_count));
     uint64_t bytes = self->slot_count * SWEEP_PIECE_BYTES;
@@ -488,6 +529,8 @@ int traini_sweep(const struct traini_sweep_options *options, uint64_t *weights_h
         XXH3_freeState(self->readers[i].hash);
     pthread_cond_destroy(&self->wake);
     pthread_mutex_destroy(&self->mutex);
+    mem_free(self->high);
+    mem_free(self->joined);
     mem_free(self->pieces);
     mem_free(self->block);
     mem_free(self);

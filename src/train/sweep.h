@@ -38,7 +38,7 @@ struct traini_sweep_options {
     const io_faults *faults;                                         /* tests; or NULL */
     void (*on_extent)(void *user, const struct traini_swept *swept); /* in the record's order */
     /* The extents' first streams (master weights, or frozen params), in the record's order, in pieces: `size_bytes` of the extent's
-     * elements that begin `begin_bytes` behind its first one; elements behind the unit's end are left out. On a
+     * elements (fp32 also of a split master, whose halves are joined: those of the extent of state) that begin `begin_bytes` behind its first one; elements behind the unit's end are left out. On a
      * thread of its own, before the extent is compared. Negative ends the sweep, as its failure. Or NULL. */
     int (*on_weights)(void *user, uint64_t extent_idx, uint64_t begin_bytes, const void *data,
                       uint64_t size_bytes);
