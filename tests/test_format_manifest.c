@@ -5,6 +5,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include <cmocka.h>
@@ -246,8 +247,7 @@ static void formats_make_version_6(void **state)
     static manifest in, out;
     static unsigned char bytes[FORMAT_FILE_MAX];
     static const enum tile_format formats[][3] = {{TILE_FP32, TILE_BF16, TILE_BF16},
-                                                  {TILE_FP32, TILE_INT8, TILE_INT8},
-                                                  {TILE_LOW16, TILE_FP32, TILE_FP32}};
+                                                  {TILE_FP32, TILE_INT8, TILE_INT8}};
     int found;
     for (size_t f = 0; f < sizeof formats / sizeof formats[0]; f++) {
         format_draw(&in, SEED, 8, &(struct format_shape){MANIFEST_COMMITTED, 2, 0, 3, 1, 0});
@@ -276,6 +276,69 @@ static void formats_make_version_6(void **state)
         expect_corrupt(bytes, count, "cannot have");
         manifest_fini(&in);
     }
+    format_remove_slots();
+}
+
+/* Each extent becomes two: params of 2 bytes, and behind them state with the low halves. */
+static void split_masters(manifest *self)
+{
+    uint64_t count = self->extent_count, at = 0;
+    manifest_extent *extents = calloc(2 * count, sizeof *extents);
+    for (uint64_t i = 0; i < 2 * count; i++) {
+        extents[i] = self->extents[i / 2];
+        extents[i].param_bytes = i % 2 ? 0 : 2;
+        extents[i].size_bytes = i % 2 ? tile_bytes(extents[i].elem_count, self->state_streams)
+                                      : 2 * extents[i].elem_count;
+        extents[i].offset_bytes = at;
+        at += extents[i].size_bytes;
+    }
+    mem_free(self->extents);
+    self->extents = mem_alloc(2 * count, sizeof *extents, "test");
+    memcpy(self->extents, extents, 2 * count * sizeof *extents);
+    self->extent_count = 2 * count;
+    free(extents);
+}
+
+/* Of a split master each tile has params and state, and a unit both or params alone, of all its tiles. */
+static void halves_stand_together(void **state)
+{
+    (void)state;
+    static manifest in, out;
+    int found;
+    format_draw(&in, SEED, 9, &(struct format_shape){MANIFEST_COMMITTED, 2, 0, 3, 1, 0});
+    in.state_streams = tile_streams_code(3, TILE_LOW16, TILE_FP32, TILE_FP32);
+    split_masters(&in);
+    assert_int_equal(manifest_write(format_directory(), &in), 0);
+    assert_int_equal(manifest_read(format_directory(), &out, &found), 1);
+    format_assert_same(&in, &out);
+    for (uint64_t i = 0; i < out.extent_count; i++) {
+        assert_int_equal(manifest_is_low(&out, i), i % 2 == 1);
+        assert_int_equal(manifest_is_high(&out, i), i % 2 == 0);
+    }
+    manifest_fini(&out);
+    in.generation++;
+    for (uint64_t i = 0; i < in.extent_count; i++) { /* a half taken away, or of another kind */
+        manifest_extent kept = in.extents[i];
+        in.extents[i].param_bytes = i % 2 ? 2 : 0;
+        assert_int_equal(manifest_write(format_directory(), &in), -EINVAL);
+        in.extents[i] = kept;
+        if (i % 2 == 0)
+            continue;
+        in.extents[i].elem_count -= 1;
+        assert_int_equal(manifest_write(format_directory(), &in), -EINVAL);
+        in.extents[i] = kept;
+        in.extents[i].tile++;
+        assert_int_equal(manifest_write(format_directory(), &in), -EINVAL);
+        in.extents[i] = kept;
+    }
+    uint64_t count = in.extent_count, last = count - 1;
+    uint32_t unit = in.extents[last].unit;
+    in.extent_count = last; /* a unit that ends without the state of its last tile */
+    bool has_others = last >= 2 && in.extents[last - 2].unit == unit;
+    assert_int_equal(manifest_write(format_directory(), &in), has_others ? -EINVAL : 0);
+    in.extent_count = count;
+    assert_int_equal(manifest_write(format_directory(), &in), 0);
+    manifest_fini(&in);
     format_remove_slots();
 }
 
@@ -388,15 +451,11 @@ int main(void)
     log_set_level(LOG_QUIET); /* each fallback warns */
     format_begin();
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(written_is_read),
-        cmocka_unit_test(texts_of_any_length_are_read),
-        cmocka_unit_test(layout_is_as_documented),
-        cmocka_unit_test(old_versions_are_read),
-        cmocka_unit_test(old_versions_have_no_more),
-        cmocka_unit_test(formats_make_version_6),
-        cmocka_unit_test(any_bit_and_length_is_found),
-        cmocka_unit_test(frozen_params_are_read),
-        cmocka_unit_test(headers_are_copied),
+        cmocka_unit_test(written_is_read),           cmocka_unit_test(texts_of_any_length_are_read),
+        cmocka_unit_test(layout_is_as_documented),   cmocka_unit_test(old_versions_are_read),
+        cmocka_unit_test(old_versions_have_no_more), cmocka_unit_test(formats_make_version_6),
+        cmocka_unit_test(halves_stand_together),     cmocka_unit_test(any_bit_and_length_is_found),
+        cmocka_unit_test(frozen_params_are_read),    cmocka_unit_test(headers_are_copied),
     };
     int rc = cmocka_run_group_tests(tests, NULL, NULL);
     format_end();

@@ -2,7 +2,7 @@
  * same bits at the same number of ranks, and the losses of one rank at the same global batch to
  * 1e-4.
  *
- * test_ranks_stages RANKS FAMILY-DTYPE[-m16|-m8] [CASE...] (moments in bf16, in 8 bits), each case one of stages, canary, curve,
+ * test_ranks_stages RANKS FAMILY-DTYPE[-split][-m16|-m8] [CASE...] (split masters, moments in bf16, in 8 bits), each case one of stages, canary, curve,
  * draws=SEED-SEED, overflow, scale, stop */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -33,7 +33,7 @@ enum {
 };
 
 static fixture_model shape = {.family = "gpt2", .layers = 2, .hidden = 64};
-static bool is_fp16;
+static bool is_fp16, is_split;
 static const char *moments = "fp32";
 static uint64_t first_seed = 1, last_seed = 1;
 
@@ -44,6 +44,7 @@ static void begin_sets(fixture_sets *sets)
     fixture_set(sets, "model.tie_embeddings=%s",
                 strcmp(shape.family, "gpt2") == 0 ? "true" : "false");
     fixture_set(sets, "state.moments=%s", moments);
+    fixture_set(sets, "state.master=%s", is_split ? "split" : "fp32");
     if (is_fp16)
         fixture_set(sets, "fp16={\"enabled\":true,\"initial_scale_power\":12,\"hysteresis\":1}");
 }
@@ -550,6 +551,7 @@ int main(int argc, char **argv)
     if (argc > 2) {
         shape.family = strstr(argv[2], "llama") ? "llama" : "gpt2";
         shape.bf16 = strstr(argv[2], "bf16") != NULL;
+        is_split = strstr(argv[2], "-split") != NULL;
         is_fp16 = strstr(argv[2], "fp16") != NULL;
         moments = strstr(argv[2], "-m16") ? "bf16" : strstr(argv[2], "-m8") ? "8bit" : "fp32";
     }

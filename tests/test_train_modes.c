@@ -1,6 +1,6 @@
 /* Every mode of a step against the plainest one: precisions, orders, exact update modes, kept or
  * recomputed inner activations, units cut in parts, one to three drives, both I/O backends, paranoid
- * mode, placements, tiles, lookahead and budgets are drawn together, and change no bit of a loss or
+ * mode, split masters, placements, tiles, lookahead and budgets are drawn together, and change no bit of a loss or
  * weight. Argument: FAMILY-DTYPE[-tied|-untied][-cut][-unclipped][-lion|-adagrad][-m16|-m8]; what it names is the
  * numeric fingerprint that a group shares. */
 #include <setjmp.h>
@@ -162,6 +162,10 @@ static void make_combination(struct combination *c, unsigned i, uint64_t unit_co
     if (draw(c, 3) == 0) {
         fixture_set(&c->sets, "run.paranoid=true");
         say(c, "paranoid");
+    }
+    if (is_group("bf16") && !is_group("lion") && draw(c, 2)) { /* the plainest has whole masters */
+        fixture_set(&c->sets, "state.master=split");
+        say(c, "split masters");
     }
 }
 

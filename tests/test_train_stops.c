@@ -3,7 +3,7 @@
  * was never stopped; so does one that is stopped before its first step or within an evaluation. Where a
  * leg does not fit it says with what it does, and nothing is lost. Argument: what the run is, as
  * FAMILY-DTYPE and any of untied, cut, unclipped, delayed, tokens, lion, adagrad, adam, m16, m8,
- * onecycle, range. Of delayed_one_step it is asked only that it goes on: a stop brings the weights up to date, so
+ * split, onecycle, range. Of delayed_one_step it is asked only that it goes on: a stop brings the weights up to date, so
  * that what follows differs from the run that was never stopped. */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -62,6 +62,8 @@ static void set_optimizer(fixture_sets *sets)
                           "\"adam_w_mode\":false,\"weight_decay\":0.01}}");
     if (is_group("-m16") || is_group("-m8"))
         fixture_set(sets, "state.moments=%s", is_group("-m16") ? "bf16" : "8bit");
+    if (is_group("-split"))
+        fixture_set(sets, "state.master=split");
     if (is_group("onecycle"))
         fixture_set(sets, "scheduler={\"type\":\"OneCycle\",\"params\":{\"cycle_min_lr\":1e-4,"
                           "\"cycle_max_lr\":3e-3,\"cycle_first_step_size\":5,"

@@ -141,7 +141,9 @@ int recut_list_fresh(recut *self)
         uint64_t begin = work->is_sharded
                              ? shard_begin(work->unit_elems[entry->unit], self->world, work->rank)
                              : 0;
-        bool is_of_state = entry->streams != 0;
+        bool is_frozen = work->is_frozen && work->is_frozen[entry->unit];
+        bool is_high = tile_master_is_split(work->state_streams) && entry->streams == 0;
+        bool is_of_state = !is_frozen && !is_high;
         fresh->tiles[i] =
             (recut_tile){.param_bytes = is_of_state ? 0 : (uint32_t)dtype_bytes(work->param_type),
                          .is_of_state = is_of_state,
