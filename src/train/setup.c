@@ -357,8 +357,7 @@ static int make_plan_inputs(traini_setup *self, const struct traini_setup_option
         .param_bytes = (uint32_t)dtype_bytes(net->type),
         .grad_bytes = (uint32_t)dtype_bytes(self->job->grad_dtype),
         .order = self->job->schedule.order == JOB_BATCH_MAJOR ? PLAN_BATCH_MAJOR : PLAN_LAYER_MAJOR,
-        .state_streams = options->params_alone ? tile_stream_count(traini_state_streams(self->job))
-                                               : traini_state_streams(self->job),
+        .state_streams = traini_state_streams(self->job, options->params_alone),
         .tile_elems = options->found && options->as_it_lies ? options->found->tile_elems
                                                             : self->job->schedule.tile_elems,
         .tile_elems_max = self->job->sub_group_size,

@@ -10,7 +10,7 @@ enum {
     ROUNDING_STREAM = 0x526f756e
 }; /* above it the unit: apart from the streams of initial weights */
 
-uint32_t traini_state_streams(const struct job *asked)
+uint32_t traini_state_streams(const struct job *asked, bool params_alone)
 {
     static const enum tile_format moments[] = {
         [JOB_MOMENTS_FP32] = TILE_FP32,
@@ -19,6 +19,8 @@ uint32_t traini_state_streams(const struct job *asked)
     };
     if (asked->optimizer.type != JOB_ADAM)
         return 2; /* of fp32 */
+    if (params_alone)
+        return 3;
     enum tile_format both = moments[asked->state.moments];
     return tile_streams_code(3, asked->state.master == JOB_MASTER_SPLIT ? TILE_LOW16 : TILE_FP32,
                              both, both);

@@ -376,8 +376,9 @@ int traini_enqueue_op(void *user, const program *prog, const op *item, void *str
 int traini_finish_op(void *user, const program *prog, const op *item);
 int traini_run_copy(void *user, const program *prog, const op *item);
 int traini_run_collective(void *user, const program *prog, const op *item);
-/* The streams code (base/tile.h) of the job's optimizer state. state_formats.c */
-uint32_t traini_state_streams(const struct job *asked);
+/* The streams code (base/tile.h) of the job's optimizer state; of fp32 where params are there alone, which then are
+ * no half of it. state_formats.c */
+uint32_t traini_state_streams(const struct job *asked, bool params_alone);
 /* Its lines of the run's identity; none where all is fp32. Returns as snprintf. state_formats.c */
 int traini_state_identity(const struct job *asked, char *text, size_t capacity);
 
