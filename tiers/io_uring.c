@@ -1,6 +1,12 @@
 /* The io_uring backend: one ring, registered files and buffers where the kernel allows them, one
- * io_uring_enter for all transfers of a flush, completions read from the ring without a system call.
- * Owner thread only; allocates at open.
+ * io_uring_enter for the transfers of a flush but for neighbours, completions read from the ring without a
+ * system call. Owner thread only; allocates at open.
+ *
+ * Neighbours: the kernel merges transfers of one io_uring_enter that lie side by side on a drive. Large ones
+ * then come back together and go out together, so that the drive is idle in between, and blocks of 256 KiB
+ * in flight become 4 MiB. Measured (virtio drive; reads, writes, half of each, GB/s): 8 x 256 KiB together
+ * 2.08, 2.19, 2.22, each on its own 2.64, 2.88, 2.58; 4 x 1 MiB 2.10, 2.26, 2.19 and 2.57, 2.61, 2.66. So
+ * transfers from URING_ALONE_BYTES on are not handed over together with their neighbours.
  *
  * Without polling modes: SQPOLL takes a core from computing, and IOPOLL sets up but then fails each
  * read on many drives. */
@@ -16,7 +22,8 @@
 #include "base/size.h"
 #include "tiers/io_internal.h"
 
-#define URING_IOVEC_MAX_BYTES GIB /* the kernel refuses a longer one with EFAULT */
+#define URING_ALONE_BYTES     (256 * KIB) /* 64 KiB merged are as fast as fio's single ones */
+#define URING_IOVEC_MAX_BYTES GIB         /* the kernel refuses a longer one with EFAULT */
 
 enum {
     URING_BUFFERS_MAX = 16384, /* the kernel's limit, and within sqe->buf_index */
@@ -37,6 +44,8 @@ struct uring_state {
     uring_region *regions;    /* [region_count]; no region where buffers are not registered */
     uint32_t region_count;
     bool files_registered;
+    /* Where the latest transfer that waits for a flush ends in its file, by drive and direction; 0: none. */
+    uint64_t waiting_end[SLAB_DRIVES_MAX][TIERI_DIRECTIONS];
 };
 typedef struct uring_state uring_state;
 
@@ -59,9 +68,26 @@ static uint64_t uring_span(void *state, const void *data, uint64_t size_bytes)
     return size_min(size_bytes, size_min(to_cut, region->size_bytes - inside));
 }
 
+/* Hands over what waits; what the kernel does not take goes on waiting. */
+static int hand_over(uring_state *self)
+{
+    int rc = io_uring_submit(&self->ring);
+    if (rc < 0 && rc != -EINTR && rc != -EAGAIN && rc != -EBUSY)
+        return rc;
+    if (rc > 0)
+        self->in_kernel_count += (uint32_t)rc;
+    if (io_uring_sq_ready(&self->ring) == 0)
+        memset(self->waiting_end, 0, sizeof self->waiting_end);
+    return 0;
+}
+
 static void uring_submit(void *state, tieri_transfer *item)
 {
     uring_state *self = state;
+    uint64_t *waiting_end = &self->waiting_end[item->drive_idx][item->direction];
+    if (*waiting_end && *waiting_end == item->file_offset && item->ask_bytes >= URING_ALONE_BYTES)
+        (void)hand_over(self); /* where that fails, uring_flush's does too */
+    *waiting_end = item->file_offset + item->ask_bytes;
     struct io_uring_sqe *sqe = io_uring_get_sqe(&self->ring);
     assert(sqe); /* the ring has room for all transfers there are */
     int fd =
@@ -90,11 +116,9 @@ static int uring_flush(void *state)
     uring_state *self = state;
     if (io_uring_sq_ready(&self->ring) == 0)
         return 0;
-    int rc = io_uring_submit(&self->ring);
-    if (rc < 0 && rc != -EINTR && rc != -EAGAIN && rc != -EBUSY)
+    int rc = hand_over(self);
+    if (rc < 0)
         return err_errno(-rc, "io_uring_enter");
-    if (rc > 0)
-        self->in_kernel_count += (uint32_t)rc;
     return io_uring_sq_ready(&self->ring) > 0;
 }
 
