@@ -1,14 +1,28 @@
-/* How fast tiers/io moves bytes between huge-page memory and the slab: reads, writes and both at once,
- * over block size and queue depth. Prints the median of RUNS runs, their spread, CPU time per GB and the
- * share of the best rate of this run. Writes the slab once before timing, since the first write into
- * reserved space is slower, and checks that what was written comes back.
+/* How fast tiers/io moves bytes between huge-page memory and the slab, against the best of fio on the same files:
+ * reads, writes and both at once, over block size, queue depth and registration.
  *
- *   bench_nvme [DIRECTORY[,DIRECTORY...] [SLAB_BYTES [auto|uring|pool]]]     default: . 512MiB auto
+ *   bench_nvme [OPTIONS] [DIRECTORY[,DIRECTORY...] [SLAB_BYTES [auto|uring|pool]]]     default: . 512MiB auto
  *
- * and --csv FILE of bench.h, which keeps the best of each mode; the limit beside it is perf/run.sh's.
+ *     --modes LIST      of read,write,mixed (default: all)
+ *     --settings LIST   as 4MiBx4,1MiBx16: block and depth each way; default: all of a grid are tried shortly, and
+ *                       the best two of each side go on
+ *     --rounds N        of each setting (7)         --seconds S   of each run (0.25)
+ *     --csv FILE        all rows                    --no-fio      ours alone
  *
- * Several directories are several drives: their speed is measured first, as when a run begins, and the
- * slab's stripes are shared by it. */
+ * Writes the slab once before timing, since the first write into reserved space is slower, and checks that what was
+ * written comes back. Then all runs are interleaved in rounds, whose order turns, so that a drive that becomes slower
+ * meanwhile does so for both sides. fio (src/probe/fio.h): one thread, io_uring, O_DIRECT, buffers on huge pages,
+ * which is looked at while it runs. Both sides with registered buffers and files and without, and with as many
+ * blocks of memory as are in flight, which matters: where a host copies into the guest's memory, blocks that are in
+ * its caches go up to 1.5 times as fast. "lanes" is ours as a step has it: requests of 4 MiB, cut into transfers,
+ * that go through 256 MiB of memory; it has no counterpart in fio and takes no part in the ratio. Prints the median,
+ * the extremes, CPU time, percentiles of transfers, and per mode the ratio of the best of ours to the best of fio's,
+ * with the extremes of the rounds' own ratios.
+ *
+ * Several directories are several drives: their speed is measured first, as when a run begins, and the slab's stripes
+ * are shared by it. */
+#include <errno.h>
+#include <getopt.h>
 #include <inttypes.h>
 #include <poll.h>
 #include <stdio.h>
@@ -20,35 +34,68 @@
 #include "base/log.h"
 #include "base/rng.h"
 #include "base/size.h"
-#include "perf/bench.h"
+#include "probe/fio.h"
 #include "tiers/arena.h"
 #include "tiers/drive_speed.h"
 #include "tiers/io.h"
 
-enum { RUNS = 7, SLOTS = 16 };
+enum { ROUNDS_MAX = 31, SLOTS_MAX = 64, SETTINGS_MAX = 32, ENTRIES_MAX = 8 * SETTINGS_MAX };
+enum { MODES = 3, FINALISTS = 2, SWEEP_ROUNDS = 2 };
 
-#define SLOT_BYTES  (4 * MIB)
-#define RUN_BYTES   (64 * MIB) /* moved per timed run */
-#define ARENA_BYTES (SLOTS * SLOT_BYTES)
+#define REQUEST_BYTES (4 * MIB)
+#define ARENA_BYTES   (256 * MIB)
+#define SWEEP_SECONDS 0.06
+#define FIO_SECONDS   0.15 /* fio's start and end weigh more */
 
-enum mode { MODE_READ, MODE_WRITE, MODE_MIXED, MODE_COUNT };
-static const char *const mode_names[MODE_COUNT] = {"read", "write", "mixed"};
+static const char *const mode_names[MODES] = {"read", "write", "mixed"}; /* enum machine_io_kind */
 static const uint64_t blocks[] = {64 * KIB, 256 * KIB, MIB, 4 * MIB};
 static const uint32_t depths[] = {1, 4, 8, 16};
 enum { BLOCKS = sizeof blocks / sizeof blocks[0], DEPTHS = sizeof depths / sizeof depths[0] };
 
-struct sample {
-    double gbps, gbps_min, gbps_max; /* median, extremes */
-    double cpu_seconds_per_gb;
-    double spread; /* as in bench.h */
+struct setting {
+    uint64_t block_bytes;
+    uint32_t depth; /* each way */
 };
-typedef struct sample sample;
+typedef struct setting setting;
+
+/* One way of moving bytes, and what was measured of it. */
+enum side { SIDE_SLUICE, SIDE_FIO, SIDE_LANES };
+static const char *const side_names[] = {"sluice", "fio", "lanes"};
+
+struct entry {
+    enum side side;
+    bool is_registered;
+    enum machine_io_kind mode;
+    setting at;
+    uint32_t run_count;
+    double rates[ROUNDS_MAX]; /* bytes per second, by round */
+    double cpu_sum;           /* seconds per byte */
+    io_latency ours[2];
+    probe_fio_times fio[2]; /* sums over the runs, but for max */
+};
+typedef struct entry entry;
+
+static struct {
+    bool modes[MODES], skips_fio;
+    setting settings[SETTINGS_MAX];
+    uint32_t setting_count, rounds;
+    double seconds;
+    const char *csv;
+    enum io_backend backend;
+} options = {.modes = {true, true, true}, .rounds = 7, .seconds = 0.25};
 
 static slab_drive drives[SLAB_DRIVES_MAX];
 static slab store;
 static arena memory;
-static io_request requests[SLOTS];
-static uint64_t position; /* where the next request goes */
+static io_request requests[2][SLOTS_MAX];
+static uint64_t
+    position[2]; /* where the next request of a direction goes: reads in the first half of the slab,
+                                writes in the second where there are both */
+static char fio_files[4096];
+static uint64_t fio_file_bytes;
+static entry entries[ENTRIES_MAX];
+static uint64_t fio_huge_bytes;
+static FILE *csv;
 
 static double cpu_seconds(void)
 {
@@ -58,145 +105,364 @@ static double cpu_seconds(void)
            (double)(use.ru_utime.tv_usec + use.ru_stime.tv_usec) * 1e-6;
 }
 
-static int submit_next(io *queue, uint32_t slot, enum mode mode, uint64_t number)
+/* How a run keeps its queue full. */
+struct flow {
+    uint64_t request_bytes, slots; /* slots of each direction */
+    bool is_mixed, moves_on;       /* through memory; else each slot stays at its own */
+    uint64_t turns[2];
+};
+
+static int submit_next(io *queue, struct flow *flow, enum io_direction way, uint32_t slot)
 {
-    bool write_it = mode == MODE_WRITE || (mode == MODE_MIXED && number % 2);
-    requests[slot] = (io_request){.direction = write_it ? IO_WRITE : IO_READ,
-                                  .offset = position,
-                                  .data = memory.base + slot * SLOT_BYTES,
-                                  .size_bytes = SLOT_BYTES};
-    position += SLOT_BYTES;
-    if (position + SLOT_BYTES > store.total_bytes)
-        position = 0;
-    return io_submit(queue, &requests[slot]);
+    uint64_t half = store.total_bytes / 2, request_bytes = flow->request_bytes;
+    uint64_t begin = flow->is_mixed && way == IO_WRITE ? half : 0;
+    uint64_t end = flow->is_mixed && way == IO_READ ? half : store.total_bytes;
+    uint64_t places = flow->moves_on ? ARENA_BYTES / 2 / request_bytes : flow->slots;
+    uint64_t place = flow->moves_on ? flow->turns[way]++ % places : slot;
+    if (position[way] < begin || position[way] + request_bytes > end)
+        position[way] = begin;
+    requests[way][slot] =
+        (io_request){.direction = way,
+                     .offset = position[way],
+                     .data = memory.base + way * (ARENA_BYTES / 2) + place * request_bytes,
+                     .size_bytes = request_bytes};
+    position[way] += request_bytes;
+    return io_submit(queue, &requests[way][slot]);
 }
 
-/* Moves RUN_BYTES with all slots busy; sleeps like the executor does. */
-static int run_once(io *queue, enum mode mode, double *seconds)
+/* Moves bytes for `seconds` and waits for the last; sleeps like the executor does. */
+static int run_queue(io *queue, const entry *what, double seconds, double *rate)
 {
-    uint64_t count = RUN_BYTES / SLOT_BYTES, submitted = 0, finished = 0;
-    uint64_t start_ns = clock_ns();
-    while (submitted < count && submitted < SLOTS) {
-        TRY(submit_next(queue, (uint32_t)submitted, mode, submitted));
-        submitted++;
+    struct flow flow = {.request_bytes = what->at.block_bytes,
+                        .slots = what->at.depth,
+                        .is_mixed = what->mode == MACHINE_IO_MIXED,
+                        .moves_on = what->side == SIDE_LANES};
+    if (flow.moves_on) {
+        flow.request_bytes = size_max(what->at.block_bytes, REQUEST_BYTES);
+        flow.slots = what->at.depth * what->at.block_bytes / flow.request_bytes + 2;
     }
-    while (finished < count) {
-        io_request *done[SLOTS];
-        int got = io_poll(queue, done, SLOTS);
+    flow.slots = size_min(size_min(flow.slots, SLOTS_MAX), ARENA_BYTES / 2 / flow.request_bytes);
+    uint64_t moved = 0, busy = 0, start_ns = clock_ns();
+    for (int way = 0; way < 2; way++) {
+        bool takes_part = flow.is_mixed || (way == IO_WRITE) == (what->mode == MACHINE_IO_WRITE);
+        for (uint32_t slot = 0; takes_part && slot < flow.slots; slot++, busy++)
+            TRY(submit_next(queue, &flow, (enum io_direction)way, slot));
+    }
+    while (busy > 0) {
+        io_request *done[2 * SLOTS_MAX];
+        int got = io_poll(queue, done, 2 * SLOTS_MAX);
         TRY(got);
+        bool goes_on = (double)(clock_ns() - start_ns) * 1e-9 < seconds;
         for (int i = 0; i < got; i++) {
             if (done[i]->result < 0)
                 return err_restore(io_error(queue));
-            finished++;
-            if (submitted < count)
-                TRY(submit_next(queue, (uint32_t)(done[i] - requests), mode, submitted++));
+            enum io_direction way = done[i]->direction;
+            moved += flow.request_bytes;
+            busy--;
+            if (!goes_on)
+                continue;
+            TRY(submit_next(queue, &flow, way, (uint32_t)(done[i] - requests[way])));
+            busy++;
         }
         struct pollfd waiter = {.fd = io_event_fd(queue), .events = POLLIN};
         if (got == 0)
             (void)poll(&waiter, 1, 1000);
     }
-    *seconds = (double)(clock_ns() - start_ns) * 1e-9;
+    *rate = (double)moved * 1e9 / (double)(clock_ns() - start_ns);
     return 0;
 }
 
-static int measure(const io_config *config, enum mode mode, sample *out)
+static io_config config_of(const setting *at, bool is_registered, const io_region *region)
 {
-    io *queue;
-    TRY(io_create(config, &queue));
-    double rates[RUNS], seconds = 0, cpu_start = 0;
-    int rc = 0;
-    for (int run = -1; run < RUNS && rc == 0; run++) {
-        if (run == 0)
-            cpu_start = cpu_seconds();
-        rc = run_once(queue, mode, &seconds);
-        if (run >= 0)
-            rates[run] = (double)RUN_BYTES / seconds * 1e-9;
-    }
-    out->cpu_seconds_per_gb = (cpu_seconds() - cpu_start) / ((double)RUN_BYTES * RUNS * 1e-9);
-    io_destroy(queue);
-    if (rc < 0)
-        return rc;
-    struct bench_summary all = bench_summarize(rates, RUNS);
-    out->gbps = all.median;
-    out->gbps_min = all.lowest;
-    out->gbps_max = all.highest;
-    out->spread = all.spread;
-    return 0;
+    return (io_config){.target = &store,
+                       .backend = options.backend,
+                       .queue_depth = at->depth,
+                       .block_bytes = at->block_bytes,
+                       .pool_threads = 8,
+                       .deny_registration = !is_registered,
+                       .regions = region,
+                       .region_count = 1};
 }
 
-/* Writes the whole slab once and reads it back: the numbers below are of bytes that arrive. */
-static int prove(const io_config *config)
+static int run_ours(entry *what, double seconds)
 {
+    io_region region = {memory.base, memory.size_bytes};
+    io_config config = config_of(&what->at, what->is_registered, &region);
     io *queue;
-    TRY(io_create(config, &queue));
-    io_stats stats;
-    io_get_stats(queue, &stats);
-    char huge[SIZE_TEXT_BYTES], total[SIZE_TEXT_BYTES];
-    printf(
-        "backend %s, buffers %sregistered, direct I/O %s (alignment %u), %s of the arena on huge "
-        "pages, slab %s\n",
-        stats.backend == IO_URING ? "io_uring" : "pool", stats.buffers_registered ? "" : "not ",
-        store.files[0].direct ? "yes" : "no", store.files[0].align_bytes,
-        size_format(memory.huge_bytes, huge), size_format(store.total_bytes, total));
-    int rc = 0;
-    uint64_t *words = (uint64_t *)(void *)memory.base;
-    uint64_t start_ns = clock_ns();
-    for (uint64_t at = 0; at < store.total_bytes && rc == 0; at += SLOT_BYTES) {
-        for (uint64_t i = 0; i < SLOT_BYTES / 8; i++)
-            words[i] = at + i * 0x9e3779b97f4a7c15u;
-        rc = io_transfer(queue, IO_WRITE, at, memory.base, SLOT_BYTES);
-    }
-    printf("first write of the slab, one request at a time: %.2f GB/s\n",
-           (double)store.total_bytes / (double)(clock_ns() - start_ns));
-    for (uint64_t at = 0; at < store.total_bytes && rc == 0; at += SLOT_BYTES) {
-        rc = io_transfer(queue, IO_READ, at, memory.base, SLOT_BYTES);
-        for (uint64_t i = 0; i < SLOT_BYTES / 8 && rc == 0; i++)
-            if (words[i] != at + i * 0x9e3779b97f4a7c15u)
-                rc = err_set(ERR_CORRUPT, "byte %" PRIu64 " came back wrong", at + 8 * i);
+    double rate = 0;
+    TRY(io_create(&config, &queue));
+    double cpu = cpu_seconds();
+    int rc = run_queue(queue, what, seconds, &rate);
+    cpu = cpu_seconds() - cpu;
+    if (rc == 0) {
+        io_stats stats;
+        io_get_stats(queue, &stats);
+        what->rates[what->run_count++] = rate;
+        what->cpu_sum += cpu / (double)(stats.bytes[0] + stats.bytes[1]);
+        for (uint32_t d = 0; d < store.drive_count; d++)
+            for (int way = 0; way < 2; way++)
+                io_latency_merge(&what->ours[way],
+                                 io_get_latency(queue, d, (enum io_direction)way));
     }
     io_destroy(queue);
     return rc;
 }
 
-static int measure_all(io_config *config)
+static int run_fio(entry *what, double seconds)
 {
-    static sample samples[MODE_COUNT][BLOCKS][DEPTHS];
-    double best[MODE_COUNT] = {0}, best_spread[MODE_COUNT] = {0};
-    for (int mode = 0; mode < MODE_COUNT; mode++) {
-        for (int b = 0; b < BLOCKS; b++) {
-            for (int d = 0; d < DEPTHS; d++) {
-                config->block_bytes = blocks[b];
-                config->queue_depth = depths[d];
-                TRY(measure(config, (enum mode)mode, &samples[mode][b][d]));
-                if (samples[mode][b][d].gbps > best[mode]) {
-                    best[mode] = samples[mode][b][d].gbps;
-                    best_spread[mode] = samples[mode][b][d].spread;
-                }
-            }
-        }
+    /* Mixed: both directions have the depth in flight, and share fio's one queue. */
+    uint32_t depth = what->at.depth * (what->mode == MACHINE_IO_MIXED ? 2 : 1) * store.drive_count;
+    probe_fio_job asked = {.file = fio_files,
+                           .offset_bytes = SLAB_HEADER_BYTES,
+                           .size_bytes = fio_file_bytes,
+                           .kind = what->mode,
+                           .block_bytes = what->at.block_bytes,
+                           .depth = depth,
+                           .is_registered = what->is_registered,
+                           .looks_at_memory = true,
+                           .seconds = seconds};
+    probe_fio_result result;
+    TRY(probe_fio_run(&asked, &result));
+    what->rates[what->run_count++] = result.bytes_per_second;
+    what->cpu_sum += result.cpu_seconds_per_byte;
+    for (int way = 0; way < 2; way++) {
+        probe_fio_times *sum = &what->fio[way];
+        const probe_fio_times *add = &result.ways[way];
+        sum->p50 += add->p50;
+        sum->p95 += add->p95;
+        sum->p99 += add->p99;
+        sum->max = add->max > sum->max ? add->max : sum->max;
     }
-    for (int mode = 0; mode < MODE_COUNT; mode++) {
-        char name[32];
-        snprintf(name, sizeof name, "nvme %s", mode_names[mode]);
-        bench_keep(name, best[mode], "GB/s", 0, best_spread[mode]);
-    }
-    printf("%-6s %8s %6s %8s %15s %10s %7s\n", "mode", "block", "depth", "GB/s", "min - max",
-           "CPU s/GB", "share");
-    for (int mode = 0; mode < MODE_COUNT; mode++) {
-        for (int b = 0; b < BLOCKS; b++) {
-            for (int d = 0; d < DEPTHS; d++) {
-                const sample *s = &samples[mode][b][d];
-                /* The limit of a mix is that of a drive that reads and writes in turn. */
-                double limit = mode == MODE_MIXED
-                                   ? 2.0 / (1.0 / best[MODE_READ] + 1.0 / best[MODE_WRITE])
-                                   : best[mode];
-                printf("%-6s %5" PRIu64 "KiB %6u %8.2f %6.2f - %6.2f %10.3f %6.0f%%\n",
-                       mode_names[mode], blocks[b] / KIB, depths[d], s->gbps, s->gbps_min,
-                       s->gbps_max, s->cpu_seconds_per_gb, 100.0 * s->gbps / limit);
-            }
-        }
-    }
+    fio_huge_bytes = size_max(fio_huge_bytes, result.huge_bytes);
     return 0;
+}
+
+/* All entries once a round, beginning with another one each time. */
+static int run_rounds(entry *list, uint32_t count, uint32_t rounds, double ours, double fio)
+{
+    for (uint32_t round = 0; round < rounds; round++)
+        for (uint32_t i = 0; i < count; i++) {
+            entry *what = &list[(i + round * 5) % count];
+            TRY(what->side == SIDE_FIO ? run_fio(what, fio) : run_ours(what, ours));
+        }
+    return 0;
+}
+
+static int compare_doubles(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static double quantile(const double *values, uint32_t count, double share)
+{
+    double sorted[ROUNDS_MAX];
+    memcpy(sorted, values, count * sizeof *values);
+    qsort(sorted, count, sizeof *sorted, compare_doubles);
+    return sorted[(uint32_t)(share * (count - 1) + 0.5)];
+}
+
+static double median_of(const entry *what)
+{
+    return quantile(what->rates, what->run_count, 0.5);
+}
+
+static probe_fio_times times_of(const entry *what, int way)
+{
+    const io_latency *ours = &what->ours[way];
+    double runs = what->run_count;
+    const probe_fio_times *sum = &what->fio[way];
+    if (what->side == SIDE_FIO)
+        return (probe_fio_times){.p50 = sum->p50 / runs,
+                                 .p95 = sum->p95 / runs,
+                                 .p99 = sum->p99 / runs,
+                                 .max = sum->max};
+    return (probe_fio_times){.p50 = (double)io_latency_quantile_ns(ours, 0.50) * 1e-9,
+                             .p95 = (double)io_latency_quantile_ns(ours, 0.95) * 1e-9,
+                             .p99 = (double)io_latency_quantile_ns(ours, 0.99) * 1e-9,
+                             .max = (double)ours->max_ns * 1e-9};
+}
+
+static void write_csv(const entry *list, uint32_t count, const char *stage)
+{
+    for (uint32_t i = 0; csv && i < count; i++) {
+        const entry *what = &list[i];
+        fprintf(csv, "%s,%s,%s,%" PRIu64 ",%u,%d,%u,%.0f,%.0f,%.0f,%.4g", stage,
+                side_names[what->side], mode_names[what->mode], what->at.block_bytes,
+                what->at.depth, what->is_registered, what->run_count, median_of(what),
+                quantile(what->rates, what->run_count, 0),
+                quantile(what->rates, what->run_count, 1), what->cpu_sum / what->run_count);
+        for (int way = 0; way < 2; way++) {
+            probe_fio_times times = times_of(what, way);
+            fprintf(csv, ",%.4g,%.4g,%.4g,%.4g", times.p50, times.p95, times.p99, times.max);
+        }
+        fputc('\n', csv);
+    }
+}
+
+static void print_entry(const entry *what)
+{
+    printf("%-6s %-6s %5" PRIu64 "KiB %5u  %-3s %6.2f %6.2f -%5.2f %8.4f", mode_names[what->mode],
+           side_names[what->side], what->at.block_bytes / KIB, what->at.depth,
+           what->is_registered ? "yes" : "no", median_of(what) * 1e-9,
+           quantile(what->rates, what->run_count, 0) * 1e-9,
+           quantile(what->rates, what->run_count, 1) * 1e-9, what->cpu_sum / what->run_count * 1e9);
+    for (int way = 0; way < 2; way++) {
+        probe_fio_times times = times_of(what, way);
+        if (times.max > 0)
+            printf("  %c %5.2f %5.2f %6.2f %6.2f", "rw"[way], 1e3 * times.p50, 1e3 * times.p95,
+                   1e3 * times.p99, 1e3 * times.max);
+    }
+    putchar('\n');
+}
+
+/* The fastest of a side, and by how much it is so in each round. */
+static void print_ratio(const entry *list, uint32_t count)
+{
+    const entry *best[2] = {NULL, NULL};
+    double ratios[ROUNDS_MAX];
+    for (uint32_t i = 0; i < count; i++) {
+        if (list[i].side == SIDE_LANES)
+            continue;
+        const entry **place = &best[list[i].side];
+        if (!*place || median_of(&list[i]) > median_of(*place))
+            *place = &list[i];
+    }
+    if (!best[0] || !best[1])
+        return;
+    for (uint32_t r = 0; r < best[0]->run_count; r++)
+        ratios[r] = best[0]->rates[r] / best[1]->rates[r];
+    printf("%-6s ratio of medians, sluice / best of fio: %.3f (of single rounds %.3f to %.3f)\n",
+           mode_names[list->mode], median_of(best[0]) / median_of(best[1]),
+           quantile(ratios, best[0]->run_count, 0), quantile(ratios, best[0]->run_count, 1));
+}
+
+static void add_entry(entry *list, uint32_t *count, enum side side, bool is_registered,
+                      enum machine_io_kind mode, setting at)
+{
+    for (uint32_t i = 0; i < *count; i++)
+        if (list[i].side == side && list[i].is_registered == is_registered &&
+            list[i].at.block_bytes == at.block_bytes && list[i].at.depth == at.depth)
+            return;
+    if (*count < ENTRIES_MAX)
+        list[(*count)++] =
+            (entry){.side = side, .is_registered = is_registered, .mode = mode, .at = at};
+}
+
+/* The best settings of a side, by their medians. */
+static uint32_t find_best(const entry *list, uint32_t count, enum side side,
+                          setting best[FINALISTS])
+{
+    double below = 1e300;
+    uint32_t found = 0;
+    while (found < FINALISTS) {
+        const entry *next = NULL;
+        for (uint32_t i = 0; i < count; i++)
+            if (list[i].side == side && median_of(&list[i]) < below &&
+                (!next || median_of(&list[i]) > median_of(next)))
+                next = &list[i];
+        if (!next)
+            break;
+        below = median_of(next);
+        best[found++] = next->at;
+    }
+    return found;
+}
+
+/* All of the grid, shortly. */
+static int sweep(enum machine_io_kind mode, bool has_fio)
+{
+    uint32_t count = 0;
+    for (int side = 0; side <= has_fio; side++)
+        for (int b = 0; b < BLOCKS; b++)
+            for (int d = 0; d < DEPTHS; d++)
+                add_entry(entries, &count, (enum side)side, true, mode,
+                          (setting){blocks[b], depths[d]});
+    uint32_t ours = BLOCKS * DEPTHS;
+    TRY(run_rounds(entries, ours, SWEEP_ROUNDS, SWEEP_SECONDS, 0));
+    TRY(run_rounds(entries + ours, count - ours, 1, 0, FIO_SECONDS));
+    write_csv(entries, count, "sweep");
+    options.setting_count = 0;
+    for (int side = 0; side <= has_fio; side++)
+        options.setting_count +=
+            find_best(entries, count, (enum side)side, options.settings + options.setting_count);
+    return 0;
+}
+
+static int measure_mode(enum machine_io_kind mode, bool has_fio, bool sweeps)
+{
+    if (sweeps)
+        TRY(sweep(mode, has_fio));
+    uint32_t count = 0;
+    for (uint32_t s = 0; s < options.setting_count; s++) {
+        bool is_of_fio = sweeps && has_fio && s >= options.setting_count / 2;
+        for (int registered = 1; registered >= 0 && !is_of_fio; registered--)
+            add_entry(entries, &count, SIDE_SLUICE, registered, mode, options.settings[s]);
+        for (int registered = 1; registered >= 0 && has_fio; registered--)
+            if (is_of_fio || !sweeps)
+                add_entry(entries, &count, SIDE_FIO, registered, mode, options.settings[s]);
+        if (!is_of_fio)
+            add_entry(entries, &count, SIDE_LANES, true, mode, options.settings[s]);
+    }
+    TRY(run_rounds(entries, count, options.rounds, options.seconds, options.seconds));
+    write_csv(entries, count, "final");
+    for (uint32_t i = 0; i < count; i++)
+        print_entry(&entries[i]);
+    print_ratio(entries, count);
+    return 0;
+}
+
+static int measure_all(void)
+{
+    bool has_fio = !options.skips_fio && probe_has_fio();
+    bool sweeps = options.setting_count == 0;
+    if (!options.skips_fio && !has_fio)
+        printf("fio is not installed: ours alone\n");
+    printf("%-6s %-6s %8s %5s %4s %6s %13s %8s  %s\n", "mode", "by", "block", "depth", "reg.",
+           "GB/s", "min -  max", "CPU s/GB", "transfers, ms: median, 95%, 99%, longest");
+    for (int mode = 0; mode < MODES; mode++)
+        if (options.modes[mode])
+            TRY(measure_mode((enum machine_io_kind)mode, has_fio, sweeps));
+    char text[SIZE_TEXT_BYTES];
+    if (has_fio)
+        printf("of fio's memory %s at most was on huge pages\n", size_format(fio_huge_bytes, text));
+    return 0;
+}
+
+/* Writes the whole slab once and reads it back: the numbers below are of bytes that arrive. */
+static int prove(void)
+{
+    io *queue;
+    io_region region = {memory.base, memory.size_bytes};
+    io_config config = config_of(&(setting){MIB, 8}, true, &region);
+    TRY(io_create(&config, &queue));
+    io_stats stats;
+    io_get_stats(queue, &stats);
+    char huge[SIZE_TEXT_BYTES], total[SIZE_TEXT_BYTES];
+    printf("backend %s, buffers %sregistered, files %sregistered, direct I/O %s (alignment %u), %s "
+           "of our memory on huge pages, slab %s\n",
+           stats.backend == IO_URING ? "io_uring" : "pool", stats.buffers_registered ? "" : "not ",
+           stats.files_registered ? "" : "not ", store.files[0].direct ? "yes" : "no",
+           store.files[0].align_bytes, size_format(memory.huge_bytes, huge),
+           size_format(store.total_bytes, total));
+    int rc = 0;
+    uint64_t *words = (uint64_t *)(void *)memory.base;
+    uint64_t start_ns = clock_ns();
+    for (uint64_t at = 0; at < store.total_bytes && rc == 0; at += REQUEST_BYTES) {
+        for (uint64_t i = 0; i < REQUEST_BYTES / 8; i++)
+            words[i] = at + i * 0x9e3779b97f4a7c15u;
+        rc = io_transfer(queue, IO_WRITE, at, memory.base, REQUEST_BYTES);
+    }
+    printf("first write of the slab, one request at a time: %.2f GB/s\n",
+           (double)store.total_bytes / (double)(clock_ns() - start_ns));
+    for (uint64_t at = 0; at < store.total_bytes && rc == 0; at += REQUEST_BYTES) {
+        rc = io_transfer(queue, IO_READ, at, memory.base, REQUEST_BYTES);
+        for (uint64_t i = 0; i < REQUEST_BYTES / 8 && rc == 0; i++)
+            if (words[i] != at + i * 0x9e3779b97f4a7c15u)
+                rc = err_set(ERR_CORRUPT, "byte %" PRIu64 " came back wrong", at + 8 * i);
+    }
+    io_destroy(queue);
+    return rc;
 }
 
 /* "a,b": two drives, each large enough for the whole slab. Returns how many there are. */
@@ -216,24 +482,93 @@ static int make_drives(const char *list, uint64_t total_bytes, enum io_backend b
     return (int)count;
 }
 
-static void print_shares(void)
+/* The slab's files as fio wants them, and what it may use of each. */
+static int name_files(void)
 {
-    uint64_t stripe_count = store.total_bytes / store.stripe_bytes;
-    for (uint32_t i = 0; i < store.drive_count && store.drive_count > 1; i++)
-        printf("drive %s: weight %.2f, %" PRIu64 " of %" PRIu64 " stripes\n", drives[i].path,
-               drives[i].weight, store.drive_stripes[i], stripe_count);
+    size_t used = 0;
+    fio_file_bytes = UINT64_MAX;
+    for (uint32_t d = 0; d < store.drive_count; d++) {
+        fio_file_bytes = size_min(fio_file_bytes, store.drive_stripes[d] * store.stripe_bytes);
+        for (const char *at = store.files[d].path; *at && used + 4 < sizeof fio_files; at++) {
+            if (*at == ':')
+                fio_files[used++] = '\\';
+            fio_files[used++] = *at;
+        }
+        if (used + 4 >= sizeof fio_files)
+            return err_set(-ENAMETOOLONG, "the drives' paths are too long for fio: --no-fio");
+        fio_files[used++] = d + 1 < store.drive_count ? ':' : '\0';
+    }
+    return 0;
+}
+
+static int parse_settings(const char *text)
+{
+    for (const char *at = text; *at;) {
+        char block[32];
+        size_t length = strcspn(at, "x"), rest;
+        setting *into = &options.settings[options.setting_count];
+        char *end = NULL;
+        snprintf(block, sizeof block, "%.*s", (int)size_min(length, 31), at);
+        TRY(size_parse(block, &into->block_bytes));
+        into->depth = at[length] ? (uint32_t)strtoul(at + length + 1, &end, 10) : 0;
+        bool is_good = into->depth > 0 && into->depth <= IO_QUEUE_DEPTH_MAX &&
+                       into->block_bytes % (4 * KIB) == 0 && into->block_bytes > 0 &&
+                       into->block_bytes <= ARENA_BYTES / 4;
+        if (!is_good || ++options.setting_count == SETTINGS_MAX)
+            return err_set(ERR_USAGE, "--settings %s: want blocks and depths as 4MiBx4,1MiBx16",
+                           text);
+        rest = strcspn(end, ",");
+        at = end + rest + (end[rest] == ',');
+    }
+    return 0;
+}
+
+static int parse_options(int argc, char **argv)
+{
+    static const struct option names[] = {
+        {"modes", required_argument, NULL, 'm'},
+        {"settings", required_argument, NULL, 's'},
+        {"rounds", required_argument, NULL, 'r'},
+        {"seconds", required_argument, NULL, 't'},
+        {"csv", required_argument, NULL, 'c'},
+        {"no-fio", no_argument, NULL, 'n'},
+        {NULL, 0, NULL, 0},
+    };
+    for (int which; (which = getopt_long(argc, argv, "", names, NULL)) != -1;) {
+        if (which == 'm')
+            for (int mode = 0; mode < MODES; mode++)
+                options.modes[mode] = strstr(optarg, mode_names[mode]) != NULL;
+        else if (which == 's')
+            TRY(parse_settings(optarg));
+        else if (which == 'r')
+            options.rounds = (uint32_t)size_min(strtoul(optarg, NULL, 10), ROUNDS_MAX);
+        else if (which == 't')
+            options.seconds = strtod(optarg, NULL);
+        else if (which == 'c')
+            options.csv = optarg;
+        else if (which == 'n')
+            options.skips_fio = true;
+        else
+            return err_set(ERR_USAGE, "see the head of perf/bench_nvme.c");
+    }
+    if (options.rounds == 0 || !(options.seconds > 0))
+        return err_set(ERR_USAGE, "--rounds and --seconds are above 0");
+    return 0;
 }
 
 static int run(int argc, char **argv)
 {
     uint64_t total_bytes = 512 * MIB;
-    const char *backend_name = argc > 3 ? argv[3] : "auto";
-    enum io_backend backend = strcmp(backend_name, "uring") == 0  ? IO_URING
-                              : strcmp(backend_name, "pool") == 0 ? IO_POOL
-                                                                  : IO_AUTO;
-    if (argc > 2)
-        TRY(size_parse(argv[2], &total_bytes));
-    int drive_count = make_drives(argc > 1 ? argv[1] : ".", total_bytes, backend);
+    TRY(parse_options(argc, argv));
+    argv += optind;
+    argc -= optind;
+    const char *backend = argc > 2 ? argv[2] : "auto";
+    options.backend = strcmp(backend, "uring") == 0  ? IO_URING
+                      : strcmp(backend, "pool") == 0 ? IO_POOL
+                                                     : IO_AUTO;
+    if (argc > 1)
+        TRY(size_parse(argv[1], &total_bytes));
+    int drive_count = make_drives(argc > 0 ? argv[0] : ".", total_bytes, options.backend);
     TRY(drive_count);
     slab_config slab_settings = {
         .drives = drives, .drive_count = (uint32_t)drive_count, .total_bytes = total_bytes};
@@ -241,31 +576,35 @@ static int run(int argc, char **argv)
         slab_settings.uuid[i] = (uint8_t)rng_u64((uint64_t)getpid(), clock_ns(), (uint64_t)i);
     arena_config arena_settings = {
         .name = "host", .size_bytes = ARENA_BYTES, .numa_node = -1, .touch_threads = 2};
+    if (options.csv && !(csv = fopen(options.csv, "we")))
+        return err_set(ERR_INPUT, "cannot write %s", options.csv);
+    if (csv)
+        fprintf(csv,
+                "stage,by,mode,block_bytes,depth,registered,runs,median,min,max,cpu_s_per_byte,"
+                "read_p50,read_p95,read_p99,read_max,write_p50,write_p95,write_p99,write_max\n");
     TRY(arena_init(&memory, &arena_settings));
     TRY(slab_open(&store, &slab_settings));
-    print_shares();
-    io_region region = {memory.base, memory.size_bytes};
-    io_config config = {.target = &store,
-                        .backend = backend,
-                        .regions = &region,
-                        .region_count = 1,
-                        .pool_threads = 8};
-    int rc = prove(&config);
+    for (int i = 0; i < drive_count && drive_count > 1; i++)
+        printf("drive %s: weight %.2f, %" PRIu64 " stripes\n", drives[i].path, drives[i].weight,
+               store.drive_stripes[i]);
+    int rc = prove();
     if (rc == 0)
-        rc = measure_all(&config);
+        rc = name_files();
+    if (rc == 0)
+        rc = measure_all();
     err_record first;
     err_save(&first, rc);
     TRY_KEEP(rc, slab_remove(&store));
     arena_fini(&memory);
+    if (csv)
+        fclose(csv);
     return first.code < 0 ? err_restore(&first) : rc;
 }
 
 int main(int argc, char **argv)
 {
-    bench_begin(&argc, argv);
-    if (run(argc, argv) < 0) {
+    int rc = run(argc, argv);
+    if (rc < 0)
         fprintf(stderr, "bench_nvme: %s\n", err_text());
-        return 1;
-    }
-    return 0;
+    return rc == ERR_USAGE ? 2 : rc < 0;
 }

@@ -261,12 +261,4 @@ int probei_bench_run(probei_bench *const *benches, uint32_t bench_count, enum ma
 /* Most requests of a direction in flight that the memory holds. */
 uint32_t probei_bench_depth_max(const probei_bench *self, uint64_t block_bytes);
 
-/* --- fio.c --- */
-
-/* Whether fio is in the path. */
-bool probei_has_fio(void);
-/* The same transfers by fio, on the same file. -ENOTSUP where this fio cannot, with its reason. */
-int probei_fio_run(probei *self, const probei_bench *bench, enum machine_io_kind kind,
-                   uint64_t block_bytes, uint32_t depth, double seconds, double *rate) MUST_CHECK;
-
 #endif

@@ -1,0 +1,50 @@
+/* Reads and writes of a file by fio, to compare ours with: for the probe and perf/bench_nvme.
+ *
+ * fio runs as a child process, one thread, io_uring and O_DIRECT, sequentially over the range again and again for
+ * the time given. Its buffers lie in huge pages by madvise, as ours do: GLIBC_TUNABLES glibc.malloc.hugetlb=1 with
+ * --iomem_align 2 MiB (its --iomem=mmap takes 4 KiB pages where huge ones are not given to all, and mmaphuge wants
+ * hugetlbfs). glibc below 2.35 cannot be asked; `huge_bytes` says what it really had. Blocks. */
+#ifndef SLUICE_PROBE_FIO_H
+#define SLUICE_PROBE_FIO_H
+
+#include <signal.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/error.h"
+#include "config/machine.h"
+
+struct probe_fio_job {
+    const char *file;                  /* or several, joined by ':' */
+    uint64_t offset_bytes, size_bytes; /* the range, of each file */
+    enum machine_io_kind kind;         /* mixed: as many reads as writes */
+    uint64_t block_bytes;
+    uint32_t depth;                    /* in flight; mixed: both directions together */
+    bool is_registered;                /* buffers and files */
+    double seconds;                    /* of one run, without its start */
+    bool looks_at_memory;              /* huge_bytes is wanted */
+    const volatile sig_atomic_t *stop; /* or NULL */
+};
+typedef struct probe_fio_job probe_fio_job;
+
+struct probe_fio_times {
+    double bytes_per_second;   /* 0: nothing moved that way */
+    double p50, p95, p99, max; /* seconds of a transfer, from its submission to its completion */
+};
+typedef struct probe_fio_times probe_fio_times;
+
+struct probe_fio_result {
+    double bytes_per_second;     /* both directions together */
+    probe_fio_times ways[2];     /* read, write */
+    double cpu_seconds_per_byte; /* user and system, of its thread */
+    uint64_t huge_bytes;         /* of its memory on huge pages when it was looked at */
+};
+typedef struct probe_fio_result probe_fio_result;
+
+/* Whether fio is in the path. */
+bool probe_has_fio(void);
+
+/* -ENOTSUP where this fio cannot, with its reason; ERR_STOPPED after a stop, -ENOMEM. */
+int probe_fio_run(const probe_fio_job *asked, probe_fio_result *out) MUST_CHECK;
+
+#endif
