@@ -30,6 +30,7 @@ static void context_destroy(kernel_context *context)
     if (!context)
         return;
     cpui_engine_destroy(context);
+    cpui_rows_lookup_destroy(context);
     mem_free(context);
 }
 
@@ -50,6 +51,7 @@ static int context_create(const kernel_context_config *config, kernel_context **
     int rc;
     TRY_GOTO(rc, cpui_adam_select(context, config->adam_variant ? config->adam_variant : "auto"),
              failed);
+    TRY_GOTO(rc, cpui_rows_lookup_create(context), failed);
     TRY_GOTO(rc, cpui_engine_create(context), failed);
     snprintf(context->description, sizeof context->description,
              "cpu: %d thread%s, %s, Adam %s, %s, bf16 products: %s", context->thread_count,

@@ -21,11 +21,13 @@ enum cpui_isa { CPUI_ISA_REFERENCE, CPUI_ISA_AVX2, CPUI_ISA_AVX512, CPUI_ISA_COU
 
 struct adam_variant; /* adam.c */
 struct rows_table;   /* rows.c */
+struct rows_lookup;  /* rows_lookup.c */
 
 struct kernel_context {
     int thread_count;
     enum cpui_isa isa; /* best of this CPU, for rows */
     const struct rows_table *rows;
+    struct rows_lookup *lookup;      /* NULL: bf16 activations are computed */
     const struct adam_variant *adam; /* chosen by config.adam_variant */
     void *engine, *stream;           /* dnnl_engine_t, dnnl_stream_t */
     void **worker_streams;           /* [thread_count] dnnl_stream_t, one per thread of a region */
@@ -86,6 +88,9 @@ int cpui_attention_cached(kernel_context *context, void *stream,
 
 /* rows.c: picks the table for the context's isa; the ops of the table call through it. */
 void cpui_rows_select(kernel_context *context);
+/* rows_lookup.c: tables for bf16 activations, 1.25 MiB; after cpui_rows_select. */
+int cpui_rows_lookup_create(kernel_context *context) MUST_CHECK;
+void cpui_rows_lookup_destroy(kernel_context *context);
 int cpui_norm_forward(kernel_context *context, void *stream, const norm_args *args) MUST_CHECK;
 size_t cpui_norm_grad_scratch_bytes(kernel_context *context, uint64_t rows, uint64_t channels);
 int cpui_norm_backward(kernel_context *context, void *stream,

@@ -147,14 +147,20 @@ int cpui_rope(kernel_context *context, void *stream, const rope_args *args)
 int cpui_activation_forward(kernel_context *context, void *stream, const activation_args *args)
 {
     (void)stream;
-    context->rows->activation_forward(context->thread_count, args);
+    if (context->lookup && args->type == DTYPE_BF16)
+        context->rows->activation_forward_lookup(context->thread_count, args, context->lookup);
+    else
+        context->rows->activation_forward(context->thread_count, args);
     return 0;
 }
 
 int cpui_activation_backward(kernel_context *context, void *stream, const activation_args *args)
 {
     (void)stream;
-    context->rows->activation_backward(context->thread_count, args);
+    if (context->lookup && args->type == DTYPE_BF16)
+        context->rows->activation_backward_lookup(context->thread_count, args, context->lookup);
+    else
+        context->rows->activation_backward(context->thread_count, args);
     return 0;
 }
 

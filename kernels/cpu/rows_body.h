@@ -12,6 +12,8 @@
 #include "kernels/cpu/rows_norm.h"
 #include "kernels/cpu/rows_point.h"
 
+#include "kernels/cpu/rows_lookup.h" /* bf16 activations by table */
+
 #include "kernels/cpu/rows_head_norm.h" /* after rows_norm.h, whose sums it takes */
 
 const rows_table ROWS_TABLE = {
@@ -25,6 +27,8 @@ const rows_table ROWS_TABLE = {
     .rope = rope,
     .activation_forward = activation_forward,
     .activation_backward = activation_backward,
+    .activation_forward_lookup = activation_forward_lookup,
+    .activation_backward_lookup = activation_backward_lookup,
     .add = add,
     .scale_rows = scale_rows,
     .bias_backward = bias_backward,

@@ -36,6 +36,16 @@ struct rows_conversion {
     uint64_t rows, cols;
 };
 
+/* What activations make of every value of bf16; index: its 16 bits. rows_lookup.c */
+struct rows_lookup {
+    float gelu[65536];          /* GELU(x), rounded to bf16 */
+    float gelu_slope[65536];    /* dx for dy = 1, in fp32 as all that follows */
+    float silu[65536];          /* silu(x) of the forward pass */
+    float silu_slope[65536];    /* dgate for dy = 1, up = 1 */
+    float silu_backward[65536]; /* silu(x) of the backward pass, which clamps x */
+};
+typedef struct rows_lookup rows_lookup;
+
 /* `threads` is the most threads an op may use; small ops use one. */
 struct rows_table {
     const char *name; /* "baseline", "avx2", "avx512" */
@@ -48,6 +58,11 @@ struct rows_table {
     void (*rope)(int threads, const rope_args *args);
     void (*activation_forward)(int threads, const activation_args *args);
     void (*activation_backward)(int threads, const activation_args *args);
+    /* The same bits for bf16, from tables. */
+    void (*activation_forward_lookup)(int threads, const activation_args *args,
+                                      const rows_lookup *lookup);
+    void (*activation_backward_lookup)(int threads, const activation_args *args,
+                                       const rows_lookup *lookup);
     void (*add)(int threads, enum dtype type, uint64_t count, const void *a, const void *b,
                 void *out);
     void (*scale_rows)(int threads, const scale_rows_args *args);
