@@ -7,7 +7,10 @@
  *     --settings LIST   as 4MiBx4,1MiBx16: block and depth each way; default: all of a grid are tried shortly, and
  *                       the best two of each side go on
  *     --rounds N        of each setting (7)         --seconds S   of each run (0.25)
- *     --csv FILE        all rows                    --no-fio      ours alone
+ *     --rows FILE       all of them, as CSV         --no-fio      ours alone
+ *
+ * and the common options of bench.h: --csv FILE keeps the best of each mode beside the best of fio's, --quick means
+ * 7 rounds of 0.1 s of blocks of 1 MiB, 16 at once.
  *
  * Writes the slab once before timing, since the first write into reserved space is slower, and checks that what was
  * written comes back. Then all runs are interleaved in rounds, whose order turns, so that a drive that becomes slower
@@ -34,6 +37,7 @@
 #include "base/log.h"
 #include "base/rng.h"
 #include "base/size.h"
+#include "perf/bench.h"
 #include "probe/fio.h"
 #include "tiers/arena.h"
 #include "tiers/drive_speed.h"
@@ -80,7 +84,7 @@ static struct {
     setting settings[SETTINGS_MAX];
     uint32_t setting_count, rounds;
     double seconds;
-    const char *csv;
+    const char *rows;
     enum io_backend backend;
 } options = {.modes = {true, true, true}, .rounds = 7, .seconds = 0.25};
 
@@ -95,7 +99,7 @@ static char fio_files[4096];
 static uint64_t fio_file_bytes;
 static entry entries[ENTRIES_MAX];
 static uint64_t fio_huge_bytes;
-static FILE *csv;
+static FILE *rows_file;
 
 static double cpu_seconds(void)
 {
@@ -283,20 +287,20 @@ static probe_fio_times times_of(const entry *what, int way)
                              .max = (double)ours->max_ns * 1e-9};
 }
 
-static void write_csv(const entry *list, uint32_t count, const char *stage)
+static void write_rows(const entry *list, uint32_t count, const char *stage)
 {
-    for (uint32_t i = 0; csv && i < count; i++) {
+    for (uint32_t i = 0; rows_file && i < count; i++) {
         const entry *what = &list[i];
-        fprintf(csv, "%s,%s,%s,%" PRIu64 ",%u,%d,%u,%.0f,%.0f,%.0f,%.4g", stage,
+        fprintf(rows_file, "%s,%s,%s,%" PRIu64 ",%u,%d,%u,%.0f,%.0f,%.0f,%.4g", stage,
                 side_names[what->side], mode_names[what->mode], what->at.block_bytes,
                 what->at.depth, what->is_registered, what->run_count, median_of(what),
                 quantile(what->rates, what->run_count, 0),
                 quantile(what->rates, what->run_count, 1), what->cpu_sum / what->run_count);
         for (int way = 0; way < 2; way++) {
             probe_fio_times times = times_of(what, way);
-            fprintf(csv, ",%.4g,%.4g,%.4g,%.4g", times.p50, times.p95, times.p99, times.max);
+            fprintf(rows_file, ",%.4g,%.4g,%.4g,%.4g", times.p50, times.p95, times.p99, times.max);
         }
-        fputc('\n', csv);
+        fputc('\n', rows_file);
     }
 }
 
@@ -327,6 +331,15 @@ static void print_ratio(const entry *list, uint32_t count)
         const entry **place = &best[list[i].side];
         if (!*place || median_of(&list[i]) > median_of(*place))
             *place = &list[i];
+    }
+    if (best[0]) {
+        char name[32];
+        double half = (quantile(best[0]->rates, best[0]->run_count, 0.75) -
+                       quantile(best[0]->rates, best[0]->run_count, 0.25)) /
+                      2;
+        snprintf(name, sizeof name, "nvme %s", mode_names[list->mode]);
+        bench_keep(name, median_of(best[0]) * 1e-9, "GB/s", best[1] ? median_of(best[1]) * 1e-9 : 0,
+                   half / median_of(best[0]));
     }
     if (!best[0] || !best[1])
         return;
@@ -381,7 +394,7 @@ static int sweep(enum machine_io_kind mode, bool has_fio)
     uint32_t ours = BLOCKS * DEPTHS;
     TRY(run_rounds(entries, ours, SWEEP_ROUNDS, SWEEP_SECONDS, 0));
     TRY(run_rounds(entries + ours, count - ours, 1, 0, FIO_SECONDS));
-    write_csv(entries, count, "sweep");
+    write_rows(entries, count, "sweep");
     options.setting_count = 0;
     for (int side = 0; side <= has_fio; side++)
         options.setting_count +=
@@ -405,7 +418,7 @@ static int measure_mode(enum machine_io_kind mode, bool has_fio, bool sweeps)
             add_entry(entries, &count, SIDE_LANES, true, mode, options.settings[s]);
     }
     TRY(run_rounds(entries, count, options.rounds, options.seconds, options.seconds));
-    write_csv(entries, count, "final");
+    write_rows(entries, count, "final");
     for (uint32_t i = 0; i < count; i++)
         print_entry(&entries[i]);
     print_ratio(entries, count);
@@ -530,7 +543,7 @@ static int parse_options(int argc, char **argv)
         {"settings", required_argument, NULL, 's'},
         {"rounds", required_argument, NULL, 'r'},
         {"seconds", required_argument, NULL, 't'},
-        {"csv", required_argument, NULL, 'c'},
+        {"rows", required_argument, NULL, 'c'},
         {"no-fio", no_argument, NULL, 'n'},
         {NULL, 0, NULL, 0},
     };
@@ -545,7 +558,7 @@ static int parse_options(int argc, char **argv)
         else if (which == 't')
             options.seconds = strtod(optarg, NULL);
         else if (which == 'c')
-            options.csv = optarg;
+            options.rows = optarg;
         else if (which == 'n')
             options.skips_fio = true;
         else
@@ -559,6 +572,10 @@ static int parse_options(int argc, char **argv)
 static int run(int argc, char **argv)
 {
     uint64_t total_bytes = 512 * MIB;
+    if (bench_is_quick()) {
+        options.seconds = 0.1;
+        TRY(parse_settings("1MiBx16"));
+    }
     TRY(parse_options(argc, argv));
     argv += optind;
     argc -= optind;
@@ -576,10 +593,10 @@ static int run(int argc, char **argv)
         slab_settings.uuid[i] = (uint8_t)rng_u64((uint64_t)getpid(), clock_ns(), (uint64_t)i);
     arena_config arena_settings = {
         .name = "host", .size_bytes = ARENA_BYTES, .numa_node = -1, .touch_threads = 2};
-    if (options.csv && !(csv = fopen(options.csv, "we")))
-        return err_set(ERR_INPUT, "cannot write %s", options.csv);
-    if (csv)
-        fprintf(csv,
+    if (options.rows && !(rows_file = fopen(options.rows, "we")))
+        return err_set(ERR_INPUT, "cannot write %s", options.rows);
+    if (rows_file)
+        fprintf(rows_file,
                 "stage,by,mode,block_bytes,depth,registered,runs,median,min,max,cpu_s_per_byte,"
                 "read_p50,read_p95,read_p99,read_max,write_p50,write_p95,write_p99,write_max\n");
     TRY(arena_init(&memory, &arena_settings));
@@ -596,13 +613,14 @@ static int run(int argc, char **argv)
     err_save(&first, rc);
     TRY_KEEP(rc, slab_remove(&store));
     arena_fini(&memory);
-    if (csv)
-        fclose(csv);
+    if (rows_file)
+        fclose(rows_file);
     return first.code < 0 ? err_restore(&first) : rc;
 }
 
 int main(int argc, char **argv)
 {
+    bench_begin(&argc, argv);
     int rc = run(argc, argv);
     if (rc < 0)
         fprintf(stderr, "bench_nvme: %s\n", err_text());

@@ -87,7 +87,7 @@ command_of() {
     esac
     [ -x "$program" ] || { echo "absent: $program is not built"; return; }
     case $1 in
-    nvme) echo "$program $work" ;;
+    nvme) echo "$program $quick $work" ;;
     data | commit) echo "$program $work $quick" ;;
     tokenizer) echo "$program $text $tokenizer $quick" ;;
     comm)
