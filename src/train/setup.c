@@ -548,13 +548,6 @@ static void imagine_ranks(traini_setup *self, uint32_t local_world)
     traini_name_host(&self->ranks);
 }
 
-uint64_t traini_state_begin(const traini_setup *self, uint32_t unit)
-{
-    return plan_is_sharded(&self->plan, STATE_OPTIMIZER, unit)
-               ? shard_begin(self->unit_elems[unit], self->ranks.world, self->ranks.rank)
-               : 0;
-}
-
 int traini_setup_create(const struct job *asked, const struct traini_setup_options *options,
                         traini_setup **out)
 {

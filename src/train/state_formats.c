@@ -3,6 +3,7 @@
 #include <stdio.h>
 
 #include "base/rng.h"
+#include "base/shard.h"
 #include "base/tile.h"
 #include "train/train_internal.h"
 
@@ -49,4 +50,11 @@ const char *traini_formats_text(uint32_t streams, char text[TRAINI_FORMATS_BYTES
 uint64_t traini_rounding_key(uint64_t seed, uint64_t update, uint32_t unit)
 {
     return rng_u64(seed, (uint64_t)ROUNDING_STREAM << 32 | unit, update);
+}
+
+uint64_t traini_state_begin(const traini_setup *self, uint32_t unit)
+{
+    return plan_is_sharded(&self->plan, STATE_OPTIMIZER, unit)
+               ? shard_begin(self->unit_elems[unit], self->ranks.world, self->ranks.rank)
+               : 0;
 }
