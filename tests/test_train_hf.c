@@ -186,6 +186,7 @@ static void jobs_go_on_from_an_import(void **state)
     assert_true(fixture_exists(path_in_run("from-it", "hf/config.json")));
     fixture_set(&sets, "train_micro_batch_size_per_gpu=1");
     fixture_set(&sets, "data_types.grad_accum_dtype=fp32");
+    fixture_set(&sets, "state.moments=8bit"); /* zeros in any format */
     train_still("imported", &gpt2, &sets, "", NULL, &result);
     if (result.rc < 0)
         fail_msg("%s", result.error);
