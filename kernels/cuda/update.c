@@ -2,8 +2,9 @@
  * results have the bits of the CPU's variants, whose definitions are at the head of
  * kernels/cpu/adam.c and adam_state.c; kernels in update_adam.cu, update_adam_state.cu and update_sums.cu.
  *
- * Each op is one launch (adam_packed: one for 2^32 elements). Nothing is allocated and nothing waits. Arguments that only a bug of ours can
- * make wrong are asserted. Pointers need the alignment of their elements alone; where all of an op's
+ * Each op is one launch (adam_packed: one more where a tile crosses a multiple of 2^32 elements of its
+ * unit). Nothing is allocated and nothing waits. Arguments that only a bug of ours can make wrong are
+ * asserted. Pointers need the alignment of their elements alone; where all of an op's
  * lie on multiples of a pack, as buffers of the arenas and the streams of a tile do, threads move packs. */
 #include <assert.h>
 #include <math.h>

@@ -1,5 +1,5 @@
-/* What update.c hands to the kernels of update_adam.cu, update_adam_state.cu and update_sums.cu: a tile whose pointers it
- * has looked at, the scalars as the CPU's loops use them, and the shapes of the launches.
+/* What update.c hands to the kernels of update_adam.cu, update_adam_state.cu and update_sums.cu: a tile
+ * whose pointers it has looked at, the scalars as the CPU's loops use them, and the shapes of the launches.
  *
  * A launcher enqueues one kernel and returns CUDA's error of the launch. Counts are above 0 (but
  * norm_reduce's). Element pointers are aligned to their elements at least; `is_wide` says that every one
