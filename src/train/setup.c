@@ -81,10 +81,11 @@ static int make_model(traini_setup *self, const struct traini_setup_options *opt
 }
 
 enum {
-    /* Raised whenever the same job on the same machine would give other bits than before: 2 is that
+    /* Raised whenever the same job on the same machine gives other bits than before: 2 is that
      * widened products are cut, and that the first update has the scheduler's initial rate; 3 is that
-     * rows of logits lie 16 bytes apart or a multiple of that. */
-    NUMERICS_VERSION = 3,
+     * rows of logits lie 16 bytes apart or a multiple of that; 4 is that bf16 products and attention run
+     * on AMX tiles of our own, and that a small model's logits are cut in larger chunks. */
+    NUMERICS_VERSION = 4,
 };
 
 /* What the bits of a run depend on besides its data: model, dtypes, micro-batch, kernels. A line each, named
