@@ -252,7 +252,7 @@ def main():
     parser.add_argument("--dtypes", default="bf16,fp32")
     parser.add_argument("--modes", default="eager,kept,compiled", help="of pytorch")
     parser.add_argument("--rounds", type=int, default=0, help="that count (default: 7, --quick: 3)")
-    parser.add_argument("--warm", type=int, default=2, help="rounds before these")
+    parser.add_argument("--warm", type=int, default=4, help="rounds before these: PyTorch needs some until its memory is warm")
     options = parser.parse_args()
     for name in options.peers:
         if name not in PEERS:

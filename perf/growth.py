@@ -11,7 +11,7 @@ measured and as simulated. 1 is proportional, 0 is no growth.
 
 Ranks are processes of this one machine that share its cores, each with its part of the batch, which stays the same:
 the time of a step would be constant if exchanging cost nothing. They need mpirun, else the sweep is named as absent.
-Lines of CSV: name,measured seconds,s,simulated seconds,simulated over measured,spread.
+Lines of CSV: name,measured seconds,s,simulated seconds,measured over simulated,spread.
 """
 
 import argparse
