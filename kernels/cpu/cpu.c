@@ -57,7 +57,9 @@ static int context_create(const kernel_context_config *config, kernel_context **
              "cpu: %d thread%s, %s, Adam %s, %s, bf16 products: %s", context->thread_count,
              context->thread_count == 1 ? "" : "s", isa_names[context->isa],
              cpui_adam_name(context), cpui_engine_version(),
-             context->has_bf16_products ? "yes" : "no (widened to fp32)");
+             !context->has_bf16_products ? "no (widened to fp32)"
+             : context->has_amx          ? "AMX tiles"
+                                         : "yes");
     *out = context;
     return 0;
 failed:
