@@ -3,13 +3,16 @@
 
     perf/bench_train.py [--quick] [--csv FILE] [--dir DIRECTORY] [--sluice FILE] [--peak FILE] [--runs N] [FIGURE...]
 
-Figures: memory (bf16 and fp32, sequences of 256 and 1024, micro-batch 4, nothing recomputed) and out-of-core (every
-state on the drive that holds DIRECTORY, an eighth of the memory).
+Figures: memory (bf16 and fp32, sequences of 256 and 1024, micro-batch 4, nothing recomputed), out-of-core (every
+state on the drive that holds DIRECTORY, an eighth of the memory) and nvme-bound (few tokens a step, so that the
+drive is what a step waits for).
 
 The limit of a training in memory is the time of its model FLOPs at the speed of the best large matrix product of
 the same dtype, which bench_peak measures before each run: a ratio of 0.6 is 60% of that peak (the field's MFU, of
 what the machine has shown instead of what its maker says). The limit of a training out of core is the same job in
-memory, by turns with it. Medians over the steps of all runs but the first two of each. --quick: a small model.
+memory, by turns with it. The limit of a training that the drive binds is what bench_nvme reads alone and writes alone
+just before each run, the better of ours and fio's, by the law that a drive's time is read / R + written / W. Medians
+over the steps of all runs but the first two of each. --quick: a small model.
 Writes below a directory of its own under DIRECTORY, some GB, and removes it.
 """
 
@@ -63,7 +66,41 @@ def out_of_core(options, table, work):
               "in memory +-%.1f%%; by the plan's defaults %s binds" % (100 * inside.spread, binds["busiest_resource"]))
 
 
-FIGURES = {"memory": in_memory, "out-of-core": out_of_core}
+def drive_rates(options, work):
+    """Bytes a second that the drive reads alone and writes alone now."""
+    path = os.path.join(work, "drive.csv")
+    run([options.nvme, "--modes", "read,write", "--settings", "1MiBx8,4MiBx4", "--rounds", "7", "--seconds", "0.2",
+         "--csv", path, work, "512MiB"])
+    rates = []
+    with open(path) as lines:
+        for line in lines:
+            fields = line.split(",")
+            rates.append(max(float(fields[1]), float(fields[3] or 0)) * 1e9)
+    os.remove(path)
+    return rates
+
+
+def nvme_bound(options, table, work):
+    layers, hidden = (4, 512) if options.quick else (12, 1024)
+    job = job_of(work, gpt2(layers, hidden, 128, 256), micro=2, homes=place("nvme"), budgets=("512MiB", "512MiB"),
+                 more={"schedule.update": "in_next_forward"})
+    job["data"]["train"] = [os.path.join(work, "bytes")]
+    write_tokens(os.path.join(work, "bytes"), vocab=256)
+    shares, speeds, limits = [], [], []
+    for _ in range(options.runs):
+        reads, writes = drive_rates(options, work)
+        for line in train(options.sluice, work, job, options.steps):
+            moved = [line["lanes"][lane]["bytes"] for lane in ("read", "write")]
+            limits.append(sum(moved) / (moved[0] / reads + moved[1] / writes))
+            speeds.append(sum(moved) / line["seconds"])
+            shares.append(speeds[-1] / limits[-1])
+    got, share = Summary(speeds), Summary(shares)
+    table.add("train gpt2 %dx%d B=2 T=128, all states on the drive" % (layers, hidden), got.median * 1e-9, "GB/s",
+              Summary(limits).median * 1e-9, got.spread,
+              "share of each step %.3f (%.3f to %.3f)" % (share.median, share.lowest, share.highest))
+
+
+FIGURES = {"memory": in_memory, "out-of-core": out_of_core, "nvme-bound": nvme_bound}
 
 
 def main():
@@ -74,6 +111,7 @@ def main():
     parser.add_argument("--dir", default=".", help="on the drive to use")
     parser.add_argument("--sluice", default=SLUICE)
     parser.add_argument("--peak", help="bench_peak; default: beside sluice's build")
+    parser.add_argument("--nvme", help="bench_nvme; default: beside sluice's build")
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--steps", type=int, default=5, help="of a run, the first two not counted")
     options = parser.parse_args()
@@ -81,6 +119,7 @@ def main():
         if name not in FIGURES:
             parser.error("%s is none of the figures %s" % (name, ", ".join(FIGURES)))
     options.peak = options.peak or os.path.join(os.path.dirname(options.sluice), "../../perf/bench_peak")
+    options.nvme = options.nvme or os.path.join(os.path.dirname(options.sluice), "../../perf/bench_nvme")
     if options.quick:
         options.name, options.lengths, options.accumulation, options.small = "gpt2 4x256", (128,), 4, ("96MiB", "96MiB")
         options.model = lambda tokens: gpt2(4, 256, tokens, 8192)
@@ -88,9 +127,10 @@ def main():
     else:
         options.name, options.lengths, options.accumulation, options.small = "gpt2-124m", (256, 1024), 2, ("1GiB", "1GiB")
         options.model = lambda tokens: gpt2(tokens=tokens)
+    options.vocab = 8192 if options.quick else 50257
     work = tempfile.mkdtemp(prefix="bench-train.", dir=options.dir)
     try:
-        write_tokens(os.path.join(work, "tokens"), vocab=8192 if options.quick else 50257)
+        write_tokens(os.path.join(work, "tokens"), vocab=options.vocab)
         table = Table(options.csv)
         for name in options.figures or FIGURES:
             FIGURES[name](options, table, work)

@@ -18,7 +18,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 quick='' out='' drive=runs bin=build/release text='' tokenizer='' figures=() listing=''
-all=(peak adam adam-state matmul attention rows nvme comm data tokenizer compile commit memory out-of-core)
+all=(peak adam adam-state matmul attention rows nvme comm data tokenizer compile commit memory out-of-core nvme-bound)
 usage() {
     sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0" >&2
     exit 2
@@ -55,6 +55,7 @@ describe() {
     commit) echo "a commit of state in memory; limit: writing and syncing the same bytes" ;;
     memory) echo "tokens a second of GPT-2 124M in memory; limit: its FLOPs at the speed of the best product" ;;
     out-of-core) echo "the same with all states on the drive; limit: in memory" ;;
+    nvme-bound) echo "bytes a second of a training that waits for the drive; limit: the drive alone" ;;
     *) return 1 ;;
     esac
 }
@@ -83,7 +84,7 @@ sluice=$bin/src/cli/sluice
 command_of() {
     local program=$bin/perf/bench_${1//-/_}
     case $1 in
-    memory | out-of-core) program=$sluice ;;
+    memory | out-of-core | nvme-bound) program=$sluice ;;
     esac
     [ -x "$program" ] || { echo "absent: $program is not built"; return; }
     case $1 in
@@ -94,7 +95,7 @@ command_of() {
         command -v mpirun >/dev/null || { echo "absent: mpirun is not installed"; return; }
         echo "mpirun --oversubscribe --allow-run-as-root -n 2 $program"
         ;;
-    memory | out-of-core)
+    memory | out-of-core | nvme-bound)
         command -v python3 >/dev/null || { echo "absent: python3 is not installed"; return; }
         echo "python3 perf/bench_train.py --sluice $sluice --peak $bin/perf/bench_peak --dir $work $quick $1"
         ;;
