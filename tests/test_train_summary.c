@@ -223,6 +223,30 @@ static void commits_and_wear(void **state)
     }
 }
 
+/* What second places would take is said right where nothing commits: a split master's halves both have one. */
+static void second_places_are_foretold(void **state)
+{
+    (void)state;
+    static struct planned it;
+    static const char *const masters[] = {"fp32", "split"}, *const tiers[] = {"host", "nvme"};
+    for (int i = 0; i < 4; i++) {
+        uint64_t taken = 0;
+        for (int every = 5; every >= 0; every -= 5) {
+            fixture_sets sets = {.count = 0};
+            fixture_set(&sets, "bf16.enabled=true");
+            fixture_set(&sets, "state.master=%s", masters[i / 2]);
+            fixture_set(&sets, "tiers.place.params=%s", tiers[i % 2]);
+            fixture_set(&sets, "tiers.place.optimizer=nvme");
+            fixture_set(&sets, "run.commit_every=%d", every);
+            plan(&it, &sets, 1);
+            taken = every > 0 ? it.sum.second_bytes : taken;
+            assert_true(taken > 0);
+            assert_int_equal(it.sum.kept_bytes, taken);
+            forget(&it);
+        }
+    }
+}
+
 static void add_up(const struct planned *it)
 {
     const struct plan_summary *sum = &it->sum;
@@ -347,6 +371,7 @@ int main(void)
         cmocka_unit_test(params_in_memory),
         cmocka_unit_test(activations_on_a_drive),
         cmocka_unit_test(commits_and_wear),
+        cmocka_unit_test(second_places_are_foretold),
         cmocka_unit_test(memory_adds_up),
         cmocka_unit_test(figures_of_a_machine),
         cmocka_unit_test(a_cpu_is_measured_as_it_computes),

@@ -309,15 +309,13 @@ static void report_links(FILE *out, const struct plan_summary *plan)
 void cli_place_bytes(const struct plan_summary *plan, uint64_t *with_commits,
                      uint64_t *without_commits)
 {
-    uint64_t planned = plan->peak_bytes[ARENA_NVME], state = 0;
+    uint64_t planned = plan->peak_bytes[ARENA_NVME];
     if (plan->second_bytes > 0) {
         *with_commits = planned;
         *without_commits = planned - plan->second_bytes;
         return;
     }
-    for (int arena = 0; arena < ARENA_COUNT; arena++)
-        state += plan->home_bytes[STATE_OPTIMIZER][arena];
-    *with_commits = planned + state; /* each tile of it has its first place there already */
+    *with_commits = planned + plan->kept_bytes; /* its first places are there already */
     *without_commits = planned;
 }
 

@@ -86,6 +86,13 @@ static void summarize_memory(const traini_setup *self, struct plan_summary *out)
             if (saves[i] != PROGRAM_NONE)
                 out->save_bytes += steady->buffers[saves[i]].size_bytes;
     }
+    for (uint32_t u = 0; u < self->plan.unit_count; u++) {
+        uint32_t state = homes->saves[u] != PROGRAM_NONE ? homes->saves[u] : homes->optimizer[u];
+        const uint32_t kept[] = {state, plan_high_place(homes, u)};
+        for (int i = 0; i < 2 && plan_learns(&self->plan, u); i++)
+            if (kept[i] != PROGRAM_NONE)
+                out->kept_bytes += steady->buffers[kept[i]].size_bytes;
+    }
     for (uint64_t i = 0; i < steady->home_count; i++) {
         const buffer *item = &steady->buffers[i];
         end[item->arena] = size_max(end[item->arena], item->offset_bytes + item->size_bytes);

@@ -92,7 +92,8 @@ struct plan_summary {
     uint64_t home_bytes[STATE_KIND_COUNT][ARENA_COUNT]; /* where each state rests */
     uint64_t scratch_bytes[ARENA_COUNT]; /* workspace, tables, tokens, losses, norms */
     uint64_t save_bytes;   /* of nvme: places of optimizer state that is homed in memory */
-    uint64_t second_bytes; /* of nvme: the second places of optimizer state (run.commit_every) */
+    uint64_t second_bytes; /* of nvme: the second places of what commits keep (run.commit_every) */
+    uint64_t kept_bytes;   /* what second places take, or would take, where steps commit */
     uint64_t padding_bytes[ARENA_COUNT];
     uint64_t moving_bytes[ARENA_COUNT];
     uint64_t budget_bytes[ARENA_COUNT], peak_bytes[ARENA_COUNT];
