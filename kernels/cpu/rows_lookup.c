@@ -1,5 +1,6 @@
 /* Makes the tables of rows_lookup.h, once for a context, with the computing ops themselves on all 65536
- * values of bf16: a factor is what an op gives for a gradient of 1. Allocates; a millisecond or two. */
+ * values of bf16: a factor is what an op gives for a gradient of 1. Allocates; a few milliseconds in the
+ * calling thread, which need not be the one that computes later: no team of threads is left with it. */
 #include <errno.h>
 
 #include "base/mem.h"
@@ -14,9 +15,9 @@ struct filling {
     float *pair_grads;   /* [VALUES, 2] */
 };
 
-static void fill(const rows_table *rows, int threads, const struct filling *filling,
-                 rows_lookup *lookup)
+static void fill(const rows_table *rows, const struct filling *filling, rows_lookup *lookup)
 {
+    const int threads = 1;
     for (uint32_t i = 0; i < VALUES; i++) {
         filling->value[i] = filling->pairs[2 * i] = fp32_from_bf16((uint16_t)i);
         filling->grad[i] = filling->pairs[2 * i + 1] = 1.0f;
@@ -59,7 +60,7 @@ int cpui_rows_lookup_create(kernel_context *context)
         return -ENOMEM;
     }
     struct filling filling = {block, block + VALUES, block + 2 * VALUES, block + 4 * VALUES};
-    fill(context->rows, context->thread_count, &filling, lookup);
+    fill(context->rows, &filling, lookup);
     mem_free(block);
     context->lookup = lookup;
     return 0;
