@@ -88,7 +88,7 @@ class Sluice:
 
     def __init__(self, torch, library, elems, threads, kind):
         self.name = "Sluice, split master" if kind == "packed" else "Sluice"
-        self.library, self.threads, self.step_idx, self.kind = library, threads, 0, kind
+        self.adam, self.threads, self.step_idx, self.kind = library, threads, 0, kind
         arena = self.arena = Arena(torch)
         state_type = torch.bfloat16 if kind == "packed" else torch.float32
         flat_type = torch.float32 if kind == "fp32" else torch.bfloat16
@@ -105,14 +105,14 @@ class Sluice:
         s = {name: ctypes.c_void_p(tensor.data_ptr()) for name, tensor in self.streams.items()}
         count = ctypes.c_uint64(self.streams["grads"].numel())
         if self.kind == "packed":
-            rc = self.library.adam_library_step_packed(
+            rc = self.adam.adam_library_step_packed(
                 ctypes.byref(scalars), count, s["master"], s["m"], s["v"], s["grads"], s["params"])
         else:
             half = int(self.kind == "bf16")
-            rc = self.library.adam_library_step(
+            rc = self.adam.adam_library_step(
                 ctypes.byref(scalars), count, s["master"], s["m"], s["v"], s["grads"], half, s["params"], half)
         if rc < 0:
-            sys.exit(f"Sluice's step failed: {self.library.adam_library_error().decode()}")
+            sys.exit(f"Sluice's step failed: {self.adam.adam_library_error().decode()}")
 
     def result(self):
         return self.streams["params" if self.kind == "packed" else "master"]
@@ -248,7 +248,7 @@ def load_library(path):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--library", required=True, help="the target adam_compared, as built")
+    parser.add_argument("--library", dest="adam", required=True, help="the target adam_compared, as built")
     parser.add_argument("--quick", action="store_true", help="8 Mi parameters and 5 runs: for a first look")
     parser.add_argument("--millions", type=int, help="Mi parameters of a row (32)")
     parser.add_argument("--runs", type=int, help="of each side (9)")
@@ -268,7 +268,7 @@ def main():
     torch, deepspeed = import_peers()
     if not torch:
         return 0
-    library = load_library(options.library)
+    library = load_library(options.adam)
     print(f"Sluice {library.adam_library_variant().decode()}, PyTorch {torch.__version__}"
           f"{', DeepSpeed ' + __import__('deepspeed').__version__ if deepspeed else ''}; "
           f"{options.millions} Mi parameters, median of {options.runs} steps by turns")
