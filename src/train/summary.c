@@ -72,6 +72,11 @@ static void describe_peak(const traini_setup *self, enum arena_kind which, char 
              program_kind_name(prog->kind));
 }
 
+static uint64_t bytes_of(const program *prog, uint32_t buffer_idx)
+{
+    return buffer_idx == PROGRAM_NONE ? 0 : prog->buffers[buffer_idx].size_bytes;
+}
+
 /* How the arenas' bytes add up to their peaks. */
 static void summarize_memory(const traini_setup *self, struct plan_summary *out)
 {
@@ -81,17 +86,12 @@ static void summarize_memory(const traini_setup *self, struct plan_summary *out)
     memcpy(out->home_bytes, self->set.home_bytes, sizeof out->home_bytes);
     out->second_bytes = self->set.second_bytes;
     for (uint32_t u = 0; u < self->plan.unit_count; u++) {
-        const uint32_t saves[] = {homes->saves[u], homes->high_saves[u]};
-        for (int i = 0; i < 2; i++)
-            if (saves[i] != PROGRAM_NONE)
-                out->save_bytes += steady->buffers[saves[i]].size_bytes;
-    }
-    for (uint32_t u = 0; u < self->plan.unit_count; u++) {
         uint32_t state = homes->saves[u] != PROGRAM_NONE ? homes->saves[u] : homes->optimizer[u];
-        const uint32_t kept[] = {state, plan_high_place(homes, u)};
-        for (int i = 0; i < 2 && plan_learns(&self->plan, u); i++)
-            if (kept[i] != PROGRAM_NONE)
-                out->kept_bytes += steady->buffers[kept[i]].size_bytes;
+        out->save_bytes +=
+            bytes_of(steady, homes->saves[u]) + bytes_of(steady, homes->high_saves[u]);
+        if (plan_learns(&self->plan, u))
+            out->kept_bytes +=
+                bytes_of(steady, state) + bytes_of(steady, plan_high_place(homes, u));
     }
     for (uint64_t i = 0; i < steady->home_count; i++) {
         const buffer *item = &steady->buffers[i];
