@@ -6,16 +6,18 @@
  *   --csv FILE   appends a line for each figure to FILE: name,value,unit,limit,ratio,spread
  *   --quick      small sizes and few runs: for a first look, or to try the program
  *
- *   name     what was measured, with its type and shape, without commas: "adam fp32 2 threads"
+ *   name     what was measured, with its type and shape (commas become semicolons): "adam fp32 2 threads"
  *   value    median of the runs, in `unit`; rates, so that more is better
  *   limit    in the same unit, measured by turns with it in the same run; empty: it has none
  *   ratio    value / limit; empty likewise
  *   spread   half of the distance between the quartiles as a share of the median: 0.02 is +-2%
  *
- * One thread. A benchmark has no caller, so that what fails ends it with the error's text and exit 1. */
+ * One thread. A benchmark has no caller, so that what fails ends it with the error's text and exit 1, wrong
+ * arguments with a sentence and exit 2. */
 #ifndef SLUICE_PERF_BENCH_H
 #define SLUICE_PERF_BENCH_H
 
+#include <errno.h>
 #include <math.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -25,15 +27,43 @@
 #include "base/error.h"
 #include "base/log.h"
 
-enum { BENCH_RUNS_MAX = 101 };
+enum { BENCH_RUNS_MAX = 101, BENCH_THREADS_MAX = 1024 };
+
+/* "perf/bench_adam" is bench_adam. */
+static inline const char *bench_program(void)
+{
+    return program_invocation_short_name;
+}
 
 /* Ends the benchmark with the error's text. */
 static inline void bench_require(int rc)
 {
     if (rc >= 0)
         return;
-    fprintf(stderr, "%s: %s\n", err_name(rc), err_text());
+    fprintf(stderr, "%s: %s: %s\n", bench_program(), err_name(rc), err_text());
     exit(1);
+}
+
+/* Ends the benchmark for its arguments. */
+static inline void bench_usage(const char *text)
+{
+    fprintf(stderr, "%s: %s\n", bench_program(), text);
+    exit(2);
+}
+
+/* argv[at] as a whole number of lowest..highest, or `fallback` where there is none; else exit 2. */
+static inline long bench_number(int argc, char **argv, int at, const char *name, long fallback,
+                                long lowest, long highest)
+{
+    if (at >= argc)
+        return fallback;
+    char *end, text[160];
+    long value = strtol(argv[at], &end, 10);
+    if (end != argv[at] && *end == 0 && value >= lowest && value <= highest)
+        return value;
+    snprintf(text, sizeof text, "%s is %ld to %ld, not \"%.60s\"", name, lowest, highest, argv[at]);
+    bench_usage(text);
+    return fallback;
 }
 
 static inline int bench_compare(const void *a, const void *b)
@@ -60,6 +90,14 @@ static inline bool bench_is_quick(void)
     return bench_settings()->is_quick;
 }
 
+/* Ends the benchmark for a file that cannot be written. */
+static inline void bench_fail_file(const char *option, const char *path)
+{
+    fprintf(stderr, "%s: %s %s: %s\n", bench_program(), option, path,
+            *path ? strerror(errno) : "needs a file to write");
+    exit(2);
+}
+
 /* Takes --csv FILE and --quick out of the arguments, wherever they stand; exit 2 where FILE is missing
  * or cannot be written. */
 static inline void bench_begin(int *argc, char **argv)
@@ -69,12 +107,10 @@ static inline void bench_begin(int *argc, char **argv)
         if (strcmp(argv[i], "--quick") == 0) {
             bench_settings()->is_quick = true;
         } else if (strcmp(argv[i], "--csv") == 0) {
-            FILE *file = ++i < *argc ? fopen(argv[i], "a") : NULL;
-            if (!file) {
-                fprintf(stderr, "%s: --csv needs a file that can be written\n", argv[0]);
-                exit(2);
-            }
-            bench_settings()->csv = file;
+            const char *path = ++i < *argc ? argv[i] : "";
+            bench_settings()->csv = *path ? fopen(path, "ae") : NULL;
+            if (!bench_settings()->csv)
+                bench_fail_file("--csv", path);
         } else {
             argv[kept++] = argv[i];
         }
@@ -90,7 +126,9 @@ static inline void bench_keep(const char *name, double value, const char *unit, 
     FILE *file = bench_settings()->csv;
     if (!file)
         return;
-    fprintf(file, "%s,%.6g,%s,", name, value, unit);
+    for (const char *at = name; *at; at++) /* a comma would end the field */
+        fputc(*at == ',' ? ';' : *at, file);
+    fprintf(file, ",%.6g,%s,", value, unit);
     if (limit > 0)
         fprintf(file, "%.6g,%.4f", limit, value / limit);
     else

@@ -4,35 +4,24 @@
  *
  *   bench_adam [--csv FILE] [--quick] [MILLIONS_OF_ELEMENTS] [RUNS] [THREADS] [PASS]
  *
- * defaults 32 (1..256; 8 with --quick), 9 (>= 7), all cores, all passes; PASS is the beginning of a
+ * defaults 32 (1..256; 8 with --quick), 9 (>= 7), all cores, all passes; PASS is a part of a
  * pass's name. 32 Mi elements are 1 GiB: on machines with large last-level caches less is not memory.
  *
  * The working set is laid out as in training: tiles of 1 Mi elements (base/tile.h; Lion and Adagrad
  * have two of Adam's three streams), gradient and working copy at their residues, on huge pages where
  * the system gives them. GB/s are the bytes that a pass must move: what it reads, what it writes. Before
  * anything is timed, one pass of each kind by each variant is compared with the reference. */
-#include <errno.h>
-#include <omp.h>
-#include <sys/mman.h>
-
+#include "perf/bench_adam.h"
 #include "base/mem.h"
 #include "base/rng.h"
-#include "base/size.h"
-#include "base/tile.h"
-#include "kernels/cpu/cpu_internal.h"
 #include "perf/adam_limit.h"
-#include "perf/bench.h"
 
 enum {
-    TILE_ELEMS = 1 << 20,
     BLOCK_SUMS = TILE_ELEMS / SHARD_ELEMS_STEP,
     LIMITS_KEPT = 2, /* of the kernels for the limit, the best of a first look */
     LIMIT_LOOKS = 3,
-    BODIES_MAX = 8,
+    BODIES_MAX = VARIANT_COUNT + LIMITS_KEPT,
 };
-
-static const char *const variant_names[] = {"avx512", "avx2", "neon", "reference"};
-enum { VARIANT_COUNT = 4 };
 
 enum kind { ADAM, LION, ADAGRAD, CLOSE, COPY };
 
@@ -62,12 +51,6 @@ static const struct pass passes[] = {
 };
 enum { PASS_COUNT = sizeof passes / sizeof passes[0] };
 
-/* Elements [0, tile_count * TILE_ELEMS) as tiles of state with their gradient and working copy. */
-struct working_set {
-    char *mapping, *base;
-    uint64_t bytes, tile_count, state_pitch, flat_pitch;
-};
-
 struct tile {
     float
         *state[3]; /* [TILE_ELEMS] fp32 each: master and moments; sums that are closed: the first */
@@ -76,13 +59,12 @@ struct tile {
 
 static struct tile tile_at(const struct working_set *set, uint64_t tile_idx)
 {
-    char *state = set->base + tile_idx * (set->state_pitch + 2 * set->flat_pitch);
-    char *flat = state + set->state_pitch;
+    char *state = set_state(set, tile_idx);
     uint64_t stride = tile_stream_stride(TILE_ELEMS);
     struct tile out = {
         .state = {(float *)state, (float *)(state + stride), (float *)(state + 2 * stride)},
-        .grads = flat + TILE_RESIDUE_GRADS,
-        .params = flat + set->flat_pitch + TILE_RESIDUE_PARAMS,
+        .grads = set_grads(set, tile_idx),
+        .params = set_params(set, tile_idx),
     };
     return out;
 }
@@ -153,19 +135,10 @@ static struct limit_streams limit_of(const struct pass *pass, const struct tile 
     return out;
 }
 
-static void set_create(struct working_set *set, uint64_t tile_count)
+/* Weights, moments and gradients as in training. */
+static void set_make(struct working_set *set, uint64_t tile_count)
 {
-    set->tile_count = tile_count;
-    set->state_pitch = tile_pitch(TILE_ELEMS, 3);
-    set->flat_pitch =
-        size_round_up(4 * (uint64_t)TILE_ELEMS, TILE_PERIOD_BYTES) + TILE_PERIOD_BYTES;
-    set->bytes = tile_count * (set->state_pitch + 2 * set->flat_pitch) + 2 * MIB;
-    set->mapping =
-        mmap(NULL, set->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (set->mapping == MAP_FAILED)
-        bench_require(err_set(-ENOMEM, "no memory for %llu bytes", (unsigned long long)set->bytes));
-    madvise(set->mapping, set->bytes, MADV_HUGEPAGE);
-    set->base = (char *)size_round_up((uint64_t)(uintptr_t)set->mapping, 2 * MIB);
+    set_create(set, tile_count, 3, sizeof(float));
     for (uint64_t t = 0; t < tile_count; t++) {
         struct tile tile = tile_at(set, t);
 #pragma omp parallel for schedule(static)
@@ -242,16 +215,14 @@ static void choose_limits(struct body like, const struct limit_kernel *kept[LIMI
     }
 }
 
-/* Every variant that this processor has but the reference, unless there is no other. */
+/* A body for each variant. */
 static int add_variants(struct body *bodies, const struct body *like)
 {
-    int count = 0;
-    for (int v = 0; v < VARIANT_COUNT; v++) {
-        bodies[count] = *like;
-        bool is_reference = v == VARIANT_COUNT - 1;
-        if (!(is_reference && count > 0) &&
-            cpui_adam_select(&bodies[count].context, variant_names[v]) == 0)
-            count++;
+    kernel_context contexts[VARIANT_COUNT];
+    int count = variant_contexts(contexts, like->context.thread_count);
+    for (int v = 0; v < count; v++) {
+        bodies[v] = *like;
+        bodies[v].context = contexts[v];
     }
     return count;
 }
@@ -298,47 +269,43 @@ static void check_variants(void)
         int count = add_variants(bodies, &like);
         kernel_context reference = {.thread_count = 1};
         bench_require(cpui_adam_select(&reference, "reference"));
-        set_create(&expected, 1);
+        set_make(&expected, 1);
         struct tile tile = tile_at(&expected, 0);
         bench_require(run_pass(&reference, &passes[p], &tile));
         for (int v = 0; v < count; v++) {
-            set_create(&tested, 1);
+            set_make(&tested, 1);
             tile = tile_at(&tested, 0);
             bench_require(run_pass(&bodies[v].context, &passes[p], &tile));
-            if (memcmp(tested.base, expected.base, expected.bytes - 2 * MIB) != 0)
+            if (memcmp(tested.base, expected.base, expected.bytes) != 0)
                 bench_require(err_set(ERR_INTERNAL, "%s: %s differs from the reference",
                                       passes[p].name, cpui_adam_name(&bodies[v].context)));
-            munmap(tested.mapping, tested.bytes);
+            set_destroy(&tested);
         }
-        munmap(expected.mapping, expected.bytes);
+        set_destroy(&expected);
     }
 }
 
 int main(int argc, char **argv)
 {
     bench_begin(&argc, argv);
-    long millions = argc > 1 ? atol(argv[1]) : bench_is_quick() ? 8 : 32;
-    long runs = argc > 2 ? atol(argv[2]) : bench_is_quick() ? 7 : 9;
-    long threads = argc > 3 ? atol(argv[3]) : omp_get_num_procs();
-    const char *wanted = argc > 4 ? argv[4] : "";
-    if (millions < 1 || millions > 256 || runs < 7 || runs > BENCH_RUNS_MAX || threads < 1) {
-        fprintf(stderr,
-                "usage: bench_adam [--csv FILE] [--quick] [MILLIONS_OF_ELEMENTS 1..256] "
-                "[RUNS 7..%d] [THREADS] [PASS]\n",
-                BENCH_RUNS_MAX);
-        return 2;
-    }
-    check_variants();
+    struct bench_adam_arguments taken = bench_adam_take(argc, argv, bench_is_quick() ? 8 : 32, 256);
     struct working_set set;
-    set_create(&set, (uint64_t)millions);
-    printf("%ld Mi elements in tiles of 1 Mi, median of %ld runs by turns\n", millions, runs);
+    bool found = false;
+    for (int p = 0; p < PASS_COUNT; p++)
+        found = found || strstr(passes[p].name, taken.part);
+    if (!found)
+        bench_usage("the fourth argument is no part of a pass's name, such as \"Adam bf16\"");
+    check_variants();
+    set_make(&set, (uint64_t)taken.millions);
+    printf("%ld Mi elements in tiles of 1 Mi, median of %ld runs by turns\n", taken.millions,
+           taken.runs);
     for (int p = 0; p < PASS_COUNT; p++) {
-        if (strncmp(passes[p].name, wanted, strlen(wanted)) != 0)
+        if (!strstr(passes[p].name, taken.part))
             continue;
-        bench_pass(&set, &passes[p], 1, (int)runs);
-        if (threads > 1)
-            bench_pass(&set, &passes[p], (int)threads, (int)runs);
+        bench_pass(&set, &passes[p], 1, (int)taken.runs);
+        if (taken.threads > 1)
+            bench_pass(&set, &passes[p], (int)taken.threads, (int)taken.runs);
     }
-    munmap(set.mapping, set.bytes);
+    set_destroy(&set);
     return 0;
 }

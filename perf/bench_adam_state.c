@@ -1,33 +1,25 @@
-/* Adam on packed state on the CPU against the memory limit: each kind of state by every variant, with 1..N
- * threads, beside kernels that only move the same streams, measured in turn with them in one run.
+/* Adam on packed state on the CPU against the memory limit: each kind of state by every variant, on 1 and on all
+ * threads, beside kernels that only move the same streams, measured by turns with it in one run.
  *
- *   bench_adam_state [MILLIONS_OF_ELEMENTS] [RUNS] [THREADS] [KIND]   defaults 8 (1..64), 9, all cores, all
+ *   bench_adam_state [--csv FILE] [--quick] [MILLIONS_OF_ELEMENTS] [RUNS] [THREADS] [KIND]
  *
- * and the common options of bench.h. Gradients are bf16, and the working copy too. The working set is laid
- * out as in training: tiles of 1 Mi elements (base/tile.h), gradient and working copy at their residues, on
- * huge pages where the system gives them. Bytes per parameter are those read plus those written; moments
- * of 8 bits have their scales in them. Before anything is timed, an update by each variant is compared with
- * the reference. */
-#include <errno.h>
-#include <omp.h>
-#include <sys/mman.h>
+ * defaults 32 (1..128; 8 with --quick), 9 (>= 7), all cores, all kinds; KIND is a part of a kind's name. Gradients
+ * are bf16, and the working copy too. The working set is laid out as in training: tiles of 1 Mi elements
+ * (base/tile.h), gradient and working copy at their residues, on huge pages where the system gives them. Bytes a
+ * parameter are those read plus those written; moments of 8 bits have their scales in them. Before anything is
+ * timed, an update by each variant is compared with the reference. */
 #ifdef __x86_64__
 #include <immintrin.h>
 #endif
 
 #include "base/rng.h"
-#include "base/tile.h"
-#include "kernels/cpu/cpu_internal.h"
-#include "perf/bench.h"
+#include "perf/bench_adam.h"
 
-enum { TILE_ELEMS = 1 << 20, BODIES_MAX = 64, LIMIT_STEP = 64 };
+enum { LIMIT_STEP = 64, BODIES_MAX = 16 };
 
 /* Elements that the limit's kernels ask for ahead of their use: the fastest of them is the limit. */
 static const uint64_t limit_ahead[] = {512, 1024, 2048};
 enum { LIMIT_COUNT = sizeof limit_ahead / sizeof limit_ahead[0] };
-
-static const char *const variant_names[] = {"avx512", "avx2"};
-enum { VARIANT_COUNT = 2 };
 
 struct kind {
     const char *name;
@@ -43,12 +35,6 @@ static const struct kind kinds[] = {
     {"split master 8-bit moments", TILE_LOW16, TILE_INT8, TILE_INT8},
 };
 enum { KIND_COUNT = sizeof kinds / sizeof kinds[0] };
-
-/* Elements [0, tile_count * TILE_ELEMS) as tiles of state with their gradient and working copy. */
-struct working_set {
-    char *base;
-    uint64_t bytes, tile_count, state_pitch, flat_pitch;
-};
 
 static const adam_scalars scalars = {.learning_rate = 1e-4f,
                                      .beta1 = 0.9f,
@@ -67,8 +53,7 @@ static uint32_t streams_of(const struct kind *kind)
 
 static adam_packed_args tile_at(const struct working_set *set, const struct kind *kind, uint64_t t)
 {
-    char *state = set->base + t * (set->state_pitch + 2 * set->flat_pitch);
-    char *flat = state + set->state_pitch;
+    char *state = set_state(set, t);
     uint32_t streams = streams_of(kind);
     return (adam_packed_args){
         .count = TILE_ELEMS,
@@ -76,9 +61,9 @@ static adam_packed_args tile_at(const struct working_set *set, const struct kind
         .master = state,
         .m = state + tile_stream_offset(streams, TILE_ELEMS, 1),
         .v = state + tile_stream_offset(streams, TILE_ELEMS, 2),
-        .grads = flat + TILE_RESIDUE_GRADS,
+        .grads = set_grads(set, t),
         .grad_type = DTYPE_BF16,
-        .params = flat + set->flat_pitch + TILE_RESIDUE_PARAMS,
+        .params = set_params(set, t),
         .param_type = DTYPE_BF16,
         .scalars = &scalars,
         .rounding_key = 1,
@@ -118,42 +103,34 @@ static void set_fill(const struct working_set *set, const struct kind *kind)
     }
 }
 
-static int set_create(struct working_set *set, uint64_t tile_count)
-{
-    set->tile_count = tile_count;
-    set->state_pitch = tile_pitch(TILE_ELEMS, TILE_STREAMS_MAX);
-    set->flat_pitch =
-        size_round_up(2 * (uint64_t)TILE_ELEMS, TILE_PERIOD_BYTES) + TILE_PERIOD_BYTES;
-    set->bytes = tile_count * (set->state_pitch + 2 * set->flat_pitch) + 2 * MIB;
-    void *mapping =
-        mmap(NULL, set->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (mapping == MAP_FAILED)
-        return -1;
-    madvise(mapping, set->bytes, MADV_HUGEPAGE);
-    set->base = (char *)size_round_up((uint64_t)(uintptr_t)mapping, 2 * MIB);
-    set->bytes -= 2 * MIB;
-    memset(set->base, 0, set->bytes);
-    return 0;
-}
-
 /* ---- the limit: the same streams, moved ---- */
 
-#ifdef __x86_64__
+typedef long long limit_line __attribute__((vector_size(64), may_alias));
 
-#define LIMIT_INLINE static inline __attribute__((always_inline, target("avx512f")))
+#define LIMIT_INLINE static inline __attribute__((always_inline))
 
 /* Reads 64 elements of `width` bytes and writes them back. */
 LIMIT_INLINE void limit_turn(char *stream, uint64_t width, uint64_t i, uint64_t ahead)
 {
-    __m512i lines[4];
-    char *at = stream + i * width;
+    limit_line lines[4], *at = (limit_line *)(stream + i * width);
     for (uint64_t n = 0; n < width; n++)
-        lines[n] = _mm512_loadu_si512(at + 64 * n);
+        lines[n] = at[n];
+    __asm__ volatile("" ::: "memory"); /* so that the stores stay */
     for (uint64_t n = 0; n < width; n++) {
-        __builtin_prefetch(at + ahead * width + 64 * n);
-        __asm__ volatile("" : "+v"(lines[n])); /* so that the store stays */
-        _mm512_storeu_si512(at + 64 * n, lines[n]);
+        __builtin_prefetch(at + n + ahead * width / 64);
+        at[n] = lines[n];
     }
+}
+
+/* Writes a line that nobody reads soon, past the caches where the processor can. */
+LIMIT_INLINE void limit_past(char *to, limit_line line)
+{
+#ifdef __x86_64__
+    for (int n = 0; n < 4; n++)
+        _mm_stream_si128((__m128i *)to + n, _mm_set_epi64x(line[2 * n + 1], line[2 * n]));
+#else
+    *(limit_line *)to = line;
+#endif
 }
 
 LIMIT_INLINE void limit_loop(const adam_packed_args *tile, uint64_t begin, uint64_t end,
@@ -162,26 +139,25 @@ LIMIT_INLINE void limit_loop(const adam_packed_args *tile, uint64_t begin, uint6
     char *params = tile->params;
     const char *grads = tile->grads;
     for (uint64_t i = begin; i < end; i += LIMIT_STEP) {
-        __m512i first = _mm512_loadu_si512(grads + 2 * i);
-        __m512i second = _mm512_loadu_si512(grads + 2 * i + 64);
+        limit_line read[2] = {((const limit_line *)(grads + 2 * i))[0],
+                              ((const limit_line *)(grads + 2 * i))[1]};
         __builtin_prefetch(grads + 2 * (i + ahead));
         __builtin_prefetch(grads + 2 * (i + ahead) + 64);
-        __asm__ volatile("" : "+v"(first), "+v"(second));
         limit_turn(tile->master, master, i, ahead);
         limit_turn(tile->m, moments, i, ahead);
         limit_turn(tile->v, moments, i, ahead);
         if (is_split) {
             limit_turn(params, 2, i, ahead);
+            __asm__ volatile("" : : "r"(read) : "memory");
         } else {
-            _mm512_stream_si512((__m512i *)(params + 2 * i), first);
-            _mm512_stream_si512((__m512i *)(params + 2 * i + 64), second);
+            limit_past(params + 2 * i, read[0]);
+            limit_past(params + 2 * i + 64, read[1]);
         }
     }
-    _mm_sfence();
 }
 
-__attribute__((target("avx512f"))) static void
-limit_range(const adam_packed_args *tile, uint64_t begin, uint64_t end, uint64_t ahead)
+LIMIT_INLINE void limit_kind(const adam_packed_args *tile, uint64_t begin, uint64_t end,
+                             uint64_t ahead)
 {
     bool is_split = tile_master_is_split(tile->streams);
     uint64_t moments = tile_format_bytes(tile_stream_format(tile->streams, 1), 4096) / 4096;
@@ -199,21 +175,39 @@ limit_range(const adam_packed_args *tile, uint64_t begin, uint64_t end, uint64_t
         limit_loop(tile, begin, end, ahead, 4, 1, false);
 }
 
-static bool has_limit(void)
+#ifdef __x86_64__
+
+__attribute__((target("avx512f"))) static void
+limit_avx512(const adam_packed_args *tile, uint64_t begin, uint64_t end, uint64_t ahead)
 {
-    return __builtin_cpu_supports("avx512f");
+    limit_kind(tile, begin, end, ahead);
+    _mm_sfence();
+}
+
+__attribute__((target("avx2"))) static void limit_avx2(const adam_packed_args *tile, uint64_t begin,
+                                                       uint64_t end, uint64_t ahead)
+{
+    limit_kind(tile, begin, end, ahead);
+    _mm_sfence();
+}
+
+static void limit_range(const adam_packed_args *tile, uint64_t begin, uint64_t end, uint64_t ahead)
+{
+    if (__builtin_cpu_supports("avx512f")) {
+        limit_avx512(tile, begin, end, ahead);
+    } else if (__builtin_cpu_supports("avx2")) {
+        limit_avx2(tile, begin, end, ahead);
+    } else {
+        limit_kind(tile, begin, end, ahead);
+        _mm_sfence();
+    }
 }
 
 #else
 
 static void limit_range(const adam_packed_args *tile, uint64_t begin, uint64_t end, uint64_t ahead)
 {
-    (void)tile, (void)begin, (void)end, (void)ahead;
-}
-
-static bool has_limit(void)
-{
-    return false;
+    limit_kind(tile, begin, end, ahead);
 }
 
 #endif
@@ -231,8 +225,8 @@ static void limit_tile(const adam_packed_args *tile, int thread_count, uint64_t 
 /* ---- rows ---- */
 
 struct row {
-    const char *variant; /* NULL: a limit, which asks `ahead` */
-    uint64_t ahead;
+    bool is_limit;  /* which asks `ahead`; else the context's variant */
+    uint64_t ahead; /* elements */
     const struct kind *kind;
     const struct working_set *set;
     kernel_context context;
@@ -244,10 +238,10 @@ static double row_seconds(void *user)
     uint64_t start = clock_ns();
     for (uint64_t t = 0; t < row->set->tile_count; t++) {
         adam_packed_args tile = tile_at(row->set, row->kind, t);
-        if (row->variant)
-            bench_require(cpui_adam_packed(&row->context, NULL, &tile));
-        else
+        if (row->is_limit)
             limit_tile(&tile, row->context.thread_count, row->ahead);
+        else
+            bench_require(cpui_adam_packed(&row->context, NULL, &tile));
     }
     return (double)(clock_ns() - start) * 1e-9;
 }
@@ -255,55 +249,33 @@ static double row_seconds(void *user)
 static void bench_kind(const struct working_set *set, const struct kind *kind, int runs,
                        int threads)
 {
+    kernel_context contexts[VARIANT_COUNT];
     struct row rows[BODIES_MAX];
     struct bench_body bodies[BODIES_MAX];
     struct bench_summary times[BODIES_MAX];
-    int count = 0;
-    set_fill(set, kind);
-    for (int thread_count = 1; thread_count <= threads; thread_count++)
-        for (int v = has_limit() ? -LIMIT_COUNT : 0; v < VARIANT_COUNT && count < BODIES_MAX; v++) {
-            struct row *row = &rows[count];
-            *row = (struct row){.kind = kind, .set = set};
-            row->context.thread_count = thread_count;
-            if (v < 0)
-                row->ahead = limit_ahead[-1 - v];
-            else
-                row->variant = variant_names[v];
-            if (row->variant && cpui_adam_select(&row->context, row->variant) < 0)
-                continue;
-            bodies[count++] = (struct bench_body){row_seconds, row};
-        }
-    bench_by_turns(bodies, count, runs, times);
-    double elems = (double)set->tile_count * TILE_ELEMS, bytes = bytes_of(kind);
-    const struct bench_summary *limit = NULL;
-    int limit_threads = 0;
-    printf("%s: %.2f bytes per parameter\n", kind->name, bytes);
+    int variant_count = variant_contexts(contexts, threads), count = variant_count + LIMIT_COUNT;
     for (int i = 0; i < count; i++) {
-        const char *variant = rows[i].variant ? rows[i].variant : "limit";
-        int thread_count = rows[i].context.thread_count;
-        if (!rows[i].variant) {
-            bool is_first = !limit || limit_threads != thread_count;
-            if (is_first || times[i].median < limit->median)
-                limit = &times[i];
-            limit_threads = thread_count;
-            if (i + 1 < count && !rows[i + 1].variant)
-                continue; /* the last of them prints the fastest */
-        }
-        const struct bench_summary *time = rows[i].variant ? &times[i] : limit;
-        printf("  %d thread%s %-7s %6.3f ns/param %6.1f GB/s +-%4.1f%%", thread_count,
-               thread_count == 1 ? " " : "s", variant, time->median / elems * 1e9,
-               bytes * elems / time->median * 1e-9, 100 * time->spread);
-        if (rows[i].variant) {
-            char name[128];
-            double rate = bytes * elems * 1e-9;
-            snprintf(name, sizeof name, "Adam %s %s %d thread%s", kind->name, variant, thread_count,
-                     thread_count == 1 ? "" : "s");
-            if (limit)
-                printf("  %5.1f%% of the limit", 100 * limit->median / time->median);
-            bench_keep(name, rate / time->median, "GB/s", limit ? rate / limit->median : 0,
-                       time->spread);
-        }
-        printf("\n");
+        rows[i] = (struct row){.is_limit = i >= variant_count, .kind = kind, .set = set};
+        rows[i].context = contexts[rows[i].is_limit ? 0 : i];
+        rows[i].ahead = rows[i].is_limit ? limit_ahead[i - variant_count] : 0;
+        bodies[i] = (struct bench_body){row_seconds, &rows[i]};
+    }
+    bench_by_turns(bodies, count, runs, times);
+    int best = variant_count;
+    for (int i = variant_count; i < count; i++)
+        if (times[i].median < times[best].median)
+            best = i;
+    double elems = (double)set->tile_count * TILE_ELEMS, bytes = bytes_of(kind);
+    const char *plural = threads == 1 ? "" : "s";
+    printf("Adam %s: %.2f bytes a parameter, %d thread%s; limit %.3f ns a parameter +-%.1f%%\n",
+           kind->name, bytes, threads, plural, times[best].median / elems * 1e9,
+           100 * times[best].spread);
+    for (int i = 0; i < variant_count; i++) {
+        char name[128];
+        snprintf(name, sizeof name, "Adam %s %s %d thread%s", kind->name,
+                 cpui_adam_name(&rows[i].context), threads, plural);
+        printf("  %.3f ns  ", times[i].median / elems * 1e9);
+        bench_report(name, bytes * elems * 1e-9, "GB/s", &times[i], &times[best]);
     }
 }
 
@@ -311,48 +283,48 @@ static void bench_kind(const struct working_set *set, const struct kind *kind, i
 static void check_kind(const struct kind *kind)
 {
     struct working_set want, got;
-    kernel_context context = {.thread_count = 1};
-    if (set_create(&want, 1) < 0 || set_create(&got, 1) < 0)
-        bench_require(err_set(-ENOMEM, "no memory"));
+    kernel_context contexts[VARIANT_COUNT], reference = {.thread_count = 1};
+    int count = variant_contexts(contexts, 1);
+    set_create(&want, 1, TILE_STREAMS_MAX, 2);
+    set_create(&got, 1, TILE_STREAMS_MAX, 2);
     set_fill(&want, kind);
     adam_packed_args tile = tile_at(&want, kind, 0);
-    bench_require(cpui_adam_select(&context, "reference"));
-    bench_require(cpui_adam_packed(&context, NULL, &tile));
-    for (int v = 0; v < VARIANT_COUNT; v++) {
-        if (cpui_adam_select(&context, variant_names[v]) < 0)
-            continue;
+    bench_require(cpui_adam_select(&reference, "reference"));
+    bench_require(cpui_adam_packed(&reference, NULL, &tile));
+    for (int v = 0; v < count; v++) {
         set_fill(&got, kind);
         tile = tile_at(&got, kind, 0);
-        bench_require(cpui_adam_packed(&context, NULL, &tile));
+        bench_require(cpui_adam_packed(&contexts[v], NULL, &tile));
         if (memcmp(want.base, got.base, want.bytes) != 0)
-            bench_require(err_set(ERR_INTERNAL, "%s differs from the reference", variant_names[v]));
+            bench_require(err_set(ERR_INTERNAL, "%s differs from the reference",
+                                  cpui_adam_name(&contexts[v])));
     }
-    munmap(want.base, want.bytes);
-    munmap(got.base, got.bytes);
+    set_destroy(&want);
+    set_destroy(&got);
 }
 
 int main(int argc, char **argv)
 {
     bench_begin(&argc, argv);
-    long millions = argc > 1 ? atol(argv[1]) : bench_is_quick() ? 4 : 8;
-    long runs = argc > 2 ? atol(argv[2]) : bench_is_quick() ? 7 : 9;
-    long threads = argc > 3 ? atol(argv[3]) : omp_get_num_procs();
-    if (millions < 1 || millions > 64 || runs < 7 || runs > BENCH_RUNS_MAX || threads < 1) {
-        fprintf(
-            stderr,
-            "usage: bench_adam_state [MILLIONS_OF_ELEMENTS 1..64] [RUNS 7..%d] [THREADS] [KIND]\n",
-            BENCH_RUNS_MAX);
-        return 2;
-    }
+    struct bench_adam_arguments taken = bench_adam_take(argc, argv, bench_is_quick() ? 8 : 32, 128);
     struct working_set set;
-    if (set_create(&set, (uint64_t)millions) < 0)
-        bench_require(err_set(-ENOMEM, "no memory for %ld Mi parameters", millions));
-    printf("%ld Mi elements in tiles of 1 Mi, median of %ld interleaved runs\n", millions, runs);
+    bool found = false;
+    for (int i = 0; i < KIND_COUNT; i++)
+        found = found || strstr(kinds[i].name, taken.part);
+    if (!found)
+        bench_usage("the fourth argument is no part of a kind's name, such as \"split master\"");
+    set_create(&set, (uint64_t)taken.millions, TILE_STREAMS_MAX, 2);
+    printf("%ld Mi elements in tiles of 1 Mi, median of %ld runs by turns\n", taken.millions,
+           taken.runs);
     for (int i = 0; i < KIND_COUNT; i++) {
-        if (argc > 4 && !strstr(kinds[i].name, argv[4]))
+        if (!strstr(kinds[i].name, taken.part))
             continue;
         check_kind(&kinds[i]);
-        bench_kind(&set, &kinds[i], (int)runs, (int)threads);
+        set_fill(&set, &kinds[i]);
+        bench_kind(&set, &kinds[i], (int)taken.runs, 1);
+        if (taken.threads > 1)
+            bench_kind(&set, &kinds[i], (int)taken.runs, (int)taken.threads);
     }
+    set_destroy(&set);
     return 0;
 }
