@@ -19,6 +19,7 @@
 
 #include <errno.h>
 #include <math.h>
+#include <sched.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -135,6 +136,14 @@ static inline void bench_keep(const char *name, double value, const char *unit, 
         fprintf(file, ",");
     fprintf(file, ",%.4f\n", spread);
     fflush(file);
+}
+
+/* argv[at] as a number of threads; where there is none, all cores that this process may use. */
+static inline int bench_threads(int argc, char **argv, int at)
+{
+    cpu_set_t cores;
+    int count = sched_getaffinity(0, sizeof cores, &cores) == 0 ? CPU_COUNT(&cores) : 1;
+    return (int)bench_number(argc, argv, at, "THREADS", count, 1, BENCH_THREADS_MAX);
 }
 
 /* ---- medians ---- */

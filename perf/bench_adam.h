@@ -4,7 +4,6 @@
 #define SLUICE_PERF_BENCH_ADAM_H
 
 #include <errno.h>
-#include <omp.h>
 #include <stdint.h>
 #include <sys/mman.h>
 
@@ -33,8 +32,7 @@ static inline struct bench_adam_arguments bench_adam_take(int argc, char **argv,
     return (struct bench_adam_arguments){
         .millions = bench_number(argc, argv, 1, "MILLIONS_OF_ELEMENTS", millions, 1, millions_max),
         .runs = bench_number(argc, argv, 2, "RUNS", bench_is_quick() ? 7 : 9, 7, BENCH_RUNS_MAX),
-        .threads =
-            bench_number(argc, argv, 3, "THREADS", omp_get_num_procs(), 1, BENCH_THREADS_MAX),
+        .threads = bench_threads(argc, argv, 3),
         .part = argc > 4 ? argv[4] : "",
     };
 }

@@ -100,13 +100,13 @@ static void report(const attention_desc *d, const char *pass, struct bench_time 
 int main(int argc, char **argv)
 {
     bench_begin(&argc, argv);
-    kernel_context_config config = {.thread_count = argc > 1 ? atoi(argv[1]) : 2};
+    kernel_context_config config = {.thread_count = bench_threads(argc, argv, 1)};
     kernel_context *context;
     bench_require(kernels_cpu.context_create(&config, &context));
     printf("%s\n", kernels_cpu.describe(context));
     static const enum dtype types[] = {DTYPE_BF16, DTYPE_FP32};
     for (size_t type = 0; type < sizeof types / sizeof *types; type++) {
-        double limit = bench_limit(context, types[type]);
+        double limit = bench_limit(context, types[type], NULL);
         for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
             struct bench b = {.desc = {.batch = shapes[i].batch,
                                        .tokens = shapes[i].tokens,

@@ -85,13 +85,13 @@ static void bench_shape(kernel_context *context, const struct shape *shape, enum
 int main(int argc, char **argv)
 {
     bench_begin(&argc, argv);
-    kernel_context_config config = {.thread_count = argc > 1 ? atoi(argv[1]) : 2};
+    kernel_context_config config = {.thread_count = bench_threads(argc, argv, 1)};
     kernel_context *context;
     bench_require(kernels_cpu.context_create(&config, &context));
     printf("%s\n", kernels_cpu.describe(context));
     static const enum dtype types[] = {DTYPE_BF16, DTYPE_FP32};
     for (size_t type = 0; type < sizeof types / sizeof *types; type++) {
-        double limit = bench_limit(context, types[type]);
+        double limit = bench_limit(context, types[type], NULL);
         for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
             bench_shape(context, &shapes[i], types[type], limit);
     }

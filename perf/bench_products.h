@@ -95,8 +95,9 @@ static inline double bench_product_flops(const matmul_desc *desc)
     return 2.0 * (double)desc->m * (double)desc->n * (double)desc->k;
 }
 
-/* FLOP/s of a 2048-cube product: the limit of this machine, dtype and moment. */
-static inline double bench_limit(kernel_context *context, enum dtype type)
+/* FLOP/s of a 2048-cube product, the best of its runs: the limit of this machine, dtype and moment. spread of the
+ * runs: NULL, or as in bench.h. */
+static inline double bench_limit(kernel_context *context, enum dtype type, double *spread)
 {
     matmul_desc desc = {.m = 2048,
                         .n = 2048,
@@ -111,6 +112,8 @@ static inline double bench_limit(kernel_context *context, enum dtype type)
     bench_product_init(&bench, context, &desc);
     struct bench_time time = bench_measure(bench_product_run, &bench);
     bench_product_fini(&bench);
+    if (spread)
+        *spread = time.spread;
     return bench_product_flops(&desc) / time.fastest;
 }
 

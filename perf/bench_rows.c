@@ -300,7 +300,7 @@ static void bench_fini(struct bench *b)
 int main(int argc, char **argv)
 {
     bench_begin(&argc, argv);
-    kernel_context_config config = {.thread_count = argc > 1 ? atoi(argv[1]) : 2};
+    kernel_context_config config = {.thread_count = bench_threads(argc, argv, 1)};
     kernel_context *context;
     bench_require(kernels_cpu.context_create(&config, &context));
     printf("%s\n", kernels_cpu.describe(context));
@@ -316,7 +316,7 @@ int main(int argc, char **argv)
             uint64_t bytes = case_streams(&b, i);
             struct bench_body bodies[] = {{seconds_of_op, &b}, {seconds_of_limit, &b}};
             struct bench_summary out[2];
-            bench_by_turns(bodies, 2, bench_is_quick() ? 3 : RUNS, out);
+            bench_by_turns(bodies, 2, RUNS, out);
             char name[96];
             snprintf(name, sizeof name, "rows %s %s", dtype_name(b.type), cases[i].name);
             bench_report(name, (double)bytes * 1e-9, "GB/s", &out[0], &out[1]);
