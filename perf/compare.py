@@ -4,16 +4,17 @@
     perf/compare.sh [--quick] [--out DIR] [--drive DIR] [--bin DIR] [--python FILE] [--llmc DIR] [--text FILE] [PEER...]
 
 Peers:
-  pytorch      trains GPT-2 124M: bf16 (autocast) and fp32, sequences of 256 and 1024, micro-batch 4, fused AdamW, clipping
-               at 1.0, the same tokens in the same order. Modes: eager; kept: eager, with the C library told to keep
-               freed memory and to ask for huge pages, which spares PyTorch much; compiled: torch.compile, and kept.
-               --lengths, --dtypes and --modes take less
+  pytorch      trains GPT-2 124M: bf16 (autocast) and fp32; micro-batch x tokens of 4x256, 16x256 and 4x1024; fused AdamW,
+               clipping at 1.0, the same tokens in the same order. Modes: eager; kept: eager, with the C library told to
+               keep freed memory and to ask for huge pages, which spares PyTorch much; compiled: torch.compile, and kept.
+               --shapes, --dtypes and --modes take less; all of it is an hour on 2 cores
   adam         optimizer steps: perf/compare_adam.sh
   aio          DeepSpeed's asynchronous I/O (it builds its library at first use; needs libaio-dev), reads and writes of the
                same number of bytes on the same file system
   tokenizers   the same text by the same tokenizer.json, on one thread and on all
   llmc         llm.c's CPU program, in fp32, which --llmc names as a checkout: built here with its Makefile's flags, with
-               made weights and tokens; B and T and the number of steps are written into a copy of its train_gpt2.c
+               made weights and tokens; B and T and the number of steps are written into a copy of its train_gpt2.c; of
+               --shapes each T once, with as large a micro-batch as memory and --llmc-batch allow. 20 minutes on 2 cores
 
 Every line is our median beside the peer's in the same unit; the ratio is ours over the peer's, above 1 is ahead. What
 is not here is named as absent. --python names the interpreter that has the packages (default: python3). Lines of CSV
@@ -25,11 +26,10 @@ import os
 import re
 import shutil
 import subprocess
-import tempfile
 import time
 
-from measure import (SLUICE, Absent, Side, Summary, Table, by_turns, fail, gpt2, job_of, memory_gib, run, write_job,
-                     write_tokens)
+from measure import (SHAPES, VOCAB, Absent, Side, Summary, Table, by_turns, count_of, dtypes_of, fail, gpt2, job_of,
+                     memory_gib, needs, main_of, run, said, scratch, shapes_of, write_job, write_tokens)
 
 
 def beside(table, name, ours, theirs, amount, unit, note=""):
@@ -39,16 +39,19 @@ def beside(table, name, ours, theirs, amount, unit, note=""):
               ("peer +-%.1f%%  " % (100 * other.spread)) + note)
 
 
-def shape_of(options, length):
+def model_of(options, length):
     return gpt2(4, 256, length, 8192) if options.quick else gpt2(tokens=length)
 
 
-def our_training(options, work, length, dtype, batch=4):
-    job = job_of(work, shape_of(options, length), micro=batch, bf16=dtype == "bf16",
-                 more={"data.shuffle": "none", "run.steps": 10000, "run.dir": os.path.join(work, "run")})
+def our_training(options, work, batch, length, dtype):
+    job = job_of(work, model_of(options, length), micro=batch, bf16=dtype == "bf16",
+                 more={"tiers.place.inner_activations": "device", "data.shuffle": "none", "run.steps": 10000,
+                       "run.dir": os.path.join(work, "run")})
     shutil.rmtree(os.path.join(work, "run"), ignore_errors=True)
     return Side([options.side, "train", write_job(work, "job", job)], os.path.join(options.out, "sluice-train.log"))
 
+
+MODES = ("eager", "kept", "compiled")
 
 # What the C library does for a program that allocates large blocks again and again.
 KEPT = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40), "MALLOC_TOP_PAD_": str(64 << 20),
@@ -56,28 +59,30 @@ KEPT = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40), "MALLOC
 
 
 def pytorch(options, table, work):
-    model = shape_of(options, 0)
-    for length in options.lengths:
+    model = model_of(options, 0)
+    for batch, length in options.shapes:
         for dtype in options.dtypes:
             for mode in options.modes:
-                name = "pytorch %s: train %s %s B=4 T=%d" % (mode, options.name, dtype, length)
+                name = "pytorch %s: train %s %s B=%d T=%d" % (mode, options.name, dtype, batch, length)
                 command = [options.python, "perf/pytorch_train.py", "--tokens", os.path.join(work, "tokens"), "--dtype",
-                           dtype, "--length", str(length), "--layers", str(model["num_layers"]), "--width",
+                           dtype, "--length", str(length), "--batch", str(batch), "--layers", str(model["num_layers"]), "--width",
                            str(model["hidden_size"]), "--vocab", str(model["vocab_size"]), "--model", options.model]
                 sides = {}
                 try:
                     sides["peer"] = Side(command + (["--compile"] if mode == "compiled" else []),
                                          os.path.join(options.out, "pytorch.log"), KEPT if mode != "eager" else None)
-                    sides["ours"] = our_training(options, work, length, dtype)
+                    sides["ours"] = our_training(options, work, batch, length, dtype)
                     seconds, losses = by_turns(sides, options.rounds, options.warm)
                 finally:
                     for side in sides.values():
                         side.close()
-                beside(table, name, seconds["ours"], seconds["peer"], 4 * length, "tokens/s",
+                beside(table, name, seconds["ours"], seconds["peer"], batch * length, "tokens/s",
                        "losses at the end %.3f and %.3f" % (losses["ours"][-1], losses["peer"][-1]))
 
 
 def needs_torch(options):
+    if not shutil.which(options.python):
+        raise Absent("%s is not there" % options.python)
     done = subprocess.run([options.python, "-c", "import torch; print(torch.__version__)"], stdout=subprocess.PIPE,
                           stderr=subprocess.DEVNULL, text=True)
     if done.returncode != 0:
@@ -183,6 +188,7 @@ def llmc_write(folder):
 
 def llmc_build(options, folder, batch, length, steps):
     """A copy of train_gpt2.c with other sizes; one validation batch, which is not timed."""
+    options.llmc = os.path.abspath(options.llmc)
     with open(os.path.join(options.llmc, "train_gpt2.c")) as source:
         text = source.read()
     for pattern, new in ((r"int B = 4;", "int B = %d;" % batch), (r"int T = 64;", "int T = %d;" % length),
@@ -201,24 +207,31 @@ def llmc_build(options, folder, batch, length, steps):
 def llmc(options, table, work):
     if not options.llmc:
         raise Absent("--llmc names no checkout")
+    if not os.path.isfile(os.path.join(options.llmc, "train_gpt2.c")):
+        raise Absent("%s has no train_gpt2.c" % options.llmc)
+    if not shutil.which("gcc"):
+        raise Absent("gcc is not installed")
     if options.quick:
         print("llm.c: GPT-2 124M in any case, one step that counts")
     folder = os.path.join(work, "llmc")
     os.mkdir(folder)
     llmc_write(folder)
-    for length in options.lengths:
+    full = argparse.Namespace(**dict(vars(options), quick=False))
+    for length in sorted({tokens for _, tokens in options.shapes}):
         # Activations and their gradients: attention's T x T twice, and about 52 C a token and block beside it; logits.
         each = 8 * (length * 12 * (24 * length + 18 * 768) + 2 * length * 50304)
-        batch = max(1, min(4, int((memory_gib() - 6) * 2**30 / each)))
+        batch = min(options.llmc_batch, int((memory_gib() - 6) * 2**30 / each))
+        if batch < 1:
+            table.absent("llm.c: T=%d" % length, "too little memory is free")
+            continue
         steps = 2 if options.quick or length > 512 else 3
         program = llmc_build(options, folder, batch, length, steps)
         ours, theirs = {"bf16": [], "fp32": []}, []
-        full = argparse.Namespace(**dict(vars(options), quick=False))
         for _ in range(options.llmc_rounds):
             for dtype in ours:
-                side = our_training(full, work, length, dtype, batch)
+                side = our_training(full, work, batch, length, dtype)
                 try:
-                    ours[dtype] += by_turns({"ours": side}, options.rounds, options.warm)[0]["ours"]
+                    ours[dtype] += by_turns({"ours": side}, options.rounds, options.llmc_warm)[0]["ours"]
                 finally:
                     side.close()
             done = subprocess.run([program], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -228,7 +241,7 @@ def llmc(options, table, work):
             theirs += took[1:]  # the first step touches its memory
         for dtype in ours:
             beside(table, "llm.c fp32: train gpt2-124m %s B=%d T=%d" % (dtype, batch, length), ours[dtype], theirs,
-                   batch * length, "tokens/s")
+                   batch * length, "tokens/s", "%d steps of llm.c" % len(theirs))
 
 
 PEERS = {"pytorch": pytorch, "adam": adam, "aio": aio, "tokenizers": tokenizers, "llmc": llmc}
@@ -245,35 +258,44 @@ def main():
     parser.add_argument("--python", default="python3")
     parser.add_argument("--model", choices=("plain", "hf"), default="plain", help="PyTorch's: see perf/pytorch_train.py")
     parser.add_argument("--llmc", help="a checkout of llm.c")
-    parser.add_argument("--llmc-rounds", type=int, default=1)
+    parser.add_argument("--llmc-rounds", type=count_of(1), default=1)
+    parser.add_argument("--llmc-batch", type=count_of(1), default=4, help="micro-batch at the most")
     parser.add_argument("--text")
     parser.add_argument("--tokenizer", help="tokenizer.json; default: made of the text")
-    parser.add_argument("--lengths", default="", help="of sequences, such as 256,1024 (default)")
+    parser.add_argument("--shapes", default="", help="micro-batch x tokens; default: " + SHAPES)
     parser.add_argument("--dtypes", default="bf16,fp32")
-    parser.add_argument("--modes", default="eager,kept,compiled", help="of pytorch")
-    parser.add_argument("--rounds", type=int, default=0, help="that count (default: 7, --quick: 3)")
-    parser.add_argument("--warm", type=int, default=4, help="rounds before these: PyTorch needs some until its memory is warm")
+    parser.add_argument("--modes", default=",".join(MODES), help="of pytorch")
+    parser.add_argument("--rounds", type=count_of(1), help="that count (default: 7, --quick: 3)")
+    parser.add_argument("--warm", type=count_of(0), default=4, help="rounds before these: PyTorch needs some until its memory is warm")
     options = parser.parse_args()
     for name in options.peers:
         if name not in PEERS:
             parser.error("%s is none of the peers %s" % (name, ", ".join(PEERS)))
     options.name = "gpt2 4x256" if options.quick else "gpt2-124m"
-    options.lengths = [int(word) for word in (options.lengths or ("128" if options.quick else "256,1024")).split(",")]
-    options.dtypes, options.modes = options.dtypes.split(","), options.modes.split(",")
+    options.shapes = shapes_of(options.shapes or ("4x128" if options.quick else SHAPES))
+    options.dtypes, options.modes = dtypes_of(options.dtypes), options.modes.split(",")
+    for mode in options.modes:
+        if mode not in MODES:
+            parser.error("%s is none of the modes %s" % (mode, ", ".join(MODES)))
+    options.llmc_warm = min(options.warm, 2)  # of ours alone, whose memory is warm from the start
     options.rounds = options.rounds or (3 if options.quick else 7)
     options.out = options.out or os.path.join("runs/perf", time.strftime("%Y-%m-%d-%H%M%S", time.gmtime()))
     options.side = os.path.join(options.bin, "perf/bench_side")
-    if not os.path.exists(options.side):
-        fail("%s is not built: cmake --preset release && cmake --build --preset release" % options.side)
-    os.makedirs(options.out, exist_ok=True)
-    os.makedirs(options.drive, exist_ok=True)
-    csv = os.path.join(options.out, "compare.csv")
-    with open(csv, "a") as out:
-        out.write("name,value,unit,limit,ratio,spread\n")
-    table = Table(csv, limit_word="peer")
-    work = tempfile.mkdtemp(prefix="compare.", dir=os.path.abspath(options.drive))
+    options.sluice = os.path.join(options.bin, "src/cli/sluice")
+    needs(options.side, options.sluice)
+    for file in (options.text, options.tokenizer):
+        if file and not os.access(file, os.R_OK):
+            fail("%s: cannot be read" % file, 2)
     try:
-        write_tokens(os.path.join(work, "tokens"), vocab=8192 if options.quick else 50257)
+        os.makedirs(options.out, exist_ok=True)
+    except OSError as error:
+        fail(said(error), 2)
+    csv = os.path.join(options.out, "compare.csv")
+    table = Table(csv, limit_word="peer")
+    if os.path.getsize(csv) == 0:
+        table.file.write("name,value,unit,limit,ratio,spread\n")
+    with scratch("compare.", options.drive) as work:
+        write_tokens(os.path.join(work, "tokens"), vocab=8192 if options.quick else VOCAB)
         for name in options.peers or PEERS:
             try:
                 if name == "pytorch":
@@ -281,10 +303,8 @@ def main():
                 PEERS[name](options, table, work)
             except Absent as why:
                 table.absent(name, str(why))
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
     print("kept in %s" % options.out)
 
 
 if __name__ == "__main__":
-    main()
+    main_of(main)

@@ -19,9 +19,9 @@ import json
 import math
 import os
 import shutil
-import tempfile
 
-from measure import SLUICE, Summary, Table, gpt2, job_of, place, plan, run, train, write_job, write_tokens
+from measure import (SLUICE, Summary, Table, count_of, gpt2, job_of, main_of, needs, place, plan, run, scratch, train,
+                     write_job, write_tokens)
 
 HOMES = {"memory": (place("device"), ("2GiB", "1GiB")), "nvme": (place("nvme"), ("192MiB", "192MiB"))}
 VOCAB = 8192
@@ -95,28 +95,26 @@ def main():
     parser.add_argument("--csv")
     parser.add_argument("--dir", default=".", help="on the drive to use")
     parser.add_argument("--sluice", default=SLUICE)
-    parser.add_argument("--steps", type=int, default=5, help="that count")
+    parser.add_argument("--steps", type=count_of(1), default=5, help="that count")
     options = parser.parse_args()
     for name in options.sweeps:
         if name not in SWEEPS:
             parser.error("%s is none of the sweeps %s" % (name, ", ".join(SWEEPS)))
-    work = tempfile.mkdtemp(prefix="growth.", dir=options.dir)
-    try:
+    needs(options.sluice)
+    table = Table(options.csv, limit_word="simulated")
+    with scratch("growth.", options.dir) as work:
         write_tokens(os.path.join(work, "tokens"), vocab=VOCAB)
         if not options.machine:
             options.machine = os.path.join(work, "machine.json")
             run([options.sluice, "probe", "--quick", "--no-fio", "--drive", work, "--out", options.machine])
         options.machine = os.path.abspath(options.machine)
-        table = Table(options.csv, limit_word="simulated")
         for sweep in options.sweeps or SWEEPS:
             if sweep == "ranks" and not shutil.which("mpirun"):
                 table.absent("growth ranks", "mpirun is not installed")
                 continue
             for where in HOMES:
                 sweep_one(options, table, work, sweep, where)
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
 
 
 if __name__ == "__main__":
-    main()
+    main_of(main)

@@ -3,27 +3,95 @@
 Standard library only. Lines of CSV are those of perf/bench.h: name,value,unit,limit,ratio,spread.
 """
 
+import argparse
 import array
+import contextlib
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 
 VOCAB = 50257
 SLUICE = "build/release/src/cli/sluice"
 TIERS = ("device", "host", "nvme")
 
 
+SHAPES = "4x256,16x256,4x1024"  # micro-batch x tokens of what trains in memory
+
+
 # A program that is told to end leaves nothing behind either.
 signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
 
 
-def fail(text):
-    sys.exit("%s: %s" % (os.path.basename(sys.argv[0]), text))
+def fail(text, code=1):
+    """Ends the program: 1 what was asked could not be done, 2 it was asked wrongly."""
+    print("%s: %s" % (os.path.basename(sys.argv[0]), text), file=sys.stderr)
+    sys.exit(code)
+
+
+def said(error):
+    """An OSError without its number."""
+    return "%s: %s" % (error.filename, error.strerror) if error.filename else str(error)
+
+
+def main_of(main):
+    """Runs it; what ends it from outside is one sentence."""
+    try:
+        main()
+    except KeyboardInterrupt:
+        fail("stopped", 130)
+    except OSError as error:
+        fail(said(error))
+
+
+def needs(*programs):
+    for program in programs:
+        if not os.access(program, os.X_OK):
+            fail("%s is not built: cmake --preset release && cmake --build --preset release" % program, 2)
+
+
+@contextlib.contextmanager
+def scratch(prefix, folder):
+    """A directory of its own below `folder`, which is made and may stay; it does not."""
+    try:
+        os.makedirs(folder, exist_ok=True)
+        work = tempfile.mkdtemp(prefix=prefix, dir=os.path.abspath(folder))
+    except OSError as error:
+        fail(said(error), 2)
+    try:
+        yield work
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def count_of(lowest):
+    """A type for argparse: a whole number of at least so much."""
+    def number(text):
+        if not text.isdigit() or int(text) < lowest:
+            raise argparse.ArgumentTypeError("%s is no whole number of at least %d" % (text, lowest))
+        return int(text)
+    return number
+
+
+def shapes_of(text):
+    """"4x256,16x256" is [(4, 256), (16, 256)]."""
+    found = [re.fullmatch(r"([1-9][0-9]*)x([1-9][0-9]*)", word) for word in text.split(",")]
+    if None in found:
+        fail("--shapes %s: want micro-batch x tokens, as 4x256,16x256" % text, 2)
+    return [(int(shape.group(1)), int(shape.group(2))) for shape in found]
+
+
+def dtypes_of(text):
+    found = text.split(",")
+    if any(word not in ("bf16", "fp32") for word in found):
+        fail("--dtypes %s: want some of bf16,fp32" % text, 2)
+    return found
 
 
 def run(command, env=None, allowed=(0,)):
@@ -52,7 +120,10 @@ class Table:
 
     def __init__(self, csv_path=None, limit_word="limit"):
         self.limit_word = limit_word
-        self.file = open(csv_path, "a") if csv_path else None
+        try:
+            self.file = open(csv_path, "a") if csv_path else None
+        except OSError as error:
+            fail("--csv %s" % said(error), 2)
 
     def add(self, name, value, unit, limit=None, spread=0.0, note=""):
         line = "%-56s %10.4g %-10s +-%4.1f%%" % (name, value, unit, 100 * spread)
@@ -60,7 +131,7 @@ class Table:
             line += "  %s %10.4g  ratio %.3f" % (self.limit_word, limit, value / limit)
         print(line + ("  " + note if note else ""), flush=True)
         if self.file:
-            self.file.write("%s,%.6g,%s,%s,%.4f\n" % (name, value, unit,
+            self.file.write("%s,%.6g,%s,%s,%.4f\n" % (name.replace(",", ";"), value, unit,
                                                     "%.6g,%.4f" % (limit, value / limit) if limit else ",", spread))
             self.file.flush()
 
@@ -145,6 +216,13 @@ def memory_gib():
             if line.startswith("MemAvailable"):
                 return int(line.split()[1]) / 1048576
     return 0
+
+
+def lacks_memory(sluice, work, job):
+    """Why the job does not go into the memory that is free, or None."""
+    peaks = plan(sluice, work, job)["peak_bytes"]
+    wanted, free = (peaks["device"] + peaks["host"]) / 2**30, memory_gib()
+    return "needs %.1f GiB of memory; %.1f are free" % (wanted, free) if wanted > 0.95 * free else None
 
 
 class Absent(Exception):

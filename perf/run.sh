@@ -4,7 +4,7 @@
 #   perf/run.sh [--quick] [--out DIR] [--drive DIR] [--bin DIR] [--text FILE] [--tokenizer FILE] [FIGURE...]
 #   perf/run.sh --list
 #
-#   --quick           small sizes and few runs: some 3 minutes for all; else some 25
+#   --quick           small sizes and few runs: some 3 minutes for all; else some 35
 #   --out DIR         where FIGURE.csv, FIGURE.log and all.csv go (default: runs/perf/ with date and time)
 #   --drive DIR       on the drive to measure (default: runs)
 #   --bin DIR         the build tree (default: build/release); a release build with nothing else running
@@ -13,8 +13,8 @@
 #   --list            the figures with what each is and what its limit is, and nothing else
 #
 # Figures run one after the other in the order of the list. One whose program or tool is not there is named as
-# absent. Lines of CSV: figure,name,value,unit,limit,ratio,spread; see perf/README.md for what they mean.
-# Exit 0: all that ran did; 1: one failed; 2: wrong use.
+# absent, one that fails keeps what it had measured. Lines of CSV: figure,name,value,unit,limit,ratio,spread; see
+# perf/README.md for what they mean. Exit 0: all that ran did; 1: one failed; 2: wrong use; 130: stopped.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 quick='' out='' drive=runs bin=build/release text='' tokenizer='' figures=() listing=''
@@ -33,7 +33,7 @@ while [ $# -gt 0 ]; do
     --text) text=$2; shift ;;
     --tokenizer) tokenizer=$2; shift ;;
     --list) listing=yes ;;
-    -*) usage ;;
+    -*) echo "run.sh: no option $1" >&2; usage ;;
     *) figures+=("$1") ;;
     esac
     shift
@@ -41,21 +41,21 @@ done
 
 describe() {
     case $1 in
-    peak) echo "best large matrix product; it is the limit of others" ;;
-    adam) echo "optimizer on the CPU; limit: the same streams of memory with trivial arithmetic" ;;
+    peak) echo "a large matrix product; it is the limit of others" ;;
+    adam) echo "optimizers on the CPU; limit: the same streams of memory with trivial arithmetic" ;;
     adam-state) echo "Adam on smaller state; limit: kernels that move the same streams" ;;
-    matmul) echo "products of a transformer block; limit: the best product of the run" ;;
-    attention) echo "attention forward and backward; limit: the best product of the run" ;;
-    rows) echo "norms, GELU, loss and other row kernels; limit: a copy of the same bytes" ;;
+    matmul) echo "products of a transformer block; limit: a large product" ;;
+    attention) echo "attention forward and backward; limit: a large product" ;;
+    rows) echo "norms, GELU, loss and other row kernels; limit: loops over the same bytes" ;;
     nvme) echo "read, write and mixed on the drive; limit: the best of fio on the same file system" ;;
     comm) echo "collectives between two ranks; limit: the MPI library's" ;;
     data) echo "tokens of the sampler; limit: reading and copying the same bytes" ;;
     tokenizer) echo "text to ids; limit: the split into words by PCRE2 alone" ;;
-    compile) echo "making a step's programs; ops a second, no limit" ;;
+    compile) echo "making a step's programs; no limit" ;;
     commit) echo "a commit of state in memory; limit: writing and syncing the same bytes" ;;
-    memory) echo "tokens a second of GPT-2 124M in memory; limit: its FLOPs at the speed of the best product" ;;
+    memory) echo "training GPT-2 in memory; limit: its FLOPs at the speed of a large product" ;;
     out-of-core) echo "the same with all states on the drive; limit: in memory" ;;
-    nvme-bound) echo "bytes a second of a training that waits for the drive; limit: the drive alone" ;;
+    nvme-bound) echo "a training that waits for the drive; limit: the drive alone" ;;
     *) return 1 ;;
     esac
 }
@@ -75,9 +75,13 @@ done
     exit 2
 }
 [ -n "$out" ] || out=runs/perf/$(date -u +%Y-%m-%d-%H%M%S)
-mkdir -p "$out" "$drive"
-work=$(mktemp -d "$drive/perf.XXXXXX")
+for file in "$text" "$tokenizer"; do
+    [ -z "$file" ] || [ -r "$file" ] || { echo "run.sh: $file: cannot be read" >&2; exit 2; }
+done
+mkdir -p "$out" "$drive" || exit 2
+work=$(mktemp -d "$drive/perf.XXXXXX") || exit 2
 trap 'rm -rf "$work"' EXIT
+trap 'echo "run.sh: stopped; what was measured is in $out" >&2; exit 130' INT TERM
 sluice=$bin/src/cli/sluice
 
 # The program of a figure with its arguments, or "absent: why".
@@ -119,7 +123,7 @@ fi
     echo "cores $(nproc)"
     awk '/^MemTotal/ {printf "memory %.1f GiB\n", $2 / 1048576}' /proc/meminfo
     echo "kernel $(uname -r)"
-    [ -z "$quick" ] || echo "quick sizes"
+    [ -z "$quick" ] || echo "quick sizes: they show that all works, figures that count are of a run without --quick"
 } | tee "$out/machine.txt"
 
 status=0
@@ -131,7 +135,7 @@ for figure in "${figures[@]}"; do
     case $command in
     absent:*)
         echo "$figure: $command" | tee "$out/$figure.log"
-        echo "$figure,,${command//,/;},,,," >>"$out/all.csv"
+        echo "$figure,,,${command//,/;},,," >>"$out/all.csv"
         continue
         ;;
     esac
@@ -140,21 +144,34 @@ for figure in "${figures[@]}"; do
     if $command --csv "$csv" >"$out/$figure.log" 2>&1 </dev/null; then
         echo "$figure: $((SECONDS - begin)) s"
     else
-        echo "$figure: failed ($?); the end of $out/$figure.log:"
+        failed=$?
+        echo "$figure: failed ($failed); the end of $out/$figure.log:"
         tail -n 3 "$out/$figure.log"
+        echo ",,failed ($failed): see $figure.log,,," >>"$csv"
         status=1
     fi
     sed -n "2,\$s/^/$figure,/p" "$csv" >>"$out/all.csv"
 done
+[ ! -f "$out/peak.log" ] || sed -n 's/^cpu: /Sluice uses /p' "$out/peak.log" | tee -a "$out/machine.txt"
 
 echo
-awk -F, '
-NR == 1 { printf "%-12s %-58s %10s %-9s %10s %6s %7s\n", "figure", "what", "ours", "unit", "limit", "ratio", "spread"; next }
-$3 == "" || $3 ~ /^absent/ { printf "%-12s %-58s %s\n", $1, $2, $3 $4; next }
 {
-    printf "%-12s %-58s %10.4g %-9s %10s %6s %6.1f%%\n", $1, $2, $3, $4, $5 == "" ? "-" : sprintf("%.4g", $5),
-        $6 == "" ? "-" : sprintf("%.2f", $6), 100 * $7
-}' "$out/all.csv" | tee "$out/table.txt"
+    for figure in "${figures[@]}"; do
+        echo "$figure: $(describe "$figure")"
+        awk -F, -v figure="$figure" '
+        NR == 1 { printf "  %-60s %9s %-9s %9s %6s  %s\n", "", "measured", "", "limit", "ratio", "spread"; next }
+        $1 != figure { next }
+        $4 ~ /^(absent|failed)/ || $3 == "" { printf "  %s%s\n", $3, $4; next }
+        {
+            value = $3; unit = $4; limit = $5
+            if (value >= 1000 && sub(/^k/, "M", unit) + sub(/^GFLOP/, "TFLOP", unit)) { value /= 1000; limit /= 1000 }
+            printf "  %-60s %9s %-9s %9s %6s  +-%.1f%%\n", $2, short(value), unit, $5 == "" ? "-" : short(limit),
+                $6 == "" ? "-" : sprintf("%.2f", $6), 100 * $7
+        }
+        function short(x) { return x >= 1000 ? sprintf("%.0f", x) : sprintf("%.3g", x) }
+        ' "$out/all.csv"
+    done
+} | tee "$out/table.txt"
 echo
 echo "kept in $out"
 exit "$status"
