@@ -276,7 +276,7 @@ slab=$(ls drive/sluice-*/rank-0-drive-0.slab)
 cp "$slab" whole.slab
 at=$("$sluice" inspect run | awk '$1 == "embed" { print $NF + 4096 }')
 printf 'x' | dd of="$slab" bs=1 seek=$((at + 1000)) conv=notrunc 2>/dev/null
-looked 1 "embed (unit 0), tile 0: " verify run --quiet
+looked 1 "embed (unit 0), tile 0, optimizer state: " verify run --quiet
 looked 1 "rank-0-drive-0.slab at byte $at, " verify run
 looked 1 '"unit_name": "embed"' verify run --json
 printf 'x' | dd of="$slab" bs=1 seek=10 conv=notrunc 2>/dev/null

@@ -400,6 +400,7 @@ static void rot_of_either_half_is_found(void **state)
             assert_int_equal(verify_run(&asked, &sum), ERR_CORRUPT);
             assert_int_equal(sum.damage_count, 1);
             assert_int_equal(damage.unit, extent->unit);
+            assert_non_null(strstr(damage.part, half ? "lower halves" : "upper halves"));
             assert_int_equal(damage.file_offset, at);
             call.stop_after = 0;
             assert_int_equal(run("parts", &sets, &call, &result), ERR_CORRUPT);

@@ -19,8 +19,8 @@ const cli_command cli_verify_command = {
         "Reads both manifests, the slabs' headers and every tile of the newest commit, at "
         "the speed of\n"
         "the drives, and changes nothing. RUN is a run directory, or that of a kept commit\n"
-        "(RUN/keep/step-...). Each damage is a line on standard output: unit, tile, file, "
-        "byte offset.\n"
+        "(RUN/keep/step-...). Each damage is a line on standard output: unit, tile, what of "
+        "it, file, byte offset.\n"
         "Sizes are in bytes, speeds in GB/s (10^9 bytes), the weights' hash is XXH3-64 of "
         "all master\n"
         "weights. Exit status 1 where anything is damaged, 2 where there is no run, it is in "
@@ -73,6 +73,7 @@ static json_t *verify_damage_json(const struct verify_damage *damage)
         json_object_set_new(object, "unit", json_integer((json_int_t)damage->unit));
         json_object_set_new(object, "unit_name", json_string(damage->unit_name));
         json_object_set_new(object, "tile", json_integer((json_int_t)damage->tile));
+        json_object_set_new(object, "part", json_string(damage->part));
     }
     json_object_set_new(object, "rank", json_integer((json_int_t)damage->rank));
     json_object_set_new(object, "path", json_string(damage->path));
@@ -105,10 +106,10 @@ static void verify_show_damage(void *user, const struct verify_damage *damage)
         json_array_append_new(screen->damage, verify_damage_json(damage));
     if (!screen->shows_lines)
         return;
-    char line[SHOWN_TEXT_BYTES], place[128] = "", sums[96] = "";
+    char line[SHOWN_TEXT_BYTES], place[224] = "", sums[96] = "";
     if (damage->unit_name[0] != '\0')
-        snprintf(place, sizeof place, "%s (unit %u), tile %u: ", damage->unit_name, damage->unit,
-                 damage->tile);
+        snprintf(place, sizeof place, "%s (unit %u), tile %u, %s: ", damage->unit_name,
+                 damage->unit, damage->tile, damage->part);
     if (damage->expected != damage->found)
         snprintf(sums, sizeof sums, " (%016" PRIx64 " was committed, %016" PRIx64 " was read)",
                  damage->expected, damage->found);

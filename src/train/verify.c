@@ -197,6 +197,17 @@ static uint32_t rank_of(const verifier *self, const manifest_extent *extent)
     return self->view.record.is_replicated ? self->copy_rank : extent->rank;
 }
 
+/* What of its elements the extent holds. One sum covers the low halves and the moments of a tile. */
+static const char *part_of(const manifest *record, const manifest_extent *extent)
+{
+    uint64_t idx = (uint64_t)(extent - record->extents);
+    if (manifest_is_high(record, idx))
+        return "params (bf16, the upper halves of a split master)";
+    if (manifest_is_low(record, idx))
+        return "optimizer state (the lower halves of a split master, and the moments)";
+    return extent->param_bytes ? "params" : "optimizer state";
+}
+
 static void tell_of_extent(verifier *self, const manifest_extent *extent, uint64_t found,
                            const char *reason)
 {
@@ -204,6 +215,7 @@ static void tell_of_extent(verifier *self, const manifest_extent *extent, uint64
     self->damage = (struct verify_damage){
         .unit = extent->unit,
         .tile = extent->tile,
+        .part = part_of(&self->view.record, extent),
         .rank = rank,
         .size_bytes = extent->size_bytes,
         .expected = found ? extent->checksum : 0,
