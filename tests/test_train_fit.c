@@ -9,6 +9,8 @@
 #include <string.h>
 
 #include <cmocka.h>
+#include <glob.h>
+#include <sys/stat.h>
 
 #include "base/log.h"
 #include "base/size.h"
@@ -61,6 +63,20 @@ static void assert_nothing_made(const char *name)
     assert_false(fixture_exists(fixture_path(name, ".nvme")));
 }
 
+/* Of a run's one slab file. */
+static uint64_t slab_file_bytes(const char *name)
+{
+    char pattern[FIXTURE_PATH_BYTES + 64];
+    glob_t found;
+    struct stat status;
+    snprintf(pattern, sizeof pattern, "%s/sluice-*/*.slab", fixture_path(name, ".nvme"));
+    assert_int_equal(glob(pattern, 0, NULL, &found), 0);
+    assert_int_equal(found.gl_pathc, 1);
+    assert_int_equal(stat(found.gl_pathv[0], &status), 0);
+    globfree(&found);
+    return (uint64_t)status.st_size;
+}
+
 /* A budget that is too small for one tier: refused with that tier's figures, which then fit. */
 static void refuse_one(const char *place, int tier, uint64_t bytes)
 {
@@ -96,6 +112,8 @@ static void refuse_one(const char *place, int tier, uint64_t bytes)
                  result.error);
     assert_int_equal(result.step_count, 2);
     assert_true(result.summary.peak_bytes[tier] <= named);
+    if (tier == ARENA_NVME) /* what the slab takes, to the byte */
+        assert_int_equal(slab_file_bytes("tight"), named);
     fixture_remove("tight");
 }
 

@@ -27,8 +27,9 @@ enum {
     SLAB_DRIVES_MAX = 16,
     SLAB_PATH_BYTES = 4096,
     SLAB_UUID_BYTES = 16,
-    SLAB_HEADER_BYTES = 4096, /* in front of each file's data; see FORMAT.md */
-    SLAB_PATTERN_MAX = 256,   /* stripes in one turn of a zone's pattern */
+    SLAB_HEADER_BYTES = 4096,    /* in front of each file's data; see FORMAT.md */
+    SLAB_STRIPE_BYTES = 8 << 20, /* where a slab_config names no other */
+    SLAB_PATTERN_MAX = 256,      /* stripes in one turn of a zone's pattern */
     SLAB_ZONES_MAX = 16,
 };
 

@@ -11,8 +11,6 @@
 #include "base/size.h"
 #include "tiers/slab_internal.h"
 
-#define SLAB_STRIPE_DEFAULT_BYTES (8 * MIB)
-
 static_assert(SLAB_HEADER_BYTES % 4096 == 0, "data begins on a block");
 
 /* ext4 needs a block of 4 KiB for each 340 extents of at most 128 MiB; others are of the same order. */
@@ -28,7 +26,7 @@ typedef struct drive_space drive_space;
 int tieri_slab_check_config(const slab_config *config, uint64_t *stripe_bytes,
                             uint64_t *stripe_count)
 {
-    *stripe_bytes = config->stripe_bytes ? config->stripe_bytes : SLAB_STRIPE_DEFAULT_BYTES;
+    *stripe_bytes = config->stripe_bytes ? config->stripe_bytes : (uint64_t)SLAB_STRIPE_BYTES;
     *stripe_count = 0;
     if (config->drive_count == 0 || config->drive_count > SLAB_DRIVES_MAX)
         return err_set(-EINVAL, "nvme tier: %u drives; 1 to %d are possible", config->drive_count,

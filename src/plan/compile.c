@@ -87,7 +87,10 @@ int plani_compile_one(const plan_job *job, const plan_set *set, const plani_layo
                       struct plani_order *asked, const uint64_t *budgets, program *out)
 {
     plani_builder b;
+    uint64_t rooms[ARENA_COUNT];
     memset(out, 0, sizeof *out);
+    for (int a = 0; a < ARENA_COUNT; a++)
+        rooms[a] = plani_room_in(job, a, budgets[a]);
     int rc = plani_builder_init(&b, job, set, layout, asked->held);
     if (rc == 0) {
         plani_emit_program(&b, asked->kind);
@@ -102,7 +105,7 @@ int plani_compile_one(const plan_job *job, const plan_set *set, const plani_layo
     if (rc == 0 && asked->enough_ns && asked->bound_ns >= asked->enough_ns)
         rc = 1;
     if (rc == 0)
-        rc = schedule_one(&b, asked, budgets, out);
+        rc = schedule_one(&b, asked, rooms, out);
     plani_builder_fini(&b);
     return rc;
 }

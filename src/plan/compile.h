@@ -24,6 +24,7 @@ struct plani_candidate {
     int kinds_done;
     uint64_t need[ARENA_COUNT]; /* so far: at least this */
     uint64_t second_bytes;      /* of nvme: without commits that much less */
+    uint64_t reached_bytes;     /* of nvme: `need` without overhead, not in stripes */
 };
 
 /* ERR_NO_FIT where it does not fit; 1: by asked->enough_ns it was not simulated. */
@@ -32,6 +33,11 @@ int plani_compile_one(const plan_job *job, const plan_set *set, const plani_layo
 /* A layout of homes at a tile size, in a set without programs. */
 int plani_set_begin(const plan_job *job, uint64_t tile_elems, plan_set *set,
                     plani_layout *layout) MUST_CHECK;
+/* The least budget in which the arena has so many bytes; and the most bytes that it has in a budget. Others than
+ * nvme have no overhead. */
+uint64_t plani_budget_for(const plan_job *job, int arena, uint64_t bytes);
+uint64_t plani_room_in(const plan_job *job, int arena, uint64_t budget_bytes);
+
 /* Whether the budgets cover the homes. */
 bool plani_homes_fit(const plan_job *job, const plani_layout *layout);
 

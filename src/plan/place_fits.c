@@ -32,11 +32,6 @@ struct fit {
         [ARENA_COUNT]; /* bytes of a tier that homes brought nearer leave free beyond what passes */
 };
 
-static uint64_t overhead(const plan_job *job, int arena)
-{
-    return arena == ARENA_NVME ? job->nvme_overhead_bytes : 0;
-}
-
 /* Homes of the job as it is; need of them alone. */
 static int learn_homes(const plan_job *job, uint64_t tile_elems, uint64_t need[ARENA_COUNT])
 {
@@ -44,7 +39,7 @@ static int learn_homes(const plan_job *job, uint64_t tile_elems, uint64_t need[A
     plani_layout layout;
     TRY(plani_set_begin(job, tile_elems, &set, &layout));
     for (int a = 0; a < ARENA_COUNT; a++)
-        need[a] = layout.end_bytes[a] + overhead(job, a);
+        need[a] = plani_budget_for(job, a, layout.end_bytes[a]);
     plani_layout_fini(&layout);
     plan_set_fini(&set);
     return 0;

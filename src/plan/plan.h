@@ -207,7 +207,10 @@ struct plan_job {
                               0 acts as 1 */
     const char *nvme_advice;   /* of a refusal where nvme is too small; NULL: raise the budgets */
     const char *device_advice; /* of a refusal where the device is too small: appended; or NULL */
-    uint64_t nvme_overhead_bytes; /* of the nvme budget: headers and what a cut stripe wastes */
+    uint64_t
+        nvme_overhead_bytes; /* of the nvme budget: headers, and of several drives a stripe for each but
+                                     one, however the budget is divided among them */
+    uint64_t nvme_stripe_bytes; /* the slab is a whole number of them; 0: of bytes */
     plan_machine machine;
 };
 typedef struct plan_job plan_job;

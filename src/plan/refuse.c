@@ -15,13 +15,28 @@
 #include "base/tile.h"
 #include "plan/compile.h"
 
+uint64_t plani_budget_for(const plan_job *job, int arena, uint64_t bytes)
+{
+    if (arena != ARENA_NVME)
+        return bytes;
+    if (job->nvme_stripe_bytes) /* a slab has at least one */
+        bytes = size_round_up(size_max(bytes, 1), job->nvme_stripe_bytes);
+    return bytes + job->nvme_overhead_bytes;
+}
+
+uint64_t plani_room_in(const plan_job *job, int arena, uint64_t budget_bytes)
+{
+    if (arena != ARENA_NVME)
+        return budget_bytes;
+    uint64_t step = size_max(job->nvme_stripe_bytes, 1);
+    return (budget_bytes - size_min(budget_bytes, job->nvme_overhead_bytes)) / step * step;
+}
+
 bool plani_homes_fit(const plan_job *job, const plani_layout *layout)
 {
-    for (int a = 0; a < ARENA_COUNT; a++) {
-        uint64_t extra = a == ARENA_NVME ? job->nvme_overhead_bytes : 0;
-        if (layout->end_bytes[a] + extra > job->budget_bytes[a])
+    for (int a = 0; a < ARENA_COUNT; a++)
+        if (plani_budget_for(job, a, layout->end_bytes[a]) > job->budget_bytes[a])
             return false;
-    }
     return true;
 }
 
@@ -129,9 +144,10 @@ static int learn_needs(const plan_job *job, struct plani_candidate *c, double mo
     plan_set set;
     plani_layout layout;
     TRY(plani_set_begin(job, c->tile_elems, &set, &layout));
-    uint64_t extra[ARENA_COUNT] = {[ARENA_NVME] = job->nvme_overhead_bytes};
     for (int a = 0; a < ARENA_COUNT && !c->has_homes; a++)
-        c->need[a] = layout.end_bytes[a] + extra[a];
+        c->need[a] = plani_budget_for(job, a, layout.end_bytes[a]);
+    if (!c->has_homes)
+        c->reached_bytes = layout.end_bytes[ARENA_NVME];
     c->has_homes = true;
     c->second_bytes = set.second_bytes;
     int rc = 0;
@@ -141,7 +157,9 @@ static int learn_needs(const plan_job *job, struct plani_candidate *c, double mo
         program serial;
         rc = plani_compile_one(job, &set, &layout, &asked, unlimited, &serial);
         for (int a = 0; a < ARENA_COUNT && rc == 0; a++)
-            c->need[a] = size_max(c->need[a], serial.peak_bytes[a] + extra[a]);
+            c->need[a] = size_max(c->need[a], plani_budget_for(job, a, serial.peak_bytes[a]));
+        if (rc == 0)
+            c->reached_bytes = size_max(c->reached_bytes, serial.peak_bytes[ARENA_NVME]);
         program_fini(&serial);
     }
     plani_layout_fini(&layout);
@@ -224,11 +242,13 @@ int plani_refuse(const plan_job *job, struct plani_candidate *list, uint32_t cou
         return err_set(ERR_INTERNAL, "the plan found no schedule although the serial order fits");
     bool lacks_nvme = need[ARENA_NVME] > job->budget_bytes[ARENA_NVME];
     char less[SIZE_TEXT_BYTES];
-    if (lacks_nvme && closest->second_bytes > 0)
+    uint64_t once_bytes = closest->reached_bytes - closest->second_bytes;
+    uint64_t saved_bytes = need[ARENA_NVME] - plani_budget_for(job, ARENA_NVME, once_bytes);
+    if (lacks_nvme && saved_bytes > 0)
         snprintf(once, sizeof once,
                  "; run.commit_every=0 needs %" PRIu64
                  " bytes (%s) of nvme less, but resumes only after a clean stop",
-                 closest->second_bytes, size_format(closest->second_bytes, less));
+                 saved_bytes, size_format(saved_bytes, less));
     bool lacks_device = need[ARENA_DEVICE] > job->budget_bytes[ARENA_DEVICE];
     bool adds = job->device_advice && lacks_device;
     const char *more = adds ? job->device_advice : "", *and_so = adds ? "; " : "";

@@ -164,6 +164,22 @@ int traini_choose_collectives(traini_setup *self)
     return measure_nccl(self);
 }
 
+int traini_check_state_kernels(const traini_setup *self)
+{
+    const kernel_ops *const updating[] = {self->ops, self->gpu ? &kernels_cpu : self->ops};
+    for (int i = 0; i < 2; i++)
+        if (tile_has_formats(self->plan.state_streams) && !updating[i]->adam_packed)
+            return err_set(
+                ERR_CONFIG,
+                "%s, but the %s backend has Adam for fp32 state alone: leave state.master "
+                "and state.moments at fp32, or set device.backend to another one",
+                self->job->state.master == JOB_MASTER_SPLIT    ? "state.master is \"split\""
+                : self->job->state.moments == JOB_MOMENTS_BF16 ? "state.moments is \"bf16\""
+                                                               : "state.moments is \"8bit\"",
+                updating[i]->name);
+    return 0;
+}
+
 int traini_make_cpu_context(traini_setup *self)
 {
     if (self->gpu)

@@ -164,8 +164,7 @@ static int describe_drives(traini_setup *self)
     self->plan.nvme_sharers = self->ranks.local_world;
     if (!is_stated || bytes < stated)
         self->plan.nvme_advice = "the machine's drives hold no more: more hosts divide it";
-    self->plan.nvme_overhead_bytes =
-        (uint64_t)self->drive_count * SLAB_HEADER_BYTES + self->drive_count * 8 * MIB;
+    traini_fill_overhead(self);
     return 0;
 }
 

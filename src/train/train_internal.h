@@ -9,7 +9,7 @@
  *   start.c       data, run directory, first state   resume.c      the state of an earlier process
  *   finish.c      the end of a run                    generate.c    sampling from a trained run
  *   placement.c   where each state rests             scalars.c     a step's update scalars
- *   state_formats.c  how state is stored
+ *   state_formats.c  how state is stored             drives.c      what a plan has of drives
  *   loss_scale.c  the loss scale of fp16             backend.c     CPU or GPU, and what it can hold
  *   memory.c      host memory that outlives a run    recut.c       extents in another layout
  *   keep.c        copies of commits                   verify.c      all sums, and what a run is
@@ -163,6 +163,10 @@ void traini_import_identity(const char *identity, char text[MANIFEST_TEXT_BYTES]
 bool traini_is_imported(const manifest *found);
 int traini_check_import(const manifest *found, const char *identity,
                         const char *run_dir) MUST_CHECK;
+/* What of the drives' budgets the plan cannot have: needs drive_count. drives.c, as the next three */
+void traini_fill_overhead(traini_setup *self);
+/* Drives: the job's, those of an existing slab, or the run directory for the final state alone. */
+int traini_make_drives(traini_setup *self, const struct traini_setup_options *options) MUST_CHECK;
 /* The directories that a job's slabs are made in, as they are known from any directory; placeholders of ranks
  * as they are. */
 int traini_job_drives(const struct job *asked, slab_drive drives[SLAB_DRIVES_MAX],
@@ -173,6 +177,8 @@ uint32_t traini_drive_sharers(const struct traini_ranks *ranks, const char *path
 /* Sets ops, and for a GPU gpu and context. ERR_CONFIG where the job demands a GPU that is not there; where
  * it leaves the choice, a GPU that cannot be used is warned of. backend.c */
 int traini_choose_backend(traini_setup *self) MUST_CHECK;
+/* ERR_CONFIG where who updates has no kernel for the formats that the job's state is kept in. */
+int traini_check_state_kernels(const traini_setup *self) MUST_CHECK;
 int traini_make_cpu_context(traini_setup *self) MUST_CHECK; /* once the cores are placed */
 /* The device budget on a GPU: what the job asks (0: all it can have), ERR_NO_FIT above what its free
  * memory allows. After model_prepare, when the libraries have taken theirs. */
