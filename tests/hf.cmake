@@ -7,7 +7,9 @@ if(TARGET sluice_train)
     sluice_test(test_train_export LIBS hf_fixture LABELS cpu nvme debug)
     sluice_test(test_train_hf LIBS hf_fixture train_fixture LABELS cpu nvme debug)
     sluice_test(test_train_hf_ranks LIBS hf_fixture train_fixture comm_fixture LABELS cpu nvme)
+    sluice_test(test_train_state LIBS hf_fixture train_fixture LABELS cpu nvme debug)
+    target_link_options(test_train_state PRIVATE -Wl,--wrap=traini_choose_backend)
     set_tests_properties(test_train_weights test_train_export test_train_hf
-                         test_train_hf_ranks PROPERTIES
+                         test_train_hf_ranks test_train_state PROPERTIES
                          ENVIRONMENT OMP_WAIT_POLICY=passive)
 endif()
