@@ -429,10 +429,11 @@ int export_run(const struct export_options *options, struct export_summary *summ
 
 /* A difference between what a run's drives hold and what its manifest says. */
 struct verify_damage {
-    char unit_name[64];   /* of the model; "" where it is not of a unit */
-    uint32_t unit, tile;  /* tile: of the rank's part of the unit */
-    const char *part;     /* which of the tile's bytes: "optimizer state", "params", or of a split master
-                             the half that they have; static. NULL where it is not of a unit */
+    char unit_name[64];  /* of the model; "" where it is not of a unit */
+    uint32_t unit, tile; /* tile: of the rank's part of the unit */
+    /* Which of the tile's bytes: "optimizer state", "params", or of a split master the half that they
+     * have; static. NULL where it is not of a unit. */
+    const char *part;
     uint32_t rank;        /* whose file it is; 0 where it is not a slab's */
     char path[4096];      /* of the file; an extent across stripes: where it begins */
     uint64_t file_offset; /* bytes */
