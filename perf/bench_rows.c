@@ -1,28 +1,42 @@
-/* GB/s of the CPU's row ops (activations, norms, additions, bias gradients, embedding, cross-entropy), each held
- * against a loop that reads and writes as many streams of as many bytes and computes next to nothing, timed by
- * turns with it. Shapes of GPT-2 124M at B=4, T=1024; the loss over 512 rows.
- * Usage: bench_rows [THREADS] [--quick] [--csv FILE]. */
+/* GB/s of the CPU's row ops (activations, norms, additions, bias gradients, embedding, cross-entropy, zeroing),
+ * each held against the better of two loops that read, write or update as many streams of as many bytes in the
+ * same places and compute next to nothing, the one with ordinary stores and the other with stores past the caches,
+ * timed by turns with it. Shapes of GPT-2 124M at B=4, T=1024; the loss over 384 rows, the head's chunk. Operands
+ * are on huge pages, as training's are, where the system gives them.
+ * Usage: bench_rows [THREADS [CASE]] [--quick] [--csv FILE]; CASE is the beginning of "bf16 gelu forward" or of
+ * another line's name. */
 #include <errno.h>
+#include <sys/mman.h>
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
 
-#include "base/mem.h"
 #include "base/rng.h"
+#include "base/size.h"
 #include "kernels/ops.h"
 #include "perf/bench.h"
 
-enum { STREAMS_MAX = 4, RUNS = 15, CHANNELS = 768, HIDDEN = 3072, VOCAB = 50257, LOSS_ROWS = 512 };
+enum { STREAMS_MAX = 4, RUNS = 15, CHANNELS = 768, HIDDEN = 3072, VOCAB = 50257, LOSS_ROWS = 384 };
 
-/* The arrays of a case; streams[0..reads) are read, streams[reads..reads + writes) written. */
+/* Elements that a limit's loop moves at `at`, in whole cache lines. */
+struct stream {
+    void *at;
+    uint64_t bytes;
+    enum { STREAM_READ, STREAM_WRITE, STREAM_UPDATE } kind;
+};
+
 struct bench {
     kernel_context *context;
     int threads;
     enum dtype type;
     uint64_t tokens; /* rows of all but the loss */
-    void *in[STREAMS_MAX], *out[STREAMS_MAX], *scratch;
+    void *in[STREAMS_MAX], *out[2], *scratch;
     float *stats, *grads; /* [2, tokens] and [V, C] fp32 */
     int32_t *token_ids;
-    /* what the limit does */
-    uint64_t read_bytes[STREAMS_MAX], write_bytes[STREAMS_MAX];
-    int reads, writes;
+    struct stream streams[STREAMS_MAX]; /* what the limit does */
+    int stream_count;
+    uint64_t mapping_bytes;
+    char *mapping, *free; /* all arrays; where the next one begins */
     int (*run)(struct bench *bench);
 };
 
@@ -163,6 +177,12 @@ static int cross_entropy(struct bench *b)
     return kernels_cpu.cross_entropy(b->context, NULL, &args);
 }
 
+static int zero(struct bench *b)
+{
+    return kernels_cpu.zero(b->context, NULL, b->out[0],
+                            b->tokens * (uint64_t)HIDDEN * dtype_bytes(b->type));
+}
+
 static double seconds_of_op(void *user)
 {
     struct bench *b = user;
@@ -171,33 +191,43 @@ static double seconds_of_op(void *user)
     return (double)(clock_ns() - start) * 1e-9;
 }
 
-/* Reads every read stream, in 4 KiB pieces side by side, and writes what it xors of them into the write
- * streams. Streams lie where the op's do. */
-static double seconds_of_limit(void *user)
+static uint64_t move_piece(const struct stream *stream, uint64_t begin, uint64_t end, uint64_t all,
+                           bool is_past)
 {
-    enum { PIECES = 4096 };
-    struct bench *b = user;
-    uint64_t start = clock_ns(), kept = 0;
-    const uint64_t *source[STREAMS_MAX];
-    uint64_t *target[STREAMS_MAX];
-    for (int i = 0; i < b->reads; i++)
-        source[i] = b->run == cross_entropy && i == 0 ? (const uint64_t *)b->grads : b->in[i];
-    for (int i = 0; i < b->writes; i++)
-        target[i] = b->out[i];
+    uint64_t *at = stream->at;
+    if (stream->kind == STREAM_READ) {
+        for (uint64_t word = begin; word < end; word++)
+            all ^= at[word];
+    } else if (stream->kind == STREAM_UPDATE) {
+        for (uint64_t word = begin; word < end; word++)
+            at[word] ^= all;
+    } else if (is_past) {
+#if defined(__SSE2__)
+        __m128i both = _mm_set1_epi64x((long long)all);
+        for (uint64_t word = begin; word < end; word += 2)
+            _mm_stream_si128((__m128i *)(at + word), both);
+#endif
+    } else {
+        for (uint64_t word = begin; word < end; word++)
+            at[word] = all;
+    }
+    return all;
+}
+
+/* Goes through all streams side by side, in pieces of at most 4 KiB. */
+static double seconds_of_streams(struct bench *b, bool is_past)
+{
+    enum { PIECE_BYTES = 4096, LINE_WORDS = 8 };
+    uint64_t start = clock_ns(), kept = 0, pieces = 1;
+    for (int i = 0; i < b->stream_count; i++)
+        pieces = size_max(pieces, b->streams[i].bytes / PIECE_BYTES);
 #pragma omp parallel for schedule(static) num_threads(b->threads) reduction(^ : kept)
-    for (uint64_t piece = 0; piece < PIECES; piece++) {
+    for (uint64_t piece = 0; piece < pieces; piece++) {
         uint64_t all = piece;
-        for (int i = 0; i < b->reads; i++) {
-            uint64_t words = b->read_bytes[i] / 8 / PIECES;
-            const uint64_t *at = source[i] + piece * words;
-            for (uint64_t word = 0; word < words; word++)
-                all ^= at[word];
-        }
-        for (int i = 0; i < b->writes; i++) {
-            uint64_t words = b->write_bytes[i] / 8 / PIECES;
-            uint64_t *at = target[i] + piece * words;
-            for (uint64_t word = 0; word < words; word++)
-                at[word] = all;
+        for (int i = 0; i < b->stream_count; i++) {
+            uint64_t lines = b->streams[i].bytes / sizeof(uint64_t) / LINE_WORDS;
+            all = move_piece(&b->streams[i], piece * lines / pieces * LINE_WORDS,
+                             (piece + 1) * lines / pieces * LINE_WORDS, all, is_past);
         }
         kept ^= all;
     }
@@ -205,59 +235,86 @@ static double seconds_of_limit(void *user)
     return (double)(clock_ns() - start) * 1e-9;
 }
 
-/* Streams of each case in elements of the working type; -1: logits, fp32. */
+static double seconds_of_stores(void *user)
+{
+    return seconds_of_streams(user, false);
+}
+
+static double seconds_of_stores_past(void *user)
+{
+    return seconds_of_streams(user, true);
+}
+
+static void add_stream(struct bench *b, void *at, int kind, uint64_t bytes)
+{
+    b->streams[b->stream_count].at = at;
+    b->streams[b->stream_count].bytes = bytes;
+    b->streams[b->stream_count++].kind = kind;
+}
+
 static const struct {
     const char *name;
     int (*run)(struct bench *bench);
-    int reads, writes, width;
+    int reads, writes,
+        width; /* streams of [tokens, width] of the working type; 0: as case_streams says */
 } cases[] = {
     {"gelu forward", gelu_forward, 1, 1, HIDDEN},
     {"gelu backward", gelu_backward, 2, 1, HIDDEN},
-    {"swiglu forward", swiglu_forward, 1, 1, 0},
-    {"swiglu backward", swiglu_backward, 2, 1, 0},
+    {"swiglu forward", swiglu_forward, 0, 0, 0},
+    {"swiglu backward", swiglu_backward, 0, 0, 0},
     {"layer norm forward, with residual", norm_forward, 2, 2, CHANNELS},
     {"layer norm backward, with residual", norm_backward, 3, 1, CHANNELS},
     {"add", add, 2, 1, CHANNELS},
     {"bias backward", bias_backward, 1, 0, HIDDEN},
     {"embedding forward", embedding_forward, 1, 1, CHANNELS},
-    {"embedding backward", embedding_backward, 1, 2, CHANNELS},
-    {"cross-entropy with gradient", cross_entropy, 1, 1, -1},
+    {"embedding backward", embedding_backward, 0, 0, 0},
+    {"cross-entropy with gradient", cross_entropy, 0, 0, 0},
+    {"zero", zero, 0, 1, HIDDEN},
 };
 
-/* Bytes of the streams of a case, for its limit; returns their sum. */
+/* The streams of a case, for its limit; returns their bytes, those of an update twice. */
 static uint64_t case_streams(struct bench *b, size_t index)
 {
     uint64_t elem_bytes = dtype_bytes(b->type), total = 0;
-    b->reads = cases[index].reads;
-    b->writes = cases[index].writes;
-    for (int i = 0; i < STREAMS_MAX; i++)
-        b->read_bytes[i] = b->write_bytes[i] = b->tokens * (uint64_t)HIDDEN * elem_bytes;
-    if (cases[index].width > 0)
-        for (int i = 0; i < STREAMS_MAX; i++)
-            b->read_bytes[i] = b->write_bytes[i] =
-                b->tokens * (uint64_t)cases[index].width * elem_bytes;
+    uint64_t hidden_bytes = b->tokens * (uint64_t)HIDDEN * elem_bytes;
+    b->stream_count = 0;
+    for (int i = 0; i < cases[index].reads; i++)
+        add_stream(b, b->in[i], STREAM_READ, b->tokens * (uint64_t)cases[index].width * elem_bytes);
+    for (int i = 0; i < cases[index].writes; i++)
+        add_stream(b, b->out[i], STREAM_WRITE,
+                   b->tokens * (uint64_t)cases[index].width * elem_bytes);
+    if (b->run == swiglu_forward || b->run == swiglu_backward)
+        add_stream(b, b->in[0], STREAM_READ, hidden_bytes);
     if (b->run == swiglu_forward)
-        b->write_bytes[0] /= 2;
-    if (b->run == swiglu_backward)
-        b->read_bytes[1] /= 2;
-    if (b->run == embedding_backward) /* the sums of tokens and positions: in and out */
-        b->write_bytes[0] = b->write_bytes[1] = 2 * b->tokens * CHANNELS * sizeof(float);
-    if (b->run == cross_entropy) {
-        b->read_bytes[0] = (uint64_t)LOSS_ROWS * VOCAB * sizeof(float);
-        b->write_bytes[0] = (uint64_t)LOSS_ROWS * VOCAB * elem_bytes;
+        add_stream(b, b->out[0], STREAM_WRITE, hidden_bytes / 2);
+    if (b->run == swiglu_backward) {
+        add_stream(b, b->in[1], STREAM_READ, hidden_bytes / 2);
+        add_stream(b, b->out[0], STREAM_WRITE, hidden_bytes);
     }
-    for (int i = 0; i < b->reads; i++)
-        total += b->read_bytes[i];
-    for (int i = 0; i < b->writes; i++)
-        total += b->write_bytes[i];
+    if (b->run == embedding_backward) { /* positions stay in the caches between sequences */
+        uint64_t row_bytes = CHANNELS * sizeof(float);
+        add_stream(b, b->in[0], STREAM_READ, b->tokens * CHANNELS * elem_bytes);
+        add_stream(b, b->grads, STREAM_UPDATE, size_min(b->tokens, HIDDEN) * row_bytes);
+        add_stream(b, b->grads + (uint64_t)HIDDEN * CHANNELS, STREAM_UPDATE,
+                   b->tokens / 4 * row_bytes);
+    }
+    if (b->run == cross_entropy) {
+        add_stream(b, b->grads, STREAM_READ, (uint64_t)LOSS_ROWS * VOCAB * sizeof(float));
+        add_stream(b, b->out[0], STREAM_WRITE, (uint64_t)LOSS_ROWS * VOCAB * elem_bytes);
+    }
+    for (int i = 0; i < b->stream_count; i++)
+        total += b->streams[i].bytes * (b->streams[i].kind == STREAM_UPDATE ? 2 : 1);
     return total;
 }
 
-static void *block(uint64_t bytes)
+/* Zeroed; each array lies 16 KiB further from a multiple of 64 KiB than the one before. */
+static void *block(struct bench *b, uint64_t bytes)
 {
-    void *data = mem_alloc(bytes, 1, "benchmark operand");
-    if (!data)
-        bench_require(-ENOMEM);
+    void *data = b->free;
+    b->free += size_round_up(bytes, 64 * KIB) + 16 * KIB;
+    if (b->free > b->mapping + b->mapping_bytes)
+        bench_require(err_set(-ENOMEM, "the benchmark's operands need more than %llu bytes",
+                              (unsigned long long)b->mapping_bytes));
     return data;
 }
 
@@ -265,42 +322,66 @@ static void bench_init(struct bench *b)
 {
     uint64_t loss_bytes = (uint64_t)LOSS_ROWS * VOCAB * sizeof(float);
     uint64_t bytes = b->tokens * (uint64_t)HIDDEN * sizeof(float);
+    b->mapping_bytes = 4 * bytes + 4 * size_max(bytes, loss_bytes) + 64 * MIB;
+    b->mapping =
+        mmap(NULL, b->mapping_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (b->mapping == MAP_FAILED)
+        bench_require(
+            err_set(-ENOMEM, "no memory for %llu bytes", (unsigned long long)b->mapping_bytes));
+    madvise(b->mapping, b->mapping_bytes, MADV_HUGEPAGE);
+    b->free = (char *)size_round_up((uint64_t)(uintptr_t)b->mapping, 2 * MIB);
     for (int i = 0; i < STREAMS_MAX; i++) {
-        b->in[i] = block(bytes);
-        b->out[i] = block(bytes > loss_bytes ? bytes : loss_bytes);
+        b->in[i] = block(b, bytes);
         for (uint64_t e = 0; e < b->tokens * HIDDEN; e++) {
             float value = 2.0f * ((float)rng_uniform(1, (uint64_t)i, e) - 0.5f);
             dtype_convert(&value, DTYPE_FP32, (char *)b->in[i] + e * dtype_bytes(b->type), b->type,
                           1);
         }
     }
-    uint64_t table = (uint64_t)(HIDDEN + b->tokens) * CHANNELS * sizeof(float);
-    b->grads = block(table > loss_bytes ? table : loss_bytes);
-    b->stats = block(2 * b->tokens * sizeof *b->stats);
-    b->token_ids = block((b->tokens + 1) * sizeof *b->token_ids);
+    for (int i = 0; i < 2; i++)
+        b->out[i] = block(b, size_max(bytes, loss_bytes));
+    b->grads =
+        block(b, size_max((uint64_t)(HIDDEN + b->tokens) * CHANNELS * sizeof(float), loss_bytes));
+    b->stats = block(b, 2 * b->tokens * sizeof *b->stats);
+    b->token_ids = block(b, (b->tokens + 1) * sizeof *b->token_ids);
     for (uint64_t i = 0; i < b->tokens; i++)
         b->token_ids[i] = (int32_t)(rng_uniform(2, 0, i) * (HIDDEN - 1));
-    size_t norm_bytes = kernels_cpu.norm_grad_scratch_bytes(b->context, b->tokens, CHANNELS);
-    size_t bias_bytes = kernels_cpu.bias_backward_scratch_bytes(b->context, b->tokens, HIDDEN);
-    b->scratch = block(norm_bytes > bias_bytes ? norm_bytes : bias_bytes);
+    b->scratch =
+        block(b, size_max(kernels_cpu.norm_grad_scratch_bytes(b->context, b->tokens, CHANNELS),
+                          kernels_cpu.bias_backward_scratch_bytes(b->context, b->tokens, HIDDEN)));
 }
 
-static void bench_fini(struct bench *b)
+/* Logits as a model has them; what earlier cases have left there is another's gradient. */
+static void draw_logits(struct bench *b)
 {
-    for (int i = 0; i < STREAMS_MAX; i++) {
-        mem_free(b->in[i]);
-        mem_free(b->out[i]);
-    }
-    mem_free(b->grads);
-    mem_free(b->stats);
-    mem_free(b->token_ids);
-    mem_free(b->scratch);
+    for (uint64_t i = 0; i < (uint64_t)LOSS_ROWS * VOCAB; i++)
+        b->grads[i] = 12.0f * ((float)rng_uniform(3, 0, i) - 0.5f);
+}
+
+static void bench_case(struct bench *b, size_t index, const char *name)
+{
+    b->run = cases[index].run;
+    if (b->run == cross_entropy)
+        draw_logits(b);
+    uint64_t bytes = case_streams(b, index);
+    struct bench_body bodies[] = {
+        {seconds_of_op, b}, {seconds_of_stores, b}, {seconds_of_stores_past, b}};
+    struct bench_summary out[3];
+#if defined(__SSE2__)
+    int count = 3;
+#else
+    int count = 2;
+#endif
+    bench_by_turns(bodies, count, RUNS, out);
+    int best = count == 3 && out[2].median < out[1].median ? 2 : 1;
+    bench_report(name, (double)bytes * 1e-9, "GB/s", &out[0], &out[best]);
 }
 
 int main(int argc, char **argv)
 {
     bench_begin(&argc, argv);
     kernel_context_config config = {.thread_count = bench_threads(argc, argv, 1)};
+    const char *wanted = argc > 2 ? argv[2] : "";
     kernel_context *context;
     bench_require(kernels_cpu.context_create(&config, &context));
     printf("%s\n", kernels_cpu.describe(context));
@@ -312,16 +393,12 @@ int main(int argc, char **argv)
                           .tokens = bench_is_quick() ? 1024 : 4096};
         bench_init(&b);
         for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-            b.run = cases[i].run;
-            uint64_t bytes = case_streams(&b, i);
-            struct bench_body bodies[] = {{seconds_of_op, &b}, {seconds_of_limit, &b}};
-            struct bench_summary out[2];
-            bench_by_turns(bodies, 2, RUNS, out);
             char name[96];
             snprintf(name, sizeof name, "rows %s %s", dtype_name(b.type), cases[i].name);
-            bench_report(name, (double)bytes * 1e-9, "GB/s", &out[0], &out[1]);
+            if (strncmp(name + strlen("rows "), wanted, strlen(wanted)) == 0)
+                bench_case(&b, i, name);
         }
-        bench_fini(&b);
+        munmap(b.mapping, b.mapping_bytes);
     }
     kernels_cpu.context_destroy(context);
     return 0;
