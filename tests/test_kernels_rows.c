@@ -658,6 +658,71 @@ static void elementary_functions(void **state)
     assert_true(s[2] == 1.0f && s[3] == 0.0f && isnan(s[6]) && isnan(s[7]));
 }
 
+/* Of numbers up to 0: within 1.2 ulp and |x| / 20, and 0 instead of subnormal numbers. */
+static void exp_of_differences(void **state)
+{
+    (void)state;
+    enum { BATCH = 4096, COUNT = 256 * BATCH };
+    const rows_table *table = rowsi_table(tested_isa);
+    float x[BATCH], y[BATCH];
+    double worst = 0.0;
+    for (uint64_t first = 0; first < COUNT; first += BATCH) {
+        for (uint64_t i = 0; i < BATCH; i++)
+            x[i] = -90.0f * (float)(first + i) / (float)COUNT;
+        table->exp_below(x, y, BATCH);
+        for (int i = 0; i < BATCH; i++) {
+            double power = exp((double)x[i]);
+            if (power < 0x1.1p-126)
+                assert_true(y[i] == 0.0f || (power > 0x1p-127 && ulps(y[i], power) <= 4.0));
+            else
+                worst = fmax(worst, ulps(y[i], power) - fabs((double)x[i]) / 20);
+        }
+    }
+    printf("worst error in ulp beyond |x| / 20: %.3f\n", worst);
+    assert_true(worst <= 1.2);
+    const float edge[] = {0.0f, -0.0f, -INFINITY, -1e30f, -88.0f, NAN, -NAN};
+    table->exp_below(edge, y, 7);
+    assert_true(y[0] == 1.0f && y[1] == 1.0f && y[2] == 0.0f && y[3] == 0.0f && y[4] == 0.0f);
+    assert_true(isnan(y[5]) && isnan(y[6]));
+}
+
+/* A row whose largest logit comes last in some lanes, first in others, and parts of it that are all -infinity:
+ * the running sums are those of the whole. */
+static void cross_entropy_of_rising_logits(void **state)
+{
+    (void)state;
+    enum { VOCAB = 3 * 512 + 37 };
+    kernel_context context = context_of(tested_isa, 1);
+    static float logits[VOCAB], grad[VOCAB];
+    for (int rising = 0; rising < 3; rising++) {
+        double largest = -INFINITY, sum = 0.0;
+        for (int i = 0; i < VOCAB; i++) {
+            logits[i] = (rising == 1 ? -0.05f : 0.05f) * (float)i;
+            if (rising == 2 && i < 600) /* whole blocks of nothing */
+                logits[i] = -INFINITY;
+            largest = fmax(largest, (double)logits[i]);
+        }
+        for (int i = 0; i < VOCAB; i++)
+            sum += exp((double)logits[i] - largest);
+        int32_t target = VOCAB - 5;
+        float loss = 0.0f;
+        cross_entropy_args args = {.rows = 1,
+                                   .vocab = VOCAB,
+                                   .logits = logits,
+                                   .targets = &target,
+                                   .losses = &loss,
+                                   .logits_grad = grad,
+                                   .grad_scale = 1.0f};
+        assert_int_equal(cpui_cross_entropy(&context, NULL, &args), 0);
+        double expected = log(sum) + largest - (double)logits[target];
+        assert_true(fabs((double)loss - expected) <= 1e-6 * fmax(1.0, fabs(expected)));
+        for (int i = 0; i < VOCAB; i++) {
+            double power = exp((double)logits[i] - largest) / sum - (i == target);
+            assert_true(fabs((double)grad[i] - power) <= 4e-6 * fabs(power) + 1e-12);
+        }
+    }
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
@@ -673,6 +738,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(bad_indices_are_refused),
         cmocka_unit_test(zeroing),
         cmocka_unit_test(elementary_functions),
+        cmocka_unit_test(exp_of_differences),
+        cmocka_unit_test(cross_entropy_of_rising_logits),
     };
     int status = isa_of_test(argc, argv, &tested_isa);
     if (status != 0)

@@ -17,12 +17,15 @@ const rows_table *rowsi_table(enum cpui_isa isa)
 #if defined(__x86_64__)
     if (isa == CPUI_ISA_AVX512)
         return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")
+                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+                       __builtin_cpu_supports("fma")
                    ? &rowsi_avx512
                    : NULL;
     if (isa == CPUI_ISA_AVX2)
-        return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c") ? &rowsi_avx2
-                                                                                : NULL;
+        return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c") &&
+                       __builtin_cpu_supports("fma")
+                   ? &rowsi_avx2
+                   : NULL;
 #endif
     return isa == CPUI_ISA_REFERENCE ? &rowsi_baseline : NULL;
 }

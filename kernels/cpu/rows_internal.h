@@ -1,7 +1,7 @@
 /* The table of one instruction set's row ops. rows.c picks a table and checks arguments; the bodies
  * (rows_body.h) are compiled once per instruction set into rows_baseline.c, rows_avx2.c and
- * rows_avx512.c. Every table computes the same bits: the bodies use no fused multiply-add and fix
- * the order of each sum independently of the vector width. Names rowsi_ are shared by these files
+ * rows_avx512.c. Every table computes the same bits: the bodies say which
+ * multiply-adds are fused and fix the order of each sum independently of the vector width. Names rowsi_ are shared by these files
  * only. */
 #ifndef SLUICE_KERNELS_CPU_ROWS_INTERNAL_H
 #define SLUICE_KERNELS_CPU_ROWS_INTERNAL_H
@@ -76,6 +76,7 @@ struct rows_table {
     void (*convert_rows)(int threads, const struct rows_conversion *args);
     /* The elementary functions, for their accuracy tests: out[count] = f(x), out may be x. */
     void (*exp)(const float *x, float *out, size_t count);
+    void (*exp_below)(const float *x, float *out, size_t count); /* x <= 0 */
     void (*sigmoid)(const float *x, float *out, size_t count);
 };
 typedef struct rows_table rows_table;

@@ -1,39 +1,97 @@
 /* Softmax cross-entropy of one chunk of rows, over the whole vocabulary or parts of its columns. Part
  * of rows_body.h.
  *
- * Three passes over a row (maximum, sum of exponentials, gradient): a row of 256K logits is 1 MiB,
- * so the later passes come from the second-level cache. The exponentials are computed twice rather
- * than stored, because a 16-bit gradient has no room for them. A row that holds NaN or +infinity
- * gives a NaN loss, which the step's check sees.
+ * Two passes over a row: its largest logit with the sum of the exponentials, then the gradient: a row of
+ * 256K logits is 1 MiB, so that the second pass comes from the second-level cache. The exponentials are
+ * computed twice rather than stored, because a 16-bit gradient has no room for them. A row that holds NaN
+ * or +infinity gives a NaN loss, which the step's check sees.
  *
- * Parts keep three fp32 numbers a row between calls (Milakov and Gimelshein, "Online normalizer
- * calculation for softmax", 2018). For a part with largest logit p and new largest m = max(old, p):
- *   sum = round_fp32(sum * exp(old - m) + sum over the part of exp(x - m))     in fp64, rounded once
- * While every logit seen is -infinity, m is taken as 0 here: nothing is added, and a later part may
- * still be finite. A sum that is NaN stays NaN, with the bits 0x7fc00000. */
+ * The first pass follows Milakov and Gimelshein, "Online normalizer calculation for softmax" (2018), in
+ * each of ROWS_LANES lanes, which meet at the end of the row: with lane k's largest logit of the blocks before, o,
+ * and of this block too, m, each block makes
+ *   sum[k] = sum[k] * exp(o - m) + sum over the block's lane of exp(x - m)         in fp64
+ * so that nothing is folded, compared or branched upon between blocks. While every logit seen is -infinity, m is
+ * taken as 0: nothing is added, and a later logit may still be finite.
+ *
+ * Parts keep three fp32 numbers a row between calls: the largest logit, the sum with its shift, rounded once
+ * after a part by the same rule, and the target's logit. A sum that is NaN stays NaN, with the bits
+ * 0x7fc00000. */
 
-/* The sum of exp(x - shift) over x[0..count). */
-static double exp_sum(const float *logits, uint64_t count, float shift)
+/* The lanes of a row's first pass; element i of the row is lane i % ROWS_LANES's. */
+struct softmax_lanes {
+    float largest[ROWS_LANES]; /* -infinity before the first block; NaN elements are passed over */
+    double sum[ROWS_LANES];    /* of exp(x - largest) */
+};
+
+/* What a row's exponentials are shifted by. */
+static inline float softmax_shift(float largest)
 {
-    float powers[ROWS_BLOCK];
-    struct row_sum sums = {{0}};
-    for (uint64_t c = 0; c < count; c += ROWS_BLOCK) {
-        size_t n = block_elems(count, c);
-        const float *x = logits + c;
-#pragma omp simd
-        for (size_t i = 0; i < n; i++)
-            powers[i] = exp_one(x[i] - shift);
-        row_sum_add(&sums, powers, n);
-    }
-    return row_sum_fold(&sums);
+    return largest == -INFINITY ? 0.0f : largest;
 }
 
-static float row_max(const float *logits, uint64_t count)
+/* largest[k] = the largest of itself and of x[k], x[k + ROWS_LANES], ... before x[n]. */
+static inline void lanes_max(float largest[ROWS_LANES], const float *x, size_t n)
 {
+    float lane[ROWS_LANES];
+    memcpy(lane, largest, sizeof lane);
+    for (size_t i = 0; i < n; i += ROWS_LANES) {
+        fetch_ahead(x + i, ROWS_LANES * sizeof *x);
+#pragma omp simd
+        for (size_t k = 0; k < ROWS_LANES; k++)
+            lane[k] = x[i + k] > lane[k] ? x[i + k] : lane[k];
+    }
+    memcpy(largest, lane, sizeof lane);
+}
+
+/* Adds x[0..n); n is a multiple of ROWS_LANES, at most ROWS_BLOCK. */
+static void softmax_add(struct softmax_lanes *lanes, const float *x, size_t n)
+{
+    float shift[ROWS_LANES], kept[ROWS_LANES], powers[ROWS_BLOCK];
+    struct row_sum sums = {{0}};
+    memcpy(kept, lanes->largest, sizeof kept);
+    lanes_max(lanes->largest, x, n);
+#pragma omp simd
+    for (size_t k = 0; k < ROWS_LANES; k++) {
+        shift[k] = softmax_shift(lanes->largest[k]);
+        kept[k] = exp_below(kept[k] - shift[k]);
+    }
+    for (size_t i = 0; i < n; i += ROWS_LANES)
+#pragma omp simd
+        for (size_t k = 0; k < ROWS_LANES; k++)
+            powers[i + k] = exp_below(x[i + k] - shift[k]);
+    row_sum_add(&sums, powers, n);
+#pragma omp simd
+    for (size_t k = 0; k < ROWS_LANES; k++)
+        lanes->sum[k] = lanes->sum[k] * (double)kept[k] + sums.lane[k];
+}
+
+/* The largest of x[0..count) and the sum of exp(x - softmax_shift(largest)). */
+static void softmax_first_pass(const float *logits, uint64_t count, float *largest, double *sum)
+{
+    struct softmax_lanes lanes;
+    struct row_sum sums;
+    uint64_t whole = count / ROWS_LANES * ROWS_LANES;
+    for (int k = 0; k < ROWS_LANES; k++) {
+        lanes.largest[k] = -INFINITY;
+        lanes.sum[k] = 0.0;
+    }
+    for (uint64_t c = 0; c < whole; c += ROWS_BLOCK)
+        softmax_add(&lanes, logits + c, block_elems(whole, c));
+    if (whole < count) { /* the rest, filled up with what adds nothing */
+        float rest[ROWS_LANES];
+        for (uint64_t k = 0; k < ROWS_LANES; k++)
+            rest[k] = whole + k < count ? logits[whole + k] : -INFINITY;
+        softmax_add(&lanes, rest, ROWS_LANES);
+    }
     float max = -INFINITY;
-    for (uint64_t c = 0; c < count; c += ROWS_BLOCK)
-        max = block_max(max, logits + c, block_elems(count, c));
-    return max;
+    for (int k = 0; k < ROWS_LANES; k++)
+        max = lanes.largest[k] > max ? lanes.largest[k] : max;
+    float shift = softmax_shift(max);
+#pragma omp simd
+    for (int k = 0; k < ROWS_LANES; k++)
+        sums.lane[k] = lanes.sum[k] * (double)exp_below(lanes.largest[k] - shift);
+    *largest = max;
+    *sum = row_sum_fold(&sums);
 }
 
 /* grad[at + i] = round(exp(logits[i] - max) * scale); grad may lie at logits. */
@@ -47,7 +105,7 @@ static void softmax_grad_row(enum dtype type, const float *logits, uint64_t coun
         float *grad = store_place(type, grads, at + c, buffer);
 #pragma omp simd
         for (size_t i = 0; i < n; i++)
-            grad[i] = exp_one(x[i] - max) * scale;
+            grad[i] = exp_below(x[i] - max) * scale;
         store_block(type, grads, at + c, n, grad);
     }
 }
@@ -76,8 +134,9 @@ static void cross_entropy_row(const cross_entropy_args *args, uint64_t row)
         return;
     }
     const float *logits = args->logits + at;
-    float max = row_max(logits, vocab);
-    double sum = exp_sum(logits, vocab, max);
+    float max;
+    double sum;
+    softmax_first_pass(logits, vocab, &max, &sum);
     double target_logit = (double)logits[args->targets[row]];
     args->losses[row] = (float)(log(sum) + ((double)max - target_logit));
     if (args->logits_grad)
@@ -103,11 +162,12 @@ static void softmax_part_row(const softmax_part_args *args, uint64_t row)
     uint64_t target = (uint64_t)args->targets[row] - args->column_begin; /* wraps if before */
     if (target < args->columns)
         args->target_logit[row] = logits[target];
-    float before = args->largest[row], max = row_max(logits, args->columns);
-    max = before > max ? before : max;
-    float shift = max == -INFINITY ? 0.0f : max;
-    double kept = (double)args->sum[row] * (double)exp_one(before - shift);
-    float sum = (float)(kept + exp_sum(logits, args->columns, shift));
+    float before = args->largest[row], largest;
+    double part_sum;
+    softmax_first_pass(logits, args->columns, &largest, &part_sum);
+    float max = before > largest ? before : largest, shift = softmax_shift(max);
+    float sum = (float)((double)args->sum[row] * (double)exp_below(before - shift) +
+                        part_sum * (double)exp_below(largest - shift));
     args->largest[row] = max;
     args->sum[row] = sum == sum ? sum : fp32_from_bits(0x7fc00000u);
 }

@@ -370,6 +370,13 @@ static void exp_all(const float *x, float *out, size_t count)
         out[i] = exp_one(x[i]);
 }
 
+static void exp_below_all(const float *x, float *out, size_t count)
+{
+#pragma omp simd
+    for (size_t i = 0; i < count; i++)
+        out[i] = exp_below(x[i]);
+}
+
 static void sigmoid_all(const float *x, float *out, size_t count)
 {
 #pragma omp simd

@@ -83,8 +83,9 @@ enum {
     /* Raised whenever the same job on the same machine gives other bits than before: 2 is that
      * widened products are cut, and that the first update has the scheduler's initial rate; 3 is that
      * rows of logits lie 16 bytes apart or a multiple of that; 4 is that bf16 products and attention run
-     * on AMX tiles of our own, and that a small model's logits are cut in larger chunks. */
-    NUMERICS_VERSION = 4,
+     * on AMX tiles of our own, and that a small model's logits are cut in larger chunks; 5 is that the
+     * CPU's row ops fuse multiply-adds and sum a softmax in one pass. */
+    NUMERICS_VERSION = 5,
 };
 
 /* What the bits of a run depend on besides its data: model, dtypes, micro-batch, kernels. A line each, named
