@@ -17,7 +17,8 @@ static void head_norm_one(const head_norm_args *args, uint64_t row, uint64_t hea
     float *kept = store_place(args->type, args->before, at * n, kept_buffer);
     memcpy(kept, x, n * sizeof *kept);
     store_block(args->type, args->before, at * n, n, kept);
-    double variance = row_mean_square(args->type, args->before, at * n, n, 0.0f);
+    struct row_operand before = {args->type, args->before, at * n};
+    double variance = row_mean_square(&before, n, 0.0f);
     float rstd = (float)(1.0 / sqrt(variance + (double)args->epsilon));
     args->rstd[at] = rstd;
     float *y = store_place(args->type, args->data, first, y_buffer);

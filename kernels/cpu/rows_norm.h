@@ -1,7 +1,37 @@
 /* LayerNorm and RMSNorm, and column sums over rows. Part of rows_body.h.
  *
  * Statistics are two passes (mean, then squared distances from it) with fp32 lanes folded in
- * double. RMSNorm is the same arithmetic with the mean taken as 0. */
+ * double. RMSNorm is the same arithmetic with the mean taken as 0.
+ *
+ * Memory is gone through once: of 16-bit types a row's passes share one widened copy that stays in the
+ * caches, and a thread widens weight and bias once a call. Before, widening and rounding were most of
+ * a norm's time in bf16. Rows of more than ROW_KEPT elements are widened in each pass. */
+
+enum { ROW_KEPT = 4096 }; /* elements: 16 KiB of fp32 */
+
+/* Elements of one type, from element `at` of `data` on. */
+struct row_operand {
+    enum dtype type;
+    const void *data;
+    uint64_t at;
+};
+
+/* The same n elements as fp32: where they lie, or in kept [ROW_KEPT]; as they are if that is too small. */
+static inline struct row_operand keep_row(struct row_operand from, uint64_t n, float *kept)
+{
+    if (from.type == DTYPE_FP32 || n > ROW_KEPT)
+        return from;
+    for (uint64_t c = 0; c < n; c += ROWS_BLOCK)
+        (void)load_block(from.type, from.data, from.at + c, block_elems(n, c), kept + c);
+    return (struct row_operand){DTYPE_FP32, kept, 0};
+}
+
+/* Elements [c, c + n) of an operand as load_block gives them. */
+static inline const float *load_part(const struct row_operand *from, uint64_t c, size_t n,
+                                     float *buffer)
+{
+    return load_block(from->type, from->data, from->at + c, n, buffer);
+}
 
 /* sum = round(x + residual); one row at element `at` of each. */
 static void residual_row(const norm_args *args, uint64_t at)
@@ -19,26 +49,25 @@ static void residual_row(const norm_args *args, uint64_t at)
     }
 }
 
-static float row_mean(enum dtype type, const void *x_row, uint64_t at, uint64_t channels)
+static float row_mean(const struct row_operand *row, uint64_t channels)
 {
     struct row_sum sum = {{0}};
     float buffer[ROWS_BLOCK];
     for (uint64_t c = 0; c < channels; c += ROWS_BLOCK) {
         size_t n = block_elems(channels, c);
-        row_sum_add(&sum, load_block(type, x_row, at + c, n, buffer), n);
+        row_sum_add(&sum, load_part(row, c, n, buffer), n);
     }
     return (float)(row_sum_fold(&sum) / (double)channels);
 }
 
 /* Mean of (x - mean)^2. */
-static double row_mean_square(enum dtype type, const void *x_row, uint64_t at, uint64_t channels,
-                              float mean)
+static double row_mean_square(const struct row_operand *row, uint64_t channels, float mean)
 {
     struct row_sum sum = {{0}};
     float buffer[ROWS_BLOCK], squares[ROWS_BLOCK];
     for (uint64_t c = 0; c < channels; c += ROWS_BLOCK) {
         size_t n = block_elems(channels, c);
-        const float *x = load_block(type, x_row, at + c, n, buffer);
+        const float *x = load_part(row, c, n, buffer);
 #pragma omp simd
         for (size_t i = 0; i < n; i++)
             squares[i] = (x[i] - mean) * (x[i] - mean);
@@ -47,31 +76,38 @@ static double row_mean_square(enum dtype type, const void *x_row, uint64_t at, u
     return row_sum_fold(&sum) / (double)channels;
 }
 
-static void norm_row(const norm_args *args, uint64_t row)
+/* What a thread keeps for all of its rows. */
+struct norm_operands {
+    struct row_operand weight, bias; /* bias: LayerNorm's */
+};
+
+static void norm_row(const norm_args *args, uint64_t row, const struct norm_operands *shared)
 {
     uint64_t channels = args->channels, at = row * channels;
     float x_buffer[ROWS_BLOCK], w_buffer[ROWS_BLOCK], b_buffer[ROWS_BLOCK], y_buffer[ROWS_BLOCK];
-    const void *source = args->input;
+    float kept[ROW_KEPT];
+    struct row_operand source = {args->type, args->input, at};
     if (args->residual) {
         residual_row(args, at);
-        source = args->sum;
+        source.data = args->sum;
     }
-    float mean = args->kind == NORM_LAYER ? row_mean(args->type, source, at, channels) : 0.0f;
-    double variance = row_mean_square(args->type, source, at, channels, mean);
+    source = keep_row(source, channels, kept);
+    float mean = args->kind == NORM_LAYER ? row_mean(&source, channels) : 0.0f;
+    double variance = row_mean_square(&source, channels, mean);
     float rstd = (float)(1.0 / sqrt(variance + (double)args->epsilon));
     if (args->kind == NORM_LAYER)
         args->mean[row] = mean;
     args->rstd[row] = rstd;
     for (uint64_t c = 0; c < channels; c += ROWS_BLOCK) {
         size_t n = block_elems(channels, c);
-        const float *x = load_block(args->type, source, at + c, n, x_buffer);
-        const float *w = load_block(args->type, args->weight, c, n, w_buffer);
+        const float *x = load_part(&source, c, n, x_buffer);
+        const float *w = load_part(&shared->weight, c, n, w_buffer);
         float *y = store_place(args->type, args->output, at + c, y_buffer);
         if (args->kind == NORM_LAYER) {
-            const float *b = load_block(args->type, args->bias, c, n, b_buffer);
+            const float *b = load_part(&shared->bias, c, n, b_buffer);
 #pragma omp simd
             for (size_t i = 0; i < n; i++)
-                y[i] = (x[i] - mean) * rstd * w[i] + b[i];
+                y[i] = fused((x[i] - mean) * rstd, w[i], b[i]);
         } else {
 #pragma omp simd
             for (size_t i = 0; i < n; i++)
@@ -83,29 +119,47 @@ static void norm_row(const norm_args *args, uint64_t row)
 
 static void norm_forward(int threads, const norm_args *args)
 {
-#pragma omp parallel for schedule(static) num_threads(team(threads, args->rows * args->channels))
-    for (uint64_t row = 0; row < args->rows; row++)
-        norm_row(args, row);
+#pragma omp parallel num_threads(team(threads, args->rows * args->channels))
+    {
+        float weight[ROW_KEPT], bias[ROW_KEPT];
+        struct norm_operands shared = {
+            .weight = keep_row((struct row_operand){args->type, args->weight, 0}, args->channels,
+                               weight)};
+        if (args->kind == NORM_LAYER)
+            shared.bias =
+                keep_row((struct row_operand){args->type, args->bias, 0}, args->channels, bias);
+#pragma omp for schedule(static)
+        for (uint64_t row = 0; row < args->rows; row++)
+            norm_row(args, row, &shared);
+    }
 }
 
-/* Adds one row to the parameter gradients' partial sums (bias_sum NULL for RMSNorm) and returns the
- * means of g = dy * w and of g * xhat, xhat = (x - mean) * rstd. */
-static void norm_grad_row_sums(const norm_grad_args *args, uint64_t at, float mean, float rstd,
-                               float *weight_sum, float *bias_sum, float *g_mean, float *gx_mean)
+/* A row of the backward pass. */
+struct norm_grad_row {
+    struct row_operand x, dy, weight;
+    float mean, rstd; /* mean 0 for RMSNorm */
+    float g_mean,
+        gx_mean; /* of g = dy * w (0 for RMSNorm) and of g * xhat, xhat = (x - mean) * rstd */
+};
+
+/* Adds one row to the parameter gradients' partial sums (bias_sum NULL for RMSNorm) and takes the means
+ * of g and of g * xhat. */
+static void norm_grad_row_sums(struct norm_grad_row *row, uint64_t channels, float *weight_sum,
+                               float *bias_sum)
 {
     float x_buffer[ROWS_BLOCK], dy_buffer[ROWS_BLOCK], w_buffer[ROWS_BLOCK];
-    float g[ROWS_BLOCK], gx[ROWS_BLOCK];
+    float g[ROWS_BLOCK], gx[ROWS_BLOCK], mean = row->mean, rstd = row->rstd;
     struct row_sum g_sum = {{0}}, gx_sum = {{0}};
-    for (uint64_t c = 0; c < args->channels; c += ROWS_BLOCK) {
-        size_t n = block_elems(args->channels, c);
-        const float *x = load_block(args->type, args->input, at + c, n, x_buffer);
-        const float *dy = load_block(args->type, args->output_grad, at + c, n, dy_buffer);
-        const float *w = load_block(args->type, args->weight, c, n, w_buffer);
+    for (uint64_t c = 0; c < channels; c += ROWS_BLOCK) {
+        size_t n = block_elems(channels, c);
+        const float *x = load_part(&row->x, c, n, x_buffer);
+        const float *dy = load_part(&row->dy, c, n, dy_buffer);
+        const float *w = load_part(&row->weight, c, n, w_buffer);
         float *dw = weight_sum + c;
 #pragma omp simd
         for (size_t i = 0; i < n; i++) {
             float xhat = (x[i] - mean) * rstd;
-            dw[i] += dy[i] * xhat;
+            dw[i] = fused(dy[i], xhat, dw[i]);
             g[i] = dy[i] * w[i];
             gx[i] = g[i] * xhat;
         }
@@ -118,21 +172,22 @@ static void norm_grad_row_sums(const norm_grad_args *args, uint64_t at, float me
         for (size_t i = 0; i < n; i++)
             db[i] += dy[i];
     }
-    *g_mean = (float)(row_sum_fold(&g_sum) / (double)args->channels);
-    *gx_mean = (float)(row_sum_fold(&gx_sum) / (double)args->channels);
+    row->g_mean = (float)(row_sum_fold(&g_sum) / (double)channels);
+    row->gx_mean = (float)(row_sum_fold(&gx_sum) / (double)channels);
 }
 
-/* dx = rstd * (g - mean(g) - xhat * mean(g xhat)) [+ residual_grad]; mean(g) is 0 for RMSNorm. */
-static void norm_grad_row_input(const norm_grad_args *args, uint64_t at, float mean, float rstd,
-                                float g_mean, float gx_mean)
+/* dx = rstd * (g - mean(g) - xhat * mean(g xhat)) [+ residual_grad]. */
+static void norm_grad_row_input(const norm_grad_args *args, uint64_t at,
+                                const struct norm_grad_row *row)
 {
     float x_buffer[ROWS_BLOCK], dy_buffer[ROWS_BLOCK], w_buffer[ROWS_BLOCK];
     float residual_buffer[ROWS_BLOCK], dx_buffer[ROWS_BLOCK];
+    float mean = row->mean, rstd = row->rstd, g_mean = row->g_mean, minus_gx_mean = -row->gx_mean;
     for (uint64_t c = 0; c < args->channels; c += ROWS_BLOCK) {
         size_t n = block_elems(args->channels, c);
-        const float *x = load_block(args->type, args->input, at + c, n, x_buffer);
-        const float *dy = load_block(args->type, args->output_grad, at + c, n, dy_buffer);
-        const float *w = load_block(args->type, args->weight, c, n, w_buffer);
+        const float *x = load_part(&row->x, c, n, x_buffer);
+        const float *dy = load_part(&row->dy, c, n, dy_buffer);
+        const float *w = load_part(&row->weight, c, n, w_buffer);
         float *dx = store_place(args->type, args->input_grad, at + c, dx_buffer);
         if (args->residual_grad) {
             const float *residual =
@@ -140,13 +195,15 @@ static void norm_grad_row_input(const norm_grad_args *args, uint64_t at, float m
 #pragma omp simd
             for (size_t i = 0; i < n; i++) {
                 float xhat = (x[i] - mean) * rstd;
-                dx[i] = rstd * (dy[i] * w[i] - g_mean - xhat * gx_mean) + residual[i];
+                float centered = fused(dy[i], w[i], -g_mean);
+                dx[i] = fused(rstd, fused(xhat, minus_gx_mean, centered), residual[i]);
             }
         } else {
 #pragma omp simd
             for (size_t i = 0; i < n; i++) {
                 float xhat = (x[i] - mean) * rstd;
-                dx[i] = rstd * (dy[i] * w[i] - g_mean - xhat * gx_mean);
+                float centered = fused(dy[i], w[i], -g_mean);
+                dx[i] = rstd * fused(xhat, minus_gx_mean, centered);
             }
         }
         store_block(args->type, args->input_grad, at + c, n, dx);
@@ -174,6 +231,25 @@ static void add_partial_sums(int threads, const float *partial, uint64_t block_c
     }
 }
 
+/* Rows [begin, end): their input gradients, and the sums that are theirs. */
+static void norm_grad_rows(const norm_grad_args *args, uint64_t begin, uint64_t end,
+                           struct row_operand weight, float *weight_sum, float *bias_sum)
+{
+    float x[ROW_KEPT], dy[ROW_KEPT];
+    uint64_t channels = args->channels;
+    for (uint64_t i = begin; i < end; i++) {
+        uint64_t at = i * channels;
+        struct norm_grad_row row = {
+            .x = keep_row((struct row_operand){args->type, args->input, at}, channels, x),
+            .dy = keep_row((struct row_operand){args->type, args->output_grad, at}, channels, dy),
+            .weight = weight,
+            .mean = bias_sum ? args->mean[i] : 0.0f,
+            .rstd = args->rstd[i]};
+        norm_grad_row_sums(&row, channels, weight_sum, bias_sum);
+        norm_grad_row_input(args, at, &row);
+    }
+}
+
 /* scratch: [block_count, 2, C] fp32, partial sums of the weight's and the bias's gradient. */
 static void norm_backward(int threads, const norm_grad_args *args)
 {
@@ -181,18 +257,18 @@ static void norm_backward(int threads, const norm_grad_args *args)
     uint64_t step = rowsi_rows_per_block(rows), block_count = rowsi_block_count(rows);
     float *scratch = args->scratch;
     bool layer = args->kind == NORM_LAYER;
-#pragma omp parallel for schedule(static) num_threads(team(threads, rows *channels))
-    for (uint64_t block = 0; block < block_count; block++) {
-        float *weight_sum = scratch + block * 2 * channels;
-        float *bias_sum = layer ? weight_sum + channels : NULL;
-        uint64_t end = (block + 1) * step < rows ? (block + 1) * step : rows;
-        memset(weight_sum, 0, (layer ? 2 : 1) * channels * sizeof *weight_sum);
-        for (uint64_t row = block * step; row < end; row++) {
-            float mean = layer ? args->mean[row] : 0.0f, rstd = args->rstd[row];
-            float g_mean, gx_mean;
-            norm_grad_row_sums(args, row * channels, mean, rstd, weight_sum, bias_sum, &g_mean,
-                               &gx_mean);
-            norm_grad_row_input(args, row * channels, mean, rstd, g_mean, gx_mean);
+#pragma omp parallel num_threads(team(threads, rows *channels))
+    {
+        float kept[ROW_KEPT];
+        struct row_operand weight =
+            keep_row((struct row_operand){args->type, args->weight, 0}, channels, kept);
+#pragma omp for schedule(static)
+        for (uint64_t block = 0; block < block_count; block++) {
+            float *weight_sum = scratch + block * 2 * channels;
+            float *bias_sum = layer ? weight_sum + channels : NULL;
+            uint64_t end = (block + 1) * step < rows ? (block + 1) * step : rows;
+            memset(weight_sum, 0, (layer ? 2 : 1) * channels * sizeof *weight_sum);
+            norm_grad_rows(args, block * step, end, weight, weight_sum, bias_sum);
         }
     }
     if (!args->weight_grad)
@@ -203,6 +279,31 @@ static void norm_backward(int threads, const norm_grad_args *args)
                          args->bias_grad);
 }
 
+/* sum[0..n) += rows [begin, end) of dy, one after the other, n <= ROWS_BLOCK: four at a time, so that the sums are
+ * loaded and stored once for four. `at`: the columns' element in row 0; stride: elements of a row. */
+static void add_rows(enum dtype type, const void *dy, uint64_t at, uint64_t stride, uint64_t begin,
+                     uint64_t end, size_t n, float *sum)
+{
+    enum { TOGETHER = 4 };
+    float buffers[TOGETHER][ROWS_BLOCK];
+    uint64_t row = begin;
+    for (; row + TOGETHER <= end; row += TOGETHER) {
+        const float *x[TOGETHER];
+        for (uint64_t k = 0; k < TOGETHER; k++)
+            x[k] = load_block(type, dy, at + (row + k) * stride, n, buffers[k]);
+        const float *first = x[0], *second = x[1], *third = x[2], *fourth = x[3];
+#pragma omp simd
+        for (size_t i = 0; i < n; i++)
+            sum[i] = sum[i] + first[i] + second[i] + third[i] + fourth[i];
+    }
+    for (; row < end; row++) {
+        const float *x = load_block(type, dy, at + row * stride, n, buffers[0]);
+#pragma omp simd
+        for (size_t i = 0; i < n; i++)
+            sum[i] += x[i];
+    }
+}
+
 /* scratch: [block_count, n] fp32. */
 static void bias_backward(int threads, enum dtype type, uint64_t rows, uint64_t n,
                           const void *output_grad, float *bias_grad, float *scratch)
@@ -210,19 +311,11 @@ static void bias_backward(int threads, enum dtype type, uint64_t rows, uint64_t 
     uint64_t step = rowsi_rows_per_block(rows), block_count = rowsi_block_count(rows);
 #pragma omp parallel for schedule(static) num_threads(team(threads, rows *n))
     for (uint64_t block = 0; block < block_count; block++) {
-        float buffer[ROWS_BLOCK];
         float *partial = scratch + block * n;
         uint64_t end = (block + 1) * step < rows ? (block + 1) * step : rows;
         memset(partial, 0, n * sizeof *partial);
-        for (uint64_t row = block * step; row < end; row++)
-            for (uint64_t c = 0; c < n; c += ROWS_BLOCK) {
-                size_t width = block_elems(n, c);
-                const float *dy = load_block(type, output_grad, row * n + c, width, buffer);
-                float *sum = partial + c;
-#pragma omp simd
-                for (size_t i = 0; i < width; i++)
-                    sum[i] += dy[i];
-            }
+        for (uint64_t c = 0; c < n; c += ROWS_BLOCK)
+            add_rows(type, output_grad, c, n, block * step, end, block_elems(n, c), partial + c);
     }
     add_partial_sums(threads, scratch, block_count, n, n, bias_grad);
 }
