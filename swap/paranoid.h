@@ -18,7 +18,7 @@
  * ERR_INTERNAL with op, operand and byte named, and a result left unwritten is NaN downstream. Bytes
  * that several operands of an op cover count as read where one reads and as written where one writes;
  * those between two operands of one buffer are guards. Scratch (ROLE_WORKSPACE) and an accumulator that
- * the op zeroes first (op.first_micro_batch) are written only, whatever their access says.
+ * the op begins (op.first_micro_batch) are written only, whatever their access says.
  *
  * Together with executor_config.paranoid (what is released, and all that is no home at the start of a
  * program, becomes 0xff) a correct program gives the same bits as without. Use, one object per worker:

@@ -160,7 +160,7 @@ struct op {
     uint8_t lane; /* enum lane_kind */
     uint8_t operand_count;
     uint8_t
-        first_micro_batch; /* OP_BACKWARD: 1 = this op zeroes GRADS0 first, 2 = GRADS1, 3 = both */
+        first_micro_batch; /* OP_BACKWARD: 1 = this op begins GRADS0 and reads nothing of it, 2 = GRADS1, 3 = both */
     uint8_t
         if_applied; /* 1: only for an update that is applied: not run where the step is skipped */
     uint8_t if_commits; /* 1: only in a run of the program that commits; else skipped */
@@ -231,7 +231,7 @@ uint64_t op_moved_bytes(const op *item);
  *    match the op kind; copies move equal sizes; no role appears twice in an op;
  *  - dependencies point backward;
  *  - every read of a transient follows, through dependencies, a write of those bytes (scratch, and an
- *    accumulator that the op zeroes first, are not read);
+ *    accumulator that the op begins, are not read);
  *  - two ops that touch the same bytes of a buffer, one of them writing, are ordered;
  *  - what a conditional op (if_applied, if_commits) writes to a transient is read by ops of the same
  *    condition alone;

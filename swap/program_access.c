@@ -45,7 +45,7 @@ static const operand *use_operand(const access_walk *self, const swapi_use *use)
 }
 
 /* True where an operand marked as read and written does not depend on the old content: scratch, and
- * a gradient accumulator that this op zeroes first. */
+ * a gradient accumulator that this op begins. */
 static bool ignores_content(const op *item, const operand *part)
 {
     return part->access == ACCESS_UPDATE &&

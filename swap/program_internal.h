@@ -25,7 +25,7 @@ static inline bool swapi_lane_is_chain(uint8_t kind)
     return kind >= LANE_H2D;
 }
 
-/* True where the operand is a gradient accumulator that the op zeroes before it adds. */
+/* True where the operand is a gradient accumulator that the op begins: it reads nothing of it. */
 static inline bool swapi_is_zeroed_first(const op *item, const operand *part)
 {
     return item->kind == OP_BACKWARD &&

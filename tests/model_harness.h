@@ -1,8 +1,8 @@
 /* A whole small model in memory, for the tests of src/model: parameters, gradients, all boundary
  * activations; forward and backward through every pass of every stage in order. Each pass gets what it
  * says that it uses and nothing else: `temp` of exactly its bytes at a fresh place, and all that it
- * only writes, are filled with NaN, what it only reads must be the same after it. So nothing can depend
- * on what was there, and the address sanitizer sees what is written beyond. */
+ * only writes, gradients before their first pass among it, are filled with NaN, what it only reads must be the
+ * same after it. So nothing can depend on what was there, and the address sanitizer sees what is written beyond. */
 #ifndef SLUICE_TESTS_MODEL_HARNESS_H
 #define SLUICE_TESTS_MODEL_HARNESS_H
 
@@ -50,6 +50,7 @@ struct harness {
     float **masters; /* [unit_count] fp32 */
     void **params;   /* [unit_count] working copies */
     float **grads;   /* [unit_count] fp32 */
+    bool *begun;     /* [unit_count]: grads are more than what lay there */
     void **boundary; /* [stage_count - 1]: output of stage i */
     void *grad[2];   /* gradients of a boundary, used in turn */
     int32_t *tokens, *targets;
@@ -91,6 +92,7 @@ static inline void harness_create(harness *h, const kernel_ops *ops, const model
     h->masters = harness_alloc(self->unit_count * sizeof(void *));
     h->params = harness_alloc(self->unit_count * sizeof(void *));
     h->grads = harness_alloc(self->unit_count * sizeof(void *));
+    h->begun = harness_alloc(self->unit_count * sizeof(bool));
     h->boundary = harness_alloc(self->stage_count * sizeof(void *));
     for (uint32_t u = 0; u < self->unit_count; u++) {
         h->masters[u] = harness_alloc(self->units[u].elems * 4);
@@ -119,8 +121,9 @@ static inline void harness_destroy(harness *h)
     }
     for (uint32_t i = 0; i < h->self->stage_count; i++)
         mem_free(h->boundary[i]);
-    void *blocks[] = {h->masters, h->params,  h->grads,  h->boundary, h->grad[0], h->grad[1],
-                      h->tokens,  h->targets, h->losses, h->saved,    h->temp,    h->constants};
+    void *blocks[] = {h->masters, h->params, h->grads,    h->boundary, h->grad[0],
+                      h->grad[1], h->begun,  h->tokens,   h->targets,  h->losses,
+                      h->saved,   h->temp,   h->constants};
     for (uint32_t i = 0; i < sizeof blocks / sizeof blocks[0]; i++)
         mem_free(blocks[i]);
     model_destroy(h->self);
@@ -136,10 +139,23 @@ static inline void harness_copy_params(harness *h)
                          0);
 }
 
+/* The next pass that adds to a unit's gradient begins it anew, from NaN. What nothing adds to is zero. */
+static inline void harness_forget_grads(harness *h)
+{
+    for (uint32_t u = 0; u < h->self->unit_count; u++) {
+        bool learns = !h->self->units[u].is_frozen;
+        memset(h->grads[u], learns ? h->poison : 0, h->self->units[u].elems * 4);
+        h->begun[u] = false;
+    }
+}
+
+/* Gradients that are begun already, with zeros: every pass adds. */
 static inline void harness_zero_grads(harness *h)
 {
-    for (uint32_t u = 0; u < h->self->unit_count; u++)
+    for (uint32_t u = 0; u < h->self->unit_count; u++) {
         memset(h->grads[u], 0, h->self->units[u].elems * 4);
+        h->begun[u] = true;
+    }
 }
 
 /* Random tokens; targets likewise, every seventh ignored where asked. */
@@ -250,6 +266,8 @@ static inline void harness_pass(harness *h, enum model_phase phase, uint32_t sta
     for (uint32_t i = 0; i < of->unit_count; i++) {
         call.params[i] = of->reads_params[i] ? h->params[of->units[i]] : NULL;
         call.grads[i] = of->adds_grads[i] ? h->grads[of->units[i]] : NULL;
+        call.fresh[i] = of->adds_grads[i] && !h->begun[of->units[i]];
+        h->begun[of->units[i]] |= of->adds_grads[i];
     }
     assert_int_equal(model_run(h->self, phase, stage, pass, NULL, &call, saved_is_valid), 0);
     harness_use *uses[] = {&saved, &input, &output, &output_grad, &input_grad, &losses};

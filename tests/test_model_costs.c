@@ -1,6 +1,7 @@
 /* What model_pass_costs says that a pass runs against what it does run: every product with its shape, and
  * every attention, are counted on their way to the reference kernels; bytes of row-wise kernels by the
- * arguments that they are given. Flops agree with the pass's own. Argument: the family or variant. */
+ * arguments that they are given. Flops agree with the pass's own. A gradient that a step begins gets zeros only
+ * where model_pass says so, and the values of one that began as zeros. Argument: the family or variant. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -28,6 +29,8 @@ static struct {
 static uint32_t made_count;
 static uint64_t attention_runs[2]; /* forward, backward */
 static double row_bytes[MODEL_ROW_KIND_COUNT];
+static uint64_t zeroed_bytes; /* of accumulators of `watched` */
+static const harness *watched;
 static kernel_ops spy;
 
 static int spy_matmul_create(kernel_context *context, const matmul_desc *desc,
@@ -186,6 +189,16 @@ static int spy_cross_entropy_part(kernel_context *context, void *stream,
     return kernels_reference.cross_entropy_part(context, stream, args);
 }
 
+static int spy_zero(kernel_context *context, void *stream, void *data, uint64_t bytes)
+{
+    for (uint32_t u = 0; watched != NULL && u < watched->self->unit_count; u++) {
+        const float *grads = watched->grads[u], *begin = data;
+        if (begin >= grads && begin < grads + watched->self->units[u].elems)
+            zeroed_bytes += bytes;
+    }
+    return kernels_reference.zero(context, stream, data, bytes);
+}
+
 static void make_spy(void)
 {
     spy = kernels_reference;
@@ -204,6 +217,7 @@ static void make_spy(void)
     spy.scale_rows = spy_scale_rows;
     spy.bias_backward = spy_bias_backward;
     spy.convert = spy_convert;
+    spy.zero = spy_zero;
     spy.cross_entropy = spy_cross_entropy;
     spy.softmax_part = spy_softmax_part;
     spy.cross_entropy_part = spy_cross_entropy_part;
@@ -304,6 +318,50 @@ static void check_kept(harness *h, uint32_t stage)
     compare(h->self, &costs);
 }
 
+/* Backward of one step whose gradients begin as NaN: the bytes of them that the passes must fill with zeros. */
+static uint64_t run_fresh(harness *h)
+{
+    uint64_t expected_bytes = 0;
+    harness_forget_grads(h);
+    harness_forward(h, false);
+    for (uint32_t s = h->self->stage_count; s-- > 0;) {
+        const model_stage *stage = &h->self->stages[s];
+        harness_fresh(h, &h->saved, stage->saved_bytes);
+        harness_phase(h, MODEL_RECOMPUTE, s, 1, false);
+        for (uint32_t p = 0; p < stage->pass_count[MODEL_BACKWARD]; p++) {
+            const model_pass *pass = &stage->passes[MODEL_BACKWARD][p];
+            for (uint32_t i = 0; i < pass->unit_count; i++)
+                if (pass->adds_grads[i] && !h->begun[pass->units[i]])
+                    expected_bytes += pass->zeroed_bytes[i];
+            harness_pass(h, MODEL_BACKWARD, s, p, 1, false);
+        }
+    }
+    return expected_bytes;
+}
+
+static void check_fresh(harness *h)
+{
+    float **fresh = harness_alloc(h->self->unit_count * sizeof *fresh);
+    watched = h;
+    zeroed_bytes = 0;
+    uint64_t expected_bytes = run_fresh(h);
+    assert_int_equal(zeroed_bytes, expected_bytes);
+    watched = NULL;
+    for (uint32_t u = 0; u < h->self->unit_count; u++) {
+        fresh[u] = harness_alloc(h->self->units[u].elems * sizeof(float));
+        memcpy(fresh[u], h->grads[u], h->self->units[u].elems * sizeof(float));
+    }
+    harness_zero_grads(h);
+    harness_forward(h, false);
+    harness_backward(h, 1, false);
+    for (uint32_t u = 0; u < h->self->unit_count; u++) {
+        for (uint64_t i = 0; i < h->self->units[u].elems; i++)
+            assert_true(fresh[u][i] == h->grads[u][i]); /* 0 and -0 are equal, NaN is to nothing */
+        mem_free(fresh[u]);
+    }
+    mem_free(fresh);
+}
+
 static const model_learn everything;
 static const model_lora none;
 
@@ -334,8 +392,9 @@ static void check_model(bool tied, enum dtype type, uint64_t max_part_bytes, uin
     harness_create(&h, &spy, &spec, type, 2, chunk_rows);
     harness_init_weights(&h, SEED);
     harness_copy_params(&h);
-    harness_zero_grads(&h);
     harness_random_tokens(&h, SEED, false);
+    check_fresh(&h);
+    harness_zero_grads(&h);
     for (uint32_t i = 0; i < h.self->stage_count; i++) {
         harness_fresh(&h, &h.saved, h.self->stages[i].saved_bytes);
         check_phase(&h, MODEL_FORWARD, i);

@@ -73,7 +73,7 @@ static void start(harness *h, const kernel_ops *ops, const model_spec *spec, enu
 
 static void run_step(harness *h, float grad_scale, bool keep_saved)
 {
-    harness_zero_grads(h);
+    harness_forget_grads(h);
     harness_forward(h, false);
     harness_backward(h, grad_scale, keep_saved);
 }
@@ -290,13 +290,16 @@ static void micro_batches_pass_by_pass(void **state)
         start(&together[i], &kernels_reference, &spec, DTYPE_BF16, 8);
         harness_random_tokens(&h[i], SEED + (uint64_t)i, true);
         harness_random_tokens(&together[i], SEED + (uint64_t)i, true);
-        harness_zero_grads(&h[i]);
-        harness_zero_grads(&together[i]);
+        harness_forget_grads(&h[i]);
+        harness_forget_grads(&together[i]);
     }
     /* One set of gradients each. */
     float **own_grads[] = {h[1].grads, together[1].grads};
+    bool *own_begun[] = {h[1].begun, together[1].begun};
     h[1].grads = h[0].grads;
+    h[1].begun = h[0].begun;
     together[1].grads = together[0].grads;
+    together[1].begun = together[0].begun;
     uint32_t last = h[0].self->stage_count - 1;
     for (uint32_t s = 0; s <= 2 * last; s++) {
         bool forward = s < last;
@@ -321,6 +324,8 @@ static void micro_batches_pass_by_pass(void **state)
         expect_same_bits(&h[i], &together[i]);
     h[1].grads = own_grads[0];
     together[1].grads = own_grads[1];
+    h[1].begun = own_begun[0];
+    together[1].begun = own_begun[1];
     for (int i = 0; i < 2; i++) {
         harness_destroy(&h[i]);
         harness_destroy(&together[i]);

@@ -69,7 +69,7 @@ static void check_finite_differences(bool tied)
     harness h;
     model_spec spec = tiny(tied);
     start(&h, &kernels_reference, &spec, DTYPE_FP32, 5, true); /* 18 rows: 5, 5, 5, 3 */
-    harness_zero_grads(&h);
+    harness_forget_grads(&h);
     harness_forward(&h, false);
     harness_backward(&h, 1.0f, false);
     double worst = 0;
@@ -127,7 +127,7 @@ static double distance_to_reference(const kernel_ops *ops, enum dtype type, uint
     start(&b, ops, &spec, type, chunk_rows, true);
     harness *both[] = {&a, &b};
     for (int i = 0; i < 2; i++) {
-        harness_zero_grads(both[i]);
+        harness_forget_grads(both[i]);
         harness_forward(both[i], false);
         harness_backward(both[i], 0.25f, i == 1 && keep_saved);
     }
@@ -183,7 +183,7 @@ static void same_bits(const kernel_ops *ops, enum dtype type)
     harness_random_tokens(&b, SEED, false);
     harness *both[] = {&a, &b};
     for (int i = 0; i < 2; i++) {
-        harness_zero_grads(both[i]);
+        harness_forget_grads(both[i]);
         harness_forward(both[i], false);
         harness_backward(both[i], 1.0f, i == 1);
     }
@@ -226,7 +226,7 @@ static void gradients_are_added(void **state)
     model_spec spec = tiny(false);
     start(&h, &kernels_reference, &spec, DTYPE_FP32, 0, false);
     float **once = harness_alloc(h.self->unit_count * sizeof *once);
-    harness_zero_grads(&h);
+    harness_forget_grads(&h);
     for (int pass = 0; pass < 2; pass++) {
         harness_forward(&h, false);
         harness_backward(&h, 1.0f, false);
@@ -254,7 +254,7 @@ static void ignored_targets(void **state)
     uint64_t rows = h.self->micro_batch * h.self->tokens;
     for (uint64_t i = 0; i < rows; i++)
         h.targets[i] = -1;
-    harness_zero_grads(&h);
+    harness_forget_grads(&h);
     harness_forward(&h, false);
     harness_backward(&h, 1.0f, false);
     for (uint64_t i = 0; i < rows; i++)

@@ -87,7 +87,7 @@ static void start(harness *h, const kernel_ops *ops, const model_spec *spec, enu
     harness_init_weights(h, SEED);
     harness_copy_params(h);
     harness_random_tokens(h, SEED, true);
-    harness_zero_grads(h);
+    harness_forget_grads(h);
 }
 
 static void run_step(harness *h, bool keep_saved)

@@ -154,7 +154,7 @@ static double gradients(trainer *t)
 {
     uint64_t step_tokens = t->accumulation * t->micro_batch * t->h.self->tokens;
     double sum = 0;
-    harness_zero_grads(&t->h);
+    harness_forget_grads(&t->h);
     for (uint64_t i = 0; i < t->accumulation; i++) {
         next_batch(t);
         harness_forward(&t->h, false);

@@ -24,7 +24,7 @@ static int linear(const modeli_block_run *run, enum modeli_product which, modeli
     return modeli_lora_outer(run, layer, target);
 }
 
-/* Parameter gradients of a linear layer: dW += dY^T X, db += column sums of dY. */
+/* Parameter gradients of a linear layer: dW += dY^T X, or = where it is fresh; db += column sums of dY. */
 static int linear_weight_grad(const modeli_block_run *run, enum modeli_product which,
                               modeli_pair weights, const void *output_grad, uint64_t out,
                               const void *source)
@@ -34,6 +34,8 @@ static int linear_weight_grad(const modeli_block_run *run, enum modeli_product w
     TRY(modeli_lora_weight_grads(run, layer, output_grad, source));
     if (run->call->grads[0] == NULL)
         return 0;
+    if (run->call->fresh[0])
+        which += MODELI_QKV_FIRST - MODELI_QKV_WEIGHT;
     TRY(self->ops->matmul(self->products->matmul[which], run->stream, output_grad, source, NULL,
                           modeli_block_grad(run, weights.weight), run->call->temp));
     if (weights.bias == MODELI_ABSENT)

@@ -104,7 +104,9 @@ static int backward(const modeli_block_run *run, const modeli_part *part)
     if (part->q_norm != MODELI_ABSENT)
         TRY(modeli_block_head_norm_grad(run, part->q_norm, part->k_norm));
     if (run->call->grads[0] != NULL) {
-        TRY(ops->matmul(part->products[0].weight, run->stream, output_grad, of.input, NULL,
+        kernel_matmul *product =
+            run->call->fresh[0] ? part->products[0].first : part->products[0].weight;
+        TRY(ops->matmul(product, run->stream, output_grad, of.input, NULL,
                         modeli_block_grad(run, part->weights.weight), run->call->temp));
         TRY(bias_grad(run, part, &of));
     }

@@ -141,7 +141,9 @@ static int head_chunk(model *self, void *stream, const model_call *call,
                         modeli_at(grad, row * row_bytes), scratch));
     if (matrix_grad == NULL)
         return 0;
-    return ops->matmul(products[2], stream, args.logits_grad, normed, NULL, matrix_grad, scratch);
+    bool begins = call->fresh[shape->output_unit] && row == 0;
+    return ops->matmul(begins ? products[3] : products[2], stream, args.logits_grad, normed, NULL,
+                       matrix_grad, scratch);
 }
 
 /* Where the backward puts the gradient of the normed rows, then that of the input: temp where only the

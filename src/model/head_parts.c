@@ -119,8 +119,9 @@ static int chunk_part(model *self, void *stream, const model_call *call, const m
     TRY(ops->matmul(products->input, stream, args.logits_grad, matrix, NULL, normed_grad, scratch));
     if (call->grads[0] == NULL)
         return 0;
-    return ops->matmul(products->weight, stream, args.logits_grad, normed, NULL,
-                       modeli_grad(call->grads[0], part->weights.weight), scratch);
+    bool begins = call->fresh[0] && row == 0;
+    return ops->matmul(begins ? products->first : products->weight, stream, args.logits_grad,
+                       normed, NULL, modeli_grad(call->grads[0], part->weights.weight), scratch);
 }
 
 static int losses(model *self, void *stream, const model_call *call)

@@ -2,6 +2,7 @@
  *
  *   y += B u,  u = s A x,  s = alpha / rank
  *   backward, given dy:  du = s dy B;  dB += dy^T u;  dA += du^T x;  dx += du A
+ *   (dA and dB are written where they are fresh)
  *
  * All products in the working dtype with fp32 sums; what is added to y and dx is rounded to it first, as
  * PEFT does. The scale is on u and du, which are small. u [N,rank] of every adapter lies in `saved`, its
@@ -101,6 +102,11 @@ void modeli_lora_descs(const model *self, const modeli_adapter *adapter,
     descs[MODELI_LORA_A_WEIGHT].a_stride = stride;
     descs[MODELI_LORA_B_WEIGHT] = modeli_weight_desc(self, rows, rank, adapter->out);
     descs[MODELI_LORA_B_WEIGHT].b_stride = stride;
+    for (int p = MODELI_LORA_A_WEIGHT; p <= MODELI_LORA_B_WEIGHT; p++) {
+        matmul_desc *first = &descs[p - MODELI_LORA_A_WEIGHT + MODELI_LORA_A_FIRST];
+        *first = descs[p];
+        first->accumulate = false;
+    }
 }
 
 int modeli_make_lora(model *self)
@@ -249,6 +255,9 @@ static int own_columns(const struct lora_run *of, const void *output_grad, const
 int modeli_lora_weight_grads(const modeli_block_run *run, enum modeli_layer layer,
                              const void *output_grad, const void *source)
 {
+    bool begins = run->call->fresh[1];
+    enum modeli_lora_product a_grad = begins ? MODELI_LORA_A_FIRST : MODELI_LORA_A_WEIGHT;
+    enum modeli_lora_product b_grad = begins ? MODELI_LORA_B_FIRST : MODELI_LORA_B_WEIGHT;
     uint32_t place = 0;
     for (uint32_t i = 0; i < run->self->products->adapter_count; i++) {
         struct lora_run of = start(run, i, true);
@@ -258,10 +267,10 @@ int modeli_lora_weight_grads(const modeli_block_run *run, enum modeli_layer laye
         void *small = modeli_at(run->call->temp, of.at.small[place++]);
         float *grads = run->call->grads[1];
         TRY(own_columns(&of, output_grad, &own));
-        TRY(multiply(&of, MODELI_LORA_B_WEIGHT, own, of.u, modeli_grad(grads, of.adapter->b)));
+        TRY(multiply(&of, b_grad, own, of.u, modeli_grad(grads, of.adapter->b)));
         TRY(multiply(&of, MODELI_LORA_B_INPUT, own, of.b, small));
         TRY(scale_small(&of, small));
-        TRY(multiply(&of, MODELI_LORA_A_WEIGHT, small, source, modeli_grad(grads, of.adapter->a)));
+        TRY(multiply(&of, a_grad, small, source, modeli_grad(grads, of.adapter->a)));
     }
     return 0;
 }

@@ -8,7 +8,7 @@
  *   parts.c    how units that are too large are cut
  *   shapes.c   layouts of `saved` and `temp`, bytes and flops of the stages
  *   passes.c   the passes of the stages               run.c     dispatch over stages and passes
- *   costs.c    what runs in a pass, kernel by kernel
+ *   costs.c    what runs in a pass, kernel by kernel   fresh.c    how gradients begin
  *   products.c model_prepare: matrix products, attention, scratch sizes; part_products.c: of parts
  *   block.c    forward and backward of a block        block_parts.c  of a block in parts
  *   block_steps.c  what both share (block_internal.h)
@@ -132,10 +132,15 @@ enum modeli_product {
     MODELI_PROJ_WEIGHT,
     MODELI_UP_WEIGHT,
     MODELI_DOWN_WEIGHT,
+    MODELI_QKV_FIRST, /* the same where the gradient is fresh: [P,C] = dY^T X */
+    MODELI_PROJ_FIRST,
+    MODELI_UP_FIRST,
+    MODELI_DOWN_FIRST,
     MODELI_LOGITS, /* [chunk,V] fp32 = normed Wout^T */
     MODELI_LOGITS_INPUT,
     MODELI_LOGITS_WEIGHT,
-    MODELI_LAST_LOGITS, /* the same for the last, shorter chunk; absent where there is none */
+    MODELI_LOGITS_FIRST, /* the chunk that begins a fresh gradient of the weight */
+    MODELI_LAST_LOGITS,  /* the same for the last, shorter chunk; absent where there is none */
     MODELI_LAST_LOGITS_INPUT,
     MODELI_LAST_LOGITS_WEIGHT,
     MODELI_ROW_LOGITS, /* one row, for model_logits */
@@ -160,7 +165,8 @@ struct modeli_part_products {
     kernel_matmul
         *input; /* gradient of the layer's input in fp32: written by the layer's last part,
                                which runs first in the backward, added to by the others */
-    kernel_matmul *weight; /* gradient of its rows of the weight */
+    kernel_matmul *weight; /* gradient of its rows of the weight, added to what is there */
+    kernel_matmul *first;  /* the same, written; NULL where another chunk always comes before */
 };
 typedef struct modeli_part_products modeli_part_products;
 
@@ -203,6 +209,8 @@ enum modeli_lora_product {
     MODELI_LORA_B_INPUT,  /* [N,rank] = dy B */
     MODELI_LORA_A_WEIGHT, /* [rank,in] += du^T x */
     MODELI_LORA_B_WEIGHT, /* [out,rank] += dy^T u */
+    MODELI_LORA_A_FIRST,  /* both where the gradient is fresh: written */
+    MODELI_LORA_B_FIRST,
     MODELI_LORA_PRODUCTS
 };
 
@@ -379,10 +387,17 @@ const modeli_part *modeli_pass_part(const model *self, enum model_phase phase, u
 /* products.c, part_products.c. The forward's has no bias; the caller asks for it. */
 matmul_desc modeli_forward_desc(const model *self, uint64_t rows, uint64_t in, uint64_t out);
 matmul_desc modeli_input_desc(const model *self, uint64_t rows, uint64_t in, uint64_t out);
+/* Adds to what is there; with `accumulate` false it begins a fresh gradient. */
 matmul_desc modeli_weight_desc(const model *self, uint64_t rows, uint64_t in, uint64_t out);
 int modeli_make_part_products(model *self) MUST_CHECK;
 void modeli_release_part_products(model *self);
 void modeli_release_products(model *self);
+
+/* fresh.c: zeros in the fresh accumulators of a call of a backward pass, but for the matrices, which the
+ * products of the pass write. And how many bytes that is of the pass's unit i. */
+int modeli_begin_grads(model *self, uint32_t stage, uint32_t pass, void *stream,
+                       const model_call *call) MUST_CHECK;
+uint64_t modeli_zeroed_bytes(const model *self, uint32_t stage, uint32_t pass, uint32_t i);
 
 /* block.c, head.c: whole stages. */
 /* What every call of the embedding has in common, for a whole table or a part: the tables are absent. */

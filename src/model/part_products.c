@@ -43,9 +43,9 @@ static int find(model *self, const matmul_desc *desc, kernel_matmul **product)
 }
 
 /* The products of a part over `rows` rows of activations whose output gradient has rows of
- * `out_stride` elements. */
+ * `out_stride` elements. `begins`: with the one that begins a fresh gradient. */
 static int make_part(model *self, modeli_part *part, uint64_t rows, uint64_t out_stride,
-                     modeli_part_products *made)
+                     bool begins, modeli_part_products *made)
 {
     uint64_t in = modeli_layer_columns(self, part->layer);
     bool is_logits = part->layer == MODELI_LAYER_OUTPUT;
@@ -64,16 +64,18 @@ static int make_part(model *self, modeli_part *part, uint64_t rows, uint64_t out
 
     matmul_desc weight = modeli_weight_desc(self, rows, in, part->rows);
     weight.a_stride = out_stride;
-    return find(self, &weight, &made->weight);
+    TRY(find(self, &weight, &made->weight));
+    weight.accumulate = false;
+    return begins ? find(self, &weight, &made->first) : 0;
 }
 
 static int make_output(model *self, modeli_part *part)
 {
     uint64_t last_rows = self->products->shape.rows % self->chunk_rows;
     uint64_t stride = modeli_logits_stride(part->rows);
-    TRY(make_part(self, part, self->chunk_rows, stride, &part->products[0]));
+    TRY(make_part(self, part, self->chunk_rows, stride, true, &part->products[0]));
     if (last_rows != 0)
-        TRY(make_part(self, part, last_rows, stride, &part->products[1]));
+        TRY(make_part(self, part, last_rows, stride, false, &part->products[1]));
     matmul_desc row = modeli_forward_desc(self, 1, self->spec.hidden_size, part->rows);
     row.c_type = DTYPE_FP32;
     return find(self, &row, &part->row_logits);
@@ -92,6 +94,7 @@ static void find_products_scratch(const model *self, modeli_part *part)
         forward = size_max(forward, scratch_of(self, made->forward));
         backward = size_max(backward, scratch_of(self, made->input));
         backward = size_max(backward, scratch_of(self, made->weight));
+        backward = size_max(backward, scratch_of(self, made->first));
         if (part->layer == MODELI_LAYER_OUTPUT)
             backward = size_max(backward, scratch_of(self, made->forward));
     }
@@ -137,7 +140,7 @@ int modeli_make_part_products(model *self)
             memset(part->products, 0, sizeof part->products); /* of a prepare that failed */
             part->row_logits = NULL;
             if (part->layer <= MODELI_LAYER_DOWN)
-                TRY(make_part(self, part, rows, modeli_layer_rows(self, part->layer),
+                TRY(make_part(self, part, rows, modeli_layer_rows(self, part->layer), true,
                               &part->products[0]));
             else if (part->layer == MODELI_LAYER_OUTPUT)
                 TRY(make_output(self, part));

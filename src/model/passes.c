@@ -332,17 +332,31 @@ int modeli_create_passes(model *self)
     return 0;
 }
 
+/* What fills a fresh gradient with zeros, once the units of all passes are known. */
+static void size_zeroed(const model *self, uint32_t stage_idx)
+{
+    const model_stage *stage = &self->stages[stage_idx];
+    for (uint32_t p = 0; p < stage->pass_count[MODEL_BACKWARD]; p++) {
+        model_pass *pass = &stage->passes[MODEL_BACKWARD][p];
+        for (uint32_t i = 0; i < pass->unit_count; i++)
+            if (pass->adds_grads[i])
+                pass->zeroed_bytes[i] = modeli_zeroed_bytes(self, stage_idx, p, i);
+    }
+}
+
 void modeli_size_passes(model *self)
 {
     for (uint32_t i = 0; i < self->stage_count; i++) {
         model_stage *stage = &self->stages[i];
         if (!stage->is_cut) {
             fill_uncut(self, i);
+            size_zeroed(self, i);
             continue;
         }
         for (uint32_t phase = 0; phase < MODEL_PHASE_COUNT; phase++)
             for (uint32_t pass = 0; pass < stage->pass_count[phase]; pass++)
                 fill_cut(self, i, (enum model_phase)phase, pass);
+        size_zeroed(self, i);
         sum_cut(self, stage);
     }
 }

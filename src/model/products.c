@@ -62,20 +62,25 @@ static int make(model *self, enum modeli_product which, matmul_desc desc)
     return self->ops->matmul_create(self->context, &desc, &self->products->matmul[which]);
 }
 
-/* The three products of one linear layer of a block. */
+/* The products of one linear layer of a block. */
 static int make_linear(model *self, enum modeli_product forward, enum modeli_layer layer)
 {
     uint64_t rows = self->products->shape.rows;
     uint64_t in = modeli_layer_columns(self, layer), out = modeli_layer_rows(self, layer);
     uint32_t input = MODELI_QKV_INPUT - MODELI_QKV, weight = MODELI_QKV_WEIGHT - MODELI_QKV;
+    uint32_t first = MODELI_QKV_FIRST - MODELI_QKV;
     matmul_desc desc = modeli_forward_desc(self, rows, in, out);
     desc.has_bias = modeli_has_bias(self, layer);
     TRY(make(self, forward, desc));
     TRY(make(self, forward + input, modeli_input_desc(self, rows, in, out)));
-    return make(self, forward + weight, modeli_weight_desc(self, rows, in, out));
+    desc = modeli_weight_desc(self, rows, in, out);
+    TRY(make(self, forward + weight, desc));
+    desc.accumulate = false;
+    return make(self, forward + first, desc);
 }
 
-/* The three products of a chunk of logits, which are fp32 and have no bias. */
+/* The products of a chunk of logits, which are fp32 and have no bias. A fresh gradient of the matrix begins with
+ * the first chunk, which is never the shorter one. */
 static int make_logits(model *self, enum modeli_product first, uint64_t rows)
 {
     uint64_t channels = self->spec.hidden_size, vocab = self->spec.vocab_size;
@@ -91,7 +96,11 @@ static int make_logits(model *self, enum modeli_product first, uint64_t rows)
     TRY(make(self, first + 1, input));
     matmul_desc weight = modeli_weight_desc(self, rows, channels, vocab);
     weight.a_stride = stride;
-    return make(self, first + 2, weight);
+    TRY(make(self, first + 2, weight));
+    if (first == MODELI_LAST_LOGITS)
+        return 0;
+    weight.accumulate = false;
+    return make(self, MODELI_LOGITS_FIRST, weight);
 }
 
 static int make_attention(model *self)
@@ -176,7 +185,7 @@ static void find_scratch(model *self)
 
     uint64_t forward = scratch_of(self, MODELI_QKV, MODELI_DOWN + 1);
     forward = size_max(forward, ops->attention_forward_scratch_bytes(products->attention));
-    uint64_t backward = scratch_of(self, MODELI_QKV_INPUT, MODELI_DOWN_WEIGHT + 1);
+    uint64_t backward = scratch_of(self, MODELI_QKV_INPUT, MODELI_DOWN_FIRST + 1);
     backward = size_max(backward, ops->attention_backward_scratch_bytes(products->attention));
     backward = size_max(backward, size_max(norm, bias_scratch(self)));
     backward = size_max(backward, head_norm_scratch(self));

@@ -19,12 +19,9 @@ int model_forward(model *self, uint32_t stage, void *stream, const model_call *c
     return err_set(ERR_INTERNAL, "stage %u of the model has no kind", stage);
 }
 
-int model_backward(model *self, uint32_t stage, void *stream, const model_call *call,
-                   bool saved_is_valid)
+static int backward(model *self, uint32_t stage, void *stream, const model_call *call,
+                    bool saved_is_valid)
 {
-    assert(self->ops != NULL);
-    assert(stage < self->stage_count);
-    assert(!self->stages[stage].is_cut);
     switch (self->stages[stage].kind) {
     case STAGE_EMBED:
         return modeli_embed_backward(self, stream, call);
@@ -36,24 +33,33 @@ int model_backward(model *self, uint32_t stage, void *stream, const model_call *
     return err_set(ERR_INTERNAL, "stage %u of the model has no kind", stage);
 }
 
+int model_backward(model *self, uint32_t stage, void *stream, const model_call *call,
+                   bool saved_is_valid)
+{
+    assert(!self->stages[stage].is_cut);
+    return model_run(self, MODEL_BACKWARD, stage, 0, stream, call, saved_is_valid);
+}
+
 int model_run(model *self, enum model_phase phase, uint32_t stage, uint32_t pass, void *stream,
               const model_call *call, bool saved_is_valid)
 {
     assert(self->ops != NULL);
     assert(stage < self->stage_count);
     assert(pass < self->stages[stage].pass_count[phase]);
+    if (phase == MODEL_BACKWARD)
+        TRY(modeli_begin_grads(self, stage, pass, stream, call));
     if (!self->stages[stage].is_cut)
         return phase == MODEL_FORWARD ? model_forward(self, stage, stream, call)
-                                      : model_backward(self, stage, stream, call, saved_is_valid);
-    bool backward;
-    const modeli_part *part = modeli_pass_part(self, phase, stage, pass, &backward);
+                                      : backward(self, stage, stream, call, saved_is_valid);
+    bool is_backward;
+    const modeli_part *part = modeli_pass_part(self, phase, stage, pass, &is_backward);
     switch (self->stages[stage].kind) {
     case STAGE_EMBED:
-        return modeli_embed_part(self, stream, call, part, backward);
+        return modeli_embed_part(self, stream, call, part, is_backward);
     case STAGE_BLOCK:
-        return modeli_block_part(self, stream, call, part, backward);
+        return modeli_block_part(self, stream, call, part, is_backward);
     case STAGE_HEAD:
-        return modeli_head_part(self, stream, call, part, backward);
+        return modeli_head_part(self, stream, call, part, is_backward);
     }
     return err_set(ERR_INTERNAL, "stage %u of the model has no kind", stage);
 }
@@ -73,7 +79,7 @@ int model_logits_pass(model *self, uint32_t pass, void *stream, const model_call
     assert(pass < self->stages[head].pass_count[MODEL_FORWARD]);
     if (!self->stages[head].is_cut)
         return modeli_row_logits(self, stream, call, row, logits);
-    bool backward;
-    const modeli_part *part = modeli_pass_part(self, MODEL_FORWARD, head, pass, &backward);
+    bool is_backward;
+    const modeli_part *part = modeli_pass_part(self, MODEL_FORWARD, head, pass, &is_backward);
     return modeli_row_logits_part(self, stream, call, part, row, logits);
 }

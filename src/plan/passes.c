@@ -256,11 +256,11 @@ static void leave_input_grad(plani_builder *b, const struct plani_step *st,
     move_whole(b, st->input_grads[slot_of(b, 1, mb)], waits, STATE_ACTIVATIONS, run->unit, mb);
 }
 
-/* A fresh gradient is zeroed first. Known times are of kernels alone, so that it comes on top of them. */
-static void add_zeroing(const plani_builder *b, op *item, uint32_t unit)
+/* What of a fresh gradient is zeroed first. Known times are of kernels alone, so that it comes on top of them. */
+static void add_zeroing(const plani_builder *b, op *item, uint64_t zeroed_bytes)
 {
     const plan_machine *machine = &b->job->machine;
-    double bytes = (double)(sizeof(float) * plani_whole_elems(b->job, unit));
+    double bytes = (double)zeroed_bytes;
     if (item->demand.device_seconds > 0)
         item->demand.device_seconds +=
             bytes / (machine->device_is_cpu ? machine->dram_bytes_per_second
@@ -294,7 +294,7 @@ static uint32_t begin_op(plani_builder *b, const struct pass_run *run, uint32_t 
     plani_add_device_bytes(b->job, &item->demand, memory_bytes);
     for (uint32_t i = 0; i < run->pass->unit_count && mb == run->mb_begin; i++)
         if (run->fresh[i] && run->pass->adds_grads[i])
-            add_zeroing(b, item, run->pass->units[i]);
+            add_zeroing(b, item, run->pass->zeroed_bytes[i]);
     if (mb == run->mb_begin)
         item->first_micro_batch = (uint8_t)((run->fresh[0] ? 1 : 0) | (run->fresh[1] ? 2 : 0));
     use_if(b, idx, b->set->homes.workspace, ROLE_WORKSPACE, ACCESS_WRITE);

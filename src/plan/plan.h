@@ -105,6 +105,8 @@ struct plan_pass {
     uint32_t units[2];
     uint32_t unit_count;
     bool reads_params[2], adds_grads[2];
+    uint64_t zeroed_bytes
+        [2]; /* of the unit's accumulator, where this pass is the first that adds to it */
     uint8_t input, output, output_grad, input_grad, saved,
         losses;   /* enum operand_access; 0: unused.
                                    WRITE: nothing of what was there is needed */

@@ -89,13 +89,8 @@ static int run_backward(traini_engine *self, const program *prog, const op *item
     const traini_setup *setup = self->setup;
     model_call call;
     fill_call(self, prog, item, &call);
-    static const enum operand_role roles[2] = {ROLE_GRADS0, ROLE_GRADS1};
-    for (int i = 0; i < 2; i++) {
-        const operand *grads = op_operand(item, roles[i]);
-        if (item->first_micro_batch & (1 << i))
-            TRY(setup->ops->zero(setup->context, stream, address(self, prog, grads),
-                                 grads->size_bytes));
-    }
+    for (int i = 0; i < 2; i++)
+        call.fresh[i] = item->first_micro_batch & (1 << i);
     bool saved_is_valid = op_operand(item, ROLE_SAVED) != NULL;
     return model_run(setup->net, MODEL_BACKWARD, item->stage, item->pass, stream, &call,
                      saved_is_valid);

@@ -214,6 +214,7 @@ static void fill_pass(const model_pass *from, plan_pass *to)
         .unit_count = from->unit_count,
         .reads_params = {from->reads_params[0], from->reads_params[1]},
         .adds_grads = {from->adds_grads[0], from->adds_grads[1]},
+        .zeroed_bytes = {from->zeroed_bytes[0], from->zeroed_bytes[1]},
         .input = from->input,
         .output = from->output,
         .output_grad = from->output_grad,
