@@ -12,6 +12,7 @@
 #include <stdlib.h>
 
 #include "base/shard.h"
+#include "plan/compile.h"
 #include "plan_fixture.h"
 
 enum { RUN_RANKS_MAX = 5, RUN_STEPS_MAX = 4 };
@@ -325,6 +326,95 @@ static inline void run_program(ranks_run *run, enum program_kind kind, uint32_t 
                 run_norm(run, rank, item);
         }
     }
+}
+
+/* ---- a job's life ----------------------------------------------------------------------------- */
+
+/* Room for every draw. */
+static inline void run_make_roomy(random_job *r)
+{
+    for (int a = 0; a < ARENA_COUNT; a++)
+        r->job.budget_bytes[a] = a == ARENA_NVME ? 2048 * MIB : 192 * MIB;
+}
+
+static inline void run_compile(const random_job *r, uint64_t seed, plan_set *set)
+{
+    int rc = plan_compile(&r->job, set);
+    if (rc != 0)
+        print_error("seed %llu: %s\n", (unsigned long long)seed, err_text());
+    assert_int_equal(rc, 0);
+}
+
+/* A step ends with updates pending, for the next one or a flush. */
+static inline bool run_leaves_update(const plan_job *job)
+{
+    return job->update == PLAN_UPDATE_IN_NEXT_FORWARD ||
+           job->update == PLAN_UPDATE_DELAYED_ONE_STEP;
+}
+
+static inline void run_keep(const program *prog, uint32_t buffer_idx, bool *stays)
+{
+    const buffer *at = &prog->buffers[buffer_idx];
+    assert_int_equal(at->arena, ARENA_NVME);
+    memset(stays + at->offset_bytes / TILE_BLOCK_BYTES, 1, at->size_bytes / TILE_BLOCK_BYTES);
+}
+
+/* The slab's places of a unit's state, of a split master's high half, and of frozen params. */
+static inline void run_keep_unit(const ranks_run *run, uint32_t u, bool *stays)
+{
+    const plan_job *job = &run->r->job;
+    const plan_homes *homes = &run->set->homes;
+    const program *prog = &run->set->programs[PROGRAM_LOAD];
+    if (!plan_learns(job, u)) {
+        run_keep(prog, plan_frozen_place(job, homes, u), stays);
+        return;
+    }
+    bool is_saved = homes->saves[u] != PROGRAM_NONE;
+    run_keep(prog, is_saved ? homes->saves[u] : homes->optimizer[u], stays);
+    if (homes->highs[u] != PROGRAM_NONE)
+        run_keep(prog, plan_high_place(homes, u), stays);
+}
+
+/* What a new process finds: what is committed on the slab, all else is other bytes. */
+static inline void run_forget_memory(ranks_run *run)
+{
+    for (int a = 0; a < ARENA_COUNT; a++) {
+        uint64_t peak = 0;
+        for (int k = 0; k < PROGRAM_KIND_COUNT; k++)
+            peak = size_max(peak, run->set->programs[k].peak_bytes[a]);
+        bool *stays = calloc(peak / TILE_BLOCK_BYTES + 1, sizeof *stays);
+        assert_non_null(stays);
+        for (uint32_t u = 0; a == ARENA_NVME && u < run->r->job.unit_count; u++)
+            run_keep_unit(run, u, stays);
+        for (uint32_t rank = 0; rank < run->world; rank++)
+            for (uint64_t c = 0; c < peak / TILE_BLOCK_BYTES; c++)
+                if (!stays[c])
+                    run->cells[rank][a][c] = 0xdead;
+        free(stays);
+    }
+}
+
+/* Three steps and their updates, evaluations, a new process that goes on where it can, and the fourth step. 1 where
+ * the job was loaded again. */
+static inline uint64_t run_life(ranks_run *run, const random_job *r, const plan_set *set)
+{
+    run_begin(run, r, set);
+    bool late = r->job.update == PLAN_UPDATE_DELAYED_ONE_STEP;
+    run_program(run, PROGRAM_INIT, 0, 0);
+    run_program(run, PROGRAM_EVAL, 0, 0);
+    run_program(run, PROGRAM_FIRST, 1, 0);
+    run_program(run, PROGRAM_STEADY, 2, late ? 0 : 1);
+    run_program(run, PROGRAM_STEADY, 3, late ? 1 : 2);
+    run_program(run, PROGRAM_FLUSH, 3, 3);
+    run_program(run, PROGRAM_EVAL, 3, 3);
+    if (r->job.needs_save_places) {
+        run_program(run, PROGRAM_SAVE, 3, 3);
+        run_forget_memory(run);
+        run_program(run, PROGRAM_LOAD, 3, 3);
+        run_program(run, PROGRAM_EVAL, 3, 3);
+    }
+    run_program(run, PROGRAM_FIRST, 4, 3);
+    return r->job.needs_save_places;
 }
 
 #endif

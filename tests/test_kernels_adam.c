@@ -15,23 +15,15 @@
 #include "base/rng.h"
 #include "base/tile.h"
 #include "kernels/cpu/cpu_internal.h"
+#include "kernels_adam_variant.h"
 
 enum { SEED = 20261121, MAX_ELEMS = 100001, STREAM_COUNT = 5, STREAM_BYTES = 4 * MAX_ELEMS + 64 };
-
-static const char *variant_name = "auto";
 
 /* The five streams of one tile, each in its own block, `shift` elements off alignment. */
 struct tile {
     char *blocks[STREAM_COUNT];
     adam_args args;
 };
-
-static kernel_context context_of(const char *name, int thread_count)
-{
-    kernel_context context = {.thread_count = thread_count};
-    assert_int_equal(cpui_adam_select(&context, name), 0);
-    return context;
-}
 
 static float random_value(uint64_t stream, uint64_t i, float scale)
 {
@@ -529,13 +521,9 @@ static void selection(void **state)
 
 int main(int argc, char **argv)
 {
-    variant_name = argc > 1 ? argv[1] : "reference";
-    printf("seed %d, variant %s\n", SEED, variant_name);
-    kernel_context context = {.thread_count = 1};
-    if (cpui_adam_select(&context, variant_name) < 0) {
-        printf("%s\n", err_text());
-        return strstr(err_text(), "needs instructions") ? 77 : 1;
-    }
+    int rc = variant_of_test(argc, argv, SEED);
+    if (rc != 0)
+        return rc;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(adam_equals_reference),
         cmocka_unit_test(adam_ignores_thread_count),

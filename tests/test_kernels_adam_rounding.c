@@ -15,10 +15,10 @@
 #include "base/rng.h"
 #include "base/tile.h"
 #include "kernels/cpu/cpu_internal.h"
+#include "kernels_adam_variant.h"
 
 enum { SEED = 20261123, COUNT = 2 * 4096 };
 
-static const char *variant_name = "auto";
 static kernel_context tested;
 
 /* Moments are kept as they are by beta 1 and gradient 0, so that a call does nothing but round them. */
@@ -320,13 +320,10 @@ static void codes_are_those_of_a_search(void **state)
 
 int main(int argc, char **argv)
 {
-    variant_name = argc > 1 ? argv[1] : "reference";
-    printf("seed %d, variant %s\n", SEED, variant_name);
-    tested.thread_count = 1;
-    if (cpui_adam_select(&tested, variant_name) < 0) {
-        printf("%s\n", err_text());
-        return strstr(err_text(), "needs instructions") ? 77 : 1;
-    }
+    int rc = variant_of_test(argc, argv, SEED);
+    if (rc != 0)
+        return rc;
+    tested = context_of(variant_name, 1);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(means_are_the_values), cmocka_unit_test(slow_averages_do_not_stall),
         cmocka_unit_test(codes_stay),           cmocka_unit_test(zero_bytes_are_zero_moments),

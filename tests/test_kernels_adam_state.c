@@ -15,11 +15,10 @@
 #include "base/mem.h"
 #include "kernels/cpu/adam_state_internal.h"
 #include "kernels/cpu/cpu_internal.h"
+#include "kernels_adam_variant.h"
 
 enum { SEED = 20261122, STREAM_COUNT = 5, SLACK_BYTES = 64 };
 enum stream { MASTER, M, V, GRADS, PARAMS };
-
-static const char *variant_name = "auto";
 
 /* Five streams, each in its own block, `shift` elements and more off alignment. */
 struct tile {
@@ -36,13 +35,6 @@ struct tile_form {
     size_t shift;
 };
 typedef struct tile_form tile_form;
-
-static kernel_context context_of(const char *name, int thread_count)
-{
-    kernel_context context = {.thread_count = thread_count};
-    assert_int_equal(cpui_adam_select(&context, name), 0);
-    return context;
-}
 
 static const adam_scalars adamw = {.learning_rate = 3e-3f,
                                    .beta1 = 0.9f,
@@ -448,13 +440,9 @@ static void refuses(void **state)
 
 int main(int argc, char **argv)
 {
-    variant_name = argc > 1 ? argv[1] : "reference";
-    printf("seed %d, variant %s\n", SEED, variant_name);
-    kernel_context context = {.thread_count = 1};
-    if (cpui_adam_select(&context, variant_name) < 0) {
-        printf("%s\n", err_text());
-        return strstr(err_text(), "needs instructions") ? 77 : 1;
-    }
+    int rc = variant_of_test(argc, argv, SEED);
+    if (rc != 0)
+        return rc;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(equals_reference),
         cmocka_unit_test(ignores_threads_and_tiles),

@@ -17,10 +17,9 @@
 #include "base/rng.h"
 #include "base/tile.h"
 #include "kernels/cpu/cpu_internal.h"
+#include "kernels_adam_variant.h"
 
 enum { SEED = 20261122, MAX_ELEMS = 70001, STREAM_COUNT = 4, STREAM_BYTES = 4 * MAX_ELEMS + 64 };
-
-static const char *variant_name = "auto";
 
 enum optimizer { LION, ADAGRAD, OPTIMIZER_COUNT };
 static const char *const optimizer_names[OPTIMIZER_COUNT] = {"lion", "adagrad"};
@@ -34,13 +33,6 @@ struct tile {
     float *master, *state; /* m or v */
     char *grads, *params;
 };
-
-static kernel_context context_of(const char *name, int thread_count)
-{
-    kernel_context context = {.thread_count = thread_count};
-    assert_int_equal(cpui_adam_select(&context, name), 0);
-    return context;
-}
 
 static float random_value(uint64_t stream, uint64_t i, float scale)
 {
@@ -467,13 +459,9 @@ static void bad_gradients(void **state)
 
 int main(int argc, char **argv)
 {
-    variant_name = argc > 1 ? argv[1] : "reference";
-    printf("seed %d, variant %s\n", SEED, variant_name);
-    kernel_context context = {.thread_count = 1};
-    if (cpui_adam_select(&context, variant_name) < 0) {
-        printf("%s\n", err_text());
-        return strstr(err_text(), "needs instructions") ? 77 : 1;
-    }
+    int rc = variant_of_test(argc, argv, SEED);
+    if (rc != 0)
+        return rc;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(updates_equal_reference),
         cmocka_unit_test(updates_ignore_thread_count),

@@ -24,46 +24,10 @@ static void frozen_job(random_job *r, uint64_t seed)
 {
     fixture_ranks(r, seed, 1 + seed % 5, (uint32_t)(seed / 5 % 4));
     fixture_freeze(r);
-    for (int a = 0; a < ARENA_COUNT; a++)
-        r->job.budget_bytes[a] = a == ARENA_NVME ? 2048 * MIB : 192 * MIB;
-}
-
-static void compile(const random_job *r, uint64_t seed, plan_set *set)
-{
-    int rc = plan_compile(&r->job, set);
-    if (rc != 0)
-        print_error("seed %llu: %s\n", (unsigned long long)seed, err_text());
-    assert_int_equal(rc, 0);
+    run_make_roomy(r);
 }
 
 /* ---- dataflow --------------------------------------------------------------------------------- */
-
-/* What a new process finds: on the slab the places of state and of frozen params, all else is other bytes. */
-static void forget_memory(ranks_run *run)
-{
-    const plan_job *job = &run->r->job;
-    const plan_homes *homes = &run->set->homes;
-    const program *prog = &run->set->programs[PROGRAM_LOAD];
-    for (int a = 0; a < ARENA_COUNT; a++) {
-        uint64_t peak = 0;
-        for (int k = 0; k < PROGRAM_KIND_COUNT; k++)
-            peak = size_max(peak, run->set->programs[k].peak_bytes[a]);
-        bool *stays = calloc(peak / TILE_BLOCK_BYTES + 1, sizeof *stays);
-        for (uint32_t u = 0; a == ARENA_NVME && u < job->unit_count; u++) {
-            uint32_t state =
-                homes->saves[u] != PROGRAM_NONE ? homes->saves[u] : homes->optimizer[u];
-            const buffer *at =
-                &prog->buffers[plan_learns(job, u) ? state : plan_frozen_place(job, homes, u)];
-            memset(stays + at->offset_bytes / TILE_BLOCK_BYTES, 1,
-                   at->size_bytes / TILE_BLOCK_BYTES);
-        }
-        for (uint32_t rank = 0; rank < run->world; rank++)
-            for (uint64_t c = 0; c < peak / TILE_BLOCK_BYTES; c++)
-                if (!stays[c])
-                    run->cells[rank][a][c] = 0xdead;
-        free(stays);
-    }
-}
 
 static void every_op_finds_its_params(void **state)
 {
@@ -76,25 +40,9 @@ static void every_op_finds_its_params(void **state)
             r.job.lookahead_ops = 1;
         r.job.norm_part_bytes = seed % 3 ? UINT64_C(1) << seed % 11 : 0;
         plan_set set;
-        compile(&r, seed, &set);
+        run_compile(&r, seed, &set);
         ranks_run run;
-        run_begin(&run, &r, &set);
-        bool late = r.job.update == PLAN_UPDATE_DELAYED_ONE_STEP;
-        run_program(&run, PROGRAM_INIT, 0, 0);
-        run_program(&run, PROGRAM_EVAL, 0, 0);
-        run_program(&run, PROGRAM_FIRST, 1, 0);
-        run_program(&run, PROGRAM_STEADY, 2, late ? 0 : 1);
-        run_program(&run, PROGRAM_STEADY, 3, late ? 1 : 2);
-        run_program(&run, PROGRAM_FLUSH, 3, 3);
-        run_program(&run, PROGRAM_EVAL, 3, 3);
-        if (r.job.needs_save_places) {
-            run_program(&run, PROGRAM_SAVE, 3, 3);
-            forget_memory(&run);
-            run_program(&run, PROGRAM_LOAD, 3, 3);
-            run_program(&run, PROGRAM_EVAL, 3, 3);
-            reloaded++;
-        }
-        run_program(&run, PROGRAM_FIRST, 4, 3);
+        reloaded += run_life(&run, &r, &set);
         assert_int_equal(run.norms, 4 * run.world);
         assert_int_equal(run.norm_parts, 4 * run.world * set.norm_part_count);
         read += run.params_read;
@@ -143,7 +91,7 @@ static void nothing_is_done_for_what_is_frozen(void **state)
         random_job r;
         frozen_job(&r, seed);
         plan_set set;
-        compile(&r, seed, &set);
+        run_compile(&r, seed, &set);
         uint64_t params[ARENA_COUNT] = {0};
         for (uint32_t u = 0; u < r.job.unit_count; u++) {
             params[r.homes[STATE_PARAMS][u]] +=

@@ -21,25 +21,10 @@ enum { SEEDS = 240 };
 static void roomy_job(random_job *r, uint64_t seed)
 {
     fixture_ranks(r, seed, 2 + seed % 4, (uint32_t)(seed / 4 % 4));
-    for (int a = 0; a < ARENA_COUNT; a++)
-        r->job.budget_bytes[a] = a == ARENA_NVME ? 2048 * MIB : 192 * MIB;
-}
-
-static void compile(const random_job *r, uint64_t seed, plan_set *set)
-{
-    int rc = plan_compile(&r->job, set);
-    if (rc != 0)
-        print_error("seed %llu: %s\n", (unsigned long long)seed, err_text());
-    assert_int_equal(rc, 0);
+    run_make_roomy(r);
 }
 
 /* ---- dataflow --------------------------------------------------------------------------------- */
-
-static bool leaves_update(const plan_job *job)
-{
-    return job->update == PLAN_UPDATE_IN_NEXT_FORWARD ||
-           job->update == PLAN_UPDATE_DELAYED_ONE_STEP;
-}
 
 /* Every rank's optimizer state where it rests: of version `version`, its shard or all of it. */
 static void assert_state(ranks_run *run, uint32_t version)
@@ -73,10 +58,11 @@ static void every_element_is_updated_once_a_step(void **state)
             r.job.lookahead_ops = 1;
         r.job.norm_part_bytes = seed % 3 ? UINT64_C(1) << seed % 11 : 0;
         plan_set set;
-        compile(&r, seed, &set);
+        run_compile(&r, seed, &set);
         ranks_run run;
         run_begin(&run, &r, &set);
-        bool leaves = leaves_update(&r.job), late = r.job.update == PLAN_UPDATE_DELAYED_ONE_STEP;
+        bool leaves = run_leaves_update(&r.job),
+             late = r.job.update == PLAN_UPDATE_DELAYED_ONE_STEP;
         run_program(&run, PROGRAM_INIT, 0, 0);
         run_program(&run, PROGRAM_EVAL, 0, 0);
         run_program(&run, PROGRAM_FIRST, 1, 0);
@@ -189,7 +175,7 @@ static void ranks_send_what_their_stage_says(void **state)
         r.job.limits_reuse = true;
         r.job.reuse_elems_max = 0;
         plan_set set;
-        compile(&r, seed, &set);
+        run_compile(&r, seed, &set);
         uint64_t reduced, gathered[2], all = padded_elems(&r);
         count_elems(&r, &set.programs[PROGRAM_STEADY], &reduced, gathered);
         uint32_t stage = r.job.zero_stage;
@@ -215,7 +201,7 @@ static void states_rest_by_the_formulas(void **state)
         roomy_job(&r, seed);
         r.job.tile_elems = 4 * TILE_ELEMS_STEP;
         plan_set set;
-        compile(&r, seed, &set);
+        run_compile(&r, seed, &set);
         uint64_t want[3][ARENA_COUNT] = {0};
         bool grads_rest = r.job.update != PLAN_UPDATE_IN_BACKWARD;
         for (uint32_t u = 0; u < r.job.unit_count; u++) {
@@ -305,7 +291,7 @@ static void caps_hold(void **state)
         r.job.zero_stage = 3;
         r.job.stays_gathered = NULL;
         plan_set set;
-        compile(&r, seed, &set);
+        run_compile(&r, seed, &set);
         const program *prog = &set.programs[PROGRAM_STEADY];
         uint64_t live = r.job.live_elems_max ? r.job.live_elems_max : UINT64_MAX;
         uint64_t ahead = r.job.ahead_elems_max ? r.job.ahead_elems_max : UINT64_MAX;
@@ -353,7 +339,7 @@ static void collectives_hide_behind_computing(void **state)
         if (job->stage_count < 6)
             continue;
         plan_set set;
-        compile(&r, seed, &set);
+        run_compile(&r, seed, &set);
         const program *prog = &set.programs[PROGRAM_STEADY];
         uint64_t waits = prog->predicted_ns - prog->lane_busy_ns[LANE_COMPUTE];
         waited += waits;
@@ -395,7 +381,7 @@ static void what_a_refusal_names_is_enough(void **state)
         }
         for (int a = 0; a < ARENA_COUNT; a++)
             r.job.budget_bytes[a] = need[a] ? need[a] : r.job.budget_bytes[a];
-        compile(&r, seed, &set);
+        run_compile(&r, seed, &set);
         plan_set_fini(&set);
         for (int a = 0; a < ARENA_COUNT; a++) {
             if (!need[a])
@@ -418,15 +404,15 @@ static void norm_takes_what_its_limit_says(void **state)
         random_job r;
         roomy_job(&r, seed);
         plan_set whole, parts;
-        compile(&r, seed, &whole);
+        run_compile(&r, seed, &whole);
         uint64_t all = whole.norm_block_begin[r.job.unit_count] * r.job.world * sizeof(double);
         r.job.norm_part_bytes = all;
-        compile(&r, seed, &parts);
+        run_compile(&r, seed, &parts);
         for (int k = 0; k < PROGRAM_KIND_COUNT; k++)
             assert_true(program_hash(&whole.programs[k]) == program_hash(&parts.programs[k]));
         plan_set_fini(&parts);
         r.job.norm_part_bytes = all / 3;
-        compile(&r, seed, &parts);
+        run_compile(&r, seed, &parts);
         uint64_t largest = 0;
         assert_int_equal(parts.norm_part_begin[0], 0);
         for (uint32_t p = 0; p < parts.norm_part_count; p++) {
@@ -459,12 +445,12 @@ static void stages_are_without_effect_for_one_rank(void **state)
         r.job.world = seed % 2;
         r.job.zero_stage = 3;
         plan_set sharded, plain;
-        compile(&r, seed, &sharded);
+        run_compile(&r, seed, &sharded);
         r.job.zero_stage = 0;
         r.job.stays_gathered = NULL;
         r.job.limits_reuse = false;
         r.job.live_elems_max = r.job.ahead_elems_max = 0;
-        compile(&r, seed, &plain);
+        run_compile(&r, seed, &plain);
         for (int k = 0; k < PROGRAM_KIND_COUNT; k++) {
             assert_true(program_hash(&sharded.programs[k]) == program_hash(&plain.programs[k]));
             for (uint64_t i = 0; i < plain.programs[k].op_count; i++)

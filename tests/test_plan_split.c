@@ -13,7 +13,6 @@
 
 #include <cmocka.h>
 
-#include "plan/compile.h"
 #include "plan_fixture.h"
 #include "plan_ranks_run.h"
 
@@ -25,57 +24,10 @@ static void split_job(random_job *r, uint64_t seed)
     fixture_split(r);
     if (seed % 3 == 0)
         fixture_freeze(r);
-    for (int a = 0; a < ARENA_COUNT; a++)
-        r->job.budget_bytes[a] = a == ARENA_NVME ? 2048 * MIB : 192 * MIB;
-}
-
-static void compile(const random_job *r, uint64_t seed, plan_set *set)
-{
-    int rc = plan_compile(&r->job, set);
-    if (rc != 0)
-        print_error("seed %llu: %s\n", (unsigned long long)seed, err_text());
-    assert_int_equal(rc, 0);
+    run_make_roomy(r);
 }
 
 /* ---- dataflow --------------------------------------------------------------------------------- */
-
-static uint32_t state_place(const plan_homes *homes, uint32_t unit)
-{
-    return homes->saves[unit] != PROGRAM_NONE ? homes->saves[unit] : homes->optimizer[unit];
-}
-
-static void mark(const program *prog, uint32_t buffer_idx, bool *stays)
-{
-    const buffer *at = &prog->buffers[buffer_idx];
-    assert_int_equal(at->arena, ARENA_NVME);
-    memset(stays + at->offset_bytes / TILE_BLOCK_BYTES, 1, at->size_bytes / TILE_BLOCK_BYTES);
-}
-
-/* What a new process finds: on the slab both halves of the state and frozen params, all else is other bytes. */
-static void forget_memory(ranks_run *run)
-{
-    const plan_job *job = &run->r->job;
-    const plan_homes *homes = &run->set->homes;
-    const program *prog = &run->set->programs[PROGRAM_LOAD];
-    for (int a = 0; a < ARENA_COUNT; a++) {
-        uint64_t peak = 0;
-        for (int k = 0; k < PROGRAM_KIND_COUNT; k++)
-            peak = size_max(peak, run->set->programs[k].peak_bytes[a]);
-        bool *stays = calloc(peak / TILE_BLOCK_BYTES + 1, sizeof *stays);
-        for (uint32_t u = 0; a == ARENA_NVME && u < job->unit_count; u++) {
-            if (plan_learns(job, u))
-                mark(prog, state_place(homes, u), stays);
-            mark(prog,
-                 plan_learns(job, u) ? plan_high_place(homes, u) : plan_frozen_place(job, homes, u),
-                 stays);
-        }
-        for (uint32_t rank = 0; rank < run->world; rank++)
-            for (uint64_t c = 0; c < peak / TILE_BLOCK_BYTES; c++)
-                if (!stays[c])
-                    run->cells[rank][a][c] = 0xdead;
-        free(stays);
-    }
-}
 
 static void every_update_finds_both_halves(void **state)
 {
@@ -87,26 +39,10 @@ static void every_update_finds_both_halves(void **state)
         if (seed % 8 == 0)
             r.job.lookahead_ops = 1;
         plan_set set;
-        compile(&r, seed, &set);
+        run_compile(&r, seed, &set);
         ranks_run run;
-        run_begin(&run, &r, &set);
-        bool late = r.job.update == PLAN_UPDATE_DELAYED_ONE_STEP;
-        run_program(&run, PROGRAM_INIT, 0, 0);
-        run_program(&run, PROGRAM_EVAL, 0, 0);
-        run_program(&run, PROGRAM_FIRST, 1, 0);
-        run_program(&run, PROGRAM_STEADY, 2, late ? 0 : 1);
-        run_program(&run, PROGRAM_STEADY, 3, late ? 1 : 2);
-        run_program(&run, PROGRAM_FLUSH, 3, 3);
-        run_program(&run, PROGRAM_EVAL, 3, 3);
-        if (r.job.needs_save_places) {
-            run_program(&run, PROGRAM_SAVE, 3, 3);
-            forget_memory(&run);
-            run_program(&run, PROGRAM_LOAD, 3, 3);
-            run_program(&run, PROGRAM_EVAL, 3, 3);
-            reloaded++;
-        }
-        run_program(&run, PROGRAM_FIRST, 4, 3);
-        if (late || r.job.update == PLAN_UPDATE_IN_NEXT_FORWARD)
+        reloaded += run_life(&run, &r, &set);
+        if (run_leaves_update(&r.job))
             run_program(&run, PROGRAM_FLUSH, 4, 4);
         run_program(&run, PROGRAM_EVAL, 4, 4);
         read += run.params_read;
@@ -178,7 +114,7 @@ static void both_halves_have_two_places(void **state)
         split_job(&r, seed);
         r.job.needs_save_places = true;
         plan_set set;
-        compile(&r, seed, &set);
+        run_compile(&r, seed, &set);
         for (uint32_t u = 0; u < r.job.unit_count; u++) {
             if (plan_learns(&r.job, u)) {
                 assert_places(&r, &set, u, counts);
@@ -235,9 +171,9 @@ static void bytes_are_as_few_as_said(void **state)
         r.job.state_streams = 3;
         for (int a = 0; a < ARENA_COUNT; a++)
             r.job.budget_bytes[a] = 4096 * MIB;
-        compile(&r, 7, &whole);
+        run_compile(&r, 7, &whole);
         r.job.state_streams = tile_streams_code(3, TILE_LOW16, TILE_FP32, TILE_FP32);
-        compile(&r, 7, &split);
+        run_compile(&r, 7, &split);
         const program *a = &whole.programs[PROGRAM_STEADY], *b = &split.programs[PROGRAM_STEADY];
         assert_true(drive_bytes(a, true) - drive_bytes(b, true) == (near ? 2 * elems : 0));
         assert_true(drive_bytes(a, false) - drive_bytes(b, false) == (near ? 0 : 2 * elems));

@@ -11,59 +11,19 @@
 #include <string.h>
 
 #include <cmocka.h>
-#include <fcntl.h>
-#include <signal.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
-#include "base/log.h"
 #include "comm_fixture.h"
-#include "format/manifest.h"
-#include "tiers/slab.h"
-#include "train_fixture.h"
-
-enum { STEPS = 8, KILL_STEP = 5, RANKS = 2 };
-
-static bool few; /* SLUICE_TEST_FEW: what is simulated takes long */
-static fixture_model shape = {.family = "llama", .bf16 = true, .layers = 3, .hidden = 128};
-static const char *const kinds[] = {"params", "grads", "optimizer", "activations"};
+#include "train_parts.h"
 
 /* The middle block and all norms: a unit of norms beside each block's matrices, no backward of the embedding. */
 static const char *const middle = "[\"blocks.1\",\"norms\"]";
 
 static fixture_sets make_sets(const char *only, const char *tier, const char *update)
 {
-    fixture_sets sets = {.count = 0};
-    for (int k = 0; k < 4; k++)
-        fixture_set(&sets, "tiers.place.%s=%s", kinds[k], tier);
-    fixture_set(&sets, "schedule.update=%s", update);
-    fixture_set(&sets, "run.steps=%d", STEPS);
+    fixture_sets sets = parts_sets(tier, update);
     if (only)
         fixture_set(&sets, "train.only=%s", only);
     return sets;
-}
-
-static int run(const char *name, const fixture_sets *sets, const fixture_call *call,
-               fixture_result *result)
-{
-    job *asked = fixture_job(name, &shape, sets);
-    fixture_train(asked, call, result);
-    job_destroy(asked);
-    return result->rc;
-}
-
-static void assert_good(const fixture_result *result)
-{
-    if (result->rc < 0)
-        fail_msg("%s", result->error);
-}
-
-static void read_commit(const char *name, manifest *found)
-{
-    int exists;
-    if (manifest_read(fixture_path(name, "state"), found, &exists) < 0 || !exists)
-        fail_msg("no manifest of %s: %s", name, err_text());
-    assert_int_equal(found->state, MANIFEST_COMMITTED);
 }
 
 /* ---- bits --------------------------------------------------------------------------------------- */
@@ -179,70 +139,21 @@ static void stopped_and_moved_runs_go_on(void **state)
     fixture_remove("whole");
 }
 
-static void die(uint64_t step)
-{
-    if (step == KILL_STEP)
-        raise(SIGKILL);
-}
-
-/* A process of its own, since a fork of one that has run OpenMP cannot compute. */
-static int be_victim(const char *dir, const char *tier)
-{
-    log_set_level(LOG_WARN);
-    snprintf(fixture_dir, sizeof fixture_dir, "%s", dir);
-    static fixture_result result;
-    fixture_sets sets = make_sets(middle, tier, "in_next_forward");
-    fixture_call call = {.name = "parts", .on_step = die};
-    run("parts", &sets, &call, &result);
-    return 1; /* it should not have come here */
-}
-
 static void killed_runs_go_on(void **state)
 {
     (void)state;
     static const char *const tiers[] = {"nvme", "host"};
-    static fixture_result whole, result;
+    static fixture_result whole;
     for (int t = 0; t < 2; t++) {
         fixture_sets sets = make_sets(middle, tiers[t], "in_next_forward");
         fixture_train_good("whole", &shape, &sets, &whole);
-        fflush(NULL);
-        pid_t child = fork();
-        assert_true(child >= 0);
-        if (child == 0) {
-            execl("/proc/self/exe", "test_train_frozen", "victim", fixture_dir, tiers[t],
-                  (char *)NULL);
-            _exit(127);
-        }
-        int status;
-        assert_int_equal(waitpid(child, &status, 0), child);
-        assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
-        fixture_call call = {.name = "parts"};
-        run("parts", &sets, &call, &result);
-        assert_good(&result);
-        assert_true(result.summary.was_resumed);
-        fixture_assert_same(&whole, &result);
+        parts_killed_go_on(tiers[t], &sets, &whole);
         fixture_remove("whole");
         fixture_remove("parts");
     }
 }
 
 /* ---- rot --------------------------------------------------------------------------------------- */
-
-static void flip(const char *path, uint64_t offset)
-{
-    unsigned char byte;
-    int fd = open(path, O_RDWR);
-    assert_true(fd >= 0);
-    assert_int_equal(pread(fd, &byte, 1, (off_t)offset), 1);
-    byte ^= 4;
-    assert_int_equal(pwrite(fd, &byte, 1, (off_t)offset), 1);
-    assert_int_equal(close(fd), 0);
-}
-
-static void note_damage(void *user, const struct verify_damage *damage)
-{
-    *(struct verify_damage *)user = *damage;
-}
 
 static void rot_is_found(void **state)
 {
@@ -261,9 +172,8 @@ static void rot_is_found(void **state)
         uint64_t i = found.extent_count;
         while (found.extents[--i].param_bytes == 0)
             ;
-        char path[FIXTURE_PATH_BYTES * 2 + 80], uuid[MANIFEST_UUID_TEXT_BYTES];
-        snprintf(path, sizeof path, "%s/sluice-%s/rank-0-drive-0.slab",
-                 fixture_path("parts", ".nvme"), manifest_uuid_text(&found.slabs, uuid));
+        char path[PARTS_SLAB_PATH_BYTES];
+        parts_slab(&found, path);
         uint64_t at = SLAB_HEADER_BYTES + found.extents[i].offset_bytes;
         flip(path, at + found.extents[i].size_bytes - 1);
 
@@ -428,8 +338,10 @@ static void ranks_take_over(void **state)
 
 int main(int argc, char **argv)
 {
-    if (argc == 4 && strcmp(argv[1], "victim") == 0)
-        return be_victim(argv[2], argv[3]);
+    if (argc == 4 && strcmp(argv[1], "victim") == 0) {
+        fixture_sets sets = make_sets(middle, argv[3], "in_next_forward");
+        return parts_be_victim(argv[2], &sets);
+    }
     few = getenv("SLUICE_TEST_FEW") != NULL;
     if (few)
         shape.hidden = 64;
