@@ -10,7 +10,10 @@ first), their ratio, and two exponents: how time has grown from the point before
 measured and as simulated. 1 is proportional, 0 is no growth.
 
 Ranks are processes of this one machine that share its cores, each with its part of the batch, which stays the same:
-the time of a step would be constant if exchanging cost nothing. They need mpirun, else the sweep is named as absent.
+the time of a step would be constant if exchanging cost nothing. The simulator gives each the share of the cores' rates
+that its threads are of those that were measured; small kernels are faster than that on one thread each than on a team
+of all (no team starts and waits), so that steps of ranks come out shorter than their line: what a rank computed and
+exchanged stands behind both. They need mpirun, else the sweep is named as absent.
 Lines of CSV: name,measured seconds,s,simulated seconds,measured over simulated,spread.
 """
 
@@ -19,6 +22,7 @@ import json
 import math
 import os
 import shutil
+import statistics
 
 from measure import (SLUICE, Summary, Table, count_of, gpt2, job_of, main_of, needs, place, plan, run, scratch, train,
                      write_job, write_tokens)
@@ -42,11 +46,17 @@ def profile(options, work, job):
 
 
 def ranked(options, work, job, ranks):
+    """As profile, and what of it rank 0 computed and exchanged."""
     job["zero_optimization"] = {"stage": 3}
     planned = plan(options.sluice, work, job, options.machine, ranks)
     lines = train(options.sluice, work, job, options.steps + 2, ranks=ranks)
     seconds = Summary([line["seconds"] for line in lines])
-    return seconds.median, planned["step_seconds"], seconds.spread
+    parts = []
+    for lane, word in (("compute", "computing"), ("comm", "exchanging")):
+        simulated = next(found["busy_seconds"] for found in planned["lanes"] if found["name"] == lane)
+        measured = statistics.median(line["lanes"][lane]["busy_seconds"] for line in lines)
+        parts.append("%s %.3f s, simulated %.3f" % (word, measured, simulated))
+    return seconds.median, planned["step_seconds"], seconds.spread, "; ".join(parts)
 
 
 def points_of(options, sweep):
@@ -75,12 +85,13 @@ def sweep_one(options, table, work, sweep, where):
     for figure, changes in points_of(options, sweep):
         if sweep == "ranks":
             job = small_job(work, where, micro=2, accumulation=8 // figure)
-            measured, simulated, spread = ranked(options, work, job, figure)
+            measured, simulated, spread, parts = ranked(options, work, job, figure)
         else:
             measured, simulated, spread = profile(options, work, small_job(work, where, **changes))
+            parts = ""
         points.append((figure, measured, simulated))
         table.add("growth %s %d %s" % (sweep, figure, where), measured, "s", simulated, spread,
-                  "exponent %s, simulated %s" % (exponent(points, 1), exponent(points, 2)))
+                  "exponent %s, simulated %s  %s" % (exponent(points, 1), exponent(points, 2), parts))
 
 
 SWEEPS = ("layers", "width", "micro-batches", "sequence", "ranks")

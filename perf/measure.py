@@ -16,6 +16,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 
 VOCAB = 50257
 SLUICE = "build/release/src/cli/sluice"
@@ -94,12 +95,40 @@ def dtypes_of(text):
     return found
 
 
+def busy_seconds():
+    """Of all cores since the system's start, as far as the system tells; else None."""
+    try:
+        with open("/proc/stat") as lines:
+            ticks = lines.readline().split()
+    except OSError:
+        return None
+    return sum(int(ticks[i]) for i in (1, 2, 3, 6, 7)) / os.sysconf("SC_CLK_TCK")
+
+
+@contextlib.contextmanager
+def watched(what):
+    """Warns where other processes took more than a tenth of the cores while it ran: figures are off then."""
+    def ours():
+        times = os.times()
+        return times.user + times.system + times.children_user + times.children_system
+    before, begin = busy_seconds(), (ours(), time.monotonic())
+    yield
+    after, took = busy_seconds(), time.monotonic() - begin[1]
+    if None in (before, after) or took < 2:
+        return
+    cores, others = os.cpu_count() or 1, (after - before - (ours() - begin[0])) / took
+    if others > 0.1 * cores:
+        print("%s: other processes used %.1f of %d cores while %s ran: run it again" %
+              (os.path.basename(sys.argv[0]), others, cores, what), file=sys.stderr, flush=True)
+
+
 def run(command, env=None, allowed=(0,)):
     """Its standard output; ends the program with what it said where it fails."""
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                          env=dict(os.environ, **env) if env else None)
+    with watched(os.path.basename(command[0])):
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                              env=dict(os.environ, **env) if env else None)
     if done.returncode not in allowed:
-        fail("%s failed (%d): %s" % (" ".join(command), done.returncode, (done.stderr or done.stdout)[-2000:]))
+        fail("%s failed (%d): %s" % (" ".join(command), done.returncode, (done.stderr or done.stdout)[-2000:].strip()))
     return done.stdout
 
 
