@@ -8,6 +8,7 @@
  *                       the best two of each side go on
  *     --rounds N        of each setting (7)         --seconds S   of each run (0.25)
  *     --rows FILE       all of them, as CSV         --no-fio      ours alone
+ *     --turns           answers questions instead, for bench_train.py: see answer_turns
  *
  * and the common options of bench.h: --csv FILE keeps the best of each mode beside the best of fio's, --quick means
  * 7 rounds of 0.1 s of blocks of 1 MiB, 16 at once.
@@ -17,8 +18,10 @@
  * meanwhile does so for both sides. fio (src/probe/fio.h): one thread, io_uring, O_DIRECT, buffers on huge pages,
  * which is looked at while it runs. Both sides with registered buffers and files and without, and with as many
  * blocks of memory as are in flight, which matters: where a host copies into the guest's memory, blocks that are in
- * its caches go up to 1.5 times as fast. "lanes" is ours as a step has it: requests of 4 MiB, cut into transfers,
- * that go through 256 MiB of memory; it has no counterpart in fio and takes no part in the ratio. Prints the median,
+ * its caches go up to 1.5 times as fast, as long as the guest's own cores leave them alone. "lanes" is ours as a step
+ * has it: requests of 4 MiB, cut into transfers, that go through 256 MiB of memory; "filled" is fio that writes into
+ * each block before it sends it, as a program does that makes what it writes. Neither takes part in the ratio. Prints
+ * the median,
  * the extremes, CPU time, percentiles of transfers, and per mode the ratio of the best of ours to the best of fio's,
  * with the extremes of the rounds' own ratios.
  *
@@ -54,7 +57,7 @@ static const uint32_t depths[] = {1, 4, 8, 16};
 enum { BLOCKS = sizeof blocks / sizeof blocks[0], DEPTHS = sizeof depths / sizeof depths[0] };
 
 static struct {
-    bool modes[MODES], skips_fio;
+    bool modes[MODES], skips_fio, takes_turns;
     setting settings[SETTINGS_MAX];
     uint32_t setting_count, rounds;
     double seconds;
@@ -186,7 +189,7 @@ static int run_ours(entry *what, double seconds)
     return rc;
 }
 
-static int run_fio(entry *what, double seconds)
+static int run_fio(entry *what, uint32_t read_percent, double seconds)
 {
     /* Mixed: both directions have the depth in flight, and share fio's one queue. */
     uint32_t depth = what->at.depth * (what->mode == MACHINE_IO_MIXED ? 2 : 1) * store.drive_count;
@@ -198,6 +201,8 @@ static int run_fio(entry *what, double seconds)
                            .depth = depth,
                            .is_registered = what->is_registered,
                            .looks_at_memory = true,
+                           .read_percent = read_percent,
+                           .fills = what->side == SIDE_FILLED,
                            .seconds = seconds};
     probe_fio_result result;
     TRY(probe_fio_run(&asked, &result));
@@ -221,7 +226,7 @@ static int run_rounds(entry *list, uint32_t count, uint32_t rounds, double ours,
     for (uint32_t round = 0; round < rounds; round++)
         for (uint32_t i = 0; i < count; i++) {
             entry *what = &list[(i + round * 5) % count];
-            TRY(what->side == SIDE_FIO ? run_fio(what, fio) : run_ours(what, ours));
+            TRY(is_fio(what->side) ? run_fio(what, 0, fio) : run_ours(what, ours));
         }
     return 0;
 }
@@ -258,6 +263,8 @@ static int measure_mode(enum machine_io_kind mode, bool has_fio, bool sweeps)
         for (int registered = 1; registered >= 0 && has_fio; registered--)
             if (is_of_fio || !sweeps)
                 add_entry(entries, &count, SIDE_FIO, registered, mode, options.settings[s]);
+        if (has_fio && mode != MACHINE_IO_READ && (is_of_fio || !sweeps))
+            add_entry(entries, &count, SIDE_FILLED, true, mode, options.settings[s]);
         if (!is_of_fio)
             add_entry(entries, &count, SIDE_LANES, true, mode, options.settings[s]);
     }
@@ -283,6 +290,46 @@ static int measure_all(void)
     char text[SIZE_TEXT_BYTES];
     if (has_fio)
         printf("of fio's memory %s at most was on huge pages\n", size_format(fio_huge_bytes, text));
+    return 0;
+}
+
+static int find_name(const char *const *names, int count, const char *name)
+{
+    for (int i = 0; i < count; i++)
+        if (strcmp(names[i], name) == 0)
+            return i;
+    return -1;
+}
+
+static int parse_settings(const char *text);
+
+/* One run for each line of standard input, so that others can take turns with it: SIDE MODE BLOCKxDEPTH
+ * READ_PERCENT, as "fio mixed 1MiBx8 48"; the share of reads is fio's alone, ours has as many requests each way. Answers
+ * "seconds bytes_per_second". "ready" is said first. */
+static int answer_turns(void)
+{
+    char line[128], side[16], mode[16], at[32];
+    printf("ready\n");
+    fflush(stdout);
+    while (fgets(line, sizeof line, stdin)) {
+        uint32_t read_percent = 50;
+        options.setting_count = 0;
+        bool is_good = sscanf(line, "%15s %15s %31s %" SCNu32, side, mode, at, &read_percent) >= 3;
+        int which = is_good ? find_name(side_names, SIDES, side) : -1;
+        int kind = is_good ? find_name(mode_names, MODES, mode) : -1;
+        if (which < 0 || kind < 0 || read_percent > 100)
+            return err_set(ERR_USAGE, "--turns: %s", line);
+        TRY(parse_settings(at));
+        entry one = {.side = (enum side)which,
+                     .is_registered = true,
+                     .mode = (enum machine_io_kind)kind,
+                     .at = options.settings[0]};
+        uint64_t start_ns = clock_ns();
+        TRY(is_fio(one.side) ? run_fio(&one, read_percent, options.seconds)
+                             : run_ours(&one, options.seconds));
+        printf("%.9f %.9g\n", (double)(clock_ns() - start_ns) * 1e-9, one.rates[0]);
+        fflush(stdout);
+    }
     return 0;
 }
 
@@ -383,13 +430,10 @@ static int parse_settings(const char *text)
 static int parse_options(int argc, char **argv)
 {
     static const struct option names[] = {
-        {"modes", required_argument, NULL, 'm'},
-        {"settings", required_argument, NULL, 's'},
-        {"rounds", required_argument, NULL, 'r'},
-        {"seconds", required_argument, NULL, 't'},
-        {"rows", required_argument, NULL, 'c'},
-        {"no-fio", no_argument, NULL, 'n'},
-        {NULL, 0, NULL, 0},
+        {"modes", required_argument, NULL, 'm'},  {"settings", required_argument, NULL, 's'},
+        {"rounds", required_argument, NULL, 'r'}, {"seconds", required_argument, NULL, 't'},
+        {"rows", required_argument, NULL, 'c'},   {"no-fio", no_argument, NULL, 'n'},
+        {"turns", no_argument, NULL, 'a'},        {NULL, 0, NULL, 0},
     };
     for (int which; (which = getopt_long(argc, argv, "", names, NULL)) != -1;) {
         if (which == 'm')
@@ -405,6 +449,8 @@ static int parse_options(int argc, char **argv)
             options.rows = optarg;
         else if (which == 'n')
             options.skips_fio = true;
+        else if (which == 'a')
+            options.takes_turns = true;
         else
             return err_set(ERR_USAGE, "see the head of perf/bench_nvme.c");
     }
@@ -452,7 +498,7 @@ static int run(int argc, char **argv)
     if (rc == 0)
         rc = name_files();
     if (rc == 0)
-        rc = measure_all();
+        rc = options.takes_turns ? answer_turns() : measure_all();
     err_record first;
     err_save(&first, rc);
     TRY_KEEP(rc, slab_remove(&store));

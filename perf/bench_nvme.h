@@ -25,8 +25,9 @@ struct setting {
 typedef struct setting setting;
 
 /* One way of moving bytes, and what was measured of it. */
-enum side { SIDE_SLUICE, SIDE_FIO, SIDE_LANES };
-static const char *const side_names[] = {"sluice", "fio", "lanes"};
+enum side { SIDE_SLUICE, SIDE_FIO, SIDE_LANES, SIDE_FILLED };
+static const char *const side_names[] = {"sluice", "fio", "lanes", "filled"};
+enum { SIDES = 4 };
 
 struct entry {
     enum side side;
@@ -40,6 +41,11 @@ struct entry {
     probe_fio_times fio[2]; /* sums over the runs, but for max */
 };
 typedef struct entry entry;
+
+static inline bool is_fio(enum side side)
+{
+    return side == SIDE_FIO || side == SIDE_FILLED;
+}
 
 static inline double quantile(const double *values, uint32_t count, double share)
 {
@@ -59,7 +65,7 @@ static inline probe_fio_times times_of(const entry *what, int way)
     const io_latency *ours = &what->ours[way];
     double runs = what->run_count;
     const probe_fio_times *sum = &what->fio[way];
-    if (what->side == SIDE_FIO)
+    if (is_fio(what->side))
         return (probe_fio_times){.p50 = sum->p50 / runs,
                                  .p95 = sum->p95 / runs,
                                  .p99 = sum->p99 / runs,
@@ -110,8 +116,8 @@ static inline void print_ratio(const entry *list, uint32_t count)
     const entry *best[2] = {NULL, NULL};
     double ratios[ROUNDS_MAX];
     for (uint32_t i = 0; i < count; i++) {
-        if (list[i].side == SIDE_LANES)
-            continue;
+        if (list[i].side > SIDE_FIO)
+            continue; /* without a counterpart */
         const entry **place = &best[list[i].side];
         if (!*place || median_of(&list[i]) > median_of(*place))
             *place = &list[i];

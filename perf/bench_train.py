@@ -11,18 +11,25 @@ tokens a step, so that the drive is what a step waits for).
 The limit of a training in memory is the time of its model FLOPs at the speed of the best large matrix product of
 the same dtype, which bench_peak measures before each run: a ratio of 0.6 is 60% of that peak (the field's MFU, of
 what the machine has shown instead of what its maker says). The limit of a training out of core is the same job in
-memory, by turns with it. The limit of a training that the drive binds is what bench_nvme reads alone and writes alone
-just before each run, the better of ours and fio's, by the law that a drive's time is read / R + written / W. Medians
-over the steps of all runs but the first two of each. --quick: a small model.
+memory, by turns with it. Medians over the steps of all runs but the first two of each. --quick: a small model.
+
+A training that the drive binds stands still after each step while the drive is measured alone, and is held against
+the mean of before and after. Four limits: the best of fio for the same share of reads, which goes through a few blocks
+of memory that no core of ours touches; fio that writes into each block before it sends it; our lanes through as much
+memory as a step goes through; and what is read alone and written alone, the better of ours and fio's, by the law that
+a drive's time is read / R + written / W. A virtual drive may copy by a core of the host, whose caches then hold a few
+untouched blocks, but not what a training reads, computes with and writes.
 Writes below a directory of its own under DIRECTORY, some GB, and removes it.
 """
 
 import argparse
+import json
 import os
 import re
+import shutil
 
-from measure import (SHAPES, SLUICE, VOCAB, Summary, Table, count_of, dtypes_of, gpt2, job_of, lacks_memory, main_of, needs, place, plan, run,
-                     scratch, shapes_of, train, write_tokens)
+from measure import (SHAPES, SLUICE, VOCAB, Side, Summary, Table, count_of, dtypes_of, gpt2, job_of, lacks_memory, main_of, needs, place, plan, run,
+                     scratch, shapes_of, train, write_job, write_tokens)
 
 
 def peak_of(options, dtype):
@@ -75,18 +82,48 @@ def out_of_core(options, table, work):
               "in memory +-%.1f%%; by the plan's defaults %s binds" % (100 * inside.spread, binds["busiest_resource"]))
 
 
-def drive_rates(options, work):
-    """Bytes a second that the drive reads alone and writes alone now."""
-    path = os.path.join(work, "drive.csv")
-    run([options.nvme, "--modes", "read,write", "--settings", "1MiBx8,4MiBx4", "--rounds", "7", "--seconds", "0.2",
-         "--csv", path, work, "512MiB"])
-    rates = []
-    with open(path) as lines:
-        for line in lines:
-            fields = line.split(",")
-            rates.append(max(float(fields[1]), float(fields[3] or 0)) * 1e9)
-    os.remove(path)
-    return rates
+# What a drive is tried with, by fio and by us: a few blocks of memory, used again and again.
+FEW = ("256KiBx8", "512KiBx4", "512KiBx8", "1MiBx4", "1MiBx8", "4MiBx4")
+
+
+def has_fio():
+    return shutil.which("fio") is not None
+
+
+class Drive:
+    """The drive alone, in runs of a sixth of a second, by turns with a training: the rates of one round by name."""
+
+    def __init__(self, options, work, share):
+        size = "512MiB" if options.quick else "2GiB"  # about as much of the drive as a step goes through
+        self.side = Side([options.nvme, "--turns", "--seconds", "0.15", work, size], os.path.join(work, "drive.log"))
+        self.share = " %d" % round(100 * share)  # of reads, in the mix
+        self.kinds = ["sluice"] + ["fio"] * has_fio()
+        few = {(kind, mode): self.best(kind, mode) for kind in self.kinds for mode in ("read", "write", "mixed")}
+        self.runs = {mode: ["%s %s %s" % (kind, mode, at) for kind in self.kinds for at in few[kind, mode]]
+                     for mode in ("read", "write")}
+        self.runs["mixed"] = ["%s mixed %s" % (self.kinds[-1], at) for at in few[self.kinds[-1], "mixed"]]
+        if has_fio():
+            self.runs["filled"] = ["filled mixed %s" % at for at in self.best("filled", "mixed")]
+        self.runs["lanes"] = ["lanes mixed 1MiBx8"]
+
+    def rate(self, what):
+        return self.side.do(what + self.share)[1]
+
+    def best(self, kind, mode, count=1):
+        """The fastest settings of two tries each."""
+        rates = {at: max(self.rate("%s %s %s" % (kind, mode, at)) for _ in range(2)) for at in FEW}
+        return sorted(rates, key=rates.get)[-count:]
+
+    def round(self):
+        return {name: max(self.rate(what) for what in runs) for name, runs in self.runs.items()}
+
+
+def step_of(trainer, run_dir):
+    """Bytes read, bytes written and seconds of one more step."""
+    trainer.do()
+    with open(os.path.join(run_dir, "metrics.jsonl")) as lines:
+        last = json.loads(lines.readlines()[-1])
+    return [last["lanes"][lane]["bytes"] for lane in ("read", "write")] + [last["seconds"]]
 
 
 def nvme_bound(options, table, work):
@@ -94,19 +131,37 @@ def nvme_bound(options, table, work):
     job = job_of(work, gpt2(layers, hidden, 128, 256), micro=2, homes=place("nvme"), budgets=("512MiB", "512MiB"),
                  more={"schedule.update": "in_next_forward"})
     job["data"]["train"] = [os.path.join(work, "bytes")]
+    job["run"]["steps"] = 1 << 20
     write_tokens(os.path.join(work, "bytes"), vocab=256)
-    shares, speeds, limits = [], [], []
-    for _ in range(options.runs):
-        reads, writes = drive_rates(options, work)
-        for line in train(options.sluice, work, job, options.steps):
-            moved = [line["lanes"][lane]["bytes"] for lane in ("read", "write")]
-            limits.append(sum(moved) / (moved[0] / reads + moved[1] / writes))
-            speeds.append(sum(moved) / line["seconds"])
-            shares.append(speeds[-1] / limits[-1])
-    got, share = Summary(speeds), Summary(shares)
-    table.add("train gpt2 %dx%d B=2 T=128 all states on the drive" % (layers, hidden), got.median * 1e-9, "GB/s",
-              Summary(limits).median * 1e-9, got.spread,
-              "share of each step %.3f (%.3f to %.3f)" % (share.median, share.lowest, share.highest))
+    name = "train gpt2 %dx%d B=2 T=128 all states on the drive" % (layers, hidden)
+    trainer = Side([options.side, "train", write_job(work, "job", job)], os.path.join(work, "train.log"))
+    speeds, limits, shares = [], {}, {}
+    for _ in range(3):
+        reads, writes, _ = step_of(trainer, job["run"]["dir"])
+    drive = Drive(options, work, reads / (reads + writes))
+    before = drive.round()
+    for _ in range(options.rounds):
+        reads, writes, seconds = step_of(trainer, job["run"]["dir"])
+        after = drive.round()
+        now = {key: (before[key] + after[key]) / 2 for key in after}
+        before = after
+        now["law"] = (reads + writes) / (reads / now["read"] + writes / now["write"])
+        speeds.append((reads + writes) / seconds)
+        for key, rate in now.items():
+            limits.setdefault(key, []).append(rate * 1e-9)
+            shares.setdefault(key, []).append(speeds[-1] / rate)
+    got = Summary(speeds)
+    said = {"mixed": "the same mix by %s, few blocks" % ("fio" if has_fio() else "us"),
+            "filled": "the same mix by fio that writes into its blocks",
+            "lanes": "both ways by us, through 256 MiB of memory",
+            "law": "reading alone, writing alone: %.2f, %.2f" % tuple(Summary(limits[k]).median for k in ("read", "write"))}
+    for key, about in said.items():
+        if key in limits:
+            share = Summary(shares[key])
+            table.add(name, got.median * 1e-9, "GB/s", Summary(limits[key]).median, got.spread,
+                      "%s; of each step %.3f (%.3f to %.3f)" % (about, share.median, share.lowest, share.highest))
+    trainer.close()
+    drive.side.close()
 
 
 FIGURES = {"memory": in_memory, "out-of-core": out_of_core, "nvme-bound": nvme_bound}
@@ -124,12 +179,15 @@ def main():
     parser.add_argument("--shapes", default="", help="micro-batch x tokens, of memory and (the last) of out-of-core; default: " + SHAPES)
     parser.add_argument("--dtypes", default="bf16,fp32", help="of memory")
     parser.add_argument("--runs", type=count_of(1), default=3)
+    parser.add_argument("--rounds", type=count_of(1), help="of nvme-bound, a step each (default: 7, with --quick 2)")
     parser.add_argument("--steps", type=count_of(3), default=5, help="of a run, the first two not counted")
     options = parser.parse_args()
     for name in options.figures:
         if name not in FIGURES:
             parser.error("%s is none of the figures %s" % (name, ", ".join(FIGURES)))
     options.peak = options.peak or os.path.join(os.path.dirname(options.sluice), "../../perf/bench_peak")
+    options.rounds = options.rounds or (2 if options.quick else 7)
+    options.side = os.path.join(os.path.dirname(options.sluice), "../../perf/bench_side")
     options.nvme = options.nvme or os.path.join(os.path.dirname(options.sluice), "../../perf/bench_nvme")
     if options.quick:
         options.name, options.accumulation, options.small = "gpt2 4x256", 4, ("96MiB", "96MiB")
@@ -140,7 +198,7 @@ def main():
         options.model = lambda tokens: gpt2(tokens=tokens)
     options.shapes = shapes_of(options.shapes or ("4x128" if options.quick else SHAPES))
     options.dtypes = dtypes_of(options.dtypes)
-    needs(options.sluice, options.peak, options.nvme)
+    needs(options.sluice, options.peak, options.nvme, options.side)
     table = Table(options.csv)
     with scratch("bench-train.", options.dir) as work:
         write_tokens(os.path.join(work, "tokens"), vocab=8192 if options.quick else VOCAB)

@@ -76,6 +76,12 @@ static void make_command(struct command *self, const probe_fio_job *asked)
     add(self, "--bs=%llu", (unsigned long long)asked->block_bytes);
     add(self, "--iodepth=%u", asked->depth);
     add(self, "--rw=%s", kinds[asked->kind]);
+    if (asked->read_percent)
+        add(self, "--rwmixread=%u", asked->read_percent);
+    if (asked->fills) {
+        add(self, "--zero_buffers");
+        add(self, "--refill_buffers");
+    }
     add(self, "--runtime=%.0fms", 1000 * asked->seconds);
 }
 

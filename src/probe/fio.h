@@ -17,12 +17,15 @@
 struct probe_fio_job {
     const char *file;                  /* or several, joined by ':' */
     uint64_t offset_bytes, size_bytes; /* the range, of each file */
-    enum machine_io_kind kind;         /* mixed: as many reads as writes */
+    enum machine_io_kind kind;
     uint64_t block_bytes;
-    uint32_t depth;                    /* in flight; mixed: both directions together */
-    bool is_registered;                /* buffers and files */
-    double seconds;                    /* of one run, without its start */
-    bool looks_at_memory;              /* huge_bytes is wanted */
+    uint32_t depth;        /* in flight; mixed: both directions together */
+    bool is_registered;    /* buffers and files */
+    double seconds;        /* of one run, without its start */
+    bool looks_at_memory;  /* huge_bytes is wanted */
+    uint32_t read_percent; /* mixed: of the transfers; 0: 50 */
+    bool fills;            /* its thread writes zeros into each block before it is submitted, as a
+                                          program does that makes what it writes; else nobody touches them */
     const volatile sig_atomic_t *stop; /* or NULL */
 };
 typedef struct probe_fio_job probe_fio_job;
