@@ -3,7 +3,7 @@
 add_library(kernels_products OBJECT
     cpu/cpu.c cpu/product.c cpu/matmul.c cpu/attention.c cpu/attention_backward.c
     cpu/attention_cached.c cpu/attention_rows_base.c cpu/attention_amx.c
-    cpu/product_amx.c)
+    cpu/product_amx.c cpu/product_fp32.c)
 target_link_libraries(kernels_products PUBLIC sluice_options sluice_base OpenMP::OpenMP_C
                       ${DNNL_LIBRARY})
 target_include_directories(kernels_products PRIVATE ${DNNL_INCLUDE_DIR})
@@ -11,7 +11,8 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
     target_sources(kernels_products PRIVATE cpu/attention_rows_avx2.c cpu/attention_rows_avx512.c)
     set_source_files_properties(cpu/attention_rows_avx2.c PROPERTIES COMPILE_OPTIONS
         "-mavx2;-mfma;-mf16c")
-    set_source_files_properties(cpu/attention_rows_avx512.c PROPERTIES COMPILE_OPTIONS
+    set_source_files_properties(cpu/attention_rows_avx512.c cpu/product_fp32.c
+        PROPERTIES COMPILE_OPTIONS
         "-mavx512f;-mavx512bw;-mavx512dq;-mavx512vl;-mfma")
     include(CheckCCompilerFlag)
     check_c_compiler_flag("-mamx-bf16 -mavx512bf16" SLUICE_AMX_FLAGS)

@@ -84,7 +84,8 @@ enum {
      * widened products are cut, and that the first update has the scheduler's initial rate; 3 is that
      * rows of logits lie 16 bytes apart or a multiple of that; 4 is that bf16 products and attention run
      * on AMX tiles of our own, and that a small model's logits are cut in larger chunks; 5 is that the
-     * CPU's row ops fuse multiply-adds and sum a softmax in one pass. */
+     * CPU's row ops fuse multiply-adds and sum a softmax in one pass, and that large fp32 products are our
+     * own with AVX-512. */
     NUMERICS_VERSION = 5,
 };
 
