@@ -12,14 +12,15 @@
  *   ratio    value / limit; empty likewise
  *   spread   half of the distance between the quartiles as a share of the median: 0.02 is +-2%
  *
- * One thread. A benchmark has no caller, so that what fails ends it with the error's text and exit 1, wrong
- * arguments with a sentence and exit 2. */
+ * One thread. A benchmark has no caller, so that what fails ends it with the error's text and a status of sluice's,
+ * Ctrl-C with 130 after the run that is under way, so that files are removed. */
 #ifndef SLUICE_PERF_BENCH_H
 #define SLUICE_PERF_BENCH_H
 
 #include <errno.h>
 #include <math.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -36,13 +37,34 @@ static inline const char *bench_program(void)
     return program_invocation_short_name;
 }
 
+/* sluice's exit statuses, but for what was stopped: a benchmark does not go on. */
+static inline int bench_exit_of(int rc)
+{
+    switch (rc) {
+    case ERR_USAGE:
+    case ERR_INPUT:
+    case ERR_CONFIG:
+    case -ENOENT:
+    case -ENOTDIR:
+    case -EACCES:
+    case -EROFS:
+        return 2;
+    case ERR_NO_FIT:
+        return 3;
+    case ERR_STOPPED:
+        return 130;
+    default:
+        return rc < 0;
+    }
+}
+
 /* Ends the benchmark with the error's text. */
 static inline void bench_require(int rc)
 {
     if (rc >= 0)
         return;
     fprintf(stderr, "%s: %s: %s\n", bench_program(), err_name(rc), err_text());
-    exit(1);
+    exit(bench_exit_of(rc));
 }
 
 /* Ends the benchmark for its arguments. */
@@ -91,6 +113,23 @@ static inline bool bench_is_quick(void)
     return bench_settings()->is_quick;
 }
 
+static inline volatile sig_atomic_t *bench_stop_flag(void)
+{
+    static volatile sig_atomic_t is_stopped;
+    return &is_stopped;
+}
+
+static inline void bench_on_signal(int signal)
+{
+    *bench_stop_flag() = signal;
+}
+
+/* 0, or ERR_STOPPED after Ctrl-C or SIGTERM. */
+static inline int bench_stopped(void)
+{
+    return *bench_stop_flag() ? err_set(ERR_STOPPED, "stopped") : 0;
+}
+
 /* Ends the benchmark for a file that cannot be written. */
 static inline void bench_fail_file(const char *option, const char *path)
 {
@@ -100,10 +139,13 @@ static inline void bench_fail_file(const char *option, const char *path)
 }
 
 /* Takes --csv FILE and --quick out of the arguments, wherever they stand; exit 2 where FILE is missing
- * or cannot be written. */
+ * or cannot be written. From here on Ctrl-C is looked at between runs. */
 static inline void bench_begin(int *argc, char **argv)
 {
     int kept = 1;
+    struct sigaction action = {.sa_handler = bench_on_signal, .sa_flags = (int)SA_RESETHAND};
+    sigaction(SIGINT, &action, NULL);
+    sigaction(SIGTERM, &action, NULL);
     for (int i = 1; i < *argc; i++) {
         if (strcmp(argv[i], "--quick") == 0) {
             bench_settings()->is_quick = true;
@@ -179,6 +221,7 @@ static inline void bench_by_turns(const struct bench_body *bodies, int body_coun
         exit(1);
     for (int run = -1; run < runs; run++)
         for (int i = 0; i < body_count; i++) {
+            bench_require(bench_stopped());
             double seconds = bodies[i].seconds(bodies[i].user);
             if (run >= 0)
                 samples[i][run] = seconds;

@@ -145,7 +145,9 @@ int main(int argc, char **argv)
     uint64_t staging_bytes = 0;
     comm *group = NULL;
     bench_begin(&argc, argv);
-    int rc = argc > 1 ? size_parse(argv[1], &staging_bytes) : 0;
+    int rc = 0;
+    if (argc > 1 && size_parse(argv[1], &staging_bytes) < 0)
+        rc = err_set(ERR_USAGE, "\"%s\" is no size of the staging memory, such as 16MiB", argv[1]);
     if (rc == 0)
         rc = comm_join(&(comm_join_config){0}, &group);
     if (rc == 0 && comm_get_world(group) < 2)
@@ -155,5 +157,5 @@ int main(int argc, char **argv)
     if (rc < 0 && comm_is_teller(group))
         fprintf(stderr, "bench_comm: %s\n", err_text());
     comm_leave(group, rc);
-    return rc < 0;
+    return bench_exit_of(rc);
 }

@@ -87,6 +87,7 @@ static void bench(void)
     double commits[BENCH_RUNS_MAX], writes[BENCH_RUNS_MAX];
     int runs = bench_is_quick() ? 7 : 9;
     for (int run = -WARM_COMMITS; run < runs; run++) {
+        bench_require(bench_stopped());
         double commit = commit_once(session), written = bench_drive_move(drive, IO_WRITE, true);
         if (run >= 0) {
             commits[run] = commit;
@@ -116,8 +117,9 @@ int main(int argc, char **argv)
     log_set_level(LOG_WARN);
     snprintf(work, sizeof work, "%s/bench-commit-XXXXXX", argc > 1 ? argv[1] : ".");
     if (strchr(work, '\'') || !mkdtemp(work)) {
-        fprintf(stderr, "bench_commit: %s cannot be made\n", work);
-        return 1;
+        fprintf(stderr, "bench_commit: %s cannot be made: %s\n", work,
+                strchr(work, '\'') ? "a quote in its name" : strerror(errno));
+        return 2;
     }
     atexit(remove_work);
     bench();

@@ -42,14 +42,15 @@ static int write_file(const char *path, const char *header, uint64_t header_byte
 {
     FILE *file = fopen(path, "wb");
     if (!file)
-        return err_set(-errno, "%s: cannot be made", path);
+        return err_set(-errno, "%s: cannot be made: %s", path, strerror(errno));
     bool is_good = fwrite(header, 1, header_bytes, file) == header_bytes;
     for (uint64_t i = 0; i < count && is_good; i++) {
         uint16_t token = token_at(i);
         is_good = fwrite(&token, sizeof token, 1, file) == 1;
     }
+    int reason = errno; /* of what failed first */
     if (fclose(file) != 0 || !is_good)
-        return err_set(-EIO, "%s: cannot be written", path);
+        return err_set(-EIO, "%s: cannot be written: %s", path, strerror(is_good ? errno : reason));
     return 0;
 }
 
@@ -133,6 +134,14 @@ static void bench_order(const char *path, enum corpus_format format, enum sample
     corpus_close(source);
 }
 
+static char plain[4096], rows[4096]; /* paths, also removed after a failure */
+
+static void remove_files(void)
+{
+    unlink(plain);
+    unlink(rows);
+}
+
 int main(int argc, char **argv)
 {
     bench_begin(&argc, argv);
@@ -143,7 +152,8 @@ int main(int argc, char **argv)
     log_set_level(LOG_WARN);
     const char *directory = argc > 1 ? argv[1] : ".";
     uint64_t count = bench_is_quick() ? 4 << 20 : 64 << 20;
-    char plain[4096], rows[4096], header[HEADER_BYTES + 1];
+    char header[HEADER_BYTES + 1];
+    atexit(remove_files);
     snprintf(plain, sizeof plain, "%s/bench_data.%d.u16", directory, (int)getpid());
     snprintf(rows, sizeof rows, "%s/bench_data.%d.npy", directory, (int)getpid());
     numpy_header(count / ROW_TOKENS, header);
@@ -157,8 +167,6 @@ int main(int argc, char **argv)
         bench_order(plain, CORPUS_U16, SAMPLER_WINDOWS, 1024, "windows shuffled");
         bench_order(rows, CORPUS_NPY, SAMPLER_DOCUMENTS, 1024, "documents of 512 shuffled");
     }
-    unlink(plain);
-    unlink(rows);
     bench_require(rc);
     return 0;
 }

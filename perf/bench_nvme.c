@@ -226,6 +226,7 @@ static int run_rounds(entry *list, uint32_t count, uint32_t rounds, double ours,
     for (uint32_t round = 0; round < rounds; round++)
         for (uint32_t i = 0; i < count; i++) {
             entry *what = &list[(i + round * 5) % count];
+            TRY(bench_stopped());
             TRY(is_fio(what->side) ? run_fio(what, 0, fio) : run_ours(what, ours));
         }
     return 0;
@@ -454,6 +455,8 @@ static int parse_options(int argc, char **argv)
         else
             return err_set(ERR_USAGE, "see the head of perf/bench_nvme.c");
     }
+    if (!options.modes[0] && !options.modes[1] && !options.modes[2])
+        return err_set(ERR_USAGE, "--modes wants some of read,write,mixed");
     if (options.rounds == 0 || !(options.seconds > 0))
         return err_set(ERR_USAGE, "--rounds and --seconds are above 0");
     return 0;
@@ -473,8 +476,10 @@ static int run(int argc, char **argv)
     options.backend = strcmp(backend, "uring") == 0  ? IO_URING
                       : strcmp(backend, "pool") == 0 ? IO_POOL
                                                      : IO_AUTO;
-    if (argc > 1)
-        TRY(size_parse(argv[1], &total_bytes));
+    if (options.backend == IO_AUTO && strcmp(backend, "auto") != 0)
+        return err_set(ERR_USAGE, "\"%s\" is none of auto, uring and pool", backend);
+    if (argc > 1 && size_parse(argv[1], &total_bytes) < 0)
+        return err_set(ERR_USAGE, "SLAB_BYTES: \"%s\" is no size such as 512MiB", argv[1]);
     int drive_count = make_drives(argc > 0 ? argv[0] : ".", total_bytes, options.backend);
     TRY(drive_count);
     slab_config slab_settings = {
@@ -514,5 +519,5 @@ int main(int argc, char **argv)
     int rc = run(argc, argv);
     if (rc < 0)
         fprintf(stderr, "bench_nvme: %s\n", err_text());
-    return rc == ERR_USAGE ? 2 : rc < 0;
+    return bench_exit_of(rc);
 }

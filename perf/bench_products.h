@@ -47,6 +47,7 @@ static inline struct bench_time bench_measure(int (*run)(void *user), void *user
 {
     double seconds[BENCH_RUNS];
     for (int i = -BENCH_WARMUP; i < BENCH_RUNS; i++) {
+        bench_require(bench_stopped());
         uint64_t start = clock_ns();
         bench_require(run(user));
         if (i >= 0)

@@ -258,6 +258,17 @@ static int make(int argc, char **argv)
     return 0;
 }
 
+static char folder[] =
+    "/tmp/bench-tokenizer-XXXXXX"; /* of a made tokenizer; also removed after a failure */
+
+static void remove_folder(void)
+{
+    char path[sizeof folder + 32];
+    snprintf(path, sizeof path, "%s/tokenizer.json", folder);
+    unlink(path);
+    rmdir(folder);
+}
+
 int main(int argc, char **argv)
 {
     bench_begin(&argc, argv);
@@ -276,20 +287,15 @@ int main(int argc, char **argv)
     self.tokenizer_name = argc > 2 ? argv[2] : "";
     omp_set_num_threads(self.thread_count);
     read_text(&self);
-    char folder[] = "/tmp/bench-tokenizer-XXXXXX", path[sizeof folder + 32];
     if (argc == 2) {
         bench_require(mkdtemp(folder) ? 0 : err_set(-errno, "%s cannot be made", folder));
+        atexit(remove_folder);
         bpe_make(folder, MADE_MERGES, self.text, size_min(self.bytes, 4 << 20));
         self.tokenizer_name = folder;
         printf("no tokenizer was named: a byte-level BPE of at most %d merges, made of this text\n",
                MADE_MERGES);
     }
     run(&self);
-    if (argc == 2) {
-        snprintf(path, sizeof path, "%s/tokenizer.json", folder);
-        unlink(path);
-        rmdir(folder);
-    }
     mem_free(self.text);
     return 0;
 }
