@@ -100,32 +100,62 @@ static void fix_place(manifest_extent *extent, const manifest_extent *before, ui
             size_min(size_round_up(extent->elem_count, SHARD_ELEMS_STEP), tile_elems);
 }
 
+/* Extents one after the other. Of a split master a unit that learns has two for each tile: params of 2 bytes, the
+ * high halves, and state behind them. */
+struct fixer {
+    uint32_t shards, version, streams;
+    uint64_t tile_elems, shard_elems;
+    manifest_extent before; /* the last that is not of low halves */
+    bool learns;            /* its unit */
+    bool wants_low;         /* its low halves come next */
+};
+
+static void fix_extent(struct fixer *self, manifest_extent *extent)
+{
+    const manifest_extent before = self->before;
+    uint64_t checksum = extent->checksum;
+    if (self->wants_low) {
+        *extent = before;
+        extent->checksum = checksum;
+        extent->param_bytes = 0;
+        extent->size_bytes = tile_bytes(extent->elem_count, self->streams);
+        self->wants_low = false;
+        return;
+    }
+    bool is_split = self->version >= 6 && tile_master_is_split(self->streams);
+    fix_place(extent, &before, self->shards, &self->shard_elems, self->tile_elems);
+    if (extent->unit != before.unit)
+        self->learns = self->version < 5 || extent->param_bytes == 0;
+    if (self->version >= 5) /* of all of the unit or of none */
+        extent->param_bytes = self->learns && !is_split ? 0 : 2;
+    if (self->version >= 5 && extent->param_bytes) /* whole blocks */
+        extent->elem_count =
+            size_min(size_round_up(extent->elem_count, TILE_BLOCK_BYTES / 2), self->tile_elems);
+    extent->size_bytes = extent->param_bytes ? extent->elem_count * extent->param_bytes
+                                             : tile_bytes(extent->elem_count, self->streams);
+    self->wants_low = is_split && self->learns;
+    self->before = *extent;
+}
+
 static void fix_extents(unsigned char *bytes, size_t begin, size_t size, unsigned fixes,
                         const manifesti_header *header)
 {
     uint64_t tile_elems = size_max(header->tile_elems, 1), end = 0;
     uint32_t streams = tile_streams_is_valid(header->state_streams) ? header->state_streams : 3;
     uint32_t shards = header->version < 4 || header->is_replicated ? 1 : header->world_size;
-    uint64_t shard_elems = 0;
+    struct fixer fix = {
+        .shards = shards, .tile_elems = tile_elems, .version = header->version, .streams = streams};
+    fix.before = (manifest_extent){.unit = UINT32_MAX, .rank = shards - 1};
     size_t stored_bytes = extent_bytes(header);
-    manifest_extent before = {.unit = UINT32_MAX, .rank = shards - 1};
     for (size_t at = begin; size - at >= stored_bytes; at += stored_bytes) {
         manifest_extent extent = {.unit = 0};
         memcpy(&extent, bytes + at, stored_bytes);
-        if (fixes & FIX_EXTENTS) {
-            fix_place(&extent, &before, shards, &shard_elems, tile_elems);
-            if (header->version >= 5) /* frozen params, of all of the unit or of none */
-                extent.param_bytes = extent.unit == before.unit ? before.param_bytes
-                                     : extent.param_bytes       ? 2
-                                                                : 0;
-            extent.size_bytes = extent.param_bytes ? extent.elem_count * extent.param_bytes
-                                                   : tile_bytes(extent.elem_count, streams);
-        }
+        if (fixes & FIX_EXTENTS)
+            fix_extent(&fix, &extent);
         if (fixes & FIX_OFFSETS) {
             extent.offset_bytes = end;
             end += extent.size_bytes;
         }
-        before = extent;
         memcpy(bytes + at, &extent, stored_bytes);
     }
 }
@@ -185,6 +215,34 @@ static void check_slabs(const manifest_slabs *self)
     }
 }
 
+/* Of a split master: state, which has the low halves of the params right before it. */
+static bool is_low(const manifest *self, uint64_t i)
+{
+    return tile_stream_format(self->state_streams, 0) == TILE_LOW16 &&
+           self->extents[i].param_bytes == 0;
+}
+
+static void check_low(const manifest *self, uint64_t i)
+{
+    const manifest_extent *low = &self->extents[i], *high = low - 1;
+    FUZZ_CHECK(i > 0 && high->param_bytes == 2, "low halves without high ones");
+    FUZZ_CHECK(high->unit == low->unit && high->rank == low->rank && high->tile == low->tile &&
+                   high->elem_begin == low->elem_begin && high->elem_count == low->elem_count,
+               "halves of other elements");
+    FUZZ_CHECK(manifest_is_low(self, i) && manifest_is_high(self, i - 1), "halves by manifest.h");
+}
+
+/* Where a tile of the unit has low halves all have. */
+static void check_halves(const manifest *self, uint32_t unit)
+{
+    uint64_t counts[2] = {0, 0};
+    for (uint64_t i = 0; i < self->extent_count; i++)
+        if (self->extents[i].unit == unit)
+            counts[is_low(self, i)]++;
+    FUZZ_CHECK(counts[1] == 0 || counts[0] == counts[1], "unit %u: %llu tiles, %llu halves", unit,
+               (unsigned long long)counts[0], (unsigned long long)counts[1]);
+}
+
 /* Every shard of the unit whose last extent is number `last` is as long as its first, and all are there. */
 static void check_unit(const manifest *self, uint64_t last, uint32_t shards)
 {
@@ -192,7 +250,7 @@ static void check_unit(const manifest *self, uint64_t last, uint32_t shards)
     uint64_t first_elems = 0, elems = 0;
     FUZZ_CHECK(self->extents[last].rank == shards - 1, "unit %u lacks ranks", unit);
     for (uint64_t i = 0; i <= last; i++) {
-        if (self->extents[i].unit != unit)
+        if (self->extents[i].unit != unit || is_low(self, i)) /* its elements are counted before */
             continue;
         elems += self->extents[i].elem_count;
         if (self->extents[i].rank == 0)
@@ -202,14 +260,46 @@ static void check_unit(const manifest *self, uint64_t last, uint32_t shards)
     FUZZ_CHECK(shards == 1 || first_elems % SHARD_ELEMS_STEP == 0, "shards of unit %u", unit);
 }
 
+/* Where the extent lies, and that it lies on no other. */
+static void check_bytes(const manifest *self, uint64_t i)
+{
+    const manifest_extent *extent = &self->extents[i];
+    uint64_t end, width = extent->param_bytes;
+    FUZZ_CHECK(extent->offset_bytes % TILE_BLOCK_BYTES == 0, "offset of extent %llu",
+               (unsigned long long)i);
+    int rc = size_add(extent->offset_bytes, extent->size_bytes, &end);
+    FUZZ_CHECK(rc == 0 && end <= INT64_MAX, "end of extent %llu", (unsigned long long)i);
+    FUZZ_CHECK(self->total_bytes == 0 || end <= self->total_bytes, "beyond the slab");
+    FUZZ_CHECK(width == 0 || extent->size_bytes == width * extent->elem_count, "size of params");
+    FUZZ_CHECK(width > 0 || self->state_streams == 0 ||
+                   extent->size_bytes == tile_bytes(extent->elem_count, self->state_streams),
+               "size of extent %llu", (unsigned long long)i);
+    for (uint64_t k = 0; k < i; k++)
+        FUZZ_CHECK(self->extents[k].rank != extent->rank || self->extents[k].offset_bytes >= end ||
+                       self->extents[k].offset_bytes + self->extents[k].size_bytes <=
+                           extent->offset_bytes,
+                   "extents %llu and %llu overlap", (unsigned long long)k, (unsigned long long)i);
+}
+
 static void check_extents(const manifest *self)
 {
     uint64_t elems = 0;       /* of the unit so far */
     uint64_t first_elems = 0; /* of its first shard */
     uint32_t shards = self->is_replicated ? 1 : self->world_size;
+    uint64_t params = 0;                  /* bytes each, of all units that have any */
+    const manifest_extent *before = NULL; /* of those that are not of low halves */
     for (uint64_t i = 0; i < self->extent_count; i++) {
         const manifest_extent *extent = &self->extents[i];
-        const manifest_extent *before = i ? extent - 1 : NULL;
+        check_bytes(self, i);
+        bool is_last = i + 1 == self->extent_count || self->extents[i + 1].unit != extent->unit;
+        if (is_low(self, i)) {
+            check_low(self, i);
+            if (is_last) {
+                check_halves(self, extent->unit);
+                check_unit(self, i, shards);
+            }
+            continue;
+        }
         bool same_unit = before && before->unit == extent->unit;
         uint32_t unit = !before ? 0 : same_unit ? before->unit : before->unit + 1;
         elems = same_unit ? elems : 0;
@@ -220,6 +310,8 @@ static void check_extents(const manifest *self)
         uint32_t width = extent->param_bytes;
         FUZZ_CHECK(width == 0 || width == 2 || width == 4, "params of %u bytes", width);
         FUZZ_CHECK(!same_unit || width == before->param_bytes, "unit %u is half frozen", unit);
+        FUZZ_CHECK(width == 0 || params == 0 || width == params, "params of %u bytes too", width);
+        params = size_max(params, width);
         FUZZ_CHECK(extent->tile == (same_shard ? before->tile + 1 : 0), "tile %u", extent->tile);
         FUZZ_CHECK(same_shard || rank == 0 || elems == rank * first_elems, "shard %u", rank);
         FUZZ_CHECK(extent->elem_begin == elems, "elements of extent %llu", (unsigned long long)i);
@@ -227,24 +319,11 @@ static void check_extents(const manifest *self)
         FUZZ_CHECK(extent->elem_count > 0 && extent->elem_count <= self->tile_elems, "no elements");
         elems += extent->elem_count;
         first_elems = rank == 0 ? elems : first_elems;
-        if (i + 1 == self->extent_count || self->extents[i + 1].unit != unit)
+        before = extent;
+        if (is_last) {
+            check_halves(self, unit);
             check_unit(self, i, shards);
-        FUZZ_CHECK(extent->offset_bytes % TILE_BLOCK_BYTES == 0, "offset of extent %llu",
-                   (unsigned long long)i);
-        uint64_t end;
-        int rc = size_add(extent->offset_bytes, extent->size_bytes, &end);
-        FUZZ_CHECK(rc == 0 && end <= INT64_MAX, "end of extent %llu", (unsigned long long)i);
-        FUZZ_CHECK(self->total_bytes == 0 || end <= self->total_bytes, "beyond the slab");
-        FUZZ_CHECK(width == 0 || extent->size_bytes == width * extent->elem_count, "frozen size");
-        FUZZ_CHECK(width > 0 || self->state_streams == 0 ||
-                       extent->size_bytes == tile_bytes(extent->elem_count, self->state_streams),
-                   "size of extent %llu", (unsigned long long)i);
-        for (uint64_t k = 0; k < i; k++)
-            FUZZ_CHECK(
-                self->extents[k].rank != extent->rank || self->extents[k].offset_bytes >= end ||
-                    self->extents[k].offset_bytes + self->extents[k].size_bytes <=
-                        extent->offset_bytes,
-                "extents %llu and %llu overlap", (unsigned long long)k, (unsigned long long)i);
+        }
     }
 }
 
