@@ -38,6 +38,5 @@ const rows_table ROWS_TABLE = {
     .convert = convert,
     .convert_rows = convert_rows,
     .exp = exp_all,
-    .exp_below = exp_below_all,
     .sigmoid = sigmoid_all,
 };

@@ -76,7 +76,6 @@ struct rows_table {
     void (*convert_rows)(int threads, const struct rows_conversion *args);
     /* The elementary functions, for their accuracy tests: out[count] = f(x), out may be x. */
     void (*exp)(const float *x, float *out, size_t count);
-    void (*exp_below)(const float *x, float *out, size_t count); /* x <= 0 */
     void (*sigmoid)(const float *x, float *out, size_t count);
 };
 typedef struct rows_table rows_table;

@@ -284,58 +284,40 @@ static inline double row_sum_fold(struct row_sum *sum)
  * then hold: no conversion that is undefined for NaN. */
 #define ROUNDING_SHIFT 0x1.8p23f
 
-/* P of e^r = 1 + r + r^2 P(r) for |r| <= ln2/2, through the five Chebyshev nodes of (e^r - 1 - r) / r^2 on that
- * range (relative error of e^r 9.8e-9, a sixth of an ulp). */
-static inline float exp_curve(float r)
+/* e^x for x <= 89 within 1 ulp (measured by the tests): 0 below 2^-126 (x < -87.3), infinity from 2^127.5 on
+ * (x > 88.3), so that no subnormal number arises; NaN stays NaN.
+ *
+ * x = n ln2 + r with |r| <= ln2/2; e^r = 1 + r + r^2 P(r), P through the five Chebyshev nodes of
+ * (e^r - 1 - r) / r^2 on that range (relative error of e^r 9.8e-9, a sixth of an ulp). n comes from adding
+ * 1.5 * 2^23 + 127, whose low bits then hold n + 127: no conversion that is undefined for NaN. Shifted to the
+ * left by 23 they are the bits of 2^n, what is above them falls out; n = -127 gives 0, n = 128 infinity. */
+static inline float exp_below(float x)
 {
+    const float log2e = 0x1.715476p+0f, ln2_high = 0x1.62e43p-1f, ln2_low = -0x1.05c61p-29f;
+    const float shift = 0x1.8p23f + 127.0f;
+    x = x < -88.0f ? -88.0f : x;
+    float shifted = fused(x, log2e, shift), n = shifted - shift;
+    float r = fused(n, -ln2_low, fused(n, -ln2_high, x));
     float p = 0x1.6d10fcp-10f;
     p = fused(p, r, 0x1.120b62p-7f);
     p = fused(p, r, 0x1.55551ap-5f);
     p = fused(p, r, 0x1.5554dep-3f);
-    return fused(p, r, 0.5f);
-}
-
-/* e^x within 1.0 ulp for every x (measured by the tests over all of fp32's exponents): overflow to
- * infinity, gradual underflow, e^-inf = 0, NaN stays NaN.
- *
- * x = n ln2 + r with |r| <= ln2/2; then two factors 2^(n/2), so that only the last product can round into
- * the subnormals. */
-static inline float exp_one(float x)
-{
-    const float log2e = 0x1.715476p+0f, ln2_high = 0x1.62e43p-1f, ln2_low = -0x1.05c61p-29f;
-    x = x > 89.0f ? 89.0f : x;     /* beyond: infinity, reached by the factors below */
-    x = x < -105.0f ? -105.0f : x; /* beyond: zero */
-    float shifted = fused(x, log2e, ROUNDING_SHIFT);
-    float n = shifted - ROUNDING_SHIFT;
-    float r = fused(n, -ln2_low, fused(n, -ln2_high, x));
-    float p = 1.0f + fused(exp_curve(r), r * r, r);
-    uint32_t exponent = fp32_bits(shifted) - 0x4b400000u;
-    uint32_t first = (uint32_t)((int32_t)exponent >> 1);
-    uint32_t second = exponent - first;
-    return p * fp32_from_bits((first + 127u) << 23) * fp32_from_bits((second + 127u) << 23);
-}
-
-/* e^x for x <= 0, the difference of a logit from the largest, in half of exp_one's instructions: 0 below
- * 2^-126 (x < -87.3) instead of subnormal numbers, and ln2 in one piece, which costs |x| / 20 ulp beside the 1
- * (a difference of fp32 has |x| / 2 itself). NaN stays NaN.
- *
- * The integer that the sum holds is n + 127: shifted to the left by 23 it is the bits of 2^n, what is above it
- * falls out, and n = -127 gives 0. */
-static inline float exp_below(float x)
-{
-    const float log2e = 0x1.715476p+0f, ln2 = 0x1.62e43p-1f, shift = ROUNDING_SHIFT + 127.0f;
-    x = x < -88.0f ? -88.0f : x;
-    float shifted = fused(x, log2e, shift);
-    float r = fused(shifted - shift, -ln2, x);
-    float p = fused(fused(exp_curve(r), r, 1.0f), r, 1.0f);
+    p = fused(p, r, 0.5f);
+    p = fused(fused(p, r, 1.0f), r, 1.0f);
     return p * fp32_from_bits(fp32_bits(shifted) << 23);
 }
 
-/* 1 / (1 + e^-x). GELU's (1 + tanh u) / 2 is sigmoid(2u): no cancellation in its left tail, which
- * the form with tanh has. */
-static inline float sigmoid_one(float x)
+/* The same for every x. */
+static inline float exp_one(float x)
 {
-    return 1.0f / (1.0f + exp_one(-x));
+    return exp_below(x > 89.0f ? 89.0f : x);
+}
+
+/* factor / (1 + e^-x). GELU's (1 + tanh u) / 2 is sigmoid(2u): no cancellation in its left tail, which
+ * the form with tanh has. */
+static inline float sigmoid_times(float factor, float x)
+{
+    return factor / (1.0f + exp_one(-x));
 }
 
 #endif

@@ -2,15 +2,15 @@
  * embedding. Part of rows_body.h. */
 
 /* u = sqrt(2/pi) (x + 0.044715 x^3); GELU(x) = x (1 + tanh u) / 2 = x sigmoid(2u). */
-#define GELU_TWICE_ROOT 1.5957691216057308f /* 2 sqrt(2/pi) */
-#define GELU_CUBIC      0.044715f
+#define GELU_TWICE_ROOT  1.5957691216057308f   /* 2 sqrt(2/pi) */
+#define GELU_TWICE_CUBIC 0.071354816272600252f /* 2 sqrt(2/pi) 0.044715 */
 
 static void gelu_forward_block(const float *x, float *y, size_t n)
 {
 #pragma omp simd
     for (size_t i = 0; i < n; i++) {
-        float twice_u = GELU_TWICE_ROOT * (x[i] + GELU_CUBIC * (x[i] * x[i] * x[i]));
-        y[i] = x[i] * sigmoid_one(twice_u);
+        float twice_u = x[i] * fused(x[i] * x[i], GELU_TWICE_CUBIC, GELU_TWICE_ROOT);
+        y[i] = sigmoid_times(x[i], twice_u);
     }
 }
 
@@ -23,10 +23,10 @@ static void gelu_backward_block(const float *x, const float *dy, float *dx, size
         float v = x[i] > 10.0f ? 10.0f : x[i];
         v = v < -10.0f ? -10.0f : v;
         float square = v * v;
-        float e = exp_one(-(GELU_TWICE_ROOT * (v + GELU_CUBIC * (square * v))));
+        float e = exp_below(v * fused(square, -GELU_TWICE_CUBIC, -GELU_TWICE_ROOT));
         float s = 1.0f / (1.0f + e);
-        float slope = GELU_TWICE_ROOT * (1.0f + 3.0f * GELU_CUBIC * square);
-        dx[i] = dy[i] * (s + v * s * (s * e) * slope);
+        float slope = fused(square, 3.0f * GELU_TWICE_CUBIC, GELU_TWICE_ROOT);
+        dx[i] = dy[i] * fused(v * s * (s * e), slope, s);
     }
 }
 
@@ -34,7 +34,7 @@ static void swiglu_forward_block(const float *gate, const float *up, float *y, s
 {
 #pragma omp simd
     for (size_t i = 0; i < n; i++)
-        y[i] = gate[i] * sigmoid_one(gate[i]) * up[i];
+        y[i] = sigmoid_times(gate[i], gate[i]) * up[i];
 }
 
 /* silu(g) = g s, silu'(g) = s + g s (1 - s); the clamp at -87 keeps e^-g finite where s is 0. */
@@ -44,11 +44,11 @@ static void swiglu_backward_block(const float *gate, const float *up, const floa
 #pragma omp simd
     for (size_t i = 0; i < n; i++) {
         float g = gate[i] < -87.0f ? -87.0f : gate[i];
-        float e = exp_one(-g);
+        float e = exp_below(-g);
         float s = 1.0f / (1.0f + e);
         float silu = g * s;
         float grad = dy[i], factor = up[i];
-        dgate[i] = grad * factor * (s + silu * (s * e));
+        dgate[i] = grad * factor * fused(silu, s * e, s);
         dup[i] = grad * silu;
     }
 }
@@ -370,16 +370,9 @@ static void exp_all(const float *x, float *out, size_t count)
         out[i] = exp_one(x[i]);
 }
 
-static void exp_below_all(const float *x, float *out, size_t count)
-{
-#pragma omp simd
-    for (size_t i = 0; i < count; i++)
-        out[i] = exp_below(x[i]);
-}
-
 static void sigmoid_all(const float *x, float *out, size_t count)
 {
 #pragma omp simd
     for (size_t i = 0; i < count; i++)
-        out[i] = sigmoid_one(x[i]);
+        out[i] = sigmoid_times(1.0f, x[i]);
 }
