@@ -225,24 +225,55 @@ static void products_bf16_long(void **state)
                                              DTYPE_BF16, same ? DTYPE_BF16 : DTYPE_FP32);
                 check_one(context, &desc);
             }
-    /* The shared operand in two pieces: 8 MiB of rows with 1024 of k. */
-    matmul_desc desc = make_desc(4200, 1060, 1000, 6, DTYPE_BF16, DTYPE_BF16);
-    struct operands operands;
+    kernels_cpu.context_destroy(context);
+}
+
+/* 300 elements all over C, the last rows and columns among them. */
+static void check_samples(kernel_context *context, const matmul_desc *desc)
+{
+    struct operands operands, before;
     kernel_matmul *product;
-    operands_init(&operands, &desc, 0);
-    assert_int_equal(kernels_cpu.matmul_create(context, &desc, &product), 0);
-    assert_int_equal(execute(product, &desc, &operands, 0), 0);
+    operands_init(&operands, desc, 0);
+    operands_init(&before, desc, 0);
+    assert_int_equal(kernels_cpu.matmul_create(context, desc, &product), 0);
+    assert_int_equal(execute(product, desc, &operands, 0), 0);
     for (uint64_t sample = 0; sample < 300; sample++) {
-        uint64_t i = desc.m - 1 - sample * 14, j = sample * 7919 % desc.n;
-        double sum = value_at(operands.bias, DTYPE_BF16, j);
-        for (uint64_t l = 0; l < desc.k; l++)
-            sum += value_at(operands.a, DTYPE_BF16, i * desc.a_stride + l) *
-                   value_at(operands.b, DTYPE_BF16, j * desc.b_stride + l);
-        double got = value_at(operands.c, DTYPE_BF16, i * desc.c_stride + j);
+        uint64_t i = desc->m - 1 - sample * 14 % desc->m, j = desc->n - 1 - sample * 7919 % desc->n;
+        uint64_t at = i * desc->c_stride + j;
+        double sum = desc->has_bias ? value_at(operands.bias, DTYPE_BF16, j) : 0;
+        if (desc->accumulate)
+            sum += value_at(before.c, desc->c_type, at);
+        for (uint64_t l = 0; l < desc->k; l++) {
+            uint64_t a = desc->a_transposed ? l * desc->a_stride + i : i * desc->a_stride + l;
+            uint64_t b = desc->b_transposed ? j * desc->b_stride + l : l * desc->b_stride + j;
+            sum += value_at(operands.a, DTYPE_BF16, a) * value_at(operands.b, DTYPE_BF16, b);
+        }
+        double got = value_at(operands.c, desc->c_type, at);
         assert_true(fabs(got - sum) <= 0x1p-8 * fabs(sum) + 0.02);
     }
     kernels_cpu.matmul_destroy(product);
     operands_fini(&operands);
+    operands_fini(&before);
+}
+
+/* The product on AMX tiles with a shared operand in two pieces (8 MiB of rows with 1024 of k), with blocks
+ * of rows whose squares lie below each other in C, and with strips cut in parts, their squares side by side. */
+static void products_bf16_large(void **state)
+{
+    (void)state;
+    kernel_context *context = new_context(THREADS);
+    matmul_desc pieces = make_desc(4200, 1060, 1000, 6, DTYPE_BF16, DTYPE_BF16);
+    matmul_desc below = make_desc(3200, 780, 600, 5, DTYPE_BF16, DTYPE_BF16);
+    check_samples(context, &pieces);
+    check_samples(context, &below);
+    for (unsigned flags = 0; flags < 16; flags++) {
+        matmul_desc beside = make_desc(70, 250, 700, flags, DTYPE_BF16, DTYPE_FP32);
+        check_samples(context, &beside);
+        beside.m = 500; /* blocks of rows, over all columns */
+        beside.n = 70;
+        beside.a_stride = beside.b_stride = 700;
+        check_samples(context, &beside);
+    }
     kernels_cpu.context_destroy(context);
 }
 
@@ -420,6 +451,7 @@ int main(void)
         cmocka_unit_test(products_bf16),
         cmocka_unit_test(products_bf16_widened),
         cmocka_unit_test(products_bf16_long),
+        cmocka_unit_test(products_bf16_large),
         cmocka_unit_test(tiles_keep_bits),
         cmocka_unit_test(products_fp16),
         cmocka_unit_test(alignment_keeps_bits),

@@ -3,7 +3,7 @@
  *   tile     1 KiB: 16 rows of 32 bf16 along k (A), 16 pairs of k by 16 columns (B), 16 x 16 fp32 (C)
  *   step     two tiles: 32 rows of A, or 32 columns of B, and 32 elements of k
  *   strip    the steps of a slice of k, one behind the other
- *   square   32 x 32 elements of C: four tiles, in registers while k runs over the slice
+ *   square   32 x 32 elements of C: four tiles, in registers while k runs over a strip or a part of it
  *
  * One operand, the cut one, is taken in blocks by the threads, each of which packs its block for itself
  * and keeps it in its second level of cache. The strips of the other, the shared one, are packed by all
@@ -28,21 +28,32 @@
  * C is written in rows of up to a block's columns where n is cut (4096x3072x768: 2528; with m cut, in
  * single lines far apart, 1464), but a narrow C is better cut along m: 4096x768x768 2386, else 1860. Where
  * the shared operand stays in cache beside a small block, C goes by in whole rows: 50257x768x192, which is
- * added to, 532 before and 1158 so, 1290 with fetch_addend. */
+ * added to, 532 before and 1158 so, 1290 where rows are asked for before they are needed.
+ *
+ * Two tiles a product from the second level of cache are 35 ns a step of two cores (4 KiB), and 48 with
+ * the square's stores; one of them from the first level 27 and 30. Hence parts of a strip, though their
+ * sums go through memory. Against whole strips and four blocks a thread, interleaved, operands that are
+ * not in cache: 1024x2304x768 1.12, 1024x768x3072 1.08 to 1.15, 3072x768x1024 transposed 1.55,
+ * 384x50257x768 1.08, 4096x3072x768 1.18. Up to 16 steps the parts gain nothing. */
 enum {
     SLICE_ELEMS = 1024,
     CUT_BYTES = 768 * 1024,
     SHARED_BYTES = 8 * 1024 * 1024,
     ROWS_BYTES = 640 * 1024, /* of the shared operand */
     ROWS_ELEMS = 128,
-    BLOCKS_A_THREAD = 4, /* so that threads end together */
-    NARROW = 4,          /* times n that m is where m is cut */
-    PACK_STRIPS = 4,     /* packed side by side where rows are of k: 256 bytes of a row */
-    SQUARE = 32,         /* rows and columns */
+    NARROW = 4,      /* times n that m is where m is cut */
+    PACK_STRIPS = 4, /* packed side by side where rows are of k: 256 bytes of a row */
+    SQUARE = 32,     /* rows and columns */
     TILE_BYTES = 1024,
     TILE_ROW_BYTES = 64,
     STEP_BYTES = 2 * TILE_BYTES,
     LINE_BYTES = 64,
+    SQUARE_BYTES = 4 * TILE_BYTES,
+    SQUARES_MAX = 24, /* of a strip of the fixed operand: their sums stay in cache too */
+    PART_STEPS = 8,   /* of a fixed strip, 16 KiB, that stay in the first level of cache */
+    WHOLE_STEPS = 16, /* up to so many a strip is not cut in parts */
+    ROWS_AHEAD = 2,   /* of C, asked for before they are written: along its rows, */
+    LINES_AHEAD = 12, /* down its columns */
 };
 
 /* ---- packing ---- */
@@ -190,92 +201,126 @@ struct outlet {
     bool is_fp32;
 };
 
-/* A square on its way from tiles 0 to 3 to C. */
+/* Squares on their way to C: one, or all of a fixed strip. */
 struct leaving {
     const struct outlet *out;
-    uint64_t m, n, rows; /* rows: 0 where there is no square */
-    __mmask16 masks[2];  /* of its columns, 16 and 16 */
-    __m512 bias[2];
-    char square[4 * TILE_BYTES] __attribute__((aligned(64)));
+    const char *squares;    /* one behind the other, 4 KiB each: tiles 0 to 3 */
+    uint64_t m, n;          /* of the first */
+    uint64_t rows, columns; /* of C in all of them */
+    bool lie_along_n;       /* squares; else one below the other */
+    uint64_t row, square;   /* the next to leave */
+    uint64_t left;          /* rows of squares */
+    uint64_t ahead;         /* rows of C that are asked for lie so far on; 0: they have been */
 };
 
-static inline __attribute__((always_inline)) void put_row(const struct leaving *self, uint64_t i)
+/* Asks for what a row of a square will be added to, or else written over: nothing foresees pieces of 64 or
+ * 128 bytes. It may lie behind C, where asking does no harm. */
+static inline __attribute__((always_inline)) void fetch_row(const struct outlet *out, uint64_t m,
+                                                            uint64_t n)
 {
-    const struct outlet *out = self->out;
-    const char *row = self->square + (i / 16) * STEP_BYTES + (i % 16) * TILE_ROW_BYTES;
-    uint64_t at = (self->m + i) * out->target_stride + self->n;
-    for (uint64_t h = 0; h < 2; h++) {
-        __m512 value = _mm512_load_ps(row + h * TILE_BYTES);
-        if (out->bias)
-            value = _mm512_add_ps(value, self->bias[h]);
-        if (out->addend) {
-            const float *addend =
-                out->addend + (self->m + i) * out->addend_stride + self->n + 16 * h;
-            value = _mm512_add_ps(_mm512_maskz_loadu_ps(self->masks[h], addend), value);
-        }
+    if (out->addend) {
+        const float *addend = out->addend + m * out->addend_stride + n;
+        _mm_prefetch((const char *)addend, _MM_HINT_T0);
+        _mm_prefetch((const char *)(addend + 16), _MM_HINT_T0);
+    } else {
+        uint64_t at = (m * out->target_stride + n) * (out->is_fp32 ? 4 : 2);
+        _mm_prefetch((const char *)out->target + at, _MM_HINT_T0);
         if (out->is_fp32)
-            _mm512_mask_storeu_ps((float *)out->target + at + 16 * h, self->masks[h], value);
-        else
-            _mm256_mask_storeu_epi16((uint16_t *)out->target + at + 16 * h, self->masks[h],
-                                     narrow(value));
+            _mm_prefetch((const char *)out->target + at + LINE_BYTES, _MM_HINT_T0);
     }
 }
 
-static void leave(struct leaving *self, const struct outlet *out, uint64_t m, uint64_t n,
-                  uint64_t rows, uint64_t columns)
+/* Writes row i of a square to row m of C, columns [n, n + columns). */
+static inline __attribute__((always_inline)) void put_row(const struct outlet *out,
+                                                          const char *square, uint64_t i,
+                                                          uint64_t m, uint64_t n, uint64_t columns)
 {
-    self->out = out;
-    self->m = m;
-    self->n = n;
-    self->rows = rows;
-    self->masks[0] = mask16_of(columns);
-    self->masks[1] = mask16_of(columns > 16 ? columns - 16 : 0);
-    for (int h = 0; h < 2 && out->bias; h++)
-        self->bias[h] = widen(_mm256_maskz_loadu_epi16(self->masks[h], out->bias + n + 16 * h));
+    const char *row = square + (i / 16) * STEP_BYTES + (i % 16) * TILE_ROW_BYTES;
+    uint64_t at = m * out->target_stride + n;
+    for (uint64_t h = 0; h < 2; h++) {
+        __mmask16 mask = mask16_of(columns > 16 * h ? columns - 16 * h : 0);
+        __m512 value = _mm512_load_ps(row + h * TILE_BYTES);
+        if (out->bias)
+            value =
+                _mm512_add_ps(value, widen(_mm256_maskz_loadu_epi16(mask, out->bias + n + 16 * h)));
+        if (out->addend) {
+            const float *addend = out->addend + m * out->addend_stride + n + 16 * h;
+            value = _mm512_add_ps(_mm512_maskz_loadu_ps(mask, addend), value);
+        }
+        if (out->is_fp32)
+            _mm512_mask_storeu_ps((float *)out->target + at + 16 * h, mask, value);
+        else
+            _mm256_mask_storeu_epi16((uint16_t *)out->target + at + 16 * h, mask, narrow(value));
+    }
 }
 
-/* The last square of a block. */
-static void flush(struct leaving *self)
+/* The next `count` rows of squares, along C's rows where squares lie so. */
+static inline __attribute__((always_inline)) void put_rows(struct leaving *self, uint64_t count)
 {
-    _tile_stored(0, self->square, TILE_ROW_BYTES);
-    _tile_stored(1, self->square + TILE_BYTES, TILE_ROW_BYTES);
-    _tile_stored(2, self->square + 2 * TILE_BYTES, TILE_ROW_BYTES);
-    _tile_stored(3, self->square + 3 * TILE_BYTES, TILE_ROW_BYTES);
-    tiles_fence();
-    for (uint64_t i = 0; i < self->rows; i++)
-        put_row(self, i);
-    self->rows = 0;
+    const struct outlet *out = self->out;
+    count = size_min(count, self->left);
+    self->left -= count;
+    for (; count > 0; count--) {
+        const char *square = self->squares + self->square * SQUARE_BYTES;
+        uint64_t along = self->square * SQUARE, columns = self->columns;
+        uint64_t m = self->m + self->row, n = self->n, i = self->row;
+        if (self->lie_along_n) {
+            n += along;
+            columns -= along;
+            self->square++;
+            if (along + SQUARE >= self->columns) {
+                self->square = 0;
+                self->row++;
+            }
+        } else {
+            m += along;
+            if (++self->row == SQUARE) {
+                self->row = 0;
+                self->square++;
+            }
+        }
+        if (self->ahead > 0)
+            fetch_row(out, m + self->ahead, n);
+        put_row(out, square, i, m, n, columns);
+    }
 }
 
-/* What a square fetches ahead: `lines` lines of 64 bytes with each step, from `at` on. */
-struct ahead {
-    const char *at;
-    uint64_t lines;
+/* What a thread carries from square to square. */
+struct flow {
+    struct leaving leaving;
+    uint64_t rows_a_step; /* that leave */
+    char *pending;        /* where tiles 0 to 3 belong: a square */
+    const char *ahead;    /* what is fetched, */
+    uint64_t lines;       /* lines of 64 bytes with each step */
 };
 
-/* Tiles 0 to 3 = a b over `steps` steps. The square before leaves meanwhile: its tiles are stored as they
- * are needed again, which in one go waits 250 ns for the last products, and its rows are put a few behind
- * each step, where vectors have nothing else to do. */
-static void multiply(struct leaving *self, const char *a, const char *b, uint64_t steps,
-                     struct ahead *ahead)
+#define BEGIN_TILE(tile, left, right)                                                              \
+    do {                                                                                           \
+        _tile_stored(tile, pending + (tile)*TILE_BYTES, TILE_ROW_BYTES);                           \
+        if (is_first)                                                                              \
+            _tile_zero(tile);                                                                      \
+        else                                                                                       \
+            _tile_loadd(tile, square + (tile)*TILE_BYTES, TILE_ROW_BYTES);                         \
+        _tile_dpbf16ps(tile, left, right);                                                         \
+    } while (0)
+
+/* Tiles 0 to 3, which belong to `square`, (+)= a b over `steps` steps. The tiles of the square before are
+ * stored as they are needed again, which in one go waits 250 ns for the last products; the strip before
+ * leaves a few rows behind each step, where vectors have nothing else to do. */
+static inline __attribute__((always_inline)) void multiply(struct flow *self, const char *a,
+                                                           const char *b, uint64_t steps,
+                                                           bool is_first, char *square)
 {
-    uint64_t row = 0, rows = self->rows, rows_a_step = size_div_up(rows, steps);
+    char *pending = self->pending;
     _tile_loadd(4, a, TILE_ROW_BYTES);
     _tile_loadd(6, b, TILE_ROW_BYTES);
     _tile_loadd(7, b + TILE_BYTES, TILE_ROW_BYTES);
     _tile_loadd(5, a + TILE_BYTES, TILE_ROW_BYTES);
-    _tile_stored(0, self->square, TILE_ROW_BYTES);
-    _tile_zero(0);
-    _tile_dpbf16ps(0, 4, 6);
-    _tile_stored(1, self->square + TILE_BYTES, TILE_ROW_BYTES);
-    _tile_zero(1);
-    _tile_dpbf16ps(1, 4, 7);
-    _tile_stored(2, self->square + 2 * TILE_BYTES, TILE_ROW_BYTES);
-    _tile_zero(2);
-    _tile_dpbf16ps(2, 5, 6);
-    _tile_stored(3, self->square + 3 * TILE_BYTES, TILE_ROW_BYTES);
-    _tile_zero(3);
-    _tile_dpbf16ps(3, 5, 7);
+    BEGIN_TILE(0, 4, 6);
+    BEGIN_TILE(1, 4, 7);
+    BEGIN_TILE(2, 5, 6);
+    BEGIN_TILE(3, 5, 7);
+    self->pending = square;
     tiles_fence();
     for (uint64_t i = 1; i <= steps; i++) {
         if (i < steps) {
@@ -290,11 +335,32 @@ static void multiply(struct leaving *self, const char *a, const char *b, uint64_
             _tile_dpbf16ps(2, 5, 6);
             _tile_dpbf16ps(3, 5, 7);
         }
-        for (uint64_t end = size_min(row + rows_a_step, rows); row < end; row++)
-            put_row(self, row);
-        for (uint64_t line = 0; line < ahead->lines; line++, ahead->at += LINE_BYTES)
-            _mm_prefetch(ahead->at, _MM_HINT_T1);
+        put_rows(&self->leaving, self->rows_a_step);
+        for (uint64_t line = 0; line < self->lines; line++, self->ahead += LINE_BYTES)
+            _mm_prefetch(self->ahead, _MM_HINT_T1);
     }
+    tiles_fence();
+}
+
+static __attribute__((noinline)) void multiply_first(struct flow *self, const char *a,
+                                                     const char *b, uint64_t steps, char *square)
+{
+    multiply(self, a, b, steps, true, square);
+}
+
+static __attribute__((noinline)) void multiply_on(struct flow *self, const char *a, const char *b,
+                                                  uint64_t steps, char *square)
+{
+    multiply(self, a, b, steps, false, square);
+}
+
+/* The last square of a block. */
+static void store_pending(const struct flow *self)
+{
+    _tile_stored(0, self->pending, TILE_ROW_BYTES);
+    _tile_stored(1, self->pending + TILE_BYTES, TILE_ROW_BYTES);
+    _tile_stored(2, self->pending + 2 * TILE_BYTES, TILE_ROW_BYTES);
+    _tile_stored(3, self->pending + 3 * TILE_BYTES, TILE_ROW_BYTES);
     tiles_fence();
 }
 
@@ -319,14 +385,18 @@ void cpui_amx_product_plan(const matmul_desc *desc, int threads, cpui_amx_produc
     uint64_t cut = self.cuts_m ? desc->m : desc->n, shared = self.cuts_m ? desc->n : desc->m;
     self.slice_elems = even_part(desc->k, SLICE_ELEMS);
     uint64_t strip_bytes = self.slice_elems / TILE_DEPTH * STEP_BYTES;
-    uint64_t share = size_div_up(cut, BLOCKS_A_THREAD * (uint64_t)threads);
-    self.cut_elems =
-        even_part(cut, size_min(fitting(CUT_BYTES, strip_bytes), size_round_up(share, SQUARE)));
+    uint64_t most = size_min(fitting(CUT_BYTES, strip_bytes), SQUARES_MAX * SQUARE);
+    uint64_t blocks = size_round_up(size_div_up(cut, most), (uint64_t)threads);
+    self.cut_elems = size_round_up(size_div_up(cut, blocks), SQUARE);
     self.shared_elems = even_part(shared, fitting(SHARED_BYTES, strip_bytes));
-    self.goes_along_rows = self.cuts_m && shared / SQUARE * strip_bytes <= ROWS_BYTES;
+    self.goes_along_rows = self.cuts_m && size_div_up(shared, SQUARE) * strip_bytes <= ROWS_BYTES &&
+                           shared <= SQUARES_MAX * SQUARE;
     if (self.goes_along_rows)
         self.cut_elems = size_min(self.cut_elems, ROWS_ELEMS);
-    self.cut_bytes = self.cut_elems / SQUARE * strip_bytes;
+    self.squares_offset = self.cut_elems / SQUARE * strip_bytes;
+    uint64_t squares =
+        size_div_up(self.goes_along_rows ? self.shared_elems : self.cut_elems, SQUARE);
+    self.cut_bytes = self.squares_offset + (1 + 2 * squares) * SQUARE_BYTES;
     self.cut_offset = self.shared_elems / SQUARE * strip_bytes;
     self.sums_offset = self.cut_offset + (uint64_t)threads * self.cut_bytes;
     self.has_sums = desc->k > self.slice_elems && desc->c_type != DTYPE_FP32;
@@ -340,61 +410,82 @@ struct piece {
     uint64_t begin, count;
 };
 
-/* What a square will be added to: rows of 128 bytes far apart, which no prefetcher sees coming. */
-static void fetch_addend(const struct outlet *out, uint64_t m, uint64_t n, uint64_t rows)
+/* Squares [first, first + count) of those of strip f of `fixed` and all of `moving`. */
+static struct leaving squares_of(const struct outlet *out, const struct piece *fixed, uint64_t f,
+                                 bool fixed_is_m, const struct piece *moving, uint64_t first,
+                                 uint64_t count, const char *squares)
 {
-    const float *row = out->addend + m * out->addend_stride + n;
-    for (uint64_t i = 0; i < rows; i++, row += out->addend_stride) {
-        _mm_prefetch((const char *)row, _MM_HINT_T0);
-        _mm_prefetch((const char *)(row + 16), _MM_HINT_T0);
-    }
+    uint64_t at = first * SQUARE, f_begin = fixed->begin + f, m_begin = moving->begin + at;
+    uint64_t f_count = size_min(fixed->count - f, SQUARE);
+    uint64_t m_count = size_min(moving->count - at, count * SQUARE);
+    struct leaving all = {.out = out,
+                          .squares = squares,
+                          .lie_along_n = fixed_is_m,
+                          .m = fixed_is_m ? f_begin : m_begin,
+                          .n = fixed_is_m ? m_begin : f_begin,
+                          .rows = fixed_is_m ? f_count : m_count,
+                          .columns = fixed_is_m ? m_count : f_count,
+                          .left = fixed_is_m ? f_count * count : m_count};
+    return all;
 }
 
-/* One square. */
-static void run_square(const cpui_amx_product *self, const struct outlet *out,
-                       const struct piece *shared, const struct piece *block, uint64_t s,
-                       uint64_t q, uint64_t steps, struct leaving *leaving, struct ahead *ahead)
+/* Asks for the first rows, `count` of them. */
+static void fetch_rows(const struct leaving *self, uint64_t count)
 {
-    uint64_t strip_bytes = steps * STEP_BYTES;
-    const char *shared_strip = shared->strips + s / SQUARE * strip_bytes;
-    const char *block_strip = block->strips + q / SQUARE * strip_bytes;
-    uint64_t s_count = size_min(shared->count - s, SQUARE);
-    uint64_t q_count = size_min(block->count - q, SQUARE);
-    if (out->addend)
-        fetch_addend(out, self->cuts_m ? block->begin + q : shared->begin + s,
-                     self->cuts_m ? shared->begin + s : block->begin + q,
-                     self->cuts_m ? q_count : s_count);
-    if (self->cuts_m) {
-        multiply(leaving, block_strip, shared_strip, steps, ahead);
-        leave(leaving, out, block->begin + q, shared->begin + s, q_count, s_count);
-    } else {
-        multiply(leaving, shared_strip, block_strip, steps, ahead);
-        leave(leaving, out, shared->begin + s, block->begin + q, s_count, q_count);
-    }
+    uint64_t columns = self->lie_along_n ? self->columns : 1;
+    for (uint64_t i = 0; i < size_min(count, self->rows); i++)
+        for (uint64_t n = 0; n < columns; n += SQUARE)
+            fetch_row(self->out, self->m + i, self->n + n);
 }
 
-/* All squares of a block of the cut operand and a piece of the shared one. */
-static void run_block(const cpui_amx_product *self, const struct outlet *out,
-                      const struct piece *shared, const struct piece *block, uint64_t k_count)
+/* All squares of two pieces. A part of a strip of `fixed`, short enough to stay in the first level of cache,
+ * meets the strips of `moving`, which stay in the second; the sums go on from part to part through tiles
+ * in `squares`, exactly, and leave together behind the next strip's products. A short strip is not cut:
+ * each of its squares leaves behind the next one. `squares` holds 1 + 2 a moving strip. */
+static void run_block(const struct outlet *out, const struct piece *fixed, bool fixed_is_m,
+                      const struct piece *moving, uint64_t k_count, char *squares)
 {
     uint64_t steps = size_div_up(k_count, TILE_DEPTH), strip_bytes = steps * STEP_BYTES;
-    struct leaving leaving;
-    leaving.rows = 0;
+    bool is_whole = steps <= WHOLE_STEPS;
+    uint64_t part = is_whole ? steps : size_div_up(steps, size_div_up(steps, PART_STEPS));
+    uint64_t count = size_div_up(moving->count, SQUARE);
+    char *both[2] = {squares + SQUARE_BYTES, squares + (1 + count) * SQUARE_BYTES};
+    struct flow flow = {.pending = squares,
+                        .rows_a_step = size_div_up(SQUARE, steps),
+                        .lines = size_div_up(STEP_BYTES / LINE_BYTES, count)};
     tiles_fence();
-    if (self->goes_along_rows) {
-        struct ahead none = {0};
-        for (uint64_t q = 0; q < block->count; q += SQUARE)
-            for (uint64_t s = 0; s < shared->count; s += SQUARE)
-                run_square(self, out, shared, block, s, q, steps, &leaving, &none);
-    } else {
-        uint64_t lines = size_div_up(STEP_BYTES / LINE_BYTES, size_div_up(block->count, SQUARE));
-        for (uint64_t s = 0; s < shared->count; s += SQUARE) {
-            struct ahead next = {shared->strips + (s / SQUARE + 1) * strip_bytes, lines};
-            for (uint64_t q = 0; q < block->count; q += SQUARE)
-                run_square(self, out, shared, block, s, q, steps, &leaving, &next);
+    for (uint64_t f = 0; f < fixed->count; f += SQUARE) {
+        const char *strip = fixed->strips + f / SQUARE * strip_bytes;
+        char *sums = both[f / SQUARE % 2];
+        flow.ahead = strip + strip_bytes;
+        for (uint64_t k = 0; k < steps; k += part) {
+            uint64_t part_steps = size_min(part, steps - k);
+            const char *a = strip + k * STEP_BYTES;
+            for (uint64_t q = 0; q < count; q++) {
+                const char *b = moving->strips + q * strip_bytes + k * STEP_BYTES;
+                char *square = is_whole ? squares : sums + q * SQUARE_BYTES;
+                struct leaving next;
+                if (is_whole) {
+                    next = squares_of(out, fixed, f, fixed_is_m, moving, q, 1, square);
+                    fetch_rows(&next, SQUARE);
+                }
+                if (k == 0)
+                    multiply_first(&flow, fixed_is_m ? a : b, fixed_is_m ? b : a, part_steps,
+                                   square);
+                else
+                    multiply_on(&flow, fixed_is_m ? a : b, fixed_is_m ? b : a, part_steps, square);
+                if (is_whole)
+                    flow.leaving = next;
+            }
+        }
+        if (!is_whole) {
+            flow.leaving = squares_of(out, fixed, f, fixed_is_m, moving, 0, count, sums);
+            flow.leaving.ahead = fixed_is_m ? ROWS_AHEAD : LINES_AHEAD;
+            fetch_rows(&flow.leaving, flow.leaving.ahead);
         }
     }
-    flush(&leaving);
+    store_pending(&flow);
+    put_rows(&flow.leaving, flow.leaving.left);
 }
 
 /* A run: what its threads share. */
@@ -444,7 +535,11 @@ static void run_slice(const struct run *run, uint64_t k, uint64_t k_count)
         for (uint64_t q = 0; q < cut; q += self->cut_elems) {
             struct piece block = {own, q, size_min(self->cut_elems, cut - q)};
             pack_strips(&run->cut, q, block.count, k, k_count, own);
-            run_block(self, &out, &shared, &block, k_count);
+            if (self->goes_along_rows)
+                run_block(&out, &block, true, &shared, k_count, own + self->squares_offset);
+            else
+                run_block(&out, &shared, !self->cuts_m, &block, k_count,
+                          own + self->squares_offset);
         }
     }
 }

@@ -20,7 +20,8 @@ struct cpui_amx_product {
     uint64_t slice_elems;  /* of k; the last slice may be shorter. All three are multiples of 32 */
     uint64_t cut_elems;    /* rows or columns of a block */
     uint64_t shared_elems; /* columns or rows of the other operand that are packed at a time */
-    uint64_t cut_bytes;    /* of a thread's block */
+    uint64_t cut_bytes;    /* of a thread: its block, then squares */
+    uint64_t squares_offset;          /* of the squares' sums in it, bytes */
     uint64_t cut_offset, sums_offset; /* in scratch, bytes; the shared operand lies at 0 */
     size_t scratch_bytes;
 };
