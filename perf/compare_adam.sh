@@ -14,6 +14,7 @@ if [ "${1:-}" = --python ]; then
     python=$2
     shift 2
 fi
+command -v "$python" >/dev/null || { echo "compare_adam.sh: $python is not there" >&2; exit 2; }
 library=build/release/perf/libadam_compared.so
 [ -f "$library" ] || { cmake --preset release && cmake --build build/release --target adam_compared; } >&2
 # DeepSpeed looks for ninja in the path, and asks for CUDA's compiler only where this does not say "cpu".

@@ -17,6 +17,8 @@ sluice=${1:-build/release/src/cli/sluice}
 text=${2:-runs/quickstart/text/train.txt}
 pairs=${PAIRS:-24}   # of steps with and without a commit
 runs=${RUNS:-5}      # of each, for verified reads
+[ -x "$sluice" ] || { echo "durability.sh: $sluice is not built" >&2; exit 2; }
+[ -r "$text" ] || { echo "durability.sh: $text is not there: ./quickstart.sh makes it" >&2; exit 2; }
 mkdir -p runs
 work=$(mktemp -d runs/durability.XXXXXX)
 trap 'rm -rf "$work"' EXIT

@@ -128,7 +128,10 @@ def run(command, env=None, allowed=(0,)):
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                               env=dict(os.environ, **env) if env else None)
     if done.returncode not in allowed:
-        fail("%s failed (%d): %s" % (" ".join(command), done.returncode, (done.stderr or done.stdout)[-2000:].strip()))
+        told = [line for line in (done.stderr or done.stdout).strip().splitlines() if line] or ["it said nothing"]
+        name = " ".join([os.path.basename(command[0])] + command[1:2])
+        fail("%s failed (%d): %s" % (name, done.returncode, "\n".join(told[-3:])),
+             done.returncode if done.returncode in (2, 3) else 1)
     return done.stdout
 
 
@@ -263,6 +266,8 @@ class Side:
 
     def __init__(self, command, log, env=None):
         self.command, self.log = command, log
+        if not shutil.which(command[0]):
+            raise Absent("%s is not there" % command[0])
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=open(log, "w"),
                                         text=True, bufsize=1, env=dict(os.environ, **(env or {})))
         self.about = ""

@@ -19,13 +19,13 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 quick='' out='' drive=runs bin=build/release text='' tokenizer='' figures=() listing=''
 all=(peak adam adam-state matmul attention rows nvme comm data tokenizer compile commit memory out-of-core nvme-bound)
-usage() {
-    sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0" >&2
+wrong() {
+    echo "run.sh: $1; --help says more" >&2
     exit 2
 }
 while [ $# -gt 0 ]; do
     case $1 in
-    --out | --drive | --bin | --text | --tokenizer) [ $# -gt 1 ] || usage ;;&
+    --out | --drive | --bin | --text | --tokenizer) [ $# -gt 1 ] || wrong "$1 needs a value" ;;&
     --quick) quick=--quick ;;
     --out) out=$2; shift ;;
     --drive) drive=$2; shift ;;
@@ -33,7 +33,8 @@ while [ $# -gt 0 ]; do
     --text) text=$2; shift ;;
     --tokenizer) tokenizer=$2; shift ;;
     --list) listing=yes ;;
-    -*) echo "run.sh: no option $1" >&2; usage ;;
+    --help) sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0"; exit 0 ;;
+    -*) wrong "no option $1" ;;
     *) figures+=("$1") ;;
     esac
     shift
@@ -67,7 +68,7 @@ if [ -n "$listing" ]; then
     exit 0
 fi
 for figure in "${figures[@]}"; do
-    describe "$figure" >/dev/null || { echo "run.sh: no figure $figure; --list shows them" >&2; exit 2; }
+    describe "$figure" >/dev/null || wrong "no figure $figure"
 done
 [ ${#figures[@]} -gt 0 ] || figures=("${all[@]}")
 [ -d "$bin/perf" ] || {

@@ -19,6 +19,20 @@ text=${TEXT:-runs/quickstart/text}
 steps=${STEPS:-300}
 seeds=${SEEDS:-1 2 3}
 [ $# -gt 0 ] || set -- fp32/fp32 split/fp32 fp32/bf16 split/bf16 fp32/8bit split/8bit
+wrong() {
+    echo "state_formats.sh: $1" >&2
+    exit 2
+}
+[ -x "$sluice" ] || wrong "$sluice is not built: cmake --preset release && cmake --build --preset release"
+for file in "$text/train.txt" "$text/valid.txt"; do
+    [ -r "$file" ] || wrong "$file is not there: ./quickstart.sh makes it, or name a folder by TEXT"
+done
+for format in "$@"; do
+    case $format in
+    fp32/fp32 | split/fp32 | fp32/bf16 | split/bf16 | fp32/8bit | split/8bit) ;;
+    *) wrong "no format $format: MASTER is fp32 or split, MOMENTS fp32, bf16 or 8bit" ;;
+    esac
+done
 mkdir -p runs
 work=$(mktemp -d runs/state-formats.XXXXXX)
 trap 'rm -rf "$work"' EXIT
