@@ -1,5 +1,6 @@
 /* The compiler on random jobs: each ends in programs that pass program_check, or in a refusal whose
  * figures are right (the job compiles with exactly the bytes named, and not with one block less). */
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -143,6 +144,50 @@ static void equal_jobs_give_equal_programs(void **state)
     plan_set_fini(&two);
 }
 
+/* The seconds of one core that a plan gives an element of the update, the same for all its tiles; 0: no plan. */
+static double update_seconds(uint64_t seed, uint32_t streams)
+{
+    random_job r;
+    plan_set set;
+    double seconds = 0;
+    fixture_random_job(&r, seed);
+    r.job.machine.device_is_cpu = true;
+    r.job.machine.update_core_seconds = 2e-9;
+    r.job.state_streams = streams;
+    if (plan_compile(&r.job, &set) != 0)
+        return 0;
+    for (int p = 0; p < PROGRAM_KIND_COUNT; p++)
+        for (uint32_t i = 0; i < set.programs[p].op_count; i++) {
+            const op *item = &set.programs[p].ops[i];
+            if (item->kind != OP_UPDATE)
+                continue;
+            double own = item->demand.core_seconds / (double)item->elem_count;
+            assert_true(seconds == 0 || fabs(own / seconds - 1) < 1e-12);
+            seconds = own;
+        }
+    plan_set_fini(&set);
+    return seconds;
+}
+
+/* Moments that are rounded stochastically take more arithmetic than the fp32 update that was measured. */
+static void packed_updates_cost_more(void **state)
+{
+    (void)state;
+    int compared = 0;
+    for (uint64_t seed = 1; seed <= 12; seed++) {
+        double plain = update_seconds(seed, 3);
+        double bf16 = update_seconds(seed, tile_streams_code(3, TILE_FP32, TILE_BF16, TILE_BF16));
+        double int8 = update_seconds(seed, tile_streams_code(3, TILE_FP32, TILE_INT8, TILE_INT8));
+        if (plain == 0 || bf16 == 0 || int8 == 0)
+            continue;
+        assert_float_equal(plain * 1e9, 2, 1e-9);
+        assert_float_equal(bf16 / plain, 1.26, 1e-9);
+        assert_float_equal(int8 / plain, 2.04, 1e-9);
+        compared++;
+    }
+    assert_true(compared >= 3);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -151,6 +196,7 @@ int main(void)
         cmocka_unit_test(random_jobs_with_split_masters),
         cmocka_unit_test(nothing_leaks),
         cmocka_unit_test(equal_jobs_give_equal_programs),
+        cmocka_unit_test(packed_updates_cost_more),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -224,6 +224,19 @@ static bool runs_on_gpu(const plani_builder *b, const struct plani_tile *t)
     return t->where == ARENA_DEVICE && !b->job->machine.device_is_cpu;
 }
 
+/* Arithmetic of an element's update in that of one with fp32 streams, which update_core_seconds is of. A split master is
+ * joined for next to nothing; a moment of 16 or 8 bits is rounded stochastically. One core of a server CPU of 2023 with
+ * AVX-512, a tile in the cache, of fp32's 0.42 ns: split 1.00, both moments bf16 1.26, 8-bit 2.04, with a split master
+ * 1.34 and 2.12. */
+static double update_weight(uint32_t streams)
+{
+    static const double weights[TILE_FORMAT_COUNT] = {[TILE_BF16] = 0.13, [TILE_INT8] = 0.52};
+    double weight = 1;
+    for (uint32_t i = 0; i < tile_stream_count(streams); i++)
+        weight += weights[tile_stream_format(streams, i)];
+    return weight;
+}
+
 void plani_work_demand(plani_builder *b, uint32_t idx, const struct plani_tile *t)
 {
     if (b->error < 0)
@@ -245,6 +258,8 @@ void plani_work_demand(plani_builder *b, uint32_t idx, const struct plani_tile *
     /* Arithmetic per element on one core; the initial normals take a logarithm and a cosine. */
     double known = b->job->machine.update_core_seconds;
     double seconds = t->work == PLANI_WORK_INIT ? 40e-9 : known > 0 ? known : 0.6e-9;
+    if (t->work == PLANI_WORK_UPDATE)
+        seconds *= update_weight(b->job->state_streams);
     demand->core_seconds = (double)t->count * seconds;
 }
 
