@@ -5,8 +5,10 @@
                         [--dtypes bf16,fp32] [FIGURE...]
 
 Figures: memory (bf16 and fp32, nothing recomputed; shapes B x T of 4x256, 16x256 and 4x1024: the last two have as many
-tokens a step), out-of-core (every state on the drive that holds DIRECTORY, an eighth of the memory) and nvme-bound (few
-tokens a step, so that the drive is what a step waits for).
+tokens a step), out-of-core (every state on the drive that holds DIRECTORY, an eighth of the memory, as many
+micro-batches a step as make computing bind), nvme-bound (few tokens a step, so that the drive is what a step waits for)
+and update-overlap (the optimizer's state on the drive, all else in memory, updates after the backward: what a step
+takes beyond computing).
 
 The limit of a training in memory is the time of its model FLOPs at the speed of the best large matrix product of
 the same dtype, which bench_peak measures before each run: a ratio of 0.6 is 60% of that peak (the field's MFU, of
@@ -19,6 +21,9 @@ of memory that no core of ours touches; fio that writes into each block before i
 memory as a step goes through; and what is read alone and written alone, the better of ours and fio's, by the law that
 a drive's time is read / R + written / W. A virtual drive may copy by a core of the host, whose caches then hold a few
 untouched blocks, but not what a training reads, computes with and writes.
+
+The limit of an update is the slower of the drive (by that law, measured after each step) and of Adam in a training by
+turns with it that has its state in memory: as if the two cost only one.
 Writes below a directory of its own under DIRECTORY, some GB, and removes it.
 """
 
@@ -118,11 +123,16 @@ class Drive:
         return {name: max(self.rate(what) for what in runs) for name, runs in self.runs.items()}
 
 
+def last_step(run_dir):
+    """Its line of metrics.jsonl."""
+    with open(os.path.join(run_dir, "metrics.jsonl")) as lines:
+        return json.loads(lines.readlines()[-1])
+
+
 def step_of(trainer, run_dir):
     """Bytes read, bytes written and seconds of one more step."""
     trainer.do()
-    with open(os.path.join(run_dir, "metrics.jsonl")) as lines:
-        last = json.loads(lines.readlines()[-1])
+    last = last_step(run_dir)
     return [last["lanes"][lane]["bytes"] for lane in ("read", "write")] + [last["seconds"]]
 
 
@@ -164,7 +174,52 @@ def nvme_bound(options, table, work):
     drive.side.close()
 
 
-FIGURES = {"memory": in_memory, "out-of-core": out_of_core, "nvme-bound": nvme_bound}
+def update_overlap(options, table, work):
+    """The update alone: after the backward, its state on the drive, all else in memory."""
+    layers, hidden = (4, 512) if options.quick else (12, 768)
+    write_tokens(os.path.join(work, "bytes"), vocab=256)
+    name = "update of gpt2 %dx%d, state on the drive" % (layers, hidden)
+    jobs = {}
+    for home in ("nvme", "device"):
+        jobs[home] = job_of(work, gpt2(layers, hidden, 128, 256), micro=1, homes=dict(place("device"), optimizer=home),
+                            budgets=("4GiB", "512MiB"), more={"schedule.update": "after_backward"})
+        jobs[home]["data"]["train"] = [os.path.join(work, "bytes")]
+        jobs[home]["run"].update(dir=os.path.join(work, "run-" + home), steps=1 << 20)
+    why = lacks_memory(options.sluice, work, jobs["device"])
+    if why:
+        table.absent(name, why)
+        return
+    trainers = {home: Side([options.side, "train", write_job(work, home, job)], os.path.join(work, home + ".log"))
+                for home, job in jobs.items()}
+    for _ in range(3):
+        for home, trainer in trainers.items():
+            trainer.do()
+    drive = Drive(options, work, 0.5)
+    drive.runs = {key: drive.runs[key] for key in ("read", "write")}
+    rates, limits, told = [], [], {"phase": [], "drive": [], "Adam": []}
+    for _ in range(options.rounds):
+        now = drive.round()
+        lanes, seconds = {}, {}
+        for home, trainer in trainers.items():
+            trainer.do()
+            last = last_step(jobs[home]["run"]["dir"])
+            lanes[home], seconds[home] = last["lanes"], last["seconds"]
+        moved = [lanes["nvme"][lane]["bytes"] for lane in ("read", "write")]
+        times = {"phase": seconds["nvme"] - lanes["nvme"]["compute"]["busy_seconds"],
+                 "drive": moved[0] / now["read"] + moved[1] / now["write"],
+                 "Adam": lanes["device"]["update"]["busy_seconds"]}
+        for key, time in times.items():
+            told[key].append(time)
+        rates.append(sum(moved) / times["phase"])
+        limits.append(sum(moved) / max(times["drive"], times["Adam"]))
+    got = Summary(rates)
+    table.add(name, got.median * 1e-9, "GB/s", Summary(limits).median * 1e-9, got.spread,
+              "; ".join("%s %.3f s" % (key, Summary(times).median) for key, times in told.items()))
+    for side in list(trainers.values()) + [drive.side]:
+        side.close()
+
+
+FIGURES = {"memory": in_memory, "out-of-core": out_of_core, "nvme-bound": nvme_bound, "update-overlap": update_overlap}
 
 
 def main():
@@ -179,7 +234,7 @@ def main():
     parser.add_argument("--shapes", default="", help="micro-batch x tokens, of memory and (the last) of out-of-core; default: " + SHAPES)
     parser.add_argument("--dtypes", default="bf16,fp32", help="of memory")
     parser.add_argument("--runs", type=count_of(1), default=3)
-    parser.add_argument("--rounds", type=count_of(1), help="of nvme-bound, a step each (default: 7, with --quick 2)")
+    parser.add_argument("--rounds", type=count_of(1), help="of nvme-bound and update-overlap, a step each (default: 7, with --quick 2)")
     parser.add_argument("--steps", type=count_of(3), default=5, help="of a run, the first two not counted")
     options = parser.parse_args()
     for name in options.figures:
@@ -194,7 +249,7 @@ def main():
         options.model = lambda tokens: gpt2(4, 256, tokens, 8192)
         options.runs, options.steps = 1, 5
     else:
-        options.name, options.accumulation, options.small = "gpt2-124m", 2, ("1GiB", "1GiB")
+        options.name, options.accumulation, options.small = "gpt2-124m", 8, ("1GiB", "1GiB")
         options.model = lambda tokens: gpt2(tokens=tokens)
     options.shapes = shapes_of(options.shapes or ("4x128" if options.quick else SHAPES))
     options.dtypes = dtypes_of(options.dtypes)

@@ -1,8 +1,12 @@
 #!/usr/bin/env bash
-# What out of core costs where computing dominates: the quickstart's model with 8 micro-batches a step,
+# What out of core costs where computing dominates: the quickstart's model with 16 micro-batches a step,
 # everything in memory against everything on nvme, alternating in one run on one machine.
 #
 #   perf/out_of_core.sh [SLUICE [TEXT]]     after ./quickstart.sh, which makes the text
+#
+# So many that computing binds and the simulator foretells 0.976 of the speed in memory (sluice plan with the measured
+# machine.json of the CPU of perf/README.md; 0.965 with 8): a step moves 0.3 GB however many they are.
+# ACCUMULATION=8 sets another number.
 #
 # Both recompute inner activations: the small memory could not keep them, and what keeping them gains is
 # another question.
@@ -15,6 +19,7 @@ sluice=${1:-build/release/src/cli/sluice}
 text=${2:-runs/quickstart/text/train.txt}
 runs=${RUNS:-7}
 steps=${STEPS:-6}
+accumulation=${ACCUMULATION:-16}
 work=$(mktemp -d runs/out-of-core.XXXXXX)
 trap 'rm -rf "$work"' EXIT
 
@@ -25,7 +30,7 @@ one_run()
     shift
     "$sluice" train configs/jobs/quickstart.json --fresh --quiet \
         --set "run.dir=$work/run" --set "tiers.nvme.0.path=$work/drive" --set "data.train=$text" \
-        --set "run.steps=$steps" --set run.eval_every=0 --set gradient_accumulation_steps=8 \
+        --set "run.steps=$steps" --set run.eval_every=0 --set "gradient_accumulation_steps=$accumulation" \
         --set data.valid=[] --set tiers.place.inner_activations=recompute "$@" 2>"$work/log" || { cat "$work/log"; exit 1; }
     sed -n 's/.*"step":\([0-9]*\),.*"tokens_per_second":\([0-9.]*\).*/\1 \2/p' \
         "$work/run/metrics.jsonl" | awk '$1 > 2 {print $2}' | sort -n |

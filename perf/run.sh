@@ -18,7 +18,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 quick='' out='' drive=runs bin=build/release text='' tokenizer='' figures=() listing=''
-all=(peak adam adam-state matmul attention rows nvme comm data tokenizer compile commit memory out-of-core nvme-bound)
+all=(peak adam adam-state matmul attention rows nvme comm data tokenizer compile commit memory out-of-core nvme-bound update-overlap divide)
 wrong() {
     echo "run.sh: $1; --help says more" >&2
     exit 2
@@ -57,6 +57,8 @@ describe() {
     memory) echo "training GPT-2 in memory; limit: its FLOPs at the speed of a large product" ;;
     out-of-core) echo "the same with all states on the drive; limit: in memory" ;;
     nvme-bound) echo "a training that waits for the drive; limit: the drive alone" ;;
+    update-overlap) echo "updates with state on the drive; limit: the slower of drive and Adam" ;;
+    divide) echo "Adam beside products on divided cores; what of its time that saves" ;;
     *) return 1 ;;
     esac
 }
@@ -89,7 +91,7 @@ sluice=$bin/src/cli/sluice
 command_of() {
     local program=$bin/perf/bench_${1//-/_}
     case $1 in
-    memory | out-of-core | nvme-bound) program=$sluice ;;
+    memory | out-of-core | nvme-bound | update-overlap) program=$sluice ;;
     esac
     [ -x "$program" ] || { echo "absent: $program is not built"; return; }
     case $1 in
@@ -100,7 +102,7 @@ command_of() {
         command -v mpirun >/dev/null || { echo "absent: mpirun is not installed"; return; }
         echo "mpirun --oversubscribe --allow-run-as-root -n 2 $program"
         ;;
-    memory | out-of-core | nvme-bound)
+    memory | out-of-core | nvme-bound | update-overlap)
         command -v python3 >/dev/null || { echo "absent: python3 is not installed"; return; }
         echo "python3 perf/bench_train.py --sluice $sluice --peak $bin/perf/bench_peak --dir $work $quick $1"
         ;;
