@@ -20,16 +20,18 @@ static const struct shape shapes[] = {
     {"mlp up input gradient", 512, 1600, 6400, false, false, false},
     {"mlp up weight gradient", 6400, 1600, 512, true, false, true},
     {"small 128x256x256", 128, 256, 256, false, true, false},
-    /* GPT-2 124M with 1024 rows, and its head in chunks of 192 rows. */
+    /* GPT-2 124M with 1024 rows, and its head in chunks of 384 rows. */
+    {"124m qkv forward", 1024, 2304, 768, false, true, false},
+    {"124m qkv weight grad", 2304, 768, 1024, true, false, true},
     {"124m mlp up forward", 1024, 3072, 768, false, true, false},
     {"124m mlp up input grad", 1024, 768, 3072, false, false, false},
     {"124m mlp down forward", 1024, 768, 3072, false, true, false},
     {"124m mlp down input grad", 1024, 3072, 768, false, false, false},
     {"124m mlp up weight grad", 3072, 768, 1024, true, false, true},
     {"124m mlp down weight grad", 768, 3072, 1024, true, false, true},
-    {"124m logits", 192, 50257, 768, false, true, false},
-    {"124m logits input grad", 192, 768, 50257, false, false, false},
-    {"124m logits weight grad", 50257, 768, 192, true, false, true},
+    {"124m logits", 384, 50257, 768, false, true, false},
+    {"124m logits input grad", 384, 768, 50257, false, false, false},
+    {"124m logits weight grad", 50257, 768, 384, true, false, true},
 };
 
 /* Sixteen elements against a loop in double. */
