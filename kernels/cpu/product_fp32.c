@@ -25,8 +25,9 @@
  *   384, 576 KiB, 3                               309            315            276            314
  *   256, 768 KiB, 1                               316            315            303            307
  *   512, 1024 KiB, 1                              314            279            302            307
- * The rest is packing; cutting the longer operand makes the shared one, which is written to memory, small:
- * with n cut always, the last shape has 282 to 290. */
+ * The third and fourth rows had 16 PACK_STRIPS, and the third is of another run. The rest is packing; cutting
+ * the longer operand makes the shared one, which is written to memory, small: the last shape with n cut
+ * instead, before fetches were spread over the steps of k, 290 beside 305. */
 enum {
     SLICE_ELEMS = 384,
     CUT_BYTES = 768 * 1024,
