@@ -238,7 +238,8 @@ static void run(struct bench *b)
     char name[64];
     struct stat file;
     if (stat(b->text_path, &file) == 0 && (size_t)file.st_size - b->bytes < DOCUMENT_BYTES) {
-        snprintf(name, sizeof name, "tokenizer file %d threads", b->thread_count);
+        snprintf(name, sizeof name, "tokenizer file %d thread%s", b->thread_count,
+                 b->thread_count == 1 ? "" : "s");
         bench_report(name, megabytes, "MB/s", &times[2], &times[3]);
     }
     token_list_fini(&b->ids);
