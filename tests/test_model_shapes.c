@@ -183,9 +183,9 @@ static void flops_and_bytes(void **state)
     assert_true(self->stages[0].forward_flops == 0);
     uint64_t stats = (4 + 12) * 2048 * 4; /* two means, two rstds, lse of 12 heads */
     assert_int_equal(block->saved_bytes, stats + 2048ull * 768 * 2 * (1 + 3 + 1 + 1 + 1 + 4 + 4));
-    assert_int_equal(self->chunk_rows, 384);
-    assert_true(head->forward_temp_bytes >= 384ull * 50257 * 4);
-    assert_true(head->backward_temp_bytes >= 384ull * 50257 * 6);
+    assert_int_equal(self->chunk_rows, 768);
+    assert_true(head->forward_temp_bytes >= 768ull * 50257 * 4);
+    assert_true(head->backward_temp_bytes >= 768ull * 50257 * 6);
     double matrices = 12 * 12.0 * 768 * 768 + 768.0 * 50257;
     assert_true(
         fabs(model_step_flops(self, 4096) / (4096 * (6 * matrices + 12 * 12.0 * 768 * 1024 / 2)) -

@@ -33,8 +33,9 @@
  * Two tiles a product from the second level of cache are 35 ns a step of two cores (4 KiB), and 48 with
  * the square's stores; one of them from the first level 27 and 30. Hence parts of a strip, though their
  * sums go through memory. Against whole strips and four blocks a thread, interleaved, operands that are
- * not in cache: 1024x2304x768 1.12, 1024x768x3072 1.08 to 1.15, 3072x768x1024 transposed 1.55,
- * 384x50257x768 1.08, 4096x3072x768 1.18. Up to 16 steps the parts gain nothing. */
+ * not in cache, with a noise of 0.1: 3072x768x1024 transposed 1.5, 1024x2304x768, 1024x768x3072 and
+ * 384x50257x768 about 1.1, 50257x768x384, which is added to, 0.95; GPT-2's step at 1024 rows 1.02. Strips
+ * of 9 to 12 steps were slower in parts, those of 13 to 16 have not been measured. */
 enum {
     SLICE_ELEMS = 1024,
     CUT_BYTES = 768 * 1024,

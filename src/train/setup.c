@@ -85,7 +85,7 @@ enum {
      * rows of logits lie 16 bytes apart or a multiple of that; 4 is that bf16 products and attention run
      * on AMX tiles of our own, and that a small model's logits are cut in larger chunks; 5 is that the
      * CPU's row ops fuse multiply-adds and sum a softmax in one pass, and that large fp32 products are our
-     * own with AVX-512. */
+     * own with AVX-512; small models' chunks of logits grew again. */
     NUMERICS_VERSION = 5,
 };
 
