@@ -172,10 +172,9 @@ enum model_access { MODEL_NONE, MODEL_READ, MODEL_WRITE, MODEL_UPDATE };
 struct model_pass {
     uint32_t units[2];
     uint32_t unit_count;
-    bool reads_params[2]; /* whether params[i] are needed */
-    bool adds_grads[2];   /* whether grads[i] are added to; never of a frozen unit */
-    uint64_t zeroed_bytes
-        [2]; /* of those accumulators: what a first call fills with zeros (model_call.fresh) */
+    bool reads_params[2];     /* whether params[i] are needed */
+    bool adds_grads[2];       /* whether grads[i] are added to; never of a frozen unit */
+    uint64_t zeroed_bytes[2]; /* of those: what a first call fills with zeros (model_call.fresh) */
     uint8_t input, output, output_grad, input_grad, losses; /* enum model_access */
     uint8_t saved; /* the same; NONE in an uncut stage, where the caller decides whether to keep it:
                       the memory is needed all the same */
@@ -263,11 +262,11 @@ void model_init_elems(const model *self, uint32_t unit, uint64_t seed, uint64_t 
  * may be NULL. All device memory, no two buffers overlapping:
  * output and input_grad serve as scratch before their value is written. */
 struct model_call {
-    const void *params[2]; /* whole flat vectors of the pass's units, in `type` */
-    float *grads[2];       /* their fp32 accumulators; backward only; NULL: not wanted, frozen */
-    bool fresh[2]; /* grads[i] holds nothing yet: all of the unit, padding and what this pass
-                                does not touch included, is written and nothing read. Matrices are
-                                begun by their products, the rest with zeros */
+    const void *params[2];   /* whole flat vectors of the pass's units, in `type` */
+    float *grads[2];         /* their fp32 accumulators; backward only; NULL: not wanted, frozen */
+    bool fresh[2];           /* grads[i] holds nothing yet: all of the unit, what this pass does not
+                                touch included, is written and nothing read. Matrices are begun by
+                                their products, the rest with zeros */
     const int32_t *tokens;   /* [B,T]: embed and head only (may be set always) */
     const int32_t *targets;  /* [B,T]; -1 ignored: head */
     const void *input;       /* [B,T,C]; NULL for embed */

@@ -84,13 +84,32 @@ static int run_forward(traini_engine *self, const program *prog, const op *item,
     return model_run(net, phase, item->stage, item->pass, stream, &call, false);
 }
 
+/* Zeros in what a fresh accumulator has beyond its unit: the padding of the last ranks' shards, which is added
+ * up and kept with them though no product writes it. */
+static int zero_padding(traini_engine *self, const program *prog, const op *item, int i,
+                        void *stream)
+{
+    static const enum operand_role roles[2] = {ROLE_GRADS0, ROLE_GRADS1};
+    const traini_setup *setup = self->setup;
+    const model_pass *pass = &setup->net->stages[item->stage].passes[MODEL_BACKWARD][item->pass];
+    const operand *grads = op_operand(item, roles[i]);
+    uint64_t unit_bytes = setup->net->units[pass->units[i]].elems * sizeof(float);
+    if (grads->size_bytes == unit_bytes)
+        return 0;
+    return setup->ops->zero(setup->context, stream, (char *)address(self, prog, grads) + unit_bytes,
+                            grads->size_bytes - unit_bytes);
+}
+
 static int run_backward(traini_engine *self, const program *prog, const op *item, void *stream)
 {
     const traini_setup *setup = self->setup;
     model_call call;
     fill_call(self, prog, item, &call);
-    for (int i = 0; i < 2; i++)
+    for (int i = 0; i < 2; i++) {
         call.fresh[i] = item->first_micro_batch & (1 << i);
+        if (call.fresh[i])
+            TRY(zero_padding(self, prog, item, i, stream));
+    }
     bool saved_is_valid = op_operand(item, ROLE_SAVED) != NULL;
     return model_run(setup->net, MODEL_BACKWARD, item->stage, item->pass, stream, &call,
                      saved_is_valid);
