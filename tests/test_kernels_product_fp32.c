@@ -1,5 +1,6 @@
 /* The fp32 product of our own: each element is a chain of fused multiply-adds over slices of k, to the bit,
- * whatever the transpositions, rests, threads and cuts; and matmul takes it for large products only. */
+ * whatever the transpositions, rests, threads and pieces; and matmul takes it from m, n = 160 and k = 128 on. Exit
+ * 77 where the CPU lacks AVX-512. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -22,7 +23,8 @@ enum {
     BIAS = 4,
     ACCUMULATE = 8,
     FLAGS = 16,
-    IN_PIECES = 16
+    IN_PIECES = 16,
+    EXIT_SKIP = 77
 };
 
 static float *new_random(uint64_t count, uint64_t stream)
@@ -127,19 +129,12 @@ static void check(uint64_t m, uint64_t n, uint64_t k, unsigned flags, int thread
     free_operands(&result);
 }
 
-static void need_avx512(void **state)
-{
-    (void)state;
-    if (cpui_best_isa() != CPUI_ISA_AVX512)
-        skip();
-}
-
 /* Each rest of a strip's rows and columns and of k, and few of each. */
 static void sums_are_chains(void **state)
 {
     static const uint64_t shapes[][3] = {{1, 1, 1},    {2, 33, 5},   {29, 31, 16}, {14, 32, 17},
                                          {15, 64, 40}, {41, 47, 31}, {97, 16, 48}, {5, 130, 65}};
-    need_avx512(state);
+    (void)state;
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
         for (unsigned flags = 0; flags < FLAGS; flags++)
             check(shapes[i][0], shapes[i][1], shapes[i][2], flags, 1 + (int)(flags % 3), 1000);
@@ -152,7 +147,7 @@ static void sums_are_chains(void **state)
 /* Several slices of k, blocks of each thread, and pieces of the shared operand. */
 static void sums_go_on(void **state)
 {
-    need_avx512(state);
+    (void)state;
     for (unsigned flags = 0; flags < FLAGS; flags += 5) {
         check(70, 140, 801, flags, 2, 20);
         check(301, 90, 1000, flags, 3, 20);
@@ -166,10 +161,37 @@ static void sums_go_on(void **state)
     assert_true(product.scratch_bytes < (size_t)16 << 20);
 }
 
-/* Neither threads nor a cut of m and n touch a bit. */
-static void matmul_takes_it(void **state)
+/* The scratch of matmul's product is the own product's, and no other. */
+static void matmul_takes_large_ones(void **state)
 {
-    need_avx512(state);
+    (void)state;
+    static const struct {
+        uint64_t m, n, k;
+        bool is_own;
+    } cases[] = {{160, 160, 128, true},
+                 {159, 160, 128, false},
+                 {160, 159, 128, false},
+                 {160, 160, 127, false}};
+    kernel_context_config config = {.thread_count = 2};
+    kernel_context *context;
+    assert_int_equal(kernels_cpu.context_create(&config, &context), 0);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        matmul_desc desc = make_desc(cases[i].m, cases[i].n, cases[i].k, 0);
+        kernel_matmul *matmul;
+        assert_int_equal(kernels_cpu.matmul_create(context, &desc, &matmul), 0);
+        cpui_fp32_product product;
+        cpui_fp32_product_plan(&desc, 2, &product);
+        assert_true((kernels_cpu.matmul_scratch_bytes(matmul) == product.scratch_bytes) ==
+                    cases[i].is_own);
+        kernels_cpu.matmul_destroy(matmul);
+    }
+    kernels_cpu.context_destroy(context);
+}
+
+/* matmul hands everything on: a row of its result is the chains, with 1 thread and with 3. */
+static void matmul_gives_its_bits(void **state)
+{
+    (void)state;
     for (int threads = 1; threads <= 3; threads += 2) {
         kernel_context_config config = {.thread_count = threads};
         kernel_context *context;
@@ -199,11 +221,16 @@ static void matmul_takes_it(void **state)
 
 int main(void)
 {
+    if (cpui_best_isa() != CPUI_ISA_AVX512) {
+        print_message("skipped: this CPU lacks AVX-512\n");
+        return EXIT_SKIP;
+    }
     print_message("seed %d\n", SEED);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(sums_are_chains),
         cmocka_unit_test(sums_go_on),
-        cmocka_unit_test(matmul_takes_it),
+        cmocka_unit_test(matmul_takes_large_ones),
+        cmocka_unit_test(matmul_gives_its_bits),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

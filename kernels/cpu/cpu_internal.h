@@ -2,8 +2,10 @@
  * its own file:
  *   cpu.c        context, table, description
  *   product.c    one oneDNN matrix product (API 2 and 3), executable by several threads at a time
- *   matmul.c     the ops table's products, with fp32 stand-ins where the CPU has no bf16
- *   product_amx.c  those in bf16 on AMX tiles of our own
+ *   matmul.c     the ops table's products: picks one of the three, with fp32 stand-ins where the CPU
+ *                has no bf16
+ *   product_amx.c   large bf16 products of our own, on AMX tiles
+ *   product_fp32.c  large fp32 products of our own, with AVX-512
  *   attention.c, attention_backward.c  block-wise causal attention over single-thread products;
  *                their softmax rows are attention_rows_body.h, compiled once per instruction set
  *   attention_amx*.c  the same in bf16 on AMX tiles of our own
@@ -25,7 +27,7 @@ struct rows_lookup;  /* rows_lookup.c */
 
 struct kernel_context {
     int thread_count;
-    enum cpui_isa isa; /* best of this CPU, for rows */
+    enum cpui_isa isa; /* best of this CPU: rows, attention's rows, fp32 products */
     const struct rows_table *rows;
     struct rows_lookup *lookup;      /* NULL: bf16 activations are computed */
     const struct adam_variant *adam; /* chosen by config.adam_variant */

@@ -1,8 +1,8 @@
 /* The ops table's matrix products: one oneDNN product on all threads of the context; or where no side is
  * too short, our own: bf16 on AMX tiles (product_amx.h) and fp32 with AVX-512 (product_fp32.h).
  *
- * Where oneDNN has no product for the operands' type (fp16 on any CPU, bf16 on CPUs without it), the
- * fp32 product runs over operands widened in the caller's scratch, and a 16-bit C is rounded once from
+ * Where oneDNN has no product for the operands' type (fp16 on any CPU, bf16 on CPUs without it), its
+ * fp32 product, never our own, runs over operands widened in the caller's scratch, and a 16-bit C is rounded once from
  * fp32 (fp16 beyond 65504 becomes infinity). The choice is made at create and depends on the
  * description and the CPU.
  *

@@ -8,10 +8,12 @@
  *
  * The first pass follows Milakov and Gimelshein, "Online normalizer calculation for softmax" (2018), in
  * each of ROWS_LANES lanes, which meet at the end of the row: with lane k's largest logit of the blocks before, o,
- * and of this block too, m, each block makes
- *   sum[k] = sum[k] * exp(o - m) + sum over the block's lane of exp(x - m)         in fp64
- * so that nothing is folded, compared or branched upon between blocks. While every logit seen is -infinity, m is
- * taken as 0: nothing is added, and a later logit may still be finite.
+ * and of this block too, m, both rounded to integers, each block makes
+ *   sum[k] = sum[k] * exp(o - m) + sum over the block's lane of exp(x - m)
+ * so that nothing is folded, compared or branched upon between blocks. The exponentials and a block's sum of them
+ * are fp32, sum[k] is fp64. In most blocks o = m and the factor is exactly 1: were they not rounded, a row that
+ * rises slowly would gather the rounding error of one exponential in each block. While every logit seen is
+ * -infinity, m is taken as 0: nothing is added, and a later logit may still be finite.
  *
  * Parts keep three fp32 numbers a row between calls: the largest logit, the sum with its shift, rounded once
  * after a part by the same rule, and the target's logit. A sum that is NaN stays NaN, with the bits
@@ -20,13 +22,20 @@
 /* The lanes of a row's first pass; element i of the row is lane i % ROWS_LANES's. */
 struct softmax_lanes {
     float largest[ROWS_LANES]; /* -infinity before the first block; NaN elements are passed over */
-    double sum[ROWS_LANES];    /* of exp(x - largest) */
+    double sum[ROWS_LANES];    /* of exp(x - softmax_shift(near_integer(largest))) */
 };
 
 /* What a row's exponentials are shifted by. */
 static inline float softmax_shift(float largest)
 {
     return largest == -INFINITY ? 0.0f : largest;
+}
+
+/* The nearest integer where |x| < 2^22, else x itself. */
+static inline float near_integer(float x)
+{
+    float rounded = x + ROUNDING_SHIFT - ROUNDING_SHIFT;
+    return x > -0x1p22f && x < 0x1p22f ? rounded : x;
 }
 
 /* largest[k] = the largest of itself and of x[k], x[k + ROWS_LANES], ... before x[n]. */
@@ -52,8 +61,8 @@ static void softmax_add(struct softmax_lanes *lanes, const float *x, size_t n)
     lanes_max(lanes->largest, x, n);
 #pragma omp simd
     for (size_t k = 0; k < ROWS_LANES; k++) {
-        shift[k] = softmax_shift(lanes->largest[k]);
-        kept[k] = exp_below(kept[k] - shift[k]);
+        shift[k] = softmax_shift(near_integer(lanes->largest[k]));
+        kept[k] = exp_below(near_integer(kept[k]) - shift[k]);
     }
     for (size_t i = 0; i < n; i += ROWS_LANES)
 #pragma omp simd
@@ -89,7 +98,7 @@ static void softmax_first_pass(const float *logits, uint64_t count, float *large
     float shift = softmax_shift(max);
 #pragma omp simd
     for (int k = 0; k < ROWS_LANES; k++)
-        sums.lane[k] = lanes.sum[k] * (double)exp_below(lanes.largest[k] - shift);
+        sums.lane[k] = lanes.sum[k] * (double)exp_below(near_integer(lanes.largest[k]) - shift);
     *largest = max;
     *sum = row_sum_fold(&sums);
 }

@@ -284,18 +284,19 @@ static inline double row_sum_fold(struct row_sum *sum)
  * then hold: no conversion that is undefined for NaN. */
 #define ROUNDING_SHIFT 0x1.8p23f
 
-/* e^x for x <= 89 within 1 ulp (measured by the tests): 0 below 2^-126 (x < -87.3), infinity from 2^127.5 on
- * (x > 88.3), so that no subnormal number arises; NaN stays NaN.
+/* e^x for x <= 89 within 1 ulp (measured by the tests): 0 where e^x is below 2^-126 (x < -87.3), infinity from
+ * 2^127.5 on (x > 88.3), so that no subnormal number arises; NaN stays NaN; e^0 is exactly 1.
  *
  * x = n ln2 + r with |r| <= ln2/2; e^r = 1 + r + r^2 P(r), P through the five Chebyshev nodes of
  * (e^r - 1 - r) / r^2 on that range (relative error of e^r 9.8e-9, a sixth of an ulp). n comes from adding
- * 1.5 * 2^23 + 127, whose low bits then hold n + 127: no conversion that is undefined for NaN. Shifted to the
- * left by 23 they are the bits of 2^n, what is above them falls out; n = -127 gives 0, n = 128 infinity. */
+ * ROUNDING_SHIFT + 127, whose low bits then hold n + 127. Shifted to the left by 23 they are the bits of 2^n,
+ * what is above them falls out; n = -127 gives 0, n = 128 infinity. */
 static inline float exp_below(float x)
 {
     const float log2e = 0x1.715476p+0f, ln2_high = 0x1.62e43p-1f, ln2_low = -0x1.05c61p-29f;
-    const float shift = 0x1.8p23f + 127.0f;
-    x = x < -88.0f ? -88.0f : x;
+    const float shift = ROUNDING_SHIFT + 127.0f;
+    const float lowest = -0x1.5d589ep+6f; /* the last x with e^x >= 2^-126 */
+    x = x < lowest ? -88.0f : x;
     float shifted = fused(x, log2e, shift), n = shifted - shift;
     float r = fused(n, -ln2_low, fused(n, -ln2_high, x));
     float p = 0x1.6d10fcp-10f;
