@@ -20,7 +20,7 @@ static const struct shape shapes[] = {
     {"mlp up input gradient", 512, 1600, 6400, false, false, false},
     {"mlp up weight gradient", 6400, 1600, 512, true, false, true},
     {"small 128x256x256", 128, 256, 256, false, true, false},
-    /* GPT-2 124M with 1024 rows, and its head in chunks of 384 rows. */
+    /* GPT-2 124M with 1024 rows, and its head in chunks of 768 rows. */
     {"124m qkv forward", 1024, 2304, 768, false, true, false},
     {"124m qkv weight grad", 2304, 768, 1024, true, false, true},
     {"124m mlp up forward", 1024, 3072, 768, false, true, false},
@@ -29,9 +29,9 @@ static const struct shape shapes[] = {
     {"124m mlp down input grad", 1024, 3072, 768, false, false, false},
     {"124m mlp up weight grad", 3072, 768, 1024, true, false, true},
     {"124m mlp down weight grad", 768, 3072, 1024, true, false, true},
-    {"124m logits", 384, 50257, 768, false, true, false},
-    {"124m logits input grad", 384, 768, 50257, false, false, false},
-    {"124m logits weight grad", 50257, 768, 384, true, false, true},
+    {"124m logits", 768, 50257, 768, false, true, false},
+    {"124m logits input grad", 768, 768, 50257, false, false, false},
+    {"124m logits weight grad", 50257, 768, 768, true, false, true},
 };
 
 /* Sixteen elements against a loop in double. */

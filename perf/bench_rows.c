@@ -1,7 +1,7 @@
 /* GB/s of the CPU's row ops (activations, norms, additions, bias gradients, embedding, cross-entropy, zeroing),
  * each held against the better of two loops that read, write or update as many streams of as many bytes in the
  * same places and compute next to nothing, the one with ordinary stores and the other with stores past the caches,
- * timed by turns with it. Shapes of GPT-2 124M at B=4, T=1024; the loss over 384 rows, the head's chunk. Operands
+ * timed by turns with it. Shapes of GPT-2 124M at B=4, T=1024; the loss over 768 rows, the head's chunk. Operands
  * are on huge pages, as training's are, where the system gives them.
  * Usage: bench_rows [THREADS [CASE]] [--quick] [--csv FILE]; CASE is the beginning of "bf16 gelu forward" or of
  * another line's name. */
@@ -16,7 +16,7 @@
 #include "kernels/ops.h"
 #include "perf/bench.h"
 
-enum { STREAMS_MAX = 4, RUNS = 15, CHANNELS = 768, HIDDEN = 3072, VOCAB = 50257, LOSS_ROWS = 384 };
+enum { STREAMS_MAX = 4, RUNS = 15, CHANNELS = 768, HIDDEN = 3072, VOCAB = 50257, LOSS_ROWS = 768 };
 
 /* Elements that a limit's loop moves at `at`, in whole cache lines. */
 struct stream {

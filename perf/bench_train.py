@@ -28,6 +28,7 @@ Writes below a directory of its own under DIRECTORY, some GB, and removes it.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import re
@@ -95,12 +96,17 @@ def has_fio():
     return shutil.which("fio") is not None
 
 
+def begin(sides, side):
+    return sides.enter_context(contextlib.closing(side))
+
+
 class Drive:
     """The drive alone, in runs of a sixth of a second, by turns with a training: the rates of one round by name."""
 
-    def __init__(self, options, work, share):
+    def __init__(self, options, work, share, sides):
         size = "512MiB" if options.quick else "2GiB"  # about as much of the drive as a step goes through
-        self.side = Side([options.nvme, "--turns", "--seconds", "0.15", work, size], os.path.join(work, "drive.log"))
+        self.side = begin(sides, Side([options.nvme, "--turns", "--seconds", "0.15", work, size],
+                                      os.path.join(work, "drive.log")))
         self.share = " %d" % round(100 * share)  # of reads, in the mix
         self.kinds = ["sluice"] + ["fio"] * has_fio()
         few = {(kind, mode): self.best(kind, mode) for kind in self.kinds for mode in ("read", "write", "mixed")}
@@ -136,7 +142,7 @@ def step_of(trainer, run_dir):
     return [last["lanes"][lane]["bytes"] for lane in ("read", "write")] + [last["seconds"]]
 
 
-def nvme_bound(options, table, work):
+def nvme_bound(options, table, work, sides):
     layers, hidden = (4, 512) if options.quick else (12, 1024)
     job = job_of(work, gpt2(layers, hidden, 128, 256), micro=2, homes=place("nvme"), budgets=("512MiB", "512MiB"),
                  more={"schedule.update": "in_next_forward"})
@@ -144,11 +150,11 @@ def nvme_bound(options, table, work):
     job["run"]["steps"] = 1 << 20
     write_tokens(os.path.join(work, "bytes"), vocab=256)
     name = "train gpt2 %dx%d B=2 T=128 all states on the drive" % (layers, hidden)
-    trainer = Side([options.side, "train", write_job(work, "job", job)], os.path.join(work, "train.log"))
+    trainer = begin(sides, Side([options.side, "train", write_job(work, "job", job)], os.path.join(work, "train.log")))
     speeds, limits, shares = [], {}, {}
     for _ in range(3):
         reads, writes, _ = step_of(trainer, job["run"]["dir"])
-    drive = Drive(options, work, reads / (reads + writes))
+    drive = Drive(options, work, reads / (reads + writes), sides)
     before = drive.round()
     for _ in range(options.rounds):
         reads, writes, seconds = step_of(trainer, job["run"]["dir"])
@@ -170,11 +176,9 @@ def nvme_bound(options, table, work):
             share = Summary(shares[key])
             table.add(name, got.median * 1e-9, "GB/s", Summary(limits[key]).median, got.spread,
                       "%s; of each step %.3f (%.3f to %.3f)" % (about, share.median, share.lowest, share.highest))
-    trainer.close()
-    drive.side.close()
 
 
-def update_overlap(options, table, work):
+def update_overlap(options, table, work, sides):
     """The update alone: after the backward, its state on the drive, all else in memory."""
     layers, hidden = (4, 512) if options.quick else (12, 768)
     write_tokens(os.path.join(work, "bytes"), vocab=256)
@@ -189,14 +193,15 @@ def update_overlap(options, table, work):
     if why:
         table.absent(name, why)
         return
-    trainers = {home: Side([options.side, "train", write_job(work, home, job)], os.path.join(work, home + ".log"))
+    trainers = {home: begin(sides, Side([options.side, "train", write_job(work, home, job)], os.path.join(work, home + ".log")))
                 for home, job in jobs.items()}
     for _ in range(3):
         for home, trainer in trainers.items():
             trainer.do()
-    drive = Drive(options, work, 0.5)
-    drive.runs = {key: drive.runs[key] for key in ("read", "write")}
-    rates, limits, told = [], [], {"phase": [], "drive": [], "Adam": []}
+    drive = Drive(options, work, 0.5, sides)
+    both = "filled" if has_fio() else "lanes"
+    drive.runs = {key: drive.runs[key] for key in ("read", "write", both)}
+    rates, limits, told = [], [], {"phase": [], "drive both ways": [], "each way alone": [], "Adam": []}
     for _ in range(options.rounds):
         now = drive.round()
         lanes, seconds = {}, {}
@@ -206,20 +211,28 @@ def update_overlap(options, table, work):
             lanes[home], seconds[home] = last["lanes"], last["seconds"]
         moved = [lanes["nvme"][lane]["bytes"] for lane in ("read", "write")]
         times = {"phase": seconds["nvme"] - lanes["nvme"]["compute"]["busy_seconds"],
-                 "drive": moved[0] / now["read"] + moved[1] / now["write"],
+                 "drive both ways": sum(moved) / now[both],
+                 "each way alone": moved[0] / now["read"] + moved[1] / now["write"],
                  "Adam": lanes["device"]["update"]["busy_seconds"]}
         for key, time in times.items():
             told[key].append(time)
         rates.append(sum(moved) / times["phase"])
-        limits.append(sum(moved) / max(times["drive"], times["Adam"]))
+        limits.append(sum(moved) / max(times["drive both ways"], times["Adam"]))
     got = Summary(rates)
     table.add(name, got.median * 1e-9, "GB/s", Summary(limits).median * 1e-9, got.spread,
               "; ".join("%s %.3f s" % (key, Summary(times).median) for key, times in told.items()))
-    for side in list(trainers.values()) + [drive.side]:
-        side.close()
 
 
-FIGURES = {"memory": in_memory, "out-of-core": out_of_core, "nvme-bound": nvme_bound, "update-overlap": update_overlap}
+def with_sides(figure):
+    """The figure with a stack of programs beside it, which are ended before their folder goes, whatever happens."""
+    def made(options, table, work):
+        with contextlib.ExitStack() as sides:
+            figure(options, table, work, sides)
+    return made
+
+
+FIGURES = {"memory": in_memory, "out-of-core": out_of_core, "nvme-bound": with_sides(nvme_bound),
+           "update-overlap": with_sides(update_overlap)}
 
 
 def main():

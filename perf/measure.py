@@ -288,8 +288,11 @@ class Side:
 
     def do(self, what="step"):
         """(seconds, value); lines that are no answer, such as a library's warnings, are passed over."""
-        self.process.stdin.write(what + "\n")
-        self.process.stdin.flush()
+        try:
+            self.process.stdin.write(what + "\n")
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            self.lost()
         for line in self.process.stdout:
             words = line.split()
             try:

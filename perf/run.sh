@@ -106,6 +106,10 @@ command_of() {
         command -v python3 >/dev/null || { echo "absent: python3 is not installed"; return; }
         echo "python3 perf/bench_train.py --sluice $sluice --peak $bin/perf/bench_peak --dir $work $quick $1"
         ;;
+    divide)
+        [ "$(nproc)" -gt 1 ] || { echo "absent: one core cannot be divided"; return; }
+        echo "$program $quick"
+        ;;
     *) echo "$program $quick" ;;
     esac
 }

@@ -19,7 +19,7 @@ fail()
     { cat "$out/said" "$out"/kept/*.log; fail "run.sh data"; }
 lines=$(awk -F, '$1 == "data" && $3 > 0 && $5 > 0 && $6 > 0 && NF == 7' "$out/kept/all.csv" | wc -l)
 [ "$lines" -eq 4 ] || { cat "$out/kept/all.csv"; fail "$lines lines of data with value, limit and ratio, not 4"; }
-[ "$(grep -c '^data ' "$out/kept/table.txt")" -eq 4 ] || fail "the table has not these 4 lines"
+[ "$(grep -c '^  data .* [0-9.]*  +-' "$out/kept/table.txt")" -eq 4 ] || fail "the table has not these 4 lines"
 find "$out" -name 'bench_data*' -o -name 'perf.*' | grep -q . && fail "something is left behind"
 
 mkdir -p "$out/empty/perf"
