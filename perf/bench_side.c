@@ -1,7 +1,8 @@
 /* Sluice's side of a comparison: does one piece of work for each line that it reads, and answers with the seconds
  * that it took, so that perf/compare.py can let two programs truly take turns.
  *
- *   bench_side train JOB             step            one training step; answers "seconds loss"
+ *   bench_side train JOB             step | bare     one training step; answers "seconds loss"; bare: its updates read and
+ *                                                    write the optimizer's state, but leave out the arithmetic
  *   bench_side io DIRECTORY BYTES    read | write    so many bytes of a slab in DIRECTORY, written once before
  *   bench_side tokenize TEXT FILE    one | all       TEXT in documents of 64 KiB by the tokenizer.json FILE on one
  *                                                    thread; the file by all cores; answers "seconds tokens"
@@ -14,6 +15,7 @@
 #include "data/prepare.h"
 #include "perf/bench_drive.h"
 #include "train/train.h"
+#include "train/watch.h"
 
 enum { DOCUMENT_BYTES = 64 << 10 };
 
@@ -38,17 +40,32 @@ static void answer(uint64_t start_ns, double what)
     fflush(stdout);
 }
 
+static int pass_setup(void *user, const struct traini_setup *setup)
+{
+    (void)user, (void)setup;
+    return 0;
+}
+
+static int pass_step(void *user, const struct traini_loop *loop,
+                     const struct traini_watched_step *step)
+{
+    (void)user, (void)loop, (void)step;
+    return 0;
+}
+
 static void side_train(const char *path)
 {
     job *asked;
     train_session *session;
     char line[32];
     bench_require(job_read(path, NULL, 0, &asked));
-    struct train_options options = {.job = asked, .fresh = true};
+    struct train_watch watch = {.on_setup = pass_setup, .on_step = pass_step};
+    struct train_options options = {.job = asked, .watch = &watch, .fresh = true};
     bench_require(train_open(&options, &session));
     ready();
     while (next_line(line)) {
         struct train_progress progress;
+        watch.leaves_out_updates = strcmp(line, "bare") == 0;
         uint64_t start = clock_ns();
         bench_require(train_step(session, &progress));
         answer(start, progress.loss);

@@ -22,8 +22,9 @@ memory as a step goes through; and what is read alone and written alone, the bet
 a drive's time is read / R + written / W. A virtual drive may copy by a core of the host, whose caches then hold a few
 untouched blocks, but not what a training reads, computes with and writes.
 
-The limit of an update is the slower of the drive (by that law, measured after each step) and of Adam in a training by
-turns with it that has its state in memory: as if the two cost only one.
+An update is what a step takes beyond computing. Its limits are the slower of the drive, in the same four ways, and of
+Adam in a training by turns with it that has its state in memory: as if the two cost only one. A further line holds it
+against itself without Adam's arithmetic, by turns in one process: the same reads and writes, nothing computed between.
 Writes below a directory of its own under DIRECTORY, some GB, and removes it.
 """
 
@@ -33,6 +34,7 @@ import json
 import os
 import re
 import shutil
+import statistics
 
 from measure import (SHAPES, SLUICE, VOCAB, Side, Summary, Table, count_of, dtypes_of, gpt2, job_of, lacks_memory, main_of, needs, place, plan, run,
                      scratch, shapes_of, train, write_job, write_tokens)
@@ -135,11 +137,52 @@ def last_step(run_dir):
         return json.loads(lines.readlines()[-1])
 
 
-def step_of(trainer, run_dir):
-    """Bytes read, bytes written and seconds of one more step."""
-    trainer.do()
-    last = last_step(run_dir)
-    return [last["lanes"][lane]["bytes"] for lane in ("read", "write")] + [last["seconds"]]
+def step_of(trainer, run_dir, what="step"):
+    """One more step's line of metrics.jsonl."""
+    trainer.do(what)
+    return last_step(run_dir)
+
+
+def moved_by(step):
+    """Bytes read, bytes written."""
+    return [step["lanes"][lane]["bytes"] for lane in ("read", "write")]
+
+
+class BesideDrive:
+    """Turns of a training, and of the drive alone before and after each: their rates against the four limits."""
+
+    def __init__(self, options, work, step, sides):
+        reads, writes = moved_by(step)
+        self.drive = Drive(options, work, reads / (reads + writes), sides)
+        self.before = self.drive.round()
+        self.speeds, self.alone, self.limits, self.shares = [], [], {}, {}
+
+    def take(self, step, seconds, least=0):
+        """A turn has moved the step's bytes in so many seconds, of which it needs `least` for something else."""
+        reads, writes = moved_by(step)
+        after = self.drive.round()
+        now = {key: (self.before[key] + after[key]) / 2 for key in after}
+        self.before = after
+        now["law"] = (reads + writes) / (reads / now["read"] + writes / now["write"])
+        self.speeds.append((reads + writes) / seconds)
+        self.alone.append((now["read"] * 1e-9, now["write"] * 1e-9))
+        for key, rate in now.items():
+            limit = (reads + writes) / max((reads + writes) / rate, least)
+            self.limits.setdefault(key, []).append(limit * 1e-9)
+            self.shares.setdefault(key, []).append(self.speeds[-1] / limit)
+
+    def tell(self, table, name):
+        """A line for each limit."""
+        got = Summary(self.speeds)
+        said = {"mixed": "the same mix by %s, few blocks" % ("fio" if has_fio() else "us"),
+                "filled": "the same mix by fio that writes into its blocks",
+                "lanes": "both ways by us, through 256 MiB of memory",
+                "law": "reading alone, writing alone: %.2f, %.2f" % tuple(Summary(rates).median for rates in zip(*self.alone))}
+        for key, about in said.items():
+            if key in self.limits:
+                share = Summary(self.shares[key])
+                table.add(name, got.median * 1e-9, "GB/s", Summary(self.limits[key]).median, got.spread,
+                          "%s; of each step %.3f (%.3f to %.3f)" % (about, share.median, share.lowest, share.highest))
 
 
 def nvme_bound(options, table, work, sides):
@@ -149,44 +192,26 @@ def nvme_bound(options, table, work, sides):
     job["data"]["train"] = [os.path.join(work, "bytes")]
     job["run"]["steps"] = 1 << 20
     write_tokens(os.path.join(work, "bytes"), vocab=256)
-    name = "train gpt2 %dx%d B=2 T=128 all states on the drive" % (layers, hidden)
     trainer = begin(sides, Side([options.side, "train", write_job(work, "job", job)], os.path.join(work, "train.log")))
-    speeds, limits, shares = [], {}, {}
     for _ in range(3):
-        reads, writes, _ = step_of(trainer, job["run"]["dir"])
-    drive = Drive(options, work, reads / (reads + writes), sides)
-    before = drive.round()
+        step = step_of(trainer, job["run"]["dir"])
+    turns = BesideDrive(options, work, step, sides)
     for _ in range(options.rounds):
-        reads, writes, seconds = step_of(trainer, job["run"]["dir"])
-        after = drive.round()
-        now = {key: (before[key] + after[key]) / 2 for key in after}
-        before = after
-        now["law"] = (reads + writes) / (reads / now["read"] + writes / now["write"])
-        speeds.append((reads + writes) / seconds)
-        for key, rate in now.items():
-            limits.setdefault(key, []).append(rate * 1e-9)
-            shares.setdefault(key, []).append(speeds[-1] / rate)
-    got = Summary(speeds)
-    said = {"mixed": "the same mix by %s, few blocks" % ("fio" if has_fio() else "us"),
-            "filled": "the same mix by fio that writes into its blocks",
-            "lanes": "both ways by us, through 256 MiB of memory",
-            "law": "reading alone, writing alone: %.2f, %.2f" % tuple(Summary(limits[k]).median for k in ("read", "write"))}
-    for key, about in said.items():
-        if key in limits:
-            share = Summary(shares[key])
-            table.add(name, got.median * 1e-9, "GB/s", Summary(limits[key]).median, got.spread,
-                      "%s; of each step %.3f (%.3f to %.3f)" % (about, share.median, share.lowest, share.highest))
+        step = step_of(trainer, job["run"]["dir"])
+        turns.take(step, step["seconds"])
+    turns.tell(table, "train gpt2 %dx%d B=2 T=128 all states on the drive" % (layers, hidden))
 
 
 def update_overlap(options, table, work, sides):
-    """The update alone: after the backward, its state on the drive, all else in memory."""
+    """The update alone: after the backward, its state on the drive, all else in memory. As much as the host's budget
+    holds may be read while the backward still computes, and flatters the phase: so it is small, some percent."""
     layers, hidden = (4, 512) if options.quick else (12, 768)
     write_tokens(os.path.join(work, "bytes"), vocab=256)
     name = "update of gpt2 %dx%d, state on the drive" % (layers, hidden)
     jobs = {}
     for home in ("nvme", "device"):
         jobs[home] = job_of(work, gpt2(layers, hidden, 128, 256), micro=1, homes=dict(place("device"), optimizer=home),
-                            budgets=("4GiB", "512MiB"), more={"schedule.update": "after_backward"})
+                            budgets=("4GiB", "128MiB"), more={"schedule.update": "after_backward"})
         jobs[home]["data"]["train"] = [os.path.join(work, "bytes")]
         jobs[home]["run"].update(dir=os.path.join(work, "run-" + home), steps=1 << 20)
     why = lacks_memory(options.sluice, work, jobs["device"])
@@ -195,32 +220,40 @@ def update_overlap(options, table, work, sides):
         return
     trainers = {home: begin(sides, Side([options.side, "train", write_job(work, home, job)], os.path.join(work, home + ".log")))
                 for home, job in jobs.items()}
-    for _ in range(3):
-        for home, trainer in trainers.items():
-            trainer.do()
-    drive = Drive(options, work, 0.5, sides)
-    both = "filled" if has_fio() else "lanes"
-    drive.runs = {key: drive.runs[key] for key in ("read", "write", both)}
-    rates, limits, told = [], [], {"phase": [], "drive both ways": [], "each way alone": [], "Adam": []}
-    for _ in range(options.rounds):
-        now = drive.round()
-        lanes, seconds = {}, {}
-        for home, trainer in trainers.items():
-            trainer.do()
-            last = last_step(jobs[home]["run"]["dir"])
-            lanes[home], seconds[home] = last["lanes"], last["seconds"]
-        moved = [lanes["nvme"][lane]["bytes"] for lane in ("read", "write")]
-        times = {"phase": seconds["nvme"] - lanes["nvme"]["compute"]["busy_seconds"],
-                 "drive both ways": sum(moved) / now[both],
-                 "each way alone": moved[0] / now["read"] + moved[1] / now["write"],
-                 "Adam": lanes["device"]["update"]["busy_seconds"]}
-        for key, time in times.items():
-            told[key].append(time)
-        rates.append(sum(moved) / times["phase"])
-        limits.append(sum(moved) / max(times["drive both ways"], times["Adam"]))
-    got = Summary(rates)
-    table.add(name, got.median * 1e-9, "GB/s", Summary(limits).median * 1e-9, got.spread,
-              "; ".join("%s %.3f s" % (key, Summary(times).median) for key, times in told.items()))
+
+    def step(home, what="step"):
+        """Its line of metrics, and the seconds that it took beyond computing."""
+        line = step_of(trainers[home], jobs[home]["run"]["dir"], what)
+        return line, line["seconds"] - line["lanes"]["compute"]["busy_seconds"]
+
+    for what in ("step", "bare", "step"):
+        step("device")
+        line, _ = step("nvme", what)
+    turns = BesideDrive(options, work, line, sides)
+    told = {"phase": [], "without": [], "seen": [], "Adam beside": [], "Adam": []}
+    rates = {"phase": [], "without": []}
+    for turn in range(options.rounds):
+        took = {}
+        for what in ("step", "bare") if turn % 2 else ("bare", "step"):
+            line, took[what] = step("nvme", what)
+            if what == "step":
+                full = line
+        adam = step("device")[0]["lanes"]["update"]["busy_seconds"]
+        turns.take(full, took["step"], adam)
+        for key, seconds in (("phase", took["step"]), ("without", took["bare"]), ("seen", took["step"] - took["bare"]),
+                             ("Adam beside", full["lanes"]["update"]["busy_seconds"]), ("Adam", adam)):
+            told[key].append(seconds)
+            if key in rates:
+                rates[key].append(sum(moved_by(full)) * 1e-9 / seconds)
+    turns.tell(table, name)
+    seen = sorted(told.pop("seen"))  # may be 0 or less
+    told = {key: Summary(times) for key, times in told.items()}
+    phase, without = Summary(rates["phase"]), Summary(rates["without"])
+    table.add(name, phase.median, "GB/s", without.median, phase.spread,
+              "the same transfers without Adam's arithmetic: %.3f s, with it %.3f s, longer by %.3f s (%.3f to %.3f) a step; "
+              "Adam takes %.3f s of it, alone in memory %.3f s" %
+              (told["without"].median, told["phase"].median, statistics.median(seen), seen[0], seen[-1],
+               told["Adam beside"].median, told["Adam"].median))
 
 
 def with_sides(figure):

@@ -262,6 +262,9 @@ static int run_update(traini_engine *self, const program *prog, const op *item, 
         .first_elem = traini_state_begin(setup, item->unit) + item->elem_begin,
     };
     choose_worker(self, item, &tile);
+    if (self->watch && self->watch->leaves_out_updates)
+        return tile.ops->zero(tile.context, stream, tile.params,
+                              tile.count * dtype_bytes(tile.param_type));
     switch (setup->job->optimizer.type) {
     case JOB_ADAM:
         return run_adam(self, &tile);

@@ -32,6 +32,9 @@ struct train_watch {
      * and without one not at all. Collectives take their time, but bring nothing of other ranks. Else all is as
      * ever: updates, closed gradients, the norm. */
     bool only_transfers;
+    /* Updates compute nothing: state is read and written as it was, and the working weights are zeros, until a later
+     * update makes them again. For perf/bench_side, which changes it between steps. */
+    bool leaves_out_updates;
     int (*on_setup)(void *user, const struct traini_setup *setup);
     int (*on_step)(void *user, const struct traini_loop *loop,
                    const struct traini_watched_step *step);
