@@ -11,9 +11,8 @@ measured and as simulated. 1 is proportional, 0 is no growth.
 
 Ranks are processes of this one machine that share its cores, each with its part of the batch, which stays the same:
 the time of a step would be constant if exchanging cost nothing. The simulator gives each the share of the cores' rates
-that its threads are of those that were measured; small kernels are faster than that on one thread each than on a team
-of all (no team starts and waits), so that steps of ranks come out shorter than their line: what a rank computed and
-exchanged stands behind both. They need mpirun, else the sweep is named as absent.
+that its threads are of those that were measured; measured steps of ranks are shorter than that: what a rank computed
+and exchanged stands behind both. They need mpirun, else the sweep is named as absent.
 Lines of CSV: name,measured seconds,s,simulated seconds,measured over simulated,spread.
 """
 

@@ -20,6 +20,10 @@ text=${2:-runs/quickstart/text/train.txt}
 runs=${RUNS:-7}
 steps=${STEPS:-6}
 accumulation=${ACCUMULATION:-16}
+for file in "$sluice" "$text"; do
+    [ -r "$file" ] || { echo "out_of_core.sh: there is no $file: ./quickstart.sh makes it" >&2; exit 2; }
+done
+mkdir -p runs
 work=$(mktemp -d runs/out-of-core.XXXXXX)
 trap 'rm -rf "$work"' EXIT
 

@@ -227,7 +227,6 @@ static void fill_pass(const model_pass *from, plan_pass *to)
     };
 }
 
-/* The model's stages and passes as the plan sees them. */
 /* With calls of one token beside the others: of both. */
 static uint64_t saved_bytes_of(const traini_setup *self, uint32_t stage)
 {
@@ -235,6 +234,7 @@ static uint64_t saved_bytes_of(const traini_setup *self, uint32_t stage)
     return self->single ? size_max(bytes, self->single->stages[stage].saved_bytes) : bytes;
 }
 
+/* The model's stages and passes as the plan sees them. */
 static int make_stages(traini_setup *self)
 {
     const model *net = self->net;

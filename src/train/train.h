@@ -180,7 +180,7 @@ struct train_options {
     const struct machine *machine;     /* config/machine.h: its figures take the place of the plan's
                                           defaults; NULL: defaults. Changes no bit */
     const struct train_pace *pace;     /* tests; or NULL */
-    const struct train_watch *watch;   /* watch.h: profile_run's, with is_trial; perf/bench_side's; or NULL */
+    const struct train_watch *watch;   /* watch.h: profile_run's or a benchmark's; or NULL */
     train_memory *memory;              /* borrowed; NULL: memory of the run's own */
     bool fresh;                        /* the run directory must be new, or hold no commit */
     const char *from;                  /* run directory, or a kept commit, whose state a new run
