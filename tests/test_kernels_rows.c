@@ -661,6 +661,22 @@ static void elementary_functions(void **state)
     assert_true(s[2] == 1.0f && s[3] == 0.0f && isnan(s[6]) && isnan(s[7]));
 }
 
+/* The loss of one row of `vocab` fp32 logits, and its gradient. */
+static float one_row(kernel_context *context, uint64_t vocab, const float *logits, int32_t target,
+                     float *grad)
+{
+    float loss = 0.0f;
+    cross_entropy_args args = {.rows = 1,
+                               .vocab = vocab,
+                               .logits = logits,
+                               .targets = &target,
+                               .losses = &loss,
+                               .logits_grad = grad,
+                               .grad_scale = 1.0f};
+    assert_int_equal(cpui_cross_entropy(context, NULL, &args), 0);
+    return loss;
+}
+
 /* A row whose largest logit comes last in some lanes, first in others, and parts of it that are all -infinity:
  * the running sums are those of the whole. */
 static void cross_entropy_of_rising_logits(void **state)
@@ -680,15 +696,7 @@ static void cross_entropy_of_rising_logits(void **state)
         for (int i = 0; i < VOCAB; i++)
             sum += exp((double)logits[i] - largest);
         int32_t target = VOCAB - 5;
-        float loss = 0.0f;
-        cross_entropy_args args = {.rows = 1,
-                                   .vocab = VOCAB,
-                                   .logits = logits,
-                                   .targets = &target,
-                                   .losses = &loss,
-                                   .logits_grad = grad,
-                                   .grad_scale = 1.0f};
-        assert_int_equal(cpui_cross_entropy(&context, NULL, &args), 0);
+        float loss = one_row(&context, VOCAB, logits, target, grad);
         double expected = log(sum) + largest - (double)logits[target];
         assert_true(fabs((double)loss - expected) <= 1e-6 * fmax(1.0, fabs(expected)));
         for (int i = 0; i < VOCAB; i++) {
@@ -713,16 +721,7 @@ static void cross_entropy_of_slowly_rising_logits(void **state)
             logits[i] = slopes[s] * (float)i;
             sum += exp((double)logits[i]);
         }
-        int32_t target = 0;
-        float loss = 0.0f;
-        cross_entropy_args args = {.rows = 1,
-                                   .vocab = VOCAB,
-                                   .logits = logits,
-                                   .targets = &target,
-                                   .losses = &loss,
-                                   .logits_grad = grad,
-                                   .grad_scale = 1.0f};
-        assert_int_equal(cpui_cross_entropy(&context, NULL, &args), 0);
+        float loss = one_row(&context, VOCAB, logits, 0, grad);
         assert_true(fabs((double)loss - log(sum)) <= 2e-6);
         double grads = 0.0; /* their errors do not average out if the sum is wrong */
         for (int i = 1; i < VOCAB; i++)
@@ -743,21 +742,13 @@ static void cross_entropy_of_large_logits(void **state)
     enum { VOCAB = 64 };
     kernel_context context = context_of(tested_isa, 1);
     for (int exponent = -20; exponent <= 256; exponent++) {
-        float logits[VOCAB], grad[VOCAB], loss = 0.0f;
+        float logits[VOCAB], grad[VOCAB];
         float below = nextafterf(ldexpf(1.0f, exponent / 2), 0.0f);
         if (exponent == 256)
             below = FLT_MAX;
         for (int i = 0; i < VOCAB; i++)
             logits[i] = exponent % 2 ? -below : below;
-        int32_t target = 1;
-        cross_entropy_args args = {.rows = 1,
-                                   .vocab = VOCAB,
-                                   .logits = logits,
-                                   .targets = &target,
-                                   .losses = &loss,
-                                   .logits_grad = grad,
-                                   .grad_scale = 1.0f};
-        assert_int_equal(cpui_cross_entropy(&context, NULL, &args), 0);
+        float loss = one_row(&context, VOCAB, logits, 1, grad);
         assert_true(fabsf(loss - logf(VOCAB)) < 1e-6f);
         assert_true(fabsf(grad[0] - 1.0f / VOCAB) < 1e-8f && fabsf(grad[1] - grad[0] + 1) < 1e-6f);
     }

@@ -2,9 +2,9 @@
  * too short, our own: bf16 on AMX tiles (product_amx.h) and fp32 with AVX-512 (product_fp32.h).
  *
  * Where oneDNN has no product for the operands' type (fp16 on any CPU, bf16 on CPUs without it), its
- * fp32 product, never our own, runs over operands widened in the caller's scratch, and a 16-bit C is rounded once from
- * fp32 (fp16 beyond 65504 becomes infinity). The choice is made at create and depends on the
- * description and the CPU.
+ * fp32 product, never our own, runs over operands widened in the caller's scratch, and a 16-bit C is
+ * rounded once from fp32 (fp16 beyond 65504 becomes infinity). The choice is made at create and depends
+ * on the description and the CPU.
  *
  * A widened product is cut along the longer of m and n into blocks whose size depends on the shape
  * alone, so that its bits do too. The operand that all blocks share (B where m is cut, else A) is
