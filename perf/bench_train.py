@@ -2,18 +2,25 @@
 """End-to-end tokens a second of GPT-2 124M, in memory and out of core.
 
     perf/bench_train.py [--quick] [--csv FILE] [--dir DIRECTORY] [--sluice FILE] [--runs N] [--shapes BxT,...]
-                        [--dtypes bf16,fp32] [FIGURE...]
+                        [--dtypes bf16,fp32] [--rounds N] [--accumulation N] [--machine FILE] [FIGURE...]
 
 Figures: memory (bf16 and fp32, nothing recomputed; shapes B x T of 4x256, 16x256 and 4x1024: the last two have as many
 tokens a step), out-of-core (every state on the drive that holds DIRECTORY, an eighth of the memory, as many
-micro-batches a step as make computing bind), nvme-bound (few tokens a step, so that the drive is what a step waits for)
-and update-overlap (the optimizer's state on the drive, all else in memory, updates after the backward: what a step
-takes beyond computing).
+micro-batches a step as make computing bind), out-of-core-small (the quickstart's model in 160 MiB),
+nvme-bound (few tokens a step, so that the drive is what a step waits for) and update-overlap (the optimizer's state on
+the drive, all else in memory, updates after the backward: what a step takes beyond computing).
 
 The limit of a training in memory is the time of its model FLOPs at the speed of the best large matrix product of
 the same dtype, which bench_peak measures before each run: a ratio of 0.6 is 60% of that peak (the field's MFU, of
-what the machine has shown instead of what its maker says). The limit of a training out of core is the same job in
-memory, by turns with it. Medians over the steps of all runs but the first two of each. --quick: a small model.
+what the machine has shown instead of what its maker says). Medians over the steps of all runs but the first two of
+each. --quick: small models.
+
+The limit of a training out of core is the same job in memory. Both are set up at once and take a step each in turn, in
+the other order each round, after two that do not count: from one whole run to the next a machine drifts by as much as
+what is looked for. Each round has its own ratio of seconds; median, lowest and highest are told. Both recompute inner
+activations: the small memory could not keep them, and what keeping them gains is another question. Beside it stands the
+ratio that `sluice plan` foretells by the machine.json that is given, or that `sluice probe` measures first; with --quick
+only what binds by the plan's defaults, which foretell nothing of this machine.
 
 A training that the drive binds stands still after each step while the drive is measured alone, and is held against
 the mean of before and after. Four limits: the best of fio for the same share of reads, which goes through a few blocks
@@ -31,19 +38,26 @@ Writes below a directory of its own under DIRECTORY, some GB, and removes it.
 import argparse
 import contextlib
 import json
+import math
 import os
 import re
 import shutil
 import statistics
 
-from measure import (SHAPES, SLUICE, VOCAB, Side, Summary, Table, count_of, dtypes_of, gpt2, job_of, lacks_memory, main_of, needs, place, plan, run,
-                     scratch, shapes_of, train, write_job, write_tokens)
+from measure import (SHAPES, SLUICE, VOCAB, Side, Summary, Table, by_turns, count_of, dtypes_of, gpt2, job_of, lacks_memory,
+                     main_of, measured_machine, needs, place, plan, run, scratch, shapes_of, train, watched, write_job, write_tokens)
+
+QUICKSTART = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../configs/jobs/quickstart.json")
 
 
 def peak_of(options, dtype):
     """GFLOP/s of a large product now."""
     found = re.search(r"peak product %s +([0-9.]+)" % dtype, run([options.peak]))
     return float(found.group(1))
+
+
+def rounds_of(options, usual):
+    return options.rounds or (2 if options.quick else usual)
 
 
 def in_memory(options, table, work):
@@ -69,25 +83,65 @@ def in_memory(options, table, work):
                       "%.3f of %.3f TFLOP/s" % (got.median * flops[dtype] * 1e-12, peak * 1e-12))
 
 
+def foretold(options, work, jobs):
+    """What the plan says of the two steps."""
+    if options.quick and not options.machine:
+        return "by the plan's defaults what binds is %s" % plan(options.sluice, work, jobs["nvme"])["busiest_resource"]
+    options.machine = options.machine or measured_machine(options.sluice, work)
+    inside, outside = (plan(options.sluice, work, jobs[home], options.machine) for home in ("memory", "nvme"))
+    return "foretold %.3f, and what binds is %s" % (inside["step_seconds"] / outside["step_seconds"], outside["busiest_resource"])
+
+
+def beside_memory(options, table, work, name, jobs):
+    """A step each in turn of jobs["memory"] and jobs["nvme"]. The one that waits for its turn needs no stopping: all
+    transfers of its step are over, and its OpenMP threads sleep after milliseconds of spinning."""
+    shape = (jobs["nvme"]["train_micro_batch_size_per_gpu"], jobs["nvme"]["gradient_accumulation_steps"],
+             jobs["nvme"]["model"]["seq_length"])
+    name = "train %s bf16 B=%dx%d T=%d out of core" % ((name,) + shape)
+    for home, job in jobs.items():
+        job["run"].update(dir=os.path.join(work, "run-" + home), steps=1 << 20)
+        job["tiers"]["nvme"][0]["path"] = os.path.join(work, "slabs-" + home)
+    why = lacks_memory(options.sluice, work, *jobs.values())
+    if why:
+        table.absent(name, why + ", out of core and its limit together")
+        return
+    said = foretold(options, work, jobs)
+    with watched("both trainings"), contextlib.ExitStack() as sides:
+        trainers = {home: begin(sides, Side([options.side, "train", write_job(work, home, job)], os.path.join(work, home + ".log")))
+                    for home, job in jobs.items()}
+        seconds, _ = by_turns(trainers, rounds_of(options, 8), swaps=True)
+    inside, outside = (Summary([math.prod(shape) / took for took in seconds[home]]) for home in ("memory", "nvme"))
+    ratio = Summary([memory / nvme for memory, nvme in zip(seconds["memory"], seconds["nvme"])])
+    table.add(name, outside.median, "tokens/s", inside.median, outside.spread,
+              "in memory +-%.1f%%; of each round %.3f (%.3f to %.3f); %s" %
+              (100 * inside.spread, ratio.median, ratio.lowest, ratio.highest, said))
+    for job in jobs.values():
+        shutil.rmtree(job["run"]["dir"], ignore_errors=True)
+        shutil.rmtree(job["tiers"]["nvme"][0]["path"], ignore_errors=True)
+
+
 def out_of_core(options, table, work):
     batch, tokens = options.shapes[-1]
     keep = {"tiers.place.inner_activations": "recompute"}
-    memory = job_of(work, options.model(tokens), micro=batch, accumulation=options.accumulation, more=keep)
-    nvme = job_of(work, options.model(tokens), micro=batch, accumulation=options.accumulation, homes=place("nvme"),
-                  budgets=options.small, more=dict(keep, **{"schedule.update": "in_next_forward"}))
-    why = lacks_memory(options.sluice, work, memory)
-    if why:
-        table.absent("train %s out of core" % options.name, why + ", which the limit does")
-        return
-    binds = plan(options.sluice, work, nvme)
-    speeds = {"memory": [], "nvme": []}
-    for _ in range(options.runs):
-        for name, job in (("memory", memory), ("nvme", nvme)):
-            speeds[name] += [line["tokens_per_second"] for line in train(options.sluice, work, job, options.steps)]
-    inside, outside = Summary(speeds["memory"]), Summary(speeds["nvme"])
-    table.add("train %s bf16 B=%dx%d T=%d out of core" % (options.name, batch, options.accumulation, tokens), outside.median,
-              "tokens/s", inside.median, outside.spread,
-              "in memory +-%.1f%%; by the plan's defaults %s binds" % (100 * inside.spread, binds["busiest_resource"]))
+    asked = {"micro": batch, "accumulation": options.accumulation or (4 if options.quick else 8)}
+    beside_memory(options, table, work, options.name, {
+        "memory": job_of(work, options.model(tokens), more=keep, **asked),
+        "nvme": job_of(work, options.model(tokens), homes=place("nvme"), budgets=options.small,
+                       more=dict(keep, **{"schedule.update": "in_next_forward"}), **asked)})
+
+
+def out_of_core_small(options, table, work):
+    """The quickstart's model: a step reads and writes 0.3 GB with 16 micro-batches and 0.7 with 64, where activations
+    do not stay in 160 MiB of memory."""
+    with open(QUICKSTART) as lines:
+        model = json.loads("".join(line for line in lines if not line.startswith("//")))["model"]
+    write_tokens(os.path.join(work, "bytes"), vocab=model["vocab_size"])
+    accumulation = options.accumulation or (4 if options.quick else 64)
+    jobs = {home: job_of(work, model, accumulation=accumulation, homes=place(at), budgets=budgets,
+                         more={"data.train": [os.path.join(work, "bytes")], "schedule.update": "in_next_forward",
+                               "tiers.place.inner_activations": "recompute"})
+            for home, at, budgets in (("memory", "device", ("1GiB", "1GiB")), ("nvme", "nvme", ("64MiB", "96MiB")))}
+    beside_memory(options, table, work, "quickstart", jobs)
 
 
 # What a drive is tried with, by fio and by us: a few blocks of memory, used again and again.
@@ -196,7 +250,7 @@ def nvme_bound(options, table, work, sides):
     for _ in range(3):
         step = step_of(trainer, job["run"]["dir"])
     turns = BesideDrive(options, work, step, sides)
-    for _ in range(options.rounds):
+    for _ in range(rounds_of(options, 7)):
         step = step_of(trainer, job["run"]["dir"])
         turns.take(step, step["seconds"])
     turns.tell(table, "train gpt2 %dx%d B=2 T=128 all states on the drive" % (layers, hidden))
@@ -232,7 +286,7 @@ def update_overlap(options, table, work, sides):
     turns = BesideDrive(options, work, line, sides)
     told = {"phase": [], "without": [], "seen": [], "Adam beside": [], "Adam": []}
     rates = {"phase": [], "without": []}
-    for turn in range(options.rounds):
+    for turn in range(rounds_of(options, 7)):
         took = {}
         for what in ("step", "bare") if turn % 2 else ("bare", "step"):
             line, took[what] = step("nvme", what)
@@ -264,14 +318,14 @@ def with_sides(figure):
     return made
 
 
-FIGURES = {"memory": in_memory, "out-of-core": out_of_core, "nvme-bound": with_sides(nvme_bound),
-           "update-overlap": with_sides(update_overlap)}
+FIGURES = {"memory": in_memory, "out-of-core": out_of_core, "out-of-core-small": out_of_core_small,
+           "nvme-bound": with_sides(nvme_bound), "update-overlap": with_sides(update_overlap)}
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("figures", nargs="*", metavar="FIGURE", help="of " + ", ".join(FIGURES))
-    parser.add_argument("--quick", action="store_true", help="a small model, one run")
+    parser.add_argument("--quick", action="store_true", help="small models, one run, two rounds")
     parser.add_argument("--csv", help="appends a line for each figure")
     parser.add_argument("--dir", default=".", help="on the drive to use")
     parser.add_argument("--sluice", default=SLUICE)
@@ -279,23 +333,27 @@ def main():
     parser.add_argument("--nvme", help="bench_nvme; default: beside sluice's build")
     parser.add_argument("--shapes", default="", help="micro-batch x tokens, of memory and (the last) of out-of-core; default: " + SHAPES)
     parser.add_argument("--dtypes", default="bf16,fp32", help="of memory")
-    parser.add_argument("--runs", type=count_of(1), default=3)
-    parser.add_argument("--rounds", type=count_of(1), help="of nvme-bound and update-overlap, a step each (default: 7, with --quick 2)")
-    parser.add_argument("--steps", type=count_of(3), default=5, help="of a run, the first two not counted")
+    parser.add_argument("--runs", type=count_of(1), default=3, help="of memory")
+    parser.add_argument("--steps", type=count_of(3), default=5, help="of a run of memory, the first two not counted")
+    parser.add_argument("--rounds", type=count_of(1), help="of the other figures, a step of each side (default: 7, of out-of-core "
+                        "and out-of-core-small 8, with --quick 2)")
+    parser.add_argument("--accumulation", type=count_of(1), help="micro-batches a step of out-of-core (default: 8) and "
+                        "out-of-core-small (64); with --quick 4")
+    parser.add_argument("--machine", help="machine.json, by which out-of-core is foretold; default: measured now, in under 30 s "
+                        "(with --quick: none)")
     options = parser.parse_args()
     for name in options.figures:
         if name not in FIGURES:
             parser.error("%s is none of the figures %s" % (name, ", ".join(FIGURES)))
     options.peak = options.peak or os.path.join(os.path.dirname(options.sluice), "../../perf/bench_peak")
-    options.rounds = options.rounds or (2 if options.quick else 7)
     options.side = os.path.join(os.path.dirname(options.sluice), "../../perf/bench_side")
     options.nvme = options.nvme or os.path.join(os.path.dirname(options.sluice), "../../perf/bench_nvme")
     if options.quick:
-        options.name, options.accumulation, options.small = "gpt2 4x256", 4, ("96MiB", "96MiB")
+        options.name, options.small = "gpt2 4x256", ("96MiB", "96MiB")
         options.model = lambda tokens: gpt2(4, 256, tokens, 8192)
         options.runs, options.steps = 1, 5
     else:
-        options.name, options.accumulation, options.small = "gpt2-124m", 8, ("1GiB", "1GiB")
+        options.name, options.small = "gpt2-124m", ("1GiB", "1GiB")
         options.model = lambda tokens: gpt2(tokens=tokens)
     options.shapes = shapes_of(options.shapes or ("4x128" if options.quick else SHAPES))
     options.dtypes = dtypes_of(options.dtypes)

@@ -23,8 +23,8 @@ import os
 import shutil
 import statistics
 
-from measure import (SLUICE, Summary, Table, count_of, gpt2, job_of, main_of, needs, place, plan, run, scratch, train,
-                     write_job, write_tokens)
+from measure import (SLUICE, Summary, Table, count_of, gpt2, job_of, main_of, measured_machine, needs, place, plan, run,
+                     scratch, train, write_job, write_tokens)
 
 HOMES = {"memory": (place("device"), ("2GiB", "1GiB")), "nvme": (place("nvme"), ("192MiB", "192MiB"))}
 VOCAB = 8192
@@ -115,8 +115,7 @@ def main():
     with scratch("growth.", options.dir) as work:
         write_tokens(os.path.join(work, "tokens"), vocab=VOCAB)
         if not options.machine:
-            options.machine = os.path.join(work, "machine.json")
-            run([options.sluice, "probe", "--quick", "--no-fio", "--drive", work, "--out", options.machine])
+            options.machine = measured_machine(options.sluice, work)
         options.machine = os.path.abspath(options.machine)
         for sweep in options.sweeps or SWEEPS:
             if sweep == "ranks" and not shutil.which("mpirun"):

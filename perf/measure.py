@@ -250,10 +250,17 @@ def memory_gib():
     return 0
 
 
-def lacks_memory(sluice, work, job):
-    """Why the job does not go into the memory that is free, or None."""
-    peaks = plan(sluice, work, job)["peak_bytes"]
-    wanted, free = (peaks["device"] + peaks["host"]) / 2**30, memory_gib()
+def measured_machine(sluice, work):
+    """machine.json of this machine, measured now in under 30 s."""
+    path = os.path.join(work, "machine.json")
+    run([sluice, "probe", "--quick", "--no-fio", "--drive", work, "--out", path])
+    return path
+
+
+def lacks_memory(sluice, work, *jobs):
+    """Why jobs that run at once do not go into the memory that is free, or None."""
+    peaks = [plan(sluice, work, job)["peak_bytes"] for job in jobs]
+    wanted, free = sum(peak["device"] + peak["host"] for peak in peaks) / 2**30, memory_gib()
     return "needs %.1f GiB of memory; %.1f are free" % (wanted, free) if wanted > 0.95 * free else None
 
 
@@ -310,12 +317,13 @@ class Side:
             self.process.wait()
 
 
-def by_turns(sides, rounds, warm=2, what="step"):
-    """Seconds and values of each side, taking turns; the first `warm` rounds do not count."""
+def by_turns(sides, rounds, warm=2, what="step", swaps=False):
+    """Seconds and values of each side, taking turns, each second round in reverse if it swaps; the first `warm` rounds
+    do not count."""
     seconds, values = {name: [] for name in sides}, {name: [] for name in sides}
     for turn in range(-warm, rounds):
-        for name, side in sides.items():
-            took, value = side.do(what)
+        for name in list(sides)[::-1 if swaps and turn % 2 else 1]:
+            took, value = sides[name].do(what)
             if turn >= 0:
                 seconds[name].append(took)
                 values[name].append(value)

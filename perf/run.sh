@@ -18,7 +18,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 quick='' out='' drive=runs bin=build/release text='' tokenizer='' figures=() listing=''
-all=(peak adam adam-state matmul attention rows nvme comm data tokenizer compile commit memory out-of-core nvme-bound update-overlap divide)
+all=(peak adam adam-state matmul attention rows nvme comm data tokenizer compile commit memory out-of-core out-of-core-small nvme-bound update-overlap divide)
 wrong() {
     echo "run.sh: $1; --help says more" >&2
     exit 2
@@ -56,6 +56,7 @@ describe() {
     commit) echo "a commit of state in memory; limit: writing and syncing the same bytes" ;;
     memory) echo "training GPT-2 in memory; limit: its FLOPs at the speed of a large product" ;;
     out-of-core) echo "the same with all states on the drive; limit: in memory" ;;
+    out-of-core-small) echo "the quickstart's model with all states on the drive; limit: in memory" ;;
     nvme-bound) echo "a training that waits for the drive; limit: the drive alone" ;;
     update-overlap) echo "updates with state on the drive; limit: the slower of drive and Adam" ;;
     divide) echo "Adam beside products on divided cores; what of its time that saves" ;;
@@ -65,7 +66,7 @@ describe() {
 
 if [ -n "$listing" ]; then
     for figure in "${all[@]}"; do
-        printf '%-12s %s\n' "$figure" "$(describe "$figure")"
+        printf '%-17s %s\n' "$figure" "$(describe "$figure")"
     done
     exit 0
 fi
@@ -91,7 +92,7 @@ sluice=$bin/src/cli/sluice
 command_of() {
     local program=$bin/perf/bench_${1//-/_}
     case $1 in
-    memory | out-of-core | nvme-bound | update-overlap) program=$sluice ;;
+    memory | out-of-core | out-of-core-small | nvme-bound | update-overlap) program=$sluice ;;
     esac
     [ -x "$program" ] || { echo "absent: $program is not built"; return; }
     case $1 in
@@ -102,7 +103,7 @@ command_of() {
         command -v mpirun >/dev/null || { echo "absent: mpirun is not installed"; return; }
         echo "mpirun --oversubscribe --allow-run-as-root -n 2 $program"
         ;;
-    memory | out-of-core | nvme-bound | update-overlap)
+    memory | out-of-core | out-of-core-small | nvme-bound | update-overlap)
         command -v python3 >/dev/null || { echo "absent: python3 is not installed"; return; }
         echo "python3 perf/bench_train.py --sluice $sluice --peak $bin/perf/bench_peak --dir $work $quick $1"
         ;;
