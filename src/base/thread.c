@@ -134,3 +134,8 @@ int thread_bind_team(const core_set *cores, uint32_t thread_count)
     failed = set_affinity(cores);
     return failed ? bind_error(failed, cores) : 0;
 }
+
+void thread_end_team(void)
+{
+    (void)omp_pause_resource_all(omp_pause_soft); /* refused: the threads stay, and waiting is slower */
+}

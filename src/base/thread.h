@@ -47,4 +47,10 @@ int thread_bind(const core_set *cores) MUST_CHECK;
  * ours does. */
 int thread_bind_team(const core_set *cores, uint32_t thread_count) MUST_CHECK;
 
+/* Ends the threads of the calling thread's OpenMP team, if it has one; a later region makes new ones. For a
+ * thread that has done its own computing: GCC's runtime lets waiting threads spin for microseconds only, in place
+ * of milliseconds, while a process has more OpenMP threads than cores, idle ones included, and the team that
+ * computes then sleeps and wakes at each region. Does nothing within a region. */
+void thread_end_team(void);
+
 #endif

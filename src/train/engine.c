@@ -251,6 +251,7 @@ int traini_engine_create(traini_setup *setup, const struct traini_engine_options
         rc == 0 && sched_getaffinity(0, sizeof self->caller_cores, &self->caller_cores) == 0;
     if (rc == 0) /* this thread runs the executor, and the threads of the pool are like it */
         rc = thread_bind(&setup->cores.io.cores);
+    thread_end_team(); /* of what tokenized a text, or touched memory: from here on workers compute */
     if (rc == 0 && self->disk)
         rc = make_places(self, options);
     if (rc == 0 && self->disk)
