@@ -1,5 +1,6 @@
 /* The machine as the kernel shows it: this one, and folders of files like those of others. Threads and
  * memory are where they were bound. */
+#include <dirent.h>
 #include <errno.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
@@ -378,6 +379,45 @@ static void threads_run_where_bound(void **state)
     assert_true(core_set_equals(&before, &after));
 }
 
+static int count_threads(void)
+{
+    int count = 0;
+    DIR *tasks = opendir("/proc/self/task");
+    for (struct dirent *entry = tasks ? readdir(tasks) : NULL; entry; entry = readdir(tasks))
+        count += entry->d_name[0] != '.';
+    if (tasks)
+        closedir(tasks);
+    return count;
+}
+
+static void *end_team(void *argument)
+{
+    int *failures = argument, before = count_threads();
+    thread_end_team(); /* of nobody */
+    for (int i = 0; i < 2; i++) {
+        int seen = 0;
+#pragma omp parallel num_threads(4) reduction(+ : seen)
+        seen++;
+        *failures += seen != 4 || count_threads() != before + 3;
+        thread_end_team();
+        for (int wait = 0; wait < 1000 && count_threads() != before; wait++)
+            usleep(10000); /* they are on their way out */
+        *failures += count_threads() != before;
+    }
+    return NULL;
+}
+
+/* The threads go, and a later region has its team again. */
+static void teams_end(void **state)
+{
+    (void)state;
+    pthread_t thread;
+    int failures = 0;
+    assert_int_equal(pthread_create(&thread, NULL, end_team, &failures), 0);
+    assert_int_equal(pthread_join(thread, NULL), 0);
+    assert_int_equal(failures, 0);
+}
+
 /* Each page asked for its node, and the range for its policy, where the kernel lets us ask. */
 static void memory_lies_where_bound(void **state)
 {
@@ -478,10 +518,15 @@ int main(void)
     if (!mkdtemp(folder))
         return 1;
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(files_of_a_large_machine),  cmocka_unit_test(files_of_small_machines),
-        cmocka_unit_test(nodes_of_devices),          cmocka_unit_test(this_machine),
-        cmocka_unit_test(binding_may_be_forbidden),  cmocka_unit_test(threads_run_where_bound),
-        cmocka_unit_test(memory_lies_where_bound),   cmocka_unit_test(arena_node_sets),
+        cmocka_unit_test(files_of_a_large_machine),
+        cmocka_unit_test(files_of_small_machines),
+        cmocka_unit_test(nodes_of_devices),
+        cmocka_unit_test(this_machine),
+        cmocka_unit_test(binding_may_be_forbidden),
+        cmocka_unit_test(threads_run_where_bound),
+        cmocka_unit_test(teams_end),
+        cmocka_unit_test(memory_lies_where_bound),
+        cmocka_unit_test(arena_node_sets),
         cmocka_unit_test(memory_policy_of_the_user),
     };
     int failures = cmocka_run_group_tests(tests, NULL, NULL);
