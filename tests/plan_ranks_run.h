@@ -15,7 +15,7 @@
 #include "plan/compile.h"
 #include "plan_fixture.h"
 
-enum { RUN_RANKS_MAX = 5, RUN_STEPS_MAX = 4 };
+enum { RUN_RANKS_MAX = 5, RUN_STEPS_MAX = 6 };
 
 struct ranks_run {
     const random_job *r;

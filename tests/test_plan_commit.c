@@ -465,7 +465,9 @@ static void steps_that_do_not_commit_decide(void **state)
         assert_int_equal(seldom.tile_elems, plain.tile_elems);
         assert_int_equal(seldom.held_stages, plain.held_stages);
         assert_int_equal(seldom.uncommitted_ns, plain.uncommitted_ns);
-        if (often.tile_elems == plain.tile_elems && often.held_stages == plain.held_stages)
+        assert_int_equal(seldom.copy_bytes, plain.copy_bytes);
+        if (often.tile_elems == plain.tile_elems && often.held_stages == plain.held_stages &&
+            often.copy_bytes == plain.copy_bytes)
             assert_int_equal(often.uncommitted_ns, plain.uncommitted_ns);
         else
             otherwise++;

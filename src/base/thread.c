@@ -137,5 +137,6 @@ int thread_bind_team(const core_set *cores, uint32_t thread_count)
 
 void thread_end_team(void)
 {
-    (void)omp_pause_resource_all(omp_pause_soft); /* refused: the threads stay, and waiting is slower */
+    (void)omp_pause_resource_all(
+        omp_pause_soft); /* refused: the threads stay, and waiting is slower */
 }

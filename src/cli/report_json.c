@@ -64,8 +64,10 @@ static json_t *report_memory(const struct plan_summary *plan)
             homes[kind] = plan->home_bytes[kind][arena];
         json_object_set_new(
             object, arena_kind_name((enum arena_kind)arena),
-            json_pack("{s:o, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:s}", "homes", report_kinds(homes),
-                      "save_places", (json_int_t)(is_nvme ? plan->save_bytes : 0), "second_places",
+            json_pack("{s:o, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:s}", "homes",
+                      report_kinds(homes), "copies",
+                      (json_int_t)(arena == ARENA_HOST ? plan->copy_bytes : 0), "save_places",
+                      (json_int_t)(is_nvme ? plan->save_bytes : 0), "second_places",
                       (json_int_t)(is_nvme ? plan->second_bytes : 0), "scratch",
                       (json_int_t)plan->scratch_bytes[arena], "alignment",
                       (json_int_t)plan->padding_bytes[arena], "under_way",

@@ -127,9 +127,10 @@ static void report_row(FILE *out, const char *label, const uint64_t bytes[ARENA_
 static void report_memory(FILE *out, const struct plan_summary *plan)
 {
     double params = (double)plan->param_count;
-    uint64_t places[2][ARENA_COUNT] = {{0}}, host[ARENA_COUNT], all[ARENA_COUNT];
+    uint64_t places[3][ARENA_COUNT] = {{0}}, host[ARENA_COUNT], all[ARENA_COUNT];
     places[0][ARENA_NVME] = plan->save_bytes;
     places[1][ARENA_NVME] = plan->second_bytes;
+    places[2][ARENA_HOST] = plan->copy_bytes;
     fprintf(out, "\n%-26s %13s %13s %13s %11s\n", plan->world_size > 1 ? "of each rank" : "state",
             "device", "host", "nvme", "B/parameter");
     for (int kind = 0; kind < STATE_KIND_COUNT; kind++)
@@ -137,6 +138,7 @@ static void report_memory(FILE *out, const struct plan_summary *plan)
                    true);
     report_row(out, "optimizer, to be saved to", places[0], params, false);
     report_row(out, "optimizer, second place", places[1], params, false);
+    report_row(out, "optimizer, read once", places[2], params, false);
     if (plan->state_has_formats)
         fprintf(out, "  optimizer in %s: %.2f B for each parameter that learns\n",
                 plan->state_formats, plan->state_param_bytes);

@@ -23,19 +23,11 @@
 static const double plan_gain = 0.0005;
 /* A commit that is a step older, so that a crash loses a step more, needs this much. */
 static const double older_commit_gain = 0.02;
+/* And each part of the host's memory that copies take. */
+static const double copy_gain = 0.002;
 
 enum {
-    TILE_ELEMS_LARGEST = 4 << 20, /* 48 MiB of state: far above the 1 MiB at which reads saturate */
-    TILES_OF_UNIT_LEAST = 64,     /* units of more than as many largest tiles get larger ones */
-    TILES_MOST = 1 << 14,         /* of the whole model, where the tile size is chosen here */
-    /* Of accumulators that come and go with each micro-batch (batch-major), tiles in a step: this many where larger
-     * tiles fit, and never more than that. Each is about 4 ops. */
-    MOVES_SEARCHED = 1 << 16,
-    MOVES_MOST = 1 << 19,
-    /* Smaller tiles, or more of them, only where larger ones do not fit. */
-    TILE_ELEMS_SEARCHED = 256 << 10,
-    TILES_SEARCHED = 1 << 14,
-    CANDIDATES_MAX = 64,   /* each is about half of the one before */
+    COPY_PARTS = 8,        /* of the host's room, tried as copies */
     SLOTS_MOST = 4000000,  /* stages times micro-batches */
     SEARCH_WORK = 8000000, /* ops: what fits by then is not improved on */
     TRIAL_TILES_MOST = 1024,
@@ -143,10 +135,12 @@ static bool has_state_in_memory(const plan_job *job)
     return false;
 }
 
-int plani_set_begin(const plan_job *job, uint64_t tile_elems, plan_set *set, plani_layout *layout)
+int plani_set_begin_with(const plan_job *job, uint64_t tile_elems, uint64_t copy_bytes,
+                         plan_set *set, plani_layout *layout)
 {
     memset(set, 0, sizeof *set);
     set->tile_elems = tile_elems;
+    set->copy_bytes = copy_bytes;
     set->commit = usual_commit(job);
     int rc = plani_layout_make(job, set, layout);
     if (rc < 0) {
@@ -156,8 +150,14 @@ int plani_set_begin(const plan_job *job, uint64_t tile_elems, plan_set *set, pla
     return rc;
 }
 
+int plani_set_begin(const plan_job *job, uint64_t tile_elems, plan_set *set, plani_layout *layout)
+{
+    return plani_set_begin_with(job, tile_elems, 0, set, layout);
+}
+
 struct choice {
     uint64_t tile_elems;
+    uint64_t copy_bytes;
     uint32_t held;
     uint64_t predicted_ns; /* of the step that decides; 0: none yet */
     uint64_t bound_ns;     /* of the same */
@@ -254,77 +254,11 @@ static int try_tile(const plan_job *job, struct plani_candidate *c, struct choic
     return rc == ERR_NO_FIT ? 0 : rc;
 }
 
-static uint64_t total_elems(const plan_job *job)
-{
-    uint64_t total = 0;
-    for (uint32_t u = 0; u < job->unit_count; u++)
-        total += plani_whole_elems(job, u);
-    return total;
-}
-
-/* Elements that a step brings to the device and takes away again since accumulators rest elsewhere between
- * micro-batches. */
-static uint64_t moved_elems(const plan_job *job)
-{
-    uint64_t moved = 0;
-    if (job->order != PLAN_BATCH_MAJOR || job->micro_batch_count < 2 || job->only_eval)
-        return 0;
-    for (uint32_t u = 0; u < job->unit_count; u++)
-        if (plan_learns(job, u) && job->homes[STATE_GRADS][u] != ARENA_DEVICE)
-            moved += plani_whole_elems(job, u);
-    return moved * job->micro_batch_count;
-}
-
-static uint64_t half_tile(uint64_t tile_elems)
-{
-    return size_round_up(tile_elems / 2, TILE_ELEMS_STEP);
-}
-
-/* The tile sizes in question, largest first; returns how many. The job's own alone, or halves of the
- * largest that is worth its memory, down to the one that cuts the model into TILES_MOST, and what moves into
- * MOVES_MOST: a drive is as fast at any of them, and smaller ones only make the plan long. */
-static uint32_t list_candidates(const plan_job *job, struct plani_candidate list[CANDIDATES_MAX])
-{
-    memset(list, 0, CANDIDATES_MAX * sizeof *list);
-    list[0].tile_elems = job->tile_elems;
-    if (job->tile_elems)
-        return 1;
-    uint64_t largest_unit = 0, largest_whole = 0, moved = moved_elems(job);
-    for (uint32_t u = 0; u < job->unit_count; u++) {
-        largest_unit = size_max(largest_unit, plan_rest_elems(job, STATE_OPTIMIZER, u));
-        largest_whole = size_max(largest_whole, plani_whole_elems(job, u));
-    }
-    uint64_t least =
-        size_max(size_div_up(total_elems(job), TILES_MOST), size_div_up(moved, MOVES_MOST));
-    uint64_t floor = size_round_up(least, TILE_ELEMS_STEP);
-    uint64_t moves =
-        size_round_up(size_min(size_div_up(moved, MOVES_SEARCHED), largest_whole), TILE_ELEMS_STEP);
-    uint64_t tile = size_round_up(size_div_up(largest_unit, TILES_OF_UNIT_LEAST), TILE_ELEMS_STEP);
-    tile = size_max(size_max(tile, TILE_ELEMS_LARGEST), size_max(floor, moves));
-    if (job->tile_elems_max) {
-        uint64_t cap = size_round_up(job->tile_elems_max, TILE_ELEMS_STEP);
-        tile = size_min(tile, cap);
-        floor = size_min(floor, cap);
-    }
-    uint64_t enough = size_max(size_round_up(largest_unit, TILE_ELEMS_STEP), floor);
-    enough = size_max(enough, moves);
-    while (half_tile(tile) >= enough && half_tile(tile) < tile)
-        tile = half_tile(tile);
-    uint32_t count = 0;
-    list[count++].tile_elems = tile;
-    while (tile > floor && count < CANDIDATES_MAX) {
-        tile = size_max(half_tile(tile), floor);
-        list[count++].tile_elems = tile;
-    }
-    return count;
-}
-
 static int search(const plan_job *job, struct plani_candidate *list, uint32_t count,
                   struct choice *best, uint64_t *work)
 {
     memset(best, 0, sizeof *best);
-    uint64_t enough = size_max(TILE_ELEMS_SEARCHED, total_elems(job) / TILES_SEARCHED);
-    enough = size_max(enough, moved_elems(job) / MOVES_SEARCHED);
+    uint64_t enough = plani_searched_tile(job);
     if (!plani_homes_may_fit(job))
         return 0;
     for (uint32_t i = 0; i < count; i++) {
@@ -348,11 +282,14 @@ static int steady_ns(const plan_job *job, const struct choice *best, enum plan_c
     plan_set set;
     plani_layout layout;
     *ns = UINT64_MAX;
-    TRY(plani_set_begin(job, best->tile_elems, &set, &layout));
+    TRY(plani_set_begin_with(job, best->tile_elems, best->copy_bytes, &set, &layout));
     set.commit = commit;
     program trial;
     struct plani_order asked = {.kind = PROGRAM_STEADY, .held = best->held, .work = work};
-    int rc = plani_compile_one(job, &set, &layout, &asked, job->budget_bytes, &trial);
+    int rc = ERR_NO_FIT;
+    memset(&trial, 0, sizeof trial);
+    if (plani_homes_fit(job, &layout))
+        rc = plani_compile_one(job, &set, &layout, &asked, job->budget_bytes, &trial);
     if (rc == 0) {
         *ns = trial.predicted_ns;
         memcpy(lane_ns, trial.lane_busy_ns, sizeof trial.lane_busy_ns);
@@ -361,6 +298,19 @@ static int steady_ns(const plan_job *job, const struct choice *best, enum plan_c
     plani_layout_fini(&layout);
     plan_set_fini(&set);
     return rc == ERR_NO_FIT ? 0 : rc;
+}
+
+/* Of the host's budget, beside the homes. */
+static int copies_room(const plan_job *job, const struct choice *best, uint64_t *room)
+{
+    plan_set set;
+    plani_layout layout;
+    TRY(plani_set_begin(job, best->tile_elems, &set, &layout));
+    uint64_t budget = job->budget_bytes[ARENA_HOST], homes = layout.end_bytes[ARENA_HOST];
+    *room = budget > homes ? budget - homes : 0;
+    plani_layout_fini(&layout);
+    plan_set_fini(&set);
+    return 0;
 }
 
 /* How the step of the search's choice commits, and its time both ways. State homed in memory may be so
@@ -397,11 +347,38 @@ static int choose_commit(const plan_job *job, struct choice *best, uint64_t *wor
     return 0;
 }
 
+/* Copies of the state that a step begins with, where they make it shorter: of parts of what the host's budget
+ * leaves beside the homes, the smallest first. They take room from what is read ahead, so more of them may also make it
+ * longer. */
+static int choose_copies(const plan_job *job, struct choice *best, uint64_t *work)
+{
+    static const uint64_t parts[] = {1, 2, 4, 6};
+    uint64_t room, lane_ns[LANE_COUNT], ns, shortest;
+    if (job->update != PLAN_UPDATE_IN_NEXT_FORWARD || job->only_eval || *work > SEARCH_WORK)
+        return 0;
+    TRY(copies_room(job, best, &room));
+    TRY(steady_ns(job, best, best->commit, work, &shortest, lane_ns));
+    struct choice with = *best;
+    for (size_t i = 0; i < sizeof parts / sizeof parts[0] && *work <= SEARCH_WORK; i++) {
+        if ((double)lane_ns[LANE_COMPUTE] >= (1 - copy_gain) * (double)shortest)
+            break; /* nothing to gain */
+        with.copy_bytes = room / COPY_PARTS * parts[i];
+        TRY(steady_ns(job, &with, best->commit, work, &ns, lane_ns));
+        if (ns == UINT64_MAX)
+            break;
+        if ((double)ns < (1 - copy_gain) * (double)shortest) {
+            shortest = ns;
+            best->copy_bytes = with.copy_bytes;
+        }
+    }
+    return 0;
+}
+
 static int compile_all(const plan_job *job, const struct choice *best, plan_set *out,
                        uint64_t *work)
 {
     plani_layout layout;
-    TRY(plani_set_begin(job, best->tile_elems, out, &layout));
+    TRY(plani_set_begin_with(job, best->tile_elems, best->copy_bytes, out, &layout));
     out->held_stages = best->held;
     out->commit = best->commit;
     out->uncommitted_ns = job->only_eval ? 0 : best->uncommitted_ns;
@@ -422,6 +399,13 @@ static int compile_all(const plan_job *job, const struct choice *best, plan_set 
     if (rc < 0)
         plan_set_fini(out);
     return rc;
+}
+
+static int compile_choice(const plan_job *job, struct choice *best, plan_set *out, uint64_t *work)
+{
+    if (!job->only_eval)
+        TRY(choose_commit(job, best, work));
+    return compile_all(job, best, out, work);
 }
 
 int plani_check_job(const plan_job *job)
@@ -453,8 +437,8 @@ int plan_compile(const plan_job *job, plan_set *out)
                        " stages is more than %d passes in a step: at most %" PRIu32 " fit",
                        job->micro_batch_count, job->stage_count, SLOTS_MOST,
                        (uint32_t)SLOTS_MOST / job->stage_count);
-    struct plani_candidate list[CANDIDATES_MAX];
-    uint32_t count = list_candidates(job, list);
+    struct plani_candidate list[PLANI_CANDIDATES_MAX];
+    uint32_t count = plani_list_candidates(job, list);
     uint64_t work = 0;
     for (;;) {
         struct choice best;
@@ -463,10 +447,14 @@ int plan_compile(const plan_job *job, plan_set *out)
         if (best.predicted_ns == 0)
             return plani_refuse(job, list, count, &out->work_ops);
         int rc = plani_check_needs(job, best.from, &work);
-        if (rc == 0 && !job->only_eval)
-            rc = choose_commit(job, &best, &work);
         if (rc == 0)
-            rc = compile_all(job, &best, out, &work);
+            rc = choose_copies(job, &best, &work);
+        if (rc == 0)
+            rc = compile_choice(job, &best, out, &work);
+        if (rc == ERR_NO_FIT && best.copy_bytes > 0) { /* beside what another program needs */
+            best.copy_bytes = 0;
+            rc = compile_choice(job, &best, out, &work);
+        }
         out->work_ops = work;
         if (rc != ERR_NO_FIT)
             return rc;
@@ -483,21 +471,21 @@ static uint64_t trial_tile(const plan_job *job, const struct plani_candidate *li
     if (job->tile_elems || job->tile_elems_max)
         return list[0].tile_elems;
     uint64_t share = job->budget_bytes[ARENA_HOST] / TRIAL_TILES_OF_HOST;
-    uint64_t coarse = size_min(total_elems(job) / TRIAL_TILES_MOST, share / (4 * 3));
+    uint64_t coarse = size_min(plani_total_elems(job) / TRIAL_TILES_MOST, share / (4 * 3));
     return size_max(list[0].tile_elems, size_round_up(coarse, TILE_ELEMS_STEP));
 }
 
 int plani_excess(const plan_job *job, double *bytes, uint64_t *work)
 {
-    struct plani_candidate list[CANDIDATES_MAX];
-    uint32_t count = list_candidates(job, list);
+    struct plani_candidate list[PLANI_CANDIDATES_MAX];
+    uint32_t count = plani_list_candidates(job, list);
     return plani_excess_of(job, list, count, bytes, work);
 }
 
 uint64_t plani_trial_tile(const plan_job *job, uint32_t level)
 {
-    struct plani_candidate list[CANDIDATES_MAX];
-    uint32_t count = list_candidates(job, list);
+    struct plani_candidate list[PLANI_CANDIDATES_MAX];
+    uint32_t count = plani_list_candidates(job, list);
     return trial_tile(job, list, count, level);
 }
 
@@ -526,8 +514,8 @@ static int try_level(const plan_job *job, struct plani_trial *trial)
 
 int plani_try(const plan_job *job, struct plani_trial *trial)
 {
-    struct plani_candidate list[CANDIDATES_MAX];
-    uint32_t count = list_candidates(job, list);
+    struct plani_candidate list[PLANI_CANDIDATES_MAX];
+    uint32_t count = plani_list_candidates(job, list);
     if (!plani_homes_may_fit(job))
         return ERR_NO_FIT;
     for (uint64_t before = 0;; trial->level++) {

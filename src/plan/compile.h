@@ -27,10 +27,23 @@ struct plani_candidate {
     uint64_t reached_bytes;     /* of nvme: `need` without overhead, not in stripes */
 };
 
+/* candidates.c: the tile sizes in question, largest first; returns how many. The job's own alone, or halves of the
+ * largest that is worth its memory, down to the one that cuts the model into at most 2^14 tiles, and what moves into
+ * at most 2^19: a drive is as fast at any of them, and smaller ones only make the plan long. */
+enum { PLANI_CANDIDATES_MAX = 64 }; /* each is about half of the one before */
+uint32_t plani_list_candidates(const plan_job *job,
+                               struct plani_candidate list[PLANI_CANDIDATES_MAX]);
+/* Smaller tiles only where larger ones do not fit. */
+uint64_t plani_searched_tile(const plan_job *job);
+/* Of all units, padded. */
+uint64_t plani_total_elems(const plan_job *job);
+
 /* ERR_NO_FIT where it does not fit; 1: by asked->enough_ns it was not simulated. */
 int plani_compile_one(const plan_job *job, const plan_set *set, const plani_layout *layout,
                       struct plani_order *asked, const uint64_t *budgets, program *out) MUST_CHECK;
-/* A layout of homes at a tile size, in a set without programs. */
+/* A layout of homes at a tile size, in a set without programs; with copies of at most so many bytes. */
+int plani_set_begin_with(const plan_job *job, uint64_t tile_elems, uint64_t copy_bytes,
+                         plan_set *set, plani_layout *layout) MUST_CHECK;
 int plani_set_begin(const plan_job *job, uint64_t tile_elems, plan_set *set,
                     plani_layout *layout) MUST_CHECK;
 /* The least budget in which the arena has so many bytes; and the most bytes that it has in a budget. Others than

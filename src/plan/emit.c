@@ -10,6 +10,8 @@
  * needs from elsewhere is brought there tile by tile, and what it makes is taken home tile by tile. On a
  * GPU the work of device homes is on its compute lane, but initial values are made on the host.
  *
+ * A tile with a copy on the host is updated there, and written home from there.
+ *
  * Of several ranks, each works on the tiles of what it has of the optimizer state. Where that is a shard
  * and the params are whole, the new shard is made on the device and gathered there:
  *
@@ -148,9 +150,39 @@ void plani_tile_transfer(plani_builder *b, const struct plani_tile *t, plani_ran
     }
 }
 
-/* The tile's state in the arena of the work. A transient for nvme homes. */
+/* The tile's copy that stays on the host; of size 0 where there is none. */
+static plani_range tile_copy(const plani_builder *b, const struct plani_tile *t)
+{
+    uint32_t copies = b->error < 0 ? PROGRAM_NONE : b->set->homes.copies[t->unit];
+    if (copies == PROGRAM_NONE)
+        return (plani_range){0};
+    plani_range found = plani_tile_state(b, t, copies);
+    uint64_t end = found.offset_bytes + found.size_bytes;
+    return end <= b->buffers[copies].base.size_bytes ? found : (plani_range){0};
+}
+
+void plani_fill_copies(plani_builder *b)
+{
+    for (uint32_t u = 0; u < b->job->unit_count && b->error >= 0; u++) {
+        uint64_t elems = plan_rest_elems(b->job, STATE_OPTIMIZER, u);
+        if (b->set->homes.copies[u] == PROGRAM_NONE)
+            continue;
+        for (uint64_t k = 0; k < plani_tiles_of(b, elems) && b->error >= 0; k++) {
+            struct plani_tile t = plani_tile_at(b, u, elems, k);
+            plani_range copy = tile_copy(b, &t);
+            if (copy.size_bytes > 0)
+                plani_tile_transfer(b, &t, plani_tile_state(b, &t, b->set->homes.optimizer[u]),
+                                    copy, STATE_OPTIMIZER);
+        }
+    }
+}
+
+/* The tile's state in the arena of the work. Of an nvme home its copy, or a transient. */
 static plani_range tile_state(plani_builder *b, const struct plani_tile *t)
 {
+    plani_range copy = tile_copy(b, t);
+    if (copy.size_bytes > 0 && t->work == PLANI_WORK_UPDATE)
+        return copy;
     uint32_t home = b->set->homes.optimizer[t->unit];
     uint32_t save = b->set->homes.saves[t->unit];
     /* Evaluation only: the state is read from where it was saved, never kept. */

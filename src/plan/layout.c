@@ -233,6 +233,7 @@ static void add_units(const plan_job *job, plan_set *set, plani_layout *layout)
         homes->params[u] = homes->optimizer[u] = homes->grads[u] = homes->saves[u] = PROGRAM_NONE;
         homes->accumulators[u] = homes->twins[u] = PROGRAM_NONE;
         homes->highs[u] = homes->high_saves[u] = homes->high_twins[u] = PROGRAM_NONE;
+        homes->copies[u] = PROGRAM_NONE;
     }
     add_states_on_slab(job, set, layout);
     for (uint32_t u = 0; u < job->unit_count; u++)
@@ -253,6 +254,28 @@ static void add_units(const plan_job *job, plan_set *set, plani_layout *layout)
             homes->highs[u] = homes->params[u];
         else if (trains && plani_is_split(job, u) && homes->highs[u] == PROGRAM_NONE)
             add_high(job, set, layout, u);
+    }
+}
+
+/* Of as many first tiles as set->copy_bytes allow, unit by unit as a step begins with them; what they take is left
+ * in set->copy_bytes. */
+static void add_copies(const plan_job *job, plan_set *set, plani_layout *layout)
+{
+    uint64_t left = set->copy_bytes, pitch = tile_pitch(set->tile_elems, job->state_streams);
+    set->copy_bytes = 0;
+    for (uint32_t u = 0; u < job->unit_count; u++) {
+        if (!plan_learns(job, u) || !rests_on(job, STATE_OPTIMIZER, u, true))
+            continue;
+        uint64_t whole = state_bytes(job, set, u);
+        uint64_t bytes = whole <= left ? whole : left / pitch * pitch;
+        if (bytes == 0)
+            return;
+        set->homes.copies[u] =
+            add_home(layout, ARENA_HOST, bytes, TILE_RESIDUE_STATE, STATE_OPTIMIZER, u);
+        set->copy_bytes += layout->buffers[set->homes.copies[u]].size_bytes;
+        left -= bytes;
+        if (bytes < whole)
+            return;
     }
 }
 
@@ -365,13 +388,13 @@ static int make_tables(const plan_job *job, plan_set *set, plani_layout *layout)
 {
     uint64_t slots = (uint64_t)job->stage_count * job->micro_batch_count;
     uint64_t units = job->unit_count;
-    layout->capacity = 16 + 9 * units + 2 * slots + 2 * (uint64_t)job->micro_batch_count;
+    layout->capacity = 16 + 10 * units + 2 * slots + 2 * (uint64_t)job->micro_batch_count;
     layout->buffers = mem_alloc(layout->capacity, sizeof *layout->buffers, "plan layout");
     layout->residues = mem_alloc(layout->capacity, sizeof *layout->residues, "plan layout");
     layout->grad_uses = mem_alloc(units, sizeof *layout->grad_uses, "plan layout");
     plan_homes *homes = &set->homes;
     uint32_t *tables =
-        mem_alloc(9 * units + 2 * slots + job->micro_batch_count, sizeof *tables, "plan homes");
+        mem_alloc(10 * units + 2 * slots + job->micro_batch_count, sizeof *tables, "plan homes");
     set->norm_block_begin = mem_alloc(units + 1, sizeof *set->norm_block_begin, "plan norm blocks");
     set->norm_part_begin = mem_alloc(units + 1, sizeof *set->norm_part_begin, "plan norm parts");
     homes->params = tables; /* one allocation, owned through params */
@@ -386,7 +409,8 @@ static int make_tables(const plan_job *job, plan_set *set, plani_layout *layout)
     homes->highs = tables + 6 * units;
     homes->high_saves = tables + 7 * units;
     homes->high_twins = tables + 8 * units;
-    homes->activations = tables + 9 * units;
+    homes->copies = tables + 9 * units;
+    homes->activations = tables + 10 * units;
     homes->saved = homes->activations + slots;
     homes->deferred = homes->saved + slots;
     return 0;
@@ -474,6 +498,7 @@ int plani_layout_make(const plan_job *job, plan_set *set, plani_layout *layout)
     homes->losses_host = add_scratch(layout, ARENA_HOST, job->losses_bytes);
     add_units(job, set, layout);
     add_activations(job, set, layout);
+    add_copies(job, set, layout);
     return 0;
 }
 

@@ -230,6 +230,9 @@ struct plan_homes {
      * a home of its own; the place on the slab that they are saved to where that is in memory; and the
      * second place of either. */
     uint32_t *highs, *high_saves, *high_twins;
+    uint32_t *
+        copies; /* [unit_count] on the host: the unit's first tiles of optimizer state, whose home is nvme and
+                         which steps update here and write there, but do not read (plan_set.copy_bytes) */
     uint32_t *accumulators; /* [unit_count] fp32, where one rests between micro-batches or stages */
     uint32_t
         *activations;   /* [stage_count * micro_batch_count], input of the stage; batch-major: the
@@ -261,6 +264,11 @@ struct plan_set {
     program programs[PROGRAM_KIND_COUNT];
     enum plan_commit commit;
     uint64_t second_bytes; /* of nvme: the second places */
+    /* Of host memory: copies of optimizer state that a step with update in_next_forward begins with. Nothing can
+     * be read for it before the norm is known, at the end of a step, and computing waits for the first units'
+     * params: PROGRAM_FIRST fills the copies, updates change them, and each is written to its home as ever, so that
+     * a copy holds what its home does between two programs, whichever. */
+    uint64_t copy_bytes;
     plan_homes homes;
     uint64_t tile_elems;
     uint32_t held_stages; /* stages nearest the turn whose params stay for the backward */

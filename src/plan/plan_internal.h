@@ -245,6 +245,8 @@ enum plani_tile_work { PLANI_WORK_UPDATE, PLANI_WORK_INIT, PLANI_WORK_LOAD };
  * working copy is also brought there. `after` is an op the updates wait for, or PROGRAM_NONE. */
 void plani_unit_work(plani_builder *b, uint32_t unit, enum plani_tile_work work,
                      uint32_t device_params, uint32_t after);
+/* Reads what has a copy on the host (plan_set.copy_bytes). */
+void plani_fill_copies(plani_builder *b);
 /* Brings a unit's params, whole, into device memory; returns the buffer that holds them: the home where
  * that is whole and on the device, else a transient. */
 uint32_t plani_fetch_params(plani_builder *b, uint32_t unit);

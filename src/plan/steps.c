@@ -91,6 +91,8 @@ static void emit_training(plani_builder *b, struct plani_step *st, bool pending)
         b->if_commits = false;
     }
     bring_tokens(b);
+    if (!pending)
+        plani_fill_copies(b);
     for (uint32_t mb = 0; mb < job->micro_batch_count && b->error >= 0; mb += together)
         emit_round(b, st, mb, mb + together);
     if (defers_first(b))

@@ -85,6 +85,7 @@ static void summarize_memory(const traini_setup *self, struct plan_summary *out)
     uint64_t end[ARENA_COUNT] = {0}, known[ARENA_COUNT] = {0};
     memcpy(out->home_bytes, self->set.home_bytes, sizeof out->home_bytes);
     out->second_bytes = self->set.second_bytes;
+    out->copy_bytes = self->set.copy_bytes;
     for (uint32_t u = 0; u < self->plan.unit_count; u++) {
         uint32_t state = homes->saves[u] != PROGRAM_NONE ? homes->saves[u] : homes->optimizer[u];
         out->save_bytes +=
@@ -100,6 +101,7 @@ static void summarize_memory(const traini_setup *self, struct plan_summary *out)
             out->scratch_bytes[item->arena] += item->size_bytes;
     }
     known[ARENA_NVME] = out->save_bytes + out->second_bytes;
+    known[ARENA_HOST] = out->copy_bytes;
     for (int a = 0; a < ARENA_COUNT; a++) {
         known[a] += out->scratch_bytes[a];
         for (int kind = 0; kind < STATE_KIND_COUNT; kind++)
