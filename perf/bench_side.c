@@ -11,6 +11,7 @@
 #include <errno.h>
 
 #include "base/mem.h"
+#include "cli/cli.h"
 #include "config/job.h"
 #include "data/prepare.h"
 #include "perf/bench_drive.h"
@@ -161,6 +162,7 @@ static void side_tokenize(const char *path, const char *name)
 
 int main(int argc, char **argv)
 {
+    cli_threads_settle(argv); /* threads wait as those of `sluice` do */
     log_set_level(LOG_WARN);
     const char *kind = argc > 1 ? argv[1] : "";
     if (strcmp(kind, "train") == 0 && argc == 3) {
