@@ -135,8 +135,8 @@ int thread_bind_team(const core_set *cores, uint32_t thread_count)
     return failed ? bind_error(failed, cores) : 0;
 }
 
+/* Where it is refused the threads stay: waiting is slower so, not wrong. */
 void thread_end_team(void)
 {
-    (void)omp_pause_resource_all(
-        omp_pause_soft); /* refused: the threads stay, and waiting is slower */
+    (void)omp_pause_resource_all(omp_pause_soft);
 }

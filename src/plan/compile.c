@@ -1,9 +1,10 @@
-/* The search: which tile size, how many held stages.
+/* The search: which tile size, how many held stages, what copies of the state that a step begins with.
  *
  * The steady step decides. For each candidate tile size, largest first, and each number of held stages,
  * fewest first, its program is simulated; the shortest step wins. A gain under plan_gain does not justify a
  * smaller tile or more held stages, nor another way to commit than the usual one of the update; and what is
- * within it of the bound is not improved on.
+ * within it of the bound is not improved on. Copies come last, beside the tile size and the held stages that are best
+ * without.
  *
  * A tile size fits if and only if the budgets cover what the serial order of its programs needs (refuse.c).
  * Only the steady step is looked at before a choice is made. Where the needs of another program then do not
@@ -447,14 +448,14 @@ int plan_compile(const plan_job *job, plan_set *out)
         if (best.predicted_ns == 0)
             return plani_refuse(job, list, count, &out->work_ops);
         int rc = plani_check_needs(job, best.from, &work);
+        struct choice with = best;
         if (rc == 0)
-            rc = choose_copies(job, &best, &work);
+            rc = choose_copies(job, &with, &work);
+        bool has_copies = with.copy_bytes > 0;
         if (rc == 0)
+            rc = compile_choice(job, &with, out, &work);
+        if (rc == ERR_NO_FIT && has_copies) /* beside what another program needs */
             rc = compile_choice(job, &best, out, &work);
-        if (rc == ERR_NO_FIT && best.copy_bytes > 0) { /* beside what another program needs */
-            best.copy_bytes = 0;
-            rc = compile_choice(job, &best, out, &work);
-        }
         out->work_ops = work;
         if (rc != ERR_NO_FIT)
             return rc;
