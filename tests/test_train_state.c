@@ -58,6 +58,7 @@ static void a_backend_without_it_is_refused(void **state)
                  {"state.moments=8bit", "state.moments is \"8bit\""},
                  {"state.moments=fp32", NULL}};
     static fixture_result result;
+    log_set_level(LOG_QUIET); /* every run warns that such moments are approximate */
     lacks_packed_adam = true;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         fixture_sets sets = {.count = 0};
@@ -254,12 +255,43 @@ static void runs_live_with_it(void **state)
     assert_true(hashes[0] != hashes[1] && hashes[1] != hashes[2]); /* they are stored as asked */
 }
 
+/* Adapters alone learn, in units beside frozen ones: the same comparisons, with clipping on and in other tiles. */
+static void adapters_learn_with_it(void **state)
+{
+    (void)state;
+    static const char *const moments[] = {"fp32", "bf16", "8bit"};
+    static const char *const masters[] = {"fp32", "fp32", "split"};
+    static fixture_result results[3];
+    for (int i = 0; i < 3; i++) {
+        for (int r = 0; r < 3; r++) { /* undisturbed; stopped and moved; with a split master also */
+            const char *const tiers[] = {r ? "nvme" : "device", "host"};
+            for (int part = r ? 0 : 1; part < 2; part++) {
+                fixture_sets sets = {.count = 0};
+                fixture_set(&sets, "train.lora={\"rank\":4,\"alpha\":8}");
+                fixture_set(&sets, "run.steps=%d", STEPS);
+                fixture_set(&sets, "tiers.place.optimizer=%s", tiers[r && part]);
+                fixture_set(&sets, "tiers.place.params=%s", tiers[r && !part]);
+                fixture_set(&sets, "state.moments=%s", moments[i]);
+                fixture_set(&sets, "state.master=%s", masters[r]);
+                job *asked = fixture_job("adapters", &shape, &sets);
+                const fixture_call call = {.name = "adapters", .stop_after = part ? 0 : STOP_STEP};
+                fixture_train(asked, &call, &results[r]);
+                job_destroy(asked);
+                if (results[r].rc != (part ? 0 : ERR_STOPPED))
+                    fail_msg("%s, %s: %s", masters[r], moments[i], results[r].error);
+            }
+            fixture_assert_same(&results[0], &results[r]);
+            fixture_remove("adapters");
+        }
+    }
+}
+
 int main(void)
 {
-    log_set_level(LOG_QUIET);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_backend_without_it_is_refused),
         cmocka_unit_test(runs_live_with_it),
+        cmocka_unit_test(adapters_learn_with_it),
     };
     return cmocka_run_group_tests(tests, fixture_setup, fixture_teardown);
 }
