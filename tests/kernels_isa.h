@@ -28,4 +28,12 @@ static inline int isa_of_test(int argc, char **argv, enum cpui_isa *isa)
     return 77;
 }
 
+/* A context of so many threads whose row kernels are of that instruction set. */
+static inline kernel_context context_of(enum cpui_isa isa, int threads)
+{
+    kernel_context context = {.thread_count = threads, .isa = isa};
+    cpui_rows_select(&context);
+    return context;
+}
+
 #endif

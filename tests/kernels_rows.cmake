@@ -6,6 +6,7 @@ endif()
 if(TARGET kernels_rows AND TARGET sluice_kernels_reference)
     sluice_test(test_kernels_rows LIBS kernels_rows sluice_kernels_reference LABELS cpu
                 INSTANCES baseline avx2 avx512)
+    sluice_test(test_kernels_rows_exact LIBS kernels_rows LABELS cpu INSTANCES baseline avx2 avx512)
     sluice_test(test_kernels_parts LIBS kernels_rows sluice_kernels_reference LABELS cpu
                 INSTANCES baseline avx2 avx512)
 endif()

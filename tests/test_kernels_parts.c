@@ -24,13 +24,6 @@ enum { SEED = 30211, PARTS_MAX = 6 };
 
 static enum cpui_isa tested_isa;
 
-static kernel_context context_of(enum cpui_isa isa, int threads)
-{
-    kernel_context context = {.thread_count = threads, .isa = isa};
-    cpui_rows_select(&context);
-    return context;
-}
-
 static void *block(uint64_t bytes)
 {
     void *memory = mem_alloc(bytes + 1, 1, "test");
