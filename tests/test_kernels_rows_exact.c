@@ -19,37 +19,37 @@
 
 static enum cpui_isa tested_isa;
 
+/* The loss of one row of `vocab` fp32 logits, and its gradient. */
+static float one_row(kernel_context *context, uint64_t vocab, const float *logits, int32_t target,
+                     float *grad)
+{
+    float loss = 0.0f;
+    cross_entropy_args args = {.rows = 1,
+                               .vocab = vocab,
+                               .logits = logits,
+                               .targets = &target,
+                               .losses = &loss,
+                               .logits_grad = grad,
+                               .grad_scale = 1.0f};
+    assert_int_equal(cpui_cross_entropy(context, NULL, &args), 0);
+    return loss;
+}
+
 static void cross_entropy_of_bad_logits(void **state)
 {
     (void)state;
     kernel_context context = context_of(tested_isa, 1);
     const float bad[] = {NAN, INFINITY};
     for (int i = 0; i < 2; i++) {
-        float logits[40] = {0}, grad[40], loss = 0.0f;
-        int32_t target = 3;
+        float logits[40] = {0}, grad[40];
         logits[37] = bad[i];
-        cross_entropy_args args = {.rows = 1,
-                                   .vocab = 40,
-                                   .logits = logits,
-                                   .targets = &target,
-                                   .losses = &loss,
-                                   .logits_grad = grad,
-                                   .grad_scale = 1.0f};
-        assert_int_equal(cpui_cross_entropy(&context, NULL, &args), 0);
-        assert_true(isnan(loss) && isnan(grad[37]));
+        assert_true(isnan(one_row(&context, 40, logits, 3, grad)) && isnan(grad[37]));
     }
-    float logits[3] = {0.0f, -INFINITY, 0.0f}, grad[3], loss; /* a masked logit is no error */
-    int32_t target = 0;
-    cross_entropy_args args = {.rows = 1,
-                               .vocab = 3,
-                               .logits = logits,
-                               .targets = &target,
-                               .losses = &loss,
-                               .logits_grad = grad,
-                               .grad_scale = 1.0f};
-    assert_int_equal(cpui_cross_entropy(&context, NULL, &args), 0);
+    float logits[3] = {0.0f, -INFINITY, 0.0f}, grad[3]; /* a masked logit is no error */
+    float loss = one_row(&context, 3, logits, 0, grad);
     assert_true(fabsf(loss - logf(2.0f)) < 1e-6f && grad[1] == 0.0f && grad[0] == -0.5f);
 }
+
 /* |got - exact| in units of the last place of fp32 at `exact`. */
 static double ulps(float got, double exact)
 {
@@ -97,22 +97,6 @@ static void elementary_functions(void **state)
     assert_true(y[0] == 1.0f && y[1] == 1.0f && isinf(y[2]) && y[3] == 0.0f && isinf(y[4]));
     assert_true(y[5] == 0.0f && isnan(y[6]) && isnan(y[7]) && s[0] == 0.5f);
     assert_true(s[2] == 1.0f && s[3] == 0.0f && isnan(s[6]) && isnan(s[7]));
-}
-
-/* The loss of one row of `vocab` fp32 logits, and its gradient. */
-static float one_row(kernel_context *context, uint64_t vocab, const float *logits, int32_t target,
-                     float *grad)
-{
-    float loss = 0.0f;
-    cross_entropy_args args = {.rows = 1,
-                               .vocab = vocab,
-                               .logits = logits,
-                               .targets = &target,
-                               .losses = &loss,
-                               .logits_grad = grad,
-                               .grad_scale = 1.0f};
-    assert_int_equal(cpui_cross_entropy(context, NULL, &args), 0);
-    return loss;
 }
 
 /* A row whose largest logit comes last in some lanes, first in others, and parts of it that are all -infinity:
