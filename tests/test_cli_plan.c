@@ -167,8 +167,8 @@ static const char job_text[] =
 
 static void memory_adds_up(const json_t *plan)
 {
-    static const char *const parts[] = {"copies", "save_places", "second_places", "scratch", "alignment",
-                                        "under_way"};
+    static const char *const parts[] = {"copies",  "save_places", "second_places",
+                                        "scratch", "alignment",   "under_way"};
     double ranks = number(plan, "world_size");
     for (size_t t = 0; t < COUNT(tiers); t++) {
         json_t *tier = member(member(plan, "memory"), tiers[t]), *homes = member(tier, "homes");

@@ -175,6 +175,7 @@ static void cross_entropy_of_large_logits(void **state)
         assert_true(fabsf(grad[0] - 1.0f / VOCAB) < 1e-8f && fabsf(grad[1] - grad[0] + 1) < 1e-6f);
     }
 }
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {

@@ -162,6 +162,8 @@ struct choice {
     uint32_t held;
     uint64_t predicted_ns; /* of the step that decides; 0: none yet */
     uint64_t bound_ns;     /* of the same */
+    uint64_t compute_ns;   /* its lane, busy */
+    uint64_t host_bytes;   /* end of the homes there, without copies */
     enum plan_commit commit;
     uint64_t uncommitted_ns, uncommitted_lane_ns[LANE_COUNT];
     struct plani_candidate *from;
@@ -199,6 +201,8 @@ static int try_held(struct tile_search *s, uint32_t held)
                                 .held = held,
                                 .predicted_ns = trial.predicted_ns,
                                 .bound_ns = asked.bound_ns,
+                                .compute_ns = trial.lane_busy_ns[LANE_COMPUTE],
+                                .host_bytes = s->layout.end_bytes[ARENA_HOST],
                                 .commit = s->set.commit,
                                 .from = s->from};
     program_fini(&trial);
@@ -301,19 +305,6 @@ static int steady_ns(const plan_job *job, const struct choice *best, enum plan_c
     return rc == ERR_NO_FIT ? 0 : rc;
 }
 
-/* Of the host's budget, beside the homes. */
-static int copies_room(const plan_job *job, const struct choice *best, uint64_t *room)
-{
-    plan_set set;
-    plani_layout layout;
-    TRY(plani_set_begin(job, best->tile_elems, &set, &layout));
-    uint64_t budget = job->budget_bytes[ARENA_HOST], homes = layout.end_bytes[ARENA_HOST];
-    *room = budget > homes ? budget - homes : 0;
-    plani_layout_fini(&layout);
-    plan_set_fini(&set);
-    return 0;
-}
-
 /* How the step of the search's choice commits, and its time both ways. State homed in memory may be so
  * much that the drive is at its saves when the step's other work ends, and the sync comes on top. Where
  * the saves come first the step hides that too, at the price of updates that wait for them, and of a
@@ -354,19 +345,20 @@ static int choose_commit(const plan_job *job, struct choice *best, uint64_t *wor
 static int choose_copies(const plan_job *job, struct choice *best, uint64_t *work)
 {
     static const uint64_t parts[] = {1, 2, 4, 6};
-    uint64_t room, lane_ns[LANE_COUNT], ns, shortest;
+    uint64_t budget = job->budget_bytes[ARENA_HOST], lane_ns[LANE_COUNT], ns;
+    uint64_t compute_ns = best->compute_ns, shortest = best->predicted_ns;
     if (job->update != PLAN_UPDATE_IN_NEXT_FORWARD || job->only_eval || *work > SEARCH_WORK)
         return 0;
-    TRY(copies_room(job, best, &room));
-    TRY(steady_ns(job, best, best->commit, work, &shortest, lane_ns));
+    uint64_t room = budget > best->host_bytes ? budget - best->host_bytes : 0;
     struct choice with = *best;
     for (size_t i = 0; i < sizeof parts / sizeof parts[0] && *work <= SEARCH_WORK; i++) {
-        if ((double)lane_ns[LANE_COMPUTE] >= (1 - copy_gain) * (double)shortest)
+        if ((double)compute_ns >= (1 - copy_gain) * (double)shortest)
             break; /* nothing to gain */
         with.copy_bytes = room / COPY_PARTS * parts[i];
         TRY(steady_ns(job, &with, best->commit, work, &ns, lane_ns));
         if (ns == UINT64_MAX)
             break;
+        compute_ns = lane_ns[LANE_COMPUTE];
         if ((double)ns < (1 - copy_gain) * (double)shortest) {
             shortest = ns;
             best->copy_bytes = with.copy_bytes;

@@ -230,9 +230,9 @@ struct plan_homes {
      * a home of its own; the place on the slab that they are saved to where that is in memory; and the
      * second place of either. */
     uint32_t *highs, *high_saves, *high_twins;
-    uint32_t *
-        copies; /* [unit_count] on the host: the unit's first tiles of optimizer state, whose home is nvme and
-                         which steps update here and write there, but do not read (plan_set.copy_bytes) */
+    /* [unit_count] on the host: the unit's first tiles of optimizer state, whose home is nvme and which steps
+     * update here and write there, but do not read (plan_set.copy_bytes). */
+    uint32_t *copies;
     uint32_t *accumulators; /* [unit_count] fp32, where one rests between micro-batches or stages */
     uint32_t
         *activations;   /* [stage_count * micro_batch_count], input of the stage; batch-major: the

@@ -183,7 +183,7 @@ int traini_start_engine(traini_loop *self, const manifest *found,
 {
     show_setup(self);
     const struct train_watch *watch = self->options->watch;
-    if (watch)
+    if (watch && watch->on_setup)
         TRY(watch->on_setup(watch->user, self->setup));
     struct traini_engine_options options = {
         .faults = self->options->faults,

@@ -60,7 +60,7 @@ int traini_watch_step(traini_loop *self, const run_totals *run, enum program_kin
                       uint64_t events_begin, double seconds)
 {
     const struct train_watch *watch = self->options->watch;
-    if (!watch)
+    if (!watch || !watch->on_step)
         return 0;
     struct traini_watched_step step = {
         .totals = run,

@@ -3,7 +3,7 @@
  *   on_setup   the plan is made and about to run; nothing of it is allocated yet
  *   on_step    after each step, with what its program did; the trace ring holds the step's ops
  *
- * Both on the loop's thread; an error ends the run. on_step allocates nothing: memory is sealed. */
+ * Both on the loop's thread, or NULL; an error ends the run. on_step allocates nothing: memory is sealed. */
 #ifndef SLUICE_TRAIN_WATCH_H
 #define SLUICE_TRAIN_WATCH_H
 
