@@ -33,9 +33,10 @@ typedef struct kernel_matmul kernel_matmul;       /* a prepared matrix product *
 typedef struct kernel_attention kernel_attention; /* a prepared attention */
 
 struct kernel_context_config {
-    int thread_count;         /* CPU: OpenMP threads of computing, > 0 */
-    uint32_t device_idx;      /* CUDA: which GPU of those visible */
-    const char *adam_variant; /* NULL or "auto": the best; else "reference", "avx2", "avx512", "neon" */
+    int thread_count;    /* CPU: OpenMP threads of computing, > 0 */
+    uint32_t device_idx; /* CUDA: which GPU of those visible */
+    const char
+        *adam_variant; /* NULL or "auto": the best; else "reference", "avx2", "avx512", "neon" */
 };
 typedef struct kernel_context_config kernel_context_config;
 
@@ -394,6 +395,19 @@ struct kernel_ops {
     size_t (*matmul_scratch_bytes)(const kernel_matmul *product);
     int (*matmul)(kernel_matmul *product, void *stream, const void *a, const void *b,
                   const void *bias, void *c, void *scratch) MUST_CHECK;
+
+    /* B packed once for several runs, where it is the same in all of them. A product brings B into an order of
+     * its own on the way, in every run; matmul_packed finds it there and gives the bits of matmul. All four
+     * are NULL in a backend that has nothing to gain. */
+    size_t (*matmul_packed_bytes)(
+        const kernel_matmul *product); /* of all of B; 0: nothing to gain */
+    /* Whether both take what either has packed: of the same n, k and stride of B, whatever m. */
+    bool (*matmul_packs_alike)(const kernel_matmul *one, const kernel_matmul *two);
+    /* `packed` [matmul_packed_bytes], aligned to 64 bytes, device memory as b; it needs no scratch. */
+    int (*matmul_pack)(kernel_matmul *product, void *stream, const void *b,
+                       void *packed) MUST_CHECK;
+    int (*matmul_packed)(kernel_matmul *product, void *stream, const void *a, const void *packed,
+                         const void *bias, void *c, void *scratch) MUST_CHECK;
 
     int (*attention_create)(kernel_context *context, const attention_desc *desc,
                             kernel_attention **attention) MUST_CHECK;

@@ -115,6 +115,15 @@ struct plan_pass {
         seconds; /* the same on the device alone, memory included, where the machine's kernels were
                        measured: counts in place of flops; 0: not known */
     uint64_t dram_bytes;
+    /* Params in the order that products want, which the first micro-batch of the pass can leave on the device
+     * for the others: bytes, 0: nothing to gain; of those the first kept_packed_bytes where the pass is an
+     * uncut stage's backward whose `saved` is kept. */
+    uint64_t packed_bytes, kept_packed_bytes;
+    bool packs_alone; /* one micro-batch gains by itself: it multiplies with them several times */
+    /* Of `seconds`, what a micro-batch spends on that order where nothing is held; and what the first spends
+     * where it is. Both likewise for kept `saved`. */
+    double packing_seconds, packing_once_seconds;
+    double kept_packing_seconds, kept_packing_once_seconds;
 };
 typedef struct plan_pass plan_pass;
 
