@@ -116,8 +116,8 @@ struct plan_pass {
                        measured: counts in place of flops; 0: not known */
     uint64_t dram_bytes;
     /* Params in the order that products want, which the first micro-batch of the pass can leave on the device
-     * for the others: bytes, 0: nothing to gain; of those the first kept_packed_bytes where the pass is an
-     * uncut stage's backward whose `saved` is kept. */
+     * for the others (ROLE_PACKED): bytes, 0: nothing to gain; of those the first kept_packed_bytes where the
+     * pass is an uncut stage's backward whose `saved` is kept. Held where plan_set.packed_bytes_max allows. */
     uint64_t packed_bytes, kept_packed_bytes;
     bool packs_alone; /* one micro-batch gains by itself: it multiplies with them several times */
     /* Of `seconds`, what a micro-batch spends on that order where nothing is held; and what the first spends
@@ -278,6 +278,10 @@ struct plan_set {
      * params: PROGRAM_FIRST fills the copies, updates change them, and each is written to its home as ever, so that
      * a copy holds what its home does between two programs, whichever. */
     uint64_t copy_bytes;
+    /* Of device memory: passes whose packed params (plan_pass.packed_bytes) are at most so many bytes hold them from
+     * their first micro-batch to their last one; 0: none does. The steady step (only_eval: EVAL) has a pass of exactly
+     * so many bytes; a program that has no room for them holds none. Bits never depend on it. */
+    uint64_t packed_bytes_max;
     plan_homes homes;
     uint64_t tile_elems;
     uint32_t held_stages; /* stages nearest the turn whose params stay for the backward */
