@@ -17,7 +17,7 @@
 #include <assert.h>
 #include <omp.h>
 
-#include "kernels/cpu/attention_amx_tiles.h"
+#include "kernels/cpu/product_amx_pack.h"
 
 /* 2 cores, L2 of 2 MiB each, GFLOP/s of m x n x k, random operands:
  *   SLICE_ELEMS, CUT_BYTES      4096x3072x768  4096x768x3072  768x3072x4096 (A transposed)
@@ -42,12 +42,9 @@ enum {
     SHARED_BYTES = 8 * 1024 * 1024,
     ROWS_BYTES = 640 * 1024, /* of the shared operand */
     ROWS_ELEMS = 128,
-    NARROW = 4,      /* times n that m is where m is cut */
-    PACK_STRIPS = 4, /* packed side by side where rows are of k: 256 bytes of a row */
-    SQUARE = 32,     /* rows and columns */
-    TILE_BYTES = 1024,
-    TILE_ROW_BYTES = 64,
-    STEP_BYTES = 2 * TILE_BYTES,
+    PACKED_SHARED = 384, /* up to so many rows of A a packed B goes by in blocks of at most: */
+    PACKED_ELEMS = 192,
+    NARROW = 4, /* times n that m is where m is cut */
     LINE_BYTES = 64,
     SQUARE_BYTES = 4 * TILE_BYTES,
     SQUARES_MAX = 24, /* of a strip of the fixed operand: their sums stay in cache too */
@@ -57,140 +54,7 @@ enum {
     LINES_AHEAD = 12, /* down its columns */
 };
 
-/* ---- packing ---- */
-
-static __mmask32 mask32_of(uint64_t count)
-{
-    return count >= 32 ? 0xffffffffu : (1u << count) - 1u;
-}
-
-static __mmask16 mask16_of(uint64_t count)
-{
-    return count >= 16 ? 0xffffu : (__mmask16)((1u << count) - 1u);
-}
-
-/* A tile from 16 rows along k: as they lie (A), or turned into pairs (B). */
-static inline __attribute__((always_inline)) void pack_along_k(const uint16_t *source,
-                                                               uint64_t stride, uint64_t rows,
-                                                               __mmask32 k, bool turns,
-                                                               char *target)
-{
-    __m512i r[16];
-#pragma GCC unroll 16
-    for (uint64_t i = 0; i < 16; i++)
-        r[i] = i < rows ? _mm512_maskz_loadu_epi16(k, source + i * stride) : _mm512_setzero_si512();
-    if (turns)
-        transpose(r);
-#pragma GCC unroll 16
-    for (int i = 0; i < 16; i++)
-        _mm512_store_si512(target + i * TILE_ROW_BYTES, r[i]);
-}
-
-/* The rows 2i and 2i + 1 of k, 32 columns of them, side by side as pairs. */
-static inline __attribute__((always_inline)) void pair_k(const uint16_t *source, uint64_t stride,
-                                                         uint64_t k_count, __mmask32 columns,
-                                                         __m512i low[16], __m512i high[16])
-{
-    const __m512i pick_low =
-        _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6,
-                         37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
-    const __m512i pick_high = _mm512_add_epi16(pick_low, _mm512_set1_epi16(16));
-#pragma GCC unroll 16
-    for (uint64_t i = 0; i < 16; i++) {
-        __m512i even = _mm512_setzero_si512(), odd = even;
-        if (2 * i < k_count)
-            even = _mm512_maskz_loadu_epi16(columns, source + 2 * i * stride);
-        if (2 * i + 1 < k_count)
-            odd = _mm512_maskz_loadu_epi16(columns, source + (2 * i + 1) * stride);
-        low[i] = _mm512_permutex2var_epi16(even, pick_low, odd);
-        high[i] = _mm512_permutex2var_epi16(even, pick_high, odd);
-    }
-}
-
-/* A step from 32 rows of k, of 32 columns each: as pairs (B), or turned (A). */
-static inline __attribute__((always_inline)) void pack_across_k(const uint16_t *source,
-                                                                uint64_t stride, uint64_t k_count,
-                                                                __mmask32 columns, bool turns,
-                                                                char *target)
-{
-    __m512i low[16], high[16];
-    pair_k(source, stride, k_count, columns, low, high);
-    if (turns) {
-        transpose(low);
-        transpose(high);
-    }
-#pragma GCC unroll 16
-    for (int i = 0; i < 16; i++) {
-        _mm512_store_si512(target + i * TILE_ROW_BYTES, low[i]);
-        _mm512_store_si512(target + TILE_BYTES + i * TILE_ROW_BYTES, high[i]);
-    }
-}
-
-/* One operand as stored. */
-struct packed_view {
-    const uint16_t *data;
-    uint64_t stride; /* elements */
-    bool along_k;    /* rows run along k */
-    bool turns;      /* a tile is what lies there, turned */
-};
-
-/* One step: 32 rows (A) or columns (B) from `at` on, `count` of them real, and `left` elements of k. */
-static inline void pack_step(const struct packed_view *view, uint64_t at, uint64_t count,
-                             uint64_t k, uint64_t left, char *target)
-{
-    if (!view->along_k) {
-        const uint16_t *source = view->data + k * view->stride + at;
-        if (left < TILE_DEPTH)
-            pack_across_k(source, view->stride, left, mask32_of(count), view->turns, target);
-        else if (view->turns)
-            pack_across_k(source, view->stride, TILE_DEPTH, mask32_of(count), true, target);
-        else
-            pack_across_k(source, view->stride, TILE_DEPTH, mask32_of(count), false, target);
-        return;
-    }
-    for (uint64_t half = 0; half < 32; half += 16, target += TILE_BYTES) {
-        uint64_t rows = count > half ? count - half : 0;
-        const uint16_t *source = view->data + (at + (rows ? half : 0)) * view->stride + k;
-        if (rows < 16 || left < TILE_DEPTH)
-            pack_along_k(source, view->stride, rows, mask32_of(left), view->turns, target);
-        else if (view->turns)
-            pack_along_k(source, view->stride, 16, ~0u, true, target);
-        else
-            pack_along_k(source, view->stride, 16, ~0u, false, target);
-    }
-}
-
-/* Strips of `count` rows (A) or columns (B) from `begin` on, of a slice of k. Where rows are of k the
- * strips of a group are packed side by side, so that a row is read in pieces of several lines. */
-static void pack_strips(const struct packed_view *view, uint64_t begin, uint64_t count,
-                        uint64_t k_begin, uint64_t k_count, char *target)
-{
-    uint64_t strip_bytes = size_div_up(k_count, TILE_DEPTH) * STEP_BYTES;
-    uint64_t group = view->along_k ? SQUARE : PACK_STRIPS * SQUARE;
-    for (uint64_t first = 0; first < count; first += group)
-        for (uint64_t k = 0; k < k_count; k += TILE_DEPTH)
-            for (uint64_t i = first; i < size_min(first + group, count); i += SQUARE)
-                pack_step(view, begin + i, size_min(count - i, SQUARE), k_begin + k, k_count - k,
-                          target + i / SQUARE * strip_bytes + k / TILE_DEPTH * STEP_BYTES);
-}
-
 /* ---- a square ---- */
-
-static inline __m512 widen(__m256i bits)
-{
-    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
-}
-
-/* To nearest even by integers, which keep subnormals; NaN stays a quiet NaN. */
-static inline __m256i narrow(__m512 value)
-{
-    __m512i bits = _mm512_castps_si512(value);
-    __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-    __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
-    __mmask16 nan = _mm512_cmp_ps_mask(value, value, _CMP_UNORD_Q);
-    rounded = _mm512_mask_or_epi32(rounded, nan, bits, _mm512_set1_epi32(0x400000));
-    return _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16));
-}
 
 /* Where the squares of a slice go. */
 struct outlet {
@@ -289,10 +153,13 @@ static inline __attribute__((always_inline)) void put_rows(struct leaving *self,
 /* What a thread carries from square to square. */
 struct flow {
     struct leaving leaving;
-    uint64_t rows_a_step; /* that leave */
-    char *pending;        /* where tiles 0 to 3 belong: a square */
-    const char *ahead;    /* what is fetched, */
-    uint64_t lines;       /* lines of 64 bytes with each step */
+    uint64_t rows_a_step;        /* that leave */
+    char *pending;               /* where tiles 0 to 3 belong: a square */
+    const char *ahead;           /* what is fetched, */
+    uint64_t lines;              /* lines of 64 bytes with each step */
+    const char *next, *next_end; /* the block after this one, fetched too; with a twin this one, */
+    char *twin;                  /* which is copied there */
+    uint64_t next_lines;
 };
 
 #define BEGIN_TILE(tile, left, right)                                                              \
@@ -304,6 +171,17 @@ struct flow {
             _tile_loadd(tile, square + (tile)*TILE_BYTES, TILE_ROW_BYTES);                         \
         _tile_dpbf16ps(tile, left, right);                                                         \
     } while (0)
+
+/* A line of the next block, or of this one: past the caches, which have no room for it. */
+static inline __attribute__((always_inline)) void pass_on(struct flow *self)
+{
+    if (self->twin == NULL) {
+        _mm_prefetch(self->next, _MM_HINT_T1);
+        return;
+    }
+    _mm512_stream_si512((__m512i *)self->twin, _mm512_load_si512(self->next));
+    self->twin += LINE_BYTES;
+}
 
 /* Tiles 0 to 3, which belong to `square`, (+)= a b over `steps` steps. The tiles of the square before are
  * stored as they are needed again, which in one go waits 250 ns for the last products; the strip before
@@ -339,6 +217,9 @@ static inline __attribute__((always_inline)) void multiply(struct flow *self, co
         put_rows(&self->leaving, self->rows_a_step);
         for (uint64_t line = 0; line < self->lines; line++, self->ahead += LINE_BYTES)
             _mm_prefetch(self->ahead, _MM_HINT_T1);
+        for (uint64_t line = 0; line < self->next_lines && self->next < self->next_end;
+             line++, self->next += LINE_BYTES)
+            pass_on(self);
     }
     tiles_fence();
 }
@@ -394,6 +275,9 @@ void cpui_amx_product_plan(const matmul_desc *desc, int threads, cpui_amx_produc
                            shared <= SQUARES_MAX * SQUARE;
     if (self.goes_along_rows)
         self.cut_elems = size_min(self.cut_elems, ROWS_ELEMS);
+    self.packed_elems = self.cut_elems;
+    if (shared <= PACKED_SHARED)
+        self.packed_elems = size_min(self.cut_elems, PACKED_ELEMS);
     self.squares_offset = self.cut_elems / SQUARE * strip_bytes;
     uint64_t squares =
         size_div_up(self.goes_along_rows ? self.shared_elems : self.cut_elems, SQUARE);
@@ -444,7 +328,8 @@ static void fetch_rows(const struct leaving *self, uint64_t count)
  * in `squares`, exactly, and leave together behind the next strip's products. A short strip is not cut:
  * each of its squares leaves behind the next one. `squares` holds 1 + 2 a moving strip. */
 static void run_block(const struct outlet *out, const struct piece *fixed, bool fixed_is_m,
-                      const struct piece *moving, uint64_t k_count, char *squares)
+                      const struct piece *moving, uint64_t k_count, char *squares,
+                      const struct piece *coming, char *twin)
 {
     uint64_t steps = size_div_up(k_count, TILE_DEPTH), strip_bytes = steps * STEP_BYTES;
     bool is_whole = steps <= WHOLE_STEPS;
@@ -454,6 +339,12 @@ static void run_block(const struct outlet *out, const struct piece *fixed, bool 
     struct flow flow = {.pending = squares,
                         .rows_a_step = size_div_up(SQUARE, steps),
                         .lines = size_div_up(STEP_BYTES / LINE_BYTES, count)};
+    if (coming->count > 0) {
+        flow.next = coming->strips;
+        flow.twin = twin;
+        flow.next_end = coming->strips + size_div_up(coming->count, SQUARE) * strip_bytes;
+        flow.next_lines = size_div_up(STEP_BYTES / LINE_BYTES, size_div_up(fixed->count, SQUARE));
+    }
     tiles_fence();
     for (uint64_t f = 0; f < fixed->count; f += SQUARE) {
         const char *strip = fixed->strips + f / SQUARE * strip_bytes;
@@ -493,6 +384,8 @@ static void run_block(const struct outlet *out, const struct piece *fixed, bool 
 struct run {
     const cpui_amx_product *self;
     struct packed_view cut, shared;
+    char *packed; /* all of B; NULL: nowhere */
+    bool packs;   /* it is written there, else read, and B is not looked at */
     const void *bias;
     void *c;
     char *scratch;
@@ -516,37 +409,111 @@ static struct outlet outlet_of(const struct run *run, uint64_t k, uint64_t k_cou
     return out;
 }
 
-/* The share of one thread of the team in a slice. All threads of the team call it. */
-static void run_slice(const struct run *run, uint64_t k, uint64_t k_count)
+/* Where the strips of a slice begin among those of all of B: the slices before it are whole. */
+static uint64_t packed_offset(const cpui_amx_product *self, uint64_t k)
+{
+    return size_div_up(self->desc.n, SQUARE) * (k / TILE_DEPTH) * STEP_BYTES;
+}
+
+/* The block of the cut operand that begins at q, of those whose first one begins at `strips`. */
+static struct piece block_at(const cpui_amx_product *self, uint64_t q, uint64_t elems,
+                             uint64_t strip_bytes, const char *strips)
+{
+    uint64_t cut = self->cuts_m ? self->desc.m : self->desc.n;
+    struct piece block = {strips + q / SQUARE * strip_bytes, q, 0};
+    if (q < cut)
+        block.count = size_min(elems, cut - q);
+    return block;
+}
+
+/* What the blocks of a slice have in common for one thread. */
+struct slice {
+    const struct run *run;
+    const struct piece *shared;
+    struct outlet out;
+    uint64_t k, k_count, strip_bytes;
+    char *own;    /* the thread's block, then squares */
+    char *packed; /* where the cut operand lies packed, or is to; else NULL */
+};
+
+/* Packed on the way, and to where it is to lie. */
+static void run_unpacked(const struct slice *slice, uint64_t q)
+{
+    const cpui_amx_product *self = slice->run->self;
+    struct piece block = block_at(self, q, self->cut_elems, 0, slice->own), none = {.count = 0};
+    char *squares = slice->own + self->squares_offset;
+    char *twin = slice->packed ? slice->packed + q / SQUARE * slice->strip_bytes : NULL;
+    pack_strips(&slice->run->cut, q, block.count, slice->k, slice->k_count, slice->own);
+    if (self->goes_along_rows)
+        run_block(&slice->out, &block, true, slice->shared, slice->k_count, squares, &none, NULL);
+    else
+        run_block(&slice->out, slice->shared, !self->cuts_m, &block, slice->k_count, squares,
+                  twin ? &block : &none, twin);
+}
+
+static void run_packed(const struct slice *slice, uint64_t q)
+{
+    const cpui_amx_product *self = slice->run->self;
+    uint64_t elems = self->packed_elems, next_at = q + elems * (uint64_t)self->threads;
+    struct piece block = block_at(self, q, elems, slice->strip_bytes, slice->packed);
+    struct piece next = block_at(self, next_at, elems, slice->strip_bytes, slice->packed);
+    run_block(&slice->out, slice->shared, true, &block, slice->k_count,
+              slice->own + self->squares_offset, &next, NULL);
+}
+
+/* The blocks of one thread against the strips of `shared`, in slice k. All threads of the team call it. Who fetches
+ * the next block has to know which it is; other blocks go to whoever is free. */
+static void run_blocks(const struct run *run, const struct piece *shared, uint64_t k,
+                       uint64_t k_count)
 {
     const cpui_amx_product *self = run->self;
-    const matmul_desc *desc = &self->desc;
-    uint64_t cut = self->cuts_m ? desc->m : desc->n, all = self->cuts_m ? desc->n : desc->m;
-    uint64_t strip_bytes = size_div_up(k_count, TILE_DEPTH) * STEP_BYTES;
-    struct outlet out = outlet_of(run, k, k_count);
-    char *own = run->scratch + self->cut_offset + (uint64_t)omp_get_thread_num() * self->cut_bytes;
-    for (uint64_t s = 0; s < all; s += self->shared_elems) {
-        uint64_t s_count = size_min(self->shared_elems, all - s);
+    uint64_t cut = self->cuts_m ? self->desc.m : self->desc.n;
+    uint64_t thread = (uint64_t)omp_get_thread_num();
+    struct slice slice = {
+        .run = run,
+        .shared = shared,
+        .out = outlet_of(run, k, k_count),
+        .k = k,
+        .k_count = k_count,
+        .strip_bytes = size_div_up(k_count, TILE_DEPTH) * STEP_BYTES,
+        .own = run->scratch + self->cut_offset + thread * self->cut_bytes,
+        .packed = self->cuts_m || !run->packed ? NULL : run->packed + packed_offset(self, k)};
+    if (slice.packed && !run->packs) {
+#pragma omp for schedule(static, 1)
+        for (uint64_t q = 0; q < cut; q += self->packed_elems)
+            run_packed(&slice, q);
+    } else {
 #pragma omp for schedule(dynamic, 1)
-        for (uint64_t i = 0; i < s_count; i += PACK_STRIPS * SQUARE)
-            pack_strips(&run->shared, s + i, size_min(s_count - i, PACK_STRIPS * SQUARE), k,
-                        k_count, run->scratch + i / SQUARE * strip_bytes);
-        struct piece shared = {run->scratch, s, s_count};
-#pragma omp for schedule(dynamic, 1)
-        for (uint64_t q = 0; q < cut; q += self->cut_elems) {
-            struct piece block = {own, q, size_min(self->cut_elems, cut - q)};
-            pack_strips(&run->cut, q, block.count, k, k_count, own);
-            if (self->goes_along_rows)
-                run_block(&out, &block, true, &shared, k_count, own + self->squares_offset);
-            else
-                run_block(&out, &shared, !self->cuts_m, &block, k_count,
-                          own + self->squares_offset);
-        }
+        for (uint64_t q = 0; q < cut; q += self->cut_elems)
+            run_unpacked(&slice, q);
     }
 }
 
-void cpui_amx_product_run(const cpui_amx_product *self, const void *a, const void *b,
-                          const void *bias, void *c, void *scratch)
+/* The share of one thread of the team in a slice. All threads of the team call it. A shared operand that lies
+ * packed goes by as a whole. */
+static void run_slice(const struct run *run, uint64_t k, uint64_t k_count)
+{
+    const cpui_amx_product *self = run->self;
+    uint64_t all = self->cuts_m ? self->desc.n : self->desc.m;
+    uint64_t strip_bytes = size_div_up(k_count, TILE_DEPTH) * STEP_BYTES;
+    bool is_packed = self->cuts_m && run->packed;
+    uint64_t shared_elems = is_packed ? all : self->shared_elems;
+    char *strips = is_packed ? run->packed + packed_offset(self, k) : run->scratch;
+    for (uint64_t s = 0; s < all; s += shared_elems) {
+        struct piece shared = {strips, s, size_min(shared_elems, all - s)};
+        if (!is_packed || run->packs) {
+#pragma omp for schedule(dynamic, 1)
+            for (uint64_t i = 0; i < shared.count; i += PACK_STRIPS * SQUARE)
+                pack_strips(&run->shared, s + i, size_min(shared.count - i, PACK_STRIPS * SQUARE),
+                            k, k_count, strips + i / SQUARE * strip_bytes);
+        }
+        run_blocks(run, &shared, k, k_count);
+    }
+    _mm_sfence(); /* what passed the caches is there for whoever comes after the team */
+}
+
+static void run_all(const cpui_amx_product *self, const void *a, const void *b, char *packed,
+                    const void *bias, void *c, void *scratch)
 {
     const matmul_desc *desc = &self->desc;
     struct packed_view of_a = {a, desc->a_stride, !desc->a_transposed, desc->a_transposed};
@@ -554,6 +521,8 @@ void cpui_amx_product_run(const cpui_amx_product *self, const void *a, const voi
     struct run run = {.self = self,
                       .cut = self->cuts_m ? of_a : of_b,
                       .shared = self->cuts_m ? of_b : of_a,
+                      .packed = packed,
+                      .packs = b != NULL,
                       .bias = bias,
                       .c = c,
                       .scratch = scratch};
@@ -564,6 +533,29 @@ void cpui_amx_product_run(const cpui_amx_product *self, const void *a, const voi
             run_slice(&run, k, size_min(self->slice_elems, desc->k - k));
         tiles_end();
     }
+}
+
+void cpui_amx_product_run(const cpui_amx_product *self, const void *a, const void *b,
+                          const void *bias, void *c, void *scratch)
+{
+    run_all(self, a, b, NULL, bias, c, scratch);
+}
+
+void cpui_amx_product_pack(const cpui_amx_product *self, const void *a, const void *b, void *packed,
+                           const void *bias, void *c, void *scratch)
+{
+    run_all(self, a, b, packed, bias, c, scratch);
+}
+
+void cpui_amx_product_run_packed(const cpui_amx_product *self, const void *a, const void *packed,
+                                 const void *bias, void *c, void *scratch)
+{
+    run_all(self, a, NULL, (char *)(uintptr_t)packed, bias, c, scratch);
+}
+
+size_t cpui_amx_product_packed_bytes(const cpui_amx_product *self)
+{
+    return size_div_up(self->desc.n, SQUARE) * size_div_up(self->desc.k, TILE_DEPTH) * STEP_BYTES;
 }
 
 #else
@@ -577,6 +569,24 @@ void cpui_amx_product_run(const cpui_amx_product *self, const void *a, const voi
                           const void *bias, void *c, void *scratch)
 {
     (void)self, (void)a, (void)b, (void)bias, (void)c, (void)scratch;
+}
+
+void cpui_amx_product_run_packed(const cpui_amx_product *self, const void *a, const void *packed,
+                                 const void *bias, void *c, void *scratch)
+{
+    (void)self, (void)a, (void)packed, (void)bias, (void)c, (void)scratch;
+}
+
+size_t cpui_amx_product_packed_bytes(const cpui_amx_product *self)
+{
+    (void)self;
+    return 0;
+}
+
+void cpui_amx_product_pack(const cpui_amx_product *self, const void *a, const void *b, void *packed,
+                           const void *bias, void *c, void *scratch)
+{
+    (void)self, (void)a, (void)b, (void)packed, (void)bias, (void)c, (void)scratch;
 }
 
 #endif
