@@ -52,6 +52,11 @@ enum job_update {
     JOB_UPDATE_IN_BACKWARD,     /* exact only without clipping, loss scaling and overflow check */
     JOB_UPDATE_DELAYED_ONE_STEP /* approximate: gradients of one step late */
 };
+enum job_packed {
+    JOB_PACKED_AUTO,
+    JOB_PACKED_NEVER,
+    JOB_PACKED_ALWAYS
+}; /* weights, for products */
 enum job_optimizer { JOB_ADAM, JOB_LION, JOB_ADAGRAD };
 enum job_master {
     JOB_MASTER_FP32,
@@ -184,14 +189,15 @@ struct job {
         enum job_update update;
         uint64_t tile_elems; /* 0: automatic */
         uint64_t lookahead;  /* ops that a prefetch may run ahead; 0: as far as memory allows */
+        enum job_packed packed;
     } schedule;
     struct {
-        char backend[JOB_NAME_BYTES];      /* "auto", "uring", "pool" (io.backend) */
-        uint64_t block_bytes, queue_depth; /* aio */
+        char backend[JOB_NAME_BYTES];        /* "auto", "uring", "pool" (io.backend) */
+        uint64_t block_bytes, queue_depth;   /* aio */
         bool block_is_given, depth_is_given; /* else the machine file's go before them */
-        uint64_t threads;                  /* of the pread/pwrite pool, per drive; 0: automatic */
-        char cores[JOB_NAME_BYTES];        /* of the pool and the scheduler; "": automatic */
-        double stuck_seconds;              /* a request is reported after so long; 0: never */
+        uint64_t threads;                    /* of the pread/pwrite pool, per drive; 0: automatic */
+        char cores[JOB_NAME_BYTES];          /* of the pool and the scheduler; "": automatic */
+        double stuck_seconds;                /* a request is reported after so long; 0: never */
         double stop_seconds; /* and after so long the run stops, its last commit intact; 0: never */
         bool verify_reads;   /* compare what is read with the sums of what was written */
     } io;
