@@ -386,7 +386,9 @@ static int choose_packed(const plan_job *job, struct choice *best, uint64_t *wor
     for (uint32_t i = 0; i < count && *work <= SEARCH_WORK; i++) {
         with.packed_bytes_max = levels[i];
         TRY(steady_ns(job, &with, best->commit, work, &ns, lane_ns));
-        if ((double)ns <= (1 - packed_gain) * (double)best->predicted_ns) {
+        bool fits = ns != UINT64_MAX;
+        if (fits &&
+            (job->packs_always || (double)ns <= (1 - packed_gain) * (double)best->predicted_ns)) {
             best->packed_bytes_max = levels[i];
             break;
         }

@@ -208,6 +208,8 @@ struct plan_job {
     uint64_t
         commit_every; /* steps from commit to commit, 0 as 1. Where state is homed in memory and
                               most steps do not commit, tile and held stages are chosen for those */
+    bool
+        packs_always; /* packed params are held wherever they fit; else where the step gets shorter */
     bool no_advice;   /* a refusal need not say what is needed: ERR_NO_FIT comes sooner */
     bool
         only_eval; /* compile just EVAL and LOAD (generation, evaluation); without needs_save_places there

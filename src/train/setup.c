@@ -381,6 +381,7 @@ static int make_plan_inputs(traini_setup *self, const struct traini_setup_option
                                                             : self->job->schedule.tile_elems,
         .tile_elems_max = self->job->sub_group_size,
         .lookahead_ops = self->job->schedule.lookahead,
+        .packs_always = self->job->schedule.packed == JOB_PACKED_ALWAYS,
         .needs_save_places = !options->is_trial && !options->params_alone,
         .commits = !options->is_trial && !options->only_eval && self->job->run.commit_every > 0,
         .commit_every = self->job->run.commit_every,
