@@ -18,7 +18,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 quick='' out='' drive=runs bin=build/release text='' tokenizer='' figures=() listing=''
-all=(peak adam adam-state matmul attention rows nvme comm data tokenizer compile commit memory out-of-core out-of-core-small nvme-bound update-overlap divide)
+all=(peak adam adam-state matmul attention rows nvme comm data tokenizer compile commit memory out-of-core out-of-core-small packed nvme-bound update-overlap divide)
 wrong() {
     echo "run.sh: $1; --help says more" >&2
     exit 2
@@ -57,6 +57,7 @@ describe() {
     memory) echo "training GPT-2 in memory; limit: its FLOPs at the speed of a large product" ;;
     out-of-core) echo "the same with all states on the drive; limit: in memory" ;;
     out-of-core-small) echo "the quickstart's model with all states on the drive; limit: in memory" ;;
+    packed) echo "the same in memory with weights packed once a unit; limit: by each micro-batch" ;;
     nvme-bound) echo "a training that waits for the drive; limit: the drive alone" ;;
     update-overlap) echo "updates with state on the drive; limit: the slower of drive and Adam" ;;
     divide) echo "Adam beside products on divided cores; what of its time that saves" ;;
