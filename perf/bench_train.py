@@ -7,7 +7,7 @@
 Figures: memory (bf16 and fp32, nothing recomputed; shapes B x T of 4x256, 16x256 and 4x1024: the last two have as many
 tokens a step), out-of-core (every state on the drive that holds DIRECTORY, an eighth of the memory, as many
 micro-batches a step as make computing bind), out-of-core-small (the quickstart's model in 160 MiB),
-packed (in memory, 16 micro-batches a step of one sequence, whose weights are packed once a unit; limit: by each of them),
+packed-training (in memory, 16 micro-batches a step of one sequence, whose weights are packed once a unit; limit: by each of them),
 nvme-bound (few tokens a step, so that the drive is what a step waits for) and update-overlap (the optimizer's state on
 the drive, all else in memory, updates after the backward: what a step takes beyond computing).
 
@@ -352,7 +352,7 @@ def with_sides(figure):
     return made
 
 
-FIGURES = {"memory": in_memory, "out-of-core": out_of_core, "out-of-core-small": out_of_core_small, "packed": packed,
+FIGURES = {"memory": in_memory, "out-of-core": out_of_core, "out-of-core-small": out_of_core_small, "packed-training": packed,
            "nvme-bound": with_sides(nvme_bound), "update-overlap": with_sides(update_overlap)}
 
 
@@ -370,9 +370,9 @@ def main():
     parser.add_argument("--runs", type=count_of(1), default=3, help="of memory")
     parser.add_argument("--steps", type=count_of(3), default=5, help="of a run of memory, the first two not counted")
     parser.add_argument("--rounds", type=count_of(1), help="of the other figures, a step of each side (default: 7, of out-of-core, "
-                        "out-of-core-small and packed 8, with --quick 2)")
+                        "out-of-core-small and packed-training 8, with --quick 2)")
     parser.add_argument("--accumulation", type=count_of(1), help="micro-batches a step of out-of-core (default: 8), "
-                        "out-of-core-small (64) and packed (16); with --quick 4")
+                        "out-of-core-small (64) and packed-training (16); with --quick 4")
     parser.add_argument("--machine", help="machine.json, by which out-of-core is foretold; default: measured now, in under 30 s "
                         "(with --quick: none)")
     options = parser.parse_args()

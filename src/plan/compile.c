@@ -383,7 +383,7 @@ static int choose_packed(const plan_job *job, struct choice *best, uint64_t *wor
     uint64_t levels[PLANI_PACKED_LEVELS], lane_ns[LANE_COUNT], ns;
     uint32_t count = plani_packed_levels(job, levels);
     struct choice with = *best;
-    for (uint32_t i = 0; i < count && *work <= SEARCH_WORK; i++) {
+    for (uint32_t i = 0; i < count && (job->packs_always || *work <= SEARCH_WORK); i++) {
         with.packed_bytes_max = levels[i];
         TRY(steady_ns(job, &with, best->commit, work, &ns, lane_ns));
         bool fits = ns != UINT64_MAX;

@@ -60,8 +60,7 @@ static void move_whole(plani_builder *b, uint32_t source, uint32_t target, enum 
 
 /* A run of one pass over micro-batches [mb_begin, mb_end). */
 struct pass_run {
-    uint32_t
-        packed; /* the device buffer with its params in the order of products, or PROGRAM_NONE */
+    uint32_t packed; /* device buffer of its params in the order of products, or PROGRAM_NONE */
     uint32_t s, pass_idx, mb_begin, mb_end;
     enum plan_phase phase;
     const plan_stage *stage;
@@ -280,7 +279,7 @@ static uint32_t packed_buffer(plani_builder *b, const struct pass_run *run)
         plani_packed_bytes(b->job, run->s, run->phase, run->pass, run->mb_end - run->mb_begin);
     if (bytes == 0 || bytes > b->set->packed_bytes_max)
         return PROGRAM_NONE;
-    return device_scratch(b, bytes, STATE_PARAMS, run->pass->units[0]);
+    return device_scratch(b, bytes, STATE_KIND_COUNT, run->pass->units[0]);
 }
 
 /* The first micro-batch packs the params for all, the others find them so. */
