@@ -122,8 +122,7 @@ static void measure(kernel_context *context, const struct layer *layer, enum dty
     double seconds[TURN_COUNT][ROUNDS];
     int rounds = bench_is_quick() ? QUICK_ROUNDS : ROUNDS;
     init(&self, context, layer, type, is_forward, rows);
-    uint64_t packed_bytes = kernels_cpu.matmul_packed_bytes(self.product);
-    if (packed_bytes == 0) {
+    if (kernels_cpu.matmul_packed_bytes(self.product) == 0) {
         printf("%-6s %-7s %5llu rows  nothing is packed\n", layer->name,
                is_forward ? "forward" : "input", (unsigned long long)rows);
         kernels_cpu.matmul_destroy(self.product);
@@ -145,14 +144,14 @@ static void measure(kernel_context *context, const struct layer *layer, enum dty
     struct bench_summary of[TURN_COUNT];
     for (int t = 0; t < TURN_COUNT; t++)
         of[t] = bench_summarize(seconds[t], rounds);
-    double flops = bench_product_flops(&self.desc) * 1e-9, bytes = (double)packed_bytes * 1e-9;
-    printf(
-        "%-6s %-7s %5llu rows  packs itself %7.1f  finds it packed %7.1f GFLOP/s (%.3f)  packing "
-        "within %5.1f, leaving it %5.1f GB/s\n",
-        layer->name, is_forward ? "forward" : "input", (unsigned long long)rows,
-        flops / of[PLAIN].median, flops / of[PACKED].median, of[PLAIN].median / of[PACKED].median,
-        bytes / fmax(of[PLAIN].median - of[PACKED].median, 1e-9),
-        bytes / fmax(of[PACK].median - of[PACKED].median, 1e-9));
+    double flops = bench_product_flops(&self.desc) * 1e-9;
+    printf("%-6s %-7s %5llu rows  packs its weight %7.1f GFLOP/s, finds it packed %7.1f (%.3f): "
+           "spares "
+           "%6.1f us of %.1f, leaving it so costs %6.1f\n",
+           layer->name, is_forward ? "forward" : "input", (unsigned long long)rows,
+           flops / of[PLAIN].median, flops / of[PACKED].median,
+           of[PLAIN].median / of[PACKED].median, 1e6 * (of[PLAIN].median - of[PACKED].median),
+           1e6 * of[PLAIN].median, 1e6 * (of[PACK].median - of[PACKED].median));
     char name[80];
     snprintf(name, sizeof name, "packed %s %s %s %llu rows", dtype_name(type), layer->name,
              is_forward ? "forward" : "input", (unsigned long long)rows);

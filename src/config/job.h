@@ -53,10 +53,10 @@ enum job_update {
     JOB_UPDATE_DELAYED_ONE_STEP /* approximate: gradients of one step late */
 };
 enum job_packed {
-    JOB_PACKED_AUTO,
+    JOB_PACKED_AUTO, /* weights in the order of products are held where a step gets shorter */
     JOB_PACKED_NEVER,
-    JOB_PACKED_ALWAYS
-}; /* weights, for products */
+    JOB_PACKED_ALWAYS /* wherever they fit */
+};
 enum job_optimizer { JOB_ADAM, JOB_LION, JOB_ADAGRAD };
 enum job_master {
     JOB_MASTER_FP32,
