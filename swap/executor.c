@@ -8,7 +8,8 @@
  * A dependency opens when it is complete, or already when it is submitted where both ops are on
  * in-order lanes of one owner: that worker keeps the order itself and is fed ahead. A conditional op
  * is so too once it is known to run (the run commits; the norm that decides is complete and said
- * "apply"); to be skipped it waits for all. */
+ * "apply"); to be skipped it waits for all. What a read or write goes behind (op.behind) opens when it is
+ * submitted, where the lanes keep that order (lane.keeps_behind), else when it is complete. */
 #include "swap/executor.h"
 
 #include <assert.h>
@@ -140,8 +141,11 @@ static void open_dependents(executor *self, uint32_t op_idx, bool at_submit)
     uint8_t lane_kind_of_op = now->prog->ops[op_idx].lane;
     for (uint64_t i = now->next_begin[op_idx]; i < now->next_begin[op_idx + 1]; i++) {
         uint32_t dependent = now->next[i];
-        bool fed_ahead = !self->paranoid &&
-                         swapi_same_worker(self, lane_kind_of_op, now->prog->ops[dependent].lane);
+        const op *item = &now->prog->ops[dependent];
+        bool fed_ahead =
+            !self->paranoid &&
+            (item->behind == op_idx ? self->lanes[item->lane]->keeps_behind
+                                    : swapi_same_worker(self, lane_kind_of_op, item->lane));
         if (fed_ahead == at_submit)
             self->closed_deps[dependent]--;
     }
@@ -223,6 +227,9 @@ static int issue_lane(executor *self, int kind)
         lane_request *request = &self->requests[op_idx];
         *request =
             (lane_request){.prog = now->prog, .item = &now->prog->ops[op_idx], .op_idx = op_idx};
+        uint32_t behind = request->item->behind;
+        if (behind != PROGRAM_NONE && self->states[behind] == SWAPI_IN_FLIGHT)
+            request->behind = &self->requests[behind];
         int rc = to->ops->submit(to, request);
         if (rc == -EAGAIN && self->in_flight_total > 0)
             break; /* full below the lane, perhaps for another lane's ops: a completion makes room */
@@ -422,7 +429,7 @@ static void begin_run(executor *self, const swapi_prepared *now, uint64_t step)
         self->object_in_flight[kind] = 0;
     }
     for (uint64_t i = 0; i < prog->op_count; i++)
-        self->closed_deps[i] = prog->ops[i].dep_count;
+        self->closed_deps[i] = prog->ops[i].dep_count + (prog->ops[i].behind != PROGRAM_NONE);
     swapi_paranoid_begin(self);
 }
 

@@ -25,7 +25,7 @@ typedef struct swapi_home swapi_home;
 struct swapi_prepared {
     const program *prog;
     uint64_t *next_begin; /* [op_count + 1]: dependents of op i are next[next_begin[i] .. [i+1]) */
-    uint32_t *next;       /* [dep_count] op indices, one per dependency */
+    uint32_t *next;       /* op indices, one per dependency and one per op.behind */
     uint32_t *lane_ops;   /* [op_count] op indices by lane, in issue order */
     uint64_t lane_begin[LANE_COUNT + 1];
     uint32_t

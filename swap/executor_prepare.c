@@ -44,6 +44,9 @@ static int check_usable(const executor *self, const program *prog)
                 return err_set(ERR_INTERNAL, "executor: op %llu depends on op %u of %llu",
                                (unsigned long long)i, prog->deps[item->dep_begin + k],
                                (unsigned long long)prog->op_count);
+        if (item->behind != PROGRAM_NONE && item->behind >= prog->op_count)
+            return err_set(ERR_INTERNAL, "executor: op %llu is behind op %u of %llu",
+                           (unsigned long long)i, item->behind, (unsigned long long)prog->op_count);
     }
     return 0;
 }
@@ -53,7 +56,7 @@ static int sort_ops(const program *prog, swapi_prepared *out)
 {
     uint64_t count = prog->op_count, edge_count = 0;
     for (uint64_t i = 0; i < count; i++)
-        edge_count += prog->ops[i].dep_count;
+        edge_count += prog->ops[i].dep_count + (prog->ops[i].behind != PROGRAM_NONE);
     out->next_begin = mem_alloc(count + 2, sizeof *out->next_begin, tag);
     out->next = mem_alloc(edge_count, sizeof *out->next, tag);
     out->lane_ops = mem_alloc(count, sizeof *out->lane_ops, tag);
@@ -65,6 +68,8 @@ static int sort_ops(const program *prog, swapi_prepared *out)
         lane_at[item->lane]++;
         for (uint32_t k = 0; k < item->dep_count; k++)
             out->next_begin[prog->deps[item->dep_begin + k] + 2]++;
+        if (item->behind != PROGRAM_NONE)
+            out->next_begin[(uint64_t)item->behind + 2]++;
     }
     for (int kind = 0; kind < LANE_COUNT; kind++) {
         out->lane_begin[kind + 1] = out->lane_begin[kind] + lane_at[kind];
@@ -77,6 +82,8 @@ static int sort_ops(const program *prog, swapi_prepared *out)
         out->lane_ops[lane_at[item->lane]++] = (uint32_t)i;
         for (uint32_t k = 0; k < item->dep_count; k++)
             out->next[out->next_begin[prog->deps[item->dep_begin + k] + 1]++] = (uint32_t)i;
+        if (item->behind != PROGRAM_NONE)
+            out->next[out->next_begin[(uint64_t)item->behind + 1]++] = (uint32_t)i;
     }
     return 0;
 }

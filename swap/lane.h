@@ -24,6 +24,8 @@ struct lane_request {
     const program *prog;
     const op *item;
     uint32_t op_idx;
+    const struct lane_request
+        *behind; /* of the op that it goes behind, where that is in flight; or NULL */
     /* Set by the lane before poll returns the request: */
     int result;        /* 0 or a negative code */
     uint64_t start_ns; /* when work on it began */
@@ -61,6 +63,9 @@ struct lane {
     uint8_t in_order; /* the ops of one kind of lane complete in submit order; and a request may be
                            submitted while those that it depends on are still in flight on in-order
                            lanes of the same `owner`: the worker runs it after them */
+    uint8_t
+        keeps_behind; /* a request may be submitted while the one that it goes behind is in flight:
+                           the lane lets that one go to the drives first */
     uint32_t owner;   /* in-order lanes with equal owner share one worker; 0 is a worker like any
                            other, so workers that know nothing of each other need different ones */
 };

@@ -135,6 +135,21 @@ static int find_place(const lane_io_pair *pair, const lane_request *request,
     return 0;
 }
 
+/* The request of the op that this one goes behind, as io knows it or will; NULL where that is through. */
+static const io_request *find_first(const io_slot *slot)
+{
+    const lane_request *request = slot->transfer.user;
+    const io_slot *first = request->behind ? request->behind->lane_private : NULL;
+    return first ? &first->transfer : NULL;
+}
+
+/* Only now is it certain what a write that was summed meanwhile still goes behind. */
+static int hand_over(lane_io_pair *pair, io_slot *slot)
+{
+    slot->transfer.behind = find_first(slot);
+    return io_submit(pair->transport, &slot->transfer);
+}
+
 /* A write on its way to the transport. From here on the extent's old sum does not hold; the new one does
  * once it is written. */
 static int submit_write(lane_io_pair *pair, io_slot *slot)
@@ -144,7 +159,7 @@ static int submit_write(lane_io_pair *pair, io_slot *slot)
     else if (pair->verify)
         checksum_forget(pair->verify, slot->transfer.offset, slot->transfer.size_bytes);
     if (!slot->entry && (!pair->verify || pair->compares_not))
-        return io_submit(pair->transport, &slot->transfer);
+        return hand_over(pair, slot);
     push_sum(pair, slot, SWAPI_SUM_TAKE);
     pair->summing_count++;
     return 0;
@@ -185,7 +200,7 @@ static int io_lane_submit(lane *base, lane_request *request)
         .describe = describe,
     };
     TRY(find_place(pair, request, on_drive, slot));
-    TRY(is_read ? io_submit(pair->transport, &slot->transfer) : submit_write(pair, slot));
+    TRY(is_read ? hand_over(pair, slot) : submit_write(pair, slot));
     self->free_count--;
     request->lane_private = slot;
     return 0;
@@ -295,8 +310,9 @@ static uint32_t collect_sums(lane_io_pair *pair)
             continue;
         }
         pair->summing_count--;
-        int rc = io_submit(pair->transport, &slot->transfer);
+        int rc = hand_over(pair, slot);
         if (rc < 0) { /* not for want of room: that was seen to */
+            io_forget(pair->transport, &slot->transfer);
             slot->transfer.start_ns = now_ns;
             finish_request(pair, slot, rc, now_ns);
         }
@@ -431,6 +447,7 @@ static int lane_init(lane_io_pair *pair, enum io_direction direction, const lane
         .ops = direction == IO_READ ? &read_ops : &write_ops,
         .depth = config->depth,
         .in_order = 0,
+        .keeps_behind = 1,
         .owner = 0, /* of no meaning on a lane that is not in order */
     };
     self->pair = pair;

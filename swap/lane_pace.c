@@ -331,6 +331,10 @@ static double find_ready(const lane_pace *self, const op *item, double now)
         const paced_op *dep = &self->ops[self->prog->deps[item->dep_begin + k]];
         ready = fmax(ready, dep->end > 0 ? dep->end : now);
     }
+    if (item->behind != PROGRAM_NONE) {
+        double end = self->ops[item->behind].end;
+        ready = fmax(ready, end > 0 ? end : now);
+    }
     return fmin(fmax(ready, now - self->late_seconds), now);
 }
 

@@ -81,6 +81,7 @@ static uint64_t hash_op(const program *prog, const op *item, uint64_t hash)
     canonical_put(&words, item->tile);
     canonical_put(&words, item->state_kind);
     canonical_put(&words, item->dep_count);
+    canonical_put(&words, item->behind);
     canonical_put(&words, item->elem_begin);
     canonical_put(&words, item->elem_count);
     uint32_t operand_count =

@@ -174,6 +174,10 @@ struct op {
     uint32_t state_kind;  /* transfers: enum state_kind of what is moved, or PROGRAM_NONE */
     uint32_t dep_begin;   /* dependencies: program.deps[dep_begin .. dep_begin + dep_count) */
     uint32_t dep_count;
+    uint32_t
+        behind; /* reads and writes: an op before it of the other direction, which goes to the drives
+                        first, or PROGRAM_NONE. For speed alone: it may start as soon as that one is
+                        wholly with the drives, and nothing depends on which was first */
     uint64_t
         elem_begin; /* per-tile ops, and transfers of a tile of optimizer state, of gradients or of
                             params: first element within the unit or, of what is partitioned,

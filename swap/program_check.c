@@ -191,6 +191,29 @@ static int check_state(const program *prog, uint32_t op_idx)
     return 0;
 }
 
+/* A read goes behind a write before it, or a write behind a read, and neither twice over. */
+static int check_behind(const program *prog, uint32_t op_idx, const char *text)
+{
+    const op *item = &prog->ops[op_idx];
+    if (item->behind == PROGRAM_NONE)
+        return 0;
+    if (item->behind >= op_idx)
+        return err_set(ERR_INTERNAL, "program: %s goes behind op %u, which is not before it", text,
+                       item->behind);
+    uint8_t other = prog->ops[item->behind].lane;
+    if (!(item->lane == LANE_READ && other == LANE_WRITE) &&
+        !(item->lane == LANE_WRITE && other == LANE_READ))
+        return err_set(
+            ERR_INTERNAL,
+            "program: %s goes behind op %u, but only reads and writes go behind each other", text,
+            item->behind);
+    for (uint32_t k = 0; k < item->dep_count; k++)
+        if (prog->deps[item->dep_begin + k] == item->behind)
+            return err_set(ERR_INTERNAL, "program: %s goes behind op %u and depends on it", text,
+                           item->behind);
+    return 0;
+}
+
 static int check_op(const program *prog, uint32_t op_idx)
 {
     const op *item = &prog->ops[op_idx];
@@ -219,6 +242,7 @@ static int check_op(const program *prog, uint32_t op_idx)
         if (prog->deps[item->dep_begin + k] >= op_idx)
             return err_set(ERR_INTERNAL, "program: %s depends on op %u, which is not before it",
                            text, prog->deps[item->dep_begin + k]);
+    TRY(check_behind(prog, op_idx, text));
     uint32_t roles = 0;
     for (uint32_t k = 0; k < item->operand_count; k++) {
         TRY(check_operand(prog, op_idx, k));

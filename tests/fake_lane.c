@@ -84,6 +84,14 @@ static void watch_submit(fake_watch *self, const lane_request *request)
         else
             self->dep_violations++;
     }
+    if (item->behind != PROGRAM_NONE) {
+        bool in_flight = self->states[item->behind] == 1;
+        bool good = in_flight ? self->lanes[item->lane]->keeps_behind : is_done(self, item->behind);
+        good = good && (request->behind != NULL) == in_flight;
+        good = good && (!in_flight || request->behind->op_idx == item->behind);
+        self->behind_violations += !good;
+        self->behind_submits += in_flight;
+    }
     self->early_submits += early;
     self->submits_after_failure += self->failed;
     self->skipped_submits += self->skipped && self->skipped[request->op_idx];
@@ -295,6 +303,7 @@ lane *fake_lane_create(const fake_lane_config *config)
     self->base = (lane){.ops = &fake_ops,
                         .depth = config->depth,
                         .in_order = config->in_order,
+                        .keeps_behind = config->keeps_behind,
                         .owner = config->owner};
     self->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     must(self->event_fd >= 0, "self->event_fd >= 0");

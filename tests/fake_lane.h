@@ -21,6 +21,9 @@ struct fake_watch {
     uint64_t together[LANE_COUNT][LANE_COUNT]; /* submits on the first while the second had work */
     uint64_t fifo_violations;                  /* submits against the issue order of the lane */
     uint64_t dep_violations; /* submits before a dependency was done, or in flight on the owner */
+    uint64_t
+        behind_violations; /* submits before what they go behind was seen, or its lane's part done */
+    uint64_t behind_submits; /* while what they go behind was in flight */
     uint64_t early_submits;  /* submits with a dependency still in flight on the same owner */
     uint64_t submits_after_failure;
     uint64_t skipped_submits; /* of ops that must never be seen */
@@ -34,7 +37,7 @@ void fake_watch_fini(fake_watch *self);
 struct fake_lane_config {
     uint64_t seed;
     uint32_t depth;
-    uint8_t in_order;
+    uint8_t in_order, keeps_behind;
     uint32_t owner;
     bool threaded;
     uint32_t

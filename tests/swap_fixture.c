@@ -1,6 +1,7 @@
 /* See swap_fixture.h. Aborts where a test asks for the impossible. */
 #include "swap_fixture.h"
 
+#include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -88,7 +89,7 @@ uint32_t builder_op(builder *self, enum op_kind kind)
     item->unit = (uint32_t)(prog->op_count % 7);
     item->stage = PROGRAM_NONE;
     item->micro_batch = PROGRAM_NONE;
-    item->tile = PROGRAM_NONE;
+    item->tile = item->behind = PROGRAM_NONE;
     item->state_kind = PROGRAM_NONE;
     item->dep_begin = (uint32_t)prog->dep_count;
     return (uint32_t)prog->op_count++;
@@ -583,6 +584,32 @@ bool fixture_runs(const program *prog, uint32_t op_idx, bool skipped, bool commi
     return (commits || !prog->ops[op_idx].if_commits) && !(skipped && fixture_skips(prog, op_idx));
 }
 
+static bool has_dep(const program *prog, const op *item, uint32_t op_idx)
+{
+    for (uint32_t k = 0; k < item->dep_count; k++)
+        if (prog->deps[item->dep_begin + k] == op_idx)
+            return true;
+    return false;
+}
+
+/* Half of the reads and writes go behind one of the latest two of the other direction. */
+static void add_behinds(uint64_t seed, program *prog)
+{
+    uint32_t latest[2][2] = {{PROGRAM_NONE, PROGRAM_NONE}, {PROGRAM_NONE, PROGRAM_NONE}};
+    static_assert(LANE_READ == 0 && LANE_WRITE == 1, "lanes index `latest`");
+    for (uint32_t i = 0; i < prog->op_count; i++) {
+        op *item = &prog->ops[i];
+        if (item->lane > LANE_WRITE)
+            continue;
+        uint32_t other = latest[!item->lane][rng_below(seed, 13, 2 * (uint64_t)i, 2)];
+        if (other != PROGRAM_NONE && !has_dep(prog, item, other) &&
+            rng_below(seed, 13, 2 * (uint64_t)i + 1, 2) == 0)
+            item->behind = other;
+        latest[item->lane][1] = latest[item->lane][0];
+        latest[item->lane][0] = i;
+    }
+}
+
 static void add_home(generator *self, enum arena_kind arena, uint64_t offset, uint64_t size_bytes)
 {
     uint32_t idx = builder_home(&self->build, arena, offset, size_bytes);
@@ -623,6 +650,7 @@ static void generate(generator from, program *out)
     }
     mem_free(reach);
     builder_finish(&self.build, out);
+    add_behinds(self.seed, out);
 }
 
 void random_program(uint64_t seed, uint32_t op_count, program *out)

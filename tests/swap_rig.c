@@ -74,6 +74,7 @@ void rig_init(rig *self, const program *prog, const rig_config *config)
             .seed = config->seed * 100 + (uint64_t)kind,
             .depth = 1 + (uint32_t)rng_below(config->seed, 31, (uint64_t)kind, 5),
             .in_order = kind >= LANE_H2D,
+            .keeps_behind = kind <= LANE_WRITE && config->seed % 3 != 0,
             .owner = is_cores && config->shared_worker ? OWNER_CORES : OWNER_FIRST + (uint32_t)kind,
             .threaded = config->threaded,
             .busy_one_in = config->busy_one_in,
@@ -132,12 +133,14 @@ bool rig_matches(const rig *self, const fixture_arenas *serial)
 void rig_check_discipline(const rig *self, uint64_t seed)
 {
     const fake_watch *watch = &self->watch;
-    if (watch->fifo_violations || watch->dep_violations || watch->skipped_submits)
-        fail_msg("seed %llu: %llu ops out of the lane's order, %llu before a dependency, %llu that "
-                 "were to be skipped",
-                 (unsigned long long)seed, (unsigned long long)watch->fifo_violations,
-                 (unsigned long long)watch->dep_violations,
-                 (unsigned long long)watch->skipped_submits);
+    if (watch->fifo_violations || watch->dep_violations || watch->behind_violations ||
+        watch->skipped_submits)
+        fail_msg(
+            "seed %llu: %llu ops out of the lane's order, %llu before a dependency, %llu before "
+            "what they go behind, %llu that were to be skipped",
+            (unsigned long long)seed, (unsigned long long)watch->fifo_violations,
+            (unsigned long long)watch->dep_violations, (unsigned long long)watch->behind_violations,
+            (unsigned long long)watch->skipped_submits);
     for (int kind = 0; kind < LANE_COUNT; kind++)
         if (watch->in_flight_max[kind] > self->depths[kind])
             fail_msg("seed %llu: lane %s had %u in flight, its depth is %u",

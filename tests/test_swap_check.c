@@ -167,6 +167,22 @@ static void dep_forward(program *p)
 {
     p->deps[p->ops[4].dep_begin] = 6;
 }
+static void behind_later(program *p)
+{
+    p->ops[2].behind = 8;
+}
+static void behind_its_like(program *p)
+{
+    p->ops[8].behind = 0;
+}
+static void behind_another_lane(program *p)
+{
+    p->ops[8].behind = 4;
+}
+static void behind_a_dependency(program *p)
+{
+    p->ops[8].behind = 2;
+}
 static void dep_list_outside(program *p)
 {
     p->ops[11].dep_begin = (uint32_t)p->dep_count;
@@ -353,6 +369,10 @@ static const struct fault faults[] = {
     FAULT(weaken_device_reuse, "nothing orders backward of unit 5 (op 5), which uses the first"),
     FAULT(dep_on_itself, "not before it"),
     FAULT(dep_forward, "depends on op 6"),
+    FAULT(behind_later, "goes behind op 8, which is not before it"),
+    FAULT(behind_its_like, "only reads and writes go behind each other"),
+    FAULT(behind_another_lane, "only reads and writes go behind each other"),
+    FAULT(behind_a_dependency, "goes behind op 2 and depends on it"),
     FAULT(dep_list_outside, "dependencies"),
     FAULT(overlap_transients, "share bytes 3840 to 4096 of the device arena"),
     FAULT(overlap_homes, "a home is live all the time"),
@@ -676,7 +696,7 @@ static void hash_sees_each_field(void **state)
     b.ops[3].predicted_end_ns = 5;
     uint64_t hash = program_hash(&a);
     assert_true(hash == program_hash(&b));
-    uint64_t seen[13];
+    uint64_t seen[14];
     size_t count = 0;
     b.ops[3].operands[0].offset_bytes += 1;
     seen[count++] = program_hash(&b);
@@ -684,7 +704,7 @@ static void hash_sees_each_field(void **state)
     b.ops[3].operands[1].access = ACCESS_UPDATE;
     seen[count++] = program_hash(&b);
     b.ops[3].operands[1].access = ACCESS_WRITE;
-    uint32_t *const fields[] = {&b.ops[3].unit, &b.ops[3].pass, &b.ops[3].tile};
+    uint32_t *const fields[] = {&b.ops[3].unit, &b.ops[3].pass, &b.ops[3].tile, &b.ops[3].behind};
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
         *fields[i] += 1;
         seen[count++] = program_hash(&b);

@@ -34,7 +34,7 @@ static void check_totals(const rig *self, const program *prog, const run_totals 
 
 /* What the random runs must have exercised, over all of them. */
 struct coverage {
-    uint64_t early_submits, drive_depth, overlaps;
+    uint64_t early_submits, behind_submits, drive_depth, overlaps;
 };
 
 static void run_random(uint64_t seed, bool threaded, struct coverage *seen)
@@ -60,6 +60,7 @@ static void run_random(uint64_t seed, bool threaded, struct coverage *seen)
     rig_check_discipline(&r, seed);
     check_totals(&r, &prog, &totals);
     seen->early_submits += r.watch.early_submits;
+    seen->behind_submits += r.watch.behind_submits;
     seen->drive_depth += r.watch.in_flight_max[LANE_READ] > 1;
     seen->overlaps += r.watch.together[LANE_COMPUTE][LANE_READ];
     fixture_arenas_fini(&serial);
@@ -75,11 +76,14 @@ static void random_timing_gives_serial_values(void **state)
     for (uint64_t seed = 1000; seed < 1000 + PROGRAMS; seed++)
         run_random(seed, false, &seen);
     printf(
-        "seeds 1000 to %d: %llu submits ahead, %llu runs with a deep read queue, %llu overlaps\n",
+        "seeds 1000 to %d: %llu submits ahead, %llu behind others in flight, %llu runs with a deep "
+        "read queue, %llu overlaps\n",
         1000 + PROGRAMS - 1, (unsigned long long)seen.early_submits,
-        (unsigned long long)seen.drive_depth, (unsigned long long)seen.overlaps);
+        (unsigned long long)seen.behind_submits, (unsigned long long)seen.drive_depth,
+        (unsigned long long)seen.overlaps);
     assert_true(seen.drive_depth > 0 && seen.overlaps > 0);
     assert_int_equal(seen.early_submits > 0, !rig_is_paranoid); /* which feeds no worker ahead */
+    assert_int_equal(seen.behind_submits > 0, !rig_is_paranoid);
 }
 
 static void random_threads_give_serial_values(void **state)

@@ -176,6 +176,71 @@ static void completions_wake_their_own_lane(void **state)
     wake_own_lane(true);
 }
 
+/* The first op of the lane that takes two transfers or more. */
+static uint32_t find_long(const program *prog, int kind)
+{
+    for (uint32_t i = 0; i < prog->op_count; i++)
+        if (prog->ops[i].lane == kind && prog->ops[i].operands[0].size_bytes > IO_RIG_BLOCK_BYTES)
+            return i;
+    fail_msg("no op of lane %d is long", kind);
+    return 0;
+}
+
+/* Submits one op on each lane, the second behind the first, with a failure at the n-th transfer from here:
+ * which of the two it hits tells the order of transfers. */
+static void fail_nth(int first_kind, bool verify, uint64_t n, int result[2])
+{
+    program prog;
+    random_program(400, 160, &prog);
+    uint64_t before = 0;
+    for (int trial = 0; trial < 2; trial++) { /* the first counts the transfers of creation */
+        io_rig r;
+        io_rig_init(&r, transport_name, &prog, 400);
+        r.verify = verify;
+        io_faults faults = {.seed = 1, .at_transfer = before + n, .at_kind = IO_FAULT_EIO};
+        io_rig_start(&r, trial == 0 ? NULL : &faults);
+        io_stats stats;
+        io_get_stats(r.transport, &stats);
+        before = stats.transfers[IO_READ] + stats.transfers[IO_WRITE];
+        uint32_t ops[2] = {find_long(&prog, first_kind), find_long(&prog, LANE_WRITE - first_kind)};
+        lane_request requests[2], *done[2];
+        for (int i = 0; i < 2; i++) {
+            requests[i] = (lane_request){.prog = &prog,
+                                         .item = &prog.ops[ops[i]],
+                                         .op_idx = ops[i],
+                                         .behind = i == 1 ? &requests[0] : NULL};
+            lane *to = r.lanes[prog.ops[ops[i]].lane];
+            assert_true(to->keeps_behind);
+            assert_int_equal(to->ops->submit(to, &requests[i]), 0);
+        }
+        for (int count = 0, kind = 0; count < 2; kind = !kind) {
+            struct pollfd fd = {.fd = r.lanes[kind]->ops->event_fd(r.lanes[kind]),
+                                .events = POLLIN};
+            (void)poll(&fd, 1, 1);
+            int more = r.lanes[kind]->ops->poll(r.lanes[kind], done, 2);
+            assert_true(more >= 0);
+            count += more;
+        }
+        for (int i = 0; i < 2; i++)
+            result[i] = requests[i].result;
+        io_rig_fini(&r);
+    }
+    program_fini(&prog);
+}
+
+/* Of two ops on the two lanes the one that goes behind gives way to all transfers of the other, also while that is
+ * still being summed; and what fails lets it go. */
+static void lanes_keep_behind(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 4; i++) {
+        int result[2];
+        fail_nth(i % 2 ? LANE_WRITE : LANE_READ, i >= 2, i % 2 ? 1 : 2, result);
+        assert_int_equal(result[0], -EIO);
+        assert_int_equal(result[1], 0);
+    }
+}
+
 static int refuse(void *user)
 {
     ++*(int *)user;
@@ -227,6 +292,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(drive_errors_stop_the_run),
         cmocka_unit_test(a_broken_queue_ends_the_run),
         cmocka_unit_test(completions_wake_their_own_lane),
+        cmocka_unit_test(lanes_keep_behind),
         cmocka_unit_test(a_thread_that_cannot_start),
     };
     return cmocka_run_group_tests(tests, helper_setup, helper_teardown);

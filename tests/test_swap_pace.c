@@ -87,7 +87,7 @@ static bool may_start(const program *prog, const struct replay_op *ops, uint32_t
     for (uint32_t k = 0; k < item->dep_count; k++)
         if (!ops[prog->deps[item->dep_begin + k]].is_over)
             return false;
-    return true;
+    return item->behind == PROGRAM_NONE || ops[item->behind].is_over;
 }
 
 /* The next op of the lane behind the one at `from`; op_count: none. */

@@ -85,6 +85,13 @@ static void event_wait(const io *self)
         ;
 }
 
+/* Whether another request goes first that is not yet with the backend as a whole. */
+static bool is_behind(const io_request *request)
+{
+    const io_request *other = request->behind;
+    return other && other->result >= 0 && other->issued_bytes < other->size_bytes;
+}
+
 /* ---- transfers ---- */
 
 static void hand_over(io *self, tieri_transfer *item)
@@ -101,11 +108,18 @@ static void hand_over(io *self, tieri_transfer *item)
         self->backend->submit(self->state, item);
 }
 
+void io_forget(io *self, const io_request *request)
+{
+    for (io_request *at = self->queue[!request->direction].first; at; at = at->next)
+        if (at->behind == request)
+            at->behind = NULL;
+}
+
 /* The next transfer of the direction's first request; false if there is none or no room for it. */
 static bool issue_one(io *self, enum io_direction direction)
 {
     io_request *request = self->queue[direction].first;
-    if (!request || !self->unused[direction].first)
+    if (!request || !self->unused[direction].first || is_behind(request))
         return false;
     tieri_transfer *item = tieri_list_pop(&self->unused[direction]);
     slab_piece piece;
@@ -235,6 +249,7 @@ static void finish(io *self, tieri_transfer *item)
     if (request->in_flight == 0 &&
         (request->result < 0 || request->issued_bytes == request->size_bytes)) {
         request->end_ns = clock_ns();
+        io_forget(self, request);
         list_push(&self->done, request);
     }
 }
@@ -327,6 +342,8 @@ int io_submit(io *self, io_request *request)
     request->issued_bytes = request->done_bytes = 0;
     request->in_flight = 0;
     request->failed_result = 0;
+    if (!is_behind(request)) /* nobody tells when that request's memory is used for another */
+        request->behind = NULL;
     self->taken_count++;
     list_push(&self->queue[request->direction], request);
     event_signal(self);

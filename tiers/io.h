@@ -104,6 +104,10 @@ struct io_request {
     /* Names the work that this request is for ("read of unit 3, tile 2 (op 17)"), for the warning about
      * a transfer that does not return; called from io_poll alone. NULL: has no name. */
     void (*describe)(const struct io_request *request, char *text, size_t capacity);
+    /* A request of the other direction that goes first: no transfer of this one is handed over before all
+     * of that one's have been, or it has failed. It is in flight, or will be submitted; else it is taken
+     * back by io_forget. io sets it to NULL once that is over. NULL: goes when its turn comes. */
+    const struct io_request *behind;
     /* Set before io_poll returns it: */
     int result;                /* 0, or a negative code; its text: io_request_error */
     uint64_t start_ns, end_ns; /* first transfer handed to the kernel, last one complete */
@@ -147,6 +151,9 @@ void io_destroy(io *self);
 /* Queues the request; never blocks on the disk, never calls back. -EINVAL for a misaligned or
  * out-of-range request (then it was not taken), -EAGAIN when request_capacity is used up. */
 int io_submit(io *self, io_request *request) MUST_CHECK;
+
+/* Requests that go behind this one wait for it no more: it will not be submitted. */
+void io_forget(io *self, const io_request *request);
 
 /* How many more requests io_submit takes before it says -EAGAIN. */
 uint32_t io_room(const io *self);

@@ -125,7 +125,7 @@ uint32_t plani_op(plani_builder *b, enum op_kind kind, enum lane_kind lane)
     fresh->kind = (uint8_t)kind;
     fresh->lane = (uint8_t)lane;
     fresh->unit = fresh->stage = fresh->micro_batch = fresh->tile = PROGRAM_NONE;
-    fresh->state_kind = PROGRAM_NONE;
+    fresh->state_kind = fresh->behind = PROGRAM_NONE;
     fresh->if_applied = b->if_applied;
     fresh->if_commits = b->if_commits;
     return (uint32_t)b->op_count++;

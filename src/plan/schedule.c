@@ -179,8 +179,8 @@ static uint32_t take_next(struct plani_sim *s, int lane)
     return PROGRAM_NONE;
 }
 
-/* Starts what can start. What was held for another is behind that by a dependency of its own: the executor
- * knows no urgency. */
+/* Starts what can start. What was held for another is told to be behind that, the executor knows no urgency:
+ * a copy by a dependency, a read or a write by op.behind, so that the drives go on to it without a pause. */
 static int start_ready(struct plani_sim *s)
 {
     for (int lane = 0; lane < LANE_COUNT; lane++) {
@@ -190,8 +190,13 @@ static int start_ready(struct plani_sim *s)
         struct plani_sim_op *o = &s->ops[idx];
         int other = plani_rival_lane(&s->b->job->machine, lane);
         uint32_t rival = other < LANE_COUNT ? s->last_done[other] : PROGRAM_NONE;
-        if (s->whole && o->was_held && rival != PROGRAM_NONE)
-            TRY(plani_add_edge(s->b, rival, idx));
+        o->behind = PROGRAM_NONE;
+        if (s->whole && o->was_held && rival != PROGRAM_NONE) {
+            if (lane == LANE_READ || lane == LANE_WRITE)
+                o->behind = rival;
+            else
+                TRY(plani_add_edge(s->b, rival, idx));
+        }
         o->state = OP_RUNNING;
         o->start = s->now;
         s->running[lane] = idx;

@@ -50,6 +50,7 @@ enum op_state { OP_WAITING, OP_RUNNING, OP_COMPLETE };
 struct plani_sim_op {
     double start, end; /* seconds */
     uint32_t missing;  /* dependencies not complete */
+    uint32_t behind; /* with `whole`: what it was held for on the drives, serial; or PROGRAM_NONE */
     uint8_t state;
     bool
         was_held; /* could have started before, but for another that had the shared drives or copies */
@@ -58,7 +59,7 @@ struct plani_sim_op {
 struct plani_sim {
     plani_builder *b;
     const struct plani_graph *graph;
-    bool whole; /* dependencies are added for what was held */
+    bool whole; /* what was held is told in the program: op.behind, and for copies a dependency */
     struct plani_sim_op *ops;
     struct plani_heap ready[LANE_COUNT];
     uint32_t running[LANE_COUNT];
