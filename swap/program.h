@@ -23,8 +23,9 @@
  * memory included: every dependency of op i has an index below i. An op starts when its dependencies
  * are complete and the ops before it on its lane have been issued. Lanes `read` and `write` keep many
  * requests in flight, which complete out of order; on the other lanes an op completes before the next
- * one starts. Offsets are static and only timing is dynamic, so no timing corrupts memory, and since
- * dependencies point backward only, none deadlocks.
+ * one starts. Where both directions want the drives, the plan says which goes first (op.behind). Offsets
+ * are static and only timing is dynamic, so no timing corrupts memory, and since dependencies point
+ * backward only, as op.behind does, none deadlocks.
  *
  * Pure data: built by one thread, then read-only and shared. */
 #ifndef SLUICE_SWAP_PROGRAM_H

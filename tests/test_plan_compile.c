@@ -22,10 +22,25 @@ static bool is_cut(const random_job *r)
     return false;
 }
 
+/* What goes behind another does so by the prediction as well. How many do. */
+static uint64_t count_behind(const program *prog)
+{
+    uint64_t count = 0;
+    for (uint64_t i = 0; i < prog->op_count; i++) {
+        const op *item = &prog->ops[i];
+        if (item->behind == PROGRAM_NONE)
+            continue;
+        assert_true(prog->ops[item->behind].predicted_end_ns <= item->predicted_start_ns);
+        count++;
+    }
+    return count;
+}
+
 /* `frozen`: some units of each job do not learn. `split`: masters are. */
 static void try_random_jobs(uint64_t first, uint64_t last, bool frozen, bool split, int least)
 {
     int fitted = 0, refused = 0, cut = 0, committing = 0, orders[2] = {0}, updates[4] = {0};
+    uint64_t behind = 0;
     for (uint64_t seed = first; seed <= last; seed++) {
         random_job r;
         fixture_random_job(&r, seed);
@@ -45,8 +60,10 @@ static void try_random_jobs(uint64_t first, uint64_t last, bool frozen, bool spl
                 orders[o] += (int)r.job.order == o;
             for (int u = 0; u < 4; u++)
                 updates[u] += (int)r.job.update == u;
-            for (int k = 0; k < PROGRAM_KIND_COUNT; k++)
+            for (int k = 0; k < PROGRAM_KIND_COUNT; k++) {
                 assert_int_equal(program_check(&set.programs[k]), 0);
+                behind += count_behind(&set.programs[k]);
+            }
             assert_true(set.programs[PROGRAM_STEADY].predicted_ns + 1000 >= set.bound_ns);
             plan_set_fini(&set);
             continue;
@@ -84,8 +101,11 @@ static void try_random_jobs(uint64_t first, uint64_t last, bool frozen, bool spl
             r.job.budget_bytes[a] = need[a];
         }
     }
-    print_message("seeds %d to %d: %d compiled (%d cut, %d that commit), %d refused\n", (int)first,
-                  (int)last, fitted, cut, committing, refused);
+    print_message("seeds %d to %d: %d compiled (%d cut, %d that commit), %d refused; %llu ops "
+                  "behind others\n",
+                  (int)first, (int)last, fitted, cut, committing, refused,
+                  (unsigned long long)behind);
+    assert_true(behind > (uint64_t)least);
     assert_true(fitted > 5 * least && refused > least && cut > least && committing > least);
     for (int o = 0; o < 2; o++)
         assert_true(orders[o] > least);
