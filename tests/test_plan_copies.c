@@ -14,6 +14,7 @@
 
 #include "plan/compile.h"
 #include "plan_fixture.h"
+#include "plan_large.h"
 #include "plan_ranks_run.h"
 
 enum { SEEDS = 120 };
@@ -139,6 +140,58 @@ static void copies_make_the_step_shorter(void **state)
     }
 }
 
+/* 151M params with all states on a drive that binds, in so many bytes of memory; tiles of `tile_elems`, or chosen. */
+static uint64_t compile_large(uint64_t host_bytes, uint64_t tile_elems, plan_set *set)
+{
+    static uint64_t elems[LARGE_UNITS_MAX];
+    static plan_stage stages[LARGE_UNITS_MAX];
+    static plan_pass passes[LARGE_UNITS_MAX][2];
+    static uint8_t homes[LARGE_UNITS_MAX];
+    memset(homes, ARENA_NVME, sizeof homes);
+    plan_job job = {.update = PLAN_UPDATE_IN_NEXT_FORWARD, .tile_elems = tile_elems};
+    large_job_make(&job, elems, stages, passes, 12, 1024);
+    plan_machine_default_cpu(&job.machine, 8, true);
+    job.machine.drive_read_bytes_per_second = job.machine.drive_write_bytes_per_second = 1e9;
+    job.needs_save_places = false;
+    for (int k = 0; k < STATE_KIND_COUNT; k++)
+        job.homes[k] = homes;
+    job.budget_bytes[ARENA_DEVICE] = 2 * GIB;
+    job.budget_bytes[ARENA_HOST] = host_bytes;
+    job.budget_bytes[ARENA_NVME] = 64 * GIB;
+    if (plan_compile(&job, set) < 0)
+        fail_msg("host of %llu bytes: %s", (unsigned long long)host_bytes, err_text());
+    return set->programs[PROGRAM_STEADY].predicted_ns;
+}
+
+/* Where copies fill the host, tiles get smaller, so that some are under way in what is left; a size that the job names
+ * stays, and the step is as short as with it. */
+static void copies_leave_room_for_tiles(void **state)
+{
+    (void)state;
+    enum { ELEM_BYTES = 12 + 2 + 2, UNDER_WAY = 6 };
+    bool was_smaller = false;
+    for (uint64_t host = 512 * MIB; host <= 2 * GIB; host *= 2) {
+        plan_set chosen, coarse;
+        uint64_t ns = compile_large(host, 0, &chosen);
+        uint64_t coarse_ns = compile_large(host, 4 * MIB, &coarse);
+        uint64_t room = host - chosen.copy_bytes;
+        print_message(
+            "host %llu MiB: copies %llu MiB, tiles of %llu Ki, step %.3f s; of 4096 Ki: %.3f s\n",
+            (unsigned long long)(host / MIB), (unsigned long long)(chosen.copy_bytes / MIB),
+            (unsigned long long)(chosen.tile_elems / KIB), (double)ns * 1e-9,
+            (double)coarse_ns * 1e-9);
+        assert_true(chosen.copy_bytes > 0);
+        assert_int_equal(coarse.tile_elems, 4 * MIB);
+        assert_true(chosen.tile_elems <= MIB ||
+                    room / (chosen.tile_elems * ELEM_BYTES) >= UNDER_WAY - 1);
+        assert_true((double)ns <= 1.02 * (double)coarse_ns);
+        was_smaller = was_smaller || chosen.tile_elems < coarse.tile_elems;
+        plan_set_fini(&chosen);
+        plan_set_fini(&coarse);
+    }
+    assert_true(was_smaller);
+}
+
 static void none_where_nothing_begins_with_an_update(void **state)
 {
     (void)state;
@@ -161,6 +214,7 @@ int main(void)
         cmocka_unit_test(every_update_finds_the_one_before),
         cmocka_unit_test(a_step_reads_what_has_no_copy),
         cmocka_unit_test(copies_make_the_step_shorter),
+        cmocka_unit_test(copies_leave_room_for_tiles),
         cmocka_unit_test(none_where_nothing_begins_with_an_update),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

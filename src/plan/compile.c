@@ -29,9 +29,13 @@ static const double older_commit_gain = 0.02;
 static const double copy_gain = 0.002;
 /* And the device's memory that packed params take. */
 static const double packed_gain = 0.002;
+/* What smaller tiles may cost by the simulator, where copies leave room for few larger ones. */
+static const double fine_cost = 0.01;
 
 enum {
-    COPY_PARTS = 8,        /* of the host's room, tried as copies */
+    COPY_PARTS = 8,      /* of the host's room, tried as copies */
+    TILES_UNDER_WAY = 6, /* that copies should leave room for */
+    TILE_ELEMS_FINE = 1 << 20,
     SLOTS_MOST = 4000000,  /* stages times micro-batches */
     SEARCH_WORK = 8000000, /* ops: what fits by then is not improved on */
     TRIAL_TILES_MOST = 1024,
@@ -376,6 +380,34 @@ static int choose_copies(const plan_job *job, struct choice *best, uint64_t *wor
     return 0;
 }
 
+static uint64_t under_way_bytes(const plan_job *job, uint64_t elems)
+{
+    return tile_state_bytes(job->state_streams, elems) +
+           elems * (job->param_bytes + job->grad_bytes);
+}
+
+/* Smaller tiles where copies leave room for few, unless the step gets longer. In a run, other than here, a tile is
+ * compared and summed between ops, and the drive goes on with others. Of 151M params through 170 MiB, 1 Mi
+ * in place of 4 Mi elements: 1.09 times as fast. */
+static int choose_finer(const plan_job *job, struct choice *copied, uint64_t *work)
+{
+    uint64_t taken = copied->host_bytes + copied->copy_bytes, lane_ns[LANE_COUNT], ns;
+    uint64_t budget = job->budget_bytes[ARENA_HOST], room = budget > taken ? budget - taken : 0;
+    struct choice with = *copied;
+    while (copied->copy_bytes > 0 && !job->tile_elems && *work <= SEARCH_WORK &&
+           room / under_way_bytes(job, copied->tile_elems) < TILES_UNDER_WAY) {
+        with.tile_elems = size_round_up(copied->tile_elems / 2, TILE_ELEMS_STEP);
+        if (with.tile_elems < TILE_ELEMS_FINE)
+            break;
+        TRY(steady_ns(job, &with, copied->commit, work, &ns, lane_ns));
+        if (ns == UINT64_MAX || (double)ns > (1 + fine_cost) * (double)with.predicted_ns)
+            break;
+        copied->tile_elems = with.tile_elems;
+        copied->predicted_ns = ns;
+    }
+    return 0;
+}
+
 /* Packed params, where they make the step shorter: those of all passes, else without the largest, and so on. A pass
  * computes sooner with them, but what they take of the device is missing for what is brought ahead. */
 static int choose_packed(const plan_job *job, struct choice *best, uint64_t *work)
@@ -451,6 +483,7 @@ static int compile_best(const plan_job *job, struct choice *best, plan_set *out,
 {
     struct choice copied = *best;
     TRY(choose_copies(job, &copied, work));
+    TRY(choose_finer(job, &copied, work));
     struct choice packed = copied;
     TRY(choose_packed(job, &packed, work));
     int rc = compile_choice(job, &packed, out, work);
@@ -459,24 +492,6 @@ static int compile_best(const plan_job *job, struct choice *best, plan_set *out,
     if (rc == ERR_NO_FIT && copied.copy_bytes > 0)
         rc = compile_choice(job, best, out, work);
     return rc;
-}
-
-int plani_check_job(const plan_job *job)
-{
-    bool learns = job->only_eval;
-    for (uint32_t u = 0; u < job->unit_count; u++)
-        learns = learns || plan_learns(job, u);
-    if (job->micro_batch_count == 0)
-        return err_set(ERR_CONFIG, "gradient_accumulation_steps is 0: a step has at least one "
-                                   "micro-batch");
-    if (!learns)
-        return err_set(ERR_CONFIG, "all %" PRIu32 " units are frozen: nothing of the model learns",
-                       job->unit_count);
-    if (tile_master_is_split(job->state_streams) && job->param_bytes != 2)
-        return err_set(ERR_CONFIG,
-                       "a split master needs params of 2 bytes, and these have %" PRIu32,
-                       job->param_bytes);
-    return 0;
 }
 
 int plan_compile(const plan_job *job, plan_set *out)

@@ -268,3 +268,21 @@ int plani_excess_of(const plan_job *job, struct plani_candidate *list, uint32_t 
     *bytes = excess(job, closest->need);
     return 0;
 }
+
+int plani_check_job(const plan_job *job)
+{
+    bool learns = job->only_eval;
+    for (uint32_t u = 0; u < job->unit_count; u++)
+        learns = learns || plan_learns(job, u);
+    if (job->micro_batch_count == 0)
+        return err_set(ERR_CONFIG, "gradient_accumulation_steps is 0: a step has at least one "
+                                   "micro-batch");
+    if (!learns)
+        return err_set(ERR_CONFIG, "all %" PRIu32 " units are frozen: nothing of the model learns",
+                       job->unit_count);
+    if (tile_master_is_split(job->state_streams) && job->param_bytes != 2)
+        return err_set(ERR_CONFIG,
+                       "a split master needs params of 2 bytes, and these have %" PRIu32,
+                       job->param_bytes);
+    return 0;
+}
