@@ -33,6 +33,9 @@ typedef struct lane_io_config lane_io_config;
  * One op is one io_request; where the transport is full, submit says -EAGAIN. Each lane's descriptor is
  * readable also for completions that the other's poll has found.
  *
+ * An op that goes behind another (op.behind) may be submitted while that one is in flight: its transfers wait in the
+ * queue, a write's sum is taken meanwhile, and go when all of the other's are with the kernel (io_request.behind).
+ *
  * With `verify`, each write is summed before it is submitted, its sum is stored when it is complete, and
  * each read is compared with the sums of what was written there (swap/checksum.h).
  *

@@ -33,11 +33,11 @@ static const double packed_gain = 0.002;
 static const double fine_cost = 0.01;
 
 enum {
-    COPY_PARTS = 8,      /* of the host's room, tried as copies */
-    TILES_UNDER_WAY = 6, /* that copies should leave room for */
-    TILE_ELEMS_FINE = 1 << 20,
-    SLOTS_MOST = 4000000,  /* stages times micro-batches */
-    SEARCH_WORK = 8000000, /* ops: what fits by then is not improved on */
+    COPY_PARTS = 8,            /* of the host's room, tried as copies */
+    TILES_UNDER_WAY = 6,       /* that copies should leave room for */
+    TILE_ELEMS_FINE = 1 << 20, /* and no smaller for that: their state is a dozen transfers */
+    SLOTS_MOST = 4000000,      /* stages times micro-batches */
+    SEARCH_WORK = 8000000,     /* ops: what fits by then is not improved on */
     TRIAL_TILES_MOST = 1024,
     TRIAL_TILES_OF_HOST = 64,
 };

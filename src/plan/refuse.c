@@ -2,7 +2,8 @@
  *
  * A tile size fits if and only if the budgets cover what the serial order of its programs needs. Needs
  * are found step by step (homes first, which cost nothing to lay out, then program by program) and only
- * as far as the question asks: the search stops where a nearer candidate is known. */
+ * as far as the question asks: the search stops where a nearer candidate is known. At the end: jobs that no
+ * budget helps. */
 #include <assert.h>
 #include <errno.h>
 #include <inttypes.h>
