@@ -28,6 +28,15 @@ const operand *op_operand(const op *item, enum operand_role role)
     return NULL;
 }
 
+bool op_depends_on(const program *prog, uint32_t op_idx, uint32_t dep_idx)
+{
+    const op *item = &prog->ops[op_idx];
+    for (uint32_t k = 0; k < item->dep_count; k++)
+        if (prog->deps[item->dep_begin + k] == dep_idx)
+            return true;
+    return false;
+}
+
 uint64_t op_moved_bytes(const op *item)
 {
     switch ((enum op_kind)item->kind) {

@@ -227,6 +227,9 @@ void program_fini(program *prog);
 /* The operand of `item` with the role, or NULL. */
 const operand *op_operand(const op *item, enum operand_role role);
 
+/* Whether op `op_idx` names op `dep_idx` among its dependencies. */
+bool op_depends_on(const program *prog, uint32_t op_idx, uint32_t dep_idx);
+
 /* Bytes that the op moves: the size of its target for copies, what this rank sends (demand.comm_bytes)
  * for collectives, else 0. */
 uint64_t op_moved_bytes(const op *item);

@@ -207,10 +207,9 @@ static int check_behind(const program *prog, uint32_t op_idx, const char *text)
             ERR_INTERNAL,
             "program: %s goes behind op %u, but only reads and writes go behind each other", text,
             item->behind);
-    for (uint32_t k = 0; k < item->dep_count; k++)
-        if (prog->deps[item->dep_begin + k] == item->behind)
-            return err_set(ERR_INTERNAL, "program: %s goes behind op %u and depends on it", text,
-                           item->behind);
+    if (op_depends_on(prog, op_idx, item->behind))
+        return err_set(ERR_INTERNAL, "program: %s goes behind op %u and depends on it", text,
+                       item->behind);
     return 0;
 }
 
@@ -403,21 +402,12 @@ static void count_commits(const program *prog, uint32_t *counts, uint32_t *named
     }
 }
 
-static bool names_dep(const program *prog, uint32_t op_idx, uint32_t dep)
-{
-    const op *item = &prog->ops[op_idx];
-    for (uint32_t k = 0; k < item->dep_count; k++)
-        if (prog->deps[item->dep_begin + k] == dep)
-            return true;
-    return false;
-}
-
 static int unordered_commit(const program *prog, uint32_t write)
 {
     char text[SWAPI_OP_TEXT_BYTES], commit_text[SWAPI_OP_TEXT_BYTES];
     uint32_t commit = 0;
-    while (prog->ops[commit].kind != OP_COMMIT || names_dep(prog, commit, write) ||
-           names_dep(prog, write, commit))
+    while (prog->ops[commit].kind != OP_COMMIT || op_depends_on(prog, commit, write) ||
+           op_depends_on(prog, write, commit))
         commit++;
     return err_set(ERR_INTERNAL,
                    "program: %s and %s: neither names the other as a dependency, so the commit "

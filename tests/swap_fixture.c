@@ -584,14 +584,6 @@ bool fixture_runs(const program *prog, uint32_t op_idx, bool skipped, bool commi
     return (commits || !prog->ops[op_idx].if_commits) && !(skipped && fixture_skips(prog, op_idx));
 }
 
-static bool has_dep(const program *prog, const op *item, uint32_t op_idx)
-{
-    for (uint32_t k = 0; k < item->dep_count; k++)
-        if (prog->deps[item->dep_begin + k] == op_idx)
-            return true;
-    return false;
-}
-
 /* Half of the reads and writes go behind one of the latest two of the other direction. */
 static void add_behinds(uint64_t seed, program *prog)
 {
@@ -602,7 +594,7 @@ static void add_behinds(uint64_t seed, program *prog)
         if (item->lane > LANE_WRITE)
             continue;
         uint32_t other = latest[!item->lane][rng_below(seed, 13, 2 * (uint64_t)i, 2)];
-        if (other != PROGRAM_NONE && !has_dep(prog, item, other) &&
+        if (other != PROGRAM_NONE && !op_depends_on(prog, i, other) &&
             rng_below(seed, 13, 2 * (uint64_t)i + 1, 2) == 0)
             item->behind = other;
         latest[item->lane][1] = latest[item->lane][0];

@@ -3,7 +3,6 @@
 #include <assert.h>
 #include <errno.h>
 #include <math.h>
-#include <stdbool.h>
 #include <stdlib.h>
 
 #include "base/mem.h"
@@ -53,14 +52,6 @@ static int fill_deps(const plani_builder *b, const uint32_t *place, program *out
     return 0;
 }
 
-static bool depends_on(const program *prog, const op *item, uint32_t op_idx)
-{
-    for (uint32_t k = 0; k < item->dep_count; k++)
-        if (prog->deps[item->dep_begin + k] == op_idx)
-            return true;
-    return false;
-}
-
 static void fill_buffers(const struct plani_sim *s, program *out)
 {
     for (uint64_t i = 0; i < out->buffer_count; i++)
@@ -108,7 +99,7 @@ int plani_fill_program(const struct plani_sim *s, program *out)
         rc = fill_deps(b, place, out);
     for (uint64_t i = 0; rc == 0 && i < b->op_count; i++) {
         uint32_t behind = s->ops[order[i]].behind;
-        if (behind != PROGRAM_NONE && !depends_on(out, &out->ops[i], place[behind]))
+        if (behind != PROGRAM_NONE && !op_depends_on(out, (uint32_t)i, place[behind]))
             out->ops[i].behind = place[behind];
     }
     if (rc == 0)
