@@ -81,15 +81,6 @@ static void assert_twins(const random_job *r, const plan_set *set)
                                          set->homes.twins[u]);
 }
 
-static bool names(const program *prog, uint64_t op_idx, uint64_t dep)
-{
-    const op *item = &prog->ops[op_idx];
-    for (uint32_t k = 0; k < item->dep_count; k++)
-        if (prog->deps[item->dep_begin + k] == dep)
-            return true;
-    return false;
-}
-
 static bool writes_state(const program *prog, const op *item)
 {
     return item->kind == OP_WRITE &&
@@ -163,7 +154,8 @@ static void assert_commits(const random_job *r, const plan_set *set, enum progra
             continue;
         saved += is_save;
         written++;
-        assert_true(is_save || behind ? names(prog, commit, i) : names(prog, i, commit));
+        assert_true(is_save || behind ? op_depends_on(prog, commit, i)
+                                      : op_depends_on(prog, i, commit));
     }
     assert_int_equal(saved, tiles_of(r, set->tile_elems, true));
     assert_int_equal(written, tiles_of(r, set->tile_elems, !is_steady));
