@@ -2,6 +2,7 @@
 #include "test_config_common.h"
 
 #include "config/config_internal.h"
+#include "config/options.h"
 
 static void defaults_hold(void **state)
 {

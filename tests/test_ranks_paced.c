@@ -1,9 +1,9 @@
 /* What the plan says of a step of several ranks is what the ranks then take: 4 of them train on
- * paced lanes (train_options.pace), where drives, links and collectives take as long as on a stated
+ * paced lanes (setup_test.pace), where drives, links and collectives take as long as on a stated
  * machine and computing takes time alone. Their real collectives make them wait for each other as
  * ever. Shown of each case:
  *
- *   the mean steady step is within 15% of plan_summary.step_seconds
+ *   the mean steady step is within 15% of setup_summary.step_seconds
  *   where the plan hides collectives behind computing, a step is much shorter than both end to end
  *
  * This is about time, which other tests leave alone: so a step lasts more than a second and its ops
@@ -23,6 +23,9 @@
 
 #include "comm_fixture.h"
 #include "plan/plan.h"
+#include "setup/setup.h"
+#include "setup/summary.h"
+#include "train/train.h"
 #include "train_fixture.h"
 
 enum { RANKS = 4, TRIES = 3, STEPS = 3, SETS_MAX = 8 };
@@ -72,7 +75,7 @@ struct paced_run {
     uint64_t device_bytes;       /* budget; 0: the job's own */
 };
 
-static void keep_plan(void *user, const struct plan_summary *plan)
+static void keep_plan(void *user, const struct setup_summary *plan)
 {
     struct paced_result *result = ((struct paced_run *)user)->result;
     result->predicted = plan->step_seconds;
@@ -113,10 +116,10 @@ static int train_paced(comm *ranks, void *user)
     job *asked;
     TRY(read_job(run.asked, run.device_bytes, &asked));
     plan_machine machine = machine_of(run.asked);
-    const struct train_pace pace = {.machine = &machine};
+    const struct setup_test test = {.pace = &machine};
     const struct train_options options = {.job = asked,
                                           .comm = ranks,
-                                          .pace = &pace,
+                                          .test = &test,
                                           .is_trial = true, /* no commits */
                                           .on_plan = keep_plan,
                                           .on_step = keep_step,
@@ -132,9 +135,9 @@ static int find_least(comm *ranks, void *user)
 {
     struct paced_run *run = user;
     job *asked;
-    struct plan_summary plan;
+    struct setup_summary plan;
     TRY(read_job(run->asked, 65536, &asked));
-    int rc = train_plan(asked, RANKS, &plan);
+    int rc = setup_plan(asked, RANKS, &plan);
     job_destroy(asked);
     if (comm_get_rank(ranks) == 0)
         run->result->least_bytes = fixture_budget_named(err_text(), "tiers.device.budget");

@@ -12,6 +12,8 @@
 #include <cmocka.h>
 
 #include "comm_fixture.h"
+#include "setup/summary.h"
+#include "train/train.h"
 #include "train_fixture.h"
 
 enum { STEPS = 6, RANKS = 2 };
@@ -107,7 +109,7 @@ struct ranks_run {
     uint64_t *hash, *packed_bytes; /* of rank 0, in shared memory */
 };
 
-static void keep_plan(void *user, const struct plan_summary *plan)
+static void keep_plan(void *user, const struct setup_summary *plan)
 {
     *((struct ranks_run *)user)->packed_bytes = plan->packed_bytes;
 }
