@@ -434,7 +434,8 @@ static int compile_choice(const plan_job *job, struct choice *best, plan_set *ou
     return compile_all(job, best, out, work);
 }
 
-/* Compile with copies where they gain; compile without them if another program of the set then has no room. */
+/* Compile with copies where they gain; compile without them if another program of the set then
+ * has no room. */
 static int compile_best(const plan_job *job, struct choice *best, plan_set *out, uint64_t *work)
 {
     struct choice with = *best;
