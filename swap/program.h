@@ -122,7 +122,6 @@ enum operand_role {
     ROLE_NORM_SUMS,   /* fp64 block sums of all units */
     ROLE_CONSTANTS,   /* tables of the model, such as rotary angles */
     ROLE_CACHE, /* keys and values of the positions so far, of all blocks: a program of generation */
-    ROLE_PACKED, /* params in the order that products want, device: of a pass, by its first micro-batch */
     ROLE_COUNT
 };
 

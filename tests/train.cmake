@@ -36,8 +36,6 @@ if(TARGET sluice_profile)
     sluice_test(test_train_resume LIBS train_fixture LABELS cpu nvme debug TIMEOUT 120)
     sluice_test(test_train_lora LIBS train_fixture LABELS cpu nvme debug)
     sluice_test(test_train_frozen LIBS train_fixture comm_fixture LABELS cpu nvme debug TIMEOUT 120)
-    sluice_test(test_train_packed LIBS train_fixture comm_fixture LABELS cpu nvme debug TIMEOUT 120
-                INSTANCES fp16 bf16)
     sluice_test(test_train_split LIBS train_fixture comm_fixture LABELS cpu nvme debug TIMEOUT 120)
     sluice_test(test_train_rescue LIBS train_fixture LABELS cpu nvme debug)
     sluice_test(test_train_stops LIBS train_fixture LABELS cpu nvme TIMEOUT 120

@@ -165,7 +165,6 @@ static void report_job(json_t *object, const struct setup_summary *plan)
         {"sent_bytes", plan->sent_bytes},
         {"tile_elems", plan->tile_elems},
         {"held_stages", plan->held_stages},
-        {"packed_bytes", plan->packed_bytes},
         {"ops", plan->op_count},
     };
     json_object_set_new(object, "model", json_string(plan->model_name));

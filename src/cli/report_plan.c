@@ -95,11 +95,6 @@ static void report_job(FILE *out, const struct setup_summary *plan)
     fprintf(out, "tiles of %s elements, %" PRIu64 " stage%s held\n",
             cli_count((double)plan->tile_elems, text), plan->held_stages,
             plan->held_stages == 1 ? "" : "s");
-    if (plan->packed_bytes > 0) {
-        char size[SIZE_TEXT_BYTES];
-        fprintf(out, "             weights packed once a unit, %s of the device at most for each\n",
-                size_format(plan->packed_bytes, size));
-    }
     fprintf(out, "machine      %s%s\n", plan->machine_name, report_origin(plan));
     if (plan->world_size > 1)
         fprintf(out,

@@ -47,7 +47,6 @@ static void fill_call(const struct engine *self, const program *prog, const op *
     const int32_t *tokens = role_address(self, prog, item, ROLE_TOKENS);
     unsigned char *workspace = role_address(self, prog, item, ROLE_WORKSPACE);
     void *saved = role_address(self, prog, item, ROLE_SAVED);
-    const operand *packed = op_operand(item, ROLE_PACKED);
     *call = (model_call){
         .params = {role_address(self, prog, item, ROLE_PARAMS0),
                    role_address(self, prog, item, ROLE_PARAMS1)},
@@ -64,8 +63,6 @@ static void fill_call(const struct engine *self, const program *prog, const op *
         .saved = saved ? saved : workspace,
         .temp = workspace + setup->workspace_temp_offset,
         .constants = role_address(self, prog, item, ROLE_CONSTANTS),
-        .packed = address(self, prog, packed),
-        .is_packed = packed && packed->access == ACCESS_READ,
         .cache = role_address(self, prog, item, ROLE_CACHE),
         .position = self->position,
         .count = self->count,

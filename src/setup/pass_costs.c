@@ -219,20 +219,6 @@ double costs_of_kernels(const costs *self, const model_costs *kernels)
     return seconds;
 }
 
-/* What the pass spends on the order of its weights: in `seconds`, and where it leaves them so. */
-static void price_packing(const machine *from, const model_pass *net, double slower, plan_pass *out)
-{
-    double within = from->device.packing_within_rate, once = from->device.packing_rate;
-    if (!(within > 0 && once > 0))
-        return;
-    double uses = (double)net->packed_uses, all = (double)out->packed_bytes;
-    double kept = (double)out->kept_packed_bytes;
-    out->packing_seconds = slower * uses * all / within;
-    out->packing_once_seconds = slower * all / once;
-    out->kept_packing_seconds = slower * uses * kept / within;
-    out->kept_packing_once_seconds = slower * kept / once;
-}
-
 void setupi_price_passes(struct setup *self, const machine *from)
 {
     costs known;
@@ -253,8 +239,7 @@ void setupi_price_passes(struct setup *self, const machine *from)
         for (int phase = 0; phase < MODEL_PHASE_COUNT; phase++)
             for (uint32_t p = 0; p < net->stages[s].pass_count[phase]; p++) {
                 model_pass_costs(net, (enum model_phase)phase, s, p, &kernels);
-                pass->seconds = slower * costs_of_kernels(&known, &kernels);
-                price_packing(from, &net->stages[s].passes[phase][p], slower, pass++);
+                (pass++)->seconds = slower * costs_of_kernels(&known, &kernels);
             }
     }
 }

@@ -68,20 +68,19 @@ static void put_homes(FILE *out, const struct setup *setup, int kind)
 static void put_figures(FILE *out, const struct setup *setup, const struct setup_summary *sum,
                         uint64_t train_tokens)
 {
-    fprintf(
-        out,
-        "{\n  \"world_size\": %u,\n  \"zero_stage\": %u,\n  \"parameters\": %" PRIu64
-        ",\n  \"units\": %" PRIu64 ",\n  \"train_tokens\": %" PRIu64
-        ",\n  \"tokens_per_step\": %" PRIu64
-        ",\n  \"state_formats\": \"%s\",\n  \"state_bytes_per_parameter\": %.6g"
-        ",\n  \"order\": \"%s\",\n  \"update\": \"%s\",\n  \"tile_elems\": %" PRIu64
-        ",\n  \"held_stages\": %" PRIu64 ",\n  \"packed_bytes\": %" PRIu64 ",\n  \"ops\": %" PRIu64
-        ",\n  \"predicted_step_seconds\": %.6g,\n  \"bound_seconds\": %.6g,\n"
-        "  \"machine\": \"%s\",\n",
-        sum->world_size, sum->zero_stage, sum->param_count, sum->unit_count, train_tokens,
-        sum->tokens_per_step, sum->state_formats, sum->state_param_bytes, sum->order, sum->update,
-        sum->tile_elems, sum->held_stages, sum->packed_bytes, sum->op_count, sum->step_seconds,
-        sum->bound_seconds, sum->machine_is_measured ? "measured" : "defaults");
+    fprintf(out,
+            "{\n  \"world_size\": %u,\n  \"zero_stage\": %u,\n  \"parameters\": %" PRIu64
+            ",\n  \"units\": %" PRIu64 ",\n  \"train_tokens\": %" PRIu64
+            ",\n  \"tokens_per_step\": %" PRIu64
+            ",\n  \"state_formats\": \"%s\",\n  \"state_bytes_per_parameter\": %.6g"
+            ",\n  \"order\": \"%s\",\n  \"update\": \"%s\",\n  \"tile_elems\": %" PRIu64
+            ",\n  \"held_stages\": %" PRIu64 ",\n  \"ops\": %" PRIu64
+            ",\n  \"predicted_step_seconds\": %.6g,\n  \"bound_seconds\": %.6g,\n"
+            "  \"machine\": \"%s\",\n",
+            sum->world_size, sum->zero_stage, sum->param_count, sum->unit_count, train_tokens,
+            sum->tokens_per_step, sum->state_formats, sum->state_param_bytes, sum->order,
+            sum->update, sum->tile_elems, sum->held_stages, sum->op_count, sum->step_seconds,
+            sum->bound_seconds, sum->machine_is_measured ? "measured" : "defaults");
     fprintf(out, "  \"model\": ");
     put_string(out, sum->model_name);
     fprintf(out, ",\n  \"machine_name\": ");

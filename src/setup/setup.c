@@ -228,20 +228,6 @@ static void fill_pass(const model_pass *from, plan_pass *to)
     };
 }
 
-/* Not where calls of two lengths take turns, nor of a GPU that is not here: the kernels that are do
- * not know. */
-static bool can_hold_packed(const struct setup *self)
-{
-    return self->job->schedule.packed != JOB_PACKED_NEVER && !self->single && !self->described_gpu;
-}
-
-static void fill_packed(const model_pass *from, plan_pass *to)
-{
-    to->packed_bytes = from->packed_bytes;
-    to->kept_packed_bytes = from->kept_packed_bytes;
-    to->packs_alone = from->packed_uses > 1;
-}
-
 /* With calls of one token beside the others: of both. */
 static uint64_t saved_bytes_of(const struct setup *self, uint32_t stage)
 {
@@ -277,11 +263,8 @@ static int make_stages(struct setup *self)
         for (int phase = 0; phase < MODEL_PHASE_COUNT; phase++) {
             to->passes[phase] = self->passes + next;
             to->pass_count[phase] = from->pass_count[phase];
-            for (uint32_t p = 0; p < from->pass_count[phase]; p++, next++) {
-                fill_pass(&from->passes[phase][p], &self->passes[next]);
-                if (can_hold_packed(self))
-                    fill_packed(&from->passes[phase][p], &self->passes[next]);
-            }
+            for (uint32_t p = 0; p < from->pass_count[phase]; p++)
+                fill_pass(&from->passes[phase][p], &self->passes[next++]);
         }
     }
     return 0;
@@ -383,7 +366,6 @@ static int make_plan_inputs(struct setup *self, const struct setup_options *opti
                                                             : self->job->schedule.tile_elems,
         .tile_elems_max = self->job->sub_group_size,
         .lookahead_ops = self->job->schedule.lookahead,
-        .packs_always = self->job->schedule.packed == JOB_PACKED_ALWAYS,
         .needs_save_places = !options->is_trial && !options->params_alone,
         .commits = !options->is_trial && !options->only_eval && self->job->run.commit_every > 0,
         .commit_every = self->job->run.commit_every,

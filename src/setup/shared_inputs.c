@@ -16,7 +16,6 @@ struct plan_inputs {
     uint64_t workspace_bytes;
     plan_machine machine;
     uint64_t kernels_hash; /* of the backend's description */
-    uint64_t packed_hash;  /* of what passes hold packed, which other kernels lay otherwise */
     uint64_t stage_count, pass_count;
 };
 
@@ -41,30 +40,6 @@ static bool have_equal_passes(const struct plan_inputs *all, uint32_t world)
     return true;
 }
 
-static uint64_t hash_packed(const struct setup *self)
-{
-    uint64_t hash = 0;
-    for (uint64_t p = 0; p < self->pass_count; p++) {
-        const plan_pass *pass = &self->passes[p];
-        const uint64_t own[] = {hash, pass->packed_bytes, pass->kept_packed_bytes,
-                                pass->packs_alone};
-        hash = XXH3_64bits(own, sizeof own);
-    }
-    return hash;
-}
-
-/* Ranks whose kernels differ in that hold nothing packed: all have one program. */
-static void join_packed(struct setup *self, const struct plan_inputs *all, uint32_t world)
-{
-    bool is_equal = true;
-    for (uint32_t r = 1; r < world; r++)
-        is_equal = is_equal && all[r].packed_hash == all[0].packed_hash;
-    for (uint64_t p = 0; p < self->pass_count && !is_equal; p++)
-        self->passes[p].packed_bytes = self->passes[p].kept_packed_bytes = 0;
-}
-
-enum { PASS_TIMES = 5 };
-
 /* Of each stage what its kept activations save, then of each pass: into the list, or out of it. */
 static void copy_times(struct setup *self, double *list, bool to_list)
 {
@@ -74,12 +49,9 @@ static void copy_times(struct setup *self, double *list, bool to_list)
         list++;
     }
     for (uint64_t p = 0; p < self->pass_count; p++) {
-        plan_pass *pass = &self->passes[p];
-        double *const own[PASS_TIMES] = {&pass->seconds, &pass->packing_seconds,
-                                         &pass->packing_once_seconds, &pass->kept_packing_seconds,
-                                         &pass->kept_packing_once_seconds};
-        for (int i = 0; i < PASS_TIMES; i++, list++)
-            *(to_list ? list : own[i]) = *(to_list ? own[i] : list);
+        double *own = &self->passes[p].seconds;
+        *(to_list ? list : own) = *(to_list ? own : list);
+        list++;
     }
 }
 
@@ -87,7 +59,7 @@ static void copy_times(struct setup *self, double *list, bool to_list)
  * give others. */
 static int share_times(struct setup *self)
 {
-    uint64_t count = self->plan.stage_count + PASS_TIMES * self->pass_count;
+    uint64_t count = self->plan.stage_count + self->pass_count;
     double *list = mem_alloc(count, sizeof *list, "times of the passes");
     int rc = comm_agree(self->ranks.comm, "times of the passes", list ? 0 : -ENOMEM);
     if (rc == 0) {
@@ -115,11 +87,9 @@ int setupi_share_inputs(struct setup *self)
     own.kernels_hash = XXH3_64bits(kernels, strlen(kernels));
     own.stage_count = self->plan.stage_count;
     own.pass_count = self->pass_count;
-    own.packed_hash = hash_packed(self);
     int rc = comm_exchange(ranks->comm, "budgets", &own, sizeof own, all);
     if (rc == 0) {
         join_inputs(all, ranks->world, &self->plan);
-        join_packed(self, all, ranks->world);
         if (own.kernels_hash != all[0].kernels_hash)
             log_warn(
                 "rank %u computes with %s, rank 0 with other kernels: a run whose ranks change "

@@ -87,7 +87,6 @@ static void summarize_memory(const struct setup *self, struct setup_summary *out
     memcpy(out->home_bytes, self->set.home_bytes, sizeof out->home_bytes);
     out->second_bytes = self->set.second_bytes;
     out->copy_bytes = self->set.copy_bytes;
-    out->packed_bytes = self->set.packed_bytes_max;
     for (uint32_t u = 0; u < self->plan.unit_count; u++) {
         uint32_t state = homes->saves[u] != PROGRAM_NONE ? homes->saves[u] : homes->optimizer[u];
         out->save_bytes +=

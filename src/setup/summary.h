@@ -59,7 +59,6 @@ struct setup_summary {
     uint64_t second_bytes; /* of nvme: the second places of what commits keep (run.commit_every) */
     /* of host: optimizer state on nvme that a step begins with (plan/plan.h) */
     uint64_t copy_bytes;
-    uint64_t packed_bytes; /* of device: the most that a pass holds packed (plan/plan.h) */
     uint64_t kept_bytes;   /* what second places take, or would take, where steps commit */
     uint64_t padding_bytes[ARENA_COUNT];
     uint64_t moving_bytes[ARENA_COUNT];
