@@ -4,6 +4,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/file.h"
 #include "base/size.h"
 #include "tiers/slab.h"
 #include "train/train_internal.h"
@@ -17,11 +18,8 @@ int traini_make_absolute(char path[SLAB_PATH_BYTES])
     snprintf(given, sizeof given, "%s", path);
     if (!getcwd(base, sizeof base))
         return err_errno(errno, "the working directory");
-    int length = snprintf(path, SLAB_PATH_BYTES, "%s/%s", base, given);
-    if (length < 0 || length >= SLAB_PATH_BYTES)
-        return err_set(ERR_CONFIG, "the path of a drive, %.100s..., is longer than %d bytes", given,
-                       SLAB_PATH_BYTES - 1);
-    return 0;
+    int rc = file_join(path, SLAB_PATH_BYTES, base, given);
+    return rc < 0 ? err_prefix(ERR_CONFIG, "a drive") : 0;
 }
 
 /* The directories of the slabs: the job's drives, or the run directory. */

@@ -9,6 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/file.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/size.h"
@@ -24,8 +25,7 @@ enum {
 static bool has_file(const char *directory, const char *name)
 {
     char path[JOB_PATH_BYTES + 64];
-    int length = snprintf(path, sizeof path, "%s/%s", directory, name);
-    return length > 0 && (size_t)length < sizeof path && access(path, R_OK) == 0;
+    return file_join(path, sizeof path, directory, name) == 0 && access(path, R_OK) == 0;
 }
 
 /* Ours before the caller's, whose later words win. */
