@@ -185,18 +185,6 @@ const char *lane_kind_name(enum lane_kind kind)
     return name_at(names, LANE_COUNT, kind);
 }
 
-const char *state_kind_name(enum state_kind kind)
-{
-    static const char *const names[STATE_KIND_COUNT] = {
-        [STATE_PARAMS] = "params",
-        [STATE_GRADS] = "grads",
-        [STATE_OPTIMIZER] = "optimizer",
-        [STATE_ACTIVATIONS] = "activations",
-        [STATE_INNER_ACTIVATIONS] = "inner activations",
-    };
-    return name_at(names, STATE_KIND_COUNT, kind);
-}
-
 const char *op_kind_name(enum op_kind kind)
 {
     static const char *const names[OP_KIND_COUNT] = {

@@ -35,6 +35,7 @@
 #include <stdint.h>
 
 #include "base/error.h"
+#include "base/words.h"
 
 enum {
     PROGRAM_NONE = 0xffffffff, /* no unit, no buffer, no op */
@@ -64,15 +65,6 @@ enum lane_kind {
     LANE_UPDATE,  /* the optimizer, initial values, working copies */
     LANE_COMMIT,  /* sync of the slabs and the manifest */
     LANE_COUNT
-};
-
-enum state_kind {
-    STATE_PARAMS,
-    STATE_GRADS, /* closed gradients, and fp32 accumulators that rest between micro-batches */
-    STATE_OPTIMIZER,
-    STATE_ACTIVATIONS,       /* boundaries between stages */
-    STATE_INNER_ACTIVATIONS, /* `saved` of a stage, kept or carried */
-    STATE_KIND_COUNT
 };
 
 enum op_kind {
@@ -270,7 +262,6 @@ uint64_t program_hash(const program *prog);
 const char *program_kind_name(enum program_kind kind);
 const char *arena_kind_name(enum arena_kind kind); /* "device", "host", "nvme" */
 const char *lane_kind_name(enum lane_kind kind);   /* "read", "write", "h2d", ... */
-const char *state_kind_name(enum state_kind kind); /* "params", "grads", ... */
 const char *op_kind_name(enum op_kind kind);       /* "forward", "update", ... */
 
 #endif

@@ -17,6 +17,7 @@
 
 #include "base/dtype.h"
 #include "base/error.h"
+#include "base/words.h"
 
 enum {
     JOB_PATH_BYTES = 4096,
@@ -35,14 +36,6 @@ enum job_tier {
     JOB_TIER_HOST,
     JOB_TIER_NVME,
     JOB_TIER_RECOMPUTE /* inner activations alone: not kept, computed again in the backward */
-};
-enum job_kind {
-    JOB_PARAMS,
-    JOB_GRADS,
-    JOB_OPTIMIZER,
-    JOB_ACTIVATIONS,       /* checkpoints between blocks */
-    JOB_INNER_ACTIVATIONS, /* those within a block, where kept from forward to backward */
-    JOB_KIND_COUNT
 };
 enum job_order { JOB_LAYER_MAJOR, JOB_BATCH_MAJOR, JOB_ORDER_FASTEST };
 enum job_update {
@@ -141,7 +134,7 @@ struct job_drive {
 /* One hand-written placement: later rules win over earlier ones and over the kind's own tier. */
 struct job_rule {
     uint32_t unit_first, unit_last; /* inclusive, in the model's unit numbering */
-    enum job_kind kind;
+    enum state_kind kind;
     enum job_tier tier;
 };
 
@@ -180,7 +173,7 @@ struct job {
         uint64_t device_budget, host_budget; /* 0: automatic (see README) */
         struct job_drive nvme[JOB_DRIVES_MAX];
         uint32_t nvme_count;
-        enum job_tier place[JOB_KIND_COUNT];
+        enum job_tier place[STATE_KIND_COUNT];
         struct job_rule rules[JOB_RULES_MAX];
         uint32_t rule_count;
     } tiers;

@@ -23,13 +23,6 @@ struct group {
 };
 
 static const char *const tier_names[ARENA_COUNT + 1] = {"device", "host", "nvme", "recomputed"};
-static const char *const kind_names[STATE_KIND_COUNT] = {
-    [STATE_PARAMS] = "params",
-    [STATE_GRADS] = "grads",
-    [STATE_OPTIMIZER] = "optimizer",
-    [STATE_ACTIVATIONS] = "activations",
-    [STATE_INNER_ACTIVATIONS] = "inner activations",
-};
 
 static bool is_member(const plani_placer *self, const struct group *g, uint32_t unit)
 {
@@ -209,10 +202,10 @@ static int say(plani_placer *self, struct plan_place_found *found, struct group 
     else
         TRY(explain(self, found, g, base_ns, why));
     char *text = found->reasons[found->reason_count++];
-    int length =
-        snprintf(text, PLAN_PLACE_REASON_BYTES, "%s of unit%s %s %s%s: %s %s", kind_names[g->kind],
-                 g->unit_count > 1 ? "s" : "", units, g->tier < ARENA_COUNT ? "on " : "",
-                 tier_names[g->tier], size_format(g->bytes, size), why);
+    int length = snprintf(text, PLAN_PLACE_REASON_BYTES, "%s of unit%s %s %s%s: %s %s",
+                          state_kind_name((enum state_kind)g->kind), g->unit_count > 1 ? "s" : "",
+                          units, g->tier < ARENA_COUNT ? "on " : "", tier_names[g->tier],
+                          size_format(g->bytes, size), why);
     if (length >= PLAN_PLACE_REASON_BYTES)
         memcpy(text + PLAN_PLACE_REASON_BYTES - 4, "...", 4);
     return 0;

@@ -12,14 +12,6 @@ static_assert((int)PLAN_REASONS_MAX == (int)PLAN_PLACE_REASONS_MAX &&
                   (int)PLAN_REASON_BYTES == (int)PLAN_PLACE_REASON_BYTES,
               "reasons are copied as they are");
 
-static const enum job_kind job_kind_of[STATE_KIND_COUNT] = {
-    [STATE_PARAMS] = JOB_PARAMS,
-    [STATE_GRADS] = JOB_GRADS,
-    [STATE_OPTIMIZER] = JOB_OPTIMIZER,
-    [STATE_ACTIVATIONS] = JOB_ACTIVATIONS,
-    [STATE_INNER_ACTIVATIONS] = JOB_INNER_ACTIVATIONS,
-};
-
 static uint8_t wanted_of_tier(enum job_tier tier)
 {
     switch (tier) {
@@ -60,11 +52,10 @@ static int read_wishes(const traini_setup *self, uint8_t *wanted[STATE_KIND_COUN
     const struct job *asked = self->job;
     uint32_t units = self->net->unit_count;
     for (int kind = 0; kind < STATE_KIND_COUNT; kind++) {
-        enum job_kind named = job_kind_of[kind];
-        memset(wanted[kind], wanted_of_tier(asked->tiers.place[named]), units);
+        memset(wanted[kind], wanted_of_tier(asked->tiers.place[kind]), units);
         for (uint32_t r = 0; r < asked->tiers.rule_count; r++) {
             const struct job_rule *rule = &asked->tiers.rules[r];
-            if (rule->kind != named)
+            if ((int)rule->kind != kind)
                 continue;
             if (rule->unit_last != UINT32_MAX && rule->unit_last >= units)
                 return err_set(ERR_CONFIG,
@@ -79,13 +70,13 @@ static int read_wishes(const traini_setup *self, uint8_t *wanted[STATE_KIND_COUN
 }
 
 /* Whether a unit has such activations at all: they go by the first unit of a stage. */
-static bool has_activations(const traini_setup *self, uint32_t unit, enum job_kind kind)
+static bool has_activations(const traini_setup *self, uint32_t unit, enum state_kind kind)
 {
     for (uint32_t s = 0; s < self->plan.stage_count; s++) {
         const plan_stage *stage = &self->plan.stages[s];
         if (stage->passes[PLAN_FORWARD][0].units[0] == unit)
-            return kind == JOB_ACTIVATIONS ? stage->has_input && stage->has_output
-                                           : stage->saved_bytes > 0;
+            return kind == STATE_ACTIVATIONS ? stage->has_input && stage->has_output
+                                             : stage->saved_bytes > 0;
     }
     return false;
 }
@@ -95,14 +86,13 @@ static void warn_of_idle_rules(const traini_setup *self)
 {
     for (uint32_t r = 0; r < self->job->tiers.rule_count; r++) {
         const struct job_rule *rule = &self->job->tiers.rules[r];
-        bool works = rule->kind != JOB_ACTIVATIONS && rule->kind != JOB_INNER_ACTIVATIONS;
+        bool works = rule->kind != STATE_ACTIVATIONS && rule->kind != STATE_INNER_ACTIVATIONS;
         for (uint32_t u = rule->unit_first; u <= rule->unit_last && u < self->net->unit_count; u++)
             works = works || has_activations(self, u, rule->kind);
         if (!works)
             log_warn("tiers.place.rules: a rule places %s of units %u to %u, which have none of "
                      "their own (those of a block go by its first unit); it has no effect",
-                     rule->kind == JOB_ACTIVATIONS ? "activations" : "inner activations",
-                     rule->unit_first, rule->unit_last);
+                     state_kind_name(rule->kind), rule->unit_first, rule->unit_last);
     }
 }
 

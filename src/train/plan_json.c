@@ -18,12 +18,6 @@
 #include "train/plan_memory.h"
 #include "train/train_internal.h"
 
-static const char *kind_text(int kind)
-{
-    return kind == STATE_INNER_ACTIVATIONS ? "inner_activations"
-                                           : state_kind_name((enum state_kind)kind);
-}
-
 static const char *tier_text(uint8_t home)
 {
     return home >= ARENA_COUNT ? "recompute" : arena_kind_name((enum arena_kind)home);
@@ -169,7 +163,9 @@ static void put_peak_what(FILE *out, const traini_setup *setup, const struct pla
     } else if (which < steady->buffer_count) {
         const buffer *piece = &steady->buffers[which];
         snprintf(text, sizeof text, "%s%s%s%s%s%s",
-                 piece->state_kind < STATE_KIND_COUNT ? kind_text(piece->state_kind) : "scratch",
+                 piece->state_kind < STATE_KIND_COUNT
+                     ? state_kind_key((enum state_kind)piece->state_kind)
+                     : "scratch",
                  piece->unit < setup->net->unit_count ? " of " : "",
                  piece->unit < setup->net->unit_count ? setup->net->units[piece->unit].name : "",
                  piece->is_home ? ", at rest" : "",
@@ -198,7 +194,7 @@ static int put_memory(FILE *out, const traini_setup *setup, const struct plan_su
     int rc = 0;
     fprintf(out, "  \"memory\": {\n    \"fields\": [\"at_us\"");
     for (int kind = 0; kind < STATE_KIND_COUNT; kind++)
-        fprintf(out, ", \"%s\"", kind_text(kind));
+        fprintf(out, ", \"%s\"", state_kind_key((enum state_kind)kind));
     fprintf(out, ", \"other\"],\n    \"seconds\": %.9g", (double)steady->predicted_ns * 1e-9);
     for (int a = 0; rc == 0 && a < ARENA_COUNT; a++) {
         rc = traini_memory_curve_make(steady, (enum arena_kind)a, curve);
@@ -271,7 +267,7 @@ static int put_plan(FILE *out, const traini_setup *setup, const struct plan_summ
     put_figures(out, setup, sum, train_tokens);
     fprintf(out, "  \"placement\": {");
     for (int kind = 0; kind < STATE_KIND_COUNT; kind++) {
-        fprintf(out, "%s\n    \"%s\": [", kind ? "," : "", kind_text(kind));
+        fprintf(out, "%s\n    \"%s\": [", kind ? "," : "", state_kind_key((enum state_kind)kind));
         put_homes(out, setup, kind);
         fprintf(out, "]");
     }

@@ -25,15 +25,6 @@ static const double least_gain = 0.02;
 /* Lanes that are busy for a smaller part of the step say little about their rate. */
 static const double telling_share = 0.03;
 
-static const enum job_kind job_kinds[STATE_KIND_COUNT] = {
-    [STATE_PARAMS] = JOB_PARAMS,
-    [STATE_GRADS] = JOB_GRADS,
-    [STATE_OPTIMIZER] = JOB_OPTIMIZER,
-    [STATE_ACTIVATIONS] = JOB_ACTIVATIONS,
-    [STATE_INNER_ACTIVATIONS] = JOB_INNER_ACTIVATIONS,
-};
-static const char *const kind_keys[STATE_KIND_COUNT] = {"params", "grads", "optimizer",
-                                                        "activations", "inner_activations"};
 static const char *const tier_keys[ARENA_COUNT + 1] = {"device", "host", "nvme", "recompute"};
 static const enum job_tier tiers[ARENA_COUNT + 1] = {JOB_TIER_DEVICE, JOB_TIER_HOST, JOB_TIER_NVME,
                                                      JOB_TIER_RECOMPUTE};
@@ -49,7 +40,7 @@ static bool place_kind(job *placed, enum state_kind kind, const uint8_t *homes, 
         units[homes[u]]++;
     for (int a = 1; a <= ARENA_COUNT; a++)
         most = units[a] > units[most] ? a : most;
-    placed->tiers.place[job_kinds[kind]] = tiers[most];
+    placed->tiers.place[kind] = tiers[most];
     for (uint32_t first = 0, last; first < count; first = last + 1) {
         last = first;
         while (last + 1 < count && homes[last + 1] == homes[first])
@@ -59,7 +50,7 @@ static bool place_kind(job *placed, enum state_kind kind, const uint8_t *homes, 
         if (placed->tiers.rule_count == JOB_RULES_MAX)
             return false;
         placed->tiers.rules[placed->tiers.rule_count++] =
-            (struct job_rule){first, last, job_kinds[kind], tiers[homes[first]]};
+            (struct job_rule){first, last, kind, tiers[homes[first]]};
     }
     return true;
 }
@@ -276,7 +267,7 @@ static void try_order(advisor *self)
 }
 
 /* All rules of the kind go. */
-static void drop_rules(job *changed, enum job_kind kind)
+static void drop_rules(job *changed, enum state_kind kind)
 {
     uint32_t kept = 0;
     for (uint32_t r = 0; r < changed->tiers.rule_count; r++)
@@ -289,8 +280,8 @@ static void try_kept(advisor *self)
 {
     for (int tier = ARENA_DEVICE; tier <= ARENA_COUNT; tier++) {
         *self->trial = *self->self->placed;
-        drop_rules(self->trial, JOB_INNER_ACTIVATIONS);
-        self->trial->tiers.place[JOB_INNER_ACTIVATIONS] = tiers[tier];
+        drop_rules(self->trial, STATE_INNER_ACTIVATIONS);
+        self->trial->tiers.place[STATE_INNER_ACTIVATIONS] = tiers[tier];
         try_trial(self, NULL, 1, "tiers.place.inner_activations=%s", tier_keys[tier]);
     }
     end_kind(self);
@@ -312,17 +303,17 @@ static bool try_first(advisor *self, enum state_kind kind, enum arena_kind from,
             last = u;
         }
     *self->trial = *own->placed;
-    drop_rules(self->trial, job_kinds[kind]);
+    drop_rules(self->trial, kind);
     if (!place_kind(self->trial, kind, homes, own->unit_count))
         return false;
     if (count == all)
-        return try_trial(self, NULL, 1, "tiers.place.%s=%s in place of %s", kind_keys[kind],
+        return try_trial(self, NULL, 1, "tiers.place.%s=%s in place of %s", state_kind_key(kind),
                          tier_keys[to], tier_keys[from]);
     return try_trial(
         self, NULL, 1,
         "tiers.place.rules: {\"units\": \"0-%u\", \"kind\": \"%s\", \"tier\": \"%s\"}, "
         "as many as fit",
-        last, kind_keys[kind], tier_keys[to]);
+        last, state_kind_key(kind), tier_keys[to]);
 }
 
 /* As many units of a kind as fit one tier up. */

@@ -142,7 +142,7 @@ static int begin_checkpoint(traini_trained *self, const char *const *set, uint32
 static void settle_job(job *asked)
 {
     asked->accumulation = asked->world = 1;
-    asked->tiers.place[JOB_INNER_ACTIVATIONS] = JOB_TIER_RECOMPUTE;
+    asked->tiers.place[STATE_INNER_ACTIVATIONS] = JOB_TIER_RECOMPUTE;
 }
 
 int traini_trained_begin(traini_trained *self, const char *path, const char *const *set,

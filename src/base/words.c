@@ -1,0 +1,26 @@
+/* The names of the shared words. See words.h. */
+#include "base/words.h"
+
+static const char *name_at(const char *const *names, unsigned count, unsigned value)
+{
+    return value < count ? names[value] : "unknown";
+}
+
+#define NAME_OF(names, value) name_at(names, sizeof(names) / sizeof(names)[0], (unsigned)(value))
+
+const char *state_kind_name(enum state_kind kind)
+{
+    static const char *const names[STATE_KIND_COUNT] = {
+        [STATE_PARAMS] = "params",
+        [STATE_GRADS] = "grads",
+        [STATE_OPTIMIZER] = "optimizer",
+        [STATE_ACTIVATIONS] = "activations",
+        [STATE_INNER_ACTIVATIONS] = "inner activations",
+    };
+    return NAME_OF(names, kind);
+}
+
+const char *state_kind_key(enum state_kind kind)
+{
+    return kind == STATE_INNER_ACTIVATIONS ? "inner_activations" : state_kind_name(kind);
+}

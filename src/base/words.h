@@ -1,0 +1,22 @@
+/* The words that several rooms share: each enum is declared once, and words.c has the name under
+ * which each value is printed and written in job files. The values of state kinds and tiers are
+ * indices of arrays. Pure; any thread. */
+#ifndef SLUICE_BASE_WORDS_H
+#define SLUICE_BASE_WORDS_H
+
+/* What a training step keeps somewhere. */
+enum state_kind {
+    STATE_PARAMS,            /* the working copy of the weights */
+    STATE_GRADS,             /* closed gradients; fp32 accumulators between micro-batches */
+    STATE_OPTIMIZER,         /* master weights and moments, as tiles (base/tile.h) */
+    STATE_ACTIVATIONS,       /* boundaries between stages */
+    STATE_INNER_ACTIVATIONS, /* those within a stage, where kept from forward to backward */
+    STATE_KIND_COUNT
+};
+
+/* For people: "params", "inner activations". "unknown" for a value that is none, here and below. */
+const char *state_kind_name(enum state_kind kind);
+/* As a key of files: "params", "inner_activations". */
+const char *state_kind_key(enum state_kind kind);
+
+#endif
