@@ -168,13 +168,6 @@ const char *program_kind_name(enum program_kind kind)
     return name_at(names, PROGRAM_KIND_COUNT, kind);
 }
 
-const char *arena_kind_name(enum arena_kind kind)
-{
-    static const char *const names[ARENA_COUNT] = {
-        [ARENA_DEVICE] = "device", [ARENA_HOST] = "host", [ARENA_NVME] = "nvme"};
-    return name_at(names, ARENA_COUNT, kind);
-}
-
 const char *lane_kind_name(enum lane_kind kind)
 {
     static const char *const names[LANE_COUNT] = {

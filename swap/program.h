@@ -53,8 +53,6 @@ enum program_kind {
     PROGRAM_KIND_COUNT
 };
 
-enum arena_kind { ARENA_DEVICE, ARENA_HOST, ARENA_NVME, ARENA_COUNT };
-
 enum lane_kind {
     LANE_READ,    /* nvme -> host */
     LANE_WRITE,   /* host -> nvme */
@@ -183,7 +181,7 @@ struct op {
 typedef struct op op;
 
 struct buffer {
-    uint8_t arena;      /* enum arena_kind */
+    uint8_t arena;      /* enum tier */
     uint8_t is_home;    /* live all the time, equal offsets in all programs of a set */
     uint8_t state_kind; /* enum state_kind, or STATE_KIND_COUNT for scratch, tokens and the like */
     uint8_t
@@ -204,9 +202,9 @@ struct program {
     uint32_t *deps;  /* [dep_count] op indices */
     buffer *buffers; /* [buffer_count]; homes first, the same in every program of a set */
     uint64_t home_count;
-    uint64_t budget_bytes[ARENA_COUNT];
-    uint64_t peak_bytes[ARENA_COUNT];  /* end of the highest byte ever live */
-    uint32_t peak_buffer[ARENA_COUNT]; /* the buffer that reaches it, or PROGRAM_NONE */
+    uint64_t budget_bytes[TIER_COUNT];
+    uint64_t peak_bytes[TIER_COUNT];  /* end of the highest byte ever live */
+    uint32_t peak_buffer[TIER_COUNT]; /* the buffer that reaches it, or PROGRAM_NONE */
     uint64_t predicted_ns;             /* length of the program */
     uint64_t lane_busy_ns[LANE_COUNT]; /* predicted */
     uint64_t lane_bytes[LANE_COUNT];   /* moved by the lane's ops */
@@ -260,7 +258,6 @@ int program_check(const program *prog) MUST_CHECK;
 uint64_t program_hash(const program *prog);
 
 const char *program_kind_name(enum program_kind kind);
-const char *arena_kind_name(enum arena_kind kind); /* "device", "host", "nvme" */
 const char *lane_kind_name(enum lane_kind kind);   /* "read", "write", "h2d", ... */
 const char *op_kind_name(enum op_kind kind);       /* "forward", "update", ... */
 

@@ -150,7 +150,7 @@ static inline void fixture_model(random_job *r)
     for (uint32_t u = 0; u < job->unit_count; u++)
         for (int k = 0; k < STATE_KIND_COUNT; k++)
             r->homes[k][u] =
-                (uint8_t)draw(r, k == STATE_INNER_ACTIVATIONS ? ARENA_COUNT + 1 : ARENA_COUNT);
+                (uint8_t)draw(r, k == STATE_INNER_ACTIVATIONS ? TIER_COUNT + 1 : TIER_COUNT);
     for (int k = 0; k < STATE_KIND_COUNT; k++)
         job->homes[k] = r->homes[k];
     job->unit_elems = r->elems;
@@ -178,9 +178,9 @@ static inline void fixture_random_job(random_job *r, uint64_t seed)
     job->lookahead_ops = draw(r, 3) ? 0 : 1 + draw(r, 50);
     job->needs_save_places = draw(r, 2);
     job->only_eval = draw(r, 8) == 0;
-    for (int a = 0; a < ARENA_COUNT; a++)
+    for (int a = 0; a < TIER_COUNT; a++)
         job->budget_bytes[a] = draw(r, 3) ? 64 * MIB : 4096 * draw(r, 2000);
-    job->budget_bytes[ARENA_NVME] = 512 * MIB;
+    job->budget_bytes[TIER_NVME] = 512 * MIB;
     if (r->seed % 3 == 0)
         plan_machine_default_gpu(&job->machine, 2, 8, 0);
     else
@@ -254,9 +254,9 @@ static inline void fixture_ranks(random_job *r, uint64_t seed, uint32_t world, u
     job->live_elems_max = draw(r, 2) ? 0 : draw(r, 2000000);
     job->ahead_elems_max = draw(r, 2) ? 0 : draw(r, 1000000);
     job->machine.comm_is_copies = draw(r, 2);
-    job->budget_bytes[ARENA_DEVICE] *= 2;
-    job->budget_bytes[ARENA_HOST] *= 2;
-    job->budget_bytes[ARENA_NVME] *= 4;
+    job->budget_bytes[TIER_DEVICE] *= 2;
+    job->budget_bytes[TIER_HOST] *= 2;
+    job->budget_bytes[TIER_NVME] *= 4;
 }
 
 #endif

@@ -28,7 +28,7 @@ static void defaults_hold(void **state)
     assert_string_equal(self->device.backend, "auto");
     assert_int_equal(self->tiers.nvme_count, 0);
     for (int kind = 0; kind < STATE_KIND_COUNT; kind++)
-        assert_int_equal(self->tiers.place[kind], JOB_TIER_AUTO);
+        assert_int_equal(self->tiers.place[kind], TIER_AUTO);
     assert_int_equal(self->schedule.order, JOB_LAYER_MAJOR);
     assert_int_equal(self->schedule.update, JOB_UPDATE_AUTO);
     assert_string_equal(self->io.backend, "auto");
@@ -82,7 +82,7 @@ static void modes_are_read(void **state)
     assert_true(self->check_grad_overflow);
     assert_int_equal(self->schedule.order, JOB_BATCH_MAJOR);
     assert_int_equal(self->schedule.update, JOB_UPDATE_DELAYED_ONE_STEP);
-    assert_int_equal(self->tiers.place[STATE_INNER_ACTIVATIONS], JOB_TIER_HOST);
+    assert_int_equal(self->tiers.place[STATE_INNER_ACTIVATIONS], TIER_HOST);
     job_destroy(self);
     log_set_level(LOG_WARN);
     /* A static scale makes the dynamic keys idle, as in DeepSpeed. */
@@ -188,7 +188,7 @@ static void machine_keys_are_read(void **state)
     assert_string_equal(self->update.cores, "0-7,16");
     assert_string_equal(self->device.cores, "8-15");
     assert_int_equal(self->tiers.rules[0].kind, STATE_INNER_ACTIVATIONS);
-    assert_int_equal(self->tiers.rules[0].tier, JOB_TIER_RECOMPUTE);
+    assert_int_equal(self->tiers.rules[0].tier, TIER_RECOMPUTE);
     job_destroy(self);
     static const char tokens[] =
         "{\"model\": {\"family\": \"gpt2\", \"num_layers\": 2, \"hidden_size\": 64, "
@@ -289,13 +289,13 @@ static void own_blocks_are_read(void **state)
     assert_int_equal(self->tiers.nvme_count, 2);
     assert_int_equal(self->tiers.nvme[0].budget_bytes, 2000000000);
     assert_string_equal(self->tiers.nvme[1].path, "/b");
-    assert_int_equal(self->tiers.place[STATE_PARAMS], JOB_TIER_AUTO);
-    assert_int_equal(self->tiers.place[STATE_OPTIMIZER], JOB_TIER_NVME);
-    assert_int_equal(self->tiers.place[STATE_ACTIVATIONS], JOB_TIER_HOST);
+    assert_int_equal(self->tiers.place[STATE_PARAMS], TIER_AUTO);
+    assert_int_equal(self->tiers.place[STATE_OPTIMIZER], TIER_NVME);
+    assert_int_equal(self->tiers.place[STATE_ACTIVATIONS], TIER_HOST);
     assert_int_equal(self->tiers.rule_count, 3);
     assert_int_equal(self->tiers.rules[0].unit_last, 11);
     assert_int_equal(self->tiers.rules[0].kind, STATE_PARAMS);
-    assert_int_equal(self->tiers.rules[0].tier, JOB_TIER_DEVICE);
+    assert_int_equal(self->tiers.rules[0].tier, TIER_DEVICE);
     assert_int_equal(self->tiers.rules[1].unit_first, 3);
     assert_int_equal(self->tiers.rules[1].unit_last, 3);
     assert_int_equal(self->tiers.rules[2].unit_last, UINT32_MAX);
@@ -347,10 +347,10 @@ static void deepspeed_file_works(void **state)
     assert_int_equal(self->grad_dtype, DTYPE_FP32);
     assert_int_equal(self->zero_stage, 3);
     assert_int_equal(self->sub_group_size, 500000000);
-    assert_int_equal(self->tiers.place[STATE_OPTIMIZER], JOB_TIER_NVME);
-    assert_int_equal(self->tiers.place[STATE_PARAMS], JOB_TIER_HOST);
-    assert_int_equal(self->tiers.place[STATE_ACTIVATIONS], JOB_TIER_HOST);
-    assert_int_equal(self->tiers.place[STATE_GRADS], JOB_TIER_AUTO);
+    assert_int_equal(self->tiers.place[STATE_OPTIMIZER], TIER_NVME);
+    assert_int_equal(self->tiers.place[STATE_PARAMS], TIER_HOST);
+    assert_int_equal(self->tiers.place[STATE_ACTIVATIONS], TIER_HOST);
+    assert_int_equal(self->tiers.place[STATE_GRADS], TIER_AUTO);
     assert_int_equal(self->tiers.nvme_count, 1);
     assert_string_equal(self->tiers.nvme[0].path, "/nvme");
     assert_int_equal(self->io.block_bytes, 262144);
@@ -383,8 +383,8 @@ static void deepspeed_file_works(void **state)
     self = read_good(SMALL_WITH("\"zero_optimization\": {\"cpu_offload\": true, "
                                 "\"offload_param\": {\"device\": \"none\"}},"),
                      NULL);
-    assert_int_equal(self->tiers.place[STATE_OPTIMIZER], JOB_TIER_HOST);
-    assert_int_equal(self->tiers.place[STATE_PARAMS], JOB_TIER_DEVICE);
+    assert_int_equal(self->tiers.place[STATE_OPTIMIZER], TIER_HOST);
+    assert_int_equal(self->tiers.place[STATE_PARAMS], TIER_DEVICE);
     job_destroy(self);
 }
 
@@ -472,7 +472,7 @@ static void set_overrides(void **state)
     assert_int_equal(self->tiers.nvme_count, 2);
     assert_string_equal(self->tiers.nvme[0].path, "/x=y");
     assert_int_equal(self->tiers.nvme[1].budget_bytes, 1ull << 30);
-    assert_int_equal(self->tiers.place[STATE_OPTIMIZER], JOB_TIER_NVME);
+    assert_int_equal(self->tiers.place[STATE_OPTIMIZER], TIER_NVME);
     assert_string_equal(self->data.train.path[1], "c");
     assert_int_equal(self->type, DTYPE_BF16);
     assert_true(self->optimizer.beta1 == 0.5 && self->optimizer.beta2 == 0.2);

@@ -63,7 +63,7 @@ static bool is_kept(const random_job *r, const op *item)
     const plan_stage *stage = &r->stages[item->stage];
     uint32_t unit = stage->passes[PLAN_FORWARD]->units[0];
     return item->kind == OP_BACKWARD && !stage->is_cut && stage->saved_bytes > 0 &&
-           r->homes[STATE_INNER_ACTIVATIONS][unit] < ARENA_COUNT;
+           r->homes[STATE_INNER_ACTIVATIONS][unit] < TIER_COUNT;
 }
 
 static const plan_pass *pass_of(const random_job *r, const op *item)
@@ -110,7 +110,7 @@ static void check_program(const random_job *r, const plan_set *set, enum program
         bool fills = item->micro_batch == 0 || !together;
         const buffer *at = &prog->buffers[packed->buffer_idx];
         assert_int_equal(packed->access, fills ? ACCESS_WRITE : ACCESS_READ);
-        assert_int_equal(at->arena, ARENA_DEVICE);
+        assert_int_equal(at->arena, TIER_DEVICE);
         assert_false(at->is_home);
         assert_int_equal(at->unit, pass->units[0]);
         assert_int_equal(at->size_bytes, size_round_up(bytes, TILE_BLOCK_BYTES));
@@ -275,8 +275,8 @@ static void none_where_the_drive_is_what_a_step_waits_for(void **state)
         for (int i = 0; i < 2; i++) {
             plan_machine *m = &both[i]->job.machine;
             m->drive_read_bytes_per_second = m->drive_write_bytes_per_second = 1e3;
-            memset(both[i]->homes[STATE_OPTIMIZER], ARENA_NVME, r.job.unit_count);
-            memset(both[i]->homes[STATE_PARAMS], ARENA_NVME, r.job.unit_count);
+            memset(both[i]->homes[STATE_OPTIMIZER], TIER_NVME, r.job.unit_count);
+            memset(both[i]->homes[STATE_PARAMS], TIER_NVME, r.job.unit_count);
         }
         plan_set set, without;
         run_compile(&r, seed, &set);
@@ -292,7 +292,7 @@ static uint64_t device_peak(const plan_set *set)
 {
     uint64_t most = 0;
     for (int k = 0; k < PROGRAM_KIND_COUNT; k++)
-        most = size_max(most, set->programs[k].peak_bytes[ARENA_DEVICE]);
+        most = size_max(most, set->programs[k].peak_bytes[TIER_DEVICE]);
     return most;
 }
 
@@ -317,14 +317,14 @@ static void the_budget_says_how_many_are_held(void **state)
         run_compile(&plain, seed, &least);
         uint64_t peak = device_peak(&least);
         plan_set_fini(&least);
-        plain.job.budget_bytes[ARENA_DEVICE] = r.job.budget_bytes[ARENA_DEVICE] = peak;
+        plain.job.budget_bytes[TIER_DEVICE] = r.job.budget_bytes[TIER_DEVICE] = peak;
         run_compile(&plain, seed, &least);
         run_compile(&r, seed, &set);
         assert_same_plan(&set, &least);
         plan_set_fini(&least);
         plan_set_fini(&set);
         for (int i = 3; i >= 0; i--) {
-            r.job.budget_bytes[ARENA_DEVICE] = 2 * peak + sizes[i];
+            r.job.budget_bytes[TIER_DEVICE] = 2 * peak + sizes[i];
             run_compile(&r, seed, &set);
             assert_true(set.packed_bytes_max <= sizes[i]);
             in_part += set.packed_bytes_max > 0;
@@ -332,7 +332,7 @@ static void the_budget_says_how_many_are_held(void **state)
                 assert_int_equal(program_check(&set.programs[k]), 0);
             plan_set_fini(&set);
         }
-        r.job.budget_bytes[ARENA_DEVICE] = 64 * sizes[0];
+        r.job.budget_bytes[TIER_DEVICE] = 64 * sizes[0];
         run_compile(&r, seed, &set);
         assert_int_equal(set.packed_bytes_max, sizes[0]);
         plan_set_fini(&set);

@@ -120,7 +120,7 @@ static uint64_t fetched_elems(const random_job *r)
             bool is_head = s + 1 == job->stage_count;
             uint32_t own = r->stages[s].passes[PLAN_FORWARD][0].units[0];
             bool keeps = r->stages[s].saved_bytes > 0 &&
-                         r->homes[STATE_INNER_ACTIVATIONS][own] < ARENA_COUNT;
+                         r->homes[STATE_INNER_ACTIVATIONS][own] < TIER_COUNT;
             if ((phase == PLAN_FORWARD && is_head) || (phase == PLAN_RECOMPUTE && keeps))
                 continue;
             for (uint32_t p = 0; p < job->stages[s].pass_count[phase]; p++)
@@ -202,7 +202,7 @@ static void states_rest_by_the_formulas(void **state)
         r.job.tile_elems = 4 * TILE_ELEMS_STEP;
         plan_set set;
         run_compile(&r, seed, &set);
-        uint64_t want[3][ARENA_COUNT] = {0};
+        uint64_t want[3][TIER_COUNT] = {0};
         bool grads_rest = r.job.update != PLAN_UPDATE_IN_BACKWARD;
         for (uint32_t u = 0; u < r.job.unit_count; u++) {
             uint64_t world = r.job.world, stage = r.job.zero_stage;
@@ -219,7 +219,7 @@ static void states_rest_by_the_formulas(void **state)
                 tile_unit_bytes(tiles, set.tile_elems, r.job.state_streams);
         }
         for (int k = STATE_PARAMS; k <= STATE_OPTIMIZER; k++)
-            for (int a = 0; a < ARENA_COUNT; a++)
+            for (int a = 0; a < TIER_COUNT; a++)
                 assert_int_equal(set.home_bytes[k][a], want[k][a]);
         plan_set_fini(&set);
     }
@@ -330,7 +330,7 @@ static void collectives_hide_behind_computing(void **state)
         job->live_elems_max = job->ahead_elems_max = job->lookahead_ops = 0;
         job->reduce_scratch_bytes = 0;
         for (int k = 0; k < STATE_KIND_COUNT; k++)
-            memset(r.homes[k], k == STATE_INNER_ACTIVATIONS ? ARENA_COUNT : ARENA_DEVICE,
+            memset(r.homes[k], k == STATE_INNER_ACTIVATIONS ? TIER_COUNT : TIER_DEVICE,
                    sizeof r.homes[k]);
         for (uint32_t p = 0; p < r.pass_count; p++)
             r.passes[p].flops = 3e-3 * job->machine.device_flops_per_second;
@@ -357,7 +357,7 @@ static void collectives_hide_behind_computing(void **state)
 static void what_a_refusal_names_is_enough(void **state)
 {
     (void)state;
-    static const char *const keys[ARENA_COUNT] = {
+    static const char *const keys[TIER_COUNT] = {
         "tiers.device.budget=", "tiers.host.budget=", "tiers.nvme[].budget="};
     int fitted = 0, refused = 0;
     for (uint64_t seed = 1; seed <= SEEDS; seed++) {
@@ -374,16 +374,16 @@ static void what_a_refusal_names_is_enough(void **state)
         }
         assert_int_equal(rc, ERR_NO_FIT);
         refused++;
-        uint64_t need[ARENA_COUNT] = {0};
-        for (int a = 0; a < ARENA_COUNT; a++) {
+        uint64_t need[TIER_COUNT] = {0};
+        for (int a = 0; a < TIER_COUNT; a++) {
             const char *at = strstr(err_text(), keys[a]);
             need[a] = at ? strtoull(at + strlen(keys[a]), NULL, 10) : 0;
         }
-        for (int a = 0; a < ARENA_COUNT; a++)
+        for (int a = 0; a < TIER_COUNT; a++)
             r.job.budget_bytes[a] = need[a] ? need[a] : r.job.budget_bytes[a];
         run_compile(&r, seed, &set);
         plan_set_fini(&set);
-        for (int a = 0; a < ARENA_COUNT; a++) {
+        for (int a = 0; a < TIER_COUNT; a++) {
             if (!need[a])
                 continue;
             r.job.budget_bytes[a] = need[a] - TILE_BLOCK_BYTES;

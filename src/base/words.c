@@ -8,6 +8,15 @@ static const char *name_at(const char *const *names, unsigned count, unsigned va
 
 #define NAME_OF(names, value) name_at(names, sizeof(names) / sizeof(names)[0], (unsigned)(value))
 
+const char *tier_name(enum tier tier)
+{
+    static const char *const names[] = {
+        [TIER_DEVICE] = "device",       [TIER_HOST] = "host", [TIER_NVME] = "nvme",
+        [TIER_RECOMPUTE] = "recompute", [TIER_AUTO] = "auto",
+    };
+    return NAME_OF(names, tier);
+}
+
 const char *state_kind_name(enum state_kind kind)
 {
     static const char *const names[STATE_KIND_COUNT] = {

@@ -1,8 +1,21 @@
 /* The words that several rooms share: each enum is declared once, and words.c has the name under
- * which each value is printed and written in job files. The values of state kinds and tiers are
+ * which each value is printed and written in job files ("unknown" for a value that is none). The values of state kinds and tiers are
  * indices of arrays. Pure; any thread. */
 #ifndef SLUICE_BASE_WORDS_H
 #define SLUICE_BASE_WORDS_H
+
+/* Where bytes live: memory with a budget. */
+enum tier {
+    TIER_DEVICE,
+    TIER_HOST,
+    TIER_NVME,
+    TIER_COUNT, /* those that have memory */
+    /* Inner activations alone: they are not kept, and the backward computes them again. */
+    TIER_RECOMPUTE = TIER_COUNT,
+    TIER_AUTO, /* a home that is to be chosen */
+};
+
+const char *tier_name(enum tier tier); /* "device", "host", "nvme", "recompute", "auto" */
 
 /* What a training step keeps somewhere. */
 enum state_kind {
@@ -14,7 +27,7 @@ enum state_kind {
     STATE_KIND_COUNT
 };
 
-/* For people: "params", "inner activations". "unknown" for a value that is none, here and below. */
+/* For people: "params", "inner activations". */
 const char *state_kind_name(enum state_kind kind);
 /* As a key of files: "params", "inner_activations". */
 const char *state_kind_key(enum state_kind kind);

@@ -30,13 +30,6 @@ enum {
     JOB_CHANGE_BYTES = 128, /* of a value in job_list_changes */
 };
 
-enum job_tier {
-    JOB_TIER_AUTO,
-    JOB_TIER_DEVICE,
-    JOB_TIER_HOST,
-    JOB_TIER_NVME,
-    JOB_TIER_RECOMPUTE /* inner activations alone: not kept, computed again in the backward */
-};
 enum job_order { JOB_LAYER_MAJOR, JOB_BATCH_MAJOR, JOB_ORDER_FASTEST };
 enum job_update {
     JOB_UPDATE_AUTO,
@@ -135,7 +128,7 @@ struct job_drive {
 struct job_rule {
     uint32_t unit_first, unit_last; /* inclusive, in the model's unit numbering */
     enum state_kind kind;
-    enum job_tier tier;
+    enum tier tier;
 };
 
 struct job {
@@ -173,7 +166,7 @@ struct job {
         uint64_t device_budget, host_budget; /* 0: automatic (see README) */
         struct job_drive nvme[JOB_DRIVES_MAX];
         uint32_t nvme_count;
-        enum job_tier place[STATE_KIND_COUNT];
+        enum tier place[STATE_KIND_COUNT];
         struct job_rule rules[JOB_RULES_MAX];
         uint32_t rule_count;
     } tiers;

@@ -42,13 +42,13 @@ static void use_if(plani_builder *b, uint32_t idx, uint32_t buffer_idx, enum ope
 static uint32_t device_scratch(plani_builder *b, uint64_t bytes, enum state_kind kind,
                                uint32_t unit)
 {
-    return plani_transient(b, ARENA_DEVICE, bytes, PLANI_ANY, kind, unit);
+    return plani_transient(b, TIER_DEVICE, bytes, PLANI_ANY, kind, unit);
 }
 
 static bool is_on_device(const plani_builder *b, uint32_t buffer_idx)
 {
     return b->error >= 0 && buffer_idx != PROGRAM_NONE &&
-           b->buffers[buffer_idx].base.arena == ARENA_DEVICE;
+           b->buffers[buffer_idx].base.arena == TIER_DEVICE;
 }
 
 /* A whole buffer of activations of one micro-batch, moved. */

@@ -154,9 +154,9 @@ struct plan_job {
     const uint8_t
         *is_frozen; /* [unit_count] 1: it has params alone, which no op changes; NULL: none */
     const uint8_t
-        *homes[STATE_KIND_COUNT]; /* [unit_count] enum arena_kind each; activations: of the
+        *homes[STATE_KIND_COUNT]; /* [unit_count] enum tier each; activations: of the
                                                boundary before the stage whose own unit it is; inner
-                                               activations: of that stage, ARENA_COUNT: not kept */
+                                               activations: of that stage, TIER_COUNT: not kept */
     uint32_t world;               /* ranks; 0 acts as 1 */
     uint32_t zero_stage;          /* without effect where there is one rank */
     const uint8_t
@@ -214,7 +214,7 @@ struct plan_job {
     bool
         only_eval; /* compile just EVAL and LOAD (generation, evaluation); without needs_save_places there
                          is no optimizer state to load from, and who runs EVAL fills the params' homes */
-    uint64_t budget_bytes[ARENA_COUNT];
+    uint64_t budget_bytes[TIER_COUNT];
     uint32_t
         nvme_sharers; /* ranks that divide the drives' budgets: a refusal names what all of them need;
                               0 acts as 1 */
@@ -294,7 +294,7 @@ struct plan_set {
         *norm_part_begin; /* [norm_part_count + 1] first units of the norm's parts: one part where
                                    there is one rank, or all its sums are within norm_part_bytes */
     uint32_t norm_part_count;
-    uint64_t home_bytes[STATE_KIND_COUNT][ARENA_COUNT];
+    uint64_t home_bytes[STATE_KIND_COUNT][TIER_COUNT];
     uint64_t uncommitted_ns; /* predicted: the steady step in a run that does not commit; the steady
                                 program's own predicted_ns is that of one that does */
     uint64_t uncommitted_lane_ns[LANE_COUNT]; /* its lanes, busy */

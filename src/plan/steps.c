@@ -123,7 +123,7 @@ static bool is_on_slab(const plani_builder *b, uint32_t unit)
 {
     return b->set->homes.saves[unit] != PROGRAM_NONE ||
            (b->set->homes.optimizer[unit] != PROGRAM_NONE &&
-            b->job->homes[STATE_OPTIMIZER][unit] == ARENA_NVME);
+            b->job->homes[STATE_OPTIMIZER][unit] == TIER_NVME);
 }
 
 /* Whether a step leaves its update to a later program. */

@@ -92,7 +92,7 @@ int traini_make_drives(traini_setup *self, const struct traini_setup_options *op
         for (uint32_t d = 0; d < self->drive_count; d++)
             snprintf(self->drives[d].path, sizeof self->drives[d].path, "%s",
                      options->found->slabs.drives[d]);
-        self->plan.budget_bytes[ARENA_NVME] = options->found->total_bytes;
+        self->plan.budget_bytes[TIER_NVME] = options->found->total_bytes;
         return expand_drives(self);
     }
     if (options->params_alone && asked->tiers.nvme_count == 0)
@@ -112,7 +112,7 @@ int traini_make_drives(traini_setup *self, const struct traini_setup_options *op
                   traini_drive_sharers(&self->ranks, self->drive_names[d]);
         is_stated = is_stated && asked->tiers.nvme[d].budget_bytes > 0;
     }
-    self->plan.budget_bytes[ARENA_NVME] = is_stated ? size_min(bytes, stated) : bytes;
+    self->plan.budget_bytes[TIER_NVME] = is_stated ? size_min(bytes, stated) : bytes;
     if (!is_stated || bytes < stated) /* their free space binds, not their budgets */
         self->plan.nvme_advice = "the drives of tiers.nvme have no more free space: free some, or "
                                  "name another drive";

@@ -163,7 +163,7 @@ static void fill_line(const traini_loop *self, const run_totals *run, double los
             .busy_seconds = (double)run->lanes[i].busy_ns * 1e-9,
             .stall_seconds = (double)run->lanes[i].stall_ns * 1e-9,
         };
-    for (int a = 0; a < ARENA_COUNT; a++)
+    for (int a = 0; a < TIER_COUNT; a++)
         line->peak_bytes[a] = self->summary->peak_bytes[a];
 }
 

@@ -12,23 +12,6 @@ static_assert((int)PLAN_REASONS_MAX == (int)PLAN_PLACE_REASONS_MAX &&
                   (int)PLAN_REASON_BYTES == (int)PLAN_PLACE_REASON_BYTES,
               "reasons are copied as they are");
 
-static uint8_t wanted_of_tier(enum job_tier tier)
-{
-    switch (tier) {
-    case JOB_TIER_DEVICE:
-        return ARENA_DEVICE;
-    case JOB_TIER_HOST:
-        return ARENA_HOST;
-    case JOB_TIER_NVME:
-        return ARENA_NVME;
-    case JOB_TIER_RECOMPUTE:
-        return ARENA_COUNT;
-    case JOB_TIER_AUTO:
-        break;
-    }
-    return PLAN_PLACE_AUTO;
-}
-
 /* The update where it is given, or where no other gains. */
 static enum plan_update asked_update(const traini_setup *self)
 {
@@ -52,7 +35,7 @@ static int read_wishes(const traini_setup *self, uint8_t *wanted[STATE_KIND_COUN
     const struct job *asked = self->job;
     uint32_t units = self->net->unit_count;
     for (int kind = 0; kind < STATE_KIND_COUNT; kind++) {
-        memset(wanted[kind], wanted_of_tier(asked->tiers.place[kind]), units);
+        memset(wanted[kind], asked->tiers.place[kind], units);
         for (uint32_t r = 0; r < asked->tiers.rule_count; r++) {
             const struct job_rule *rule = &asked->tiers.rules[r];
             if ((int)rule->kind != kind)
@@ -63,7 +46,7 @@ static int read_wishes(const traini_setup *self, uint8_t *wanted[STATE_KIND_COUN
                                "units 0 to %u",
                                rule->unit_first, rule->unit_last, units - 1);
             for (uint32_t u = rule->unit_first; u <= rule->unit_last && u < units; u++)
-                wanted[kind][u] = wanted_of_tier(rule->tier);
+                wanted[kind][u] = (uint8_t)rule->tier;
         }
     }
     return 0;

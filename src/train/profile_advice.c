@@ -25,22 +25,18 @@ static const double least_gain = 0.02;
 /* Lanes that are busy for a smaller part of the step say little about their rate. */
 static const double telling_share = 0.03;
 
-static const char *const tier_keys[ARENA_COUNT + 1] = {"device", "host", "nvme", "recompute"};
-static const enum job_tier tiers[ARENA_COUNT + 1] = {JOB_TIER_DEVICE, JOB_TIER_HOST, JOB_TIER_NVME,
-                                                     JOB_TIER_RECOMPUTE};
-
 /* ---- the job as it is run ---- */
 
 /* One kind's homes: the tier of the most units, and rules for runs of the others. False without room. */
 static bool place_kind(job *placed, enum state_kind kind, const uint8_t *homes, uint32_t count)
 {
-    uint32_t units[ARENA_COUNT + 1] = {0};
+    uint32_t units[TIER_COUNT + 1] = {0};
     int most = 0;
     for (uint32_t u = 0; u < count; u++)
         units[homes[u]]++;
-    for (int a = 1; a <= ARENA_COUNT; a++)
+    for (int a = 1; a <= TIER_COUNT; a++)
         most = units[a] > units[most] ? a : most;
-    placed->tiers.place[kind] = tiers[most];
+    placed->tiers.place[kind] = (enum tier)most;
     for (uint32_t first = 0, last; first < count; first = last + 1) {
         last = first;
         while (last + 1 < count && homes[last + 1] == homes[first])
@@ -50,7 +46,7 @@ static bool place_kind(job *placed, enum state_kind kind, const uint8_t *homes, 
         if (placed->tiers.rule_count == JOB_RULES_MAX)
             return false;
         placed->tiers.rules[placed->tiers.rule_count++] =
-            (struct job_rule){first, last, kind, tiers[homes[first]]};
+            (struct job_rule){first, last, kind, (enum tier)homes[first]};
     }
     return true;
 }
@@ -66,8 +62,8 @@ int profilei_place(profile *self, const traini_setup *setup)
     uint32_t count = setup->net->unit_count;
     job *placed = self->placed;
     if (!self->is_gpu_budget_open) { /* what was free at the time is what other plans get too */
-        self->own->tiers.device_budget = setup->plan.budget_bytes[ARENA_DEVICE];
-        self->own->tiers.host_budget = setup->plan.budget_bytes[ARENA_HOST];
+        self->own->tiers.device_budget = setup->plan.budget_bytes[TIER_DEVICE];
+        self->own->tiers.host_budget = setup->plan.budget_bytes[TIER_HOST];
     }
     *placed = *self->own;
     placed->tiers.rule_count = 0;
@@ -278,21 +274,21 @@ static void drop_rules(job *changed, enum state_kind kind)
 
 static void try_kept(advisor *self)
 {
-    for (int tier = ARENA_DEVICE; tier <= ARENA_COUNT; tier++) {
+    for (int tier = TIER_DEVICE; tier <= TIER_COUNT; tier++) {
         *self->trial = *self->self->placed;
         drop_rules(self->trial, STATE_INNER_ACTIVATIONS);
-        self->trial->tiers.place[STATE_INNER_ACTIVATIONS] = tiers[tier];
-        try_trial(self, NULL, 1, "tiers.place.inner_activations=%s", tier_keys[tier]);
+        self->trial->tiers.place[STATE_INNER_ACTIVATIONS] = (enum tier)tier;
+        try_trial(self, NULL, 1, "tiers.place.inner_activations=%s", tier_name((enum tier)tier));
     }
     end_kind(self);
 }
 
 /* The first `count` units whose state of this kind rests in `from` go one tier up. False where that does not fit. */
-static bool try_first(advisor *self, enum state_kind kind, enum arena_kind from, uint32_t count,
+static bool try_first(advisor *self, enum state_kind kind, enum tier from, uint32_t count,
                       uint32_t all)
 {
     const profile *own = self->self;
-    const enum arena_kind to = from == ARENA_NVME ? ARENA_HOST : ARENA_DEVICE;
+    const enum tier to = from == TIER_NVME ? TIER_HOST : TIER_DEVICE;
     uint8_t *homes = self->self->scratch_homes;
     uint32_t left = count, last = 0;
     memcpy(homes, own->homes[kind], own->unit_count);
@@ -308,16 +304,16 @@ static bool try_first(advisor *self, enum state_kind kind, enum arena_kind from,
         return false;
     if (count == all)
         return try_trial(self, NULL, 1, "tiers.place.%s=%s in place of %s", state_kind_key(kind),
-                         tier_keys[to], tier_keys[from]);
+                         tier_name((enum tier)to), tier_name((enum tier)from));
     return try_trial(
         self, NULL, 1,
         "tiers.place.rules: {\"units\": \"0-%u\", \"kind\": \"%s\", \"tier\": \"%s\"}, "
         "as many as fit",
-        last, state_kind_key(kind), tier_keys[to]);
+        last, state_kind_key(kind), tier_name((enum tier)to));
 }
 
 /* As many units of a kind as fit one tier up. */
-static void try_raise(advisor *self, enum state_kind kind, enum arena_kind from)
+static void try_raise(advisor *self, enum state_kind kind, enum tier from)
 {
     const profile *own = self->self;
     uint32_t all = 0;
@@ -431,8 +427,8 @@ static void try_all(advisor *self)
     try_batch(self);
     try_figures(self);
     for (int kind = 0; kind < STATE_INNER_ACTIVATIONS; kind++)
-        for (int from = ARENA_HOST; from <= ARENA_NVME; from++)
-            try_raise(self, (enum state_kind)kind, (enum arena_kind)from);
+        for (int from = TIER_HOST; from <= TIER_NVME; from++)
+            try_raise(self, (enum state_kind)kind, (enum tier)from);
     try_budgets(self);
 }
 

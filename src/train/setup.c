@@ -409,16 +409,16 @@ static int make_budgets(traini_setup *self)
     /* Without a word from the user: of host memory half, and a quarter for the arena that stands for a
      * device; the rest is the machine's. Of a GPU's memory, all but what its libraries need. */
     uint64_t *budget = self->plan.budget_bytes;
-    budget[ARENA_DEVICE] =
+    budget[TIER_DEVICE] =
         self->job->tiers.device_budget ? self->job->tiers.device_budget : available / 4;
     if (self->gpu &&
         self->ranks.comm) /* what is free is so when all who share a GPU have their libraries */
         TRY(traini_barrier(&self->ranks, "libraries of the GPUs"));
     if (self->gpu)
-        TRY(traini_gpu_budget(self, self->job->tiers.device_budget, &budget[ARENA_DEVICE]));
-    budget[ARENA_HOST] =
+        TRY(traini_gpu_budget(self, self->job->tiers.device_budget, &budget[TIER_DEVICE]));
+    budget[TIER_HOST] =
         self->job->tiers.host_budget ? self->job->tiers.host_budget : available / 2;
-    for (int a = ARENA_DEVICE; a <= ARENA_HOST; a++)
+    for (int a = TIER_DEVICE; a <= TIER_HOST; a++)
         budget[a] = budget[a] / TILE_BLOCK_BYTES * TILE_BLOCK_BYTES;
     return 0;
 }
