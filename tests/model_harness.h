@@ -280,7 +280,7 @@ static inline struct harness_packed *harness_packed_of(harness *h, const model_p
 }
 
 /* One pass with h->saved as it is. */
-static inline void harness_pass(harness *h, enum model_phase phase, uint32_t stage, uint32_t pass,
+static inline void harness_pass(harness *h, enum phase phase, uint32_t stage, uint32_t pass,
                                 float grad_scale, bool saved_is_valid)
 {
     const model *self = h->self;
@@ -331,7 +331,7 @@ static inline void harness_pass(harness *h, enum model_phase phase, uint32_t sta
 }
 
 /* All passes of a phase. */
-static inline void harness_phase(harness *h, enum model_phase phase, uint32_t stage,
+static inline void harness_phase(harness *h, enum phase phase, uint32_t stage,
                                  float grad_scale, bool saved_is_valid)
 {
     for (uint32_t i = 0; i < h->self->stages[stage].pass_count[phase]; i++)
@@ -344,7 +344,7 @@ static inline void harness_forward(harness *h, bool with_head)
     uint32_t stages = h->self->stage_count - (with_head ? 0 : 1);
     for (uint32_t i = 0; i < stages; i++) {
         harness_fresh(h, &h->saved, h->self->stages[i].saved_bytes);
-        harness_phase(h, MODEL_FORWARD, i, 0, false);
+        harness_phase(h, PHASE_FORWARD, i, 0, false);
     }
 }
 
@@ -357,10 +357,10 @@ static inline void harness_backward(harness *h, float grad_scale, bool keep_save
         bool is_block = stage->kind == STAGE_BLOCK;
         harness_fresh(h, &h->saved, stage->saved_bytes);
         if (is_block && keep_saved)
-            harness_phase(h, MODEL_FORWARD, i, 0, false);
+            harness_phase(h, PHASE_FORWARD, i, 0, false);
         else
-            harness_phase(h, MODEL_RECOMPUTE, i, 0, false);
-        harness_phase(h, MODEL_BACKWARD, i, grad_scale, is_block && keep_saved);
+            harness_phase(h, PHASE_RECOMPUTE, i, 0, false);
+        harness_phase(h, PHASE_BACKWARD, i, grad_scale, is_block && keep_saved);
     }
 }
 

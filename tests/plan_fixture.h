@@ -30,7 +30,7 @@ static inline uint64_t draw(random_job *r, uint64_t bound)
     return rng_below(r->seed, 77, r->counter++, bound);
 }
 
-static inline plan_pass *fixture_pass(random_job *r, plan_stage *stage, enum plan_phase phase,
+static inline plan_pass *fixture_pass(random_job *r, plan_stage *stage, enum phase phase,
                                       uint32_t unit)
 {
     plan_pass *fresh = &r->passes[r->pass_count++];
@@ -61,12 +61,12 @@ static inline void fixture_embed(random_job *r, plan_stage *stage, uint32_t part
     stage->is_cut = parts > 1;
     uint32_t first = r->job.unit_count;
     for (uint32_t i = 0; i < parts; i++) {
-        plan_pass *pass = fixture_pass(r, stage, PLAN_FORWARD, fixture_unit(r, 90));
+        plan_pass *pass = fixture_pass(r, stage, PHASE_FORWARD, fixture_unit(r, 90));
         pass->reads_params[0] = true;
         pass->output = fixture_made(i);
     }
     for (uint32_t i = 0; i < parts; i++) {
-        plan_pass *pass = fixture_pass(r, stage, PLAN_BACKWARD, first + i);
+        plan_pass *pass = fixture_pass(r, stage, PHASE_BACKWARD, first + i);
         pass->adds_grads[0] = true;
         pass->output_grad = ACCESS_READ;
     }
@@ -79,20 +79,20 @@ static inline void fixture_block(random_job *r, plan_stage *stage, uint32_t part
     stage->saved_bytes = 4096 * (1 + draw(r, 80));
     uint32_t first = r->job.unit_count;
     for (uint32_t i = 0; i < parts; i++) {
-        plan_pass *pass = fixture_pass(r, stage, PLAN_FORWARD, fixture_unit(r, 60));
+        plan_pass *pass = fixture_pass(r, stage, PHASE_FORWARD, fixture_unit(r, 60));
         pass->reads_params[0] = true;
         pass->input = i == 0 || draw(r, 2) ? ACCESS_READ : 0;
         pass->saved = parts > 1 ? fixture_made(i) : 0;
         pass->output = i + 1 == parts ? ACCESS_WRITE : 0;
     }
     for (uint32_t i = 0; parts > 1 && i + 1 < parts; i++) {
-        plan_pass *pass = fixture_pass(r, stage, PLAN_RECOMPUTE, first + i);
+        plan_pass *pass = fixture_pass(r, stage, PHASE_RECOMPUTE, first + i);
         pass->reads_params[0] = true;
         pass->input = ACCESS_READ;
         pass->saved = fixture_made(i);
     }
     for (uint32_t i = 0; i < parts; i++) {
-        plan_pass *pass = fixture_pass(r, stage, PLAN_BACKWARD, first + parts - 1 - i);
+        plan_pass *pass = fixture_pass(r, stage, PHASE_BACKWARD, first + parts - 1 - i);
         pass->reads_params[0] = pass->adds_grads[0] = true;
         pass->input = i + 1 == parts || draw(r, 2) ? ACCESS_READ : 0;
         pass->saved = parts > 1 ? ACCESS_UPDATE : 0;
@@ -100,7 +100,7 @@ static inline void fixture_block(random_job *r, plan_stage *stage, uint32_t part
         pass->input_grad = fixture_made(i);
     }
     if (parts == 1) {
-        stage->recompute_flops = stage->passes[PLAN_BACKWARD]->flops / 3;
+        stage->recompute_flops = stage->passes[PHASE_BACKWARD]->flops / 3;
         stage->recompute_dram_bytes = 1 << 18;
     }
 }
@@ -114,10 +114,10 @@ static inline void fixture_head(random_job *r, plan_stage *stage, uint32_t parts
     uint32_t norm = fixture_unit(r, 1), matrix = tied ? 0 : r->job.unit_count;
     for (uint32_t i = 0; !tied && i < parts; i++)
         fixture_unit(r, 90);
-    for (int phase = PLAN_FORWARD; phase <= PLAN_BACKWARD; phase += PLAN_BACKWARD - PLAN_FORWARD) {
-        bool trains = phase == PLAN_BACKWARD;
+    for (int phase = PHASE_FORWARD; phase <= PHASE_BACKWARD; phase += PHASE_BACKWARD - PHASE_FORWARD) {
+        bool trains = phase == PHASE_BACKWARD;
         for (uint32_t i = 0; i < parts; i++) {
-            plan_pass *pass = fixture_pass(r, stage, (enum plan_phase)phase, norm);
+            plan_pass *pass = fixture_pass(r, stage, (enum phase)phase, norm);
             pass->unit_count = 2;
             pass->units[1] = matrix + i;
             pass->reads_params[0] = i == 0;
@@ -196,17 +196,17 @@ static inline void fixture_cut_passes(plan_stage *stages, uint32_t stage_count,
     for (uint32_t s = 0; s < stage_count; s++) {
         plan_stage *stage = &stages[s];
         bool learned = learns, is_head = s + 1 == stage_count;
-        for (uint32_t p = 0; p < stage->pass_count[PLAN_BACKWARD]; p++) {
-            plan_pass *pass = (plan_pass *)&stage->passes[PLAN_BACKWARD][p];
+        for (uint32_t p = 0; p < stage->pass_count[PHASE_BACKWARD]; p++) {
+            plan_pass *pass = (plan_pass *)&stage->passes[PHASE_BACKWARD][p];
             for (uint32_t i = 0; i < pass->unit_count; i++) {
                 pass->adds_grads[i] = pass->adds_grads[i] && !is_frozen[pass->units[i]];
                 learns = learns || pass->adds_grads[i];
             }
         }
-        for (uint32_t p = 0; p < stage->pass_count[PLAN_BACKWARD] && !learned; p++)
-            ((plan_pass *)&stage->passes[PLAN_BACKWARD][p])->input_grad = 0;
+        for (uint32_t p = 0; p < stage->pass_count[PHASE_BACKWARD] && !learned; p++)
+            ((plan_pass *)&stage->passes[PHASE_BACKWARD][p])->input_grad = 0;
         if (!learns && !is_head)
-            stage->pass_count[PLAN_RECOMPUTE] = stage->pass_count[PLAN_BACKWARD] = 0;
+            stage->pass_count[PHASE_RECOMPUTE] = stage->pass_count[PHASE_BACKWARD] = 0;
     }
 }
 

@@ -66,7 +66,7 @@ static void assert_left_alone(const random_job *r, const plan_set *set, int kind
         bool computes =
             item->kind == OP_FORWARD || item->kind == OP_RECOMPUTE || item->kind == OP_BACKWARD;
         if (item->kind == OP_RECOMPUTE || item->kind == OP_BACKWARD)
-            assert_true(r->stages[item->stage].pass_count[PLAN_BACKWARD] > 0);
+            assert_true(r->stages[item->stage].pass_count[PHASE_BACKWARD] > 0);
         for (uint32_t j = 0; j < item->operand_count; j++) {
             const buffer *used = &prog->buffers[item->operands[j].buffer_idx];
             if (used->unit == PROGRAM_NONE || plan_learns(&r->job, used->unit))

@@ -26,7 +26,7 @@ static void pack_passes(random_job *r, enum packing way)
 {
     for (uint32_t s = 1; s < r->job.stage_count; s++) {
         r->stages[s].recompute_seconds = way == UNTIMED ? 0 : pass_seconds / 4;
-        for (int phase = 0; phase < PLAN_PHASE_COUNT; phase++)
+        for (int phase = 0; phase < PHASE_COUNT; phase++)
             for (uint32_t p = 0; p < r->stages[s].pass_count[phase]; p++) {
                 plan_pass *pass = (plan_pass *)&r->stages[s].passes[phase][p];
                 pass->seconds = way == UNTIMED ? 0 : pass_seconds;
@@ -61,16 +61,16 @@ static void packed_job(random_job *r, uint64_t seed, enum packing way)
 static bool is_kept(const random_job *r, const op *item)
 {
     const plan_stage *stage = &r->stages[item->stage];
-    uint32_t unit = stage->passes[PLAN_FORWARD]->units[0];
+    uint32_t unit = stage->passes[PHASE_FORWARD]->units[0];
     return item->kind == OP_BACKWARD && !stage->is_cut && stage->saved_bytes > 0 &&
            r->homes[STATE_INNER_ACTIVATIONS][unit] < TIER_COUNT;
 }
 
 static const plan_pass *pass_of(const random_job *r, const op *item)
 {
-    enum plan_phase phase = item->kind == OP_FORWARD     ? PLAN_FORWARD
-                            : item->kind == OP_RECOMPUTE ? PLAN_RECOMPUTE
-                                                         : PLAN_BACKWARD;
+    enum phase phase = item->kind == OP_FORWARD     ? PHASE_FORWARD
+                            : item->kind == OP_RECOMPUTE ? PHASE_RECOMPUTE
+                                                         : PHASE_BACKWARD;
     return &r->stages[item->stage].passes[phase][item->pass];
 }
 

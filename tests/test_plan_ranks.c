@@ -116,12 +116,12 @@ static uint64_t fetched_elems(const random_job *r)
     const plan_job *job = &r->job;
     uint64_t total = 0, rounds = job->order == PLAN_BATCH_MAJOR ? job->micro_batch_count : 1;
     for (uint32_t s = 0; s < job->stage_count; s++)
-        for (int phase = 0; phase < PLAN_PHASE_COUNT; phase++) {
+        for (int phase = 0; phase < PHASE_COUNT; phase++) {
             bool is_head = s + 1 == job->stage_count;
-            uint32_t own = r->stages[s].passes[PLAN_FORWARD][0].units[0];
+            uint32_t own = r->stages[s].passes[PHASE_FORWARD][0].units[0];
             bool keeps = r->stages[s].saved_bytes > 0 &&
                          r->homes[STATE_INNER_ACTIVATIONS][own] < TIER_COUNT;
-            if ((phase == PLAN_FORWARD && is_head) || (phase == PLAN_RECOMPUTE && keeps))
+            if ((phase == PHASE_FORWARD && is_head) || (phase == PHASE_RECOMPUTE && keeps))
                 continue;
             for (uint32_t p = 0; p < job->stages[s].pass_count[phase]; p++)
                 for (uint32_t i = 0; i < job->stages[s].passes[phase][p].unit_count; i++) {

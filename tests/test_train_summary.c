@@ -77,10 +77,10 @@ static double pass_flops(const struct planned *self)
     double flops = 0;
     for (uint32_t s = 0; s < net->stage_count; s++) {
         const model_stage *stage = &net->stages[s];
-        assert_int_equal(stage->pass_count[MODEL_BACKWARD], 1);
+        assert_int_equal(stage->pass_count[PHASE_BACKWARD], 1);
         if (s + 1 < net->stage_count)
-            flops += stage->passes[MODEL_FORWARD][0].flops;
-        flops += stage->passes[MODEL_BACKWARD][0].flops;
+            flops += stage->passes[PHASE_FORWARD][0].flops;
+        flops += stage->passes[PHASE_BACKWARD][0].flops;
     }
     return flops * (double)self->asked->accumulation;
 }

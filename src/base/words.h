@@ -32,4 +32,12 @@ const char *state_kind_name(enum state_kind kind);
 /* As a key of files: "params", "inner_activations". */
 const char *state_kind_key(enum state_kind kind);
 
+/* What a pass of a stage does for each micro-batch. */
+enum phase {
+    PHASE_FORWARD,   /* the head's: losses alone, for evaluation */
+    PHASE_RECOMPUTE, /* a cut block's: fills `saved` again; other stages have no such passes */
+    PHASE_BACKWARD,
+    PHASE_COUNT
+};
+
 #endif

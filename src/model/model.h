@@ -58,6 +58,7 @@
 
 #include "base/dtype.h"
 #include "base/error.h"
+#include "base/words.h"
 #include "kernels/ops.h"
 
 enum { MODEL_NAME_BYTES = 96, MODEL_TENSOR_ALIGN_ELEMS = 128 };
@@ -154,13 +155,6 @@ typedef struct model_unit model_unit;
 
 enum stage_kind { STAGE_EMBED, STAGE_BLOCK, STAGE_HEAD };
 
-enum model_phase {
-    MODEL_FORWARD,   /* the head's: losses alone, for evaluation */
-    MODEL_RECOMPUTE, /* of a cut block: fills `saved` again; no passes elsewhere */
-    MODEL_BACKWARD,
-    MODEL_PHASE_COUNT
-};
-
 /* How a pass uses a buffer; the values of swap's enum operand_access. WRITE: it needs nothing of what
  * was there. What one pass wrote must stay until the last pass of the phase that uses it, also through
  * passes that do not (NONE); a part of a buffer that no pass wrote yet is not read. */
@@ -193,8 +187,8 @@ struct model_stage {
     uint32_t units[2];   /* the own unit first; unit_count 1 or 2. Cut: its first unit alone, the */
     uint32_t unit_count; /* passes name them all */
     bool is_cut;         /* more than one pass in a phase: `saved` goes from pass to pass */
-    model_pass *passes[MODEL_PHASE_COUNT];  /* owned by the model; final after model_prepare */
-    uint32_t pass_count[MODEL_PHASE_COUNT]; /* uncut: 1, 0, 1; 1, 0, 0 before first_learning */
+    model_pass *passes[PHASE_COUNT];  /* owned by the model; final after model_prepare */
+    uint32_t pass_count[PHASE_COUNT]; /* uncut: 1, 0, 1; 1, 0, 0 before first_learning */
     uint64_t saved_bytes;                   /* inner activations that the backward needs */
     uint64_t forward_temp_bytes;            /* further scratch of the forward */
     uint64_t backward_temp_bytes;           /* further scratch of recompute and backward */
@@ -309,7 +303,7 @@ int model_backward(model *self, uint32_t stage, void *stream, const model_call *
 /* One pass of one phase; the two calls above are its whole stages where nothing is cut. For a cut stage
  * `saved` holds what its passes leave for each other. In an uncut stage's backward `saved_is_valid`
  * says that the caller kept `saved` from the forward; a cut stage's always finds it filled. */
-int model_run(model *self, enum model_phase phase, uint32_t stage, uint32_t pass, void *stream,
+int model_run(model *self, enum phase phase, uint32_t stage, uint32_t pass, void *stream,
               const model_call *call, bool saved_is_valid) MUST_CHECK;
 
 /* fp32 logits [V] of one position (row b*T + t) from the last boundary activation: for generation.
@@ -360,7 +354,7 @@ typedef struct model_costs model_costs;
 
 /* One pass of one micro-batch; of an uncut block's backward with the recomputation, as model_pass.flops
  * has it: the flops of both are equal. */
-void model_pass_costs(const model *self, enum model_phase phase, uint32_t stage, uint32_t pass,
+void model_pass_costs(const model *self, enum phase phase, uint32_t stage, uint32_t pass,
                       model_costs *out);
 
 /* Of an uncut block: what its backward need not run where `saved` is kept. Nothing of other stages. */

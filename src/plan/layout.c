@@ -364,8 +364,8 @@ bool plani_count_grad_uses(const plan_job *job, uint32_t rounds, uint32_t first_
     bool shares = false;
     memset(uses, 0, job->unit_count * sizeof *uses);
     for (uint32_t s = job->stage_count; s-- > 0;)
-        for (uint32_t p = 0; p < job->stages[s].pass_count[PLAN_BACKWARD]; p++) {
-            const plan_pass *pass = &job->stages[s].passes[PLAN_BACKWARD][p];
+        for (uint32_t p = 0; p < job->stages[s].pass_count[PHASE_BACKWARD]; p++) {
+            const plan_pass *pass = &job->stages[s].passes[PHASE_BACKWARD][p];
             for (uint32_t i = 0; i < pass->unit_count; i++) {
                 if (!pass->adds_grads[i])
                     continue;

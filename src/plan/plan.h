@@ -41,6 +41,7 @@
 #include <stdint.h>
 
 #include "base/error.h"
+#include "base/words.h"
 #include "swap/program.h"
 
 enum plan_update {
@@ -54,8 +55,6 @@ enum plan_order {
     PLAN_LAYER_MAJOR, /* all micro-batches pass a stage before the next one */
     PLAN_BATCH_MAJOR  /* each micro-batch passes all stages; fp32 accumulators rest in between */
 };
-
-enum plan_phase { PLAN_FORWARD, PLAN_RECOMPUTE, PLAN_BACKWARD, PLAN_PHASE_COUNT };
 
 /* What the simulator knows of the machine. Rates of one rank with all its drives. */
 struct plan_machine {
@@ -135,8 +134,8 @@ typedef struct plan_pass plan_pass;
  * keeps nothing for them. The first stage that has some makes no input_grad (0 in its passes but for
  * what they hand each other), as nobody reads one. The head always has its BACKWARD. */
 struct plan_stage {
-    const plan_pass *passes[PLAN_PHASE_COUNT];
-    uint32_t pass_count[PLAN_PHASE_COUNT]; /* forward, and the head's backward: at least 1 */
+    const plan_pass *passes[PHASE_COUNT];
+    uint32_t pass_count[PHASE_COUNT]; /* forward, and the head's backward: at least 1 */
     bool has_input, has_output;            /* a boundary activation before and after */
     bool is_cut; /* `saved` goes from pass to pass; else only its one backward pass uses it, which
                     makes it itself unless it is kept */

@@ -190,7 +190,7 @@ int plani_check_job(const plan_job *job) MUST_CHECK;
 /* Whether the stage has a backward: it or one before it learns. */
 static inline bool plani_goes_back(const plan_job *job, uint32_t stage)
 {
-    return job->stages[stage].pass_count[PLAN_BACKWARD] > 0;
+    return job->stages[stage].pass_count[PHASE_BACKWARD] > 0;
 }
 
 /* Whether state has two places on the slab. */
@@ -202,7 +202,7 @@ static inline bool plani_commits(const plan_job *job)
 /* The unit whose placement the activations of a stage follow. */
 static inline uint32_t plani_stage_unit(const plan_job *job, uint32_t stage)
 {
-    return job->stages[stage].passes[PLAN_FORWARD][0].units[0];
+    return job->stages[stage].passes[PHASE_FORWARD][0].units[0];
 }
 
 /* Whether the stage's inner activations stay from forward to backward. */
@@ -223,11 +223,11 @@ static inline void plani_add_device_bytes(const plan_job *job, op_demand *demand
 
 /* packed.c */
 /* Bytes of packed params that a run of the pass over so many micro-batches can hold; 0: nothing to gain. */
-uint64_t plani_packed_bytes(const plan_job *job, uint32_t stage, enum plan_phase phase,
+uint64_t plani_packed_bytes(const plan_job *job, uint32_t stage, enum phase phase,
                             const plan_pass *pass, uint32_t mb_count);
 /* Of the pass's known seconds, what a micro-batch of such a run is spared; of the one that packs, less than of
  * the others, and it may be below 0. */
-double plani_packed_gain(const plan_job *job, uint32_t stage, enum plan_phase phase,
+double plani_packed_gain(const plan_job *job, uint32_t stage, enum phase phase,
                          const plan_pass *pass, bool fills);
 /* The largest different sizes that passes of the steady step (only_eval: EVAL) can hold and gain by, largest first;
  * returns how many. */

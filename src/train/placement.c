@@ -57,7 +57,7 @@ static bool has_activations(const traini_setup *self, uint32_t unit, enum state_
 {
     for (uint32_t s = 0; s < self->plan.stage_count; s++) {
         const plan_stage *stage = &self->plan.stages[s];
-        if (stage->passes[PLAN_FORWARD][0].units[0] == unit)
+        if (stage->passes[PHASE_FORWARD][0].units[0] == unit)
             return kind == STATE_ACTIVATIONS ? stage->has_input && stage->has_output
                                              : stage->saved_bytes > 0;
     }

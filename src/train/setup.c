@@ -206,10 +206,6 @@ static void fill_pass(const model_pass *from, plan_pass *to)
     static_assert((int)MODEL_READ == (int)ACCESS_READ && (int)MODEL_WRITE == (int)ACCESS_WRITE &&
                       (int)MODEL_UPDATE == (int)ACCESS_UPDATE,
                   "model_access and operand_access are one");
-    static_assert((int)MODEL_FORWARD == (int)PLAN_FORWARD &&
-                      (int)MODEL_RECOMPUTE == (int)PLAN_RECOMPUTE &&
-                      (int)MODEL_BACKWARD == (int)PLAN_BACKWARD,
-                  "model_phase and plan_phase are one");
     *to = (plan_pass){
         .units = {from->units[0], from->units[1]},
         .unit_count = from->unit_count,
@@ -253,7 +249,7 @@ static int make_stages(traini_setup *self)
     const model *net = self->net;
     uint64_t count = 0, next = 0;
     for (uint32_t i = 0; i < net->stage_count; i++)
-        for (int phase = 0; phase < MODEL_PHASE_COUNT; phase++)
+        for (int phase = 0; phase < PHASE_COUNT; phase++)
             count += net->stages[i].pass_count[phase];
     self->stages = mem_alloc(net->stage_count, sizeof *self->stages, "plan stages");
     self->passes = mem_alloc(count, sizeof *self->passes, "plan passes");
@@ -272,7 +268,7 @@ static int make_stages(traini_setup *self)
             .recompute_flops = from->recompute_flops,
             .recompute_dram_bytes = from->forward_dram_bytes,
         };
-        for (int phase = 0; phase < MODEL_PHASE_COUNT; phase++) {
+        for (int phase = 0; phase < PHASE_COUNT; phase++) {
             to->passes[phase] = self->passes + next;
             to->pass_count[phase] = from->pass_count[phase];
             for (uint32_t p = 0; p < from->pass_count[phase]; p++, next++) {
@@ -325,7 +321,7 @@ static int make_rank_inputs(traini_setup *self)
 /* What the passes of a model need for themselves. */
 static void size_workspace(const model *net, bool only_eval, uint64_t *saved, uint64_t *temp)
 {
-    int phase_end = only_eval ? MODEL_FORWARD + 1 : MODEL_PHASE_COUNT;
+    int phase_end = only_eval ? PHASE_FORWARD + 1 : PHASE_COUNT;
     for (uint32_t i = 0; i < net->stage_count; i++) {
         const model_stage *from = &net->stages[i];
         if (!from->is_cut) /* a cut one's is a buffer of its own */
