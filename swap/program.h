@@ -116,12 +116,6 @@ enum operand_role {
     ROLE_COUNT
 };
 
-enum operand_access {
-    ACCESS_READ = 1,
-    ACCESS_WRITE = 2,
-    ACCESS_UPDATE = 3 /* reads and writes */
-};
-
 /* A byte range of a buffer that an op uses. */
 struct operand {
     uint32_t buffer_idx;

@@ -240,13 +240,13 @@ struct harness_use {
 };
 typedef struct harness_use harness_use;
 
-static inline harness_use harness_use_of(const harness *h, enum model_access access, void *block,
+static inline harness_use harness_use_of(const harness *h, enum operand_access access, void *block,
                                          uint64_t bytes)
 {
-    harness_use use = {.block = access == MODEL_NONE ? NULL : block, .bytes = bytes};
-    if (access == MODEL_WRITE)
+    harness_use use = {.block = access == ACCESS_NONE ? NULL : block, .bytes = bytes};
+    if (access == ACCESS_WRITE)
         memset(block, h->poison, bytes);
-    if (access == MODEL_READ) {
+    if (access == ACCESS_READ) {
         use.copy = harness_alloc(bytes);
         memcpy(use.copy, block, bytes);
     }
@@ -287,9 +287,9 @@ static inline void harness_pass(harness *h, enum phase phase, uint32_t stage, ui
     const model_stage *source = &self->stages[stage];
     const model_pass *of = &source->passes[phase][pass];
     uint64_t bytes = self->boundary_bytes;
-    bool scratch = of->saved == MODEL_NONE; /* an uncut stage's own affair */
+    bool scratch = of->saved == ACCESS_NONE; /* an uncut stage's own affair */
     void *before = stage > 0 ? h->boundary[stage - 1] : NULL;
-    harness_use saved = harness_use_of(h, (enum model_access)(scratch ? MODEL_UPDATE : of->saved),
+    harness_use saved = harness_use_of(h, (enum operand_access)(scratch ? ACCESS_UPDATE : of->saved),
                                        h->saved, source->saved_bytes);
     harness_use input = harness_use_of(h, of->input, before, bytes);
     harness_use output = harness_use_of(h, of->output, h->boundary[stage], bytes);
@@ -319,7 +319,7 @@ static inline void harness_pass(harness *h, enum phase phase, uint32_t stage, ui
     struct harness_packed *packed = harness_packed_of(h, of, saved_is_valid);
     call.packed = packed ? packed->block : NULL;
     call.is_packed = h->packing == HARNESS_PACKED;
-    harness_use held = harness_use_of(h, call.packed && call.is_packed ? MODEL_READ : MODEL_NONE,
+    harness_use held = harness_use_of(h, call.packed && call.is_packed ? ACCESS_READ : ACCESS_NONE,
                                       call.packed, packed ? packed->bytes : 0);
     for (uint32_t i = 0; i < of->unit_count && h->spoiled && call.is_packed && stage > 0; i++)
         call.params[i] = of->reads_params[i] ? h->spoiled[of->units[i]] : NULL;

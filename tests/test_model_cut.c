@@ -394,7 +394,7 @@ static void logits_come_part_by_part(void **state)
                 const model_pass *pass = &stage->passes[PHASE_FORWARD][i];
                 model_call call = {
                     .params = {h.params[pass->units[0]]},
-                    .input = pass->input != MODEL_NONE ? h.boundary[head - 1] : NULL,
+                    .input = pass->input != ACCESS_NONE ? h.boundary[head - 1] : NULL,
                     .saved = h.saved,
                     .temp = harness_fresh(&h, &h.temp, pass->temp_bytes),
                 };

@@ -156,7 +156,7 @@ static void check_passes(const model *self)
         if (s < first)
             assert_int_equal(of->pass_count[PHASE_RECOMPUTE], 0);
         if (s == first && !of->is_cut)
-            assert_int_equal(of->passes[PHASE_BACKWARD][0].input_grad, MODEL_NONE);
+            assert_int_equal(of->passes[PHASE_BACKWARD][0].input_grad, ACCESS_NONE);
         for (uint32_t p = 0; p < of->pass_count[PHASE_BACKWARD]; p++) {
             const model_pass *pass = &of->passes[PHASE_BACKWARD][p];
             for (uint32_t i = 0; i < pass->unit_count; i++)

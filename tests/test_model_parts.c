@@ -164,13 +164,13 @@ static void check_order(const model_stage *stage, const size_t offset, bool is_r
             is_given || (is_saved && phase == PHASE_BACKWARD && stage->kind == STAGE_BLOCK);
         for (uint32_t i = 0; i < stage->pass_count[phase]; i++) {
             uint8_t access = ((const uint8_t *)&stage->passes[phase][i])[offset];
-            if (access == MODEL_WRITE)
+            if (access == ACCESS_WRITE)
                 assert_true(!written);
-            else if (access != MODEL_NONE)
+            else if (access != ACCESS_NONE)
                 assert_true(written);
-            written = written || access == MODEL_WRITE;
+            written = written || access == ACCESS_WRITE;
             if (!is_result && !is_saved)
-                assert_true(access == MODEL_NONE || access == MODEL_READ);
+                assert_true(access == ACCESS_NONE || access == ACCESS_READ);
         }
     }
 }
@@ -308,9 +308,9 @@ static void names_and_sizes(void **state)
     assert_int_equal(head->passes[PHASE_BACKWARD][7].units[0], 6);
     assert_int_equal(head->passes[PHASE_BACKWARD][8].units[0], 6);
     assert_int_equal(head->passes[PHASE_BACKWARD][14].units[0], 0);
-    assert_int_equal(head->passes[PHASE_BACKWARD][15].input_grad, MODEL_WRITE);
-    assert_int_equal(head->passes[PHASE_FORWARD][7].losses, MODEL_WRITE);
-    assert_int_equal(head->passes[PHASE_FORWARD][6].losses, MODEL_NONE);
+    assert_int_equal(head->passes[PHASE_BACKWARD][15].input_grad, ACCESS_WRITE);
+    assert_int_equal(head->passes[PHASE_FORWARD][7].losses, ACCESS_WRITE);
+    assert_int_equal(head->passes[PHASE_FORWARD][6].losses, ACCESS_NONE);
 
     /* A block: its recomputation leaves `down` out, its backward goes from the last part to the first. */
     const model_stage *block = &self->stages[1];
@@ -319,11 +319,11 @@ static void names_and_sizes(void **state)
     assert_int_equal(block->pass_count[PHASE_RECOMPUTE], unit_named(self, "block.0.down.0") - 8);
     assert_int_equal(block->pass_count[PHASE_BACKWARD], block_units);
     assert_int_equal(back[0].units[0], 8 + block_units - 1);
-    assert_int_equal(back[0].output_grad, MODEL_READ);
-    assert_int_equal(back[0].input_grad, MODEL_NONE);
+    assert_int_equal(back[0].output_grad, ACCESS_READ);
+    assert_int_equal(back[0].input_grad, ACCESS_NONE);
     assert_int_equal(back[block_units - 1].units[0], 8);
-    assert_int_equal(back[block_units - 1].input, MODEL_READ);
-    assert_int_equal(back[block_units - 1].input_grad, MODEL_UPDATE);
+    assert_int_equal(back[block_units - 1].input, ACCESS_READ);
+    assert_int_equal(back[block_units - 1].input_grad, ACCESS_UPDATE);
     model_destroy(self);
 }
 

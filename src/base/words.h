@@ -40,4 +40,12 @@ enum phase {
     PHASE_COUNT
 };
 
+/* How an op, or a pass, uses a buffer. WRITE needs nothing of what was there. */
+enum operand_access {
+    ACCESS_NONE = 0,
+    ACCESS_READ = 1,
+    ACCESS_WRITE = 2,
+    ACCESS_UPDATE = ACCESS_READ | ACCESS_WRITE,
+};
+
 #endif

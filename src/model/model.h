@@ -155,12 +155,9 @@ typedef struct model_unit model_unit;
 
 enum stage_kind { STAGE_EMBED, STAGE_BLOCK, STAGE_HEAD };
 
-/* How a pass uses a buffer; the values of swap's enum operand_access. WRITE: it needs nothing of what
- * was there. What one pass wrote must stay until the last pass of the phase that uses it, also through
- * passes that do not (NONE); a part of a buffer that no pass wrote yet is not read. */
-enum model_access { MODEL_NONE, MODEL_READ, MODEL_WRITE, MODEL_UPDATE };
-
-/* One pass of a stage: what runs for each micro-batch while the params of its units are there. All of a
+/* One pass of a stage. What one pass wrote to a buffer must stay until the last pass of the phase that
+ * uses it, also through passes that do not (ACCESS_NONE); a part of a buffer that no pass wrote yet is
+ * not read. The pass is what runs for each micro-batch while the params of its units are there. All of a
  * phase's passes run in order, for every micro-batch; a backward may follow its own recompute or,
  * where `saved` was kept, its forward directly. */
 struct model_pass {
@@ -169,7 +166,7 @@ struct model_pass {
     bool reads_params[2];     /* whether params[i] are needed */
     bool adds_grads[2];       /* whether grads[i] are added to; never of a frozen unit */
     uint64_t zeroed_bytes[2]; /* of those: what a first call fills with zeros (model_call.fresh) */
-    uint8_t input, output, output_grad, input_grad, losses; /* enum model_access */
+    uint8_t input, output, output_grad, input_grad, losses; /* enum operand_access */
     uint8_t saved; /* the same; NONE in an uncut stage, where the caller decides whether to keep it:
                       the memory is needed all the same */
     double flops;  /* of an uncut backward with recompute_flops, which kept activations save */

@@ -21,9 +21,9 @@ static void fill_embed(const model_stage *stage)
 {
     model_pass *forward = stage->passes[PHASE_FORWARD], *backward = stage->passes[PHASE_BACKWARD];
     forward->reads_params[0] = true;
-    forward->output = MODEL_WRITE;
+    forward->output = ACCESS_WRITE;
     if (stage->pass_count[PHASE_BACKWARD] > 0)
-        backward->output_grad = MODEL_READ;
+        backward->output_grad = ACCESS_READ;
 }
 
 static void fill_block(const model_stage *stage, bool wants_input_grad)
@@ -31,13 +31,13 @@ static void fill_block(const model_stage *stage, bool wants_input_grad)
     model_pass *forward = stage->passes[PHASE_FORWARD], *backward = stage->passes[PHASE_BACKWARD];
     forward->reads_params[0] = true;
     forward->reads_params[1] = stage->unit_count > 1;
-    forward->input = MODEL_READ;
-    forward->output = MODEL_WRITE;
+    forward->input = ACCESS_READ;
+    forward->output = ACCESS_WRITE;
     if (stage->pass_count[PHASE_BACKWARD] == 0)
         return;
     memcpy(backward->reads_params, forward->reads_params, sizeof backward->reads_params);
-    backward->input = backward->output_grad = MODEL_READ;
-    backward->input_grad = wants_input_grad ? MODEL_WRITE : MODEL_NONE;
+    backward->input = backward->output_grad = ACCESS_READ;
+    backward->input_grad = wants_input_grad ? ACCESS_WRITE : ACCESS_NONE;
 }
 
 static void fill_head(const model_stage *stage, bool wants_input_grad)
@@ -45,9 +45,9 @@ static void fill_head(const model_stage *stage, bool wants_input_grad)
     model_pass *forward = stage->passes[PHASE_FORWARD], *backward = stage->passes[PHASE_BACKWARD];
     for (uint32_t i = 0; i < stage->unit_count; i++)
         forward->reads_params[i] = backward->reads_params[i] = true;
-    forward->input = backward->input = MODEL_READ;
-    forward->losses = backward->losses = MODEL_WRITE;
-    backward->input_grad = wants_input_grad ? MODEL_WRITE : MODEL_NONE;
+    forward->input = backward->input = ACCESS_READ;
+    forward->losses = backward->losses = ACCESS_WRITE;
+    backward->input_grad = wants_input_grad ? ACCESS_WRITE : ACCESS_NONE;
 }
 
 static void fill_uncut(const model *self, uint32_t stage_idx)
@@ -114,9 +114,9 @@ static void count_passes(const model *self, uint32_t stage_idx)
 static void embed_access(uint32_t pass_idx, bool backward, model_pass *pass)
 {
     if (backward)
-        pass->output_grad = MODEL_READ;
+        pass->output_grad = ACCESS_READ;
     else
-        pass->output = pass_idx == 0 ? MODEL_WRITE : MODEL_UPDATE;
+        pass->output = pass_idx == 0 ? ACCESS_WRITE : ACCESS_UPDATE;
 }
 
 /* block_parts.c says which layer touches what. */
@@ -124,26 +124,26 @@ static void block_access(const modeli_part *part, uint32_t pass_idx, bool backwa
                          model_pass *pass)
 {
     bool is_first = part->is_first;
-    pass->saved = pass_idx == 0 && !backward ? MODEL_WRITE : MODEL_UPDATE;
+    pass->saved = pass_idx == 0 && !backward ? ACCESS_WRITE : ACCESS_UPDATE;
     switch (part->layer) {
     case MODELI_LAYER_QKV:
-        pass->input = is_first ? MODEL_READ : MODEL_NONE;
-        pass->input_grad = is_first && backward ? MODEL_UPDATE : MODEL_NONE;
+        pass->input = is_first ? ACCESS_READ : ACCESS_NONE;
+        pass->input_grad = is_first && backward ? ACCESS_UPDATE : ACCESS_NONE;
         break;
     case MODELI_LAYER_PROJ:
-        pass->input_grad = backward ? MODEL_READ : MODEL_NONE;
+        pass->input_grad = backward ? ACCESS_READ : ACCESS_NONE;
         break;
     case MODELI_LAYER_UP:
-        pass->input = is_first && !backward ? MODEL_READ : MODEL_NONE;
-        pass->output_grad = is_first && backward ? MODEL_READ : MODEL_NONE;
-        pass->input_grad = is_first && backward ? MODEL_WRITE : MODEL_NONE;
+        pass->input = is_first && !backward ? ACCESS_READ : ACCESS_NONE;
+        pass->output_grad = is_first && backward ? ACCESS_READ : ACCESS_NONE;
+        pass->input_grad = is_first && backward ? ACCESS_WRITE : ACCESS_NONE;
         break;
     default: /* down */
         if (backward) {
-            pass->output_grad = MODEL_READ;
+            pass->output_grad = ACCESS_READ;
         } else {
-            pass->saved = MODEL_READ;
-            pass->output = is_first ? MODEL_WRITE : MODEL_UPDATE;
+            pass->saved = ACCESS_READ;
+            pass->output = is_first ? ACCESS_WRITE : ACCESS_UPDATE;
         }
         break;
     }
@@ -151,15 +151,15 @@ static void block_access(const modeli_part *part, uint32_t pass_idx, bool backwa
 
 static void head_access(const modeli_part *part, uint32_t pass_idx, bool backward, model_pass *pass)
 {
-    pass->saved = pass_idx == 0 ? MODEL_WRITE : MODEL_UPDATE;
+    pass->saved = pass_idx == 0 ? ACCESS_WRITE : ACCESS_UPDATE;
     if (part->layer != MODELI_LAYER_NORM) {
-        pass->losses = part->is_last && !backward ? MODEL_WRITE : MODEL_NONE;
+        pass->losses = part->is_last && !backward ? ACCESS_WRITE : ACCESS_NONE;
         return;
     }
-    pass->input = MODEL_READ;
+    pass->input = ACCESS_READ;
     if (backward) {
-        pass->saved = MODEL_READ;
-        pass->input_grad = MODEL_WRITE;
+        pass->saved = ACCESS_READ;
+        pass->input_grad = ACCESS_WRITE;
     }
 }
 

@@ -203,9 +203,6 @@ static int check_identity(const traini_setup *self, const manifest *found, const
 
 static void fill_pass(const model_pass *from, plan_pass *to)
 {
-    static_assert((int)MODEL_READ == (int)ACCESS_READ && (int)MODEL_WRITE == (int)ACCESS_WRITE &&
-                      (int)MODEL_UPDATE == (int)ACCESS_UPDATE,
-                  "model_access and operand_access are one");
     *to = (plan_pass){
         .units = {from->units[0], from->units[1]},
         .unit_count = from->unit_count,
