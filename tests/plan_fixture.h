@@ -172,8 +172,8 @@ static inline void fixture_random_job(random_job *r, uint64_t seed)
     job->param_bytes = draw(r, 2) ? 2 : 4;
     job->grad_bytes = draw(r, 2) ? 2 : 4;
     job->state_streams = draw(r, 2) ? 3 : 2;
-    job->update = (enum plan_update)draw(r, 4);
-    job->order = (enum plan_order)draw(r, 2);
+    job->update = (enum update)draw(r, 4);
+    job->order = (enum order)draw(r, 2);
     job->tile_elems = draw(r, 3) ? TILE_ELEMS_STEP << draw(r, 3) : 0;
     job->lookahead_ops = draw(r, 3) ? 0 : 1 + draw(r, 50);
     job->needs_save_places = draw(r, 2);

@@ -161,8 +161,8 @@ static inline void family_random_job(family_job *f, uint64_t seed)
     job->param_bytes = job_draw(f, 4) ? 2 : 4;
     job->grad_bytes = job_draw(f, 2) ? 2 : 4;
     job->state_streams = job_draw(f, 4) ? 3 : 2;
-    job->update = (enum plan_update)job_draw(f, 4);
-    job->order = job_draw(f, 3) ? PLAN_LAYER_MAJOR : PLAN_BATCH_MAJOR;
+    job->update = (enum update)job_draw(f, 4);
+    job->order = job_draw(f, 3) ? ORDER_LAYER_MAJOR : ORDER_BATCH_MAJOR;
     job->needs_save_places = job_draw(f, 2);
     job->commits = job_draw(f, 2);
     job->commit_every = job_draw(f, 2) ? 1 : 50;

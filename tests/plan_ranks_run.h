@@ -348,8 +348,8 @@ static inline void run_compile(const random_job *r, uint64_t seed, plan_set *set
 /* A step ends with updates pending, for the next one or a flush. */
 static inline bool run_leaves_update(const plan_job *job)
 {
-    return job->update == PLAN_UPDATE_IN_NEXT_FORWARD ||
-           job->update == PLAN_UPDATE_DELAYED_ONE_STEP;
+    return job->update == UPDATE_IN_NEXT_FORWARD ||
+           job->update == UPDATE_DELAYED_ONE_STEP;
 }
 
 static inline void run_keep(const program *prog, uint32_t buffer_idx, bool *stays)
@@ -399,7 +399,7 @@ static inline void run_forget_memory(ranks_run *run)
 static inline uint64_t run_life(ranks_run *run, const random_job *r, const plan_set *set)
 {
     run_begin(run, r, set);
-    bool late = r->job.update == PLAN_UPDATE_DELAYED_ONE_STEP;
+    bool late = r->job.update == UPDATE_DELAYED_ONE_STEP;
     run_program(run, PROGRAM_INIT, 0, 0);
     run_program(run, PROGRAM_EVAL, 0, 0);
     run_program(run, PROGRAM_FIRST, 1, 0);

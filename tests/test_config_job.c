@@ -29,8 +29,8 @@ static void defaults_hold(void **state)
     assert_int_equal(self->tiers.nvme_count, 0);
     for (int kind = 0; kind < STATE_KIND_COUNT; kind++)
         assert_int_equal(self->tiers.place[kind], TIER_AUTO);
-    assert_int_equal(self->schedule.order, JOB_LAYER_MAJOR);
-    assert_int_equal(self->schedule.update, JOB_UPDATE_AUTO);
+    assert_int_equal(self->schedule.order, ORDER_LAYER_MAJOR);
+    assert_int_equal(self->schedule.update, UPDATE_AUTO);
     assert_string_equal(self->io.backend, "auto");
     assert_int_equal(self->io.block_bytes, 1048576);
     assert_int_equal(self->io.queue_depth, 8);
@@ -80,8 +80,8 @@ static void modes_are_read(void **state)
     assert_int_equal(self->fp16.hysteresis, 2);
     assert_false(self->fp16.consecutive_hysteresis);
     assert_true(self->check_grad_overflow);
-    assert_int_equal(self->schedule.order, JOB_BATCH_MAJOR);
-    assert_int_equal(self->schedule.update, JOB_UPDATE_DELAYED_ONE_STEP);
+    assert_int_equal(self->schedule.order, ORDER_BATCH_MAJOR);
+    assert_int_equal(self->schedule.update, UPDATE_DELAYED_ONE_STEP);
     assert_int_equal(self->tiers.place[STATE_INNER_ACTIVATIONS], TIER_HOST);
     job_destroy(self);
     log_set_level(LOG_WARN);
@@ -100,7 +100,7 @@ static void modes_are_read(void **state)
     static const char bf16[] = SMALL_WITH("\"bf16\": {\"enabled\": true, \"check_grad_overflow\": "
                                           "false}, \"gradient_clipping\": 0,");
     self = read_good(bf16, "schedule.update=in_backward");
-    assert_int_equal(self->schedule.update, JOB_UPDATE_IN_BACKWARD);
+    assert_int_equal(self->schedule.update, UPDATE_IN_BACKWARD);
     assert_false(self->check_grad_overflow);
     job_destroy(self);
     self = read_good(SMALL_WITH("\"gradient_clipping\": 0,"), "schedule.update=in_backward");
@@ -299,7 +299,7 @@ static void own_blocks_are_read(void **state)
     assert_int_equal(self->tiers.rules[1].unit_first, 3);
     assert_int_equal(self->tiers.rules[1].unit_last, 3);
     assert_int_equal(self->tiers.rules[2].unit_last, UINT32_MAX);
-    assert_int_equal(self->schedule.update, JOB_UPDATE_IN_NEXT_FORWARD);
+    assert_int_equal(self->schedule.update, UPDATE_IN_NEXT_FORWARD);
     assert_int_equal(self->schedule.tile_elems, 65536);
     assert_int_equal(self->schedule.lookahead, 4);
     assert_int_equal(self->schedule.packed, JOB_PACKED_ALWAYS);

@@ -172,14 +172,16 @@ static void assert_no_commits(const program *prog)
 static bool can_commit_so(const random_job *r, enum plan_commit commit)
 {
     switch (r->job.update) {
-    case PLAN_UPDATE_AFTER_BACKWARD:
-    case PLAN_UPDATE_IN_BACKWARD:
+    case UPDATE_AFTER_BACKWARD:
+    case UPDATE_IN_BACKWARD:
         return commit == PLAN_COMMIT_FIRST;
-    case PLAN_UPDATE_IN_NEXT_FORWARD:
+    case UPDATE_IN_NEXT_FORWARD:
         return commit == PLAN_COMMIT_BEHIND ||
                (commit == PLAN_COMMIT_FIRST && tiles_of(r, TILE_ELEMS_STEP, true) > 0);
-    case PLAN_UPDATE_DELAYED_ONE_STEP:
+    case UPDATE_DELAYED_ONE_STEP:
         return commit == PLAN_COMMIT_APART;
+    case UPDATE_AUTO:
+        break;
     }
     return false;
 }
@@ -279,7 +281,7 @@ static void other_ops_are_the_same(void **state)
                 random_job r;
                 committing_job(&r, seed);
                 bool behind = commit == PLAN_COMMIT_BEHIND;
-                if (behind && r.job.update != PLAN_UPDATE_IN_NEXT_FORWARD)
+                if (behind && r.job.update != UPDATE_IN_NEXT_FORWARD)
                     continue;
                 plani_builder with, without;
                 plan_set with_set, without_set;
@@ -337,7 +339,7 @@ static void without_commits_there_is_one_place(void **state)
 /* ---- times and refusals ----------------------------------------------------------------------- */
 
 /* A committing job of one of the updates, and its steady step. */
-static uint64_t predicted(enum plan_update update, double sync_seconds, enum plan_commit *commit)
+static uint64_t predicted(enum update update, double sync_seconds, enum plan_commit *commit)
 {
     random_job r;
     committing_job(&r, 8);
@@ -357,11 +359,11 @@ static uint64_t predicted(enum plan_update update, double sync_seconds, enum pla
 static void the_sync_is_waited_for(void **state)
 {
     (void)state;
-    for (int u = 0; u <= PLAN_UPDATE_DELAYED_ONE_STEP; u++) {
+    for (int u = 0; u <= UPDATE_DELAYED_ONE_STEP; u++) {
         enum plan_commit commit;
-        uint64_t none = predicted((enum plan_update)u, 0, &commit);
-        uint64_t brief = predicted((enum plan_update)u, 1e-6, &commit);
-        uint64_t ns = predicted((enum plan_update)u, 10, &commit);
+        uint64_t none = predicted((enum update)u, 0, &commit);
+        uint64_t brief = predicted((enum update)u, 1e-6, &commit);
+        uint64_t ns = predicted((enum update)u, 10, &commit);
         assert_true(none <= brief && brief < 5000000000);
         assert_int_equal(ns >= 10000000000, commit != PLAN_COMMIT_APART);
     }
@@ -381,8 +383,8 @@ static void nothing_else_waits_for_the_sync(void **state)
         for (int slow = 0; slow < 2; slow++) {
             random_job r;
             committing_job(&r, seed);
-            r.job.update = PLAN_UPDATE_IN_NEXT_FORWARD;
-            r.job.order = PLAN_LAYER_MAJOR;
+            r.job.update = UPDATE_IN_NEXT_FORWARD;
+            r.job.order = ORDER_LAYER_MAJOR;
             r.job.tile_elems = 4 * TILE_ELEMS_STEP;
             r.job.lookahead_ops = 4;
             r.job.machine.drive_write_bytes_per_second = 3e9;
@@ -411,7 +413,7 @@ static void saves_come_first_where_that_is_shorter(void **state)
     for (uint64_t seed = 1; seed <= 100; seed++) {
         random_job r;
         committing_job(&r, seed);
-        r.job.update = PLAN_UPDATE_IN_NEXT_FORWARD;
+        r.job.update = UPDATE_IN_NEXT_FORWARD;
         for (uint32_t u = 0; u < r.job.unit_count; u++)
             r.homes[STATE_OPTIMIZER][u] = TIER_HOST;
         r.job.machine.drive_write_bytes_per_second = 100e6;
@@ -533,8 +535,8 @@ static void computing_does_not_wait_for_saves(void **state)
             for (uint64_t seed = 1; seed <= 40; seed++) {
                 random_job r;
                 committing_job(&r, seed);
-                r.job.update = behind ? PLAN_UPDATE_IN_NEXT_FORWARD : PLAN_UPDATE_AFTER_BACKWARD;
-                r.job.order = PLAN_LAYER_MAJOR;
+                r.job.update = behind ? UPDATE_IN_NEXT_FORWARD : UPDATE_AFTER_BACKWARD;
+                r.job.order = ORDER_LAYER_MAJOR;
                 r.job.commit_every = 1;
                 r.job.lookahead_ops = 0;
                 r.job.tile_elems = TILE_ELEMS_STEP;

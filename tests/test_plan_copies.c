@@ -27,7 +27,7 @@ static void copied_job(random_job *r, uint64_t seed)
         fixture_split(r);
     if (seed % 5 == 0)
         fixture_freeze(r);
-    r->job.update = PLAN_UPDATE_IN_NEXT_FORWARD;
+    r->job.update = UPDATE_IN_NEXT_FORWARD;
     r->job.machine.drive_read_bytes_per_second = 200e6;
     for (uint32_t u = 0; u < r->job.unit_count; u++)
         if (draw(r, 4))
@@ -148,7 +148,7 @@ static uint64_t compile_large(uint64_t host_bytes, uint64_t tile_elems, plan_set
     static plan_pass passes[LARGE_UNITS_MAX][2];
     static uint8_t homes[LARGE_UNITS_MAX];
     memset(homes, TIER_NVME, sizeof homes);
-    plan_job job = {.update = PLAN_UPDATE_IN_NEXT_FORWARD, .tile_elems = tile_elems};
+    plan_job job = {.update = UPDATE_IN_NEXT_FORWARD, .tile_elems = tile_elems};
     large_job_make(&job, elems, stages, passes, 12, 1024);
     plan_machine_default_cpu(&job.machine, 8, true);
     job.machine.drive_read_bytes_per_second = job.machine.drive_write_bytes_per_second = 1e9;
@@ -195,8 +195,8 @@ static void copies_leave_room_for_tiles(void **state)
 static void none_where_nothing_begins_with_an_update(void **state)
 {
     (void)state;
-    static const enum plan_update others[] = {PLAN_UPDATE_AFTER_BACKWARD, PLAN_UPDATE_IN_BACKWARD,
-                                              PLAN_UPDATE_DELAYED_ONE_STEP};
+    static const enum update others[] = {UPDATE_AFTER_BACKWARD, UPDATE_IN_BACKWARD,
+                                              UPDATE_DELAYED_ONE_STEP};
     for (uint64_t seed = 1; seed <= SEEDS / 4; seed++) {
         random_job r;
         copied_job(&r, seed);

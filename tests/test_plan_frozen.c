@@ -156,7 +156,7 @@ static void tight_job(struct asked *a, uint64_t seed)
     plan_set set;
     frozen_job(&a->r, seed);
     job->needs_save_places = job->commits = seed % 4 != 0;
-    job->update = PLAN_UPDATE_IN_NEXT_FORWARD;
+    job->update = UPDATE_IN_NEXT_FORWARD;
     job->parked_near = 0;
     for (int k = 0; k < STATE_KIND_COUNT; k++)
         memset(a->r.homes[k], k == STATE_INNER_ACTIVATIONS ? TIER_COUNT : TIER_NVME,

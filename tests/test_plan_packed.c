@@ -89,7 +89,7 @@ static void check_program(const random_job *r, const plan_set *set, enum program
                           struct seen *seen)
 {
     const program *prog = &set->programs[kind];
-    bool together = r->job.order == PLAN_LAYER_MAJOR && r->job.micro_batch_count > 1;
+    bool together = r->job.order == ORDER_LAYER_MAJOR && r->job.micro_batch_count > 1;
     uint32_t filler = PROGRAM_NONE;
     assert_int_equal(program_check(prog), 0);
     for (uint32_t i = 0; i < prog->op_count; i++) {
@@ -211,7 +211,7 @@ static void a_known_time_stays_known(void **state)
     random_job r;
     for (uint64_t seed = 1;; seed++) {
         packed_job(&r, seed, TIMED);
-        if (r.job.order == PLAN_LAYER_MAJOR && r.job.micro_batch_count > 1 && !r.job.only_eval)
+        if (r.job.order == ORDER_LAYER_MAJOR && r.job.micro_batch_count > 1 && !r.job.only_eval)
             break;
     }
     for (uint32_t i = 0; i < r.pass_count; i++)
@@ -305,7 +305,7 @@ static void the_budget_says_how_many_are_held(void **state)
         random_job r, plain;
         packed_job(&r, seed, TIMED);
         packed_job(&plain, seed, NOTHING);
-        if (r.job.order != PLAN_LAYER_MAJOR || r.job.micro_batch_count < 2 || r.job.stage_count < 5)
+        if (r.job.order != ORDER_LAYER_MAJOR || r.job.micro_batch_count < 2 || r.job.stage_count < 5)
             continue;
         tried++;
         const uint64_t sizes[] = {1024 * MIB, 512 * MIB, 256 * MIB, 128 * MIB};

@@ -74,7 +74,7 @@ static void draw_job(struct placed *l, uint64_t seed)
         plan_machine_default_cpu(&job->machine, 8, true);
     job->machine.device_flops_per_second /= (double)(1 << (2 * rng_below(seed, 80, n++, 3)));
     job->machine.drive_read_bytes_per_second *= (double)(1 + rng_below(seed, 80, n++, 6));
-    job->order = rng_below(seed, 80, n++, 4) ? PLAN_LAYER_MAJOR : PLAN_BATCH_MAJOR;
+    job->order = rng_below(seed, 80, n++, 4) ? ORDER_LAYER_MAJOR : ORDER_BATCH_MAJOR;
     l->asked.allows_in_backward = rng_below(seed, 80, n++, 2);
     if (rng_below(seed, 80, n++, 3) == 0) {
         job->world = 4;

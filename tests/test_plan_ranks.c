@@ -62,7 +62,7 @@ static void every_element_is_updated_once_a_step(void **state)
         ranks_run run;
         run_begin(&run, &r, &set);
         bool leaves = run_leaves_update(&r.job),
-             late = r.job.update == PLAN_UPDATE_DELAYED_ONE_STEP;
+             late = r.job.update == UPDATE_DELAYED_ONE_STEP;
         run_program(&run, PROGRAM_INIT, 0, 0);
         run_program(&run, PROGRAM_EVAL, 0, 0);
         run_program(&run, PROGRAM_FIRST, 1, 0);
@@ -114,7 +114,7 @@ static bool gathers_for(const random_job *r, uint32_t unit)
 static uint64_t fetched_elems(const random_job *r)
 {
     const plan_job *job = &r->job;
-    uint64_t total = 0, rounds = job->order == PLAN_BATCH_MAJOR ? job->micro_batch_count : 1;
+    uint64_t total = 0, rounds = job->order == ORDER_BATCH_MAJOR ? job->micro_batch_count : 1;
     for (uint32_t s = 0; s < job->stage_count; s++)
         for (int phase = 0; phase < PHASE_COUNT; phase++) {
             bool is_head = s + 1 == job->stage_count;
@@ -185,7 +185,7 @@ static void ranks_send_what_their_stage_says(void **state)
         assert_int_equal(gathered[1], params);
         if (stage == 3)
             assert_int_equal(set.held_stages, 0);
-        plain += stage == 3 && r.job.order == PLAN_LAYER_MAJOR && !r.job.stays_gathered;
+        plain += stage == 3 && r.job.order == ORDER_LAYER_MAJOR && !r.job.stays_gathered;
         plan_set_fini(&set);
     }
     assert_true(plain > 10);
@@ -203,7 +203,7 @@ static void states_rest_by_the_formulas(void **state)
         plan_set set;
         run_compile(&r, seed, &set);
         uint64_t want[3][TIER_COUNT] = {0};
-        bool grads_rest = r.job.update != PLAN_UPDATE_IN_BACKWARD;
+        bool grads_rest = r.job.update != UPDATE_IN_BACKWARD;
         for (uint32_t u = 0; u < r.job.unit_count; u++) {
             uint64_t world = r.job.world, stage = r.job.zero_stage;
             uint64_t own = (r.elems[u] + world * 4096 - 1) / (world * 4096) * 4096;
@@ -324,8 +324,8 @@ static void collectives_hide_behind_computing(void **state)
         roomy_job(&r, seed);
         plan_job *job = &r.job;
         job->zero_stage = 3;
-        job->order = PLAN_LAYER_MAJOR;
-        job->update = PLAN_UPDATE_AFTER_BACKWARD;
+        job->order = ORDER_LAYER_MAJOR;
+        job->update = UPDATE_AFTER_BACKWARD;
         job->commits = job->needs_save_places = job->limits_reuse = false;
         job->live_elems_max = job->ahead_elems_max = job->lookahead_ops = 0;
         job->reduce_scratch_bytes = 0;

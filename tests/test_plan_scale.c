@@ -45,7 +45,7 @@ static void make_job(struct large_job *l, uint32_t layers, uint64_t hidden)
         memset(l->homes[k], rests[k], job->unit_count);
         job->homes[k] = l->homes[k];
     }
-    job->update = PLAN_UPDATE_IN_NEXT_FORWARD;
+    job->update = UPDATE_IN_NEXT_FORWARD;
     job->budget_bytes[TIER_DEVICE] = job->budget_bytes[TIER_HOST] = 16 * GIB;
     job->budget_bytes[TIER_NVME] = 200 * GIB;
     plan_machine_default_gpu(&job->machine, 2, 8, 0);
@@ -139,7 +139,7 @@ static void what_moves_with_each_micro_batch_is_bounded(void **state)
     uint64_t usual = plani_trial_tile(&l.job, 1);
     l.job.micro_batch_count = 64;
     assert_int_equal(plani_trial_tile(&l.job, 1), usual);
-    l.job.order = PLAN_BATCH_MAJOR;
+    l.job.order = ORDER_BATCH_MAJOR;
     uint64_t largest = plani_trial_tile(&l.job, 1), least = plani_trial_tile(&l.job, UINT32_MAX);
     assert_true(elems * 64 / usual > 1 << 17 && elems * 64 / largest <= 1 << 16);
     assert_true(least < usual &&

@@ -166,7 +166,7 @@ static void bytes_are_as_few_as_said(void **state)
             memset(r.homes[STATE_PARAMS], TIER_HOST, FIXTURE_UNITS_MAX);
         r.job.needs_save_places = r.job.commits = true;
         r.job.commit_every = 1;
-        r.job.update = PLAN_UPDATE_AFTER_BACKWARD;
+        r.job.update = UPDATE_AFTER_BACKWARD;
         r.job.param_bytes = 2;
         r.job.state_streams = 3;
         for (int a = 0; a < TIER_COUNT; a++)

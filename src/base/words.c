@@ -1,6 +1,8 @@
 /* The names of the shared words. See words.h. */
 #include "base/words.h"
 
+#include <string.h>
+
 static const char *name_at(const char *const *names, unsigned count, unsigned value)
 {
     return value < count ? names[value] : "unknown";
@@ -32,4 +34,34 @@ const char *state_kind_name(enum state_kind kind)
 const char *state_kind_key(enum state_kind kind)
 {
     return kind == STATE_INNER_ACTIVATIONS ? "inner_activations" : state_kind_name(kind);
+}
+
+const char *order_name(enum order order)
+{
+    static const char *const names[] = {
+        [ORDER_LAYER_MAJOR] = "layer_major",
+        [ORDER_BATCH_MAJOR] = "batch_major",
+        [ORDER_FASTEST] = "fastest",
+    };
+    return NAME_OF(names, order);
+}
+
+const char *update_name(enum update update)
+{
+    static const char *const names[] = {
+        [UPDATE_AFTER_BACKWARD] = "after_backward",
+        [UPDATE_IN_NEXT_FORWARD] = "in_next_forward",
+        [UPDATE_IN_BACKWARD] = "in_backward",
+        [UPDATE_DELAYED_ONE_STEP] = "delayed_one_step",
+        [UPDATE_AUTO] = "auto",
+    };
+    return NAME_OF(names, update);
+}
+
+enum update update_named(const char *name)
+{
+    unsigned update = UPDATE_AFTER_BACKWARD;
+    while (update < UPDATE_AUTO && strcmp(update_name((enum update)update), name) != 0)
+        update++;
+    return (enum update)update;
 }

@@ -48,4 +48,31 @@ enum operand_access {
     ACCESS_UPDATE = ACCESS_READ | ACCESS_WRITE,
 };
 
+/* In which order the micro-batches of a step pass the stages. */
+enum order {
+    ORDER_LAYER_MAJOR, /* all micro-batches pass a stage before the next one */
+    ORDER_BATCH_MAJOR, /* each micro-batch passes all stages; fp32 accumulators rest in between */
+    ORDER_FASTEST      /* whichever the plan finds faster */
+};
+
+const char *order_name(enum order order); /* "layer_major", "batch_major", "fastest" */
+
+/* When the optimizer updates a unit. */
+enum update {
+    UPDATE_AFTER_BACKWARD,
+    UPDATE_IN_NEXT_FORWARD,
+    /* Each unit as its gradient completes, which never rests. Exact only without clipping, loss
+     * scaling and overflow check. */
+    UPDATE_IN_BACKWARD,
+    /* With the gradient of the step before, after the unit's backward. Approximate: gradients are
+     * one step late. */
+    UPDATE_DELAYED_ONE_STEP,
+    UPDATE_AUTO /* whichever the plan finds faster */
+};
+
+const char *update_name(enum update update); /* "after_backward", ..., "auto" */
+
+/* The update of that name; UPDATE_AUTO for every other text. */
+enum update update_named(const char *name);
+
 #endif

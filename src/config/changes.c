@@ -203,8 +203,8 @@ uint32_t job_list_changes(const job *was, const job *is, uint64_t from_step, cha
         append(text, text_bytes, "scheduler.params give other learning rates");
         count++;
     }
-    bool was_late = was->schedule.update == JOB_UPDATE_DELAYED_ONE_STEP;
-    bool is_late = is->schedule.update == JOB_UPDATE_DELAYED_ONE_STEP;
+    bool was_late = was->schedule.update == UPDATE_DELAYED_ONE_STEP;
+    bool is_late = is->schedule.update == UPDATE_DELAYED_ONE_STEP;
     if (was_late != is_late) {
         snprintf(item, sizeof item, "schedule.update was %s and is %s",
                  was_late ? "delayed_one_step" : "exact", is_late ? "delayed_one_step" : "exact");

@@ -30,14 +30,6 @@ enum {
     JOB_CHANGE_BYTES = 128, /* of a value in job_list_changes */
 };
 
-enum job_order { JOB_LAYER_MAJOR, JOB_BATCH_MAJOR, JOB_ORDER_FASTEST };
-enum job_update {
-    JOB_UPDATE_AUTO,
-    JOB_UPDATE_AFTER_BACKWARD,
-    JOB_UPDATE_IN_NEXT_FORWARD,
-    JOB_UPDATE_IN_BACKWARD,     /* exact only without clipping, loss scaling and overflow check */
-    JOB_UPDATE_DELAYED_ONE_STEP /* approximate: gradients of one step late */
-};
 enum job_packed {
     JOB_PACKED_AUTO, /* weights in the order of products are held where a step gets shorter */
     JOB_PACKED_NEVER,
@@ -171,8 +163,8 @@ struct job {
         uint32_t rule_count;
     } tiers;
     struct {
-        enum job_order order;
-        enum job_update update;
+        enum order order;
+        enum update update;
         uint64_t tile_elems; /* 0: automatic */
         uint64_t lookahead;  /* ops that a prefetch may run ahead; 0: as far as memory allows */
         enum job_packed packed;

@@ -129,9 +129,9 @@ void plan_set_fini(plan_set *set)
  * is committed by the next one before all else; pending updates leave the whole backward to hide it. */
 static enum plan_commit usual_commit(const plan_job *job)
 {
-    if (!plani_commits(job) || job->update == PLAN_UPDATE_DELAYED_ONE_STEP)
+    if (!plani_commits(job) || job->update == UPDATE_DELAYED_ONE_STEP)
         return PLAN_COMMIT_APART;
-    return job->update == PLAN_UPDATE_IN_NEXT_FORWARD ? PLAN_COMMIT_BEHIND : PLAN_COMMIT_FIRST;
+    return job->update == UPDATE_IN_NEXT_FORWARD ? PLAN_COMMIT_BEHIND : PLAN_COMMIT_FIRST;
 }
 
 static bool has_state_in_memory(const plan_job *job)
@@ -359,7 +359,7 @@ static int choose_copies(const plan_job *job, struct choice *best, uint64_t *wor
     static const uint64_t parts[] = {1, 2, 4, 6};
     uint64_t budget = job->budget_bytes[TIER_HOST], lane_ns[LANE_COUNT], ns;
     uint64_t compute_ns = best->compute_ns, shortest = best->predicted_ns;
-    if (job->update != PLAN_UPDATE_IN_NEXT_FORWARD || job->only_eval || *work > SEARCH_WORK)
+    if (job->update != UPDATE_IN_NEXT_FORWARD || job->only_eval || *work > SEARCH_WORK)
         return 0;
     uint64_t room = budget > best->host_bytes ? budget - best->host_bytes : 0;
     struct choice with = *best;

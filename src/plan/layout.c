@@ -174,11 +174,11 @@ static void add_params(const plan_job *job, plan_set *set, plani_layout *layout,
 static void add_grads(const plan_job *job, plan_set *set, plani_layout *layout, uint32_t unit)
 {
     enum tier home = job->homes[STATE_GRADS][unit];
-    if (job->update != PLAN_UPDATE_IN_BACKWARD)
+    if (job->update != UPDATE_IN_BACKWARD)
         set->homes.grads[unit] =
             add_state(layout, set, home, plan_rest_elems(job, STATE_GRADS, unit) * job->grad_bytes,
                       TILE_RESIDUE_GRADS, STATE_GRADS, unit);
-    if ((job->order == PLAN_BATCH_MAJOR && job->micro_batch_count > 1) ||
+    if ((job->order == ORDER_BATCH_MAJOR && job->micro_batch_count > 1) ||
         (layout->is_cut && layout->grad_uses[unit] > 1))
         set->homes.accumulators[unit] =
             add_state(layout, set, home, plani_whole_elems(job, unit) * sizeof(float), PLANI_ANY,
@@ -285,7 +285,7 @@ static void add_slots(const plan_job *job, plan_set *set, plani_layout *layout, 
                       enum state_kind kind, uint64_t size_bytes, uint32_t *slots)
 {
     enum tier home = job->homes[kind][plani_stage_unit(job, stage)];
-    bool shares = job->order == PLAN_BATCH_MAJOR;
+    bool shares = job->order == ORDER_BATCH_MAJOR;
     for (uint32_t mb = 0; mb < job->micro_batch_count; mb++) {
         uint32_t *slot = &slots[(uint64_t)stage * job->micro_batch_count + mb];
         *slot = size_bytes == 0    ? PROGRAM_NONE
@@ -298,7 +298,7 @@ static void add_slots(const plan_job *job, plan_set *set, plani_layout *layout, 
 uint64_t plani_parked_bytes(const plan_job *job)
 {
     uint64_t bytes = 0;
-    if (job->order == PLAN_BATCH_MAJOR || job->micro_batch_count < 2 || job->only_eval)
+    if (job->order == ORDER_BATCH_MAJOR || job->micro_batch_count < 2 || job->only_eval)
         return 0;
     for (uint32_t s = 0; s < job->stage_count; s++)
         if (job->stages[s].is_cut && !plani_keeps_saved(job, s))
@@ -476,7 +476,7 @@ int plani_layout_make(const plan_job *job, plan_set *set, plani_layout *layout)
     memset(set->home_bytes, 0, sizeof set->home_bytes);
     set->second_bytes = 0;
     bool shares = plani_count_grad_uses(job, 1, 1, layout->grad_uses);
-    layout->defers_first = shares && job->order == PLAN_BATCH_MAJOR && job->micro_batch_count > 1;
+    layout->defers_first = shares && job->order == ORDER_BATCH_MAJOR && job->micro_batch_count > 1;
     layout->is_cut = plani_has_cut_stage(job);
 
     uint64_t blocks = 0;

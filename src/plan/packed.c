@@ -58,7 +58,7 @@ static uint32_t add_level(uint64_t levels[PLANI_PACKED_LEVELS], uint32_t count, 
 
 uint32_t plani_packed_levels(const plan_job *job, uint64_t bytes[PLANI_PACKED_LEVELS])
 {
-    uint32_t count = 0, together = job->order == PLAN_BATCH_MAJOR ? 1 : job->micro_batch_count;
+    uint32_t count = 0, together = job->order == ORDER_BATCH_MAJOR ? 1 : job->micro_batch_count;
     for (uint32_t s = 0; s < job->stage_count; s++)
         for (int phase = 0; phase < PHASE_COUNT; phase++) {
             enum phase which = (enum phase)phase;

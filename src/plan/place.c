@@ -44,10 +44,10 @@ static int try_move(plani_placer *self, const struct plani_point *point, bool *g
 static uint32_t list_updates(const plani_placer *self, uint8_t updates[3])
 {
     uint32_t count = 0;
-    updates[count++] = PLAN_UPDATE_AFTER_BACKWARD;
-    updates[count++] = PLAN_UPDATE_IN_NEXT_FORWARD;
+    updates[count++] = UPDATE_AFTER_BACKWARD;
+    updates[count++] = UPDATE_IN_NEXT_FORWARD;
     if (self->asked->allows_in_backward)
-        updates[count++] = PLAN_UPDATE_IN_BACKWARD;
+        updates[count++] = UPDATE_IN_BACKWARD;
     return self->asked->chooses_update ? count : 0;
 }
 

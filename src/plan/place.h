@@ -39,7 +39,7 @@ struct plan_place_asked {
 
 struct plan_place_found {
     uint8_t *homes[STATE_KIND_COUNT]; /* [unit_count] the caller's, filled */
-    enum plan_update update;
+    enum update update;
     uint32_t parked_near; /* as in plan_job */
     bool parked_on_host;
     plan_set set; /* compiled; the caller's to free. Of only_fits: empty */

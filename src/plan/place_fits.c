@@ -173,10 +173,10 @@ static uint32_t list_updates(const plani_placer *self, uint8_t updates[UPDATES_M
         updates[count++] = (uint8_t)self->asked->job->update;
         return count;
     }
-    updates[count++] = PLAN_UPDATE_IN_NEXT_FORWARD;
-    updates[count++] = PLAN_UPDATE_AFTER_BACKWARD;
+    updates[count++] = UPDATE_IN_NEXT_FORWARD;
+    updates[count++] = UPDATE_AFTER_BACKWARD;
     if (self->asked->allows_in_backward)
-        updates[count++] = PLAN_UPDATE_IN_BACKWARD;
+        updates[count++] = UPDATE_IN_BACKWARD;
     return count;
 }
 

@@ -15,7 +15,7 @@ static const double kept_cost = 0.0003, far_cost = 0.0003;
 static uint64_t parked_bytes(const plan_job *job)
 {
     uint64_t bytes = 0;
-    if (job->order == PLAN_BATCH_MAJOR || job->micro_batch_count < 2)
+    if (job->order == ORDER_BATCH_MAJOR || job->micro_batch_count < 2)
         return 0;
     for (uint32_t s = 0; s < job->stage_count; s++)
         if (job->stages[s].is_cut)
@@ -26,7 +26,7 @@ static uint64_t parked_bytes(const plan_job *job)
 /* Bytes of the unit's state of the kind that rest on this rank; 0: there is no such home. */
 static uint64_t rest_bytes(const plan_job *job, int kind, uint32_t unit)
 {
-    bool by_batch = job->order == PLAN_BATCH_MAJOR;
+    bool by_batch = job->order == ORDER_BATCH_MAJOR;
     bool learns = !job->only_eval && plan_learns(job, unit);
     uint64_t bytes = 0, slots = by_batch ? 1 : job->micro_batch_count;
     switch ((enum state_kind)kind) {
@@ -138,7 +138,7 @@ void plani_point_apply(plani_placer *self, const struct plani_point *point)
             self->homes[kind][self->units[kind][i]] = tier;
         }
     }
-    self->job.update = (enum plan_update)point->update;
+    self->job.update = (enum update)point->update;
     self->job.parked_near = point->parked_near;
     self->job.parked_on_host = point->parked_on_host;
 }

@@ -53,7 +53,7 @@ void plani_usual_update(plani_placer *self, struct plani_point *point)
         return;
     plani_point_apply(self, point);
     point->update =
-        has_far_optimizer(self) ? PLAN_UPDATE_IN_NEXT_FORWARD : PLAN_UPDATE_AFTER_BACKWARD;
+        has_far_optimizer(self) ? UPDATE_IN_NEXT_FORWARD : UPDATE_AFTER_BACKWARD;
 }
 
 /* Of the step of the job as applied, at the tiles of trials: bytes of homes, and what the serial order, one op at a
@@ -245,7 +245,7 @@ static int look_for_hope(plani_placer *self)
             budget += (double)self->job.budget_bytes[a];
     for (uint32_t u = 0; u < self->job.unit_count; u++)
         bytes += (double)self->bytes[STATE_PARAMS][u] + (double)self->bytes[STATE_OPTIMIZER][u] +
-                 (needs_grads && self->job.update != PLAN_UPDATE_IN_BACKWARD
+                 (needs_grads && self->job.update != UPDATE_IN_BACKWARD
                       ? (double)self->bytes[STATE_GRADS][u]
                       : 0);
     plani_point_far(self, &far);

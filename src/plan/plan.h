@@ -44,18 +44,6 @@
 #include "base/words.h"
 #include "swap/program.h"
 
-enum plan_update {
-    PLAN_UPDATE_AFTER_BACKWARD,
-    PLAN_UPDATE_IN_NEXT_FORWARD,
-    PLAN_UPDATE_IN_BACKWARD,     /* each unit as its gradient completes, which never rests */
-    PLAN_UPDATE_DELAYED_ONE_STEP /* with the gradient of the step before, behind the unit's backward */
-};
-
-enum plan_order {
-    PLAN_LAYER_MAJOR, /* all micro-batches pass a stage before the next one */
-    PLAN_BATCH_MAJOR  /* each micro-batch passes all stages; fp32 accumulators rest in between */
-};
-
 /* What the simulator knows of the machine. Rates of one rank with all its drives. */
 struct plan_machine {
     double drive_read_bytes_per_second, drive_write_bytes_per_second; /* shared: r/R + w/W <= 1 */
@@ -191,8 +179,8 @@ struct plan_job {
     uint64_t tokens_bytes, losses_bytes; /* of a whole step */
     uint32_t param_bytes, grad_bytes;    /* per element: 2 or 4 */
     uint32_t state_streams;              /* of a tile: its streams code (base/tile.h) */
-    enum plan_update update;
-    enum plan_order order;
+    enum update update;
+    enum order order;
     uint64_t tile_elems; /* 0: chosen by simulated time */
     uint64_t
         tile_elems_max; /* chosen ones are at most this, rounded up to TILE_ELEMS_STEP; 0: any */

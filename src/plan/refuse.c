@@ -44,7 +44,7 @@ bool plani_homes_fit(const plan_job *job, const plani_layout *layout)
 /* Of activations: what rests, and what waits between the passes of cut stages, for all micro-batches at once. */
 static void add_waiting(const plan_job *job, uint64_t bytes[TIER_COUNT])
 {
-    uint64_t slots = job->order == PLAN_BATCH_MAJOR ? 1 : job->micro_batch_count;
+    uint64_t slots = job->order == ORDER_BATCH_MAJOR ? 1 : job->micro_batch_count;
     uint64_t parked = plani_parked_bytes(job), near = size_min(job->parked_near, slots);
     for (uint32_t s = 0; s < job->stage_count && !job->only_eval; s++) {
         uint32_t unit = plani_stage_unit(job, s);
@@ -85,7 +85,7 @@ void plani_count_homes(const plan_job *job, uint64_t bytes[TIER_COUNT])
             bytes[TIER_NVME] += optimizer;
         if (plani_commits(job))
             bytes[TIER_NVME] += optimizer + high;
-        if (job->update != PLAN_UPDATE_IN_BACKWARD)
+        if (job->update != UPDATE_IN_BACKWARD)
             bytes[job->homes[STATE_GRADS][u]] +=
                 plan_rest_elems(job, STATE_GRADS, u) * job->grad_bytes;
     }

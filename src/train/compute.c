@@ -143,7 +143,7 @@ static void take_norm(traini_engine *self)
     self->step.grad_norm = sqrt(traini_norm_total(self)) / self->step.loss_scale;
     if (comm_is_pretended(self->setup->ranks.comm))
         self->step.grad_norm = 1; /* it means nothing, and no update is skipped for it */
-    if (self->setup->plan.update == PLAN_UPDATE_AFTER_BACKWARD)
+    if (self->setup->plan.update == UPDATE_AFTER_BACKWARD)
         traini_make_scalars(self); /* the updates that follow in this program use them */
 }
 

@@ -13,20 +13,10 @@ static_assert((int)PLAN_REASONS_MAX == (int)PLAN_PLACE_REASONS_MAX &&
               "reasons are copied as they are");
 
 /* The update where it is given, or where no other gains. */
-static enum plan_update asked_update(const traini_setup *self)
+static enum update asked_update(const traini_setup *self)
 {
-    switch (self->job->schedule.update) {
-    case JOB_UPDATE_AFTER_BACKWARD:
-    case JOB_UPDATE_AUTO:
-        return PLAN_UPDATE_AFTER_BACKWARD;
-    case JOB_UPDATE_IN_NEXT_FORWARD:
-        return PLAN_UPDATE_IN_NEXT_FORWARD;
-    case JOB_UPDATE_IN_BACKWARD:
-        return PLAN_UPDATE_IN_BACKWARD;
-    case JOB_UPDATE_DELAYED_ONE_STEP:
-        return PLAN_UPDATE_DELAYED_ONE_STEP;
-    }
-    return PLAN_UPDATE_AFTER_BACKWARD;
+    enum update given = self->job->schedule.update;
+    return given == UPDATE_AUTO ? UPDATE_AFTER_BACKWARD : given;
 }
 
 /* Homes from the job's words, [unit_count] per kind. */
@@ -85,7 +75,7 @@ static int choose(traini_setup *self, uint8_t *wanted[STATE_KIND_COUNT],
     const struct job *asked = self->job;
     struct plan_place_asked question = {
         .job = &self->plan,
-        .chooses_update = asked->schedule.update == JOB_UPDATE_AUTO,
+        .chooses_update = asked->schedule.update == UPDATE_AUTO,
         /* what would skip a step must see all gradients before the first update */
         .allows_in_backward = asked->gradient_clipping == 0 && !asked->check_grad_overflow,
         .has_drives = asked->tiers.nvme_count > 0,
@@ -115,7 +105,7 @@ static int choose_order(traini_setup *self, uint8_t *wanted[STATE_KIND_COUNT],
 {
     int first_rc = choose(self, wanted, found);
     bool is_open =
-        self->job->schedule.order == JOB_ORDER_FASTEST && self->plan.micro_batch_count > 1;
+        self->job->schedule.order == ORDER_FASTEST && self->plan.micro_batch_count > 1;
     if (!is_open || (first_rc < 0 && first_rc != ERR_NO_FIT) || (self->only_fits && first_rc == 0))
         return first_rc;
     err_record refusal;
@@ -125,7 +115,7 @@ static int choose_order(traini_setup *self, uint8_t *wanted[STATE_KIND_COUNT],
         plan_set_fini(&found->set);
         return -ENOMEM;
     }
-    self->plan.order = PLAN_BATCH_MAJOR;
+    self->plan.order = ORDER_BATCH_MAJOR;
     int rc = choose(self, wanted, other);
     double gain = 1;
     if (rc == 0 && first_rc == 0) /* never of only_fits, which has no steps */
@@ -140,7 +130,7 @@ static int choose_order(traini_setup *self, uint8_t *wanted[STATE_KIND_COUNT],
     if (rc == 0)
         plan_set_fini(&other->set);
     mem_free(other);
-    self->plan.order = PLAN_LAYER_MAJOR;
+    self->plan.order = ORDER_LAYER_MAJOR;
     if (rc < 0 && rc != ERR_NO_FIT) {
         plan_set_fini(&found->set);
         return rc;
@@ -157,13 +147,13 @@ static int advise_order(traini_setup *self, uint8_t *wanted[STATE_KIND_COUNT],
 {
     err_record first;
     err_save(&first, refused);
-    if (self->plan.order == PLAN_BATCH_MAJOR || self->plan.micro_batch_count == 1 ||
-        self->job->schedule.order == JOB_ORDER_FASTEST)
+    if (self->plan.order == ORDER_BATCH_MAJOR || self->plan.micro_batch_count == 1 ||
+        self->job->schedule.order == ORDER_FASTEST)
         return refused;
-    self->plan.order = PLAN_BATCH_MAJOR;
+    self->plan.order = ORDER_BATCH_MAJOR;
     self->plan.no_advice = true;
     int rc = choose(self, wanted, found);
-    self->plan.order = PLAN_LAYER_MAJOR;
+    self->plan.order = ORDER_LAYER_MAJOR;
     self->plan.no_advice = false;
     if (rc < 0)
         return err_restore(&first);

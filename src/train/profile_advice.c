@@ -53,12 +53,6 @@ static bool place_kind(job *placed, enum state_kind kind, const uint8_t *homes, 
 
 int profilei_place(profile *self, const traini_setup *setup)
 {
-    static const enum job_update updates[] = {
-        [PLAN_UPDATE_AFTER_BACKWARD] = JOB_UPDATE_AFTER_BACKWARD,
-        [PLAN_UPDATE_IN_NEXT_FORWARD] = JOB_UPDATE_IN_NEXT_FORWARD,
-        [PLAN_UPDATE_IN_BACKWARD] = JOB_UPDATE_IN_BACKWARD,
-        [PLAN_UPDATE_DELAYED_ONE_STEP] = JOB_UPDATE_DELAYED_ONE_STEP,
-    };
     uint32_t count = setup->net->unit_count;
     job *placed = self->placed;
     if (!self->is_gpu_budget_open) { /* what was free at the time is what other plans get too */
@@ -67,9 +61,8 @@ int profilei_place(profile *self, const traini_setup *setup)
     }
     *placed = *self->own;
     placed->tiers.rule_count = 0;
-    placed->schedule.update = updates[setup->plan.update];
-    placed->schedule.order =
-        setup->plan.order == PLAN_BATCH_MAJOR ? JOB_BATCH_MAJOR : JOB_LAYER_MAJOR;
+    placed->schedule.update = setup->plan.update;
+    placed->schedule.order = setup->plan.order;
     placed->schedule.tile_elems = setup->set.tile_elems;
     self->is_placed = true;
     for (int kind = 0; kind < STATE_KIND_COUNT; kind++) {
@@ -230,22 +223,19 @@ static void try_tiles(advisor *self)
 
 static void try_updates(advisor *self)
 {
-    static const char *const names[] = {
-        [JOB_UPDATE_AFTER_BACKWARD] = "after_backward",
-        [JOB_UPDATE_IN_NEXT_FORWARD] = "in_next_forward",
-        [JOB_UPDATE_IN_BACKWARD] = "in_backward",
-        [JOB_UPDATE_DELAYED_ONE_STEP] =
-            "delayed_one_step (approximate: gradients are a step late)"};
     const job *placed = self->self->placed;
     bool may_stop = placed->gradient_clipping > 0 || placed->check_grad_overflow ||
                     placed->type == DTYPE_FP16; /* what in_backward cannot wait for */
-    for (int update = JOB_UPDATE_AFTER_BACKWARD; update <= JOB_UPDATE_DELAYED_ONE_STEP; update++) {
+    for (int update = UPDATE_AFTER_BACKWARD; update <= UPDATE_DELAYED_ONE_STEP; update++) {
         if (update == (int)placed->schedule.update ||
-            (update == JOB_UPDATE_IN_BACKWARD && may_stop))
+            (update == UPDATE_IN_BACKWARD && may_stop))
             continue;
         *self->trial = *placed;
-        self->trial->schedule.update = (enum job_update)update;
-        try_trial(self, NULL, 1, "schedule.update=%s", names[update]);
+        self->trial->schedule.update = (enum update)update;
+        try_trial(self, NULL, 1, "schedule.update=%s%s", update_name((enum update)update),
+                  update == UPDATE_DELAYED_ONE_STEP
+                      ? " (approximate: gradients are a step late)"
+                      : "");
     }
     end_kind(self);
 }
@@ -253,12 +243,12 @@ static void try_updates(advisor *self)
 static void try_order(advisor *self)
 {
     const job *placed = self->self->placed;
-    bool is_batch = placed->schedule.order == JOB_BATCH_MAJOR;
+    bool is_batch = placed->schedule.order == ORDER_BATCH_MAJOR;
     if (placed->accumulation < 2)
         return;
     *self->trial = *placed;
-    self->trial->schedule.order = is_batch ? JOB_LAYER_MAJOR : JOB_BATCH_MAJOR;
-    try_trial(self, NULL, 1, "schedule.order=%s", is_batch ? "layer_major" : "batch_major");
+    self->trial->schedule.order = is_batch ? ORDER_LAYER_MAJOR : ORDER_BATCH_MAJOR;
+    try_trial(self, NULL, 1, "schedule.order=%s", order_name(self->trial->schedule.order));
     end_kind(self);
 }
 

@@ -335,12 +335,6 @@ static void summarize_time(const traini_setup *self, struct plan_summary *out)
 
 static void summarize_job(const traini_setup *self, struct plan_summary *out)
 {
-    static const char *const updates[] = {
-        [PLAN_UPDATE_AFTER_BACKWARD] = "after_backward",
-        [PLAN_UPDATE_IN_NEXT_FORWARD] = "in_next_forward",
-        [PLAN_UPDATE_IN_BACKWARD] = "in_backward",
-        [PLAN_UPDATE_DELAYED_ONE_STEP] = "delayed_one_step",
-    };
     const struct job_model *m = &self->job->model;
     out->reason_count = self->reason_count;
     memcpy(out->reasons, self->reasons, sizeof out->reasons);
@@ -363,8 +357,8 @@ static void summarize_job(const traini_setup *self, struct plan_summary *out)
         (double)tile_state_bytes(streams, TILE_CODE_BLOCK_ELEMS) / TILE_CODE_BLOCK_ELEMS;
     out->held_stages = self->set.held_stages;
     out->op_count = self->set.programs[PROGRAM_STEADY].op_count;
-    out->update = updates[self->plan.update];
-    out->order = self->plan.order == PLAN_BATCH_MAJOR ? "batch_major" : "layer_major";
+    out->update = update_name(self->plan.update);
+    out->order = order_name(self->plan.order);
     snprintf(out->machine_name, sizeof out->machine_name, "defaults");
 }
 
