@@ -29,13 +29,13 @@ static inline void harness_vary(const char *instance, model_spec *spec)
         spec->position_count = spec->seq_length + 70;
     if (strcmp(instance, "qwen2") == 0) {
         spec->qkv_bias = true;
-        spec->rope_scaling = MODEL_ROPE_LINEAR;
+        spec->rope_scaling = ROPE_LINEAR;
         spec->rope_factor = 2;
     }
     if (strcmp(instance, "qwen3") == 0) {
         spec->qk_norm = true;
         spec->head_dim = spec->hidden_size / spec->num_heads + 6;
-        spec->rope_scaling = MODEL_ROPE_LLAMA3;
+        spec->rope_scaling = ROPE_LLAMA3;
         spec->rope_factor = 8;
         spec->rope_low_freq_factor = 1;
         spec->rope_high_freq_factor = 4;

@@ -65,3 +65,13 @@ enum update update_named(const char *name)
         update++;
     return (enum update)update;
 }
+
+const char *rope_scaling_name(enum rope_scaling scaling)
+{
+    static const char *const names[ROPE_SCALING_COUNT] = {
+        [ROPE_PLAIN] = "default",
+        [ROPE_LINEAR] = "linear",
+        [ROPE_LLAMA3] = "llama3",
+    };
+    return NAME_OF(names, scaling);
+}

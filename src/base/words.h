@@ -75,4 +75,15 @@ const char *update_name(enum update update); /* "after_backward", ..., "auto" */
 /* The update of that name; UPDATE_AUTO for every other text. */
 enum update update_named(const char *name);
 
+/* How the frequency f of a pair of a rotary embedding is stretched, as Hugging Face's rope types of
+ * these names do it. A wave is 2 pi / f positions long.
+ *   PLAIN    f
+ *   LINEAR   f / factor
+ *   LLAMA3   f where the wave is shorter than original_positions / high_freq_factor; f / factor where
+ *            it is longer than original_positions / low_freq_factor; in between both blended, with the
+ *            weight of f growing linearly in original_positions / wave */
+enum rope_scaling { ROPE_PLAIN, ROPE_LINEAR, ROPE_LLAMA3, ROPE_SCALING_COUNT };
+
+const char *rope_scaling_name(enum rope_scaling scaling); /* "default", "linear", "llama3" */
+
 #endif

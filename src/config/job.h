@@ -66,8 +66,6 @@ enum job_data_format {                /* of the files in data.train and data.val
 };
 enum job_shuffle { JOB_SHUFFLE_WINDOWS, JOB_SHUFFLE_DOCUMENTS, JOB_SHUFFLE_NONE };
 
-enum job_rope_scaling { JOB_ROPE_PLAIN, JOB_ROPE_LINEAR, JOB_ROPE_LLAMA3 };
-
 struct job_model {
     char preset[JOB_NAME_BYTES]; /* as given, or "" */
     char
@@ -79,7 +77,7 @@ struct job_model {
     uint64_t position_count; /* gpt2: rows of the table of positions; 0: seq_length */
     bool tie_embeddings, qkv_bias, qk_norm;
     double rope_theta, norm_epsilon, init_std;
-    enum job_rope_scaling rope_scaling;
+    enum rope_scaling rope_scaling;
     double rope_factor, rope_low_freq_factor, rope_high_freq_factor;
     uint64_t rope_original_positions;
     uint64_t max_part_bytes; /* units whose working params are larger are cut into parts; 0: none */

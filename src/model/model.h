@@ -65,12 +65,6 @@ enum { MODEL_NAME_BYTES = 96, MODEL_TENSOR_ALIGN_ELEMS = 128 };
 
 enum model_family { MODEL_GPT2, MODEL_LLAMA, MODEL_FAMILY_COUNT };
 
-/* How rotary angles are stretched, as config.json's rope_scaling has it. With f the frequency of a pair:
- *   LINEAR   f / factor
- *   LLAMA3   wave length 2 pi / f below original_positions / high_freq_factor: f; above original_positions
- *            / low_freq_factor: f / factor; in between: blended linearly in original_positions / wave length */
-enum model_rope_scaling { MODEL_ROPE_PLAIN, MODEL_ROPE_LINEAR, MODEL_ROPE_LLAMA3 };
-
 enum { MODEL_RANGES_MAX = 64, MODEL_LORA_TARGETS_MAX = 7 };
 
 /* Blocks first .. last, both included. */
@@ -107,7 +101,7 @@ struct model_spec {
     bool qkv_bias;     /* llama: q, k and v have biases (Qwen2); gpt2 always has them */
     bool qk_norm; /* llama: RMSNorm over each head's D of q and of k, before the rotation (Qwen3) */
     uint64_t position_count; /* gpt2: rows of the table of positions; 0: seq_length */
-    enum model_rope_scaling rope_scaling;
+    enum rope_scaling rope_scaling;
     double rope_factor, rope_low_freq_factor, rope_high_freq_factor;
     uint64_t rope_original_positions;
     bool tie_embeddings;

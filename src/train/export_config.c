@@ -216,12 +216,13 @@ static int fill_gpt2(json_t *config, const struct job_model *from)
 static json_t *rope_scaling(const struct job_model *from)
 {
     switch (from->rope_scaling) {
-    case JOB_ROPE_PLAIN:
+    case ROPE_PLAIN:
+    case ROPE_SCALING_COUNT:
         break;
-    case JOB_ROPE_LINEAR:
-        return json_pack("{s:s, s:f}", "rope_type", "linear", "factor", from->rope_factor);
-    case JOB_ROPE_LLAMA3:
-        return json_pack("{s:s, s:f, s:f, s:f, s:I}", "rope_type", "llama3", "factor",
+    case ROPE_LINEAR:
+        return json_pack("{s:s, s:f}", "rope_type", rope_scaling_name(ROPE_LINEAR), "factor", from->rope_factor);
+    case ROPE_LLAMA3:
+        return json_pack("{s:s, s:f, s:f, s:f, s:I}", "rope_type", rope_scaling_name(ROPE_LLAMA3), "factor",
                          from->rope_factor, "low_freq_factor", from->rope_low_freq_factor,
                          "high_freq_factor", from->rope_high_freq_factor,
                          "original_max_position_embeddings",
