@@ -166,7 +166,7 @@ static void machine_keys_are_read(void **state)
     assert_int_equal(self->io.threads, 0);
     assert_int_equal(self->update.threads, 0);
     assert_string_equal(self->device.cores, "");
-    assert_int_equal(self->data.format, JOB_DATA_AUTO);
+    assert_int_equal(self->data.format, DATA_AUTO);
     assert_int_equal(self->model.max_part_bytes, 0);
     assert_false(self->run.paranoid);
     job_destroy(self);
@@ -199,7 +199,7 @@ static void machine_keys_are_read(void **state)
         char set[64];
         snprintf(set, sizeof set, "data.format=%s", formats[i]);
         self = read_good(tokens, set);
-        assert_int_equal(self->data.format, JOB_DATA_LLMC + i);
+        assert_int_equal(self->data.format, DATA_LLMC + i);
         assert_int_equal(self->model.vocab_size, 100);
         assert_int_equal(self->model.max_part_bytes, 2 << 20);
         job_destroy(self);

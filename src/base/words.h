@@ -86,4 +86,30 @@ enum rope_scaling { ROPE_PLAIN, ROPE_LINEAR, ROPE_LLAMA3, ROPE_SCALING_COUNT };
 
 const char *rope_scaling_name(enum rope_scaling scaling); /* "default", "linear", "llama3" */
 
+/* What a file of text or tokens holds. */
+enum data_format {
+    DATA_AUTO, /* decided for each file by its first bytes and by the files beside it */
+    DATA_TEXT, /* bytes */
+    DATA_LLMC, /* llm.c .bin, both header versions */
+    DATA_U16,  /* raw little-endian token ids */
+    DATA_U32,
+    DATA_MEGATRON, /* .bin beside an .idx */
+    DATA_NPY,      /* NumPy's arrays */
+    DATA_JSONL,    /* JSON lines; made into a file of tokens before they are read */
+    DATA_MADE,     /* tokens that a run made of text and JSON lines */
+    DATA_FORMAT_COUNT
+};
+
+const char *data_format_name(enum data_format format); /* "auto", "text", "llmc", ... */
+
+/* The order of the windows of an epoch. */
+enum shuffle {
+    SHUFFLE_WINDOWS, /* windows of the sequence as it is, in a seeded permutation */
+    /* Documents in a seeded permutation, packed end to end; windows of that, in another one. */
+    SHUFFLE_DOCUMENTS,
+    SHUFFLE_NONE /* windows in the order of the sequence */
+};
+
+const char *shuffle_name(enum shuffle shuffle); /* "windows", "documents", "none" */
+
 #endif

@@ -53,19 +53,6 @@ enum job_schedule {
     JOB_ONE_CYCLE,
     JOB_LR_RANGE_TEST
 };
-enum job_data_format {                /* of the files in data.train and data.valid */
-                       JOB_DATA_AUTO, /* by what the file begins with; text where nothing is recognized */
-                       JOB_DATA_TEXT, /* bytes */
-                       JOB_DATA_LLMC, /* llm.c .bin, both header versions */
-                       JOB_DATA_U16,  /* raw little-endian token ids */
-                       JOB_DATA_U32,
-                       JOB_DATA_MEGATRON, /* .bin beside an .idx */
-                       JOB_DATA_NPY,      /* NumPy's arrays */
-                       JOB_DATA_JSONL,    /* JSON lines */
-                       JOB_DATA_MADE      /* of text and JSON lines, by a run */
-};
-enum job_shuffle { JOB_SHUFFLE_WINDOWS, JOB_SHUFFLE_DOCUMENTS, JOB_SHUFFLE_NONE };
-
 struct job_model {
     char preset[JOB_NAME_BYTES]; /* as given, or "" */
     char
@@ -129,8 +116,8 @@ struct job {
         char tokenizer[JOB_PATH_BYTES]; /* "bytes", or a path */
         bool tokenizer_is_given; /* the job names it; else it is what model.hf has, or "bytes" */
         char chat_template[JOB_NAME_BYTES];
-        enum job_data_format format;
-        enum job_shuffle shuffle;
+        enum data_format format;
+        enum shuffle shuffle;
         uint64_t seed;
     } data;
     struct {
