@@ -132,20 +132,20 @@ static void state_formats_are_read(void **state)
     static const char *const wanted[] = {"moments in bf16 are approximate", NULL};
     uint32_t count;
     job *self = read_good(SMALL_JOB, NULL);
-    assert_int_equal(self->state.master, JOB_MASTER_FP32);
-    assert_int_equal(self->state.moments, JOB_MOMENTS_FP32);
+    assert_int_equal(self->state.master, TILE_FP32);
+    assert_int_equal(self->state.moments, TILE_FP32);
     job_destroy(self);
     self = read_good(bf16, "state.master=split");
-    assert_int_equal(self->state.master, JOB_MASTER_SPLIT);
-    assert_int_equal(self->state.moments, JOB_MOMENTS_FP32);
+    assert_int_equal(self->state.master, TILE_LOW16);
+    assert_int_equal(self->state.moments, TILE_FP32);
     job_destroy(self);
     log_set_level(LOG_QUIET);
     self = read_good(SMALL_JOB, "state.moments=8bit"); /* no dtype of parameters is needed */
-    assert_int_equal(self->state.moments, JOB_MOMENTS_8BIT);
+    assert_int_equal(self->state.moments, TILE_INT8);
     job_destroy(self);
     self = read_good(bf16, "state={\"moments\": \"bf16\", \"master\": \"split\"}");
-    assert_int_equal(self->state.master, JOB_MASTER_SPLIT);
-    assert_int_equal(self->state.moments, JOB_MOMENTS_BF16);
+    assert_int_equal(self->state.master, TILE_LOW16);
+    assert_int_equal(self->state.moments, TILE_BF16);
     job_destroy(self);
     log_set_level(LOG_WARN);
     count_logged(SMALL_WITH("\"state\": {\"moments\": \"bf16\"},"), wanted, &count);

@@ -17,6 +17,7 @@
 
 #include "base/dtype.h"
 #include "base/error.h"
+#include "base/tile.h"
 #include "base/words.h"
 
 enum {
@@ -36,15 +37,6 @@ enum job_packed {
     JOB_PACKED_ALWAYS /* wherever they fit */
 };
 enum job_optimizer { JOB_ADAM, JOB_LION, JOB_ADAGRAD };
-enum job_master {
-    JOB_MASTER_FP32,
-    JOB_MASTER_SPLIT /* the bf16 working copy and the low 16 bits: the same values */
-};
-enum job_moments {
-    JOB_MOMENTS_FP32,
-    JOB_MOMENTS_BF16, /* rounded stochastically */
-    JOB_MOMENTS_8BIT  /* block-wise codes with scales, rounded stochastically */
-};
 enum job_schedule {
     JOB_SCHEDULE_NONE,
     JOB_WARMUP_LR,
@@ -203,8 +195,8 @@ struct job {
         bool bias_correction;
     } optimizer;
     struct { /* how Adam's state is stored; others': fp32 */
-        enum job_master master;
-        enum job_moments moments;
+        enum tile_format master;  /* TILE_FP32; TILE_LOW16: "split" */
+        enum tile_format moments; /* TILE_FP32, TILE_BF16; TILE_INT8: "8bit" */
     } state;
     struct {
         enum job_schedule type;
