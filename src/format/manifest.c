@@ -84,7 +84,7 @@ static bool holds_commit(const char *path)
         return false;
     ssize_t got = pread(fd, &header, sizeof header, 0);
     close(fd);
-    return got >= MANIFESTI_HEADER_2_BYTES &&
+    return got == (ssize_t)sizeof header &&
            memcmp(header.magic, MANIFESTI_MAGIC, sizeof header.magic) == 0 &&
            (header.state == MANIFEST_COMMITTED || header.state == MANIFEST_RUNNING);
 }
@@ -347,14 +347,21 @@ static int pass_over(const char *state_dir, unsigned damaged, const slot_view *v
     return 0;
 }
 
-/* Going back a commit, and over the newer program's, is not this program's to decide. */
-static int refuse_newer(const char *state_dir, const slot_view views[MANIFESTI_SLOTS])
+/* A slot of another version is not damaged. This program must not go back to the commit before it,
+ * and must not write over it. */
+static int refuse_other_version(const char *state_dir, const slot_view views[MANIFESTI_SLOTS])
 {
-    for (int slot = 0; slot < MANIFESTI_SLOTS; slot++)
-        if (views[slot].outcome == SLOT_DAMAGED && views[slot].reason.is_newer)
-            return err_set(ERR_INPUT,
-                           "%s/manifest-%d was written by a newer sluice: %s; go on with that one",
-                           state_dir, slot, views[slot].reason.text);
+    for (int slot = 0; slot < MANIFESTI_SLOTS; slot++) {
+        uint32_t version = views[slot].reason.other_version;
+        if (views[slot].outcome != SLOT_DAMAGED || version == 0)
+            continue;
+        return err_set(ERR_INPUT,
+                       "%s/manifest-%d was written by %s sluice: it has version %" PRIu32
+                       " and this program reads version %d alone; go on with the sluice that "
+                       "wrote it, or begin in another run.dir",
+                       state_dir, slot, version > MANIFESTI_VERSION ? "a newer" : "an older",
+                       version, MANIFESTI_VERSION);
+    }
     return 0;
 }
 
@@ -399,7 +406,7 @@ int manifest_read(const char *state_dir, manifest *out, int *found)
     int rc;
     TRY_GOTO(rc, read_slot(state_dir, 0, out, &views[0]), done);
     TRY_GOTO(rc, read_slot(state_dir, 1, second, &views[1]), done);
-    TRY_GOTO(rc, refuse_newer(state_dir, views), done);
+    TRY_GOTO(rc, refuse_other_version(state_dir, views), done);
     TRY_GOTO(rc, choose(state_dir, views, out, second), done);
     *found = rc;
 done:

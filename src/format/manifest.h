@@ -92,7 +92,7 @@ const char *manifest_uuid_text(const manifest_slabs *slabs, char text[MANIFEST_U
  * of a unit hold its shard, tile_elems each but for the last, and all ranks' shards are equal and follow
  * each other from element 0 without a gap (base/shard.h); offsets are multiples of 4 KiB and a rank's
  * extents lie within total_bytes, apart from each other (asked of what is read alone); size_bytes is
- * tile_bytes of base/tile.h where state_streams is known, of params elem_count times param_bytes, which
+ * tile_bytes of base/tile.h, of params elem_count times param_bytes, which
  * is the same for all of them, and all extents of a unit are of one kind; with split masters an extent of state
  * follows that of the same tile's params; a commit has slabs and extents; BEGUN is at
  * step 0; total_bytes and stripe_bytes are 0 together, before the slabs are made and never in a commit;
@@ -105,7 +105,7 @@ struct manifest {
     /* Slabs of no use any more, or not yet, when this was written: to be removed before the run goes on.
      * drive_count 0: none. */
     manifest_slabs stray;
-    uint64_t fingerprint;  /* XXH3-64 of `identity`; where that is "", of what version 2 hashed */
+    uint64_t fingerprint;  /* XXH3-64 of `identity` */
     uint64_t step;         /* optimizer steps completed */
     uint64_t window_count; /* sampler position */
     uint64_t seed;
@@ -121,9 +121,8 @@ struct manifest {
     bool
         is_replicated; /* of several ranks each has the whole state (stage 0): the extents are those of
                            rank 0, and every rank's slab has the same bytes in the same places */
-    uint32_t
-        state_streams; /* of a tile: 3 (Adam) or 2; 0: a slot of version 2, which does not say */
-    /* What the bits depend on, "key=value\n" lines: model, dtypes, kernels; "" in a slot of version 2. */
+    uint32_t state_streams; /* the streams code of a tile (base/tile.h) */
+    /* What the bits depend on, "key=value\n" lines: model, dtypes, kernels. Never empty. */
     char identity[MANIFEST_TEXT_BYTES];
     uint64_t extent_count;
     manifest_extent *extents; /* mem_alloc'd */
@@ -156,7 +155,8 @@ int manifest_write(const char *state_dir, const manifest *self) MUST_CHECK;
 /* Reads the newest valid slot, warning of a damaged newer one, and makes both durable as they are (a writer may
  * have been killed before it had). 0 when there is none (*found 0), 1 when read. ERR_CORRUPT when slots exist
  * and none is valid, naming both and why, when the valid one is BEGUN, so that the damaged one was the
- * only commit, or when the two are of different runs. ERR_INPUT for a slot of a later version. -errno where a slot cannot be opened or synced. */
+ * only commit, or when the two are of different runs. ERR_INPUT for a slot of
+ * another version, older or newer. -errno where a slot cannot be opened or synced. */
 int manifest_read(const char *state_dir, manifest *out, int *found) MUST_CHECK;
 
 /* Removes both slots and what a killed write of theirs left; other files stay. Absent ones are no error; the

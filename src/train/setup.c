@@ -153,7 +153,7 @@ static bool is_same_but(const traini_setup *self, const manifest *found, bool th
     }
     for (int i = 0; i < 2 && selection; i++)
         cut_out(texts[i], "\ntrain.only=", "\n");
-    return was[0] != '\0' && strcmp(was, is) == 0;
+    return strcmp(was, is) == 0;
 }
 
 int traini_name_import(const struct job *asked, const model *net, manifest *record)
@@ -188,11 +188,6 @@ static int check_identity(const traini_setup *self, const manifest *found, const
         return 0;
     if (traini_is_imported(found))
         return traini_check_import(found, self->identity, run_dir);
-    if (found->identity[0] == '\0')
-        return err_set(ERR_INPUT,
-                       "the run in %s was made by an earlier version of sluice, which gives other "
-                       "bits: go on with that version, or begin in another run.dir",
-                       run_dir);
     traini_list_differences(found->identity, self->identity, differences, sizeof differences);
     return err_set(ERR_INPUT,
                    "the run in %s was made with other settings: %s; go on with its own, or begin "
