@@ -1,7 +1,7 @@
 #!/bin/sh
 # DeepSpeed's job files unchanged, trained for two steps: check_deepspeed_jobs.sh SLUICE REPOSITORY
 #
-# Each file of tests/reference/deepspeed gets by --set what it lacks (model, run, data) and, where it
+# Each file in tests/reference/deepspeed_jobs.txt gets by --set what it lacks (model, run, data) and, where it
 # names a drive, a directory that exists here. It must end with status 0 and a finite loss for each step,
 # and each of its keys either has an effect (the list below) or is named in the log exactly once.
 set -u
@@ -68,7 +68,7 @@ check_keys()
     named_in err | sort | uniq -d >twice
     [ -s twice ] && fail "$file: named twice: $(cat twice)"
     named_in err | tr '.' '\n' | sort -u >named
-    for key in $(keys_of "$repository/tests/reference/deepspeed/$file"); do
+    for key in $(keys_of "jobs/$file"); do
         for known in $effective $off; do
             [ "$key" != "$known" ] || continue 2
         done
@@ -98,7 +98,9 @@ train()
         --set data.train=text.txt "$@"
 }
 
-for path in "$repository"/tests/reference/deepspeed/*.json; do
+mkdir jobs
+awk '/^==> .* <==$/ { path = "jobs/" $2; next } { print >path }' "$repository/tests/reference/deepspeed_jobs.txt"
+for path in jobs/*.json; do
     file=$(basename "$path")
     files=$((files + 1))
     rm -rf run drives
