@@ -80,12 +80,8 @@ static int make_model(traini_setup *self, const struct traini_setup_options *opt
 }
 
 enum {
-    /* Raised whenever the same job on the same machine gives other bits than before: 2 is that
-     * widened products are cut, and that the first update has the scheduler's initial rate; 3 is that
-     * rows of logits lie 16 bytes apart or a multiple of that; 4 is that bf16 products and attention run
-     * on AMX tiles of our own, and that a small model's logits are cut in larger chunks; 5 is that the
-     * CPU's row ops fuse multiply-adds and sum a softmax in one pass, and that large fp32 products are our
-     * own with AVX-512; small models' chunks of logits grew again. */
+    /* Raise it whenever the same job on the same machine gives other bits than before: a run of another
+     * version is refused. */
     NUMERICS_VERSION = 5,
 };
 
