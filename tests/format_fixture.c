@@ -128,8 +128,8 @@ static void add_shard(manifest *self, uint64_t seed, uint64_t stream, manifest_e
     }
 }
 
-/* Tiles of random units at random distances. They lie on each rank's slab in the opposite order, so that
- * offsets are not sorted as extents are. */
+/* Tiles of random units at random distances. They lie on each rank's slab in the opposite order, so
+ * that offsets are not sorted as extents are. */
 static void draw_extents(manifest *self, uint64_t seed, uint64_t stream, uint32_t units)
 {
     enum { TILES_MAX = 4 };

@@ -259,7 +259,8 @@ static void split_masters(manifest *self)
     free(extents);
 }
 
-/* Of a split master each tile has params and state, and a unit both or params alone, of all its tiles. */
+/* Of a split master each tile has params and state, and a unit both or params alone, of all its
+ * tiles. */
 static void halves_stand_together(void **state)
 {
     (void)state;

@@ -1,7 +1,7 @@
-/* No impossible record gets through: each rule of the manifest by a value that breaks it, under a right
- * checksum; then random damage under a right checksum, which must be found or must be a record that
- * keeps all the rules, asked here a second time and in other words. Nothing crashes, leaks, or takes more
- * memory than the bytes allow. */
+/* No impossible record gets through: each rule of the manifest by a value that breaks it, under a
+ * right checksum; then random damage under a right checksum, which must be found or must be a
+ * record that keeps all the rules, asked here a second time and in other words. Nothing crashes,
+ * leaks, or takes more memory than the bytes allow. */
 #include <errno.h>
 #include <math.h>
 #include <setjmp.h>

@@ -1,25 +1,25 @@
-/* The two slots as files. See manifest.h; tiers/FORMAT.md says what they hold.
+/* The two slots as files. manifest.h is the contract; tiers/FORMAT.md has the bytes.
  *
- * Writing slot g mod 2 while the other one holds generation g-1:
+ * How slot g mod 2 is written depends on the other slot, which is of generation g - 1:
  *
- *   the other is a commit      in place, over generation g-2: a commit takes no new space, so that a
- *                              full disk cannot stop one. Until it is whole the slot is damaged, and
- *                              g-1 counts.
- *   there is no other, or it   manifest-<slot>.new, fsync, rename: the slot is as before or whole. So
- *   has no commit (BEGUN)      a run killed while its first slot was written is a run that never was,
- *                              and a damaged slot beside BEGUN is a commit that was lost, not one
- *                              that was never made.
+ *   It is a commit: the slot is written in place, over generation g - 2. A commit takes no new
+ *   space, so that a full disk cannot stop one. Until it is whole the slot is damaged, and g - 1
+ *   counts.
  *
- * In place the length is set before the bytes. A longer slot of before would leave a tail, which makes
- * the new one damaged; cut first, no step is left between the last byte and the fsync, and a cut that
- * fails has changed nothing yet. Whatever of cut and bytes reaches the drive before the power goes, in
- * any order: a slot counts only where length and checksum of the whole are right.
+ *   It is absent, or BEGUN: manifest-<slot>.new, fsync, rename. The slot is as before or whole. So
+ *   a run that was killed while it wrote its first slot never was a run, and a damaged slot beside
+ *   BEGUN is a commit that was lost, not one that was never made.
  *
- * What was not reported as written must not count later: after a failed fsync the slot may be whole in
- * the page cache and nowhere else, so it is withdrawn (its first bytes zeroed). And one that a killed
- * process left unsynced is synced by manifest_read before anybody builds on it.
+ * In place, the length is set before the bytes: the tail of a longer slot would make the new one
+ * damaged. With the cut first there is no step between the last byte and the fsync, and a cut that
+ * fails has changed nothing. A slot counts only if the length and the checksum of the whole are
+ * right, so it does not matter in which order the cut and the bytes reach the drive.
  *
- * One thread. Writing allocates nothing, so a commit may happen while memory is sealed. */
+ * A slot that was not reported as written must not count later. After a failed fsync it may be
+ * whole in the page cache and nowhere else, so its first bytes are overwritten with zeros.
+ * manifest_read syncs a slot that a killed process left unsynced, before anything builds on it.
+ *
+ * One thread. Writing allocates nothing, so that a commit can happen while memory is sealed. */
 #include "format/manifest.h"
 
 #include <errno.h>
@@ -74,8 +74,8 @@ static const char *present_path(const slot_file *self)
     return self->in_place || self->is_renamed ? self->path : self->temporary;
 }
 
-/* Whether the slot is, by its first bytes, a state that a run can have left: then it counts while the
- * other one is written. */
+/* Whether the slot is, by its first bytes, a state that a run can have left: then it counts while
+ * the other one is written. */
 static bool holds_commit(const char *path)
 {
     manifesti_header header = {.version = 0};
@@ -165,8 +165,8 @@ static int write_slot(const char *state_dir, slot_file *self, const manifesti_pa
     return sync_directory(state_dir);
 }
 
-/* After a failure: the slot must not count. As well as it goes, for the drive may be gone; the bytes stay
- * allocated for the next commit. */
+/* After a failure: the slot must not count. As well as it goes, for the drive may be gone; the
+ * bytes stay allocated for the next commit. */
 static void withdraw(const slot_file *self)
 {
     static const char zeros[sizeof(((manifesti_header *)NULL)->magic)];
@@ -280,10 +280,11 @@ static int read_slot(const char *state_dir, unsigned slot, manifest *out, slot_v
     return rc < 0 ? rc : 0;
 }
 
-/* The slots are made durable as they were read. The writer of the one that counts may have been killed before
- * its fsync: what the run does next changes places that the other slot names, and a loss of power would leave
- * neither. A damaged one may be so in the page cache alone, withdrawn after a failed fsync: whole again after
- * a loss of power, it would name places that have since been changed. */
+/* The slots are made durable as they were read. The writer of the one that counts may have been
+ * killed before its fsync: what the run does next changes places that the other slot names, and a
+ * loss of power would leave neither. A damaged one may be so in the page cache alone, withdrawn
+ * after a failed fsync: whole again after a loss of power, it would name places that have since
+ * been changed. */
 static int settle(const char *state_dir, const slot_view views[MANIFESTI_SLOTS])
 {
     for (unsigned slot = 0; slot < MANIFESTI_SLOTS; slot++) {
@@ -305,7 +306,8 @@ static int settle(const char *state_dir, const slot_view views[MANIFESTI_SLOTS])
     return rc == -EROFS ? 0 : rc;
 }
 
-/* Two slots that are valid are of one run: of the same slabs, or one names those of the other as strays. */
+/* Two slots that are valid are of one run: of the same slabs, or one names those of the other as
+ * strays. */
 static int check_kinship(const char *state_dir, const manifest *one, const manifest *other)
 {
     size_t bytes = sizeof one->slabs.uuid;

@@ -1,8 +1,8 @@
-/* Which values a record can have. The same questions are asked before a slot is written, so that no
- * commit makes a record that a resume would refuse, and after one was read, so that nobody behind the
- * manifest meets an offset that overflows or a unit that is not there. See manifest.h.
+/* The rules that a record must keep (manifest.h). manifest_write checks them, so that no commit
+ * makes a record that a resume would refuse. manifest_read checks them, so that no other code meets
+ * an offset that overflows or a unit that is not there.
  *
- * Pure but for the scratch memory of manifesti_is_apart; any thread. */
+ * Pure, except for the scratch memory of manifesti_is_apart; any thread. */
 #include <errno.h>
 #include <inttypes.h>
 #include <math.h>
@@ -225,8 +225,8 @@ static bool is_of_one_kind(shard_walk *self, const manifest_extent *extent, bool
     return true;
 }
 
-/* The extent that comes next: the units from 0 without a gap, the ranks of each from 0, the tiles of each
- * shard from 0 without a gap, full but for a shard's last. */
+/* The extent that comes next: the units from 0 without a gap, the ranks of each from 0, the tiles
+ * of each shard from 0 without a gap, full but for a shard's last. */
 static bool follows(shard_walk *self, const manifest_extent *extent, manifesti_reason *reason)
 {
     const manifest_extent *before = self->before;
@@ -256,8 +256,8 @@ static bool follows(shard_walk *self, const manifest_extent *extent, manifesti_r
     return true;
 }
 
-/* Of a split master: state follows the params of the same tile, and does so for all tiles of a unit or for none.
- * The walk is of the params. */
+/* If masters are split, an extent of state follows the params of the same tile, for all tiles of a
+ * unit or for none. The walk is over the params. */
 static bool is_half_of(const shard_walk *self, const manifest_extent *extent,
                        manifesti_reason *reason)
 {

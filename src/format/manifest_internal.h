@@ -1,4 +1,5 @@
-/* What the files of the manifest share: the stored header, and bytes made into a checked record.
+/* Shared by the files of the manifest: the stored header, and the way from bytes to a checked
+ * record.
  *
  *   manifest.c        the two slots as files: writing, reading, which one counts
  *   manifest_slot.c   the bytes of one slot: lengths, checksum, parts
@@ -106,7 +107,7 @@ static_assert(offsetof(manifest_extent, checksum) == 40, "FORMAT.md");
 static_assert(offsetof(manifest_extent, rank) == 48, "FORMAT.md");
 static_assert(offsetof(manifest_extent, param_bytes) == 52, "FORMAT.md");
 
-/* What is wrong with one slot, as a clause such as "it has 7 bytes, ...". */
+/* The defect of one slot, as a clause such as "it has 7 bytes, ...". */
 struct manifesti_reason {
     char text[MANIFEST_REASON_BYTES];
     /* The version of a slot that is whole, if this program does not read it; else 0. */
@@ -127,8 +128,8 @@ static inline uint32_t manifesti_ranks(uint32_t count)
 /* Whether a run can have such a record; but for overlaps. Allocates nothing. manifest_check.c */
 bool manifesti_is_possible(const manifest *self, manifesti_reason *reason);
 
-/* Whether no two extents share a byte of a rank's slab: 1, 0 with the reason, or -ENOMEM. Scratch of 24
- * bytes per extent. After manifesti_is_possible. manifest_check.c */
+/* Whether no two extents share a byte of a rank's slab: 1, 0 with the reason, or -ENOMEM. Scratch
+ * of 24 bytes per extent. After manifesti_is_possible. manifest_check.c */
 int manifesti_is_apart(const manifest *self, manifesti_reason *reason) MUST_CHECK;
 
 /* Far above any run: 2 * 10^8 extents. */
@@ -140,8 +141,8 @@ int manifesti_is_apart(const manifest *self, manifesti_reason *reason) MUST_CHEC
 bool manifesti_read_header(const void *bytes, uint64_t size_bytes, uint64_t file_bytes,
                            manifesti_header *out, manifesti_reason *reason);
 
-/* The bytes of a slot as a checked record: 1; 0 with the reason, out cleared; -ENOMEM. `bytes` of any
- * kind; allocates no more than twice their number. manifest_slot.c */
+/* The bytes of a slot as a checked record: 1; 0 with the reason, out cleared; -ENOMEM. `bytes` of
+ * any kind; allocates no more than twice their number. manifest_slot.c */
 int manifesti_decode(const void *bytes, uint64_t size_bytes, unsigned slot, manifest *out,
                      manifesti_reason *reason) MUST_CHECK;
 
@@ -161,8 +162,8 @@ struct manifesti_parts {
 };
 typedef struct manifesti_parts manifesti_parts;
 
-/* Points at the parts of a possible record and fills the header, its checksum included. Allocates nothing;
- * `out` may not be moved afterwards. -EOVERFLOW. manifest_slot.c */
+/* Points at the parts of a possible record and fills the header, its checksum included. Allocates
+ * nothing; `out` may not be moved afterwards. -EOVERFLOW. manifest_slot.c */
 int manifesti_collect(const manifest *self, manifesti_parts *out) MUST_CHECK;
 
 #endif

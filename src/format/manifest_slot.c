@@ -1,14 +1,16 @@
 /* The bytes of one slot. See manifest.h; tiers/FORMAT.md has the tables.
  *
- *   [ header 232 ][ slab directories ][ stray directories ][ ranks of both ][ identity ][ extents ]
- *                  each ended by NUL, padded to 8           68 bytes each,   padded to 8  56 bytes each
- *                                                           padded to 8
+ *   [ header        ]   232 bytes
+ *   [ slab directories ][ directories of slabs to remove ]   each ended by NUL, padded to 8
+ *   [ ranks of the run ][ ranks of slabs to remove ]         68 bytes each, padded to 8
+ *   [ identity      ]   padded to 8
+ *   [ extents       ]   56 bytes each
  *
  * One version is read and written. The first 32 bytes mean the same in every version, so that a
  * program can tell a slot of another version from a damaged one.
  *
- * Nothing read is used before the checksum is right, and no length in it is believed even then; each
- * byte is either a value or must be 0. One thread per call. */
+ * Nothing read is used before the checksum is right, and no length in it is believed even then;
+ * each byte is either a value or must be 0. One thread per call. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -23,7 +25,8 @@
 #include "base/tile.h"
 #include "format/manifest_internal.h"
 
-/* What stands for the placeholder at the start of `text`, and its length; NULL: there is none. */
+/* Returns the value of the placeholder at the start of `text`, and its length; NULL: there is none.
+ */
 static const char *placeholder(const char *text, const char *const values[3], size_t *length)
 {
     static const char *const names[3] = {"{rank}", "{local_rank}", "{host}"};
@@ -243,7 +246,7 @@ static uint64_t bytes_checksum(const unsigned char *bytes, uint64_t size_bytes)
     return XXH3_64bits_digest(&state);
 }
 
-/* True if fields without a meaning are 0: the reserved one, and those of stray slabs where there
+/* True if fields without a meaning are 0: the reserved one, and those of slabs to remove if there
  * are none. */
 static bool unused_is_zero(const manifesti_header *header)
 {
@@ -290,7 +293,7 @@ static bool read_ranks(const char *text, uint32_t count, manifest_slabs *out)
     return is_padding(text + bytes, ranks_bytes(count) - bytes);
 }
 
-/* The ranks of the run and of the stray slabs, after the paths of both. */
+/* The ranks of the run and those of the slabs to remove, after the paths of both. */
 static bool read_both_ranks(const char *text, const manifesti_header *header, manifest *out)
 {
     return header->world_size > 0 && (header->stray_rank_count > 0) == (header->stray_count > 0) &&

@@ -1,13 +1,14 @@
 /* Fuzzes the manifest.
  *
  *   offset  bytes  field
- *   0       1      bit 0: the slot; bits 1 to 7: what is put right in the bytes before they are read (FIX_*),
- *                  since no search meets a checksum
- *   1       1      which byte of a written slot is damaged later; whether refused bytes are read as a file
+ *   0       1      bit 0: the slot; bits 1 to 7: what is put right in the bytes before they are read
+ *                  (FIX_*), since no search meets a checksum
+ *   1       1      which byte of a written slot is damaged later; whether refused bytes are read as
+ *                  a file
  *   2              the slot
  *
- * Bytes end in ERR_CORRUPT, or in a record that keeps all that manifest.h promises, that memory and file
- * agree about, and that written again is the same to the bit. */
+ * Bytes end in ERR_CORRUPT, or in a record that keeps all that manifest.h promises, that memory and
+ * file agree about, and that written again is the same to the bit. */
 #include <errno.h>
 #include <fcntl.h>
 #include <math.h>
@@ -63,7 +64,8 @@ static size_t extents_begin(const manifesti_header *header, size_t size)
     return (size_t)size_min(at, size);
 }
 
-/* Moves the extent to where it is due after `before`; shards are of as many elements as the unit's first. */
+/* Moves the extent to where it is due after `before`; shards are of as many elements as the unit's
+ * first. */
 static void fix_place(manifest_extent *extent, const manifest_extent *before, uint32_t shards,
                       uint64_t *shard_elems, uint64_t tile_elems)
 {
@@ -93,8 +95,8 @@ static void fix_place(manifest_extent *extent, const manifest_extent *before, ui
             size_min(size_round_up(extent->elem_count, SHARD_ELEMS_STEP), tile_elems);
 }
 
-/* Extents one after the other. Of a split master a unit that learns has two for each tile: params of 2 bytes, the
- * high halves, and state behind them. */
+/* Extents one after the other. Of a split master a unit that learns has two for each tile: params
+ * of 2 bytes, the high halves, and state behind them. */
 struct fixer {
     uint32_t shards, streams;
     uint64_t tile_elems, shard_elems;
@@ -234,7 +236,8 @@ static void check_halves(const manifest *self, uint32_t unit)
                (unsigned long long)counts[0], (unsigned long long)counts[1]);
 }
 
-/* Every shard of the unit whose last extent is number `last` is as long as its first, and all are there. */
+/* Every shard of the unit whose last extent is number `last` is as long as its first, and all are
+ * there. */
 static void check_unit(const manifest *self, uint64_t last, uint32_t shards)
 {
     uint32_t unit = self->extents[last].unit;
@@ -450,7 +453,8 @@ static void check_foreign(unsigned where)
     manifest_fini(&again);
 }
 
-/* A commit beside the record; damaged, the record counts again, or a run that had only begun is lost. */
+/* A commit beside the record; damaged, the record counts again, or a run that had only begun is
+ * lost. */
 static void check_damage(unsigned slot, unsigned where)
 {
     int found;
