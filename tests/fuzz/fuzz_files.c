@@ -2,9 +2,9 @@
  * them.
  *
  *   offset  bytes  field
- *   0       1      bit 0: npy, else made; bit 1: recognized by its beginning, else named; bit 2: the
- *                  sum of a made file's header is put right first; bit 3: the file is cut to half
- *                  after opening
+ *   0       1      bit 0: npy, else made; bit 1: recognized by its beginning, else named; bit 2:
+ *                  the sum of a made file's header is put right first; bit 3: the file is cut
+ *                  to half after opening
  *   1       1      vocabulary (vocabs[]), modulo
  *   2       1      T - 1, tokens of a window, modulo 32
  *   3              the file

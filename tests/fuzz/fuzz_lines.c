@@ -3,7 +3,7 @@
  *   offset  bytes  field
  *   0       1      form of conversations (names[]), modulo
  *   1       1      bit 0: the field is "t", else "text"; bit 1: the file is text, not JSON lines
- *   2       2      bytes of the template beside the tokenizer, little-endian; the rest is the file's
+ *   2       2      bytes of the template beside the tokenizer, little-endian; then the file's
  *   4              template, file
  *
  * The tokenizer is "bytes". What is made must have documents through all its tokens, a text's own

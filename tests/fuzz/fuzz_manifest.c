@@ -1,7 +1,7 @@
 /* Fuzzes the manifest.
  *
  *   offset  bytes  field
- *   0       1      bit 0: the slot; bits 1 to 7: what is put right in the bytes before they are read
+ *   0       1      bit 0: the slot; bits 1 to 7: what is put right in the bytes before reading
  *                  (FIX_*), since no search meets a checksum
  *   1       1      which byte of a written slot is damaged later; whether refused bytes are read as
  *                  a file

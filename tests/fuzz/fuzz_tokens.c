@@ -1,8 +1,8 @@
 /* Fuzzes the token files: text, llm.c, raw ids, Megatron's pair, and the sampler upon them.
  *
  *   offset  bytes  field
- *   0       1      data.format (enum corpus_format), modulo those up to megatron; fuzz_files.c has the
- *                  others
+ *   0       1      data.format (enum corpus_format), modulo those up to megatron; fuzz_files.c has
+ *                  the others
  *   1       1      names: what the files are called and which of them is given (layouts[]), modulo
  *   2       1      vocabulary (vocabs[]), modulo
  *   3       1      bits 0 to 4: T - 1, tokens of a window; bit 5: the files change after opening,
