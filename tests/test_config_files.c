@@ -1,11 +1,10 @@
-/* DeepSpeed's files unchanged: each file of tests/reference/deepspeed, written from its documentation's
- * keys, becomes a job by the blocks that it lacks (model, run), given by --set as a user would, and
- * has the settings that DeepSpeed takes from it. */
+/* DeepSpeed's files unchanged: each file in tests/reference/deepspeed_jobs.txt, written from its
+ * documentation's keys, becomes a job by the blocks that it lacks (model, run), given by --set as a
+ * user would, and has the settings that DeepSpeed takes from it. */
 #include "test_config_common.h"
 
-#include <dirent.h>
-
-#define FILES_DIR SLUICE_SOURCE_DIR "/tests/reference/deepspeed"
+/* Each file follows a line "==> NAME <==". */
+#define FILES_PATH SLUICE_SOURCE_DIR "/tests/reference/deepspeed_jobs.txt"
 
 static const char *const blocks[] = {
     "model={\"family\": \"gpt2\", \"num_layers\": 10, \"hidden_size\": 64, \"num_heads\": 4, "
@@ -129,17 +128,42 @@ static const struct expected files[] = {
 };
 enum { FILE_COUNT = sizeof files / sizeof files[0] };
 
+static char all_files[1 << 16];
+
+static void load_files(void)
+{
+    FILE *file = fopen(FILES_PATH, "rb");
+    assert_non_null(file);
+    size_t bytes = fread(all_files, 1, sizeof all_files - 1, file);
+    assert_in_range(bytes, 1, sizeof all_files - 2);
+    assert_int_equal(fclose(file), 0);
+    all_files[bytes] = '\0';
+}
+
+/* Writes the file of that name to test_file. */
+static void write_file(const char *name)
+{
+    char line[96];
+    snprintf(line, sizeof line, "==> %s <==\n", name);
+    const char *begin = strstr(all_files, line);
+    if (!begin)
+        fail_msg("%s has no %s", FILES_PATH, name);
+    begin += strlen(line);
+    const char *end = strstr(begin, "\n==> ");
+    write_job(begin, end ? (size_t)(end + 1 - begin) : strlen(begin));
+}
+
 static void files_have_their_settings(void **state)
 {
     (void)state;
     size_t wrong = 0;
+    load_files();
     for (size_t i = 0; i < FILE_COUNT; i++) {
-        char path[512];
-        snprintf(path, sizeof path, "%s/%s", FILES_DIR, files[i].file);
         job *self;
-        int rc = job_read(path, blocks, BLOCK_COUNT, &self);
+        write_file(files[i].file);
+        int rc = job_read(test_file, blocks, BLOCK_COUNT, &self);
         if (rc < 0) {
-            print_error("%s\n", err_text());
+            print_error("%s: %s\n", files[i].file, err_text());
             wrong++;
             continue;
         }
@@ -158,25 +182,14 @@ static void files_have_their_settings(void **state)
     assert_int_equal(wrong, 0);
 }
 
-/* Each file of the folder is one of the above, and there are enough. */
-static void folder_is_covered(void **state)
+/* There are as many files as in the table above, which has found each of its own; and enough. */
+static void files_are_covered(void **state)
 {
     (void)state;
-    DIR *dir = opendir(FILES_DIR);
-    assert_non_null(dir);
-    const struct dirent *entry;
     size_t found = 0;
-    while ((entry = readdir(dir))) {
-        if (entry->d_name[0] == '.')
-            continue;
-        size_t i = 0;
-        while (i < FILE_COUNT && strcmp(files[i].file, entry->d_name) != 0)
-            i++;
-        if (i == FILE_COUNT)
-            fail_msg("%s is not in the table", entry->d_name);
-        found++;
-    }
-    closedir(dir);
+    load_files();
+    for (const char *at = all_files; (at = strstr(at, "==> ")); at++)
+        found += at == all_files || at[-1] == '\n';
     assert_int_equal(found, FILE_COUNT);
     assert_true(FILE_COUNT >= 25);
 }
@@ -186,9 +199,11 @@ static void files_need_a_model(void **state)
 {
     (void)state;
     job *self;
-    assert_int_equal(job_read(FILES_DIR "/01-minimal.json", NULL, 0, &self), ERR_CONFIG);
+    load_files();
+    write_file("01-minimal.json");
+    assert_int_equal(job_read(test_file, NULL, 0, &self), ERR_CONFIG);
     assert_non_null(strstr(err_text(), "model: missing"));
-    assert_int_equal(job_read(FILES_DIR "/01-minimal.json", blocks, 1, &self), ERR_CONFIG);
+    assert_int_equal(job_read(test_file, blocks, 1, &self), ERR_CONFIG);
     assert_non_null(strstr(err_text(), "run.dir: missing"));
 }
 
@@ -196,7 +211,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(files_have_their_settings),
-        cmocka_unit_test(folder_is_covered),
+        cmocka_unit_test(files_are_covered),
         cmocka_unit_test(files_need_a_model),
     };
     return cmocka_run_group_tests(tests, test_setup, test_teardown);

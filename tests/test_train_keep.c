@@ -16,6 +16,7 @@
 #include <cmocka.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
+#include <xxhash.h>
 
 #include "base/failpoint.h"
 #include "base/log.h"
@@ -161,7 +162,7 @@ static void make_record(void)
                          .generation = GENERATION,
                          .step = STEP,
                          .seed = 3,
-                         .fingerprint = 12345,
+                         .identity = "test=1\n",
                          .loss_scale = 1,
                          .scale_last_overflow = -1,
                          .scale_hysteresis_left = 1,
@@ -171,6 +172,7 @@ static void make_record(void)
                          .state_streams = STREAMS,
                          .extent_count = EXTENTS,
                          .extents = rig.extents};
+    record->fingerprint = XXH3_64bits(record->identity, strlen(record->identity));
     memcpy(record->slabs.uuid, rig.disk.uuid, sizeof record->slabs.uuid);
     record->slabs.drive_count = DRIVES;
     for (uint32_t d = 0; d < DRIVES; d++)

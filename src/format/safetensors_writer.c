@@ -16,7 +16,8 @@
 
 enum { HEADER_STEP = 8 }; /* the data begin on a multiple of it */
 
-/* Bytes after which the drive is told to begin writing, so that the sync at the end has little left. */
+/* Bytes after which the drive is told to begin writing, so that the sync at the end has little
+ * left. */
 #define WRITE_BEHIND_BYTES (32 * MIB)
 
 struct writer_row {
@@ -53,7 +54,8 @@ static json_t *describe(const safetensors_row *row, uint64_t begin, uint64_t end
                      "data_offsets", (json_int_t)begin, (json_int_t)end);
 }
 
-/* The header's text, without its length and what fills it up; free() ends it. Fills rows from data offset 0 on. */
+/* The header's text, without its length and what fills it up; free() ends it. Fills rows from data
+ * offset 0 on. */
 static int make_header(const safetensors_row *rows, uint32_t count, struct writer_row *places,
                        char **text, uint64_t *data_bytes)
 {

@@ -132,7 +132,7 @@ static int check_record(exporter *self)
             self->extent_bytes += extent->size_bytes;
             continue;
         }
-        if (extent->elem_begin != done || !state_extent_is_tile(record, extent))
+        if (extent->elem_begin != done)
             return err_set(ERR_CORRUPT,
                            "unit %u, tile %u of rank %u in %s does not follow the one "
                            "before",
@@ -364,7 +364,7 @@ static void compare_extent(void *user, const struct state_swept *swept)
     uint32_t rank = record->is_replicated ? self->copy_rank : extent->rank;
     char path[SLAB_PATH_BYTES];
     uint64_t file_offset;
-    if (!swept->error && (extent->checksum == 0 || swept->sum == extent->checksum))
+    if (!swept->error && swept->sum == extent->checksum)
         return;
     if (self->damage_count++ > 0)
         return;

@@ -89,8 +89,7 @@ static int read_plan(reporti_run *run)
     if (!json_is_object(json_object_get(plan, "memory")))
         reporti_note(
             &run->notes,
-            "plan.json is of an older version: it has no memory over the step, no predicted "
-            "timeline, no ceilings.");
+            "plan.json has no memory over the step, no predicted timeline and no ceilings.");
     return 0;
 }
 

@@ -80,13 +80,8 @@ static int make_model(struct setup *self, const struct setup_options *options)
 }
 
 enum {
-    /* Raised whenever the same job on the same machine gives other bits than before: 2 is that
-     * widened products are cut, and that the first update has the scheduler's initial rate; 3 is
-     * that rows of logits lie 16 bytes apart or a multiple of that; 4 is that bf16 products and
-     * attention run on AMX tiles of our own, and that a small model's logits are cut in larger
-     * chunks; 5 is that the CPU's row ops fuse multiply-adds and sum a softmax in one pass, and
-     * that large fp32 products are our own with AVX-512; small models' chunks of logits grew
-     * again. */
+    /* Raise it whenever the same job on the same machine gives other bits than before: a run of
+     * another version is refused. */
     NUMERICS_VERSION = 5,
 };
 
@@ -154,7 +149,7 @@ static bool is_same_but(const struct setup *self, const manifest *found, bool th
     }
     for (int i = 0; i < 2 && selection; i++)
         cut_out(texts[i], "\ntrain.only=", "\n");
-    return was[0] != '\0' && strcmp(was, is) == 0;
+    return strcmp(was, is) == 0;
 }
 
 int setup_name_import(const struct job *asked, const model *net, manifest *record)
@@ -189,11 +184,6 @@ static int check_identity(const struct setup *self, const manifest *found, const
         return 0;
     if (setup_is_imported(found))
         return setupi_check_import(found, self->identity, run_dir);
-    if (found->identity[0] == '\0')
-        return err_set(ERR_INPUT,
-                       "the run in %s was made by an earlier version of sluice, which gives other "
-                       "bits: go on with that version, or begin in another run.dir",
-                       run_dir);
     setup_list_differences(found->identity, self->identity, differences, sizeof differences);
     return err_set(ERR_INPUT,
                    "the run in %s was made with other settings: %s; go on with its own, or begin "

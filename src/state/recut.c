@@ -214,8 +214,6 @@ static uint32_t streams_of(const recut *self, const recut_tile *tile)
 static int check_sum(const recut *self, const recut_slot *slot)
 {
     const recut_tile *tile = slot->tile;
-    if (tile->checksum == 0)
-        return 0;
     uint64_t sum =
         checksum_sum(slot->data, tile->size_bytes, tile->elem_count, streams_of(self, tile));
     if (sum == tile->checksum)
@@ -479,7 +477,7 @@ int state_recut_copy(const struct state_recut *work)
     self->work = work;
     self->world = work->world ? work->world : 1;
     self->old_world = rank_slabs_world(work->found);
-    self->old_streams = recut_old_streams(work);
+    self->old_streams = work->found->state_streams;
     self->old.name = "the committed layout";
     self->fresh.name = "the new layout";
     int rc = copy_all(self);

@@ -49,12 +49,7 @@ struct state_sweep_options {
     void *user;
 };
 
-/* Whether the extent's size is that of a tile of its elements: a slot of version 2 does not promise
- * it. Others are left out of the sweep. */
-bool state_extent_is_tile(const manifest *record, const manifest_extent *extent);
-
-/* The streams code (base/tile.h) of the extent; 0: it is of params, or no tile. Of a slot of
- * version 2, which does not say it, by the extent's size. */
+/* The streams code (base/tile.h) of the extent; 0 if it holds params alone. */
 uint32_t state_extent_streams(const manifest *record, const manifest_extent *extent);
 
 /* Blocks, calls back on the caller's thread. *weights_hash: of the master streams of all extents,

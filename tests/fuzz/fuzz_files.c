@@ -1,14 +1,16 @@
-/* Fuzzes NumPy's arrays and the token files that Sluice makes, and the sampler of documents upon them.
+/* Fuzzes NumPy's arrays and the token files that Sluice makes, and the sampler of documents upon
+ * them.
  *
  *   offset  bytes  field
- *   0       1      bit 0: npy, else made; bit 1: recognized by its beginning, else named; bit 2: the sum of a made
- *                  file's header is put right first; bit 3: the file is cut to half after opening
+ *   0       1      bit 0: npy, else made; bit 1: recognized by its beginning, else named; bit 2:
+ *                  the sum of a made file's header is put right first; bit 3: the file is cut
+ *                  to half after opening
  *   1       1      vocabulary (vocabs[]), modulo
  *   2       1      T - 1, tokens of a window, modulo 32
  *   3              the file
  *
- * What opens must give the tokens, marks and documents that the harness reads from the same bytes, and windows of
- * shuffled documents must hold each token of an epoch at most once. */
+ * What opens must give the tokens, marks and documents that the harness reads from the same bytes,
+ * and windows of shuffled documents must hold each token of an epoch at most once. */
 #include <errno.h>
 #include <string.h>
 #include <unistd.h>

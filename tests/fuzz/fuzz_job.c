@@ -2,8 +2,8 @@
  *
  *   input   job text  [ 0x1E  key.path=value ]...       0x1E: ASCII's record separator
  *
- * A text ends in a job or in one sentence. A job's own text must read back as the same job, its schedule
- * must give numbers, and its counts must lie within its arrays. */
+ * A text ends in a job or in one sentence. A job's own text must read back as the same job, its
+ * schedule must give numbers, and its counts must lie within its arrays. */
 #include <math.h>
 #include <string.h>
 

@@ -3,11 +3,11 @@
  *   offset  bytes  field
  *   0       1      form of conversations (names[]), modulo
  *   1       1      bit 0: the field is "t", else "text"; bit 1: the file is text, not JSON lines
- *   2       2      bytes of the template beside the tokenizer, little-endian; what is left is the file's
+ *   2       2      bytes of the template beside the tokenizer, little-endian; then the file's
  *   4              template, file
  *
- * The tokenizer is "bytes". What is made must have documents through all its tokens, a text's own bytes, marks that
- * are as many as it says; made again it is the same file. */
+ * The tokenizer is "bytes". What is made must have documents through all its tokens, a text's own
+ * bytes, marks that are as many as it says; made again it is the same file. */
 #include <string.h>
 
 #include "base/log.h"

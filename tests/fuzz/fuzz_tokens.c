@@ -1,17 +1,18 @@
 /* Fuzzes the token files: text, llm.c, raw ids, Megatron's pair, and the sampler upon them.
  *
  *   offset  bytes  field
- *   0       1      data.format (enum data_format), modulo those up to megatron; fuzz_files.c has the others
+ *   0       1      data.format (enum data_format), modulo those up to megatron; fuzz_files.c has
+ *                  the others
  *   1       1      names: what the files are called and which of them is given (layouts[]), modulo
  *   2       1      vocabulary (vocabs[]), modulo
  *   3       1      bits 0 to 4: T - 1, tokens of a window; bit 5: the files change after opening,
- *                  bit 6: by being cut to half (else all bytes become 0xFF); bit 7: a pair is repeated
- *                  until its index is read in several pieces
+ *                  bit 6: by being cut to half (else all bytes become 0xFF); bit 7: a pair is
+ *                  repeated until its index is read in several pieces
  *   4       2      bytes of the first file, little-endian; what is left is the second's
  *   6              content: first file, second file
  *
- * What opens must give the tokens that the harness reads from the same bytes by code of its own, and each
- * epoch of windows must be the stream but for at most T tokens. */
+ * What opens must give the tokens that the harness reads from the same bytes by code of its own,
+ * and each epoch of windows must be the stream but for at most T tokens. */
 #include <errno.h>
 #include <string.h>
 
@@ -95,7 +96,8 @@ static bool is_pair(const struct input *self)
     return strcmp(self->layout->names[0], "a.idx") == 0;
 }
 
-/* Whether what is given is read as Megatron's pair, if at all. An index counts wherever it lies beside. */
+/* Whether what is given is read as Megatron's pair, if at all. An index counts wherever it lies
+ * beside. */
 static bool is_megatron(const struct input *self)
 {
     if (self->format != DATA_AUTO || !is_pair(self))
@@ -170,8 +172,8 @@ static void grow(struct input *self)
     self->sizes[1] = turns * id_bytes;
 }
 
-/* What an index that was accepted must say: sequences of the whole .bin, one after another, and documents
- * that begin with sequences in their order. */
+/* What an index that was accepted must say: sequences of the whole .bin, one after another, and
+ * documents that begin with sequences in their order. */
 static void check_index(const struct input *self, unsigned width)
 {
     const uint8_t *index = self->bytes[0];
