@@ -4,6 +4,13 @@
 #ifndef SLUICE_BASE_WORDS_H
 #define SLUICE_BASE_WORDS_H
 
+/* Limits that several rooms share. */
+enum {
+    DRIVES_MAX = 16,         /* drives of a rank */
+    PLAN_REASONS_MAX = 24,   /* sentences that say why states rest where they do */
+    PLAN_REASON_BYTES = 256, /* of such a sentence, with its zero */
+};
+
 /* Where bytes live: memory with a budget. */
 enum tier {
     TIER_DEVICE,

@@ -21,7 +21,7 @@
 
 static_assert((int)JOB_FILES_MAX <= (int)MIXTURE_SOURCES_MAX, "a source has a file");
 
-enum { TRAIN, VALID, LISTS, MADE_PATH_BYTES = JOB_PATH_BYTES + 64 };
+enum { TRAIN, VALID, LISTS, MADE_PATH_BYTES = FILE_PATH_BYTES + 64 };
 
 /* What rank 0 finds out about a file, for all. */
 struct file_word {
@@ -236,7 +236,7 @@ int traini_check_borrowed_words(const traini_loop *self)
 {
     static const char *const names[] = {"tokenizer.json", "tokenizer.model"};
     const struct job *asked = self->job;
-    char dir[JOB_PATH_BYTES], file[MADE_PATH_BYTES];
+    char dir[FILE_PATH_BYTES], file[MADE_PATH_BYTES];
     bool is_made = self->data && self->data->is_late;
     if (asked->data.tokenizer_is_given || asked->model.hf[0] != '\0' ||
         !(is_made || (self->train_data && mixture_is_text(self->train_data))))
