@@ -246,6 +246,8 @@ int configi_fill_tiers(const configi_reader *reader, job *target)
     target->tiers.device_budget = configi_uint(reader, "tiers.device.budget");
     target->tiers.host_budget = configi_uint(reader, "tiers.host.budget");
     TRY(fill_drives(reader, target));
+    for (int i = 0; i < JOB_RULES_MAX; i++)
+        target->tiers.rules[i].tier = TIER_AUTO; /* those that are not given place nothing */
     for (int kind = 0; kind < STATE_KIND_COUNT; kind++)
         target->tiers.place[kind] = tier_of(configi_choice(reader, place_paths[kind]));
     TRY(fill_offload(reader, target, STATE_OPTIMIZER, "zero_optimization.offload_optimizer",
