@@ -85,7 +85,7 @@ static int fill_run(const configi_reader *reader, job *target)
         return configi_error(reader, "run.dir",
                              "missing; name the run directory, as in \"run\": {\"dir\": "
                              "\"runs/first\"}");
-    TRY(configi_copy_text(reader, "run.dir", target->run.dir, JOB_PATH_BYTES));
+    TRY(configi_copy_text(reader, "run.dir", target->run.dir, FILE_PATH_BYTES));
     target->run.steps = configi_uint(reader, "run.steps");
     target->run.seed = configi_uint(reader, "run.seed");
     target->run.eval_every = configi_uint(reader, "run.eval_every");

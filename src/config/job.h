@@ -17,13 +17,12 @@
 
 #include "base/dtype.h"
 #include "base/error.h"
+#include "base/file.h"
 #include "base/tile.h"
 #include "base/words.h"
 
 enum {
-    JOB_PATH_BYTES = 4096,
     JOB_FILES_MAX = 64,
-    JOB_DRIVES_MAX = 16,
     JOB_RULES_MAX = 64,
     JOB_NAME_BYTES = 64,
     JOB_BLOCKS_MAX = 60,    /* ranges in train.only */
@@ -43,7 +42,7 @@ enum job_schedule {
 struct job_model {
     char preset[JOB_NAME_BYTES]; /* as given, or "" */
     char
-        hf[JOB_PATH_BYTES]; /* model.hf: the directory of a Hugging Face checkpoint, whose weights a
+        hf[FILE_PATH_BYTES]; /* model.hf: the directory of a Hugging Face checkpoint, whose weights a
                                     new run begins with; or "" */
     char family[JOB_NAME_BYTES]; /* "gpt2" or "llama" */
     uint64_t num_layers, hidden_size, num_heads, num_kv_heads, ffn_size, vocab_size, seq_length;
@@ -76,7 +75,7 @@ struct job_train {
 };
 
 struct job_files {
-    char path[JOB_FILES_MAX][JOB_PATH_BYTES];
+    char path[JOB_FILES_MAX][FILE_PATH_BYTES];
     char field[JOB_FILES_MAX][JOB_NAME_BYTES]; /* of a JSON line; "text" */
     uint32_t source[JOB_FILES_MAX];            /* which the file belongs to, ascending */
     double weight[JOB_FILES_MAX];              /* [source_count]; one without weights: 1 */
@@ -84,7 +83,7 @@ struct job_files {
 };
 
 struct job_drive {
-    char path[JOB_PATH_BYTES];
+    char path[FILE_PATH_BYTES];
     uint64_t budget_bytes; /* 0: free space less 10% */
 };
 
@@ -100,7 +99,7 @@ struct job {
     struct job_train train;
     struct {
         struct job_files train, valid;
-        char tokenizer[JOB_PATH_BYTES]; /* "bytes", or a path */
+        char tokenizer[FILE_PATH_BYTES]; /* "bytes", or a path */
         bool tokenizer_is_given; /* the job names it; else it is what model.hf has, or "bytes" */
         char chat_template[JOB_NAME_BYTES];
         enum data_format format;
@@ -108,7 +107,7 @@ struct job {
         uint64_t seed;
     } data;
     struct {
-        char dir[JOB_PATH_BYTES];
+        char dir[FILE_PATH_BYTES];
         uint64_t steps, seed, eval_every, eval_batches, commit_every, log_every;
         uint64_t
             keep_every; /* commits of these steps are kept: multiples of it; 0: none but `keep` */
@@ -128,7 +127,7 @@ struct job {
     } update;
     struct {
         uint64_t device_budget, host_budget; /* 0: automatic (see README) */
-        struct job_drive nvme[JOB_DRIVES_MAX];
+        struct job_drive nvme[DRIVES_MAX];
         uint32_t nvme_count;
         enum tier place[STATE_KIND_COUNT];
         struct job_rule rules[JOB_RULES_MAX];

@@ -28,7 +28,7 @@ static const char *const place_paths[STATE_KIND_COUNT] = {
 };
 
 /* The path without what says nothing: empty and "." segments. The text fits: it only becomes shorter. */
-static void plain_path(const char *path, char plain[JOB_PATH_BYTES + 2])
+static void plain_path(const char *path, char plain[FILE_PATH_BYTES + 2])
 {
     size_t used = 0;
     if (path[0] == '/')
@@ -49,7 +49,7 @@ static void plain_path(const char *path, char plain[JOB_PATH_BYTES + 2])
 static int add_drive(const configi_reader *reader, job *target, const char *path,
                      uint64_t budget_bytes)
 {
-    char text[JOB_PATH_BYTES], asked[JOB_PATH_BYTES + 2], known[JOB_PATH_BYTES + 2];
+    char text[FILE_PATH_BYTES], asked[FILE_PATH_BYTES + 2], known[FILE_PATH_BYTES + 2];
     TRY(configi_copy_text(reader, path, text, sizeof text));
     TRY(configi_check_placeholders(reader, path, text));
     plain_path(text, asked);
@@ -58,8 +58,8 @@ static int add_drive(const configi_reader *reader, job *target, const char *path
         if (strcmp(asked, known) == 0)
             return 0;
     }
-    if (target->tiers.nvme_count == JOB_DRIVES_MAX)
-        return configi_error(reader, path, "more than %d drives", JOB_DRIVES_MAX);
+    if (target->tiers.nvme_count == DRIVES_MAX)
+        return configi_error(reader, path, "more than %d drives", DRIVES_MAX);
     struct job_drive *drive = &target->tiers.nvme[target->tiers.nvme_count];
     memcpy(drive->path, text, strlen(text) + 1); /* the rest stays zero: jobs are compared */
     drive->budget_bytes = budget_bytes;
@@ -246,6 +246,8 @@ int configi_fill_tiers(const configi_reader *reader, job *target)
     target->tiers.device_budget = configi_uint(reader, "tiers.device.budget");
     target->tiers.host_budget = configi_uint(reader, "tiers.host.budget");
     TRY(fill_drives(reader, target));
+    for (int i = 0; i < JOB_RULES_MAX; i++)
+        target->tiers.rules[i].tier = TIER_AUTO; /* those that are not given place nothing */
     for (int kind = 0; kind < STATE_KIND_COUNT; kind++)
         target->tiers.place[kind] = tier_of(configi_choice(reader, place_paths[kind]));
     TRY(fill_offload(reader, target, STATE_OPTIMIZER, "zero_optimization.offload_optimizer",

@@ -14,7 +14,7 @@
 
 int hf_carry_side_files(const char *run_dir, const char *from_hf, const char *from_run)
 {
-    char source[JOB_PATH_BYTES], target[JOB_PATH_BYTES];
+    char source[FILE_PATH_BYTES], target[FILE_PATH_BYTES];
     TRY(file_join(target, sizeof target, run_dir, "hf"));
     if (from_run) {
         int there = state_hf_dir(from_run, source);

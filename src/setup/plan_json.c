@@ -248,7 +248,7 @@ static int put_timeline(FILE *out, const struct setup *setup)
 static void put_reasons(FILE *out, const struct setup_summary *sum)
 {
     fprintf(out, "  \"reasons\": [");
-    for (uint32_t i = 0; i < sum->reason_count && i < SETUP_REASONS_MAX; i++) {
+    for (uint32_t i = 0; i < sum->reason_count && i < PLAN_REASONS_MAX; i++) {
         fprintf(out, "%s\n    ", i ? "," : "");
         put_string(out, sum->reasons[i]);
     }

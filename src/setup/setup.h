@@ -55,7 +55,7 @@ struct setup {
     uint8_t *homes[STATE_KIND_COUNT]; /* [unit_count] enum tier */
     plan_set set;
     uint32_t reason_count; /* sentences: why states rest where they do */
-    char reasons[SETUP_REASONS_MAX][SETUP_REASON_BYTES];
+    char reasons[PLAN_REASONS_MAX][PLAN_REASON_BYTES];
     char identity[MANIFEST_TEXT_BYTES]; /* "key=value" lines: what the bits depend on */
     uint64_t fingerprint;               /* XXH3 of identity */
     topology machine;
@@ -63,9 +63,9 @@ struct setup {
     int thread_count; /* threads that compute */
     /* in the workspace: the model's `saved` is at 0, `temp` is here */
     uint64_t workspace_temp_offset;
-    slab_drive drives[SLAB_DRIVES_MAX];
+    slab_drive drives[DRIVES_MAX];
     uint32_t drive_count;
-    char drive_names[SLAB_DRIVES_MAX][SLAB_PATH_BYTES]; /* paths, with the placeholders of ranks */
+    char drive_names[DRIVES_MAX][FILE_PATH_BYTES]; /* paths, with the placeholders of ranks */
     const struct machine *stated;    /* borrowed during setup: measured figures; NULL: defaults */
     bool is_described;               /* planned for a machine that is only described */
     bool described_gpu;              /* with is_described: a GPU would compute; gpu is NULL */
@@ -143,9 +143,9 @@ bool setup_is_imported(const manifest *found);
 void setup_list_differences(const char *was, const char *is, char *text, size_t capacity);
 
 /* Directories of the job's slabs as absolute paths; placeholders of ranks are kept. */
-int setup_job_drives(const struct job *asked, slab_drive drives[SLAB_DRIVES_MAX],
+int setup_job_drives(const struct job *asked, slab_drive drives[DRIVES_MAX],
                      uint32_t *count) MUST_CHECK;
-int setup_make_absolute(char path[SLAB_PATH_BYTES]) MUST_CHECK;
+int setup_make_absolute(char path[FILE_PATH_BYTES]) MUST_CHECK;
 /* Ranks of this host that share a drive's budget and space: all of them, unless the path differs by
  * rank. */
 uint32_t setup_drive_sharers(const struct ranks *ranks, const char *path);

@@ -18,8 +18,6 @@ struct machine;
 struct setup;
 
 enum {
-    SETUP_REASONS_MAX = 24,
-    SETUP_REASON_BYTES = 256,
     SETUP_PEAK_BYTES = 192,
     SETUP_LINKS_MAX = 8,
 };
@@ -87,7 +85,7 @@ struct setup_summary {
     char machine_name[96]; /* "defaults", or machine.json's */
     /* Why each state rests where it does, in sentences. */
     uint32_t reason_count;
-    char reasons[SETUP_REASONS_MAX][SETUP_REASON_BYTES];
+    char reasons[PLAN_REASONS_MAX][PLAN_REASON_BYTES];
     double model_flops;    /* of a step, all ranks, as the field counts them: no recomputation */
     double hardware_flops; /* of a step, of each rank: recomputation included */
     double peak_flops;     /* of a rank's device; 0: not known */

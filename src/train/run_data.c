@@ -22,7 +22,7 @@
 
 static_assert((int)JOB_FILES_MAX <= (int)MIXTURE_SOURCES_MAX, "a source has a file");
 
-enum { TRAIN, VALID, LISTS, MADE_PATH_BYTES = JOB_PATH_BYTES + 64 };
+enum { TRAIN, VALID, LISTS, MADE_PATH_BYTES = FILE_PATH_BYTES + 64 };
 
 /* What rank 0 finds out about a file, for all. */
 struct file_word {
@@ -237,7 +237,7 @@ int loop_check_borrowed_tokenizer(const struct loop *self)
 {
     static const char *const names[] = {"tokenizer.json", "tokenizer.model"};
     const struct job *asked = self->run.job;
-    char dir[JOB_PATH_BYTES], file[MADE_PATH_BYTES];
+    char dir[FILE_PATH_BYTES], file[MADE_PATH_BYTES];
     bool is_made = self->data && self->data->is_late;
     if (asked->data.tokenizer_is_given || asked->model.hf[0] != '\0' ||
         !(is_made || (self->train_data && mixture_is_text(self->train_data))))

@@ -15,6 +15,7 @@
 #include <stdint.h>
 
 #include "base/error.h"
+#include "base/words.h"
 #include "config/job.h"
 #include "report/metrics.h"
 #include "setup/summary.h"
