@@ -66,7 +66,7 @@ void mpi_launch(int argc, char **argv)
     int rc = comm_join(&config, &mpi_comm);
     if (rc < 0) {
         bool is_absent = strstr(err_text(), "has no MPI") != NULL;
-        if (comm_is_teller(NULL))
+        if (comm_is_reporter(NULL))
             fprintf(stderr, "%s%s\n", is_absent ? "skipped: " : "", err_text());
         exit(is_absent ? SKIPPED : 1);
     }

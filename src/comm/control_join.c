@@ -28,7 +28,7 @@
 #define CONNECT_NS         (3 * SECOND_NS) /* for an address that may not be ours to reach */
 #define RETRY_NS           (20 * SECOND_NS / 1000)
 #define STRANGER_COUNT_MAX 64
-#define TELLER_NS          SECOND_NS /* for rank 0 to print: a launcher ends all with the first rank */
+#define REPORTER_NS        SECOND_NS /* for rank 0 to print: a launcher ends all with the first rank */
 #define OTHER_FD_COUNT     512       /* of this process: drives, files, the MPI library's */
 
 struct hello {
@@ -54,12 +54,13 @@ struct guest {
     struct hello hello;
 };
 
-/* The last join of this process failed for a reason that rank 0 prints, or rank 1 where rank 0 is gone. */
-static bool is_told_by_another;
+/* The last join of this process failed for a reason that rank 0 prints, or rank 1 where rank 0 is
+ * gone. */
+static bool is_reported_by_another;
 
-bool commi_join_is_told(int code)
+bool commi_join_is_reported(int code)
 {
-    return code == ERR_CONFIG || is_told_by_another;
+    return code == ERR_CONFIG || is_reported_by_another;
 }
 
 /* ---- sockets ---- */
@@ -323,8 +324,8 @@ static int send_welcome(const struct hall *hall, int code)
     return code;
 }
 
-/* Two connections to each rank, beside all else: more than the usual soft limit of 1024 with some hundred
- * ranks. */
+/* Two connections to each rank, beside all else: more than the usual soft limit of 1024 with some
+ * hundred ranks. */
 static int raise_descriptor_limit(uint32_t world)
 {
     struct rlimit limit;
@@ -446,7 +447,7 @@ static int join_hub(commi_control *self, const struct commi_meeting *meeting, st
     int64_t end_ns = commi_now_ns() + commi_timeout_ns(owner) + HANDSHAKE_NS; /* after the hub's */
     int fds[2] = {-1, -1};
     int rc = reach_hub(meeting, hello, is_near, fds, end_ns);
-    is_told_by_another = owner->rank > 1;
+    is_reported_by_another = owner->rank > 1;
     if (rc < 0)
         return err_errno(
             -rc, "rank %u on host %s does not reach rank 0 (port %u, %u addresses tried)",
@@ -457,8 +458,8 @@ static int join_hub(commi_control *self, const struct commi_meeting *meeting, st
     end_ns += HANDSHAKE_NS;
     rc = receive_all(link->data_fd, &welcome, sizeof welcome, end_ns);
     if (rc == 0 && welcome.code < 0) {
-        is_told_by_another = true;
-        sleep_ns(TELLER_NS);
+        is_reported_by_another = true;
+        sleep_ns(REPORTER_NS);
         welcome.text[ERR_TEXT_BYTES - 1] = '\0';
         return err_set(welcome.code, "%s", welcome.text);
     }
@@ -474,7 +475,7 @@ int commi_control_connect(commi_control *self, const comm_join_config *config)
     struct commi_meeting meeting;
     struct hello hello = {.magic = HELLO_MAGIC, .version = JOIN_VERSION};
     char machine[COMMI_MACHINE_BYTES];
-    is_told_by_another = false;
+    is_reported_by_another = false;
     commi_machine_name(machine);
     commi_host_name(hello.host);
     memcpy(hello.machine, machine, sizeof machine);

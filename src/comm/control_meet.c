@@ -1,5 +1,5 @@
-/* Where the ranks meet: rank 0's listening socket, and under which addresses the others may reach it. See
- * control_internal.h. Called while joining. */
+/* Where the ranks meet: rank 0's listening socket, and under which addresses the others may reach
+ * it. See control_internal.h. Called while joining. */
 #include "comm/control_internal.h"
 
 #include <errno.h>

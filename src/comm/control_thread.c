@@ -1,5 +1,6 @@
-/* The control plane's thread: heartbeats out, frames in, who is gone, and the end of a process that does not end.
- * One per process of several ranks; allocates nothing, blocks nowhere but in poll(2). */
+/* The control plane's thread: heartbeats out, frames in, who is gone, and the end of a process that
+ * does not end. One per process of several ranks; allocates nothing, blocks nowhere but in
+ * poll(2). */
 #include "comm/control_internal.h"
 
 #include <assert.h>
@@ -17,7 +18,7 @@
 #define LOST_GRACE_NS                                                                              \
     SECOND_NS /* from a call's dead connection until the thread's must have spoken */
 #define CLOSE_WAIT_NS  (2 * SECOND_NS) /* of an orderly leave, for the other side's */
-#define TELLER_WAIT_NS SECOND_NS       /* for a teller whose end this rank does not see */
+#define REPORTER_WAIT_NS SECOND_NS       /* for a reporter whose end this rank does not see */
 #define HEAD_BYTES     offsetof(commi_frame, text)
 
 static int64_t beat_interval_ns(const commi_control *self)
@@ -40,11 +41,11 @@ void commi_control_wake(commi_control *self)
 
 void commi_control_record(commi_control *self, int code, const char *text, bool is_own)
 {
-    bool is_first = self->failure.code == 0;
+    bool is_first = self->owner->failure.code == 0;
     if (!is_first && !(self->is_own && !is_own))
         return;
-    self->failure.code = code;
-    snprintf(self->failure.text, sizeof self->failure.text, "%s", text);
+    self->owner->failure.code = code;
+    snprintf(self->owner->failure.text, sizeof self->owner->failure.text, "%s", text);
     self->is_own = is_own;
     if (is_first) {
         self->failed_ns = commi_now_ns();
@@ -69,11 +70,11 @@ static void record_about(commi_control *self, uint32_t rank, int code, const cha
 
 static void on_death(commi_control *self, commi_link *link, int code, const char *event)
 {
-    pthread_mutex_lock(&self->mutex);
-    if (!is_hub(self) && (self->failure.code == 0 || self->is_own))
-        self->teller = 1;
+    pthread_mutex_lock(&self->owner->mutex);
+    if (!is_hub(self) && (self->owner->failure.code == 0 || self->is_own))
+        self->reporter = 1;
     record_about(self, commi_link_rank(self, link), code, event);
-    pthread_mutex_unlock(&self->mutex);
+    pthread_mutex_unlock(&self->owner->mutex);
 }
 
 static void close_link(commi_link *link)
@@ -110,7 +111,8 @@ static bool is_waiting(commi_control *self, uint32_t rank)
     return self->is_calling || atomic_load(&self->owner->waits);
 }
 
-/* Of the ranks that wait for nobody the one that has stood still for longest; COMMI_RANK_ANY: all wait. */
+/* Of the ranks that wait for nobody the one that has stood still for longest; COMMI_RANK_ANY: all
+ * wait. */
 static uint32_t find_idle(commi_control *self)
 {
     uint32_t idle = COMMI_RANK_ANY;
@@ -130,7 +132,7 @@ static void record_missing(commi_control *self, uint32_t rank, const char *what)
 {
     char event[2 * COMM_LABEL_BYTES + 64];
     double seconds = (double)commi_timeout_ns(self->owner) * 1e-9;
-    bool is_first = self->failure.code == 0;
+    bool is_first = self->owner->failure.code == 0;
     uint32_t idle = rank == COMMI_RANK_ANY || is_waiting(self, rank) ? find_idle(self) : rank;
     if (idle != COMMI_RANK_ANY)
         rank = idle;
@@ -146,10 +148,11 @@ static void record_missing(commi_control *self, uint32_t rank, const char *what)
              seconds);
     record_about(self, rank, -ETIMEDOUT, event);
     if (is_first && rank == 0)
-        self->teller = 1; /* a rank that hangs prints nothing */
+        self->reporter = 1; /* a rank that hangs prints nothing */
 }
 
-/* Who has not come to the hub's call: the lowest of those that are silent too, else the lowest; 0: all have. */
+/* Who has not come to the hub's call: the lowest of those that are silent too, else the lowest; 0:
+ * all have. */
 static uint32_t find_missing(commi_control *self)
 {
     int64_t now_ns = commi_now_ns();
@@ -190,7 +193,7 @@ static void on_frame(commi_control *self, commi_link *link)
 {
     commi_frame *frame = &link->in;
     frame->text[frame->text_bytes - 1] = '\0';
-    pthread_mutex_lock(&self->mutex);
+    pthread_mutex_lock(&self->owner->mutex);
     switch ((enum commi_frame_type)frame->type) {
     case COMMI_FRAME_BEAT:
         snprintf(link->label, sizeof link->label, "%.*s", COMM_LABEL_BYTES - 1, frame->text);
@@ -202,8 +205,8 @@ static void on_frame(commi_control *self, commi_link *link)
                              false);
         break;
     case COMMI_FRAME_ABORT:
-        if (self->failure.code == 0 || self->is_own)
-            self->teller = frame->rank;
+        if (self->owner->failure.code == 0 || self->is_own)
+            self->reporter = frame->rank;
         commi_control_record(self, frame->code < 0 ? (int)frame->code : ERR_INTERNAL, frame->text,
                              false);
         link->sent |= 1u << COMMI_FRAME_ABORT; /* it knows */
@@ -218,7 +221,7 @@ static void on_frame(commi_control *self, commi_link *link)
     case COMMI_FRAME_TYPES:
         break;
     }
-    pthread_mutex_unlock(&self->mutex);
+    pthread_mutex_unlock(&self->owner->mutex);
 }
 
 static bool is_frame_head(const commi_frame *frame)
@@ -269,9 +272,9 @@ static void compose(commi_link *link, enum commi_frame_type type, const char *te
 
 static void compose_failure(commi_control *self, commi_link *link, enum commi_frame_type type)
 {
-    compose(link, type, self->failure.text);
-    link->out.code = self->failure.code;
-    link->out.rank = self->teller;
+    compose(link, type, self->owner->failure.text);
+    link->out.code = self->owner->failure.code;
+    link->out.rank = self->reporter;
 }
 
 /* The next frame to send on the link, most urgent first. Mutex held. */
@@ -279,7 +282,7 @@ static bool compose_next(commi_control *self, commi_link *link, int64_t now_ns)
 {
     enum commi_frame_type failing =
         is_hub(self) || !self->is_own ? COMMI_FRAME_ABORT : COMMI_FRAME_FAIL;
-    if (self->failure.code != 0 && !(link->sent & 1u << failing)) {
+    if (self->owner->failure.code != 0 && !(link->sent & 1u << failing)) {
         compose_failure(self, link, failing);
         return true;
     }
@@ -290,7 +293,8 @@ static bool compose_next(commi_control *self, commi_link *link, int64_t now_ns)
         self->has_missing = false;
         return true;
     }
-    if (self->is_closing && self->failure.code == 0 && !(link->sent & 1u << COMMI_FRAME_BYE)) {
+    if (self->is_closing && self->owner->failure.code == 0 &&
+        !(link->sent & 1u << COMMI_FRAME_BYE)) {
         compose(link, COMMI_FRAME_BYE, "");
         return true;
     }
@@ -309,9 +313,9 @@ static bool send_frames(commi_control *self, commi_link *link, int64_t now_ns)
 {
     for (;;) {
         if (link->out_done == link->out_bytes) {
-            pthread_mutex_lock(&self->mutex);
+            pthread_mutex_lock(&self->owner->mutex);
             bool is_more = compose_next(self, link, now_ns);
-            pthread_mutex_unlock(&self->mutex);
+            pthread_mutex_unlock(&self->owner->mutex);
             if (!is_more)
                 return true;
         }
@@ -355,89 +359,92 @@ static void check_call(commi_control *self, int64_t now_ns)
 
 static void check_waiting(commi_control *self, int64_t now_ns)
 {
-    pthread_mutex_lock(&self->mutex);
+    pthread_mutex_lock(&self->owner->mutex);
     if (is_hub(self))
         note_progress(progress_count(), now_ns, &self->progress, &self->progress_ns);
-    if (self->failure.code == 0)
+    if (self->owner->failure.code == 0)
         check_call(self, now_ns);
     if (self->has_missing && is_hub(self)) {
         judge(self, self->missing_rank, self->missing_number, self->missing_what);
         self->has_missing = false;
     }
-    pthread_mutex_unlock(&self->mutex);
+    pthread_mutex_unlock(&self->owner->mutex);
 }
 
 /* Whether the thread is done: all is sent, and who is to be waited for has been. */
 static bool is_closed(commi_control *self, int64_t now_ns)
 {
-    pthread_mutex_lock(&self->mutex);
+    pthread_mutex_lock(&self->owner->mutex);
     bool is_closing = self->is_closing;
-    bool has_failed = self->failure.code != 0;
-    uint32_t teller = has_failed ? self->teller : self->owner->rank;
+    bool has_failed = self->owner->failure.code != 0;
+    uint32_t reporter = has_failed ? self->reporter : self->owner->rank;
     int64_t waited_ns = now_ns - self->closing_ns;
-    pthread_mutex_unlock(&self->mutex);
+    pthread_mutex_unlock(&self->owner->mutex);
     if (!is_closing)
         return false;
-    bool is_unsaid = false, sees_teller = false, is_waiting_for = false;
+    bool is_unsaid = false, sees_reporter = false, is_waiting_for = false;
     for (uint32_t l = self->first_link; l < self->link_count; l++) {
         const commi_link *link = &self->links[l];
         if (link->fd < 0)
             continue;
         is_unsaid = is_unsaid || link->out_done < link->out_bytes;
-        sees_teller = sees_teller || commi_link_rank(self, link) == teller;
+        sees_reporter = sees_reporter || commi_link_rank(self, link) == reporter;
         is_waiting_for = is_waiting_for || !link->has_bye;
     }
     if (!has_failed)
         return (!is_unsaid && !is_waiting_for) || waited_ns > CLOSE_WAIT_NS;
-    if (teller == self->owner->rank)
-        return !is_unsaid || waited_ns > TELLER_WAIT_NS;
-    /* The launcher ends all when the first rank has ended: not before the teller, who goes when it has told, or
-     * is ended as this process is. Without a connection to it there is only a while to leave it. */
-    return teller == 0 || is_hub(self) ? !sees_teller : waited_ns > TELLER_WAIT_NS;
+    if (reporter == self->owner->rank)
+        return !is_unsaid || waited_ns > REPORTER_WAIT_NS;
+    /* The launcher ends all when the first rank has ended: not before the reporter, who goes when
+     * it has told, or is ended as this process is. Without a connection to it there is only a while
+     * to leave it. */
+    return reporter == 0 || is_hub(self) ? !sees_reporter : waited_ns > REPORTER_WAIT_NS;
 }
 
-/* A process that was stopped as a whole, or a machine that slept, has seen nobody for as long: that is no silence. */
+/* A process that was stopped as a whole, or a machine that slept, has seen nobody for as long: that
+ * is no silence. */
 static void forgive(commi_control *self, int64_t away_ns)
 {
-    pthread_mutex_lock(&self->mutex);
+    pthread_mutex_lock(&self->owner->mutex);
     for (uint32_t l = self->first_link; l < self->link_count; l++) {
         self->links[l].seen_ns += away_ns;
         self->links[l].progress_ns += away_ns;
     }
     self->progress_ns += away_ns;
     self->call_since_ns += away_ns;
-    pthread_mutex_unlock(&self->mutex);
+    pthread_mutex_unlock(&self->owner->mutex);
 }
 
-/* How long a teller has for it. Where a rank has died its launcher ends the others, Open MPI within two seconds,
- * while this rank's threads may wait in MPI for what the launcher says. */
-static int64_t telling_ns(const commi_control *self, int code)
+/* How long a reporter has for it. Where a rank has died its launcher ends the others, Open MPI
+ * within two seconds, while this rank's threads may wait in MPI for what the launcher says. */
+static int64_t reporting_ns(const commi_control *self, int code)
 {
     int64_t most_ns = atomic_load(&self->owner->exit_ns) / 4 * 3;
     bool is_hurried = code == -ECONNRESET && self->owner->mpi;
     return is_hurried && most_ns > SECOND_NS ? SECOND_NS : most_ns;
 }
 
-/* A teller whose own thread does not come to tell. */
-static void tell_for_it(commi_control *self)
+/* A reporter whose own thread does not come to tell. */
+static void report_for_it(commi_control *self)
 {
-    pthread_mutex_lock(&self->mutex);
-    self->has_told = true;
-    pthread_mutex_unlock(&self->mutex);
-    if (self->owner->tell)
-        self->owner->tell(commi_control_error(self->owner));
+    pthread_mutex_lock(&self->owner->mutex);
+    self->has_reported = true;
+    pthread_mutex_unlock(&self->owner->mutex);
+    if (self->owner->report)
+        self->owner->report(commi_abort_error(self->owner));
 }
 
 static void end_if_overdue(commi_control *self, int64_t now_ns)
 {
     int64_t exit_ns = atomic_load(&self->owner->exit_ns);
-    pthread_mutex_lock(&self->mutex);
-    int64_t since_ns = self->failure.code != 0 ? now_ns - self->failed_ns : 0;
-    bool is_teller = self->teller == self->owner->rank;
-    int64_t due_ns = telling_ns(self, self->failure.code);
-    pthread_mutex_unlock(&self->mutex);
-    if (since_ns > due_ns && is_teller && !self->has_told && !atomic_load(&self->owner->is_leaving))
-        tell_for_it(self);
+    pthread_mutex_lock(&self->owner->mutex);
+    int64_t since_ns = self->owner->failure.code != 0 ? now_ns - self->failed_ns : 0;
+    bool is_reporter = self->reporter == self->owner->rank;
+    int64_t due_ns = reporting_ns(self, self->owner->failure.code);
+    pthread_mutex_unlock(&self->owner->mutex);
+    if (since_ns > due_ns && is_reporter && !self->has_reported &&
+        !atomic_load(&self->owner->is_leaving))
+        report_for_it(self);
     if (since_ns > exit_ns)
         _exit(1);
 }

@@ -269,7 +269,8 @@ static int make(exchange *self, const comm_open_config *config)
     TRY(comm_agree(group, "opening collectives", rc));
     TRY(share_all(self, &mine));
     if (is_staged) {
-        rc = stagedi_open(self, config->gpu, &self->gpu);
+        uint64_t chunk_bytes = exchangei_reduce_chunk(self, true, DTYPE_FP32) * sizeof(float);
+        rc = stagedi_open(self, config->gpu, chunk_bytes, &self->gpu);
         TRY(comm_agree(group, "pinning memory of collectives", rc));
         atomic_fetch_add(&group->held_bytes, stagedi_held_bytes(self->gpu));
     }

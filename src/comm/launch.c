@@ -1,5 +1,5 @@
-/* Which rank this is, as the launcher's environment says: mpirun of Open MPI, of MPICH and its kin, srun. Called
- * while joining; allocates nothing. */
+/* Which rank this is, as the launcher's environment says: mpirun of Open MPI, of MPICH and its kin,
+ * srun. Called while joining; allocates nothing. */
 #include "comm/comm_internal.h"
 
 #include <fcntl.h>
@@ -14,8 +14,8 @@ struct launcher {
     const char *name;
 };
 
-/* The first that is there speaks. A batch script of Slurm has SLURM_NTASKS and SLURM_PROCID 0 as well, but only
- * what srun started is in a step. */
+/* The first that is there speaks. A batch script of Slurm has SLURM_NTASKS and SLURM_PROCID 0 as
+ * well, but only what srun started is in a step. */
 static const struct launcher launchers[] = {
     {"OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", NULL, "mpirun"},
     {"PMI_SIZE", "PMI_RANK", NULL, "mpirun"},

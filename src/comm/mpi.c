@@ -1,5 +1,5 @@
-/* The only file that calls MPI. Which thread: see comm.h (one at a time: MPI_THREAD_SERIALIZED). MPI's error
- * handler returns, so that every failure becomes an int with a text. */
+/* The only file that calls MPI. Which thread: see comm.h (one at a time: MPI_THREAD_SERIALIZED).
+ * MPI's error handler returns, so that every failure becomes an int with a text. */
 #include "comm/comm_internal.h"
 
 #include <assert.h>

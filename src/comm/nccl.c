@@ -4,16 +4,16 @@
  *   nccl_all_gather, nccl_reduce_scatter: enqueue, and return when NCCL has (not when the GPU has)
  *   nccl_watch: NCCL's errors, a rank that does not come, a failure of the job ─► ncclCommAbort
  *
- * The communicator does not block: a call answers "in progress", and we ask again with sleeps between, so
- * that a rank that is gone can end the wait. A collective on the stream whose peers are gone runs until
- * ncclCommAbort ends it; that is nccl_watch's, or the next bulk call's, on the thread of the bulk calls:
- * so the communicator is never freed under a call.
+ * The communicator does not block: a call answers "in progress", and we ask again with sleeps
+ * between, so that a rank that is gone can end the wait. A collective on the stream whose peers are
+ * gone runs until ncclCommAbort ends it; that is nccl_watch's, or the next bulk call's, on the
+ * thread of the bulk calls: so the communicator is never freed under a call.
  *
- * Sums are NCCL's: in the wire dtype, in the order of its algorithm. Equal on every run of the same ranks and
- * NCCL, not equal to the other backends' to the bit.
+ * Sums are NCCL's: in the wire dtype, in the order of its algorithm. Equal on every run of the same
+ * ranks and NCCL, not equal to the other backends' to the bit.
  *
- * Once open, a call allocates nothing of ours; NCCL starts a thread for it. What NCCL holds of the GPU is
- * measured as what became less while it was opened. */
+ * Once open, a call allocates nothing of ours; NCCL starts a thread for it. What NCCL holds of the
+ * GPU is measured as what became less while it was opened. */
 #include <assert.h>
 #include <errno.h>
 #include <stdio.h>
@@ -48,7 +48,8 @@ typedef struct nccl_state nccl_state;
 
 /* ---- failures ---- */
 
-/* Ends what is on the stream and frees the communicator. What it says is no matter: the job has failed. */
+/* Ends what is on the stream and frees the communicator. What it says is no matter: the job has
+ * failed. */
 static void give_up(nccl_state *state)
 {
     if (state->handle)
@@ -75,8 +76,8 @@ static void rest(int64_t nanoseconds)
     nanosleep(&(struct timespec){.tv_nsec = (long)nanoseconds}, NULL);
 }
 
-/* NCCL refused or failed. A peer that is gone shows here first, as an error of the network: the hub knows
- * more, a moment later. */
+/* NCCL refused or failed. A peer that is gone shows here first, as an error of the network: the hub
+ * knows more, a moment later. */
 static int refused(comm *self, nccl_state *state, const char *what, ncclResult_t result)
 {
     bool is_peers = result == ncclRemoteError || result == ncclSystemError;
@@ -95,7 +96,8 @@ static int refused(comm *self, nccl_state *state, const char *what, ncclResult_t
     return fail_here(self, state, err_restore(&first));
 }
 
-/* NCCL has had timeout_ns. Alone that is a failure; among ranks the hub knows whether one of them works. */
+/* NCCL has had timeout_ns. Alone that is a failure; among ranks the hub knows whether one of them
+ * works. */
 static int overdue(comm *self, nccl_state *state, const char *what)
 {
     char named[COMM_LABEL_BYTES];
@@ -148,8 +150,8 @@ static int nccl_watch(comm *self)
         result = asked;
     if (result != ncclSuccess && result != ncclInProgress)
         return refused(self, state, state->label, result);
-    /* Collectives are enqueued one by one behind each other, a few ahead: while one of them does not end, no
-     * new one comes for long. */
+    /* Collectives are enqueued one by one behind each other, a few ahead: while one of them does
+     * not end, no new one comes for long. */
     int64_t waited_ns = state->enqueued_ns == 0 ? 0 : commi_now_ns() - state->enqueued_ns;
     int is_done = 1;
     if (waited_ns > commi_timeout_ns(self) / 2)

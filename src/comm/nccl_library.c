@@ -1,6 +1,6 @@
-/* NCCL, found and loaded at run time: by its soname where the loader looks ($LD_LIBRARY_PATH, the loader's
- * cache, the system's folders), then in lib and lib64 of $NCCL_HOME, $CUDA_HOME, $CUDA_PATH and
- * /usr/local/cuda, where it is installed too. See nccl_library.h. */
+/* NCCL, found and loaded at run time: by its soname where the loader looks ($LD_LIBRARY_PATH, the
+ * loader's cache, the system's folders), then in lib and lib64 of $NCCL_HOME, $CUDA_HOME,
+ * $CUDA_PATH and /usr/local/cuda, where it is installed too. See nccl_library.h. */
 #include "comm/nccl_library.h"
 
 #include <assert.h>
@@ -35,7 +35,8 @@ static const struct entry entries[] = {
     {"ncclReduceScatter", offsetof(commi_nccl_library, reduce_scatter)},
 };
 
-/* Why no library was loaded. What the loader says of one that is there goes before "no such file". */
+/* Why no library was loaded. What the loader says of one that is there goes before "no such
+ * file". */
 struct reason {
     char text[256];
     bool is_there;

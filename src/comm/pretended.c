@@ -1,12 +1,13 @@
-/* Ranks of which one is there, so that what it does can be measured by itself. See comm_pretend in comm.h.
+/* Ranks of which one is there, so that what it does can be measured by itself. See comm_pretend in
+ * comm.h.
  *
  *   all-gather       [own][own][own]...   its shard in the place of each rank's: as many bytes are written
  *   reduce-scatter   the sum of the parts of its own source: as many bytes are read; on a GPU its own part alone
  *
  * With moves_own_alone no other part than the rank's own is written or read.
  *
- * Then the caller waits until the collective has taken call_seconds and the bytes that the rank would have sent
- * at bytes_per_second. Nothing is allocated after opening. */
+ * Then the caller waits until the collective has taken call_seconds and the bytes that the rank
+ * would have sent at bytes_per_second. Nothing is allocated after opening. */
 #include "comm/comm_internal.h"
 
 #include <errno.h>
@@ -129,37 +130,28 @@ int commi_open_pretended(comm *self, const comm_open_config *config)
     return 0;
 }
 
-bool comm_is_pretended(const comm *self)
-{
-    return self && self->is_pretended;
-}
-
 int comm_pretend(uint32_t rank, uint32_t world, comm **out)
 {
     *out = NULL;
     if (world == 0 || world > COMM_RANKS_MAX || rank >= world)
         return err_set(ERR_CONFIG, "rank %u of %u ranks is none; at most %d ranks, from 0", rank,
                        world, COMM_RANKS_MAX);
-    comm *self = mem_alloc(1, sizeof *self, "comm");
-    comm_rank *ranks = mem_alloc(world, sizeof *ranks, "comm ranks");
-    if (!self || !ranks) {
-        mem_free(self);
-        mem_free(ranks);
-        return -ENOMEM;
+    comm *self;
+    TRY(commi_member_create(&self));
+    int rc = commi_member_set_ranks(self, rank, world);
+    if (rc < 0) {
+        commi_member_destroy(self);
+        return rc;
     }
     for (uint32_t r = 0; r < world; r++) {
         if (r == rank)
-            commi_host_name(ranks[r].host);
+            commi_host_name(self->ranks[r].host);
         else
-            snprintf(ranks[r].host, sizeof ranks[r].host, "rank-%u", r);
-        ranks[r].host_idx = r;
-        ranks[r].local_world = 1;
+            snprintf(self->ranks[r].host, sizeof self->ranks[r].host, "rank-%u", r);
+        self->ranks[r].host_idx = r;
+        self->ranks[r].local_world = 1;
     }
-    self->rank = rank;
-    self->world = world;
-    self->ranks = ranks;
     self->is_pretended = true;
-    comm_set_timeouts(self, 0, 0);
     *out = self;
     return 0;
 }

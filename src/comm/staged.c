@@ -39,7 +39,7 @@ static int pin_all(struct staged *self)
     return 0;
 }
 
-int stagedi_open(exchange *owner, struct device *gpu, struct staged **out)
+int stagedi_open(exchange *owner, struct device *gpu, uint64_t chunk_bytes, struct staged **out)
 {
     *out = NULL;
     struct staged *self = mem_alloc(1, sizeof *self, "staged");
@@ -49,7 +49,7 @@ int stagedi_open(exchange *owner, struct device *gpu, struct staged **out)
     self->owner = owner;
     self->gpu = gpu;
     self->slot_count = world - 1;
-    self->chunk_bytes = exchangei_reduce_chunk(owner, true, DTYPE_FP32) * sizeof(float);
+    self->chunk_bytes = chunk_bytes;
     self->bounce_bytes = size_round_up((world + 2) * self->chunk_bytes, SEGMENT_PAGE_BYTES);
     void *bounce = mmap(NULL, self->bounce_bytes, PROT_READ | PROT_WRITE,
                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
