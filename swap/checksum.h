@@ -8,7 +8,7 @@
  * by another since is not verified. So the extents that have sums never overlap, and a read verifies all
  * of them that lie within it: the params of a unit, read whole, are checked tile by tile as they were
  * written. The table serves params, grads and activations; optimizer state, which outlives the process,
- * has its sums in the table of places (swap/places.h) where there is one.
+ * has its sums in the table of places (swap/place_table.h) where there is one.
  *
  * The sum is XXH3-64 of the bytes. Of a tile of optimizer state (base/tile.h) the manifest has that of the
  * streams' elements, one stream after the other, without the padding (tiers/FORMAT.md).

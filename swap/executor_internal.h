@@ -11,9 +11,6 @@
 
 #include "swap/executor.h"
 
-/* Idle time of the cores below this is the hand-over between two ops, not a wait for a lane. */
-enum { SWAPI_STALL_NS_MIN = 2000 };
-
 /* Bytes of an arena that a home occupies. */
 struct swapi_home {
     uint32_t arena; /* ARENA_DEVICE or ARENA_HOST */
@@ -90,12 +87,6 @@ static inline bool swapi_same_worker(const executor *self, uint8_t one, uint8_t 
     const lane *a = self->lanes[one], *b = self->lanes[other];
     return a->in_order && b->in_order && (a == b || a->owner == b->owner);
 }
-
-/* Books a finished op: counters, stall of the cores and whom they waited for, trace event. */
-void swapi_record_done(executor *self, const lane_request *request);
-
-/* After the last op: busy time of each lane, and the cores' wait for the last op. */
-void swapi_finish_totals(executor *self, run_totals *totals);
 
 /* executor_paranoid.c; all but _create do nothing unless the executor is paranoid. */
 int swapi_paranoid_create(executor *self, const executor_config *config) MUST_CHECK; /* -ENOMEM */

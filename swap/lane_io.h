@@ -6,7 +6,7 @@
 
 #include "swap/checksum.h"
 #include "swap/lane.h"
-#include "swap/places.h"
+#include "swap/place_table.h"
 #include "tiers/io.h"
 
 struct lane_io_config {
@@ -49,7 +49,7 @@ typedef struct lane_io_config lane_io_config;
  *           written yet
  *
  * The entry is touched between submit of the op and the poll that returns it, on this thread alone: the
- * thread that sums has copies of what it needs (swap/places.h says what the commit may read meanwhile).
+ * thread that sums has copies of what it needs (swap/place_table.h says what the commit may read meanwhile).
  *
  * A read that differs fails with ERR_CORRUPT and what it was of, bytes, offset and path of the file, both
  * sums and what to do. A thread of the pair sums ("sluice-sums"), so that the drives' queues stay full

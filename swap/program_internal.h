@@ -1,9 +1,13 @@
-/* Shared by the files of program_check, and in part by the executor's: the happens-before relation, the list of uses of each buffer,
- * and the two proofs built on them. Scratch lives in `struct swapi_check` and dies with it; one thread.
+/* What the files of the program check share, and in part the executor: the structure of a program, the
+ * happens-before relation, the uses of each buffer, and the two proofs built on them. Scratch lives in
+ * `struct swapi_check` and is freed with it; one thread.
  *
- *   program_check ─► structure (program_check.c, program_ranks.c) ─► order (program_order.c)
- *                      ├─► bytes of a buffer  (program_access.c)
- *                      └─► buffers of an arena (program_space.c) */
+ *   program_check (program_check.c)
+ *     ├─► structure: each buffer and op by itself (program_structure.c)
+ *     ├─► lifetimes, conditions, commits (program_check.c)
+ *     └─► order: which op comes before which (program_order.c)
+ *           ├─► the bytes within a buffer (program_access.c)
+ *           └─► the buffers within an arena (program_space.c) */
 #ifndef SLUICE_SWAP_PROGRAM_INTERNAL_H
 #define SLUICE_SWAP_PROGRAM_INTERNAL_H
 
@@ -36,14 +40,8 @@ static inline bool swapi_is_zeroed_first(const op *item, const operand *part)
 /* "update of unit 3, tile 0 (op 12)". Returns `text`. */
 char *swapi_op_text(const program *prog, uint32_t op_idx, char text[SWAPI_OP_TEXT_BYTES]);
 
-/* ERR_INTERNAL: what is wrong with operand k of the op. */
-int swapi_operand_error(const program *prog, uint32_t op_idx, uint32_t k, const char *problem);
-
-/* program_ranks.c: the op, where it is a collective or of the norm; and how the norm's parts follow each
- * other. Operands are in their bounds by then. 0 or ERR_INTERNAL. */
-int swapi_check_collective(const program *prog, uint32_t op_idx) MUST_CHECK;
-int swapi_check_norm(const program *prog, uint32_t op_idx) MUST_CHECK;
-int swapi_check_norm_parts(const program *prog) MUST_CHECK;
+/* program_structure.c: each buffer and op by itself, as program_check's list has it. 0 or ERR_INTERNAL. */
+int swapi_check_structure(const program *prog) MUST_CHECK;
 
 /* Happens-before: the closure of dependencies and of the order of the chain lanes. */
 struct swapi_order {

@@ -8,12 +8,13 @@
 
 #include "base/mem.h"
 #include "base/tile.h"
+#include "lane_pace.h"
 #include "swap/checksum.h"
 #include "swap/executor.h"
 #include "swap/lane_io.h"
-#include "swap/lane_pace.h"
 #include "swap_fixture.h"
 #include "tiers/io.h"
+#include "tiers/io_faults.h"
 #include "tiers/sim.h"
 #include "tiers/slab.h"
 #include "tiers_helpers.h"
@@ -79,7 +80,7 @@ static void io_rig_open_transport(io_rig *self, const io_faults *faults)
                            .request_capacity =
                                2 * IO_RIG_DEPTH - 2, /* the lanes must cope with less */
                            .stuck_ns = self->stuck_ns,
-                           .faults = faults,
+                           .test = &(io_test){.faults = faults},
                            .store = self->bytes};
     if (io_create(&transport, &self->transport) != 0)
         fail_msg("%s", err_text());

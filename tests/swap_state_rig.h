@@ -13,6 +13,7 @@
 #include "swap/executor.h"
 #include "swap/lane_io.h"
 #include "swap_fixture.h"
+#include "tiers/io_faults.h"
 #include "tiers_helpers.h"
 
 enum {
@@ -127,7 +128,7 @@ static io *open_io(state_rig *self, const io_faults *faults)
                         .regions = &region,
                         .region_count = 1,
                         .request_capacity = 8,
-                        .faults = faults,
+                        .test = &(io_test){.faults = faults},
                         .store = self->bytes};
     io *out;
     if (io_create(&config, &out) != 0)

@@ -22,6 +22,7 @@
 #include <cmocka.h>
 
 #include "comm_fixture.h"
+#include "lane_pace.h"
 #include "plan/plan.h"
 #include "train_fixture.h"
 
@@ -106,6 +107,37 @@ static int read_job(const struct paced_case *asked, uint64_t device_bytes, job *
     return job_read_ranks(fixture_path(asked->name, ".json"), sets, count, RANKS, out);
 }
 
+/* The lanes of one run. */
+struct paced_lanes {
+    const plan_machine *machine;
+    lane_pace *pace;
+};
+
+static int begin_pace(void *user, const program *const *programs, uint32_t program_count)
+{
+    struct paced_lanes *self = user;
+    const lane_pace_config config = {.rates = pace_rates_of(self->machine),
+                                     .programs = programs,
+                                     .program_count = program_count};
+    return lane_pace_create(&config, &self->pace);
+}
+
+/* What computes takes its time and does nothing else. */
+static int wrap_lane(void *user, enum lane_kind kind, lane **item)
+{
+    const struct paced_lanes *self = user;
+    if (kind == LANE_COMPUTE) {
+        (*item)->ops->destroy(*item);
+        *item = NULL;
+    }
+    return lane_pace_wrap(self->pace, *item, item);
+}
+
+static void end_pace(void *user)
+{
+    lane_pace_destroy(((struct paced_lanes *)user)->pace);
+}
+
 /* Runs in a rank's process. */
 static int train_paced(comm *ranks, void *user)
 {
@@ -113,7 +145,12 @@ static int train_paced(comm *ranks, void *user)
     job *asked;
     TRY(read_job(run.asked, run.device_bytes, &asked));
     plan_machine machine = machine_of(run.asked);
-    const struct train_pace pace = {.machine = &machine};
+    struct paced_lanes lanes = {.machine = &machine};
+    const struct train_pace pace = {.machine = &machine,
+                                    .begin = begin_pace,
+                                    .wrap = wrap_lane,
+                                    .end = end_pace,
+                                    .user = &lanes};
     const struct train_options options = {.job = asked,
                                           .comm = ranks,
                                           .pace = &pace,

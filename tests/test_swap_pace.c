@@ -17,7 +17,7 @@
 #include "base/mem.h"
 #include "base/rng.h"
 #include "base/size.h"
-#include "swap/lane_pace.h"
+#include "lane_pace.h"
 #include "swap_rig.h"
 
 enum { RESOURCES = 7, TRIES = 6 };

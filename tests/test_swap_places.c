@@ -12,7 +12,7 @@
 
 #include "base/mem.h"
 #include "base/rng.h"
-#include "swap/places.h"
+#include "swap/place_table.h"
 
 enum { PAGE = 4096, SEED = 20261122, EXTENTS = 40, STEPS = 20000 };
 

@@ -20,6 +20,7 @@
 #include "base/rng.h"
 #include "tiers/arena.h"
 #include "tiers/io.h"
+#include "tiers/io_faults.h"
 #include "tiers_helpers.h"
 
 enum { BLOCK = 4096, SLOTS = 24, SLOT_BLOCKS = 512, SLAB_BLOCKS = 6144, SEED = 20261121 };
@@ -99,8 +100,8 @@ static io *create(uint32_t queue_depth, uint64_t block_bytes, const io_faults *f
                         .regions = regions,
                         .region_count = 2,
                         .request_capacity = SLOTS,
-                        .deny_registration = deny_registration,
-                        .faults = faults};
+                        .test =
+                            &(io_test){.deny_registration = deny_registration, .faults = faults}};
     io *self = NULL;
     int rc = io_create(&config, &self);
     if (rc < 0)
@@ -312,7 +313,7 @@ static void regions_beyond_one_iovec(void **state)
                         .backend = backend,
                         .regions = &region,
                         .region_count = 1,
-                        .deny_registration = deny_registration};
+                        .test = &(io_test){.deny_registration = deny_registration}};
     io *self;
     assert_int_equal(io_create(&config, &self), 0);
     unsigned char *data = base + GIB - 600 * KIB; /* the first transfer of 1 MiB meets the border */
@@ -476,7 +477,7 @@ static void bad_configs_are_refused(void **state)
     assert_null(self);
     config.region_count = 0;
     config.backend = IO_URING;
-    config.deny_uring = true;
+    config.test = &(io_test){.deny_uring = true};
     assert_int_equal(io_create(&config, &self), -EPERM);
     config.backend = IO_AUTO;
     assert_int_equal(io_create(&config, &self), 0); /* one warning, and the pool */

@@ -15,6 +15,7 @@
 #include "base/rng.h"
 #include "tiers/arena.h"
 #include "tiers/io.h"
+#include "tiers/io_faults.h"
 #include "tiers_helpers.h"
 
 enum { PIECE_BYTES = 256 * KIB, BLOCK_BYTES = 16 * KIB, REQUESTS = 24, SEED = 20261123 };
@@ -57,7 +58,7 @@ static io *create(uint32_t queue_depth, const io_faults *faults)
                         .regions = &region,
                         .region_count = 1,
                         .request_capacity = REQUESTS,
-                        .faults = faults};
+                        .test = &(io_test){.faults = faults}};
     io *self = NULL;
     if (io_create(&config, &self) < 0)
         fail_msg("io_create: %s", err_text());

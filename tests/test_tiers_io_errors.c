@@ -16,6 +16,7 @@
 #include "base/mem.h"
 #include "tiers/arena.h"
 #include "tiers/io.h"
+#include "tiers/io_faults.h"
 #include "tiers_helpers.h"
 
 static enum io_backend backend = IO_POOL;
@@ -54,8 +55,8 @@ static io *create(const io_faults *faults)
                         .block_bytes = 128 * KIB,
                         .regions = &region,
                         .region_count = 1,
-                        .deny_registration = deny_registration,
-                        .faults = faults,
+                        .test =
+                            &(io_test){.deny_registration = deny_registration, .faults = faults},
                         .store = bytes};
     io *self = NULL;
     if (io_create(&config, &self) < 0)

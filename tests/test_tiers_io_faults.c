@@ -18,6 +18,7 @@
 #include "base/mem.h"
 #include "tiers/arena.h"
 #include "tiers/io.h"
+#include "tiers/io_faults.h"
 #include "tiers_helpers.h"
 
 enum { BLOCK = 4096, TRANSFERS = 8 };
@@ -67,7 +68,7 @@ static io *create_with_stop(const io_faults *faults, uint64_t stuck_ns, uint64_t
                         .region_count = 1,
                         .stuck_ns = stuck_ns,
                         .stop_ns = stop_ns,
-                        .faults = faults,
+                        .test = &(io_test){.faults = faults},
                         .store = bytes};
     io *self = NULL;
     if (io_create(&config, &self) < 0)

@@ -15,6 +15,7 @@
 #include "base/mem.h"
 #include "base/rng.h"
 #include "tiers/io.h"
+#include "tiers/io_faults.h"
 #include "tiers/sim.h"
 #include "tiers_helpers.h"
 
@@ -152,8 +153,10 @@ static void a_store_outlives_its_queues(void **state)
 static void order_of(uint64_t seed, int order[REQUESTS])
 {
     const io_faults faults = {.seed = seed};
-    io_config config = {
-        .target = &store, .backend = IO_SIM, .queue_depth = REQUESTS, .faults = &faults};
+    io_config config = {.target = &store,
+                        .backend = IO_SIM,
+                        .queue_depth = REQUESTS,
+                        .test = &(io_test){.faults = &faults}};
     io *self;
     assert_int_equal(io_create(&config, &self), 0);
     io_request requests[REQUESTS];

@@ -27,6 +27,7 @@
 #include "base/log.h"
 #include "crash_case.h"
 #include "tiers/io.h"
+#include "tiers/io_faults.h"
 #include "tiers/sim.h"
 
 enum { STEPS = 2, TRANSFERS_LEAST = 40 };

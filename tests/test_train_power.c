@@ -33,6 +33,7 @@
 #include "crash_case.h"
 #include "crash_image.h"
 #include "tiers/io.h"
+#include "tiers/io_faults.h"
 #include "tiers/sim.h"
 
 enum { STREAM_POWER = 520, LOSSES_MAX = 3, TRANSFER_GUESS_BYTES = 300000, CANARY_SEEDS = 8 };

@@ -18,6 +18,7 @@
 #include "base/rng.h"
 #include "base/tile.h"
 #include "swap/checksum.h"
+#include "tiers/io_faults.h"
 #include "tiers_helpers.h"
 #include "train/train_internal.h"
 

@@ -18,6 +18,7 @@
 #include "base/rng.h"
 #include "base/tile.h"
 #include "swap/checksum.h"
+#include "tiers/io_faults.h"
 #include "train/sweep.h"
 
 enum { DRIVES = 3, EXTENTS_MAX = 400 };

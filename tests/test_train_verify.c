@@ -20,6 +20,7 @@
 #include "base/tile.h"
 #include "format/manifest.h"
 #include "tiers/io.h"
+#include "tiers/io_faults.h"
 #include "tiers/slab.h"
 #include "train_fixture.h"
 

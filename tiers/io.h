@@ -36,37 +36,8 @@ struct io_region {
 };
 typedef struct io_region io_region;
 
-/* What may happen to a transfer. Kinds that need a write (torn, ENOSPC) do nothing to a read, and a flip
- * does nothing to a write. */
-enum io_fault_kind {
-    IO_FAULT_NONE,
-    IO_FAULT_SHORT,   /* moves only a part, as a signal or a busy drive may cause: is continued */
-    IO_FAULT_RETRY,   /* ends with EINTR or EAGAIN before moving anything: is retried */
-    IO_FAULT_EIO,     /* fails with EIO after moving all: reads are garbage, writes are done */
-    IO_FAULT_TORN,    /* writes only: a part is written, then EIO */
-    IO_FAULT_ENOSPC,  /* writes only: ENOSPC, nothing is written */
-    IO_FAULT_FLIP,    /* reads only: one bit of what was read is wrong, and nothing is reported */
-    IO_FAULT_LATENCY, /* is done, but its completion is held back for latency_us_max, or 1 ms */
-    IO_FAULT_STUCK,   /* is not begun before stuck_us have passed; with 0 never, until io_destroy */
-    IO_FAULT_KIND_COUNT
-};
-
-/* A drive's bad days, by seed, for tests; the same on every backend. Plain data. Transfers are counted
- * from 1, reads and writes together, in the order in which they are handed to the backend; what is
- * continued or retried counts again. Each rate is in transfers of a thousand, drawn per transfer from
- * (seed, its number) alone. */
-struct io_faults {
-    uint64_t seed;
-    uint32_t short_rate, retry_rate, eio_rate, torn_rate, enospc_rate, flip_rate, stuck_rate;
-    uint64_t at_transfer; /* exactly this transfer gets at_kind, whatever the rates; 0: none */
-    enum io_fault_kind at_kind;
-    uint64_t break_after; /* the queue itself breaks once so many transfers were tried; 0: never */
-    uint64_t stuck_us;
-    uint32_t latency_us_max; /* completions are held back for up to this long, so order changes */
-};
-typedef struct io_faults io_faults;
-
 struct sim_store; /* tiers/sim.h */
+struct io_test;   /* tiers/io_faults.h */
 
 struct io_config {
     slab *target; /* borrowed for the life of the io */
@@ -79,8 +50,6 @@ struct io_config {
     const io_region *regions;
     uint32_t region_count;
     uint32_t request_capacity; /* most requests submitted and not yet polled; 0: 4096 */
-    bool deny_uring;           /* tests: act as if the kernel refused io_uring */
-    bool deny_registration;    /* tests: act as if RLIMIT_MEMLOCK forbade registered buffers */
     uint64_t
         stuck_ns; /* a transfer in flight for longer is named in a warning, again at each doubling
                           of that time, and waited for all the same; 0: never */
@@ -88,7 +57,7 @@ struct io_config {
         stop_ns; /* a transfer in flight for longer breaks the queue: io_poll fails with -ETIMEDOUT,
                           its text naming file and offset (io_create likewise, of its first reads);
                           0: never */
-    const io_faults *faults; /* tests: copied; NULL: none */
+    const struct io_test *test; /* tests; read by io_create; NULL: none */
     struct sim_store
         *store; /* IO_SIM: where the bytes live, borrowed, made for `target`; NULL: the io
                                 makes its own, which begins as zeros and is gone with it */
@@ -183,9 +152,6 @@ int io_request_error(const io *self, const io_request *request);
 
 /* The slab that requests go to. */
 const slab *io_target(const io *self);
-
-/* "short", "eio", ... Static storage. */
-const char *io_fault_kind_name(enum io_fault_kind kind);
 
 /* fdatasync of the slab's files, or with IO_SIM the same of the store (sim_store_cache): what was complete
  * before survives a loss of power. Blocks. The one call that may come from another thread than the owner's,

@@ -12,6 +12,7 @@
 #define SLUICE_TIERS_IO_INTERNAL_H
 
 #include "tiers/io.h"
+#include "tiers/io_faults.h"
 
 struct tieri_transfer {
     io_request *request;
@@ -175,20 +176,10 @@ struct io {
     err_record awaited_error;
 };
 
-/* Makes event_fd quiet. */
+/* io.c: makes event_fd quiet. */
 void tieri_event_drain(io *self);
 
-/* Whether the time of transfers counts. */
-static inline bool tieri_watches(const io *self)
-{
-    return self->stuck_ns || self->stop_ns;
-}
-
-/* After each round of work: reports what is stuck, sets the timer for what comes next. -ETIMEDOUT where a
- * transfer has been out for longer than stop_ns: the queue is to break. */
-int tieri_watch(io *self) MUST_CHECK;
-
-/* Makes the failed request's text this thread's error; returns its result. */
-int tieri_request_error(const io *self, const io_request *request);
+/* sim.c: the store whose bytes the simulated queue of this state moves. */
+struct sim_store *tieri_sim_store(void *state);
 
 #endif

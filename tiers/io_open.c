@@ -153,14 +153,14 @@ static int choose_backend(io *self, const io_config *config)
         .transfer_count = self->transfer_count,
         .thread_count = thread_count,
         .event_fd = self->event_fd,
-        .register_memory = !config->deny_registration,
+        .register_memory = !(config->test && config->test->deny_registration),
         .store = config->store,
         .seed = self->faults.config.seed,
     };
     if (config->backend == IO_SIM)
         return open_backend(self, &backend_config, IO_SIM);
     if (config->backend != IO_POOL) {
-        int rc = open_uring(self, &backend_config, config->deny_uring);
+        int rc = open_uring(self, &backend_config, config->test && config->test->deny_uring);
         if (rc >= 0 || rc == -ETIMEDOUT || config->backend == IO_URING)
             return rc;
         if (!atomic_exchange(&warned, true))
@@ -245,8 +245,8 @@ int io_create(const io_config *config, io **out)
     self->block_bytes = config->block_bytes ? config->block_bytes : IO_BLOCK_DEFAULT_BYTES;
     self->request_capacity =
         config->request_capacity ? config->request_capacity : IO_CAPACITY_DEFAULT;
-    if (config->faults) {
-        self->faults.config = *config->faults;
+    if (config->test && config->test->faults) {
+        self->faults.config = *config->test->faults;
         self->faults.active = true;
     }
     self->stuck_ns = config->stuck_ns;

@@ -19,6 +19,7 @@
 #include "base/size.h"
 #include "base/thread.h"
 #include "base/tile.h"
+#include "tiers/io_faults.h"
 #include "train/train_internal.h"
 
 enum { IO_LANE_DEPTH_MIN = 16, IO_LANE_DEPTH_MAX = 64 };
@@ -205,7 +206,7 @@ static int make_io(traini_engine *self, const struct traini_engine_options *opti
         .request_capacity = 256,
         .stuck_ns = (uint64_t)(asked->io.stuck_seconds * 1e9),
         .stop_ns = stop_ns(self->setup),
-        .faults = options->faults,
+        .test = &(const io_test){.faults = options->faults},
     };
     self->io_kind = config.backend;
     log_info("drives: transfers of up to %llu KiB, %u each way in flight on each",
@@ -260,8 +261,8 @@ int traini_engine_create(traini_setup *setup, const struct traini_engine_options
         rc = traini_make_workers(self);
     if (rc == 0)
         rc = traini_open_collectives(self);
-    if (rc == 0 && options->is_paced)
-        rc = traini_pace_lanes(self);
+    if (rc == 0 && options->pace && options->pace->begin)
+        rc = traini_pace_lanes(self, options->pace);
     if (rc == 0)
         rc = traini_make_executor(self);
     thread_ask_short_slice(); /* the workers exist and keep longer ones */
@@ -307,7 +308,8 @@ void traini_engine_destroy(traini_engine *self)
         return;
     executor_destroy(self->runner);
     traini_destroy_lanes(self);
-    lane_pace_destroy(self->pace);
+    if (self->pace)
+        self->pace->end(self->pace->user);
     comm_close(self->setup->ranks.comm);
     if (self->update_context)
         kernels_cpu.context_destroy(self->update_context);

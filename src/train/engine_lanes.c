@@ -226,36 +226,19 @@ static void destroy(lane *item)
         item->ops->destroy(item);
 }
 
-/* train_options.pace: the lanes take as long as on the stated machine; what computes takes time alone. */
-int traini_pace_lanes(traini_engine *self)
+/* train_options.pace: the test's lanes take the place of the engine's own. */
+int traini_pace_lanes(traini_engine *self, const struct train_pace *pace)
 {
-    const plan_machine *machine = &self->setup->plan.machine;
     const program *programs[PROGRAM_KIND_COUNT];
     traini_list_programs(self, programs);
-    lane_pace_config config = {
-        .rates = {.drive_read_bytes = machine->drive_read_bytes_per_second,
-                  .drive_write_bytes = machine->drive_write_bytes_per_second,
-                  .h2d_bytes = machine->h2d_bytes_per_second,
-                  .d2h_bytes = machine->d2h_bytes_per_second,
-                  .comm_bytes = machine->comm_bytes_per_second,
-                  .dram_bytes = machine->dram_bytes_per_second,
-                  .device_flops = machine->device_flops_per_second,
-                  .device_bytes = machine->device_bytes_per_second,
-                  .cores = machine->core_count,
-                  .device_is_cpu = machine->device_is_cpu,
-                  .op_seconds = machine->op_seconds},
-        .programs = programs,
-        .program_count = PROGRAM_KIND_COUNT,
-    };
-    TRY(lane_pace_create(&config, &self->pace));
-    TRY(lane_pace_wrap(self->pace, self->read_lane, &self->read_lane));
-    TRY(lane_pace_wrap(self->pace, self->write_lane, &self->write_lane));
-    TRY(lane_pace_wrap(self->pace, self->copy_lane, &self->copy_lane));
+    TRY(pace->begin(pace->user, programs, PROGRAM_KIND_COUNT));
+    self->pace = pace;
+    TRY(pace->wrap(pace->user, LANE_READ, &self->read_lane));
+    TRY(pace->wrap(pace->user, LANE_WRITE, &self->write_lane));
+    TRY(pace->wrap(pace->user, LANE_H2D, &self->copy_lane));
     if (self->comm_lane)
-        TRY(lane_pace_wrap(self->pace, self->comm_lane, &self->comm_lane));
-    destroy(self->core_lane);
-    self->core_lane = NULL;
-    return lane_pace_wrap(self->pace, NULL, &self->core_lane);
+        TRY(pace->wrap(pace->user, LANE_COMM, &self->comm_lane));
+    return pace->wrap(pace->user, LANE_COMPUTE, &self->core_lane);
 }
 
 int traini_make_executor(traini_engine *self)

@@ -28,6 +28,7 @@
 #include "base/size.h"
 #include "base/tile.h"
 #include "swap/checksum.h"
+#include "tiers/io_faults.h"
 #include "train/recut_internal.h"
 
 enum {
@@ -103,7 +104,7 @@ static int open_fresh(recut *self)
         .request_capacity = RECUT_TILES_MAX,
         .stuck_ns = work->stuck_ns ? work->stuck_ns : stuck_ns_default,
         .stop_ns = work->stop_ns,
-        .faults = work->faults,
+        .test = &(const io_test){.faults = work->faults},
         .store = work->to_store,
     };
     return io_create(&config, &self->fresh.transport);

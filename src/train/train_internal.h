@@ -38,10 +38,9 @@
 #include "prof/metrics.h"
 #include "swap/executor.h"
 #include "swap/lane_io.h"
-#include "swap/lane_pace.h"
 #include "swap/lane_stream.h"
 #include "swap/paranoid.h"
-#include "swap/places.h"
+#include "swap/place_table.h"
 #include "tiers/arena.h"
 #include "tiers/device.h"
 #include "tiers/drive_speed.h"
@@ -300,7 +299,7 @@ struct traini_engine {
     traini_commit commit;
     enum io_backend io_kind;
     lane *read_lane, *write_lane, *commit_lane;
-    lane_pace *pace;                /* train_options.pace; or NULL */
+    const struct train_pace *pace;  /* whose lanes these are; or NULL */
     lane *comm_lane;                /* of several ranks, but where a GPU's stream serves it */
     lane *core_lane, *copy_lane;    /* NULL with a GPU */
     lane *gpu_lane;                 /* compute and copies of a GPU; NULL: the CPU */
@@ -329,13 +328,13 @@ struct traini_engine_options {
     uint8_t uuid[SLAB_UUID_BYTES];
     bool open_existing;
     uint64_t slab_bytes; /* of an existing slab; 0: as the plan needs */
-    const io_faults *faults;
+    const struct io_faults *faults;
     bool simulates_drives;
     struct sim_store **store; /* train_options; or NULL */
     uint64_t stripe_bytes;
     const manifest *found;           /* whose extents the slab holds, or NULL */
     const train_memory *memory;      /* host memory to use, or NULL */
-    bool is_paced;                   /* train_options.pace is given; the CPU computes */
+    const struct train_pace *pace;   /* train_options; or NULL; the CPU computes */
     const struct train_watch *watch; /* train_options; or NULL */
 };
 
@@ -353,7 +352,8 @@ int traini_result_memory(traini_engine *self, uint64_t size_bytes, void **out) M
 /* engine_lanes.c, for engine.c: after arenas, places and the drives' lanes, in this order. */
 int traini_make_workers(traini_engine *self) MUST_CHECK;
 int traini_open_collectives(traini_engine *self) MUST_CHECK; /* all ranks together */
-int traini_pace_lanes(traini_engine *self) MUST_CHECK;       /* train_options.pace */
+/* train_options.pace */
+int traini_pace_lanes(traini_engine *self, const struct train_pace *pace) MUST_CHECK;
 int traini_make_executor(traini_engine *self) MUST_CHECK;
 void traini_destroy_lanes(traini_engine *self);
 int traini_start_io_thread(void *group); /* a core_group: threads that mostly wait */
@@ -498,7 +498,7 @@ struct traini_recut {
     sim_store *const *from_store;      /* simulated drives */
     sim_store *to_store;               /* likewise, or NULL */
     const volatile sig_atomic_t *stop; /* ERR_STOPPED, nothing is changed; may be NULL */
-    const io_faults *faults;           /* tests: of the drives of both, or NULL */
+    const struct io_faults *faults;    /* tests: of the drives of both, or NULL */
     uint64_t stuck_ns, stop_ns;        /* as for io_create, but 0 for stuck_ns is 30 s */
 };
 /* Whether all slabs that the copy will read can be seen, before anything is made: of `work` only found,

@@ -18,8 +18,8 @@
  * change (newest, sum, has_sum) and offsets. `committed` is what writes look at: place_table_commit is called
  * by that op, or after its run, while no write is submitted. Reads of state may run beside a commit: both
  * only read. Allocates at creation only. */
-#ifndef SLUICE_SWAP_PLACES_H
-#define SLUICE_SWAP_PLACES_H
+#ifndef SLUICE_SWAP_PLACE_TABLE_H
+#define SLUICE_SWAP_PLACE_TABLE_H
 
 #include <stdbool.h>
 #include <stdint.h>

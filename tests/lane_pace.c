@@ -7,7 +7,7 @@
  * The clock goes from event to event (a start, or an end, at the rates in between), and never beyond the
  * present: each submit and each poll first brings it there. So an event has the time at which it was due, not
  * the later one at which a thread woke up for it. Times are seconds since creation. */
-#include "swap/lane_pace.h"
+#include "lane_pace.h"
 
 #include <assert.h>
 #include <errno.h>
@@ -21,6 +21,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/size.h"
+#include "plan/plan.h"
 
 enum pace_resource {
     PACE_DRIVE,
@@ -521,4 +522,21 @@ void lane_pace_destroy(lane_pace *self)
         close(self->timer_fd);
     mem_free(self->ops);
     mem_free(self);
+}
+
+pace_rates pace_rates_of(const plan_machine *machine)
+{
+    return (pace_rates){
+        .drive_read_bytes = machine->drive_read_bytes_per_second,
+        .drive_write_bytes = machine->drive_write_bytes_per_second,
+        .h2d_bytes = machine->h2d_bytes_per_second,
+        .d2h_bytes = machine->d2h_bytes_per_second,
+        .comm_bytes = machine->comm_bytes_per_second,
+        .dram_bytes = machine->dram_bytes_per_second,
+        .device_flops = machine->device_flops_per_second,
+        .device_bytes = machine->device_bytes_per_second,
+        .cores = machine->core_count,
+        .device_is_cpu = machine->device_is_cpu,
+        .op_seconds = machine->op_seconds,
+    };
 }

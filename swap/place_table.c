@@ -1,6 +1,6 @@
-/* The table of places: entries sorted by logical offset, found by binary search. See places.h. Allocates
+/* The table of places: entries sorted by logical offset, found by binary search. See place_table.h. Allocates
  * when it is made, and scratch for its check then; never afterwards. */
-#include "swap/places.h"
+#include "swap/place_table.h"
 
 #include <assert.h>
 #include <errno.h>

@@ -28,8 +28,8 @@
  *   TRY(lane_pace_wrap(self->pace, NULL, &self->cores_lane));             in both of its slots
  *
  * All calls, those of the lanes included, on the executor's thread. One executor at a time. */
-#ifndef SLUICE_SWAP_LANE_PACE_H
-#define SLUICE_SWAP_LANE_PACE_H
+#ifndef SLUICE_TESTS_LANE_PACE_H
+#define SLUICE_TESTS_LANE_PACE_H
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -72,6 +72,10 @@ void lane_pace_destroy(lane_pace *self); /* after its lanes; NULL is allowed */
  * lane had nothing to do. -ENOMEM, the system's for descriptors:
  * then `inner` is as it was, and *out too. */
 int lane_pace_wrap(lane_pace *self, lane *inner, lane **out) MUST_CHECK;
+
+struct plan_machine;
+/* What a plan's machine has. */
+pace_rates pace_rates_of(const struct plan_machine *machine);
 
 /* Seconds that the op takes where nothing else runs. */
 double lane_pace_alone_seconds(const pace_rates *rates, const op *item);
