@@ -1,5 +1,5 @@
-/* Membership, what there is to know of a rank, the bulk calls by the backend's table, and the
- * backend of one rank. See comm.h. */
+/* Joining, leaving and opening; the bulk calls by the backend's table; the backend of one rank. See
+ * comm.h. */
 #include "comm/comm_internal.h"
 
 #include <assert.h>
@@ -9,7 +9,7 @@
 
 #include "comm/control_internal.h"
 
-/* A rank other than 0 whose join failed for a reason that rank 0 prints too. */
+/* This rank is not rank 0, and its join failed for a reason that rank 0 prints too. */
 static atomic_bool is_reported_elsewhere;
 
 /* ---- membership ---- */

@@ -1,6 +1,6 @@
 /* The control plane's calls, failures and labels. See comm.h and control_internal.h. The calls run
- * on the caller's thread and wait in poll(2) for the connections or for a failure; nothing here
- * allocates but commi_control_open. */
+ * on the caller's thread and wait in poll(2) for the connections or for a failure. Only
+ * commi_control_open allocates. */
 #include "comm/control_internal.h"
 
 #include <assert.h>
@@ -62,7 +62,7 @@ static int reserve(commi_control *self)
     return 0;
 }
 
-/* Signals are for the threads of the program. */
+/* Blocks all signals on the new thread: they are for the threads of the program. */
 static int start_thread(commi_control *self)
 {
     sigset_t all, before;
@@ -128,7 +128,8 @@ static void fail_among_ranks(comm *self, int code, const char *text)
     char named[ERR_TEXT_BYTES];
     pthread_mutex_lock(&self->mutex);
     if (control->refusal[0] != '\0' && strstr(text, control->refusal))
-        snprintf(named, sizeof named, "%s", text); /* of another rank, which it names */
+        /* a refusal of another rank, which the text names */
+        snprintf(named, sizeof named, "%s", text);
     else
         snprintf(named, sizeof named, "rank %u on host %s: %.*s", self->rank,
                  self->ranks[self->rank].host, (int)(ERR_TEXT_BYTES - 96), text);
@@ -182,7 +183,7 @@ void commi_say_waiting(comm *self, uint32_t rank, const char *what)
 
 /* ---- calls ---- */
 
-/* A call's connection has ended: the thread knows why, or will (see LOST_GRACE_NS). */
+/* The connection of a call has ended. The thread knows why, or soon will (see LOST_GRACE_NS). */
 static void report_lost(commi_control *self, commi_link *link)
 {
     int64_t none = 0;
@@ -194,8 +195,8 @@ static void report_lost(commi_control *self, commi_link *link)
     commi_control_wake(self);
 }
 
-/* Moves as much as goes without waiting; done_bytes counts head and payload. False where the
- * connection ended. */
+/* Receives as much as it can without waiting. done_bytes counts head and payload. Returns false if
+ * the connection ended. */
 static bool receive_some(commi_link *link, void *payload, uint64_t bytes)
 {
     while (link->done_bytes < sizeof link->head + bytes) {
@@ -211,7 +212,7 @@ static bool receive_some(commi_link *link, void *payload, uint64_t bytes)
             return false;
         link->done_bytes += (uint64_t)got;
         if (link->done_bytes == sizeof link->head)
-            return true; /* to be looked at before its payload is believed */
+            return true; /* the caller checks the head before it receives the payload */
     }
     return true;
 }
@@ -258,8 +259,8 @@ static bool is_same_call(const commi_call_head *a, const commi_call_head *b)
            a->bytes == b->bytes && strncmp(a->what, b->what, COMM_LABEL_BYTES) == 0;
 }
 
-/* One direction of a call over all links of this rank, to its end or to a failure. `up` or down:
- * `head`; payload of link l at payload + l * stride. */
+/* One direction of a call over all links of this rank, until it is complete or fails. The payload
+ * of link l is at payload + l * stride. */
 struct transfer {
     const commi_call_head *head;
     char *payload;
@@ -267,7 +268,7 @@ struct transfer {
     bool is_send;
 };
 
-/* Moves one link on; 1 where it has all, 0 where there is more to come. */
+/* Moves the bytes of one link on. 1: complete; 0: more to come. */
 static int move_link(comm *self, commi_link *link, const struct transfer *transfer)
 {
     const commi_call_head *head = transfer->head;
@@ -292,7 +293,8 @@ static int move_link(comm *self, commi_link *link, const struct transfer *transf
     return is_alive && link->done_bytes == sizeof *head + head->bytes;
 }
 
-/* The call fds: [0] the failure, [1 + l] link l, or -1 where it is done. */
+/* Runs a transfer to its end. call_fds: [0] is the failure, [1 + l] is link l, or -1 once that is
+ * done. */
 static int run_transfer(comm *self, const struct transfer *transfer)
 {
     commi_control *control = self->control;
@@ -304,7 +306,7 @@ static int run_transfer(comm *self, const struct transfer *transfer)
         if (l < control->first_link)
             continue;
         control->links[l].done_bytes = 0;
-        fds[1 + l].revents = POLLIN; /* try all once before waiting */
+        fds[1 + l].revents = POLLIN; /* try all links once before waiting */
         left++;
         fds[1 + l].fd = control->links[l].data_fd;
         fds[1 + l].events = transfer->is_send ? POLLOUT : POLLIN;
@@ -343,8 +345,8 @@ static void begin_call(comm *self, enum commi_call_kind kind, const char *what)
     pthread_mutex_unlock(&self->mutex);
 }
 
-/* A call: `up` bytes from each rank to the hub ([world][up] there), then `down` bytes of the hub's
- * to all. */
+/* A call: `up_bytes` from each rank to the hub, which gets [world][up_bytes]; then `down_bytes`
+ * from the hub to all ranks. */
 static int call_all(comm *self, enum commi_call_kind kind, const char *what, const void *up,
                     uint64_t up_bytes, void *all, void *down, uint64_t down_bytes, bool has_down)
 {
@@ -371,13 +373,13 @@ static int call_all(comm *self, enum commi_call_kind kind, const char *what, con
     return rc;
 }
 
-/* Whether there is nobody to talk to: one rank, or the others are pretended. */
+/* True if there is nobody to talk to: one rank, or pretended ranks. */
 static bool is_alone(const comm *self)
 {
     return comm_get_world(self) == 1 || comm_is_pretended(self);
 }
 
-/* What all ranks say who are like this one. */
+/* Fills `all` as if every rank had sent this rank's bytes. */
 static int say_alone(comm *self, const void *mine, uint64_t bytes, void *all)
 {
     TRY(comm_check(self));
