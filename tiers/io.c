@@ -1,10 +1,11 @@
-/* Requests, cut into transfers and put together again. See io.h for the contract and io_internal.h for
- * what lies below. Owner thread only, but for io_sync; everything is allocated by io_create (io_open.c).
+/* Requests, which are cut into transfers and put together again, and the watch over their time. See
+ * io.h for the contract and io_internal.h for the layers below. Owner thread only, except io_sync.
+ * io_create (io_open.c) allocates everything.
  *
  *   request   QUEUED --issue_one--> ISSUED (all transfers out) --finish--> DONE --io_poll--> caller
  *   transfer  free --issue_one--> backend --finish--> free | retry --> backend
  *
- * The head of each direction's queue is the only request that is partly issued. */
+ * The head of each direction's queue is the only request that may be partly issued. */
 #include "tiers/io.h"
 
 #include <assert.h>
@@ -22,13 +23,14 @@
 #include "tiers/io_internal.h"
 #include "tiers/sim.h"
 
-/* Tries in a row that move nothing, before EAGAIN counts as an error. */
+/* After so many tries in a row that move nothing, EAGAIN counts as an error. */
 enum { IO_RETRIES_MAX = 4096 };
 
 enum { WATCH_TEXT_BYTES = 160, WATCH_DOUBLINGS_MAX = 40 };
 
-/* A process that was stopped by a signal finds all limits passed, with completions about to arrive. So what
- * is late is given up when it is still out this part of the limit later, a second at the most. */
+/* A process that a signal has stopped finds all limits passed, with completions about to arrive. So
+ * a late transfer is given up only if it is still out after this part of the limit, and after a
+ * second at the most. */
 enum { WATCH_GRACE_PART = 16 };
 
 #define WATCH_GRACE_NS_MAX 1000000000u
@@ -95,14 +97,14 @@ static void event_wait(const io *self)
         ;
 }
 
-/* Whether another request goes first that is not yet with the backend as a whole. */
+/* True if another request goes first and is not completely with the backend yet. */
 static bool is_behind(const io_request *request)
 {
     const io_request *other = request->behind;
     return other && other->result >= 0 && other->issued_bytes < other->size_bytes;
 }
 
-/* True if the time of transfers counts. */
+/* True if transfers are watched for their time. */
 static bool watches_time(const io *self)
 {
     return self->stuck_ns || self->stop_ns;
@@ -131,7 +133,8 @@ void io_forget(io *self, const io_request *request)
             at->behind = NULL;
 }
 
-/* The next transfer of the direction's first request; false if there is none or no room for it. */
+/* Issues the next transfer of the direction's first request. False if there is none, or no free
+ * transfer. */
 static bool issue_one(io *self, enum io_direction direction)
 {
     io_request *request = self->queue[direction].first;
@@ -164,7 +167,7 @@ static uint32_t issue_all(io *self)
     uint32_t count = 0;
     for (tieri_transfer *item; (item = tieri_list_pop(&self->again)); count++)
         hand_over(self, item);
-    /* One of each direction in turn: neither keeps the other out of the kernel's queue. */
+    /* One transfer of each direction in turn: neither keeps the other out of the kernel's queue. */
     for (bool more = true; more;) {
         bool read_issued = issue_one(self, IO_READ);
         bool write_issued = issue_one(self, IO_WRITE);
@@ -194,7 +197,7 @@ static int request_error(const io *self, const io_request *request)
     return request->result;
 }
 
-/* The request's first error decides its result; the rest of it is not issued. */
+/* Fails the request: its first error decides its result, and the rest of it is not issued. */
 static void fail_request(io *self, const tieri_transfer *item, int code)
 {
     io_request *request = item->request;
@@ -206,7 +209,7 @@ static void fail_request(io *self, const tieri_transfer *item, int code)
     request->failed_bytes = item->left_bytes;
     request->failed_result = item->result;
     if (self->queue[item->direction].first == request)
-        list_pop(&self->queue[item->direction]); /* it was partly issued */
+        list_pop(&self->queue[item->direction]); /* the rest of it stays unissued */
     request_error(self, request);
     if (self->first_error.code == 0)
         err_save(&self->first_error, code);
@@ -214,7 +217,7 @@ static void fail_request(io *self, const tieri_transfer *item, int code)
         err_save(&self->awaited_error, code);
 }
 
-/* A whole part of the transfer is done; what is left can be asked for again. */
+/* The bytes that are usable: from there the transfer can continue. */
 static uint64_t usable_progress(const io *self, const tieri_transfer *item)
 {
     if (item->result <= 0)
@@ -223,7 +226,7 @@ static uint64_t usable_progress(const io *self, const tieri_transfer *item)
     uint64_t progress = (uint64_t)item->result;
     assert(progress <= item->ask_bytes);
     if (file->direct && progress < item->left_bytes)
-        progress -= progress % file->align_bytes; /* direct I/O cannot go on within a block */
+        progress -= progress % file->align_bytes; /* direct I/O cannot continue within a block */
     return progress;
 }
 
@@ -271,7 +274,7 @@ static void finish(io *self, tieri_transfer *item)
     }
 }
 
-/* What was held back before the backend had it goes there now. */
+/* Hands a transfer that the faults held back to the backend. */
 static void unpark(io *self, tieri_transfer *item)
 {
     item->parked = false;
@@ -295,21 +298,23 @@ static uint32_t collect(io *self)
     return count;
 }
 
-/* ---- the watch over time ---- *
+/* ---- the watch over time ----
  *
  *   nothing out --issue--> look_ns = now + first limit --timer--> look: report, or give up
- *        ^                                                   |      look_ns = next limit of what is out
- *        '------------------ timer, and nothing out ---------'
+ *        ^                                                   |    look_ns = next limit
+ *        '----------------- timer, and nothing out ----------'
  *
- * The owner sleeps in poll(2) without a limit, so the timer is part of the descriptor that it sleeps on. While
- * transfers come and go the timer is not touched: it fires once in the first limit, and then looks at what is out. */
+ * It wakes the owner when a held completion is due, names transfers that do not come back, and
+ * gives them up after a while. The owner sleeps in poll(2) without a limit, so the timer is part of
+ * the descriptor that it sleeps on. While transfers come and go the timer is not touched: it fires
+ * once within the first limit and then looks at what is in flight. */
 
 static uint64_t grace_ns(const io *self)
 {
     return size_min(self->stop_ns / WATCH_GRACE_PART, WATCH_GRACE_NS_MAX);
 }
 
-/* How long the transfer may be out before the next warning about it. */
+/* How long the transfer may be in flight before the next warning about it. */
 static uint64_t stuck_limit_ns(const io *self, const tieri_transfer *item)
 {
     uint64_t limit_ns = self->stuck_ns;
@@ -318,7 +323,7 @@ static uint64_t stuck_limit_ns(const io *self, const tieri_transfer *item)
     return limit_ns;
 }
 
-/* " (read of unit 3, tile 2)", or nothing where the work has no name. */
+/* Writes " (read of unit 3, tile 2)", or nothing if the work has no name. */
 static const char *name_work(const tieri_transfer *item, char text[WATCH_TEXT_BYTES + 4])
 {
     char work[WATCH_TEXT_BYTES] = "";
@@ -355,7 +360,7 @@ static int give_up(const io *self, const tieri_transfer *item, uint64_t out_ns)
         name_work(item, work), (double)out_ns * 1e-9, (double)self->stop_ns * 1e-9);
 }
 
-/* When what came out last at `since_ns` and is not back is to be looked at first. */
+/* When to look first at a transfer that was issued at `since_ns`. */
 static uint64_t first_look_ns(const io *self, uint64_t since_ns)
 {
     uint64_t stuck_ns = self->stuck_ns ? self->stuck_ns : UINT64_MAX;
@@ -363,8 +368,8 @@ static uint64_t first_look_ns(const io *self, uint64_t since_ns)
     return limit_ns < UINT64_MAX - since_ns ? since_ns + limit_ns : UINT64_MAX;
 }
 
-/* Reports one transfer that is over its limit, or gives it up; *next_ns becomes no later than its next
- * limit. */
+/* Reports a transfer that has passed its limit, or gives it up. *next_ns becomes no later than its
+ * next limit. */
 static int look_at(io *self, tieri_transfer *item, uint64_t now_ns, uint64_t *next_ns)
 {
     uint64_t out_ns = now_ns - item->issued_ns;
@@ -435,7 +440,8 @@ static int watch(io *self)
 
 /* ---- progress ---- */
 
-/* Collects, issues, flushes. Returns how many transfers moved on; *rc is the backend's state. */
+/* Collects, issues and flushes. Returns how many transfers moved on; *rc is the state of the
+ * backend. */
 static uint32_t progress_once(io *self, int *rc)
 {
     uint32_t count = collect(self);
@@ -447,12 +453,12 @@ static uint32_t progress_once(io *self, int *rc)
     if (*rc < 0)
         self->broken = err_prefix(*rc, "the queue of reads and writes to the nvme tier broke");
     if (*rc > 0)
-        event_signal(self); /* something is to be done that no completion will announce */
+        event_signal(self); /* there is work left for which no completion will wake the owner */
     return count;
 }
 
-/* As far as it goes without blocking. Where nothing moves, event_fd is drained and everything looked at
- * once more: what comes after the drain makes it readable again. */
+/* Moves everything as far as possible without blocking. If nothing moves, it drains event_fd and
+ * looks at everything once more: what comes after the drain makes event_fd readable again. */
 static int progress(io *self)
 {
     if (self->broken)
@@ -499,7 +505,8 @@ int io_submit(io *self, io_request *request)
     request->issued_bytes = request->done_bytes = 0;
     request->in_flight = 0;
     request->failed_result = 0;
-    if (!is_behind(request)) /* nobody tells when that request's memory is used for another */
+    /* later nobody would notice that the memory of that request is reused */
+    if (!is_behind(request))
         request->behind = NULL;
     self->taken_count++;
     list_push(&self->queue[request->direction], request);
@@ -544,7 +551,7 @@ int io_transfer(io *self, enum io_direction direction, uint64_t offset, void *da
     }
     self->awaited = NULL;
     if (rc < 0)
-        return rc; /* poisoned: nothing looks at the request again */
+        return rc; /* poisoned: nobody reads the request again */
     list_remove(&self->done, &request);
     self->taken_count--;
     if (self->done.first)
@@ -567,7 +574,8 @@ const slab *io_target(const io *self)
     return self->target;
 }
 
-/* Looks at nothing that the owner changes: target, backend and its store are as io_create left them. */
+/* Reads nothing that the owner changes: target, backend and its store stay as io_create left
+ * them. */
 int io_sync(io *self)
 {
     int rc = failpoint("slab.sync");

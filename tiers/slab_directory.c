@@ -1,4 +1,4 @@
-/* The directories of slabs: made and synced with their entries, undone where what follows fails. Any thread;
+/* The directories of slabs: made durably, and removed again if a later step fails. Any thread;
  * nothing from the heap. */
 #include <errno.h>
 #include <fcntl.h>
@@ -9,7 +9,7 @@
 
 #include "tiers/slab_internal.h"
 
-/* "/a//b" becomes "/a"; false where there is no parent left. */
+/* Cuts the last component: "/a//b" becomes "/a". False if there is no parent left. */
 static bool cut_last_component(char *path)
 {
     char *slash = strrchr(path, '/');
@@ -34,15 +34,16 @@ int tieri_slab_sync_directory(const char *directory)
     int fd = open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0)
         return err_errno(errno, "opening the directory %s to sync it", directory);
-    int rc = fsync(fd) == 0 || errno == EINVAL /* the answer of file systems that keep no entries */
+    int rc = fsync(fd) == 0 || errno == EINVAL /* EINVAL: this file system keeps no entries */
                  ? 0
                  : err_errno(errno, "fsync of the directory %s", directory);
     close(fd);
     return rc;
 }
 
-/* Makes the directory's own entry, in the one above it, durable. A parent that may be written and not
- * read cannot be opened: then its whole file system is synced, through the directory itself. */
+/* Makes the directory's own entry durable, which lies in its parent. A parent that may be written
+ * but not read cannot be opened: then its whole file system is synced, through the directory
+ * itself. */
 static int sync_entry(const char *directory)
 {
     char parent[SLAB_PATH_BYTES];
@@ -74,7 +75,7 @@ int tieri_slab_make_directories(const char *directory, uint32_t *made_count)
         if (!is_new && errno != EEXIST) {
             int rc = err_errno(errno, "making the directory %s for the nvme tier", path);
             if (*made_count) {
-                cut_last_component(path); /* this one is not there */
+                cut_last_component(path); /* this one was not made */
                 tieri_slab_unmake_directories(path, *made_count);
             }
             *made_count = 0;

@@ -34,7 +34,7 @@
 #include "tiers/topology_internal.h"
 
 enum {
-    THREADS_MAX = 65536,        /* more is a slip of the pen */
+    THREADS_MAX = 65536,        /* more can only be a mistake */
     POOL_THREADS_PER_DRIVE = 4, /* as io.h */
     POOL_THREADS_MAX = 64       /* as io.h */
 };
@@ -49,7 +49,7 @@ __attribute__((format(printf, 2, 3))) static void add_note(core_plan *plan, cons
     va_end(arguments);
 }
 
-/* One core of each physical core that has allowed ones in `cores`: the lowest of these. */
+/* One core of each physical core in `cores`: the lowest. */
 static core_set physical_of(const topology *machine, const core_set *cores)
 {
     core_set seen = {0}, result = {0};
@@ -126,7 +126,7 @@ static void note_threads(core_plan *plan, const char *key, const core_group *gro
 
 /* --- nodes in order --- */
 
-/* The distance from the nearest node of `home` (ids); 0 for those of home themselves. */
+/* The distance from the nearest node of `home` (ids); 0 for the nodes of home. */
 static uint32_t distance_from(const topology *machine, const node_set *home, uint32_t to)
 {
     if (core_set_has(home, machine->nodes[to].id))
@@ -138,7 +138,7 @@ static uint32_t distance_from(const topology *machine, const node_set *home, uin
     return least;
 }
 
-/* All nodes by their distance from home; equal ones by number. `order` holds indices. */
+/* Sorts all nodes by their distance from home, and equal ones by number. `order` holds indices. */
 static void order_by_distance(const topology *machine, const node_set *home,
                               uint32_t order[TOPOLOGY_NODES_MAX])
 {
@@ -158,7 +158,7 @@ static uint32_t drives_on(const topology *machine, int id)
     return count;
 }
 
-/* Node `a` before node `b` where the cores of some nodes are enough: rule 3. */
+/* True if node `a` goes before node `b` when some nodes have enough cores: rule 3. */
 static bool is_preferred(const topology_node *a, uint32_t drives_a, const topology_node *b,
                          uint32_t drives_b)
 {
@@ -185,7 +185,7 @@ static void order_by_preference(const topology *machine, uint32_t order[TOPOLOGY
 
 /* --- cores --- */
 
-/* The nodes that have any of the cores, by id. */
+/* The ids of the nodes that have any of the cores. */
 static node_set nodes_with(const topology *machine, const core_set *cores)
 {
     node_set nodes = {0};
@@ -195,7 +195,7 @@ static node_set nodes_with(const topology *machine, const core_set *cores)
     return nodes;
 }
 
-/* Allowed cores of the nodes of a set. */
+/* The allowed cores of these nodes. */
 static core_set cores_of(const topology *machine, const node_set *nodes)
 {
     core_set cores = {0};
@@ -206,8 +206,8 @@ static core_set cores_of(const topology *machine, const node_set *nodes)
     return cores;
 }
 
-/* Allowed cores of the first nodes in the order that have cores, until `wanted` physical cores are
- * found; all of them where there are not so many. */
+/* The allowed cores of the first nodes in the order until there are `wanted` physical cores, or of
+ * all nodes if there are not so many. */
 static core_set gather(const topology *machine, const uint32_t *order, uint32_t wanted)
 {
     core_set gathered = {0};
@@ -222,15 +222,16 @@ static core_set gather(const topology *machine, const uint32_t *order, uint32_t 
     return gathered;
 }
 
-/* One thread per physical core, hyperthreads where more are asked for. */
+/* One thread per physical core; hyperthreads too if more are asked for. */
 static core_set spread(const topology *machine, const core_set *cores, uint32_t thread_count)
 {
     core_set physical = physical_of(machine, cores);
     return thread_count > core_set_count(&physical) ? *cores : physical;
 }
 
-/* Takes the cores of io.cores, or else the one core of rule 5, out of an automatic group. Of several ranks
- * io.cores was taken out before the cores were dealt, so that each has as many. */
+/* Takes the cores of io.cores, or otherwise the one core of rule 5, out of an automatic group. With
+ * several ranks, the cores of io.cores were taken out before the deal, so that each rank has
+ * equally many. */
 static void reserve(const topology *machine, const core_set *io_cores, const node_set *home,
                     core_set *physical, core_plan *plan)
 {
@@ -259,8 +260,8 @@ static void reserve(const topology *machine, const core_set *io_cores, const nod
     plan->reserved = core_set_count(&taken);
 }
 
-/* What a team gets when the job does not name its cores. `candidates`: the allowed cores it may have;
- * `asked`: its thread count or 0; `limit`: of a count that is left to us, 0 for none. */
+/* The group of a team whose cores the job does not name. `candidates`: the allowed cores it may
+ * have; `asked`: its thread count or 0; `limit`: of a count that we choose, 0 for none. */
 static core_group automatic(const topology *machine, const core_set *candidates,
                             const core_set *io_cores, uint64_t asked, uint32_t limit,
                             core_plan *plan)
@@ -278,7 +279,8 @@ static core_group automatic(const topology *machine, const core_set *candidates,
     return group;
 }
 
-/* A team whose cores the job names: one thread for each physical core of them, of all ranks together. */
+/* The group of a team whose cores the job names: one thread for each physical core of them, of all
+ * ranks together. */
 static core_group named(const topology *machine, const core_set *cores, uint64_t asked,
                         uint32_t limit, const core_share *share)
 {
@@ -306,7 +308,8 @@ static void place_cpu(const topology *machine, const core_request *asked,
 {
     const core_set *compute_cores = &named_sets[0], *update_cores = &named_sets[1];
     if (core_set_next(compute_cores, 0) >= 0) {
-        memset(plan->share.home_ranks, 0, sizeof plan->share.home_ranks); /* all have this home */
+        /* all ranks have this home */
+        memset(plan->share.home_ranks, 0, sizeof plan->share.home_ranks);
         plan->compute = named(machine, compute_cores, asked->compute.threads, machine->quota_cores,
                               &plan->share);
     } else {
@@ -339,7 +342,7 @@ static void place_gpu(const topology *machine, const core_request *asked,
     else
         plan->home = nodes_with(machine, core_set_next(update_cores, 0) >= 0 ? update_cores
                                                                              : &machine->allowed);
-    /* As job.h has it, update.threads 0 is device.threads. */
+    /* As in job.h, update.threads 0 means device.threads. */
     uint64_t threads = asked->update.threads ? asked->update.threads : asked->compute.threads;
     uint32_t order[TOPOLOGY_NODES_MAX];
     order_by_distance(machine, &plan->home, order);
@@ -414,7 +417,7 @@ int topology_place(const topology *machine, const core_request *asked, core_plan
 
 /* --- memory --- */
 
-/* What of node n this rank may count on. */
+/* The bytes of node n that this rank may count on. */
 static uint64_t room_of(const topology *machine, const core_plan *plan, uint32_t n)
 {
     const topology_node *node = &machine->nodes[n];
@@ -470,7 +473,7 @@ void topology_place_memory(const topology *machine, uint64_t host_bytes, uint64_
                            core_plan *plan)
 {
     memset(&plan->host, 0, sizeof plan->host);
-    plan->note_count = plan->core_note_count; /* what an earlier call said about memory is void */
+    plan->note_count = plan->core_note_count; /* drops the notes of an earlier call about memory */
     uint32_t order[TOPOLOGY_NODES_MAX], usable[TOPOLOGY_NODES_MAX], count = 0, home_count = 0;
     order_by_distance(machine, &plan->home, order);
     for (uint32_t i = 0; i < machine->node_count; i++) {
