@@ -1,5 +1,5 @@
-/* XXH3-64 compiled for more than the base instruction set; equal to the library's on every input.
- * */
+/* XXH3-64 compiled for more than the base instruction set; equal to the library's on every
+ * input. */
 #ifndef SLUICE_SWAP_CHECKSUM_INTERNAL_H
 #define SLUICE_SWAP_CHECKSUM_INTERNAL_H
 

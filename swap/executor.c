@@ -1,15 +1,15 @@
-/* The scheduler thread's loop. See executor.h for what is promised and executor_internal.h for what
- * it keeps.
+/* The scheduler thread's loop. See executor.h for the contract and executor_internal.h for the
+ * state.
  *
  *   issue: for each lane, while its next op in order has no closed dependency and the lane has room
  *   collect: poll the lanes that have work
  *   sleep: in poll(2) on their descriptors, when a whole round brought nothing
  *
- * A dependency opens when it is complete, or already when it is submitted where both ops are on
- * in-order lanes of one owner: that worker keeps the order itself and is fed ahead. A conditional op
- * is so too once it is known to run (the run commits; the norm that decides is complete and said
- * "apply"); to be skipped it waits for all. What a read or write goes behind (op.behind) opens when it is
- * submitted, where the lanes keep that order (lane.keeps_behind), else when it is complete. */
+ * A dependency opens when its op is complete. It opens already at submit if both ops are on
+ * in-order lanes of one owner: that worker keeps the order itself and is fed ahead. This holds for
+ * a conditional op too, once it is known to run (the run commits; the norm that decides is complete
+ * and said "apply"); to be skipped it waits for everything. The op in op.behind opens at submit if
+ * the lanes keep that order (lane.keeps_behind), otherwise when it is complete. */
 #include "swap/executor.h"
 
 #include <assert.h>
@@ -33,7 +33,8 @@ enum { STALL_NS_MIN = 2000 };
 
 static const char tag[] = "executor";
 
-/* --- creation ---------------------------------------------------------------------------------- */
+/* --- creation
+ * ---------------------------------------------------------------------------------- */
 
 static int take_lanes(executor *self, const executor_config *config)
 {
@@ -113,7 +114,7 @@ void executor_destroy(executor *self)
 
 /* --- failure ---------------------------------------------------------------------------------- */
 
-/* Keeps this thread's present error if it is the first. */
+/* Keeps this thread's error if it is the first. */
 static void keep_failure(executor *self, int code)
 {
     if (self->failure.code == 0)
@@ -156,7 +157,7 @@ static void open_dependents(executor *self, uint32_t op_idx, bool at_submit)
 
 enum head_action { HEAD_WAIT, HEAD_SUBMIT, HEAD_SKIP };
 
-/* True where all that a skipped op would have waited for is complete. */
+/* True if everything that a skipped op would have waited for is complete. */
 static bool may_skip_now(const executor *self, const op *item)
 {
     if (swapi_lane_is_chain(item->lane) && self->in_flight[item->lane] > 0)
@@ -168,12 +169,12 @@ static bool may_skip_now(const executor *self, const op *item)
     return true;
 }
 
-/* What to do with the head of a lane whose dependencies are open. */
+/* Decides what to do with the head of a lane whose dependencies are open. */
 static enum head_action decide_head(const executor *self, uint32_t op_idx)
 {
     const swapi_prepared *now = self->now;
     const op *item = &now->prog->ops[op_idx];
-    if (item->if_commits && self->skips_commit) /* whatever becomes of the update */
+    if (item->if_commits && self->skips_commit) /* whether or not the update is applied */
         return may_skip_now(self, item) ? HEAD_SKIP : HEAD_WAIT;
     if (!item->if_applied || !self->is_skipped)
         return HEAD_SUBMIT;
@@ -207,7 +208,7 @@ static bool has_room(const executor *self, int kind)
     return self->in_flight[kind] < (one_at_a_time ? 1 : self->lanes[kind]->depth);
 }
 
-/* Submits or skips what can be on one lane; returns how many, or the error of submit. */
+/* Submits or skips the ops of one lane that are ready. Returns how many, or the error of submit. */
 static int issue_lane(executor *self, int kind)
 {
     const swapi_prepared *now = self->now;
@@ -235,7 +236,9 @@ static int issue_lane(executor *self, int kind)
             request->behind = &self->requests[behind];
         int rc = to->ops->submit(to, request);
         if (rc == -EAGAIN && self->in_flight_total > 0)
-            break; /* full below the lane, perhaps for another lane's ops: a completion makes room */
+            /* what the lane uses is full, perhaps with another lane's ops; a completion makes
+             * room */
+            break;
         if (rc < 0) {
             char text[SWAPI_OP_TEXT_BYTES];
             return err_prefix(rc, "%s", swapi_op_text(now->prog, op_idx, text));
@@ -255,7 +258,8 @@ static int issue_lane(executor *self, int kind)
     return issued;
 }
 
-/* All lanes, until none takes more: submitting on one lane can open the head of another. */
+/* Issues on all lanes until none takes more: submitting on one lane can open the head of
+ * another. */
 static int issue_ready(executor *self)
 {
     int issued;
@@ -271,10 +275,12 @@ static int issue_ready(executor *self)
     return 0;
 }
 
-/* --- times and counters: what each lane did, and whom the cores waited for --------------------- */
+/* --- times and counters: what each lane did, and whom the cores waited for
+ * --------------------- */
 
-/* What the step waits with: the worker that computes, with its updates where it makes them too. An update
- * worker of its own waits for reads as a matter of course; compute waiting for it is what counts. */
+/* True for lanes whose idle time counts as waiting: the worker that computes, and updates if that
+ * worker makes them too. A separate worker for updates naturally waits for reads; only computing
+ * that waits for it counts. */
 static bool is_cores_lane(const executor *self, uint8_t kind)
 {
     return kind == LANE_COMPUTE ||
@@ -282,9 +288,9 @@ static bool is_cores_lane(const executor *self, uint8_t kind)
             (!self->lanes[LANE_COMPUTE] || swapi_same_worker(self, LANE_COMPUTE, LANE_UPDATE)));
 }
 
-/* The lane whose op ended last within the cores' idle time before `request`: what they waited for.
- * LANE_COUNT where nothing but their own work ended in that time. A GPU's copies share its lane object
- * with what computes, and are waited for all the same. */
+/* The lane whose op ended last within the cores' idle time before `request`: that is what they
+ * waited for. LANE_COUNT if only their own work ended in that time. A GPU's copies share the lane
+ * object with computing, but waiting for them counts. */
 static uint8_t find_stall_lane(const executor *self, const lane_request *request, uint64_t stall_ns)
 {
     const program *prog = self->now->prog;
@@ -319,7 +325,7 @@ static void record_done(executor *self, const lane_request *request)
     self->totals[item->lane].op_count++;
     self->totals[item->lane].bytes += bytes;
     if (is_cores_lane(self, item->lane)) {
-        /* The worker may have been idle since before this run: that is nobody's fault. */
+        /* The worker may have been idle since before this run, which is no wait for a lane. */
         uint64_t in_run_ns =
             request->start_ns > self->run_start_ns ? request->start_ns - self->run_start_ns : 0;
         stall_ns = size_min(request->wait_ns, in_run_ns);
@@ -351,8 +357,9 @@ static void record_done(executor *self, const lane_request *request)
     trace_record(self->ring, &event);
 }
 
-/* Length of the union of the intervals of the lane's ops. They are nearly sorted by start already (an
- * op can only overtake those in flight with it), so an insertion sort costs ops times depth. */
+/* The length of the union of the intervals of the lane's ops. They are nearly sorted by start,
+ * because an op can only overtake those in flight with it. So an insertion sort costs ops times
+ * depth. */
 static uint64_t lane_busy_ns(executor *self, int kind)
 {
     const swapi_prepared *now = self->now;
@@ -386,7 +393,7 @@ static void finish_totals(executor *self, run_totals *totals)
     for (int kind = 0; kind < LANE_COUNT; kind++)
         self->totals[kind].busy_ns = lane_busy_ns(self, kind);
     if (self->last_op_idx != PROGRAM_NONE) {
-        /* After their last op the cores wait for whatever ends the run. */
+        /* After their last op the cores wait for the op that ends the run. */
         const lane_request *last = &self->requests[self->last_op_idx];
         uint64_t idle_since_ns = size_max(self->cores_end_ns, self->run_start_ns);
         if (last->end_ns > idle_since_ns + STALL_NS_MIN)
@@ -418,7 +425,7 @@ static void finish_request(executor *self, const lane_request *request)
     open_dependents(self, request->op_idx, false);
 }
 
-/* The lane itself failed: what is in flight there will not come back. */
+/* The lane itself failed: what is in flight there never comes back. */
 static void abandon_object(executor *self, uint32_t object_idx, int code)
 {
     err_prefix(code, "lane %s", self->objects[object_idx]->ops->name);
@@ -440,7 +447,7 @@ static uint32_t collect(executor *self)
         int count = from->ops->poll(from, done, COLLECT_MAX);
         if (count < 0) {
             abandon_object(self, i, count);
-            collected++; /* news of a kind: do not sleep */
+            collected++; /* this is news: do not sleep */
             continue;
         }
         for (int k = 0; k < count; k++)
@@ -450,7 +457,7 @@ static uint32_t collect(executor *self)
     return collected;
 }
 
-/* Milliseconds until the commit in flight is to be reported; -1: never. */
+/* Milliseconds until the commit in flight must be reported; -1: never. */
 static int commit_timeout_ms(const executor *self)
 {
     if (self->stuck_ns == 0 || self->in_flight[LANE_COMMIT] == 0)
@@ -474,7 +481,7 @@ static void report_commit(executor *self)
         self->commit_report_ns *= 2;
 }
 
-/* Sleeps until a lane with work has news. Signals wake it for one more round, which is harmless. */
+/* Sleeps until a lane with work has news. A signal causes one more round, which is harmless. */
 static void sleep_for_news(executor *self)
 {
     struct pollfd fds[LANE_COUNT];
@@ -501,13 +508,14 @@ static void sleep_for_news(executor *self)
                                        fds[i].fd));
             failed = true;
         }
-    if (failed) /* what is in flight must still be awaited, without the descriptors */
+    if (failed) /* it must still wait for what is in flight, without the descriptors */
         nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
 }
 
 /* --- run -------------------------------------------------------------------------------------- */
 
-/* Nothing is in flight, nothing can be issued, ops remain: names the first such op and why. */
+/* Nothing is in flight, nothing can be issued, and ops remain: the error names the first such op
+ * and the reason. */
 static int stuck_error(const executor *self)
 {
     const program *prog = self->now->prog;

@@ -1,6 +1,6 @@
 /* Runs programs: one scheduler thread (the caller's) hands ready ops to lanes in program order.
  *
- *   for each lane: next op in order --(dependencies complete, lane has room)--> submit --> poll --> done
+ *   for each lane: next op in order --(dependencies done, room)--> submit --> poll --> done
  *
  * Ops of a lane are issued in program order. An op is issued when its dependencies are complete, or
  * are in flight on the worker that will also run this op: so a worker always has its next ops
@@ -8,13 +8,13 @@
  *
  * Conditional ops (op.if_applied) belong to an update that may be skipped after an overflow of its
  * gradients; *is_skipped says so. The program alone decides which value of it counts, never timing:
- *   - An op that comes after an OP_NORM of its program, through dependencies or the order of its lane,
- *     takes the value at the completion of that norm. It is not issued before.
- *   - If no conditional op of a program comes after a norm, they all belong to a pending update: they
- *     take the value at the call of executor_run, whatever the program's own norm says later.
- *   - In a program that has conditional ops after a norm, those before it are transfers ahead of the
- *     decision. They always run, and what they brought is dropped with the update. So they may write
- *     transients only; executor_create refuses a program in which one writes a home.
+ *   - An op that comes after an OP_NORM of its program, through dependencies or the order of its
+ *     lane, takes the value at the completion of that norm. It is not issued before.
+ *   - If no conditional op of a program comes after a norm, they all belong to a pending update:
+ *     they take the value at the call of executor_run, whatever the program's own norm says later.
+ *   - In a program that has conditional ops after a norm, those before it are transfers ahead of
+ *     the decision. They always run, and what they brought is dropped with the update. So they may
+ *     write transients only; executor_create refuses a program in which one writes a home.
  * A skipped op never reaches its lane. It completes when everything that it would have waited for
  * is complete: its dependencies, and on a chain lane the ops before it. So its dependents, and the
  * ops that reuse its memory, start no sooner than if it had run. It moves no bytes and leaves no

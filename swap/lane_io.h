@@ -43,9 +43,9 @@ typedef struct lane_io_config lane_io_config;
  * With `places`, an op on a tile of optimizer state finds its entry by its range in the nvme arena
  * and its elements; submit returns ERR_INTERNAL if there is none.
  *
- *   write   goes to the place that no durable commit names: submit ─ place_begin_write ─ sum ─ write ─
- *           done: place_written. A failed write leaves the entry's newest place and its sum as they
- *           were, unless it rewrote that place
+ *   write   goes to the place that no durable commit names: submit ─ place_begin_write ─ sum ─
+ *           write ─ done: place_written. A failed write leaves the entry's newest place and its sum
+ *           as they were, unless it rewrote that place
  *   read    reads the newest place and compares it with its sum, if there is one; ERR_INTERNAL if
  *           nothing was written yet
  *

@@ -2,7 +2,7 @@
  *
  *   submit(op) ─► [wait for the events of its dependencies on other streams] [start event]
  *                 copy, or config.enqueue (kernels)                          [end event]
- *                                                         └─► signal stream: host function ─► eventfd
+ *                                                     └─► signal stream: host function ─► eventfd
  *   poll ◄─ finished ops, in submit order of each stream; config.finish has run for each
  *
  * The same object stands in the executor's slots of all these lanes. It is in order and has one

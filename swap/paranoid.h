@@ -5,15 +5,15 @@
  * placement invariance rests on it. Nothing else would notice an op that touches more. This wrapper
  * stands between a worker and its callback and gives each operand fresh memory for each call:
  *
- *   scratch  .. guard | operand 0 | guard .. guard | operand 1 | guard ..   of NaN-filled surroundings
+ *   scratch  .. guard | operand 0 | guard .. guard | operand 1 | guard ..   NaN around all
  *               ^ moves by 64 KiB from call to call. Operand k keeps its address modulo
  *                 TILE_PERIOD_BYTES, so alignment and skew are those of the real address
  *
  *   before   read: copied in. Written only: 0xff bytes, which are NaN as fp64, fp32, fp16 and bf16
  *   run      the inner callback, on a shadow of the program whose buffers lie in the scratch
- *   after    read: must be unchanged. Guards: must be unchanged. Written: copied back. Workspace: its
- *            content must not matter, so the real one becomes 0xff. Then the scratch becomes 0xff, in
- *            case somebody kept an address
+ *   after    read: must be unchanged. Guards: must be unchanged. Written: copied back. Workspace:
+ *            its content must not matter, so the real one becomes 0xff. Then the scratch becomes
+ *            0xff, in case somebody kept an address
  *
  * So an op that reads undeclared bytes gets NaN, an undeclared write is ERR_INTERNAL with op,
  * operand and byte named, and a result that was not written is NaN for its readers. Bytes that

@@ -1,5 +1,5 @@
-/* The program's small functions: release, names, look-up, hash. Pure; any thread; only program_fini
- * touches the heap, to free. */
+/* The program's small functions: release, names, look-up, hash. Pure; any thread. Only program_fini
+ * uses the heap, to free. */
 #include "swap/program.h"
 
 #include <stdio.h>
@@ -55,7 +55,8 @@ uint64_t op_moved_bytes(const op *item)
     }
 }
 
-/* Little-endian words of one op or buffer, so that the hash sees no padding and no byte order. */
+/* Little-endian words of one op or buffer, so that the hash depends on no padding and no byte
+ * order. */
 struct canonical {
     uint8_t bytes[(18 + 4 * OP_OPERANDS_MAX) * 8];
     size_t count;
@@ -152,7 +153,8 @@ char *swapi_op_text(const program *prog, uint32_t op_idx, char text[SWAPI_OP_TEX
     return text;
 }
 
-/* A name table's entry, or "unknown" for a value outside of it (a damaged program is printable). */
+/* An entry of a name table. A value outside of it gives "unknown", so a damaged program can be
+ * printed. */
 static const char *name_at(const char *const *names, unsigned count, unsigned value)
 {
     return value < count ? names[value] : "unknown";

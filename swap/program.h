@@ -6,8 +6,8 @@
  *
  *   op       one piece of work on one lane: what kind, for which unit, on which buffers
  *   lane     a FIFO of work with one owner; ops of a lane are issued in program order
- *   buffer   a piece of an arena with its offset: a home (where a state lies between steps, live all the
- *            time) or a transient (live from its first writer to its last reader)
+ *   buffer   a piece of an arena with its offset: a home (where a state lies between steps, live
+ *            all the time) or a transient (live from its first writer to its last reader)
  *   arena    a tier's memory with a hard budget: device, host, and the nvme slabs' address space
  *
  * A step of a two-unit model, optimizer on nvme, params on host, update in the next forward:
@@ -247,36 +247,37 @@ uint64_t op_moved_bytes(const op *item);
  * that
  *
  * for each op and buffer by itself
- *  - every operand lies in its buffer and every buffer in its arena's budget; lane, arenas and operands
- *    match the op kind; copies move equal sizes; no role appears twice in an op;
+ *  - every operand lies in its buffer and every buffer in its arena's budget; lane, arenas and
+ *    operands match the op kind; copies move equal sizes; no role appears twice in an op;
  *  - dependencies point backward;
- *  - reads and writes of nvme are multiples of 4 KiB on both sides; the residues of tiles, gradients and
- *    params (base/tile.h) hold in device and host memory (arenas start on 2 MiB);
- *  - an op that uses a buffer of optimizer state, or an is_committed buffer, on nvme says so, and which
- *    elements;
- *  - a TARGET of all-gather is `world` times its SOURCE, a SOURCE of reduce-scatter `world` times its
- *    TARGET. Each rank has whole blocks of SHARD_ELEMS_STEP elements (without state_kind, for the norm's
- *    sums, of fp64). Operands of a collective do not overlap. Collectives have no condition except
- *    if_applied, and are all on one lane, in one order;
- *  - with several ranks an OP_NORM and an OP_NORM_PART have NORM_SUMS and TARGET of equal size, with
- *    equally many sums of each rank. Parts are numbered from 0, an OP_NORM is the last one, and a single
- *    rank has no parts;
+ *  - reads and writes of nvme are multiples of 4 KiB on both sides; the residues of tiles,
+ *    gradients and params (base/tile.h) hold in device and host memory (arenas start on 2 MiB);
+ *  - an op that uses a buffer of optimizer state, or an is_committed buffer, on nvme says so, and
+ *    which elements;
+ *  - a TARGET of all-gather is `world` times its SOURCE, a SOURCE of reduce-scatter `world` times
+ *    its TARGET. Each rank has whole blocks of SHARD_ELEMS_STEP elements (without state_kind, for
+ *    the norm's sums, of fp64). Operands of a collective do not overlap. Collectives have no
+ *    condition except if_applied, and are all on one lane, in one order;
+ *  - with several ranks an OP_NORM and an OP_NORM_PART have NORM_SUMS and TARGET of equal size,
+ *    with equally many sums of each rank. Parts are numbered from 0, an OP_NORM is the last one,
+ *    and a single rank has no parts;
  *
  * for ops together
- *  - every read of a transient follows, through dependencies, a write of the same bytes (scratch, and an
- *    accumulator that the op begins, are not read);
+ *  - every read of a transient follows, through dependencies, a write of the same bytes (scratch,
+ *    and an accumulator that the op begins, are not read);
  *  - two ops that touch the same bytes of a buffer are ordered if one of them writes;
- *  - a transient that a conditional op (if_applied, if_commits) writes is read only by ops of the same
- *    condition;
- *  - of an OP_COMMIT and an OP_WRITE of optimizer state or of an is_committed buffer to nvme, one depends
- *    on the other directly; an OP_COMMIT that depends on a write with if_commits has if_commits too;
- *  - homes overlap nothing. Two transients that overlap in an arena are never live together: all uses
- *    of one are ordered before all uses of the other;
+ *  - a transient that a conditional op (if_applied, if_commits) writes is read only by ops of the
+ *    same condition;
+ *  - of an OP_COMMIT and an OP_WRITE of optimizer state or of an is_committed buffer to nvme, one
+ *    depends on the other directly; an OP_COMMIT that depends on a write with if_commits has
+ *    if_commits too;
+ *  - homes overlap nothing. Two transients that overlap in an arena are never live together: all
+ *    uses of one are ordered before all uses of the other;
  *  - producers, last readers and peaks are correct, and every transient is used.
  *
  * Time and scratch memory grow about linearly with ops, dependencies and operands (100 000 ops: a
- * fraction of a second). Returns 0, ERR_INTERNAL with the ops, buffers and bytes named, or -ENOMEM.
- * */
+ * fraction of a second). Returns 0, ERR_INTERNAL with the ops, buffers and bytes named, or
+ * -ENOMEM. */
 int program_check(const program *prog) MUST_CHECK;
 
 /* A 64-bit hash of all ops, dependencies, operands and offsets: equal on all ranks, or they must

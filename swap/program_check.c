@@ -1,9 +1,10 @@
-/* program_check: the structure of a program (program_structure.c), then what its ops owe each other: lifetimes,
- * conditions and commits here, order and bytes in program_access.c and program_space.c.
+/* program_check: first the structure of a program (program_structure.c), then what its ops require
+ * of each other: lifetimes, conditions and commits here, order and bytes in program_access.c and
+ * program_space.c.
  *
- * It knows nothing of how programs are compiled. Called by src/plan's tests and before every run, on any
- * thread; allocates scratch and frees it. Every failure is ERR_INTERNAL: a compiler must not produce such a
- * program, so its text names ops, buffers and bytes for the bug report. */
+ * It knows nothing of how programs are compiled. It runs before every run and in tests, on any
+ * thread; it allocates scratch and frees it. Every failure is ERR_INTERNAL: a compiler must not
+ * produce such a program, so the text names ops, buffers and bytes for the bug report. */
 #include "swap/program.h"
 
 #include <errno.h>
@@ -35,7 +36,7 @@ static int list_uses(swapi_check *check)
     return 0;
 }
 
-/* Producers and last readers of transients are what their uses say. */
+/* Checks that producers and last readers of transients match their uses. */
 static int check_lifetimes(const swapi_check *check)
 {
     const program *prog = check->prog;
@@ -62,7 +63,7 @@ static int check_lifetimes(const swapi_check *check)
     return 0;
 }
 
-/* A reason for which ops are skipped, and how it is told. */
+/* A reason for skipping ops, and its wording. */
 struct condition {
     const char *when; /* "... leaves unwritten where ..." */
     bool (*holds_for)(const op *item);
@@ -79,8 +80,8 @@ static bool is_if_commits(const op *item)
     return item->if_commits != 0;
 }
 
-/* What an op of this condition writes to the transient, and leaves unwritten where it is skipped, is read
- * by ops of this condition alone. */
+/* Checks that only ops of this condition read what an op of this condition writes to the transient,
+ * since a skipped op leaves it unwritten. */
 static int check_condition_of(const swapi_check *check, const struct condition *rule, uint64_t b)
 {
     const program *prog = check->prog;
@@ -103,7 +104,7 @@ static int check_condition_of(const swapi_check *check, const struct condition *
     return 0;
 }
 
-/* Where an OP_NORM of the program decides, the if_applied ops before it are not skipped
+/* If an OP_NORM of the program decides, the if_applied ops before it are not skipped
  * (swap/executor.h). */
 static int check_conditions(const swapi_check *check)
 {
@@ -121,8 +122,8 @@ static int check_conditions(const swapi_check *check)
     return 0;
 }
 
-/* True where the op changes what a commit makes durable: a write of optimizer state, or of params that are
- * part of it, to nvme. */
+/* True if the op changes what a commit makes durable: it writes optimizer state, or params that
+ * belong to it, to nvme. */
 static bool is_state_write(const program *prog, const op *item)
 {
     if (item->kind != OP_WRITE)
@@ -131,8 +132,8 @@ static bool is_state_write(const program *prog, const op *item)
     return home->arena == ARENA_NVME && (item->state_kind == STATE_OPTIMIZER || home->is_committed);
 }
 
-/* Counts, for each op, the commits that it names as a dependency and those that name it. `named_by` is
- * scratch; both are [op_count] and zero. */
+/* Counts, for each op, the commits that it names as a dependency and those that name it. `named_by`
+ * is scratch; both are [op_count] and zero. */
 static void count_commits(const program *prog, uint32_t *counts, uint32_t *named_by)
 {
     for (uint32_t i = 0; i < prog->op_count; i++) {
@@ -162,7 +163,8 @@ static int unordered_commit(const program *prog, uint32_t write)
                    swapi_op_text(prog, commit, commit_text), swapi_op_text(prog, write, text));
 }
 
-/* A commit that runs finds all that it comes after written: no write of state is left out without it. */
+/* Checks that a commit that runs finds everything it depends on written: no write of state is
+ * skipped unless the commit is skipped too. */
 static int check_whole_commit(const program *prog, uint32_t commit)
 {
     const op *item = &prog->ops[commit];
@@ -178,7 +180,8 @@ static int check_whole_commit(const program *prog, uint32_t commit)
     return 0;
 }
 
-/* Every write of optimizer state and every commit are ordered by a dependency of one on the other. */
+/* Checks that every write of optimizer state and every commit are ordered by a direct
+ * dependency. */
 static int check_commits(const program *prog)
 {
     uint32_t commit_count = 0;

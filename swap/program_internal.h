@@ -29,8 +29,8 @@ static inline bool swapi_lane_is_chain(uint8_t kind)
     return kind >= LANE_H2D;
 }
 
-/* True if the operand is a gradient accumulator that the op begins, so that it reads nothing of it.
- * */
+/* True if the operand is a gradient accumulator that the op begins, so that it reads nothing of
+ * it. */
 static inline bool swapi_is_zeroed_first(const op *item, const operand *part)
 {
     return item->kind == OP_BACKWARD &&

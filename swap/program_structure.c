@@ -1,17 +1,18 @@
-/* The structure of a program: what each buffer and each op must be by itself. See program_internal.h. On any
- * thread; allocates nothing. */
+/* The structure of a program: what each buffer and each op must be by itself. See
+ * program_internal.h. Any thread; allocates nothing. */
 #include "base/size.h"
 #include "base/tile.h"
 #include "swap/program_internal.h"
 
-/* What a kind of op demands of its lane and its operands. */
+/* What a kind of op requires of its lane and operands. */
 struct kind_rule {
     uint8_t lane;
-    uint8_t or_compute;      /* LANE_COMPUTE too, with all operands in device memory */
+    uint8_t or_compute;      /* may also be on LANE_COMPUTE, with all operands in device memory */
     uint8_t is_copy;         /* exactly SOURCE (read) and TARGET (written), of equal size */
     uint8_t source, target;  /* arenas of the two, for copies */
-    uint8_t host_allowed;    /* all operands in one arena, host or device; else (and on the compute
-                                lane) all in device */
+    /* all operands in host memory, or all in device memory; otherwise, and always on the compute
+     * lane, all in device memory */
+    uint8_t host_allowed;
     uint32_t roles_required; /* bit per enum operand_role */
 };
 
@@ -162,9 +163,10 @@ static int check_operand(const program *prog, uint32_t op_idx, uint32_t k)
     return check_alignment(prog, op_idx, k);
 }
 
-/* Which place of optimizer state an op reads or writes goes by what it says of itself (swap/place_table.h): one
- * that does not say that it moves such state, or of which elements, would go to the address as it stands,
- * whatever the last commit names there, and no commit would wait for it. */
+/* The place of optimizer state that an op reads or writes follows from what the op declares
+ * (swap/place_table.h). An op that does not declare that it moves such state, or which elements,
+ * would use the address itself, whatever the last commit names there; and no commit would wait for
+ * it. */
 static int check_state(const program *prog, uint32_t op_idx)
 {
     const op *item = &prog->ops[op_idx];
@@ -180,7 +182,8 @@ static int check_state(const program *prog, uint32_t op_idx)
     return 0;
 }
 
-/* A read goes behind a write before it, or a write behind a read, and neither twice over. */
+/* Checks op.behind: a read goes behind an earlier write, or a write behind an earlier read, and
+ * never behind a dependency. */
 static int check_behind(const program *prog, uint32_t op_idx, const char *text)
 {
     const op *item = &prog->ops[op_idx];
@@ -214,8 +217,8 @@ static bool is_collective(const op *item)
     return item->kind == OP_ALL_GATHER || item->kind == OP_REDUCE_SCATTER;
 }
 
-/* Bytes of which a rank's part is a multiple: whole blocks of elements of the smallest dtype that it may
- * have, but for the norm's sums, which are no state. */
+/* The bytes of which a rank's part is a multiple: whole blocks of elements of the smallest possible
+ * dtype, except for the norm's sums, which are no state. */
 static uint64_t part_step_bytes(const op *item)
 {
     if (item->kind == OP_REDUCE_SCATTER)
@@ -225,7 +228,8 @@ static uint64_t part_step_bytes(const op *item)
     return SHARD_ELEMS_STEP * sizeof(uint16_t);
 }
 
-/* The operands of a collective: SOURCE read, TARGET written, and WORKSPACE where a reduce-scatter has one. */
+/* Checks the operands of a collective: SOURCE is read, TARGET is written, and a reduce-scatter may
+ * have WORKSPACE. */
 static int check_collective_operands(const program *prog, uint32_t op_idx)
 {
     const op *item = &prog->ops[op_idx];
@@ -253,7 +257,8 @@ static int check_collective_operands(const program *prog, uint32_t op_idx)
     return 0;
 }
 
-/* What a rank has of a collective is the same part of the whole on each, and runs where it runs on all. */
+/* Checks a collective: each rank has an equal part of the whole, and it runs on all ranks or on
+ * none. */
 static int check_collective(const program *prog, uint32_t op_idx)
 {
     const op *item = &prog->ops[op_idx];
@@ -283,7 +288,8 @@ static int check_collective(const program *prog, uint32_t op_idx)
     return 0;
 }
 
-/* Of several ranks the norm is that of all ranks' sums, put in the order of the model's blocks. */
+/* Checks the norm of several ranks: it takes the sums of all ranks and puts them in the order of
+ * the model's blocks. */
 static int check_norm(const program *prog, uint32_t op_idx)
 {
     const op *item = &prog->ops[op_idx];
@@ -312,7 +318,7 @@ static int check_norm(const program *prog, uint32_t op_idx)
     return 0;
 }
 
-/* Parts of a norm are counted from 0, and an OP_NORM is the last of them. */
+/* Checks that the parts of a norm are counted from 0 and that an OP_NORM is the last. */
 static int check_norm_parts(const program *prog)
 {
     uint32_t due = 0, latest = PROGRAM_NONE;

@@ -2,10 +2,10 @@
  * (FICLONE), otherwise sparse files of the header and the requested ranges. See slab.h. One thread
  * at a time; uses the stack only.
  *
- *   source  read by the slab's own descriptors with direct I/O. The page cache could hold stale bytes
- *           of blocks that others write directly
- *   target  written through the page cache, so writing overlaps the next read. Each window is written
- *           out and then dropped, so a copy of any size takes little of the cache */
+ *   source  read by the slab's own descriptors with direct I/O. The page cache could hold stale
+ *           bytes of blocks that others write directly
+ *   target  written through the page cache, so writing overlaps the next read. Each window is
+ *           written out and then dropped, so a copy of any size takes little of the cache */
 #include <assert.h>
 #include <errno.h>
 #include <fcntl.h>

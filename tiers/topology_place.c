@@ -7,21 +7,23 @@
  *     GPU's link. If that node is unknown, home is all nodes with allowed cores.
  *  3. CPU backend. With fewer threads than cores (device.threads, or a control group's quota of CPU
  *     time) compute takes the fewest nodes that have as many cores: first the node of most drives,
- *     then the one with most available memory. The threads may use all cores of these nodes, because
- *     particular cores on a shared machine would collide with other users' choice of the same ones.
- *     Updates share cores and threads of compute, since the program never runs both at once.
- *  4. GPU. Updates take the allowed physical cores of the GPU's node. If it has none, they take those
- *     of the nearest node that has; if update.threads is more, of the nearest nodes that together
- *     have enough.
- *  5. The core left to I/O is the lowest one of the first drive's home node, otherwise of the lowest
- *     home node: interrupts go to low numbers by default. A parallel region ends with its slowest
- *     thread. If other work takes a share s of one core, the region runs up to s longer, while
- *     leaving a core costs 1/n. Beside full disk load Adam was seen to lose 5-10% on two cores, and
- *     copies add to that, so s is about 1/8. This is an estimate: no machine of 8 cores or more was
- *     available to measure; device.threads overrides it. DeepSpeed leaves 20% (cpuadam_cores_perc
- *     0.8), since its cores also run Python and libaio.
- *  6. I/O may use the hyperthreads and the core left to it too: the kernel puts it where it is idle,
- *     and on 2 cores it shares them (thread_ask_short_slice). Threads of the pool sleep in the kernel.
+ *     then the one with most available memory. The threads may use all cores of these nodes,
+ *     because particular cores on a shared machine would collide with other users' choice of the
+ *     same ones. Updates share cores and threads of compute, since the program never runs both at
+ *     once.
+ *  4. GPU. Updates take the allowed physical cores of the GPU's node. If it has none, they take
+ *     those of the nearest node that has; if update.threads is more, of the nearest nodes that
+ *     together have enough.
+ *  5. The core left to I/O is the lowest one of the first drive's home node, otherwise of the
+ *     lowest home node: interrupts go to low numbers by default. A parallel region ends with its
+ *     slowest thread. If other work takes a share s of one core, the region runs up to s longer,
+ *     while leaving a core costs 1/n. Beside full disk load Adam was seen to lose 5-10% on two
+ *     cores, and copies add to that, so s is about 1/8. This is an estimate: no machine of 8 cores
+ *     or more was available to measure; device.threads overrides it. DeepSpeed leaves 20%
+ *     (cpuadam_cores_perc 0.8), since its cores also run Python and libaio.
+ *  6. I/O may use the hyperthreads and the core left to it too: the kernel puts it where it is
+ *     idle, and on 2 cores it shares them (thread_ask_short_slice). Threads of the pool sleep in
+ *     the kernel.
  *  7. Several ranks: topology_share.c.
  *
  * Pure: reads the machine and the request, writes the plan. The number of update threads changes no

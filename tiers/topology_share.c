@@ -2,18 +2,18 @@
  * in the same way and takes its own, so that nothing need be agreed. Pure.
  *
  *  - The allowed cores are dealt out in blocks of whole physical cores. Each rank gets equally many
- *    and at least one; if there are fewer cores than ranks, several ranks share one. The kernel keeps
- *    the cores that cannot be dealt evenly.
- *  - Ranks go to NUMA nodes first: rank i of n to node i * nodes / n if n is a multiple of the nodes,
- *    unless the nodes are so unequal that more than a quarter of the cores would be left over. A
- *    GPU's rank goes to its GPU's node.
- *  - All other rules then hold for the rank's own cores. Core sets that the job names are not dealt:
- *    every rank may use all of compute's cores, with so many threads that all ranks together have one
- *    per physical core. io's cores are left out of the deal if there are 8 physical cores or more,
- *    and at least half of them, and one for each rank, remain.
+ *    and at least one; if there are fewer cores than ranks, several ranks share one. The kernel
+ *    keeps the cores that cannot be dealt evenly.
+ *  - Ranks go to NUMA nodes first: rank i of n to node i * nodes / n if n is a multiple of the
+ *    nodes, unless the nodes are so unequal that more than a quarter of the cores would be left
+ *    over. A GPU's rank goes to its GPU's node.
+ *  - All other rules then hold for the rank's own cores. Core sets that the job names are not
+ *    dealt: every rank may use all of compute's cores, with so many threads that all ranks together
+ *    have one per physical core. io's cores are left out of the deal if there are 8 physical cores
+ *    or more, and at least half of them, and one for each rank, remain.
  *  - A quota is divided among the ranks of the machine, also those with masks of their own. What a
- *    node has available is divided among the ranks whose home it is (for masks of their own: as many
- *    as fit); what ranks may fall back on is divided among all. */
+ *    node has available is divided among the ranks whose home it is (for masks of their own: as
+ *    many as fit); what ranks may fall back on is divided among all. */
 #include <assert.h>
 #include <string.h>
 

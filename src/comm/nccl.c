@@ -1,6 +1,6 @@
 /* The backend nccl: collectives between GPUs on the comm lane's stream. See comm.h.
  *
- *   commi_open_nccl ─► who has which GPU ─► id of rank 0 ─► communicator ─► a trial of each collective
+ *   commi_open_nccl ─► who has which GPU ─► id of rank 0 ─► communicator ─► trial of each one
  *   nccl_all_gather, nccl_reduce_scatter: enqueue, and return when NCCL has (not when the GPU has)
  *   nccl_watch: NCCL's errors, a rank that does not come, a failure of the job ─► ncclCommAbort
  *

@@ -3,8 +3,8 @@
  *
  *   all-gather      [own][own][own]...   its shard takes the place of each rank's, so as many bytes
  *                   are written
- *   reduce-scatter  the sum of the parts of its own source, so as many bytes are read; on a GPU only
- *                   its own part
+ *   reduce-scatter  the sum of the parts of its own source, so as many bytes are read; on a GPU
+ *                   only its own part
  *
  * With moves_own_alone only the rank's own part is written or read.
  *
