@@ -1,7 +1,8 @@
 /* Checksums of what programs write to the nvme tier, so that a read that returns other bytes is
  * detected at once.
  *
- *   write op: forget what overlaps ─ sum ─ write ─ done: put   read op: done: verify what lies in it
+ *   write op: forget what overlaps ─ sum ─ write ─ done: put
+ *   read op:  read ─ done: verify the extents within its range
  *
  * An extent is the range of the slab's address space that one write op fills. A table knows the
  * extents of the given programs and allocates for them at creation only. For each extent it has the

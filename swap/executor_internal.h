@@ -1,4 +1,4 @@
-/* What the files of the executor share: the executor and its per-program tables. executor.c calls
+/* Shared by the files of the executor: the executor and its per-program tables. executor.c calls
  * executor_prepare.c, which makes the tables at creation, and executor_paranoid.c, which overwrites
  * memory in paranoid mode. */
 #ifndef SLUICE_SWAP_EXECUTOR_INTERNAL_H

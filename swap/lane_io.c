@@ -138,8 +138,8 @@ static int find_place(const lane_io_pair *pair, const lane_request *request,
     return 0;
 }
 
-/* The io request that this one goes behind, which io has or will have. NULL: that one has
- * finished. */
+/* The io request that this one goes behind; io has it or will have it. NULL: there is none, or it
+ * has finished. */
 static const io_request *find_first(const io_slot *slot)
 {
     const lane_request *request = slot->transfer.user;

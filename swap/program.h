@@ -152,7 +152,8 @@ struct operand {
 };
 typedef struct operand operand;
 
-/* What an op needs of the machine's shared resources. The simulator divides it by their rates. */
+/* An op's needs of the machine's shared resources. The simulator divides them by the resources'
+ * rates. */
 struct op_demand {
     uint64_t drive_read_bytes, drive_write_bytes;
     uint64_t h2d_bytes, d2h_bytes; /* host-device link, each direction */

@@ -1,6 +1,6 @@
-/* What the files of the program check share, and in part the executor: the structure of a program,
- * the happens-before relation, the uses of each buffer, and the two proofs built on them. Scratch
- * lives in `struct swapi_check` and is freed with it; one thread.
+/* Shared by the files of the program check, and in part by the executor: the structure of a
+ * program, the happens-before relation, the uses of each buffer, and the two proofs built on them.
+ * Scratch lives in `struct swapi_check` and is freed with it; one thread.
  *
  *   program_check (program_check.c)
  *     ├─► structure: each buffer and op by itself (program_structure.c)

@@ -4,7 +4,7 @@
 #include "base/tile.h"
 #include "swap/program_internal.h"
 
-/* What a kind of op requires of its lane and operands. */
+/* The requirements of a kind of op for its lane and operands. */
 struct kind_rule {
     uint8_t lane;
     uint8_t or_compute;      /* may also be on LANE_COMPUTE, with all operands in device memory */

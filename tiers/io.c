@@ -89,7 +89,7 @@ void tieri_event_drain(io *self)
     self->signalled = false;
 }
 
-/* Sleeps until io_poll has something to do. */
+/* Sleeps until io_poll has work. */
 static void event_wait(const io *self)
 {
     struct pollfd waiter = {.fd = self->epoll_fd, .events = POLLIN};

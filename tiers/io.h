@@ -139,10 +139,10 @@ uint32_t io_room(const io *self);
  * more and only io_destroy helps. A failed request is not a failure of io_poll. */
 int io_poll(io *self, io_request **done, size_t max) MUST_CHECK;
 
-/* Readable when io_poll has something to do: requests to return, completions to collect, requests
- * submitted since the last io_poll, or a transfer to report as stuck or to give up. Do not read
- * from it; io_poll does when it finds nothing. So the loop { submit what there is; io_poll; poll(2)
- * if nothing came } neither spins nor sleeps too long. */
+/* Readable when io_poll has work: requests to return, completions to collect, requests submitted
+ * since the last io_poll, or a transfer to report as stuck or to give up. Do not read from it;
+ * io_poll reads it when it finds nothing. So the loop { submit what there is; io_poll; poll(2) if
+ * nothing came } neither spins nor sleeps too long. */
 int io_event_fd(const io *self);
 
 /* Submits one request and waits for it: for start and end, not for a step. Requests in flight go on

@@ -8,7 +8,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* What may happen to a transfer. Faults of writes do nothing to a read, and vice versa. */
+/* The kinds of faults of a transfer. Faults of writes do nothing to a read, and vice versa. */
 enum io_fault_kind {
     IO_FAULT_NONE,
     IO_FAULT_SHORT,   /* moves only a part, as a signal or a busy drive may cause; is continued */
@@ -36,7 +36,7 @@ struct io_faults {
 };
 typedef struct io_faults io_faults;
 
-/* What a test changes about an io (io_config.test). */
+/* The changes that a test makes to an io (io_config.test). */
 struct io_test {
     bool deny_uring;         /* act as if the kernel refused io_uring */
     bool deny_registration;  /* act as if RLIMIT_MEMLOCK forbade registered buffers */

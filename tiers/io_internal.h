@@ -1,4 +1,4 @@
-/* What the files of io share: the queue, its backends and the faults.
+/* Shared by the files of io: the queue, its backends and the faults.
  *
  *   io.c       requests -> transfers, order, retries, results, the watch over time   (owner thread)
  *   io_open.c  creation and end                                                      (owner thread)
@@ -63,7 +63,7 @@ static inline tieri_transfer *tieri_list_pop(tieri_list *list)
     return item;
 }
 
-/* What a backend is opened with. All pointers are borrowed until close. */
+/* The configuration of a backend. All pointers are borrowed until close. */
 struct tieri_backend_config {
     const slab *target;
     const io_region *regions;

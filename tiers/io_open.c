@@ -217,7 +217,7 @@ static void release(io *self)
     mem_free(self);
 }
 
-/* Makes one descriptor for the caller, which is readable when either of the two is. */
+/* Makes the caller's descriptor, which is readable when event_fd or timer_fd is readable. */
 static int open_descriptors(io *self)
 {
     self->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);

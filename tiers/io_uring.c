@@ -182,8 +182,8 @@ static bool uring_close(void *state, bool hung)
     uring_state *self = state;
     bool drained = uring_drain(self, hung);
     /* The kernel releases a ring some time after it was closed. Unregistering first makes the
-     * slab's space and the arenas' pages free when this returns, for whoever deletes or unmaps them
-     * next. With work in flight that would wait for it. */
+     * slab's space and the arenas' pages free when this returns, so that others can delete or unmap
+     * them. With work in flight that would wait for it. */
     if (self->region_count && drained)
         (void)io_uring_unregister_buffers(&self->ring);
     if (self->files_registered && drained)

@@ -1,4 +1,4 @@
-/* What the files of the slab share. */
+/* Shared by the files of the slab. */
 #ifndef SLUICE_TIERS_SLAB_INTERNAL_H
 #define SLUICE_TIERS_SLAB_INTERNAL_H
 

@@ -1,4 +1,4 @@
-/* What the files of tiers share and nobody else may use: readers of /proc, sysfs and control groups
+/* Shared by the files of tiers only: readers of /proc, sysfs and control groups
  * (system_memory.c, topology_read.c). They use stack buffers, and descriptors only during the call;
  * any thread. */
 #ifndef SLUICE_TIERS_TIERS_INTERNAL_H

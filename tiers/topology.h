@@ -75,7 +75,7 @@ int topology_add_drive(topology *self, const char *path) MUST_CHECK;
 /* Describes the machine in one line for the log. Returns `text`. */
 char *topology_describe(const topology *self, char text[TOPOLOGY_TEXT_BYTES]);
 
-/* What a job asks for one group of threads. */
+/* A job's request for one group of threads. */
 struct core_ask {
     const char *key;   /* the job's block, for messages: "device" for device.cores */
     const char *cores; /* a core set; NULL or "": automatic */
@@ -108,7 +108,7 @@ struct core_share {
     uint32_t rank, world; /* local; world at least 1 */
     bool is_dealt;        /* the ranks share a mask, and `cores` is this rank's part of it */
     core_set cores;       /* all cores that it may use, apart from sets that the job names */
-    /* By index of the node: the number of ranks whose home it is; 0: unknown. */
+    /* By index of the node: how many ranks have their home there; 0: unknown. */
     uint32_t home_ranks[TOPOLOGY_NODES_MAX];
 };
 typedef struct core_share core_share;

@@ -1,4 +1,4 @@
-/* What the files of topology share: how the ranks of a machine divide it. Pure; any thread. */
+/* Shared by the files of topology: how the ranks of a machine divide it. Pure; any thread. */
 #ifndef SLUICE_TIERS_TOPOLOGY_INTERNAL_H
 #define SLUICE_TIERS_TOPOLOGY_INTERNAL_H
 

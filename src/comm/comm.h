@@ -93,11 +93,11 @@ typedef struct comm_join_config comm_join_config;
  *   ERR_BACKEND  MPI failed
  *   -ETIMEDOUT   a rank did not come; the text names it */
 int comm_join(const comm_join_config *config, comm **out) MUST_CHECK;
-/* Makes rank `rank` of `world` ranks of which only this one exists, to measure what one rank does.
- * Each rank counts as a host of its own. Exchanges behave as if all ranks sent what this one sends;
- * collectives copy this rank's data into the place of the others' data and take the time that
- * comm_open_config states. Results have no meaning. -ENOMEM; ERR_CONFIG if `rank` is not below
- * `world`. */
+/* Makes rank `rank` of `world` ranks; the other ranks do not exist. It serves to measure the work
+ * of a single rank. Each rank counts as a host of its own. Exchanges behave as if all ranks sent
+ * the same bytes as this one; collectives copy this rank's data into the place of the others' data
+ * and take the time that comm_open_config states. Results have no meaning. -ENOMEM; ERR_CONFIG if
+ * `rank` is not below `world`. */
 int comm_pretend(uint32_t rank, uint32_t world, comm **out) MUST_CHECK;
 bool comm_is_pretended(const comm *self); /* NULL: false */
 /* Changes the limits of comm_join_config, for example once the job is read. */

@@ -1,4 +1,4 @@
-/* What the files of src/comm share. See comm.h for the whole.
+/* Shared by the files of src/comm. See comm.h for the whole.
  *
  * Calls go downward only in this drawing:
  *
@@ -142,7 +142,7 @@ static inline bool commi_has_mpi(const comm *self)
 int commi_mpi_open(comm *self, const commi_launch *launch) MUST_CHECK;
 /* Sends rank 0's bytes to all ranks. Blocks; only while joining. */
 int commi_mpi_broadcast(comm *self, void *data, uint64_t bytes) MUST_CHECK;
-/* Code 0: all ranks call it together, and MPI ends. Otherwise MPI is left as it is. */
+/* Code 0: all ranks call it together, and MPI ends. Otherwise MPI is not ended. */
 void commi_mpi_close(comm *self, int code);
 /* The library's name and version, for messages; "" without MPI. Static storage. */
 const char *commi_mpi_version(void);

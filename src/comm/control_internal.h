@@ -85,7 +85,7 @@ struct commi_control {
     int64_t progress_ns;
     bool has_reported; /* the thread has called comm_join_config.report; under comm.mutex */
     pthread_t thread;
-    /* Under comm.mutex, as comm.failure is: */
+    /* Under comm.mutex, like comm.failure: */
     char label[COMM_LABEL_BYTES];
     bool is_own;                  /* the failure is this rank's, and the hub has not confirmed it */
     char refusal[ERR_TEXT_BYTES]; /* the last refusal of another rank in comm_agree; "": none */
@@ -119,7 +119,7 @@ struct commi_address {
     unsigned char bytes[16];
 };
 
-/* What rank 0 sends to all ranks by MPI. */
+/* Rank 0 sends this to all ranks by MPI. */
 struct commi_meeting {
     uint64_t token[2];
     uint32_t port, address_count;

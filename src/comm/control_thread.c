@@ -426,7 +426,7 @@ static int64_t reporting_ns(const commi_control *self, int code)
     return is_hurried && most_ns > SECOND_NS ? SECOND_NS : most_ns;
 }
 
-/* The reporter's own thread has not reported: the control thread does. */
+/* Reports in place of the reporter's own thread, which has not reported in time. */
 static void report_for_it(commi_control *self)
 {
     pthread_mutex_lock(&self->owner->mutex);

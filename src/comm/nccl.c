@@ -208,7 +208,7 @@ static int convert(comm *self, nccl_state *state, const void *source, enum dtype
     return rc < 0 ? fail_here(self, state, rc) : 0;
 }
 
-/* Runs in place within scratch: NCCL puts the sum where this rank's part of the source was. */
+/* Runs in place within scratch: NCCL puts the sum over this rank's part of the source. */
 static int reduce_scatter_16_bit(comm *self, nccl_state *state, const comm_call *call)
 {
     ncclDataType_t type = call->wire == DTYPE_BF16 ? ncclBfloat16 : ncclFloat16;

@@ -1,5 +1,5 @@
-/* One rank of a world whose other ranks do not exist, to measure what this rank does. See
- * comm_pretend in comm.h.
+/* A rank of a world without other ranks, to measure a single rank's work. See comm_pretend in
+ * comm.h.
  *
  *   all-gather      [own][own][own]...   its shard takes the place of each rank's, so as many bytes
  *                   are written

@@ -116,8 +116,8 @@ void segment_fini(segment *self)
 
 void segment_raise(segment_word *word, uint32_t value)
 {
-    /* Sequentially consistent, as the waiter's entry is: either the waiter sees the new value, or
-     * this thread sees the waiter. */
+    /* Both this store and the waiter's entry are sequentially consistent: either the waiter sees
+     * the new value, or this thread sees the waiter. */
     atomic_store(&word->value, value);
     if (atomic_load(&word->waiters) != 0)
         (void)syscall(SYS_futex, &word->value, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
