@@ -226,6 +226,7 @@ uint64_t checksum_count(const checksum_table *self)
 
 void checksum_forget(checksum_table *self, uint64_t offset, uint64_t size_bytes)
 {
+    assert(size_bytes <= UINT64_MAX - offset);
     for (uint64_t i = count_before(self, offset + size_bytes); i-- > 0 && self->reach[i] > offset;)
         if (end_of(&self->extents[i]) > offset)
             self->known[i] = 0;

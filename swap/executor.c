@@ -150,8 +150,10 @@ static void open_dependents(executor *self, uint32_t op_idx, bool at_submit)
             !self->paranoid &&
             (item->behind == op_idx ? self->lanes[item->lane]->keeps_behind
                                     : swapi_same_worker(self, lane_kind_of_op, item->lane));
-        if (fed_ahead == at_submit)
-            self->closed_deps[dependent]--;
+        if (fed_ahead != at_submit)
+            continue;
+        assert(self->closed_deps[dependent] > 0);
+        self->closed_deps[dependent]--;
     }
 }
 
@@ -408,6 +410,7 @@ static void finish_request(executor *self, const lane_request *request)
 {
     int kind = request->item->lane;
     assert(self->states[request->op_idx] == SWAPI_IN_FLIGHT);
+    assert(self->in_flight[kind] > 0);
     self->states[request->op_idx] = SWAPI_DONE;
     self->in_flight[kind]--;
     self->object_in_flight[self->object_of[kind]]--;

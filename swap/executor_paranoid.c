@@ -4,6 +4,7 @@
  * use the buffer or what reuses its space: before the first op of a run, before the submit of a
  * read whose dependencies are complete, and after the last user is complete but before anything
  * that waited for that op is issued. Only creation allocates. */
+#include <assert.h>
 #include <errno.h>
 #include <string.h>
 
@@ -82,6 +83,7 @@ void swapi_paranoid_done(executor *self, const op *item)
     for (uint32_t k = 0; k < item->operand_count; k++) {
         uint32_t buffer_idx = item->operands[k].buffer_idx;
         const buffer *held = &prog->buffers[buffer_idx];
+        assert(self->users_left[buffer_idx] > 0);
         if (--self->users_left[buffer_idx] == 0 && !held->is_home)
             poison(self, held->arena, held->offset_bytes, held->offset_bytes + held->size_bytes);
     }

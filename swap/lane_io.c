@@ -253,6 +253,7 @@ static void finish_request(lane_io_pair *pair, io_slot *slot, int result, uint64
     request->next = NULL;
     if (result < 0)
         keep_error(self, result);
+    assert(self->free_count < pair->request_capacity);
     self->free_slots[self->free_count++] = slot;
     if (self->last)
         self->last->next = request;
@@ -316,6 +317,7 @@ static uint32_t collect_sums(lane_io_pair *pair)
             finish_request(pair, slot, job->result < 0 ? corrupt_error(pair, slot) : 0, now_ns);
             continue;
         }
+        assert(pair->summing_count > 0);
         pair->summing_count--;
         int rc = hand_over(pair, slot);
         if (rc < 0) { /* not for lack of room, which submit has checked */

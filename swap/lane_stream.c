@@ -357,9 +357,11 @@ static int finish_oldest(lane_stream *self, gpu_stream *stream, uint64_t now_ns,
 {
     flight *oldest = flight_at(self, stream, stream->polled_count);
     lane_request *request = oldest->request;
+    assert(request != NULL);
     TRY(take_times(self, stream, oldest, now_ns));
     oldest->request = NULL;
     stream->polled_count++;
+    assert(stream->polled_count <= stream->submitted_count);
     request->next = NULL;
     request->result = 0;
     if (self->is_finish_failed) {

@@ -188,6 +188,7 @@ static int worker_poll(lane *base, lane_request **done, size_t max)
     pthread_mutex_lock(&self->mutex);
     while (count < max && self->finished.first)
         done[count++] = list_pop(&self->finished);
+    assert(count <= self->in_flight);
     self->in_flight -= (uint32_t)count;
     if (count > 0 && !self->finished.first) {
         /* Under the mutex, so that it does not clear the signal of a request that finishes next. */

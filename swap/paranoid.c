@@ -64,8 +64,7 @@ struct paranoid {
     unsigned char *scratch; /* [scratch_bytes] at a multiple of TILE_PERIOD_BYTES */
     uint64_t scratch_bytes;
     uint64_t turn;
-    buffer *
-        shadow; /* [shadow_count] buffers as the op sees them: between calls all lead to the trap */
+    buffer *shadow; /* [shadow_count] buffers for the op; between calls all lead to the trap */
     uint64_t shadow_count;
     unsigned char guard[GUARD_BYTES + 1]; /* the pattern from an even address on */
     /* The present op: */

@@ -183,6 +183,7 @@ void place_begin_write(place_entry *self, uint8_t which)
 void place_written(place_entry *self, uint8_t which, uint64_t sum)
 {
     assert(which < PLACE_NONE);
+    assert(which != self->committed || self->offset[0] == self->offset[1]);
     self->sum[which] = sum;
     self->has_sum[which] = 1;
     self->newest = which;

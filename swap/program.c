@@ -30,6 +30,7 @@ const operand *op_operand(const op *item, enum operand_role role)
 
 bool op_depends_on(const program *prog, uint32_t op_idx, uint32_t dep_idx)
 {
+    assert(op_idx < prog->op_count);
     const op *item = &prog->ops[op_idx];
     for (uint32_t k = 0; k < item->dep_count; k++)
         if (prog->deps[item->dep_begin + k] == dep_idx)

@@ -154,7 +154,9 @@ static bool issue_one(io *self, enum io_direction direction)
     item->begin_ns = clock_ns();
     if (request->issued_bytes == 0)
         request->start_ns = item->begin_ns;
+    assert(item->left_bytes > 0);
     request->issued_bytes += item->left_bytes;
+    assert(request->issued_bytes <= request->size_bytes);
     request->in_flight++;
     if (request->issued_bytes == request->size_bytes)
         list_pop(&self->queue[direction]);
@@ -238,6 +240,8 @@ static io_latency *latency_of(const io *self, uint32_t drive_idx, enum io_direct
 static void finish(io *self, tieri_transfer *item)
 {
     io_request *request = item->request;
+    assert(self->out_count > 0);
+    assert(request->in_flight > 0);
     self->out_count--;
     if (item->result > 0)
         progress_note();
@@ -263,6 +267,7 @@ static void finish(io *self, tieri_transfer *item)
         io_latency_add(latency_of(self, item->drive_idx, item->direction),
                        clock_ns() - item->begin_ns);
     }
+    assert(request->done_bytes <= request->issued_bytes);
     item->request = NULL;
     tieri_list_push(&self->unused[item->direction], item);
     request->in_flight--;
@@ -516,6 +521,7 @@ int io_submit(io *self, io_request *request)
 
 uint32_t io_room(const io *self)
 {
+    assert(self->taken_count <= self->request_capacity);
     return self->request_capacity - self->taken_count;
 }
 

@@ -47,6 +47,8 @@ void io_latency_merge(io_latency *self, const io_latency *from)
 
 uint64_t io_latency_quantile_ns(const io_latency *self, double share)
 {
+    assert(share >= 0.0);
+    assert(share <= 1.0);
     /* The rank of the wanted transfer, from 1. */
     double rank = share * (double)self->count;
     uint64_t passed = 0;

@@ -139,6 +139,7 @@ static tieri_transfer *uring_reap(void *state)
     {
         item = io_uring_cqe_get_data(cqe);
         item->result = cqe->res;
+        assert(self->in_kernel_count > 0);
         self->in_kernel_count--;
         seen = 1;
         break;

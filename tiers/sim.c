@@ -145,8 +145,9 @@ static uint64_t within_chunk(uint64_t offset, uint64_t size_bytes)
 void sim_store_get(const sim_store *self, uint32_t drive_idx, uint64_t offset, void *data,
                    uint64_t size_bytes)
 {
+    assert(drive_idx < self->drive_count);
     const sim_drive *drive = &self->drives[drive_idx];
-    assert(drive_idx < self->drive_count && offset <= drive->file_bytes);
+    assert(offset <= drive->file_bytes);
     assert(size_bytes <= drive->file_bytes - offset);
     unsigned char *to = data;
     for (uint64_t part; size_bytes > 0; offset += part, to += part, size_bytes -= part) {
@@ -162,8 +163,9 @@ void sim_store_get(const sim_store *self, uint32_t drive_idx, uint64_t offset, v
 int sim_store_put(sim_store *self, uint32_t drive_idx, uint64_t offset, const void *data,
                   uint64_t size_bytes)
 {
+    assert(drive_idx < self->drive_count);
     sim_drive *drive = &self->drives[drive_idx];
-    assert(drive_idx < self->drive_count && offset <= drive->file_bytes);
+    assert(offset <= drive->file_bytes);
     assert(size_bytes <= drive->file_bytes - offset);
     const unsigned char *from = data;
     for (uint64_t part; size_bytes > 0; offset += part, from += part, size_bytes -= part) {
@@ -396,6 +398,7 @@ static tieri_transfer *sim_reap(void *state)
         self->flying.first = best->next;
     if (self->flying.last == best)
         self->flying.last = before_best;
+    assert(self->flying_count > 0);
     self->flying_count--;
     self->ready_count--;
     self->now = size_max(self->now, best->due);

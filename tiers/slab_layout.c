@@ -109,6 +109,7 @@ void slab_map(const slab *self, uint64_t offset, uint64_t size, slab_piece *piec
     const slab_zone *zone = self->zones;
     while (stripe - zone->first_stripe >= zone->stripe_count)
         zone++;
+    assert(zone < self->zones + self->zone_count);
     uint64_t turn = (stripe - zone->first_stripe) / zone->pattern_count;
     uint64_t place = (stripe - zone->first_stripe) % zone->pattern_count;
     uint32_t drive = zone->pattern_drive[place];
@@ -118,6 +119,7 @@ void slab_map(const slab *self, uint64_t offset, uint64_t size, slab_piece *piec
     uint64_t run_stripes = 1;
     if (zone->pattern_count == 1)
         run_stripes = zone->first_stripe + zone->stripe_count - stripe;
+    assert(file_stripe < self->drive_stripes[drive]);
     piece->drive_idx = drive;
     piece->file_offset = SLAB_HEADER_BYTES + file_stripe * self->stripe_bytes + inside;
     piece->size_bytes = size_min(size, run_stripes * self->stripe_bytes - inside);

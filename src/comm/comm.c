@@ -164,6 +164,7 @@ int comm_open(comm *self, const comm_open_config *config)
 
 static int check_call(comm *self, const comm_call *call)
 {
+    assert(call->label != NULL);
     TRY(comm_check(self));
     if (!self->bulk)
         return err_set(ERR_INTERNAL, "%s: collectives are not open", call->label);

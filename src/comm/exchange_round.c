@@ -1,4 +1,5 @@
 /* One collective in rounds. See exchange_internal.h. */
+#include <assert.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -23,6 +24,7 @@ typedef struct passage passage;
 /* The part of the shard that the round at `begin` moves. */
 static uint64_t round_count(const passage *way, uint64_t begin)
 {
+    assert(begin <= way->call->count);
     return size_min(way->chunk_count, way->call->count - begin);
 }
 
@@ -61,6 +63,7 @@ static void begin(passage *way, exchange *self, struct staged *gpu, enum exchang
     way->chunk_count =
         is_gather ? gather_chunk(self) : exchangei_reduce_chunk(self, gpu != NULL, call->wire);
     way->wire_bytes = is_gather ? 1 : dtype_bytes(call->wire);
+    assert(way->chunk_count > 0);
     way->first_round = self->round + 1;
     way->head.kind = kind;
     way->head.count = call->count;

@@ -116,6 +116,7 @@ void segment_fini(segment *self)
 
 void segment_raise(segment_word *word, uint32_t value)
 {
+    assert(segment_is_reached(value, atomic_load(&word->value))); /* it only rises */
     /* Both this store and the waiter's entry are sequentially consistent: either the waiter sees
      * the new value, or this thread sees the waiter. */
     atomic_store(&word->value, value);
