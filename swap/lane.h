@@ -34,7 +34,6 @@ struct lane_request {
     /* Private to the lane: */
     struct lane_request *next;
     void *lane_private;
-    uint64_t pending_count;
 };
 typedef struct lane_request lane_request;
 

@@ -1,16 +1,16 @@
-/* What the plan says of a step of several ranks is what the ranks then take: 4 of them train on
- * paced lanes (train_options.pace), where drives, links and collectives take as long as on a stated
- * machine and computing takes time alone. Their real collectives make them wait for each other as
- * ever. Shown of each case:
+/* The plan's prediction for a step of several ranks holds: 4 ranks train on paced lanes
+ * (lane_pace.h), where drives, links and collectives take as long as on a stated machine, and
+ * computing only takes time. Their real collectives make them wait for each other as usual. Each
+ * case shows:
  *
  *   the mean steady step is within 15% of plan_summary.step_seconds
- *   where the plan hides collectives behind computing, a step is much shorter than both end to end
+ *   if the plan hides collectives behind computing, a step is much shorter than both end to end
  *
- * This is about time, which other tests leave alone: so a step lasts more than a second and its ops
- * many milliseconds, figures are ratios, and a case that other work of the machine has disturbed is
- * run again, up to three times. That a step is not slower is asked with SLUICE_TEST_TIMES alone,
- * which the suite's slow line sets. Argument "all": the cases too that the suite has no time for; or
- * the name of one. */
+ * This is a test of time, which other tests leave alone. So a step lasts more than a second and its
+ * ops many milliseconds, figures are ratios, and a case that other work of the machine has
+ * disturbed is run again, up to three times. Only SLUICE_TEST_TIMES, which the suite's slow line
+ * sets, also asks that a step is not slower. Argument "all": also the cases that the suite has no
+ * time for; or the name of a case. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -122,7 +122,7 @@ static int begin_pace(void *user, const program *const *programs, uint32_t progr
     return lane_pace_create(&config, &self->pace);
 }
 
-/* What computes takes its time and does nothing else. */
+/* Computing only takes its time. */
 static int wrap_lane(void *user, enum lane_kind kind, lane **item)
 {
     const struct paced_lanes *self = user;

@@ -169,17 +169,19 @@ typedef struct train_memory train_memory;
 int train_memory_create(uint64_t host_bytes, train_memory **out) MUST_CHECK;
 void train_memory_destroy(train_memory *self); /* after the last run; NULL is allowed */
 
-/* Tests: a machine of stated speeds, and lanes in the place of the engine's own that keep to them. Losses and
- * weights mean nothing if lanes do no work. All calls come from the thread that runs. */
 struct lane;    /* swap/lane.h */
 struct program; /* swap/program.h */
+
+/* Tests: a machine of stated speeds, and lanes that keep to them in the place of the engine's own.
+ * If lanes do no work, losses and weights have no meaning. The thread that runs makes all calls. */
 struct train_pace {
     const struct plan_machine *machine; /* replaces the machine in the plan */
-    /* Called once before any lane is wrapped, with all programs that may run. NULL: no lane is wrapped. */
+    /* Called once, before any lane is wrapped, with all programs that may run. NULL: no lane is
+     * wrapped. */
     int (*begin)(void *user, const struct program *const *programs, uint32_t program_count);
-    /* Puts another lane in the place of *item, which serves lanes of this kind (copies: LANE_H2D, the cores:
-     * LANE_COMPUTE). The new lane owns the old one, or the call has destroyed it. On failure *item is a lane
-     * or NULL. */
+    /* Puts another lane in the place of *item, which serves lanes of this kind (LANE_H2D for all
+     * copies, LANE_COMPUTE for the cores). The new lane owns the old one, or the call has destroyed
+     * it. On failure *item is a lane or NULL. */
     int (*wrap)(void *user, enum lane_kind kind, struct lane **item);
     void (*end)(void *user); /* after the lanes are destroyed, if begin succeeded */
     void *user;
