@@ -18,7 +18,7 @@
 
 #include "comm_fixture.h"
 
-/* What a rank tells the test, in shared memory. */
+/* The results that a rank gives to the test, in shared memory. */
 struct outcome {
     int code;
     bool is_reporter;

@@ -30,7 +30,7 @@ static bool is_launched(void)
     return false;
 }
 
-/* More ranks than cores, on any core, also as root, whichever mpirun it is. Idle OpenMP threads
+/* Starts more ranks than cores, on any core, also as root, with any mpirun. Idle OpenMP threads
  * sleep. */
 static void become_mpirun(int argc, char **argv)
 {

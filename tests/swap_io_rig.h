@@ -1,5 +1,6 @@
 /* An executor over a slab for one program: the nvme lanes on a transport by name ("uring", "pool",
- * "sim"), real worker lanes beside them, the fixture's arithmetic in between. Include after cmocka.h. */
+ * "sim"), real worker lanes beside them, the fixture's arithmetic in between. Include after
+ * cmocka.h. */
 #ifndef SLUICE_TESTS_SWAP_IO_RIG_H
 #define SLUICE_TESTS_SWAP_IO_RIG_H
 
@@ -35,7 +36,7 @@ struct io_rig {
     bool is_paced; /* by lanes that take 0.2 ms for any op */
     uint64_t stuck_ns;
     bool
-        keeps_files; /* the drive is broken: io_rig_fini leaves its files to whoever takes it down */
+        keeps_files; /* the drive is broken: io_rig_fini leaves its files */
 
     const program *prog;
     fixture_arenas arenas; /* host aligned for direct I/O; nvme is a copy for comparing */
@@ -173,7 +174,8 @@ __attribute__((unused)) static void io_rig_start(io_rig *self, const io_faults *
     assert_int_equal(executor_create(&exec, &self->exec), 0);
 }
 
-/* As of a run before: the sums of what io_rig_start wrote, for all that the program writes later. */
+/* As of a run before: the sums of what io_rig_start wrote, for all that the program writes
+ * later. */
 __attribute__((unused)) static void io_rig_preload_sums(io_rig *self)
 {
     const program *prog = self->prog;

@@ -1,6 +1,6 @@
-/* An executor over a slab of two drives for optimizer state with two places: a transport by name, extents,
- * programs that write or read one of them, and a look at the slab past the lanes. Include after cmocka.h,
- * once. */
+/* An executor over a slab of two drives for optimizer state with two places: a transport by name,
+ * extents, programs that write or read one of them, and a look at the slab past the lanes. Include
+ * after cmocka.h, once. */
 #ifndef SLUICE_TESTS_SWAP_STATE_RIG_H
 #define SLUICE_TESTS_SWAP_STATE_RIG_H
 
@@ -36,8 +36,8 @@ enum {
 
 static const char *transport_name = "pool"; /* from the test's argument */
 
-/* Programs of one op each, on homes: write[i] from source(i), read[i] to target(i). all_writes has every
- * write[i]. Content of an extent is drawn from a number. */
+/* Programs of one op each, on homes: write[i] from source(i), read[i] to target(i). all_writes has
+ * every write[i]. Content of an extent is drawn from a number. */
 struct state_rig {
     enum io_backend backend;
     slab *disk;
@@ -198,7 +198,7 @@ static void lanes_close(state_rig *self)
     self->transport = NULL;
 }
 
-/* In place of those there are. */
+/* Replaces the present ones. */
 static void lanes_open(state_rig *self, struct lanes_config wanted)
 {
     lanes_close(self);

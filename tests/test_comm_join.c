@@ -1,5 +1,6 @@
-/* The control plane: joining, what the calls give, and leaving; between forked ranks, and by what launchers say in the
- * environment. With "mpirun": the same calls among ranks that mpirun starts, and how they end. */
+/* The control plane: joining, what the calls give, and leaving; between forked ranks, and by what
+ * launchers say in the environment. With "mpirun": the same calls among ranks that mpirun starts,
+ * and how they end. */
 #include <errno.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -228,7 +229,7 @@ static void launchers_are_understood(void **state)
     assert_false(launch.is_launched);
 }
 
-/* A build without MPI cannot join what mpirun started, and rank 0 alone says so. */
+/* A build without MPI cannot join the ranks of mpirun, and only rank 0 prints that. */
 static void a_launcher_without_mpi_is_refused(void **state)
 {
     (void)state;
@@ -276,8 +277,8 @@ static int be_launched(void)
     return rc < 0;
 }
 
-/* Rank 1 is killed; mpirun then ends the others (SIGTERM, which a program of ours takes as a request), and rank 0
- * has said why by then. */
+/* Rank 1 is killed; mpirun then ends the others (SIGTERM, which a program of ours takes as a
+ * request), and rank 0 has said why by then. */
 static int be_launched_to_die(void)
 {
     comm_join_config config = {.timeout_seconds = 20.0};

@@ -1,6 +1,6 @@
-/* What the compiler predicts of a step is what the executor makes of it on lanes of the same speeds: compiled
- * jobs of one rank and of several, run on paced lanes without work, against the predicted length. Looked at as
- * a ratio, of the best of several tries, since the machine has other work. */
+/* The compiler's prediction for a step holds for the executor on lanes of the same speeds: compiled
+ * jobs of one rank and of several run on paced lanes without work. The result is a ratio to the
+ * predicted length, the best of several tries, since the machine has other work. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -16,8 +16,8 @@
 
 enum { TRIES = 4, RUNS = 12 };
 
-/* A step may be faster than predicted: the compiler gives memory away in the order of the step, the executor
- * waits for nothing but what it takes over. Seldom by more than a twentieth. */
+/* A step may be faster than predicted: the compiler gives memory away in the order of the step, the
+ * executor waits for nothing but what it takes over. Seldom by more than a twentieth. */
 static const double fastest = 0.75, slowest = 1.15;
 
 static const double shortest_ns = 1e8, longest_ns = 4e8; /* of a step that is run */

@@ -1,4 +1,5 @@
-/* Arenas: exact size, alignment, refusal of what cannot be had, and what the kernel says of memory. */
+/* Arenas: exact size, alignment, refusal of what cannot be had, and what the kernel says of
+ * memory. */
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -95,7 +96,7 @@ static void too_much_is_refused(void **state)
     assert_int_equal(arena_init(&host, &config), -ENOMEM);
     config.size_bytes = 0;
     assert_int_equal(arena_init(&host, &config), -EINVAL);
-    arena_fini(&host); /* of one that never was: harmless */
+    arena_fini(&host); /* harmless for an arena that was never made */
 }
 
 static void nodes(void **state)

@@ -1,6 +1,6 @@
-/* Drives measured and weighed: the arithmetic of weights, directories of one device, what the measuring
- * leaves behind (nothing), and what it does where it cannot measure. No test asserts on a rate's size,
- * only that it is one. The argument names the backend. */
+/* Drives measured and weighed: the arithmetic of weights, directories of one device, what the
+ * measuring leaves behind (nothing), and what it does where it cannot measure. No test asserts on a
+ * rate's size, only that it is one. The argument names the backend. */
 #include <errno.h>
 #include <fcntl.h>
 #include <math.h>
@@ -144,7 +144,8 @@ static void one_device_is_not_measured(void **state)
     assert_true(drives[0].weight == 5);
 }
 
-/* Two directories here and one on another file system: the two have one measurement and equal parts. */
+/* Two directories here and one on another file system: the two have one measurement and equal
+ * parts. */
 static void two_devices_share_by_speed(void **state)
 {
     (void)state;

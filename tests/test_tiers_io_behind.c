@@ -1,5 +1,6 @@
-/* Requests that go behind one of the other direction: none of their transfers is handed over before all of that
- * one's are, whenever it is submitted, and none waits for ever. The argument names the backend. */
+/* Requests that go behind one of the other direction: none of their transfers is handed over before
+ * all of that one's are, whenever it is submitted, and none waits for ever. The argument names the
+ * backend. */
 #include <errno.h>
 #include <poll.h>
 #include <setjmp.h>
@@ -139,7 +140,8 @@ static void the_first_goes_first(void **state)
     io_destroy(self);
 }
 
-/* What is through, or will never come, is waited for no more: its memory may serve another request. */
+/* A request does not wait for one that has finished or will never come, since its memory may serve
+ * another request. */
 static void nothing_waits_for_what_is_gone(void **state)
 {
     (void)state;
@@ -173,7 +175,7 @@ static void nothing_waits_for_what_is_gone(void **state)
     io_destroy(self);
 }
 
-/* What goes first fails in its middle: what goes behind it goes on. */
+/* The first request fails in its middle: the request behind it goes on. */
 static void a_failure_lets_the_others_go(void **state)
 {
     (void)state;
@@ -195,7 +197,8 @@ static void a_failure_lets_the_others_go(void **state)
     io_destroy(self);
 }
 
-/* Many in both directions, each behind an earlier one that may be gone already, in memory that serves again. */
+/* Many in both directions, each behind an earlier one that may be gone already, in memory that
+ * serves again. */
 static void random_chains_end(void **state)
 {
     (void)state;

@@ -1,5 +1,6 @@
-/* Percentiles of how long transfers took: the histogram against a sorted list, and what a queue over several
- * drives (the argument: uring, pool, sim) counts of each drive and direction, slow ones and failed ones too. */
+/* Percentiles of how long transfers took: the histogram against a sorted list, and what a queue
+ * over several drives (the argument: uring, pool, sim) counts of each drive and direction, slow
+ * ones and failed ones too. */
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
