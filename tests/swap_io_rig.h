@@ -35,8 +35,7 @@ struct io_rig {
     bool verify;
     bool is_paced; /* by lanes that take 0.2 ms for any op */
     uint64_t stuck_ns;
-    bool
-        keeps_files; /* the drive is broken: io_rig_fini leaves its files */
+    bool keeps_files; /* the drive is broken: io_rig_fini leaves its files */
 
     const program *prog;
     fixture_arenas arenas; /* host aligned for direct I/O; nvme is a copy for comparing */
