@@ -396,20 +396,6 @@ struct kernel_ops {
     int (*matmul)(kernel_matmul *product, void *stream, const void *a, const void *b,
                   const void *bias, void *c, void *scratch) MUST_CHECK;
 
-    /* B packed once for several runs, where it is the same in all of them. A product brings B into an order of
-     * its own on the way; matmul_pack leaves it so, matmul_packed finds it there, both give the bits of matmul.
-     * All four are NULL in a backend that has nothing to gain. */
-    size_t (*matmul_packed_bytes)(
-        const kernel_matmul *product); /* of all of B; 0: nothing to gain */
-    /* Whether each takes what the other has packed. So do those that differ in m alone, unless that is why they are
-     * of different kinds. */
-    bool (*matmul_packs_alike)(const kernel_matmul *one, const kernel_matmul *two);
-    /* `packed` [matmul_packed_bytes], a multiple of 64, device memory as b is; else as matmul. */
-    int (*matmul_pack)(kernel_matmul *product, void *stream, const void *a, const void *b,
-                       void *packed, const void *bias, void *c, void *scratch) MUST_CHECK;
-    int (*matmul_packed)(kernel_matmul *product, void *stream, const void *a, const void *packed,
-                         const void *bias, void *c, void *scratch) MUST_CHECK;
-
     int (*attention_create)(kernel_context *context, const attention_desc *desc,
                             kernel_attention **attention) MUST_CHECK;
     void (*attention_destroy)(kernel_attention *attention);

@@ -9,8 +9,8 @@
 #include <xxhash.h>
 
 #include "base/mem.h"
-#include "data/tokenizer_internal.h"
 #include "perf/bench.h"
+#include "text/tokenizer_internal.h"
 
 enum { BPE_WORDS_MAX = 16384, BPE_SEEN = 1 << 20, BPE_PAIRS = 1 << 19, BPE_WORD_BYTES = 64 };
 

@@ -16,6 +16,7 @@
 #include "base/mem.h"
 #include "config/job.h"
 #include "perf/bench_drive.h"
+#include "setup/summary.h"
 #include "train/train.h"
 
 enum { WARM_COMMITS = 3 };
@@ -76,7 +77,7 @@ static void bench(void)
     job *asked;
     train_session *session;
     struct train_summary summary;
-    struct plan_summary *plan = mem_alloc(1, sizeof *plan, "plan");
+    struct setup_summary *plan = mem_alloc(1, sizeof *plan, "plan");
     struct bench_drive *drive = mem_alloc(1, sizeof *drive, "drive");
     bench_require(plan && drive ? 0 : -ENOMEM);
     read_job(work, &asked);

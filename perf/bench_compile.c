@@ -15,7 +15,7 @@
 #include "config/job.h"
 #include "config/machine.h"
 #include "perf/bench.h"
-#include "train/train.h"
+#include "setup/summary.h"
 
 static const char job_text[] =
     "{\"model\": {\"preset\": \"gpt2-124m\"}, \"data\": {\"train\": [\"none\"]}, \"run\": "
@@ -32,7 +32,7 @@ struct compiled {
     const char *set[8];
     job *asked;
     machine cluster;
-    struct plan_summary plan;
+    struct setup_summary plan;
 };
 
 static struct compiled works[] = {
@@ -62,9 +62,9 @@ enum { WORKS = sizeof works / sizeof works[0], PLACED = 3 };
 static double compile(void *user)
 {
     struct compiled *work = user;
-    struct train_plan_options options = {.machine = &work->cluster, .is_described = true};
+    struct setup_plan_options options = {.machine = &work->cluster, .is_described = true};
     uint64_t start = clock_ns();
-    bench_require(train_plan_on(work->asked, &options, &work->plan));
+    bench_require(setup_plan_on(work->asked, &options, &work->plan));
     return (double)(clock_ns() - start) * 1e-9;
 }
 

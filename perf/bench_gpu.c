@@ -27,7 +27,9 @@
 #include "base/mem.h"
 #include "base/rng.h"
 #include "base/size.h"
+#include "engine/engine.h"
 #include "kernels/ops.h"
+#include "setup/summary.h"
 #include "tiers/arena.h"
 #include "tiers/device.h"
 #include "tiers/io.h"
@@ -336,10 +338,10 @@ struct row {
     double tokens_per_second[STEPS_MAX], tflops[STEPS_MAX], stall[STEPS_MAX];
     double rates[LANE_COUNT][STEPS_MAX];
     uint64_t count;
-    struct plan_summary plan;
+    struct setup_summary plan;
 };
 
-static void note_plan(void *user, const struct plan_summary *plan)
+static void note_plan(void *user, const struct setup_summary *plan)
 {
     ((struct row *)user)->plan = *plan;
 }
@@ -351,10 +353,10 @@ static void note_step(void *user, const struct train_progress *progress)
         return;
     uint64_t i = row->count++;
     double stall = 0;
-    for (int lane = 0; lane < LANE_COUNT; lane++) {
-        const struct lane_numbers *did = &progress->lanes[lane];
+    for (int which = 0; which < LANE_COUNT; which++) {
+        const metrics_lane *did = &progress->lanes[which];
         stall += did->stall_seconds;
-        row->rates[lane][i] =
+        row->rates[which][i] =
             did->busy_seconds > 0 ? (double)did->bytes / did->busy_seconds * 1e-9 : 0;
     }
     is_out_of_time = clock_ns() > end_ns;
@@ -459,7 +461,7 @@ static void limit_drive_state(job *read, const char *name)
     }
 }
 
-static int run_job(const char *path, train_memory *memory)
+static int run_job(const char *path, engine_memory *memory)
 {
     static struct row row;
     char tokens[1024], name[64];
@@ -501,7 +503,7 @@ static int run_job(const char *path, train_memory *memory)
 }
 
 /* Every job, also after one that failed, unless that was the GPU: nothing runs on it any more. */
-static int run_jobs(int count, char **jobs, train_memory *memory)
+static int run_jobs(int count, char **jobs, engine_memory *memory)
 {
     err_record first = {0};
     for (int i = 0; i < count && first.code != ERR_BACKEND; i++) {
@@ -524,20 +526,20 @@ static int run_jobs(int count, char **jobs, train_memory *memory)
 
 static int run_all(int count, char **jobs)
 {
-    train_memory *memory;
+    engine_memory *memory;
     if (asked.seconds)
         end_ns = clock_ns() + asked.seconds * UINT64_C(1000000000);
     TRY(measure_ceilings());
     uint64_t begin_ns = clock_ns();
     char text[SIZE_TEXT_BYTES];
-    TRY(train_memory_create(asked.host_bytes, &memory));
+    TRY(engine_memory_create(asked.host_bytes, &memory));
     printf("%s of host memory touched and pinned in %.1f s\n\n",
            size_format(asked.host_bytes, text), (double)(clock_ns() - begin_ns) * 1e-9);
     print_head();
     int rc = run_jobs(count, jobs, memory);
     err_record first;
     err_save(&first, rc);
-    train_memory_destroy(memory);
+    engine_memory_destroy(memory);
     return rc < 0 ? err_restore(&first) : 0;
 }
 

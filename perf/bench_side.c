@@ -15,8 +15,8 @@
 #include "config/job.h"
 #include "data/prepare.h"
 #include "perf/bench_drive.h"
+#include "setup/watch.h"
 #include "train/train.h"
-#include "train/watch.h"
 
 enum { DOCUMENT_BYTES = 64 << 10 };
 
@@ -47,7 +47,7 @@ static void side_train(const char *path)
     train_session *session;
     char line[32];
     bench_require(job_read(path, NULL, 0, &asked));
-    struct train_watch watch = {.leaves_out_updates = false};
+    struct setup_watch watch = {.leaves_out_updates = false};
     struct train_options options = {.job = asked, .watch = &watch, .fresh = true};
     bench_require(train_open(&options, &session));
     ready();

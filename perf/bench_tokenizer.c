@@ -19,9 +19,9 @@
 #include "base/mem.h"
 #include "base/size.h"
 #include "data/prepare.h"
-#include "data/tokenizer_internal.h"
 #include "perf/bench.h"
 #include "perf/bench_bpe.h"
+#include "text/tokenizer_internal.h"
 
 enum { DOCUMENT_BYTES = 64 << 10, THREADS_MAX = 256, MADE_MERGES = 8192 };
 

@@ -7,7 +7,6 @@
 Figures: memory (bf16 and fp32, nothing recomputed; shapes B x T of 4x256, 16x256 and 4x1024: the last two have as many
 tokens a step), out-of-core (every state on the drive that holds DIRECTORY, an eighth of the memory, as many
 micro-batches a step as make computing bind), out-of-core-small (the quickstart's model in 160 MiB),
-packed-training (in memory, 16 micro-batches a step of one sequence, whose weights are packed once a unit; limit: by each of them),
 nvme-bound (few tokens a step, so that the drive is what a step waits for) and update-overlap (the optimizer's state on
 the drive, all else in memory, updates after the backward: what a step takes beyond computing).
 
@@ -93,65 +92,32 @@ def foretold(options, work, jobs):
     return "foretold %.3f, and what binds is %s" % (inside["step_seconds"] / outside["step_seconds"], outside["busiest_resource"])
 
 
-def apart(work, jobs):
-    """Each job with a run and slabs of its own, and steps without end."""
-    for which, job in jobs.items():
-        job["run"].update(dir=os.path.join(work, "run-" + which), steps=1 << 20)
-        job["tiers"]["nvme"][0]["path"] = os.path.join(work, "slabs-" + which)
-
-
-def in_turns(options, work, jobs):
-    """Seconds of the steps of each job, one step each in turn. The one that waits for its turn needs no stopping: all
-    transfers of its step are over, and its OpenMP threads sleep after milliseconds of spinning. Nothing of them stays."""
-    with watched("both trainings"), contextlib.ExitStack() as sides:
-        trainers = {which: begin(sides, Side([options.side, "train", write_job(work, which, job)],
-                                             os.path.join(work, which + ".log")))
-                    for which, job in jobs.items()}
-        seconds, _ = by_turns(trainers, rounds_of(options, 8), swaps=True)
-    for job in jobs.values():
-        shutil.rmtree(job["run"]["dir"], ignore_errors=True)
-        shutil.rmtree(job["tiers"]["nvme"][0]["path"], ignore_errors=True)
-    return seconds
-
-
 def beside_memory(options, table, work, name, jobs):
-    """A step each in turn of jobs["memory"] and jobs["nvme"]."""
+    """A step each in turn of jobs["memory"] and jobs["nvme"]. The one that waits for its turn needs no stopping: all
+    transfers of its step are over, and its OpenMP threads sleep after milliseconds of spinning."""
     shape = (jobs["nvme"]["train_micro_batch_size_per_gpu"], jobs["nvme"]["gradient_accumulation_steps"],
              jobs["nvme"]["model"]["seq_length"])
     name = "train %s bf16 B=%dx%d T=%d out of core" % ((name,) + shape)
-    apart(work, jobs)
+    for home, job in jobs.items():
+        job["run"].update(dir=os.path.join(work, "run-" + home), steps=1 << 20)
+        job["tiers"]["nvme"][0]["path"] = os.path.join(work, "slabs-" + home)
     why = lacks_memory(options.sluice, work, *jobs.values())
     if why:
         table.absent(name, why + ", out of core and its limit together")
         return
     said = foretold(options, work, jobs)
-    seconds = in_turns(options, work, jobs)
+    with watched("both trainings"), contextlib.ExitStack() as sides:
+        trainers = {home: begin(sides, Side([options.side, "train", write_job(work, home, job)], os.path.join(work, home + ".log")))
+                    for home, job in jobs.items()}
+        seconds, _ = by_turns(trainers, rounds_of(options, 8), swaps=True)
     inside, outside = (Summary([math.prod(shape) / took for took in seconds[home]]) for home in ("memory", "nvme"))
     ratio = Summary([memory / nvme for memory, nvme in zip(seconds["memory"], seconds["nvme"])])
     table.add(name, outside.median, "tokens/s", inside.median, outside.spread,
               "in memory +-%.1f%%; of each round %.3f (%.3f to %.3f); %s" %
               (100 * inside.spread, ratio.median, ratio.lowest, ratio.highest, said))
-
-
-def packed(options, table, work):
-    """Weights that the first micro-batch packs for all of a step, beside weights that each packs for itself."""
-    accumulation = options.accumulation or (4 if options.quick else 16)
-    for tokens in (128,) if options.quick else (256, 1024):
-        name = "train %s bf16 B=1x%d T=%d packed once a unit" % (options.name, accumulation, tokens)
-        jobs = {how: job_of(work, options.model(tokens), micro=1, accumulation=accumulation,
-                            more={"tiers.place.inner_activations": "device", "schedule.packed": how})
-                for how in ("never", "always")}
-        apart(work, jobs)
-        why = lacks_memory(options.sluice, work, *jobs.values())
-        if why:
-            table.absent(name, why + ", with and without together")
-            continue
-        seconds = in_turns(options, work, jobs)
-        without, held = (Summary([accumulation * tokens / took for took in seconds[how]]) for how in ("never", "always"))
-        ratio = Summary([a / b for a, b in zip(seconds["never"], seconds["always"])])
-        table.add(name, held.median, "tokens/s", without.median, held.spread,
-                  "each micro-batch +-%.1f%%; of each round %.3f (%.3f to %.3f)" %
-                  (100 * without.spread, ratio.median, ratio.lowest, ratio.highest))
+    for job in jobs.values():
+        shutil.rmtree(job["run"]["dir"], ignore_errors=True)
+        shutil.rmtree(job["tiers"]["nvme"][0]["path"], ignore_errors=True)
 
 
 def out_of_core(options, table, work):
@@ -352,7 +318,7 @@ def with_sides(figure):
     return made
 
 
-FIGURES = {"memory": in_memory, "out-of-core": out_of_core, "out-of-core-small": out_of_core_small, "packed-training": packed,
+FIGURES = {"memory": in_memory, "out-of-core": out_of_core, "out-of-core-small": out_of_core_small,
            "nvme-bound": with_sides(nvme_bound), "update-overlap": with_sides(update_overlap)}
 
 
@@ -369,10 +335,10 @@ def main():
     parser.add_argument("--dtypes", default="bf16,fp32", help="of memory")
     parser.add_argument("--runs", type=count_of(1), default=3, help="of memory")
     parser.add_argument("--steps", type=count_of(3), default=5, help="of a run of memory, the first two not counted")
-    parser.add_argument("--rounds", type=count_of(1), help="of the other figures, a step of each side (default: 7, of out-of-core, "
-                        "out-of-core-small and packed-training 8, with --quick 2)")
-    parser.add_argument("--accumulation", type=count_of(1), help="micro-batches a step of out-of-core (default: 8), "
-                        "out-of-core-small (64) and packed-training (16); with --quick 4")
+    parser.add_argument("--rounds", type=count_of(1), help="of the other figures, a step of each side (default: 7, of out-of-core "
+                        "and out-of-core-small 8, with --quick 2)")
+    parser.add_argument("--accumulation", type=count_of(1), help="micro-batches a step of out-of-core (default: 8) and "
+                        "out-of-core-small (64); with --quick 4")
     parser.add_argument("--machine", help="machine.json, by which out-of-core is foretold; default: measured now, in under 30 s "
                         "(with --quick: none)")
     options = parser.parse_args()

@@ -18,7 +18,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 quick='' out='' drive=runs bin=build/release text='' tokenizer='' figures=() listing=''
-all=(peak adam adam-state matmul packed attention rows nvme comm data tokenizer compile commit memory out-of-core out-of-core-small packed-training nvme-bound update-overlap divide)
+all=(peak adam adam-state matmul attention rows nvme comm data tokenizer compile commit memory out-of-core out-of-core-small nvme-bound update-overlap divide)
 wrong() {
     echo "run.sh: $1; --help says more" >&2
     exit 2
@@ -46,7 +46,6 @@ describe() {
     adam) echo "optimizers on the CPU; limit: the same streams of memory with trivial arithmetic" ;;
     adam-state) echo "Adam on smaller state; limit: kernels that move the same streams" ;;
     matmul) echo "products of a transformer block; limit: a large product" ;;
-    packed) echo "products that find their weights packed; limit: that pack them" ;;
     attention) echo "attention forward and backward; limit: a large product" ;;
     rows) echo "norms, GELU, loss and other row kernels; limit: loops over the same bytes" ;;
     nvme) echo "read, write and mixed on the drive; limit: the best of fio on the same file system" ;;
@@ -58,7 +57,6 @@ describe() {
     memory) echo "training GPT-2 in memory; limit: its FLOPs at the speed of a large product" ;;
     out-of-core) echo "the same with all states on the drive; limit: in memory" ;;
     out-of-core-small) echo "the quickstart's model with all states on the drive; limit: in memory" ;;
-    packed-training) echo "training with weights packed once a unit; limit: by each micro-batch" ;;
     nvme-bound) echo "a training that waits for the drive; limit: the drive alone" ;;
     update-overlap) echo "updates with state on the drive; limit: the slower of drive and Adam" ;;
     divide) echo "Adam beside products on divided cores; what of its time that saves" ;;
@@ -94,7 +92,7 @@ sluice=$bin/src/cli/sluice
 command_of() {
     local program=$bin/perf/bench_${1//-/_}
     case $1 in
-    memory | out-of-core | out-of-core-small | packed-training | nvme-bound | update-overlap) program=$sluice ;;
+    memory | out-of-core | out-of-core-small | nvme-bound | update-overlap) program=$sluice ;;
     esac
     [ -x "$program" ] || { echo "absent: $program is not built"; return; }
     case $1 in
@@ -105,7 +103,7 @@ command_of() {
         command -v mpirun >/dev/null || { echo "absent: mpirun is not installed"; return; }
         echo "mpirun --oversubscribe --allow-run-as-root -n 2 $program"
         ;;
-    memory | out-of-core | out-of-core-small | packed-training | nvme-bound | update-overlap)
+    memory | out-of-core | out-of-core-small | nvme-bound | update-overlap)
         command -v python3 >/dev/null || { echo "absent: python3 is not installed"; return; }
         echo "python3 perf/bench_train.py --sluice $sluice --peak $bin/perf/bench_peak --dir $work $quick $1"
         ;;

@@ -4,7 +4,7 @@ include(GNUInstallDirs)
 
 # libsluice.a: the objects of every library, so that a user links one file.
 set(sluice_objects "")
-foreach(module base tiers program executor swap config model plan comm data format prof train probe kernels_reference)
+foreach(module base tiers program executor swap config model plan comm text data format report setup engine state hf infer train profile probe kernels_reference)
     if(TARGET sluice_${module})
         list(APPEND sluice_objects $<TARGET_OBJECTS:sluice_${module}>)
     endif()
@@ -15,7 +15,7 @@ foreach(part kernels_adam kernels_rows kernels_products ${KERNELS_GPU}) # sluice
     endif()
 endforeach()
 add_library(sluice_api STATIC src/sluice.c) # for tests, which link the modules
-target_link_libraries(sluice_api PRIVATE sluice_options PUBLIC sluice_train)
+target_link_libraries(sluice_api PRIVATE sluice_options PUBLIC sluice_profile)
 add_library(sluice_archive STATIC $<TARGET_OBJECTS:sluice_api> ${sluice_objects})
 target_link_libraries(sluice_archive PRIVATE sluice_options)
 set_target_properties(sluice_archive PROPERTIES

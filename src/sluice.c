@@ -10,6 +10,9 @@
 #include "comm/comm.h"
 #include "config/job.h"
 #include "config/machine.h"
+#include "hf/hf.h"
+#include "setup/setup.h"
+#include "setup/summary.h"
 #include "train/train.h"
 
 struct sluice_run {
@@ -18,7 +21,7 @@ struct sluice_run {
     machine *figures; /* or NULL */
     train_session *session;
     struct train_summary summary;
-    struct plan_summary plan;
+    struct setup_summary plan;
 };
 
 const char *sluice_version(void)
@@ -65,7 +68,7 @@ static int open_run(sluice_run *self, const char *job_path, const struct sluice_
     static const comm_join_config as_launched = {.is_given = false};
     bool fresh;
     TRY(comm_join(&as_launched, &self->ranks));
-    TRY(train_read_job(self->ranks, job_path, options->set, (uint32_t)options->set_count,
+    TRY(setup_read_job(self->ranks, job_path, options->set, (uint32_t)options->set_count,
                        &self->asked, &fresh));
     TRY(read_machine(self, options->machine));
     const struct train_options asked = {
@@ -167,13 +170,13 @@ int sluice_export(sluice_run *run, const char *directory,
     static const struct sluice_export_options defaults;
     if (!options)
         options = &defaults;
-    const struct export_options asked = {
+    const struct hf_export_options asked = {
         .hf_dir = directory,
         .type = options->dtype,
         .adapters = options->adapters != 0,
         .force = options->force != 0,
     };
-    struct export_summary made;
+    struct hf_export_summary made;
     return status_of(train_export(run->session, &asked, &made));
 }
 

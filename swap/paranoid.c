@@ -84,7 +84,6 @@ static const char *role_name(uint8_t role)
         [ROLE_TOKENS] = "tokens",         [ROLE_WORKSPACE] = "workspace",
         [ROLE_LOSSES] = "losses",         [ROLE_NORM_SUMS] = "norm sums",
         [ROLE_CONSTANTS] = "constants",   [ROLE_CACHE] = "cache",
-        [ROLE_PACKED] = "packed params",
     };
     return role < ROLE_COUNT && names[role] ? names[role] : "of unknown role";
 }

@@ -131,7 +131,6 @@ enum operand_role {
     ROLE_NORM_SUMS, /* fp64 block sums of all units */
     ROLE_CONSTANTS, /* tables of the model, such as rotary angles */
     ROLE_CACHE,     /* generation: keys and values of all blocks for the positions so far */
-    ROLE_PACKED,    /* params of a pass in the order that products need, device */
     ROLE_COUNT
 };
 

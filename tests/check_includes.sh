@@ -11,10 +11,19 @@
 # Exit 0: all allowed; 1: violations, one line each; 2: wrong use.
 set -u
 
-# folder: what it may include beside itself. The order is that of the layers, lowest first.
+# folder: what it may include beside itself. The order is that of the layers, lowest first. +folder: that folder
+# and everything in its row.
 allowed_table()
 {
-    cat <<'TABLE'
+    awk '{
+        for (i = 2; i <= NF; i++)
+            if (sub(/^\+/, "", $i))
+                $i = $i " " rows[$i]
+        folder = $1
+        sub(/:$/, "", folder)
+        rows[folder] = substr($0, length($1) + 2)
+        print
+    }' <<'TABLE'
 src/base:
 kernels: src/base
 tiers: src/base
@@ -23,13 +32,20 @@ src/config: src/base
 src/model: kernels src/base
 src/plan: swap/program.h src/base
 src/comm: tiers src/base
-src/data: src/base
+src/text: src/base
+src/data: src/text src/base
 src/format: src/base
-src/prof: swap/program.h src/base
-src/train: src/base kernels tiers swap src/config src/model src/plan src/comm src/data src/format src/prof
+src/report: swap/program.h src/base
+src/setup: src/config src/model src/plan src/comm src/format kernels tiers swap/program.h src/base
+src/engine: +src/setup swap src/report
+src/state: +src/engine
+src/hf: +src/state
+src/infer: +src/hf src/data src/text
+src/train: +src/infer
+src/profile: +src/train
 src/probe: src/base kernels tiers src/config src/comm
-src/cli: src/train src/probe src/comm src/config src/plan src/prof src/base
-src: src/base kernels tiers swap src/config src/model src/plan src/comm src/data src/format src/prof src/train src/probe
+src/cli: src/profile src/train src/infer src/hf src/state src/setup src/probe src/comm src/config src/plan src/data src/text src/report src/base
+src: *
 tests: *
 perf: *
 TABLE

@@ -1,8 +1,8 @@
 # perf/bench_gpu, whose own checks are few, on the simulated GPU: it must come to its table.
-if(TARGET sluice_train AND NOT SLUICE_SANITIZE)
+if(TARGET sluice_profile AND NOT SLUICE_SANITIZE)
     add_executable(bench_gpu_simulated ${PROJECT_SOURCE_DIR}/perf/bench_gpu.c
                    $<TARGET_OBJECTS:gpu_simulated_objects>)
-    target_link_libraries(bench_gpu_simulated PRIVATE sluice_train simulated_options)
+    target_link_libraries(bench_gpu_simulated PRIVATE sluice_profile simulated_options)
     target_include_directories(bench_gpu_simulated BEFORE
                                PRIVATE ${CMAKE_CURRENT_LIST_DIR}/simulated_gpu/include)
     set_target_properties(bench_gpu_simulated PROPERTIES LINKER_LANGUAGE CXX)

@@ -15,7 +15,7 @@
 #include <xxhash.h>
 
 #include "format/hf_checkpoint.h"
-#include "train/weights.h"
+#include "hf/weights.h"
 
 char hf_dir[256];
 
@@ -145,7 +145,7 @@ static void list_rows(const hf_fixture_shape *shape, const hf_fixture_form *form
             const model_tensor *tensor = &net->units[u].tensors[i];
             uint64_t dims[2];
             hf_fixture_name(shape, form, tensor->name, name);
-            uint32_t count = weights_shape(shape->family, tensor, dims);
+            uint32_t count = hf_weights_shape(shape->family, tensor, dims);
             if (!form->left || strcmp(form->left, name) != 0)
                 add(list, form->type, name, count, dims[0], dims[1]);
         }

@@ -1,6 +1,6 @@
 # Several ranks, one of which dies, hangs or is wrong; and runs that go on with another number of them.
 if(TARGET sluice)
-    add_library(ranks_rig STATIC ranks_rig.c ${PROJECT_SOURCE_DIR}/src/cli/ranks.c)
+    add_library(ranks_rig STATIC ranks_rig.c ${PROJECT_SOURCE_DIR}/src/cli/launched_ranks.c)
     target_include_directories(ranks_rig PRIVATE ${PROJECT_SOURCE_DIR}/src)
     target_link_libraries(ranks_rig PUBLIC crash_case comm_fixture sluice_cli)
     target_compile_definitions(ranks_rig PUBLIC SLUICE_PROGRAM="$<TARGET_FILE:sluice>")

@@ -13,8 +13,6 @@ if(TARGET sluice_kernels_reference)
                 INSTANCES gpt2 llama qwen3)
     sluice_test(test_model_cut LIBS sluice_model sluice_kernels_reference LABELS cpu
                 INSTANCES gpt2 llama gpt2-long qwen2 qwen3)
-    sluice_test(test_model_packed LIBS sluice_model sluice_kernels_reference LABELS cpu debug
-                INSTANCES gpt2 llama qwen3)
     sluice_test(test_model_cache LIBS sluice_model sluice_kernels_reference LABELS cpu debug
                 INSTANCES gpt2 llama gpt2-long qwen2 qwen3)
     sluice_test(test_model_pytorch
@@ -24,7 +22,7 @@ if(TARGET sluice_kernels_reference)
                                FIXTURE_DIR="${CMAKE_CURRENT_LIST_DIR}/reference")
     if(TARGET sluice_kernels)
         foreach(test test_model_gradients test_model_learn test_model_lora test_model_cut test_model_pytorch
-                test_model_cache test_model_packed)
+                test_model_cache)
             target_link_libraries(${test} PRIVATE sluice_kernels)
             target_compile_definitions(${test} PRIVATE HAVE_KERNELS_CPU)
         endforeach()

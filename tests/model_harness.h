@@ -43,21 +43,6 @@ static inline void harness_vary(const char *instance, model_spec *spec)
     }
 }
 
-/* What passes get as model_call.packed. */
-enum harness_packing {
-    HARNESS_PACKS_NOTHING,
-    HARNESS_PACKS, /* a fresh place, poisoned, kept for: */
-    HARNESS_PACKED /* the same place, with weights that are poisoned themselves where h->spoiled has some */
-};
-
-enum { HARNESS_PACKED_MAX = 256 };
-
-struct harness_packed {
-    const model_pass *of;
-    void *block;
-    uint64_t bytes;
-};
-
 struct harness {
     const kernel_ops *ops;
     kernel_context *context;
@@ -72,11 +57,6 @@ struct harness {
     float *losses;
     void *saved, *temp, *constants;
     int poison; /* byte that fills scratch: 0xff is NaN in every type */
-    enum harness_packing packing;
-    struct harness_packed packed[HARNESS_PACKED_MAX]; /* packed_count: passes that have packed */
-    uint32_t packed_count;
-    void *
-        *spoiled; /* [unit_count] or NULL: params of stages behind the first, for HARNESS_PACKED */
 };
 typedef struct harness harness;
 
@@ -132,16 +112,8 @@ static inline void harness_create(harness *h, const kernel_ops *ops, const model
     assert_int_equal(model_fill_constants(h->self, NULL, h->constants), 0);
 }
 
-static inline void harness_forget_packed(harness *h)
-{
-    for (uint32_t i = 0; i < h->packed_count; i++)
-        mem_free(h->packed[i].block);
-    h->packed_count = 0;
-}
-
 static inline void harness_destroy(harness *h)
 {
-    harness_forget_packed(h);
     for (uint32_t u = 0; u < h->self->unit_count; u++) {
         mem_free(h->masters[u]);
         mem_free(h->params[u]);
@@ -260,25 +232,6 @@ static inline void harness_check_read(harness_use *use)
     mem_free(use->copy);
 }
 
-/* The pass's place for packed weights, of exactly its bytes; NULL where it has none. */
-static inline struct harness_packed *harness_packed_of(harness *h, const model_pass *pass,
-                                                       bool saved_is_valid)
-{
-    uint64_t bytes = saved_is_valid ? pass->kept_packed_bytes : pass->packed_bytes;
-    if (h->packing == HARNESS_PACKS_NOTHING || bytes == 0)
-        return NULL;
-    for (uint32_t i = 0; i < h->packed_count; i++)
-        if (h->packed[i].of == pass) {
-            assert_int_equal(h->packed[i].bytes, bytes);
-            return &h->packed[i];
-        }
-    assert_true(h->packing == HARNESS_PACKS && h->packed_count < HARNESS_PACKED_MAX);
-    struct harness_packed *made = &h->packed[h->packed_count++];
-    *made = (struct harness_packed){.of = pass, .block = harness_alloc(bytes), .bytes = bytes};
-    memset(made->block, h->poison, bytes);
-    return made;
-}
-
 /* One pass with h->saved as it is. */
 static inline void harness_pass(harness *h, enum model_phase phase, uint32_t stage, uint32_t pass,
                                 float grad_scale, bool saved_is_valid)
@@ -316,15 +269,7 @@ static inline void harness_pass(harness *h, enum model_phase phase, uint32_t sta
         call.fresh[i] = of->adds_grads[i] && !h->begun[of->units[i]];
         h->begun[of->units[i]] |= of->adds_grads[i];
     }
-    struct harness_packed *packed = harness_packed_of(h, of, saved_is_valid);
-    call.packed = packed ? packed->block : NULL;
-    call.is_packed = h->packing == HARNESS_PACKED;
-    harness_use held = harness_use_of(h, call.packed && call.is_packed ? MODEL_READ : MODEL_NONE,
-                                      call.packed, packed ? packed->bytes : 0);
-    for (uint32_t i = 0; i < of->unit_count && h->spoiled && call.is_packed && stage > 0; i++)
-        call.params[i] = of->reads_params[i] ? h->spoiled[of->units[i]] : NULL;
     assert_int_equal(model_run(h->self, phase, stage, pass, NULL, &call, saved_is_valid), 0);
-    harness_check_read(&held);
     harness_use *uses[] = {&saved, &input, &output, &output_grad, &input_grad, &losses};
     for (uint32_t i = 0; i < sizeof uses / sizeof uses[0]; i++)
         harness_check_read(uses[i]);

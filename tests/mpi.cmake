@@ -1,6 +1,6 @@
 # Ranks that mpirun starts, through train_run: each program becomes mpirun with as many ranks of itself as its first
 # argument says. Skipped (77) without mpirun, or where this build has no MPI.
-if(TARGET sluice_train)
+if(TARGET sluice_profile)
     add_library(mpi_fixture STATIC mpi_fixture.c)
     target_link_libraries(mpi_fixture PUBLIC train_fixture)
     function(ranks_program binary)

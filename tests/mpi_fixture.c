@@ -13,6 +13,10 @@
 
 #include "base/log.h"
 #include "mpi_fixture.h"
+#include "setup/setup.h"
+#include "setup/summary.h"
+#include "state/verify.h"
+#include "train/train.h"
 
 enum { SKIPPED = 77, TIMEOUT_SECONDS = 120 };
 
@@ -132,8 +136,8 @@ void mpi_tighten(const char *name, const fixture_model *shape, fixture_sets *set
     for (int i = 0; i < 2; i++)
         fixture_set(&small, "%s=%d", keys[i], NO_FIT_BYTES);
     job *asked = mpi_job(name, shape, &small);
-    struct plan_summary plan;
-    assert_int_equal(train_plan(asked, 0, &plan), ERR_NO_FIT);
+    struct setup_summary plan;
+    assert_int_equal(setup_plan(asked, 0, &plan), ERR_NO_FIT);
     job_destroy(asked);
     for (int i = 0; i < 2; i++) {
         uint64_t bytes = fixture_budget_named(err_text(), keys[i]);
@@ -180,7 +184,7 @@ struct listener {
     mpi_result *result;
 };
 
-static void keep_plan(void *user, const struct plan_summary *plan)
+static void keep_plan(void *user, const struct setup_summary *plan)
 {
     struct listener *listener = user;
     listener->result->run.plan = *plan;
@@ -197,12 +201,13 @@ static void watch_step(void *user, const struct train_progress *progress)
 static void run_job(const job *asked, comm *members, const mpi_call *call, mpi_result *result)
 {
     struct listener listener = {.call = call, .result = result};
+    const struct setup_test test = {.simulates_drives = call->simulates_drives,
+                                    .norm_part_bytes = call->norm_part_bytes};
     struct train_options options = {.job = asked,
+                                    .test = &test,
                                     .comm = members,
                                     .hash_weights = true,
                                     .stop = call->stop,
-                                    .simulates_drives = call->simulates_drives,
-                                    .norm_part_bytes = call->norm_part_bytes,
                                     .on_plan = keep_plan,
                                     .on_step = watch_step,
                                     .user = &listener};
@@ -297,7 +302,7 @@ uint32_t mpi_units(const fixture_model *shape, const fixture_sets *sets,
     uint32_t count = 0;
     if (mpi_rank == 0) {
         static fixture_sets own;
-        static struct inspect_summary found;
+        static struct state_inspect_summary found;
         own = sets ? *sets : (fixture_sets){.count = 0};
         fixture_set(&own, "run.steps=1");
         fixture_set(&own, "device.threads=1");
@@ -306,13 +311,13 @@ uint32_t mpi_units(const fixture_model *shape, const fixture_sets *sets,
         const mpi_call call = {.name = "units"};
         run_job(asked, NULL, &call, &result);
         job_destroy(asked);
-        if (result.run.rc < 0 || inspect_run(fixture_path("units", NULL), &found) < 0)
+        if (result.run.rc < 0 || state_inspect(fixture_path("units", NULL), &found) < 0)
             fail_msg("%s", err_text());
         count = found.unit_count;
         assert_true(count <= MPI_UNITS_MAX);
         for (uint32_t u = 0; u < count; u++)
             elems[u] = found.units[u].elems;
-        inspect_fini(&found);
+        state_inspect_fini(&found);
         fixture_remove("units");
     }
     mpi_barrier();

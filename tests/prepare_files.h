@@ -5,9 +5,9 @@
 
 #include "token_files.h"
 
-#include "data/chat.h"
 #include "data/made.h"
 #include "data/prepare.h"
+#include "text/chat.h"
 
 static tokenizer *words;
 

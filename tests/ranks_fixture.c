@@ -17,6 +17,7 @@
 #include "base/shard.h"
 #include "base/tile.h"
 #include "ranks_fixture.h"
+#include "state/run_dir.h"
 #include "swap/checksum.h"
 #include "tiers_helpers.h"
 
@@ -104,7 +105,7 @@ void ranks_open_rank(struct ranks_run *self, uint32_t rank, uint64_t total_bytes
 {
     slab_drive *drives;
     slab_config config;
-    assert_int_equal(traini_slab_config(&self->record.slabs, rank, &config, &drives), 0);
+    assert_int_equal(state_slab_config(&self->record.slabs, rank, &config, &drives), 0);
     config.total_bytes = total_bytes;
     config.stripe_bytes = MIB;
     if (slab_open(&self->disks[rank], &config) < 0)
@@ -198,7 +199,7 @@ void ranks_remove_old(void)
     for (uint32_t r = 0; r < ranks_old.world; r++) {
         slab_drive *drives;
         slab_config config;
-        assert_int_equal(traini_slab_config(&ranks_old.record.slabs, r, &config, &drives), 0);
+        assert_int_equal(state_slab_config(&ranks_old.record.slabs, r, &config, &drives), 0);
         assert_int_equal(slab_remove_files(&config), 0);
         mem_free(drives);
     }

@@ -4,8 +4,7 @@
 #ifndef SLUICE_TESTS_RANKS_FIXTURE_H
 #define SLUICE_TESTS_RANKS_FIXTURE_H
 
-#include "train/rank_slabs.h"
-#include "train/train_internal.h"
+#include "state/rank_slabs.h"
 
 enum {
     RANKS_WORLDS = 4,

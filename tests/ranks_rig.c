@@ -23,10 +23,13 @@
 #include "base/failpoint.h"
 #include "base/log.h"
 #include "base/trace.h"
-#include "cli/cli_ranks.h"
+#include "cli/launched_ranks.h"
 #include "comm_fixture.h"
 #include "crash_process.h"
 #include "ranks_rig.h"
+#include "setup/setup.h"
+#include "state/verify.h"
+#include "train/train.h"
 
 const char *const rig_points[RIG_POINT_COUNT] = {
     "slab.create",   "commit.begin",     "slab.sync",       "commit.synced",  "manifest.begin",
@@ -117,14 +120,16 @@ static int train_as_rank(comm *ranks, uint32_t rank, const char *path)
     for (uint32_t i = 0; i < in_rank->sets.count; i++)
         set.items[set.count++] = in_rank->sets.text[i];
     TRY(cli_ranks_read_job(ranks, path, &set, &asked, &is_fresh));
+    const struct setup_test test = {.faults =
+                                        rank == in_rank->faulty_rank ? in_rank->faults : NULL};
     struct train_options options = {
         .job = asked,
+        .test = &test,
         .comm = ranks,
         .from = in_rank->from,
         .stop = cli_stop_install(NULL),
         .on_step = note_step,
         .on_eval = note_eval,
-        .faults = rank == in_rank->faulty_rank ? in_rank->faults : NULL,
     };
     int rc = in_rank->prepare ? in_rank->prepare(rank, &options, in_rank->user) : 0;
     if (rc == 0)
@@ -479,8 +484,8 @@ void rig_verify(const char *run_dir, rig_verified *out)
     assert_true(child >= 0);
     if (child == 0) {
         log_set_level(LOG_QUIET);
-        const struct verify_options options = {.run_dir = run_dir};
-        shared->rc = verify_run(&options, &shared->summary);
+        const struct state_verify_options options = {.run_dir = run_dir};
+        shared->rc = state_verify(&options, &shared->summary);
         if (shared->rc < 0)
             snprintf(shared->error, sizeof shared->error, "%s", err_text());
         _exit(0);

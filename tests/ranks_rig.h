@@ -18,6 +18,7 @@
 #include <sys/types.h>
 
 #include "crash_case.h"
+#include "state/verify.h"
 #include "train/train.h"
 
 enum {
@@ -101,10 +102,10 @@ void rig_run_good(rig *self);
 void rig_await_step(const rig *self, uint64_t step);
 void rig_sleep(double seconds);
 
-/* verify_run in a process of its own. */
+/* state_verify in a process of its own. */
 struct rig_verified {
     int rc;
-    struct verify_summary summary;
+    struct state_verify_summary summary;
     char error[ERR_TEXT_BYTES];
 };
 typedef struct rig_verified rig_verified;

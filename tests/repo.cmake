@@ -4,8 +4,8 @@
 # Which folder links which, a line a folder, for check_includes.sh. The list is complete here: all
 # folders are read before the tests.
 set(links "")
-foreach(folder src/base kernels tiers swap src/config src/model src/plan src/comm src/data src/format
-        src/prof src/train src/probe src/cli)
+foreach(folder src/base kernels tiers swap src/config src/model src/plan src/comm src/text src/data src/format
+        src/report src/setup src/engine src/state src/hf src/infer src/train src/profile src/probe src/cli)
     if(NOT EXISTS ${PROJECT_SOURCE_DIR}/${folder}/CMakeLists.txt)
         continue()
     endif()

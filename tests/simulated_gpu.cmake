@@ -8,7 +8,7 @@
 # builds NAME.c (or SOURCES) twice: NAME_simulated, in CTest NAME.simulated[.INSTANCE], label cpu; and
 # NAME with the real backend, NAME[.INSTANCE], label gpu, which exits with 77 where there is no GPU.
 # PARTS are those of the backend that the test needs (base rows update matmul attention backend device);
-# without it, all. WHOLE is for tests that link sluice_train or another library that holds the backend
+# without it, all. WHOLE is for tests that link sluice_profile or another library that holds the backend
 # itself: the simulated objects then stand on the link line, before any library.
 # Where CUDA is found, the target gpu_programs builds all programs that run on a real GPU, and gpu_tests.txt
 # in the build folder has a line "program argument" for each CTest line of label gpu: perf/gpu.sh runs them

@@ -2,6 +2,7 @@
 #include "test_config_common.h"
 
 #include "config/config_internal.h"
+#include "config/options.h"
 
 static void defaults_hold(void **state)
 {
@@ -269,7 +270,7 @@ static void own_blocks_are_read(void **state)
         "    {\"units\": 3, \"kind\": \"grads\", \"tier\": \"host\"},\n"
         "    {\"units\": \"all\", \"kind\": \"activations\", \"tier\": \"nvme\"}]}},\n"
         "\"schedule\": {\"update\": \"in_next_forward\", \"tile_elems\": 65536, \"lookahead\": "
-        "4, \"packed\": \"always\"},\n"
+        "4},\n"
         "\"io\": {\"backend\": \"pool\"},\n"
         "\"train_batch_size\": 12, \"gradient_accumulation_steps\": 3,\n"
         "\"bf16\": {\"enabled\": true}, // the end\n}\n",
@@ -302,7 +303,6 @@ static void own_blocks_are_read(void **state)
     assert_int_equal(self->schedule.update, JOB_UPDATE_IN_NEXT_FORWARD);
     assert_int_equal(self->schedule.tile_elems, 65536);
     assert_int_equal(self->schedule.lookahead, 4);
-    assert_int_equal(self->schedule.packed, JOB_PACKED_ALWAYS);
     assert_string_equal(self->io.backend, "pool");
     assert_int_equal(self->micro_batch, 4);
     assert_int_equal(self->grad_dtype, DTYPE_BF16);

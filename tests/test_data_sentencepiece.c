@@ -13,7 +13,7 @@
 #include <cmocka.h>
 
 #include "base/mem.h"
-#include "data/tokenizer.h"
+#include "text/tokenizer.h"
 
 enum { PATH_BYTES = 256, SKIPPED = 77 };
 

@@ -14,7 +14,7 @@
 
 #include "base/log.h"
 #include "base/mem.h"
-#include "data/tokenizer.h"
+#include "text/tokenizer.h"
 
 enum { PATH_BYTES = 64, IDS_MAX = 64, BYTES = 256 };
 
@@ -139,22 +139,41 @@ static void added_tokens_are_found(void **state)
     write_tokenizer(
         BYTE_LEVEL,
         ", \"normalizer\": {\"type\": \"NFC\"}, \"added_tokens\": [" ADDED("263", "<end>", ", \"special\": true, \"normalized\": false") ", " ADDED(
-            "264",
-            "<endless>", ", \"special\": true, \"normalized\": false") ", " ADDED("265", "<l>",
-                                                                                  ", \"lstrip\": "
+            "264", "<endless>",
+            ", \"special\": true, \"normalized\": false") ", " ADDED("265", "<l>",
+                                                                     ", \"lstrip\": "
+                                                                     "true, "
+                                                                     "\"normalized\": "
+                                                                     "false") ","
+                                                                              " " ADDED(
+                                                                                  "266", "<r>",
+                                                                                  ", \"rstrip\": "
                                                                                   "true, "
                                                                                   "\"normalized\": "
                                                                                   "false") ","
-                                                                                           " " ADDED("266",
-                                                                                                     "<r>",
-                                                                                                     ", \"rstrip\": "
-                                                                                                     "true, "
-                                                                                                     "\"normalized\": "
-                                                                                                     "false") ","
-                                                                                                              " " ADDED("267", "wo", ", \"single_word\": true, \"normalized\": false") ", " ADDED(
-                                                                                                                  "268",
-                                                                                                                  "\xc3\xa9\xc3\xa9",
-                                                                                                                  ", \"normalized\": true") "]");
+                                                                                           " " ADDED(
+                                                                                               "26"
+                                                                                               "7",
+                                                                                               "wo",
+                                                                                               ", "
+                                                                                               "\"s"
+                                                                                               "ing"
+                                                                                               "le_"
+                                                                                               "wor"
+                                                                                               "d\""
+                                                                                               ": "
+                                                                                               "tru"
+                                                                                               "e, "
+                                                                                               "\"n"
+                                                                                               "orm"
+                                                                                               "ali"
+                                                                                               "zed"
+                                                                                               "\":"
+                                                                                               " fa"
+                                                                                               "ls"
+                                                                                               "e") ", " ADDED("268",
+                                                                                                               "\xc3\xa9\xc3\xa9",
+                                                                                                               ", \"normalized\": true") "]");
     tokenizer *self = open_it();
     assert_int_equal(tokenizer_vocab(self), 269);
     assert_int_equal(tokenizer_find(self, "<end>"), 263);

@@ -10,7 +10,9 @@
 #include <cmocka.h>
 
 #include "base/mem.h"
+#include "setup/summary.h"
 #include "simulated_gpu/simulated_gpu.h"
+#include "train/train.h"
 #include "train_fixture.h"
 
 static const fixture_model shape = {.family = "llama", .bf16 = true, .layers = 2, .hidden = 64};
@@ -132,7 +134,7 @@ static void the_memory_that_is_free_decides(void **state)
     assert_non_null(strstr(result.error, "end what else uses this GPU"));
 }
 
-static void take_the_gpu(void *user, const struct plan_summary *plan)
+static void take_the_gpu(void *user, const struct setup_summary *plan)
 {
     (void)user, (void)plan;
     simulated_gpu_set_total_bytes(1 << 20);

@@ -21,10 +21,15 @@
 
 #include "base/size.h"
 #include "gpu_ranks_rig.h"
+#include "infer/infer.h"
+#include "setup/summary.h"
+#include "state/verify.h"
 #include "tiers/device.h"
 
 #ifdef GPU_RANKS_FAKE_NCCL
 #include "fake_nccl/fake_nccl.h"
+#include "setup/summary.h"
+#include "state/verify.h"
 #endif
 
 static void expect_near(const char *what, const fixture_result *got, const fixture_result *want,
@@ -298,27 +303,27 @@ static int sample_body(comm *self, void *user)
 {
     (void)self;
     uint64_t taken = 0;
-    struct generate_options asked = {.run_dir = user,
-                                     .prompt = "abc",
-                                     .prompt_bytes = 3,
-                                     .token_count = 12,
-                                     .temperature = 1.0,
-                                     .seed = 5,
-                                     .on_token = take_text,
-                                     .user = &taken};
+    struct infer_generate_options asked = {.run_dir = user,
+                                           .prompt = "abc",
+                                           .prompt_bytes = 3,
+                                           .token_count = 12,
+                                           .temperature = 1.0,
+                                           .seed = 5,
+                                           .on_token = take_text,
+                                           .user = &taken};
     memset(gpu_ranks_shared->text, 0, GPU_RANKS_TEXT_BYTES);
-    TRY(generate_run(&asked));
+    TRY(infer_generate(&asked));
     return taken == 15 ? 0 : err_set(ERR_INTERNAL, "%d bytes", (int)taken);
 }
 
 static void sample(const char *name, uint32_t world, char text[GPU_RANKS_TEXT_BYTES])
 {
     char dir[FIXTURE_PATH_BYTES];
-    static struct inspect_summary seen;
+    static struct state_inspect_summary seen;
     snprintf(dir, sizeof dir, "%s", fixture_path(name, NULL));
-    assert_int_equal(inspect_run(dir, &seen), 0);
+    assert_int_equal(state_inspect(dir, &seen), 0);
     assert_int_equal(seen.world_size, world);
-    inspect_fini(&seen);
+    state_inspect_fini(&seen);
     comm_fixture one = {.world = 1};
     comm_fixture_run(&one, sample_body, dir);
     comm_fixture_expect_ok(&one);
@@ -356,13 +361,13 @@ static void what_ranks_trained_is_sampled(void **state)
 static int plan_body(comm *self, void *user)
 {
     const job *const *jobs = user;
-    struct plan_summary plan;
+    struct setup_summary plan;
     (void)self;
     for (uint32_t world = 1; world <= GPU_RANKS_MAX; world *= 2) {
-        TRY(train_plan(jobs[world], 0, &plan));
+        TRY(setup_plan(jobs[world], 0, &plan));
         gpu_ranks_shared->budgets[world] = plan.budget_bytes[ARENA_DEVICE];
     }
-    int rc = train_plan(jobs[0], 0, &plan);
+    int rc = setup_plan(jobs[0], 0, &plan);
     snprintf(gpu_ranks_shared->reason, sizeof gpu_ranks_shared->reason, "%s",
              rc < 0 ? err_text() : "");
     return rc == ERR_NO_FIT ? 0

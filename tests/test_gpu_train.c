@@ -14,6 +14,7 @@
 
 #include "base/size.h"
 #include "gpu_fixture.h"
+#include "infer/infer.h"
 #include "tiers/device.h"
 #include "train_fixture.h"
 
@@ -242,13 +243,13 @@ static void a_run_can_be_sampled(void **state)
     (void)state;
     uint64_t bytes = 0;
     const char *dir = fixture_path("whole", NULL);
-    struct generate_options asked = {.run_dir = dir,
-                                     .prompt = "abc",
-                                     .prompt_bytes = 3,
-                                     .token_count = 4,
-                                     .on_token = count_bytes,
-                                     .user = &bytes};
-    if (generate_run(&asked) < 0)
+    struct infer_generate_options asked = {.run_dir = dir,
+                                           .prompt = "abc",
+                                           .prompt_bytes = 3,
+                                           .token_count = 4,
+                                           .on_token = count_bytes,
+                                           .user = &bytes};
+    if (infer_generate(&asked) < 0)
         fail_msg("%s", err_text());
     assert_int_equal(bytes, 7);
 }

@@ -11,7 +11,7 @@
 #include <cmocka.h>
 
 #include "plan/zero.h"
-#include "train/train_internal.h"
+#include "setup/setup.h"
 #include "train_fixture.h"
 
 static void near(double found, double expected, double tolerance)
@@ -57,7 +57,7 @@ static void full_overlap(void **state)
 }
 
 /* Sums over all units of a rank's shard, and of the whole, in padded elements. */
-static void count_elems(const traini_setup *setup, uint32_t world, uint64_t *whole, uint64_t *part)
+static void count_elems(const struct setup *setup, uint32_t world, uint64_t *whole, uint64_t *part)
 {
     *whole = *part = 0;
     for (uint32_t u = 0; u < setup->net->unit_count; u++) {
@@ -77,9 +77,9 @@ static void check_stage(uint32_t stage, uint32_t world)
     fixture_set(&sets, "tiers.device.budget=4GiB");
     fixture_set(&sets, "schedule.update=after_backward");
     job *asked = fixture_job_ranks("stages", &shape, &sets, world);
-    struct traini_setup_options options = {.is_trial = true};
-    traini_setup *setup;
-    int rc = traini_setup_create(asked, &options, &setup);
+    struct setup_options options = {.is_trial = true};
+    struct setup *setup;
+    int rc = setup_create(asked, &options, &setup);
     if (rc < 0)
         fail_msg("stage %u: %s", stage, err_text());
 
@@ -101,7 +101,7 @@ static void check_stage(uint32_t stage, uint32_t world)
     double optimizer = 12 * params / (stage >= 1 ? world : 1);
     assert_true((double)homes[STATE_OPTIMIZER] >= optimizer &&
                 (double)homes[STATE_OPTIMIZER] <= 1.02 * optimizer);
-    traini_setup_destroy(setup);
+    setup_destroy(setup);
     job_destroy(asked);
 }
 

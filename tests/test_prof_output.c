@@ -19,9 +19,9 @@
 
 #include "base/dtype.h"
 #include "base/mem.h"
-#include "prof/chrome_trace.h"
-#include "prof/live.h"
-#include "prof/metrics.h"
+#include "report/chrome_trace.h"
+#include "report/live.h"
+#include "report/metrics.h"
 
 static char directory[] = "test_prof_XXXXXX";
 

@@ -16,9 +16,9 @@
 #include <unistd.h>
 
 #include "base/trace.h"
-#include "prof/chrome_trace.h"
-#include "prof/metrics.h"
-#include "prof/report.h"
+#include "report/chrome_trace.h"
+#include "report/metrics.h"
+#include "report/report.h"
 
 enum { PATH_BYTES = 256, TAGS_MAX = 64, TAG_BYTES = 16 };
 

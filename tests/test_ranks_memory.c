@@ -18,6 +18,9 @@
 #include "base/failpoint.h"
 #include "base/size.h"
 #include "mpi_fixture.h"
+#include "setup/summary.h"
+#include "state/verify.h"
+#include "train/train.h"
 
 enum {
     STAGES = 4,
@@ -117,7 +120,7 @@ static void expect(const char *what, const char *which, uint64_t is, uint64_t mu
                  (unsigned long long)must_be);
 }
 
-static void check_homes(const char *what, const struct plan_summary *plan,
+static void check_homes(const char *what, const struct setup_summary *plan,
                         const struct formulas *must_be, const enum arena_kind places[3])
 {
     static const char *const names[] = {"params", "grads", "optimizer"};
@@ -130,7 +133,7 @@ static void check_homes(const char *what, const struct plan_summary *plan,
 
 /* The slab holds what rests there and two places of all optimizer state, for commits; nothing
  * else. */
-static void check_slab(const char *what, const struct plan_summary *plan,
+static void check_slab(const char *what, const struct setup_summary *plan,
                        const struct formulas *must_be)
 {
     uint64_t state = must_be->home_bytes[STATE_OPTIMIZER], bytes = 0;
@@ -140,7 +143,7 @@ static void check_slab(const char *what, const struct plan_summary *plan,
     expect(what, "the slab", plan->peak_bytes[ARENA_NVME], bytes);
 }
 
-static void check_rank(const char *what, const struct plan_summary *plan,
+static void check_rank(const char *what, const struct setup_summary *plan,
                        const struct train_rank *rank, const struct seen *seen)
 {
     for (int a = 0; a < ARENA_COUNT; a++)
@@ -160,11 +163,11 @@ static void check_rank(const char *what, const struct plan_summary *plan,
     expect(what, "growth of the mappings of a sealed run", seen->sealed_mapped_bytes, 0);
 }
 
-static void check_drive(const char *what, const char *name, const struct plan_summary *plan,
+static void check_drive(const char *what, const char *name, const struct setup_summary *plan,
                         const struct formulas *must_be, unsigned stage)
 {
-    static struct inspect_summary found;
-    if (inspect_run(fixture_path(name, NULL), &found) < 0)
+    static struct state_inspect_summary found;
+    if (state_inspect(fixture_path(name, NULL), &found) < 0)
         fail_msg("%s", err_text());
     expect(what, "extents", found.extent_count, must_be->extent_count);
     expect(what, "bytes of extents", found.extents_bytes, must_be->extents_bytes);
@@ -179,7 +182,7 @@ static void check_drive(const char *what, const char *name, const struct plan_su
         uint64_t bytes = HEADER_BYTES + round_up(plan->peak_bytes[ARENA_NVME], STRIPE_BYTES);
         expect(what, "a slab's file", found.files[f].size_bytes, bytes);
     }
-    inspect_fini(&found);
+    state_inspect_fini(&found);
 }
 
 struct placement {
@@ -236,9 +239,9 @@ static void check_run(const struct placement *place, unsigned stage, const uint6
     own.sealed_mapped_bytes = result.run.summary.sealed_mapped_bytes;
     if (comm_exchange(mpi_comm, "what ranks saw", &own, sizeof own, all) < 0)
         fail_msg("%s", err_text());
-    struct plan_summary plan;
+    struct setup_summary plan;
     if (mpi_rank == 0) {
-        if (train_plan(asked, 0, &plan) < 0)
+        if (setup_plan(asked, 0, &plan) < 0)
             fail_msg("%s", err_text());
         expect(what, "the plan of a run",
                memcmp(plan.peak_bytes, result.run.plan.peak_bytes, sizeof plan.peak_bytes), 0);

@@ -24,6 +24,9 @@
 #include "comm_fixture.h"
 #include "lane_pace.h"
 #include "plan/plan.h"
+#include "setup/setup.h"
+#include "setup/summary.h"
+#include "train/train.h"
 #include "train_fixture.h"
 
 enum { RANKS = 4, TRIES = 3, STEPS = 3, SETS_MAX = 8 };
@@ -73,7 +76,7 @@ struct paced_run {
     uint64_t device_bytes;       /* budget; 0: the job's own */
 };
 
-static void keep_plan(void *user, const struct plan_summary *plan)
+static void keep_plan(void *user, const struct setup_summary *plan)
 {
     struct paced_result *result = ((struct paced_run *)user)->result;
     result->predicted = plan->step_seconds;
@@ -145,15 +148,13 @@ static int train_paced(comm *ranks, void *user)
     job *asked;
     TRY(read_job(run.asked, run.device_bytes, &asked));
     plan_machine machine = machine_of(run.asked);
-    struct paced_lanes lanes = {.machine = &machine};
-    const struct train_pace pace = {.machine = &machine,
-                                    .begin = begin_pace,
-                                    .wrap = wrap_lane,
-                                    .end = end_pace,
-                                    .user = &lanes};
+    struct paced_lanes paced = {.machine = &machine};
+    const struct setup_lanes lanes = {
+        .begin = begin_pace, .wrap = wrap_lane, .end = end_pace, .user = &paced};
+    const struct setup_test test = {.pace = &machine, .lanes = &lanes};
     const struct train_options options = {.job = asked,
                                           .comm = ranks,
-                                          .pace = &pace,
+                                          .test = &test,
                                           .is_trial = true, /* no commits */
                                           .on_plan = keep_plan,
                                           .on_step = keep_step,
@@ -169,9 +170,9 @@ static int find_least(comm *ranks, void *user)
 {
     struct paced_run *run = user;
     job *asked;
-    struct plan_summary plan;
+    struct setup_summary plan;
     TRY(read_job(run->asked, 65536, &asked));
-    int rc = train_plan(asked, RANKS, &plan);
+    int rc = setup_plan(asked, RANKS, &plan);
     job_destroy(asked);
     if (comm_get_rank(ranks) == 0)
         run->result->least_bytes = fixture_budget_named(err_text(), "tiers.device.budget");

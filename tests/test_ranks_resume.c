@@ -20,6 +20,7 @@
 #include "base/log.h"
 #include "base/size.h"
 #include "ranks_rig.h"
+#include "train/train.h"
 
 enum { STREAM_MOVES = 630, HOPS = 4 };
 

@@ -20,6 +20,7 @@
 #include "base/rng.h"
 #include "base/tile.h"
 #include "mpi_fixture.h"
+#include "train/train.h"
 
 #define TOLERANCE 1e-4 /* relative, of a loss: sums over ranks are taken in another order */
 

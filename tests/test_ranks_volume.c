@@ -26,6 +26,7 @@
 #include <cmocka.h>
 
 #include "mpi_fixture.h"
+#include "setup/summary.h"
 
 enum { STEP_ELEMS = 4096, MICRO_BATCHES = 2 /* fixture_job's */ };
 
@@ -111,7 +112,7 @@ static uint64_t bytes_of(const struct sums *sum)
 
 static void check(const struct volume *what, const mpi_result *result)
 {
-    const struct plan_summary *plan = &result->run.plan;
+    const struct setup_summary *plan = &result->run.plan;
     struct sums sum = sum_up(what, plan->held_stages);
     uint64_t must_be = bytes_of(&sum);
     for (uint32_t r = 0; r < mpi_world; r++)

@@ -11,6 +11,7 @@
 #include <cmocka.h>
 
 #include "comm_fixture.h"
+#include "train/train.h"
 #include "train_fixture.h"
 
 enum { RANKS_MAX = 4, STEPS = 3, STAGES = 4 };

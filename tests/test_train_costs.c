@@ -11,7 +11,7 @@
 #include <cmocka.h>
 
 #include "base/rng.h"
-#include "train/costs.h"
+#include "setup/pass_costs.h"
 
 static double flops_of(uint64_t m, uint64_t n, uint64_t k)
 {

@@ -34,6 +34,8 @@
 #include "crash_case.h"
 #include "crash_process.h"
 #include "format/manifest.h"
+#include "state/verify.h"
+#include "train/train.h"
 
 enum {
     STREAM_KILLS = 510,
@@ -344,9 +346,9 @@ static bool has_torn_slot(const char *dir)
  * was half written is all that may be wrong. */
 static void verify(const char *dir, counts *sums)
 {
-    struct verify_options options = {.run_dir = dir};
-    struct verify_summary summary;
-    int rc = verify_run(&options, &summary);
+    struct state_verify_options options = {.run_dir = dir};
+    struct state_verify_summary summary;
+    int rc = state_verify(&options, &summary);
     uint64_t torn = has_torn_slot(dir);
     if (rc != (torn ? ERR_CORRUPT : 0) || summary.damage_count != torn)
         fail_msg("verify of %s: %s, %llu differences: %s", dir, err_name(rc),

@@ -15,6 +15,7 @@
 #include <cmocka.h>
 
 #include "base/rng.h"
+#include "infer/infer.h"
 #include "train_fixture.h"
 
 enum { SEED = 15, STEPS = 8, STOP = 3 };
@@ -336,9 +337,9 @@ static void bytes_are_asked_for(void **state)
     assert_int_equal(access(path, F_OK), 0);
     snprintf(path, sizeof path, "%s/own.jsonl", fixture_dir);
     const char *files[] = {path};
-    const struct evaluate_options asked = {.path = run, .files = files, .file_count = 1};
-    struct evaluate_result out;
-    if (evaluate_run(&asked, &out) < 0)
+    const struct infer_evaluate_options asked = {.path = run, .files = files, .file_count = 1};
+    struct infer_evaluate_result out;
+    if (infer_evaluate(&asked, &out) < 0)
         fail_msg("%s", err_text());
     fixture_remove("second");
     fixture_remove("first");

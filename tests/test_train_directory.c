@@ -19,6 +19,7 @@
 #include "base/log.h"
 #include "format/manifest.h"
 #include "plan/plan.h"
+#include "state/verify.h"
 #include "train_fixture.h"
 
 static const fixture_model shape = {.family = "gpt2", .bf16 = true, .layers = 1, .hidden = 64};
@@ -136,9 +137,9 @@ static void moved_directory_goes_on(void **state)
     fixture_set(&inside, "run.keep=[3]");
     stop_at("first", &inside, 4);
     assert_int_equal(rename(fixture_path("first", NULL), fixture_path("moved", NULL)), 0);
-    struct verify_options kept = {.run_dir = fixture_path("moved", "keep/step-000000003")};
-    struct verify_summary sum;
-    if (verify_run(&kept, &sum) < 0)
+    struct state_verify_options kept = {.run_dir = fixture_path("moved", "keep/step-000000003")};
+    struct state_verify_summary sum;
+    if (state_verify(&kept, &sum) < 0)
         fail_msg("%s", err_text());
     assert_int_equal(sum.step, 3);
     assert_int_equal(rename(fixture_path("moved", NULL), fixture_path("first", NULL)), 0);
@@ -332,16 +333,16 @@ static void commits_are_kept_though_updates_follow(void **state)
     fixture_train_good("parts", &shape, &sets, &result);
     commits_first = false;
     fixture_assert_same(&whole, &result);
-    struct inspect_summary seen;
-    assert_int_equal(inspect_run(fixture_path("parts", NULL), &seen), 0);
+    struct state_inspect_summary seen;
+    assert_int_equal(state_inspect(fixture_path("parts", NULL), &seen), 0);
     for (uint32_t i = 0; i < seen.kept_count; i++) {
-        struct verify_options asked = {.run_dir = seen.kept[i].path};
-        struct verify_summary sum;
+        struct state_verify_options asked = {.run_dir = seen.kept[i].path};
+        struct state_verify_summary sum;
         assert_int_equal(seen.kept[i].step, i + 1);
-        assert_int_equal(verify_run(&asked, &sum), 0);
+        assert_int_equal(state_verify(&asked, &sum), 0);
     }
     assert_int_equal(seen.kept_count, STEPS);
-    inspect_fini(&seen);
+    state_inspect_fini(&seen);
     fixture_remove("whole");
     fixture_remove("parts");
 }
@@ -365,11 +366,11 @@ static void first_commit_of_a_branch_is_kept(void **state)
     fixture_set(&sets, "run.commit_every=4");
     if (run("branch", &sets, &call, &result) < 0)
         fail_msg("%s", result.error);
-    struct inspect_summary seen;
-    assert_int_equal(inspect_run(fixture_path("branch", NULL), &seen), 0);
+    struct state_inspect_summary seen;
+    assert_int_equal(state_inspect(fixture_path("branch", NULL), &seen), 0);
     assert_int_equal(seen.kept_count, 1);
     assert_int_equal(seen.kept[0].step, 4);
-    inspect_fini(&seen);
+    state_inspect_fini(&seen);
     fixture_remove("branch");
     fixture_remove("parts");
 }

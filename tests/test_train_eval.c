@@ -11,7 +11,8 @@
 #include <cmocka.h>
 #include <math.h>
 
-#include "train/eval_windows.h"
+#include "infer/eval_windows.h"
+#include "infer/infer.h"
 #include "train_fixture.h"
 
 enum { TEXT_MOST = 64 };
@@ -61,18 +62,18 @@ static void results_are_as_by_hand(void **state)
 }
 
 static void evaluate(const char *run, uint64_t stride, uint64_t batches, const char *set,
-                     struct evaluate_result *out)
+                     struct infer_evaluate_result *out)
 {
     const char *files[] = {fixture_path("valid.txt", NULL)};
     const char *sets[] = {set};
-    struct evaluate_options options = {.path = fixture_path(run, NULL),
-                                       .files = files,
-                                       .file_count = 1,
-                                       .set = sets,
-                                       .set_count = set ? 1 : 0,
-                                       .stride = stride,
-                                       .batches = batches};
-    if (evaluate_run(&options, out) < 0)
+    struct infer_evaluate_options options = {.path = fixture_path(run, NULL),
+                                             .files = files,
+                                             .file_count = 1,
+                                             .set = sets,
+                                             .set_count = set ? 1 : 0,
+                                             .stride = stride,
+                                             .batches = batches};
+    if (infer_evaluate(&options, out) < 0)
         fail_msg("evaluate: %s", err_text());
 }
 
@@ -82,7 +83,7 @@ static void runs_give_their_own_losses(void **state)
     (void)state;
     static fixture_sets sets;
     static fixture_result trained;
-    struct evaluate_result whole, same, overlapping, other;
+    struct infer_evaluate_result whole, same, overlapping, other;
     const fixture_model shape = {.family = "llama", .layers = 2, .hidden = 64};
     memset(&sets, 0, sizeof sets);
     fixture_set(&sets, "run.steps=4");
@@ -117,10 +118,10 @@ static void runs_give_their_own_losses(void **state)
     fixture_remove("run");
 }
 
-static void expect_refusal(struct evaluate_options *options, int code, const char *word)
+static void expect_refusal(struct infer_evaluate_options *options, int code, const char *word)
 {
-    struct evaluate_result result;
-    assert_int_equal(evaluate_run(options, &result), code);
+    struct infer_evaluate_result result;
+    assert_int_equal(infer_evaluate(options, &result), code);
     if (!strstr(err_text(), word))
         fail_msg("\"%s\" does not say \"%s\"", err_text(), word);
 }
@@ -135,7 +136,7 @@ static void what_cannot_be_evaluated_is_refused(void **state)
     fixture_set(&sets, "run.steps=1");
     fixture_train_good("run", &shape, &sets, &trained);
     const char *file = fixture_path("valid.txt", NULL), *set = "tiers.device.budget=4096";
-    struct evaluate_options asked = {
+    struct infer_evaluate_options asked = {
         .path = fixture_path(NULL, NULL), .files = &file, .file_count = 1};
     expect_refusal(&asked, ERR_INPUT, "is no run directory");
     asked.path = fixture_path("run", NULL);

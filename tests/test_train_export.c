@@ -17,8 +17,8 @@
 
 #include "base/failpoint.h"
 #include "base/log.h"
+#include "hf/hf.h"
 #include "hf_fixture.h"
-#include "train/train.h"
 
 static const hf_fixture_shape gpt2 = {.family = MODEL_GPT2,
                                       .layers = 2,
@@ -63,25 +63,25 @@ static void make_checkpoint(const char *name, const hf_fixture_shape *shape,
     hf_fixture_text(dir, "tokenizer.json", "{\"not\": \"looked at\"}");
 }
 
-static int import(const char *from, const char *to, const char *set, struct import_summary *sum)
+static int import(const char *from, const char *to, const char *set, struct hf_import_summary *sum)
 {
     const char *sets[] = {set};
-    const struct import_options asked = {.hf_dir = hf_fixture_path(from),
-                                         .run_dir = hf_fixture_path(to),
-                                         .set = sets,
-                                         .set_count = set ? 1 : 0};
-    return import_run(&asked, sum);
+    const struct hf_import_options asked = {.hf_dir = hf_fixture_path(from),
+                                            .run_dir = hf_fixture_path(to),
+                                            .set = sets,
+                                            .set_count = set ? 1 : 0};
+    return hf_import(&asked, sum);
 }
 
 static int export(const char *from, const char *to, const char *type, uint64_t shard_bytes,
-                  bool force, struct export_summary *sum)
+                  bool force, struct hf_export_summary *sum)
 {
-    const struct export_options asked = {.run_dir = hf_fixture_path(from),
-                                         .hf_dir = hf_fixture_path(to),
-                                         .type = type,
-                                         .shard_bytes = shard_bytes,
-                                         .force = force};
-    return export_run(&asked, sum);
+    const struct hf_export_options asked = {.run_dir = hf_fixture_path(from),
+                                            .hf_dir = hf_fixture_path(to),
+                                            .type = type,
+                                            .shard_bytes = shard_bytes,
+                                            .force = force};
+    return hf_export(&asked, sum);
 }
 
 static void expect_good(int rc)
@@ -107,8 +107,8 @@ static void round_trip(const hf_fixture_shape *shape, const hf_fixture_form *for
                        uint64_t shard_bytes, uint32_t least_files)
 {
     static const char *const torch[] = {"float32", "bfloat16", "float16"};
-    struct import_summary in;
-    struct export_summary out;
+    struct hf_import_summary in;
+    struct hf_export_summary out;
     char text[2048], wanted[64];
     make_checkpoint("model", shape, form);
     fresh("run");
@@ -145,8 +145,8 @@ static void checkpoints_come_back_bit_for_bit(void **state)
 static void other_dtypes_are_rounded(void **state)
 {
     (void)state;
-    struct import_summary in;
-    struct export_summary out;
+    struct hf_import_summary in;
+    struct hf_export_summary out;
     const hf_fixture_form form = {.type = DTYPE_FP32};
     make_checkpoint("model", &gpt2, &form);
     fresh("run");
@@ -164,8 +164,8 @@ static void other_dtypes_are_rounded(void **state)
 static void weights_beyond_fp16_are_refused(void **state)
 {
     (void)state;
-    struct import_summary in;
-    struct export_summary out;
+    struct hf_import_summary in;
+    struct hf_export_summary out;
     const hf_fixture_form form = {.type = DTYPE_FP32};
     make_checkpoint("model", &llama, &form);
     fresh("run");
@@ -189,8 +189,8 @@ static void weights_beyond_fp16_are_refused(void **state)
 static void damage_is_found_and_nothing_is_exported(void **state)
 {
     (void)state;
-    struct import_summary in;
-    struct export_summary out;
+    struct hf_import_summary in;
+    struct hf_export_summary out;
     const hf_fixture_form form = {.type = DTYPE_BF16};
     make_checkpoint("model", &gpt2, &form);
     fresh("run");
@@ -218,8 +218,8 @@ static void damage_is_found_and_nothing_is_exported(void **state)
 static void directories_that_hold_something_are_kept(void **state)
 {
     (void)state;
-    struct import_summary in;
-    struct export_summary out;
+    struct hf_import_summary in;
+    struct hf_export_summary out;
     const hf_fixture_form form = {.type = DTYPE_BF16};
     make_checkpoint("model", &llama, &form);
     fresh("run");
@@ -265,8 +265,8 @@ static void an_import_that_fails_leaves_nothing(void **state)
 {
     (void)state;
     static char point[] = "manifest.written";
-    struct import_summary in;
-    struct export_summary out;
+    struct hf_import_summary in;
+    struct hf_export_summary out;
     const hf_fixture_form form = {.type = DTYPE_FP16};
     make_checkpoint("model", &gpt2, &form);
     fresh("run");
@@ -297,7 +297,7 @@ static void an_import_that_fails_leaves_nothing(void **state)
 static void moments_take_no_space(void **state)
 {
     (void)state;
-    struct import_summary in;
+    struct hf_import_summary in;
     const hf_fixture_form form = {.type = DTYPE_BF16};
     hf_fixture_shape wide = llama;
     wide.vocab = 9000;

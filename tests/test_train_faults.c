@@ -26,9 +26,11 @@
 #include "base/failpoint.h"
 #include "base/log.h"
 #include "crash_case.h"
+#include "setup/setup.h"
 #include "tiers/io.h"
 #include "tiers/io_faults.h"
 #include "tiers/sim.h"
+#include "train/train.h"
 
 enum { STEPS = 2, TRANSFERS_LEAST = 40 };
 
@@ -242,11 +244,12 @@ static void try_once(trial *self, bool hashes)
     static fixture_sets sets;
     make_commit_sets(self, &sets);
     job *asked = fixture_job(job_name, &shape, &sets);
+    const struct setup_test test = {.faults = &self->faults,
+                                    .simulates_drives = !self->is_real,
+                                    .store = self->is_real ? NULL : &self->store};
     struct train_options options = {.job = asked,
                                     .hash_weights = hashes, /* past the lanes and their sums */
-                                    .faults = &self->faults,
-                                    .simulates_drives = !self->is_real,
-                                    .store = self->is_real ? NULL : &self->store,
+                                    .test = &test,
                                     .stop = &self->stop,
                                     .on_step = stop_at_step,
                                     .user = self};

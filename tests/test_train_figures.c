@@ -11,12 +11,13 @@
 #include "base/size.h"
 #include "base/tile.h"
 #include "config/machine.h"
-#include "train/train_internal.h"
+#include "setup/setup.h"
+#include "setup/setup_internal.h"
 
 static struct machine stated;
 static struct job asked;
 static model net;
-static traini_setup setup;
+static struct setup setup;
 
 /* 32 hosts of 16 GPUs. */
 static int begin(void **state)
@@ -73,7 +74,7 @@ static void a_gpu_of_many_has_its_part_of_a_host(void **state)
 {
     (void)state;
     plan_machine got;
-    traini_machine_figures(&setup, &got);
+    setup_machine_figures(&setup, &got);
     assert_false(got.device_is_cpu);
     SAME(got.device_flops_per_second, 70e12);
     SAME(got.device_bytes_per_second, 765e9);
@@ -94,7 +95,7 @@ static void a_gpu_of_many_has_its_part_of_a_host(void **state)
     setup.ranks.world = 16; /* one host: between hosts counts no more */
     net.type = DTYPE_FP32;
     stated.h2d.pinned_with_nvme = 1e9;
-    traini_machine_figures(&setup, &got);
+    setup_machine_figures(&setup, &got);
     SAME(got.comm_bytes_per_second, 120e9);
     SAME(got.device_flops_per_second, 15e12);
     SAME(got.h2d_bytes_per_second, 1e9); /* while the drives run */
@@ -106,10 +107,10 @@ static void what_is_not_stated_is_the_default(void **state)
     plan_machine got, by_default;
     plan_machine_default_gpu(&by_default, 3, 8, 0);
     strcpy(stated.measured_at, "2024-01-01T00:00:00Z");
-    traini_machine_figures(&setup, &got);
+    setup_machine_figures(&setup, &got);
     assert_true(got.is_measured);
     stated.host.dram_copy = stated.device.memory_rate = 0;
-    traini_machine_figures(&setup, &got);
+    setup_machine_figures(&setup, &got);
     assert_false(got.is_measured);
     SAME(got.dram_bytes_per_second, by_default.dram_bytes_per_second);
     SAME(got.device_bytes_per_second, by_default.device_bytes_per_second);
@@ -126,7 +127,7 @@ static void a_cpu_counts_by_its_threads(void **state)
     net.type = DTYPE_BF16;
     stated.device.thread_count = 16;
     stated.device.flops_16bit = 1e12;
-    traini_machine_figures(&setup, &got);
+    setup_machine_figures(&setup, &got);
     assert_true(got.device_is_cpu);
     SAME(got.device_flops_per_second, 0.5e12); /* 8 of 16 threads */
     SAME(got.h2d_bytes_per_second, 12e9);      /* nothing is shared */
@@ -137,7 +138,7 @@ static void a_cpu_counts_by_its_threads(void **state)
 static void a_described_host_is_divided(void **state)
 {
     (void)state;
-    assert_int_equal(traini_described_budgets(&setup), 0);
+    assert_int_equal(setupi_described_budgets(&setup), 0);
     const uint64_t *budget = setup.plan.budget_bytes;
     assert_int_equal(budget[ARENA_DEVICE], 30 * GIB); /* 32 less 1.5 of CUDA and 0.5 of NCCL */
     uint64_t host = UINT64_C(90000000000);            /* 1600e9 x 90% / 16 */
@@ -145,7 +146,7 @@ static void a_described_host_is_divided(void **state)
     assert_int_equal(budget[ARENA_NVME], UINT64_C(1575000000000)); /* 28e12 x 90% / 16 */
     assert_int_equal(setup.plan.nvme_sharers, 16);
     asked.tiers.nvme[0].budget_bytes = 16 * GIB; /* of a drive that 16 share */
-    assert_int_equal(traini_described_budgets(&setup), 0);
+    assert_int_equal(setupi_described_budgets(&setup), 0);
     assert_int_equal(budget[ARENA_NVME], GIB);
 }
 
@@ -153,12 +154,12 @@ static void hosts_are_whole_and_enough(void **state)
 {
     (void)state;
     setup.ranks.local_world = 0; /* not asked: as many as a host has */
-    assert_int_equal(traini_described_ranks(&setup), 0);
+    assert_int_equal(setupi_described_ranks(&setup), 0);
     assert_int_equal(setup.ranks.local_world, 16);
     setup.ranks.world = 24;
-    assert_int_equal(traini_described_ranks(&setup), ERR_CONFIG);
+    assert_int_equal(setupi_described_ranks(&setup), ERR_CONFIG);
     setup.ranks.world = 528;
-    assert_int_equal(traini_described_ranks(&setup), ERR_CONFIG);
+    assert_int_equal(setupi_described_ranks(&setup), ERR_CONFIG);
 }
 
 int main(void)

@@ -15,6 +15,7 @@
 #include "base/log.h"
 #include "base/size.h"
 #include "base/tile.h"
+#include "setup/summary.h"
 #include "tiers/arena.h"
 #include "train_fixture.h"
 
@@ -231,13 +232,13 @@ static void refusal_keeps_the_former_run(void **state)
     fixture_remove("kept");
 }
 
-static void plan_steps(const char *update, uint64_t commit_every, struct plan_summary *plan)
+static void plan_steps(const char *update, uint64_t commit_every, struct setup_summary *plan)
 {
     fixture_sets sets = {.count = 0};
     fixture_set(&sets, "schedule.update=%s", update);
     fixture_set(&sets, "run.commit_every=%llu", (unsigned long long)commit_every);
     job *asked = fixture_job("mean", &shape, &sets);
-    if (train_plan(asked, 0, plan) < 0)
+    if (setup_plan(asked, 0, plan) < 0)
         fail_msg("%s", err_text());
     job_destroy(asked);
 }
@@ -249,7 +250,7 @@ static void a_step_is_the_mean_of_steps(void **state)
     (void)state;
     static const char *const updates[] = {"in_next_forward", "after_backward", "delayed_one_step"};
     for (size_t i = 0; i < sizeof updates / sizeof *updates; i++) {
-        struct plan_summary each, seldom;
+        struct setup_summary each, seldom;
         plan_steps(updates[i], 1, &each);
         plan_steps(updates[i], 50, &seldom);
         uint64_t written = each.lane_bytes[LANE_WRITE];
@@ -258,7 +259,7 @@ static void a_step_is_the_mean_of_steps(void **state)
         assert_true(each.lane_seconds[LANE_COMMIT] > 0);
         assert_true(each.lane_seconds[LANE_COMMIT] > 49 * seldom.lane_seconds[LANE_COMMIT]);
         assert_true(seldom.step_seconds < each.step_seconds);
-        const struct plan_summary *plans[] = {&each, &seldom};
+        const struct setup_summary *plans[] = {&each, &seldom};
         for (int k = 0; k < 2; k++) {
             assert_true(plans[k]->step_seconds * 1.000001 >= plans[k]->bound_seconds);
             for (int lane = LANE_H2D; lane < LANE_COUNT; lane++) /* one op at a time */
@@ -270,14 +271,14 @@ static void a_step_is_the_mean_of_steps(void **state)
 /* Seconds of a step in the order, or infinity where it does not fit. */
 static double ordered_seconds(const char *order, uint64_t device_bytes)
 {
-    struct plan_summary plan;
+    struct setup_summary plan;
     fixture_sets sets = {.count = 0};
     fixture_set(&sets, "schedule.order=%s", order);
     fixture_set(&sets, "gradient_accumulation_steps=16");
     fixture_set(&sets, "tiers.place.activations=device");
     fixture_set(&sets, "tiers.device.budget=%llu", (unsigned long long)device_bytes);
     job *asked = fixture_job("ordered", &shape, &sets);
-    int rc = train_plan(asked, 0, &plan);
+    int rc = setup_plan(asked, 0, &plan);
     job_destroy(asked);
     if (rc < 0)
         assert_int_equal(rc, ERR_NO_FIT);
@@ -314,10 +315,10 @@ static void a_plan_for_many_ranks_has_their_budgets(void **state)
     fixture_set(&sets, "tiers.host.budget=134217728");
     fixture_set(&sets, "zero_optimization.stage=3");
     for (size_t i = 0; i < sizeof worlds / sizeof *worlds; i++) {
-        struct plan_summary plan;
+        struct setup_summary plan;
         job *asked = fixture_job("many", &shape, &sets);
         asked->world = worlds[i];
-        if (train_plan(asked, 1, &plan) < 0)
+        if (setup_plan(asked, 1, &plan) < 0)
             fail_msg("%u ranks: %s", worlds[i], err_text());
         assert_int_equal(plan.world_size, worlds[i]);
         assert_int_equal(plan.budget_bytes[ARENA_DEVICE], 268435456);
@@ -338,14 +339,14 @@ static void the_budget_named_is_that_of_all_ranks_of_a_host(void **state)
         for (int too_little = 1; too_little >= 0; too_little--) {
             static uint64_t named;
             fixture_sets sets = {.count = 0};
-            struct plan_summary plan;
+            struct setup_summary plan;
             fixture_set(&sets, "zero_optimization.stage=2");
             fixture_set(&sets, "tiers.place.optimizer=nvme");
             fixture_set(&sets, "tiers.nvme=[{\"path\":\"%s/%s\",\"budget\":%llu}]", fixture_dir,
                         paths[i], too_little ? 65536ull : (unsigned long long)named);
             job *asked = fixture_job("divided", &shape, &sets);
             asked->world = 3;
-            assert_int_equal(train_plan(asked, 0, &plan), too_little ? ERR_NO_FIT : 0);
+            assert_int_equal(setup_plan(asked, 0, &plan), too_little ? ERR_NO_FIT : 0);
             named = too_little ? fixture_budget_named(err_text(), "tiers.nvme[].budget") : named;
             job_destroy(asked);
             alone = i == 1 ? named : alone;

@@ -13,6 +13,8 @@
 #include <cmocka.h>
 
 #include "comm_fixture.h"
+#include "state/verify.h"
+#include "train/train.h"
 #include "train_parts.h"
 
 /* The middle block and all norms: a unit of norms beside each block's matrices, no backward of the embedding. */
@@ -95,15 +97,15 @@ static void frozen_params_never_change(void **state)
             *(b->param_bytes ? &frozen : &learning) += b->elem_count;
         }
         assert_true(frozen > 2 * learning && learning > 0);
-        struct inspect_summary seen;
-        assert_int_equal(inspect_run(fixture_path("parts", NULL), &seen), 0);
+        struct state_inspect_summary seen;
+        assert_int_equal(state_inspect(fixture_path("parts", NULL), &seen), 0);
         assert_string_equal(seen.units[0].name, "embed");
         assert_true(seen.units[0].is_frozen);
         uint32_t learns = 0;
         for (uint32_t u = 0; u < seen.unit_count; u++)
             learns += !seen.units[u].is_frozen;
         assert_int_equal(learns, 1 + 3 + 1); /* block.1, norms of three blocks and of the head */
-        inspect_fini(&seen);
+        state_inspect_fini(&seen);
         manifest_fini(&first);
         manifest_fini(&last);
         fixture_remove("one");
@@ -177,13 +179,13 @@ static void rot_is_found(void **state)
         uint64_t at = SLAB_HEADER_BYTES + found.extents[i].offset_bytes;
         flip(path, at + found.extents[i].size_bytes - 1);
 
-        struct verify_damage damage;
+        struct state_damage damage;
         char run_dir[FIXTURE_PATH_BYTES + 16];
         snprintf(run_dir, sizeof run_dir, "%s", fixture_path("parts", NULL));
-        struct verify_options asked = {
+        struct state_verify_options asked = {
             .run_dir = run_dir, .on_damage = note_damage, .user = &damage};
-        struct verify_summary sum;
-        assert_int_equal(verify_run(&asked, &sum), ERR_CORRUPT);
+        struct state_verify_summary sum;
+        assert_int_equal(state_verify(&asked, &sum), ERR_CORRUPT);
         assert_int_equal(sum.damage_count, 1);
         assert_int_equal(damage.unit, found.extents[i].unit);
         assert_int_equal(damage.tile, found.extents[i].tile);
@@ -198,7 +200,7 @@ static void rot_is_found(void **state)
         run("parts", &sets, &call, &result);
         assert_good(&result);
         fixture_assert_same(&whole, &result);
-        assert_int_equal(verify_run(&asked, &sum), 0);
+        assert_int_equal(state_verify(&asked, &sum), 0);
         assert_true(sum.weights_hash == whole.summary.weights_hash);
         manifest_fini(&found);
         fixture_remove("whole");
@@ -327,9 +329,9 @@ static void ranks_take_over(void **state)
         if (i > 0)
             assert_int_equal(hash == before, parts[i].steps == parts[i - 1].steps);
         before = hash;
-        struct verify_options asked = {.run_dir = fixture_path("ranks", NULL)};
-        struct verify_summary sum;
-        if (verify_run(&asked, &sum) != 0)
+        struct state_verify_options asked = {.run_dir = fixture_path("ranks", NULL)};
+        struct state_verify_summary sum;
+        if (state_verify(&asked, &sum) != 0)
             fail_msg("part %d: %s", (int)i, err_text());
         assert_true(sum.weights_hash == hash);
     }

@@ -11,6 +11,7 @@
 
 #include <cmocka.h>
 
+#include "infer/infer.h"
 #include "train_fixture.h"
 
 enum { STEPS = 6, EVALS = 3, TEXT_BYTES = 256, TOKEN_COUNT = 48, SETS_MAX = 7 };
@@ -90,7 +91,7 @@ static void draw_texts(const char *name, struct outcome *out)
     static const char prompt[] = "A prompt, longer than the window of the model that is to go on";
     for (int i = 0; i < 2; i++) {
         struct page page = {out->text[i], &out->text_bytes[i]};
-        struct generate_options options = {
+        struct infer_generate_options options = {
             .run_dir = fixture_path(name, NULL),
             .prompt = prompt,
             .prompt_bytes = i ? 5 : sizeof prompt - 1,
@@ -102,7 +103,7 @@ static void draw_texts(const char *name, struct outcome *out)
             .user = &page,
         };
         *page.count = 0;
-        if (generate_run(&options) < 0)
+        if (infer_generate(&options) < 0)
             fail_msg("generate: %s", err_text());
         assert_int_equal(*page.count, options.prompt_bytes + TOKEN_COUNT);
     }

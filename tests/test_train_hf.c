@@ -13,6 +13,7 @@
 #include <xxhash.h>
 
 #include "config/job.h"
+#include "hf/hf.h"
 #include "hf_fixture.h"
 #include "train_fixture.h"
 
@@ -144,13 +145,13 @@ static void going_on_reads_no_checkpoint(void **state)
 
 static void import_into(const char *name, const char *dir, const char *set)
 {
-    struct import_summary sum;
+    struct hf_import_summary sum;
     char run_dir[FIXTURE_PATH_BYTES * 2];
     const char *const sets[] = {set};
     snprintf(run_dir, sizeof run_dir, "%s", path_in_run(name, ""));
-    const struct import_options options = {
+    const struct hf_import_options options = {
         .hf_dir = dir, .run_dir = run_dir, .set = sets, .set_count = set ? 1 : 0};
-    if (import_run(&options, &sum) < 0)
+    if (hf_import(&options, &sum) < 0)
         fail_msg("%s", err_text());
 }
 

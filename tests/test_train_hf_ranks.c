@@ -12,7 +12,9 @@
 
 #include "comm_fixture.h"
 #include "config/job.h"
+#include "hf/hf.h"
 #include "hf_fixture.h"
+#include "train/train.h"
 #include "train_fixture.h"
 
 enum { RANKS_MAX = 3 };
@@ -74,10 +76,10 @@ static void train_and_export(const char *name, const fixture_model *kind, uint32
     for (uint32_t r = 0; r < world; r++)
         job_destroy(run.jobs[r]);
     comm_fixture_expect_ok(&ranks);
-    struct export_summary sum;
-    const struct export_options options = {
+    struct hf_export_summary sum;
+    const struct hf_export_options options = {
         .run_dir = run_dir, .hf_dir = again, .shard_bytes = 200000};
-    if (export_run(&options, &sum) < 0)
+    if (hf_export(&options, &sum) < 0)
         fail_msg("%s", err_text());
     assert_int_equal(sum.step, 2);
     assert_true(sum.file_count > 1);

@@ -22,9 +22,9 @@
 #include "base/mem.h"
 #include "base/rng.h"
 #include "base/tile.h"
+#include "state/state_internal.h"
 #include "swap/checksum.h"
 #include "tiers_helpers.h"
-#include "train/train_internal.h"
 
 enum { SEED = 20261121, DRIVES = 2, EXTENTS = 4, STREAMS = 2, STEP = 50, GENERATION = 9 };
 
@@ -219,23 +219,23 @@ static int teardown(void **state)
     return helper_teardown(state);
 }
 
-static traini_keeper *make_keeper(void)
+static state_keeper *make_keeper(void)
 {
-    traini_keeper *self;
-    if (traini_keeper_create(rig.dir, &rig.asked, EXTENTS, &self) < 0)
+    state_keeper *self;
+    if (state_keeper_create(rig.dir, &rig.asked, EXTENTS, &self) < 0)
         fail_msg("%s", err_text());
     return self;
 }
 
 static void keep(void)
 {
-    traini_keeper *self = make_keeper();
+    state_keeper *self = make_keeper();
     mem_stats before, after;
     mem_get_stats(&before);
-    assert_int_equal(traini_keep(self, &rig.disk, &rig.record), 0);
+    assert_int_equal(state_keep(self, &rig.disk, &rig.record), 0);
     mem_get_stats(&after);
     assert_int_equal(after.call_count, before.call_count);
-    traini_keeper_destroy(self);
+    state_keeper_destroy(self);
 }
 
 /* Opens what the copy's manifest names. */
@@ -293,16 +293,16 @@ static void which_steps(void **state)
 {
     (void)state;
     struct job *asked = &rig.asked;
-    assert_false(traini_is_kept(asked, 0));
-    assert_true(traini_is_kept(asked, 25) && traini_is_kept(asked, 50));
-    assert_false(traini_is_kept(asked, 24) || traini_is_kept(asked, 51));
+    assert_false(state_is_kept(asked, 0));
+    assert_true(state_is_kept(asked, 25) && state_is_kept(asked, 50));
+    assert_false(state_is_kept(asked, 24) || state_is_kept(asked, 51));
     asked->run.keep_every = 0;
-    assert_false(traini_is_kept(asked, 25));
+    assert_false(state_is_kept(asked, 25));
     rig.list[0] = 3, rig.list[1] = 7, rig.list[2] = UINT64_MAX;
     asked->run.keep_count = 3;
-    assert_true(traini_is_kept(asked, 3) && traini_is_kept(asked, 7));
-    assert_true(traini_is_kept(asked, UINT64_MAX));
-    assert_false(traini_is_kept(asked, 0) || traini_is_kept(asked, 4));
+    assert_true(state_is_kept(asked, 3) && state_is_kept(asked, 7));
+    assert_true(state_is_kept(asked, UINT64_MAX));
+    assert_false(state_is_kept(asked, 0) || state_is_kept(asked, 4));
 }
 
 static void a_copy_is_a_run(void **state)
@@ -356,10 +356,10 @@ static bool keep_killed(const char *name, int at)
     if (child == 0) {
         point.name = name, point.at = at, point.met = 0, point.result = 0;
         failpoint_hook(on_point, NULL);
-        traini_keeper *self;
-        int rc = traini_keeper_create(rig.dir, &rig.asked, EXTENTS, &self);
+        state_keeper *self;
+        int rc = state_keeper_create(rig.dir, &rig.asked, EXTENTS, &self);
         if (rc == 0)
-            rc = traini_keep(self, &rig.disk, &rig.record);
+            rc = state_keep(self, &rig.disk, &rig.record);
         _exit(rc == 0 ? 0 : 1);
     }
     int status;
@@ -387,10 +387,10 @@ static void killed_anywhere(void **state)
     for (size_t p = 0; p < sizeof points / sizeof points[0]; p++) {
         for (int at = 1; keep_killed(points[p], at); at++, killed++) {
             bool has_commit = strcmp(points[p], "manifest.synced") == 0 && at == 2;
-            traini_keeper *self =
+            state_keeper *self =
                 make_keeper(); /* the next process: removes what counts for nothing */
             assert_true(has_commit || count_all() == empty);
-            traini_keeper_destroy(self);
+            state_keeper_destroy(self);
             keep();
             may_have_note = has_commit;
             check_copy(0);
@@ -429,14 +429,14 @@ static void keep_failing(void)
     const char *path = path_of("log");
     int saved = dup(STDERR_FILENO), fd = open(path, O_RDWR | O_CREAT | O_TRUNC, 0666);
     assert_true(saved >= 0 && fd >= 0);
-    traini_keeper *self = make_keeper();
+    state_keeper *self = make_keeper();
     dup2(fd, STDERR_FILENO);
     log_set_level(LOG_INFO);
-    int rc = traini_keep(self, &rig.disk, &rig.record);
+    int rc = state_keep(self, &rig.disk, &rig.record);
     log_set_level(LOG_QUIET);
     dup2(saved, STDERR_FILENO);
     close(saved);
-    traini_keeper_destroy(self);
+    state_keeper_destroy(self);
     ssize_t got = pread(fd, log_text, sizeof log_text - 1, 0);
     log_text[got > 0 ? got : 0] = '\0';
     close(fd);

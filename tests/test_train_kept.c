@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "base/failpoint.h"
+#include "state/verify.h"
 #include "train_fixture.h"
 
 enum { STEPS = 10 };
@@ -39,9 +40,9 @@ static const char *kept_dir(const char *name, int step)
 
 static void assert_holds(const char *dir, uint64_t step, uint64_t hash)
 {
-    struct verify_options asked = {.run_dir = dir};
-    static struct verify_summary sum;
-    if (verify_run(&asked, &sum) < 0)
+    struct state_verify_options asked = {.run_dir = dir};
+    static struct state_verify_summary sum;
+    if (state_verify(&asked, &sum) < 0)
         fail_msg("%s: %s", dir, err_text());
     assert_int_equal(sum.step, step);
     assert_true(sum.weights_hash == hash);
@@ -111,12 +112,12 @@ static void copies_go_on(const char *optimizer)
     fixture_train_good("run", &shape, &keeping, &kept);
     fixture_assert_same(&whole, &kept);
     assert_int_equal(kept.summary.sealed_alloc_count, 0);
-    struct inspect_summary seen;
-    assert_int_equal(inspect_run(fixture_path("run", NULL), &seen), 0);
+    struct state_inspect_summary seen;
+    assert_int_equal(state_inspect(fixture_path("run", NULL), &seen), 0);
     assert_int_equal(seen.kept_count, 2);
     assert_int_equal(seen.kept[0].step, 4);
     assert_int_equal(seen.kept[1].step, 8);
-    inspect_fini(&seen);
+    state_inspect_fini(&seen);
     assert_holds(kept_dir("run", 4), 4, hash_at(optimizer, 4));
     assert_holds(kept_dir("run", 8), 8, hash_at(optimizer, 8));
 

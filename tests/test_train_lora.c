@@ -16,7 +16,8 @@
 #include "base/mem.h"
 #include "format/manifest.h"
 #include "format/safetensors.h"
-#include "train/train.h"
+#include "hf/hf.h"
+#include "infer/infer.h"
 #include "train_fixture.h"
 
 enum { STEPS = 6, STOP = 3 };
@@ -147,10 +148,10 @@ static void what_learns_is_not_set_anew(void **state)
     fixture_train_good("run", &shapes[0], &own, &result);
     snprintf(from, sizeof from, "%s/run", fixture_dir);
     for (size_t i = 0; i < sizeof sets / sizeof sets[0]; i++) {
-        const struct evaluate_options asked = {
+        const struct infer_evaluate_options asked = {
             .path = from, .files = &data, .file_count = 1, .set = &sets[i], .set_count = 1};
-        struct evaluate_result out;
-        assert_int_equal(evaluate_run(&asked, &out), ERR_CONFIG);
+        struct infer_evaluate_result out;
+        assert_int_equal(infer_evaluate(&asked, &out), ERR_CONFIG);
         assert_non_null(strstr(err_text(), "cannot be set anew for the run in"));
     }
     fixture_remove("run");
@@ -163,10 +164,10 @@ static void export_to(const char *run, const char *name, bool alone)
     char from[FIXTURE_PATH_BYTES + 16], to[FIXTURE_PATH_BYTES + 16];
     snprintf(from, sizeof from, "%s/%s", fixture_dir, run);
     snprintf(to, sizeof to, "%s/%s", fixture_dir, name);
-    const struct export_options asked = {
+    const struct hf_export_options asked = {
         .run_dir = from, .hf_dir = to, .type = "fp32", .adapters = alone, .force = true};
-    struct export_summary sum;
-    if (export_run(&asked, &sum) < 0)
+    struct hf_export_summary sum;
+    if (hf_export(&asked, &sum) < 0)
         fail_msg("%s: %s", name, err_text());
 }
 

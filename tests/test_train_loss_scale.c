@@ -15,7 +15,7 @@
 
 #include "base/mem.h"
 #include "base/rng.h"
-#include "train/loss_scale.h"
+#include "setup/loss_scale.h"
 
 #define STREAM_OVERFLOW 0x6f766572666c6f77u
 #define STREAM_RATE     0x72617465u

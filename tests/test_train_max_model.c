@@ -12,7 +12,7 @@
 #include "base/error.h"
 #include "base/size.h"
 #include "config/machine.h"
-#include "train/train.h"
+#include "setup/summary.h"
 
 static const char text[] =
     "{\"model\": {\"preset\": \"gpt2-124m\"}, \"data\": {\"train\": [\"none.txt\"]},"
@@ -41,10 +41,10 @@ static job *read_job(const char *const *set, uint32_t count)
 }
 
 /* Whether `plan` finds a place for so many layers of the found model's hidden size. */
-static int plan_fits(const struct machine *on, const struct train_max_model *model, uint64_t layers)
+static int plan_fits(const struct machine *on, const struct setup_max_model *model, uint64_t layers)
 {
-    static struct plan_summary plan;
-    struct train_plan_options options = {.machine = on, .is_described = true};
+    static struct setup_summary plan;
+    struct setup_plan_options options = {.machine = on, .is_described = true};
     char sets[5][64];
     const char *list[5];
     snprintf(sets[0], sizeof sets[0], "model.num_layers=%llu", (unsigned long long)layers);
@@ -56,18 +56,18 @@ static int plan_fits(const struct machine *on, const struct train_max_model *mod
     for (int i = 0; i < 5; i++)
         list[i] = sets[i];
     job *asked = read_job(list, 5);
-    int rc = train_plan_on(asked, &options, &plan);
+    int rc = setup_plan_on(asked, &options, &plan);
     job_destroy(asked);
     if (rc == 0)
         assert_int_equal(plan.param_count, model->param_count);
     return rc;
 }
 
-static void largest(const struct machine *on, struct train_max_model *out)
+static void largest(const struct machine *on, struct setup_max_model *out)
 {
-    struct train_plan_options options = {.machine = on, .is_described = true};
+    struct setup_plan_options options = {.machine = on, .is_described = true};
     job *asked = read_job(NULL, 0);
-    if (train_max_model(asked, "gpt", &options, out) < 0)
+    if (setup_max_model(asked, "gpt", &options, out) < 0)
         fail_msg("%s", err_text());
     job_destroy(asked);
 }
@@ -75,7 +75,7 @@ static void largest(const struct machine *on, struct train_max_model *out)
 static void named_fits(void **state)
 {
     (void)state;
-    static struct train_max_model found;
+    static struct setup_max_model found;
     uint64_t before = 0;
     for (uint64_t drive = 2; drive <= 3; drive++) {
         struct machine on = described(2 * GIB, drive * GIB);
@@ -96,13 +96,13 @@ static void named_fits(void **state)
 static void refusals(void **state)
 {
     (void)state;
-    static struct train_max_model found;
+    static struct setup_max_model found;
     struct machine on = described(16 * GIB, 100 * MIB);
-    struct train_plan_options options = {.machine = &on, .is_described = true};
+    struct setup_plan_options options = {.machine = &on, .is_described = true};
     job *asked = read_job(NULL, 0);
-    assert_int_equal(train_max_model(asked, "gpt", &options, &found), ERR_NO_FIT);
+    assert_int_equal(setup_max_model(asked, "gpt", &options, &found), ERR_NO_FIT);
     assert_non_null(strstr(err_text(), "not even the smallest model of family gpt"));
-    assert_int_equal(train_max_model(asked, "gpt3", &options, &found), ERR_USAGE);
+    assert_int_equal(setup_max_model(asked, "gpt3", &options, &found), ERR_USAGE);
     job_destroy(asked);
 }
 

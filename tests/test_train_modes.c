@@ -167,10 +167,6 @@ static void make_combination(struct combination *c, unsigned i, uint64_t unit_co
         fixture_set(&c->sets, "state.master=split");
         say(c, "split masters");
     }
-    if (draw(c, 2)) { /* where there is room */
-        fixture_set(&c->sets, "schedule.packed=always");
-        say(c, "packed weights");
-    }
 }
 
 static void modes_give_equal_bits(void **state)

@@ -13,7 +13,9 @@
 #include "base/mem.h"
 #include "base/rng.h"
 #include "base/shard.h"
-#include "train/train_internal.h"
+#include "engine/engine.h"
+#include "engine/engine_internal.h"
+#include "setup/setup.h"
 
 enum {
     UNITS_MAX = 40,
@@ -26,8 +28,8 @@ enum {
 struct fixture {
     uint64_t elems[UNITS_MAX], block_begin[UNITS_MAX + 1];
     uint32_t part_begin[UNITS_MAX + 1], unit_count;
-    traini_setup setup;
-    traini_engine engine;
+    struct setup setup;
+    struct engine engine;
     double *whole; /* [block_count] the sums by block of the model */
     uint64_t block_count;
 };
@@ -73,7 +75,7 @@ static void fixture_begin(fixture *f, draws *rng, kernel_context *context, uint3
     f->setup.unit_elems = f->elems;
     f->setup.ranks.world = world;
     f->engine.setup = &f->setup;
-    assert_int_equal(traini_make_norm(&f->engine), 0);
+    assert_int_equal(enginei_make_norm(&f->engine), 0);
     f->whole = mem_alloc(f->block_count, sizeof *f->whole, "test");
     assert_non_null(f->whole);
     for (uint64_t i = 0; i < f->block_count; i++)
@@ -116,11 +118,11 @@ static double total_in_parts(fixture *f, draws *rng)
     for (uint32_t i = 0; i < count; i++) {
         uint32_t part = (start + i) % count;
         gather(f, part, gathered);
-        assert_int_equal(traini_reduce_norm(&f->engine, NULL, part, gathered, ordered), 0);
+        assert_int_equal(enginei_reduce_norm(&f->engine, NULL, part, gathered, ordered), 0);
     }
     mem_free(gathered);
     mem_free(ordered);
-    return traini_norm_total(&f->engine);
+    return enginei_norm_total(&f->engine);
 }
 
 static void assert_same_bits(uint64_t seed, double got, double want)

@@ -32,9 +32,12 @@
 #include "base/trace.h"
 #include "crash_case.h"
 #include "crash_image.h"
+#include "setup/setup.h"
+#include "state/verify.h"
 #include "tiers/io.h"
 #include "tiers/io_faults.h"
 #include "tiers/sim.h"
+#include "train/train.h"
 
 enum { STREAM_POWER = 520, LOSSES_MAX = 3, TRANSFER_GUESS_BYTES = 300000, CANARY_SEEDS = 8 };
 
@@ -203,8 +206,8 @@ static void forget_drives(void)
 /* Those that the run's manifest names, for the next attempt. False where there are none of that id. */
 static bool find_drives(void)
 {
-    struct inspect_summary summary;
-    if (inspect_run(fixture_path(name, NULL), &summary) < 0)
+    struct state_inspect_summary summary;
+    if (state_inspect(fixture_path(name, NULL), &summary) < 0)
         fail_msg("%s", err_text());
     grid.store = NULL;
     for (uint32_t i = 0; i < drives_count; i++) {
@@ -214,7 +217,7 @@ static bool find_drives(void)
         if (strcmp(hex, summary.uuid) == 0)
             grid.store = drives[i].store;
     }
-    inspect_fini(&summary);
+    state_inspect_fini(&summary);
     return grid.store != NULL;
 }
 
@@ -234,13 +237,10 @@ static void run_attempt(const crash_case *drawn, const moment *when, uint64_t or
     job *asked = fixture_job(name, &drawn->shape, &drawn->sets);
     struct io_faults faults = {.seed = order_seed,
                                .break_after = when->kind == LOSS_AT_TRANSFER ? when->at : 0};
-    struct train_options options = {.job = asked,
-                                    .hash_weights = true,
-                                    .faults = &faults,
-                                    .simulates_drives = true,
-                                    .store = &grid.store,
-                                    .on_step = on_step,
-                                    .user = &grid};
+    const struct setup_test test = {
+        .faults = &faults, .simulates_drives = true, .store = &grid.store};
+    struct train_options options = {
+        .job = asked, .hash_weights = true, .test = &test, .on_step = on_step, .user = &grid};
     grid.when = *when;
     grid.met_count = 0;
     grid.is_off = grid.is_caught = grid.in_commit = grid.in_recut = false;

@@ -9,7 +9,9 @@
 #include <cmocka.h>
 #include <dirent.h>
 
-#include "train/profile.h"
+#include "profile/profile.h"
+#include "setup/summary.h"
+#include "train/train.h"
 #include "train_fixture.h"
 
 enum { STEPS = 4 };
@@ -22,7 +24,7 @@ struct seen {
     volatile sig_atomic_t stop;
 };
 
-static void on_plan(void *user, const struct plan_summary *plan)
+static void on_plan(void *user, const struct setup_summary *plan)
 {
     struct seen *seen = user;
     seen->plans++;

@@ -13,6 +13,7 @@
 
 #include "base/rng.h"
 #include "base/tile.h"
+#include "setup/summary.h"
 #include "train_fixture.h"
 
 enum { MODELS = 15, PROGRAMS = 5, STEPS = 3, DRAW_STREAM = 91, KINDS = 5 };
@@ -128,8 +129,8 @@ static void check_refusal(const char *name, const fixture_model *shape, fixture_
         fixture_set(&less, "%s=%llu", budget_keys[i],
                     (unsigned long long)bytes[i] - TILE_BLOCK_BYTES);
         job *asked = fixture_job(name, shape, &less);
-        struct plan_summary plan;
-        assert_int_equal(train_plan(asked, 0, &plan), ERR_NO_FIT);
+        struct setup_summary plan;
+        assert_int_equal(setup_plan(asked, 0, &plan), ERR_NO_FIT);
         job_destroy(asked);
     }
     fixture_train_good(name, shape, sets, result);

@@ -18,6 +18,7 @@
 #include "comm_fixture.h"
 #include "config/machine.h"
 #include "format/manifest.h"
+#include "train/train.h"
 #include "train_fixture.h"
 
 enum { RANKS = 2, STEPS = 4 };

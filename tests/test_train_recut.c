@@ -17,10 +17,10 @@
 #include "base/mem.h"
 #include "base/rng.h"
 #include "base/tile.h"
+#include "state/state_internal.h"
 #include "swap/checksum.h"
 #include "tiers/io_faults.h"
 #include "tiers_helpers.h"
-#include "train/train_internal.h"
 
 enum { SEED = 20261121, UNITS_MAX = 4, DRIVES_TESTED = 3, CASES = 10, STREAM_DRAWS = 7 };
 
@@ -226,21 +226,21 @@ static int on_point(void *user, const char *name)
 
 static int move(void)
 {
-    struct traini_recut work = {.found = &rig.found,
-                                .from = (slab *[]){&rig.old.disk},
-                                .unit_elems = rig.unit_elems,
-                                .unit_count = rig.unit_count,
-                                .to = &rig.fresh.disk,
-                                .places = rig.places,
-                                .state_streams = rig.streams,
-                                .backend = backend,
-                                .from_store = (sim_store *[]){rig.old.store},
-                                .to_store = rig.fresh.store,
-                                .stop = &rig.stop,
-                                .faults = &rig.faults};
+    struct state_recut work = {.found = &rig.found,
+                               .from = (slab *[]){&rig.old.disk},
+                               .unit_elems = rig.unit_elems,
+                               .unit_count = rig.unit_count,
+                               .to = &rig.fresh.disk,
+                               .places = rig.places,
+                               .state_streams = rig.streams,
+                               .backend = backend,
+                               .from_store = (sim_store *[]){rig.old.store},
+                               .to_store = rig.fresh.store,
+                               .stop = &rig.stop,
+                               .faults = &rig.faults};
     rig.copied_count = 0;
     failpoint_hook(on_point, NULL);
-    int rc = traini_recut_copy(&work);
+    int rc = state_recut_copy(&work);
     failpoint_hook(NULL, NULL);
     return rc;
 }

@@ -19,6 +19,8 @@
 #include "base/shard.h"
 #include "base/tile.h"
 #include "ranks_fixture.h"
+#include "state/run_dir.h"
+#include "state/state_internal.h"
 #include "swap/checksum.h"
 
 static struct ranks_run fresh;
@@ -74,28 +76,28 @@ static void check_places(uint32_t rank, place_table *places)
     mem_free(expected_block);
 }
 
-static struct traini_recut work_of(uint32_t rank, place_table *places)
+static struct state_recut work_of(uint32_t rank, place_table *places)
 {
-    return (struct traini_recut){.found = &ranks_old.record,
-                                 .to = &fresh.disks[rank],
-                                 .places = places,
-                                 .unit_elems = ranks_unit_elems,
-                                 .unit_count = RANKS_UNITS,
-                                 .rank = rank,
-                                 .world = fresh.world,
-                                 .is_sharded = fresh.is_sharded,
-                                 .state_streams = RANKS_STREAMS,
-                                 .backend = IO_POOL};
+    return (struct state_recut){.found = &ranks_old.record,
+                                .to = &fresh.disks[rank],
+                                .places = places,
+                                .unit_elems = ranks_unit_elems,
+                                .unit_count = RANKS_UNITS,
+                                .rank = rank,
+                                .world = fresh.world,
+                                .is_sharded = fresh.is_sharded,
+                                .state_streams = RANKS_STREAMS,
+                                .backend = IO_POOL};
 }
 
 static void move_rank(uint32_t rank)
 {
     place_table *places = make_places(rank);
     ranks_open_rank(&fresh, rank, 16 * MIB);
-    struct traini_recut work = work_of(rank, places);
+    struct state_recut work = work_of(rank, places);
     mem_stats before, after;
     mem_get_stats(&before);
-    if (traini_recut_check(&work) < 0 || traini_recut_copy(&work) < 0)
+    if (state_recut_check(&work) < 0 || state_recut_copy(&work) < 0)
         fail_msg("%s", err_text());
     mem_get_stats(&after);
     assert_int_equal(after.live_bytes, before.live_bytes);
@@ -144,22 +146,22 @@ static void a_slab_on_another_host_is_named(void **state)
     ranks_make_old(4, true, TILE_ELEMS_STEP);
     slab_drive *drives;
     slab_config config;
-    assert_int_equal(traini_slab_config(&ranks_old.record.slabs, 3, &config, &drives), 0);
+    assert_int_equal(state_slab_config(&ranks_old.record.slabs, 3, &config, &drives), 0);
     assert_int_equal(slab_remove_files(&config), 0);
     mem_free(drives);
     fresh = (struct ranks_run){.world = 4, .is_sharded = true, .tile_elems = TILE_ELEMS_STEP};
     ranks_name_slabs(&fresh, "new");
     for (uint32_t r = 0; r < 3; r++)
         move_rank(r);
-    struct traini_recut work = work_of(3, NULL);
-    assert_int_equal(traini_recut_check(&work), ERR_INPUT);
+    struct state_recut work = work_of(3, NULL);
+    assert_int_equal(state_recut_check(&work), ERR_INPUT);
     assert_non_null(
         strstr(err_text(), "rank 3, which ran on host host-1, is not visible from here"));
     assert_non_null(strstr(err_text(), "start as many ranks on the same hosts"));
     place_table *places = make_places(3);
     ranks_open_rank(&fresh, 3, 16 * MIB);
     work = work_of(3, places);
-    assert_int_equal(traini_recut_copy(&work), ERR_INPUT);
+    assert_int_equal(state_recut_copy(&work), ERR_INPUT);
     place_table_destroy(places);
     assert_int_equal(slab_remove(&fresh.disks[3]), 0);
     ranks_remove_old();
@@ -173,7 +175,7 @@ static void any_copy_will_do(void **state)
     for (uint32_t r = 0; r < 2; r++) {
         slab_drive *drives;
         slab_config config;
-        assert_int_equal(traini_slab_config(&ranks_old.record.slabs, r, &config, &drives), 0);
+        assert_int_equal(state_slab_config(&ranks_old.record.slabs, r, &config, &drives), 0);
         assert_int_equal(slab_remove_files(&config), 0);
         mem_free(drives);
         fresh = (struct ranks_run){.world = 2, .is_sharded = true, .tile_elems = TILE_ELEMS_STEP};

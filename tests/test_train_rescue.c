@@ -13,6 +13,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "train/train.h"
 #include "train_fixture.h"
 
 static const fixture_model shape = {.family = "gpt2", .bf16 = true, .layers = 2, .hidden = 64};

@@ -16,6 +16,8 @@
 
 #include "base/log.h"
 #include "format/manifest.h"
+#include "state/verify.h"
+#include "train/train.h"
 #include "train_fixture.h"
 
 static const fixture_model shape = {.family = "llama", .bf16 = true, .layers = 2, .hidden = 128};
@@ -435,9 +437,9 @@ static void run_is_moved(void **state)
     fixture_call call = {.name = "before", .stop_after = 4};
     assert_int_equal(run("before", &shape, &sets, &call, &result), ERR_STOPPED);
     assert_int_equal(rename(fixture_path("before", NULL), fixture_path("parts", NULL)), 0);
-    struct verify_options verify = {.run_dir = fixture_path("parts", NULL)};
-    struct verify_summary verified;
-    if (verify_run(&verify, &verified) < 0)
+    struct state_verify_options verify = {.run_dir = fixture_path("parts", NULL)};
+    struct state_verify_summary verified;
+    if (state_verify(&verify, &verified) < 0)
         fail_msg("%s", err_text());
     call = (fixture_call){.name = "parts"};
     run("parts", &shape, &sets, &call, &result);

@@ -12,8 +12,8 @@
 
 #include "base/rng.h"
 #include "base/utf8.h"
-#include "train/sampling.h"
-#include "train/stop_text.h"
+#include "infer/sampling.h"
+#include "infer/stop_text.h"
 
 enum { VOCAB = 6, DRAWS = 40000 };
 

@@ -20,6 +20,8 @@
 #include "base/trace.h"
 #include "crash_case.h"
 #include "crash_process.h"
+#include "state/verify.h"
+#include "train/train.h"
 
 enum { STREAM_SIGNALS = 540, CASES = 3, EXIT_STOPPED = 75, EXIT_REFUSED = 2, POLL_NS = 2000000 };
 
@@ -217,9 +219,9 @@ static void second_process_is_refused(void **state)
     pid_t second = start("");
     assert_exit(second, EXIT_REFUSED);
     assert_non_null(strstr(says(), "in use by another process"));
-    struct verify_options options = {.run_dir = fixture_path(name, NULL)};
-    struct verify_summary summary;
-    assert_int_equal(verify_run(&options, &summary), ERR_INPUT);
+    struct state_verify_options options = {.run_dir = fixture_path(name, NULL)};
+    struct state_verify_summary summary;
+    assert_int_equal(state_verify(&options, &summary), ERR_INPUT);
     assert_false(crash_ends_within(first, 0)); /* else it did not share the time with them */
     assert_exit(first, 0);
     finish_and_compare();

@@ -15,6 +15,9 @@
 #include <sys/stat.h>
 
 #include "comm_fixture.h"
+#include "hf/hf.h"
+#include "state/verify.h"
+#include "train/train.h"
 #include "train_parts.h"
 
 static fixture_sets make_sets(const char *master, const char *tier, const char *update)
@@ -136,8 +139,8 @@ static void both_halves_are_committed(void **state)
         }
         assert_int_equal(2 * halves + frozen, found.extent_count);
         assert_true(halves > 0 && frozen > 0);
-        struct inspect_summary seen;
-        assert_int_equal(inspect_run(fixture_path("parts", NULL), &seen), 0);
+        struct state_inspect_summary seen;
+        assert_int_equal(state_inspect(fixture_path("parts", NULL), &seen), 0);
         uint64_t elems = 0, learns = 0;
         for (uint32_t u = 0; u < seen.unit_count; u++) {
             elems += seen.units[u].elems;
@@ -145,7 +148,7 @@ static void both_halves_are_committed(void **state)
         }
         assert_int_equal(learns, 1 + 3 + 1); /* block.1, norms of three blocks and of the head */
         assert_true(elems >= result.plan.param_count);
-        inspect_fini(&seen);
+        state_inspect_fini(&seen);
         manifest_fini(&found);
         fixture_remove("parts");
     }
@@ -186,12 +189,12 @@ static int compare_directories(const char *left, const char *right)
 
 static void export_to(const char *name, const char *type, char target[FIXTURE_PATH_BYTES])
 {
-    struct export_summary sum;
+    struct hf_export_summary sum;
     char run_dir[FIXTURE_PATH_BYTES + 16];
     snprintf(run_dir, sizeof run_dir, "%s", fixture_path(name, NULL));
     snprintf(target, FIXTURE_PATH_BYTES, "%s", fixture_path(name, type));
-    const struct export_options asked = {.run_dir = run_dir, .hf_dir = target, .type = type};
-    if (export_run(&asked, &sum) != 0)
+    const struct hf_export_options asked = {.run_dir = run_dir, .hf_dir = target, .type = type};
+    if (hf_export(&asked, &sum) != 0)
         fail_msg("export of %s as %s: %s", name, type, err_text());
 }
 
@@ -298,16 +301,16 @@ static void rot_of_either_half_is_found(void **state)
         char run_dir[FIXTURE_PATH_BYTES + 16];
         snprintf(run_dir, sizeof run_dir, "%s", fixture_path("parts", NULL));
         parts_slab(&found, path);
-        struct verify_damage damage;
-        struct verify_options asked = {
+        struct state_damage damage;
+        struct state_verify_options asked = {
             .run_dir = run_dir, .on_damage = note_damage, .user = &damage};
-        struct verify_summary sum;
+        struct state_verify_summary sum;
         for (int half = 0; half < 2; half++) {
             const manifest_extent *extent = &found.extents[found.extent_count - 2 + half];
             assert_int_equal(extent->param_bytes, half ? 0 : 2);
             uint64_t at = SLAB_HEADER_BYTES + extent->offset_bytes;
             flip(path, at + 1000);
-            assert_int_equal(verify_run(&asked, &sum), ERR_CORRUPT);
+            assert_int_equal(state_verify(&asked, &sum), ERR_CORRUPT);
             assert_int_equal(sum.damage_count, 1);
             assert_int_equal(damage.unit, extent->unit);
             assert_non_null(strstr(damage.part, half ? "lower halves" : "upper halves"));
@@ -320,7 +323,7 @@ static void rot_of_either_half_is_found(void **state)
         run("parts", &sets, &call, &result); /* repaired, it goes on */
         assert_good(&result);
         fixture_assert_same(&whole, &result);
-        assert_int_equal(verify_run(&asked, &sum), 0);
+        assert_int_equal(state_verify(&asked, &sum), 0);
         assert_true(sum.weights_hash == whole.summary.weights_hash);
         manifest_fini(&found);
         fixture_remove("parts");
@@ -388,9 +391,9 @@ static void ranks_take_over(void **state)
                                     parts[i].steps);
         }
         assert_true(hashes[0] != 0 && hashes[0] == hashes[1]);
-        struct verify_options asked = {.run_dir = fixture_path("split", NULL)};
-        struct verify_summary sum;
-        if (verify_run(&asked, &sum) != 0)
+        struct state_verify_options asked = {.run_dir = fixture_path("split", NULL)};
+        struct state_verify_summary sum;
+        if (state_verify(&asked, &sum) != 0)
             fail_msg("part %d: %s", (int)i, err_text());
         assert_true(sum.weights_hash == hashes[1]);
     }

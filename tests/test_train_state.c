@@ -13,9 +13,12 @@
 #include <cmocka.h>
 
 #include "base/log.h"
+#include "hf/hf.h"
 #include "hf_fixture.h"
+#include "infer/infer.h"
 #include "kernels/ops.h"
-#include "train/train_internal.h"
+#include "setup/setup.h"
+#include "state/verify.h"
 #include "train_fixture.h"
 
 enum { STEPS = 6, STOP_STEP = 3, TOKENS = 12, PATH_BYTES = FIXTURE_PATH_BYTES * 2 };
@@ -31,15 +34,15 @@ static char *path_of(const char *name, char path[PATH_BYTES])
 
 /* ---- a backend without it ---- */
 
-int __real_traini_choose_backend(traini_setup *self);
-int __wrap_traini_choose_backend(traini_setup *self);
+int __real_setupi_choose_backend(struct setup *self);
+int __wrap_setupi_choose_backend(struct setup *self);
 
 static bool lacks_packed_adam;
 
-int __wrap_traini_choose_backend(traini_setup *self)
+int __wrap_setupi_choose_backend(struct setup *self)
 {
     static kernel_ops less;
-    int rc = __real_traini_choose_backend(self);
+    int rc = __real_setupi_choose_backend(self);
     if (rc < 0 || !lacks_packed_adam)
         return rc;
     less = *self->ops;
@@ -93,10 +96,10 @@ struct life {
 static void import_checkpoint(const char *name)
 {
     char dir[PATH_BYTES], run[PATH_BYTES];
-    struct import_summary sum;
-    const struct import_options options = {.hf_dir = path_of("model.hf", dir),
-                                           .run_dir = path_of(name, run)};
-    if (import_run(&options, &sum) < 0)
+    struct hf_import_summary sum;
+    const struct hf_import_options options = {.hf_dir = path_of("model.hf", dir),
+                                              .run_dir = path_of(name, run)};
+    if (hf_import(&options, &sum) < 0)
         fail_msg("%s", err_text());
 }
 
@@ -133,29 +136,29 @@ static void look_at(const char *name, const char *formats, struct life *out)
 {
     char dir[PATH_BYTES];
     const char *run = path_of(name, dir), *files[] = {fixture_path("valid.txt", NULL)};
-    struct evaluate_result evaluated;
-    const struct evaluate_options evaluation = {
+    struct infer_evaluate_result evaluated;
+    const struct infer_evaluate_options evaluation = {
         .path = run, .files = files, .file_count = 1, .batches = 4};
-    if (evaluate_run(&evaluation, &evaluated) < 0)
+    if (infer_evaluate(&evaluation, &evaluated) < 0)
         fail_msg("evaluate: %s", err_text());
     out->loss = evaluated.loss;
-    const struct generate_options generation = {.run_dir = run,
-                                                .prompt = "Once",
-                                                .prompt_bytes = 4,
-                                                .token_count = TOKENS,
-                                                .on_token = add_text,
-                                                .user = out};
-    if (generate_run(&generation) < 0)
+    const struct infer_generate_options generation = {.run_dir = run,
+                                                      .prompt = "Once",
+                                                      .prompt_bytes = 4,
+                                                      .token_count = TOKENS,
+                                                      .on_token = add_text,
+                                                      .user = out};
+    if (infer_generate(&generation) < 0)
         fail_msg("generate: %s", err_text());
-    struct inspect_summary seen;
-    assert_int_equal(inspect_run(run, &seen), 0);
+    struct state_inspect_summary seen;
+    assert_int_equal(state_inspect(run, &seen), 0);
     assert_string_equal(seen.state, "committed");
     assert_int_equal(seen.step, STEPS);
     assert_string_equal(seen.state_formats, formats);
-    inspect_fini(&seen);
-    struct verify_options asked = {.run_dir = run};
-    struct verify_summary sum;
-    assert_int_equal(verify_run(&asked, &sum), 0);
+    state_inspect_fini(&seen);
+    struct state_verify_options asked = {.run_dir = run};
+    struct state_verify_summary sum;
+    assert_int_equal(state_verify(&asked, &sum), 0);
     assert_int_equal(sum.weights_hash, out->hash);
 }
 
@@ -164,12 +167,12 @@ static void export_and_come_back(const char *name, uint64_t hash)
 {
     char run[PATH_BYTES], dir[PATH_BYTES];
     static fixture_result result;
-    struct export_summary sum;
-    const struct export_options options = {.run_dir = path_of(name, run),
-                                           .hf_dir = path_of("out.hf", dir),
-                                           .type = "fp32",
-                                           .force = true};
-    if (export_run(&options, &sum) < 0)
+    struct hf_export_summary sum;
+    const struct hf_export_options options = {.run_dir = path_of(name, run),
+                                              .hf_dir = path_of("out.hf", dir),
+                                              .type = "fp32",
+                                              .force = true};
+    if (hf_export(&options, &sum) < 0)
         fail_msg("export: %s", err_text());
     fixture_sets sets = {.count = 0};
     fixture_set(&sets, "run.steps=1");

@@ -18,6 +18,7 @@
 #include <time.h>
 
 #include "base/rng.h"
+#include "train/train.h"
 #include "train_fixture.h"
 
 enum {

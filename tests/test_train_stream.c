@@ -12,7 +12,11 @@
 #include <cmocka.h>
 #include <dirent.h>
 
-#include "train/trained.h"
+#include "engine/engine.h"
+#include "hf/hf.h"
+#include "infer/infer.h"
+#include "infer/opened_model.h"
+#include "setup/setup.h"
 #include "train_fixture.h"
 
 enum { TEXT_BYTES = 256, TOKEN_COUNT = 24, SETS_MAX = 3, WIDE_VOCAB = 36000, CALL_TOKENS = 6 };
@@ -53,27 +57,27 @@ static int add_text(void *user, const char *bytes, uint64_t count)
 static int try_place(const struct place *at, struct outcome *out)
 {
     const char *file = fixture_path("valid.txt", NULL);
-    struct evaluate_result result;
-    const struct evaluate_options asked = {.path = fixture_path("run", NULL),
-                                           .files = &file,
-                                           .file_count = 1,
-                                           .batches = 3,
-                                           .set = at->set,
-                                           .set_count = at->set_count};
-    const struct generate_options drawn = {.run_dir = fixture_path("run", NULL),
-                                           .prompt = "A prompt",
-                                           .prompt_bytes = 8,
-                                           .token_count = TOKEN_COUNT,
-                                           .set = at->set,
-                                           .set_count = at->set_count,
-                                           .on_token = add_text,
-                                           .user = out};
+    struct infer_evaluate_result result;
+    const struct infer_evaluate_options asked = {.path = fixture_path("run", NULL),
+                                                 .files = &file,
+                                                 .file_count = 1,
+                                                 .batches = 3,
+                                                 .set = at->set,
+                                                 .set_count = at->set_count};
+    const struct infer_generate_options drawn = {.run_dir = fixture_path("run", NULL),
+                                                 .prompt = "A prompt",
+                                                 .prompt_bytes = 8,
+                                                 .token_count = TOKEN_COUNT,
+                                                 .set = at->set,
+                                                 .set_count = at->set_count,
+                                                 .on_token = add_text,
+                                                 .user = out};
     memset(out, 0, sizeof *out);
-    int rc = evaluate_run(&asked, &result);
+    int rc = infer_evaluate(&asked, &result);
     if (rc < 0)
         return rc;
     out->nats = result.nats;
-    return generate_run(&drawn);
+    return infer_generate(&drawn);
 }
 
 /* Entries of a directory; 0 where there is none. */
@@ -119,13 +123,13 @@ static void expect_least(const struct outcome *wanted)
     if (rc < 0)
         fail_msg("%s %s: %s", near, far, err_text());
     print_message("fits with %s %s\n", near, far);
-    static traini_trained from;
+    static infer_model from;
     const model_window window = {.tokens = 0}; /* as it trains: what was evaluated */
-    assert_int_equal(traini_trained_begin(&from, fixture_path("run", NULL), least.set, 2), 0);
+    assert_int_equal(infer_model_begin(&from, fixture_path("run", NULL), least.set, 2), 0);
     assert_int_equal(from.asked->tiers.nvme_count, 0);
-    assert_int_equal(traini_trained_start(&from, &window, NULL), 0);
+    assert_int_equal(infer_model_start(&from, &window, NULL), 0);
     assert_true(from.setup->set.home_bytes[STATE_PARAMS][ARENA_NVME] > 0);
-    traini_trained_end(&from);
+    infer_model_end(&from);
     expect_same(&least, wanted);
 }
 
@@ -168,46 +172,46 @@ static void places_change_no_bit_of_llama(void **state)
 
 /* ---- units of several parts, of runs and checkpoints ---- */
 
-static int call(traini_trained *from)
+static int call(infer_model *from)
 {
-    traini_engine *engine = from->engine;
-    int32_t *tokens = (int32_t *)(void *)traini_home(engine, from->setup->set.homes.tokens_host);
+    struct engine *engine = from->engine;
+    int32_t *tokens = (int32_t *)(void *)engine_home(engine, from->setup->set.homes.tokens_host);
     for (int32_t i = 0; i < CALL_TOKENS; i++)
         tokens[i] = i * 5 + WIDE_VOCAB / 2;
     engine->position = 0;
     engine->count = CALL_TOKENS;
     engine->logits_row = CALL_TOKENS - 1;
-    return traini_engine_run(engine, PROGRAM_EVAL, 0, NULL);
+    return engine_run(engine, PROGRAM_EVAL, 0, NULL);
 }
 
-static void open_at(traini_trained *from, const char *path, const char *set)
+static void open_at(infer_model *from, const char *path, const char *set)
 {
     const model_window window = {.tokens = CALL_TOKENS, .cache_positions = CALL_TOKENS};
     void *logits;
-    if (traini_trained_begin(from, path, &set, 1) < 0)
+    if (infer_model_begin(from, path, &set, 1) < 0)
         fail_msg("%s", err_text());
     from->asked->micro_batch = 1;
-    if (traini_trained_start(from, &window, NULL) < 0)
+    if (infer_model_start(from, &window, NULL) < 0)
         fail_msg("%s", err_text());
-    assert_int_equal(traini_result_memory(from->engine, WIDE_VOCAB * sizeof(float), &logits), 0);
+    assert_int_equal(engine_result_memory(from->engine, WIDE_VOCAB * sizeof(float), &logits), 0);
     from->engine->logits = logits;
 }
 
 static void logits_at(const char *path, const char *set, float logits[WIDE_VOCAB])
 {
-    static traini_trained from;
+    static infer_model from;
     open_at(&from, path, set);
     assert_int_equal(call(&from), 0);
     memcpy(logits, from.engine->logits, WIDE_VOCAB * sizeof *logits);
-    traini_trained_end(&from);
+    infer_model_end(&from);
 }
 
 static void changed_bytes_are_seen(const char *path, const char *set)
 {
-    static traini_trained from;
+    static infer_model from;
     enum { PAGE = 4096 };
     open_at(&from, path, set);
-    const traini_setup *setup = from.setup;
+    const struct setup *setup = from.setup;
     assert_true(setup->set.home_bytes[STATE_PARAMS][ARENA_NVME] > 0);
     assert_int_equal(call(&from), 0);
     const buffer *home = &setup->set.programs[PROGRAM_EVAL].buffers[setup->set.homes.params[0]];
@@ -219,7 +223,7 @@ static void changed_bytes_are_seen(const char *path, const char *set)
     assert_int_equal(io_transfer(from.engine->transport, IO_WRITE, at, page, PAGE), 0);
     free(page);
     assert_int_equal(call(&from), ERR_CORRUPT);
-    traini_trained_end(&from);
+    infer_model_end(&from);
 }
 
 static void parts_are_filled_and_compared(void **state)
@@ -230,9 +234,9 @@ static void parts_are_filled_and_compared(void **state)
     static char drive[FIXTURE_PATH_BYTES + 96];
     train_tiny("llama", WIDE_VOCAB);
     const char *run = fixture_path("run", NULL), *hf = fixture_path("hf", NULL);
-    struct export_options asked = {.run_dir = run, .hf_dir = hf};
-    struct export_summary summary;
-    if (export_run(&asked, &summary) < 0)
+    struct hf_export_options asked = {.run_dir = run, .hf_dir = hf};
+    struct hf_export_summary summary;
+    if (hf_export(&asked, &summary) < 0)
         fail_msg("%s", err_text());
     logits_at(run, near, wanted);
     snprintf(drive, sizeof drive,

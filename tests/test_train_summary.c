@@ -13,7 +13,8 @@
 
 #include "base/size.h"
 #include "config/machine.h"
-#include "train/train_internal.h"
+#include "setup/setup.h"
+#include "setup/summary.h"
 #include "train_fixture.h"
 
 static const fixture_model shape = {.family = "llama", .bf16 = true, .layers = 6, .hidden = 128};
@@ -35,24 +36,23 @@ static const plan_machine stated = {
 
 struct planned {
     job *asked;
-    traini_setup *setup;
-    struct plan_summary sum;
+    struct setup *setup;
+    struct setup_summary sum;
 };
 
 static void plan(struct planned *self, const fixture_sets *sets, uint32_t world)
 {
-    const struct train_pace pace = {.machine = &stated};
-    struct traini_setup_options options = {.pace = &pace};
+    struct setup_options options = {.figures = &stated};
     self->asked = fixture_job_ranks("figures", &shape, sets, world);
-    int rc = traini_setup_create(self->asked, &options, &self->setup);
+    int rc = setup_create(self->asked, &options, &self->setup);
     if (rc < 0)
         fail_msg("%s", err_text());
-    traini_setup_summary(self->setup, &self->sum);
+    setup_summarize(self->setup, &self->sum);
 }
 
 static void forget(struct planned *self)
 {
-    traini_setup_destroy(self->setup);
+    setup_destroy(self->setup);
     job_destroy(self->asked);
 }
 
@@ -62,7 +62,7 @@ static void near(const char *what, double found, double expected)
         fail_msg("%s: %.12g is not %.12g", what, found, expected);
 }
 
-static uint64_t home(const struct plan_summary *sum, enum state_kind kind)
+static uint64_t home(const struct setup_summary *sum, enum state_kind kind)
 {
     uint64_t bytes = 0;
     for (int a = 0; a < ARENA_COUNT; a++)
@@ -85,7 +85,7 @@ static double pass_flops(const struct planned *self)
     return flops * (double)self->asked->accumulation;
 }
 
-static double rank_tokens(const struct plan_summary *sum)
+static double rank_tokens(const struct setup_summary *sum)
 {
     return (double)(sum->micro_batch_count * sum->micro_batch * sum->seq_length);
 }
@@ -93,7 +93,7 @@ static double rank_tokens(const struct plan_summary *sum)
 /* At so many tokens the link is needed as long as the device computes; `fixed_seconds` is by hand. */
 static void check_hidden(const struct planned *self, enum plan_resource which, double fixed_seconds)
 {
-    const struct plan_link *link = &self->sum.links[which];
+    const struct setup_link *link = &self->sum.links[which];
     double computing = pass_flops(self) / stated.device_flops_per_second;
     near("computing", self->sum.computing_seconds, computing);
     near(link->name, link->seconds - link->growing_seconds, fixed_seconds);
@@ -173,7 +173,7 @@ static void activations_on_a_drive(void **state)
     fixture_sets sets = plain();
     fixture_set(&sets, "tiers.place.activations=nvme");
     plan(&it, &sets, 1);
-    const struct plan_link *drive = &it.sum.links[RESOURCE_DRIVE];
+    const struct setup_link *drive = &it.sum.links[RESOURCE_DRIVE];
     double bytes = (double)home(&it.sum, STATE_ACTIVATIONS);
     assert_true(bytes > 0);
     near("written", (double)it.sum.written_bytes[STATE_ACTIVATIONS], bytes);
@@ -249,7 +249,7 @@ static void second_places_are_foretold(void **state)
 
 static void add_up(const struct planned *it)
 {
-    const struct plan_summary *sum = &it->sum;
+    const struct setup_summary *sum = &it->sum;
     for (int a = 0; a < ARENA_COUNT; a++) {
         uint64_t bytes = sum->scratch_bytes[a] + sum->padding_bytes[a] + sum->moving_bytes[a];
         for (int kind = 0; kind < STATE_KIND_COUNT; kind++)
@@ -306,7 +306,7 @@ static void memory_adds_up(void **state)
 static void figures_of_a_machine(void **state)
 {
     (void)state;
-    static struct plan_summary sum;
+    static struct setup_summary sum;
     static struct machine described;
     snprintf(described.name, sizeof described.name, "two drives and four");
     described.device.peak_flops = 9.5e13;
@@ -317,17 +317,17 @@ static void figures_of_a_machine(void **state)
         .count = 4, .capacity_bytes = 2000000000000, .endurance_bytes = 5e15};
     fixture_sets sets = {.count = 0};
     job *asked = fixture_job("machine", &shape, &sets);
-    struct train_plan_options options = {.machine = &described};
-    assert_int_equal(train_plan_on(asked, &options, &sum), 0);
+    struct setup_plan_options options = {.machine = &described};
+    assert_int_equal(setup_plan_on(asked, &options, &sum), 0);
     assert_string_equal(sum.machine_name, "two drives and four");
     near("peak", sum.peak_flops, 9.5e13);
     near("capacity", (double)sum.drive_capacity_bytes, 10e12);
     near("endurance", sum.drive_endurance_bytes, 22e15);
     described.drives[1].endurance_bytes = 0; /* of one unknown: so is the sum */
-    assert_int_equal(train_plan_on(asked, &options, &sum), 0);
+    assert_int_equal(setup_plan_on(asked, &options, &sum), 0);
     near("endurance", sum.drive_endurance_bytes, 0);
     near("capacity", (double)sum.drive_capacity_bytes, 10e12);
-    assert_int_equal(train_plan(asked, 0, &sum), 0);
+    assert_int_equal(setup_plan(asked, 0, &sum), 0);
     assert_string_equal(sum.machine_name, "defaults");
     near("peak", sum.peak_flops, 0);
     job_destroy(asked);
@@ -337,7 +337,7 @@ static void figures_of_a_machine(void **state)
 static void a_cpu_is_measured_as_it_computes(void **state)
 {
     (void)state;
-    static struct plan_summary whole, half;
+    static struct setup_summary whole, half;
     static machine on;
     fixture_sets sets = plain();
     fixture_set(&sets, "device.backend=cpu");
@@ -347,19 +347,19 @@ static void a_cpu_is_measured_as_it_computes(void **state)
     on.drives[0] = (machine_drive){.capacity_bytes = 64 * GIB};
     on.device.flops_16bit = on.device.flops_fp32 = 1e12;
     on.device.thread_count = 7;
-    struct train_plan_options options = {.machine = &on, .is_described = true};
+    struct setup_plan_options options = {.machine = &on, .is_described = true};
     struct job *asked = fixture_job("threads", &shape, &sets);
-    if (train_plan_on(asked, &options, &whole) < 0)
+    if (setup_plan_on(asked, &options, &whole) < 0)
         fail_msg("%s", err_text());
     assert_true(whole.computing_seconds > 0);
     near("rate", whole.hardware_flops / whole.computing_seconds, 1e12);
     on.device.thread_count = 0; /* of all 8 */
-    assert_int_equal(train_plan_on(asked, &options, &half), 0);
+    assert_int_equal(setup_plan_on(asked, &options, &half), 0);
     near("rate", half.hardware_flops / half.computing_seconds, 1e12 * 7 / 8);
     /* As many bytes as 64 bits do not hold are many, not few. */
     on.drives[0].count = 65536;
     on.drives[0].capacity_bytes = (uint64_t)1 << 50;
-    assert_int_equal(train_plan_on(asked, &options, &half), 0);
+    assert_int_equal(setup_plan_on(asked, &options, &half), 0);
     assert_true(half.drive_capacity_bytes == INT64_MAX);
     job_destroy(asked);
 }

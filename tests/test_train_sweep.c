@@ -17,9 +17,9 @@
 #include "base/mem.h"
 #include "base/rng.h"
 #include "base/tile.h"
+#include "state/sweep.h"
 #include "swap/checksum.h"
 #include "tiers/io_faults.h"
-#include "train/sweep.h"
 
 enum { DRIVES = 3, EXTENTS_MAX = 400 };
 
@@ -126,7 +126,7 @@ struct told {
     uint64_t stop_after; /* extents; 0: never */
 };
 
-static void take_extent(void *user, const struct traini_swept *swept)
+static void take_extent(void *user, const struct state_swept *swept)
 {
     struct told *told = user;
     assert_int_equal(swept->extent_idx, told->extent_count);
@@ -149,15 +149,15 @@ static void take_progress(void *user, uint64_t done_bytes, double seconds)
 static int run_sweep(const struct rig *rig, enum io_backend backend, const io_faults *faults,
                      struct told *told, uint64_t *hash)
 {
-    const struct traini_sweep_options asked = {.record = &rig->record,
-                                               .backend = backend,
-                                               .faults = faults,
-                                               .stop = &told->stop,
-                                               .on_extent = take_extent,
-                                               .on_progress = take_progress,
-                                               .user = told};
+    const struct state_sweep_options asked = {.record = &rig->record,
+                                              .backend = backend,
+                                              .faults = faults,
+                                              .stop = &told->stop,
+                                              .on_extent = take_extent,
+                                              .on_progress = take_progress,
+                                              .user = told};
     told->rig = rig;
-    return traini_sweep(&asked, hash);
+    return state_sweep(&asked, hash);
 }
 
 static void assert_whole(const struct rig *rig, enum io_backend backend, const io_faults *faults)
@@ -207,7 +207,7 @@ static void nothing_to_read_is_no_error(void **state)
     assert_true(hash == XXH3_64bits(NULL, 0));
     rig->record.extent_count = 1;
     rig->extents[0].size_bytes += TILE_BLOCK_BYTES; /* no tile: left out */
-    assert_false(traini_extent_is_tile(&rig->record, &rig->extents[0]));
+    assert_false(state_extent_is_tile(&rig->record, &rig->extents[0]));
     assert_int_equal(run_sweep(rig, IO_AUTO, NULL, &told, &hash), 0);
     assert_int_equal(told.extent_count, 0);
     destroy_rig(rig);

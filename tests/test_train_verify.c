@@ -1,4 +1,4 @@
-/* verify_run and inspect_run: an intact run is found intact, with the hash that training gave; each bit that
+/* state_verify and state_inspect: an intact run is found intact, with the hash that training gave; each bit that
  * is flipped in what a commit names is found, with the unit, tile, file and offset that it is in; what no
  * commit names does not matter. SLUICE_TEST_SEED draws the places. */
 #include <setjmp.h>
@@ -19,6 +19,7 @@
 #include "base/rng.h"
 #include "base/tile.h"
 #include "format/manifest.h"
+#include "state/verify.h"
 #include "tiers/io.h"
 #include "tiers/io_faults.h"
 #include "tiers/slab.h"
@@ -34,12 +35,12 @@ static uint64_t seed = 20261121;
 struct report {
     int rc;
     char error[ERR_TEXT_BYTES];
-    struct verify_summary sum;
-    struct verify_damage damages[DAMAGES_MAX];
+    struct state_verify_summary sum;
+    struct state_damage damages[DAMAGES_MAX];
     uint64_t damage_count, progress_count, done_bytes, total_bytes;
 };
 
-static void note_damage(void *user, const struct verify_damage *damage)
+static void note_damage(void *user, const struct state_damage *damage)
 {
     struct report *report = user;
     if (report->damage_count < DAMAGES_MAX)
@@ -61,13 +62,13 @@ static const struct report *verify_with(const char *run_dir, const io_faults *fa
 {
     static struct report report;
     memset(&report, 0, sizeof report);
-    struct verify_options asked = {.run_dir = run_dir,
-                                   .faults = faults,
-                                   .stop = stop,
-                                   .on_damage = note_damage,
-                                   .on_progress = note_progress,
-                                   .user = &report};
-    report.rc = verify_run(&asked, &report.sum);
+    struct state_verify_options asked = {.run_dir = run_dir,
+                                         .faults = faults,
+                                         .stop = stop,
+                                         .on_damage = note_damage,
+                                         .on_progress = note_progress,
+                                         .user = &report};
+    report.rc = state_verify(&asked, &report.sum);
     snprintf(report.error, sizeof report.error, "%s", report.rc < 0 ? err_text() : "");
     assert_int_equal(report.sum.damage_count, report.damage_count);
     return &report;
@@ -247,7 +248,7 @@ static void flip_in_extent(const struct opened *run, uint64_t round, uint64_t ha
     const struct report *report = verify(fixture_path("run", NULL));
     const char *first = byte_place(run, extent, 0, &begin);
     assert_damage(report, first, begin);
-    const struct verify_damage *damage = &report->damages[0];
+    const struct state_damage *damage = &report->damages[0];
     assert_int_equal(damage->unit, extent->unit);
     assert_int_equal(damage->tile, extent->tile);
     assert_int_equal(damage->size_bytes, extent->size_bytes);
@@ -380,14 +381,14 @@ static void flips_in_manifests_are_found(void **state)
     (void)state;
     fixture_sets sets = make_sets();
     uint64_t hash = train_run_of("run", &sets);
-    struct inspect_summary sum;
-    assert_int_equal(inspect_run(fixture_path("run", NULL), &sum), 0);
+    struct state_inspect_summary sum;
+    assert_int_equal(state_inspect(fixture_path("run", NULL), &sum), 0);
     assert_string_equal(sum.state, "committed");
     assert_int_equal(sum.step, STEPS);
     int newer = sum.slots[1].generation > sum.slots[0].generation;
     uint64_t older_step = sum.slots[!newer].step;
     assert_true(sum.slots[0].is_valid && sum.slots[1].is_valid && older_step < STEPS);
-    inspect_fini(&sum);
+    state_inspect_fini(&sum);
     for (uint64_t round = 0; round < FLIPS; round++) {
         bool is_newer = round % 2 != 0;
         char file[32], path[2 * FIXTURE_PATH_BYTES];
@@ -401,11 +402,11 @@ static void flips_in_manifests_are_found(void **state)
         assert_true(report->sum.weights_hash != 0);
         assert_int_equal(report->sum.weights_hash == hash, !is_newer);
         assert_non_null(strstr(report->error, "is whole"));
-        assert_int_equal(inspect_run(fixture_path("run", NULL), &sum), 0);
+        assert_int_equal(state_inspect(fixture_path("run", NULL), &sum), 0);
         assert_int_equal(sum.step, is_newer ? older_step : STEPS);
         assert_false(sum.slots[is_newer ? newer : !newer].is_valid);
         assert_true(sum.slots[is_newer ? newer : !newer].reason[0] != '\0');
-        inspect_fini(&sum);
+        state_inspect_fini(&sum);
         flip(path, at, (unsigned)(round % 8));
     }
     assert_intact(fixture_path("run", NULL), STEPS, hash);
@@ -420,9 +421,9 @@ static void flips_in_manifests_are_found(void **state)
     const struct report *report = verify(fixture_path("run", NULL));
     assert_int_equal(report->rc, ERR_CORRUPT);
     assert_int_equal(report->damage_count, 2);
-    assert_int_equal(inspect_run(fixture_path("run", NULL), &sum), 0);
+    assert_int_equal(state_inspect(fixture_path("run", NULL), &sum), 0);
     assert_string_equal(sum.state, "damaged");
-    inspect_fini(&sum);
+    state_inspect_fini(&sum);
 }
 
 /* A drive that fails, or brings other bytes, is told of; one that breaks ends it. */
@@ -453,12 +454,12 @@ static void bad_reads_are_told(void **state)
 static void runs_that_cannot_be_verified(void **state)
 {
     (void)state;
-    struct inspect_summary sum;
+    struct state_inspect_summary sum;
     const struct report *report = verify(fixture_path("none", NULL));
     assert_int_equal(report->rc, ERR_INPUT);
-    assert_int_equal(inspect_run(fixture_path("none", NULL), &sum), ERR_INPUT);
+    assert_int_equal(state_inspect(fixture_path("none", NULL), &sum), ERR_INPUT);
     assert_false(fixture_exists(fixture_path("none", NULL))); /* nothing was made */
-    inspect_fini(&sum);
+    state_inspect_fini(&sum);
 
     fixture_sets sets = make_sets();
     uint64_t hash = train_run_of("run", &sets);
@@ -467,8 +468,9 @@ static void runs_that_cannot_be_verified(void **state)
     report = verify(fixture_path("run", NULL));
     assert_int_equal(report->rc, ERR_INPUT);
     assert_non_null(strstr(report->error, "in use"));
-    assert_int_equal(inspect_run(fixture_path("run", NULL), &sum), 0); /* that looks all the same */
-    inspect_fini(&sum);
+    assert_int_equal(state_inspect(fixture_path("run", NULL), &sum),
+                     0); /* that looks all the same */
+    state_inspect_fini(&sum);
     close(fd);
 
     static const volatile sig_atomic_t stop = 1;
@@ -496,8 +498,8 @@ static void inspection_agrees(void **state)
     train_run_of("run", &sets);
     struct opened *run = open_run(fixture_path("run", NULL));
     const manifest *record = &run->record;
-    struct inspect_summary sum;
-    assert_int_equal(inspect_run(fixture_path("run", NULL), &sum), 0);
+    struct state_inspect_summary sum;
+    assert_int_equal(state_inspect(fixture_path("run", NULL), &sum), 0);
     assert_int_equal(sum.step, STEPS);
     assert_int_equal(sum.generation, record->generation);
     assert_int_equal(sum.seed, 7);
@@ -524,7 +526,7 @@ static void inspection_agrees(void **state)
     assert_non_null(strstr(sum.identity, "model.num_layers=2\n"));
     assert_int_equal(sum.state_streams, 3);
     assert_int_equal(sum.kept_count, 0);
-    inspect_fini(&sum);
+    state_inspect_fini(&sum);
     close_run(run);
 }
 
@@ -535,8 +537,8 @@ static void kept_commits_are_runs(void **state)
     fixture_sets sets = make_sets();
     fixture_set(&sets, "run.keep=[2, 4]");
     uint64_t hash = train_run_of("run", &sets);
-    struct inspect_summary sum, copy;
-    assert_int_equal(inspect_run(fixture_path("run", NULL), &sum), 0);
+    struct state_inspect_summary sum, copy;
+    assert_int_equal(state_inspect(fixture_path("run", NULL), &sum), 0);
     assert_int_equal(sum.kept_count, 2);
     for (uint32_t i = 0; i < 2; i++) {
         uint64_t step = 2 * (i + 1);
@@ -546,10 +548,10 @@ static void kept_commits_are_runs(void **state)
             fail_msg("%s", report->error);
         assert_int_equal(report->sum.step, step);
         assert_true(report->sum.weights_hash != 0 && report->sum.weights_hash != hash);
-        assert_int_equal(inspect_run(sum.kept[i].path, &copy), 0);
+        assert_int_equal(state_inspect(sum.kept[i].path, &copy), 0);
         assert_int_equal(copy.step, step);
         assert_string_equal(copy.units[0].name, "embed");
-        inspect_fini(&copy);
+        state_inspect_fini(&copy);
     }
     struct opened *run = open_run(sum.kept[0].path);
     uint64_t at;
@@ -559,7 +561,7 @@ static void kept_commits_are_runs(void **state)
     assert_int_equal(verify(sum.kept[1].path)->damage_count, 0);
     assert_intact(fixture_path("run", NULL), STEPS, hash);
     close_run(run);
-    inspect_fini(&sum);
+    state_inspect_fini(&sum);
 }
 
 static int remove_run(void **state)

@@ -18,8 +18,11 @@
 #include "base/shard.h"
 #include "base/tile.h"
 #include "ranks_fixture.h"
+#include "state/run_dir.h"
+#include "state/state_internal.h"
+#include "state/sweep.h"
+#include "state/verify.h"
 #include "swap/checksum.h"
-#include "train/sweep.h"
 
 #include <xxhash.h>
 
@@ -41,7 +44,7 @@ static uint64_t expected_hash(void)
 
 static uint64_t wrong_count;
 
-static void take_extent(void *user, const struct traini_swept *swept)
+static void take_extent(void *user, const struct state_swept *swept)
 {
     (void)user;
     wrong_count +=
@@ -56,15 +59,15 @@ static void the_hash_is_that_of_one_rank(void **state)
     for (size_t i = 0; i < sizeof worlds / sizeof worlds[0]; i++)
         for (int cut = 0; cut < 2; cut++) {
             ranks_make_old(worlds[i], cut, (1 + i % 2) * TILE_ELEMS_STEP);
-            const struct traini_sweep_options asked = {.record = &ranks_old.record,
-                                                       .backend = IO_POOL,
-                                                       .pool_threads = 1,
-                                                       .copy_rank = worlds[i] - 1,
-                                                       .unit_elems = ranks_unit_elems,
-                                                       .on_extent = take_extent};
+            const struct state_sweep_options asked = {.record = &ranks_old.record,
+                                                      .backend = IO_POOL,
+                                                      .pool_threads = 1,
+                                                      .copy_rank = worlds[i] - 1,
+                                                      .unit_elems = ranks_unit_elems,
+                                                      .on_extent = take_extent};
             uint64_t hash;
             wrong_count = 0;
-            if (traini_sweep(&asked, &hash) < 0)
+            if (state_sweep(&asked, &hash) < 0)
                 fail_msg("%s", err_text());
             assert_int_equal(wrong_count, 0);
             assert_true(hash == expected);
@@ -83,15 +86,15 @@ static const char *run_dir(void)
 static void write_run(void)
 {
     char path[600];
-    struct traini_run_dir dir;
-    assert_int_equal(traini_run_dir_open(&dir, run_dir()), 0);
+    struct state_run_dir dir;
+    assert_int_equal(state_run_dir_open(&dir, run_dir()), 0);
     ranks_old.record.generation = 4;
     ranks_old.record.loss_scale = 1;
     ranks_old.record.scale_last_overflow = -1;
     ranks_old.record.scale_hysteresis_left = 1;
     if (manifest_write(dir.state, &ranks_old.record) < 0)
         fail_msg("%s", err_text());
-    traini_run_dir_close(&dir);
+    state_run_dir_close(&dir);
     snprintf(path, sizeof path, "%s/job.json", run_dir());
     FILE *file = fopen(path, "w");
     assert_non_null(file);
@@ -106,19 +109,19 @@ static void remove_run(void)
     ranks_remove_old();
 }
 
-static struct verify_damage last;
+static struct state_damage last;
 
-static void note_damage(void *user, const struct verify_damage *damage)
+static void note_damage(void *user, const struct state_damage *damage)
 {
     (void)user;
     last = *damage;
 }
 
-static int verify(const char *path, struct verify_summary *sum)
+static int verify(const char *path, struct state_verify_summary *sum)
 {
-    const struct verify_options asked = {.run_dir = path, .on_damage = note_damage};
+    const struct state_verify_options asked = {.run_dir = path, .on_damage = note_damage};
     memset(&last, 0, sizeof last);
-    return verify_run(&asked, sum);
+    return state_verify(&asked, sum);
 }
 
 /* Byte 0 of the extent on the rank's slab. */
@@ -129,7 +132,7 @@ static void flip_byte(uint32_t rank, const manifest_extent *extent)
     static slab disk;
     slab_drive *drives;
     slab_config config;
-    assert_int_equal(traini_slab_config(&ranks_old.record.slabs, rank, &config, &drives), 0);
+    assert_int_equal(state_slab_config(&ranks_old.record.slabs, rank, &config, &drives), 0);
     config.total_bytes = ranks_old.record.total_bytes;
     config.stripe_bytes = MIB;
     config.open_existing = true;
@@ -150,7 +153,7 @@ static void damage_names_its_rank(void **state)
 {
     (void)state;
     for (int cut = 0; cut < 2; cut++) {
-        struct verify_summary sum;
+        struct state_verify_summary sum;
         ranks_make_old(4, cut, TILE_ELEMS_STEP);
         write_run();
         if (verify(run_dir(), &sum) < 0)
@@ -176,12 +179,12 @@ static void damage_names_its_rank(void **state)
 static void what_is_not_seen_is_counted(void **state)
 {
     (void)state;
-    struct verify_summary sum;
+    struct state_verify_summary sum;
     ranks_make_old(4, true, TILE_ELEMS_STEP);
     write_run();
     slab_drive *drives;
     slab_config config;
-    assert_int_equal(traini_slab_config(&ranks_old.record.slabs, 3, &config, &drives), 0);
+    assert_int_equal(state_slab_config(&ranks_old.record.slabs, 3, &config, &drives), 0);
     assert_int_equal(slab_remove_files(&config), 0);
     mem_free(drives);
     assert_int_equal(verify(run_dir(), &sum), ERR_INPUT);
@@ -196,10 +199,10 @@ static void what_is_not_seen_is_counted(void **state)
 static void inspection_lists_ranks(void **state)
 {
     (void)state;
-    static struct inspect_summary sum;
+    static struct state_inspect_summary sum;
     ranks_make_old(3, true, TILE_ELEMS_STEP);
     write_run();
-    if (inspect_run(run_dir(), &sum) < 0)
+    if (state_inspect(run_dir(), &sum) < 0)
         fail_msg("%s", err_text());
     assert_int_equal(sum.world_size, 3);
     assert_false(sum.is_replicated);
@@ -209,7 +212,7 @@ static void inspection_lists_ranks(void **state)
         assert_int_equal(sum.files[i].rank, i / RANKS_DRIVES);
         assert_true(sum.files[i].size_bytes > 0);
     }
-    inspect_fini(&sum);
+    state_inspect_fini(&sum);
     remove_run();
 }
 
@@ -218,42 +221,42 @@ static void a_kept_commit_is_that_of_all_ranks(void **state)
     (void)state;
     for (int fails = 0; fails < 2; fails++) {
         static struct job asked = {.run = {.keep_every = 77}};
-        traini_keeper *keepers[3];
-        struct verify_summary sum;
+        state_keeper *keepers[3];
+        struct state_verify_summary sum;
         char path[1200];
         ranks_make_old(3, true, TILE_ELEMS_STEP);
         write_run();
         for (uint32_t r = 0; r < 3; r++) {
-            assert_int_equal(traini_keeper_create(r ? NULL : run_dir(), &asked,
-                                                  ranks_old.record.extent_count, &keepers[r]),
+            assert_int_equal(state_keeper_create(r ? NULL : run_dir(), &asked,
+                                                 ranks_old.record.extent_count, &keepers[r]),
                              0);
             assert_int_equal(rank_slabs_open(&ranks_old.record, r, &ranks_old.disks[r]), 0);
         }
-        assert_int_equal(traini_keep_begin(keepers[0], &ranks_old.record), 1);
+        assert_int_equal(state_keep_begin(keepers[0], &ranks_old.record), 1);
         for (uint32_t r = 0; r < 3; r++)
-            assert_int_equal(traini_keep_drop(keepers[r], &ranks_old.disks[r], &ranks_old.record),
+            assert_int_equal(state_keep_drop(keepers[r], &ranks_old.disks[r], &ranks_old.record),
                              0);
         for (uint32_t r = 0; r < 3; r++)
-            assert_int_equal(traini_keep_slabs(keepers[r], &ranks_old.disks[r], &ranks_old.record),
+            assert_int_equal(state_keep_slabs(keepers[r], &ranks_old.disks[r], &ranks_old.record),
                              0);
         if (fails)
-            assert_int_equal(traini_keep_drop(keepers[2], &ranks_old.disks[2], &ranks_old.record),
+            assert_int_equal(state_keep_drop(keepers[2], &ranks_old.disks[2], &ranks_old.record),
                              0);
-        assert_int_equal(traini_keep_record(keepers[0], &ranks_old.record,
-                                            fails ? err_set(-EIO, "rank 2 cannot") : 0),
+        assert_int_equal(state_keep_record(keepers[0], &ranks_old.record,
+                                           fails ? err_set(-EIO, "rank 2 cannot") : 0),
                          0);
         snprintf(path, sizeof path, "%s/keep/step-000000077", run_dir());
         if (fails) {
             assert_int_equal(access(path, F_OK), -1);
         } else {
-            assert_int_equal(traini_keep_begin(keepers[0], &ranks_old.record), 0);
+            assert_int_equal(state_keep_begin(keepers[0], &ranks_old.record), 0);
             if (verify(path, &sum) < 0)
                 fail_msg("%s: %s", err_text(), last.reason);
             assert_int_equal(sum.world_size, 3);
             assert_int_equal(sum.extent_count, ranks_old.record.extent_count);
         }
         for (uint32_t r = 0; r < 3; r++) {
-            traini_keeper_destroy(keepers[r]);
+            state_keeper_destroy(keepers[r]);
             slab_close(&ranks_old.disks[r]);
         }
         if (!fails) { /* the copy goes the way of one that was cut short */

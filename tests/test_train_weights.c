@@ -14,8 +14,8 @@
 
 #include "base/rng.h"
 #include "base/size.h"
+#include "hf/weights.h"
 #include "hf_fixture.h"
-#include "train/weights.h"
 
 enum { SEED = 8, RANGES = 20 };
 
@@ -64,7 +64,7 @@ static void drop_cached(const char *dir)
 }
 
 /* What weights_read gives, read by one thread through a room; `begin` and `count` as they come. */
-static void expect_alone(weights *opened, uint32_t unit, uint64_t begin, uint64_t count,
+static void expect_alone(hf_weights *opened, uint32_t unit, uint64_t begin, uint64_t count,
                          const float *wanted)
 {
     void *room = aligned_alloc(4096, WEIGHTS_ROOM_BYTES);
@@ -72,7 +72,7 @@ static void expect_alone(weights *opened, uint32_t unit, uint64_t begin, uint64_
     assert_non_null(room);
     assert_non_null(got);
     memset(got, 0xff, (count + 1) * sizeof *got);
-    assert_int_equal(weights_read_alone(opened, unit, begin, count, room, got), 0);
+    assert_int_equal(hf_weights_read_alone(opened, unit, begin, count, room, got), 0);
     assert_memory_equal(got, wanted, count * sizeof *got);
     assert_true(got[count] != got[count]); /* nothing behind it */
     free(got);
@@ -84,19 +84,19 @@ static void read_all(const hf_fixture_shape *shape, const hf_fixture_form *form,
                      uint64_t strip_bytes, uint64_t piece_bytes)
 {
     const char *dir = hf_fixture_path("model");
-    weights *opened;
+    hf_weights *opened;
     hf_fixture_write(dir, shape, form);
     model *net = hf_fixture_model(shape);
     drop_cached(dir);
-    assert_int_equal(weights_open_sized(dir, net, strip_bytes, piece_bytes, &opened), 0);
+    assert_int_equal(hf_weights_open_sized(dir, net, strip_bytes, piece_bytes, &opened), 0);
     uint64_t most = 0;
     for (uint32_t u = 0; u < net->unit_count; u++)
         most = size_max(most, net->units[u].elems);
     float *got = malloc(most * sizeof *got);
     for (uint32_t u = 0; u < net->unit_count; u++) {
         memset(got, 0xff, most * sizeof *got);
-        assert_true(weights_has_all(opened, u));
-        assert_int_equal(weights_read(opened, u, 0, net->units[u].elems, got), 0);
+        assert_true(hf_weights_has_all(opened, u));
+        assert_int_equal(hf_weights_read(opened, u, 0, net->units[u].elems, got), 0);
         expect_equal(net, shape, form, u, 0, net->units[u].elems, got);
     }
     for (uint64_t i = 0; i < RANGES; i++) {
@@ -104,7 +104,7 @@ static void read_all(const hf_fixture_shape *shape, const hf_fixture_form *form,
         uint64_t begin = rng_u64(SEED, 2, i) % net->units[u].elems;
         uint64_t count = rng_u64(SEED, 3, i) % (net->units[u].elems - begin + 1);
         memset(got, 0xff, most * sizeof *got);
-        assert_int_equal(weights_read(opened, u, begin, count, got), 0);
+        assert_int_equal(hf_weights_read(opened, u, begin, count, got), 0);
         expect_equal(net, shape, form, u, begin, count, got);
         if (count < most)
             assert_true(got[count] != got[count]); /* nothing behind it */
@@ -114,8 +114,8 @@ static void read_all(const hf_fixture_shape *shape, const hf_fixture_form *form,
         }
     }
     free(got);
-    assert_int_equal(weights_type(opened), form->type);
-    weights_close(opened);
+    assert_int_equal(hf_weights_type(opened), form->type);
+    hf_weights_close(opened);
     model_destroy(net);
     unlink(hf_fixture_path("model/model.safetensors"));
     unlink(hf_fixture_path("model/model.safetensors.index.json"));
@@ -156,9 +156,9 @@ static void small_strips_and_pieces_give_the_same(void **state)
 
 static void expect_refusal(const hf_fixture_shape *shape, const char *dir, const char *reason)
 {
-    weights *opened;
+    hf_weights *opened;
     model *net = hf_fixture_model(shape);
-    assert_int_equal(weights_open(dir, net, &opened), ERR_INPUT);
+    assert_int_equal(hf_weights_open(dir, net, &opened), ERR_INPUT);
     assert_null(opened);
     if (!strstr(err_text(), reason))
         fail_msg("expected \"%s\" in \"%s\"", reason, err_text());
@@ -202,17 +202,17 @@ static void a_file_that_is_cut_short_is_an_error(void **state)
     const char *dir = hf_fixture_path("cut");
     const hf_fixture_form form = {.type = DTYPE_FP32};
     static float got[300000];
-    weights *opened;
+    hf_weights *opened;
     hf_fixture_write(dir, &llama, &form);
     model *net = hf_fixture_model(&llama);
     assert_true(net->units[1].elems < 300000);
-    assert_int_equal(weights_open(dir, net, &opened), 0);
-    assert_int_equal(weights_read(opened, 0, 0, 1, got), 0);
+    assert_int_equal(hf_weights_open(dir, net, &opened), 0);
+    assert_int_equal(hf_weights_read(opened, 0, 0, 1, got), 0);
     assert_int_equal(truncate(hf_fixture_path("cut/model.safetensors"), 20000), 0);
-    assert_int_equal(weights_read(opened, 3, 0, net->units[3].elems, got), ERR_INPUT);
+    assert_int_equal(hf_weights_read(opened, 3, 0, net->units[3].elems, got), ERR_INPUT);
     assert_non_null(strstr(err_text(), "before its header says"));
-    weights_close(opened);
-    assert_int_equal(weights_open(dir, net, &opened), ERR_INPUT);
+    hf_weights_close(opened);
+    assert_int_equal(hf_weights_open(dir, net, &opened), ERR_INPUT);
     assert_non_null(strstr(err_text(), "cut short, or damaged"));
     model_destroy(net);
 }
@@ -227,12 +227,12 @@ static void the_identity_is_of_the_contents(void **state)
     model *net = hf_fixture_model(&llama);
     for (int i = 0; i < 3; i++) {
         char name[16];
-        weights *opened;
+        hf_weights *opened;
         snprintf(name, sizeof name, "same-%d", i);
         hf_fixture_write(hf_fixture_path(name), &llama, &forms[i]);
-        assert_int_equal(weights_open(hf_fixture_path(name), net, &opened), 0);
-        sums[i] = weights_identity(opened);
-        weights_close(opened);
+        assert_int_equal(hf_weights_open(hf_fixture_path(name), net, &opened), 0);
+        sums[i] = hf_weights_identity(opened);
+        hf_weights_close(opened);
     }
     assert_true(sums[0] == sums[1] && sums[0] != sums[2]);
     model_destroy(net);
@@ -244,7 +244,7 @@ static void numbers_that_are_none_are_refused(void **state)
     const char *dir = hf_fixture_path("nan");
     const hf_fixture_form form = {.type = DTYPE_BF16};
     static float got[300000];
-    weights *opened;
+    hf_weights *opened;
     hf_fixture_write(dir, &gpt2, &form);
     FILE *file = fopen(hf_fixture_path("nan/model.safetensors"), "r+");
     assert_non_null(file);
@@ -253,12 +253,12 @@ static void numbers_that_are_none_are_refused(void **state)
     assert_int_equal(fwrite(&infinity, sizeof infinity, 1, file), 1);
     fclose(file);
     model *net = hf_fixture_model(&gpt2);
-    assert_int_equal(weights_open(dir, net, &opened), 0);
-    assert_int_equal(weights_read(opened, 3, 0, net->units[3].elems, got), ERR_INPUT);
+    assert_int_equal(hf_weights_open(dir, net, &opened), 0);
+    assert_int_equal(hf_weights_read(opened, 3, 0, net->units[3].elems, got), ERR_INPUT);
     if (!strstr(err_text(), "tensor transformer.ln_f.bias holds what is no finite number") ||
         !strstr(err_text(), "such as its element 93"))
         fail_msg("%s", err_text());
-    weights_close(opened);
+    hf_weights_close(opened);
     model_destroy(net);
 }
 

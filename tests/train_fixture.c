@@ -14,7 +14,10 @@
 
 #include "base/log.h"
 #include "base/rng.h"
+#include "setup/setup.h"
+#include "setup/summary.h"
 #include "tiers/device.h"
+#include "train/train.h"
 #include "train_fixture.h"
 
 #define STREAM_TEXT 0x74657874u
@@ -222,7 +225,7 @@ struct watcher {
     volatile sig_atomic_t stop;
 };
 
-static void keep_plan(void *user, const struct plan_summary *plan)
+static void keep_plan(void *user, const struct setup_summary *plan)
 {
     struct watcher *watcher = user;
     watcher->result->plan = *plan;
@@ -244,17 +247,19 @@ void fixture_train(const job *asked, const fixture_call *call, fixture_result *r
     struct watcher watcher = {.call = call, .result = result};
     if (call->fresh && call->name)
         fixture_remove(call->name);
+    const struct setup_test test = {
+        .store = call->store,
+        .norm_part_bytes = call->norm_part_bytes,
+        .faults = call->faults,
+        .simulates_drives = call->simulates_drives || getenv("SLUICE_TEST_SIMULATED"),
+    };
     struct train_options options = {.job = asked,
+                                    .test = &test,
                                     .comm = call->comm,
                                     .fresh = call->fresh,
-                                    .store = call->store,
                                     .from = call->from,
-                                    .norm_part_bytes = call->norm_part_bytes,
                                     .hash_weights = !call->hashes_nothing,
                                     .stop = &watcher.stop,
-                                    .faults = call->faults,
-                                    .simulates_drives =
-                                        call->simulates_drives || getenv("SLUICE_TEST_SIMULATED"),
                                     .on_plan = keep_plan,
                                     .on_step = watch_step,
                                     .user = &watcher};
@@ -305,8 +310,8 @@ void fixture_tighten(const char *name, const fixture_model *shape, fixture_sets 
     fixture_set(&small, "tiers.device.budget=%d", NO_FIT_BYTES);
     fixture_set(&small, "tiers.host.budget=%d", NO_FIT_BYTES);
     job *asked = fixture_job(name, shape, &small);
-    struct plan_summary plan;
-    assert_int_equal(train_plan(asked, 0, &plan), ERR_NO_FIT);
+    struct setup_summary plan;
+    assert_int_equal(setup_plan(asked, 0, &plan), ERR_NO_FIT);
     job_destroy(asked);
     static const char *const keys[] = {"tiers.device.budget", "tiers.host.budget"};
     for (int i = 0; i < 2; i++) {

@@ -9,6 +9,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "setup/summary.h"
 #include "train/train.h"
 
 enum {
@@ -67,7 +68,7 @@ struct fixture_result {
     int rc;
     char error[ERR_TEXT_BYTES];
     struct train_summary summary;
-    struct plan_summary plan;
+    struct setup_summary plan;
     bool planned; /* on_plan was called */
     uint64_t step_count;
     uint32_t loss_bits[FIXTURE_STEPS_MAX]; /* of step i + 1, from metrics.jsonl */

@@ -11,6 +11,7 @@
 
 #include "base/log.h"
 #include "format/manifest.h"
+#include "state/verify.h"
 #include "tiers/slab.h"
 #include "train_fixture.h"
 
@@ -111,9 +112,9 @@ static inline void flip(const char *path, uint64_t offset)
     assert_int_equal(close(fd), 0);
 }
 
-static inline void note_damage(void *user, const struct verify_damage *damage)
+static inline void note_damage(void *user, const struct state_damage *damage)
 {
-    *(struct verify_damage *)user = *damage;
+    *(struct state_damage *)user = *damage;
 }
 
 /* The slab of "parts". */

@@ -68,12 +68,6 @@ int cpui_matmul_create(kernel_context *context, const matmul_desc *desc,
                        kernel_matmul **product) MUST_CHECK;
 void cpui_matmul_destroy(kernel_matmul *product);
 size_t cpui_matmul_scratch_bytes(const kernel_matmul *product);
-size_t cpui_matmul_packed_bytes(const kernel_matmul *product);
-bool cpui_matmul_packs_alike(const kernel_matmul *one, const kernel_matmul *two);
-int cpui_matmul_pack(kernel_matmul *product, void *stream, const void *a, const void *b,
-                     void *packed, const void *bias, void *c, void *scratch) MUST_CHECK;
-int cpui_matmul_packed(kernel_matmul *product, void *stream, const void *a, const void *packed,
-                       const void *bias, void *c, void *scratch) MUST_CHECK;
 int cpui_matmul(kernel_matmul *product, void *stream, const void *a, const void *b,
                 const void *bias, void *c, void *scratch) MUST_CHECK;
 

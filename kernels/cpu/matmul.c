@@ -16,10 +16,6 @@
  *   | oneDNN's scratchpad | shared operand fp32 | block of the other fp32 | bias fp32 [n] | C block |
  * Operands lie as stored but dense; the block of C is [extent, n] or [m, extent] fp32.
  *
- * Packed once for several runs, B is in tiles or strips (product_amx.h, product_fp32.h), or widened: as a whole where m is cut, else
- * block by block, each as run_block wants it, part by part of k. oneDNN's own products have nothing to gain: a B in the order
- * that it likes best is another kernel, which may give other bits.
- *
  * The caller's thread runs the product with its own OpenMP team; nothing here allocates at run. */
 #include <errno.h>
 #include <omp.h>
@@ -301,10 +297,11 @@ static void widen_operand(const kernel_matmul *matmul, bool is_a, const void *so
         widen_part(matmul, source, stride, begin, k_begin, extent, k, target);
 }
 
-/* The part of the shared operand, which lies whole at `shared`, that begins at element k_begin of k. */
-static const float *shared_at(const kernel_matmul *matmul, const float *shared, uint64_t k_begin)
+/* The part of the shared operand that begins at element k_begin of k. */
+static const float *shared_at(const kernel_matmul *matmul, const char *scratch, uint64_t k_begin)
 {
     const matmul_desc *desc = &matmul->desc;
+    const float *shared = (const float *)(scratch + matmul->widening.shared_offset);
     if (matmul->widening.cuts_m)
         return shared + (desc->b_transposed ? k_begin : k_begin * desc->n);
     return shared + (desc->a_transposed ? k_begin * desc->m : k_begin);
@@ -325,51 +322,24 @@ static void round_block(const kernel_matmul *matmul, const float *block, uint64_
     matmul->context->rows->convert_rows(matmul->context->thread_count, &conversion);
 }
 
-/* A run of a widened product: B as stored, or all of it widened in `packed`. */
-struct widened_run {
-    const void *a, *b, *bias;
-    const float *packed; /* NULL: it is not */
-    void *c;
-    char *scratch;
-};
-
-/* Where in all of a widened B the block begins that run_block multiplies with: elements. */
-static uint64_t packed_offset(const kernel_matmul *matmul, uint64_t begin, uint64_t extent,
-                              uint64_t k_begin)
-{
-    return begin * matmul->desc.k + extent * k_begin;
-}
-
-/* The block of the operand that is cut, widened. */
-static const float *block_of(const kernel_matmul *matmul, const struct widened_run *run,
-                             uint64_t begin, uint64_t extent, uint64_t k_begin, uint64_t k)
-{
-    bool cuts_m = matmul->widening.cuts_m;
-    float *block = (float *)(run->scratch + matmul->widening.block_offset);
-    if (run->packed && !cuts_m)
-        return run->packed + packed_offset(matmul, begin, extent, k_begin);
-    widen_operand(matmul, cuts_m, cuts_m ? run->a : run->b, begin, extent, k_begin, k, block);
-    return block;
-}
-
-/* Elements [begin, begin + extent) of m or n of C; the shared operand is widened at `all`, and so is the bias. */
-static int run_block(const kernel_matmul *matmul, const struct widened_run *run, const float *all,
-                     uint64_t begin, uint64_t extent)
+/* Elements [begin, begin + extent) of m or n of C; the shared operand and the bias are widened. */
+static int run_block(const kernel_matmul *matmul, const void *a, const void *b, void *c,
+                     char *scratch, uint64_t begin, uint64_t extent)
 {
     const matmul_desc *desc = &matmul->desc;
     const struct widening *widening = &matmul->widening;
     bool cuts_m = widening->cuts_m;
-    char *scratch = run->scratch;
+    float *block = (float *)(scratch + widening->block_offset);
     const float *bias = (const float *)(scratch + widening->bias_offset);
     uint64_t c_at = cuts_m ? begin * desc->c_stride : begin;
-    void *c_part = (char *)run->c + c_at * dtype_bytes(desc->c_type);
+    void *c_part = (char *)c + c_at * dtype_bytes(desc->c_type);
     void *product_c = widening->rounds_c ? scratch + widening->c_offset : c_part;
     for (uint64_t k_begin = 0; k_begin < desc->k; k_begin += widening->k_elems) {
         uint64_t k = size_min(widening->k_elems, desc->k - k_begin);
         enum k_part part = k_begin == 0 ? K_FIRST : k == widening->k_elems ? K_MIDDLE : K_LAST;
         const cpui_product *product = widening->products[extent != widening->block_elems][part];
-        const float *shared = shared_at(matmul, all, k_begin);
-        const float *block = block_of(matmul, run, begin, extent, k_begin, k);
+        const float *shared = shared_at(matmul, scratch, k_begin);
+        widen_operand(matmul, cuts_m, cuts_m ? a : b, begin, extent, k_begin, k, block);
         int status =
             cpui_product_run(product, 0, cuts_m ? block : shared, cuts_m ? shared : block,
                              cuts_m || !desc->has_bias ? bias : bias + begin, product_c, scratch);
@@ -382,40 +352,22 @@ static int run_block(const kernel_matmul *matmul, const struct widened_run *run,
     return 0;
 }
 
-static int run_widened(const kernel_matmul *matmul, const struct widened_run *run)
+static int run_widened(const kernel_matmul *matmul, const void *a, const void *b, const void *bias,
+                       void *c, char *scratch)
 {
     const matmul_desc *desc = &matmul->desc;
     const struct widening *widening = &matmul->widening;
     bool cuts_m = widening->cuts_m;
     uint64_t cut = cuts_m ? desc->m : desc->n;
-    float *shared = (float *)(run->scratch + widening->shared_offset);
-    const float *all = run->packed && cuts_m ? run->packed : shared;
-    if (all == shared)
-        widen_operand(matmul, !cuts_m, cuts_m ? run->b : run->a, 0, cuts_m ? desc->n : desc->m, 0,
-                      desc->k, shared);
+    widen_operand(matmul, !cuts_m, cuts_m ? b : a, 0, cuts_m ? desc->n : desc->m, 0, desc->k,
+                  (float *)(scratch + widening->shared_offset));
     if (desc->has_bias)
-        matmul->context->rows->convert(1, run->bias, desc->ab_type,
-                                       run->scratch + widening->bias_offset, DTYPE_FP32, desc->n);
+        matmul->context->rows->convert(1, bias, desc->ab_type, scratch + widening->bias_offset,
+                                       DTYPE_FP32, desc->n);
     for (uint64_t begin = 0; begin < cut; begin += widening->block_elems)
-        TRY(run_block(matmul, run, all, begin, size_min(widening->block_elems, cut - begin)));
+        TRY(run_block(matmul, a, b, c, scratch, begin,
+                      size_min(widening->block_elems, cut - begin)));
     return 0;
-}
-
-static void pack_widened(const kernel_matmul *matmul, const void *b, float *packed)
-{
-    const matmul_desc *desc = &matmul->desc;
-    const struct widening *widening = &matmul->widening;
-    if (widening->cuts_m) {
-        widen_operand(matmul, false, b, 0, desc->n, 0, desc->k, packed);
-        return;
-    }
-    for (uint64_t begin = 0; begin < desc->n; begin += widening->block_elems)
-        for (uint64_t k = 0; k < desc->k; k += widening->k_elems) {
-            uint64_t extent = size_min(widening->block_elems, desc->n - begin);
-            widen_operand(matmul, false, b, begin, extent, k,
-                          size_min(widening->k_elems, desc->k - k),
-                          packed + packed_offset(matmul, begin, extent, k));
-        }
 }
 
 int cpui_matmul(kernel_matmul *matmul, void *stream, const void *a, const void *b, const void *bias,
@@ -433,74 +385,7 @@ int cpui_matmul(kernel_matmul *matmul, void *stream, const void *a, const void *
         return 0;
     }
     if (matmul->widens)
-        return run_widened(matmul, &(struct widened_run){
-                                       .a = a, .b = b, .bias = bias, .c = c, .scratch = scratch});
+        return run_widened(matmul, a, b, bias, c, scratch);
     int status = cpui_product_run(matmul->product, 0, a, b, bias, c, scratch);
     return status == 0 ? 0 : cpui_product_failed(matmul->product, status);
-}
-
-size_t cpui_matmul_packed_bytes(const kernel_matmul *matmul)
-{
-    if (matmul->on_tiles)
-        return cpui_amx_product_packed_bytes(&matmul->tiles);
-    if (matmul->is_fp32)
-        return cpui_fp32_product_packed_bytes(&matmul->fp32);
-    return matmul->widens ? 4 * matmul->desc.n * matmul->desc.k : 0;
-}
-
-bool cpui_matmul_packs_alike(const kernel_matmul *one, const kernel_matmul *two)
-{
-    bool are_widened = one->widens && two->widens;
-    if (one->desc.n != two->desc.n || one->desc.k != two->desc.k ||
-        cpui_matmul_packed_bytes(one) == 0 || cpui_matmul_packed_bytes(two) == 0)
-        return false;
-    if (are_widened && one->widening.cuts_m != two->widening.cuts_m)
-        return false;
-    if (are_widened && one->widening.cuts_m)
-        return one->desc.b_transposed == two->desc.b_transposed;
-    if (are_widened)
-        return one->desc.b_transposed == two->desc.b_transposed &&
-               one->widening.block_elems == two->widening.block_elems &&
-               one->widening.k_elems == two->widening.k_elems;
-    return (one->on_tiles && two->on_tiles) || (one->is_fp32 && two->is_fp32);
-}
-
-/* Neither is called where nothing is packed. */
-static int packs_nothing(void)
-{
-    return err_set(ERR_INTERNAL, "a product that packs nothing was given a packed operand");
-}
-
-int cpui_matmul_pack(kernel_matmul *matmul, void *stream, const void *a, const void *b,
-                     void *packed, const void *bias, void *c, void *scratch)
-{
-    (void)stream;
-    omp_set_num_threads(matmul->context->thread_count);
-    if (matmul->on_tiles)
-        cpui_amx_product_pack(&matmul->tiles, a, b, packed, bias, c, scratch);
-    else if (matmul->is_fp32)
-        cpui_fp32_product_pack(&matmul->fp32, a, b, packed, bias, c, scratch);
-    else if (!matmul->widens)
-        return packs_nothing();
-    if (!matmul->widens)
-        return 0;
-    pack_widened(matmul, b, packed);
-    return cpui_matmul_packed(matmul, stream, a, packed, bias, c, scratch);
-}
-
-int cpui_matmul_packed(kernel_matmul *matmul, void *stream, const void *a, const void *packed,
-                       const void *bias, void *c, void *scratch)
-{
-    (void)stream;
-    omp_set_num_threads(matmul->context->thread_count);
-    struct widened_run run = {.a = a, .packed = packed, .bias = bias, .c = c, .scratch = scratch};
-    if (matmul->widens)
-        return run_widened(matmul, &run);
-    if (matmul->on_tiles)
-        cpui_amx_product_run_packed(&matmul->tiles, a, packed, bias, c, scratch);
-    else if (matmul->is_fp32)
-        cpui_fp32_product_run_packed(&matmul->fp32, a, packed, bias, c, scratch);
-    else
-        return packs_nothing();
-    return 0;
 }

@@ -42,8 +42,6 @@ enum {
     SHARED_BYTES = 8 * 1024 * 1024,
     ROWS_BYTES = 640 * 1024, /* of the shared operand */
     ROWS_ELEMS = 128,
-    PACKED_SHARED = 384, /* up to so many rows of A a packed B goes by in blocks of at most: */
-    PACKED_ELEMS = 192,
     NARROW = 4, /* times n that m is where m is cut */
     LINE_BYTES = 64,
     SQUARE_BYTES = 4 * TILE_BYTES,
@@ -153,13 +151,10 @@ static inline __attribute__((always_inline)) void put_rows(struct leaving *self,
 /* What a thread carries from square to square. */
 struct flow {
     struct leaving leaving;
-    uint64_t rows_a_step;        /* that leave */
-    char *pending;               /* where tiles 0 to 3 belong: a square */
-    const char *ahead;           /* what is fetched, */
-    uint64_t lines;              /* lines of 64 bytes with each step */
-    const char *next, *next_end; /* the block after this one, fetched too; with a twin this one, */
-    char *twin;                  /* which is copied there */
-    uint64_t next_lines;
+    uint64_t rows_a_step; /* that leave */
+    char *pending;        /* where tiles 0 to 3 belong: a square */
+    const char *ahead;    /* what is fetched, */
+    uint64_t lines;       /* lines of 64 bytes with each step */
 };
 
 #define BEGIN_TILE(tile, left, right)                                                              \
@@ -171,17 +166,6 @@ struct flow {
             _tile_loadd(tile, square + (tile)*TILE_BYTES, TILE_ROW_BYTES);                         \
         _tile_dpbf16ps(tile, left, right);                                                         \
     } while (0)
-
-/* A line of the next block, or of this one: past the caches, which have no room for it. */
-static inline __attribute__((always_inline)) void pass_on(struct flow *self)
-{
-    if (self->twin == NULL) {
-        _mm_prefetch(self->next, _MM_HINT_T1);
-        return;
-    }
-    _mm512_stream_si512((__m512i *)self->twin, _mm512_load_si512(self->next));
-    self->twin += LINE_BYTES;
-}
 
 /* Tiles 0 to 3, which belong to `square`, (+)= a b over `steps` steps. The tiles of the square before are
  * stored as they are needed again, which in one go waits 250 ns for the last products; the strip before
@@ -217,9 +201,6 @@ static inline __attribute__((always_inline)) void multiply(struct flow *self, co
         put_rows(&self->leaving, self->rows_a_step);
         for (uint64_t line = 0; line < self->lines; line++, self->ahead += LINE_BYTES)
             _mm_prefetch(self->ahead, _MM_HINT_T1);
-        for (uint64_t line = 0; line < self->next_lines && self->next < self->next_end;
-             line++, self->next += LINE_BYTES)
-            pass_on(self);
     }
     tiles_fence();
 }
@@ -275,9 +256,6 @@ void cpui_amx_product_plan(const matmul_desc *desc, int threads, cpui_amx_produc
                            shared <= SQUARES_MAX * SQUARE;
     if (self.goes_along_rows)
         self.cut_elems = size_min(self.cut_elems, ROWS_ELEMS);
-    self.packed_elems = self.cut_elems;
-    if (shared <= PACKED_SHARED)
-        self.packed_elems = size_min(self.cut_elems, PACKED_ELEMS);
     self.squares_offset = self.cut_elems / SQUARE * strip_bytes;
     uint64_t squares =
         size_div_up(self.goes_along_rows ? self.shared_elems : self.cut_elems, SQUARE);
@@ -328,8 +306,7 @@ static void fetch_rows(const struct leaving *self, uint64_t count)
  * in `squares`, exactly, and leave together behind the next strip's products. A short strip is not cut:
  * each of its squares leaves behind the next one. `squares` holds 1 + 2 a moving strip. */
 static void run_block(const struct outlet *out, const struct piece *fixed, bool fixed_is_m,
-                      const struct piece *moving, uint64_t k_count, char *squares,
-                      const struct piece *coming, char *twin)
+                      const struct piece *moving, uint64_t k_count, char *squares)
 {
     uint64_t steps = size_div_up(k_count, TILE_DEPTH), strip_bytes = steps * STEP_BYTES;
     bool is_whole = steps <= WHOLE_STEPS;
@@ -339,12 +316,6 @@ static void run_block(const struct outlet *out, const struct piece *fixed, bool 
     struct flow flow = {.pending = squares,
                         .rows_a_step = size_div_up(SQUARE, steps),
                         .lines = size_div_up(STEP_BYTES / LINE_BYTES, count)};
-    if (coming->count > 0) {
-        flow.next = coming->strips;
-        flow.twin = twin;
-        flow.next_end = coming->strips + size_div_up(coming->count, SQUARE) * strip_bytes;
-        flow.next_lines = size_div_up(STEP_BYTES / LINE_BYTES, size_div_up(fixed->count, SQUARE));
-    }
     tiles_fence();
     for (uint64_t f = 0; f < fixed->count; f += SQUARE) {
         const char *strip = fixed->strips + f / SQUARE * strip_bytes;
@@ -384,8 +355,6 @@ static void run_block(const struct outlet *out, const struct piece *fixed, bool 
 struct run {
     const cpui_amx_product *self;
     struct packed_view cut, shared;
-    char *packed; /* all of B; NULL: nowhere */
-    bool packs;   /* it is written there, else read, and B is not looked at */
     const void *bias;
     void *c;
     char *scratch;
@@ -409,111 +378,37 @@ static struct outlet outlet_of(const struct run *run, uint64_t k, uint64_t k_cou
     return out;
 }
 
-/* Where the strips of a slice begin among those of all of B: the slices before it are whole. */
-static uint64_t packed_offset(const cpui_amx_product *self, uint64_t k)
-{
-    return size_div_up(self->desc.n, SQUARE) * (k / TILE_DEPTH) * STEP_BYTES;
-}
-
-/* The block of the cut operand that begins at q, of those whose first one begins at `strips`. */
-static struct piece block_at(const cpui_amx_product *self, uint64_t q, uint64_t elems,
-                             uint64_t strip_bytes, const char *strips)
-{
-    uint64_t cut = self->cuts_m ? self->desc.m : self->desc.n;
-    struct piece block = {strips + q / SQUARE * strip_bytes, q, 0};
-    if (q < cut)
-        block.count = size_min(elems, cut - q);
-    return block;
-}
-
-/* What the blocks of a slice have in common for one thread. */
-struct slice {
-    const struct run *run;
-    const struct piece *shared;
-    struct outlet out;
-    uint64_t k, k_count, strip_bytes;
-    char *own;    /* the thread's block, then squares */
-    char *packed; /* where the cut operand lies packed, or is to; else NULL */
-};
-
-/* Packed on the way, and to where it is to lie. */
-static void run_unpacked(const struct slice *slice, uint64_t q)
-{
-    const cpui_amx_product *self = slice->run->self;
-    struct piece block = block_at(self, q, self->cut_elems, 0, slice->own), none = {.count = 0};
-    char *squares = slice->own + self->squares_offset;
-    char *twin = slice->packed ? slice->packed + q / SQUARE * slice->strip_bytes : NULL;
-    pack_strips(&slice->run->cut, q, block.count, slice->k, slice->k_count, slice->own);
-    if (self->goes_along_rows)
-        run_block(&slice->out, &block, true, slice->shared, slice->k_count, squares, &none, NULL);
-    else
-        run_block(&slice->out, slice->shared, !self->cuts_m, &block, slice->k_count, squares,
-                  twin ? &block : &none, twin);
-}
-
-static void run_packed(const struct slice *slice, uint64_t q)
-{
-    const cpui_amx_product *self = slice->run->self;
-    uint64_t elems = self->packed_elems, next_at = q + elems * (uint64_t)self->threads;
-    struct piece block = block_at(self, q, elems, slice->strip_bytes, slice->packed);
-    struct piece next = block_at(self, next_at, elems, slice->strip_bytes, slice->packed);
-    run_block(&slice->out, slice->shared, true, &block, slice->k_count,
-              slice->own + self->squares_offset, &next, NULL);
-}
-
-/* The blocks of one thread against the strips of `shared`, in slice k. All threads of the team call it. Who fetches
- * the next block has to know which it is; other blocks go to whoever is free. */
-static void run_blocks(const struct run *run, const struct piece *shared, uint64_t k,
-                       uint64_t k_count)
-{
-    const cpui_amx_product *self = run->self;
-    uint64_t cut = self->cuts_m ? self->desc.m : self->desc.n;
-    uint64_t thread = (uint64_t)omp_get_thread_num();
-    struct slice slice = {
-        .run = run,
-        .shared = shared,
-        .out = outlet_of(run, k, k_count),
-        .k = k,
-        .k_count = k_count,
-        .strip_bytes = size_div_up(k_count, TILE_DEPTH) * STEP_BYTES,
-        .own = run->scratch + self->cut_offset + thread * self->cut_bytes,
-        .packed = self->cuts_m || !run->packed ? NULL : run->packed + packed_offset(self, k)};
-    if (slice.packed && !run->packs) {
-#pragma omp for schedule(static, 1)
-        for (uint64_t q = 0; q < cut; q += self->packed_elems)
-            run_packed(&slice, q);
-    } else {
-#pragma omp for schedule(dynamic, 1)
-        for (uint64_t q = 0; q < cut; q += self->cut_elems)
-            run_unpacked(&slice, q);
-    }
-}
-
-/* The share of one thread of the team in a slice. All threads of the team call it. A shared operand that lies
- * packed goes by as a whole. */
+/* The share of one thread of the team in a slice. All threads of the team call it. */
 static void run_slice(const struct run *run, uint64_t k, uint64_t k_count)
 {
     const cpui_amx_product *self = run->self;
-    uint64_t all = self->cuts_m ? self->desc.n : self->desc.m;
+    const matmul_desc *desc = &self->desc;
+    uint64_t cut = self->cuts_m ? desc->m : desc->n, all = self->cuts_m ? desc->n : desc->m;
     uint64_t strip_bytes = size_div_up(k_count, TILE_DEPTH) * STEP_BYTES;
-    bool is_packed = self->cuts_m && run->packed;
-    uint64_t shared_elems = is_packed ? all : self->shared_elems;
-    char *strips = is_packed ? run->packed + packed_offset(self, k) : run->scratch;
-    for (uint64_t s = 0; s < all; s += shared_elems) {
-        struct piece shared = {strips, s, size_min(shared_elems, all - s)};
-        if (!is_packed || run->packs) {
+    struct outlet out = outlet_of(run, k, k_count);
+    char *own = run->scratch + self->cut_offset + (uint64_t)omp_get_thread_num() * self->cut_bytes;
+    for (uint64_t s = 0; s < all; s += self->shared_elems) {
+        uint64_t s_count = size_min(self->shared_elems, all - s);
 #pragma omp for schedule(dynamic, 1)
-            for (uint64_t i = 0; i < shared.count; i += PACK_STRIPS * SQUARE)
-                pack_strips(&run->shared, s + i, size_min(shared.count - i, PACK_STRIPS * SQUARE),
-                            k, k_count, strips + i / SQUARE * strip_bytes);
+        for (uint64_t i = 0; i < s_count; i += PACK_STRIPS * SQUARE)
+            pack_strips(&run->shared, s + i, size_min(s_count - i, PACK_STRIPS * SQUARE), k,
+                        k_count, run->scratch + i / SQUARE * strip_bytes);
+        struct piece shared = {run->scratch, s, s_count};
+#pragma omp for schedule(dynamic, 1)
+        for (uint64_t q = 0; q < cut; q += self->cut_elems) {
+            struct piece block = {own, q, size_min(self->cut_elems, cut - q)};
+            pack_strips(&run->cut, q, block.count, k, k_count, own);
+            if (self->goes_along_rows)
+                run_block(&out, &block, true, &shared, k_count, own + self->squares_offset);
+            else
+                run_block(&out, &shared, !self->cuts_m, &block, k_count,
+                          own + self->squares_offset);
         }
-        run_blocks(run, &shared, k, k_count);
     }
-    _mm_sfence(); /* what passed the caches is there for whoever comes after the team */
 }
 
-static void run_all(const cpui_amx_product *self, const void *a, const void *b, char *packed,
-                    const void *bias, void *c, void *scratch)
+void cpui_amx_product_run(const cpui_amx_product *self, const void *a, const void *b,
+                          const void *bias, void *c, void *scratch)
 {
     const matmul_desc *desc = &self->desc;
     struct packed_view of_a = {a, desc->a_stride, !desc->a_transposed, desc->a_transposed};
@@ -521,8 +416,6 @@ static void run_all(const cpui_amx_product *self, const void *a, const void *b, 
     struct run run = {.self = self,
                       .cut = self->cuts_m ? of_a : of_b,
                       .shared = self->cuts_m ? of_b : of_a,
-                      .packed = packed,
-                      .packs = b != NULL,
                       .bias = bias,
                       .c = c,
                       .scratch = scratch};
@@ -533,29 +426,6 @@ static void run_all(const cpui_amx_product *self, const void *a, const void *b, 
             run_slice(&run, k, size_min(self->slice_elems, desc->k - k));
         tiles_end();
     }
-}
-
-void cpui_amx_product_run(const cpui_amx_product *self, const void *a, const void *b,
-                          const void *bias, void *c, void *scratch)
-{
-    run_all(self, a, b, NULL, bias, c, scratch);
-}
-
-void cpui_amx_product_pack(const cpui_amx_product *self, const void *a, const void *b, void *packed,
-                           const void *bias, void *c, void *scratch)
-{
-    run_all(self, a, b, packed, bias, c, scratch);
-}
-
-void cpui_amx_product_run_packed(const cpui_amx_product *self, const void *a, const void *packed,
-                                 const void *bias, void *c, void *scratch)
-{
-    run_all(self, a, NULL, (char *)(uintptr_t)packed, bias, c, scratch);
-}
-
-size_t cpui_amx_product_packed_bytes(const cpui_amx_product *self)
-{
-    return size_div_up(self->desc.n, SQUARE) * size_div_up(self->desc.k, TILE_DEPTH) * STEP_BYTES;
 }
 
 #else
@@ -569,24 +439,6 @@ void cpui_amx_product_run(const cpui_amx_product *self, const void *a, const voi
                           const void *bias, void *c, void *scratch)
 {
     (void)self, (void)a, (void)b, (void)bias, (void)c, (void)scratch;
-}
-
-void cpui_amx_product_run_packed(const cpui_amx_product *self, const void *a, const void *packed,
-                                 const void *bias, void *c, void *scratch)
-{
-    (void)self, (void)a, (void)packed, (void)bias, (void)c, (void)scratch;
-}
-
-size_t cpui_amx_product_packed_bytes(const cpui_amx_product *self)
-{
-    (void)self;
-    return 0;
-}
-
-void cpui_amx_product_pack(const cpui_amx_product *self, const void *a, const void *b, void *packed,
-                           const void *bias, void *c, void *scratch)
-{
-    (void)self, (void)a, (void)b, (void)packed, (void)bias, (void)c, (void)scratch;
 }
 
 #endif

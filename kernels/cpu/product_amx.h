@@ -19,7 +19,6 @@ struct cpui_amx_product {
     bool has_sums;         /* fp32 sums [m,n] in scratch between the slices of k */
     uint64_t slice_elems;  /* of k; the last slice may be shorter. All three are multiples of 32 */
     uint64_t cut_elems;    /* rows or columns of a block */
-    uint64_t packed_elems; /* the same where it lies packed in memory */
     uint64_t shared_elems; /* columns or rows of the other operand that are packed at a time */
     uint64_t cut_bytes;    /* of a thread: its block, then squares */
     uint64_t squares_offset;          /* of the squares' sums in it, bytes */
@@ -34,13 +33,5 @@ void cpui_amx_product_plan(const matmul_desc *desc, int threads, cpui_amx_produc
 /* As matmul of the ops table; scratch holds scratch_bytes, aligned to 64 bytes. Starts a team. */
 void cpui_amx_product_run(const cpui_amx_product *self, const void *a, const void *b,
                           const void *bias, void *c, void *scratch);
-
-/* All of B in tiles, slice by slice of k: a function of n and k alone, whatever m, the threads and which operand is
- * cut. Bytes; the product that leaves B so, and the one that finds it: both as cpui_amx_product_run, to the bit. */
-size_t cpui_amx_product_packed_bytes(const cpui_amx_product *self);
-void cpui_amx_product_pack(const cpui_amx_product *self, const void *a, const void *b, void *packed,
-                           const void *bias, void *c, void *scratch);
-void cpui_amx_product_run_packed(const cpui_amx_product *self, const void *a, const void *packed,
-                                 const void *bias, void *c, void *scratch);
 
 #endif

@@ -382,18 +382,10 @@ static void run_block(const struct outlet *out, const struct piece *shared,
 struct run {
     const cpui_fp32_product *self;
     struct packed_view cut, shared;
-    float *packed; /* all of B, the shared operand; NULL: nowhere */
-    bool packs;    /* it is written there, else read, and B is not looked at */
     const float *bias;
     float *c;
     char *scratch;
 };
-
-/* Where the strips of a slice begin among those of all of B, in elements: the slices before it are whole. */
-static uint64_t packed_offset(const cpui_fp32_product *self, uint64_t k)
-{
-    return size_round_up(self->desc.n, STRIP_COLUMNS) * k;
-}
 
 /* The share of one thread of the team in a slice. All threads of the team call it. */
 static void run_slice(const struct run *run, uint64_t k, uint64_t k_count)
@@ -407,18 +399,13 @@ static void run_slice(const struct run *run, uint64_t k, uint64_t k_count)
                          .stride = desc->c_stride};
     float *own = (float *)(run->scratch + self->cut_offset +
                            (uint64_t)omp_get_thread_num() * self->cut_bytes);
-    float *packed = run->packed ? run->packed + packed_offset(self, k) : NULL;
-    uint64_t shared_elems = packed ? all : self->shared_elems;
-    for (uint64_t s = 0; s < all; s += shared_elems) {
-        struct piece shared = {packed ? packed : (float *)run->scratch, s,
-                               size_min(shared_elems, all - s), !self->cuts_m};
-        if (!packed || run->packs) {
-            uint64_t strips = strip_count(&shared);
+    for (uint64_t s = 0; s < all; s += self->shared_elems) {
+        struct piece shared = {(float *)run->scratch, s, size_min(self->shared_elems, all - s),
+                               !self->cuts_m};
+        uint64_t strips = strip_count(&shared);
 #pragma omp for schedule(dynamic, 1)
-            for (uint64_t i = 0; i < strips; i += PACK_STRIPS)
-                pack_strips(&run->shared, &shared, i, size_min(i + PACK_STRIPS, strips), k,
-                            k_count);
-        }
+        for (uint64_t i = 0; i < strips; i += PACK_STRIPS)
+            pack_strips(&run->shared, &shared, i, size_min(i + PACK_STRIPS, strips), k, k_count);
 #pragma omp for schedule(dynamic, 1)
         for (uint64_t q = 0; q < cut; q += self->cut_elems) {
             struct piece block = {own, q, size_min(self->cut_elems, cut - q), self->cuts_m};
@@ -428,8 +415,8 @@ static void run_slice(const struct run *run, uint64_t k, uint64_t k_count)
     }
 }
 
-static void run_all(const cpui_fp32_product *self, const float *a, const float *b, float *packed,
-                    const float *bias, float *c, void *scratch)
+void cpui_fp32_product_run(const cpui_fp32_product *self, const float *a, const float *b,
+                           const float *bias, float *c, void *scratch)
 {
     const matmul_desc *desc = &self->desc;
     struct packed_view of_a = {a, desc->a_stride, !desc->a_transposed};
@@ -437,41 +424,12 @@ static void run_all(const cpui_fp32_product *self, const float *a, const float *
     struct run run = {.self = self,
                       .cut = self->cuts_m ? of_a : of_b,
                       .shared = self->cuts_m ? of_b : of_a,
-                      .packed = packed,
-                      .packs = b != NULL,
                       .bias = bias,
                       .c = c,
                       .scratch = scratch};
 #pragma omp parallel num_threads(self->threads)
     for (uint64_t k = 0; k < desc->k; k += self->slice_elems)
         run_slice(&run, k, size_min(self->slice_elems, desc->k - k));
-}
-
-void cpui_fp32_product_run(const cpui_fp32_product *self, const float *a, const float *b,
-                           const float *bias, float *c, void *scratch)
-{
-    run_all(self, a, b, NULL, bias, c, scratch);
-}
-
-void cpui_fp32_product_run_packed(const cpui_fp32_product *self, const float *a,
-                                  const float *packed, const float *bias, float *c, void *scratch)
-{
-    run_all(self, a, NULL, (float *)(uintptr_t)packed, bias, c, scratch);
-}
-
-/* Of 2 cores, finding it packed beside packing it, m x n x k: 1024x768x768 1.08, 1024x768x3072 1.06. A B that is cut
- * is packed while it is read, which takes as long: 256x2304x768 0.99, 1024x3072x768 0.99. */
-size_t cpui_fp32_product_packed_bytes(const cpui_fp32_product *self)
-{
-    if (!self->cuts_m)
-        return 0;
-    return 4 * size_round_up(self->desc.n, STRIP_COLUMNS) * self->desc.k;
-}
-
-void cpui_fp32_product_pack(const cpui_fp32_product *self, const float *a, const float *b,
-                            float *packed, const float *bias, float *c, void *scratch)
-{
-    run_all(self, a, b, packed, bias, c, scratch);
 }
 
 #else
@@ -485,24 +443,6 @@ void cpui_fp32_product_run(const cpui_fp32_product *self, const float *a, const 
                            const float *bias, float *c, void *scratch)
 {
     (void)self, (void)a, (void)b, (void)bias, (void)c, (void)scratch;
-}
-
-void cpui_fp32_product_run_packed(const cpui_fp32_product *self, const float *a,
-                                  const float *packed, const float *bias, float *c, void *scratch)
-{
-    (void)self, (void)a, (void)packed, (void)bias, (void)c, (void)scratch;
-}
-
-size_t cpui_fp32_product_packed_bytes(const cpui_fp32_product *self)
-{
-    (void)self;
-    return 0;
-}
-
-void cpui_fp32_product_pack(const cpui_fp32_product *self, const float *a, const float *b,
-                            float *packed, const float *bias, float *c, void *scratch)
-{
-    (void)self, (void)a, (void)b, (void)packed, (void)bias, (void)c, (void)scratch;
 }
 
 #endif

@@ -32,12 +32,4 @@ void cpui_fp32_product_plan(const matmul_desc *desc, int threads, cpui_fp32_prod
 void cpui_fp32_product_run(const cpui_fp32_product *self, const float *a, const float *b,
                            const float *bias, float *c, void *scratch);
 
-/* All of B in strips, slice by slice of k: a function of n and k alone. Bytes, 0 where blocks are columns of B: there is
- * nothing to gain; the product that leaves B so, and the one that finds it: both as cpui_fp32_product_run, to the bit. */
-size_t cpui_fp32_product_packed_bytes(const cpui_fp32_product *self);
-void cpui_fp32_product_pack(const cpui_fp32_product *self, const float *a, const float *b,
-                            float *packed, const float *bias, float *c, void *scratch);
-void cpui_fp32_product_run_packed(const cpui_fp32_product *self, const float *a,
-                                  const float *packed, const float *bias, float *c, void *scratch);
-
 #endif

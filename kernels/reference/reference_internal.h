@@ -31,12 +31,6 @@ void refi_matmul_destroy(kernel_matmul *product);
 size_t refi_matmul_scratch_bytes(const kernel_matmul *product);
 int refi_matmul(kernel_matmul *product, void *stream, const void *a, const void *b,
                 const void *bias, void *c, void *scratch) MUST_CHECK;
-size_t refi_matmul_packed_bytes(const kernel_matmul *product);
-bool refi_matmul_packs_alike(const kernel_matmul *one, const kernel_matmul *two);
-int refi_matmul_pack(kernel_matmul *product, void *stream, const void *a, const void *b,
-                     void *packed, const void *bias, void *c, void *scratch) MUST_CHECK;
-int refi_matmul_packed(kernel_matmul *product, void *stream, const void *a, const void *packed,
-                       const void *bias, void *c, void *scratch) MUST_CHECK;
 int refi_attention_create(kernel_context *context, const attention_desc *desc,
                           kernel_attention **attention) MUST_CHECK;
 void refi_attention_destroy(kernel_attention *attention);

@@ -68,39 +68,6 @@ int refi_matmul(kernel_matmul *product, void *stream, const void *a, const void 
     return 0;
 }
 
-/* Packed: [n,k] without gaps. */
-size_t refi_matmul_packed_bytes(const kernel_matmul *product)
-{
-    return product->desc.n * product->desc.k * dtype_bytes(product->desc.ab_type);
-}
-
-bool refi_matmul_packs_alike(const kernel_matmul *one, const kernel_matmul *two)
-{
-    return one->desc.n == two->desc.n && one->desc.k == two->desc.k &&
-           one->desc.ab_type == two->desc.ab_type;
-}
-
-int refi_matmul_pack(kernel_matmul *product, void *stream, const void *a, const void *b,
-                     void *packed, const void *bias, void *c, void *scratch)
-{
-    const matmul_desc *desc = &product->desc;
-    for (uint64_t j = 0; j < desc->n; j++)
-        for (uint64_t l = 0; l < desc->k; l++) {
-            uint64_t at = desc->b_transposed ? j * desc->b_stride + l : l * desc->b_stride + j;
-            refi_store(desc->ab_type, packed, j * desc->k + l, refi_load(desc->ab_type, b, at));
-        }
-    return refi_matmul_packed(product, stream, a, packed, bias, c, scratch);
-}
-
-int refi_matmul_packed(kernel_matmul *product, void *stream, const void *a, const void *packed,
-                       const void *bias, void *c, void *scratch)
-{
-    kernel_matmul of_packed = *product;
-    of_packed.desc.b_transposed = true;
-    of_packed.desc.b_stride = product->desc.k;
-    return refi_matmul(&of_packed, stream, a, packed, bias, c, scratch);
-}
-
 int refi_attention_create(kernel_context *context, const attention_desc *desc,
                           kernel_attention **attention)
 {

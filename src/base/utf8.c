@@ -80,3 +80,11 @@ size_t utf8_stream_end(utf8_stream *self, char *out)
     self->held_bytes = 0;
     return has_some ? replace(out) : 0;
 }
+
+char *utf8_on_one_line(char *text)
+{
+    for (char *byte = text; *byte != '\0'; byte++)
+        if ((unsigned char)*byte < ' ' || *byte == 0x7f)
+            *byte = '?';
+    return text;
+}

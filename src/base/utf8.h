@@ -22,4 +22,7 @@ size_t utf8_stream_add(utf8_stream *self, const char *bytes, size_t count, char 
 /* The end: what is held back is no sequence. At most utf8_stream_room(0) bytes. */
 size_t utf8_stream_end(utf8_stream *self, char *out);
 
+/* Replaces control characters in place by '?', so that the text stays on one line of a message. Returns `text`. */
+char *utf8_on_one_line(char *text);
+
 #endif

@@ -24,7 +24,7 @@
 #include <stdio.h>
 
 #include "base/error.h"
-#include "prof/live.h"
+#include "report/live.h"
 
 /* Exit statuses. 75 is EX_TEMPFAIL of sysexits.h: the same command continues. */
 enum cli_exit {

@@ -5,7 +5,7 @@
 #include <stdio.h>
 
 #include "base/error.h"
-#include "train/profile.h"
+#include "profile/profile.h"
 
 /* Tables of at most 90 columns. */
 void cli_print_profile(FILE *out, const struct profile_summary *summary);

@@ -9,16 +9,17 @@
 #include <jansson.h>
 
 #include "base/error.h"
+#include "setup/summary.h"
 #include "train/train.h"
 
 /* Tables of at most 90 columns: the job; where each state rests, why, and how that adds up to the peaks; the
  * predicted step with its bound, lanes and resources; commits and wear. report_plan.c */
-void cli_print_plan(FILE *out, const struct plan_summary *plan);
+void cli_print_plan(FILE *out, const struct setup_summary *plan);
 /* The same without what a run's own figures will say better: lanes, resources, commits, wear, reasons. */
-void cli_print_plan_brief(FILE *out, const struct plan_summary *plan);
+void cli_print_plan_brief(FILE *out, const struct setup_summary *plan);
 
 /* What a run did: steps and speed, held-out loss, GB moved per lane, peak memory per tier. */
-void cli_print_summary(FILE *out, const struct plan_summary *plan,
+void cli_print_summary(FILE *out, const struct setup_summary *plan,
                        const struct train_summary *summary);
 
 /* What a plan comes to, by the same formulas wherever it is printed; 0 where it is not known. */
@@ -34,7 +35,7 @@ struct cli_plan_figures {
     double host_bytes_a_day;   /* written to the drives of a host */
     double drive_days;         /* until its endurance is written */
 };
-struct cli_plan_figures cli_plan_figures_of(const struct plan_summary *plan);
+struct cli_plan_figures cli_plan_figures_of(const struct setup_summary *plan);
 
 /* Writes a count with a unit: "2048", "12.3K", "7.52M", "1.56B". Returns text. */
 enum { CLI_FIGURE_BYTES = 48 };
@@ -53,28 +54,28 @@ struct cli_ranks_row {
     uint32_t ranks;
     int code; /* 0, or of the problem */
     char problem[ERR_TEXT_BYTES];
-    struct plan_summary plan; /* where code is 0 */
+    struct setup_summary plan; /* where code is 0 */
 };
 int cli_table_ranks(FILE *out, const struct cli_ranks_row *rows, uint32_t count,
                     bool json) MUST_CHECK;
 
 /* What plan --max-model found, as text or as one JSON object. */
-int cli_print_max_model(FILE *out, const char *family, const struct train_max_model *found,
+int cli_print_max_model(FILE *out, const char *family, const struct setup_max_model *found,
                         bool json) MUST_CHECK;
 
 /* How many ranks the summary holds: all of them, up to 8. */
 uint32_t cli_ranks_shown(const struct train_summary *summary);
 
 /* What a job's nvme tier takes with two places for optimizer state, and with one (run.commit_every 0). */
-void cli_place_bytes(const struct plan_summary *plan, uint64_t *with_commits,
+void cli_place_bytes(const struct setup_summary *plan, uint64_t *with_commits,
                      uint64_t *without_commits);
 
 /* Prints the object and a newline, and frees it. -ENOMEM where it could not be built (NULL) or printed. */
 int cli_print_json(FILE *out, json_t *object) MUST_CHECK;
 
 /* The same as one JSON object and a newline. -ENOMEM when it cannot be built. */
-json_t *cli_plan_object(const struct plan_summary *plan); /* the caller's */
-int cli_plan_json(FILE *out, const struct plan_summary *plan) MUST_CHECK;
+json_t *cli_plan_object(const struct setup_summary *plan); /* the caller's */
+int cli_plan_json(FILE *out, const struct setup_summary *plan) MUST_CHECK;
 int cli_summary_json(FILE *out, const struct train_summary *summary) MUST_CHECK;
 
 #endif

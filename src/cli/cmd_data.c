@@ -7,7 +7,7 @@
 #include "base/log.h"
 #include "base/size.h"
 #include "cli/cli.h"
-#include "cli/cli_ranks.h"
+#include "cli/launched_ranks.h"
 #include "cli/cli_report.h"
 #include "train/tokenize.h"
 

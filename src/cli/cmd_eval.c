@@ -8,9 +8,9 @@
 
 #include "base/log.h"
 #include "cli/cli.h"
-#include "cli/cli_ranks.h"
+#include "cli/launched_ranks.h"
 #include "cli/cli_report.h"
-#include "train/train.h"
+#include "infer/infer.h"
 
 const cli_command cli_eval_command = {
     .name = "eval",
@@ -53,7 +53,7 @@ static void eval_clear_line(void *user)
     screen->is_drawn = false;
 }
 
-static void eval_show_progress(void *user, const struct evaluate_progress *now)
+static void eval_show_progress(void *user, const struct infer_evaluate_progress *now)
 {
     struct eval_screen *screen = user;
     char left[CLI_DURATION_BYTES];
@@ -78,7 +78,7 @@ static json_t *real_or_null(double value)
     return isfinite(value) ? json_real(value) : json_null();
 }
 
-static int eval_print_json(const struct evaluate_result *result)
+static int eval_print_json(const struct infer_evaluate_result *result)
 {
     json_t *object = json_object();
     json_object_set_new(object, "loss", json_real(result->loss));
@@ -95,7 +95,7 @@ static int eval_print_json(const struct evaluate_result *result)
     return cli_print_json(stdout, object);
 }
 
-static void eval_print(const struct evaluate_result *result)
+static void eval_print(const struct infer_evaluate_result *result)
 {
     char taken[CLI_DURATION_BYTES];
     printf("loss           %.5f nats per token\n", result->loss);
@@ -112,7 +112,7 @@ static void eval_print(const struct evaluate_result *result)
 struct eval_request {
     cli_texts operands, set;
     const char *format;
-    struct evaluate_options options;
+    struct infer_evaluate_options options;
     bool json, quiet;
 };
 
@@ -170,7 +170,7 @@ int cli_eval(int argc, char **argv)
 {
     static struct eval_request asked; /* large */
     static char format_set[64];
-    struct evaluate_result result;
+    struct infer_evaluate_result result;
     int rc = eval_parse(&asked, argc, argv);
     if (rc != 0)
         return rc;
@@ -195,7 +195,7 @@ int cli_eval(int argc, char **argv)
     asked.options.stop = cli_stop_install("stopping");
     asked.options.on_progress = eval_show_progress;
     asked.options.user = &screen;
-    rc = evaluate_run(&asked.options, &result);
+    rc = infer_evaluate(&asked.options, &result);
     eval_clear_line(&screen);
     log_set_hook(NULL, NULL);
     TRY(rc);

@@ -6,9 +6,9 @@
 #include "base/size.h"
 #include "cli/cli.h"
 #include "cli/cli_progress.h"
-#include "cli/cli_ranks.h"
+#include "cli/launched_ranks.h"
 #include "cli/cli_report.h"
-#include "train/train.h"
+#include "hf/hf.h"
 
 const cli_command cli_export_command = {
     .name = "export",
@@ -32,7 +32,7 @@ const cli_command cli_export_command = {
 };
 
 static int export_print_json(const char *run_dir, const char *hf_dir,
-                             const struct export_summary *sum)
+                             const struct hf_export_summary *sum)
 {
     json_t *object = json_object();
     json_object_set_new(object, "run", json_string(run_dir));
@@ -51,7 +51,7 @@ static int export_print_json(const char *run_dir, const char *hf_dir,
     return cli_print_json(stdout, object);
 }
 
-static void export_print(const struct export_summary *sum)
+static void export_print(const struct hf_export_summary *sum)
 {
     char size[SIZE_TEXT_BYTES];
     printf("commit       step %" PRIu64 ", %" PRIu64 " parameters in %" PRIu64 " tensors\n",
@@ -130,8 +130,8 @@ int cli_export(int argc, char **argv)
     if (json || quiet)
         log_set_level(LOG_WARN);
     cli_progress progress;
-    struct export_summary sum;
-    const struct export_options asked = {
+    struct hf_export_summary sum;
+    const struct hf_export_options asked = {
         .run_dir = operands.items[0],
         .hf_dir = operands.items[1],
         .type = type,
@@ -143,7 +143,7 @@ int cli_export(int argc, char **argv)
         .user = &progress,
     };
     cli_progress_begin(&progress, "exported", !json && !quiet);
-    rc = export_run(&asked, &sum);
+    rc = hf_export(&asked, &sum);
     err_record first;
     err_save(&first, rc);
     cli_progress_end(&progress);

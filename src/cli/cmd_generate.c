@@ -8,9 +8,9 @@
 #include "base/mem.h"
 #include "base/utf8.h"
 #include "cli/cli.h"
-#include "cli/cli_ranks.h"
+#include "cli/launched_ranks.h"
 #include "cli/cli_report.h"
-#include "train/train.h"
+#include "infer/infer.h"
 
 const cli_command cli_generate_command = {
     .name = "generate",
@@ -44,8 +44,8 @@ enum { PROMPT_BYTES_MAX = 64 << 20 };
 struct generate_request {
     cli_texts set;
     const char *prompt_file;
-    struct generate_options options;
-    struct generate_result result;
+    struct infer_generate_options options;
+    struct infer_generate_result result;
     bool json, quiet;
     char *file_text;    /* of --prompt-file */
     utf8_stream stream; /* of what is printed */
@@ -164,12 +164,12 @@ static double rate(uint64_t tokens, double seconds)
     return seconds > 0 ? (double)tokens / seconds : 0;
 }
 
-static uint64_t decoded(const struct generate_result *result)
+static uint64_t decoded(const struct infer_generate_result *result)
 {
     return result->tokens > 0 ? result->tokens - 1 : 0;
 }
 
-static void print_speed(const struct generate_result *result)
+static void print_speed(const struct infer_generate_result *result)
 {
     uint64_t read =
         result->prompt_tokens < result->context ? result->prompt_tokens : result->context;
@@ -191,7 +191,7 @@ static int print_json(generate_request *self)
         [GENERATE_TEXT] = "stop_text",
         [GENERATE_STOPPED] = "stopped",
     };
-    const struct generate_result *result = &self->result;
+    const struct infer_generate_result *result = &self->result;
     json_t *object = json_object();
     json_object_set(object, "prompt_ids", self->prompt_ids);
     json_object_set(object, "ids", self->ids);
@@ -231,7 +231,7 @@ static int finish(generate_request *self, int rc)
 
 static int generate_parse(generate_request *asked, int argc, char **argv)
 {
-    struct generate_options *to = &asked->options;
+    struct infer_generate_options *to = &asked->options;
     const cli_option options[] = {
         {.name = "prompt",
          .type = CLI_TEXT,
@@ -328,7 +328,7 @@ static int generate_parse(generate_request *asked, int argc, char **argv)
 int cli_generate(int argc, char **argv)
 {
     static generate_request asked; /* large */
-    asked.options = (struct generate_options){.token_count = 256, .seed = 1, .temperature = 0.8};
+    asked.options = (struct infer_generate_options){.token_count = 256, .seed = 1, .temperature = 0.8};
     int rc = generate_parse(&asked, argc, argv);
     if (rc != 0)
         return rc;
@@ -346,7 +346,7 @@ int cli_generate(int argc, char **argv)
         asked.options.on_id = asked.json ? generate_note_id : NULL;
         asked.options.user = &asked;
         asked.options.result = &asked.result;
-        rc = finish(&asked, generate_run(&asked.options));
+        rc = finish(&asked, infer_generate(&asked.options));
     }
     json_decref(asked.ids);
     json_decref(asked.prompt_ids);

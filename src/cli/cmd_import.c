@@ -6,9 +6,9 @@
 #include "base/size.h"
 #include "cli/cli.h"
 #include "cli/cli_progress.h"
-#include "cli/cli_ranks.h"
+#include "cli/launched_ranks.h"
 #include "cli/cli_report.h"
-#include "train/train.h"
+#include "hf/hf.h"
 
 const cli_command cli_import_command = {
     .name = "import",
@@ -38,7 +38,7 @@ const cli_command cli_import_command = {
 };
 
 static int import_print_json(const char *hf_dir, const char *run_dir,
-                             const struct import_summary *sum)
+                             const struct hf_import_summary *sum)
 {
     json_t *object = json_object();
     json_object_set_new(object, "checkpoint", json_string(hf_dir));
@@ -56,7 +56,7 @@ static int import_print_json(const char *hf_dir, const char *run_dir,
     return cli_print_json(stdout, object);
 }
 
-static void import_print(const char *run_dir, const struct import_summary *sum)
+static void import_print(const char *run_dir, const struct hf_import_summary *sum)
 {
     char size[SIZE_TEXT_BYTES];
     printf("parameters   %" PRIu64 " in %" PRIu64 " units\n", sum->param_count, sum->unit_count);
@@ -107,8 +107,8 @@ int cli_import(int argc, char **argv)
     if (json || quiet)
         log_set_level(LOG_WARN);
     cli_progress progress;
-    struct import_summary sum;
-    const struct import_options asked = {
+    struct hf_import_summary sum;
+    const struct hf_import_options asked = {
         .hf_dir = operands.items[0],
         .run_dir = operands.items[1],
         .job_path = job_file,
@@ -119,7 +119,7 @@ int cli_import(int argc, char **argv)
         .user = &progress,
     };
     cli_progress_begin(&progress, "imported", !json && !quiet);
-    rc = import_run(&asked, &sum);
+    rc = hf_import(&asked, &sum);
     err_record first;
     err_save(&first, rc);
     cli_progress_end(&progress);

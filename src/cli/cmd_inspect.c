@@ -7,8 +7,9 @@
 #include "base/log.h"
 #include "base/size.h"
 #include "cli/cli.h"
-#include "cli/cli_ranks.h"
+#include "cli/launched_ranks.h"
 #include "cli/cli_report.h"
+#include "state/verify.h"
 
 const cli_command cli_inspect_command = {
     .name = "inspect",
@@ -22,10 +23,10 @@ const cli_command cli_inspect_command = {
     .run = cli_inspect,
 };
 
-static void inspect_print_slots(const struct inspect_summary *sum)
+static void inspect_print_slots(const struct state_inspect_summary *sum)
 {
     for (int i = 0; i < 2; i++) {
-        const struct inspect_slot *slot = &sum->slots[i];
+        const struct state_inspect_slot *slot = &sum->slots[i];
         printf("manifest-%d   ", i);
         if (!slot->is_present)
             printf("absent\n");
@@ -48,12 +49,12 @@ static void inspect_print_identity(const char *identity)
     }
 }
 
-static void inspect_print_lists(const struct inspect_summary *sum)
+static void inspect_print_lists(const struct state_inspect_summary *sum)
 {
     char size[SIZE_TEXT_BYTES], allocated[SIZE_TEXT_BYTES];
     printf("\n%-24s %14s %8s %14s %16s\n", "unit", "elements", "tiles", "size", "at byte");
     for (uint32_t i = 0; i < sum->unit_count; i++) {
-        const struct inspect_unit *unit = &sum->units[i];
+        const struct state_inspect_unit *unit = &sum->units[i];
         printf("%-24s %14" PRIu64 " %8" PRIu64 " %14s %16" PRIu64 "%s\n", unit->name, unit->elems,
                unit->tile_count, size_format(unit->size_bytes, size), unit->offset_bytes,
                unit->is_frozen ? "  frozen: params alone" : "");
@@ -62,7 +63,7 @@ static void inspect_print_lists(const struct inspect_summary *sum)
         printf("%srank %-6u host %s\n", r ? "" : "\n", r, sum->ranks[r].host);
     printf("\n%14s %14s  %s\n", "size", "allocated", "slab");
     for (uint32_t i = 0; i < sum->file_count; i++) {
-        const struct inspect_file *file = &sum->files[i];
+        const struct state_inspect_file *file = &sum->files[i];
         if (file->size_bytes == 0)
             printf("%14s %14s  %s\n", "absent", "-", file->path);
         else
@@ -75,7 +76,7 @@ static void inspect_print_lists(const struct inspect_summary *sum)
         printf("%14" PRIu64 "  %s\n", sum->kept[i].step, sum->kept[i].path);
 }
 
-static void inspect_print(const char *run_dir, const struct inspect_summary *sum)
+static void inspect_print(const char *run_dir, const struct state_inspect_summary *sum)
 {
     char size[SIZE_TEXT_BYTES], stripe[SIZE_TEXT_BYTES], extents[SIZE_TEXT_BYTES];
     printf("run          %s\n", run_dir);
@@ -107,7 +108,7 @@ static void inspect_print(const char *run_dir, const struct inspect_summary *sum
 
 /* ---- JSON ---- */
 
-static json_t *inspect_slot_json(const struct inspect_slot *slot)
+static json_t *inspect_slot_json(const struct state_inspect_slot *slot)
 {
     json_t *object = json_object();
     json_object_set_new(object, "present", json_boolean(slot->is_present));
@@ -139,12 +140,12 @@ static json_t *inspect_identity_json(const char *identity)
     return object;
 }
 
-static json_t *inspect_lists_json(json_t *object, const struct inspect_summary *sum)
+static json_t *inspect_lists_json(json_t *object, const struct state_inspect_summary *sum)
 {
     json_t *units = json_array(), *files = json_array(), *kept = json_array(),
            *ranks = json_array();
     for (uint32_t i = 0; i < sum->unit_count; i++) {
-        const struct inspect_unit *unit = &sum->units[i];
+        const struct state_inspect_unit *unit = &sum->units[i];
         json_array_append_new(
             units, json_pack("{s:s, s:I, s:I, s:I, s:I, s:b}", "name", unit->name, "elems",
                              (json_int_t)unit->elems, "tiles", (json_int_t)unit->tile_count,
@@ -169,7 +170,7 @@ static json_t *inspect_lists_json(json_t *object, const struct inspect_summary *
     return object;
 }
 
-static int inspect_print_json(const char *run_dir, const struct inspect_summary *sum)
+static int inspect_print_json(const char *run_dir, const struct state_inspect_summary *sum)
 {
     const struct {
         const char *key;
@@ -221,12 +222,12 @@ int cli_inspect(int argc, char **argv)
         return rc;
     TRY(cli_ranks_refuse("inspect"));
     log_set_level(LOG_QUIET);          /* what a job warns of concerns its training */
-    static struct inspect_summary sum; /* large */
-    TRY(inspect_run(run_dir, &sum));
+    static struct state_inspect_summary sum; /* large */
+    TRY(state_inspect(run_dir, &sum));
     if (json)
         rc = inspect_print_json(run_dir, &sum);
     else
         inspect_print(run_dir, &sum);
-    inspect_fini(&sum);
+    state_inspect_fini(&sum);
     return rc;
 }

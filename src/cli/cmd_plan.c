@@ -4,15 +4,17 @@
 
 #include "base/log.h"
 #include "cli/cli.h"
-#include "cli/cli_machine.h"
-#include "cli/cli_ranks.h"
+#include "cli/machine_option.h"
+#include "cli/launched_ranks.h"
 #include "cli/cli_report.h"
+#include "config/options.h"
+#include "setup/summary.h"
 
 const cli_command cli_plan_command = {
     .name = "plan",
     .operand = "JOB",
     .is_optional = true,
-    .list_keys = train_list_keys,
+    .list_keys = options_print,
     .summary = "says where a job's states go, what it needs, and how long a step takes",
     .details =
         "Compiles the job's steps and simulates them. Writes nothing and allocates no arena.\n"
@@ -42,16 +44,16 @@ struct plan_request {
 typedef struct plan_request plan_request;
 
 /* The job for so many ranks. */
-static int plan_for(const plan_request *asked, uint32_t world, struct plan_summary *out)
+static int plan_for(const plan_request *asked, uint32_t world, struct setup_summary *out)
 {
     job *work = NULL;
-    struct train_plan_options options = {.local_world = (uint32_t)asked->local_world,
+    struct setup_plan_options options = {.local_world = (uint32_t)asked->local_world,
                                          .machine = asked->on.figures,
                                          .is_described = asked->on.figures && !asked->on.is_here};
     if (options.local_world > world)
         options.local_world = world;
     TRY(job_read_ranks(asked->path, asked->set.items, asked->set.count, world, &work));
-    int rc = train_plan_on(work, &options, out);
+    int rc = setup_plan_on(work, &options, out);
     job_destroy(work);
     return rc;
 }
@@ -114,10 +116,10 @@ done:
 /* The largest model that fits in place of the job's. */
 static int plan_largest(const plan_request *asked)
 {
-    static struct train_max_model found; /* large */
+    static struct setup_max_model found; /* large */
     job *work = NULL;
     uint32_t world = asked->worlds[0];
-    const struct train_plan_options options = {.local_world = (uint32_t)asked->local_world,
+    const struct setup_plan_options options = {.local_world = (uint32_t)asked->local_world,
                                                .machine = asked->on.figures,
                                                .is_described =
                                                    asked->on.figures && !asked->on.is_here};
@@ -125,14 +127,14 @@ static int plan_largest(const plan_request *asked)
         return err_set(ERR_USAGE, "plan: --max-model takes one number of ranks, not \"%s\"",
                        asked->ranks);
     TRY(job_read_ranks(asked->path, asked->set.items, asked->set.count, world, &work));
-    int rc = train_max_model(work, asked->max_model, &options, &found);
+    int rc = setup_max_model(work, asked->max_model, &options, &found);
     job_destroy(work);
     return rc < 0 ? rc : cli_print_max_model(stdout, asked->max_model, &found, asked->json);
 }
 
 static int plan_one(const plan_request *asked)
 {
-    static struct plan_summary plan; /* large */
+    static struct setup_summary plan; /* large */
     TRY(plan_for(asked, asked->worlds[0], &plan));
     if (asked->json)
         return cli_plan_json(stdout, &plan);

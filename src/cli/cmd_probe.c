@@ -7,7 +7,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "cli/cli.h"
-#include "cli/cli_ranks.h"
+#include "cli/launched_ranks.h"
 #include "probe/probe.h"
 
 const cli_command cli_probe_command = {

@@ -1,14 +1,16 @@
 /* sluice profile JOB: a few real steps, and where their time goes. See cli.h. */
 #include "base/log.h"
 #include "cli/cli.h"
-#include "cli/cli_machine.h"
+#include "cli/machine_option.h"
 #include "cli/cli_profile.h"
-#include "cli/cli_ranks.h"
+#include "cli/launched_ranks.h"
+#include "config/options.h"
+#include "train/train.h"
 
 const cli_command cli_profile_command = {
     .name = "profile",
     .operand = "JOB",
-    .list_keys = train_list_keys,
+    .list_keys = options_print,
     .summary = "runs a few steps and says where the time goes",
     .details =
         "Measures steady steps of the job, without commits, from fresh weights; keeps nothing\n"

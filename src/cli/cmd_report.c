@@ -1,6 +1,6 @@
 /* sluice report RUN: a page about a run. See cli.h. */
 #include "cli/cli.h"
-#include "prof/report.h"
+#include "report/report.h"
 
 const cli_command cli_report_command = {
     .name = "report",

@@ -1,14 +1,17 @@
 /* sluice train JOB: trains, with a line a step. See cli.h. */
 #include "base/log.h"
 #include "cli/cli.h"
-#include "cli/cli_machine.h"
-#include "cli/cli_ranks.h"
+#include "cli/machine_option.h"
+#include "cli/launched_ranks.h"
 #include "cli/cli_report.h"
+#include "config/options.h"
+#include "setup/summary.h"
+#include "train/train.h"
 
 const cli_command cli_train_command = {
     .name = "train",
     .operand = "JOB",
-    .list_keys = train_list_keys,
+    .list_keys = options_print,
     .summary = "trains the model of a job file",
     .details =
         "Writes metrics.jsonl, plan.json and trace.json to the job's run.dir. JOB \"-\" is "
@@ -23,11 +26,11 @@ const cli_command cli_train_command = {
 };
 
 struct train_screen {
-    struct plan_summary plan;
+    struct setup_summary plan;
     bool quiet; /* no tables, no lines */
 };
 
-static void train_show_plan(void *user, const struct plan_summary *plan)
+static void train_show_plan(void *user, const struct setup_summary *plan)
 {
     struct train_screen *screen = user;
     screen->plan = *plan;

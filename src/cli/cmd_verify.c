@@ -8,8 +8,9 @@
 #include "base/log.h"
 #include "base/size.h"
 #include "cli/cli.h"
-#include "cli/cli_ranks.h"
+#include "cli/launched_ranks.h"
 #include "cli/cli_report.h"
+#include "state/verify.h"
 
 const cli_command cli_verify_command = {
     .name = "verify",
@@ -64,7 +65,7 @@ static void verify_show_progress(void *user, uint64_t done_bytes, uint64_t total
     fflush(stderr);
 }
 
-static json_t *verify_damage_json(const struct verify_damage *damage)
+static json_t *verify_damage_json(const struct state_damage *damage)
 {
     char expected[24], found[24];
     bool is_extent = damage->unit_name[0] != '\0';
@@ -99,7 +100,7 @@ static void verify_print_line(char *line)
     fflush(stdout);
 }
 
-static void verify_show_damage(void *user, const struct verify_damage *damage)
+static void verify_show_damage(void *user, const struct state_damage *damage)
 {
     struct verify_screen *screen = user;
     if (screen->damage)
@@ -120,17 +121,17 @@ static void verify_show_damage(void *user, const struct verify_damage *damage)
     verify_print_line(line);
 }
 
-static double verify_speed(const struct verify_summary *sum)
+static double verify_speed(const struct state_verify_summary *sum)
 {
     return sum->seconds > 0 ? (double)sum->bytes / sum->seconds : 0;
 }
 
-static double verify_share(const struct verify_summary *sum)
+static double verify_share(const struct state_verify_summary *sum)
 {
     return sum->slab_bytes > 0 ? (double)sum->bytes / (double)sum->slab_bytes : 0;
 }
 
-static void verify_print(const struct verify_summary *sum)
+static void verify_print(const struct state_verify_summary *sum)
 {
     char size[SIZE_TEXT_BYTES];
     printf("commit       step %" PRIu64 ", %" PRIu64 " tiles\n", sum->step, sum->extent_count);
@@ -149,7 +150,7 @@ static void verify_print(const struct verify_summary *sum)
 }
 
 /* Takes `damage`. */
-static int verify_print_json(const char *run_dir, const struct verify_summary *sum, json_t *damage)
+static int verify_print_json(const char *run_dir, const struct state_verify_summary *sum, json_t *damage)
 {
     char hash[24];
     snprintf(hash, sizeof hash, "%016" PRIx64, sum->weights_hash);
@@ -173,8 +174,8 @@ static int verify_print_json(const char *run_dir, const struct verify_summary *s
 
 static int verify_show(struct verify_screen *screen, bool json, bool quiet)
 {
-    struct verify_summary sum;
-    struct verify_options asked = {
+    struct state_verify_summary sum;
+    struct state_verify_options asked = {
         .run_dir = screen->run_dir,
         .stop = cli_stop_install("stopping"),
         .on_progress = verify_show_progress,
@@ -183,7 +184,7 @@ static int verify_show(struct verify_screen *screen, bool json, bool quiet)
     };
     if (screen->shows_progress && screen->is_terminal)
         log_set_hook(verify_clear_line, NULL);
-    int rc = verify_run(&asked, &sum);
+    int rc = state_verify(&asked, &sum);
     err_record first;
     err_save(&first, rc);
     log_set_hook(NULL, NULL);

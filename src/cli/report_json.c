@@ -7,6 +7,8 @@
 
 #include "cli/cli.h"
 #include "cli/cli_report.h"
+#include "setup/summary.h"
+#include "train/train.h"
 
 static json_t *report_tiers(const uint64_t bytes[ARENA_COUNT])
 {
@@ -27,7 +29,7 @@ int cli_print_json(FILE *out, json_t *object)
     return 0;
 }
 
-static json_t *report_places(const struct plan_summary *plan)
+static json_t *report_places(const struct setup_summary *plan)
 {
     uint64_t bytes[2];
     double params = plan->param_count ? (double)plan->param_count : 1;
@@ -54,7 +56,7 @@ static json_t *report_kinds(const uint64_t bytes[STATE_KIND_COUNT])
 }
 
 /* By tier: what adds up to its peak. */
-static json_t *report_memory(const struct plan_summary *plan)
+static json_t *report_memory(const struct setup_summary *plan)
 {
     json_t *object = json_object();
     for (int arena = 0; arena < ARENA_COUNT; arena++) {
@@ -78,11 +80,11 @@ static json_t *report_memory(const struct plan_summary *plan)
     return object;
 }
 
-static json_t *report_resources(const struct plan_summary *plan)
+static json_t *report_resources(const struct setup_summary *plan)
 {
     json_t *object = json_object();
     for (uint32_t i = 0; i < plan->link_count; i++) {
-        const struct plan_link *link = &plan->links[i];
+        const struct setup_link *link = &plan->links[i];
         json_object_set_new(
             object, link->name,
             json_pack("{s:f, s:o, s:f, s:f, s:b, s:o}", "bytes", link->bytes, "bytes_per_second",
@@ -95,7 +97,7 @@ static json_t *report_resources(const struct plan_summary *plan)
 }
 
 /* The step's length and what it comes from. */
-static void report_speed(json_t *object, const struct plan_summary *plan,
+static void report_speed(json_t *object, const struct setup_summary *plan,
                          const struct cli_plan_figures *figures)
 {
     bool has_peak = plan->peak_flops > 0, has_schedule = plan->schedule_bound_seconds > 0;
@@ -129,7 +131,7 @@ static void report_speed(json_t *object, const struct plan_summary *plan,
     json_object_set_new(object, "busiest_resource", json_string(plan->busiest));
 }
 
-static json_t *report_drives(const struct plan_summary *plan,
+static json_t *report_drives(const struct setup_summary *plan,
                              const struct cli_plan_figures *figures)
 {
     json_t *written = report_kinds(plan->written_bytes);
@@ -145,7 +147,7 @@ static json_t *report_drives(const struct plan_summary *plan,
         report_number(figures->drive_days, figures->drive_days > 0));
 }
 
-static void report_job(json_t *object, const struct plan_summary *plan)
+static void report_job(json_t *object, const struct setup_summary *plan)
 {
     const struct {
         const char *key;
@@ -163,7 +165,6 @@ static void report_job(json_t *object, const struct plan_summary *plan)
         {"sent_bytes", plan->sent_bytes},
         {"tile_elems", plan->tile_elems},
         {"held_stages", plan->held_stages},
-        {"packed_bytes", plan->packed_bytes},
         {"ops", plan->op_count},
     };
     json_object_set_new(object, "model", json_string(plan->model_name));
@@ -179,7 +180,7 @@ static void report_job(json_t *object, const struct plan_summary *plan)
 }
 
 /* Peaks of so many ranks together. */
-static json_t *report_peaks(const struct plan_summary *plan, uint64_t ranks)
+static json_t *report_peaks(const struct setup_summary *plan, uint64_t ranks)
 {
     uint64_t bytes[ARENA_COUNT];
     for (int arena = 0; arena < ARENA_COUNT; arena++)
@@ -187,7 +188,7 @@ static json_t *report_peaks(const struct plan_summary *plan, uint64_t ranks)
     return report_tiers(bytes);
 }
 
-json_t *cli_plan_object(const struct plan_summary *plan)
+json_t *cli_plan_object(const struct setup_summary *plan)
 {
     struct cli_plan_figures figures = cli_plan_figures_of(plan);
     json_t *homes = json_object(), *lanes = json_object(), *reasons = json_array();
@@ -221,7 +222,7 @@ json_t *cli_plan_object(const struct plan_summary *plan)
     return object;
 }
 
-int cli_plan_json(FILE *out, const struct plan_summary *plan)
+int cli_plan_json(FILE *out, const struct setup_summary *plan)
 {
     return cli_print_json(out, cli_plan_object(plan));
 }
@@ -247,7 +248,7 @@ int cli_summary_json(FILE *out, const struct train_summary *summary)
 {
     json_t *lanes = json_object(), *object = json_object();
     for (int lane = 0; lane < LANE_COUNT; lane++) {
-        const struct lane_numbers *numbers = &summary->lanes[lane];
+        const metrics_lane *numbers = &summary->lanes[lane];
         json_object_set_new(lanes, lane_kind_name((enum lane_kind)lane),
                             json_pack("{s:I, s:f, s:f}", "bytes", (json_int_t)numbers->bytes,
                                       "busy_seconds", numbers->busy_seconds, "stall_seconds",

@@ -14,6 +14,7 @@
 #include "base/size.h"
 #include "cli/cli.h"
 #include "plan/plan.h"
+#include "setup/summary.h"
 
 enum { REPORT_TEXT_BYTES = CLI_FIGURE_BYTES };
 
@@ -45,7 +46,7 @@ static const char *report_bytes(double value, char text[REPORT_TEXT_BYTES])
     return text;
 }
 
-struct cli_plan_figures cli_plan_figures_of(const struct plan_summary *plan)
+struct cli_plan_figures cli_plan_figures_of(const struct setup_summary *plan)
 {
     struct cli_plan_figures out = {0};
     double step = plan->step_seconds, ranks = plan->world_size;
@@ -73,14 +74,14 @@ struct cli_plan_figures cli_plan_figures_of(const struct plan_summary *plan)
 /* ---- what it is ------------------------------------------------------------------------------- */
 
 /* Whose rates they are. */
-static const char *report_origin(const struct plan_summary *plan)
+static const char *report_origin(const struct setup_summary *plan)
 {
     if (strcmp(plan->machine_name, "defaults") == 0)
         return ": rates are guesses; sluice probe measures them";
     return plan->machine_is_measured ? ", measured" : "; not all rates are measured";
 }
 
-static void report_job(FILE *out, const struct plan_summary *plan)
+static void report_job(FILE *out, const struct setup_summary *plan)
 {
     char text[REPORT_TEXT_BYTES];
     fprintf(out, "model        %s, %s parameters in %" PRIu64 " units\n", plan->model_name,
@@ -94,11 +95,6 @@ static void report_job(FILE *out, const struct plan_summary *plan)
     fprintf(out, "tiles of %s elements, %" PRIu64 " stage%s held\n",
             cli_count((double)plan->tile_elems, text), plan->held_stages,
             plan->held_stages == 1 ? "" : "s");
-    if (plan->packed_bytes > 0) {
-        char size[SIZE_TEXT_BYTES];
-        fprintf(out, "             weights packed once a unit, %s of the device at most for each\n",
-                size_format(plan->packed_bytes, size));
-    }
     fprintf(out, "machine      %s%s\n", plan->machine_name, report_origin(plan));
     if (plan->world_size > 1)
         fprintf(out,
@@ -129,7 +125,7 @@ static void report_row(FILE *out, const char *label, const uint64_t bytes[ARENA_
     fputc('\n', out);
 }
 
-static void report_memory(FILE *out, const struct plan_summary *plan)
+static void report_memory(FILE *out, const struct setup_summary *plan)
 {
     double params = (double)plan->param_count;
     uint64_t places[3][ARENA_COUNT] = {{0}}, host[ARENA_COUNT], all[ARENA_COUNT];
@@ -162,7 +158,7 @@ static void report_memory(FILE *out, const struct plan_summary *plan)
     }
 }
 
-static void report_peaks(FILE *out, const struct plan_summary *plan)
+static void report_peaks(FILE *out, const struct setup_summary *plan)
 {
     fputs("\nat the peak\n", out);
     for (int arena = 0; arena < ARENA_COUNT; arena++)
@@ -191,7 +187,7 @@ void cli_print_folded(FILE *out, const char *text)
     }
 }
 
-static void report_reasons(FILE *out, const struct plan_summary *plan)
+static void report_reasons(FILE *out, const struct setup_summary *plan)
 {
     if (plan->reason_count > 0)
         fputs("\nwhy\n", out);
@@ -213,7 +209,7 @@ static double percent(double part, double of)
     return of > 0 ? 100 * part / of : 0;
 }
 
-static void report_speed(FILE *out, const struct plan_summary *plan,
+static void report_speed(FILE *out, const struct setup_summary *plan,
                          const struct cli_plan_figures *figures)
 {
     double step = plan->step_seconds, lane = 0;
@@ -253,7 +249,7 @@ static const char *report_scaled(double value, double unit, int digits,
     return text;
 }
 
-static void report_lanes(FILE *out, const struct plan_summary *plan)
+static void report_lanes(FILE *out, const struct setup_summary *plan)
 {
     char moved[REPORT_TEXT_BYTES], rate[REPORT_TEXT_BYTES], busy[REPORT_TEXT_BYTES];
     fprintf(out, "\n%-12s %12s %11s %12s %12s\n", "lane", "GB a step", "GB/s", "busy s",
@@ -270,7 +266,7 @@ static void report_lanes(FILE *out, const struct plan_summary *plan)
 }
 
 /* From how many tokens the resource is hidden behind computing. */
-static const char *report_hidden(const struct plan_link *link, char text[REPORT_TEXT_BYTES])
+static const char *report_hidden(const struct setup_link *link, char text[REPORT_TEXT_BYTES])
 {
     if (link->is_computing)
         snprintf(text, REPORT_TEXT_BYTES, "computes");
@@ -281,7 +277,7 @@ static const char *report_hidden(const struct plan_link *link, char text[REPORT_
     return text;
 }
 
-static void report_links(FILE *out, const struct plan_summary *plan)
+static void report_links(FILE *out, const struct setup_summary *plan)
 {
     char moved[REPORT_TEXT_BYTES], rate[REPORT_TEXT_BYTES], work[REPORT_TEXT_BYTES];
     char hidden[REPORT_TEXT_BYTES];
@@ -289,7 +285,7 @@ static void report_links(FILE *out, const struct plan_summary *plan)
     fprintf(out, "\n%-12s %12s %11s %12s %12s %15s\n", "resource", "GB a step", "GB/s", "work s",
             "of the step", "hidden from T*");
     for (uint32_t i = 0; i < plan->link_count; i++) {
-        const struct plan_link *link = &plan->links[i];
+        const struct setup_link *link = &plan->links[i];
         if (link->seconds <= 0)
             continue;
         report_scaled(link->bytes, 1e9, 3, moved);
@@ -313,7 +309,7 @@ static void report_links(FILE *out, const struct plan_summary *plan)
 
 /* ---- commits and wear ------------------------------------------------------------------------- */
 
-void cli_place_bytes(const struct plan_summary *plan, uint64_t *with_commits,
+void cli_place_bytes(const struct setup_summary *plan, uint64_t *with_commits,
                      uint64_t *without_commits)
 {
     uint64_t planned = plan->peak_bytes[ARENA_NVME];
@@ -327,7 +323,7 @@ void cli_place_bytes(const struct plan_summary *plan, uint64_t *with_commits,
 }
 
 /* What the job takes of nvme, and below it what it would take in the other way. */
-static void report_places(FILE *out, const struct plan_summary *plan)
+static void report_places(FILE *out, const struct setup_summary *plan)
 {
     static const char *const remarks[2][2] = {
         {": one place of optimizer state (commit_every 0)",
@@ -350,7 +346,7 @@ static void report_places(FILE *out, const struct plan_summary *plan)
     }
 }
 
-static void report_commits(FILE *out, const struct plan_summary *plan)
+static void report_commits(FILE *out, const struct setup_summary *plan)
 {
     char text[REPORT_TEXT_BYTES], longer[REPORT_TEXT_BYTES], every[64] = "after every step";
     if (plan->commit_every > 1)
@@ -367,7 +363,7 @@ static void report_commits(FILE *out, const struct plan_summary *plan)
 }
 
 /* What the drives read and write a step, by kind, per parameter of the model. */
-static void report_traffic(FILE *out, const struct plan_summary *plan)
+static void report_traffic(FILE *out, const struct setup_summary *plan)
 {
     static const char *const names[] = {"params",      "grads",    "optimizer",
                                         "activations", "inner a.", "commits"};
@@ -393,7 +389,7 @@ static void report_traffic(FILE *out, const struct plan_summary *plan)
     }
 }
 
-static void report_wear(FILE *out, const struct plan_summary *plan,
+static void report_wear(FILE *out, const struct setup_summary *plan,
                         const struct cli_plan_figures *figures)
 {
     char day[REPORT_TEXT_BYTES], life[REPORT_TEXT_BYTES];
@@ -411,7 +407,7 @@ static void report_wear(FILE *out, const struct plan_summary *plan,
         fputs("their endurance is not known\n", out);
 }
 
-void cli_print_plan(FILE *out, const struct plan_summary *plan)
+void cli_print_plan(FILE *out, const struct setup_summary *plan)
 {
     struct cli_plan_figures figures = cli_plan_figures_of(plan);
     report_job(out, plan);
@@ -427,7 +423,7 @@ void cli_print_plan(FILE *out, const struct plan_summary *plan)
     report_wear(out, plan, &figures);
 }
 
-void cli_print_plan_brief(FILE *out, const struct plan_summary *plan)
+void cli_print_plan_brief(FILE *out, const struct setup_summary *plan)
 {
     struct cli_plan_figures figures = cli_plan_figures_of(plan);
     report_job(out, plan);

@@ -10,6 +10,7 @@
 #include "base/size.h"
 #include "cli/cli.h"
 #include "cli/cli_report.h"
+#include "setup/summary.h"
 
 /* ---- text ---- */
 
@@ -44,7 +45,7 @@ __attribute__((format(printf, 3, 4))) static void print_line(FILE *out, const ch
 
 static void print_head(FILE *out, const struct profile_summary *summary)
 {
-    const struct plan_summary *plan = &summary->plan;
+    const struct setup_summary *plan = &summary->plan;
     char count[CLI_FIGURE_BYTES];
     fputc('\n', out);
     print_line(out, "model", "%s, %s parameters in %" PRIu64 " units, %" PRIu64 " tokens a step%s",
@@ -180,7 +181,7 @@ static void print_units(FILE *out, const struct profile_summary *summary)
 static void print_memory(FILE *out, const struct profile_summary *summary)
 {
     char text[SIZE_TEXT_BYTES], budget[SIZE_TEXT_BYTES];
-    const struct plan_summary *plan = &summary->plan;
+    const struct setup_summary *plan = &summary->plan;
     fprintf(out, "\n%-12s %14s %14s\n", "tier", "peak", "budget");
     for (int arena = 0; arena < ARENA_COUNT; arena++)
         fprintf(out, "%-12s %14s %14s\n", arena_kind_name((enum arena_kind)arena),
@@ -314,7 +315,7 @@ static json_t *rank_object(const struct profile_summary *summary)
 
 int cli_profile_json(FILE *out, const struct profile_summary *summary)
 {
-    const struct plan_summary *plan = &summary->plan;
+    const struct setup_summary *plan = &summary->plan;
     json_t *object = json_pack(
         "{s:s, s:I, s:I, s:I, s:I, s:b, s:b}", "model", plan->model_name, "parameters",
         (json_int_t)plan->param_count, "tokens_per_step", (json_int_t)plan->tokens_per_step,

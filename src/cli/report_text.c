@@ -7,6 +7,8 @@
 
 #include "base/size.h"
 #include "cli/cli.h"
+#include "setup/summary.h"
+#include "train/train.h"
 
 uint32_t cli_ranks_shown(const struct train_summary *summary)
 {
@@ -42,7 +44,7 @@ static void report_each_rank(FILE *out, const struct train_summary *summary)
         fprintf(out, "and %" PRIu32 " more ranks\n", summary->world_size - count);
 }
 
-void cli_print_summary(FILE *out, const struct plan_summary *plan,
+void cli_print_summary(FILE *out, const struct setup_summary *plan,
                        const struct train_summary *summary)
 {
     char text[SIZE_TEXT_BYTES], budget[SIZE_TEXT_BYTES];
@@ -59,7 +61,7 @@ void cli_print_summary(FILE *out, const struct plan_summary *plan,
 
     fprintf(out, "\n%-12s %14s %14s %14s\n", "lane", "GB moved", "busy seconds", "stall seconds");
     for (int lane = 0; lane < LANE_COUNT; lane++) {
-        const struct lane_numbers *numbers = &summary->lanes[lane];
+        const metrics_lane *numbers = &summary->lanes[lane];
         if (numbers->bytes == 0 && numbers->busy_seconds <= 0)
             continue;
         fprintf(out, "%-12s %14.3f %14.2f %14.2f\n", lane_kind_name((enum lane_kind)lane),

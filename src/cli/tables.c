@@ -11,6 +11,7 @@
 
 #include "base/size.h"
 #include "plan/zero.h"
+#include "setup/summary.h"
 
 enum { TABLE_CELL_BYTES = 32, TABLE_STAGES = 4 };
 
@@ -164,7 +165,7 @@ int cli_table_zero(FILE *out, bool json)
 
 /* ---- ranks ------------------------------------------------------------------------------------ */
 
-static void print_row(FILE *out, const struct plan_summary *plan)
+static void print_row(FILE *out, const struct setup_summary *plan)
 {
     struct cli_plan_figures figures = cli_plan_figures_of(plan);
     char text[SIZE_TEXT_BYTES], mfu[TABLE_CELL_BYTES] = "-";
@@ -197,7 +198,7 @@ int cli_table_ranks(FILE *out, const struct cli_ranks_row *rows, uint32_t count,
 {
     if (json)
         return ranks_json(out, rows, count);
-    const struct plan_summary *first = NULL;
+    const struct setup_summary *first = NULL;
     for (uint32_t i = 0; i < count && !first; i++)
         first = rows[i].code == 0 ? &rows[i].plan : NULL;
     if (first)

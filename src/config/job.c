@@ -104,7 +104,6 @@ static int fill_schedule(const configi_reader *reader, job *target)
     target->schedule.order = (enum job_order)choice_index(reader, "schedule.order");
     target->schedule.update = (enum job_update)choice_index(reader, "schedule.update");
     target->schedule.lookahead = configi_uint(reader, "schedule.lookahead");
-    target->schedule.packed = (enum job_packed)choice_index(reader, "schedule.packed");
     target->sub_group_size = configi_uint(reader, "zero_optimization.sub_group_size");
     target->schedule.tile_elems = configi_uint(reader, "schedule.tile_elems");
     if (target->schedule.tile_elems > target->sub_group_size)

@@ -52,11 +52,6 @@ enum job_update {
     JOB_UPDATE_IN_BACKWARD,     /* exact only without clipping, loss scaling and overflow check */
     JOB_UPDATE_DELAYED_ONE_STEP /* approximate: gradients of one step late */
 };
-enum job_packed {
-    JOB_PACKED_AUTO, /* weights in the order of products are held where a step gets shorter */
-    JOB_PACKED_NEVER,
-    JOB_PACKED_ALWAYS /* wherever they fit */
-};
 enum job_optimizer { JOB_ADAM, JOB_LION, JOB_ADAGRAD };
 enum job_master {
     JOB_MASTER_FP32,
@@ -189,7 +184,6 @@ struct job {
         enum job_update update;
         uint64_t tile_elems; /* 0: automatic */
         uint64_t lookahead;  /* ops that a prefetch may run ahead; 0: as far as memory allows */
-        enum job_packed packed;
     } schedule;
     struct {
         char backend[JOB_NAME_BYTES];        /* "auto", "uring", "pool" (io.backend) */

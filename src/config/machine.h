@@ -105,9 +105,6 @@ struct machine {
         double memory_rate;                           /* bytes/s, of a GPU's memory */
         double attention_forward, attention_backward; /* flops per second of those kernels */
         double row_rate; /* bytes/s of norms, activations and the like: read and written together */
-        /* Bytes/s of packed weights: what products take longer that pack them for themselves, and that leave them packed,
-         * than those that find them so; 0: not known. */
-        double packing_within_rate, packing_rate;
         double op_seconds;     /* fixed cost of an op or a launch */
         uint32_t thread_count; /* of a CPU: that the figures of its kernels were measured with; 0: a
                                   thread for each of the rank's cores */

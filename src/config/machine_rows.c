@@ -119,8 +119,6 @@ static const machinei_row device_rows[] = {
     RATE(machine, "attention_forward", device.attention_forward),
     RATE(machine, "attention_backward", device.attention_backward),
     RATE(machine, "row_rate", device.row_rate),
-    RATE(machine, "packing_within_rate", device.packing_within_rate),
-    RATE(machine, "packing_rate", device.packing_rate),
     TIME(machine, "op_seconds", device.op_seconds),
     NUMBER(machine, "thread_count", device.thread_count, MACHINEI_COUNT, RANKS_MOST),
     LIST(machine, "products", device.products, device.product_count, &product_block,

@@ -437,14 +437,6 @@ const option configi_own_rows[] = {
      .help =
          "How many ops ahead of its use, in serial order, a buffer is given its memory when the "
          "plan is made; fewer use less memory and wait more. 0: as far as budgets allow."},
-    {.path = "schedule.packed",
-     .type = OPTION_ENUM,
-     .fallback = "auto",
-     .choices = "auto|never|always",
-     .help =
-         "Weights in the order that the CPU's products want, kept on the device from the first "
-         "micro-batch that passes a unit to the last, to the same bits. auto: where the planned "
-         "step is shorter for it; always: wherever they fit."},
 
     {.path = "state.master",
      .type = OPTION_ENUM,

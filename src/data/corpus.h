@@ -1,11 +1,12 @@
 /* Token sources and the sampler.
  *
- * A corpus is one or more files seen as one sequence of tokens, file after file as they were named: a
- * window may begin in one file and end in the next, and in one document and the next. It is opened once
- * and read with pread per window, so neither its size nor its index counts against any budget. The
- * sampler is a function of (seed, window number) alone: resuming needs only the number. Windows of
- * T + 1 tokens are laid end to end (stride T) and visited in a seeded permutation per epoch, with a
- * seeded shift per epoch, so every token is seen once before any is seen twice. One thread.
+ * A corpus is one or more files seen as one sequence of tokens, file after file as they were named:
+ * a window may begin in one file and end in the next, and in one document and the next. It is
+ * opened once and read with pread per window, so neither its size nor its index counts against any
+ * budget. The sampler is a function of (seed, window number) alone: resuming needs only the number.
+ * Windows of T + 1 tokens are laid end to end (stride T) and visited in a seeded permutation per
+ * epoch, with a seeded shift per epoch, so every token is seen once before any is seen twice. One
+ * thread.
  *
  *   format    what a file holds                                         recognized by
  *   text      bytes; token = byte value                                 nothing else fits, and its name
@@ -23,12 +24,12 @@
  *   jsonl     JSON lines; not read here: prepare.h makes token files    its name ends in .jsonl or .ndjson
  *             of them
  *
- * Documents are those of Megatron's index, the rows of an array, what prepare.h was told; else each file is one.
- * A token may be marked as one that does not count as a target (in made files): corpus_read gives it like any
- * other, corpus_read_targets gives -1.
+ * Documents are those of Megatron's index, the rows of an array, what prepare.h was told; else each
+ * file is one. A token may be marked as one that does not count as a target (in made files):
+ * corpus_read gives it like any other, corpus_read_targets gives -1.
  *
- * All are little-endian. Megatron's tokens may be 8-, 16-, 32- and 64-bit integers; its documents follow
- * one another in their order. */
+ * All are little-endian. Megatron's tokens may be 8-, 16-, 32- and 64-bit integers; its documents
+ * follow one another in their order. */
 #ifndef SLUICE_DATA_CORPUS_H
 #define SLUICE_DATA_CORPUS_H
 
@@ -53,12 +54,13 @@ enum corpus_format {
     CORPUS_FORMAT_COUNT
 };
 
-/* Opens token files of the given format (data.format). vocab_size is the model's; 0: any token up to
- * 2^31 - 1. Headers and indices are checked whole; of the tokens, the first of each file are held
- * against vocab_size now (64 MiB of all files together), each of them whenever it is read.
+/* Opens token files of the given format (data.format). vocab_size is the model's; 0: any token up
+ * to 2^31 - 1. Headers and indices are checked whole; of the tokens, the first of each file are
+ * held against vocab_size now (64 MiB of all files together), each of them whenever it is read.
  *
- * ERR_INPUT with the path for a missing, unreadable, empty, truncated or foreign file, a directory, a
- * .bin whose format cannot be told, text among token files, and a token outside the vocabulary. */
+ * ERR_INPUT with the path for a missing, unreadable, empty, truncated or foreign file, a
+ * directory, a .bin whose format cannot be told, text among token files, and a token outside the
+ * vocabulary. */
 int corpus_open_as(const char *const *paths, uint32_t path_count, enum corpus_format format,
                    uint64_t vocab_size, corpus **out) MUST_CHECK;
 
@@ -74,8 +76,8 @@ uint64_t corpus_token_count(const corpus *self);
 uint64_t corpus_vocab(const corpus *self);
 bool corpus_is_text(const corpus *self);
 
-/* Tokens [begin, begin + count) of the whole sequence as int32. ERR_INPUT where a token is not in the
- * vocabulary (file, position, token) or a file has become shorter. */
+/* Tokens [begin, begin + count) of the whole sequence as int32. ERR_INPUT where a token is not in
+ * the vocabulary (file, position, token) or a file has become shorter. */
 int corpus_read(corpus *self, uint64_t begin, uint64_t count, int32_t *tokens) MUST_CHECK;
 
 /* As corpus_read, but -1 for each token that does not count as a target. */
@@ -84,15 +86,16 @@ int corpus_read_targets(corpus *self, uint64_t begin, uint64_t count, int32_t *t
 bool corpus_has_marks(const corpus *self);
 uint64_t corpus_counted(const corpus *self);
 
-/* Documents of all files, in order; together they are the whole sequence. One may be empty. Reads the file's
- * index: up to three small reads. */
+/* Documents of all files, in order; together they are the whole sequence. One may be empty. Reads
+ * the file's index: up to three small reads. */
 uint64_t corpus_document_count(const corpus *self);
 int corpus_document(corpus *self, uint64_t idx, uint64_t *begin, uint64_t *count) MUST_CHECK;
 
 /* The order of the windows of an epoch; in the order of the job's enum job_shuffle. */
 enum sampler_shuffle {
     SAMPLER_WINDOWS, /* windows of the sequence as it is, in a seeded permutation */
-    SAMPLER_DOCUMENTS, /* documents in a seeded permutation, packed end to end; windows of that, in another */
+    /* documents in a seeded permutation, packed end to end; windows of that, in another */
+    SAMPLER_DOCUMENTS,
     SAMPLER_NONE /* windows in the order of the sequence */
 };
 
@@ -111,15 +114,16 @@ typedef struct sampler sampler;
 /* ERR_INPUT when the corpus has fewer than T + 2 tokens. */
 int sampler_init(sampler *self, corpus *source, uint64_t seed,
                  uint64_t tokens_per_window) MUST_CHECK;
-/* The same in another order. SAMPLER_DOCUMENTS allocates at most 512 KiB, whatever the number of documents, and
- * at the first window of an epoch reads where each of them lies (about a microsecond a document); a window then
- * takes a search, and up to documents / 65536 more such reads. Ended by sampler_fini, as is the above. */
+/* The same in another order. SAMPLER_DOCUMENTS allocates at most 512 KiB, whatever the number of
+ * documents, and at the first window of an epoch reads where each of them lies (about a microsecond
+ * a document); a window then takes a search, and up to documents / 65536 more such reads. Ended by
+ * sampler_fini, as is the above. */
 int sampler_init_as(sampler *self, corpus *source, uint64_t seed, uint64_t tokens_per_window,
                     enum sampler_shuffle shuffle) MUST_CHECK;
 void sampler_fini(sampler *self);
 
-/* Window number `idx` (0, 1, 2, ... over all epochs): inputs [T] and targets [T] (the next tokens; -1: it does
- * not count). */
+/* Window number `idx` (0, 1, 2, ... over all epochs): inputs [T] and targets [T] (the next tokens;
+ * -1: it does not count). */
 int sampler_window(sampler *self, uint64_t idx, int32_t *inputs, int32_t *targets) MUST_CHECK;
 
 /* For evaluation: window `idx` of the corpus in order, no shuffling; wraps around. */

@@ -50,7 +50,8 @@ struct datai_file {
 };
 typedef struct datai_file datai_file;
 
-/* Opens the file that a path names, finds its format and checks all but the tokens. token_begin stays
+/* Opens the file that a path names, finds its format and checks all but the tokens. token_begin
+ * stays
  * 0. On failure the caller still closes what is in *self. */
 int datai_file_open(datai_file *self, const char *path, enum corpus_format format) MUST_CHECK;
 void datai_file_close(datai_file *self);
@@ -62,12 +63,12 @@ bool datai_is_jsonl(const char *path); /* by its name */
 int datai_open(const char *path, int *fd, uint64_t *bytes) MUST_CHECK;
 /* Exactly `bytes` bytes at `offset`. ERR_INPUT where the file ends before. */
 int datai_pread(int fd, const char *path, uint64_t offset, uint64_t bytes, void *target) MUST_CHECK;
-/* The entries of the directory that `path` lies in: after a loss of power a file that was renamed is whole under its
- * new name, or not there. */
+/* The entries of the directory that `path` lies in: after a loss of power a file that was renamed
+ * is whole under its new name, or not there. */
 int datai_sync_directory(const char *path) MUST_CHECK;
 
-/* Checks the index at idx_path whole and holds it against the opened .bin: sets type and token_count, and
- * keeps the index open for its documents. */
+/* Checks the index at idx_path whole and holds it against the opened .bin: sets type and
+ * token_count, and keeps the index open for its documents. */
 int datai_megatron_index(datai_file *self, const char *idx_path) MUST_CHECK;
 /* Document `idx` of the file's index: its tokens [*begin, *end) within the file. */
 int datai_megatron_document(const datai_file *self, uint64_t idx, uint64_t *begin,
@@ -86,11 +87,8 @@ int datai_made(datai_file *self) MUST_CHECK;
 /* Document `idx` of a file: its tokens [*begin, *end) within the file. documents.c */
 int datai_document(const datai_file *self, uint64_t idx, uint64_t *begin, uint64_t *end) MUST_CHECK;
 
-/* Replaces in place the control characters that would spoil a message. Returns `text`. formats.c */
-char *datai_on_one_line(char *text);
-
-/* A bijection of [0, count) for each seed, stream (of rng.h; six from this one on) and epoch: what comes at
- * `position`. sampler.c */
+/* A bijection of [0, count) for each seed, stream (of rng.h; six from this one on) and epoch: what
+ * comes at `position`. sampler.c */
 uint64_t datai_permute(uint64_t seed, uint64_t stream, uint64_t epoch, uint64_t count,
                        uint64_t position);
 

@@ -1,7 +1,7 @@
 /* Where a document lies in a token file. See data_internal.h.
  *
- * Nothing is kept in memory: what a file says of its documents was checked when it was opened, and is read again,
- * by pread, for one document at a time. */
+ * Nothing is kept in memory: what a file says of its documents was checked when it was opened, and
+ * is read again, by pread, for one document at a time. */
 #include "base/size.h"
 #include "data/data_internal.h"
 

@@ -77,14 +77,6 @@ int datai_open(const char *path, int *out, uint64_t *bytes)
     return 0;
 }
 
-char *datai_on_one_line(char *text)
-{
-    for (char *byte = text; *byte != '\0'; byte++)
-        if ((unsigned char)*byte < ' ' || *byte == 0x7f)
-            *byte = '?';
-    return text;
-}
-
 int datai_pread(int fd, const char *path, uint64_t offset, uint64_t bytes, void *target)
 {
     for (uint64_t done = 0; done < bytes;) {
@@ -226,8 +218,8 @@ static bool exists(const char *path)
     return access(path, F_OK) == 0;
 }
 
-/* Whether a path names a pair of Megatron's files: its index, its tokens with the index beside them, or
- * what the names of both have in common. */
+/* Whether a path names a pair of Megatron's files: its index, its tokens with the index beside
+ * them, or what the names of both have in common. */
 static int is_megatron(const char *path, bool *out)
 {
     char idx_path[PATH_MAX], bin_path[PATH_MAX];
@@ -258,8 +250,8 @@ static int open_megatron(datai_file *self, const char *path)
     return datai_megatron_index(self, idx_path);
 }
 
-/* Refuses files of other programs by what they begin with, at least `bytes_min` bytes of it: token ids
- * alone may begin with any four bytes. */
+/* Refuses files of other programs by what they begin with, at least `bytes_min` bytes of it: token
+ * ids alone may begin with any four bytes. */
 static int refuse_foreign(const datai_file *self, const unsigned char begin[BEGIN_BYTES],
                           uint32_t bytes_min)
 {

@@ -1,7 +1,8 @@
 /* The token files of made.h: writing and opening them.
  *
- * Writing buffers 1 MiB of tokens; where documents end goes to a second file without a name, which is appended when
- * all tokens are there, so that neither takes memory with the number of documents. */
+ * Writing buffers 1 MiB of tokens; where documents end goes to a second file without a name,
+ * which is appended when all tokens are there, so that neither takes memory with the number of
+ * documents. */
 #include "data/made.h"
 
 #include <assert.h>

@@ -1,5 +1,5 @@
-/* Token files that Sluice makes of text and of JSON lines: tokens, where documents end, and which tokens do not
- * count as targets, in one file.
+/* Token files that Sluice makes of text and of JSON lines: tokens, where documents end, and which
+ * tokens do not count as targets, in one file.
  *
  *   offset  bytes  field
  *   0       8      "SLUICETK"
@@ -16,8 +16,8 @@
  *   64             N tokens, then zeros to a multiple of 8
  *   then    8 D    where each document ends, in tokens; ascending, the last is N
  *
- * All little-endian. It is written under another name and renamed when it is whole and synced, so that a file of
- * this name is never half of one. A writer has one thread. */
+ * All little-endian. It is written under another name and renamed when it is whole and synced, so
+ * that a file of this name is never half of one. A writer has one thread. */
 #ifndef SLUICE_DATA_MADE_H
 #define SLUICE_DATA_MADE_H
 
@@ -33,8 +33,8 @@ typedef struct made_writer made_writer;
 
 struct made_options {
     uint64_t key;
-    uint64_t
-        vocab_size; /* every token is below it; up to 65536 they take 2 bytes, where has_marks is false */
+    /* every token is below it; up to 65536 they take 2 bytes, where has_marks is false */
+    uint64_t vocab_size;
     bool has_marks; /* tokens may be marked with MADE_UNCOUNTED */
     bool is_bytes;  /* a token is a byte value */
 };
@@ -42,13 +42,14 @@ typedef struct made_options made_options;
 
 /* Begins "<path>.part", over what an earlier attempt has left there. -errno. */
 int made_create(const char *path, const made_options *options, made_writer **out) MUST_CHECK;
-/* Appends tokens; the caller has held them against the vocabulary. -ENOSPC and others with the path. */
+/* Appends tokens; the caller has held them against the vocabulary. -ENOSPC and others with the
+ * path. */
 int made_add(made_writer *self, const uint32_t *tokens, uint64_t count) MUST_CHECK;
 /* A document ends here; where no token came since the last one ended, there is none. */
 int made_end_document(made_writer *self) MUST_CHECK;
 uint64_t made_token_count(const made_writer *self);
-/* Ends the last document, writes the rest, syncs and renames. ERR_INPUT where there is no token. The writer is
- * gone, also on failure, and then nothing is left. */
+/* Ends the last document, writes the rest, syncs and renames. ERR_INPUT where there is no token.
+ * The writer is gone, also on failure, and then nothing is left. */
 int made_finish(made_writer *self) MUST_CHECK;
 void made_abandon(made_writer *self); /* nothing is left; NULL is allowed */
 

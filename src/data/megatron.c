@@ -13,12 +13,12 @@
  *   34 + 12S + 8D S      the mode of each sequence, int8, in multimodal files only
  *
  * Megatron writes sequences one after another, so that the .bin as a whole is the stream of all
- * documents in their order. That is checked here, once, entry by entry; afterwards the index serves to find a
- * document. It is read in pieces: an index may have gigabytes. One thread.
+ * documents in their order. That is checked here, once, entry by entry; afterwards the index serves
+ * to find a document. It is read in pieces: an index may have gigabytes. One thread.
  *
- * Documents are made of whole sequences: the first begins with the first sequence, whatever the list says, and
- * the last ends with the last one.
- * Source: megatron/core/datasets/indexed_dataset.py of Megatron-LM. */
+ * Documents are made of whole sequences: the first begins with the first sequence, whatever the
+ * list says, and the last ends with the last one. Source: megatron/core/datasets/indexed_dataset.py
+ * of Megatron-LM. */
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
@@ -139,8 +139,8 @@ static int read_header(struct index *self, datai_type *type)
                    (unsigned long long)self->document_count, (unsigned long long)self->bytes);
 }
 
-/* Sequences follow one another from byte 0; *end is where the last ends, or the first that ends beyond
- * `limit`: so far the sums cannot wrap. */
+/* Sequences follow one another from byte 0; *end is where the last ends, or the first that ends
+ * beyond `limit`: so far the sums cannot wrap. */
 static int check_sequences(struct index *self, uint32_t token_bytes, uint64_t limit, uint64_t *end)
 {
     uint64_t count = self->sequence_count, places_at = HEADER_BYTES + 4 * count;

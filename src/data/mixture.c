@@ -1,10 +1,11 @@
 /* Several weighted sources. See mixture.h.
  *
  * With W(s) the sum of the shares of the sources up to s, as a fraction of 2^62, source s has had
- * floor(W(s) 1024 b) - floor(W(s - 1) 1024 b) windows when block b begins, in whole numbers: no error adds up,
- * and a block gives each source its share rounded up or down. (No source's number falls, because each share is
- * at least one window of a block.) The block's permutation puts sources on places; a place's number among those of
- * its source, added to what the source had before the block, is the source's own window. */
+ * floor(W(s) 1024 b) - floor(W(s - 1) 1024 b) windows when block b begins, in whole numbers: no
+ * error adds up, and a block gives each source its share rounded up or down. (No source's number
+ * falls, because each share is at least one window of a block.) The block's permutation puts
+ * sources on places; a place's number among those of its source, added to what the source had
+ * before the block, is the source's own window. */
 #include "data/mixture.h"
 
 #include <assert.h>

@@ -8,9 +8,9 @@
  *                  {'descr': '<u2', 'fortran_order': False, 'shape': (1000,), }, then blanks and a newline
  *   then           the elements
  *
- * Whole numbers of 1 to 8 bytes, little-endian, of one dimension, or of two in C order, whose rows are documents.
- * Nothing else that Python may write there is understood, and the file must be exactly as long as its shape says.
- * Source: NumPy, numpy/lib/format.py. */
+ * Whole numbers of 1 to 8 bytes, little-endian, of one dimension, or of two in C order, whose rows
+ * are documents. Nothing else that Python may write there is understood, and the file must be
+ * exactly as long as its shape says. Source: NumPy, numpy/lib/format.py. */
 #include <ctype.h>
 #include <errno.h>
 #include <stdio.h>
@@ -18,6 +18,7 @@
 
 #include "base/mem.h"
 #include "base/size.h"
+#include "base/utf8.h"
 #include "data/data_internal.h"
 
 enum {
@@ -190,14 +191,14 @@ static int find_type(struct header *self, datai_type *type)
             ERR_INPUT,
             "the NumPy file %s holds elements of type %s, which are no tokens; store whole "
             "numbers, such as uint16, int32, uint32 or int64",
-            self->path, datai_on_one_line(self->descr));
+            self->path, utf8_on_one_line(self->descr));
     *type = (datai_type){.bytes = (uint32_t)(descr[2] - '0'), .is_signed = descr[1] == 'i'};
     if (type->bytes == 1 || strchr(orders, descr[0]))
         return 0;
     return err_set(ERR_INPUT,
                    "the NumPy file %s holds elements of type %s, in big-endian order; store them "
                    "little-endian",
-                   self->path, datai_on_one_line(self->descr));
+                   self->path, utf8_on_one_line(self->descr));
 }
 
 /* Type, shape and the file's length against each other. */

@@ -21,6 +21,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/size.h"
+#include "base/utf8.h"
 #include "data/data_internal.h"
 #include "data/made.h"
 #include "data/prepare_internal.h"
@@ -54,7 +55,8 @@ struct maker {
 
 /* ---- cuts ---- */
 
-/* Whether the character before `at`, or the one from `at` on, may be white space for any pattern. */
+/* Whether the character before `at`, or the one from `at` on, may be white space for any
+ * pattern. */
 static bool is_blank_before(const char *text, uint64_t at)
 {
     unsigned char last = (unsigned char)text[at - 1];
@@ -75,17 +77,17 @@ static bool is_blank_after(const char *text, uint64_t at)
            (first == 0xe3 && (unsigned char)text[at + 1] == 0x80);
 }
 
-/* Whether text may be cut before byte `at`, 0 < at < bytes - 1: behind a single newline between two characters
- * that are no white space, the second no "/": see tokenizer_cuts_lines. What begins like white space beyond ASCII
- * counts as white space. */
+/* Whether text may be cut before byte `at`, 0 < at < bytes - 1: behind a single newline between two
+ * characters that are no white space, the second no "/": see tokenizer_cuts_lines. What begins like
+ * white space beyond ASCII counts as white space. */
 static bool cut_is_safe(const char *text, uint64_t at)
 {
     return at >= 2 && text[at - 1] == '\n' && text[at] != '/' && !is_blank_before(text, at - 1) &&
            !is_blank_after(text, at);
 }
 
-/* Where what begins at `from` may end: the first place from `at` on before `end`, which is one itself; lines
- * end behind newlines. */
+/* Where what begins at `from` may end: the first place from `at` on before `end`, which is one
+ * itself; lines end behind newlines. */
 static uint64_t next_cut(const struct maker *self, uint64_t at, uint64_t end)
 {
     if (at >= end)
@@ -235,7 +237,8 @@ static int make_all(struct maker *self)
     }
 }
 
-/* What a document begins with: what the post-processor puts around a text that is empty, but for an end. */
+/* What a document begins with: what the post-processor puts around a text that is empty, but for an
+ * end. */
 static int find_before(struct maker *self)
 {
     static const tokenize_options special = {.adds_special = true};
@@ -366,7 +369,7 @@ static int look_at_lines(prepare_work *self, int fd, const prepare_options *opti
             rc = err_set(ERR_INPUT,
                          "%s: the first line is no JSON object (%s); data.format text takes "
                          "the file as text",
-                         self->path, line ? "another value" : datai_on_one_line(error.text));
+                         self->path, line ? "another value" : utf8_on_one_line(error.text));
         else
             self->is_chat = json_object_get(line, "messages") != NULL;
         json_decref(line);

@@ -7,14 +7,16 @@
  *                        chat.h, where the assistant's answers alone, each with the token that ends it, count as
  *                        targets. A file has lines of one of the two kinds, as its first line has it
  *
- * Added tokens that are written in a text become their ids, as the tokenizer's own library does it. What its
- * post-processor puts before a text (a beginning) is put before each document, but not before conversations, whose
- * form has it. A tokenizer without an end token ("bytes") puts nothing between documents.
+ * Added tokens that are written in a text become their ids, as the tokenizer's own library does it.
+ * What its post-processor puts before a text (a beginning) is put before each document, but not
+ * before conversations, whose form has it. A tokenizer without an end token ("bytes") puts nothing
+ * between documents.
  *
- * Which tokens a file gives does not depend on threads or on how it is cut: a text is cut between a newline and
- * what follows, where neither neighbour is white space (see cut_is_safe in prepare.c), and only with a tokenizer
- * that is known to cut there itself (tokenizer_cuts_lines); with another one it is encoded whole, up to 1 GiB. All
- * cores of the caller's OpenMP team; memory is some tens of MiB, or what the longest line needs. */
+ * Which tokens a file gives does not depend on threads or on how it is cut: a text is cut between a
+ * newline and what follows, where neither neighbour is white space (see cut_is_safe in prepare.c),
+ * and only with a tokenizer that is known to cut there itself (tokenizer_cuts_lines); with another
+ * one it is encoded whole, up to 1 GiB. All cores of the caller's OpenMP team; memory is some tens
+ * of MiB, or what the longest line needs. */
 #ifndef SLUICE_DATA_PREPARE_H
 #define SLUICE_DATA_PREPARE_H
 
@@ -23,9 +25,9 @@
 #include <stdint.h>
 
 #include "base/error.h"
-#include "data/chat.h"
 #include "data/corpus.h"
-#include "data/tokenizer.h"
+#include "text/chat.h"
+#include "text/tokenizer.h"
 
 struct prepare_options {
     const tokenizer *words;
@@ -47,18 +49,19 @@ struct prepare_work {
     bool is_json, is_chat;
     chat_form chat;
     uint64_t bytes; /* of the file */
-    uint64_t
-        key; /* XXH3 of the file's absolute path, size and time of change, the tokenizer, field and form: what
-                       has the same key has the same tokens */
+    /* XXH3 of the file's absolute path, size and time of change, the tokenizer, field and form:
+     * what has the same key has the same tokens */
+    uint64_t key;
 };
 typedef struct prepare_work prepare_work;
 
-/* Looks at a file, makes nothing: its format, its first line, the form of its conversations. ERR_INPUT and
- * ERR_CONFIG as corpus_open_as, chat_form_find and the first line have it. */
+/* Looks at a file, makes nothing: its format, its first line, the form of its conversations.
+ * ERR_INPUT and ERR_CONFIG as corpus_open_as, chat_form_find and the first line have it. */
 int prepare_look(const char *path, enum corpus_format format, const prepare_options *options,
                  prepare_work *out) MUST_CHECK;
 
-/* Where tokens go, from the caller's thread in their order. Both return 0 or an error, which ends the work. */
+/* Where tokens go, from the caller's thread in their order. Both return 0 or an error, which ends
+ * the work. */
 struct prepare_sink {
     void *user;
     int (*add)(void *user, const uint32_t *tokens, uint64_t count); /* with MADE_UNCOUNTED */
@@ -66,13 +69,13 @@ struct prepare_sink {
 };
 typedef struct prepare_sink prepare_sink;
 
-/* Gives all tokens of a file to the sink, with a log line now and then. ERR_INPUT names file and line;
- * ERR_STOPPED. */
+/* Gives all tokens of a file to the sink, with a log line now and then. ERR_INPUT names file and
+ * line; ERR_STOPPED. */
 int prepare_run(const prepare_work *work, const prepare_options *options,
                 const prepare_sink *sink) MUST_CHECK;
 
-/* Makes the token file at `path`, with a log line now and then. ERR_INPUT names file and line; ERR_STOPPED;
- * nothing is left on failure. */
+/* Makes the token file at `path`, with a log line now and then. ERR_INPUT names file and line;
+ * ERR_STOPPED; nothing is left on failure. */
 int prepare_make(const prepare_work *work, const prepare_options *options,
                  const char *path) MUST_CHECK;
 

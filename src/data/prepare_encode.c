@@ -1,10 +1,11 @@
-/* One piece of a file as tokens: JSON lines, conversations, text. See prepare_internal.h. On any thread; a piece
- * has its own memory.
+/* One piece of a file as tokens: JSON lines, conversations, text. See prepare_internal.h. On any
+ * thread; a piece has its own memory.
  *
- * Which tokens of a conversation count: its text is encoded from the end of one answer to the end of the next, and
- * the text up to where the answer begins once more by itself. The tokens that both have in common at their
- * beginning are no answer; the rest is, so that a token that holds the end of the one and the beginning of the
- * other counts. Between an answer's end token and what follows every tokenizer cuts. */
+ * Which tokens of a conversation count: its text is encoded from the end of one answer to the end
+ * of the next, and the text up to where the answer begins once more by itself. The tokens that both
+ * have in common at their beginning are no answer; the rest is, so that a token that holds the end
+ * of the one and the beginning of the other counts. Between an answer's end token and what follows
+ * every tokenizer cuts. */
 #include <errno.h>
 #include <string.h>
 
@@ -12,6 +13,7 @@
 
 #include "base/mem.h"
 #include "base/size.h"
+#include "base/utf8.h"
 #include "data/data_internal.h"
 #include "data/made.h"
 #include "data/prepare_internal.h"
@@ -264,5 +266,5 @@ void prepi_encode(const prepi_rules *rules, prepi_piece *piece)
     piece->failed.code = 0;
     if (rc < 0)
         err_save(&piece->failed, rc);
-    datai_on_one_line(piece->failed.text); /* it cites the file */
+    utf8_on_one_line(piece->failed.text); /* it cites the file */
 }

@@ -11,10 +11,11 @@
  * cycle walking (Black and Rogaway, "Ciphers with arbitrary finite domains", 2002). The domain is
  * below 4 W (or 4), so a walk takes four turns at most on average. No memory, any epoch at once.
  *
- * Documents in a permutation of their own, packed end to end, are the same tokens as another sequence, over which
- * the windows lie from its first token on. Where a document lies in it is the sum of the lengths of those before:
- * at the first window of an epoch all lengths are read in that order, and of the sums every stride-th is kept, at
- * most CHECKPOINTS of them; from the nearest one a window walks on. */
+ * Documents in a permutation of their own, packed end to end, are the same tokens as another
+ * sequence, over which the windows lie from its first token on. Where a document lies in it is the
+ * sum of the lengths of those before: at the first window of an epoch all lengths are read in that
+ * order, and of the sums every stride-th is kept, at most CHECKPOINTS of them; from the nearest one
+ * a window walks on. */
 #include <errno.h>
 #include <string.h>
 

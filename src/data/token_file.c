@@ -1,5 +1,6 @@
-/* Token files in the formats of others. See token_file.h. Tokens go through a buffer of 1 MiB; lengths of documents into
- * a file without a name, since there may be billions, and from there into the index. */
+/* Token files in the formats of others. See token_file.h. Tokens go through a buffer of 1 MiB;
+ * lengths of documents into a file without a name, since there may be billions, and from there into
+ * the index. */
 #include "data/token_file.h"
 
 #include <errno.h>

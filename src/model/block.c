@@ -10,30 +10,15 @@
  * input. Nothing is computed for a unit whose grads are NULL. Allocates nothing. */
 #include "model/block_internal.h"
 
-/* A weight of the block for one of the products of the group that begins with `first`. */
-static modeli_weight weight_of(const modeli_block_run *run, enum modeli_product first,
-                               enum modeli_product which, uint64_t weight, void *packed)
-{
-    const model *self = run->self;
-    kernel_matmul *product = self->products->matmul[which];
-    return (modeli_weight){
-        .product = product,
-        .packs = product,
-        .data = modeli_block_param(run, weight),
-        .packed = packed == NULL ? NULL : modeli_at(packed, modeli_packed_at(self, first, which)),
-        .is_first = !run->call->is_packed,
-    };
-}
-
 /* target = source W^T + b, and what the adapters add. */
 static int linear(const modeli_block_run *run, enum modeli_product which, modeli_pair weights,
                   const void *source, void *target)
 {
     const model *self = run->self;
     enum modeli_layer layer = (enum modeli_layer)(which - MODELI_QKV);
-    modeli_weight weight = weight_of(run, MODELI_QKV, which, weights.weight, run->packed_forward);
-    TRY(modeli_multiply(self, run->stream, &weight, source, modeli_block_param(run, weights.bias),
-                        target, run->call->temp));
+    TRY(self->ops->matmul(self->products->matmul[which], run->stream, source,
+                          modeli_block_param(run, weights.weight),
+                          modeli_block_param(run, weights.bias), target, run->call->temp));
     if (layer != MODELI_LAYER_DOWN) /* its is made with what is saved: compute_saved */
         TRY(modeli_lora_inner(run, layer, source));
     return modeli_lora_outer(run, layer, target);
@@ -65,10 +50,9 @@ static int linear_input_grad(const modeli_block_run *run, enum modeli_product wh
                              modeli_pair weights, const void *output_grad, void *input_grad)
 {
     const model *self = run->self;
-    modeli_weight weight =
-        weight_of(run, MODELI_QKV_INPUT, which, weights.weight, run->packed_input);
-    TRY(modeli_multiply(self, run->stream, &weight, output_grad, NULL, input_grad,
-                        run->call->temp));
+    TRY(self->ops->matmul(self->products->matmul[which], run->stream, output_grad,
+                          modeli_block_param(run, weights.weight), NULL, input_grad,
+                          run->call->temp));
     return modeli_lora_input_grads(run, (enum modeli_layer)(which - MODELI_QKV_INPUT), input_grad);
 }
 
@@ -93,7 +77,6 @@ static int compute_saved(const modeli_block_run *run, void *projected)
 int modeli_block_forward(model *self, void *stream, const model_call *call)
 {
     modeli_block_run run = modeli_block_start(self, stream, call);
-    run.packed_forward = call->packed;
     TRY(compute_saved(&run, call->output));
     TRY(linear(&run, MODELI_DOWN, run.shape->down, modeli_block_saved(&run, run.at.ffn_output),
                call->output));
@@ -147,10 +130,6 @@ int modeli_block_backward(model *self, void *stream, const model_call *call, boo
     modeli_block_run run = modeli_block_start(self, stream, call);
     if (run.grad == NULL)
         run.grad = modeli_at(call->temp, modeli_unwanted_grad(self, STAGE_BLOCK));
-    run.packed_input = call->packed;
-    if (call->packed != NULL)
-        run.packed_forward =
-            modeli_at(call->packed, modeli_packed_at(self, MODELI_QKV_INPUT, MODELI_QKV_WEIGHT));
     if (!saved_is_valid)
         TRY(compute_saved(&run, run.grad));
     TRY(ffn_backward(&run));

@@ -13,8 +13,6 @@ struct modeli_block_run {
     const modeli_shape *shape;
     modeli_block_layout at;
     void *grad; /* backward: call->input_grad, or where nobody wants that, as large, in temp */
-    void *packed_forward,
-        *packed_input; /* weights of an uncut block for Y and for dX (packed.c), or NULL */
 };
 typedef struct modeli_block_run modeli_block_run;
 

@@ -54,19 +54,6 @@ static layer_operands operands_of(const modeli_block_run *run, enum modeli_layer
     return found;
 }
 
-/* The part's weight for the one product of the pass that multiplies with it. */
-static modeli_weight weight_of(const modeli_block_run *run, const modeli_part *part,
-                               kernel_matmul *product)
-{
-    return (modeli_weight){
-        .product = product,
-        .packs = product,
-        .data = modeli_block_param(run, part->weights.weight),
-        .packed = run->call->packed,
-        .is_first = !run->call->is_packed,
-    };
-}
-
 static int forward(const modeli_block_run *run, const modeli_part *part)
 {
     const model *self = run->self;
@@ -75,9 +62,9 @@ static int forward(const modeli_block_run *run, const modeli_part *part)
         TRY(modeli_block_norm1(run, part->norm));
     if (part->is_first && part->layer == MODELI_LAYER_UP)
         TRY(modeli_block_norm2(run, part->norm, modeli_block_saved(run, run->at.projected)));
-    modeli_weight weight = weight_of(run, part, part->products[0].forward);
-    TRY(modeli_multiply(
-        self, run->stream, &weight, of.input, modeli_block_param(run, part->weights.bias),
+    TRY(self->ops->matmul(
+        part->products[0].forward, run->stream, of.input,
+        modeli_block_param(run, part->weights.weight), modeli_block_param(run, part->weights.bias),
         modeli_at(of.output, part->row_begin * dtype_bytes(self->type)), run->call->temp));
     if (!part->is_last)
         return 0;
@@ -123,8 +110,9 @@ static int backward(const modeli_block_run *run, const modeli_part *part)
                         modeli_block_grad(run, part->weights.weight), run->call->temp));
         TRY(bias_grad(run, part, &of));
     }
-    modeli_weight weight = weight_of(run, part, part->products[0].input);
-    TRY(modeli_multiply(self, run->stream, &weight, output_grad, NULL, input_sum, run->call->temp));
+    TRY(ops->matmul(part->products[0].input, run->stream, output_grad,
+                    modeli_block_param(run, part->weights.weight), NULL, input_sum,
+                    run->call->temp));
     if (!part->is_first)
         return 0;
     TRY(ops->convert(self->context, run->stream, input_sum, DTYPE_FP32, of.input_grad, self->type,

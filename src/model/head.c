@@ -101,22 +101,6 @@ static const void *output_matrix(const model *self, const model_call *call)
     return modeli_param(self, call->params[shape->output_unit], shape->output_matrix);
 }
 
-/* The output matrix for the product of the chunk that begins with `row`; `packs`: its fellow for a full one. */
-static modeli_weight weight_of(const model *self, const model_call *call, kernel_matmul *product,
-                               enum modeli_product packs, uint64_t row, bool backward)
-{
-    uint64_t at = packs == MODELI_LOGITS && backward
-                      ? modeli_packed_at(self, MODELI_LOGITS_INPUT, MODELI_LOGITS_WEIGHT)
-                      : 0;
-    return (modeli_weight){
-        .product = product,
-        .packs = self->products->matmul[packs],
-        .data = output_matrix(self, call),
-        .packed = call->packed == NULL ? NULL : modeli_at(call->packed, at),
-        .is_first = row == 0 && !call->is_packed,
-    };
-}
-
 /* One chunk of rows [row, row + rows): logits, losses and, in the backward, the gradients of the
  * output matrix and of the normed rows, into `grad`, each where it is wanted. */
 static int head_chunk(model *self, void *stream, const model_call *call,
@@ -130,13 +114,13 @@ static int head_chunk(model *self, void *stream, const model_call *call,
     kernel_matmul **products =
         &self->products->matmul[rows == self->chunk_rows ? MODELI_LOGITS : MODELI_LAST_LOGITS];
     uint64_t row_bytes = self->spec.hidden_size * dtype_bytes(self->type);
+    const void *matrix = output_matrix(self, call);
     const void *normed = modeli_at(call->saved, at->normed + row * row_bytes);
     void *logits = modeli_at(call->temp, chunk.logits);
     void *scratch =
         modeli_at(call->temp, backward ? chunk.backward_scratch : chunk.forward_scratch);
 
-    modeli_weight made = weight_of(self, call, products[0], MODELI_LOGITS, row, backward);
-    TRY(modeli_multiply(self, stream, &made, normed, NULL, logits, scratch));
+    TRY(ops->matmul(products[0], stream, normed, matrix, NULL, logits, scratch));
     cross_entropy_args args = {
         .type = self->type,
         .rows = rows,
@@ -152,11 +136,9 @@ static int head_chunk(model *self, void *stream, const model_call *call,
     if (!backward)
         return 0;
     float *matrix_grad = modeli_grad(call->grads[shape->output_unit], shape->output_matrix);
-    if (grad != NULL) {
-        made = weight_of(self, call, products[1], MODELI_LOGITS_INPUT, row, backward);
-        TRY(modeli_multiply(self, stream, &made, args.logits_grad, NULL,
-                            modeli_at(grad, row * row_bytes), scratch));
-    }
+    if (grad != NULL)
+        TRY(ops->matmul(products[1], stream, args.logits_grad, matrix, NULL,
+                        modeli_at(grad, row * row_bytes), scratch));
     if (matrix_grad == NULL)
         return 0;
     bool begins = call->fresh[shape->output_unit] && row == 0;

@@ -89,22 +89,14 @@ static int chunk_part(model *self, void *stream, const model_call *call, const m
     modeli_chunk_layout_of(self, part->rows, &chunk);
     const modeli_part_products *products = &part->products[rows == self->chunk_rows ? 0 : 1];
     uint64_t channels = self->spec.hidden_size;
+    const void *matrix = modeli_param(self, call->params[0], part->weights.weight);
     const void *normed =
         modeli_at(call->saved, at.normed + row * channels * dtype_bytes(self->type));
     void *logits = modeli_at(call->temp, chunk.logits);
     void *scratch =
         modeli_at(call->temp, backward ? chunk.backward_scratch : chunk.forward_scratch);
 
-    modeli_weight weight = {
-        .product = products->forward,
-        .packs = part->products[0].forward,
-        .data = modeli_param(self, call->params[0], part->weights.weight),
-        .packed = call->packed,
-        .is_first = row == 0 && !call->is_packed,
-    };
-    if (backward && call->packed != NULL)
-        weight.packed = modeli_at(call->packed, modeli_packed_input_bytes(self, part));
-    TRY(modeli_multiply(self, stream, &weight, normed, NULL, logits, scratch));
+    TRY(ops->matmul(products->forward, stream, normed, matrix, NULL, logits, scratch));
     softmax_part_args args = {
         .type = self->type,
         .rows = rows,
@@ -124,10 +116,7 @@ static int chunk_part(model *self, void *stream, const model_call *call, const m
         return ops->softmax_part(self->context, stream, &args);
     float *normed_grad = (float *)modeli_at(call->saved, at.normed_grad) + row * channels;
     TRY(ops->cross_entropy_part(self->context, stream, &args));
-    weight.product = products->input;
-    weight.packs = part->products[0].input;
-    weight.packed = call->packed;
-    TRY(modeli_multiply(self, stream, &weight, args.logits_grad, NULL, normed_grad, scratch));
+    TRY(ops->matmul(products->input, stream, args.logits_grad, matrix, NULL, normed_grad, scratch));
     if (call->grads[0] == NULL)
         return 0;
     bool begins = call->fresh[0] && row == 0;

@@ -180,10 +180,6 @@ struct model_pass {
                       the memory is needed all the same */
     double flops;  /* of an uncut backward with recompute_flops, which kept activations save */
     uint64_t dram_bytes, temp_bytes; /* temp: scratch of this pass alone */
-    /* After model_prepare: of the pass's weights, packed (model_call.packed); 0: nothing to gain. Of an uncut
-     * block's backward whose `saved` is kept the first kept_packed_bytes, of all other passes that is all. */
-    uint64_t packed_bytes, kept_packed_bytes;
-    uint32_t packed_uses; /* how often one call packs them where nothing is held */
 };
 typedef struct model_pass model_pass;
 
@@ -282,11 +278,6 @@ struct model_call {
     void *saved;      /* [saved_bytes]; used up by the backward: undefined after it */
     void *temp;       /* [forward_temp_bytes or backward_temp_bytes] */
     const void *constants;
-    /* [packed_bytes or kept_packed_bytes], a multiple of 64; NULL: nothing is held. The weights in the order that
-     * products want them, which a call with is_packed false leaves there for further calls of the same pass with
-     * the same params. No bit depends on it. */
-    void *packed;
-    bool is_packed;
     /* Of a model with cache_positions: the call's tokens are those at `position` and behind it, `count` of
      * them; rows behind these are padding, whose outputs mean nothing. */
     void *

@@ -10,7 +10,6 @@
  *   passes.c   the passes of the stages               run.c     dispatch over stages and passes
  *   costs.c    what runs in a pass, kernel by kernel   fresh.c    how gradients begin
  *   products.c model_prepare: matrix products, attention, scratch sizes; part_products.c: of parts
- *   packed.c   weights packed once for several micro-batches
  *   block.c    forward and backward of a block        block_parts.c  of a block in parts
  *   block_steps.c  what both share (block_internal.h)
  *   head.c     embedding, head, logits                head_parts.c   of both in parts
@@ -393,26 +392,6 @@ matmul_desc modeli_weight_desc(const model *self, uint64_t rows, uint64_t in, ui
 int modeli_make_part_products(model *self) MUST_CHECK;
 void modeli_release_part_products(model *self);
 void modeli_release_products(model *self);
-
-/* packed.c. A weight [out,in] that is B of a product, and where the call keeps it packed. */
-struct modeli_weight {
-    kernel_matmul *product;
-    kernel_matmul
-        *packs; /* the product that packs it: the same, or its fellow for a full chunk of rows */
-    const void *data;
-    void *packed;  /* NULL: nowhere */
-    bool is_first; /* nothing is there yet */
-};
-typedef struct modeli_weight modeli_weight;
-/* a W (+ bias) -> c, of the bits that matmul gives. */
-int modeli_multiply(const model *self, void *stream, const modeli_weight *weight, const void *a,
-                    const void *bias, void *c, void *scratch) MUST_CHECK;
-/* Bytes that the products [first, which) hold packed. */
-uint64_t modeli_packed_at(const model *self, enum modeli_product first, enum modeli_product which);
-uint64_t modeli_packed_input_bytes(const model *self,
-                                   const modeli_part *part); /* a part's, for dX */
-/* Fills in packed_bytes, kept_packed_bytes and packed_uses of a pass. */
-void modeli_size_packed(const model *self, enum model_phase phase, uint32_t stage, uint32_t pass);
 
 /* fresh.c: zeros in the fresh accumulators of a call of a backward pass, but for the matrices, which the
  * products of the pass write. And how many bytes that is of the pass's unit i. */

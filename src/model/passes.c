@@ -332,13 +332,10 @@ int modeli_create_passes(model *self)
     return 0;
 }
 
-/* What is known once the units of all passes are: what fills a fresh gradient with zeros, and packed weights. */
-static void size_rest(const model *self, uint32_t stage_idx)
+/* What fills a fresh gradient with zeros, once the units of all passes are known. */
+static void size_zeroed(const model *self, uint32_t stage_idx)
 {
     const model_stage *stage = &self->stages[stage_idx];
-    for (uint32_t phase = 0; phase < MODEL_PHASE_COUNT; phase++)
-        for (uint32_t p = 0; p < stage->pass_count[phase]; p++)
-            modeli_size_packed(self, (enum model_phase)phase, stage_idx, p);
     for (uint32_t p = 0; p < stage->pass_count[MODEL_BACKWARD]; p++) {
         model_pass *pass = &stage->passes[MODEL_BACKWARD][p];
         for (uint32_t i = 0; i < pass->unit_count; i++)
@@ -353,13 +350,13 @@ void modeli_size_passes(model *self)
         model_stage *stage = &self->stages[i];
         if (!stage->is_cut) {
             fill_uncut(self, i);
-            size_rest(self, i);
+            size_zeroed(self, i);
             continue;
         }
         for (uint32_t phase = 0; phase < MODEL_PHASE_COUNT; phase++)
             for (uint32_t pass = 0; pass < stage->pass_count[phase]; pass++)
                 fill_cut(self, i, (enum model_phase)phase, pass);
-        size_rest(self, i);
+        size_zeroed(self, i);
         sum_cut(self, stage);
     }
 }

@@ -1,11 +1,10 @@
-/* The search: which tile size, how many held stages, what copies of the state that a step begins with, which
- * packed params.
+/* The search: which tile size, how many held stages, what copies of the state that a step begins with.
  *
  * The steady step decides. For each candidate tile size, largest first, and each number of held stages,
  * fewest first, its program is simulated; the shortest step wins. A gain under plan_gain does not justify a
  * smaller tile or more held stages, nor another way to commit than the usual one of the update; and what is
  * within it of the bound is not improved on. Copies come last, beside the tile size and the held stages that are best
- * without; and then packed params, which gain where computing is what a step waits for.
+ * without.
  *
  * A tile size fits if and only if the budgets cover what the serial order of its programs needs (refuse.c).
  * Only the steady step is looked at before a choice is made. Where the needs of another program then do not
@@ -27,8 +26,6 @@ static const double plan_gain = 0.0005;
 static const double older_commit_gain = 0.02;
 /* And each part of the host's memory that copies take. */
 static const double copy_gain = 0.002;
-/* And the device's memory that packed params take. */
-static const double packed_gain = 0.002;
 /* What smaller tiles may cost by the simulator, where copies leave room for few larger ones. */
 static const double fine_cost = 0.01;
 
@@ -166,7 +163,6 @@ int plani_set_begin(const plan_job *job, uint64_t tile_elems, plan_set *set, pla
 struct choice {
     uint64_t tile_elems;
     uint64_t copy_bytes;
-    uint64_t packed_bytes_max;
     uint32_t held;
     uint64_t predicted_ns; /* of the step that decides; 0: none yet */
     uint64_t bound_ns;     /* of the same */
@@ -287,7 +283,7 @@ static int search(const plan_job *job, struct plani_candidate *list, uint32_t co
     return 0;
 }
 
-/* The steady step (only_eval: EVAL) of the choice's tile and held stages, committing so, and what its lanes are busy;
+/* The steady step of the choice's tile and held stages, committing so, and what its lanes are busy;
  * UINT64_MAX: does not fit. */
 static int steady_ns(const plan_job *job, const struct choice *best, enum plan_commit commit,
                      uint64_t *work, uint64_t *ns, uint64_t lane_ns[LANE_COUNT])
@@ -297,10 +293,8 @@ static int steady_ns(const plan_job *job, const struct choice *best, enum plan_c
     *ns = UINT64_MAX;
     TRY(plani_set_begin_with(job, best->tile_elems, best->copy_bytes, &set, &layout));
     set.commit = commit;
-    set.packed_bytes_max = best->packed_bytes_max;
     program trial;
-    struct plani_order asked = {
-        .kind = job->only_eval ? PROGRAM_EVAL : PROGRAM_STEADY, .held = best->held, .work = work};
+    struct plani_order asked = {.kind = PROGRAM_STEADY, .held = best->held, .work = work};
     int rc = ERR_NO_FIT;
     memset(&trial, 0, sizeof trial);
     if (plani_homes_fit(job, &layout))
@@ -324,8 +318,6 @@ static int choose_commit(const plan_job *job, struct choice *best, uint64_t *wor
     enum plan_commit usual = usual_commit(job);
     uint64_t usual_ns, first_ns, usual_lane_ns[LANE_COUNT], first_lane_ns[LANE_COUNT];
     TRY(steady_ns(job, best, usual, work, &usual_ns, usual_lane_ns));
-    if (usual_ns == UINT64_MAX && best->packed_bytes_max > 0)
-        return ERR_NO_FIT;        /* the caller has a choice without */
     if (usual_ns == UINT64_MAX) { /* no room for its saves as well */
         best->held = 0;
         TRY(steady_ns(job, best, usual, work, &usual_ns, usual_lane_ns));
@@ -408,59 +400,24 @@ static int choose_finer(const plan_job *job, struct choice *copied, uint64_t *wo
     return 0;
 }
 
-/* Packed params, where they make the step shorter: those of all passes, else without the largest, and so on. A pass
- * computes sooner with them, but what they take of the device is missing for what is brought ahead. */
-static int choose_packed(const plan_job *job, struct choice *best, uint64_t *work)
-{
-    uint64_t levels[PLANI_PACKED_LEVELS], lane_ns[LANE_COUNT], ns;
-    uint32_t count = plani_packed_levels(job, levels);
-    struct choice with = *best;
-    for (uint32_t i = 0; i < count && (job->packs_always || *work <= SEARCH_WORK); i++) {
-        with.packed_bytes_max = levels[i];
-        TRY(steady_ns(job, &with, best->commit, work, &ns, lane_ns));
-        bool fits = ns != UINT64_MAX;
-        if (fits &&
-            (job->packs_always || (double)ns <= (1 - packed_gain) * (double)best->predicted_ns)) {
-            best->packed_bytes_max = levels[i];
-            break;
-        }
-    }
-    return 0;
-}
-
-/* One program of the choice; with what it has room for of packed params and held stages. */
-static int compile_kind(const plan_job *job, const struct choice *best, plan_set *out,
-                        const plani_layout *layout, struct plani_order *asked)
-{
-    program *made = &out->programs[asked->kind];
-    asked->held = best->held;
-    int rc = plani_compile_one(job, out, layout, asked, job->budget_bytes, made);
-    if (rc == ERR_NO_FIT && best->packed_bytes_max > 0) {
-        out->packed_bytes_max = 0;
-        rc = plani_compile_one(job, out, layout, asked, job->budget_bytes, made);
-    }
-    asked->held = 0;
-    if (rc == ERR_NO_FIT && best->held > 0)
-        rc = plani_compile_one(job, out, layout, asked, job->budget_bytes, made);
-    out->packed_bytes_max = best->packed_bytes_max;
-    return rc;
-}
-
 static int compile_all(const plan_job *job, const struct choice *best, plan_set *out,
                        uint64_t *work)
 {
     plani_layout layout;
     TRY(plani_set_begin_with(job, best->tile_elems, best->copy_bytes, out, &layout));
     out->held_stages = best->held;
-    out->packed_bytes_max = best->packed_bytes_max;
     out->commit = best->commit;
     out->uncommitted_ns = job->only_eval ? 0 : best->uncommitted_ns;
     memcpy(out->uncommitted_lane_ns, best->uncommitted_lane_ns, sizeof out->uncommitted_lane_ns);
     int rc = 0;
     for (int k = 0; k < PROGRAM_KIND_COUNT && rc == 0; k++) {
-        struct plani_order asked = {.kind = (enum program_kind)k, .whole = true, .work = work};
+        struct plani_order asked = {
+            .kind = (enum program_kind)k, .held = best->held, .whole = true, .work = work};
         asked.bounds = k == PROGRAM_STEADY ? out : NULL;
-        rc = compile_kind(job, best, out, &layout, &asked);
+        rc = plani_compile_one(job, out, &layout, &asked, job->budget_bytes, &out->programs[k]);
+        asked.held = 0;
+        if (rc == ERR_NO_FIT && best->held > 0)
+            rc = plani_compile_one(job, out, &layout, &asked, job->budget_bytes, &out->programs[k]);
         if (rc == 0)
             rc = program_check(&out->programs[k]);
     }
@@ -477,19 +434,15 @@ static int compile_choice(const plan_job *job, struct choice *best, plan_set *ou
     return compile_all(job, best, out, work);
 }
 
-/* With copies and packed params where they gain; without, where there is no room for them beside what another program
- * needs. */
+/* Compile with copies where they gain; compile without them if another program of the set then
+ * has no room. */
 static int compile_best(const plan_job *job, struct choice *best, plan_set *out, uint64_t *work)
 {
-    struct choice copied = *best;
-    TRY(choose_copies(job, &copied, work));
-    TRY(choose_finer(job, &copied, work));
-    struct choice packed = copied;
-    TRY(choose_packed(job, &packed, work));
-    int rc = compile_choice(job, &packed, out, work);
-    if (rc == ERR_NO_FIT && packed.packed_bytes_max > 0)
-        rc = compile_choice(job, &copied, out, work);
-    if (rc == ERR_NO_FIT && copied.copy_bytes > 0)
+    struct choice with = *best;
+    TRY(choose_copies(job, &with, work));
+    TRY(choose_finer(job, &with, work));
+    int rc = compile_choice(job, &with, out, work);
+    if (rc == ERR_NO_FIT && with.copy_bytes > 0)
         rc = compile_choice(job, best, out, work);
     return rc;
 }

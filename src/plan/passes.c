@@ -6,16 +6,11 @@
  *   backward   [fetch params]            B mb0, B mb1, ...         [close the gradient, or park its sums]
  *
  * An accumulator opens with the first op that adds to it in a step and closes after the last pass that
- * does; in between it stays on the device or, where it has a home, rests there.
- *
- * Where the plan holds packed params, the first micro-batch of a run leaves them in a device buffer that
- * the others of the run read. */
+ * does; in between it stays on the device or, where it has a home, rests there. */
 #include <assert.h>
 #include <math.h>
 
 #include "plan/passes.h"
-
-static const double least_seconds = 1e-9; /* of an op of known time: 0 would be an unknown one */
 
 static uint64_t slot_of(const plani_builder *b, uint32_t stage, uint32_t mb)
 {
@@ -60,7 +55,6 @@ static void move_whole(plani_builder *b, uint32_t source, uint32_t target, enum 
 
 /* A run of one pass over micro-batches [mb_begin, mb_end). */
 struct pass_run {
-    uint32_t packed; /* device buffer of its params in the order of products, or PROGRAM_NONE */
     uint32_t s, pass_idx, mb_begin, mb_end;
     enum plan_phase phase;
     const plan_stage *stage;
@@ -273,28 +267,6 @@ static void add_zeroing(const plani_builder *b, op *item, uint64_t zeroed_bytes)
                                             : machine->device_bytes_per_second);
 }
 
-static uint32_t packed_buffer(plani_builder *b, const struct pass_run *run)
-{
-    uint64_t bytes =
-        plani_packed_bytes(b->job, run->s, run->phase, run->pass, run->mb_end - run->mb_begin);
-    if (bytes == 0 || bytes > b->set->packed_bytes_max)
-        return PROGRAM_NONE;
-    return device_scratch(b, bytes, STATE_KIND_COUNT, run->pass->units[0]);
-}
-
-/* The first micro-batch packs the params for all, the others find them so. */
-static void use_packed(plani_builder *b, const struct pass_run *run, uint32_t idx, uint32_t mb)
-{
-    bool fills = mb == run->mb_begin;
-    if (b->error < 0 || run->packed == PROGRAM_NONE)
-        return;
-    use_if(b, idx, run->packed, ROLE_PACKED, fills ? ACCESS_WRITE : ACCESS_READ);
-    double saved_seconds = plani_packed_gain(b->job, run->s, run->phase, run->pass, fills);
-    double *seconds = &b->ops[idx].demand.device_seconds;
-    if (*seconds > 0) /* and a known time stays one */
-        *seconds = fmax(*seconds - saved_seconds, least_seconds);
-}
-
 static uint32_t begin_op(plani_builder *b, const struct pass_run *run, uint32_t mb)
 {
     static const enum op_kind kinds[PLAN_PHASE_COUNT] = {
@@ -320,7 +292,6 @@ static uint32_t begin_op(plani_builder *b, const struct pass_run *run, uint32_t 
         memory_bytes -= run->stage->recompute_dram_bytes;
     }
     plani_add_device_bytes(b->job, &item->demand, memory_bytes);
-    use_packed(b, run, idx, mb);
     for (uint32_t i = 0; i < run->pass->unit_count && mb == run->mb_begin; i++)
         if (run->fresh[i] && run->pass->adds_grads[i])
             add_zeroing(b, item, run->pass->zeroed_bytes[i]);
@@ -383,7 +354,6 @@ static void run_pass(plani_builder *b, struct plani_step *st, struct pass_run *r
     for (uint32_t i = 0; i < pass->unit_count && run->phase == PLAN_BACKWARD; i++)
         if (pass->adds_grads[i])
             open_grads(b, st, run, i);
-    run->packed = packed_buffer(b, run);
     for (uint32_t mb = run->mb_begin; mb < run->mb_end && b->error >= 0; mb++)
         run_micro_batch(b, st, run, mb);
     if (run->phase == PLAN_FORWARD && run->trains && is_held(b, run->s))

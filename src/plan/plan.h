@@ -115,15 +115,6 @@ struct plan_pass {
         seconds; /* the same on the device alone, memory included, where the machine's kernels were
                        measured: counts in place of flops; 0: not known */
     uint64_t dram_bytes;
-    /* Params in the order that products want, which the first micro-batch of the pass can leave on the device
-     * for the others (ROLE_PACKED): bytes, 0: nothing to gain; of those the first kept_packed_bytes where the
-     * pass is an uncut stage's backward whose `saved` is kept. Held where plan_set.packed_bytes_max allows. */
-    uint64_t packed_bytes, kept_packed_bytes;
-    bool packs_alone; /* one micro-batch gains by itself: it multiplies with them several times */
-    /* Of `seconds`, what a micro-batch spends on that order where nothing is held; and what the first spends
-     * where it is. Both likewise for kept `saved`. */
-    double packing_seconds, packing_once_seconds;
-    double kept_packing_seconds, kept_packing_once_seconds;
 };
 typedef struct plan_pass plan_pass;
 
@@ -208,8 +199,6 @@ struct plan_job {
     uint64_t
         commit_every; /* steps from commit to commit, 0 as 1. Where state is homed in memory and
                               most steps do not commit, tile and held stages are chosen for those */
-    bool
-        packs_always; /* packed params are held wherever they fit; else where the step gets shorter */
     bool no_advice;   /* a refusal need not say what is needed: ERR_NO_FIT comes sooner */
     bool
         only_eval; /* compile just EVAL and LOAD (generation, evaluation); without needs_save_places there
@@ -280,10 +269,6 @@ struct plan_set {
      * params: PROGRAM_FIRST fills the copies, updates change them, and each is written to its home as ever, so that
      * a copy holds what its home does between two programs, whichever. */
     uint64_t copy_bytes;
-    /* Of device memory: passes whose packed params (plan_pass.packed_bytes) are at most so many bytes hold them from
-     * their first micro-batch to their last one; 0: none does. The steady step (only_eval: EVAL) has a pass of exactly
-     * so many bytes; a program that has no room for them holds none. Bits never depend on it. */
-    uint64_t packed_bytes_max;
     plan_homes homes;
     uint64_t tile_elems;
     uint32_t held_stages; /* stages nearest the turn whose params stay for the backward */

@@ -3,7 +3,7 @@
  *   layout.c    homes and their offsets          emit.c      transfers, updates, fetches
  *   steps.c     the seven programs as ops        builder.c   ops, operands, data dependencies
  *   passes.c    one pass of one stage         collect.c   collectives
- *   durable.c   what outlives the process       packed.c    which passes hold packed params
+ *   durable.c   what outlives the process
  *   reserve.c   places of buffers              order.c     which op goes first
  *   schedule.c  simulation                    finish.c    from a simulation to a program
  *   share.c     rates of ops that run together
@@ -220,19 +220,6 @@ static inline void plani_add_device_bytes(const plan_job *job, op_demand *demand
     else
         demand->device_bytes += bytes;
 }
-
-/* packed.c */
-/* Bytes of packed params that a run of the pass over so many micro-batches can hold; 0: nothing to gain. */
-uint64_t plani_packed_bytes(const plan_job *job, uint32_t stage, enum plan_phase phase,
-                            const plan_pass *pass, uint32_t mb_count);
-/* Of the pass's known seconds, what a micro-batch of such a run is spared; of the one that packs, less than of
- * the others, and it may be below 0. */
-double plani_packed_gain(const plan_job *job, uint32_t stage, enum plan_phase phase,
-                         const plan_pass *pass, bool fills);
-/* The largest different sizes that passes of the steady step (only_eval: EVAL) can hold and gain by, largest first;
- * returns how many. */
-enum { PLANI_PACKED_LEVELS = 3 };
-uint32_t plani_packed_levels(const plan_job *job, uint64_t bytes[PLANI_PACKED_LEVELS]);
 
 /* builder.c */
 int plani_builder_init(plani_builder *b, const plan_job *job, const plan_set *set,

@@ -2,8 +2,7 @@
  *
  * Attention's operations are counted as the model counts them: 2 B T^2 C forward (causal), 2.5 times that backward.
  * Row-wise kernels are norms, GELU and a sum, forward and backward, on bf16; their bytes are those of operands and
- * results, each once. What products spend on the order of their weights is the difference of the same two products,
- * forward and of the input's gradient, that find them as they are stored and as they want them. */
+ * results, each once. */
 #include <errno.h>
 #include <math.h>
 #include <poll.h>
@@ -16,30 +15,14 @@
 #include "base/size.h"
 #include "probe/probe_internal.h"
 
-enum variant {
-    ATTENTION_FORWARD,
-    ATTENTION_BACKWARD,
-    ROWS,
-    HAND_OVER,
-    PLAIN, /* this and what follows: only where weights are packed */
-    PACKED,
-    PACKING,
-    VARIANT_COUNT
-};
-static const char *const variant_names[VARIANT_COUNT] = {"attention forward",
-                                                         "attention backward",
-                                                         "row-wise kernels",
-                                                         "handing an op over",
-                                                         "products, weights as stored",
-                                                         "products, packed weights",
-                                                         "products that leave weights packed"};
+enum variant { ATTENTION_FORWARD, ATTENTION_BACKWARD, ROWS, HAND_OVER, VARIANT_COUNT };
+static const char *const variant_names[VARIANT_COUNT] = {"attention forward", "attention backward",
+                                                         "row-wise kernels", "handing an op over"};
 
 enum {
     HANDS_COUNT = 100,
     HANDS_WORK_NS = 30000, /* of an op that is handed over, so that who waits for it sleeps */
     PARTS_MAX = 8,         /* operands of a set */
-    PACKED_PARTS = 3,      /* channels to so many times channels, and back */
-    PACKED_ROWS = 256,     /* few, so that packing shows */
     SETS_MAX = 12,         /* which take turns, so that each call finds its operands in memory */
 };
 
@@ -51,9 +34,7 @@ struct bench {
     unsigned char *parts[PARTS_MAX]; /* operands of the present set, one after the other */
     uint32_t set_count, next_set;
     unsigned char *scratch;
-    uint64_t part_bytes;        /* of each */
-    kernel_matmul *products[2]; /* forward, input; NULL where weights are not packed */
-    uint64_t packed_bytes[2];
+    uint64_t part_bytes; /* of each */
 };
 
 static void next_set(struct bench *self)
@@ -141,41 +122,6 @@ static double row_bytes(const struct bench *b)
     return 13.0 * 2.0 * (double)b->rows * (double)b->channels;
 }
 
-/* Forward: the part of X, of Y; input: of dY, of dX. The weight and what is packed of it have parts of their own. */
-static int run_products(void *user, enum variant variant)
-{
-    struct bench *b = user;
-    next_set(b);
-    const kernel_ops *ops = b->owner->ops;
-    void *stream = b->owner->streams[0], *weight = b->parts[2];
-    for (int i = 0; i < 2; i++) {
-        void *from = b->parts[i], *to = b->parts[1 - i], *packed = b->parts[3 + i];
-        if (variant == PLAIN)
-            TRY(ops->matmul(b->products[i], stream, from, weight, NULL, to, b->scratch));
-        else if (variant == PACKING)
-            TRY(ops->matmul_pack(b->products[i], stream, from, weight, packed, NULL, to,
-                                 b->scratch));
-        else
-            TRY(ops->matmul_packed(b->products[i], stream, from, packed, NULL, to, b->scratch));
-    }
-    return 0;
-}
-
-static int run_plain(void *user)
-{
-    return run_products(user, PLAIN);
-}
-
-static int run_packed(void *user)
-{
-    return run_products(user, PACKED);
-}
-
-static int run_packing(void *user)
-{
-    return run_products(user, PACKING);
-}
-
 struct hands {
     int there, back;
     int result;
@@ -261,12 +207,6 @@ static int run_variant(void *user, uint32_t variant, double *value)
         TRY(probei_time(b->owner, run_rows, b, &seconds));
         *value = row_bytes(b) / seconds;
         return 0;
-    case PLAIN:
-        return probei_time(b->owner, run_plain, b, value);
-    case PACKED:
-        return probei_time(b->owner, run_packed, b, value);
-    case PACKING:
-        return probei_time(b->owner, run_packing, b, value);
     case HAND_OVER:
     case VARIANT_COUNT:
         break;
@@ -278,47 +218,6 @@ static void name_variant(void *user, uint32_t variant, char text[PROBEI_TEXT_BYT
 {
     (void)user;
     snprintf(text, PROBEI_TEXT_BYTES, "%s", variant_names[variant]);
-}
-
-/* The two products of a layer, where the backend packs weights for both. */
-static int make_products(struct bench *b)
-{
-    probei *self = b->owner;
-    uint64_t out = PACKED_PARTS * b->channels, rows = size_min(b->rows, PACKED_ROWS);
-    if (self->ops->matmul_packed_bytes == NULL)
-        return 0;
-    for (int i = 0; i < 2; i++) {
-        matmul_desc desc = {.m = rows,
-                            .n = i == 0 ? out : b->channels,
-                            .k = i == 0 ? b->channels : out,
-                            .b_transposed = i == 0,
-                            .ab_type = DTYPE_BF16,
-                            .c_type = DTYPE_BF16};
-        desc.a_stride = desc.k;
-        desc.b_stride = b->channels;
-        desc.c_stride = desc.n;
-        TRY(self->ops->matmul_create(self->context, &desc, &b->products[i]));
-        b->packed_bytes[i] = self->ops->matmul_packed_bytes(b->products[i]);
-    }
-    return 0;
-}
-
-static bool has_packed(const struct bench *b)
-{
-    return b->packed_bytes[0] > 0 && b->packed_bytes[1] > 0;
-}
-
-/* Of all kernels. */
-static uint64_t scratch_bytes(const struct bench *b)
-{
-    const probei *self = b->owner;
-    uint64_t scratch = size_max(self->ops->attention_forward_scratch_bytes(b->attention),
-                                self->ops->attention_backward_scratch_bytes(b->attention));
-    scratch =
-        size_max(scratch, self->ops->norm_grad_scratch_bytes(self->context, b->rows, b->channels));
-    for (int i = 0; i < 2 && has_packed(b); i++)
-        scratch = size_max(scratch, self->ops->matmul_scratch_bytes(b->products[i]));
-    return scratch;
 }
 
 /* Operands of all kernels in parts of one size; scratch behind them. */
@@ -339,12 +238,10 @@ static int place(struct bench *b)
     TRY(self->ops->attention_create(self->context, &b->desc, &b->attention));
     b->part_bytes = size_round_up(3 * b->rows * b->channels * 2, 4096);
     b->part_bytes = size_max(b->part_bytes, size_round_up(64 * (b->rows + b->channels), 4096));
-    TRY(make_products(b));
-    for (int i = 0; i < 2; i++)
-        b->part_bytes = size_max(b->part_bytes, size_round_up(b->packed_bytes[i], 4096));
-    b->part_bytes =
-        size_max(b->part_bytes, size_round_up(2 * PACKED_PARTS * b->channels * b->channels, 4096));
-    uint64_t scratch = scratch_bytes(b);
+    uint64_t scratch = size_max(self->ops->attention_forward_scratch_bytes(b->attention),
+                                self->ops->attention_backward_scratch_bytes(b->attention));
+    scratch =
+        size_max(scratch, self->ops->norm_grad_scratch_bytes(self->context, b->rows, b->channels));
     uint64_t set_bytes = PARTS_MAX * b->part_bytes;
     if (set_bytes + scratch > self->operand_bytes)
         return err_set(-ENOMEM, "kernels need %llu MiB to be measured, more than the probe has",
@@ -362,18 +259,6 @@ static double mean(const probei_figure *figure)
     for (uint32_t i = 0; i < figure->count; i++)
         sum += figure->values[i];
     return sum / figure->count;
-}
-
-/* Below what can be measured both are as good as nothing. */
-static void report_packing(probei *self, const struct bench *b, const probei_figure *f)
-{
-    double bytes = (double)(b->packed_bytes[0] + b->packed_bytes[1]), most = bytes / 1e-6;
-    double within = f[PLAIN].median - f[PACKED].median, once = f[PACKING].median - f[PACKED].median;
-    self->out->device.packing_within_rate = fmin(bytes / fmax(within, 1e-9), most);
-    self->out->device.packing_rate = fmin(bytes / fmax(once, 1e-9), most);
-    probei_found(self, "products that find weights packed", 1e3 * f[PACKED].median, "ms",
-                 &f[PACKED], "%.3f where they pack them, %.3f where they leave them so",
-                 1e3 * f[PLAIN].median, 1e3 * f[PACKING].median);
 }
 
 static void report(probei *self, const struct bench *b, const probei_figure *f)
@@ -395,8 +280,6 @@ static void report(probei *self, const struct bench *b, const probei_figure *f)
                  100 * f[ROWS].median / out->host.dram_copy);
     probei_found(self, self->gpu ? "launching a kernel" : "handing an op to a thread and back",
                  out->device.op_seconds * 1e6, "us", &f[HAND_OVER], "%s", "");
-    if (has_packed(b))
-        report_packing(self, b, f);
 }
 
 int probei_kernels(probei *self, uint32_t unused)
@@ -406,7 +289,7 @@ int probei_kernels(probei *self, uint32_t unused)
     probei_figure figures[VARIANT_COUNT] = {{.count = 0}};
     TRY(probei_fill_operands(self));
     int rc = place(&bench);
-    probei_work work = {.count = has_packed(&bench) ? VARIANT_COUNT : PLAIN,
+    probei_work work = {.count = VARIANT_COUNT,
                         .seconds = probei_step_left(self),
                         .warms_up = true,
                         .is_checked = true,
@@ -418,9 +301,6 @@ int probei_kernels(probei *self, uint32_t unused)
         rc = probei_rounds(self, &work, figures);
     if (rc == 0)
         report(self, &bench, figures);
-    for (int i = 0; i < 2; i++)
-        if (bench.products[i])
-            self->ops->matmul_destroy(bench.products[i]);
     if (bench.attention)
         self->ops->attention_destroy(bench.attention);
     return rc;

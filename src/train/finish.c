@@ -6,14 +6,14 @@
 
 #include "base/log.h"
 #include "base/mem.h"
-#include "prof/chrome_trace.h"
-#include "train/train_internal.h"
+#include "report/chrome_trace.h"
+#include "train/loop_internal.h"
 
-static int write_trace(const traini_loop *self)
+static int write_trace(const struct loop *self)
 {
     char path[JOB_PATH_BYTES + 16];
-    snprintf(path, sizeof path, "%s/trace.json", self->dir.path);
-    const model *net = self->setup->net;
+    snprintf(path, sizeof path, "%s/trace.json", self->run.dir.path);
+    const model *net = self->run.setup->net;
     const char **names = mem_alloc(net->unit_count, sizeof *names, "trace names");
     if (!names)
         return -ENOMEM;
@@ -21,48 +21,48 @@ static int write_trace(const traini_loop *self)
         names[u] = net->units[u].name;
     chrome_trace_names labels = {
         .process = "sluice rank 0", .unit_names = names, .unit_count = net->unit_count};
-    traini_trace_drives(self->engine, &labels);
-    int rc = chrome_trace_write(path, &self->engine->ring, &labels);
+    engine_trace_drives(self->run.engine, &labels);
+    int rc = chrome_trace_write(path, &self->run.engine->ring, &labels);
     mem_free(names);
     return rc;
 }
 
-int traini_commit_now(traini_loop *self)
+int loop_commit_now(struct loop *self)
 {
-    traini_commit *commit = &self->engine->commit;
-    if (commit->has_commit && commit->committed_step == self->record.step)
+    state_commit *commit = &self->run.commit;
+    if (commit->has_commit && commit->committed_step == self->run.record.step)
         return 0;
-    TRY(traini_apply_pending(self));
-    traini_point now;
-    traini_point_take(&now, &self->record);
-    traini_point_put(&now, &commit->record);
-    return traini_engine_run(self->engine, PROGRAM_SAVE, self->record.step, NULL);
+    TRY(loop_apply_pending(self));
+    state_point now;
+    state_point_take(&now, &self->run.record);
+    state_point_put(&now, &commit->record);
+    return engine_run(self->run.engine, PROGRAM_SAVE, self->run.record.step, NULL);
 }
 
-int traini_is_evaluated(const traini_loop *self, bool *is_done)
+int loop_is_evaluated(const struct loop *self, bool *is_done)
 {
-    uint8_t is_last = self->resumed && self->ranks.rank == 0 &&
-                      metrics_file_ends_evaluated(&self->metrics, self->record.step);
-    TRY(traini_from_rank0(&self->ranks, "last evaluation", &is_last, sizeof is_last));
+    uint8_t is_last = self->resumed && self->run.ranks.rank == 0 &&
+                      metrics_file_ends_evaluated(&self->metrics, self->run.record.step);
+    TRY(ranks_from_rank0(&self->run.ranks, "last evaluation", &is_last, sizeof is_last));
     *is_done = is_last;
     return 0;
 }
 
 /* After the last step: the commit first, so that nothing after it can cost the run. */
-int traini_finish(traini_loop *self, bool stopped)
+int loop_finish(struct loop *self, bool stopped)
 {
-    TRY(traini_commit_now(self));
+    TRY(loop_commit_now(self));
     if (self->options->hash_weights)
-        TRY(traini_weights_hash(self->engine, &self->summary->weights_hash));
-    if (self->summary->steps_done > 0 && self->ranks.rank == 0 &&
+        TRY(state_weights_hash(self->run.engine, &self->summary->weights_hash));
+    if (self->summary->steps_done > 0 && self->run.ranks.rank == 0 &&
         write_trace(self) < 0) /* before evaluation overwrites it */
         log_warn("trace.json is not written: %s", err_text());
     bool is_done;
-    TRY(traini_is_evaluated(self, &is_done));
-    return self->valid_data && !stopped && !is_done ? traini_evaluate(self, true) : 0;
+    TRY(loop_is_evaluated(self, &is_done));
+    return self->valid_data && !stopped && !is_done ? loop_evaluate(self, true) : 0;
 }
 
-int traini_name_commit(const err_record *first, uint64_t step)
+int loop_name_commit(const err_record *first, uint64_t step)
 {
     if (strstr(first->text, "; the last good commit is of step ")) /* of the rank that failed */
         return err_restore(first);
@@ -73,10 +73,10 @@ int traini_name_commit(const err_record *first, uint64_t step)
 }
 
 /* Which commit the run would go on from. */
-static int tell_last_commit(const traini_loop *self, const err_record *first)
+static int tell_last_commit(const struct loop *self, const err_record *first)
 {
-    const traini_commit *commit = &self->engine->commit;
-    if (self->job->run.commit_every == 0 && !commit->has_commit)
+    const state_commit *commit = &self->run.commit;
+    if (self->run.job->run.commit_every == 0 && !commit->has_commit)
         return err_set(first->code,
                        "%s; with one place per extent (run.commit_every 0) the state was being "
                        "changed in place, so the run cannot be resumed",
@@ -90,24 +90,24 @@ static int tell_last_commit(const traini_loop *self, const err_record *first)
                        "%s; the last commit is of step %" PRIu64
                        ": `sluice verify %s` says whether it is whole, and then the same command "
                        "goes on from there",
-                       first->text, commit->committed_step, self->dir.path);
-    return traini_name_commit(first, commit->committed_step);
+                       first->text, commit->committed_step, self->run.dir.path);
+    return loop_name_commit(first, commit->committed_step);
 }
 
-int traini_rescue(traini_loop *self, int failed)
+int loop_rescue(struct loop *self, int failed)
 {
     err_record first;
     err_save(&first, failed);
-    /* Of several ranks, what fails on one is not to be waited for by it: the commit takes all of them. That
-     * training diverges is seen by all at the same step. */
-    if (self->ranks.world > 1 && failed != ERR_DIVERGED) {
-        traini_fail_all(&self->ranks,
-                        failed); /* who speaks says of which step the last commit is */
+    /* Of several ranks, what fails on one is not to be waited for by it: the commit takes all of
+     * them. That training diverges is seen by all at the same step. */
+    if (self->run.ranks.world > 1 && failed != ERR_DIVERGED) {
+        ranks_fail_all(&self->run.ranks,
+                       failed); /* who speaks says of which step the last commit is */
         return tell_last_commit(self, &first);
     }
     /* What was read wrongly may be of the commit itself, though that is of this very step. */
-    if (self->spoiled || failed == ERR_CORRUPT || traini_commit_now(self) < 0)
+    if (self->spoiled || failed == ERR_CORRUPT || loop_commit_now(self) < 0)
         return tell_last_commit(self, &first); /* the engine itself failed */
     return err_set(failed, "%s; the state after step %" PRIu64 " is committed", first.text,
-                   self->record.step);
+                   self->run.record.step);
 }

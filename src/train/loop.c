@@ -4,10 +4,10 @@
  *         --(commit)-----------> LOAD --+--> FIRST --> STEADY ... --> FLUSH --> SAVE: the last commit
  *                                                       `--> a commit behind a step, where one is due
  *
- * With update in_next_forward the gradients of step t are applied by the program of step t + 1 (or by
- * FLUSH), with the scalars that the norm of step t gave. A step whose gradient norm is not finite is
- * skipped: nothing is pending after it, so the next program is FIRST again where updates are left for
- * later, and the program's own updates do not run where they are not. */
+ * With update in_next_forward the gradients of step t are applied by the program of step t + 1 (or
+ * by FLUSH), with the scalars that the norm of step t gave. A step whose gradient norm is not
+ * finite is skipped: nothing is pending after it, so the next program is FIRST again where updates
+ * are left for later, and the program's own updates do not run where they are not. */
 #include <errno.h>
 #include <inttypes.h>
 #include <math.h>
@@ -18,90 +18,91 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/size.h"
-#include "prof/chrome_trace.h"
-#include "train/train_internal.h"
+#include "report/chrome_trace.h"
+#include "train/loop_internal.h"
 
 enum {
     SEAL_AFTER_STEPS = 2,
     SKIPS_IN_A_ROW_MAX = 10, /* without loss scaling a skip changes nothing: more will not help */
 };
 
-/* Mean of the losses of the targets that count, summed in double in order, over all ranks in theirs; not a number
- * where none counts. Learns of stops, too. */
-static int mean_loss(traini_loop *self, double *mean)
+/* Mean of the losses of the targets that count, summed in double in order, over all ranks in
+ * theirs; not a number where none counts. Learns of stops, too. */
+static int mean_loss(struct loop *self, double *mean)
 {
-    const model *net = self->setup->net;
-    uint64_t count = self->job->accumulation * net->micro_batch * net->tokens;
-    const float *losses =
-        (const float *)(const void *)traini_home(self->engine, self->setup->set.homes.losses_host);
+    const model *net = self->run.setup->net;
+    uint64_t count = self->run.job->accumulation * net->micro_batch * net->tokens;
+    const float *losses = (const float *)(const void *)engine_home(
+        self->run.engine, self->run.setup->set.homes.losses_host);
     double sum = 0, total;
     for (uint64_t i = 0; i < count; i++)
         sum += (double)losses[i];
-    TRY(traini_share_step(self, sum, &total));
-    uint64_t target_count = self->engine->step.target_count;
+    TRY(loop_share_step(self, sum, &total));
+    uint64_t target_count = self->run.engine->step.target_count;
     *mean = target_count ? total / (double)target_count : NAN;
     return 0;
 }
 
 /* Whether the state at this point is to be committed and is not yet. */
-static bool is_due(const traini_loop *self, uint64_t step)
+static bool is_due(const struct loop *self, uint64_t step)
 {
-    uint64_t every = self->job->run.commit_every;
-    const traini_commit *commit = &self->engine->commit;
+    uint64_t every = self->run.job->run.commit_every;
+    const state_commit *commit = &self->run.commit;
     return every > 0 && !self->options->is_trial && step > 0 && step % every == 0 &&
            !(commit->has_commit && commit->committed_step >= step);
 }
 
 /* Whether a steady step commits the state that it finds, which lacks the pending update. */
-static bool finds_older(const traini_loop *self)
+static bool finds_older(const struct loop *self)
 {
-    return self->setup->set.commit == PLAN_COMMIT_FIRST && traini_leaves_update(self->setup);
+    return self->run.setup->set.commit == PLAN_COMMIT_FIRST &&
+           engine_leaves_update(self->run.setup);
 }
 
-/* A commit of the state before the last step, which is still what there is, where it is one to keep: else the
- * next step would make it, and now there is none that finds it. */
-static int commit_older(traini_loop *self)
+/* A commit of the state before the last step, which is still what there is, where it is one to
+ * keep: else the next step would make it, and now there is none that finds it. */
+static int commit_older(struct loop *self)
 {
     uint64_t step = self->before.step;
-    if (!finds_older(self) || !is_due(self, step) || !traini_is_kept(self->job, step))
+    if (!finds_older(self) || !is_due(self, step) || !state_is_kept(self->run.job, step))
         return 0;
-    traini_point_put(&self->before, &self->engine->commit.record);
-    return traini_engine_run(self->engine, PROGRAM_SAVE, self->record.step, NULL);
+    state_point_put(&self->before, &self->run.commit.record);
+    return engine_run(self->run.engine, PROGRAM_SAVE, self->run.record.step, NULL);
 }
 
-int traini_apply_pending(traini_loop *self)
+int loop_apply_pending(struct loop *self)
 {
     if (!self->pending)
         return 0;
     TRY(commit_older(self));
     self->pending = false;
-    return traini_engine_run(self->engine, PROGRAM_FLUSH, self->record.step, NULL);
+    return engine_run(self->run.engine, PROGRAM_FLUSH, self->run.record.step, NULL);
 }
 
 /* Any rank; all learn of it at the same step. */
-static bool is_stopped(const traini_loop *self)
+static bool is_stopped(const struct loop *self)
 {
     const volatile sig_atomic_t *stop = self->options->stop;
-    return self->ranks.world > 1 ? self->is_asked_to_stop : stop && *stop;
+    return self->run.ranks.world > 1 ? self->is_asked_to_stop : stop && *stop;
 }
 
 /* Rank 0 alone has the file. */
-static int write_metrics(traini_loop *self, const metrics_line *line)
+static int write_metrics(struct loop *self, const metrics_line *line)
 {
-    return self->ranks.rank == 0 ? metrics_file_write(&self->metrics, line) : 0;
+    return self->run.ranks.rank == 0 ? metrics_file_write(&self->metrics, line) : 0;
 }
 
 /* The last evaluation is finished whatever was asked since: the run is over. */
-int traini_evaluate(traini_loop *self, bool is_last)
+int loop_evaluate(struct loop *self, bool is_last)
 {
     if (!self->valid_data)
         return 0;
     uint64_t begin_ns = clock_ns();
-    TRY(traini_apply_pending(self));
+    TRY(loop_apply_pending(self));
     /* Whole programs of windows that are not repeated; at least one, which may wrap around. */
-    uint64_t windows = traini_step_windows(self);
-    uint64_t asked =
-        size_div_up(self->job->run.eval_batches, self->ranks.world * self->job->accumulation);
+    uint64_t windows = loop_step_windows(self);
+    uint64_t asked = size_div_up(self->run.job->run.eval_batches,
+                                 self->run.ranks.world * self->run.job->accumulation);
     uint64_t runs =
         size_max(size_min(asked, mixture_windows_in_order(self->valid_data) / windows), 1);
     double sum = 0, mean;
@@ -109,10 +110,10 @@ int traini_evaluate(traini_loop *self, bool is_last)
     for (uint64_t r = 0; r < runs; r++) {
         if (is_stopped(self) && !is_last)
             return 0; /* the stop comes first; an unfinished evaluation says nothing */
-        TRY(traini_load_windows(self, self->valid_data, false, r * windows));
-        TRY(traini_engine_run(self->engine, PROGRAM_EVAL, self->record.step, NULL));
+        TRY(loop_load_windows(self, self->valid_data, false, r * windows));
+        TRY(engine_run(self->run.engine, PROGRAM_EVAL, self->run.record.step, NULL));
         TRY(mean_loss(self, &mean));
-        uint64_t targets = self->engine->step.target_count;
+        uint64_t targets = self->run.engine->step.target_count;
         counted += targets;
         if (mixture_has_marks(self->valid_data))
             mean = targets ? mean * (double)targets : 0;
@@ -120,29 +121,29 @@ int traini_evaluate(traini_loop *self, bool is_last)
     }
     /* Programs are of equal size but where some targets do not count. */
     double weight = mixture_has_marks(self->valid_data) ? (double)counted : (double)runs;
-    struct train_eval eval = {.step = self->record.step, .loss = counted ? sum / weight : NAN};
+    struct train_eval eval = {.step = self->run.record.step, .loss = counted ? sum / weight : NAN};
     self->summary->eval_loss = eval.loss;
     self->summary->eval_given = true;
     metrics_line line = {
         .is_eval = true,
         .step = eval.step,
         .valid_loss = (float)eval.loss,
-        .tokens = runs * windows * self->setup->net->tokens,
+        .tokens = runs * windows * self->run.setup->net->tokens,
         .has_counted = mixture_has_marks(self->valid_data),
         .counted_tokens = counted,
         .seconds = (double)(clock_ns() - begin_ns) * 1e-9,
     };
     TRY(write_metrics(self, &line));
-    if (self->options->on_eval && self->ranks.rank == 0)
+    if (self->options->on_eval && self->run.ranks.rank == 0)
         self->options->on_eval(self->options->user, &eval);
     return 0;
 }
 
-static void fill_line(const traini_loop *self, const run_totals *run, double loss, double seconds,
+static void fill_line(const struct loop *self, const run_totals *run, double loss, double seconds,
                       metrics_line *line)
 {
-    const traini_engine *engine = self->engine;
-    uint64_t tokens = traini_step_windows(self) * self->setup->net->tokens;
+    const struct engine *engine = self->run.engine;
+    uint64_t tokens = loop_step_windows(self) * self->run.setup->net->tokens;
     *line = (metrics_line){
         .step = engine->step.step,
         .loss = (float)loss,
@@ -155,7 +156,7 @@ static void fill_line(const traini_loop *self, const run_totals *run, double los
         .counted_tokens = engine->step.target_count,
         .seconds = seconds,
         .tokens_per_second = (double)tokens / seconds,
-        .model_tflops = model_step_flops(self->setup->net, tokens) / seconds * 1e-12,
+        .model_tflops = model_step_flops(self->run.setup->net, tokens) / seconds * 1e-12,
     };
     for (int i = 0; i < LANE_COUNT; i++)
         line->lanes[i] = (metrics_lane){
@@ -167,14 +168,14 @@ static void fill_line(const traini_loop *self, const run_totals *run, double los
         line->peak_bytes[a] = self->summary->peak_bytes[a];
 }
 
-static void tell_step(traini_loop *self, const metrics_line *line)
+static void tell_step(struct loop *self, const metrics_line *line)
 {
-    bool speaks = self->ranks.rank == 0 || comm_is_pretended(self->ranks.comm);
+    bool speaks = self->run.ranks.rank == 0 || comm_is_pretended(self->run.ranks.comm);
     uint64_t done = line->step - self->begin_step;
     double elapsed = (double)(clock_ns() - self->begin_ns) * 1e-9;
     self->last = (struct train_progress){
         .step = line->step,
-        .steps = self->job->run.steps,
+        .steps = self->run.job->run.steps,
         .tokens = line->tokens,
         .loss = (double)line->loss,
         .grad_norm = line->grad_norm,
@@ -182,37 +183,36 @@ static void tell_step(traini_loop *self, const metrics_line *line)
         .seconds = line->seconds,
         .tokens_per_second = line->tokens_per_second,
         .model_tflops = line->model_tflops,
-        .seconds_left = elapsed / (double)done * (double)(self->job->run.steps - line->step),
+        .seconds_left = elapsed / (double)done * (double)(self->run.job->run.steps - line->step),
         .skipped = line->skipped,
     };
     for (int i = 0; i < LANE_COUNT; i++)
-        self->last.lanes[i] = (struct lane_numbers){
-            line->lanes[i].bytes, line->lanes[i].busy_seconds, line->lanes[i].stall_seconds};
+        self->last.lanes[i] = line->lanes[i];
     if (self->options->on_step && speaks)
         self->options->on_step(self->options->user, &self->last);
 }
 
 /* The rate of the update that this step was to make. */
-static double rate_of(const traini_loop *self)
+static double rate_of(const struct loop *self)
 {
-    return job_learning_rate(self->job, self->engine->step.applied + 1);
+    return job_learning_rate(self->run.job, self->run.engine->step.applied + 1);
 }
 
 /* Why this step's failed gradient ends the run; NULL: it does not. */
-static const char *why_no_skip(const traini_loop *self)
+static const char *why_no_skip(const struct loop *self)
 {
-    if (self->setup->plan.update == PLAN_UPDATE_IN_BACKWARD)
+    if (self->run.setup->plan.update == PLAN_UPDATE_IN_BACKWARD)
         return "with schedule.update in_backward it was applied as it came, so what was trained is "
                "lost";
-    if (!self->job->check_grad_overflow)
+    if (!self->run.job->check_grad_overflow)
         return "bf16.check_grad_overflow false lets no step be skipped";
     return NULL;
 }
 
 /* A step whose gradient norm is not finite is skipped, or ends the run. */
-static int note_overflow(traini_loop *self, double loss)
+static int note_overflow(struct loop *self, double loss)
 {
-    const struct traini_step *step = &self->engine->step;
+    const struct engine_step *step = &self->run.engine->step;
     bool overflows = !isfinite(step->grad_norm);
     self->skips_in_a_row = overflows ? self->skips_in_a_row + 1 : 0;
     if (self->scaler.is_dynamic) {
@@ -239,106 +239,126 @@ static int note_overflow(traini_loop *self, double loss)
                    "step %" PRIu64 ": the gradient norm was not finite in %u steps in a row%s, so "
                    "training has diverged; begin anew with a lower learning rate (here %g)%s",
                    step->step, self->skips_in_a_row,
-                   self->job->type == DTYPE_FP16 ? " at a static loss scale" : "", rate_of(self),
-                   self->job->type == DTYPE_FP16 ? " or with fp16.loss_scale 0" : "");
+                   self->run.job->type == DTYPE_FP16 ? " at a static loss scale" : "",
+                   rate_of(self),
+                   self->run.job->type == DTYPE_FP16 ? " or with fp16.loss_scale 0" : "");
 }
 
-/* Which state the steady step that comes next would commit: the one that it finds, which lacks the pending
- * update where there is one, or the one with that update. */
-static const traini_point *state_to_commit(const traini_loop *self, traini_point *now)
+/* Which state the steady step that comes next would commit: the one that it finds, which lacks the
+ * pending update where there is one, or the one with that update. */
+static const state_point *state_to_commit(const struct loop *self, state_point *now)
 {
-    traini_point_take(now, &self->record);
+    state_point_take(now, &self->run.record);
     return finds_older(self) ? &self->before : now;
 }
 
 /* Before a steady step: whether it commits, and what. */
-static void decide_commit(traini_loop *self)
+static void decide_commit(struct loop *self)
 {
-    traini_commit *commit = &self->engine->commit;
-    traini_point now;
-    if (self->setup->set.commit == PLAN_COMMIT_APART)
+    state_commit *commit = &self->run.commit;
+    state_point now;
+    if (self->run.setup->set.commit == PLAN_COMMIT_APART)
         return;
-    const traini_point *state = state_to_commit(self, &now);
-    commit->is_due = is_due(self, state->step);
-    if (commit->is_due)
-        traini_point_put(state, &commit->record);
+    const state_point *state = state_to_commit(self, &now);
+    self->run.engine->is_committing = is_due(self, state->step);
+    if (self->run.engine->is_committing)
+        state_point_put(state, &commit->record);
 }
 
-/* Between steps: a commit that no step can make behind its work. With updates left for later and none
- * pending (the step was skipped, or evaluation has applied it) the next step finds nothing to commit. */
-static int commit_between(traini_loop *self)
+/* Between steps: a commit that no step can make behind its work. With updates left for later and
+ * none pending (the step was skipped, or evaluation has applied it) the next step finds nothing to
+ * commit. */
+static int commit_between(struct loop *self)
 {
-    if (!is_due(self, self->record.step) && !is_due(self, self->before.step))
+    if (!is_due(self, self->run.record.step) && !is_due(self, self->before.step))
         return 0;
-    bool apart = self->setup->set.commit == PLAN_COMMIT_APART;
-    if (!apart && !(traini_leaves_update(self->setup) && !self->pending))
+    bool apart = self->run.setup->set.commit == PLAN_COMMIT_APART;
+    if (!apart && !(engine_leaves_update(self->run.setup) && !self->pending))
         return 0;
-    if (apart && !is_due(self, self->record.step))
+    if (apart && !is_due(self, self->run.record.step))
         return 0;
-    if (self->engine->step.skip) /* the skipped step has changed nothing */
+    if (self->run.engine->step.skip) /* the skipped step has changed nothing */
         TRY(commit_older(self));
-    return is_due(self, self->record.step) || is_due(self, self->before.step)
-               ? traini_commit_now(self)
+    return is_due(self, self->run.record.step) || is_due(self, self->before.step)
+               ? loop_commit_now(self)
                : 0;
 }
 
 /* The program of one step, with the scalars before and after it. */
-static int run_step_program(traini_loop *self, run_totals *run, enum program_kind *ran)
+static int run_step_program(struct loop *self, run_totals *run, enum program_kind *ran)
 {
-    traini_engine *engine = self->engine;
-    bool leaves_update = traini_leaves_update(self->setup);
-    engine->step.step = self->record.step + 1;
+    struct engine *engine = self->run.engine;
+    bool leaves_update = engine_leaves_update(self->run.setup);
+    engine->step.step = self->run.record.step + 1;
     engine->step.loss_scale = self->scaler.scale;
     if (!leaves_update)
         engine->step.skip = false; /* until the norm says otherwise */
-    if (self->setup->plan.update == PLAN_UPDATE_IN_BACKWARD) {
+    if (self->run.setup->plan.update == PLAN_UPDATE_IN_BACKWARD) {
         engine->step.grad_norm = 0; /* neither clips nor skips */
-        traini_make_scalars(engine);
+        engine_make_scalars(engine);
     }
     enum program_kind kind = self->pending || !leaves_update ? PROGRAM_STEADY : PROGRAM_FIRST;
     *ran = kind;
     if (kind == PROGRAM_STEADY)
         decide_commit(self);
-    int rc = traini_engine_run(engine, kind, engine->step.step, run);
-    engine->commit.is_due = false;
+    int rc = engine_run(engine, kind, engine->step.step, run);
+    engine->is_committing = false;
     if (rc < 0)
         return err_prefix(rc, "step %" PRIu64, engine->step.step);
     if (leaves_update)
-        traini_make_scalars(engine);
-    if (self->setup->plan.update == PLAN_UPDATE_IN_BACKWARD)
+        engine_make_scalars(engine);
+    if (self->run.setup->plan.update == PLAN_UPDATE_IN_BACKWARD)
         self->spoiled = engine->step.skip = !isfinite(engine->step.grad_norm);
     self->pending = leaves_update && !engine->step.skip;
     return 0;
 }
 
 /* Sent so far to other ranks by collectives. */
-static uint64_t sent_so_far(const traini_loop *self)
+static uint64_t sent_so_far(const struct loop *self)
 {
-    return self->ranks.world > 1 ? comm_sent_bytes(self->ranks.comm) : 0;
+    return self->run.ranks.world > 1 ? comm_sent_bytes(self->run.ranks.comm) : 0;
 }
 
-static int one_step(traini_loop *self)
+/* Tells train_options.watch, if there is one. */
+static int watch_step(struct loop *self, const run_totals *run, enum program_kind kind,
+                      uint64_t events_begin, double seconds)
+{
+    const struct setup_watch *watch = self->options->watch;
+    if (!watch || !watch->on_step)
+        return 0;
+    struct setup_watched_step step = {
+        .totals = run,
+        .prog = &self->run.setup->set.programs[kind],
+        .events_begin = events_begin,
+        .skipped = self->run.engine->step.skip,
+        .seconds = seconds,
+    };
+    return watch->on_step(watch->user, self->run.engine, &step);
+}
+
+static int one_step(struct loop *self)
 {
     uint64_t begin_ns = clock_ns(), sent_bytes = sent_so_far(self);
-    uint64_t events_begin = self->engine->ring.written;
+    uint64_t events_begin = self->run.engine->ring.written;
     enum program_kind kind;
     double loss;
-    TRY(traini_load_windows(self, self->train_data, true, self->record.window_count));
+    TRY(loop_load_windows(self, self->train_data, true, self->run.record.window_count));
     run_totals run;
     TRY(run_step_program(self, &run, &kind));
-    bool skipped = self->engine->step.skip;
-    traini_point_take(&self->before, &self->record);
-    self->record.step++;
-    self->record.window_count += traini_step_windows(self);
-    self->record.skipped_count += skipped;
+    bool skipped = self->run.engine->step.skip;
+    state_point_take(&self->before, &self->run.record);
+    self->run.record.step++;
+    self->run.record.window_count += loop_step_windows(self);
+    self->run.record.skipped_count += skipped;
     TRY(mean_loss(self, &loss));
-    if (self->engine->step.target_count == 0 && self->ranks.rank == 0)
+    if (self->run.engine->step.target_count == 0 && self->run.ranks.rank == 0)
         log_warn("step %" PRIu64 ": not one of its %" PRIu64
                  " tokens counts as a target: it has no loss, and its gradient is zero",
-                 self->engine->step.step, traini_step_windows(self) * self->setup->net->tokens);
+                 self->run.engine->step.step,
+                 loop_step_windows(self) * self->run.setup->net->tokens);
     self->sent_bytes = sent_so_far(self) - sent_bytes;
     int rc = note_overflow(self, loss);
-    loss_scaler_save(&self->scaler, &self->record);
+    loss_scaler_save(&self->scaler, &self->run.record);
     metrics_line line;
     fill_line(self, &run, loss, (double)(clock_ns() - begin_ns) * 1e-9, &line);
     TRY_KEEP(rc, write_metrics(self, &line));
@@ -346,23 +366,23 @@ static int one_step(traini_loop *self)
     self->summary->tokens += line.tokens;
     self->summary->train_loss = loss;
     tell_step(self, &line);
-    TRY_KEEP(rc, traini_watch_step(self, &run, kind, events_begin, line.seconds));
+    TRY_KEEP(rc, watch_step(self, &run, kind, events_begin, line.seconds));
     return rc;
 }
 
-int traini_step(traini_loop *self)
+int loop_step(struct loop *self)
 {
     TRY(commit_between(self));
     return one_step(self);
 }
 
-void traini_begin_steps(traini_loop *self)
+void loop_begin_steps(struct loop *self)
 {
     self->begin_ns = clock_ns();
-    self->begin_step = self->record.step;
+    self->begin_step = self->run.record.step;
 }
 
-static void check_seal(traini_loop *self, bool last)
+static void check_seal(struct loop *self, bool last)
 {
     if (!last) {
         mem_seal();
@@ -385,32 +405,32 @@ static void check_seal(traini_loop *self, bool last)
 }
 
 /* A stop comes before an evaluation that is due: the run that goes on makes it first. */
-static int evaluate_missed(traini_loop *self)
+static int evaluate_missed(struct loop *self)
 {
-    uint64_t every = self->job->run.eval_every, step = self->record.step;
+    uint64_t every = self->run.job->run.eval_every, step = self->run.record.step;
     bool is_due = every && self->resumed && step > 0 && step % every == 0, is_done;
-    if (!is_due || step >= self->job->run.steps)
+    if (!is_due || step >= self->run.job->run.steps)
         return 0;
-    TRY(traini_is_evaluated(self, &is_done));
-    return is_done ? 0 : traini_evaluate(self, false);
+    TRY(loop_is_evaluated(self, &is_done));
+    return is_done ? 0 : loop_evaluate(self, false);
 }
 
 /* Steps until the last or a stop. 1 when stopped on request. */
-int traini_run_steps(traini_loop *self)
+int loop_run_steps(struct loop *self)
 {
-    uint64_t every = self->job->run.eval_every;
+    uint64_t every = self->run.job->run.eval_every;
     bool sealed = false;
     double none;
-    traini_begin_steps(self);
-    int rc = traini_share_step(self, 0, &none); /* a stop that came before */
+    loop_begin_steps(self);
+    int rc = loop_share_step(self, 0, &none); /* a stop that came before */
     if (rc == 0)
         rc = evaluate_missed(self);
-    while (rc == 0 && self->record.step < self->job->run.steps && !is_stopped(self)) {
-        rc = traini_step(self);
-        if (rc == 0 && every && self->record.step % every == 0 &&
-            self->record.step < self->job->run.steps)
-            rc = traini_evaluate(self, false);
-        if (!sealed && self->record.step - self->begin_step >= SEAL_AFTER_STEPS) {
+    while (rc == 0 && self->run.record.step < self->run.job->run.steps && !is_stopped(self)) {
+        rc = loop_step(self);
+        if (rc == 0 && every && self->run.record.step % every == 0 &&
+            self->run.record.step < self->run.job->run.steps)
+            rc = loop_evaluate(self, false);
+        if (!sealed && self->run.record.step - self->begin_step >= SEAL_AFTER_STEPS) {
             sealed = true;
             check_seal(self, false);
         }
@@ -420,5 +440,5 @@ int traini_run_steps(traini_loop *self)
     self->summary->seconds = (double)(clock_ns() - self->begin_ns) * 1e-9;
     if (rc < 0)
         return rc;
-    return is_stopped(self) && self->record.step < self->job->run.steps;
+    return is_stopped(self) && self->run.record.step < self->run.job->run.steps;
 }

@@ -1,5 +1,5 @@
-/* A run from its opening to its end, as a whole (train_run) or step by step (train_open). The order of what is
- * refused, made and kept; the steps themselves are loop.c's. */
+/* A run from its opening to its end, as a whole (train_run) or step by step (train_open). The order
+ * of what is refused, made and kept; the steps themselves are loop.c's. */
 #include <assert.h>
 #include <errno.h>
 #include <inttypes.h>
@@ -9,60 +9,60 @@
 
 #include "base/log.h"
 #include "base/mem.h"
-#include "train/train_internal.h"
-#include "train/weights.h"
+#include "train/loop_internal.h"
 
 /* The run, its memory and slab, but for its directory. */
-static int remove_run(traini_loop *self)
+static int remove_run(struct loop *self)
 {
-    traini_engine_destroy(self->engine);
-    self->engine = NULL;
-    return traini_clear(self, &self->record);
+    engine_destroy(self->run.engine);
+    self->run.engine = NULL;
+    return loop_clear(self, &self->run.record);
 }
 
-/* A new run that could not start leaves nothing but its directory. Of several ranks each removes the slabs that
- * it sees, and the manifest stays, which says that the run had begun: one that is gone has removed nothing,
- * and the next start does. The first error stays. */
-static int withdraw(traini_loop *self, int failed)
+/* A new run that could not start leaves nothing but its directory. Of several ranks each removes
+ * the slabs that it sees, and the manifest stays, which says that the run had begun: one that is
+ * gone has removed nothing, and the next start does. The first error stays. */
+static int withdraw(struct loop *self, int failed)
 {
     err_record first;
     err_save(&first, failed);
     if (failed != ERR_STOPPED) /* which all have agreed on */
-        traini_fail_all(&self->ranks, failed);
-    traini_engine_destroy(self->engine);
-    self->engine = NULL;
-    int rc = self->ranks.world > 1 ? traini_remove_slabs(&self->record.slabs)
-                                   : traini_clear(self, &self->record);
+        ranks_fail_all(&self->run.ranks, failed);
+    engine_destroy(self->run.engine);
+    self->run.engine = NULL;
+    int rc = self->run.ranks.world > 1 ? state_remove_slabs(&self->run.record.slabs)
+                                       : loop_clear(self, &self->run.record);
     if (rc < 0)
         log_warn("after the failed start: %s", err_text());
     return err_restore(&first);
 }
 
 /* A new run that has what it begins with has a commit: of several ranks' it stays. */
-static bool is_to_withdraw(const traini_loop *self)
+static bool is_to_withdraw(const struct loop *self)
 {
-    return self->announced && !(self->is_moved && self->ranks.world > 1);
+    return self->run.has_named_slabs && !(self->run.is_moved && self->run.ranks.world > 1);
 }
 
-static void sum_up_lanes(traini_loop *self)
+static void sum_up_lanes(struct loop *self)
 {
     for (int i = 0; i < LANE_COUNT; i++)
-        self->summary->lanes[i] = self->engine->totals[i];
+        self->summary->lanes[i] = self->run.engine->totals[i];
 }
 
 /* Nothing of a trial stays. */
-static int end_trial(traini_loop *self, int result)
+static int end_trial(struct loop *self, int result)
 {
     sum_up_lanes(self);
     if (result < 0)
         return withdraw(self, result);
-    TRY(traini_collect_ranks(self));
-    TRY(traini_barrier(&self->ranks, "end of the trial"));
+    TRY(loop_collect_ranks(self));
+    TRY(ranks_barrier(&self->run.ranks, "end of the trial"));
     TRY(remove_run(self));
     return result == 1 ? err_set(ERR_STOPPED, "stopped on request; a trial keeps no state") : 0;
 }
 
-/* A failure while the state of a commit was taken up; refusals of what was asked say what to ask for. */
+/* A failure while the state of a commit was taken up; refusals of what was asked say what to ask
+ * for. */
 static int name_commit(int failed, uint64_t step)
 {
     err_record first;
@@ -70,124 +70,125 @@ static int name_commit(int failed, uint64_t step)
     if (failed == ERR_INPUT || failed == ERR_NO_FIT || failed == ERR_CONFIG ||
         failed == ERR_STOPPED)
         return err_restore(&first);
-    return traini_name_commit(&first, step);
+    return loop_name_commit(&first, step);
 }
 
 /* Whether rank 0 finds something in the run directory. */
-static int has_run_dir(const traini_loop *self, bool *has_state)
+static int has_run_dir(const struct loop *self, bool *has_state)
 {
     char state[JOB_PATH_BYTES + 16];
-    snprintf(state, sizeof state, "%s/state", self->job->run.dir);
+    snprintf(state, sizeof state, "%s/state", self->run.job->run.dir);
     uint8_t is_there = access(state, F_OK) == 0;
-    TRY(traini_from_rank0(&self->ranks, "run directory", &is_there, sizeof is_there));
+    TRY(ranks_from_rank0(&self->run.ranks, "run directory", &is_there, sizeof is_there));
     *has_state = is_there;
     return 0;
 }
 
 /* Takes the run directory, which is rank 0's alone, and tells all what it holds. */
-static int find_state(traini_loop *self, manifest *found, bool *exists)
+static int find_state(struct loop *self, manifest *found, bool *exists)
 {
-    const struct traini_ranks *ranks = &self->ranks;
+    const struct ranks *ranks = &self->run.ranks;
     int rc = 0;
-    snprintf(self->dir.path, sizeof self->dir.path, "%s", self->job->run.dir);
+    snprintf(self->run.dir.path, sizeof self->run.dir.path, "%s", self->run.job->run.dir);
     if (ranks->rank == 0)
-        rc = traini_run_dir_open(&self->dir, self->job->run.dir);
-    TRY(traini_agree(ranks, "run directory", rc));
-    TRY(traini_find_run(self, found, exists));
+        rc = state_run_dir_open(&self->run.dir, self->run.job->run.dir);
+    TRY(ranks_agree(ranks, "run directory", rc));
+    TRY(loop_find_run(self, found, exists));
     if (*exists || !self->options->from)
         return 0;
-    rc = ranks->rank == 0 ? traini_borrow(self, found) : 0;
+    rc = ranks->rank == 0 ? state_borrow(&self->run, found) : 0;
     if (rc == 0 && ranks->rank == 0)
-        rc = traini_check_borrowed_words(self);
-    TRY(traini_agree(ranks, "the run to begin with", rc));
-    *exists = self->is_borrowed = true;
-    snprintf(self->from.path, sizeof self->from.path, "%s", self->options->from);
-    return traini_share_manifest(ranks, found, exists);
+        rc = loop_check_borrowed_tokenizer(self);
+    TRY(ranks_agree(ranks, "the run to begin with", rc));
+    *exists = self->run.is_borrowed = true;
+    snprintf(self->run.from.path, sizeof self->run.from.path, "%s", self->options->from);
+    return state_share_manifest(ranks, found, exists);
 }
 
 /* All before the first step. */
-static int open_all(traini_loop *self)
+static int open_all(struct loop *self)
 {
     manifest *found = &self->found;
     bool exists = false, has_state;
-    /* Refusals first, each before any file is made: data, then fit. The directory is made only after
-     * the plan fits. */
-    TRY(traini_ranks_init(&self->ranks, self->options->comm));
-    TRY(traini_make_step_words(self));
-    TRY(traini_open_data(self));
+    /* Refusals first, each before any file is made: data, then fit. The directory is made only
+     * after the plan fits. */
+    TRY(ranks_init(&self->run.ranks, self->options->comm));
+    TRY(loop_make_step_words(self));
+    TRY(loop_open_data(self));
     TRY(has_run_dir(self, &has_state));
     if (!has_state) {
-        struct traini_setup_options asked = traini_setup_options_of(self);
-        TRY(traini_setup_create(self->job, &asked, &self->setup));
+        struct setup_options asked = loop_setup_options(self);
+        TRY(setup_create(self->run.job, &asked, &self->run.setup));
         if (!self->options->from)
-            TRY(traini_open_weights(self));
+            TRY(loop_open_first_weights(self));
     }
     int rc = find_state(self, found, &exists);
     if (rc == 0)
-        rc = traini_make_data(self);
+        rc = loop_make_data(self);
     if (rc == 0)
-        rc = traini_start(self, exists ? found : NULL);
+        rc = loop_start(self, exists ? found : NULL);
     if (rc == 0)
-        rc = traini_make_state(self);
+        rc = loop_make_state(self);
     manifest_fini(found);
     if (rc < 0 && is_to_withdraw(self))
         return withdraw(self, rc);
     if (rc == ERR_CORRUPT && exists)
         return err_prefix(rc, "the commit of step %" PRIu64 " in %s is damaged", found->step,
-                          self->dir.path);
-    if (rc < 0 && exists && (!self->is_borrowed || self->is_moved))
+                          self->run.dir.path);
+    if (rc < 0 && exists && (!self->run.is_borrowed || self->run.is_moved))
         return name_commit(rc, found->step);
     TRY(rc);
     self->summary->was_resumed = self->resumed;
     return 0;
 }
 
-static int run_all(traini_loop *self)
+static int run_all(struct loop *self)
 {
     TRY(open_all(self));
-    int stopped = traini_run_steps(self);
-    if (stopped >= 0 && self->setup->gpu)
-        TRY(traini_gpu_used(self->setup, &self->summary->gpu_used_bytes));
+    int stopped = loop_run_steps(self);
+    if (stopped >= 0 && self->run.setup->gpu)
+        TRY(setup_gpu_used(self->run.setup, &self->summary->gpu_used_bytes));
     if (self->options->is_trial)
         return end_trial(self, stopped);
     if (stopped < 0)
-        return traini_rescue(self, stopped);
-    self->summary->step = self->record.step;
-    int finished = traini_finish(self, stopped == 1);
+        return loop_rescue(self, stopped);
+    self->summary->step = self->run.record.step;
+    int finished = loop_finish(self, stopped == 1);
     if (finished < 0)
-        return traini_rescue(self, finished);
+        return loop_rescue(self, finished);
     sum_up_lanes(self);
-    TRY(traini_collect_ranks(self));
+    TRY(loop_collect_ranks(self));
     if (stopped)
         return err_set(ERR_STOPPED,
                        "stopped on request after step %" PRIu64 " of %" PRIu64
                        "; state is committed, resume with the same command (without --fresh)",
-                       self->record.step, self->job->run.steps);
+                       self->run.record.step, self->run.job->run.steps);
     return 0;
 }
 
 static int create(const struct train_options *options, struct train_summary *summary,
-                  traini_loop **out)
+                  struct loop **out)
 {
     memset(summary, 0, sizeof *summary);
-    traini_loop *self = mem_alloc(1, sizeof *self, "training loop");
+    struct loop *self = mem_alloc(1, sizeof *self, "training loop");
     *out = self;
     if (!self)
         return -ENOMEM;
     self->options = options;
-    self->job = options->job;
+    self->run.job = options->job;
     self->summary = summary;
-    self->dir.lock_fd = self->from.lock_fd = -1;
-    self->metrics.fd = -1;
+    self->run.dir.lock_fd = self->run.from.lock_fd = -1;
+    self->metrics.fd = self->run.commit.metrics_fd = -1;
+    loop_set_run_options(self);
     return 0;
 }
 
 /* Frees all, with the result so far; returns the first failure, whose text stays. */
-static int destroy(traini_loop *self, int rc)
+static int destroy(struct loop *self, int rc)
 {
     if (rc < 0 && rc != ERR_STOPPED)
-        traini_fail_all(&self->ranks, rc);
-    sim_store_destroy(self->moved_store);
+        ranks_fail_all(&self->run.ranks, rc);
+    sim_store_destroy(self->run.moved_store);
     int memory = arena_process_memory(NULL, &self->summary->resident_bytes_max, NULL);
     if (memory < 0 && rc == 0)
         rc = memory;
@@ -196,20 +197,21 @@ static int destroy(traini_loop *self, int rc)
     metrics_file_close(&self->metrics);
     manifest_fini(&self->found);
     mem_free(self->step_words);
-    traini_engine_destroy(self->engine);
-    weights_close(self->weights); /* which borrow the setup's model */
-    traini_setup_destroy(self->setup);
-    manifest_fini(&self->record);
-    traini_close_data(self);
-    traini_run_dir_close(&self->from);
-    traini_run_dir_close(&self->dir);
+    engine_destroy(self->run.engine);
+    state_commit_fini(&self->run.commit);
+    hf_first_close(&self->first); /* borrows the setup's model */
+    setup_destroy(self->run.setup);
+    manifest_fini(&self->run.record);
+    loop_close_data(self);
+    state_run_dir_close(&self->run.from);
+    state_run_dir_close(&self->run.dir);
     mem_free(self);
     return rc < 0 ? err_restore(&first) : rc;
 }
 
 int train_run(const struct train_options *options, struct train_summary *summary)
 {
-    traini_loop *self;
+    struct loop *self;
     TRY(create(options, summary, &self));
     return destroy(self, run_all(self));
 }
@@ -219,7 +221,7 @@ int train_run(const struct train_options *options, struct train_summary *summary
 struct train_session {
     struct train_options options;
     struct train_summary summary;
-    traini_loop *loop;
+    struct loop *loop;
     err_record failure; /* code below 0: of the step or commit that ended it */
 };
 
@@ -241,7 +243,7 @@ int train_open(const struct train_options *options, train_session **out)
         mem_free(self);
         return rc;
     }
-    traini_begin_steps(self->loop);
+    loop_begin_steps(self->loop);
     *out = self;
     return 0;
 }
@@ -250,7 +252,7 @@ int train_open(const struct train_options *options, train_session **out)
 static int note(train_session *self, int rc)
 {
     if (rc < 0) {
-        rc = traini_rescue(self->loop, rc);
+        rc = loop_rescue(self->loop, rc);
         err_save(&self->failure, rc);
     }
     return rc;
@@ -261,13 +263,14 @@ static int check_usable(const train_session *self)
     return self->failure.code < 0 ? err_restore(&self->failure) : 0;
 }
 
-/* With one place per extent the next step changes what was committed in place: the manifest says so first. */
-static int leave_commit(traini_loop *loop)
+/* With one place per extent the next step changes what was committed in place: the manifest says so
+ * first. */
+static int leave_commit(struct loop *loop)
 {
-    traini_commit *commit = &loop->engine->commit;
-    if (loop->job->run.commit_every > 0 || !commit->has_commit)
+    state_commit *commit = &loop->run.commit;
+    if (loop->run.job->run.commit_every > 0 || !commit->has_commit)
         return 0;
-    TRY(traini_write_slot(loop->engine, MANIFEST_RUNNING));
+    TRY(state_write_slot(&loop->run.commit, MANIFEST_RUNNING));
     commit->has_commit = false;
     return 0;
 }
@@ -275,13 +278,13 @@ static int leave_commit(traini_loop *loop)
 int train_step(train_session *self, struct train_progress *progress)
 {
     TRY(check_usable(self));
-    traini_loop *loop = self->loop;
-    if (loop->record.step >= loop->job->run.steps)
+    struct loop *loop = self->loop;
+    if (loop->run.record.step >= loop->run.job->run.steps)
         return err_set(ERR_USAGE,
                        "step %" PRIu64 " is the run's last (run.steps): raise it to go on",
-                       loop->record.step);
+                       loop->run.record.step);
     TRY(note(self, leave_commit(loop)));
-    TRY(note(self, traini_step(loop)));
+    TRY(note(self, loop_step(loop)));
     *progress = loop->last;
     return 0;
 }
@@ -291,7 +294,7 @@ int train_evaluate(train_session *self, double *loss)
     TRY(check_usable(self));
     if (!self->loop->valid_data)
         return err_set(ERR_USAGE, "there is nothing to evaluate on: give data.valid");
-    TRY(note(self, traini_evaluate(self->loop, true)));
+    TRY(note(self, loop_evaluate(self->loop, true)));
     *loss = self->summary.eval_loss;
     return 0;
 }
@@ -299,31 +302,31 @@ int train_evaluate(train_session *self, double *loss)
 int train_commit(train_session *self, uint64_t *step)
 {
     TRY(check_usable(self));
-    TRY(note(self, traini_commit_now(self->loop)));
-    *step = self->loop->record.step;
+    TRY(note(self, loop_commit_now(self->loop)));
+    *step = self->loop->run.record.step;
     return 0;
 }
 
-int train_export(train_session *self, const struct export_options *options,
-                 struct export_summary *summary)
+int train_export(train_session *self, const struct hf_export_options *options,
+                 struct hf_export_summary *summary)
 {
-    traini_loop *loop = self->loop;
+    struct loop *loop = self->loop;
     uint64_t step;
     memset(summary, 0, sizeof *summary);
     TRY(train_commit(self, &step));
-    struct export_options asked = *options;
-    asked.run_dir = loop->job->run.dir;
+    struct hf_export_options asked = *options;
+    asked.run_dir = loop->run.job->run.dir;
     asked.is_held = true;
-    int rc = loop->ranks.rank == 0 ? export_run(&asked, summary) : 0;
-    return traini_agree(&loop->ranks, "export", rc);
+    int rc = loop->run.ranks.rank == 0 ? hf_export(&asked, summary) : 0;
+    return ranks_agree(&loop->run.ranks, "export", rc);
 }
 
 void train_get_summary(const train_session *self, struct train_summary *summary,
-                       struct plan_summary *plan)
+                       struct setup_summary *plan)
 {
     *summary = self->summary;
-    summary->step = self->loop->record.step;
-    traini_setup_summary(self->loop->setup, plan);
+    summary->step = self->loop->run.record.step;
+    setup_summarize(self->loop->run.setup, plan);
 }
 
 int train_close(train_session *self)
@@ -332,7 +335,7 @@ int train_close(train_session *self)
         return 0;
     int rc = check_usable(self);
     if (rc == 0)
-        rc = note(self, traini_finish(self->loop, true));
+        rc = note(self, loop_finish(self->loop, true));
     rc = destroy(self->loop, rc);
     mem_free(self);
     return rc;

@@ -1,6 +1,6 @@
-/* Text and JSON lines made into one token file: what `sluice data tokenize` does. Documents and their ends are those of
- * data/prepare.h, formats those of data/token_file.h. All cores that the process may use; memory does not grow with
- * the files. */
+/* Text and JSON lines made into one token file: what `sluice data tokenize` does. Documents and
+ * their ends are those of data/prepare.h, formats those of data/token_file.h. All cores that the
+ * process may use; memory does not grow with the files. */
 #ifndef SLUICE_TRAIN_TOKENIZE_H
 #define SLUICE_TRAIN_TOKENIZE_H
 
@@ -29,8 +29,9 @@ struct tokenize_result {
 };
 typedef struct tokenize_result tokenize_result;
 
-/* ERR_USAGE for an unknown format and an output that is one of the files read; ERR_INPUT and ERR_CONFIG as tokenizer_open, prepare_look and prepare_run have it,
- * and for conversations, whose marks no such format holds; ERR_STOPPED. On failure no file is left or changed. */
+/* ERR_USAGE for an unknown format and an output that is one of the files read; ERR_INPUT and
+ * ERR_CONFIG as tokenizer_open, prepare_look and prepare_run have it, and for conversations, whose
+ * marks no such format holds; ERR_STOPPED. On failure no file is left or changed. */
 int tokenize_files(const tokenize_request *request, tokenize_result *result) MUST_CHECK;
 
 #endif

@@ -1,34 +1,35 @@
-/* Tokens of a step's windows: of the data, or random ones where a trial has none. On the loop's thread, between
- * programs. */
+/* Tokens of a step's windows: of the data, or random ones where a trial has none. On the loop's
+ * thread, between programs. */
 #include "base/rng.h"
-#include "train/train_internal.h"
+#include "train/loop_internal.h"
 
 enum { RANDOM_STREAM = 77 };
 
 /* Windows of a step, of all ranks. */
-uint64_t traini_step_windows(const traini_loop *self)
+uint64_t loop_step_windows(const struct loop *self)
 {
-    return self->ranks.world * self->job->accumulation * self->setup->net->micro_batch;
+    return self->run.ranks.world * self->run.job->accumulation * self->run.setup->net->micro_batch;
 }
 
 /* For a trial without data: it measures, and what it learns is dropped. */
-static void fill_random(const traini_loop *self, uint64_t first, uint64_t count, int32_t *tokens)
+static void fill_random(const struct loop *self, uint64_t first, uint64_t count, int32_t *tokens)
 {
-    uint64_t vocabulary = self->setup->net->spec.vocab_size;
+    uint64_t vocabulary = self->run.setup->net->spec.vocab_size;
     for (uint64_t i = 0; i < count; i++)
-        tokens[i] = (int32_t)rng_below(self->job->data.seed, RANDOM_STREAM + first, i, vocabulary);
+        tokens[i] =
+            (int32_t)rng_below(self->run.job->data.seed, RANDOM_STREAM + first, i, vocabulary);
 }
 
-int traini_load_windows(traini_loop *self, mixture *from, bool shuffled, uint64_t first)
+int loop_load_windows(struct loop *self, mixture *from, bool shuffled, uint64_t first)
 {
-    const model *net = self->setup->net;
-    const uint64_t windows = self->job->accumulation * net->micro_batch;
+    const model *net = self->run.setup->net;
+    const uint64_t windows = self->run.job->accumulation * net->micro_batch;
     int32_t *tokens =
-        (int32_t *)(void *)traini_home(self->engine, self->setup->set.homes.tokens_host);
+        (int32_t *)(void *)engine_home(self->run.engine, self->run.setup->set.homes.tokens_host);
     int32_t *targets = tokens + windows * net->tokens;
-    first += self->ranks.rank * windows;
-    uint64_t *target_count = &self->engine->step.target_count;
-    *target_count = traini_step_windows(self) * net->tokens;
+    first += self->run.ranks.rank * windows;
+    uint64_t *target_count = &self->run.engine->step.target_count;
+    *target_count = loop_step_windows(self) * net->tokens;
     if (!from) {
         fill_random(self, first, 2 * windows * net->tokens, tokens);
         return 0;
@@ -43,5 +44,5 @@ int traini_load_windows(traini_loop *self, mixture *from, bool shuffled, uint64_
     uint64_t own = 0;
     for (uint64_t i = 0; i < windows * net->tokens; i++)
         own += targets[i] >= 0;
-    return traini_share_count(self, own, target_count);
+    return loop_share_count(self, own, target_count);
 }

@@ -11,10 +11,10 @@
 #include <string.h>
 
 #include "base/log.h"
-#include "data/chat.h"
 #include "data/corpus.h"
 #include "data/prepare.h"
 #include "fuzz.h"
+#include "text/chat.h"
 
 enum { HEAD_BYTES = 4, INPUT_MAX = 8192, TOKENS_MAX = 1 << 20 };
 

@@ -11,8 +11,8 @@
 #include <string.h>
 
 #include "base/log.h"
-#include "data/tokenizer.h"
 #include "fuzz.h"
+#include "text/tokenizer.h"
 
 enum { HEAD_BYTES = 2, INPUT_MAX = 16384, DOCUMENT_MAX = 1 << 16, BYTES = 256 };
 

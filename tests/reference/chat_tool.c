@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "data/chat.h"
+#include "text/chat.h"
 
 enum { MESSAGES_MAX = 64 };
 

@@ -1,0 +1,109 @@
+/* Joining, the job for all ranks, leaving. See cli_ranks.h. */
+#include "cli/launched_ranks.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "setup/summary.h"
+
+int cli_ranks_join(comm **out)
+{
+    const comm_join_config config = {.is_given = false, .report = cli_print_error};
+    comm *ranks;
+    *out = NULL;
+    int rc = comm_join(&config, &ranks);
+    if (rc < 0) {
+        cli_exit_as(comm_is_reporter(NULL), false);
+        return rc;
+    }
+    uint32_t rank = comm_get_rank(ranks);
+    if (rank == 0) {
+        *out = ranks;
+        return 0;
+    }
+    char prefix[32];
+    snprintf(prefix, sizeof prefix, "rank %u: ", rank);
+    log_set_prefix(prefix);
+    log_set_level(LOG_WARN);
+    if (!freopen("/dev/null", "w", stdout))
+        return cli_ranks_leave(ranks, err_errno(errno, "cannot open /dev/null"), false);
+    *out = ranks;
+    return 0;
+}
+
+int cli_ranks_read_job(comm *ranks, const char *path, const cli_texts *set, job **out, bool *fresh)
+{
+    return setup_read_job(ranks, path, set->items, set->count, out, fresh);
+}
+
+/* The job's failure in place of this rank's `mine`, which may be that one with what this rank was at before it,
+ * and what became of the run behind it: the latter stays, where the failure does not say so itself. Or `mine`
+ * only followed from it: a rank that tidies up takes away what another one still works with. */
+static void ranks_name_failure(comm *ranks, err_record *mine)
+{
+    err_record failure;
+    err_save(&failure, comm_check(ranks));
+    if (failure.code >= 0 || mine->code == ERR_STOPPED)
+        return;
+    const comm_rank *own = &comm_get_ranks(ranks)[comm_get_rank(ranks)];
+    char name[COMM_HOST_BYTES + 32];
+    int length =
+        snprintf(name, sizeof name, "rank %u on host %s: ", comm_get_rank(ranks), own->host);
+    bool is_own = strncmp(failure.text, name, (size_t)length) == 0;
+    const char *cause = failure.text + (is_own ? length : 0);
+    const char *begin = strstr(mine->text, cause);
+    if (begin) {
+        const char *behind = begin + strlen(cause);
+        bool is_said = strstr(failure.text, behind) != NULL;
+        mine->code = err_set(failure.code, "%s%s", failure.text, is_said ? "" : behind);
+        err_save(mine, mine->code);
+    } else {
+        *mine = failure; /* another's, which came first */
+    }
+}
+
+int cli_ranks_leave(comm *ranks, int rc, bool agreed)
+{
+    if (!ranks)
+        return rc;
+    bool is_alone = comm_get_world(ranks) == 1;
+    agreed = agreed && comm_check(ranks) == 0;
+    if (rc >= 0) {
+        int barrier = comm_barrier(ranks, "the end");
+        rc = barrier < 0 ? barrier : rc;
+        agreed = barrier >= 0;
+    }
+    err_record first;
+    err_save(&first, rc);
+    if (rc < 0 && !agreed)
+        comm_fail(ranks, rc, first.text);
+    if (rc < 0 && !is_alone)
+        ranks_name_failure(ranks, &first);
+    rc = rc < 0 ? first.code : rc;
+    bool speaks = comm_is_reporter(ranks);
+    if (rc < 0 && speaks && !is_alone) { /* before others may end: mpirun then ends this one */
+        fflush(stdout);
+        err_restore(&first);
+        cli_print_error(rc);
+        speaks = false;
+    }
+    cli_exit_as(speaks, rc < 0 && !agreed && !is_alone);
+    comm_leave(ranks, agreed ? 0 : rc);
+    return rc < 0 ? err_restore(&first) : rc;
+}
+
+int cli_ranks_refuse(const char *command)
+{
+    comm *ranks;
+    TRY(cli_ranks_join(&ranks));
+    uint32_t world = comm_get_world(ranks);
+    int rc = 0;
+    if (world > 1)
+        rc = err_set(ERR_USAGE,
+                     "sluice %s is one process, and the launcher has started %u: run it without "
+                     "mpirun or srun",
+                     command, world);
+    return cli_ranks_leave(ranks, rc, true);
+}

@@ -1,0 +1,462 @@
+/* Ops as calls: what the workers of the CPU do with one op, and what is enqueued on a GPU's stream.
+ * Runs on the workers' threads, or (GPU) on the executor's; reads the step's scalars, which change
+ * between programs and at the norm only; allocates nothing. The norm itself is norm.c's. */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/size.h"
+#include "base/tile.h"
+#include "engine/engine_internal.h"
+
+/* Address of an operand; NULL operand gives NULL. */
+static void *address(const struct engine *self, const program *prog, const operand *item)
+{
+    if (!item)
+        return NULL;
+    uint8_t held_in = prog->buffers[item->buffer_idx].arena;
+    return lane_operand_address(self->arenas[held_in].base, prog, item);
+}
+
+static void *role_address(const struct engine *self, const program *prog, const op *item,
+                          enum operand_role role)
+{
+    return address(self, prog, op_operand(item, role));
+}
+
+/* The model of the program at hand. */
+static model *model_of(const struct engine *self)
+{
+    return self->is_single ? self->setup->single : self->setup->net;
+}
+
+/* Of the head's backward: each target that counts has its part of the mean. With none the gradient
+ * is zero. */
+static float grad_scale(const struct engine_step *step)
+{
+    return step->target_count ? (float)(step->loss_scale / (double)step->target_count) : 0.0f;
+}
+
+static void fill_call(const struct engine *self, const program *prog, const op *item,
+                      model_call *call)
+{
+    const struct setup *setup = self->setup;
+    uint64_t rows = setup->net->micro_batch * setup->net->tokens;
+    uint64_t step_tokens = setup->job->accumulation * rows;
+    const int32_t *tokens = role_address(self, prog, item, ROLE_TOKENS);
+    unsigned char *workspace = role_address(self, prog, item, ROLE_WORKSPACE);
+    void *saved = role_address(self, prog, item, ROLE_SAVED);
+    *call = (model_call){
+        .params = {role_address(self, prog, item, ROLE_PARAMS0),
+                   role_address(self, prog, item, ROLE_PARAMS1)},
+        .grads = {role_address(self, prog, item, ROLE_GRADS0),
+                  role_address(self, prog, item, ROLE_GRADS1)},
+        .tokens = tokens + item->micro_batch * rows,
+        .targets = tokens + step_tokens + item->micro_batch * rows,
+        .input = role_address(self, prog, item, ROLE_INPUT),
+        .output = role_address(self, prog, item, ROLE_OUTPUT),
+        .input_grad = role_address(self, prog, item, ROLE_INPUT_GRAD),
+        .output_grad = role_address(self, prog, item, ROLE_OUTPUT_GRAD),
+        .losses = role_address(self, prog, item, ROLE_LOSSES),
+        .grad_scale = grad_scale(&self->step),
+        .saved = saved ? saved : workspace,
+        .temp = workspace + setup->workspace_temp_offset,
+        .constants = role_address(self, prog, item, ROLE_CONSTANTS),
+        .cache = role_address(self, prog, item, ROLE_CACHE),
+        .position = self->position,
+        .count = self->count,
+        .layer = item->stage - 1,
+    };
+}
+
+static int run_forward(struct engine *self, const program *prog, const op *item, void *stream)
+{
+    model *net = model_of(self);
+    model_call call;
+    fill_call(self, prog, item, &call);
+    bool is_head = net->stages[item->stage].kind == STAGE_HEAD;
+    if (is_head && self->logits_row == ENGINE_LOGITS_NONE)
+        return 0;
+    if (is_head && self->logits_row >= 0)
+        return model_logits_pass(net, item->pass, stream, &call, (uint64_t)self->logits_row,
+                                 self->logits);
+    enum model_phase phase = item->kind == OP_RECOMPUTE ? MODEL_RECOMPUTE : MODEL_FORWARD;
+    return model_run(net, phase, item->stage, item->pass, stream, &call, false);
+}
+
+/* Zeros in what a fresh accumulator has beyond its unit: the padding of the last ranks' shards,
+ * which is added up and kept with them though no product writes it. */
+static int zero_padding(struct engine *self, const program *prog, const op *item, int i,
+                        void *stream)
+{
+    static const enum operand_role roles[2] = {ROLE_GRADS0, ROLE_GRADS1};
+    const struct setup *setup = self->setup;
+    const model_pass *pass = &setup->net->stages[item->stage].passes[MODEL_BACKWARD][item->pass];
+    const operand *grads = op_operand(item, roles[i]);
+    uint64_t unit_bytes = setup->net->units[pass->units[i]].elems * sizeof(float);
+    if (grads->size_bytes == unit_bytes)
+        return 0;
+    return setup->ops->zero(setup->context, stream, (char *)address(self, prog, grads) + unit_bytes,
+                            grads->size_bytes - unit_bytes);
+}
+
+static int run_backward(struct engine *self, const program *prog, const op *item, void *stream)
+{
+    const struct setup *setup = self->setup;
+    model_call call;
+    fill_call(self, prog, item, &call);
+    for (int i = 0; i < 2; i++) {
+        call.fresh[i] = item->first_micro_batch & (1 << i);
+        if (call.fresh[i])
+            TRY(zero_padding(self, prog, item, i, stream));
+    }
+    bool saved_is_valid = op_operand(item, ROLE_SAVED) != NULL;
+    return model_run(setup->net, MODEL_BACKWARD, item->stage, item->pass, stream, &call,
+                     saved_is_valid);
+}
+
+static int run_grad_close(struct engine *self, const program *prog, const op *item, void *stream)
+{
+    grad_close_args args = {
+        .count = item->elem_count,
+        .accumulator = role_address(self, prog, item, ROLE_GRADS0),
+        .grads = role_address(self, prog, item, ROLE_TARGET),
+        .grad_type = self->setup->job->grad_dtype,
+        .block_sums = role_address(self, prog, item, ROLE_NORM_SUMS),
+    };
+    return self->setup->ops->grad_close(self->setup->context, stream, &args);
+}
+
+static int run_norm(struct engine *self, const program *prog, const op *item, void *stream)
+{
+    return enginei_reduce_norm(self, stream, item->tile == PROGRAM_NONE ? 0 : item->tile,
+                               role_address(self, prog, item, ROLE_NORM_SUMS),
+                               role_address(self, prog, item, ROLE_TARGET));
+}
+
+/* The norm's sum is there: what the host makes of it. */
+static void take_norm(struct engine *self)
+{
+    self->step.grad_norm = sqrt(enginei_norm_total(self)) / self->step.loss_scale;
+    if (comm_is_pretended(self->setup->ranks.comm))
+        self->step.grad_norm = 1; /* it means nothing, and no update is skipped for it */
+    if (self->setup->plan.update == PLAN_UPDATE_AFTER_BACKWARD)
+        engine_make_scalars(self); /* the updates that follow in this program use them */
+}
+
+/* What all optimizers share: who computes, and on what. */
+struct update_tile {
+    const kernel_ops *ops;
+    kernel_context *context;
+    void *stream;
+    uint64_t count;
+    unsigned char *state;
+    uint32_t streams; /* of the state: its code */
+    const void *grads;
+    void *params;
+    enum dtype grad_type, param_type;
+    uint32_t unit;
+    uint64_t first_elem; /* of the whole unit, whatever the rank */
+};
+
+/* Stream `idx` of the tile. */
+static void *tile_stream(const struct update_tile *tile, uint32_t idx)
+{
+    return tile->state + tile_stream_offset(tile->streams, tile->count, idx);
+}
+
+/* Adam where a stream is not fp32; setupi_check_state_kernels saw that the backend has it. */
+static int run_adam_packed(const struct engine *self, const struct update_tile *tile)
+{
+    adam_packed_args args = {
+        .count = tile->count,
+        .streams = tile->streams,
+        .master = tile_stream(tile, 0),
+        .m = tile_stream(tile, 1),
+        .v = tile_stream(tile, 2),
+        .grads = tile->grads,
+        .grad_type = tile->grad_type,
+        .params = tile->params,
+        .param_type = tile->param_type,
+        .scalars = &self->step.scalars,
+        .rounding_key = setup_rounding_key(self->step.seed, self->step.applied, tile->unit),
+        .first_elem = tile->first_elem,
+    };
+    return tile->ops->adam_packed(tile->context, tile->stream, &args);
+}
+
+static int run_adam(const struct engine *self, const struct update_tile *tile)
+{
+    if (tile_has_formats(tile->streams))
+        return run_adam_packed(self, tile);
+    adam_args args = {
+        .count = tile->count,
+        .master = tile_stream(tile, 0),
+        .m = tile_stream(tile, 1),
+        .v = tile_stream(tile, 2),
+        .grads = tile->grads,
+        .grad_type = tile->grad_type,
+        .params = tile->params,
+        .param_type = tile->param_type,
+        .scalars = &self->step.scalars,
+    };
+    return tile->ops->adam(tile->context, tile->stream, &args);
+}
+
+static int run_lion(const struct engine *self, const struct update_tile *tile)
+{
+    const adam_scalars *s = &self->step.scalars;
+    lion_scalars scalars = {s->learning_rate, s->beta1, s->beta2, s->weight_decay, s->grad_scale};
+    lion_args args = {
+        .count = tile->count,
+        .master = tile_stream(tile, 0),
+        .m = tile_stream(tile, 1),
+        .grads = tile->grads,
+        .grad_type = tile->grad_type,
+        .params = tile->params,
+        .param_type = tile->param_type,
+        .scalars = &scalars,
+    };
+    return tile->ops->lion(tile->context, tile->stream, &args);
+}
+
+static int run_adagrad(const struct engine *self, const struct update_tile *tile)
+{
+    const adam_scalars *s = &self->step.scalars;
+    adagrad_scalars scalars = {s->learning_rate, s->epsilon, s->weight_decay, s->grad_scale};
+    adagrad_args args = {
+        .count = tile->count,
+        .master = tile_stream(tile, 0),
+        .v = tile_stream(tile, 1),
+        .grads = tile->grads,
+        .grad_type = tile->grad_type,
+        .params = tile->params,
+        .param_type = tile->param_type,
+        .scalars = &scalars,
+    };
+    return tile->ops->adagrad(tile->context, tile->stream, &args);
+}
+
+/* Where an op on the update lane computes: its own worker, on the CPU always, or the core worker.
+ * On the compute lane it is the device. */
+static void choose_worker(const struct engine *self, const op *item, struct update_tile *tile)
+{
+    bool has_own = item->lane == LANE_UPDATE && self->update_context;
+    tile->ops = has_own ? &kernels_cpu : self->setup->ops;
+    tile->context = has_own ? self->update_context : self->setup->context;
+}
+
+static int run_update(struct engine *self, const program *prog, const op *item, void *stream)
+{
+    const struct setup *setup = self->setup;
+    struct update_tile tile = {
+        .stream = stream,
+        .count = item->elem_count,
+        .state = role_address(self, prog, item, ROLE_STATE),
+        .streams = setup->plan.state_streams,
+        .grads = role_address(self, prog, item, ROLE_SOURCE),
+        .params = role_address(self, prog, item, ROLE_TARGET),
+        .grad_type = setup->job->grad_dtype,
+        .param_type = setup->net->type,
+        .unit = item->unit,
+        .first_elem = setup_state_begin(setup, item->unit) + item->elem_begin,
+    };
+    choose_worker(self, item, &tile);
+    if (self->watch && self->watch->leaves_out_updates)
+        return tile.ops->zero(tile.context, stream, tile.params,
+                              tile.count * dtype_bytes(tile.param_type));
+    switch (setup->job->optimizer.type) {
+    case JOB_ADAM:
+        return run_adam(self, &tile);
+    case JOB_LION:
+        return run_lion(self, &tile);
+    case JOB_ADAGRAD:
+        return run_adagrad(self, &tile);
+    }
+    return err_set(ERR_INTERNAL, "optimizer %d does not exist", (int)setup->job->optimizer.type);
+}
+
+static int run_working_copy(struct engine *self, const program *prog, const op *item, void *stream)
+{
+    struct update_tile tile = {0};
+    choose_worker(self, item, &tile);
+    const float *master = role_address(self, prog, item, ROLE_STATE);
+    return tile.ops->working_copy(tile.context, stream, master,
+                                  role_address(self, prog, item, ROLE_TARGET),
+                                  self->setup->net->type, item->elem_count);
+}
+
+/* On the worker's team: one of many cores would take as long as all of them do for the initial
+ * weights. */
+static void clear(unsigned char *target, uint64_t size_bytes)
+{
+    const uint64_t piece_bytes = MIB;
+#pragma omp parallel for schedule(static)
+    for (uint64_t at = 0; at < size_bytes; at += piece_bytes)
+        memset(target + at, 0, size_min(piece_bytes, size_bytes - at));
+}
+
+/* The weights that a new run begins with. */
+static int first_elems(struct engine *self, uint32_t unit, uint64_t begin, uint64_t count,
+                       float *master)
+{
+    const struct setup *setup = self->setup;
+    if (self->first_elems)
+        return self->first_elems(self->first_user, unit, begin, count, master);
+    model_init_elems(setup->net, unit, setup->job->run.seed, begin, count, master);
+    return 0;
+}
+
+/* A tile whose master is split. Its weights are made at its end, where there is room for them as
+ * fp32, and only then cut in halves: the low ones are written from the start on, always before what
+ * is still to be read. */
+static int init_split(struct engine *self, const program *prog, const op *item)
+{
+    const struct setup *setup = self->setup;
+    unsigned char *state = role_address(self, prog, item, ROLE_STATE);
+    uint64_t size_bytes = op_operand(item, ROLE_STATE)->size_bytes, count = item->elem_count;
+    uint64_t low_bytes = tile_stream_bytes(setup->plan.state_streams, count, 0);
+    struct update_tile tile = {0};
+    choose_worker(self, item, &tile);
+    if (size_bytes < sizeof(float) * count)
+        return err_set(ERR_INTERNAL, "a tile of %llu elements has %llu bytes",
+                       (unsigned long long)count, (unsigned long long)size_bytes);
+    float *master = (float *)(void *)(state + size_bytes - sizeof(float) * count);
+    TRY(first_elems(self, item->unit, setup_state_begin(setup, item->unit) + item->elem_begin,
+                    count, master));
+    TRY(tile.ops->working_copy(tile.context, NULL, master,
+                               role_address(self, prog, item, ROLE_TARGET), setup->net->type,
+                               count));
+    for (uint64_t i = 0; i < count; i++) {
+        uint16_t low = master_low16(master[i]);
+        memcpy(state + i * sizeof low, &low, sizeof low);
+    }
+    clear(state + low_bytes, size_bytes - low_bytes); /* padding too goes to disk */
+    return 0;
+}
+
+/* Host memory: a plan for a GPU brings what this makes to the device. */
+static int run_init(struct engine *self, const program *prog, const op *item)
+{
+    const struct setup *setup = self->setup;
+    unsigned char *state = role_address(self, prog, item, ROLE_STATE);
+    if (tile_master_is_split(setup->plan.state_streams) && plan_learns(&setup->plan, item->unit))
+        return init_split(self, prog, item);
+    clear(state, op_operand(item, ROLE_STATE)->size_bytes); /* padding too goes to disk */
+    TRY(first_elems(self, item->unit, setup_state_begin(setup, item->unit) + item->elem_begin,
+                    item->elem_count, (float *)(void *)state));
+    return run_working_copy(self, prog, item, NULL);
+}
+
+/* "all-gather of block.3", for messages about a rank that does not come. */
+static void name_collective(const struct engine *self, const op *item, char label[COMM_LABEL_BYTES])
+{
+    const model *net = self->setup->net;
+    const char *kind = item->kind == OP_ALL_GATHER ? "all-gather" : "reduce-scatter";
+    if (item->unit < net->unit_count)
+        snprintf(label, COMM_LABEL_BYTES, "step %llu, %s of %s of %.40s",
+                 (unsigned long long)self->step.step, kind,
+                 item->state_kind < STATE_KIND_COUNT
+                     ? state_kind_name((enum state_kind)item->state_kind)
+                     : "state",
+                 net->units[item->unit].name);
+    else
+        snprintf(label, COMM_LABEL_BYTES, "step %llu, %s of the norm's sums",
+                 (unsigned long long)self->step.step, kind);
+}
+
+static int run_collective(struct engine *self, const program *prog, const op *item)
+{
+    char label[COMM_LABEL_BYTES];
+    comm *members = self->setup->ranks.comm;
+    name_collective(self, item, label);
+    comm_note(members, label);
+    comm_call call = {.label = label,
+                      .source = role_address(self, prog, item, ROLE_SOURCE),
+                      .target = role_address(self, prog, item, ROLE_TARGET),
+                      .wire = self->setup->job->comm.wire,
+                      .scratch = role_address(self, prog, item, ROLE_WORKSPACE)};
+    if (item->kind == OP_ALL_GATHER) {
+        call.count = op_operand(item, ROLE_SOURCE)->size_bytes;
+        return comm_all_gather(members, &call);
+    }
+    call.count = op_operand(item, ROLE_TARGET)->size_bytes / sizeof(float);
+    return comm_reduce_scatter(members, &call);
+}
+
+int enginei_run_collective(void *user, const program *prog, const op *item)
+{
+    return run_collective(user, prog, item);
+}
+
+static bool is_computing(const op *item)
+{
+    return item->kind == OP_FORWARD || item->kind == OP_RECOMPUTE || item->kind == OP_BACKWARD;
+}
+
+/* setup_watch.only_transfers. On a GPU it holds up the executor's thread, so there it waits for
+ * nothing. */
+static int wait_in_place(const struct engine *self, const op *item)
+{
+    double seconds = self->setup->gpu ? 0 : setup_watched_seconds(self->setup, item);
+    struct timespec left = {.tv_sec = (time_t)seconds};
+    left.tv_nsec = (long)((seconds - (double)left.tv_sec) * 1e9);
+    while (seconds > 0 && nanosleep(&left, &left) != 0)
+        ;
+    return 0;
+}
+
+int enginei_enqueue_op(void *user, const program *prog, const op *item, void *stream)
+{
+    struct engine *self = user;
+    if (self->watch && self->watch->only_transfers && is_computing(item))
+        return wait_in_place(self, item);
+    switch ((enum op_kind)item->kind) {
+    case OP_FORWARD:
+    case OP_RECOMPUTE:
+        return run_forward(self, prog, item, stream);
+    case OP_BACKWARD:
+        return run_backward(self, prog, item, stream);
+    case OP_GRAD_CLOSE:
+        return run_grad_close(self, prog, item, stream);
+    case OP_NORM_PART:
+    case OP_NORM:
+        return run_norm(self, prog, item, stream);
+    case OP_UPDATE:
+        return run_update(self, prog, item, stream);
+    case OP_INIT:
+        return run_init(self, prog, item);
+    case OP_WORKING_COPY:
+        return run_working_copy(self, prog, item, stream);
+    case OP_ALL_GATHER:
+    case OP_REDUCE_SCATTER:
+        return run_collective(self, prog, item);
+    default:
+        return err_set(ERR_INTERNAL, "a worker that computes was given an op of kind %s",
+                       op_kind_name((enum op_kind)item->kind));
+    }
+}
+
+int enginei_finish_op(void *user, const program *prog, const op *item)
+{
+    (void)prog;
+    if (item->kind == OP_NORM)
+        take_norm(user);
+    return 0;
+}
+
+int enginei_run_op(void *user, const program *prog, const op *item)
+{
+    TRY(enginei_enqueue_op(user, prog, item, NULL));
+    return enginei_finish_op(user, prog, item);
+}
+
+int enginei_run_copy(void *user, const program *prog, const op *item)
+{
+    struct engine *self = user;
+    const operand *target = op_operand(item, ROLE_TARGET);
+    memcpy(address(self, prog, target), role_address(self, prog, item, ROLE_SOURCE),
+           target->size_bytes);
+    return 0;
+}

@@ -1,0 +1,364 @@
+/* Memory, slabs and lanes of a setup: reserved once, at start, then only used.
+ *
+ *   arenas (device, host) -> slab -> io -> lanes (read, write | cores | copies) -> executor
+ *                                                 (read, write | streams of the GPU | update)
+ *                                                 and the commit's worker
+ *
+ * The compute and update lanes share one worker where both want the same cores, as on the CPU
+ * backend unless the job says otherwise. Copies between host and device have a worker of their own
+ * there, as a DMA engine would. With a GPU the device arena is one allocation of its memory, the
+ * host arena is pinned, and compute and copies are streams behind one lane; the update's worker is
+ * the CPU's.
+ *
+ * Collectives of several ranks have a worker of their own; with NCCL they are a stream of the
+ * GPU. */
+#include <errno.h>
+#include <sched.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "base/mem.h"
+#include "base/size.h"
+#include "base/thread.h"
+#include "base/tile.h"
+#include "engine/engine_internal.h"
+#include "tiers/drive_speed.h"
+#include "tiers/io_faults.h"
+
+enum { IO_LANE_DEPTH_MIN = 16, IO_LANE_DEPTH_MAX = 64 };
+
+/* The host arena: fresh memory, or that of the caller of train_run. */
+static int make_host_arena(struct engine *self, const engine_memory *memory, uint64_t size_bytes)
+{
+    struct setup *setup = self->setup;
+    arena *host = &self->arenas[ARENA_HOST];
+    if (memory) {
+        char need[SIZE_TEXT_BYTES], has[SIZE_TEXT_BYTES];
+        if (memory->host.size_bytes < size_bytes)
+            return err_set(ERR_NO_FIT, "the memory given for runs has %s, but this run needs %s",
+                           size_format(memory->host.size_bytes, has),
+                           size_format(size_bytes, need));
+        *host = memory->host;
+        host->size_bytes = size_round_up(size_bytes, TILE_BLOCK_BYTES); /* what I/O is told of */
+        self->borrows_host = true;
+        if (!setup->gpu || memory->is_pinned)
+            return 0;
+    } else {
+        arena_config config = {.name = "host",
+                               .size_bytes = size_bytes,
+                               .nodes = &setup->cores.host,
+                               .touch_threads = setup->gpu ? (int)setup->cores.update.thread_count
+                                                           : setup->thread_count};
+        TRY(arena_init(host, &config));
+    }
+    if (!setup->gpu)
+        return 0;
+    TRY(device_pin(setup->gpu, host->base, size_round_up(size_bytes, TILE_BLOCK_BYTES)));
+    self->is_pinned = true;
+    return 0;
+}
+
+static int make_arenas(struct engine *self, const engine_memory *memory)
+{
+    struct setup *setup = self->setup;
+    uint64_t bytes[2];
+    for (int a = ARENA_DEVICE; a <= ARENA_HOST; a++)
+        bytes[a] = size_max(setup_reached_bytes(setup, (enum arena_kind)a), TILE_BLOCK_BYTES);
+    topology_place_memory(&setup->machine, bytes[ARENA_HOST], setup->gpu ? 0 : bytes[ARENA_DEVICE],
+                          &setup->cores);
+    for (uint32_t i = 0; i < setup->cores.note_count; i++)
+        log_warn("%s", setup->cores.notes[i]);
+    if (setup->gpu) {
+        TRY(device_reserve(setup->gpu, bytes[ARENA_DEVICE], &self->arenas[ARENA_DEVICE].base));
+        self->arenas[ARENA_DEVICE].size_bytes = bytes[ARENA_DEVICE];
+    } else {
+        arena_config config = {.name = "device",
+                               .size_bytes = bytes[ARENA_DEVICE],
+                               .nodes = &setup->cores.device,
+                               .touch_threads = setup->thread_count};
+        TRY(arena_init(&self->arenas[ARENA_DEVICE], &config));
+    }
+    return make_host_arena(self, memory, bytes[ARENA_HOST]);
+}
+
+int engine_result_memory(struct engine *self, uint64_t size_bytes, void **out)
+{
+    if (self->setup->gpu) /* the device keeps it, and frees it when it is closed */
+        return device_alloc_pinned(self->setup->gpu, size_bytes, out);
+    for (size_t i = 0; i < sizeof self->results / sizeof self->results[0]; i++) {
+        if (self->results[i])
+            continue;
+        *out = self->results[i] = mem_alloc(size_bytes, 1, "results");
+        return *out ? 0 : -ENOMEM;
+    }
+    *out = NULL;
+    return err_set(ERR_INTERNAL, "the engine has no place for another result");
+}
+
+/* The model's tables, and where the norm's sums arrive. */
+static int make_results(struct engine *self)
+{
+    struct setup *setup = self->setup;
+    TRY(enginei_make_norm(self));
+    if (setup->set.homes.constants == PROGRAM_NONE)
+        return 0;
+    TRY(model_fill_constants(setup->net, NULL, engine_home(self, setup->set.homes.constants)));
+    return setup->gpu ? device_synchronize(setup->gpu, NULL) : 0;
+}
+
+static enum io_backend io_backend_of(const struct job *asked)
+{
+    if (strcmp(asked->io.backend, "pool") == 0)
+        return IO_POOL;
+    return strcmp(asked->io.backend, "uring") == 0 ? IO_URING : IO_AUTO;
+}
+
+static int make_disk(struct engine *self, const struct engine_options *options)
+{
+    struct setup *setup = self->setup;
+    if (setup->drive_count == 0) /* all is in memory */
+        return 0;
+    self->disk = mem_alloc(1, sizeof *self->disk, "slab");
+    if (!self->disk)
+        return -ENOMEM;
+    if (!options->open_existing) /* an existing slab has its shares in its headers */
+        TRY(slab_weigh_drives_by(setup->drives, setup->drive_count, io_backend_of(setup->job)));
+    slab_config config = {
+        .drives = setup->drives,
+        .drive_count = setup->drive_count,
+        .total_bytes = options->slab_bytes
+                           ? options->slab_bytes
+                           : size_max(setup_reached_bytes(setup, ARENA_NVME), TILE_BLOCK_BYTES),
+        .stripe_bytes = options->stripe_bytes,
+        .open_existing = options->open_existing,
+        .only_reads = setup->plan.only_eval && options->open_existing,
+        .rank = setup->ranks.rank,
+    };
+    memcpy(config.uuid, options->uuid, sizeof config.uuid);
+    TRY(slab_open(self->disk, &config));
+    self->disk_is_open = true;
+    return 0;
+}
+
+static bool simulates_drives(const struct engine_options *options)
+{
+    return options->test && options->test->simulates_drives;
+}
+
+/* Memory of simulated drives that outlives the engine, where the caller wants that. */
+static int make_store(struct engine *self, const struct engine_options *options, sim_store **store)
+{
+    *store = NULL;
+    if (!simulates_drives(options))
+        return 0;
+    if (options->test->store && *options->test->store) {
+        *store = *options->test->store;
+        return 0;
+    }
+    TRY(sim_store_create(self->disk, true, store));
+    if (options->test->store)
+        *options->test->store = *store;
+    else
+        self->store = *store;
+    return 0;
+}
+
+/* Where the state of the programs lies; what `found` says is there. */
+static int make_places(struct engine *self, const struct engine_options *options)
+{
+    int rc = engine_places_create(self->setup, options->found, &self->places);
+    if (rc == 0)
+        return err_set(ERR_INTERNAL, "the extents of the run are not where its layout has them");
+    return rc < 0 ? rc : 0;
+}
+
+/* After how long a request that does not return ends the run. Of several ranks: before the others,
+ * which wait for this one, count it as gone, so that the message names the drive. */
+static uint64_t stop_ns(const struct setup *setup)
+{
+    const struct job *asked = setup->job;
+    double seconds = asked->io.stop_seconds, least = 0.8 * asked->comm.timeout_seconds;
+    if (setup->ranks.world > 1 && (seconds == 0 || seconds > least))
+        seconds = least;
+    return (uint64_t)(seconds * 1e9);
+}
+
+/* Ops in flight each way: where each is smaller than a block, as many as keep all drives' queues
+ * full. */
+static uint32_t io_lane_depth(uint32_t queue_depth, uint32_t drive_count)
+{
+    uint64_t wanted = (uint64_t)queue_depth * drive_count;
+    return (uint32_t)size_min(size_max(wanted, IO_LANE_DEPTH_MIN), IO_LANE_DEPTH_MAX);
+}
+
+static int make_io(struct engine *self, const struct engine_options *options)
+{
+    const struct job *asked = self->setup->job;
+    io_region regions[1] = {
+        {self->arenas[ARENA_HOST].base,
+         self->arenas[ARENA_HOST].size_bytes / TILE_BLOCK_BYTES * TILE_BLOCK_BYTES}};
+    sim_store *store;
+    uint64_t block_bytes;
+    uint32_t queue_depth;
+    TRY(make_store(self, options, &store));
+    setup_drive_settings(self->setup, &block_bytes, &queue_depth);
+    io_config config = {
+        .target = self->disk,
+        .store = store,
+        .backend = simulates_drives(options) ? IO_SIM : io_backend_of(asked),
+        .queue_depth = queue_depth,
+        .block_bytes = block_bytes,
+        .pool_threads = self->setup->cores.io.thread_count,
+        .regions = regions,
+        .region_count = 1,
+        .request_capacity = 256,
+        .stuck_ns = (uint64_t)(asked->io.stuck_seconds * 1e9),
+        .stop_ns = stop_ns(self->setup),
+        .test = &(const io_test){.faults = options->test ? options->test->faults : NULL},
+    };
+    self->io_kind = config.backend;
+    log_info("drives: transfers of up to %llu KiB, %u each way in flight on each",
+             (unsigned long long)(block_bytes / KIB), queue_depth);
+    int rc = io_create(&config, &self->transport);
+    if (rc < 0)
+        return config.backend == IO_URING ? err_prefix(rc, "io.backend is \"uring\"") : rc;
+    const program *programs[PROGRAM_KIND_COUNT];
+    enginei_list_programs(self, programs);
+    TRY(checksum_create(programs, PROGRAM_KIND_COUNT, &self->sums));
+    lane_io_config io_lanes = {.transport = self->transport,
+                               .host_base = self->arenas[ARENA_HOST].base,
+                               .depth = io_lane_depth(queue_depth, self->disk->drive_count),
+                               .request_capacity = IO_LANE_DEPTH_MAX,
+                               .verify = self->sums,
+                               .places = self->places,
+                               .compares_not = !asked->io.verify_reads,
+                               .start_thread = enginei_start_io_thread,
+                               .user = &self->setup->cores.io};
+    return lane_io_create(&io_lanes, &self->read_lane, &self->write_lane);
+}
+
+int engine_create(struct setup *setup, const struct engine_options *options, struct engine **out)
+{
+    *out = NULL;
+    struct engine *self = mem_alloc(1, sizeof *self, "engine");
+    if (!self)
+        return -ENOMEM;
+    self->setup = setup;
+    self->watch = options->watch;
+    self->logits_row = -1;
+    self->step.loss_scale = 1.0;
+    self->step.seed = setup->job->run.seed;
+    self->first_elems = options->first_elems;
+    self->first_user = options->first_user;
+    self->run_commit = options->run_commit;
+    self->commit_user = options->commit_user;
+    self->io_kind = io_backend_of(setup->job);
+    int rc = make_disk(self, options); /* refuses sooner than memory can be touched */
+    if (rc == 0)
+        rc = make_arenas(self, options->memory);
+    if (rc == 0)
+        rc = make_results(self);
+    self->is_bound =
+        rc == 0 && sched_getaffinity(0, sizeof self->caller_cores, &self->caller_cores) == 0;
+    if (rc == 0) /* this thread runs the executor, and the threads of the pool are like it */
+        rc = thread_bind(&setup->cores.io.cores);
+    /* of what tokenized a text, or touched memory: from here on workers compute */
+    thread_end_team();
+    if (rc == 0 && self->disk)
+        rc = make_places(self, options);
+    if (rc == 0 && self->disk)
+        rc = make_io(self, options);
+    if (rc == 0)
+        rc = enginei_make_workers(self);
+    if (rc == 0)
+        rc = enginei_open_collectives(self);
+    if (rc == 0 && options->test && options->test->lanes)
+        rc = enginei_wrap_lanes(self, options->test->lanes);
+    if (rc == 0)
+        rc = enginei_make_executor(self);
+    thread_ask_short_slice(); /* the workers exist and keep longer ones */
+    if (rc < 0) {
+        err_record first;
+        err_save(&first, rc);
+        if (self->disk_is_open && !options->open_existing) {
+            int removed = slab_remove(self->disk);
+            self->disk_is_open = removed < 0;
+        }
+        engine_destroy(self);
+        return err_restore(&first);
+    }
+    *out = self;
+    return 0;
+}
+
+/* After a failure of the GPU itself each call fails with what the run has already said. */
+static void warn_unless(bool has_failed)
+{
+    if (!has_failed)
+        log_warn("%s", err_text());
+}
+
+static void release_memory(struct engine *self)
+{
+    device *gpu = self->setup->gpu;
+    bool has_failed = gpu && device_synchronize(gpu, NULL) < 0;
+    if (self->is_pinned && device_unpin(gpu, self->arenas[ARENA_HOST].base) < 0)
+        warn_unless(has_failed);
+    if (gpu && self->arenas[ARENA_DEVICE].base && device_release(gpu) < 0)
+        warn_unless(has_failed);
+    for (int a = ARENA_DEVICE; a <= ARENA_HOST; a++)
+        if (self->arenas[a].base && !(a == ARENA_DEVICE ? gpu != NULL : self->borrows_host))
+            arena_fini(&self->arenas[a]);
+    for (size_t i = 0; i < sizeof self->results / sizeof self->results[0]; i++)
+        mem_free(self->results[i]);
+}
+
+void engine_destroy(struct engine *self)
+{
+    if (!self)
+        return;
+    executor_destroy(self->runner);
+    enginei_destroy_lanes(self);
+    if (self->test)
+        self->test->end(self->test->user);
+    comm_close(self->setup->ranks.comm);
+    if (self->update_context)
+        kernels_cpu.context_destroy(self->update_context);
+    paranoid_destroy(self->checked_cores);
+    paranoid_destroy(self->checked_updates);
+    paranoid_destroy(self->checked_copies);
+    paranoid_destroy(self->checked_comm);
+    if (self->transport)
+        io_destroy(self->transport);
+    sim_store_destroy(self->store);
+    checksum_destroy(self->sums);
+    place_table_destroy(self->places);
+    if (self->disk_is_open)
+        slab_close(self->disk);
+    mem_free(self->disk);
+    release_memory(self);
+    trace_fini(&self->ring);
+    if (self->is_bound && sched_setaffinity(0, sizeof self->caller_cores, &self->caller_cores) != 0)
+        log_warn("the calling thread stays on the cores of I/O: %s", strerror(errno));
+    mem_free(self);
+}
+
+unsigned char *engine_home(const struct engine *self, uint32_t buffer_idx)
+{
+    const buffer *home = &self->setup->set.programs[PROGRAM_EVAL].buffers[buffer_idx];
+    return self->arenas[home->arena].base + home->offset_bytes;
+}
+
+int engine_run(struct engine *self, enum program_kind kind, uint64_t step, run_totals *run)
+{
+    run_totals totals;
+    int rc = executor_run(self->runner, &self->setup->set.programs[kind], step, &totals);
+    for (int i = 0; i < LANE_COUNT; i++) {
+        self->totals[i].bytes += totals.lanes[i].bytes;
+        self->totals[i].busy_seconds += (double)totals.lanes[i].busy_ns * 1e-9;
+        self->totals[i].stall_seconds += (double)totals.lanes[i].stall_ns * 1e-9;
+    }
+    if (run)
+        *run = totals;
+    return rc;
+}

@@ -1,0 +1,132 @@
+/* The global norm: the sum of all blocks' sums of squares, as the fixed binary tree over the index
+ * of the block in the model adds them (kernels/ops.h, norm_reduce), whole or in parts.
+ *
+ *   tree(n)   the left part is the largest power of two below n: so each aligned range of 2^k blocks that
+ *             lies within n is a node of it, whatever n is
+ *   a part    its blocks [begin, end) are the nodes of a few such ranges, of the largest there are: what the
+ *             ops leave, at most NODES_MAX of each part. Parts need not be added in order
+ *   total     nodes from the first block on, where two of a size that follow each other are one of twice the
+ *             size; what is left at the end is added from the last, the smallest, on
+ *
+ * So the bits are those of the whole tree, wherever the parts begin. The ops run on the worker that
+ * computes, or are enqueued on a GPU's stream and write to pinned memory; total is taken when the
+ * norm is complete. */
+#include <math.h>
+#include <string.h>
+
+#include "base/shard.h"
+#include "base/size.h"
+#include "engine/engine_internal.h"
+
+enum { NODES_MAX = 128 }; /* at most two of each size of 64 bits */
+
+/* Blocks of a unit's gradient, as one rank has them: without padding. What is frozen has none, so
+ * that the norm is that of what learns. */
+static uint64_t unit_blocks(const struct setup *setup, uint32_t unit)
+{
+    return plan_learns(&setup->plan, unit) ? setup->unit_elems[unit] / SHARD_ELEMS_STEP : 0;
+}
+
+/* Blocks of the model before the unit. */
+static uint64_t first_block(const struct setup *setup, uint32_t unit)
+{
+    uint64_t blocks = 0;
+    for (uint32_t u = 0; u < unit; u++)
+        blocks += unit_blocks(setup, u);
+    return blocks;
+}
+
+/* Blocks of the largest node that begins there and ends at `end` or before. */
+static uint64_t node_blocks(uint64_t begin, uint64_t end)
+{
+    uint64_t most = UINT64_C(1) << (63 - __builtin_clzll(end - begin));
+    uint64_t aligned = begin & -begin; /* 0: of any size */
+    return aligned ? size_min(most, aligned) : most;
+}
+
+int enginei_make_norm(struct engine *self)
+{
+    uint64_t parts = self->setup->set.norm_part_count;
+    void *nodes;
+    TRY(engine_result_memory(self, parts * NODES_MAX * sizeof *self->norm_nodes, &nodes));
+    self->norm_nodes = nodes;
+    return 0;
+}
+
+/* A unit's sums of all ranks, one rank's after the other's, on the device. */
+static int gather_sums(const struct setup *setup, void *stream, double *target,
+                       const double *source, uint64_t count, uint64_t pitch)
+{
+    const uint32_t world = setup->ranks.world;
+    if (setup->gpu)
+        return device_gather_rows(setup->gpu, stream, target, source, pitch * sizeof *source,
+                                  count * sizeof *source, world);
+    for (uint32_t r = 0; r < world; r++)
+        memcpy(target + r * count, source + r * pitch, count * sizeof *source);
+    return 0;
+}
+
+/* All ranks' sums of the part's units, from by rank to by block of the model, as one rank has them:
+ * what lies behind a unit's end is padding, which the next unit's overwrite. */
+static int order_sums(const struct setup *setup, void *stream, uint32_t part,
+                      const double *gathered, double *ordered)
+{
+    const uint64_t *begin = setup->set.norm_block_begin;
+    uint32_t first = setup->set.norm_part_begin[part], end = setup->set.norm_part_begin[part + 1];
+    uint64_t own = begin[end] - begin[first], blocks = 0;
+    for (uint32_t u = first; u < end; u++) {
+        if (unit_blocks(setup, u) == 0)
+            continue;
+        TRY(gather_sums(setup, stream, ordered + blocks, gathered + (begin[u] - begin[first]),
+                        begin[u + 1] - begin[u], own));
+        blocks += unit_blocks(setup, u);
+    }
+    return 0;
+}
+
+int enginei_reduce_norm(const struct engine *self, void *stream, uint32_t part, const double *sums,
+                        double *ordered)
+{
+    const struct setup *setup = self->setup;
+    const kernel_ops *ops = setup->ops;
+    if (setup->ranks.world > 1) {
+        TRY(order_sums(setup, stream, part, sums, ordered));
+        sums = ordered;
+    }
+    uint64_t first = first_block(setup, setup->set.norm_part_begin[part]);
+    uint64_t end = first_block(setup, setup->set.norm_part_begin[part + 1]);
+    double *nodes = self->norm_nodes + (uint64_t)part * NODES_MAX;
+    if (setup->set.norm_part_count == 1)
+        return ops->norm_reduce(setup->context, stream, sums, end, nodes);
+    for (uint64_t at = first, count; at < end; at += count) {
+        count = node_blocks(at, end);
+        TRY(ops->norm_reduce(setup->context, stream, sums + (at - first), count, nodes++));
+    }
+    return 0;
+}
+
+double enginei_norm_total(const struct engine *self)
+{
+    const plan_set *set = &self->setup->set;
+    if (set->norm_part_count == 1)
+        return self->norm_nodes[0];
+    /* Nodes side by side, from the first block on, each smaller than the one before it. */
+    double sums[NODES_MAX];
+    uint64_t sizes[NODES_MAX], at = 0;
+    uint32_t depth = 0;
+    for (uint32_t p = 0; p < set->norm_part_count; p++) {
+        const double *nodes = self->norm_nodes + (uint64_t)p * NODES_MAX;
+        uint64_t end = first_block(self->setup, set->norm_part_begin[p + 1]);
+        for (; at < end; at += node_blocks(at, end)) {
+            sums[depth] = *nodes++;
+            sizes[depth++] = node_blocks(at, end);
+            for (; depth > 1 && sizes[depth - 2] == sizes[depth - 1]; depth--) {
+                sums[depth - 2] += sums[depth - 1];
+                sizes[depth - 2] *= 2;
+            }
+        }
+    }
+    for (; depth > 1; depth--)
+        sums[depth - 2] += sums[depth - 1];
+    return isnan(sums[0]) ? (double)NAN : sums[0];
+}

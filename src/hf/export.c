@@ -1,0 +1,537 @@
+/* A run's last commit as a checkpoint of Hugging Face. See train.h.
+ *
+ *   lock, record, job.json ─► tensors and files ─► sweep: [ masters in order ─ round ─► files of other names ]
+ *                                                  [ every extent's sum compared     ]
+ *        ─► files get their names ─► index ─► what goes along ─► config.json
+ *
+ * The adapters of a run are read before, by a sweep of their own, and added on the way.
+ *
+ * Memory: the sweep's ring, adapters, and for GPT-2 a strip of the matrix at hand, which is stored
+ * transposed. The master weights come on a thread of the sweep, which alone writes; the rest is the
+ * caller's. */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/core_set.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "base/shard.h"
+#include "base/size.h"
+#include "base/thread.h"
+#include "hf/export_internal.h"
+#include "hf/hf.h"
+#include "hf/weights.h"
+#include "state/rank_slabs.h"
+#include "state/run_dir.h"
+#include "state/sweep.h"
+
+enum { PIECE_ELEMS = 1 << 20, TURN_BLOCK = 32 };
+
+#define SHARD_BYTES 5000000000u
+#define STRIP_BYTES WEIGHTS_STRIP_BYTES
+
+/* Rows of a matrix that is written transposed, [columns, capacity] of them side by side. */
+struct export_strip {
+    uint32_t tensor;   /* of the list; PROGRAM_NONE: none */
+    uint64_t row;      /* the first one */
+    uint64_t capacity; /* rows that there is room for */
+    uint64_t elems;    /* that are in it, in the order of [rows, columns] */
+    unsigned char *data;
+    uint64_t data_bytes;
+};
+
+struct exporter {
+    const struct hf_export_options *asked;
+    struct hf_export_summary *out;
+    struct state_run_dir dir;
+    state_view view;
+    export_list list;
+    kernel_context *context; /* of the CPU's kernels, which round */
+    unsigned char *rounded;  /* [PIECE_ELEMS] in the type asked for */
+    float *widened;          /* [PIECE_ELEMS] of params that do not learn */
+    struct export_strip strip;
+    export_adapters adapters; /* empty where the model has none */
+    float *merged;            /* [PIECE_ELEMS] weights with what adapters add */
+    uint32_t copy_rank;
+    const manifest *swept; /* whose extents are read: all, or those of adapters */
+    uint64_t extent_bytes; /* of all sweeps */
+    uint64_t before_bytes; /* of those that are over */
+    double before_seconds;
+    uint64_t damage_count;
+    err_record damage; /* the first */
+};
+typedef struct exporter exporter;
+
+/* ---- what there is ---- */
+
+static int read_run(exporter *self)
+{
+    const char *path = self->asked->run_dir;
+    char job_path[JOB_PATH_BYTES + 16];
+    const manifest *record = &self->view.record;
+    TRY(state_view_exists(path));
+    if (!self->asked->is_held)
+        TRY(state_run_dir_open(&self->dir, path));
+    TRY(state_view_open(&self->view, path, true));
+    if (!self->view.has_record)
+        return err_set(ERR_CORRUPT, "%s: no manifest is valid: nothing says what was committed",
+                       path);
+    if (record->state == MANIFEST_BEGUN)
+        return err_set(ERR_INPUT, "the run in %s has no commit yet: train it first", path);
+    if (record->state == MANIFEST_RUNNING)
+        return err_set(ERR_INPUT,
+                       "the run in %s has one place per extent (run.commit_every 0) and was not "
+                       "stopped cleanly: its state was changed in place after step %" PRIu64,
+                       path, record->step);
+    if (self->view.net)
+        return 0;
+    snprintf(job_path, sizeof job_path, "%s/job.json", path);
+    job *read = NULL; /* for what is wrong with it */
+    TRY(job_read_ranks(job_path, NULL, 0, rank_slabs_world(record), &read));
+    job_destroy(read);
+    return err_set(ERR_INPUT, "%s does not describe the model of the run", job_path);
+}
+
+static int find_type(const exporter *self, enum dtype *type)
+{
+    const char *name = self->asked->type;
+    *type = self->view.asked->type;
+    if (!name)
+        return 0;
+    for (int t = 0; t < DTYPE_COUNT; t++)
+        if (strcmp(dtype_name((enum dtype)t), name) == 0) {
+            *type = (enum dtype)t;
+            return 0;
+        }
+    return err_set(ERR_USAGE, "--dtype is \"%s\", and must be bf16, fp16 or fp32", name);
+}
+
+/* The commit is of this model, and its slabs can be seen. */
+static int check_record(exporter *self)
+{
+    const manifest *record = &self->view.record;
+    const model *net = self->view.net;
+    uint64_t done = 0, unit = 0;
+    for (uint64_t i = 0; i <= record->extent_count; i++) {
+        const manifest_extent *extent = &record->extents[i];
+        bool is_end = i == record->extent_count;
+        if (is_end || extent->unit != unit) {
+            if (unit >= net->unit_count || done < net->units[unit].elems)
+                return err_set(ERR_CORRUPT,
+                               "unit %" PRIu64 " of the commit in %s has %" PRIu64
+                               " elements, and the model of its job.json has other ones",
+                               unit, self->asked->run_dir, done);
+            done = 0;
+            unit++;
+        }
+        if (is_end)
+            break;
+        if (manifest_is_low(record, i)) { /* of the tile before it, which it was read with */
+            self->extent_bytes += extent->size_bytes;
+            continue;
+        }
+        if (extent->elem_begin != done || !state_extent_is_tile(record, extent))
+            return err_set(ERR_CORRUPT,
+                           "unit %u, tile %u of rank %u in %s does not follow the one "
+                           "before",
+                           extent->unit, extent->tile, extent->rank, self->asked->run_dir);
+        done += extent->elem_count;
+        self->extent_bytes += extent->size_bytes;
+    }
+    if (unit != net->unit_count)
+        return err_set(ERR_CORRUPT,
+                       "the commit in %s has %" PRIu64 " units, and the model of its job.json %u",
+                       self->asked->run_dir, unit, net->unit_count);
+    int rc = rank_slabs_look(record, 0);
+    for (uint32_t r = 1; rc >= 0 && !record->is_replicated && r < rank_slabs_world(record); r++)
+        rc = rank_slabs_look(record, r);
+    for (uint32_t r = 1; rc < 0 && record->is_replicated && r < rank_slabs_world(record); r++)
+        if (rank_slabs_look(record, r) == 0) {
+            self->copy_rank = r;
+            rc = 0;
+        }
+    return rc;
+}
+
+static int make_context(exporter *self)
+{
+    core_set cores;
+    uint32_t count = thread_allowed_cores(&cores) < 0 ? 1 : core_set_count(&cores);
+    const kernel_context_config config = {.thread_count = (int)size_max(1, count),
+                                          .adam_variant = "auto"};
+    return kernels_cpu.context_create(&config, &self->context);
+}
+
+static int reserve(exporter *self)
+{
+    uint64_t width = dtype_bytes(self->list.type);
+    for (uint32_t i = 0; i < self->list.count; i++)
+        if (self->list.tensors[i].is_transposed)
+            self->strip.data_bytes =
+                size_max(self->strip.data_bytes, self->list.tensors[i].size_bytes);
+    self->strip.data_bytes = size_min(self->strip.data_bytes, STRIP_BYTES);
+    self->strip.tensor = PROGRAM_NONE;
+    self->strip.data = mem_alloc(self->strip.data_bytes, 1, "strip of weights");
+    self->rounded = mem_alloc(PIECE_ELEMS, width, "rounded weights");
+    self->widened = mem_alloc(PIECE_ELEMS, sizeof *self->widened, "weights");
+    self->merged = mem_alloc(PIECE_ELEMS, sizeof *self->merged, "merged weights");
+    if (!self->strip.data || !self->rounded || !self->widened || !self->merged)
+        return -ENOMEM;
+    return make_context(self);
+}
+
+/* ---- the stream ---- */
+
+/* Whether a weight that is a number has become infinity. */
+static int check_range(const export_tensor *tensor, const float *master, const void *rounded,
+                       uint64_t count)
+{
+    const uint16_t *halves = rounded;
+    for (uint64_t i = 0; i < count; i++)
+        if ((halves[i] & 0x7fffu) == 0x7c00u && (fp32_bits(master[i]) & 0x7f800000u) != 0x7f800000u)
+            return err_set(ERR_INPUT,
+                           "tensor %s holds %g, and fp16 ends at 65504: export as bf16 or fp32",
+                           tensor->name, (double)master[i]);
+    return 0;
+}
+
+/* In the type asked for: the bits that training computes with where that is its own. */
+static int round_weights(exporter *self, const export_tensor *tensor, const float *master,
+                         uint64_t count, const void **out)
+{
+    *out = master;
+    if (self->list.type == DTYPE_FP32)
+        return 0;
+    TRY(kernels_cpu.working_copy(self->context, NULL, master, self->rounded, self->list.type,
+                                 count));
+    *out = self->rounded;
+    return self->list.type == DTYPE_FP16 ? check_range(tensor, master, self->rounded, count) : 0;
+}
+
+/* Writes the strip's rows: all of the matrix at once where it has all, else a piece of each stored
+ * row. */
+static int write_strip(exporter *self)
+{
+    struct export_strip *strip = &self->strip;
+    const export_tensor *tensor = &self->list.tensors[strip->tensor];
+    safetensors_writer *writer = self->list.files[tensor->file_idx].writer;
+    uint64_t width = dtype_bytes(self->list.type), rows = strip->elems / tensor->columns;
+    strip->tensor = PROGRAM_NONE;
+    if (rows == tensor->rows)
+        return safetensors_write(writer, tensor->row_idx, 0, rows * tensor->columns, strip->data);
+    for (uint64_t c = 0; c < tensor->columns; c++)
+        TRY(safetensors_write(writer, tensor->row_idx, c * tensor->rows + strip->row, rows,
+                              strip->data + c * strip->capacity * width));
+    return 0;
+}
+
+static void put_elems(struct export_strip *strip, const export_tensor *tensor, const void *source,
+                      uint64_t count, uint64_t width)
+{
+    const uint16_t *from16 = source;
+    const uint32_t *from32 = source;
+    uint16_t *to16 = (uint16_t *)(void *)strip->data;
+    uint32_t *to32 = (uint32_t *)(void *)strip->data;
+    uint64_t row = strip->elems / tensor->columns, column = strip->elems % tensor->columns;
+    for (uint64_t i = 0; i < count; i++) {
+        if (width == 2)
+            to16[column * strip->capacity + row] = from16[i];
+        else
+            to32[column * strip->capacity + row] = from32[i];
+        if (++column == tensor->columns) {
+            column = 0;
+            row++;
+        }
+    }
+}
+
+/* Elements of the whole matrix from `at` on, in order: rows gather in the strip until it is
+ * full. */
+static int put_turned(exporter *self, uint32_t idx, uint64_t at, const unsigned char *source,
+                      uint64_t count)
+{
+    struct export_strip *strip = &self->strip;
+    const export_tensor *tensor = &self->list.tensors[idx];
+    uint64_t width = dtype_bytes(self->list.type);
+    while (count > 0) {
+        if (strip->tensor == PROGRAM_NONE) {
+            strip->tensor = idx;
+            strip->row = at / tensor->columns;
+            strip->elems = 0;
+            strip->capacity =
+                size_min(tensor->rows - strip->row, strip->data_bytes / (tensor->columns * width));
+        }
+        if (strip->tensor != idx || strip->capacity == 0 ||
+            strip->row * tensor->columns + strip->elems != at)
+            return err_set(ERR_INTERNAL, "tensor %s: element %" PRIu64 " is out of order",
+                           tensor->name, at);
+        uint64_t held = size_min(count, strip->capacity * tensor->columns - strip->elems);
+        put_elems(strip, tensor, source, held, width);
+        strip->elems += held;
+        if (strip->elems == strip->capacity * tensor->columns)
+            TRY(write_strip(self));
+        at += held;
+        source += held * width;
+        count -= held;
+    }
+    return 0;
+}
+
+/* The weights with what the tensor's adapter adds; themselves where it has none. */
+static const float *add_adapter(exporter *self, uint32_t unit, const model_tensor *part,
+                                uint64_t begin, uint64_t count, const float *master)
+{
+    if (!hfi_has_adapter(&self->adapters, unit, part))
+        return master;
+    memcpy(self->merged, master, count * sizeof *master);
+    hfi_merge(&self->adapters, unit, part, begin, count, self->merged);
+    return self->merged;
+}
+
+/* Elements [begin, begin + count) of the tensor `part_idx` of a unit. */
+static int put_tensor(exporter *self, uint32_t unit, uint32_t part_idx, uint64_t begin,
+                      uint64_t count, const float *master)
+{
+    uint32_t idx = self->list.of_unit[unit][part_idx];
+    const model_tensor *part = &self->view.net->units[unit].tensors[part_idx];
+    const export_tensor *tensor = &self->list.tensors[idx];
+    uint64_t at = part->row_begin * part->columns + begin; /* in the whole */
+    while (count > 0) {
+        uint64_t held = size_min(count, PIECE_ELEMS);
+        const void *rounded;
+        const float *values =
+            add_adapter(self, unit, part, at - part->row_begin * part->columns, held, master);
+        TRY(round_weights(self, tensor, values, held, &rounded));
+        if (tensor->is_transposed)
+            TRY(put_turned(self, idx, at, rounded, held));
+        else
+            TRY(safetensors_write(self->list.files[tensor->file_idx].writer, tensor->row_idx, at,
+                                  held, rounded));
+        at += held;
+        master += held;
+        count -= held;
+    }
+    return 0;
+}
+
+/* Elements [begin, begin + count) of a unit. */
+static int put_elems_of(exporter *self, uint32_t unit_idx, uint64_t begin, uint64_t count,
+                        const float *master)
+{
+    const model_unit *unit = &self->view.net->units[unit_idx];
+    for (uint32_t i = 0; i < unit->tensor_count; i++) {
+        const model_tensor *part = &unit->tensors[i];
+        uint64_t first = part->offset_elems;
+        uint64_t low = size_max(begin, first);
+        uint64_t high = size_min(begin + count, first + part->rows * part->columns);
+        if (low < high && !part->is_adapter)
+            TRY(put_tensor(self, unit_idx, i, low - first, high - low, master + (low - begin)));
+    }
+    return 0;
+}
+
+/* Of an extent, in the order of the commit: masters, or params that do not learn in the working
+ * dtype. */
+static int put_weights(void *user, uint64_t extent_idx, uint64_t begin_bytes, const void *data,
+                       uint64_t size_bytes)
+{
+    exporter *self = user;
+    const manifest_extent *extent = &self->view.record.extents[extent_idx];
+    uint64_t width = manifest_weight_bytes(extent);
+    uint64_t begin = extent->elem_begin + begin_bytes / width, count = size_bytes / width;
+    if (width == sizeof(float))
+        return put_elems_of(self, extent->unit, begin, count, data);
+    while (count > 0) {
+        uint64_t held = size_min(count, PIECE_ELEMS);
+        dtype_convert(data, self->view.asked->type, self->widened, DTYPE_FP32, held);
+        TRY(put_elems_of(self, extent->unit, begin, held, self->widened));
+        data = (const unsigned char *)data + held * width;
+        begin += held;
+        count -= held;
+    }
+    return 0;
+}
+
+/* ---- the sums ---- */
+
+static void compare_extent(void *user, const struct state_swept *swept)
+{
+    exporter *self = user;
+    const manifest *record = self->swept;
+    const manifest_extent *extent = &record->extents[swept->extent_idx];
+    uint32_t rank = record->is_replicated ? self->copy_rank : extent->rank;
+    char path[SLAB_PATH_BYTES];
+    uint64_t file_offset;
+    if (!swept->error && (extent->checksum == 0 || swept->sum == extent->checksum))
+        return;
+    if (self->damage_count++ > 0)
+        return;
+    rank_slabs_locate(record, rank, NULL, extent->offset_bytes, path, &file_offset);
+    if (swept->error)
+        (void)err_set(ERR_CORRUPT, "unit %u, tile %u of rank %u: %.600s", extent->unit,
+                      extent->tile, rank, swept->error);
+    else
+        (void)err_set(ERR_CORRUPT,
+                      "unit %u, tile %u of rank %u: %" PRIu64 " bytes at offset %" PRIu64
+                      " of %s have checksum %016" PRIx64 ", but %016" PRIx64 " was written",
+                      extent->unit, extent->tile, rank, extent->size_bytes, file_offset, path,
+                      swept->sum, extent->checksum);
+    err_save(&self->damage, ERR_CORRUPT);
+}
+
+static void tell(void *user, uint64_t done_bytes, double seconds)
+{
+    const exporter *self = user;
+    self->out->seconds = self->before_seconds + seconds;
+    if (self->asked->on_progress)
+        self->asked->on_progress(self->asked->user, self->before_bytes + done_bytes,
+                                 self->extent_bytes, self->out->seconds);
+}
+
+/* Reads the extents of a record, compares them with their sums and hands their weights on. */
+static int stream(exporter *self, const manifest *record,
+                  int (*on_weights)(void *user, uint64_t extent_idx, uint64_t begin_bytes,
+                                    const void *data, uint64_t size_bytes))
+{
+    uint64_t hash, *unit_elems;
+    const model *net = self->view.net;
+    const struct job *was = self->view.asked;
+    unit_elems = mem_alloc(net->unit_count, sizeof *unit_elems, "elements of units");
+    if (!unit_elems)
+        return -ENOMEM;
+    for (uint32_t u = 0; u < net->unit_count; u++)
+        unit_elems[u] = net->units[u].elems;
+    const struct state_sweep_options options = {
+        .record = record,
+        .copy_rank = self->copy_rank,
+        .unit_elems = unit_elems,
+        .stuck_ns = (uint64_t)(was->io.stuck_seconds * 1e9),
+        .stop_ns = (uint64_t)(was->io.stop_seconds * 1e9),
+        .stop = self->asked->stop,
+        .faults = self->asked->faults,
+        .on_extent = compare_extent,
+        .on_weights = on_weights,
+        .on_progress = tell,
+        .user = self,
+    };
+    self->swept = record;
+    int rc = state_sweep(&options, &hash);
+    mem_free(unit_elems);
+    TRY(rc);
+    self->before_seconds = self->out->seconds;
+    if (self->damage_count == 0)
+        return 0;
+    return err_prefix(err_restore(&self->damage),
+                      "%" PRIu64 " tiles of the commit are damaged, nothing is exported; sluice "
+                      "verify lists them; the first",
+                      self->damage_count);
+}
+
+/* ---- adapters ---- */
+
+static int take_adapters(void *user, uint64_t extent_idx, uint64_t begin_bytes, const void *data,
+                         uint64_t size_bytes)
+{
+    exporter *self = user;
+    return hfi_adapters_take(&self->adapters, extent_idx, begin_bytes, data, size_bytes);
+}
+
+static int read_adapters(exporter *self)
+{
+    const model *net = self->view.net;
+    if (net->spec.lora.rank == 0)
+        return 0;
+    TRY(hfi_adapters_open(net, &self->view.record, &self->adapters));
+    self->extent_bytes =
+        self->asked->adapters ? 0 : self->extent_bytes; /* the base is not looked at */
+    self->extent_bytes += self->adapters.extent_bytes;
+    TRY(stream(self, &self->adapters.record, take_adapters));
+    self->before_bytes = self->adapters.extent_bytes;
+    return 0;
+}
+
+static int export_adapters_alone(exporter *self, enum dtype type)
+{
+    const struct hf_export_options *asked = self->asked;
+    const struct job_model *model_block = &self->view.asked->model;
+    struct hf_export_summary *out = self->out;
+    uint32_t tensor_count;
+    TRY(hfi_check_adapters(self->view.net));
+    TRY(make_context(self));
+    TRY(hfi_take_directory(asked->hf_dir, asked->force));
+    TRY(read_adapters(self));
+    TRY(hfi_adapters_write(&self->adapters, self->context,
+                           model_block->hf[0] ? model_block->hf : NULL, asked->hf_dir, type,
+                           &tensor_count, &out->written_bytes));
+    TRY(hfi_remove_whole(asked->hf_dir, model_block->hf[0] ? model_block->hf : NULL));
+    out->step = self->view.record.step;
+    out->param_count = out->written_bytes / dtype_bytes(type);
+    out->tensor_count = tensor_count;
+    out->file_count = 1;
+    out->read_bytes = self->extent_bytes;
+    out->type = dtype_name(type);
+    return 0;
+}
+
+/* ---- */
+
+static int export_all(exporter *self)
+{
+    const struct hf_export_options *asked = self->asked;
+    struct hf_export_summary *out = self->out;
+    enum dtype type;
+    TRY(read_run(self));
+    TRY(find_type(self, &type));
+    TRY(check_record(self));
+    if (asked->adapters)
+        return export_adapters_alone(self, type);
+    TRY(hfi_list(self->view.net, type, asked->shard_bytes ? asked->shard_bytes : SHARD_BYTES,
+                 &self->list));
+    TRY(reserve(self));
+    TRY(hfi_take_directory(asked->hf_dir, asked->force));
+    TRY(hfi_create(&self->list, asked->hf_dir));
+    TRY(read_adapters(self));
+    TRY(stream(self, &self->view.record, put_weights));
+    TRY(hfi_finish(&self->list, asked->hf_dir));
+    TRY(hfi_write_side_files(&self->view, asked->hf_dir, type, &out->side_files));
+    TRY(hfi_remove_adapters(asked->hf_dir));
+    out->step = self->view.record.step;
+    out->param_count = self->list.elem_count;
+    out->tensor_count = self->list.count;
+    out->file_count = self->list.file_count;
+    out->written_bytes = self->list.total_bytes;
+    out->read_bytes = self->extent_bytes;
+    out->type = dtype_name(type);
+    return 0;
+}
+
+int hf_export(const struct hf_export_options *options, struct hf_export_summary *summary)
+{
+    memset(summary, 0, sizeof *summary);
+    summary->type = "";
+    exporter *self = mem_alloc(1, sizeof *self, "export");
+    if (!self)
+        return -ENOMEM;
+    self->asked = options;
+    self->out = summary;
+    self->dir.lock_fd = -1;
+    int rc = export_all(self);
+    err_record first;
+    err_save(&first, rc);
+    hfi_list_fini(&self->list);
+    hfi_adapters_close(&self->adapters);
+    if (self->context)
+        kernels_cpu.context_destroy(self->context);
+    state_view_close(&self->view);
+    state_run_dir_close(&self->dir);
+    if (arena_process_memory(NULL, &summary->resident_bytes_max, NULL) < 0)
+        summary->resident_bytes_max = 0; /* not known */
+    mem_free(self->strip.data);
+    mem_free(self->rounded);
+    mem_free(self->widened);
+    mem_free(self->merged);
+    mem_free(self);
+    return rc < 0 ? err_restore(&first) : 0;
+}

@@ -1,0 +1,329 @@
+/* What goes with an export's weights: config.json of the checkpoint that the run began with, in the
+ * export's dtype, or a new one of the run's model; generation_config.json and the tokenizer's files
+ * as they were. See export_internal.h. */
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/mem.h"
+#include "format/format_json.h"
+#include "format/hf_checkpoint.h"
+#include "hf/export_internal.h"
+#include "hf/hf.h"
+#include "state/run_dir.h"
+
+static const format_json_limits config_limits = {
+    .bytes_max = 16 << 20, .values_max = 1 << 20, .depth_max = 32};
+
+static const char *const torch_names[DTYPE_COUNT] = {
+    [DTYPE_FP32] = "float32", [DTYPE_BF16] = "bfloat16", [DTYPE_FP16] = "float16"};
+
+static const char config_name[] = "config.json";
+
+/* ---- a config.json that is there ---- */
+
+/* What has been read of the text of an object, as far as its own keys are concerned. */
+struct config_scan {
+    const char *text; /* valid JSON */
+    size_t at;
+    uint32_t depth;
+};
+
+/* Behind the string that begins at `at`. */
+static size_t string_end(const char *text, size_t at)
+{
+    for (at++; text[at] != '"'; at++)
+        at += text[at] == '\\';
+    return at + 1;
+}
+
+/* The next key of the object itself, without its quotes; false at the end. Then `at` is at its
+ * value. */
+static bool next_key(struct config_scan *self, const char **key, size_t *key_bytes)
+{
+    const char *text = self->text;
+    while (text[self->at]) {
+        char byte = text[self->at];
+        if (byte == '{' || byte == '[')
+            self->depth++;
+        self->depth -= byte == '}' || byte == ']';
+        if (byte != '"') {
+            self->at++;
+            continue;
+        }
+        size_t begin = self->at, end = string_end(text, begin);
+        self->at = end + strspn(text + end, " \t\r\n");
+        if (self->depth != 1 || text[self->at] != ':')
+            continue;
+        self->at++;
+        self->at += strspn(text + self->at, " \t\r\n");
+        *key = text + begin + 1;
+        *key_bytes = end - begin - 2;
+        return true;
+    }
+    return false;
+}
+
+/* Copies the object's text with its dtype in place, under whichever of its two names; all else
+ * stays as it is. */
+static int put_type(const char *text, enum dtype type, FILE *out)
+{
+    struct config_scan scan = {.text = text};
+    const char *key;
+    size_t key_bytes, done = 0;
+    bool is_there = false;
+    while (next_key(&scan, &key, &key_bytes)) {
+        bool is_type = (key_bytes == 5 && memcmp(key, "dtype", 5) == 0) ||
+                       (key_bytes == 11 && memcmp(key, "torch_dtype", 11) == 0);
+        if (!is_type)
+            continue;
+        fwrite(text + done, 1, scan.at - done, out);
+        fprintf(out, "\"%s\"", torch_names[type]);
+        done = text[scan.at] == '"' ? string_end(text, scan.at)
+                                    : scan.at + strcspn(text + scan.at, ",} \t\r\n");
+        scan.at = done;
+        is_there = true;
+    }
+    if (!is_there) { /* behind the first brace; there are other keys, or nobody could load it */
+        done = strcspn(text, "{") + 1;
+        fprintf(out, "%.*s\n  \"torch_dtype\": \"%s\",", (int)done, text, torch_names[type]);
+    }
+    fputs(text + done, out);
+    return ferror(out) ? -ENOMEM : 0;
+}
+
+/* The checkpoint's own, in this type. */
+static int carry_config(const char *source, const char *target, enum dtype type)
+{
+    char *text, *changed = NULL;
+    uint64_t text_bytes;
+    size_t changed_bytes = 0;
+    json_t *doc = NULL;
+    TRY(format_read_file(source, config_limits.bytes_max, &text, &text_bytes));
+    int rc = format_json_parse(source, text, text_bytes, &config_limits, &doc);
+    if (rc == 0 && json_object_size(doc) == 0)
+        rc = err_set(ERR_INPUT, "%s: it is an empty object", source);
+    for (int i = 0; rc == 0 && i < 2; i++) {
+        const json_t *is = json_object_get(doc, i == 0 ? "dtype" : "torch_dtype");
+        if (is && !json_is_string(is) && !json_is_null(is))
+            rc = err_set(ERR_INPUT, "%s: its dtype is no text", source);
+    }
+    json_decref(doc);
+    if (rc == 0) {
+        FILE *out = open_memstream(&changed, &changed_bytes);
+        rc = out ? put_type(text, type, out) : -ENOMEM;
+        if (out && fclose(out) != 0)
+            rc = -ENOMEM;
+    }
+    mem_free(text);
+    if (rc == 0)
+        rc = format_write_file(target, changed, changed_bytes);
+    free(changed);
+    return rc == -ENOMEM ? err_set(rc, "no memory for %s", target) : rc;
+}
+
+/* ---- a new one ---- */
+
+/* The fewest digits with which every number of the file reads back as it was. */
+static int digits_of(const json_t *item)
+{
+    const char *key;
+    json_t *value;
+    size_t idx;
+    int most = 1;
+    if (json_is_real(item)) {
+        char text[40];
+        while (most < 17) {
+            snprintf(text, sizeof text, "%.*g", most, json_real_value(item));
+            if (strtod(text, NULL) == json_real_value(item))
+                break;
+            most++;
+        }
+    }
+    json_object_foreach((json_t *)(uintptr_t)item, key, value)
+    {
+        int digits = digits_of(value);
+        most = digits > most ? digits : most;
+    }
+    json_array_foreach(item, idx, value)
+    {
+        int digits = digits_of(value);
+        most = digits > most ? digits : most;
+    }
+    return most;
+}
+
+static int write_json(const char *path, const json_t *doc)
+{
+    char *text = json_dumps(doc, JSON_INDENT(2) | JSON_REAL_PRECISION((unsigned)digits_of(doc)));
+    if (!text)
+        return err_set(-ENOMEM, "no memory to write %s", path);
+    size_t length = strlen(text);
+    text[length] = '\n'; /* in the place of the zero */
+    int rc = format_write_file(path, text, length + 1);
+    free(text);
+    return rc;
+}
+
+static int put(json_t *config, const char *key, json_t *value)
+{
+    return json_object_set_new(config, key, value) < 0 ? -ENOMEM : 0;
+}
+
+static int put_uint(json_t *config, const char *key, uint64_t value)
+{
+    return put(config, key, json_integer((json_int_t)value));
+}
+
+static int put_text(json_t *config, const char *key, const char *text)
+{
+    return put(config, key, json_string(text));
+}
+
+/* Of both families. */
+static int fill_common(json_t *config, const struct job_model *from, const char *class_name,
+                       const char *type_name)
+{
+    TRY(put(config, "architectures", json_pack("[s]", class_name)));
+    TRY(put_text(config, "model_type", type_name));
+    TRY(put_uint(config, "vocab_size", from->vocab_size));
+    TRY(put(config, "tie_word_embeddings", json_boolean(from->tie_embeddings)));
+    TRY(put(config, "initializer_range", json_real(from->init_std)));
+    TRY(put(config, "use_cache", json_true()));
+    /* The defaults are those of a vocabulary that is not ours. */
+    TRY(put(config, "bos_token_id", json_null()));
+    return put(config, "eos_token_id", json_null());
+}
+
+static int fill_gpt2(json_t *config, const struct job_model *from)
+{
+    uint64_t positions = from->position_count ? from->position_count : from->seq_length;
+    TRY(fill_common(config, from, "GPT2LMHeadModel", "gpt2"));
+    TRY(put_uint(config, "n_layer", from->num_layers));
+    TRY(put_uint(config, "n_embd", from->hidden_size));
+    TRY(put_uint(config, "n_head", from->num_heads));
+    TRY(put_uint(config, "n_inner", from->ffn_size));
+    TRY(put_uint(config, "n_positions", positions));
+    TRY(put_text(config, "activation_function", "gelu_new"));
+    TRY(put(config, "layer_norm_epsilon", json_real(from->norm_epsilon)));
+    TRY(put(config, "attn_pdrop", json_real(0)));
+    TRY(put(config, "embd_pdrop", json_real(0)));
+    return put(config, "resid_pdrop", json_real(0));
+}
+
+static json_t *rope_scaling(const struct job_model *from)
+{
+    switch (from->rope_scaling) {
+    case JOB_ROPE_PLAIN:
+        break;
+    case JOB_ROPE_LINEAR:
+        return json_pack("{s:s, s:f}", "rope_type", "linear", "factor", from->rope_factor);
+    case JOB_ROPE_LLAMA3:
+        return json_pack("{s:s, s:f, s:f, s:f, s:I}", "rope_type", "llama3", "factor",
+                         from->rope_factor, "low_freq_factor", from->rope_low_freq_factor,
+                         "high_freq_factor", from->rope_high_freq_factor,
+                         "original_max_position_embeddings",
+                         (json_int_t)from->rope_original_positions);
+    }
+    return json_null();
+}
+
+static int fill_llama(json_t *config, const struct job_model *from)
+{
+    const char *class_name = from->qk_norm    ? "Qwen3ForCausalLM"
+                             : from->qkv_bias ? "Qwen2ForCausalLM"
+                                              : "LlamaForCausalLM";
+    const char *type_name = from->qk_norm ? "qwen3" : from->qkv_bias ? "qwen2" : "llama";
+    if (from->qk_norm && from->qkv_bias)
+        return err_set(ERR_CONFIG, "no family of Hugging Face has both model.qk_norm and "
+                                   "model.qkv_bias: the run cannot be exported");
+    uint64_t head_dim = from->head_dim ? from->head_dim : from->hidden_size / from->num_heads;
+    TRY(fill_common(config, from, class_name, type_name));
+    TRY(put_uint(config, "num_hidden_layers", from->num_layers));
+    TRY(put_uint(config, "hidden_size", from->hidden_size));
+    TRY(put_uint(config, "num_attention_heads", from->num_heads));
+    TRY(put_uint(config, "num_key_value_heads", from->num_kv_heads));
+    TRY(put_uint(config, "head_dim", head_dim));
+    TRY(put_uint(config, "intermediate_size", from->ffn_size));
+    TRY(put_uint(config, "max_position_embeddings", from->seq_length));
+    TRY(put_text(config, "hidden_act", "silu"));
+    TRY(put(config, "rms_norm_eps", json_real(from->norm_epsilon)));
+    TRY(put(config, "rope_theta", json_real(from->rope_theta)));
+    TRY(put(config, "rope_scaling", rope_scaling(from)));
+    if (from->qk_norm || !from->qkv_bias)
+        TRY(put(config, "attention_bias", json_false()));
+    if (!from->qk_norm && !from->qkv_bias)
+        TRY(put(config, "mlp_bias", json_false()));
+    return put(config, "attention_dropout", json_real(0));
+}
+
+/* ---- */
+
+static int write_config(const state_view *run, const char *side_dir, const char *dir,
+                        enum dtype type)
+{
+    char source[PATH_MAX], target[PATH_MAX];
+    const struct job_model *from = &run->asked->model;
+    snprintf(source, sizeof source, "%s/%s", side_dir, config_name);
+    int length = snprintf(target, sizeof target, "%s/%s", dir, config_name);
+    if (length < 0 || length >= PATH_MAX)
+        return err_set(ERR_INPUT, "the path %.100s... is longer than %d bytes", dir, PATH_MAX - 13);
+    if (side_dir[0] && access(source, F_OK) == 0)
+        return carry_config(source, target, type);
+    json_t *config = json_object();
+    int rc = !config                              ? -ENOMEM
+             : strcmp(from->family, "llama") == 0 ? fill_llama(config, from)
+                                                  : fill_gpt2(config, from);
+    if (rc == 0)
+        rc = put_text(config, "torch_dtype", torch_names[type]);
+    if (rc == 0)
+        rc = write_json(target, config);
+    json_decref(config);
+    return rc == -ENOMEM ? err_set(rc, "no memory for config.json") : rc;
+}
+
+/* Where the tokenizer of the run's job lies; "": it has no files, or none that are there. */
+static void find_tokenizer(const job *asked, char out[JOB_PATH_BYTES])
+{
+    static const char file_name[] = "/tokenizer.json";
+    struct stat status;
+    snprintf(out, JOB_PATH_BYTES, "%s", asked->data.tokenizer);
+    size_t length = strlen(out), end = sizeof file_name - 1;
+    if (length > end && strcmp(out + length - end, file_name) == 0)
+        out[length - end] = '\0';
+    if (strcmp(out, "bytes") == 0 || stat(out, &status) != 0 || !S_ISDIR(status.st_mode))
+        out[0] = '\0';
+}
+
+int hfi_write_side_files(const state_view *run, const char *dir, enum dtype type, uint64_t *count)
+{
+    char side_dir[JOB_PATH_BYTES], tokenizer_dir[JOB_PATH_BYTES];
+    int there = state_hf_dir(run->path, side_dir);
+    TRY(there);
+    if (!there)
+        side_dir[0] = '\0';
+    find_tokenizer(run->asked, tokenizer_dir);
+    bool is_other = hf_names_tokenizer(run->asked);
+    bool is_bytes = is_other && strcmp(run->asked->data.tokenizer, "bytes") == 0;
+    *count = 0;
+    for (uint32_t i = 0; hf_side_files[i]; i++) {
+        const char *name = hf_side_files[i];
+        bool is_tokenizers = strncmp(name, "generation_", 11) != 0;
+        int copied = 0;
+        if (strcmp(name, config_name) == 0)
+            continue;
+        if (is_bytes && is_tokenizers)
+            continue; /* the files are of a tokenizer that the run was not trained with */
+        if (tokenizer_dir[0] && is_tokenizers && (!there || is_other))
+            copied = hf_copy_side_file(tokenizer_dir, dir, name);
+        else if (there)
+            copied = hf_copy_side_file(side_dir, dir, name);
+        TRY(copied);
+        *count += (uint64_t)copied;
+    }
+    return write_config(run, side_dir, dir, type);
+}

@@ -1,0 +1,322 @@
+/* The files of an exported checkpoint: which tensor lies where. See export_internal.h. */
+#include <ctype.h>
+#include <dirent.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/mem.h"
+#include "format/format_json.h"
+#include "hf/export_internal.h"
+#include "hf/hf.h"
+#include "hf/weights.h"
+
+static const char whole_name[] = "model.safetensors";
+static const char index_name[] = "model.safetensors.index.json";
+
+static int join(char out[PATH_MAX], const char *dir, const char *name)
+{
+    int length = snprintf(out, PATH_MAX, "%s/%s", dir, name);
+    if (length < 0 || length >= PATH_MAX)
+        return err_set(ERR_INPUT, "the path %.100s.../%.100s is longer than %d bytes", dir, name,
+                       PATH_MAX - 1);
+    return 0;
+}
+
+/* ---- tensors ---- */
+
+/* Parts of one tensor have its name, and follow each other within a stage. */
+static uint32_t find_name(const export_list *self, const char *name)
+{
+    for (uint32_t i = self->count; i-- > 0;)
+        if (strcmp(self->tensors[i].name, name) == 0)
+            return i;
+    return self->count;
+}
+
+static int add_tensor(export_list *self, const model *net, const model_tensor *from, uint32_t *idx)
+{
+    char name[2 * MODEL_NAME_BYTES];
+    bool is_head = strncmp(from->name, "lm_head.", 8) == 0;
+    *idx = UINT32_MAX;
+    if (from->is_adapter)
+        return 0; /* export_peft.c */
+    snprintf(name, sizeof name, "%s%s",
+             net->spec.family == MODEL_GPT2 && !is_head ? "transformer." : "", from->name);
+    *idx = from->row_begin > 0 ? find_name(self, name) : self->count;
+    if (*idx < self->count)
+        return 0;
+    export_tensor *tensor = &self->tensors[self->count++];
+    uint64_t shape[2];
+    snprintf(tensor->name, sizeof tensor->name, "%s", name);
+    uint32_t dims = hf_weights_shape(net->spec.family, from, shape);
+    tensor->is_transposed = hf_weights_is_transposed(net->spec.family, from->name);
+    tensor->rows = dims == 1 ? 1 : from->whole_rows;
+    tensor->columns = dims == 1 ? shape[0] : from->columns;
+    tensor->size_bytes = tensor->rows * tensor->columns * dtype_bytes(self->type);
+    self->total_bytes += tensor->size_bytes;
+    self->elem_count += tensor->rows * tensor->columns;
+    return 0;
+}
+
+static int list_tensors(export_list *self, const model *net)
+{
+    uint64_t count = 0;
+    for (uint32_t u = 0; u < net->unit_count; u++)
+        count += net->units[u].tensor_count;
+    self->tensors = mem_alloc(count, sizeof *self->tensors, "tensors to export");
+    self->of_unit = mem_alloc(net->unit_count, sizeof *self->of_unit, "tensors to export");
+    uint32_t *idx = mem_alloc(count, sizeof *idx, "tensors to export");
+    if (self->of_unit)
+        self->of_unit[0] = idx; /* one block for all units */
+    if (!self->tensors || !self->of_unit || !idx) {
+        if (!self->of_unit)
+            mem_free(idx);
+        return -ENOMEM;
+    }
+    for (uint32_t u = 0; u < net->unit_count; u++) {
+        self->of_unit[u] = idx;
+        for (uint32_t i = 0; i < net->units[u].tensor_count; i++)
+            TRY(add_tensor(self, net, &net->units[u].tensors[i], idx++));
+    }
+    return 0;
+}
+
+/* ---- files ---- */
+
+/* In order, as many to a file as there is room for. */
+static int cut_into_files(export_list *self, uint64_t shard_bytes)
+{
+    self->files = mem_alloc(self->count, sizeof *self->files, "files to export");
+    if (!self->files)
+        return -ENOMEM;
+    uint64_t held = 0;
+    for (uint32_t i = 0; i < self->count; i++) {
+        export_tensor *tensor = &self->tensors[i];
+        if (i == 0 || tensor->size_bytes > shard_bytes || held > shard_bytes - tensor->size_bytes) {
+            self->files[self->file_count++].first = i;
+            held = 0;
+        }
+        export_file *file = &self->files[self->file_count - 1];
+        tensor->file_idx = self->file_count - 1;
+        tensor->row_idx = file->count++;
+        held += tensor->size_bytes;
+    }
+    for (uint32_t f = 0; f < self->file_count; f++)
+        if (self->file_count == 1)
+            snprintf(self->files[f].name, sizeof self->files[f].name, "%s", whole_name);
+        else
+            snprintf(self->files[f].name, sizeof self->files[f].name,
+                     "model-%05u-of-%05u.safetensors", f + 1, self->file_count);
+    return 0;
+}
+
+int hfi_list(const model *net, enum dtype type, uint64_t shard_bytes, export_list *out)
+{
+    memset(out, 0, sizeof *out);
+    out->type = type;
+    TRY(list_tensors(out, net));
+    return cut_into_files(out, shard_bytes);
+}
+
+void hfi_list_fini(export_list *self)
+{
+    for (uint32_t f = 0; f < self->file_count; f++)
+        safetensors_abandon(self->files[f].writer);
+    if (self->of_unit)
+        mem_free(self->of_unit[0]);
+    mem_free(self->of_unit);
+    mem_free(self->files);
+    mem_free(self->tensors);
+    memset(self, 0, sizeof *self);
+}
+
+static void fill_row(const export_tensor *from, enum dtype type, safetensors_row *row)
+{
+    *row = (safetensors_row){.name = from->name, .type = type, .dim_count = 2};
+    row->shape[from->is_transposed ? 1 : 0] = from->rows;
+    row->shape[from->is_transposed ? 0 : 1] = from->columns;
+    if (from->rows == 1 && !from->is_transposed) { /* a vector */
+        row->dim_count = 1;
+        row->shape[0] = from->columns;
+    }
+}
+
+int hfi_create(export_list *self, const char *dir)
+{
+    char path[PATH_MAX];
+    for (uint32_t f = 0; f < self->file_count; f++) {
+        export_file *file = &self->files[f];
+        safetensors_row *rows = mem_alloc(file->count, sizeof *rows, "tensors to export");
+        if (!rows)
+            return -ENOMEM;
+        for (uint32_t i = 0; i < file->count; i++)
+            fill_row(&self->tensors[file->first + i], self->type, &rows[i]);
+        int rc = join(path, dir, file->name);
+        if (rc == 0)
+            rc = safetensors_create(path, rows, file->count, &file->writer);
+        mem_free(rows);
+        TRY(rc);
+    }
+    return 0;
+}
+
+/* ---- names ---- */
+
+static int remove_file(const char *dir, const char *name)
+{
+    char path[PATH_MAX];
+    TRY(join(path, dir, name));
+    if (unlink(path) != 0 && errno != ENOENT)
+        return err_errno(errno, "cannot remove %s", path);
+    return 0;
+}
+
+static bool is_own(const export_list *self, const char *name)
+{
+    for (uint32_t f = 0; f < self->file_count; f++)
+        if (strcmp(self->files[f].name, name) == 0)
+            return true;
+    return false;
+}
+
+/* "model-00001-of-00003.safetensors" of another export. */
+static bool is_shard_name(const char *name)
+{
+    unsigned first, count;
+    int end = 0;
+    return sscanf(name, "model-%5u-of-%5u.safetensors%n", &first, &count, &end) == 2 && end > 0 &&
+           name[end] == '\0';
+}
+
+/* Files of weights that an export before has left: loaders would take them for ours. */
+static int remove_others(const export_list *self, const char *dir)
+{
+    DIR *directory = opendir(dir);
+    if (!directory)
+        return err_errno(errno, "cannot look into %s", dir);
+    int rc = 0;
+    for (const struct dirent *entry; rc == 0 && (entry = readdir(directory));)
+        if (is_shard_name(entry->d_name) && !is_own(self, entry->d_name))
+            rc = remove_file(dir, entry->d_name);
+    closedir(directory);
+    return rc;
+}
+
+static int write_index(const export_list *self, const char *dir)
+{
+    char path[PATH_MAX];
+    json_t *map = json_object();
+    json_t *doc = json_pack("{s:{s:I, s:I}, s:o}", "metadata", "total_parameters",
+                            (json_int_t)self->elem_count, "total_size",
+                            (json_int_t)self->total_bytes, "weight_map", map);
+    int rc = doc ? join(path, dir, index_name) : -ENOMEM;
+    for (uint32_t i = 0; rc == 0 && i < self->count; i++)
+        if (json_object_set_new(map, self->tensors[i].name,
+                                json_string(self->files[self->tensors[i].file_idx].name)) < 0)
+            rc = -ENOMEM;
+    char *text = rc == 0 ? json_dumps(doc, JSON_INDENT(2) | JSON_SORT_KEYS) : NULL;
+    if (rc == 0 && !text)
+        rc = -ENOMEM;
+    if (rc == 0)
+        rc = format_write_file(path, text, strlen(text));
+    free(text);
+    json_decref(doc);
+    return rc == -ENOMEM ? err_set(rc, "no memory for the index of %u tensors", self->count) : rc;
+}
+
+static int sync_directory(const char *dir)
+{
+    char path[PATH_MAX];
+    TRY(join(path, dir, whole_name));
+    return format_sync_parent(path);
+}
+
+int hfi_finish(export_list *self, const char *dir)
+{
+    /* Without config.json and index nobody takes what is there for a checkpoint while names
+     * change. */
+    TRY(remove_file(dir, "config.json"));
+    TRY(remove_file(dir, index_name));
+    TRY(remove_file(dir, whole_name));
+    TRY(sync_directory(dir)); /* a power loss may not bring them back beside new weights */
+    for (uint32_t f = 0; f < self->file_count; f++) {
+        safetensors_writer *writer = self->files[f].writer;
+        self->files[f].writer = NULL;
+        TRY(safetensors_finish(writer));
+    }
+    TRY(remove_others(self, dir));
+    return self->file_count > 1 ? write_index(self, dir) : 0;
+}
+
+/* ---- what an export of the other kind has left ---- */
+
+static bool is_same_directory(const char *a, const char *b)
+{
+    struct stat first, second;
+    return stat(a, &first) == 0 && stat(b, &second) == 0 && first.st_dev == second.st_dev &&
+           first.st_ino == second.st_ino;
+}
+
+int hfi_remove_whole(const char *dir, const char *base)
+{
+    const export_list none = {.file_count = 0};
+    if (base && is_same_directory(dir, base))
+        return 0; /* what they are adapters of */
+    TRY(remove_file(dir, "config.json"));
+    TRY(remove_file(dir, index_name));
+    TRY(remove_file(dir, whole_name));
+    TRY(remove_others(&none, dir));
+    return sync_directory(dir);
+}
+
+int hfi_remove_adapters(const char *dir)
+{
+    TRY(remove_file(dir, "adapter_config.json"));
+    TRY(remove_file(dir, "adapter_model.safetensors"));
+    return sync_directory(dir);
+}
+
+static int make_directory(const char *path, bool *is_new)
+{
+    *is_new = mkdir(path, 0777) == 0;
+    if (*is_new)
+        return format_sync_parent(path);
+    return errno == EEXIST
+               ? 0
+               : err_set(ERR_INPUT, "cannot make directory %s: %s", path, strerror(errno));
+}
+
+int hfi_take_directory(const char *dir, bool force)
+{
+    char above[JOB_PATH_BYTES];
+    bool is_new;
+    if (snprintf(above, sizeof above, "%s", dir) >= (int)sizeof above || !dir[0])
+        return err_set(ERR_INPUT,
+                       "cannot make directory \"%.100s\": its name has %zu bytes; 1 to %d "
+                       "are possible",
+                       dir, strlen(dir), JOB_PATH_BYTES - 1);
+    for (char *at = above + 1; (at = strchr(at, '/')); *at++ = '/') {
+        *at = '\0';
+        TRY(make_directory(above, &is_new));
+    }
+    TRY(make_directory(dir, &is_new));
+    if (is_new)
+        return 0;
+    DIR *directory = opendir(dir);
+    if (!directory)
+        return err_set(ERR_INPUT, "cannot look into %s: %s", dir, strerror(errno));
+    int rc = 0;
+    for (const struct dirent *entry; rc == 0 && !force && (entry = readdir(directory));)
+        if (strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0)
+            rc = err_set(ERR_INPUT,
+                         "%s is not empty (it holds %.100s): name another directory, or --force to "
+                         "replace what is in it",
+                         dir, entry->d_name);
+    closedir(directory);
+    return rc;
+}

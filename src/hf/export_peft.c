@@ -1,0 +1,277 @@
+/* The adapters of a run: read into memory, written as PEFT has them, or added to the weights that
+ * an export writes. See export_internal.h.
+ *
+ * Memory: the adapters in fp32. One thread calls, for a merge that of the sweep; it uses the
+ * caller's OpenMP team. */
+#include <errno.h>
+#include <jansson.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "base/size.h"
+#include "format/format_json.h"
+#include "hf/export_internal.h"
+#include "hf/hf.h"
+#include "state/sweep.h"
+
+static const char config_name[] = "adapter_config.json",
+                  weights_name[] = "adapter_model.safetensors";
+
+enum { MERGED_BLOCK = 512 };
+
+/* ---- reading ---- */
+
+static bool has_adapters(const model_unit *unit)
+{
+    for (uint32_t i = 0; i < unit->tensor_count; i++)
+        if (unit->tensors[i].is_adapter)
+            return true;
+    return false;
+}
+
+static int reserve(export_adapters *self, const model *net)
+{
+    self->net = net;
+    self->values = mem_alloc(net->unit_count, sizeof *self->values, "adapters");
+    if (!self->values)
+        return -ENOMEM;
+    for (uint32_t u = 0; u < net->unit_count; u++) {
+        if (!has_adapters(&net->units[u]))
+            continue;
+        self->values[u] = mem_alloc(net->units[u].elems, sizeof(float), "adapters");
+        if (!self->values[u])
+            return -ENOMEM;
+    }
+    return 0;
+}
+
+int hfi_adapters_open(const model *net, const manifest *record, export_adapters *out)
+{
+    memset(out, 0, sizeof *out);
+    TRY(reserve(out, net));
+    out->record = *record; /* the slabs and ranks stay the record's own */
+    out->record.extents = mem_alloc(record->extent_count, sizeof *out->record.extents, "adapters");
+    out->record.extent_count = 0;
+    if (!out->record.extents)
+        return -ENOMEM;
+    for (uint64_t i = 0; i < record->extent_count; i++) {
+        const manifest_extent *extent = &record->extents[i];
+        if (!has_adapters(&net->units[extent->unit]))
+            continue;
+        out->record.extents[out->record.extent_count++] = *extent;
+        out->extent_bytes += extent->size_bytes;
+    }
+    return 0;
+}
+
+int hfi_adapters_take(export_adapters *self, uint64_t extent_idx, uint64_t begin_bytes,
+                      const void *data, uint64_t size_bytes)
+{
+    const manifest_extent *extent = &self->record.extents[extent_idx];
+    uint64_t begin = extent->elem_begin + begin_bytes / sizeof(float);
+    if (begin + size_bytes / sizeof(float) > self->net->units[extent->unit].elems)
+        return err_set(ERR_INTERNAL, "unit %u of the adapters has too many elements", extent->unit);
+    memcpy(self->values[extent->unit] + begin, data, size_bytes);
+    return 0;
+}
+
+void hfi_adapters_close(export_adapters *self)
+{
+    for (uint32_t u = 0; self->values && u < self->net->unit_count; u++)
+        mem_free(self->values[u]);
+    mem_free(self->values);
+    mem_free(self->record.extents);
+    memset(self, 0, sizeof *self);
+}
+
+/* ---- merging ---- */
+
+/* The matrix of an adapter of the unit, NULL where the tensor has none. */
+static const float *matrix_of(const export_adapters *self, uint32_t unit, const char *weight,
+                              const char *matrix)
+{
+    char name[2 * MODEL_NAME_BYTES];
+    const model_unit *side = &self->net->units[unit];
+    const char *end = strrchr(weight, '.');
+    if (!end || strcmp(end, ".weight") != 0)
+        return NULL; /* a bias */
+    snprintf(name, sizeof name, "%.*s.%s.weight", (int)(end - weight), weight, matrix);
+    for (uint32_t i = 0; i < side->tensor_count; i++)
+        if (strcmp(side->tensors[i].name, name) == 0)
+            return self->values[unit] + side->tensors[i].offset_elems;
+    return NULL;
+}
+
+bool hfi_has_adapter(const export_adapters *self, uint32_t unit, const model_tensor *tensor)
+{
+    return self->values && unit + 1 < self->net->unit_count && self->values[unit + 1] &&
+           matrix_of(self, unit + 1, tensor->name, "lora_A");
+}
+
+/* What a merge needs of one adapter. */
+struct merged {
+    const float *a, *b;
+    uint64_t rank, columns;
+    double scale;
+};
+
+/* Elements [begin, begin + count) of the matrix, at most MERGED_BLOCK. */
+static void merge_block(const struct merged *of, uint64_t begin, uint64_t count, float *weights)
+{
+    double sums[MERGED_BLOCK];
+    for (uint64_t done = 0; done < count;) {
+        uint64_t row = (begin + done) / of->columns, column = (begin + done) % of->columns;
+        uint64_t held = size_min(of->columns - column, count - done);
+        memset(sums, 0, held * sizeof *sums);
+        for (uint64_t r = 0; r < of->rank; r++) {
+            double factor = of->scale * (double)of->b[row * of->rank + r];
+            const float *from = of->a + r * of->columns + column;
+            for (uint64_t i = 0; i < held; i++)
+                sums[i] += factor * (double)from[i];
+        }
+        for (uint64_t i = 0; i < held; i++)
+            weights[done + i] = (float)((double)weights[done + i] + sums[i]);
+        done += held;
+    }
+}
+
+void hfi_merge(const export_adapters *self, uint32_t unit, const model_tensor *tensor,
+               uint64_t begin, uint64_t count, float *weights)
+{
+    const model_lora *lora = &self->net->spec.lora;
+    const struct merged of = {.a = matrix_of(self, unit + 1, tensor->name, "lora_A"),
+                              .b = matrix_of(self, unit + 1, tensor->name, "lora_B"),
+                              .rank = lora->rank,
+                              .columns = tensor->columns,
+                              .scale = lora->alpha / (double)lora->rank};
+#pragma omp parallel for schedule(static)
+    for (uint64_t at = 0; at < count; at += MERGED_BLOCK)
+        merge_block(&of, begin + at, size_min(count - at, MERGED_BLOCK), weights + at);
+}
+
+/* ---- writing ---- */
+
+static int join(char path[PATH_MAX], const char *dir, const char *name)
+{
+    int length = snprintf(path, PATH_MAX, "%s/%s", dir, name);
+    return length >= 0 && length < PATH_MAX
+               ? 0
+               : err_set(ERR_INPUT, "the path %.200s... is too long", dir);
+}
+
+int hfi_check_adapters(const model *net)
+{
+    if (net->spec.lora.rank == 0)
+        return err_set(ERR_CONFIG, "the run has no adapters (train.lora): export it without "
+                                   "--adapters");
+    for (uint32_t u = 0; u < net->unit_count; u++) {
+        bool is_base = false;
+        for (uint32_t i = 0; i < net->units[u].tensor_count; i++)
+            is_base |= !net->units[u].tensors[i].is_adapter;
+        if (is_base && !net->units[u].is_frozen)
+            return err_set(ERR_CONFIG,
+                           "train.only has more than the adapters learn (unit %s), which adapters "
+                           "alone do not hold: export the merged model, without --adapters",
+                           net->units[u].name);
+    }
+    return 0;
+}
+
+static int write_config(const export_adapters *self, const char *base, const char *dir)
+{
+    const model_spec *spec = &self->net->spec;
+    char path[PATH_MAX];
+    const char *name;
+    json_t *targets = json_array();
+    for (uint32_t i = 0; (name = model_lora_target(spec->family, i)) != NULL; i++)
+        if (spec->lora.targets >> i & 1)
+            json_array_append_new(targets, json_string(name));
+    double alpha = spec->lora.alpha;
+    bool is_whole = alpha < 1e15 && alpha == (double)(json_int_t)alpha;
+    json_t *doc =
+        json_pack("{s:s, s:s, s:s?, s:I, s:o, s:o, s:f, s:s, s:b, s:b, s:n, s:b, s:b, s:b}",
+                  "peft_type", "LORA", "task_type", "CAUSAL_LM", "base_model_name_or_path", base,
+                  "r", (json_int_t)spec->lora.rank, "lora_alpha",
+                  is_whole ? json_integer((json_int_t)alpha) : json_real(alpha), "target_modules",
+                  targets, "lora_dropout", 0.0, "bias", "none", "fan_in_fan_out",
+                  spec->family == MODEL_GPT2, "inference_mode", 1, "modules_to_save",
+                  "init_lora_weights", 1, "use_rslora", 0, "use_dora", 0);
+    int rc = doc ? join(path, dir, config_name) : -ENOMEM;
+    char *text = rc == 0 ? json_dumps(doc, JSON_INDENT(2)) : NULL;
+    if (rc == 0 && !text)
+        rc = -ENOMEM;
+    if (rc == 0)
+        rc = format_write_file(path, text, strlen(text));
+    free(text);
+    json_decref(doc);
+    return rc == -ENOMEM ? err_set(rc, "no memory for %s", config_name) : rc;
+}
+
+/* "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight". */
+static void name_row(const model *net, const model_tensor *tensor, char *name, size_t name_bytes)
+{
+    snprintf(name, name_bytes, "base_model.model.%s%s",
+             net->spec.family == MODEL_GPT2 ? "transformer." : "", tensor->name);
+}
+
+static int write_tensor(const export_adapters *self, kernel_context *context,
+                        safetensors_writer *writer, uint32_t row, enum dtype type, uint32_t unit,
+                        const model_tensor *tensor)
+{
+    const float *values = self->values[unit] + tensor->offset_elems;
+    uint64_t count = tensor->rows * tensor->columns;
+    if (type == DTYPE_FP32)
+        return safetensors_write(writer, row, 0, count, values);
+    void *rounded = mem_alloc(count, dtype_bytes(type), "rounded adapters");
+    int rc =
+        rounded ? kernels_cpu.working_copy(context, NULL, values, rounded, type, count) : -ENOMEM;
+    if (rc == 0)
+        rc = safetensors_write(writer, row, 0, count, rounded);
+    mem_free(rounded);
+    return rc;
+}
+
+int hfi_adapters_write(const export_adapters *self, kernel_context *context, const char *base,
+                       const char *dir, enum dtype type, uint32_t *tensor_count,
+                       uint64_t *written_bytes)
+{
+    enum { NAME_BYTES = 2 * MODEL_NAME_BYTES };
+    const model *net = self->net;
+    char path[PATH_MAX];
+    uint32_t count = 0, row = 0;
+    *written_bytes = 0;
+    for (uint32_t u = 0; u < net->unit_count; u++)
+        count += self->values[u] ? net->units[u].tensor_count : 0;
+    safetensors_row *rows = mem_alloc(count, sizeof *rows, "adapters");
+    char *names = mem_alloc(count, NAME_BYTES, "adapters");
+    safetensors_writer *writer = NULL;
+    int rc = rows && names ? join(path, dir, weights_name) : -ENOMEM;
+    for (uint32_t u = 0; rc == 0 && u < net->unit_count; u++)
+        for (uint32_t i = 0; self->values[u] && i < net->units[u].tensor_count; i++, row++) {
+            const model_tensor *tensor = &net->units[u].tensors[i];
+            char *name = names + (size_t)row * NAME_BYTES;
+            name_row(net, tensor, name, NAME_BYTES);
+            rows[row] = (safetensors_row){.name = name,
+                                          .type = type,
+                                          .dim_count = 2,
+                                          .shape = {tensor->rows, tensor->columns}};
+            *written_bytes += tensor->rows * tensor->columns * dtype_bytes(type);
+        }
+    if (rc == 0)
+        rc = safetensors_create(path, rows, count, &writer);
+    row = 0;
+    for (uint32_t u = 0; rc == 0 && u < net->unit_count; u++)
+        for (uint32_t i = 0; rc == 0 && self->values[u] && i < net->units[u].tensor_count; i++)
+            rc = write_tensor(self, context, writer, row++, type, u, &net->units[u].tensors[i]);
+    if (rc == 0)
+        rc = safetensors_finish(writer);
+    else
+        safetensors_abandon(writer);
+    mem_free(rows);
+    mem_free(names);
+    *tensor_count = count;
+    return rc < 0 ? rc : write_config(self, base, dir);
+}

@@ -1,0 +1,344 @@
+/* A checkpoint of Hugging Face as a run at step 0. See train.h.
+ *
+ *   headers, model ─► manifest BEGUN ─► slab ─► [ tile: read, convert, sum, write the masters ] ─► sync
+ *                                                                                     ─► manifest COMMITTED
+ *
+ * The slab has one place for each tile, in the layout of base/tile.h. Moments are zeros that are
+ * never written: the file is sparse, so an import takes 4 bytes a parameter of the drive. What a
+ * run does next is to move the state to slabs of its own (recut.c), with the space that training
+ * wants.
+ *
+ * The stream of tiles is import_stream.c's, and so are the memory and the threads. */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/random.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "base/mem.h"
+#include "base/size.h"
+#include "base/tile.h"
+#include "format/hf_checkpoint.h"
+#include "hf/hf.h"
+#include "hf/import_stream.h"
+#include "hf/weights.h"
+#include "setup/loss_scale.h"
+#include "state/state.h"
+
+enum {
+    TILE_ELEMS = 1 << 20, /* 4 MiB of masters: requests that a drive serves at full speed */
+};
+
+struct importer {
+    const struct hf_import_options *asked;
+    struct hf_import_summary *out;
+    job *job;
+    model *net;
+    hf_weights *from;
+    struct state_run_dir dir;
+    bool is_begun; /* the manifest names slabs */
+    manifest *record;
+    slab *disk;
+    bool disk_is_open;
+    uint64_t total_bytes; /* masters */
+};
+typedef struct importer importer;
+
+/* ---- job and model ---- */
+
+/* Of a checkpoint whose dtype the job that is made takes on. */
+static int find_type(const char *hf_dir, const char **type)
+{
+    hf_checkpoint *files;
+    uint64_t elems[DTYPE_COUNT] = {0};
+    TRY(hf_open(hf_dir, &files));
+    for (uint64_t i = 0; i < hf_count(files); i++) {
+        hf_tensor at = hf_at(files, i);
+        if (at.tensor->type != SAFETENSORS_OTHER)
+            elems[at.tensor->type] += at.tensor->elem_count;
+    }
+    hf_close(files);
+    enum dtype most = DTYPE_FP32;
+    for (int t = 0; t < DTYPE_COUNT; t++)
+        if (elems[t] > elems[most])
+            most = (enum dtype)t;
+    *type = dtype_name(most);
+    return 0;
+}
+
+/* "key=value" with the value as JSON, so that no path is taken for something else. */
+static int set_path(const char *key, const char *path, char *out, size_t out_bytes)
+{
+    size_t used = (size_t)snprintf(out, out_bytes, "%s=\"", key);
+    for (; *path && used + 4 < out_bytes; path++) {
+        if (*path == '"' || *path == '\\')
+            out[used++] = '\\';
+        out[used++] = *path;
+    }
+    if (*path)
+        return err_set(ERR_INPUT, "the path for %s is longer than %d bytes", key,
+                       JOB_PATH_BYTES - 1);
+    out[used++] = '"';
+    out[used] = '\0';
+    return 0;
+}
+
+/* The job with this checkpoint and this run directory, whatever it says itself. */
+static int read_job(importer *self)
+{
+    static const char made_name[] = "the job that sluice import makes";
+    const struct hf_import_options *asked = self->asked;
+    char hf[2 * JOB_PATH_BYTES], dir[2 * JOB_PATH_BYTES], text[128], hf_dir[SLAB_PATH_BYTES];
+    const char *type = "";
+    int length = snprintf(hf_dir, sizeof hf_dir, "%s", asked->hf_dir);
+    if (length < 0 || (size_t)length >= sizeof hf_dir)
+        return err_set(ERR_INPUT, "the path of the checkpoint is longer than %d bytes",
+                       SLAB_PATH_BYTES - 1);
+    TRY(setup_make_absolute(hf_dir)); /* job.json lies elsewhere */
+    TRY(set_path("model.hf", hf_dir, hf, sizeof hf));
+    TRY(set_path("run.dir", asked->run_dir, dir, sizeof dir));
+    const char **set = mem_alloc(asked->set_count + 2, sizeof *set, "overrides");
+    if (!set)
+        return -ENOMEM;
+    set[0] = hf;
+    set[1] = dir;
+    for (uint32_t i = 0; i < asked->set_count; i++)
+        set[i + 2] = asked->set[i];
+    int rc = find_type(hf_dir, &type);
+    snprintf(text, sizeof text, "{\"train_micro_batch_size_per_gpu\": 1%s%s%s}",
+             strcmp(type, "fp32") == 0 ? "" : ", \"", strcmp(type, "fp32") == 0 ? "" : type,
+             strcmp(type, "fp32") == 0 ? "" : "\": {\"enabled\": true}");
+    if (rc == 0 && asked->job_path)
+        rc = job_read(asked->job_path, set, asked->set_count + 2, &self->job);
+    else if (rc == 0)
+        rc = job_read_text(made_name, text, strlen(text), set, asked->set_count + 2, &self->job);
+    mem_free(set);
+    return rc;
+}
+
+/* An import is the model as the checkpoint has it: a run whose job splits its units could not read
+ * it. */
+static int check_learning(const importer *self)
+{
+    model_spec spec = setup_model_spec(&self->job->model);
+    model *net;
+    TRY(setup_fill_learning(self->job, &spec));
+    TRY(model_create(&spec, self->job->type, 1, &net));
+    uint64_t unit_count = net->unit_count;
+    model_destroy(net);
+    if (unit_count == self->net->unit_count)
+        return 0;
+    return err_set(ERR_CONFIG,
+                   "train.%s of this job makes %" PRIu64 " units of the checkpoint's %u, which no "
+                   "import has: a job that names the checkpoint in model.hf needs no import, so "
+                   "train it as it is",
+                   self->job->train.lora_rank > 0 ? "lora" : "only", unit_count,
+                   self->net->unit_count);
+}
+
+static int open_model(importer *self)
+{
+    model_spec spec = setup_model_spec(&self->job->model);
+    TRY(model_create(&spec, self->job->type, 1, &self->net));
+    TRY(check_learning(self));
+    TRY(hf_weights_open(self->job->model.hf, self->net, &self->from));
+    struct hf_import_summary *out = self->out;
+    out->param_count = self->net->param_count;
+    out->unit_count = self->net->unit_count;
+    out->read_bytes = hf_weights_bytes(self->from);
+    out->type = dtype_name(hf_weights_type(self->from));
+    for (uint32_t u = 0; u < self->net->unit_count; u++)
+        self->total_bytes += sizeof(float) * self->net->units[u].elems;
+    return 0;
+}
+
+/* ---- the run directory ---- */
+
+/* A directory without a run; what a killed import has left is removed. */
+static int take_directory(importer *self)
+{
+    const char *path = self->asked->run_dir;
+    manifest *found = mem_alloc(1, sizeof *found, "manifest");
+    int exists = 0;
+    if (!found)
+        return -ENOMEM;
+    int rc = state_run_dir_open(&self->dir, path);
+    if (rc == 0)
+        rc = manifest_read(self->dir.state, found, &exists);
+    if (rc >= 0 && exists && found->state != MANIFEST_BEGUN)
+        rc = err_set(ERR_INPUT,
+                     "%s holds a run with a commit of step %" PRIu64
+                     ": name another directory, or remove that run",
+                     path, found->step);
+    else if (rc >= 0 && exists)
+        rc = state_run_dir_clear(&self->dir, found);
+    manifest_fini(found);
+    mem_free(found);
+    return rc < 0 ? rc : 0;
+}
+
+/* One place for each tile, unit after unit. */
+static int lay_out(importer *self)
+{
+    manifest *record = self->record;
+    const model *net = self->net;
+    uint32_t streams =
+        self->job->optimizer.type == JOB_ADAM ? 3 : 2; /* of fp32, whatever the job */
+    for (uint32_t u = 0; u < net->unit_count; u++)
+        record->extent_count += tile_count(net->units[u].elems, TILE_ELEMS);
+    record->extents = mem_alloc(record->extent_count, sizeof *record->extents, "manifest extents");
+    if (!record->extents)
+        return -ENOMEM;
+    uint64_t offset = 0, idx = 0;
+    for (uint32_t u = 0; u < net->unit_count; u++) {
+        uint64_t elems = net->units[u].elems;
+        for (uint64_t t = 0; t < tile_count(elems, TILE_ELEMS); t++, idx++) {
+            uint64_t held = tile_elems_at(elems, TILE_ELEMS, t);
+            record->extents[idx] = (manifest_extent){
+                .unit = u,
+                .tile = (uint32_t)t,
+                .offset_bytes = offset,
+                .size_bytes = tile_bytes(held, streams),
+                .elem_begin = t * TILE_ELEMS,
+                .elem_count = held,
+            };
+            offset = size_round_up(offset + tile_bytes(held, streams), TILE_PERIOD_BYTES);
+        }
+    }
+    record->total_bytes = offset;
+    record->tile_elems = TILE_ELEMS;
+    record->state_streams = streams;
+    record->world_size = 1;
+    record->zero_stage = self->job->zero_stage;
+    record->seed = self->job->run.seed;
+    loss_scaler scaler;
+    loss_scaler_init(&scaler, self->job);
+    loss_scaler_save(&scaler, record);
+    return setup_name_import(self->job, net, record);
+}
+
+/* Whether the drives have room for the masters, the only thing that is written. */
+static int check_space(const importer *self, const slab_drive *drives, uint32_t count)
+{
+    uint64_t free_bytes;
+    char needed[SIZE_TEXT_BYTES], there[SIZE_TEXT_BYTES];
+    TRY(slab_capacity(drives, count, &free_bytes));
+    if (free_bytes >= self->total_bytes + count * SLAB_HEADER_BYTES)
+        return 0;
+    return err_set(ERR_NO_FIT,
+                   "the weights take %s as fp32, and %s%s can hold %s: free some space, or name "
+                   "another drive in tiers.nvme (--job, --set)",
+                   size_format(self->total_bytes, needed), drives[0].path,
+                   count > 1 ? " and the other drives" : "", size_format(free_bytes, there));
+}
+
+static int make_slab(importer *self)
+{
+    manifest *record = self->record;
+    slab_drive *drives = mem_alloc(SLAB_DRIVES_MAX, sizeof *drives, "slab drives");
+    if (!drives)
+        return -ENOMEM;
+    uint32_t count = 0;
+    int rc = setup_job_drives(self->job, drives, &count);
+    for (uint32_t d = 0; rc == 0 && d < count; d++) {
+        char *path = record->slabs.drives[d];
+        if (!manifest_expand_path(drives[d].path, 0, 0, "", path, MANIFEST_TEXT_BYTES))
+            rc = err_set(ERR_CONFIG, "the path of a drive, %.100s..., is longer than %d bytes",
+                         drives[d].path, SLAB_PATH_BYTES - 1);
+        memcpy(drives[d].path, path, sizeof drives[d].path);
+    }
+    record->slabs.drive_count = count;
+    record->slabs.rank_count = 1;
+    if (rc == 0)
+        rc = check_space(self, drives, count);
+    if (rc == 0 && getrandom(record->slabs.uuid, SLAB_UUID_BYTES, 0) != SLAB_UUID_BYTES)
+        rc = err_errno(errno, "cannot draw an id for the slabs");
+    slab_config config = {.drives = drives,
+                          .drive_count = count,
+                          .total_bytes = record->total_bytes,
+                          .is_sparse = true};
+    memcpy(config.uuid, record->slabs.uuid, sizeof config.uuid);
+    /* From here on a killed import is found by the next one. */
+    uint64_t wanted = record->total_bytes, extent_count = record->extent_count;
+    record->total_bytes = 0;
+    record->extent_count = 0;
+    record->state = MANIFEST_BEGUN;
+    record->generation = 1;
+    self->is_begun = rc == 0;
+    if (rc == 0)
+        rc = manifest_write(self->dir.state, record);
+    record->extent_count = extent_count;
+    config.total_bytes = wanted;
+    if (rc == 0)
+        rc = slab_open(self->disk, &config);
+    self->disk_is_open = rc == 0;
+    if (rc == 0) {
+        record->total_bytes = self->disk->total_bytes;
+        record->stripe_bytes = self->disk->stripe_bytes;
+        snprintf(self->out->slab_dir, sizeof self->out->slab_dir, "%s", record->slabs.drives[0]);
+    }
+    mem_free(drives);
+    return rc;
+}
+
+/* ---- all of it ---- */
+
+static int write_all(importer *self)
+{
+    const import_stream stream = {.from = self->from,
+                                  .net = self->net,
+                                  .disk = self->disk,
+                                  .record = self->record,
+                                  .stop = self->asked->stop,
+                                  .on_progress = self->asked->on_progress,
+                                  .user = self->asked->user};
+    return import_stream_run(&stream, &self->out->written_bytes, &self->out->seconds);
+}
+
+static int import_all(importer *self)
+{
+    TRY(read_job(self));
+    TRY(open_model(self));
+    TRY(take_directory(self));
+    TRY(lay_out(self));
+    TRY(make_slab(self));
+    TRY(state_claim_slabs(self->dir.state, &self->record->slabs));
+    TRY(write_all(self));
+    TRY(state_run_dir_write(&self->dir, "job.json", self->job->text));
+    int count = hf_carry_side_files(self->dir.path, self->job->model.hf, NULL);
+    TRY(count);
+    self->out->side_files = (uint64_t)count;
+    TRY(state_run_dir_sync(&self->dir));
+    self->record->state = MANIFEST_COMMITTED;
+    self->record->generation = 2;
+    return manifest_write(self->dir.state, self->record);
+}
+
+int hf_import(const struct hf_import_options *options, struct hf_import_summary *summary)
+{
+    memset(summary, 0, sizeof *summary);
+    summary->type = "";
+    importer self = {.asked = options, .out = summary, .dir.lock_fd = -1};
+    self.record = mem_alloc(1, sizeof *self.record, "manifest");
+    self.disk = mem_alloc(1, sizeof *self.disk, "slab");
+    int rc = self.record && self.disk ? import_all(&self) : -ENOMEM;
+    err_record first;
+    err_save(&first, rc);
+    if (self.disk_is_open)
+        slab_close(self.disk);
+    if (rc < 0 && self.is_begun && state_run_dir_clear(&self.dir, self.record) < 0)
+        log_warn("after the failed import: %s", err_text());
+    if (arena_process_memory(NULL, &summary->resident_bytes_max, NULL) < 0)
+        summary->resident_bytes_max = 0; /* not known */
+    state_run_dir_close(&self.dir);
+    hf_weights_close(self.from);
+    if (self.net)
+        model_destroy(self.net);
+    job_destroy(self.job);
+    manifest_fini(self.record);
+    mem_free(self.record);
+    mem_free(self.disk);
+    return rc < 0 ? err_restore(&first) : 0;
+}

@@ -1,0 +1,59 @@
+/* RUN/hf: what belongs to a run's model beside its weights (config.json, the tokenizer's files,
+ * ...), copied when the run begins from a checkpoint or from a run that has such files. Declared in
+ * train_internal.h. */
+#include <errno.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "format/hf_checkpoint.h"
+#include "hf/hf.h"
+#include "state/run_dir.h"
+
+int hf_carry_side_files(const char *run_dir, const char *from_hf, const char *from_run)
+{
+    char source[JOB_PATH_BYTES], target[JOB_PATH_BYTES];
+    int length = snprintf(target, sizeof target, "%s/hf", run_dir);
+    if (length < 0 || (size_t)length >= sizeof target)
+        return err_set(ERR_INPUT, "the path %.100s.../hf is longer than %d bytes", run_dir,
+                       JOB_PATH_BYTES - 1);
+    if (from_run) {
+        int there = state_hf_dir(from_run, source);
+        if (there <= 0)
+            return there;
+        from_hf = source;
+    }
+    if (from_hf[0] == '\0')
+        return 0;
+    int count = hf_copy_side_files(from_hf, target);
+    if (count > 0)
+        log_debug("%d files of %s are in %s", count, from_hf, target);
+    return count;
+}
+
+const char *hf_job_tokenizer(const struct job *asked)
+{
+    static const char *const names[] = {"tokenizer.json", "tokenizer.model"};
+    const char *hf = asked->model.hf, *rest = asked->data.tokenizer;
+    size_t hf_bytes = strlen(hf);
+    if (hf_bytes == 0 || strncmp(rest, hf, hf_bytes) != 0)
+        return NULL;
+    rest += hf_bytes;
+    if (rest[0] == '\0')
+        return names[0];
+    for (int i = 0; i < 2; i++)
+        if (rest[0] == '/' && strcmp(rest + 1, names[i]) == 0)
+            return names[i];
+    return NULL;
+}
+
+bool hf_names_tokenizer(const struct job *asked)
+{
+    const char *given = asked->data.tokenizer;
+    if (strcmp(given, "bytes") == 0)
+        return asked->data.tokenizer_is_given;
+    return !hf_job_tokenizer(asked) && access(given, R_OK) == 0;
+}

@@ -1,0 +1,40 @@
+/* What weights.c, which opens a checkpoint and compares it with the model, and weights_read.c,
+ * which reads its numbers, share. */
+#ifndef SLUICE_HF_WEIGHTS_INTERNAL_H
+#define SLUICE_HF_WEIGHTS_INTERNAL_H
+
+#include <limits.h>
+
+#include "format/hf_checkpoint.h"
+#include "hf/weights.h"
+
+/* Where a tensor of a unit comes from. */
+struct weights_source {
+    hf_tensor at;       /* tensor NULL: an adapter, which is not in the checkpoint */
+    bool is_transposed; /* stored [columns, whole_rows] */
+};
+
+/* Rows [row_begin, row_begin + rows) of a transposed matrix, in its own type: [rows, columns]. */
+struct weights_strip {
+    const safetensors_tensor *of; /* NULL: none yet */
+    uint64_t row_begin, rows;
+    unsigned char *data; /* [capacity_bytes] */
+    uint64_t capacity_bytes;
+};
+
+struct hf_weights {
+    const model *net; /* borrowed */
+    hf_checkpoint *files;
+    char dir[PATH_MAX];
+    struct weights_source *sources; /* of all units' tensors, in order */
+    struct weights_source **units;  /* [unit_count] into it */
+    const char *added, *dropped;    /* prefix of the checkpoint's names; of the model's */
+    struct weights_strip strip;
+    unsigned char *pieces; /* [thread_count][piece_bytes] */
+    uint64_t piece_bytes;
+    int thread_count;
+    uint64_t total_bytes;
+    bool has_type[DTYPE_COUNT];
+};
+
+#endif

@@ -1,0 +1,286 @@
+/* The numbers of a checkpoint's tensors, as fp32; see weights.h.
+ *
+ *   unit's elements ─ by tensor ─► [ plain: bytes of the file, in pieces, a thread each ] ─ convert ─► fp32
+ *                                  [ transposed: strip of rows, made of all the matrix  ] ─ convert ─► fp32 */
+#include <assert.h>
+#include <inttypes.h>
+#include <math.h>
+#include <omp.h>
+#include <string.h>
+
+#include "base/size.h"
+#include "hf/weights_internal.h"
+
+enum {
+    TEAM_ELEMS = 1 << 16, /* fewer are done before a team is awake */
+    TURN_BLOCK = 32 /* elements of a side: two such blocks of 4 bytes are in the first cache */
+};
+
+/* The drive reads on while what is there is converted. */
+#define AHEAD_BYTES (32 * MIB)
+
+/* The first failure of a team's threads. */
+struct team_error {
+    err_record record;
+};
+
+static void keep_error(struct team_error *self, int rc)
+{
+    if (rc < 0) {
+#pragma omp critical(weights_error)
+        if (self->record.code == 0)
+            err_save(&self->record, rc);
+    }
+}
+
+static int team_result(const struct team_error *self)
+{
+    return self->record.code < 0 ? err_restore(&self->record) : 0;
+}
+
+static int team_size(const hf_weights *self, uint64_t piece_count)
+{
+    int threads = omp_get_max_threads();
+    if (threads > self->thread_count)
+        threads = self->thread_count;
+    return (uint64_t)threads > piece_count ? (int)piece_count : threads;
+}
+
+/* Where a weight is no number every later step fails, and says nothing of why. `begin`: of the
+ * whole tensor. */
+static int check_finite(const hf_weights *self, const hf_tensor *at, uint64_t begin, uint64_t count,
+                        const float *master)
+{
+    uint32_t bad = 0;
+    for (uint64_t i = 0; i < count; i++)
+        bad |= (fp32_bits(master[i]) & 0x7f800000u) == 0x7f800000u;
+    if (bad == 0)
+        return 0;
+    uint64_t first = 0;
+    while (isfinite(master[first]))
+        first++;
+    return err_set(ERR_INPUT,
+                   "%s: tensor %s holds what is no finite number, such as its element %" PRIu64,
+                   hf_path(self->files, at->file_idx), at->tensor->name, begin + first);
+}
+
+/* Elements [from, from + held) of those that begin at `begin`, on one thread. */
+static int read_piece(hf_weights *self, const hf_tensor *at, uint64_t begin, uint64_t held,
+                      unsigned char *piece, float *target)
+{
+    enum dtype type = (enum dtype)at->tensor->type;
+    uint64_t width = dtype_bytes(type);
+    TRY(hf_read(self->files, at, begin * width, held * width,
+                type == DTYPE_FP32 ? (void *)target : piece));
+    if (type != DTYPE_FP32)
+        dtype_convert(piece, type, target, DTYPE_FP32, held);
+    return check_finite(self, at, begin, held, target);
+}
+
+/* Elements [begin, begin + count) of a tensor as they are stored. */
+static int read_plain(hf_weights *self, const hf_tensor *at, uint64_t begin, uint64_t count,
+                      float *master)
+{
+    uint64_t width = dtype_bytes((enum dtype)at->tensor->type);
+    uint64_t part = size_div_up(count, (uint64_t)team_size(self, count / TEAM_ELEMS + 1));
+    uint64_t step = size_max(1, size_min(self->piece_bytes / width, part));
+    uint64_t piece_count = size_div_up(count, step);
+    struct team_error failed = {.record.code = 0};
+    hf_read_ahead(self->files, at, begin * width, count * width + AHEAD_BYTES);
+#pragma omp parallel for schedule(dynamic) num_threads(team_size(self, piece_count))
+    for (uint64_t i = 0; i < piece_count; i++) {
+        uint64_t from = i * step, held = size_min(step, count - from);
+        uint64_t thread = (uint64_t)omp_get_thread_num();
+        keep_error(&failed, read_piece(self, at, begin + from, held,
+                                       self->pieces + thread * self->piece_bytes, master + from));
+    }
+    return team_result(&failed);
+}
+
+/* The same on this thread alone, past the page cache, through `room`. */
+static int read_alone(hf_weights *self, const hf_tensor *at, uint64_t begin, uint64_t count,
+                      void *room, float *master)
+{
+    enum dtype type = (enum dtype)at->tensor->type;
+    uint64_t width = dtype_bytes(type);
+    uint64_t step = (WEIGHTS_ROOM_BYTES - 2 * (uint64_t)HF_BLOCK_BYTES) / width;
+    for (uint64_t from = 0; from < count; from += step) {
+        uint64_t held = size_min(step, count - from);
+        const void *data;
+        TRY(hf_read_direct(self->files, at, (begin + from) * width, held * width, room, &data));
+        dtype_convert(data, type, master + from, DTYPE_FP32, held);
+        TRY(check_finite(self, at, begin + from, held, master + from));
+    }
+    return 0;
+}
+
+/* Columns [first, first + rows) of `count` stored rows of `whole_rows` elements, which are the
+ * matrix's columns from `column` on, to [rows, columns]. By blocks, so that lines of the cache are
+ * used whole. */
+#define TURN(name, element)                                                                        \
+    static void name(const element *source, uint64_t whole_rows, uint64_t first, uint64_t rows,    \
+                     uint64_t count, uint64_t columns, uint64_t column, element *target)           \
+    {                                                                                              \
+        for (uint64_t r0 = 0; r0 < rows; r0 += TURN_BLOCK)                                         \
+            for (uint64_t c0 = 0; c0 < count; c0 += TURN_BLOCK)                                    \
+                for (uint64_t r = r0; r < size_min(rows, r0 + TURN_BLOCK); r++)                    \
+                    for (uint64_t c = c0; c < size_min(count, c0 + TURN_BLOCK); c++)               \
+                        target[r * columns + column + c] = source[c * whole_rows + first + r];     \
+    }
+TURN(turn_16, uint16_t)
+TURN(turn_32, uint32_t)
+
+/* How the stored rows of a transposed matrix, of which a strip is columns, are cut into pieces. */
+struct turning {
+    const hf_tensor *at;
+    uint64_t whole_rows, columns; /* of the matrix; stored [columns, whole_rows] */
+    uint64_t row, rows;           /* of the strip */
+    uint64_t lines;               /* whole stored rows of a piece; 0: a piece is a span of one */
+    uint64_t span, spans; /* then: rows of the strip in a piece, and pieces of a stored row */
+    uint64_t piece_count;
+};
+
+static struct turning cut_matrix(const hf_weights *self, const hf_tensor *at, uint64_t whole_rows,
+                                 uint64_t columns, uint64_t row)
+{
+    uint64_t width = dtype_bytes((enum dtype)at->tensor->type);
+    struct turning cut = {
+        .at = at, .whole_rows = whole_rows, .columns = columns, .row = row, .spans = 1};
+    cut.rows = size_min(whole_rows - row, self->strip.capacity_bytes / (columns * width));
+    cut.span = size_min(cut.rows, self->piece_bytes / width);
+    cut.lines = self->piece_bytes / (whole_rows * width);
+    if (cut.lines > 0) {
+        cut.piece_count = size_div_up(columns, cut.lines);
+    } else {
+        cut.spans = size_div_up(cut.rows, cut.span);
+        cut.piece_count = columns * cut.spans;
+    }
+    return cut;
+}
+
+static int turn_piece(hf_weights *self, const struct turning *cut, uint64_t idx,
+                      unsigned char *piece)
+{
+    uint64_t width = dtype_bytes((enum dtype)cut->at->tensor->type);
+    bool is_whole = cut->lines > 0;
+    uint64_t column = is_whole ? idx * cut->lines : idx / cut->spans;
+    uint64_t count = is_whole ? size_min(cut->lines, cut->columns - column) : 1;
+    uint64_t skipped = is_whole ? 0 : idx % cut->spans * cut->span; /* rows of the strip */
+    uint64_t held = is_whole ? cut->rows : size_min(cut->span, cut->rows - skipped);
+    uint64_t line = is_whole ? cut->whole_rows : held; /* elements of a stored row in the piece */
+    uint64_t from = column * cut->whole_rows + (is_whole ? 0 : cut->row + skipped);
+    uint64_t first = is_whole ? cut->row : 0;
+    unsigned char *target = self->strip.data + skipped * cut->columns * width;
+    TRY(hf_read(self->files, cut->at, from * width, count * line * width, piece));
+    if (width == 2)
+        turn_16((const uint16_t *)(const void *)piece, line, first, held, count, cut->columns,
+                column, (uint16_t *)(void *)target);
+    else
+        turn_32((const uint32_t *)(const void *)piece, line, first, held, count, cut->columns,
+                column, (uint32_t *)(void *)target);
+    return 0;
+}
+
+/* Fills the strip with rows from `row` on, as many as it holds: the whole matrix passes by, or
+ * where its stored rows are longer than a piece what the strip needs of them. */
+static int load_strip(hf_weights *self, const hf_tensor *at, uint64_t whole_rows, uint64_t columns,
+                      uint64_t row)
+{
+    struct weights_strip *strip = &self->strip;
+    struct turning cut = cut_matrix(self, at, whole_rows, columns, row);
+    if (cut.rows == 0)
+        return err_set(ERR_INPUT, "%s: tensor %s has rows of more than %" PRIu64 " bytes",
+                       self->dir, at->tensor->name, strip->capacity_bytes);
+    struct team_error failed = {.record.code = 0};
+    strip->of = NULL;
+#pragma omp parallel for schedule(dynamic) num_threads(team_size(self, cut.piece_count))
+    for (uint64_t i = 0; i < cut.piece_count; i++) {
+        uint64_t thread = (uint64_t)omp_get_thread_num();
+        keep_error(&failed, turn_piece(self, &cut, i, self->pieces + thread * self->piece_bytes));
+    }
+    TRY(team_result(&failed));
+    strip->of = at->tensor;
+    strip->row_begin = row;
+    strip->rows = cut.rows;
+    return 0;
+}
+
+/* Elements [begin, begin + count) of the whole matrix [whole_rows, columns] that is stored
+ * transposed. */
+static int read_turned(hf_weights *self, const hf_tensor *at, const model_tensor *tensor,
+                       uint64_t begin, uint64_t count, float *master)
+{
+    struct weights_strip *strip = &self->strip;
+    uint64_t columns = tensor->columns, width = dtype_bytes((enum dtype)at->tensor->type);
+    while (count > 0) {
+        uint64_t row = begin / columns;
+        if (strip->of != at->tensor || row < strip->row_begin ||
+            row >= strip->row_begin + strip->rows)
+            TRY(load_strip(self, at, tensor->whole_rows, columns, row));
+        uint64_t first = begin - strip->row_begin * columns;
+        uint64_t held = size_min(count, strip->rows * columns - first);
+        dtype_convert(strip->data + first * width, (enum dtype)at->tensor->type, master, DTYPE_FP32,
+                      held);
+        begin += held;
+        count -= held;
+        master += held;
+    }
+    return 0;
+}
+
+/* `room`: NULL, or where this thread alone reads through. */
+static int read_tensor(hf_weights *self, const struct weights_source *from,
+                       const model_tensor *tensor, uint64_t begin, uint64_t count, void *room,
+                       float *master)
+{
+    /* Elements of the whole tensor, of which a part's rows follow each other. */
+    uint64_t first = tensor->row_begin * tensor->columns + begin;
+    if (!from->is_transposed && room)
+        return read_alone(self, &from->at, first, count, room, master);
+    if (!from->is_transposed)
+        return read_plain(self, &from->at, first, count, master);
+    TRY(read_turned(self, &from->at, tensor, first, count, master));
+    return check_finite(self, &from->at, first, count, master);
+}
+
+/* Zeros from `*end` up to `begin`, both within what the caller wants. */
+static void clear_to(uint64_t begin, uint64_t *end, uint64_t base, float *master)
+{
+    if (begin > *end)
+        memset(master + (*end - base), 0, (begin - *end) * sizeof *master);
+    *end = size_max(*end, begin);
+}
+
+static int read_unit(hf_weights *self, uint32_t unit, uint64_t begin, uint64_t count, void *room,
+                     float *master)
+{
+    assert(unit < self->net->unit_count);
+    const model_unit *source = &self->net->units[unit];
+    uint64_t done = begin; /* tensors lie in the order of their offsets */
+    for (uint32_t i = 0; i < source->tensor_count; i++) {
+        const model_tensor *tensor = &source->tensors[i];
+        uint64_t first = tensor->offset_elems;
+        uint64_t low = size_max(begin, first);
+        uint64_t high = size_min(begin + count, first + tensor->rows * tensor->columns);
+        if (low >= high)
+            continue;
+        clear_to(low, &done, begin, master);
+        if (self->units[unit][i].at.tensor)
+            TRY(read_tensor(self, &self->units[unit][i], tensor, low - first, high - low, room,
+                            master + (low - begin)));
+        done = high;
+    }
+    clear_to(begin + count, &done, begin, master);
+    return 0;
+}
+
+int hf_weights_read(hf_weights *self, uint32_t unit, uint64_t begin, uint64_t count, float *master)
+{
+    return read_unit(self, unit, begin, count, NULL, master);
+}
+
+int hf_weights_read_alone(hf_weights *self, uint32_t unit, uint64_t begin, uint64_t count,
+                          void *room, float *master)
+{
+    return read_unit(self, unit, begin, count, room, master);
+}

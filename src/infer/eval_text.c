@@ -1,0 +1,161 @@
+/* See eval_text.h. */
+#include "infer/eval_text.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "base/size.h"
+#include "data/made.h"
+#include "data/prepare.h"
+
+enum { PIECE_TOKENS = 1 << 16 };
+
+static int reserve(eval_tokens *self, uint64_t more)
+{
+    if (self->count + more <= self->capacity)
+        return 0;
+    uint64_t capacity = size_max(2 * self->capacity, self->count + more);
+    uint32_t *list = mem_resize(self->list, capacity, sizeof *list, "tokens of a text");
+    if (!list)
+        return -ENOMEM;
+    self->list = list;
+    self->capacity = capacity;
+    return 0;
+}
+
+static int add_tokens(void *user, const uint32_t *tokens, uint64_t count)
+{
+    eval_tokens *self = user;
+    TRY(reserve(self, count));
+    memcpy(self->list + self->count, tokens, count * sizeof *tokens);
+    self->count += count;
+    return 0;
+}
+
+static int end_document(void *user)
+{
+    (void)user;
+    return 0;
+}
+
+/* A file of tokens, beside others that were cut. */
+static int add_file(eval_tokens *self, const char *path, enum corpus_format format)
+{
+    corpus *file;
+    TRY(corpus_open_as(&path, 1, format, self->vocab, &file));
+    uint64_t all = corpus_token_count(file);
+    int32_t *piece = mem_alloc(2 * PIECE_TOKENS, sizeof *piece, "a piece of tokens");
+    int rc = piece ? 0 : -ENOMEM;
+    for (uint64_t at = 0; rc == 0 && at < all; at += PIECE_TOKENS) {
+        uint64_t count = size_min(all - at, PIECE_TOKENS);
+        int32_t *marks = piece + PIECE_TOKENS;
+        rc = corpus_read(file, at, count, piece);
+        if (rc == 0)
+            rc = corpus_read_targets(file, at, count, marks);
+        if (rc == 0)
+            rc = reserve(self, count);
+        for (uint64_t i = 0; rc == 0 && i < count; i++)
+            self->list[self->count++] = (uint32_t)piece[i] | (marks[i] < 0 ? MADE_UNCOUNTED : 0);
+    }
+    mem_free(piece);
+    corpus_close(file);
+    return rc;
+}
+
+/* All files, of which some are to be cut. */
+static int cut_files(eval_tokens *self, const struct infer_evaluate_options *asked,
+                     const prepare_work *work, const prepare_options *options,
+                     enum corpus_format format)
+{
+    const prepare_sink sink = {.user = self, .add = add_tokens, .end_document = end_document};
+    for (uint32_t i = 0; i < asked->file_count; i++)
+        TRY(work[i].is_needed ? prepare_run(&work[i], options, &sink)
+                              : add_file(self, asked->files[i], format));
+    return 0;
+}
+
+static int look_at(eval_tokens *self, const infer_model *from,
+                   const struct infer_evaluate_options *asked, prepare_work *work)
+{
+    const struct job *job_of = from->asked;
+    enum corpus_format format = (enum corpus_format)job_of->data.format;
+    const prepare_options options = {.words = self->words,
+                                     .tokenizer_name = from->words_name,
+                                     .chat_template = job_of->data.chat_template,
+                                     .vocab_size = self->vocab,
+                                     .stop = asked->stop};
+    bool is_any = false;
+    for (uint32_t i = 0; self->words && i < asked->file_count; i++) {
+        TRY(prepare_look(asked->files[i], format, &options, &work[i]));
+        is_any = is_any || work[i].is_needed;
+    }
+    if (is_any)
+        return cut_files(self, asked, work, &options, format);
+    TRY(corpus_open_as(asked->files, asked->file_count, format, self->vocab, &self->files));
+    self->count = corpus_token_count(self->files);
+    self->is_text = corpus_is_text(self->files);
+    return 0;
+}
+
+int eval_tokens_open(eval_tokens *self, infer_model *from,
+                     const struct infer_evaluate_options *asked)
+{
+    memset(self, 0, sizeof *self);
+    self->vocab = from->asked->model.vocab_size;
+    err_record why = {.code = 0};
+    if (infer_model_tokenizer(from, &self->words) < 0) {
+        err_save(&why, ERR_INPUT);
+        self->words = NULL;
+    }
+    prepare_work *work = mem_alloc(asked->file_count, sizeof *work, "files to evaluate");
+    int rc = work ? look_at(self, from, asked, work) : -ENOMEM;
+    mem_free(work);
+    TRY(rc);
+    bool is_bytes = !from->has_own_words && strcmp(from->words_name, "bytes") == 0;
+    if (self->is_text && !self->words)
+        return err_set(ERR_INPUT, "the files are text, but no tokenizer of %s is known: %s",
+                       asked->path, why.text);
+    self->has_bytes = self->is_text || (self->words && (!is_bytes || !self->files));
+    return 0;
+}
+
+void eval_tokens_close(eval_tokens *self)
+{
+    if (self->files)
+        corpus_close(self->files);
+    mem_free(self->list);
+    memset(self, 0, sizeof *self);
+}
+
+int eval_tokens_read(eval_tokens *self, uint64_t begin, uint64_t count, int32_t *tokens)
+{
+    if (self->files)
+        return corpus_read(self->files, begin, count, tokens);
+    for (uint64_t i = 0; i < count; i++)
+        tokens[i] = (int32_t)(self->list[begin + i] & ~MADE_UNCOUNTED);
+    return 0;
+}
+
+int eval_tokens_targets(eval_tokens *self, uint64_t begin, uint64_t count, int32_t *targets)
+{
+    if (self->files)
+        return corpus_read_targets(self->files, begin, count, targets);
+    for (uint64_t i = 0; i < count; i++)
+        targets[i] = self->list[begin + i] & MADE_UNCOUNTED ? -1 : (int32_t)self->list[begin + i];
+    return 0;
+}
+
+uint64_t eval_tokens_bytes(const eval_tokens *self, const int32_t *targets, uint64_t count)
+{
+    uint64_t total = 0;
+    for (uint64_t i = 0; self->has_bytes && i < count; i++) {
+        size_t bytes = 1;
+        if (targets[i] < 0)
+            continue;
+        if (!self->is_text)
+            (void)tokenizer_token_bytes(self->words, targets[i], true, &bytes);
+        total += bytes;
+    }
+    return total;
+}

@@ -1,0 +1,352 @@
+/* Text from a trained model, token by token:
+ *
+ *   prompt ─ tokens ─ calls of up to a chunk ─► keys and values in the cache, logits of the last token ─┐
+ *                                                                                                       v
+ *               text ◄─ bytes of the token ◄──────────────────────────────────────────────────── sampling
+ *                              │                                                                        ^
+ *                              └─► a call of this one token ─► cache, logits ───────────────────────────┘
+ *
+ * Both kinds of call run the one EVAL program, whose forward ops take the model for chunks or the
+ * one for single
+ * tokens (setup->net, setup->single); parameters that do not rest on the device stream through it each time. */
+#include <errno.h>
+#include <inttypes.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "base/mem.h"
+#include "base/size.h"
+#include "infer/opened_model.h"
+#include "infer/sampling.h"
+#include "infer/stop_text.h"
+#include "text/chat.h"
+
+enum {
+    CHUNK_MOST =
+        256, /* tokens of a prompt in one call: products are near their best speed by then */
+    FITS_STEPS = 12, /* of a search for the longest context */
+    CHAT_ENDS = 5,   /* tokens that end an answer in one form or another */
+};
+
+struct generator {
+    const struct infer_generate_options *asked;
+    struct infer_generate_result result;
+    infer_model from;
+    const tokenizer *words;
+    int32_t ends[CHAT_ENDS]; /* of a chat; -1: there is none */
+    token_list ids;          /* prompt and what was generated */
+    uint64_t kept;           /* positions in the cache: ids [count - kept - unread, ...) */
+    uint64_t unread;         /* ids behind them */
+    uint64_t context;
+    stop_text shown;
+    float *logits;   /* the engine's */
+    uint32_t *order; /* [V] */
+};
+typedef struct generator generator;
+
+/* ---- the prompt ---- */
+
+static int check_ids(const generator *self)
+{
+    uint64_t vocab = self->from.asked->model.vocab_size;
+    for (uint64_t i = 0; i < self->ids.count; i++)
+        if (self->ids.ids[i] < 0 || (uint64_t)self->ids.ids[i] >= vocab)
+            return err_set(ERR_INPUT,
+                           "the tokenizer gives token %d, and the model has %" PRIu64
+                           ": is it the model's tokenizer?",
+                           self->ids.ids[i], vocab);
+    return 0;
+}
+
+/* The prompt as a user's words in the form of the model's conversations (data/chat.h), with the
+ * beginning of an answer; what ends one are the tokens that this form has. */
+static int read_chat(generator *self)
+{
+    const struct infer_generate_options *asked = self->asked;
+    const tokenize_options options = {.adds_special = false};
+    const chat_message messages[] = {
+        {"system", asked->system, asked->system ? strlen(asked->system) : 0, NULL},
+        {"user", asked->prompt, asked->prompt_bytes, NULL},
+    };
+    uint32_t first = asked->system ? 0 : 1;
+    chat_text text = {.bytes = NULL};
+    chat_form *form = mem_alloc(1, sizeof *form, "form of a conversation");
+    int rc = form ? chat_form_find(self->from.asked->data.chat_template, self->from.words_name,
+                                   self->words, form)
+                  : -ENOMEM;
+    if (rc == 0)
+        rc = chat_render(form, messages + first, 2 - first, true, &text);
+    if (rc == 0)
+        rc = tokenizer_encode(self->words, text.bytes, text.length, &options, &self->ids);
+    static const char *const ends[CHAT_ENDS] = {"<|im_end|>", "<|eot_id|>", "<|end_of_text|>",
+                                                "<|endoftext|>", "</s>"};
+    for (int i = 0; i < CHAT_ENDS; i++)
+        self->ends[i] = tokenizer_find(self->words, ends[i]);
+    chat_text_fini(&text);
+    mem_free(form);
+    return rc;
+}
+
+/* Whether the token ends what the model says. */
+static bool is_end_token(const generator *self, int32_t token)
+{
+    bool is_end = token == tokenizer_end_id(self->words);
+    for (int i = 0; self->asked->is_chat && i < CHAT_ENDS; i++)
+        is_end = is_end || token == self->ends[i];
+    return is_end && !self->asked->ignores_end;
+}
+
+static int read_prompt(generator *self)
+{
+    const struct infer_generate_options *asked = self->asked;
+    const tokenize_options options = {.adds_special = true};
+    TRY(infer_model_tokenizer(&self->from, &self->words));
+    if (asked->is_chat)
+        TRY(read_chat(self));
+    else
+        TRY(tokenizer_encode(self->words, asked->prompt, asked->prompt_bytes, &options,
+                             &self->ids));
+    if (self->ids.count == 0)
+        return err_set(ERR_USAGE, "the prompt is empty: give at least one byte to continue");
+    self->result.prompt_tokens = self->ids.count;
+    return check_ids(self);
+}
+
+/* Room for what will be generated, so that no token waits for memory. */
+static int reserve_ids(generator *self)
+{
+    uint64_t all = self->ids.count + self->asked->token_count;
+    int32_t *ids = mem_resize(self->ids.ids, all, sizeof *ids, "tokens of a text");
+    if (!ids)
+        return -ENOMEM;
+    self->ids.ids = ids;
+    self->ids.capacity = all;
+    return 0;
+}
+
+/* ---- start ---- */
+
+static model_window window_of(const generator *self, uint64_t context)
+{
+    bool slides = self->ids.count + self->asked->token_count > context;
+    uint64_t read = slides ? context : size_min(self->ids.count, context);
+    return (model_window){.tokens = size_min(read, CHUNK_MOST), .cache_positions = context};
+}
+
+static bool fits(const generator *self, uint64_t context)
+{
+    const struct setup_options options = {.only_eval = true,
+                                          .params_alone = true,
+                                          .only_fits = true,
+                                          .window = window_of(self, context)};
+    struct setup *setup;
+    int rc = setup_create(self->from.asked, &options, &setup);
+    if (rc == 0)
+        setup_destroy(setup);
+    return rc == 0;
+}
+
+/* The refusal, with the longest context that fits, to a part in 2^FITS_STEPS; or that none does. */
+static int advise_context(const generator *self, int refused)
+{
+    err_record first;
+    err_save(&first, refused);
+    enum log_level level = log_get_level();
+    log_set_level(LOG_QUIET);
+    uint64_t low = fits(self, 1) ? 1 : 0, high = self->context;
+    for (int step = 0; low > 0 && high - low > 1 && step < FITS_STEPS; step++) {
+        uint64_t middle = low + (high - low) / 2;
+        if (fits(self, middle))
+            low = middle;
+        else
+            high = middle;
+    }
+    log_set_level(level);
+    if (low == 0)
+        return err_set(refused, "%s; no shorter --context makes it fit", first.text);
+    return err_set(refused,
+                   "%s; this is for keys and values of %" PRIu64 " positions: a context of %" PRIu64
+                   " fits (--context %" PRIu64 ")",
+                   first.text, self->context, low, low);
+}
+
+static int choose_context(generator *self)
+{
+    const struct infer_generate_options *asked = self->asked;
+    uint64_t wanted = size_max(asked->context, self->ids.count + asked->token_count);
+    TRY(infer_model_lengthen(&self->from, asked->set, asked->set_count, wanted));
+    uint64_t most = self->from.asked->model.seq_length;
+    if (asked->context > most)
+        return err_set(ERR_USAGE,
+                       "a context of %" PRIu64
+                       " positions was asked for, but the model has %" PRIu64 " (model.seq_length)",
+                       asked->context, most);
+    if (asked->context)
+        most = asked->context;
+    /* What is generated last is not read. */
+    self->context = size_min(self->ids.count + asked->token_count - 1, most);
+    self->result.context = self->context;
+    if (self->ids.count > self->context)
+        log_warn("the prompt has %zu tokens: the model sees the last %" PRIu64 " of them",
+                 self->ids.count, self->context);
+    return 0;
+}
+
+static int start(generator *self)
+{
+    const struct infer_generate_options *asked = self->asked;
+    TRY(infer_model_begin(&self->from, asked->run_dir, asked->set, asked->set_count));
+    TRY(read_prompt(self));
+    TRY(reserve_ids(self));
+    TRY(choose_context(self));
+    self->from.asked->micro_batch = 1;
+    const model_window window = window_of(self, self->context);
+    int rc = infer_model_start(&self->from, &window, asked->stop);
+    if (rc == ERR_NO_FIT && !self->from.engine)
+        return advise_context(self, rc);
+    TRY(rc);
+    uint64_t vocab = self->from.setup->net->spec.vocab_size;
+    void *logits;
+    TRY(engine_result_memory(self->from.engine, vocab * sizeof(float), &logits));
+    self->logits = self->from.engine->logits = logits;
+    self->order = mem_alloc(vocab, sizeof *self->order, "order of tokens");
+    self->unread = size_min(self->ids.count, self->context);
+    return self->order ? 0 : -ENOMEM;
+}
+
+/* ---- calls ---- */
+
+/* The next `count` unread tokens, into the cache; the logits of the last where they are wanted. */
+static int call(generator *self, uint64_t count, bool wants_logits)
+{
+    struct engine *engine = self->from.engine;
+    const struct setup *setup = self->from.setup;
+    int32_t *tokens = (int32_t *)(void *)engine_home(engine, setup->set.homes.tokens_host);
+    memcpy(tokens, self->ids.ids + self->ids.count - self->unread, count * sizeof *tokens);
+    engine->is_single = count == 1;
+    engine->position = self->kept;
+    engine->count = count;
+    engine->logits_row = wants_logits ? (int64_t)count - 1 : ENGINE_LOGITS_NONE;
+    TRY(engine_run(engine, PROGRAM_EVAL, 0, NULL));
+    self->kept += count;
+    self->unread -= count;
+    return 0;
+}
+
+static bool is_stopped(const generator *self)
+{
+    return self->asked->stop && *self->asked->stop;
+}
+
+/* All unread tokens: what comes first is the text's beginning, or half of a context. */
+static int read_all(generator *self)
+{
+    uint64_t chunk = self->from.setup->net->tokens;
+    while (self->unread > 0) {
+        uint64_t count = size_min(self->unread, chunk);
+        TRY(call(self, count, count == self->unread));
+        if (is_stopped(self))
+            return err_set(ERR_STOPPED, "stopped on request");
+    }
+    return 0;
+}
+
+/* The cache is full: it begins again with the later half of what the model saw. */
+static int slide(generator *self)
+{
+    self->result.slides++;
+    self->kept = 0;
+    self->unread = size_max(self->context / 2, 1);
+    return read_all(self);
+}
+
+/* ---- text ---- */
+
+static int show(void *user, const char *bytes, size_t count)
+{
+    const struct infer_generate_options *asked = ((generator *)user)->asked;
+    return asked->on_token(asked->user, bytes, count);
+}
+
+static void tell_id(const generator *self, int32_t id, bool is_prompt)
+{
+    if (self->asked->on_id)
+        self->asked->on_id(self->asked->user, id, is_prompt);
+}
+
+/* Draws a token and shows it. *is_end: the text has ended. */
+static int next_token(generator *self, uint64_t idx, bool *is_end)
+{
+    const struct infer_generate_options *asked = self->asked;
+    const sampling how = {.temperature = asked->temperature,
+                          .top_k = asked->top_k,
+                          .top_p = asked->top_p > 0 ? asked->top_p : 1,
+                          .seed = asked->seed};
+    uint64_t token;
+    TRY(sampling_draw(&how, self->logits, self->from.setup->net->spec.vocab_size, idx, self->order,
+                      &token));
+    self->ids.ids[self->ids.count++] = (int32_t)token;
+    self->unread = 1;
+    self->result.tokens++;
+    tell_id(self, (int32_t)token, false);
+    *is_end = is_end_token(self, (int32_t)token);
+    if (*is_end) {
+        self->result.ended = GENERATE_END;
+        return 0;
+    }
+    size_t bytes;
+    const char *text =
+        tokenizer_token_bytes(self->words, (int32_t)token, !asked->ignores_end, &bytes);
+    TRY(stop_text_add(&self->shown, text, bytes));
+    *is_end = self->shown.is_met;
+    if (*is_end)
+        self->result.ended = GENERATE_TEXT;
+    return 0;
+}
+
+static int generate_all(generator *self)
+{
+    const struct infer_generate_options *asked = self->asked;
+    bool is_end = false;
+    if (asked->prompt_bytes == 0)
+        return err_set(ERR_USAGE, "the prompt is empty: give at least one byte to continue");
+    TRY(stop_text_init(&self->shown, asked->stop_text, show, self));
+    TRY(start(self));
+    for (uint64_t i = 0; i < self->ids.count; i++)
+        tell_id(self, self->ids.ids[i], true);
+    if (!asked->is_chat)
+        TRY(asked->on_token(asked->user, asked->prompt, asked->prompt_bytes));
+    uint64_t begin_ns = clock_ns();
+    TRY(read_all(self));
+    self->result.prefill_seconds = (double)(clock_ns() - begin_ns) * 1e-9;
+    begin_ns = clock_ns();
+    for (uint64_t i = 0; i < asked->token_count && !is_end; i++) {
+        if (i > 0)
+            TRY(self->kept == self->context ? slide(self) : call(self, 1, true));
+        TRY(next_token(self, i, &is_end));
+        self->result.decode_seconds = (double)(clock_ns() - begin_ns) * 1e-9;
+        if (is_stopped(self) && !is_end && i + 1 < asked->token_count)
+            return err_set(ERR_STOPPED, "stopped on request");
+    }
+    return stop_text_end(&self->shown);
+}
+
+int infer_generate(const struct infer_generate_options *options)
+{
+    generator *self = mem_alloc(1, sizeof *self, "generator");
+    if (!self)
+        return -ENOMEM;
+    self->asked = options;
+    int rc = generate_all(self);
+    err_record first;
+    err_save(&first, rc);
+    if (rc == ERR_STOPPED)
+        self->result.ended = GENERATE_STOPPED;
+    if (options->result)
+        *options->result = self->result;
+    token_list_fini(&self->ids);
+    mem_free(self->order);
+    infer_model_end(&self->from);
+    mem_free(self);
+    return rc < 0 ? err_restore(&first) : rc;
+}

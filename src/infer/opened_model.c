@@ -1,0 +1,348 @@
+/* Opening what was trained; see trained.h. */
+#include "infer/opened_model.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "base/mem.h"
+#include "base/size.h"
+#include "state/rank_slabs.h"
+
+enum {
+    SETS_MAX = 160,           /* the caller's and ours */
+    FILL_ELEMS = 1024 * 1024, /* of a checkpoint at once: 4 MiB of masters */
+};
+
+/* ---- begin ---- */
+
+static bool has_file(const char *directory, const char *name)
+{
+    char path[JOB_PATH_BYTES + 64];
+    int length = snprintf(path, sizeof path, "%s/%s", directory, name);
+    return length > 0 && (size_t)length < sizeof path && access(path, R_OK) == 0;
+}
+
+/* Ours before the caller's, whose later words win. */
+static int join_sets(const char *const *own, uint32_t own_count, const char *const *set,
+                     uint32_t set_count, const char *all[SETS_MAX])
+{
+    if (own_count + set_count > SETS_MAX)
+        return err_set(ERR_USAGE, "more than %u keys are set", SETS_MAX - own_count);
+    for (uint32_t i = 0; i < own_count; i++)
+        all[i] = own[i];
+    for (uint32_t i = 0; i < set_count; i++)
+        all[own_count + i] = set[i];
+    return 0;
+}
+
+static const char *const run_sets[] = {"tiers={}", "zero_optimization={}", "data.format=auto"};
+enum { RUN_SETS = sizeof run_sets / sizeof run_sets[0] };
+
+static int begin_run(infer_model *self, const char *const *set, uint32_t set_count)
+{
+    const char *all[SETS_MAX];
+    char job_path[JOB_PATH_BYTES + 16];
+    snprintf(job_path, sizeof job_path, "%s/job.json", self->path);
+    TRY(state_run_dir_open(&self->dir, self->path));
+    int found = 0;
+    TRY(manifest_read(self->dir.state, &self->record, &found));
+    TRY(join_sets(run_sets, RUN_SETS, set, set_count, all));
+    TRY(job_read_ranks(job_path, all, RUN_SETS + set_count, rank_slabs_world(&self->record),
+                       &self->asked));
+    if (!found)
+        return err_set(ERR_INPUT, "%s has no committed state: train it first", self->path);
+    if (self->record.state == MANIFEST_BEGUN)
+        return err_set(ERR_INPUT, "the run in %s has no commit yet: train it first", self->path);
+    if (self->record.state == MANIFEST_RUNNING)
+        return err_set(ERR_INPUT,
+                       "the run in %s has one place per extent (run.commit_every 0) and was not "
+                       "stopped cleanly: its state was changed in place after step %" PRIu64,
+                       self->path, self->record.step);
+    return state_find_moved(&self->record, self->dir.state);
+}
+
+/* Whether the caller sets a key of this block. */
+static bool is_set(const char *block, const char *const *set, uint32_t set_count)
+{
+    size_t length = strlen(block);
+    for (uint32_t i = 0; i < set_count; i++)
+        if (strncmp(set[i], block, length) == 0 && (set[i][length] == '.' || set[i][length] == '='))
+            return true;
+    return false;
+}
+
+/* The type that the checkpoint was saved in is the one to compute in; "": fp32, or it does not
+ * say. */
+static const char *type_set(const char *path)
+{
+    char name[JOB_PATH_BYTES + 16];
+    snprintf(name, sizeof name, "%s/config.json", path);
+    json_t *config = json_load_file(name, 0, NULL); /* its faults are for job_read to tell */
+    const char *type = json_string_value(json_object_get(config, "dtype"));
+    if (!type)
+        type = json_string_value(json_object_get(config, "torch_dtype"));
+    const char *found = "";
+    if (type && strcmp(type, "bfloat16") == 0)
+        found = "bf16.enabled=true";
+    if (type && strcmp(type, "float16") == 0)
+        found = "fp16.enabled=true";
+    json_decref(config);
+    return found;
+}
+
+/* Positions that the checkpoint's model has; 0: it does not say. */
+static uint64_t most_positions(const char *path)
+{
+    char name[JOB_PATH_BYTES + 16];
+    snprintf(name, sizeof name, "%s/config.json", path);
+    json_t *config = json_load_file(name, 0, NULL);
+    json_int_t most = json_integer_value(json_object_get(config, "max_position_embeddings"));
+    if (most <= 0)
+        most = json_integer_value(json_object_get(config, "n_positions"));
+    json_decref(config);
+    return most > 0 ? (uint64_t)most : 0;
+}
+
+/* seq_length 0: what the job's reader takes. */
+static int begin_checkpoint(infer_model *self, const char *const *set, uint32_t set_count,
+                            uint64_t seq_length)
+{
+    const char *all[SETS_MAX];
+    char model_set[JOB_PATH_BYTES + 16];
+    bool has_type = is_set("bf16", set, set_count) || is_set("fp16", set, set_count);
+    const char *type = has_type ? "" : type_set(self->path);
+    char *path = realpath(self->path, NULL);
+    if (!path)
+        return err_errno(errno, "cannot read %s", self->path);
+    int length = snprintf(model_set, sizeof model_set, "model.hf=%s", path);
+    free(path);
+    if (length < 0 || (size_t)length >= sizeof model_set)
+        return err_set(ERR_INPUT, "the path of the checkpoint is too long: %.200s...", self->path);
+    /* A job must have a run.dir; no file is made there. */
+    const char *own[5] = {model_set, "run.dir=/nonexistent", "train_micro_batch_size_per_gpu=1"};
+    char length_set[48];
+    uint32_t own_count = 3;
+    snprintf(length_set, sizeof length_set, "model.seq_length=%" PRIu64, seq_length);
+    if (type[0])
+        own[own_count++] = type;
+    if (seq_length > 0)
+        own[own_count++] = length_set;
+    static const char text[] = "{\"model\": {}}";
+    TRY(join_sets(own, own_count, set, set_count, all));
+    return job_read_text(self->path, text, sizeof text - 1, all, own_count + set_count,
+                         &self->asked);
+}
+
+/* The batch of a step says nothing here, and nothing is kept for a backward. */
+static void settle_job(job *asked)
+{
+    asked->accumulation = asked->world = 1;
+    asked->tiers.place[JOB_INNER_ACTIVATIONS] = JOB_TIER_RECOMPUTE;
+}
+
+int infer_model_begin(infer_model *self, const char *path, const char *const *set,
+                      uint32_t set_count)
+{
+    memset(self, 0, sizeof *self);
+    self->path = path;
+    self->dir.lock_fd = -1;
+    if (strlen(path) >= JOB_PATH_BYTES)
+        return err_set(ERR_INPUT, "the path is too long: %.200s...", path);
+    self->is_run = has_file(path, "job.json");
+    if (!self->is_run && !has_file(path, "config.json"))
+        return err_set(ERR_INPUT,
+                       "%s is no run directory: it has no job.json; and no checkpoint of Hugging "
+                       "Face: it has no config.json",
+                       path);
+    if (self->is_run && is_set("train", set, set_count))
+        return err_set(ERR_CONFIG,
+                       "train.only and train.lora cannot be set anew for the run in %s: its state "
+                       "is laid out by those that it was trained with",
+                       path);
+    TRY(self->is_run ? begin_run(self, set, set_count) : begin_checkpoint(self, set, set_count, 0));
+    settle_job(self->asked);
+    return 0;
+}
+
+int infer_model_lengthen(infer_model *self, const char *const *set, uint32_t set_count,
+                         uint64_t positions)
+{
+    uint64_t most = self->is_run ? 0 : size_min(positions, most_positions(self->path));
+    if (most <= self->asked->model.seq_length || is_set("model.seq_length", set, set_count))
+        return 0;
+    job *before = self->asked;
+    int rc = begin_checkpoint(self, set, set_count, most);
+    if (rc < 0) {
+        self->asked = before;
+        return rc;
+    }
+    job_destroy(before);
+    settle_job(self->asked);
+    return 0;
+}
+
+int infer_model_tokenizer(infer_model *self, const tokenizer **out)
+{
+    char path[JOB_PATH_BYTES];
+    *out = self->words;
+    if (self->words)
+        return 0;
+    snprintf(path, sizeof path, "%s", self->path);
+    if (self->is_run)
+        TRY(state_hf_dir(self->path, path));
+    bool is_kept = has_file(path, "tokenizer.json") || has_file(path, "tokenizer.model");
+    if (is_kept && self->is_run && hf_names_tokenizer(self->asked))
+        is_kept = false;
+    if (!is_kept && !self->is_run)
+        return err_set(ERR_INPUT, "%s has no tokenizer: neither tokenizer.json nor tokenizer.model",
+                       self->path);
+    snprintf(self->words_name, sizeof self->words_name, "%s",
+             is_kept ? path : self->asked->data.tokenizer);
+    TRY(tokenizer_open(self->words_name, &self->words));
+    self->has_own_words = is_kept;
+    *out = self->words;
+    return 0;
+}
+
+/* ---- start ---- */
+
+/* Of ranks that each have the whole state the first whose slab is seen; else 0. */
+static int choose_rank(const manifest *record, uint32_t *out)
+{
+    *out = 0;
+    int rc = rank_slabs_look(record, 0);
+    if (!record->is_replicated)
+        return rc;
+    for (uint32_t r = 1; rc == ERR_INPUT && r < rank_slabs_world(record); r++) {
+        err_record first;
+        err_save(&first, rc);
+        rc = rank_slabs_look(record, r);
+        *out = r;
+        if (rc < 0)
+            rc = err_restore(&first);
+    }
+    return rc;
+}
+
+static int fill_from_checkpoint(infer_model *self, hf_weights *from,
+                                const volatile sig_atomic_t *stop)
+{
+    const struct setup *setup = self->setup;
+    inferi_filler to = {.engine = NULL};
+    float *masters = mem_alloc(FILL_ELEMS, sizeof *masters, "weights of a checkpoint");
+    int rc = masters ? inferi_filler_init(&to, self->engine, FILL_ELEMS) : -ENOMEM;
+    for (uint32_t u = 0; rc == 0 && u < setup->net->unit_count; u++)
+        for (uint64_t at = 0; rc == 0 && at < setup->unit_elems[u]; at += FILL_ELEMS) {
+            uint64_t count = size_min(setup->unit_elems[u] - at, FILL_ELEMS);
+            if (!hf_weights_has_all(from, u)) /* adapters, which the job adds: they add nothing */
+                memset(masters, 0, count * sizeof *masters);
+            rc = hf_weights_read(from, u, at, count, masters);
+            if (rc == 0)
+                rc = inferi_fill(&to, u, at, count, masters);
+            if (rc == 0 && stop && *stop)
+                rc = err_set(ERR_STOPPED, "stopped on request");
+        }
+    inferi_filler_fini(&to);
+    mem_free(masters);
+    return rc;
+}
+
+/* The slab of parameters that rest on drives: nobody else's, and gone with the process. */
+static int make_engine(infer_model *self)
+{
+    struct engine_options options = {.open_existing = false};
+    TRY(state_draw_uuid(&self->setup->ranks, options.uuid));
+    TRY(engine_create(self->setup, &options, &self->engine));
+    return self->engine->disk_is_open ? slab_unname(self->engine->disk) : 0;
+}
+
+static void tell(const struct setup *setup)
+{
+    char on_device[SIZE_TEXT_BYTES], on_host[SIZE_TEXT_BYTES], on_drives[SIZE_TEXT_BYTES];
+    const uint64_t *params = setup->set.home_bytes[STATE_PARAMS];
+    log_info("%s backend: %s", setup->ops->name, setup->ops->describe(setup->context));
+    log_info("%s: parameters in %s, %s on the device and %s in host memory",
+             setup->net->spec.family == MODEL_LLAMA ? "llama" : "gpt2",
+             dtype_name(setup->net->type), size_format(params[ARENA_DEVICE], on_device),
+             size_format(params[ARENA_HOST], on_host));
+    if (params[ARENA_NVME] > 0)
+        log_info("%s of parameters do not fit in memory and are read from %s%s in each pass",
+                 size_format(params[ARENA_NVME], on_drives), setup->drives[0].path,
+                 setup->drive_count > 1 ? " and the other drives" : "");
+}
+
+/* Where parameters may rest that do not fit, when the caller has named no drive: where the run's
+ * own state is; of a checkpoint, which may be on a disk that cannot be written, the directory of
+ * temporary files. */
+static void name_drives(infer_model *self)
+{
+    struct job *asked = self->asked;
+    const manifest_slabs *own = &self->record.slabs;
+    const char *temporary = getenv("TMPDIR");
+    asked->tiers.nvme_count = self->is_run ? own->drive_count : 1;
+    for (uint32_t d = 0; d < asked->tiers.nvme_count; d++) {
+        asked->tiers.nvme[d].budget_bytes = 0;
+        snprintf(asked->tiers.nvme[d].path, sizeof asked->tiers.nvme[d].path, "%s",
+                 self->is_run                ? own->drives[d]
+                 : temporary && temporary[0] ? temporary
+                                             : "/var/tmp");
+    }
+}
+
+/* In memory where it fits there; else with drives. */
+static int make_setup(infer_model *self, const struct setup_options *options)
+{
+    int rc = setup_create(self->asked, options, &self->setup);
+    if (rc != ERR_NO_FIT || self->asked->tiers.nvme_count > 0)
+        return rc;
+    err_record first;
+    err_save(&first, rc);
+    name_drives(self);
+    rc = setup_create(self->asked, options, &self->setup);
+    if (rc == 0 || rc == ERR_NO_FIT || self->asked->tiers.nvme_count == 0)
+        return rc;
+    self->asked->tiers.nvme_count = 0;
+    err_record second;
+    err_save(&second, rc);
+    return err_set(first.code,
+                   "%s; and parameters can rest on no drive: %s (another one can be named by "
+                   "tiers.nvme)",
+                   first.text, second.text);
+}
+
+int infer_model_start(infer_model *self, const model_window *window,
+                      const volatile sig_atomic_t *stop)
+{
+    struct setup_options asked = {.only_eval = true, .params_alone = true, .window = *window};
+    uint32_t rank = 0;
+    hf_weights *from = NULL;
+    if (self->is_run)
+        TRY(choose_rank(&self->record, &rank));
+    TRY(make_setup(self, &asked));
+    if (!self->is_run) /* what is wrong with it is said before memory is taken */
+        TRY(hf_weights_open(self->path, self->setup->net, &from));
+    tell(self->setup);
+    int rc = make_engine(self);
+    if (rc == 0)
+        rc = self->is_run ? inferi_load_params(self->engine, &self->record, rank, stop)
+                          : fill_from_checkpoint(self, from, stop);
+    hf_weights_close(from);
+    return rc;
+}
+
+void infer_model_end(infer_model *self)
+{
+    engine_destroy(self->engine);
+    setup_destroy(self->setup);
+    state_run_dir_close(&self->dir);
+    manifest_fini(&self->record);
+    job_destroy(self->asked);
+    tokenizer_close(self->words);
+    memset(self, 0, sizeof *self);
+}

@@ -1,0 +1,107 @@
+/* Where a trial writes: a run directory of its own, and the job's drives, whose directories go
+ * again where they were not there before. See profile.h. */
+#include <errno.h>
+#include <ftw.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "base/mem.h"
+#include "profile/profile_internal.h"
+
+/* The path becomes that of the directory that holds it; "." and "/" are the last. */
+static void cut_last(char path[JOB_PATH_BYTES])
+{
+    char *slash = strrchr(path, '/');
+    if (!slash)
+        snprintf(path, JOB_PATH_BYTES, ".");
+    else
+        slash[slash == path] = '\0';
+}
+
+/* The path becomes that of the nearest directory above it that is there. */
+static void find_base(char path[JOB_PATH_BYTES])
+{
+    struct stat info;
+    while (stat(path, &info) != 0 || !S_ISDIR(info.st_mode))
+        cut_last(path);
+}
+
+/* A run directory beside where the job's would be, so on its file system: in the nearest directory
+ * that is there. */
+static int make_run_dir(profile *self)
+{
+    char base[JOB_PATH_BYTES];
+    snprintf(base, sizeof base, "%s", self->own->run.dir);
+    find_base(base);
+    char path[JOB_PATH_BYTES];
+    int length = snprintf(path, sizeof path, "%s/sluice-profile-XXXXXX", base);
+    if (length < 0 || (size_t)length >= sizeof path - 16)
+        return err_set(ERR_CONFIG, "run.dir is longer than %d bytes", JOB_PATH_BYTES - 40);
+    if (!mkdtemp(path))
+        return err_set(ERR_INPUT, "run.dir: cannot make a directory for the trial in %s: %s", base,
+                       strerror(errno));
+    snprintf(self->run_dir, sizeof self->run_dir, "%s", path);
+    snprintf(self->own->run.dir, sizeof self->own->run.dir, "%s", path);
+    if (self->options->of_ranks > 0 && self->options->as_rank > 0) { /* which rank 0 would make */
+        strcat(path, "/state");
+        if (mkdir(path, 0777) != 0)
+            return err_errno(errno, "cannot make %s", path);
+    }
+    return 0;
+}
+
+static int remove_entry(const char *path, const struct stat *info, int kind, struct FTW *walk)
+{
+    (void)info;
+    (void)kind;
+    (void)walk;
+    return remove(path);
+}
+
+static void remove_run_dir(const profile *self)
+{
+    if (self->run_dir[0] && nftw(self->run_dir, remove_entry, 8, FTW_DEPTH | FTW_PHYS) != 0)
+        log_warn("the trial's directory %s could not be removed: %s", self->run_dir,
+                 strerror(errno));
+}
+
+/* Of drive `drive_idx`, as this rank has it. */
+static int drive_path(const profile *self, uint32_t drive_idx, char path[JOB_PATH_BYTES])
+{
+    char host[COMM_HOST_BYTES] = "localhost";
+    (void)gethostname(host, sizeof host - 1);
+    if (!manifest_expand_path(self->own->tiers.nvme[drive_idx].path, self->options->as_rank, 0,
+                              host, path, JOB_PATH_BYTES))
+        return err_set(ERR_CONFIG, "the path of drive %u is longer than %d bytes", drive_idx,
+                       JOB_PATH_BYTES - 1);
+    return 0;
+}
+
+int profilei_make_places(profile *self)
+{
+    uint32_t count = self->own->tiers.nvme_count;
+    self->drive_bases = mem_alloc(count, sizeof *self->drive_bases, "profile");
+    if (!self->drive_bases)
+        return -ENOMEM;
+    for (uint32_t d = 0; d < count; d++) {
+        TRY(drive_path(self, d, self->drive_bases[d]));
+        find_base(self->drive_bases[d]);
+    }
+    return make_run_dir(self);
+}
+
+void profilei_remove_places(const profile *self)
+{
+    remove_run_dir(self);
+    for (uint32_t d = 0; self->drive_bases && d < self->own->tiers.nvme_count; d++) {
+        char path[JOB_PATH_BYTES];
+        if (drive_path(self, d, path) < 0)
+            continue;
+        while (strcmp(path, self->drive_bases[d]) != 0 && rmdir(path) == 0)
+            cut_last(path);
+    }
+}

@@ -1,0 +1,49 @@
+/* trace.json: the trace ring as Chrome trace events, for chrome://tracing and ui.perfetto.dev.
+ *
+ * One track per lane; each op is a complete event ("ph":"X") named like "forward block.3 mb 1",
+ * with its bytes, step, program and stall as args. Requests of a lane that overlap in time (read
+ * and write keep many in flight) go to further tracks of the lane, "read 2" and so on, since one
+ * track shows nested events only. Times are microseconds from the earliest event of the ring. How
+ * long single transfers of each drive took is a metadata event ("ph":"M") "drive_times" per drive
+ * and direction, with args drive, direction, transfers, p50_us, p95_us, p99_us, max_us.
+ *
+ * On the owner's thread, between steps or at the end; blocks on the file; allocates nothing itself
+ * (stdio does). */
+#ifndef SLUICE_PROF_CHROME_TRACE_H
+#define SLUICE_PROF_CHROME_TRACE_H
+
+#include <stdint.h>
+
+#include "base/error.h"
+#include "base/trace.h"
+
+enum { CHROME_TRACE_DRIVES_MAX = 16 };
+
+struct chrome_trace_times {
+    uint64_t count; /* 0: none, and nothing is written */
+    uint64_t p50_ns, p95_ns, p99_ns, max_ns;
+};
+typedef struct chrome_trace_times chrome_trace_times;
+
+struct chrome_trace_drive {
+    const char *path;           /* UTF-8 */
+    chrome_trace_times ways[2]; /* read, write */
+};
+typedef struct chrome_trace_drive chrome_trace_drive;
+
+struct chrome_trace_names {
+    const char *process;           /* "sluice rank 0", or NULL */
+    uint32_t rank;                 /* the process number in the trace */
+    const char *const *unit_names; /* [unit_count], UTF-8; NULL: units are numbered */
+    uint32_t unit_count;
+    uint32_t drive_count;
+    chrome_trace_drive drives[CHROME_TRACE_DRIVES_MAX];
+};
+typedef struct chrome_trace_names chrome_trace_names;
+
+/* Writes the ring's events to `path` by way of `path`.tmp and a rename: the old file stays where
+ * this fails. -errno. */
+int chrome_trace_write(const char *path, const trace *ring,
+                       const chrome_trace_names *names) MUST_CHECK;
+
+#endif

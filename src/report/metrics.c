@@ -1,0 +1,266 @@
+/* metrics.jsonl. See metrics.h. */
+#include "report/metrics.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/dtype.h"
+#include "report/report_names_internal.h"
+
+enum { CHUNK_BYTES = 16384 };
+
+static void append_field(profi_text *text, const char *name, double value)
+{
+    profi_append(text, ",\"%s\":", name);
+    profi_append_number(text, value);
+}
+
+static void append_count(profi_text *text, const char *name, uint64_t value)
+{
+    profi_append(text, ",\"%s\":%llu", name, (unsigned long long)value);
+}
+
+static void append_tokens(profi_text *text, const metrics_line *line)
+{
+    append_count(text, "tokens", line->tokens);
+    if (line->has_counted)
+        append_count(text, "counted_tokens", line->counted_tokens);
+}
+
+static void append_eval(profi_text *text, const metrics_line *line)
+{
+    profi_append(text, "{\"event\":\"eval\"");
+    append_count(text, "step", line->step);
+    append_field(text, "valid_loss", (double)line->valid_loss);
+    profi_append(text, ",\"valid_loss_bits\":\"%08x\"", fp32_bits(line->valid_loss));
+    append_tokens(text, line);
+    append_field(text, "seconds", line->seconds);
+    profi_append(text, "}\n");
+}
+
+static void append_lanes(profi_text *text, const metrics_line *line)
+{
+    profi_append(text, ",\"lanes\":{");
+    for (int lane = 0; lane < LANE_COUNT; lane++) {
+        const metrics_lane *one = &line->lanes[lane];
+        profi_append(text, "%s\"%s\":{\"bytes\":%llu", lane ? "," : "",
+                     lane_kind_name((enum lane_kind)lane), (unsigned long long)one->bytes);
+        append_field(text, "busy_seconds", one->busy_seconds);
+        append_field(text, "stall_seconds", one->stall_seconds);
+        profi_append(text, "}");
+    }
+    profi_append(text, "}");
+}
+
+static void append_step(profi_text *text, const metrics_line *line)
+{
+    profi_append(text, "{\"step\":%llu", (unsigned long long)line->step);
+    append_field(text, "loss", (double)line->loss);
+    profi_append(text, ",\"loss_bits\":\"%08x\"", fp32_bits(line->loss));
+    append_field(text, "grad_norm", line->grad_norm);
+    append_field(text, "lr", line->lr);
+    append_field(text, "loss_scale", line->loss_scale);
+    profi_append(text, ",\"skipped\":%s", line->skipped ? "true" : "false");
+    append_tokens(text, line);
+    append_field(text, "seconds", line->seconds);
+    append_field(text, "tokens_per_second", line->tokens_per_second);
+    append_field(text, "model_tflops", line->model_tflops);
+    append_lanes(text, line);
+    profi_append(text, ",\"peak_bytes\":{");
+    for (int arena = 0; arena < ARENA_COUNT; arena++)
+        profi_append(text, "%s\"%s\":%llu", arena ? "," : "",
+                     arena_kind_name((enum arena_kind)arena),
+                     (unsigned long long)line->peak_bytes[arena]);
+    profi_append(text, "}}\n");
+}
+
+int metrics_format(const metrics_line *line, char *text, size_t text_bytes)
+{
+    if (text_bytes == 0)
+        return err_set(-ENOSPC, "a line of metrics needs a buffer");
+    profi_text out;
+    profi_text_init(&out, text, text_bytes);
+    if (line->is_eval)
+        append_eval(&out, line);
+    else
+        append_step(&out, line);
+    if (out.is_cut)
+        return err_set(-ENOSPC, "a line of metrics does not fit in %zu bytes", text_bytes);
+    return (int)out.length;
+}
+
+/* Called for each whole line with its first bytes (NUL-ended, cut at its buffer); false stops. */
+typedef bool line_visitor(const char *line, void *user);
+
+/* Walks the lines of an open file from its start. *end_bytes: the end of the last line accepted. */
+static int walk_lines(int fd, const char *path, line_visitor *visit, void *user,
+                      uint64_t *end_bytes)
+{
+    char chunk[CHUNK_BYTES], line[128];
+    size_t line_length = 0;
+    uint64_t offset = 0;
+    *end_bytes = 0;
+    for (;;) {
+        ssize_t got = pread(fd, chunk, sizeof chunk, (off_t)offset);
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got < 0)
+            return err_errno(errno, "cannot read the metrics file %s", path);
+        if (got == 0)
+            return 0;
+        for (ssize_t i = 0; i < got; i++) {
+            if (chunk[i] != '\n') {
+                if (line_length < sizeof line - 1)
+                    line[line_length++] = chunk[i];
+                continue;
+            }
+            line[line_length] = '\0';
+            line_length = 0;
+            if (!visit(line, user))
+                return 0;
+            *end_bytes = offset + (uint64_t)i + 1;
+        }
+        offset += (uint64_t)got;
+    }
+}
+
+/* Accepts lines while there are any left to keep. */
+static bool keep_line(const char *line, void *user)
+{
+    (void)line;
+    uint64_t *left = user;
+    if (*left == 0)
+        return false;
+    if (*left != METRICS_KEEP_ALL)
+        (*left)--;
+    return true;
+}
+
+/* A device may never end, a pipe may never begin, and neither can be cut. */
+static int check_regular(int fd, const char *path)
+{
+    struct stat info;
+    if (fstat(fd, &info) < 0)
+        return err_errno(errno, "cannot examine the metrics file %s", path);
+    if (!S_ISREG(info.st_mode))
+        return err_set(-EINVAL, "the metrics file %s is not a regular file", path);
+    return 0;
+}
+
+int metrics_file_open(metrics_file *self, const char *path, uint64_t keep_lines)
+{
+    self->fd = -1;
+    int length = snprintf(self->path, sizeof self->path, "%s", path);
+    if (length < 0 || (size_t)length >= sizeof self->path)
+        return err_errno(ENAMETOOLONG, "the metrics file %s", path);
+    int fd = open(path, O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+    if (fd < 0)
+        return err_errno(errno, "cannot open the metrics file %s", path);
+    uint64_t left = keep_lines, end_bytes = 0;
+    int rc = check_regular(fd, path);
+    if (rc == 0)
+        rc = walk_lines(fd, path, keep_line, &left, &end_bytes);
+    if (rc == 0 && left != 0 && left != METRICS_KEEP_ALL)
+        rc = err_set(-EINVAL, "the metrics file %s has %llu lines, and %llu should be kept", path,
+                     (unsigned long long)(keep_lines - left), (unsigned long long)keep_lines);
+    if (rc == 0 && ftruncate(fd, (off_t)end_bytes) < 0)
+        rc = err_errno(errno, "cannot cut the metrics file %s to %llu bytes", path,
+                       (unsigned long long)end_bytes);
+    if (rc < 0) {
+        close(fd);
+        return rc;
+    }
+    self->fd = fd;
+    return 0;
+}
+
+struct step_limit {
+    uint64_t step, lines;
+};
+
+/* Accepts lines whose step is not above the limit; one that names no step ends the walk. */
+static bool line_within(const char *line, void *user)
+{
+    struct step_limit *limit = user;
+    const char *field = strstr(line, "\"step\":");
+    if (!field)
+        return false;
+    char *end;
+    unsigned long long step = strtoull(field + strlen("\"step\":"), &end, 10);
+    if (end == field + strlen("\"step\":") || step > limit->step)
+        return false;
+    limit->lines++;
+    return true;
+}
+
+int metrics_lines_through(const char *path, uint64_t step, uint64_t *lines)
+{
+    *lines = 0;
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a fifo would wait for a writer */
+    if (fd < 0 && errno == ENOENT)
+        return 0;
+    if (fd < 0)
+        return err_errno(errno, "cannot open the metrics file %s", path);
+    struct step_limit limit = {.step = step};
+    uint64_t end_bytes;
+    int rc = check_regular(fd, path);
+    if (rc == 0)
+        rc = walk_lines(fd, path, line_within, &limit, &end_bytes);
+    close(fd);
+    if (rc == 0)
+        *lines = limit.lines;
+    return rc;
+}
+
+int metrics_file_write(metrics_file *self, const metrics_line *line)
+{
+    char text[METRICS_LINE_BYTES];
+    int length = metrics_format(line, text, sizeof text);
+    if (length < 0)
+        return length;
+    off_t begin = lseek(self->fd, 0, SEEK_END);
+    int done = 0;
+    while (done < length) {
+        ssize_t put = write(self->fd, text + done, (size_t)(length - done));
+        if (put < 0 && errno == EINTR)
+            continue;
+        if (put <= 0) {
+            int rc =
+                err_errno(put < 0 ? errno : EIO, "cannot write to the metrics file %s", self->path);
+            if (begin >= 0 && done > 0 && ftruncate(self->fd, begin) < 0)
+                return rc; /* the next open cuts the part of a line off */
+            return rc;
+        }
+        done += (int)put;
+    }
+    return 0;
+}
+
+bool metrics_file_ends_evaluated(const metrics_file *self, uint64_t step)
+{
+    char text[METRICS_LINE_BYTES], wanted[64];
+    off_t end = lseek(self->fd, 0, SEEK_END);
+    if (end <= 0)
+        return false;
+    off_t begin = end > (off_t)sizeof text - 1 ? end - ((off_t)sizeof text - 1) : 0;
+    ssize_t got = pread(self->fd, text, sizeof text - 1, begin);
+    if (got <= 0)
+        return false;
+    text[got - 1] = '\0'; /* the last newline */
+    const char *newline = strrchr(text, '\n');
+    const char *last = newline ? newline + 1 : text;
+    snprintf(wanted, sizeof wanted, "\"step\":%llu,", (unsigned long long)step);
+    return strstr(last, "\"event\":\"eval\"") && strstr(last, wanted);
+}
+
+void metrics_file_close(metrics_file *self)
+{
+    if (self->fd >= 0)
+        close(self->fd);
+    self->fd = -1;
+}

@@ -1,0 +1,285 @@
+/* Tables that are pictures, too: stalls, lanes against their ceilings, the placement. They need no
+ * script. See report_internal.h. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "report/report_internal.h"
+
+static void put_text(FILE *out, const char *element, const char *text)
+{
+    fprintf(out, "<%s>", element);
+    reporti_html(out, text);
+    fprintf(out, "</%s>", element);
+}
+
+static const char *lane_name(int lane)
+{
+    return lane < LANE_COUNT ? lane_kind_name((enum lane_kind)lane) : "unknown";
+}
+
+/* One bar of a unit, cut by the lane waited for; longest_us fills the width. */
+static void put_stall(FILE *out, const reporti_trace *t, const reporti_stall *stall,
+                      double longest_us)
+{
+    char text[REPORT_TEXT_BYTES];
+    fputs("<tr>", out);
+    fputs("<th scope=\"row\">", out);
+    reporti_html(out, stall->unit == PROGRAM_NONE ? "(no unit)" : t->names[stall->unit]);
+    fputs("</th><td class=\"bar\"><div class=\"track\">", out);
+    for (int lane = 0; lane <= LANE_COUNT; lane++)
+        if (stall->us[lane] > 0)
+            fprintf(out, "<i class=\"lane-%s\" style=\"width:%.2f%%\"></i>", lane_name(lane),
+                    100 * stall->us[lane] / longest_us);
+    fprintf(out, "</div></td><td>%s</td><td class=\"left\">",
+            reporti_seconds(stall->total_us * 1e-6, text));
+    bool is_first = true;
+    for (int lane = 0; lane <= LANE_COUNT; lane++) {
+        if (stall->us[lane] < 0.005 * stall->total_us)
+            continue;
+        fprintf(out, "%s%s %s", is_first ? "" : ", ", lane_name(lane),
+                reporti_seconds(stall->us[lane] * 1e-6, text));
+        is_first = false;
+    }
+    fputs("</td></tr>\n", out);
+}
+
+static void put_lane_legend(FILE *out, const reporti_trace *t)
+{
+    double sums[LANE_COUNT + 1] = {0};
+    for (uint32_t i = 0; i < t->stall_count; i++)
+        for (int lane = 0; lane <= LANE_COUNT; lane++)
+            sums[lane] += t->stalls[i].us[lane];
+    fputs("<p class=\"legend\">waited for: ", out);
+    for (int lane = 0; lane <= LANE_COUNT; lane++)
+        if (sums[lane] > 0)
+            fprintf(out, "<span><i class=\"lane-%s\"></i>%s</span> ", lane_name(lane),
+                    lane_name(lane));
+    fputs("</p>\n", out);
+}
+
+void reporti_put_stalls(FILE *out, const reporti_run *run)
+{
+    enum { ROWS_SHOWN = 16, ROWS_MAX = 400 };
+    const reporti_trace *t = &run->trace;
+    char text[REPORT_TEXT_BYTES];
+    double total = 0;
+    for (uint32_t i = 0; i < t->stall_count; i++)
+        total += t->stalls[i].total_us;
+    if (!t->has_step || t->stall_count == 0) {
+        fputs(t->has_step ? "<p class=\"none\">Nothing waited.</p>\n"
+                          : "<p class=\"none\">No trace of a step.</p>\n",
+              out);
+        return;
+    }
+    fprintf(out,
+            "<p class=\"quiet\">Time in which the cores (or the GPU) were idle right before an op "
+            "of the unit, in the mean over "
+            "%u step%s of trace.json: %s of a step in all.</p>\n",
+            t->stall_steps, t->stall_steps == 1 ? "" : "s", reporti_seconds(total * 1e-6, text));
+    put_lane_legend(out, t);
+    uint32_t rows = t->stall_count < ROWS_MAX ? t->stall_count : ROWS_MAX;
+    for (uint32_t i = 0; i < rows; i++) {
+        if (i == ROWS_SHOWN)
+            fprintf(out, "</tbody></table></div><details><summary>%u more units</summary>",
+                    rows - i);
+        if (i == 0 || i == ROWS_SHOWN)
+            fputs("<div class=\"scroll\" tabindex=\"0\" role=\"region\" aria-label=\"Stall by "
+                  "unit\"><table class=\"bars\"><thead><tr><th scope=\"col\">unit"
+                  "</th><th scope=\"col\" class=\"bar\">stall</th><th scope=\"col\">time</th><th "
+                  "scope=\"col\" "
+                  "class=\"left\">waited for</th></tr></thead><tbody>\n",
+                  out);
+        put_stall(out, t, &t->stalls[i], fmax(t->stalls[0].total_us, 1e-9));
+    }
+    fprintf(out, "</tbody></table></div>%s\n", rows > ROWS_SHOWN ? "</details>" : "");
+    if (t->stall_count > rows)
+        fprintf(out, "<p class=\"quiet\">%u units with less are left out.</p>\n",
+                t->stall_count - rows);
+}
+
+/* A lane's rate in the mean over the step and while it was busy, against the plan's ceiling. */
+static void put_lane(FILE *out, const reporti_run *run, int lane)
+{
+    const reporti_recent *recent = &run->metrics.recent;
+    char path[64], text[REPORT_TEXT_BYTES];
+    const char *name = lane_kind_name((enum lane_kind)lane);
+    snprintf(path, sizeof path, "ceilings.%s", name);
+    double ceiling = reporti_number(run->plan, path), bytes = recent->lanes[lane].bytes;
+    double busy = recent->lanes[lane].busy_seconds;
+    double mean = bytes / fmax(recent->seconds_mean, 1e-12), peak = busy > 0 ? bytes / busy : 0;
+    double whole = ceiling > 0 ? ceiling : fmax(peak, mean);
+    fprintf(out, "<tr><th scope=\"row\">%s</th>", name);
+    fprintf(
+        out,
+        "<td class=\"bar\"><div class=\"track over\"><i class=\"busy\" style=\"width:%.2f%%\"></i>"
+        "<i class=\"mean\" style=\"width:%.2f%%\"></i></div></td>",
+        fmin(100, 100 * peak / whole), fmin(100, 100 * mean / whole));
+    put_text(out, "td", reporti_rate(mean, text));
+    put_text(out, "td", reporti_rate(peak, text));
+    put_text(out, "td", reporti_rate(ceiling > 0 ? ceiling : NAN, text));
+    if (ceiling > 0)
+        fprintf(out, "<td>%.0f%%</td>", 100 * peak / ceiling);
+    else
+        fputs("<td>\xe2\x80\x93</td>", out);
+    put_text(out, "td", reporti_bytes(bytes, text));
+    snprintf(path, sizeof path, "lanes.%s.bytes", name);
+    put_text(out, "td", reporti_bytes(reporti_number(run->plan, path), text));
+    put_text(out, "td", reporti_seconds(busy, text));
+    put_text(out, "td", reporti_seconds(recent->lanes[lane].stall_seconds, text));
+    fputs("</tr>\n", out);
+}
+
+static void put_products(FILE *out, const reporti_run *run)
+{
+    double reached = run->metrics.recent.tflops * 1e12;
+    double world = fmax(1, reporti_number(run->plan, "world_size"));
+    double ceiling = reporti_number(run->plan, "ceilings.flops") * world;
+    if (!(reached > 0))
+        return;
+    fprintf(out, "<p class=\"quiet\">The model's own arithmetic ran at %.3g TFLOP/s",
+            reached * 1e-12);
+    if (ceiling > 0)
+        fprintf(out, ", %.0f%% of the %.3g TFLOP/s that the plan takes for matrix products",
+                100 * reached / ceiling, ceiling * 1e-12);
+    fputs(".</p>\n", out);
+}
+
+void reporti_put_lanes(FILE *out, const reporti_run *run)
+{
+    const reporti_recent *recent = &run->metrics.recent;
+    if (recent->count == 0) {
+        fputs("<p class=\"none\">No steps.</p>\n", out);
+        return;
+    }
+    const char *source = reporti_text(run->plan, "machine");
+    fprintf(out,
+            "<p class=\"quiet\">Mean of the last %u steps, of one rank. The full width is the "
+            "ceiling that the plan takes%s.</p>\n"
+            "<p class=\"legend\"><span><i class=\"mean\"></i>over the whole step</span> <span><i "
+            "class=\"busy\"></i>while busy</span></p>\n",
+            recent->count,
+            strcmp(source, "measured") == 0   ? ", as measured on this machine"
+            : strcmp(source, "defaults") == 0 ? ", a stated default"
+                                              : "");
+    fputs("<div class=\"scroll\" tabindex=\"0\" role=\"region\" aria-label=\"Lanes\"><table "
+          "class=\"bars\"><thead><tr><th scope=\"col\">lane</th><th "
+          "scope=\"col\" class=\"bar\">share of the ceiling</th><th scope=\"col\">over the "
+          "step</th><th "
+          "scope=\"col\">while busy</th><th scope=\"col\">ceiling</th><th "
+          "scope=\"col\">reached</th><th "
+          "scope=\"col\">moved a step</th><th scope=\"col\">predicted</th><th "
+          "scope=\"col\">busy</th><th "
+          "scope=\"col\">waited for</th></tr></thead><tbody>\n",
+          out);
+    int shown = 0;
+    for (int lane = 0; lane < LANE_COUNT; lane++)
+        if (recent->lanes[lane].bytes > 0) {
+            put_lane(out, run, lane);
+            shown++;
+        }
+    if (shown == 0)
+        fputs("<tr><td colspan=\"10\" class=\"left\">No lane moved a byte.</td></tr>", out);
+    fputs("</tbody></table></div>\n", out);
+    put_products(out, run);
+}
+
+static const char *const kind_titles[STATE_KIND_COUNT] = {
+    [STATE_PARAMS] = "parameters",
+    [STATE_GRADS] = "gradients",
+    [STATE_OPTIMIZER] = "optimizer",
+    [STATE_ACTIVATIONS] = "activations",
+    [STATE_INNER_ACTIVATIONS] = "inner activations",
+};
+
+static const char *home_of(const json_t *unit, size_t kind)
+{
+    const char *tier = json_string_value(json_array_get(json_object_get(unit, "tiers"), kind));
+    return tier ? tier : "";
+}
+
+static double bytes_of(const json_t *unit, size_t kind)
+{
+    const json_t *value = json_array_get(json_object_get(unit, "bytes"), kind);
+    return json_is_number(value) ? json_number_value(value) : 0;
+}
+
+static bool has_equal_homes(const json_t *one, const json_t *other)
+{
+    bool same = true;
+    for (size_t kind = 0; same && kind < STATE_KIND_COUNT; kind++)
+        same = strcmp(home_of(one, kind), home_of(other, kind)) == 0;
+    return same;
+}
+
+/* The class of a tier's colour; what is not a tier has none. */
+static const char *tier_class(const char *tier)
+{
+    static const char *const known[] = {"device", "host", "nvme", "recompute"};
+    for (size_t i = 0; i < sizeof known / sizeof known[0]; i++)
+        if (strcmp(tier, known[i]) == 0)
+            return known[i];
+    return "none";
+}
+
+/* Units [first, end) in one row: their homes are equal. */
+static void put_placement_row(FILE *out, const json_t *list, size_t first, size_t end)
+{
+    const json_t *unit = json_array_get(list, first);
+    char text[REPORT_TEXT_BYTES];
+    double parameters = 0;
+    for (size_t u = first; u < end; u++)
+        parameters += fmax(0, reporti_number(json_array_get(list, u), "parameters"));
+    fputs("<tr><th scope=\"row\">", out);
+    reporti_html(out, reporti_text(unit, "name"));
+    if (end - first > 1) {
+        fputs(" \xe2\x80\x93 ", out);
+        reporti_html(out, reporti_text(json_array_get(list, end - 1), "name"));
+        fprintf(out, "<span>%zu units</span>", end - first);
+    }
+    fprintf(out, "</th><td>%s</td>", reporti_count(parameters, text));
+    for (size_t kind = 0; kind < STATE_KIND_COUNT; kind++) {
+        const char *tier = home_of(unit, kind);
+        double bytes = 0;
+        for (size_t u = first; u < end; u++)
+            bytes += bytes_of(json_array_get(list, u), kind);
+        fprintf(out, "<td class=\"home %s\">", tier_class(tier));
+        reporti_html(out, bytes > 0 || strcmp(tier, "recompute") == 0 ? tier : "\xe2\x80\x93");
+        if (bytes > 0)
+            fprintf(out, "<span>%s</span>", reporti_bytes(bytes, text));
+        fputs("</td>", out);
+    }
+    fputs("</tr>\n", out);
+}
+
+void reporti_put_placement(FILE *out, const reporti_run *run)
+{
+    const json_t *list = json_object_get(run->plan, "unit_list");
+    size_t count = json_array_size(list);
+    if (count == 0) {
+        fputs("<p class=\"none\">The plan does not list the units.</p>\n", out);
+        return;
+    }
+    fputs("<p class=\"legend\"><span><i class=\"device\"></i>device</span> <span><i "
+          "class=\"host\"></i>host</span> "
+          "<span><i class=\"nvme\"></i>nvme</span> <span><i class=\"recompute\"></i>computed "
+          "again</span></p>\n"
+          "<div class=\"scroll\" tabindex=\"0\" role=\"region\" aria-label=\"Placement\"><table "
+          "class=\"map\"><thead><tr><th scope=\"col\">unit</th><th "
+          "scope=\"col\">size</th>",
+          out);
+    for (int kind = 0; kind < STATE_KIND_COUNT; kind++)
+        fprintf(out, "<th scope=\"col\">%s</th>", kind_titles[kind]);
+    fputs("</tr></thead><tbody>\n", out);
+    for (size_t first = 0; first < count;) {
+        size_t end = first + 1;
+        while (end < count &&
+               has_equal_homes(json_array_get(list, first), json_array_get(list, end)))
+            end++;
+        put_placement_row(out, list, first, end);
+        first = end;
+    }
+    fputs("</tbody></table></div>\n<p class=\"quiet\">Bytes at rest on each rank. Neighbours with "
+          "equal homes share a row.</p>\n",
+          out);
+}

@@ -1,0 +1,110 @@
+/* What two runs' identities ("key=value" lines: setup.c) differ in. Pure. */
+#include <stdio.h>
+#include <string.h>
+
+#include "setup/setup_internal.h"
+
+/* The value of the line that begins with the `key_bytes` of `key`, and its length; NULL: there is
+ * none. */
+static const char *find_value(const char *identity, const char *key, size_t key_bytes,
+                              size_t *value_bytes)
+{
+    for (const char *line = identity; *line;) {
+        size_t length = strcspn(line, "\n");
+        if (length >= key_bytes && memcmp(line, key, key_bytes) == 0) {
+            *value_bytes = length - key_bytes;
+            return line + key_bytes;
+        }
+        line += length + (line[length] == '\n');
+    }
+    return NULL;
+}
+
+/* Lines of `lines` that `other` has otherwise or, where `only_absent`, not at all. */
+static void list_lines(const char *lines, const char *other, bool only_absent, char *text,
+                       size_t capacity, size_t *used)
+{
+    for (const char *line = lines; *line;) {
+        size_t length = strcspn(line, "\n");
+        const char *equals = memchr(line, '=', length);
+        size_t key_bytes = equals ? (size_t)(equals - line) + 1 : length, other_bytes = 0;
+        const char *found = find_value(other, line, key_bytes, &other_bytes);
+        bool is_same = found && other_bytes == length - key_bytes &&
+                       memcmp(found, line + key_bytes, other_bytes) == 0;
+        const char *own = line + key_bytes;
+        int own_bytes = (int)(length - key_bytes);
+        line += length + (line[length] == '\n');
+        if (only_absent ? found != NULL : is_same)
+            continue;
+        if (!found) { /* formats of state are named where they are not fp32 */
+            found = strncmp(own - key_bytes, "state.", 6) == 0 ? "fp32" : "not given";
+            other_bytes = strlen(found);
+        }
+        int more = snprintf(text + *used, capacity - *used, "%s%.*s was %.*s and is %.*s",
+                            *used ? "; " : "", (int)key_bytes - 1, own - key_bytes,
+                            only_absent ? own_bytes : (int)other_bytes, only_absent ? own : found,
+                            only_absent ? (int)other_bytes : own_bytes, only_absent ? found : own);
+        if (more < 0 || (size_t)more >= capacity - *used) {
+            snprintf(text + *used, capacity - *used, *used ? "; ..." : "...");
+            return;
+        }
+        *used += (size_t)more;
+    }
+}
+
+void setup_list_differences(const char *was, const char *is, char *text, size_t capacity)
+{
+    size_t used = 0;
+    text[0] = '\0';
+    list_lines(is, was, false, text, capacity, &used);
+    list_lines(was, is, true, text, capacity,
+               &used); /* keys that one has where they are not usual */
+}
+
+/* What the weights of an import depend on: lines of the model and of the optimizer whose moments
+ * begin at zero. How long sequences are, how weights are drawn, and all that computes is free. */
+static bool is_of_import(const char *line, size_t length)
+{
+    static const char *const free_keys[] = {"model.seq_length=", "model.init_std="};
+    static const char optimizer[] = "optimizer.type=";
+    for (size_t i = 0; i < sizeof free_keys / sizeof free_keys[0]; i++)
+        if (strncmp(line, free_keys[i], strlen(free_keys[i])) == 0)
+            return false;
+    return length > 6 &&
+           (strncmp(line, "model.", 6) == 0 || strncmp(line, optimizer, sizeof optimizer - 1) == 0);
+}
+
+static const char import_mark[] = "imported=1\n";
+
+void setupi_import_identity(const char *identity, char text[MANIFEST_TEXT_BYTES])
+{
+    size_t used = sizeof import_mark - 1;
+    memcpy(text, import_mark, used);
+    for (const char *line = identity; *line;) {
+        size_t length = strcspn(line, "\n"), whole = length + (line[length] == '\n');
+        if (is_of_import(line, length) && used + whole < MANIFEST_TEXT_BYTES) {
+            memcpy(text + used, line, whole);
+            used += whole;
+        }
+        line += whole;
+    }
+    text[used] = '\0';
+}
+
+bool setup_is_imported(const manifest *found)
+{
+    return strncmp(found->identity, import_mark, sizeof import_mark - 1) == 0;
+}
+
+int setupi_check_import(const manifest *found, const char *identity, const char *run_dir)
+{
+    char differences[640], own[MANIFEST_TEXT_BYTES];
+    setupi_import_identity(identity, own);
+    if (strcmp(own, found->identity) == 0)
+        return 0;
+    setup_list_differences(found->identity, own, differences, sizeof differences);
+    return err_set(ERR_INPUT,
+                   "the weights in %s were imported for another model: %s; import them for this "
+                   "job (sluice import --job), or name another run.dir",
+                   run_dir, differences);
+}

@@ -1,0 +1,302 @@
+/* What the plan is told of the machine: figures of one rank, from those of a host
+ * (config/machine.h).
+ *
+ *   of the host     DRAM, drives, link_all_ranks     divided by the ranks that share it
+ *   of a rank       link, device of a GPU, comm      as they are, the link within its part of what all have
+ *   of cores        a CPU's products                 by the threads that compute
+ *
+ * What is not known keeps the plan's default. Reads no figure of its own; looks at which file
+ * system a drive's directory lies on. */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "base/log.h"
+#include "base/size.h"
+#include "config/machine.h"
+#include "setup/setup_internal.h"
+#include "tiers/io.h"
+
+struct figures {
+    const struct setup *setup;
+    const machine *from;
+    plan_machine *to;
+    double ranks;     /* of this host */
+    bool is_complete; /* all that the job uses is known */
+};
+
+/* Takes a figure; where it is not known the default stays. */
+static void take(struct figures *self, double known, double *target)
+{
+    if (known > 0)
+        *target = known;
+    else
+        self->is_complete = false;
+}
+
+/* ---- drives ---- */
+
+/* The file system of a directory, or of the nearest one above it that exists. */
+static bool find_file_system(const char *path, dev_t *out)
+{
+    char name[SLAB_PATH_BYTES];
+    struct stat info;
+    snprintf(name, sizeof name, "%s", path);
+    while (stat(name, &info) != 0) {
+        char *slash = strrchr(name, '/');
+        if (!slash || name[1] == '\0')
+            return false;
+        slash[slash == name ? 1 : 0] = '\0';
+    }
+    *out = info.st_dev;
+    return true;
+}
+
+/* Ranks of this host whose directory of the drive lies on this rank's file system: all, where the
+ * path has no placeholder of ranks. */
+static double count_sharers(const struct setup *self, uint32_t d)
+{
+    char path[SLAB_PATH_BYTES];
+    dev_t own, other;
+    const struct ranks *ranks = &self->ranks;
+    if (setup_drive_sharers(ranks, self->drive_names[d]) > 1)
+        return ranks->local_world;
+    uint32_t count = 0;
+    for (uint32_t r = 0; r < ranks->local_world; r++) {
+        uint32_t rank = ranks->rank - ranks->local_rank + r; /* as launchers number them */
+        bool is_same =
+            r == ranks->local_rank ||
+            (manifest_expand_path(self->drive_names[d], rank, r, ranks->host, path, sizeof path) &&
+             find_file_system(self->drives[d].path, &own) && find_file_system(path, &other) &&
+             own == other);
+        count += is_same;
+    }
+    return count;
+}
+
+/* The machine's drive that a directory lies on; NULL: none that is known. */
+static const machine_drive *find_drive(const machine *from, const char *path)
+{
+    dev_t own, other;
+    for (uint32_t d = 0; d < from->drive_count; d++)
+        if (from->drives[d].path[0] != '\0' && strcmp(from->drives[d].path, path) == 0)
+            return &from->drives[d];
+    bool is_known = find_file_system(path, &own);
+    for (uint32_t d = 0; d < from->drive_count && is_known; d++)
+        if (from->drives[d].path[0] != '\0' && find_file_system(from->drives[d].path, &other) &&
+            own == other)
+            return &from->drives[d];
+    return NULL;
+}
+
+/* Several drives share one queue: the smallest block that is enough for one of them, the largest
+ * depth. */
+void setup_drive_settings(const struct setup *self, uint64_t *block_bytes, uint32_t *queue_depth)
+{
+    const struct job *asked = self->job;
+    uint64_t block = 0, depth = 0;
+    for (uint32_t d = 0; self->stated && d < self->drive_count; d++) {
+        const machine_drive *known = find_drive(self->stated, self->drives[d].path);
+        bool is_block = known && known->block_bytes > 0 && known->block_bytes % (4 * KIB) == 0 &&
+                        known->block_bytes <= GIB;
+        if (is_block)
+            block = block ? size_min(block, known->block_bytes) : known->block_bytes;
+        if (known)
+            depth = size_max(depth, known->queue_depth);
+    }
+    *block_bytes = block && !asked->io.block_is_given ? block : asked->io.block_bytes;
+    depth = depth && !asked->io.depth_is_given ? depth : asked->io.queue_depth;
+    *queue_depth = (uint32_t)size_min(depth, IO_QUEUE_DEPTH_MAX);
+}
+
+struct drive_rates {
+    double read, write, sync;
+};
+
+static void add_known(const machine_drive *drive, double count, double sharers,
+                      struct drive_rates *sum)
+{
+    /* A step's computing and updates take cores and memory that I/O needs as well. What it then
+     * reaches was measured with as much read as written; both ways are taken to lose the same
+     * part. */
+    double apart = drive->read > 0 && drive->write > 0 ? 2 / (1 / drive->read + 1 / drive->write)
+                                                       : drive->write_with_update;
+    double beside = drive->write_with_update > 0 ? fmin(drive->write_with_update / apart, 1) : 1;
+    sum->read += beside * count * drive->read / sharers;
+    sum->write += beside * count * drive->write / sharers;
+    sum->sync = fmax(sum->sync, drive->sync_seconds);
+}
+
+/* Those of the job, once each; one that is not known has the default's rates. */
+static void add_job_drives(struct figures *self, struct drive_rates *sum)
+{
+    const struct setup *setup = self->setup;
+    bool is_taken[MACHINE_DRIVES_MAX] = {false};
+    for (uint32_t d = 0; d < setup->drive_count; d++) {
+        const char *path = setup->drives[d].path;
+        const machine_drive *known = find_drive(self->from, path);
+        if (known && known->read > 0 && known->write > 0) {
+            size_t idx = (size_t)(known - self->from->drives);
+            if (!is_taken[idx])
+                add_known(known, 1, count_sharers(setup, d), sum);
+            is_taken[idx] = true;
+            continue;
+        }
+        double sharers = count_sharers(setup, d);
+        sum->read += self->to->drive_read_bytes_per_second / sharers;
+        sum->write += self->to->drive_write_bytes_per_second / sharers;
+        if (setup->job->tiers.nvme_count == 0)
+            continue; /* the run directory, which only commits write to */
+        self->is_complete = false;
+        if (setup->ranks.rank == 0)
+            log_info("%s is on no drive that the machine file has: the plan takes %.1f GB/s for "
+                     "it, each way",
+                     path, self->to->drive_read_bytes_per_second * 1e-9);
+    }
+}
+
+static void take_drives(struct figures *self)
+{
+    const machine *from = self->from;
+    plan_machine *to = self->to;
+    struct drive_rates sum = {0};
+    if (self->setup->is_described)
+        for (uint32_t d = 0; d < from->drive_count; d++)
+            add_known(&from->drives[d], fmax(from->drives[d].count, 1), self->ranks, &sum);
+    else
+        add_job_drives(self, &sum);
+    if (from->drives_read > 0)
+        sum.read = fmin(sum.read, from->drives_read / self->ranks);
+    if (from->drives_write > 0)
+        sum.write = fmin(sum.write, from->drives_write / self->ranks);
+    take(self, sum.read, &to->drive_read_bytes_per_second);
+    take(self, sum.write, &to->drive_write_bytes_per_second);
+    if (sum.sync > 0) /* of the slabs, and of the manifest behind them */
+        to->sync_seconds = 2 * sum.sync;
+    if (from->host.io_core_seconds > 0)
+        to->io_core_seconds = from->host.io_core_seconds;
+}
+
+/* ---- all else ---- */
+
+/* One direction between host memory and a GPU, while the other one and (with drives) I/O run. */
+static double link_rate(const struct figures *self, const machine_link *link)
+{
+    double rate = link->pinned_both > 0 ? link->pinned_both : link->pinned;
+    if (self->setup->job->tiers.nvme_count > 0 && link->pinned_with_nvme > 0)
+        rate = rate > 0 ? fmin(rate, link->pinned_with_nvme) : link->pinned_with_nvme;
+    double most = self->from->link_all_ranks / self->ranks;
+    return most > 0 && rate > most ? most : rate;
+}
+
+double setupi_measured_threads(const machine *from)
+{
+    return from->device.thread_count > 0 ? from->device.thread_count
+                                         : from->host.core_count / fmax(from->ranks_per_host, 1);
+}
+
+/* A CPU's figures are of so many threads as they were measured with; this rank may have others. */
+static double share_of_cores(const struct figures *self)
+{
+    double measured = setupi_measured_threads(self->from), cores = self->from->host.core_count;
+    double own = self->setup->thread_count;
+    return measured > 0 && own > 0 ? (cores > 0 ? fmin(own, cores) : own) / measured : 1;
+}
+
+static void take_device(struct figures *self)
+{
+    const machine *from = self->from;
+    plan_machine *to = self->to;
+    enum dtype type = self->setup->net->type;
+    /* No CPU of ours multiplies fp16: its operands are widened. */
+    bool is_16bit = to->device_is_cpu ? type == DTYPE_BF16 : type != DTYPE_FP32;
+    double flops = is_16bit ? from->device.flops_16bit : from->device.flops_fp32;
+    if (flops <= 0 && is_16bit && from->device.is_gpu)
+        flops = from->device.peak_flops * 2 / 3; /* as plan_machine_default_gpu takes it */
+    take(self, to->device_is_cpu ? flops * share_of_cores(self) : flops,
+         &to->device_flops_per_second);
+    if (from->device.op_seconds > 0)
+        to->op_seconds = from->device.op_seconds;
+    if (to->device_is_cpu) { /* one thread copies, both ways in turn */
+        to->copy_core_seconds = from->host.copy_core_seconds;
+        if (from->h2d.pinned > 0)
+            to->h2d_bytes_per_second = from->h2d.pinned;
+        if (from->d2h.pinned > 0)
+            to->d2h_bytes_per_second = from->d2h.pinned;
+        return;
+    }
+    take(self, from->device.memory_rate, &to->device_bytes_per_second);
+    take(self, link_rate(self, &from->h2d), &to->h2d_bytes_per_second);
+    take(self, link_rate(self, &from->d2h), &to->d2h_bytes_per_second);
+}
+
+/* Every rank sends to its next one: where they lie on several hosts, the slower way binds. */
+static void take_comm(struct figures *self)
+{
+    const struct ranks *ranks = &self->setup->ranks;
+    const machine *from = self->from;
+    plan_machine *to = self->to;
+    if (ranks->world == 1)
+        return;
+    bool is_alone = ranks->local_world == 1, is_one_host = ranks->local_world == ranks->world;
+    double rate = is_one_host ? from->comm.inside : from->comm.between;
+    if (!is_one_host && !is_alone && from->comm.inside > 0)
+        rate = rate > 0 ? fmin(rate, from->comm.inside) : 0;
+    take(self, rate, &to->comm_bytes_per_second);
+    if (from->comm.seconds > 0)
+        to->comm_seconds = from->comm.seconds;
+    if (rate > 0)
+        to->comm_is_copies = is_one_host && from->comm.is_copies;
+}
+
+static void make_defaults(const struct setup *self, plan_machine *to)
+{
+    if (self->described_gpu) {
+        plan_machine_default_gpu(to, (uint32_t)self->thread_count, 8, 0);
+        return;
+    }
+    if (!self->gpu) {
+        plan_machine_default_cpu(to, (uint32_t)self->thread_count, self->net->type == DTYPE_BF16);
+        return;
+    }
+    const device_info *info = device_get_info(self->gpu);
+    plan_machine_default_gpu(to, self->cores.update.thread_count, info->compute_major,
+                             info->memory_bytes_per_second);
+}
+
+void setup_machine_figures(const struct setup *self, plan_machine *target)
+{
+    make_defaults(self, target);
+    if (!self->stated)
+        return;
+    const machine *from = self->stated;
+    struct figures work = {.setup = self,
+                           .from = from,
+                           .to = target,
+                           .ranks = size_max(self->ranks.local_world, 1),
+                           .is_complete = true};
+    bool is_same_kind = from->device.is_gpu == !target->device_is_cpu;
+    if (is_same_kind)
+        take_device(&work);
+    else if (self->ranks.rank == 0)
+        log_warn("the machine file \"%s\" is of a machine whose device is a %s, and this job "
+                 "computes on a %s: the plan takes its defaults for it",
+                 from->name, from->device.is_gpu ? "GPU" : "CPU",
+                 target->device_is_cpu ? "CPU" : "GPU");
+    /* Most of what passes through DRAM are updates and copies; of the two rates the update's is of
+     * more bytes. */
+    double dram = from->host.dram_update > 0 ? from->host.dram_update
+                  : from->host.dram_copy > 0 ? from->host.dram_copy
+                                             : from->host.dram_read;
+    take(&work, dram / work.ranks, &target->dram_bytes_per_second);
+    take(&work, from->host.update_core_seconds, &target->update_core_seconds);
+    take_drives(&work);
+    take_comm(&work);
+    target->is_measured = from->measured_at[0] != '\0' && work.is_complete && is_same_kind;
+    if (from->disturbed[0] && self->ranks.rank == 0)
+        log_warn(
+            "the machine file \"%s\" was measured beside other work (%s): predictions may be off; "
+            "run sluice probe again when the machine is idle",
+            from->name, from->disturbed);
+}

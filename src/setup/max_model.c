@@ -1,0 +1,246 @@
+/* The largest model of a family that fits: a search over shapes by size, each set up as for a plan
+ * and asked whether any placement of it fits (plan/place_fits.c). See train.h. Blocks; allocates
+ * plans alone. */
+#include <stdio.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "base/size.h"
+#include "config/machine.h"
+#include "setup/setup_internal.h"
+
+/* The models of a hidden size: as deep as the published ones of that size, or nearly. Those of the
+ * next size begin where these end. */
+struct growth {
+    uint32_t hidden, layers_most;
+};
+
+struct family {
+    const char *name;
+    const struct growth *sizes;
+    uint32_t count;
+    bool is_llama;
+};
+
+/* Llama 3.2 1B, 3 8B, 70B, 405B lie on it; then on. */
+static const struct growth llama_sizes[] = {
+    {2048, 16}, {4096, 32}, {8192, 80}, {16384, 126}, {32768, 160}};
+static const struct growth offload_sizes[] = {{1600, 48}, {2048, 40}, {2304, 64}, {3072, 72},
+                                              {4096, 78}, {8192, 75}, {9216, 128}};
+/* GPT-2, then ZeRO's 10B and 100B, ZeRO-Infinity's 1T, and on. */
+static const struct growth gpt_sizes[] = {{1024, 24},   {1600, 48},   {2048, 60},   {3072, 72},
+                                          {4096, 78},   {8192, 125},  {12288, 125}, {18432, 125},
+                                          {25600, 160}, {36864, 160}, {49152, 174}, {65536, 200},
+                                          {90112, 205}, {114688, 220}};
+
+#define SIZES(list) list, sizeof list / sizeof list[0]
+static const struct family families[] = {
+    {"gpt", SIZES(gpt_sizes), false},
+    {"zero-offload", SIZES(offload_sizes), false},
+    {"llama", SIZES(llama_sizes), true},
+};
+
+/* Working params of a part, of blocks that are cut: small beside any GPU that holds such a model's
+ * activations. */
+enum { CUT_FROM_HIDDEN = 8192, PART_MIB = 256, HEAD_ELEMS = 128, KV_HEADS = 8 };
+
+struct search {
+    const struct job *asked;
+    const struct setup_plan_options *options;
+    const struct family *family;
+    struct setup_max_model *found;
+};
+
+static struct job_model shape(const struct search *self, uint32_t size, uint64_t layers)
+{
+    const struct growth *at = &self->family->sizes[size];
+    bool is_llama = self->family->is_llama;
+    struct job_model m = self->asked->model; /* seq_length, and how it is initialized */
+    snprintf(m.preset, sizeof m.preset, "%s, %llu x %u", self->family->name,
+             (unsigned long long)layers, at->hidden);
+    snprintf(m.family, sizeof m.family, "%s", is_llama ? "llama" : "gpt2");
+    m.num_layers = layers;
+    m.hidden_size = at->hidden;
+    m.num_heads = at->hidden == 1600 ? 25 : at->hidden / HEAD_ELEMS;
+    m.num_kv_heads = is_llama ? KV_HEADS : m.num_heads;
+    m.ffn_size = is_llama ? at->hidden / 2 * 7 : 4 * (uint64_t)at->hidden;
+    m.vocab_size = is_llama ? 128256 : 50257;
+    m.tie_embeddings = m.qkv_bias = !is_llama;
+    m.qk_norm = false;
+    m.rope_scaling = JOB_ROPE_PLAIN;
+    m.head_dim = m.position_count = 0;
+    m.hf[0] = '\0';
+    if (m.max_part_bytes == 0 && at->hidden >= CUT_FROM_HIDDEN)
+        m.max_part_bytes = PART_MIB * MIB;
+    return m;
+}
+
+/* The depth from which a size is larger than all models of the size before. */
+static uint64_t layers_least(const struct search *self, uint32_t size)
+{
+    if (size == 0)
+        return 1;
+    const struct growth *before = &self->family->sizes[size - 1], *at = before + 1;
+    double ratio = (double)before->hidden / at->hidden;
+    return (uint64_t)(before->layers_most * ratio * ratio) + 1;
+}
+
+/* 1: it fits, and where it was tried whole *found has its figures; 0: it does not, and err_text()
+ * says why. Of only_homes: whether what rests does. */
+static int try_shape(struct search *self, uint32_t size, uint64_t layers, bool only_homes)
+{
+    struct job work = *self->asked; /* borrows its text and list */
+    struct setup_options options = {.local_world = self->options->local_world,
+                                    .machine = self->options->machine,
+                                    .is_described = self->options->is_described,
+                                    .only_fits = true,
+                                    .only_homes = only_homes};
+    struct setup_max_model *found = self->found;
+    struct setup *setup;
+    work.model = shape(self, size, layers);
+    found->tries++;
+    int rc = setup_create(&work, &options, &setup);
+    if (rc == ERR_NO_FIT)
+        return 0;
+    TRY(rc);
+    if (only_homes) {
+        setup_destroy(setup);
+        return 1;
+    }
+    found->layers = layers;
+    found->hidden = work.model.hidden_size;
+    found->heads = work.model.num_heads;
+    found->max_part_bytes = work.model.max_part_bytes;
+    found->param_count = setup->net->param_count;
+    found->world_size = setup->ranks.world;
+    found->ranks_per_host = setup->ranks.local_world;
+    found->zero_stage = setup->plan.zero_stage;
+    memcpy(found->need_bytes, setup->need_bytes, sizeof found->need_bytes);
+    memcpy(found->budget_bytes, setup->plan.budget_bytes, sizeof found->budget_bytes);
+    snprintf(found->machine_name, sizeof found->machine_name, "%s",
+             setup->stated ? setup->stated->name : "defaults");
+    setup_destroy(setup);
+    return 1;
+}
+
+/* The greatest depth in [least, most] of a size that fits, or 0; least - 1 is taken to fit. */
+static int find_depth(struct search *self, uint32_t size, uint64_t least, uint64_t most,
+                      bool only_homes, uint64_t *depth)
+{
+    uint64_t fits_at = least - 1;
+    while (fits_at < most) {
+        uint64_t middle = fits_at + (most - fits_at + 1) / 2;
+        int fits = try_shape(self, size, middle, only_homes);
+        TRY(fits);
+        if (fits)
+            fits_at = middle;
+        else
+            most = middle - 1;
+    }
+    *depth = fits_at < least ? 0 : fits_at;
+    return 0;
+}
+
+/* The greatest depth of a size that fits, 0: none. What rests, which is known at once, nearly says
+ * it; from there down in steps that double until a model fits whole. */
+static int find_whole_depth(struct search *self, uint32_t size, uint64_t *depth)
+{
+    uint64_t least = layers_least(self, size), high, low;
+    TRY(find_depth(self, size, least, self->family->sizes[size].layers_most, true, &high));
+    for (uint64_t step = 1; high > 0; step *= 2) {
+        low = high > least + step - 1 ? high - step + 1 : least;
+        int fits = try_shape(self, size, low, false);
+        TRY(fits);
+        if (fits) {
+            TRY(find_depth(self, size, low + 1, high, false, depth));
+            *depth = *depth ? *depth : low;
+            return 0;
+        }
+        high = low > least ? low - 1 : 0;
+    }
+    *depth = 0;
+    return 0;
+}
+
+/* The largest size of which the least depth has room for what rests; -1: none. */
+static int find_size(struct search *self, int *size)
+{
+    int fits_at = -1, most = (int)self->family->count - 1;
+    while (fits_at < most) {
+        int middle = fits_at + (most - fits_at + 1) / 2;
+        int fits = try_shape(self, (uint32_t)middle, layers_least(self, (uint32_t)middle), true);
+        TRY(fits);
+        if (fits)
+            fits_at = middle;
+        else
+            most = middle - 1;
+    }
+    *size = fits_at;
+    return 0;
+}
+
+static int find_family(const char *name, const struct family **out)
+{
+    for (size_t i = 0; i < sizeof families / sizeof families[0]; i++)
+        if (strcmp(families[i].name, name) == 0) {
+            *out = &families[i];
+            return 0;
+        }
+    return err_set(ERR_USAGE,
+                   "there is no family \"%s\" of models: gpt, zero-offload and llama are", name);
+}
+
+/* The model that comes next, and what stops it: it was tried, or is now. */
+static int explain_next(struct search *self, uint32_t size)
+{
+    struct setup_max_model *found = self->found, kept = *found;
+    uint64_t layers = found->layers + 1;
+    if (layers > self->family->sizes[size].layers_most) {
+        size++;
+        layers = size < self->family->count ? layers_least(self, size) : 0;
+    }
+    if (size >= self->family->count)
+        return 0; /* the family ends here */
+    int fits = try_shape(self, size, layers, false);
+    TRY(fits);
+    kept.tries = found->tries;
+    *found = kept;
+    found->next_layers = layers;
+    found->next_hidden = self->family->sizes[size].hidden;
+    snprintf(found->next_problem, sizeof found->next_problem, "%s",
+             fits ? "fits too; the search takes it that a larger model needs more, "
+                    "which is not so here"
+                  : err_text());
+    return 0;
+}
+
+static int explain_none(struct search *self)
+{
+    int fits = try_shape(self, 0, 1, false);
+    TRY(fits);
+    return fits ? err_set(ERR_INTERNAL, "a model fits that was not found")
+                : err_prefix(ERR_NO_FIT, "not even the smallest model of family %s fits",
+                             self->family->name);
+}
+
+int setup_max_model(const struct job *asked, const char *family,
+                    const struct setup_plan_options *options, struct setup_max_model *out)
+{
+    struct search work = {.asked = asked, .options = options, .found = out};
+    int size;
+    memset(out, 0, sizeof *out);
+    TRY(find_family(family, &work.family));
+    enum log_level usual = log_get_level();
+    if (usual < LOG_WARN) /* each try would say what the first one said */
+        log_set_level(LOG_WARN);
+    uint64_t layers = 0;
+    int rc = find_size(&work, &size);
+    for (; rc == 0 && size >= 0 && layers == 0; size -= layers == 0)
+        rc = find_whole_depth(&work, (uint32_t)size, &layers);
+    if (rc == 0 && layers == 0)
+        rc = explain_none(&work);
+    if (rc == 0)
+        rc = explain_next(&work, (uint32_t)size);
+    log_set_level(usual);
+    return rc;
+}

@@ -1,0 +1,231 @@
+/* Where each state rests: the job's words, and what they leave open chosen by src/plan/place.c. */
+#include <assert.h>
+#include <errno.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "base/mem.h"
+#include "plan/place.h"
+#include "setup/setup_internal.h"
+
+static_assert((int)SETUP_REASONS_MAX == (int)PLAN_PLACE_REASONS_MAX &&
+                  (int)SETUP_REASON_BYTES == (int)PLAN_PLACE_REASON_BYTES,
+              "reasons are copied as they are");
+
+static const enum job_kind job_kind_of[STATE_KIND_COUNT] = {
+    [STATE_PARAMS] = JOB_PARAMS,
+    [STATE_GRADS] = JOB_GRADS,
+    [STATE_OPTIMIZER] = JOB_OPTIMIZER,
+    [STATE_ACTIVATIONS] = JOB_ACTIVATIONS,
+    [STATE_INNER_ACTIVATIONS] = JOB_INNER_ACTIVATIONS,
+};
+
+static uint8_t wanted_of_tier(enum job_tier tier)
+{
+    switch (tier) {
+    case JOB_TIER_DEVICE:
+        return ARENA_DEVICE;
+    case JOB_TIER_HOST:
+        return ARENA_HOST;
+    case JOB_TIER_NVME:
+        return ARENA_NVME;
+    case JOB_TIER_RECOMPUTE:
+        return ARENA_COUNT;
+    case JOB_TIER_AUTO:
+        break;
+    }
+    return PLAN_PLACE_AUTO;
+}
+
+/* The update where it is given, or where no other gains. */
+static enum plan_update asked_update(const struct setup *self)
+{
+    switch (self->job->schedule.update) {
+    case JOB_UPDATE_AFTER_BACKWARD:
+    case JOB_UPDATE_AUTO:
+        return PLAN_UPDATE_AFTER_BACKWARD;
+    case JOB_UPDATE_IN_NEXT_FORWARD:
+        return PLAN_UPDATE_IN_NEXT_FORWARD;
+    case JOB_UPDATE_IN_BACKWARD:
+        return PLAN_UPDATE_IN_BACKWARD;
+    case JOB_UPDATE_DELAYED_ONE_STEP:
+        return PLAN_UPDATE_DELAYED_ONE_STEP;
+    }
+    return PLAN_UPDATE_AFTER_BACKWARD;
+}
+
+/* Homes from the job's words, [unit_count] per kind. */
+static int read_wishes(const struct setup *self, uint8_t *wanted[STATE_KIND_COUNT])
+{
+    const struct job *asked = self->job;
+    uint32_t units = self->net->unit_count;
+    for (int kind = 0; kind < STATE_KIND_COUNT; kind++) {
+        enum job_kind named = job_kind_of[kind];
+        memset(wanted[kind], wanted_of_tier(asked->tiers.place[named]), units);
+        for (uint32_t r = 0; r < asked->tiers.rule_count; r++) {
+            const struct job_rule *rule = &asked->tiers.rules[r];
+            if (rule->kind != named)
+                continue;
+            if (rule->unit_last != UINT32_MAX && rule->unit_last >= units)
+                return err_set(ERR_CONFIG,
+                               "tiers.place.rules: a rule names units %u to %u, but the model has "
+                               "units 0 to %u",
+                               rule->unit_first, rule->unit_last, units - 1);
+            for (uint32_t u = rule->unit_first; u <= rule->unit_last && u < units; u++)
+                wanted[kind][u] = wanted_of_tier(rule->tier);
+        }
+    }
+    return 0;
+}
+
+/* Whether a unit has such activations at all: they go by the first unit of a stage. */
+static bool has_activations(const struct setup *self, uint32_t unit, enum job_kind kind)
+{
+    for (uint32_t s = 0; s < self->plan.stage_count; s++) {
+        const plan_stage *stage = &self->plan.stages[s];
+        if (stage->passes[PLAN_FORWARD][0].units[0] == unit)
+            return kind == JOB_ACTIVATIONS ? stage->has_input && stage->has_output
+                                           : stage->saved_bytes > 0;
+    }
+    return false;
+}
+
+/* Rules that place what is not there are named. */
+static void warn_of_idle_rules(const struct setup *self)
+{
+    for (uint32_t r = 0; r < self->job->tiers.rule_count; r++) {
+        const struct job_rule *rule = &self->job->tiers.rules[r];
+        bool works = rule->kind != JOB_ACTIVATIONS && rule->kind != JOB_INNER_ACTIVATIONS;
+        for (uint32_t u = rule->unit_first; u <= rule->unit_last && u < self->net->unit_count; u++)
+            works = works || has_activations(self, u, rule->kind);
+        if (!works)
+            log_warn("tiers.place.rules: a rule places %s of units %u to %u, which have none of "
+                     "their own (those of a block go by its first unit); it has no effect",
+                     rule->kind == JOB_ACTIVATIONS ? "activations" : "inner activations",
+                     rule->unit_first, rule->unit_last);
+    }
+}
+
+static int choose(struct setup *self, uint8_t *wanted[STATE_KIND_COUNT],
+                  struct plan_place_found *found)
+{
+    const struct job *asked = self->job;
+    struct plan_place_asked question = {
+        .job = &self->plan,
+        .chooses_update = asked->schedule.update == JOB_UPDATE_AUTO,
+        /* what would skip a step must see all gradients before the first update */
+        .allows_in_backward = asked->gradient_clipping == 0 && !asked->check_grad_overflow,
+        .has_drives = asked->tiers.nvme_count > 0,
+        .only_fits = self->only_fits,
+        .only_homes = self->only_homes,
+    };
+    TRY(read_wishes(self, wanted));
+    for (int kind = 0; kind < STATE_KIND_COUNT; kind++) {
+        question.wanted[kind] = wanted[kind];
+        found->homes[kind] = self->homes[kind];
+    }
+    self->plan.update = asked_update(self);
+    if (asked->micro_batch == 1 && !self->single)
+        self->plan.device_advice =
+            "a lower model.seq_length needs less: a micro-batch is one sequence "
+            "already, and none is split over ranks";
+    return plan_place(&question, found);
+}
+
+/* A gain below this does not justify the order that adds to every gradient once a micro-batch. */
+static const double order_gain = 0.005;
+
+/* With schedule.order "fastest": as the layer-major order would have it, or batch-major where that
+ * is faster or fits
+ * alone. The first refusal stands where neither fits. self->plan.order is left as the order of what is found. */
+static int choose_order(struct setup *self, uint8_t *wanted[STATE_KIND_COUNT],
+                        struct plan_place_found *found)
+{
+    int first_rc = choose(self, wanted, found);
+    bool is_open =
+        self->job->schedule.order == JOB_ORDER_FASTEST && self->plan.micro_batch_count > 1;
+    if (!is_open || (first_rc < 0 && first_rc != ERR_NO_FIT) || (self->only_fits && first_rc == 0))
+        return first_rc;
+    err_record refusal;
+    err_save(&refusal, first_rc);
+    struct plan_place_found *other = mem_alloc(1, sizeof *other, "placement");
+    if (!other) {
+        plan_set_fini(&found->set);
+        return -ENOMEM;
+    }
+    self->plan.order = PLAN_BATCH_MAJOR;
+    int rc = choose(self, wanted, other);
+    double gain = 1;
+    if (rc == 0 && first_rc == 0) /* never of only_fits, which has no steps */
+        gain = 1 - plan_mean_step_ns(&self->plan, &other->set) /
+                       plan_mean_step_ns(&self->plan, &found->set);
+    if (rc == 0 && gain > order_gain) {
+        plan_set_fini(&found->set);
+        *found = *other;
+        mem_free(other);
+        return 0;
+    }
+    if (rc == 0)
+        plan_set_fini(&other->set);
+    mem_free(other);
+    self->plan.order = PLAN_LAYER_MAJOR;
+    if (rc < 0 && rc != ERR_NO_FIT) {
+        plan_set_fini(&found->set);
+        return rc;
+    }
+    if (first_rc < 0)
+        return err_restore(&refusal);
+    plan_set_fini(&found->set); /* its homes were those of the other since: found once more */
+    return choose(self, wanted, found);
+}
+
+/* A refusal, with the word that the job would fit in the other order where that is so. */
+static int advise_order(struct setup *self, uint8_t *wanted[STATE_KIND_COUNT],
+                        struct plan_place_found *found, int refused)
+{
+    err_record first;
+    err_save(&first, refused);
+    if (self->plan.order == PLAN_BATCH_MAJOR || self->plan.micro_batch_count == 1 ||
+        self->job->schedule.order == JOB_ORDER_FASTEST)
+        return refused;
+    self->plan.order = PLAN_BATCH_MAJOR;
+    self->plan.no_advice = true;
+    int rc = choose(self, wanted, found);
+    self->plan.order = PLAN_LAYER_MAJOR;
+    self->plan.no_advice = false;
+    if (rc < 0)
+        return err_restore(&first);
+    plan_set_fini(&found->set);
+    return err_set(refused, "%s; or as it is with schedule.order=batch_major", first.text);
+}
+
+static void take(struct setup *self, const struct plan_place_found *found)
+{
+    self->set = found->set;
+    self->plan.update = found->update;
+    memcpy(self->need_bytes, found->need_bytes, sizeof self->need_bytes);
+    self->plan.parked_near = found->parked_near;
+    self->plan.parked_on_host = found->parked_on_host;
+    self->reason_count = found->reason_count;
+    memcpy(self->reasons, found->reasons, sizeof self->reasons);
+}
+
+int setupi_place_and_compile(struct setup *self)
+{
+    uint32_t units = self->net->unit_count;
+    uint8_t *wanted[STATE_KIND_COUNT];
+    struct plan_place_found *found = mem_alloc(1, sizeof *found, "placement");
+    wanted[0] = mem_alloc((uint64_t)STATE_KIND_COUNT * units, 1, "placement");
+    for (int kind = 1; kind < STATE_KIND_COUNT && wanted[0]; kind++)
+        wanted[kind] = wanted[0] + (uint64_t)kind * units;
+    int rc = found && wanted[0] ? choose_order(self, wanted, found) : -ENOMEM;
+    if (rc == ERR_NO_FIT && !self->only_fits)
+        rc = advise_order(self, wanted, found, rc);
+    if (rc == 0) {
+        take(self, found);
+        warn_of_idle_rules(self);
+    }
+    mem_free(wanted[0]);
+    mem_free(found);
+    return rc;
+}

@@ -1,0 +1,495 @@
+/* From a job to a model and its programs. Nothing large is allocated and no file is made: a job
+ * that does not fit is refused here. */
+#include <assert.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <xxhash.h>
+
+#include "base/log.h"
+#include "base/mem.h"
+#include "base/shard.h"
+#include "base/size.h"
+#include "base/tile.h"
+#include "setup/setup_internal.h"
+
+/* The nodes of the GPUs of this host's ranks, so that each gets cores near its own. */
+static int find_gpu_nodes(const struct setup *self, int nodes[COMM_RANKS_MAX])
+{
+    const struct ranks *ranks = &self->ranks;
+    int own = self->machine.device_node, all[COMM_RANKS_MAX];
+    TRY(comm_exchange(ranks->comm, "nodes of the GPUs", &own, sizeof own, all));
+    const comm_rank *list = comm_get_ranks(ranks->comm);
+    for (uint32_t r = 0; r < ranks->world; r++)
+        if (list[r].host_idx == list[ranks->rank].host_idx)
+            nodes[list[r].local_rank] = all[r];
+    return 0;
+}
+
+/* Cores and thread counts, from the machine and the job. */
+static int place_cores(struct setup *self)
+{
+    const struct job *asked = self->job;
+    int nodes[COMM_RANKS_MAX];
+    TRY(topology_read(&self->machine));
+    for (uint32_t d = 0; d < asked->tiers.nvme_count; d++)
+        TRY(topology_add_drive(&self->machine, asked->tiers.nvme[d].path));
+    core_request request = {
+        .compute = {"device", asked->device.cores, asked->device.threads},
+        .update = {"update", asked->update.cores, asked->update.threads},
+        .io = {"io", asked->io.cores, asked->io.threads},
+        .device_is_cpu = !self->gpu,
+        .local_rank = self->ranks.local_rank,
+        .local_world = self->ranks.local_world,
+        .shares_cores = self->ranks.shares_cores,
+    };
+    if (self->gpu)
+        self->machine.device_node = topology_pci_node(device_get_info(self->gpu)->pci_bus_id);
+    if (self->gpu && self->ranks.world > 1 && self->ranks.comm) {
+        TRY(find_gpu_nodes(self, nodes));
+        request.device_nodes = nodes;
+    }
+    TRY(topology_place(&self->machine, &request, &self->cores));
+    self->thread_count = (int)self->cores.compute.thread_count;
+    return 0;
+}
+
+static int make_model(struct setup *self, const struct setup_options *options)
+{
+    model_spec spec = setup_model_spec(&self->job->model);
+    TRY(setup_fill_learning(self->job, &spec));
+    model_window window = options->window;
+    TRY(model_create_window(&spec, self->job->type, self->job->micro_batch, &window, &self->net));
+    if (window.cache_positions > 0) {
+        window.tokens = 1;
+        TRY(model_create_window(&spec, self->job->type, 1, &window, &self->single));
+    }
+    if (self->is_described) {
+        TRY(setupi_described_device(self));
+    } else {
+        TRY(setupi_choose_backend(self));
+        TRY(setupi_choose_collectives(self));
+        TRY(place_cores(self));
+        TRY(setupi_make_cpu_context(self));
+    }
+    if (self->single)
+        TRY(model_prepare(self->single, self->ops, self->context));
+    return model_prepare(self->net, self->ops, self->context);
+}
+
+enum {
+    /* Raised whenever the same job on the same machine gives other bits than before: 2 is that
+     * widened products are cut, and that the first update has the scheduler's initial rate; 3 is
+     * that rows of logits lie 16 bytes apart or a multiple of that; 4 is that bf16 products and
+     * attention run on AMX tiles of our own, and that a small model's logits are cut in larger
+     * chunks; 5 is that the CPU's row ops fuse multiply-adds and sum a softmax in one pass, and
+     * that large fp32 products are our own with AVX-512; small models' chunks of logits grew
+     * again. */
+    NUMERICS_VERSION = 5,
+};
+
+/* What the bits of a run depend on besides its data: model, dtypes, micro-batch, kernels. A line
+ * each, named as in the job file where it has a key, so that a refusal can say what differs. */
+static int make_identity(struct setup *self)
+{
+    static const char *const optimizers[] = {
+        [JOB_ADAM] = "Adam", [JOB_LION] = "Lion", [JOB_ADAGRAD] = "Adagrad"};
+    const model_spec *s = &self->net->spec;
+    char *text = self->identity;
+    const size_t room = sizeof self->identity;
+    int length = snprintf(
+        text, room,
+        "model.family=%s\nmodel.num_layers=%" PRIu64 "\nmodel.hidden_size=%" PRIu64
+        "\nmodel.num_heads=%" PRIu64 "\nmodel.num_kv_heads=%" PRIu64 "\nmodel.ffn_size=%" PRIu64
+        "\nmodel.vocab_size=%" PRIu64 "\nmodel.seq_length=%" PRIu64
+        "\nmodel.tie_embeddings=%s\nmodel.rope_theta=%.17g\nmodel.norm_epsilon=%.17g"
+        "\nmodel.init_std=%.17g\nmodel.max_part_bytes=%" PRIu64
+        "\ntrain_micro_batch_size_per_gpu=%" PRIu64 "\noptimizer.type=%s\ndtype=%s"
+        "\ndata_types.grad_accum_dtype=%s\nlogits_chunk=%" PRIu64
+        "\nbackend=%s\nkernels=%s\nthreads=%d\nnumerics=%d\n",
+        s->family == MODEL_LLAMA ? "llama" : "gpt2", (uint64_t)s->num_layers,
+        (uint64_t)s->hidden_size, (uint64_t)s->num_heads, (uint64_t)s->num_kv_heads,
+        (uint64_t)s->ffn_size, (uint64_t)s->vocab_size, (uint64_t)s->seq_length,
+        s->tie_embeddings ? "true" : "false", s->rope_theta, s->norm_epsilon, s->init_std,
+        (uint64_t)s->max_part_bytes, (uint64_t)self->net->micro_batch,
+        optimizers[self->job->optimizer.type], dtype_name(self->net->type),
+        dtype_name(self->job->grad_dtype), (uint64_t)self->net->chunk_rows, self->ops->name,
+        self->ops->describe(self->context),
+        self->gpu ? 0 : self->thread_count, /* the update's threads change no bit */
+        NUMERICS_VERSION);
+    if (length >= 0 && (size_t)length < room)
+        length += setupi_variant_identity(s, text + length, room - (size_t)length);
+    if (length >= 0 && (size_t)length < room)
+        length += setupi_state_identity(self->job, text + length, room - (size_t)length);
+    if (length < 0 || (size_t)length >= room)
+        return err_set(ERR_INTERNAL, "the description of the run has %d bytes, more than %zu",
+                       length, room - 1);
+    length += (int)setupi_name_learning(self->net, text + length, room - (size_t)length);
+    self->fingerprint = XXH3_64bits(self->identity, (size_t)length);
+    return 0;
+}
+
+/* Cuts what begins with `from` and ends before `until` out of the text. */
+static void cut_out(char *text, const char *from, const char *until)
+{
+    char *begin = strstr(text, from), *end = begin ? strstr(begin + 1, until) : NULL;
+    if (end)
+        memmove(begin, end, strlen(end) + 1);
+}
+
+/* On another number of ranks each has other cores; the bits are others anyway. A run may begin with
+ * the state of one in which other units learned. */
+static bool is_same_but(const struct setup *self, const manifest *found, bool threads,
+                        bool selection)
+{
+    char was[MANIFEST_TEXT_BYTES], is[MANIFEST_TEXT_BYTES];
+    char *const texts[2] = {was, is};
+    snprintf(was, sizeof was, "%s", found->identity);
+    snprintf(is, sizeof is, "%s", self->identity);
+    for (int i = 0; i < 2 && threads; i++) {
+        cut_out(texts[i], "\nthreads=", "\n");
+        cut_out(texts[i], "\nkernels=cpu: ", ", "); /* which begins with their number */
+    }
+    for (int i = 0; i < 2 && selection; i++)
+        cut_out(texts[i], "\ntrain.only=", "\n");
+    return was[0] != '\0' && strcmp(was, is) == 0;
+}
+
+int setup_name_import(const struct job *asked, const model *net, manifest *record)
+{
+    const kernel_context_config config = {.thread_count = 1, .adam_variant = "auto"};
+    struct setup *self = mem_alloc(1, sizeof *self, "setup");
+    if (!self)
+        return -ENOMEM;
+    self->job = asked;
+    self->net = (model *)(uintptr_t)net; /* which is only looked at */
+    self->ops = &kernels_reference;
+    int rc = self->ops->context_create(&config, &self->context);
+    if (rc == 0)
+        rc = make_identity(self);
+    if (rc == 0) {
+        setupi_import_identity(self->identity, record->identity);
+        record->fingerprint = XXH3_64bits(record->identity, strlen(record->identity));
+    }
+    if (self->context)
+        self->ops->context_destroy(self->context);
+    mem_free(self);
+    return rc;
+}
+
+/* `borrows`: the run is another one's. */
+static int check_identity(const struct setup *self, const manifest *found, const char *run_dir,
+                          bool borrows)
+{
+    char differences[640];
+    bool other_ranks = size_max(found->world_size, 1) != self->ranks.world;
+    if (found->fingerprint == self->fingerprint || is_same_but(self, found, other_ranks, borrows))
+        return 0;
+    if (setup_is_imported(found))
+        return setupi_check_import(found, self->identity, run_dir);
+    if (found->identity[0] == '\0')
+        return err_set(ERR_INPUT,
+                       "the run in %s was made by an earlier version of sluice, which gives other "
+                       "bits: go on with that version, or begin in another run.dir",
+                       run_dir);
+    setup_list_differences(found->identity, self->identity, differences, sizeof differences);
+    return err_set(ERR_INPUT,
+                   "the run in %s was made with other settings: %s; go on with its own, or begin "
+                   "%s",
+                   run_dir, differences,
+                   borrows ? "from an export of that run (model.hf)" : "in another run.dir");
+}
+
+static void fill_pass(const model_pass *from, plan_pass *to)
+{
+    static_assert((int)MODEL_READ == (int)ACCESS_READ && (int)MODEL_WRITE == (int)ACCESS_WRITE &&
+                      (int)MODEL_UPDATE == (int)ACCESS_UPDATE,
+                  "model_access and operand_access are one");
+    static_assert((int)MODEL_FORWARD == (int)PLAN_FORWARD &&
+                      (int)MODEL_RECOMPUTE == (int)PLAN_RECOMPUTE &&
+                      (int)MODEL_BACKWARD == (int)PLAN_BACKWARD,
+                  "model_phase and plan_phase are one");
+    *to = (plan_pass){
+        .units = {from->units[0], from->units[1]},
+        .unit_count = from->unit_count,
+        .reads_params = {from->reads_params[0], from->reads_params[1]},
+        .adds_grads = {from->adds_grads[0], from->adds_grads[1]},
+        .zeroed_bytes = {from->zeroed_bytes[0], from->zeroed_bytes[1]},
+        .input = from->input,
+        .output = from->output,
+        .output_grad = from->output_grad,
+        .input_grad = from->input_grad,
+        .saved = from->saved,
+        .losses = from->losses,
+        .flops = from->flops,
+        .dram_bytes = from->dram_bytes,
+    };
+}
+
+/* With calls of one token beside the others: of both. */
+static uint64_t saved_bytes_of(const struct setup *self, uint32_t stage)
+{
+    uint64_t bytes = self->net->stages[stage].saved_bytes;
+    return self->single ? size_max(bytes, self->single->stages[stage].saved_bytes) : bytes;
+}
+
+/* The model's stages and passes as the plan sees them. */
+static int make_stages(struct setup *self)
+{
+    const model *net = self->net;
+    uint64_t count = 0, next = 0;
+    for (uint32_t i = 0; i < net->stage_count; i++)
+        for (int phase = 0; phase < MODEL_PHASE_COUNT; phase++)
+            count += net->stages[i].pass_count[phase];
+    self->stages = mem_alloc(net->stage_count, sizeof *self->stages, "plan stages");
+    self->passes = mem_alloc(count, sizeof *self->passes, "plan passes");
+    self->pass_count = count;
+    if (!self->stages || !self->passes)
+        return -ENOMEM;
+    for (uint32_t i = 0; i < net->stage_count; i++) {
+        const model_stage *from = &net->stages[i];
+        plan_stage *to = &self->stages[i];
+        bool can_keep = from->is_cut || from->kind == STAGE_BLOCK;
+        *to = (plan_stage){
+            .has_input = from->kind != STAGE_EMBED,
+            .has_output = from->kind != STAGE_HEAD,
+            .is_cut = from->is_cut,
+            .saved_bytes = can_keep ? saved_bytes_of(self, i) : 0,
+            .recompute_flops = from->recompute_flops,
+            .recompute_dram_bytes = from->forward_dram_bytes,
+        };
+        for (int phase = 0; phase < MODEL_PHASE_COUNT; phase++) {
+            to->passes[phase] = self->passes + next;
+            to->pass_count[phase] = from->pass_count[phase];
+            for (uint32_t p = 0; p < from->pass_count[phase]; p++)
+                fill_pass(&from->passes[phase][p], &self->passes[next++]);
+        }
+    }
+    return 0;
+}
+
+/* Units that stage 3 leaves whole, by unit as long as they are within the model's limit. */
+static int choose_gathered(struct setup *self)
+{
+    const struct job *asked = self->job;
+    uint64_t left = asked->model_persistence_threshold;
+    self->stays_gathered = mem_alloc(self->net->unit_count, 1, "persistent units"); /* of zeros */
+    if (!self->stays_gathered)
+        return -ENOMEM;
+    for (uint32_t u = 0; u < self->net->unit_count; u++) {
+        uint64_t elems = self->net->units[u].elems;
+        if (elems >= asked->persistence_threshold || elems > left)
+            continue;
+        self->stays_gathered[u] = 1;
+        left -= elems;
+    }
+    return 0;
+}
+
+/* What the plan is told of ranks. */
+static int make_rank_inputs(struct setup *self)
+{
+    const struct job *asked = self->job;
+    plan_job *plan = &self->plan;
+    TRY(choose_gathered(self));
+    plan->world = self->ranks.world;
+    plan->zero_stage = asked->zero_stage;
+    plan->stays_gathered = self->stays_gathered;
+    plan->wire_bytes = (uint32_t)dtype_bytes(asked->comm.wire);
+    bool is_nccl = self->collectives == COMM_NCCL;
+    plan->reduce_scratch_bytes = is_nccl && plan->wire_bytes < 4 ? plan->wire_bytes : 0;
+    plan->live_elems_max = asked->max_live_parameters;
+    plan->ahead_elems_max = asked->prefetch_bucket_size;
+    plan->limits_reuse = asked->limits_reuse;
+    plan->reuse_elems_max = asked->max_reuse_distance;
+    return 0;
+}
+
+/* What the passes of a model need for themselves. */
+static void size_workspace(const model *net, bool only_eval, uint64_t *saved, uint64_t *temp)
+{
+    int phase_end = only_eval ? MODEL_FORWARD + 1 : MODEL_PHASE_COUNT;
+    for (uint32_t i = 0; i < net->stage_count; i++) {
+        const model_stage *from = &net->stages[i];
+        if (!from->is_cut) /* a cut one's is a buffer of its own */
+            *saved = size_max(*saved, from->saved_bytes);
+        for (int phase = 0; phase < phase_end; phase++)
+            for (uint32_t p = 0; p < from->pass_count[phase]; p++)
+                *temp = size_max(*temp, from->passes[phase][p].temp_bytes);
+    }
+}
+
+static int make_plan_inputs(struct setup *self, const struct setup_options *options)
+{
+    if (self->job->accumulation >= UINT32_MAX)
+        return err_set(ERR_CONFIG,
+                       "gradient_accumulation_steps is %llu: a step may have fewer than 2^32 "
+                       "micro-batches",
+                       (unsigned long long)self->job->accumulation);
+    const model *net = self->net;
+    plan_job *plan = &self->plan;
+    self->unit_elems = mem_alloc(net->unit_count, sizeof *self->unit_elems, "plan units");
+    self->is_frozen = mem_alloc(net->unit_count, 1, "plan units");
+    if (!self->unit_elems || !self->is_frozen)
+        return -ENOMEM;
+    TRY(make_stages(self));
+    uint64_t saved = 0, temp = 0;
+    size_workspace(net, options->only_eval, &saved, &temp);
+    if (self->single)
+        size_workspace(self->single, options->only_eval, &saved, &temp);
+    for (uint32_t u = 0; u < net->unit_count; u++) {
+        self->unit_elems[u] = net->units[u].elems;
+        self->is_frozen[u] = net->units[u].is_frozen && !options->params_alone;
+    }
+    self->workspace_temp_offset = size_round_up(saved, 256);
+    uint64_t step_tokens = self->job->accumulation * net->micro_batch * net->tokens;
+    *plan = (plan_job){
+        .unit_count = net->unit_count,
+        .stage_count = net->stage_count,
+        .unit_elems = self->unit_elems,
+        .stages = self->stages,
+        .is_frozen = self->is_frozen,
+        .micro_batch_count = (uint32_t)self->job->accumulation,
+        .boundary_bytes = net->boundary_bytes,
+        .workspace_bytes = self->workspace_temp_offset + temp,
+        .constants_bytes = net->constants_bytes,
+        .cache_bytes = net->cache_bytes,
+        .tokens_bytes = 2 * step_tokens * sizeof(int32_t),
+        .losses_bytes = step_tokens * sizeof(float),
+        .param_bytes = (uint32_t)dtype_bytes(net->type),
+        .grad_bytes = (uint32_t)dtype_bytes(self->job->grad_dtype),
+        .order = self->job->schedule.order == JOB_BATCH_MAJOR ? PLAN_BATCH_MAJOR : PLAN_LAYER_MAJOR,
+        .state_streams = setup_state_streams(self->job, options->params_alone),
+        .tile_elems = options->found && options->as_it_lies ? options->found->tile_elems
+                                                            : self->job->schedule.tile_elems,
+        .tile_elems_max = self->job->sub_group_size,
+        .lookahead_ops = self->job->schedule.lookahead,
+        .needs_save_places = !options->is_trial && !options->params_alone,
+        .commits = !options->is_trial && !options->only_eval && self->job->run.commit_every > 0,
+        .commit_every = self->job->run.commit_every,
+        .only_eval = options->only_eval,
+        .norm_part_bytes = options->test ? options->test->norm_part_bytes : 0,
+    };
+    if (plan->tile_elems)
+        plan->tile_elems = size_round_up(plan->tile_elems, TILE_ELEMS_STEP);
+    TRY(make_rank_inputs(self));
+    for (int kind = 0; kind < STATE_KIND_COUNT; kind++) {
+        self->homes[kind] = mem_alloc(net->unit_count, 1, "plan homes");
+        if (!self->homes[kind])
+            return -ENOMEM;
+        plan->homes[kind] = self->homes[kind];
+    }
+    return 0;
+}
+
+static int make_budgets(struct setup *self)
+{
+    uint64_t available = 0;
+    if (self->job->tiers.device_budget == 0 || self->job->tiers.host_budget == 0)
+        TRY(arena_available_memory(&available));
+    available /= self->ranks.local_world; /* per rank, as budgets are */
+    /* Without a word from the user: of host memory half, and a quarter for the arena that stands
+     * for a device; the rest is the machine's. Of a GPU's memory, all but what its libraries
+     * need. */
+    uint64_t *budget = self->plan.budget_bytes;
+    budget[ARENA_DEVICE] =
+        self->job->tiers.device_budget ? self->job->tiers.device_budget : available / 4;
+    if (self->gpu &&
+        self->ranks.comm) /* what is free is so when all who share a GPU have their libraries */
+        TRY(ranks_barrier(&self->ranks, "libraries of the GPUs"));
+    if (self->gpu)
+        TRY(setupi_gpu_budget(self, self->job->tiers.device_budget, &budget[ARENA_DEVICE]));
+    budget[ARENA_HOST] =
+        self->job->tiers.host_budget ? self->job->tiers.host_budget : available / 2;
+    for (int a = ARENA_DEVICE; a <= ARENA_HOST; a++)
+        budget[a] = budget[a] / TILE_BLOCK_BYTES * TILE_BLOCK_BYTES;
+    return 0;
+}
+
+static int setup_fill(struct setup *self, const struct setup_options *options)
+{
+    if (self->is_described)
+        TRY(setupi_described_ranks(self));
+    TRY(make_model(self, options));
+    TRY(make_plan_inputs(self, options));
+    if (!options->only_eval)
+        TRY(setupi_check_state_kernels(self));
+    if (self->is_described) {
+        TRY(setupi_described_budgets(self));
+    } else {
+        TRY(setupi_make_drives(self, options));
+        TRY(make_budgets(self));
+    }
+    setup_machine_figures(self, &self->plan.machine);
+    const plan_machine *figures = options->figures ? options->figures
+                                  : options->test  ? options->test->pace
+                                                   : NULL;
+    if (figures)
+        self->plan.machine = *figures;
+    else
+        setupi_price_passes(self, self->stated);
+    setupi_watch_inputs(self, options);
+    TRY(make_identity(self));
+    TRY(setupi_share_inputs(self));
+    if (options->found && !options->only_eval)
+        TRY(check_identity(self, options->found,
+                           options->found_in ? options->found_in : self->job->run.dir,
+                           options->found_in != NULL));
+    TRY(setupi_place_and_compile(self));
+    return setupi_compare_programs(self);
+}
+
+/* The ranks of a plan that nobody runs. */
+static void imagine_ranks(struct setup *self, uint32_t local_world)
+{
+    uint32_t world = size_max(self->job->world, 1);
+    self->ranks = (struct ranks){
+        .world = world, .local_world = local_world ? local_world : world, .shares_cores = true};
+    ranks_name_host(&self->ranks);
+}
+
+int setup_create(const struct job *asked, const struct setup_options *options, struct setup **out)
+{
+    *out = NULL;
+    struct setup *self = mem_alloc(1, sizeof *self, "setup");
+    if (!self)
+        return -ENOMEM;
+    self->job = asked;
+    self->stated = options->machine;
+    self->is_described = options->is_described;
+    self->only_fits = options->only_fits;
+    self->only_homes = options->only_homes;
+    if (options->ranks)
+        self->ranks = *options->ranks;
+    else
+        imagine_ranks(self, options->local_world);
+    int rc = setup_fill(self, options);
+    if (rc < 0) {
+        setup_destroy(self);
+        return rc;
+    }
+    *out = self;
+    return 0;
+}
+
+void setup_destroy(struct setup *self)
+{
+    if (!self)
+        return;
+    plan_set_fini(&self->set);
+    for (int kind = 0; kind < STATE_KIND_COUNT; kind++)
+        mem_free(self->homes[kind]);
+    mem_free(self->stages);
+    mem_free(self->passes);
+    mem_free(self->unit_elems);
+    mem_free(self->is_frozen);
+    mem_free(self->stays_gathered);
+    model_destroy(self->single);
+    model_destroy(self->net);
+    if (self->context)
+        self->ops->context_destroy(self->context);
+    device_close(self->gpu);
+    mem_free(self);
+}

@@ -1,0 +1,127 @@
+/* Makes all ranks plan alike: they exchange the inputs of the plan, and later compare the compiled
+ * programs. Collective, on the thread that sets up. */
+#include <errno.h>
+#include <string.h>
+
+#include <xxhash.h>
+
+#include "base/log.h"
+#include "base/mem.h"
+#include "base/size.h"
+#include "setup/setup_internal.h"
+
+struct plan_inputs {
+    uint64_t budget_bytes[ARENA_COUNT];
+    /* which the products of other kernels or threads need more or less of */
+    uint64_t workspace_bytes;
+    plan_machine machine;
+    uint64_t kernels_hash; /* of the backend's description */
+    uint64_t stage_count, pass_count;
+};
+
+/* Budgets that hold on every rank, a workspace that is enough for each; the machine as rank 0 knows
+ * it. */
+static void join_inputs(const struct plan_inputs *all, uint32_t world, plan_job *plan)
+{
+    for (int a = 0; a < ARENA_COUNT; a++)
+        for (uint32_t r = 0; r < world; r++)
+            plan->budget_bytes[a] = size_min(plan->budget_bytes[a], all[r].budget_bytes[a]);
+    for (uint32_t r = 0; r < world; r++)
+        plan->workspace_bytes = size_max(plan->workspace_bytes, all[r].workspace_bytes);
+    plan->machine = all[0].machine;
+}
+
+/* Ranks of another model are told by their programs, which are compared later. */
+static bool have_equal_passes(const struct plan_inputs *all, uint32_t world)
+{
+    for (uint32_t r = 1; r < world; r++)
+        if (all[r].stage_count != all[0].stage_count || all[r].pass_count != all[0].pass_count)
+            return false;
+    return true;
+}
+
+/* Of each stage what its kept activations save, then of each pass: into the list, or out of it. */
+static void copy_times(struct setup *self, double *list, bool to_list)
+{
+    for (uint32_t s = 0; s < self->plan.stage_count; s++) {
+        double *own = &self->stages[s].recompute_seconds;
+        *(to_list ? list : own) = *(to_list ? own : list);
+        list++;
+    }
+    for (uint64_t p = 0; p < self->pass_count; p++) {
+        double *own = &self->passes[p].seconds;
+        *(to_list ? list : own) = *(to_list ? own : list);
+        list++;
+    }
+}
+
+/* The times of the passes, as rank 0 has them: another file, other cores or another math library
+ * give others. */
+static int share_times(struct setup *self)
+{
+    uint64_t count = self->plan.stage_count + self->pass_count;
+    double *list = mem_alloc(count, sizeof *list, "times of the passes");
+    int rc = comm_agree(self->ranks.comm, "times of the passes", list ? 0 : -ENOMEM);
+    if (rc == 0) {
+        copy_times(self, list, true);
+        rc = comm_broadcast(self->ranks.comm, "times of the passes", list, count * sizeof *list);
+        copy_times(self, list, false);
+    }
+    mem_free(list);
+    return rc;
+}
+
+int setupi_share_inputs(struct setup *self)
+{
+    const struct ranks *ranks = &self->ranks;
+    if (ranks->world == 1 || !ranks->comm) /* a plan that nobody runs has this process's figures */
+        return 0;
+    const char *kernels = self->ops->describe(self->context);
+    struct plan_inputs own, *all = mem_alloc(ranks->world, sizeof *all, "plan inputs");
+    if (!all)
+        return -ENOMEM;
+    memset(&own, 0, sizeof own);
+    memcpy(own.budget_bytes, self->plan.budget_bytes, sizeof own.budget_bytes);
+    own.workspace_bytes = self->plan.workspace_bytes;
+    own.machine = self->plan.machine;
+    own.kernels_hash = XXH3_64bits(kernels, strlen(kernels));
+    own.stage_count = self->plan.stage_count;
+    own.pass_count = self->pass_count;
+    int rc = comm_exchange(ranks->comm, "budgets", &own, sizeof own, all);
+    if (rc == 0) {
+        join_inputs(all, ranks->world, &self->plan);
+        if (own.kernels_hash != all[0].kernels_hash)
+            log_warn(
+                "rank %u computes with %s, rank 0 with other kernels: a run whose ranks change "
+                "places gives other bits",
+                ranks->rank, kernels);
+        rc = comm_broadcast(ranks->comm, "identity", self->identity, sizeof self->identity);
+        self->fingerprint = XXH3_64bits(self->identity, strlen(self->identity));
+    }
+    if (rc == 0 && have_equal_passes(all, ranks->world))
+        rc = share_times(self);
+    mem_free(all);
+    return rc;
+}
+
+int setupi_compare_programs(const struct setup *self)
+{
+    const struct ranks *ranks = &self->ranks;
+    uint64_t own[PROGRAM_KIND_COUNT], all[PROGRAM_KIND_COUNT];
+    if (ranks->world == 1 || !ranks->comm)
+        return 0;
+    for (int k = 0; k < PROGRAM_KIND_COUNT; k++)
+        all[k] = own[k] = program_hash(&self->set.programs[k]);
+    TRY(comm_broadcast(ranks->comm, "program hashes", all, sizeof all));
+    int rc = 0;
+    for (int k = 0; k < PROGRAM_KIND_COUNT && rc == 0; k++)
+        if (own[k] != all[k])
+            rc = err_set(
+                ERR_INTERNAL,
+                "the program \"%s\" is another one than rank 0's (%016llx, not %016llx), so "
+                "their collectives would not meet: start all ranks with the same sluice and "
+                "the same job",
+                program_kind_name((enum program_kind)k), (unsigned long long)own[k],
+                (unsigned long long)all[k]);
+    return comm_agree(ranks->comm, "program hashes", rc);
+}

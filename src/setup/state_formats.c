@@ -1,0 +1,60 @@
+/* How optimizer state is stored, as the job says it and as tiles have it (base/tile.h). See
+ * train_internal.h. Pure. */
+#include <stdio.h>
+
+#include "base/rng.h"
+#include "base/shard.h"
+#include "base/tile.h"
+#include "setup/setup_internal.h"
+
+enum {
+    ROUNDING_STREAM = 0x526f756e
+}; /* above it the unit: apart from the streams of initial weights */
+
+uint32_t setup_state_streams(const struct job *asked, bool params_alone)
+{
+    static const enum tile_format moments[] = {
+        [JOB_MOMENTS_FP32] = TILE_FP32,
+        [JOB_MOMENTS_BF16] = TILE_BF16,
+        [JOB_MOMENTS_8BIT] = TILE_INT8,
+    };
+    if (asked->optimizer.type != JOB_ADAM)
+        return 2; /* of fp32 */
+    if (params_alone)
+        return 3;
+    enum tile_format both = moments[asked->state.moments];
+    return tile_streams_code(3, asked->state.master == JOB_MASTER_SPLIT ? TILE_LOW16 : TILE_FP32,
+                             both, both);
+}
+
+int setupi_state_identity(const struct job *asked, char *text, size_t capacity)
+{
+    static const char *const moments[] = {[JOB_MOMENTS_FP32] = "",
+                                          [JOB_MOMENTS_BF16] = "state.moments=bf16\n",
+                                          [JOB_MOMENTS_8BIT] = "state.moments=8bit\n"};
+    return snprintf(text, capacity, "%s%s",
+                    asked->state.master == JOB_MASTER_SPLIT ? "state.master=split\n" : "",
+                    moments[asked->state.moments]);
+}
+
+const char *setup_formats_text(uint32_t streams, char text[SETUP_FORMATS_BYTES])
+{
+    uint32_t used = 0;
+    text[0] = '\0';
+    for (uint32_t i = 0; i < tile_stream_count(streams); i++)
+        used += (uint32_t)snprintf(text + used, SETUP_FORMATS_BYTES - used, "%s%s", i ? ", " : "",
+                                   tile_format_name(tile_stream_format(streams, i)));
+    return text;
+}
+
+uint64_t setup_rounding_key(uint64_t seed, uint64_t update, uint32_t unit)
+{
+    return rng_u64(seed, (uint64_t)ROUNDING_STREAM << 32 | unit, update);
+}
+
+uint64_t setup_state_begin(const struct setup *self, uint32_t unit)
+{
+    return plan_is_sharded(&self->plan, STATE_OPTIMIZER, unit)
+               ? shard_begin(self->unit_elems[unit], self->ranks.world, self->ranks.rank)
+               : 0;
+}

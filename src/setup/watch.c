@@ -1,0 +1,57 @@
+/* A run that is measured: what differs in its plan, and who is told. See watch.h. */
+#include "setup/watch.h"
+
+#include "config/machine.h"
+#include "setup/setup_internal.h"
+
+/* Passes take no memory's time; and none at all, or that of their products alone. */
+static void thin_passes(struct setup *self, bool has_flops)
+{
+    uint64_t next = 0;
+    for (uint32_t s = 0; s < self->plan.stage_count; s++) {
+        plan_stage *stage = &self->stages[s];
+        stage->recompute_seconds = 0;
+        stage->recompute_dram_bytes = 0;
+        stage->recompute_flops = has_flops ? stage->recompute_flops : 0;
+        for (int phase = 0; phase < PLAN_PHASE_COUNT; phase++)
+            for (uint32_t p = 0; p < stage->pass_count[phase]; p++, next++) {
+                self->passes[next].seconds = 0;
+                self->passes[next].dram_bytes = 0;
+                self->passes[next].flops = has_flops ? self->passes[next].flops : 0;
+            }
+    }
+}
+
+/* Of the machine that is named, whatever computes here; 0: none is, or it does not say. */
+static double stated_flops(const struct setup *self)
+{
+    const machine *from = self->stated;
+    if (!from)
+        return 0;
+    double flops =
+        self->net->type == DTYPE_FP32 ? from->device.flops_fp32 : from->device.flops_16bit;
+    if (flops <= 0 && self->net->type != DTYPE_FP32)
+        flops = from->device.peak_flops * 2 / 3; /* as the plan's defaults have it */
+    return flops;
+}
+
+void setupi_watch_inputs(struct setup *self, const struct setup_options *options)
+{
+    const struct setup_watch *watch = options->watch;
+    if (!watch)
+        return;
+    if (watch->comm_bytes_per_second > 0)
+        self->plan.machine.comm_bytes_per_second = watch->comm_bytes_per_second;
+    if (!watch->only_transfers)
+        return;
+    double flops = stated_flops(self);
+    self->plan.machine.comm_is_copies = false; /* pretended.c moves the rank's own part alone */
+    self->plan.machine.comm_takes_no_memory = true;
+    self->plan.machine.device_flops_per_second = flops > 0 ? flops : WATCH_NO_TIME;
+    thin_passes(self, flops > 0);
+}
+
+double setup_watched_seconds(const struct setup *setup, const op *item)
+{
+    return item->demand.device_flops / setup->plan.machine.device_flops_per_second;
+}

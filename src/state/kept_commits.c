@@ -1,0 +1,593 @@
+/* Copies of commits that are to be kept: each is a run directory of its own beside the run's.
+ *
+ *   <run>/keep/step-000000500/      job.json, state/manifest-<g mod 2>
+ *   <drive>/sluice-<uuid>.keep/step-000000500/sluice-<uuid>/rank-<r>-drive-<d>.slab
+ *
+ *   (nothing) ─► note ─► slabs copied, by all ranks ─► job.json ─► manifest ─► note removed: COMPLETE
+ *
+ * The note is a manifest of state BEGUN, one generation before, in the other slot: it names the
+ * slabs that are about to be made, so that whoever finds it knows what an attempt that was killed
+ * has left, also on drives that the run does not use any more. Everything is durable before the
+ * manifest is written, which makes the copy count. state_keeper_create removes what attempts before
+ * it left; so at state_keep a manifest in the directory means a complete copy, which stays as it
+ * is.
+ *
+ * Of several ranks each copies its own slabs; rank 0, which has the run directory, does the rest.
+ * What a copy that was killed has left on drives that rank 0's host does not see stays until that
+ * step is kept again.
+ *
+ * A copy that fails is a warning, and nothing of it stays: the run's own commit does not depend on
+ * it. state_keep and its parts run on the commit's thread and take nothing from the heap. */
+#include <assert.h>
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include "base/failpoint.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "base/size.h"
+#include "state/rank_slabs.h"
+#include "state/state_internal.h"
+
+static_assert((int)SLAB_PATH_BYTES == (int)MANIFEST_TEXT_BYTES, "paths of drives are copied whole");
+
+enum { KEEP_NAME_BYTES = 32, KEEP_PIECE_BYTES = 65536, KEEP_TEXT_BYTES = 600 };
+
+struct state_keeper {
+    const struct job *asked;
+    char run_dir[JOB_PATH_BYTES], keep_dir[JOB_PATH_BYTES];
+    /* Of the copy at hand: */
+    char step_name[KEEP_NAME_BYTES], step_dir[JOB_PATH_BYTES], state_dir[JOB_PATH_BYTES];
+    slab_drive drives[SLAB_DRIVES_MAX]; /* of the rank at hand */
+    manifest record;    /* its manifest, or what was read; the extents are borrowed but when read */
+    slab_range *ranges; /* [extent_capacity] */
+    uint64_t extent_capacity;
+    unsigned char piece[KEEP_PIECE_BYTES]; /* of a file being copied */
+    uint64_t copied_bytes;                 /* by this rank */
+    bool has_told_size;
+};
+
+bool state_is_kept(const struct job *asked, uint64_t step)
+{
+    if (step > 0 && asked->run.keep_every > 0 && step % asked->run.keep_every == 0)
+        return true;
+    for (uint32_t i = 0; i < asked->run.keep_count; i++)
+        if (asked->run.keep[i] == step)
+            return true;
+    return false;
+}
+
+/* ---- names ---- */
+
+static int join(char out[JOB_PATH_BYTES], const char *path, const char *name)
+{
+    int length = snprintf(out, JOB_PATH_BYTES, "%s/%s", path, name);
+    if (length < 0 || length >= JOB_PATH_BYTES)
+        return err_set(-ENAMETOOLONG, "the path %.200s.../%s is longer than %d bytes", path, name,
+                       JOB_PATH_BYTES - 1);
+    return 0;
+}
+
+/* Where the copy of a step lies. */
+static int name_step(state_keeper *self, uint64_t step)
+{
+    snprintf(self->step_name, sizeof self->step_name, "step-%09" PRIu64, step);
+    TRY(join(self->step_dir, self->keep_dir, self->step_name));
+    return join(self->state_dir, self->step_dir, "state");
+}
+
+/* The drives of the copy, in self->record: below those of the run. */
+static int name_drives(state_keeper *self, const manifest *record)
+{
+    char hex[MANIFEST_UUID_TEXT_BYTES], below[sizeof hex + KEEP_NAME_BYTES + 16];
+    snprintf(below, sizeof below, "sluice-%s.keep/%s", manifest_uuid_text(&record->slabs, hex),
+             self->step_name);
+    for (uint32_t d = 0; d < record->slabs.drive_count; d++)
+        TRY(join(self->record.slabs.drives[d], record->slabs.drives[d], below));
+    return 0;
+}
+
+/* The copy's slabs of a rank: those of self->record. */
+static int config_of(state_keeper *self, uint32_t rank, slab_config *config)
+{
+    const manifest *record = &self->record;
+    *config = (slab_config){.drives = self->drives,
+                            .drive_count = record->slabs.drive_count,
+                            .total_bytes = record->total_bytes,
+                            .rank = rank,
+                            .stripe_bytes = record->stripe_bytes};
+    memcpy(config->uuid, record->slabs.uuid, sizeof config->uuid);
+    for (uint32_t d = 0; d < record->slabs.drive_count; d++) {
+        memset(&self->drives[d], 0, sizeof self->drives[d]);
+        TRY(state_drive_of_rank(&record->slabs, rank, d, self->drives[d].path));
+    }
+    return 0;
+}
+
+/* ---- removing ---- */
+
+/* Cuts the last name off; false where there is none. */
+static bool cut_name(char *path)
+{
+    char *slash = strrchr(path, '/');
+    if (!slash || slash == path)
+        return false;
+    *slash = '\0';
+    return true;
+}
+
+static void remove_file(const char *directory, const char *name)
+{
+    char path[JOB_PATH_BYTES];
+    if (join(path, directory, name) == 0 && unlink(path) != 0 && errno != ENOENT)
+        log_warn("%s cannot be removed: %s", path, strerror(errno));
+}
+
+static const char *slot_name(uint64_t generation)
+{
+    return generation % 2 ? "manifest-1" : "manifest-0";
+}
+
+/* A rank's slabs of the copy at hand, and what directories that leaves empty. */
+static int discard_slabs(state_keeper *self, uint32_t rank)
+{
+    slab_config config;
+    if (self->record.slabs.drive_count == 0)
+        return 0;
+    TRY(config_of(self, rank, &config));
+    TRY(slab_remove_files(&config));
+    for (uint32_t d = 0; d < config.drive_count; d++) {
+        char path[SLAB_PATH_BYTES];
+        snprintf(path, sizeof path, "%s", self->drives[d].path);
+        if (rmdir(path) == 0 && cut_name(path))
+            rmdir(path); /* as long as no other copy is there */
+    }
+    return 0;
+}
+
+/* The copy at hand, with the slabs of all ranks, as far as they are seen from here, where self->record names
+ * any; the note goes last. What others put there stays. */
+static void discard(state_keeper *self)
+{
+    int rc = 0;
+    for (uint32_t r = 0; rc == 0 && r < rank_slabs_world(&self->record); r++)
+        rc = discard_slabs(self, r);
+    if (rc < 0) {
+        log_warn("the copied slabs of %s could not be removed, the next start tries it again: %s",
+                 self->step_dir, err_text());
+        return;
+    }
+    remove_file(self->step_dir, "job.json");
+    remove_file(self->state_dir, "lock");
+    remove_file(self->state_dir, "manifest-0.new"); /* slots being written */
+    remove_file(self->state_dir, "manifest-1.new");
+    remove_file(self->state_dir, slot_name(0));
+    remove_file(self->state_dir, slot_name(1));
+    rmdir(self->state_dir);
+    rmdir(self->step_dir);
+    rmdir(self->keep_dir);
+}
+
+static bool has_file(const char *directory, const char *name)
+{
+    char path[JOB_PATH_BYTES];
+    struct stat status;
+    return join(path, directory, name) == 0 && stat(path, &status) == 0;
+}
+
+/* Whether what was read is our note for this step: its drives are those of the copy. */
+static bool is_note(const state_keeper *self)
+{
+    const manifest *record = &self->record;
+    bool is_ours = record->state == MANIFEST_BEGUN && record->slabs.drive_count > 0;
+    for (uint32_t d = 0; is_ours && d < record->slabs.drive_count; d++) {
+        char path[MANIFEST_TEXT_BYTES];
+        snprintf(path, sizeof path, "%s", record->slabs.drives[d]);
+        const char *slash = strrchr(path, '/');
+        is_ours = slash && strcmp(slash + 1, self->step_name) == 0 && cut_name(path);
+        size_t length = is_ours ? strlen(path) : 0;
+        is_ours = length > 5 && strcmp(path + length - 5, ".keep") == 0;
+    }
+    return is_ours;
+}
+
+/* Looks at the copy of a step and removes it where an attempt was cut short. */
+static void clean_step(state_keeper *self, uint64_t step)
+{
+    if (name_step(self, step) < 0)
+        return;
+    int found = 0, rc = manifest_read(self->state_dir, &self->record, &found);
+    bool is_partial = rc >= 0 && (!found || is_note(self));
+    if (rc == ERR_CORRUPT && !has_file(self->step_dir, "job.json"))
+        is_partial = true; /* no copy gets that far without it */
+    else if (rc < 0)
+        log_warn("the kept commit %s cannot be used: %s", self->step_dir, err_text());
+    if (is_partial) {
+        log_info("removing %s: the copy of that commit was cut short", self->step_dir);
+        discard(self);
+    }
+    manifest_fini(&self->record);
+    self->record.slabs.drive_count = 0;
+}
+
+static void clean_all(state_keeper *self)
+{
+    DIR *directory = opendir(self->keep_dir);
+    if (!directory)
+        return;
+    for (const struct dirent *entry; (entry = readdir(directory));) {
+        char *end, name[KEEP_NAME_BYTES];
+        if (strncmp(entry->d_name, "step-", 5) != 0)
+            continue;
+        uint64_t step = strtoull(entry->d_name + 5, &end, 10);
+        snprintf(name, sizeof name, "step-%09" PRIu64, step);
+        if (strcmp(name, entry->d_name) == 0)
+            clean_step(self, step);
+    }
+    closedir(directory);
+}
+
+/* ---- creation ---- */
+
+int state_keeper_create(const char *run_dir, const struct job *asked, uint64_t extent_count,
+                        state_keeper **out)
+{
+    *out = NULL;
+    state_keeper *self = mem_alloc(1, sizeof *self, "kept commits");
+    if (!self)
+        return -ENOMEM;
+    self->asked = asked;
+    self->extent_capacity = extent_count;
+    self->ranges = mem_alloc(extent_count, sizeof *self->ranges, "kept commits");
+    int rc = self->ranges ? 0 : -ENOMEM;
+    int length = snprintf(self->run_dir, sizeof self->run_dir, "%s", run_dir ? run_dir : "");
+    if (rc == 0 && (length < 0 || (size_t)length >= sizeof self->run_dir))
+        rc = err_set(-ENAMETOOLONG, "the path of the run directory is longer than %d bytes",
+                     JOB_PATH_BYTES - 1);
+    if (rc == 0)
+        rc = join(self->keep_dir, self->run_dir, "keep");
+    if (rc == 0)
+        rc = name_step(self, UINT64_MAX); /* the longest there is */
+    if (rc < 0) {
+        state_keeper_destroy(self);
+        return rc;
+    }
+    if (run_dir)
+        clean_all(self);
+    *out = self;
+    return 0;
+}
+
+void state_keeper_destroy(state_keeper *self)
+{
+    if (!self)
+        return;
+    mem_free(self->ranges);
+    mem_free(self);
+}
+
+/* ---- the copy ---- */
+
+static int make_directory(const char *path)
+{
+    if (mkdir(path, 0777) != 0 && errno != EEXIST)
+        return err_errno(errno, "cannot make the directory %s", path);
+    return 0;
+}
+
+/* EINVAL is the answer of file systems that keep no directory entries to be synced. */
+static int sync_directory(const char *path)
+{
+    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0)
+        return err_errno(errno, "cannot open the directory %s", path);
+    int rc = 0;
+    if (fsync(fd) != 0 && errno != EINVAL)
+        rc = err_errno(errno, "cannot make the directory %s durable", path);
+    close(fd);
+    return rc;
+}
+
+static int write_fully(int fd, const char *path, const unsigned char *data, size_t size_bytes)
+{
+    while (size_bytes > 0) {
+        ssize_t put = write(fd, data, size_bytes);
+        if (put < 0 && errno == EINTR)
+            continue;
+        if (put <= 0)
+            return err_errno(put < 0 ? errno : EIO, "cannot write %s", path);
+        data += put;
+        size_bytes -= (size_t)put;
+    }
+    return 0;
+}
+
+static int copy_bytes(state_keeper *self, int source, int target, const char *source_path,
+                      const char *target_path)
+{
+    for (;;) {
+        ssize_t got = read(source, self->piece, sizeof self->piece);
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got < 0)
+            return err_errno(errno, "cannot read %s", source_path);
+        if (got == 0)
+            break;
+        TRY(write_fully(target, target_path, self->piece, (size_t)got));
+    }
+    return fsync(target) == 0 ? 0 : err_errno(errno, "cannot make %s durable", target_path);
+}
+
+static int copy_job(state_keeper *self)
+{
+    char source_path[JOB_PATH_BYTES], target_path[JOB_PATH_BYTES];
+    TRY(join(source_path, self->run_dir, "job.json"));
+    TRY(join(target_path, self->step_dir, "job.json"));
+    int source = open(source_path, O_RDONLY | O_CLOEXEC);
+    if (source < 0)
+        return err_errno(errno, "cannot read %s", source_path);
+    int target = open(target_path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    int rc = target < 0 ? err_errno(errno, "cannot write %s", target_path)
+                        : copy_bytes(self, source, target, source_path, target_path);
+    close(source);
+    if (target >= 0 && close(target) != 0 && rc == 0)
+        rc = err_errno(errno, "cannot write %s", target_path);
+    return rc;
+}
+
+/* Directories, and in them the note of what is about to be made: a run that has begun on these
+ * slabs. */
+static int write_note(state_keeper *self, const manifest *record)
+{
+    TRY(make_directory(self->keep_dir));
+    TRY(make_directory(self->step_dir));
+    TRY(make_directory(self->state_dir));
+    manifest *note = &self->record;
+    note->state = MANIFEST_BEGUN;
+    note->generation = record->generation - 1;
+    note->step = note->window_count = note->skipped_count = 0;
+    int rc = manifest_write(self->state_dir, note);
+    note->state = record->state;
+    note->generation = record->generation;
+    note->step = record->step;
+    note->window_count = record->window_count;
+    note->skipped_count = record->skipped_count;
+    TRY(rc);
+    TRY(sync_directory(self->step_dir));
+    TRY(sync_directory(self->keep_dir));
+    return sync_directory(self->run_dir);
+}
+
+/* The manifest, which makes the copy count; then the note is of no use. */
+static int finish(state_keeper *self)
+{
+    TRY(manifest_write(self->state_dir, &self->record));
+    remove_file(self->state_dir, slot_name(self->record.generation + 1));
+    if (sync_directory(self->state_dir) < 0)
+        log_warn("%s: %s; the kept commit is whole", self->state_dir, err_text());
+    return 0;
+}
+
+/* Ranks whose slabs lie on the same file system as this one's. */
+static uint64_t sharing_ranks(const manifest_slabs *slabs, uint32_t rank, uint32_t drive_idx)
+{
+    uint64_t count = 0;
+    if (strstr(slabs->drives[drive_idx], "{rank}") ||
+        strstr(slabs->drives[drive_idx], "{local_rank}"))
+        return 1;
+    for (uint32_t r = 0; r < slabs->rank_count; r++)
+        count += strcmp(slabs->ranks[r].host, slabs->ranks[rank].host) == 0;
+    return size_max(count, 1);
+}
+
+/* A slab that shares all its blocks with a copy takes new ones as it is written: there must be as
+ * many, or a commit to come would fail for want of space. */
+static int check_shared(const slab *disk, const manifest *record)
+{
+    for (uint32_t d = 0; d < disk->drive_count; d++) {
+        struct statvfs space, other;
+        uint64_t shared_bytes = 0;
+        if (fstatvfs(disk->files[d].fd, &space) != 0)
+            continue; /* it cannot be told: the copy stays */
+        for (uint32_t i = 0; i < disk->drive_count; i++)
+            if (fstatvfs(disk->files[i].fd, &other) == 0 && other.f_fsid == space.f_fsid)
+                shared_bytes +=
+                    disk->files[i].file_bytes * sharing_ranks(&record->slabs, disk->rank, i);
+        if ((uint64_t)space.f_bavail * space.f_frsize < shared_bytes)
+            return err_set(-ENOSPC,
+                           "the slabs on the file system of %.500s would share their %" PRIu64
+                           " MiB with the copy, and need as many anew as they are written",
+                           disk->files[d].path, shared_bytes / MIB);
+    }
+    return 0;
+}
+
+/* How the copy's manifest reads, and where all of it lies. Touches no file. */
+static int prepare(state_keeper *self, const manifest *record)
+{
+    if (record->state != MANIFEST_COMMITTED || record->generation == 0)
+        return err_set(ERR_INTERNAL,
+                       "a manifest of state %d and generation %" PRIu64 " is no commit to be kept",
+                       (int)record->state, record->generation);
+    if (record->extent_count > self->extent_capacity)
+        return err_set(ERR_INTERNAL,
+                       "a commit of %" PRIu64 " extents cannot be kept: there is room for %" PRIu64,
+                       record->extent_count, self->extent_capacity);
+    TRY(name_step(self, record->step));
+    self->record = *record;
+    memset(&self->record.stray, 0, sizeof self->record.stray);
+    self->record.slabs.drive_count = 0; /* until they are named */
+    TRY(name_drives(self, record));
+    self->record.slabs.drive_count = record->slabs.drive_count;
+    return 0;
+}
+
+/* What the rank has of the commit; how many ranges. */
+static uint64_t list_ranges(state_keeper *self, const slab *disk)
+{
+    const manifest *record = &self->record;
+    uint64_t count = 0;
+    for (uint64_t i = 0; i < record->extent_count; i++) {
+        const manifest_extent *extent = &record->extents[i];
+        if (record->is_replicated || extent->rank == disk->rank)
+            self->ranges[count++] =
+                (slab_range){.offset = extent->offset_bytes, .size_bytes = extent->size_bytes};
+    }
+    return count;
+}
+
+/* The extents are the caller's. */
+static void forget(state_keeper *self)
+{
+    self->record.extents = NULL;
+    self->record.extent_count = 0;
+    self->record.slabs.drive_count = 0;
+}
+
+static uint64_t extents_bytes(const manifest *record)
+{
+    uint64_t bytes = 0;
+    for (uint64_t i = 0; i < record->extent_count; i++)
+        bytes += record->extents[i].size_bytes;
+    return bytes;
+}
+
+/* "3.1 GiB on /mnt/a, 2.0 GiB on /mnt/b" */
+static void describe_space(const manifest *record, char text[KEEP_TEXT_BYTES])
+{
+    size_t used = 0;
+    for (uint32_t d = 0; d < record->slabs.drive_count && used < KEEP_TEXT_BYTES; d++) {
+        struct statvfs space;
+        char size[SIZE_TEXT_BYTES] = "an unknown amount";
+        char drive[SLAB_PATH_BYTES];
+        if (state_drive_of_rank(&record->slabs, 0, d, drive) == 0 && statvfs(drive, &space) == 0)
+            size_format((uint64_t)space.f_bavail * space.f_frsize, size);
+        int length = snprintf(text + used, KEEP_TEXT_BYTES - used, "%s%s on %s", d ? ", " : "",
+                              size, record->slabs.drives[d]);
+        used += length > 0 ? (size_t)length : 0;
+    }
+}
+
+static void warn(const manifest *record, const err_record *failure)
+{
+    static const char *const rest = "the run goes on, and its own commit of that step is intact";
+    if (failure->code != -ENOSPC && failure->code != -EDQUOT) {
+        log_warn("the commit of step %" PRIu64 " is not kept: %s; %s", record->step, failure->text,
+                 rest);
+        return;
+    }
+    char size[SIZE_TEXT_BYTES], space[KEEP_TEXT_BYTES] = "";
+    describe_space(record, space);
+    log_warn("the commit of step %" PRIu64 " is not kept: %s; it has %s, free are %s: "
+             "make room, remove kept commits that nobody needs, or keep fewer (run.keep); %s",
+             record->step, failure->text, size_format(extents_bytes(record), size), space, rest);
+}
+
+static void tell(state_keeper *self, uint64_t copied_bytes)
+{
+    char size[SIZE_TEXT_BYTES];
+    size_format(copied_bytes, size);
+    log_debug("the commit of step %" PRIu64 " is kept in %s: %s copied", self->record.step,
+              self->step_dir, size);
+    if (copied_bytes == 0 || self->has_told_size)
+        return;
+    self->has_told_size = true;
+    log_info(
+        "each commit that is kept (run.keep) takes %s of the drives and the time to copy them: "
+        "their file system cannot share blocks between files, as XFS and Btrfs can (reflink)",
+        size);
+}
+
+/* Nothing of the copy stays, and the run goes on. */
+static void give_up(state_keeper *self, const manifest *record, int code)
+{
+    err_record failure;
+    err_save(&failure, code);
+    remove_file(self->state_dir, slot_name(record->generation)); /* it does not count any more */
+    discard(self);
+    warn(record, &failure);
+}
+
+int state_keep_begin(state_keeper *self, const manifest *record)
+{
+    self->copied_bytes = 0;
+    int rc = prepare(self, record);
+    if (rc == 0 &&
+        (has_file(self->state_dir, slot_name(0)) || has_file(self->state_dir, slot_name(1)))) {
+        forget(self);
+        return 0;
+    }
+    if (rc == 0)
+        rc = failpoint("keep.begin");
+    if (rc == 0)
+        rc = write_note(self, record);
+    if (rc < 0 && rc != ERR_INTERNAL)
+        give_up(self, record, rc);
+    forget(self);
+    return rc == 0 ? 1 : rc == ERR_INTERNAL ? rc : 0;
+}
+
+int state_keep_slabs(state_keeper *self, const slab *disk, const manifest *record)
+{
+    slab_config config;
+    int rc = prepare(self, record);
+    if (rc == 0)
+        rc = config_of(self, disk->rank, &config);
+    if (rc == 0)
+        rc = slab_copy(disk, &config, self->ranges, list_ranges(self, disk), &self->copied_bytes);
+    if (rc == 0 && self->copied_bytes == 0)
+        rc = check_shared(disk, record);
+    forget(self);
+    return rc;
+}
+
+int state_keep_drop(state_keeper *self, const slab *disk, const manifest *record)
+{
+    int rc = prepare(self, record);
+    if (rc == 0)
+        rc = discard_slabs(self, disk->rank);
+    forget(self);
+    return rc;
+}
+
+int state_keep_record(state_keeper *self, const manifest *record, int outcome)
+{
+    err_record failure;
+    err_save(&failure, outcome);
+    int rc = prepare(self, record);
+    if (rc == 0 && outcome < 0)
+        rc = err_restore(&failure);
+    if (rc == 0)
+        rc = copy_job(self);
+    if (rc == 0)
+        rc = sync_directory(self->step_dir);
+    if (rc == 0)
+        rc = failpoint("keep.copied");
+    if (rc == 0)
+        rc = finish(self);
+    if (rc == 0)
+        tell(self, self->copied_bytes);
+    else if (rc != ERR_INTERNAL)
+        give_up(self, record, rc);
+    forget(self);
+    return rc == ERR_INTERNAL ? rc : 0;
+}
+
+int state_keep(state_keeper *self, const slab *disk, const manifest *record)
+{
+    if (!state_is_kept(self->asked, record->step))
+        return 0;
+    int is_wanted = state_keep_begin(self, record);
+    if (is_wanted <= 0)
+        return is_wanted;
+    int rc = state_keep_drop(self, disk, record); /* of an attempt without a note */
+    return state_keep_record(self, record, rc < 0 ? rc : state_keep_slabs(self, disk, record));
+}

@@ -1,0 +1,406 @@
+/* The state of an earlier process: on the slabs where it lies, or re-cut to others.
+ *
+ *   as it lies   the job's drives are those of the manifest, tile size and two places are what it wants, the
+ *                programs fit on the slabs: they are opened, and nothing is written
+ *   re-cut       else: new slabs are made by the job, all extents streamed over, then the old slabs removed
+ *
+ * A re-cut can be killed at any instant. The manifest names what is to be removed at the next start
+ * (stray):
+ *
+ *   slot: state OLD, stray NEW  ->  make NEW, copy, sync  ->  both slots: state NEW, stray OLD  ->  remove OLD
+ *
+ * Both slots, so that no manifest names slabs that are gone.
+ *
+ * Of several ranks each has its own slabs, and copies to them what it needs from the slabs of all;
+ * rank 0 writes the manifests, when all ranks' copies are durable. All take the same way: as it
+ * lies only where all can.
+ *
+ * A new run that begins with the state of another (train_options.from) is re-cut likewise, but the
+ * slabs that it reads stay, and until the copy is there its manifest says that it has begun and
+ * holds nothing. */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/failpoint.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "base/size.h"
+#include "base/tile.h"
+#include "state/rank_slabs.h"
+#include "state/state_internal.h"
+
+/* Whether the job's drive is the directory where this rank's slab lies. */
+static bool is_same_drive(const struct ranks *ranks, const char *path, const manifest *found,
+                          uint32_t drive_idx)
+{
+    char asked[SLAB_PATH_BYTES], has[SLAB_PATH_BYTES];
+    const manifest_rank *was = &found->slabs.ranks[ranks->rank];
+    return manifest_expand_path(path, ranks->rank, ranks->local_rank, ranks->host, asked,
+                                sizeof asked) &&
+           manifest_expand_path(found->slabs.drives[drive_idx], ranks->rank, was->local_rank,
+                                was->host, has, sizeof has) &&
+           state_is_same_directory(asked, has);
+}
+
+/* Whether the job asks for these drives, in this order. */
+static int has_drives_of(const struct ranks *ranks, const struct job *asked, const manifest *found,
+                         bool *same)
+{
+    slab_drive *drives = mem_alloc(SLAB_DRIVES_MAX, sizeof *drives, "slab drives");
+    if (!drives)
+        return -ENOMEM;
+    uint32_t count = 0;
+    int rc = setup_job_drives(asked, drives, &count);
+    *same = rc == 0 && count == found->slabs.drive_count;
+    for (uint32_t d = 0; *same && d < count; d++)
+        *same = is_same_drive(ranks, drives[d].path, found, d);
+    mem_free(drives);
+    return rc;
+}
+
+/* Whether the rank's slabs are within its part of the budgets that the job states. */
+static bool is_within_budgets(const struct ranks *ranks, const struct job *asked,
+                              const manifest *found)
+{
+    uint64_t stated = 0;
+    for (uint32_t d = 0; d < asked->tiers.nvme_count; d++) {
+        if (asked->tiers.nvme[d].budget_bytes == 0)
+            return true;
+        stated += asked->tiers.nvme[d].budget_bytes /
+                  setup_drive_sharers(ranks, asked->tiers.nvme[d].path);
+    }
+    return asked->tiers.nvme_count == 0 || found->total_bytes <= stated;
+}
+
+/* The setup on the slabs of `found`; 1, or 0 with no setup where they are not what the job
+ * wants. */
+static int setup_as_it_lies(struct state_run *self, const manifest *found)
+{
+    const struct job *asked = self->job;
+    bool same;
+    if (size_max(found->world_size, 1) != self->ranks.world)
+        return 0;
+    TRY(ranks_agree(&self->ranks, "drives", has_drives_of(&self->ranks, asked, found, &same)));
+    same = same && is_within_budgets(&self->ranks, asked, found);
+    TRY(ranks_all_true(&self->ranks, "drives", &same));
+    uint64_t tile_elems = size_round_up(asked->schedule.tile_elems, TILE_ELEMS_STEP);
+    if (!same || (tile_elems && tile_elems != found->tile_elems))
+        return 0;
+    if (setup_is_imported(found)) /* its slab has no space of its own for what is written later */
+        return 0;
+    int rc = self->ranks.world > 1 ? rank_slabs_look(found, self->ranks.rank) : 0;
+    TRY(ranks_agree(&self->ranks, "slabs of the commit", rc)); /* ranks may have changed hosts */
+    struct setup_options options = {.ranks = &self->ranks,
+                                    .test = self->options.test,
+                                    .machine = self->options.machine,
+                                    .found = found,
+                                    .as_it_lies = true};
+    rc = setup_create(asked, &options, &self->setup);
+    if (rc == ERR_NO_FIT)
+        return 0;
+    TRY(rc);
+    place_table *table;
+    int placed = engine_places_create(self->setup, found, &table);
+    place_table_destroy(table);
+    same = placed == 1;
+    TRY(ranks_agree(&self->ranks, "layout", placed < 0 ? placed : 0));
+    TRY(ranks_all_true(&self->ranks, "layout", &same));
+    if (same)
+        return 1;
+    setup_destroy(self->setup);
+    self->setup = NULL;
+    return 0;
+}
+
+/* Before anything is removed: the state's own slabs are there, and both slots name them. A kill may
+ * have left the other slot with the slabs the other way round, and it counts where the newer one is
+ * damaged. */
+static int secure_state(const struct state_run *self, manifest *found)
+{
+    slab *own = mem_alloc(1, sizeof *own, "slab");
+    /* Of several ranks, those that this rank can look at: its own number's. */
+    uint32_t rank = self->ranks.rank;
+    bool has_own = rank < size_max(found->slabs.rank_count, 1);
+    int rc = !own ? -ENOMEM : has_own ? rank_slabs_open(found, rank, own) : 0;
+    if (rc == 0 && has_own)
+        slab_close(own);
+    mem_free(own);
+    TRY(ranks_agree(&self->ranks, "slabs of the commit", rc));
+    found->generation++;
+    if (rank == 0)
+        rc = manifest_write(self->dir.state, found);
+    rc = ranks_agree(&self->ranks, "manifest", rc);
+    if (rc < 0)
+        found->generation--; /* its slot was withdrawn */
+    return rc;
+}
+
+/* What is not named by a manifest any more, or not yet. The run goes on where it cannot be removed;
+ * it is tried again with the next start. */
+static void remove_strays(struct state_run *self, manifest *found)
+{
+    if (found->stray.drive_count == 0)
+        return;
+    int rc = secure_state(self, found);
+    if (rc == 0)
+        rc = ranks_agree(&self->ranks, "removal of slabs", state_remove_slabs(&found->stray));
+    if (rc == 0)
+        return;
+    log_warn("slabs that are of no use any more could not be removed: %s", err_text());
+    memcpy(&self->record.stray, &found->stray, sizeof found->stray);
+}
+
+/* Writes a slot with these slabs as the state and those as strays. The extents are those of the
+ * state. */
+static int write_slot(const struct state_run *self, manifest *record, const manifest *state,
+                      const manifest_slabs *stray)
+{
+    uint64_t generation = record->generation + 1;
+    manifest_copy_header(record, state);
+    record->extents = state->extents;
+    record->extent_count = state->extent_count;
+    record->generation = generation;
+    memcpy(&record->stray, stray, sizeof record->stray);
+    int rc = self->ranks.rank == 0 ? manifest_write(self->dir.state, record) : 0;
+    return ranks_agree(&self->ranks, "manifest", rc);
+}
+
+/* The new slabs, named as strays of the old state before they are made. */
+static int announce_new(struct state_run *self, const manifest *found, manifest *scratch,
+                        uint8_t uuid[SLAB_UUID_BYTES])
+{
+    manifest_slabs *fresh = mem_alloc(1, sizeof *fresh, "slab names");
+    if (!fresh)
+        return -ENOMEM;
+    int rc = state_draw_uuid(&self->ranks, uuid);
+    state_name_slabs(self->setup, uuid, fresh);
+    if (rc == 0)
+        rc = write_slot(self, scratch, found, fresh);
+    mem_free(fresh);
+    return rc < 0 ? rc : failpoint("recut.begin");
+}
+
+/* All extents into the places of the engine, whose record then says what they are. */
+static int copy_extents(struct state_run *self, const manifest *found, slab *old,
+                        sim_store *old_store)
+{
+    const struct engine *engine = self->engine;
+    const struct setup_test *test = self->options.test;
+    struct state_recut work = {
+        .found = found,
+        .from = old ? &old : NULL,
+        .to = engine->disk,
+        .places = engine->places,
+        .unit_elems = self->setup->unit_elems,
+        .unit_count = self->setup->net->unit_count,
+        .rank = self->ranks.rank,
+        .world = self->ranks.world,
+        .is_sharded = plan_is_sharded(&self->setup->plan, STATE_OPTIMIZER, 0),
+        .state_streams = self->setup->plan.state_streams,
+        .is_frozen = self->setup->is_frozen,
+        .param_type = self->setup->net->type,
+        .backend = engine->io_kind,
+        .from_store = old ? &old_store : NULL,
+        .to_store = test && test->store ? *test->store : NULL,
+        .stop = self->options.stop,
+        .faults = test ? test->faults : NULL,
+        .stuck_ns = (uint64_t)(self->job->io.stuck_seconds * 1e9),
+        .stop_ns = (uint64_t)(self->job->io.stop_seconds * 1e9),
+    };
+    TRY(ranks_agree(&self->ranks, "move of the commit", state_recut_copy(&work)));
+    place_table_commit(engine->places);
+    manifest *record = &self->commit.record;
+    state_point point;
+    state_point_take(&point, found);
+    state_point_put(&point, record);
+    record->state = MANIFEST_COMMITTED;
+    return state_fill_extents(&self->commit);
+}
+
+/* With the new slabs made: the state over, the manifests, the old slabs gone. */
+static int move_state(struct state_run *self, const manifest *found, manifest *scratch, slab *old)
+{
+    sim_store *old_store = self->moved_store;
+    TRY(copy_extents(self, found, old, old_store));
+    static const manifest_slabs none;
+    for (int slot = 0; slot < 2; slot++)
+        TRY(write_slot(self, scratch, &self->commit.record,
+                       self->is_borrowed ? &none : &found->slabs));
+    self->commit.record.generation = scratch->generation;
+    self->is_moved = true;
+    TRY(failpoint("recut.switched"));
+    if (old)
+        slab_close(old);
+    sim_store_destroy(old_store);
+    self->moved_store = NULL;
+    if (self->is_borrowed)
+        return 0;
+    if (ranks_agree(&self->ranks, "removal of slabs", state_remove_slabs(&found->slabs)) < 0) {
+        log_warn("the slabs that the run has left could not be removed: %s", err_text());
+        memcpy(&self->commit.record.stray, &found->slabs, sizeof found->slabs);
+    }
+    return failpoint("recut.removed");
+}
+
+/* Simulated drives: the memory of the old slabs is set aside, and the engine makes new one. */
+static void set_store_aside(struct state_run *self)
+{
+    const struct setup_test *test = self->options.test;
+    sim_store **store = test ? test->store : NULL;
+    if (store && test->simulates_drives) {
+        self->moved_store = *store;
+        *store = NULL;
+    }
+}
+
+/* Whether this rank can see all slabs that its part is in. */
+static int check_sources(const struct state_run *self, const manifest *found)
+{
+    struct state_recut work = {
+        .found = found,
+        .unit_elems = self->setup->unit_elems,
+        .unit_count = self->setup->net->unit_count,
+        .rank = self->ranks.rank,
+        .world = self->ranks.world,
+        .is_sharded = plan_is_sharded(&self->setup->plan, STATE_OPTIMIZER, 0),
+    };
+    return state_recut_check(&work);
+}
+
+/* Whether a run's selection splits the norms of its blocks off: its identity has the ranges sorted
+ * and joined. */
+static bool splits_norms(const char *identity, uint64_t layers)
+{
+    static const char key[] = "\ntrain.only=", norms[] = "norms";
+    char blocks[64];
+    const char *list = strstr(identity, key);
+    if (!list)
+        return false;
+    list += sizeof key - 1;
+    size_t length = strcspn(list, "\n");
+    size_t all = (size_t)snprintf(blocks, sizeof blocks, "blocks.0-%" PRIu64, layers - 1);
+    bool has_all = length >= all && memcmp(list + length - all, blocks, all) == 0;
+    return !has_all && memmem(list, length, norms, sizeof norms - 1) != NULL;
+}
+
+/* Another selection of what learns, or adapters, may split units otherwise: then they are others.
+ * With adapters there are as many of them with norms as without. */
+static int check_units(const struct state_run *self, const manifest *found)
+{
+    const model *net = self->setup->net;
+    uint32_t count = 0;
+    for (uint64_t i = 0; i < found->extent_count; i++)
+        count = (uint32_t)size_max(count, (uint64_t)found->extents[i].unit + 1);
+    if (count == net->unit_count && splits_norms(found->identity, net->spec.num_layers) ==
+                                        splits_norms(self->setup->identity, net->spec.num_layers))
+        return 0;
+    if (setup_is_imported(found))
+        return err_set(ERR_INPUT,
+                       "the import in %s has %" PRIu32 " units and this run %" PRIu32
+                       ", as train.only or train.lora split some of them: begin in a run.dir of "
+                       "its own, with the checkpoint in model.hf",
+                       self->is_borrowed ? self->from.path : self->dir.path, count,
+                       net->unit_count);
+    return err_set(ERR_INPUT,
+                   "--from: the run in %s has %" PRIu32 " units and this one %" PRIu32
+                   ", as train.only selects norms apart from matrices in one of them alone: go on "
+                   "with a selection that says \"norms\" where that one does, or begin from an "
+                   "export of that run (model.hf)",
+                   self->from.path, count, net->unit_count);
+}
+
+/* `old`: room for the slab of a run of one rank; NULL: the copy opens what it reads. */
+static int recut(struct state_run *self, const manifest *found, manifest *scratch, slab *old)
+{
+    uint8_t uuid[SLAB_UUID_BYTES];
+    struct setup_options options = {.ranks = &self->ranks,
+                                    .test = self->options.test,
+                                    .machine = self->options.machine,
+                                    .found = found,
+                                    .found_in = self->is_borrowed ? self->from.path : NULL};
+    setup_destroy(self->setup); /* of a new run: without a look at what it begins with */
+    self->setup = NULL;
+    int rc = setup_create(self->job, &options, &self->setup);
+    if (rc == ERR_NO_FIT && !self->is_borrowed)
+        return err_prefix(rc,
+                          "the run in %s is to move to other places, beside the slabs that it has",
+                          self->dir.path);
+    TRY(rc);
+    if (self->is_borrowed || setup_is_imported(found))
+        TRY(check_units(self, found));
+    if (old)
+        TRY(rank_slabs_open(found, 0, old));
+    else
+        TRY(ranks_agree(&self->ranks, "slabs of the commit", check_sources(self, found)));
+    if (self->is_borrowed) {
+        if (self->ranks.rank == 0)
+            log_info("the commit of step %" PRIu64 " in %s is copied", found->step,
+                     self->from.path);
+        rc = state_draw_uuid(&self->ranks, uuid);
+        if (rc == 0)
+            rc = state_name_new_slabs(self, uuid);
+        scratch->generation = self->record.generation;
+    } else {
+        if (self->ranks.rank == 0)
+            log_info("the commit of step %" PRIu64
+                     " is moved: other drives, tile size, layout or ranks than before",
+                     found->step);
+        scratch->generation = found->generation;
+        rc = announce_new(self, found, scratch, uuid);
+        set_store_aside(self);
+    }
+    if (rc == 0)
+        rc = state_start_engine(self, NULL, uuid);
+    if (rc == 0) {
+        self->commit.record.generation = scratch->generation;
+        rc = move_state(self, found, scratch, old);
+    }
+    if (rc < 0 && !self->is_moved && old)
+        slab_close(old);
+    return rc;
+}
+
+int state_resume(struct state_run *self, manifest *found)
+{
+    int lies = 0;
+    if (!self->is_borrowed) {
+        remove_strays(self, found);
+        lies = setup_as_it_lies(self, found);
+        TRY(lies);
+    }
+    if (lies) {
+        TRY(state_start_engine(self, found, found->slabs.uuid));
+        self->commit.record.generation = found->generation;
+        memcpy(&self->commit.record.stray, &self->record.stray, sizeof self->record.stray);
+        return 0;
+    }
+    manifest *scratch = mem_alloc(1, sizeof *scratch, "manifest");
+    bool is_single = self->ranks.world == 1 && size_max(found->world_size, 1) == 1;
+    slab *old = mem_alloc(1, sizeof *old, "slab");
+    int rc = scratch && old ? recut(self, found, scratch, is_single ? old : NULL) : -ENOMEM;
+    mem_free(scratch); /* its extents are another's */
+    mem_free(old);
+    return rc;
+}
+
+int state_borrow(struct state_run *self, manifest *found)
+{
+    const char *path = self->options.from;
+    char state[JOB_PATH_BYTES + 16];
+    int exists = 0;
+    snprintf(state, sizeof state, "%s/state", path);
+    if (access(state, F_OK) != 0)
+        return err_set(ERR_INPUT, "--from: %s is no run directory", path);
+    int rc = state_run_dir_open(&self->from, path);
+    if (rc < 0)
+        return err_prefix(rc, "--from");
+    TRY(manifest_read(self->from.state, found, &exists));
+    if (!exists || found->state != MANIFEST_COMMITTED)
+        return err_set(ERR_INPUT, "--from: the run in %s has no commit to begin with", path);
+    TRY(state_find_moved(found, self->from.state));
+    self->is_borrowed = true;
+    return 0;
+}

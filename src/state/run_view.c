@@ -1,0 +1,167 @@
+/* See run_view.h. Allocates the record's extents, the job and the model; all is freed by close. */
+#include "state/run_view.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "base/mem.h"
+#include "state/rank_slabs.h"
+#include "state/state_internal.h"
+
+enum {
+    SLOT_COUNT = 2,
+    LOOKS_MAX = 5, /* at a slot that a run may just be writing */
+    LOOK_PAUSE_NS = 20000000,
+};
+
+void state_view_slot_path(const state_view *self, uint32_t slot, char path[JOB_PATH_BYTES])
+{
+    int length = snprintf(path, JOB_PATH_BYTES, "%s/manifest-%u", self->state_path, slot);
+    if (length >= JOB_PATH_BYTES) /* then it could not be read either */
+        path[JOB_PATH_BYTES - 1] = '\0';
+}
+
+void state_view_unit_name(const state_view *self, uint32_t unit, char name[STATE_UNIT_NAME_BYTES])
+{
+    if (self->net && unit < self->net->unit_count)
+        snprintf(name, STATE_UNIT_NAME_BYTES, "%.*s", STATE_UNIT_NAME_BYTES - 1,
+                 self->net->units[unit].name);
+    else
+        snprintf(name, STATE_UNIT_NAME_BYTES, "unit %u", unit);
+}
+
+/* The whole file in memory from mem_alloc. */
+static int read_slot(const char *path, void **bytes, uint64_t *size_bytes)
+{
+    struct stat status;
+    *bytes = NULL;
+    *size_bytes = 0;
+    FILE *file = fopen(path, "rbe");
+    if (!file)
+        return err_errno(errno, "cannot open %s", path);
+    if (fstat(fileno(file), &status) != 0 || status.st_size < 0) {
+        fclose(file);
+        return err_errno(errno ? errno : EINVAL, "cannot read %s", path);
+    }
+    *size_bytes = (uint64_t)status.st_size;
+    *bytes = mem_alloc(*size_bytes, 1, "manifest slot");
+    bool whole = *bytes && fread(*bytes, 1, *size_bytes, file) == *size_bytes;
+    fclose(file);
+    if (whole)
+        return 0;
+    int rc = *bytes ? err_set(-EIO, "%s ends too early", path) : -ENOMEM;
+    mem_free(*bytes);
+    *bytes = NULL;
+    return rc;
+}
+
+/* The newest valid slot, or SLOT_COUNT. */
+static uint32_t newest_slot(const state_view *self)
+{
+    uint32_t newest = SLOT_COUNT;
+    for (uint32_t i = 0; i < SLOT_COUNT; i++)
+        if (self->slots[i].outcome == MANIFEST_SLOT_VALID &&
+            (newest == SLOT_COUNT || self->slots[i].generation > self->slots[newest].generation))
+            newest = i;
+    return newest;
+}
+
+/* 1: the slots as they are; 0: one of them may be changing. */
+static int look_at_slots(state_view *self)
+{
+    TRY(manifest_examine(self->state_path, self->slots));
+    uint32_t newest = newest_slot(self);
+    bool is_damaged = self->slots[0].outcome == MANIFEST_SLOT_DAMAGED ||
+                      self->slots[1].outcome == MANIFEST_SLOT_DAMAGED;
+    if (newest == SLOT_COUNT)
+        return !is_damaged;
+    char path[JOB_PATH_BYTES];
+    void *bytes;
+    uint64_t size_bytes;
+    state_view_slot_path(self, newest, path);
+    TRY(read_slot(path, &bytes, &size_bytes));
+    manifest_fini(&self->record);
+    memset(&self->record, 0, sizeof self->record);
+    int rc = manifest_decode(bytes, size_bytes, newest, &self->record);
+    mem_free(bytes);
+    if (rc == -ENOMEM)
+        return rc;
+    if (rc >= 0)
+        TRY(state_find_moved(&self->record, self->state_path));
+    self->has_record = rc >= 0;
+    return self->has_record && !is_damaged;
+}
+
+/* A run that is in use may be writing a slot, which then looks damaged for a moment. */
+static int read_record(state_view *self)
+{
+    for (int looks = 0; looks < LOOKS_MAX; looks++) {
+        static const struct timespec pause = {.tv_nsec = LOOK_PAUSE_NS};
+        if (looks > 0)
+            (void)nanosleep(&pause, NULL);
+        int settled = look_at_slots(self);
+        if (settled != 0)
+            return settled < 0 ? settled : 0;
+    }
+    return 0;
+}
+
+/* Names come from it, and what of several ranks' units is padding: a job that cannot be read costs
+ * these alone. */
+static void read_model(state_view *self)
+{
+    char path[JOB_PATH_BYTES];
+    int length = snprintf(path, sizeof path, "%s/job.json", self->path);
+    if (length >= (int)sizeof path ||
+        job_read_ranks(path, NULL, 0, rank_slabs_world(&self->record), &self->asked) < 0)
+        return;
+    model_spec spec = setup_model_spec(&self->asked->model);
+    if (setup_fill_learning(self->asked, &spec) < 0 ||
+        model_create(&spec, self->asked->type, self->asked->micro_batch, &self->net) < 0)
+        self->net = NULL;
+}
+
+/* state_path, once it is a directory. */
+static int find_state(const char *run_dir, char state_path[JOB_PATH_BYTES])
+{
+    struct stat status;
+    int length = snprintf(state_path, JOB_PATH_BYTES, "%s/state", run_dir);
+    if (length >= JOB_PATH_BYTES)
+        return err_set(ERR_INPUT, "the path of the run is too long: %.200s...", run_dir);
+    if (stat(state_path, &status) != 0 || !S_ISDIR(status.st_mode))
+        return err_set(ERR_INPUT, "%s is no run directory: it has no directory \"state\"", run_dir);
+    return 0;
+}
+
+int state_view_exists(const char *run_dir)
+{
+    char state_path[JOB_PATH_BYTES];
+    return find_state(run_dir, state_path);
+}
+
+int state_view_open(state_view *self, const char *run_dir, bool with_names)
+{
+    memset(self, 0, sizeof *self);
+    TRY(find_state(run_dir, self->state_path));
+    snprintf(self->path, sizeof self->path, "%s", run_dir); /* fits: state_path is longer */
+    TRY(read_record(self));
+    if (self->slots[0].outcome == MANIFEST_SLOT_ABSENT &&
+        self->slots[1].outcome == MANIFEST_SLOT_ABSENT)
+        return err_set(ERR_INPUT, "%s holds no run: it has no manifest in \"state\"", run_dir);
+    if (with_names)
+        read_model(self);
+    return 0;
+}
+
+void state_view_close(state_view *self)
+{
+    manifest_fini(&self->record);
+    model_destroy(self->net);
+    job_destroy(self->asked);
+    memset(self, 0, sizeof *self);
+}

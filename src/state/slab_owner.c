@@ -1,0 +1,127 @@
+/* Whose slabs these are. A run directory can be copied, its slabs elsewhere cannot: then two
+ * manifests name the same files, and the copy, once it trains, changes them in place or, where it
+ * moves them, removes them.
+ *
+ *   <drive>/sluice-<uuid>/owner     the state directory whose manifests name the slabs, a line
+ *
+ * Of several ranks rank 0 keeps the notes, beside its own slabs, which speak for all.
+ *
+ * A note that names another directory is believed where that one is there and has a manifest that
+ * names the slabs too; else the run was moved, and the note is written anew. A lost or torn note
+ * protects nothing and hinders nobody, so it is not synced. */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "base/mem.h"
+#include "state/state_internal.h"
+
+enum { NOTE_PATH_BYTES = SLAB_PATH_BYTES + 64 };
+
+/* False where there can be none. */
+static bool note_path(const manifest_slabs *slabs, uint32_t drive_idx, char path[NOTE_PATH_BYTES])
+{
+    char uuid[MANIFEST_UUID_TEXT_BYTES], drive[SLAB_PATH_BYTES];
+    if (state_drive_of_rank(slabs, 0, drive_idx, drive) < 0)
+        return false;
+    snprintf(path, NOTE_PATH_BYTES, "%s/sluice-%s/owner", drive, manifest_uuid_text(slabs, uuid));
+    return true;
+}
+
+/* The first line; false where there is none. */
+static bool read_note(const char *path, char text[SLAB_PATH_BYTES])
+{
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    if (fd < 0)
+        return false;
+    ssize_t got = read(fd, text, SLAB_PATH_BYTES - 1);
+    close(fd);
+    char *end = got > 0 ? memchr(text, '\n', (size_t)got) : NULL;
+    if (end)
+        *end = '\0';
+    return end && text[0] == '/';
+}
+
+/* Whether the manifests in another state directory name these slabs. 1, 0, or -ENOMEM. */
+static int names_them(const char *state_dir, const manifest_slabs *slabs)
+{
+    int found = 0;
+    if (access(state_dir, F_OK) != 0)
+        return 0;
+    manifest *other = mem_alloc(1, sizeof *other, "manifest");
+    if (!other)
+        return -ENOMEM;
+    int rc = manifest_read(state_dir, other, &found);
+    if (rc >= 0 && found)
+        rc = state_find_moved(other, state_dir);
+    bool names = rc >= 0 && found &&
+                 memcmp(other->slabs.uuid, slabs->uuid, sizeof slabs->uuid) == 0 &&
+                 strcmp(other->slabs.drives[0], slabs->drives[0]) == 0;
+    manifest_fini(other);
+    mem_free(other);
+    return names;
+}
+
+int state_check_owner(const char *state_dir, const manifest_slabs *slabs)
+{
+    char here[SLAB_PATH_BYTES], owner[SLAB_PATH_BYTES], path[NOTE_PATH_BYTES];
+    snprintf(here, sizeof here, "%s", state_dir);
+    if (slabs->drive_count == 0)
+        return 0;
+    TRY(setup_make_absolute(here));
+    if (!note_path(slabs, 0, path) || state_is_same_directory(slabs->drives[0], here) ||
+        !read_note(path, owner) || state_is_same_directory(owner, here))
+        return 0;
+    int names = names_them(owner, slabs);
+    if (names <= 0)
+        return names;
+    char *end = strrchr(owner, '/');
+    if (end && end != owner)
+        *end = '\0'; /* its "/state" */
+    return err_set(ERR_INPUT,
+                   "the slabs in %s are those of the run in %s, of whose directory this one seems "
+                   "to be a copy: training here would destroy that run. To begin with its state, "
+                   "name a new run.dir and --from %s; where this is the run and that the copy, "
+                   "remove that one",
+                   slabs->drives[0], owner, owner);
+}
+
+static int write_note(const char *path, const char *state_dir)
+{
+    char text[SLAB_PATH_BYTES + 1];
+    int length = snprintf(text, sizeof text, "%s\n", state_dir);
+    int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0666);
+    if (fd < 0)
+        return -errno;
+    int rc = write(fd, text, (size_t)length) == length ? 0 : -EIO;
+    close(fd);
+    return rc;
+}
+
+int state_claim_slabs(const char *state_dir, const manifest_slabs *slabs)
+{
+    char here[SLAB_PATH_BYTES], owner[SLAB_PATH_BYTES], path[NOTE_PATH_BYTES];
+    snprintf(here, sizeof here, "%s", state_dir);
+    TRY(setup_make_absolute(here));
+    for (uint32_t d = 0; d < slabs->drive_count; d++) {
+        if (!note_path(slabs, d, path) || (read_note(path, owner) && strcmp(owner, here) == 0))
+            continue;
+        int rc = write_note(path, here);
+        if (rc < 0)
+            log_warn("%s cannot be written (%s): a copy of the run directory would not be noticed",
+                     path, strerror(-rc));
+    }
+    return 0;
+}
+
+void state_release_slabs(const manifest_slabs *slabs)
+{
+    char path[NOTE_PATH_BYTES];
+    for (uint32_t d = 0; d < slabs->drive_count; d++) {
+        if (note_path(slabs, d, path) && unlink(path) != 0 && errno != ENOENT && errno != ENOTDIR)
+            log_warn("%s cannot be removed: %s", path, strerror(errno));
+    }
+}

@@ -1,0 +1,382 @@
+/* Conversations as text: the forms of chat.h. */
+#include "text/chat.h"
+
+#include <errno.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "base/size.h"
+
+void chat_text_fini(chat_text *self)
+{
+    mem_free(self->bytes);
+    mem_free(self->answers);
+    *self = (chat_text){0};
+}
+
+/* ---- a text that grows ---- */
+
+static int add_bytes(chat_text *self, const char *bytes, size_t count)
+{
+    if (self->capacity - self->length < count) {
+        size_t capacity = size_max(2 * self->capacity, self->length + count);
+        char *grown = mem_resize(self->bytes, capacity, 1, "conversation");
+        if (!grown)
+            return -ENOMEM;
+        self->bytes = grown;
+        self->capacity = capacity;
+    }
+    if (count > 0)
+        memcpy(self->bytes + self->length, bytes, count);
+    self->length += count;
+    return 0;
+}
+
+static int add(chat_text *self, const char *text)
+{
+    return add_bytes(self, text, strlen(text));
+}
+
+/* Before, text and after, in this order. */
+static int add_between(chat_text *self, const char *before, const char *text, const char *after)
+{
+    TRY(add(self, before));
+    TRY(add(self, text));
+    return add(self, after);
+}
+
+/* The text since `begin` is an assistant's. */
+static int note_answer(chat_text *self, size_t begin)
+{
+    if (self->answer_count == self->answer_capacity) {
+        size_t capacity = size_max(2 * self->answer_capacity, 8);
+        chat_span *grown = mem_resize(self->answers, capacity, sizeof *grown, "answers");
+        if (!grown)
+            return -ENOMEM;
+        self->answers = grown;
+        self->answer_capacity = capacity;
+    }
+    self->answers[self->answer_count++] = (chat_span){begin, self->length};
+    return 0;
+}
+
+/* ---- pieces of text ---- */
+
+struct piece {
+    const char *at;
+    size_t bytes;
+};
+
+static struct piece content_of(const chat_message *message)
+{
+    return (struct piece){message->content, message->bytes};
+}
+
+/* Bytes of the white space that a text begins with, as Python's str.strip knows it; 0: none. */
+static size_t blank_at(const unsigned char *at, size_t bytes)
+{
+    static const char *const wide[] = {
+        "\xc2\x85",     "\xc2\xa0",     "\xe1\x9a\x80", "\xe2\x80\x80", "\xe2\x80\x81",
+        "\xe2\x80\x82", "\xe2\x80\x83", "\xe2\x80\x84", "\xe2\x80\x85", "\xe2\x80\x86",
+        "\xe2\x80\x87", "\xe2\x80\x88", "\xe2\x80\x89", "\xe2\x80\x8a", "\xe2\x80\xa8",
+        "\xe2\x80\xa9", "\xe2\x80\xaf", "\xe2\x81\x9f", "\xe3\x80\x80",
+    };
+    if (bytes == 0)
+        return 0;
+    if ((at[0] >= 9 && at[0] <= 13) || (at[0] >= 28 && at[0] <= 32))
+        return 1;
+    for (size_t i = 0; i < sizeof wide / sizeof wide[0]; i++) {
+        size_t length = strlen(wide[i]);
+        if (bytes >= length && memcmp(at, wide[i], length) == 0)
+            return length;
+    }
+    return 0;
+}
+
+static struct piece strip(struct piece text)
+{
+    for (size_t blank; (blank = blank_at((const unsigned char *)text.at, text.bytes)) > 0;) {
+        text.at += blank;
+        text.bytes -= blank;
+    }
+    while (text.bytes > 0) {
+        size_t length = 1;
+        while (length < 3 && length < text.bytes &&
+               ((unsigned char)text.at[text.bytes - length] & 0xc0) == 0x80)
+            length++;
+        const char *last = text.at + text.bytes - length;
+        if (blank_at((const unsigned char *)last, length) != length)
+            break;
+        text.bytes -= length;
+    }
+    return text;
+}
+
+static struct piece strip_newlines(struct piece text, bool at_begin, bool at_end)
+{
+    while (at_begin && text.bytes > 0 && text.at[0] == '\n') {
+        text.at++;
+        text.bytes--;
+    }
+    while (at_end && text.bytes > 0 && text.at[text.bytes - 1] == '\n')
+        text.bytes--;
+    return text;
+}
+
+static bool begins_with(struct piece text, const char *begin)
+{
+    size_t length = strlen(begin);
+    return text.bytes >= length && memcmp(text.at, begin, length) == 0;
+}
+
+static bool ends_with(struct piece text, const char *end)
+{
+    size_t length = strlen(end);
+    return text.bytes >= length && memcmp(text.at + text.bytes - length, end, length) == 0;
+}
+
+/* The first or last place of a word; NULL: it is not there. */
+static const char *find(struct piece text, const char *word, bool is_last)
+{
+    size_t length = strlen(word);
+    const char *found = NULL;
+    for (size_t i = 0; i + length <= text.bytes && (is_last || !found); i++)
+        if (memcmp(text.at + i, word, length) == 0)
+            found = text.at + i;
+    return found;
+}
+
+static bool is_role(const chat_message *message, const char *role)
+{
+    return strcmp(message->role, role) == 0;
+}
+
+/* ---- the forms ---- */
+
+static int add_chatml(chat_text *out, const char *role, struct piece content)
+{
+    TRY(add_between(out, "<|im_start|>", role, "\n"));
+    size_t begin = out->length;
+    TRY(add_bytes(out, content.at, content.bytes));
+    TRY(add(out, "<|im_end|>"));
+    if (strcmp(role, "assistant") == 0)
+        TRY(note_answer(out, begin));
+    return add(out, "\n");
+}
+
+static int render_chatml(const chat_form *form, const chat_message *messages, size_t count,
+                         chat_text *out)
+{
+    if (form->adds_system && !is_role(&messages[0], "system"))
+        TRY(add_chatml(out, "system", (struct piece){form->system, strlen(form->system)}));
+    for (size_t i = 0; i < count; i++)
+        TRY(add_chatml(out, messages[i].role, content_of(&messages[i])));
+    return 0;
+}
+
+/* The last message of a user that is no answer of a tool; count - 1 where there is none. */
+static size_t last_query(const chat_message *messages, size_t count)
+{
+    for (size_t i = count; i-- > 0;) {
+        struct piece content = content_of(&messages[i]);
+        if (is_role(&messages[i], "user") &&
+            !(begins_with(content, "<tool_response>") && ends_with(content, "</tool_response>")))
+            return i;
+    }
+    return count - 1;
+}
+
+/* Reasoning and answer apart: the former from its own field, else from between the tags of the
+ * content. */
+static void split_reasoning(const chat_message *message, struct piece *reasoning,
+                            struct piece *content)
+{
+    static const char begin[] = "<think>", end[] = "</think>";
+    *content = content_of(message);
+    *reasoning = (struct piece){"", 0};
+    if (message->reasoning) {
+        *reasoning = (struct piece){message->reasoning, strlen(message->reasoning)};
+        return;
+    }
+    const char *first = find(*content, end, false), *last = find(*content, end, true);
+    if (!first)
+        return;
+    *reasoning =
+        strip_newlines((struct piece){content->at, (size_t)(first - content->at)}, false, true);
+    const char *open = find(*reasoning, begin, true);
+    if (open) {
+        reasoning->bytes -= (size_t)(open - reasoning->at) + strlen(begin);
+        reasoning->at = open + strlen(begin);
+    }
+    *reasoning = strip_newlines(*reasoning, true, false);
+    content->bytes -= (size_t)(last - content->at) + strlen(end);
+    content->at = last + strlen(end);
+    *content = strip_newlines(*content, true, false);
+}
+
+static int render_qwen3(const chat_message *messages, size_t count, chat_text *out)
+{
+    size_t query = last_query(messages, count);
+    for (size_t i = 0; i < count; i++) {
+        struct piece reasoning, content;
+        if (!is_role(&messages[i], "assistant")) {
+            TRY(add_chatml(out, messages[i].role, content_of(&messages[i])));
+            continue;
+        }
+        split_reasoning(&messages[i], &reasoning, &content);
+        TRY(add(out, "<|im_start|>assistant\n"));
+        size_t begin = out->length;
+        if (i > query && (i + 1 == count || reasoning.bytes > 0)) {
+            reasoning = strip_newlines(reasoning, true, true);
+            content = strip_newlines(content, true, false);
+            TRY(add(out, "<think>\n"));
+            TRY(add_bytes(out, reasoning.at, reasoning.bytes));
+            TRY(add(out, "\n</think>\n\n"));
+        }
+        TRY(add_bytes(out, content.at, content.bytes));
+        TRY(add(out, "<|im_end|>"));
+        TRY(note_answer(out, begin));
+        TRY(add(out, "\n"));
+    }
+    return 0;
+}
+
+static int add_llama3(chat_text *out, const char *role, const char *before, struct piece content)
+{
+    content = strip(content);
+    TRY(add_between(out, "<|start_header_id|>", role, "<|end_header_id|>\n\n"));
+    TRY(add(out, before));
+    size_t begin = out->length;
+    TRY(add_bytes(out, content.at, content.bytes));
+    TRY(add(out, "<|eot_id|>"));
+    return strcmp(role, "assistant") == 0 ? note_answer(out, begin) : 0;
+}
+
+static int render_llama3(const chat_form *form, const chat_message *messages, size_t count,
+                         chat_text *out)
+{
+    size_t first = 0;
+    TRY(add(out, form->begin));
+    if (form->has_dates) {
+        struct piece content = {"", 0};
+        if (is_role(&messages[0], "system"))
+            content = content_of(&messages[first++]);
+        TRY(add_llama3(out, "system",
+                       "Cutting Knowledge Date: December 2023\nToday Date: 26 Jul 2024\n\n",
+                       content));
+    }
+    for (size_t i = first; i < count; i++)
+        TRY(add_llama3(out, messages[i].role, "", content_of(&messages[i])));
+    return 0;
+}
+
+static int render_mistral(const chat_form *form, const chat_message *messages, size_t count,
+                          chat_text *out)
+{
+    size_t first = is_role(&messages[0], "system"), taker = first;
+    for (size_t i = first; i < count; i++) {
+        bool is_user = is_role(&messages[i], "user");
+        if (is_user != ((i - first) % 2 == 0))
+            return err_set(
+                ERR_INPUT,
+                "message %zu is of \"%s\": the chat template %s wants user and assistant "
+                "in turn, after at most one system message",
+                i, messages[i].role, form->name);
+        if (is_user && !form->is_first)
+            taker = i;
+    }
+    TRY(add(out, form->begin));
+    for (size_t i = first; i < count; i++) {
+        bool is_user = is_role(&messages[i], "user");
+        TRY(add(out, is_user ? form->user_before : form->answer_before));
+        size_t begin = out->length;
+        if (first > 0 && i == taker) {
+            TRY(add_bytes(out, messages[0].content, messages[0].bytes));
+            TRY(add(out, "\n\n"));
+        }
+        struct piece content = content_of(&messages[i]);
+        if (!is_user && form->strips_answers)
+            content = strip(content);
+        TRY(add_bytes(out, content.at, content.bytes));
+        TRY(add(out, is_user ? form->user_after : form->end));
+        if (!is_user)
+            TRY(note_answer(out, begin));
+    }
+    return 0;
+}
+
+/* Zephyr's and the plain one: a role's name, the content, an end. */
+static int render_simple(const chat_form *form, const chat_message *messages, size_t count,
+                         chat_text *out)
+{
+    bool is_zephyr = form->kind == CHAT_ZEPHYR;
+    for (size_t i = 0; i < count; i++) {
+        bool is_answer = is_role(&messages[i], "assistant");
+        TRY(add_between(out, is_zephyr ? "<|" : "", messages[i].role, is_zephyr ? "|>\n" : ": "));
+        size_t begin = out->length;
+        TRY(add_bytes(out, messages[i].content, messages[i].bytes));
+        if (is_zephyr || is_answer)
+            TRY(add(out, form->end));
+        if (is_answer && form->end[0])
+            TRY(note_answer(out, begin));
+        TRY(add(out, "\n"));
+        if (is_answer && !form->end[0]) /* the newline says that it is over */
+            TRY(note_answer(out, begin));
+    }
+    return 0;
+}
+
+/* What an answer begins with. */
+static int ask(const chat_form *form, chat_text *out)
+{
+    switch (form->kind) {
+    case CHAT_CHATML:
+    case CHAT_QWEN3:
+        return add(out, "<|im_start|>assistant\n");
+    case CHAT_LLAMA3:
+        return add(out, "<|start_header_id|>assistant<|end_header_id|>\n\n");
+    case CHAT_ZEPHYR:
+        return add(out, "<|assistant|>\n");
+    case CHAT_PLAIN:
+        return add(out, "assistant:");
+    case CHAT_MISTRAL:
+        break; /* the user's end is enough */
+    }
+    return 0;
+}
+
+int chat_render(const chat_form *form, const chat_message *messages, size_t count, bool asks,
+                chat_text *out)
+{
+    out->length = out->answer_count = 0;
+    if (count == 0)
+        return err_set(ERR_INPUT, "a conversation without messages");
+    for (size_t i = 0; i < count; i++)
+        if (!is_role(&messages[i], "system") && !is_role(&messages[i], "user") &&
+            !is_role(&messages[i], "assistant"))
+            return err_set(ERR_INPUT,
+                           "message %zu has the role \"%.32s\"; system, user and assistant can be "
+                           "written",
+                           i, messages[i].role);
+    int rc = 0;
+    switch (form->kind) {
+    case CHAT_CHATML:
+        rc = render_chatml(form, messages, count, out);
+        break;
+    case CHAT_QWEN3:
+        rc = render_qwen3(messages, count, out);
+        break;
+    case CHAT_LLAMA3:
+        rc = render_llama3(form, messages, count, out);
+        break;
+    case CHAT_MISTRAL:
+        rc = render_mistral(form, messages, count, out);
+        break;
+    case CHAT_ZEPHYR:
+    case CHAT_PLAIN:
+        rc = render_simple(form, messages, count, out);
+        break;
+    }
+    return rc == 0 && asks ? ask(form, out) : rc;
+}

@@ -1,0 +1,281 @@
+/* Tokenizers: opening by name, questions, and workers lent to calls. See tokenizer.h and
+ * tokenizer_internal.h. */
+#include "text/tokenizer.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "base/mem.h"
+#include "base/size.h"
+#include "text/tokenizer_internal.h"
+#include "text/tokenizer_sp.h"
+
+enum { JIT_STACK_FIRST = 32768, JIT_STACK_MOST = 8 << 20, PATH_BYTES = 4096 };
+
+static void worker_destroy(toki_worker *self)
+{
+    toki_bytes *const texts[] = {&self->utf8, &self->normal, &self->shadow, &self->space_text,
+                                 &self->space_shadow};
+    for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++)
+        mem_free(texts[i]->data);
+    pcre2_match_data_free(self->match);
+    pcre2_match_context_free(self->context);
+    pcre2_jit_stack_free(self->stack);
+    mem_free(self->cache);
+    mem_free(self->word);
+    mem_free(self);
+}
+
+static toki_worker *worker_create(void)
+{
+    toki_worker *self = mem_alloc(1, sizeof *self, "tokenizer worker");
+    if (!self)
+        return NULL;
+    self->match = pcre2_match_data_create(1, NULL);
+    self->context = pcre2_match_context_create(NULL);
+    self->stack = pcre2_jit_stack_create(JIT_STACK_FIRST, JIT_STACK_MOST, NULL);
+    self->cache = mem_alloc(TOKI_CACHE_ENTRIES, sizeof *self->cache, "tokenizer cache");
+    if (!self->match || !self->context || !self->cache) { /* it goes without a stack of its own */
+        worker_destroy(self);
+        (void)err_set(-ENOMEM, "no memory for a tokenizer's worker");
+        return NULL;
+    }
+    if (self->stack)
+        pcre2_jit_stack_assign(self->context, NULL, self->stack);
+    return self;
+}
+
+static toki_worker *worker_take(tokenizer *self)
+{
+    pthread_mutex_lock(&self->lock);
+    toki_worker *worker = self->idle;
+    if (worker)
+        self->idle = worker->next;
+    pthread_mutex_unlock(&self->lock);
+    return worker ? worker : worker_create();
+}
+
+static void worker_give(tokenizer *self, toki_worker *worker)
+{
+    pthread_mutex_lock(&self->lock);
+    worker->next = self->idle;
+    self->idle = worker;
+    pthread_mutex_unlock(&self->lock);
+}
+
+/* --- opening --- */
+
+/* The token of a byte is the byte: texts are not needed. */
+static int open_bytes(tokenizer *self)
+{
+    self->kind = TOKI_BYTES;
+    TRY(toki_vocab_reserve(self, TOKI_BYTE_VALUES, TOKI_BYTE_VALUES));
+    for (int32_t id = 0; id < TOKI_BYTE_VALUES; id++) {
+        self->arena[id] = (char)id;
+        self->tokens[id].bytes = &self->arena[id];
+        self->tokens[id].byte_count = 1;
+    }
+    self->hash = TOKI_BYTE_VALUES;
+    self->cuts_lines = true;
+    return 0;
+}
+
+static int open_file(tokenizer *self, const char *name)
+{
+    struct stat status;
+    char path[PATH_BYTES], folder[PATH_BYTES];
+    if (strlen(name) + sizeof "/tokenizer.json" > sizeof path)
+        return err_set(ERR_INPUT, "tokenizer: a path of %zu bytes is too long", strlen(name));
+    if (stat(name, &status) != 0)
+        return err_set(ERR_INPUT, "cannot open the tokenizer %s: %s", name, strerror(errno));
+    snprintf(folder, sizeof folder, "%s", name);
+    if (S_ISDIR(status.st_mode)) {
+        snprintf(path, sizeof path, "%s/tokenizer.json", name);
+        if (stat(path, &status) != 0)
+            snprintf(path, sizeof path, "%s/tokenizer.model", name);
+        if (stat(path, &status) != 0)
+            return err_set(ERR_INPUT, "%s has no tokenizer.json and no tokenizer.model", name);
+    } else {
+        snprintf(path, sizeof path, "%s", name);
+        char *slash = strrchr(folder, '/');
+        snprintf(slash ? slash : folder, 2, "%s", slash ? "" : ".");
+        if (slash == folder)
+            snprintf(folder, sizeof folder, "/");
+    }
+    const char *suffix = strrchr(path, '.');
+    if (suffix && strcmp(suffix, ".model") == 0) {
+        self->kind = TOKI_SENTENCEPIECE;
+        TRY(toki_sp_open(self, path));
+    } else {
+        self->kind = TOKI_BPE;
+        TRY(toki_json_open(self, path));
+    }
+    return toki_config_read(self, folder);
+}
+
+/* Messages cite files of strangers: no byte of them may steer a terminal. */
+static int clean_text(int rc)
+{
+    char text[ERR_TEXT_BYTES];
+    snprintf(text, sizeof text, "%s", err_text());
+    for (char *at = text; *at; at++)
+        if ((unsigned char)*at < ' ' || *at == 0x7f)
+            *at = '?';
+    return err_set(rc, "%s", text);
+}
+
+int tokenizer_open(const char *name, tokenizer **out)
+{
+    *out = NULL;
+    tokenizer *self = mem_alloc(1, sizeof *self, "tokenizer");
+    if (!self)
+        return -ENOMEM;
+    pthread_mutex_init(&self->lock, NULL);
+    self->begin_id = self->end_id = self->unknown_id = -1;
+    int rc = strcmp(name, "bytes") == 0 ? open_bytes(self) : open_file(self, name);
+    if (rc < 0) {
+        tokenizer_close(self);
+        return clean_text(rc);
+    }
+    *out = self;
+    return 0;
+}
+
+void tokenizer_close(tokenizer *self)
+{
+    if (!self)
+        return;
+    while (self->idle) {
+        toki_worker *next = self->idle->next;
+        worker_destroy(self->idle);
+        self->idle = next;
+    }
+    for (uint32_t i = 0; i < self->stage_count; i++)
+        pcre2_code_free(self->stages[i].code);
+    pcre2_code_free(self->word_character);
+    for (size_t i = 0; i < 2; i++)
+        toki_added_fini(&self->added[i]);
+    toki_sp_close(self);
+    mem_free(self->tokens);
+    mem_free(self->arena);
+    mem_free(self->by_text.ids);
+    mem_free(self->by_bytes.ids);
+    mem_free(self->merges);
+    mem_free(self->steady);
+    mem_free(self->prefix);
+    mem_free(self->suffix);
+    pthread_mutex_destroy(&self->lock);
+    mem_free(self);
+}
+
+/* --- questions --- */
+
+uint64_t tokenizer_vocab(const tokenizer *self)
+{
+    return self->token_count;
+}
+
+int32_t tokenizer_end_id(const tokenizer *self)
+{
+    return self->end_id;
+}
+
+int32_t tokenizer_begin_id(const tokenizer *self)
+{
+    return self->begin_id;
+}
+
+int32_t tokenizer_find(const tokenizer *self, const char *token)
+{
+    return toki_find_text(self, token, strlen(token));
+}
+
+uint64_t tokenizer_hash(const tokenizer *self)
+{
+    return self->hash;
+}
+
+bool tokenizer_cuts_lines(const tokenizer *self)
+{
+    return self->cuts_lines;
+}
+
+const char *tokenizer_token_bytes(const tokenizer *self, int32_t id, bool skip_special,
+                                  size_t *bytes)
+{
+    *bytes = 0;
+    if (id < 0 || (uint64_t)id >= self->token_count)
+        return "";
+    const toki_token *token = &self->tokens[id];
+    if (!token->bytes || (skip_special && token->is_special))
+        return "";
+    *bytes = token->byte_count;
+    return token->bytes;
+}
+
+/* --- encoding --- */
+
+void token_list_fini(token_list *self)
+{
+    mem_free(self->ids);
+    *self = (token_list){0};
+}
+
+int toki_list_reserve(token_list *self, size_t more)
+{
+    if (self->capacity - self->count >= more)
+        return 0;
+    size_t capacity = size_max(2 * self->capacity, self->count + more);
+    int32_t *ids = mem_resize(self->ids, capacity, sizeof *ids, "tokens");
+    if (!ids)
+        return -ENOMEM;
+    self->ids = ids;
+    self->capacity = capacity;
+    return 0;
+}
+
+static int append_ids(token_list *out, const int32_t *ids, uint32_t count)
+{
+    TRY(toki_list_reserve(out, count));
+    if (count)
+        memcpy(out->ids + out->count, ids, count * sizeof *ids);
+    out->count += count;
+    return 0;
+}
+
+static int encode_bytes(const char *text, size_t bytes, token_list *out)
+{
+    TRY(toki_list_reserve(out, bytes));
+    for (size_t i = 0; i < bytes; i++)
+        out->ids[out->count++] = (unsigned char)text[i];
+    return 0;
+}
+
+static int encode_middle(const tokenizer *self, const char *text, size_t bytes, bool plain_text,
+                         token_list *out)
+{
+    if (self->kind == TOKI_BYTES)
+        return encode_bytes(text, bytes, out);
+    if (self->kind == TOKI_SENTENCEPIECE)
+        return toki_sp_encode(self, text, bytes, out);
+    tokenizer *owner = (tokenizer *)self; /* constant but for its idle workers, behind a lock */
+    toki_worker *worker = worker_take(owner);
+    if (!worker)
+        return -ENOMEM;
+    int rc = toki_encode(self, worker, text, bytes, plain_text, out);
+    worker_give(owner, worker);
+    return rc;
+}
+
+int tokenizer_encode(const tokenizer *self, const char *text, size_t bytes,
+                     const tokenize_options *options, token_list *out)
+{
+    if (options->adds_special)
+        TRY(append_ids(out, self->prefix, self->prefix_count));
+    TRY(encode_middle(self, text, bytes, options->plain_text, out));
+    if (options->adds_special)
+        TRY(append_ids(out, self->suffix, self->suffix_count));
+    return 0;
+}

@@ -1,0 +1,196 @@
+/* Added tokens in a text: at each place, from left to right, the longest one that stands there. See
+ * tokenizer_internal.h.
+ *
+ * Most texts have none, so two filters come first: where all tokens begin with the same byte ("<"),
+ * memchr; else a bit for each pair of first bytes. */
+#include <errno.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "base/size.h"
+#include "text/tokenizer_internal.h"
+
+enum { NODES_MAX = 1 << 24, NODE_BITS = 40, BYTE_BITS = 32 };
+
+static size_t edge_place(const toki_added *self, uint32_t node, uint8_t byte)
+{
+    uint64_t key = (uint64_t)node << 8 | byte;
+    return (key * 0x9e3779b97f4a7c15u) >> 32 & self->mask;
+}
+
+static uint32_t follow(const toki_added *self, uint32_t node, uint8_t byte)
+{
+    uint64_t key = (uint64_t)node << NODE_BITS | (uint64_t)byte << BYTE_BITS;
+    for (size_t place = edge_place(self, node, byte); self->edges[place];
+         place = (place + 1) & self->mask)
+        if ((self->edges[place] & ~(uint64_t)UINT32_MAX) == key)
+            return (uint32_t)self->edges[place];
+    return 0;
+}
+
+static void put_edge(toki_added *self, uint32_t node, uint8_t byte, uint32_t next)
+{
+    size_t place = edge_place(self, node, byte);
+    while (self->edges[place])
+        place = (place + 1) & self->mask;
+    self->edges[place] = (uint64_t)node << NODE_BITS | (uint64_t)byte << BYTE_BITS | next;
+}
+
+static void put(toki_added *self, const char *text, size_t bytes, int32_t token)
+{
+    uint32_t node = 0;
+    for (size_t i = 0; i < bytes; i++) {
+        uint32_t next = follow(self, node, (uint8_t)text[i]);
+        if (!next) {
+            next = self->node_count++;
+            put_edge(self, node, (uint8_t)text[i], next);
+        }
+        node = next;
+    }
+    self->token_of_node[node] = token;
+    uint8_t first = (uint8_t)text[0];
+    for (unsigned second = 0; second < 256; second++)
+        if (bytes == 1 || second == (uint8_t)text[1])
+            self->pairs[(first << 8 | second) / 8] |= (uint8_t)(1u << (second % 8));
+}
+
+int toki_added_make(toki_added *self, uint32_t count, const char *const *texts,
+                    const size_t *text_bytes, const toki_added_token *tokens)
+{
+    size_t nodes = 1;
+    for (uint32_t i = 0; i < count; i++)
+        nodes += text_bytes[i];
+    if (nodes > NODES_MAX)
+        return err_set(ERR_INPUT, "added_tokens: texts of %zu bytes in all; at most %d are read",
+                       nodes - 1, NODES_MAX);
+    self->mask = 15;
+    while (self->mask < 2 * nodes)
+        self->mask = 2 * self->mask + 1;
+    self->edges = mem_alloc(self->mask + 1, sizeof *self->edges, "tokenizer added tokens");
+    self->token_of_node = mem_alloc(nodes, sizeof *self->token_of_node, "tokenizer added tokens");
+    self->tokens = mem_alloc(count, sizeof *self->tokens, "tokenizer added tokens");
+    if (!self->edges || !self->token_of_node || !self->tokens)
+        return -ENOMEM;
+    memset(self->token_of_node, 0xff, nodes * sizeof *self->token_of_node);
+    self->node_count = 1;
+    self->first_byte = count ? (uint8_t)texts[0][0] : -1;
+    for (uint32_t i = 0; i < count; i++) {
+        self->tokens[i] = tokens[i];
+        self->has_single_word |= tokens[i].single_word;
+        if ((uint8_t)texts[i][0] != self->first_byte)
+            self->first_byte = -1;
+        put(self, texts[i], text_bytes[i], (int32_t)i);
+    }
+    self->count = count;
+    return 0;
+}
+
+void toki_added_fini(toki_added *self)
+{
+    mem_free(self->edges);
+    mem_free(self->token_of_node);
+    mem_free(self->tokens);
+    *self = (toki_added){0};
+}
+
+/* The first place at or after `at` where a token may begin. */
+static size_t candidate(const toki_added *self, const char *text, size_t bytes, size_t at)
+{
+    const uint8_t *bytes_at = (const uint8_t *)text;
+    if (self->first_byte >= 0) {
+        const char *found = memchr(text + at, self->first_byte, bytes - at);
+        return found ? (size_t)(found - text) : bytes;
+    }
+    for (; at + 1 < bytes; at++)
+        if (self->pairs[(bytes_at[at] << 8 | bytes_at[at + 1]) / 8] &
+            (1u << (bytes_at[at + 1] % 8)))
+            return at;
+    return at;
+}
+
+/* The longest token that stands at `at`: its end in *end. */
+static const toki_added_token *token_at(const toki_added *self, const char *text, size_t bytes,
+                                        size_t at, size_t *end)
+{
+    const toki_added_token *found = NULL;
+    uint32_t node = 0;
+    for (size_t i = at; i < bytes; i++) {
+        node = follow(self, node, (uint8_t)text[i]);
+        if (!node)
+            break;
+        if (self->token_of_node[node] >= 0) {
+            found = &self->tokens[self->token_of_node[node]];
+            *end = i + 1;
+        }
+    }
+    return found;
+}
+
+static size_t character_before(const char *text, size_t at)
+{
+    do
+        at--;
+    while (at && ((unsigned char)text[at] & 0xc0) == 0x80);
+    return at;
+}
+
+static bool is_word_at(const tokenizer *owner, const char *text, size_t at)
+{
+    char stand_in[4];
+    size_t bytes;
+    uint32_t character = toki_decode(text + at, &bytes);
+    memcpy(stand_in, text + at, bytes);
+    toki_bytes copy = {.data = stand_in, .capacity = sizeof stand_in};
+    const char *shadow = stand_in;
+    if (toki_stand_in(character) != character && toki_text_shadow(text + at, bytes, &copy, &shadow))
+        return false; /* it fits: no memory is asked for */
+    pcre2_match_data *match = pcre2_match_data_create(1, NULL);
+    if (!match)
+        return false;
+    int rc = pcre2_match(owner->word_character, (PCRE2_SPTR)shadow, bytes, 0, PCRE2_ANCHORED, match,
+                         NULL);
+    pcre2_match_data_free(match);
+    return rc >= 0;
+}
+
+static bool is_within_word(const tokenizer *owner, const char *text, size_t bytes, size_t begin,
+                           size_t end)
+{
+    return (begin && is_word_at(owner, text, character_before(text, begin))) ||
+           (end < bytes && is_word_at(owner, text, end));
+}
+
+const toki_added_token *toki_added_next(const tokenizer *owner, const toki_added *self,
+                                        const char *text, size_t bytes, size_t at, size_t from,
+                                        size_t *begin, size_t *end, size_t *resume)
+{
+    while (self->count && (at = candidate(self, text, bytes, at)) < bytes) {
+        size_t stop, step;
+        const toki_added_token *token = token_at(self, text, bytes, at, &stop);
+        if (!token) {
+            at++;
+            continue;
+        }
+        *resume = stop; /* spaces that it strips may be a token's beginning: so it is there */
+        if (token->single_word && is_within_word(owner, text, bytes, at, stop)) {
+            at = stop;
+            continue;
+        }
+        if (token->lstrip) {
+            while (at > 0) {
+                size_t before = character_before(text, at);
+                if (!toki_is_space(toki_decode(text + before, &step)))
+                    break;
+                at = before;
+            }
+            at = size_max(at, from);
+        }
+        if (token->rstrip)
+            while (stop < bytes && toki_is_space(toki_decode(text + stop, &step)))
+                stop += step;
+        *begin = at;
+        *end = stop;
+        return token;
+    }
+    return NULL;
+}

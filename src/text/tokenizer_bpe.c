@@ -1,0 +1,249 @@
+/* A word to its ids: of all pairs of neighbours the one of the lowest rank merges, the leftmost of
+ * several, until no pair has a rank. See tokenizer_internal.h.
+ *
+ *   short words   the ranks of all pairs in an array; the lowest is searched for each merge: quadratic, and fastest
+ *   long words    a linked list with a heap of (rank, place): n log n, so that a text of one byte a million times
+ *                 ends soon
+ *
+ * Words that come again are looked up in the worker's cache. Nothing is allocated for a word that
+ * is not longer than any before it. */
+#include <errno.h>
+#include <string.h>
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include "base/mem.h"
+#include "base/size.h"
+#include "text/tokenizer_internal.h"
+
+enum { SHORT_SYMBOLS = 96 };
+#define RANK_NONE UINT32_MAX
+
+/* One symbol of a long word: its neighbours by place, and the merge with the one to the right. */
+struct symbol {
+    uint32_t id, merged_id;
+    uint32_t rank;       /* of the pair (this, next); RANK_NONE */
+    int64_t left, right; /* -1: none */
+    bool is_gone;
+};
+typedef struct symbol symbol;
+
+/* A long word's tables lie in one block: symbols [capacity], then the heap [3 * capacity]. Each
+ * merge takes one symbol away and puts at most two pairs on the heap, which begins with one a
+ * symbol. */
+struct long_word {
+    symbol *symbols;
+    uint64_t *heap; /* rank << 32 | place, the lowest first */
+    size_t heap_count;
+};
+typedef struct long_word long_word;
+
+static int append(token_list *out, int32_t id)
+{
+    if (out->count == out->capacity)
+        TRY(toki_list_reserve(out, 1));
+    out->ids[out->count++] = id;
+    return 0;
+}
+
+/* The id with which the byte at `at` begins; -1: it vanishes. *fused: it belongs to the unknown one
+ * before it. */
+static int32_t byte_id(const tokenizer *self, char byte, bool *was_unknown, bool *fused)
+{
+    int32_t id = self->byte_ids[(unsigned char)byte];
+    *fused = false;
+    if (id >= 0) {
+        *was_unknown = false;
+        return id;
+    }
+    *fused = *was_unknown && self->fuses_unknown;
+    if (self->unknown_id >= 0)
+        *was_unknown = true;
+    return self->unknown_id;
+}
+
+static int short_word(const tokenizer *self, const char *word, size_t bytes, token_list *out)
+{
+    uint32_t ids[SHORT_SYMBOLS + 1], merged[SHORT_SYMBOLS + 1], ranks[SHORT_SYMBOLS + 1];
+    size_t count = 0;
+    bool was_unknown = false, fused;
+    for (size_t i = 0; i < bytes; i++) {
+        int32_t id = byte_id(self, word[i], &was_unknown, &fused);
+        if (id >= 0 && !fused)
+            ids[count++] = (uint32_t)id;
+    }
+    for (size_t i = 0; i + 1 < count; i++) {
+        const toki_merge *merge = toki_merge_find(self, ids[i], ids[i + 1]);
+        ranks[i] = merge ? merge->rank : RANK_NONE;
+        merged[i] = merge ? merge->id : 0;
+    }
+    while (count > 1) {
+        size_t best = 0;
+        for (size_t i = 1; i + 1 < count; i++)
+            if (ranks[i] < ranks[best])
+                best = i;
+        if (ranks[best] == RANK_NONE)
+            break;
+        ids[best] = merged[best];
+        count--;
+        size_t moved = count - best - 1;
+        memmove(&ids[best + 1], &ids[best + 2], moved * sizeof *ids);
+        if (moved) {
+            memmove(&ranks[best + 1], &ranks[best + 2], (moved - 1) * sizeof *ranks);
+            memmove(&merged[best + 1], &merged[best + 2], (moved - 1) * sizeof *merged);
+            const toki_merge *merge = toki_merge_find(self, ids[best], ids[best + 1]);
+            ranks[best] = merge ? merge->rank : RANK_NONE;
+            merged[best] = merge ? merge->id : 0;
+        }
+        if (best) {
+            const toki_merge *merge = toki_merge_find(self, ids[best - 1], ids[best]);
+            ranks[best - 1] = merge ? merge->rank : RANK_NONE;
+            merged[best - 1] = merge ? merge->id : 0;
+        }
+    }
+    TRY(toki_list_reserve(out, count));
+    for (size_t i = 0; i < count; i++)
+        out->ids[out->count++] = (int32_t)ids[i];
+    return 0;
+}
+
+/* --- long words --- */
+
+static void heap_put(long_word *self, uint64_t value)
+{
+    size_t at = self->heap_count++;
+    while (at && self->heap[(at - 1) / 2] > value) {
+        self->heap[at] = self->heap[(at - 1) / 2];
+        at = (at - 1) / 2;
+    }
+    self->heap[at] = value;
+}
+
+static uint64_t heap_take(long_word *self)
+{
+    uint64_t taken = self->heap[0], last = self->heap[--self->heap_count];
+    size_t at = 0, child;
+    while ((child = 2 * at + 1) < self->heap_count) {
+        if (child + 1 < self->heap_count && self->heap[child + 1] < self->heap[child])
+            child++;
+        if (self->heap[child] >= last)
+            break;
+        self->heap[at] = self->heap[child];
+        at = child;
+    }
+    self->heap[at] = last;
+    return taken;
+}
+
+/* Finds out what the symbol at `place` and the one to its right become. */
+static void rank_pair(const tokenizer *self, long_word *word, int64_t place)
+{
+    symbol *left = &word->symbols[place];
+    left->rank = RANK_NONE;
+    if (left->right < 0)
+        return;
+    const toki_merge *merge = toki_merge_find(self, left->id, word->symbols[left->right].id);
+    if (!merge)
+        return;
+    left->rank = merge->rank;
+    left->merged_id = merge->id;
+    heap_put(word, (uint64_t)merge->rank << 32 | (uint64_t)place);
+}
+
+static int long_tables(toki_worker *worker, size_t count, long_word *out)
+{
+    if (count > UINT32_MAX)
+        return err_set(ERR_INPUT, "a word of %zu bytes: the tokenizer takes words below 4 GiB",
+                       count);
+    if (worker->word_capacity < count) {
+        mem_free(worker->word);
+        worker->word_capacity = 0;
+        worker->word = mem_alloc(count, sizeof(symbol) + 3 * sizeof(uint64_t), "tokenizer word");
+        if (!worker->word)
+            return -ENOMEM;
+        worker->word_capacity = count;
+    }
+    out->symbols = worker->word;
+    out->heap = (uint64_t *)((symbol *)worker->word + worker->word_capacity);
+    out->heap_count = 0;
+    return 0;
+}
+
+static int merge_long_word(const tokenizer *self, toki_worker *worker, const char *bytes_at,
+                           size_t bytes, token_list *out)
+{
+    long_word word = {0};
+    int64_t count = 0;
+    bool was_unknown = false, fused;
+    TRY(long_tables(worker, bytes, &word));
+    for (size_t i = 0; i < bytes; i++) {
+        int32_t id = byte_id(self, bytes_at[i], &was_unknown, &fused);
+        if (id < 0 || fused)
+            continue;
+        word.symbols[count] = (symbol){.id = (uint32_t)id, .left = count - 1, .right = -1};
+        if (count)
+            word.symbols[count - 1].right = count;
+        count++;
+    }
+    for (int64_t i = 0; i < count; i++)
+        rank_pair(self, &word, i);
+    while (word.heap_count) {
+        uint64_t top = heap_take(&word);
+        symbol *left = &word.symbols[top & UINT32_MAX];
+        if (left->is_gone || left->rank != top >> 32)
+            continue; /* of a pair that is no more */
+        symbol *right = &word.symbols[left->right];
+        left->id = left->merged_id;
+        left->right = right->right;
+        right->is_gone = true;
+        if (left->right >= 0)
+            word.symbols[left->right].left = (int64_t)(top & UINT32_MAX);
+        rank_pair(self, &word, (int64_t)(top & UINT32_MAX));
+        if (left->left >= 0)
+            rank_pair(self, &word, left->left);
+    }
+    for (int64_t i = 0; i >= 0 && i < count; i = word.symbols[i].right)
+        TRY(append(out, (int32_t)word.symbols[i].id));
+    return 0;
+}
+
+/* --- the cache --- */
+
+static int merge_word(const tokenizer *self, toki_worker *worker, const char *word, size_t bytes,
+                      token_list *out)
+{
+    if (self->ignores_merges) {
+        int32_t id = toki_find_word(self, word, bytes);
+        if (id >= 0)
+            return append(out, id);
+    }
+    return bytes <= SHORT_SYMBOLS ? short_word(self, word, bytes, out)
+                                  : merge_long_word(self, worker, word, bytes, out);
+}
+
+int toki_word(const tokenizer *self, toki_worker *worker, const char *word, size_t bytes,
+              token_list *out)
+{
+    if (bytes == 0)
+        return 0;
+    if (bytes > TOKI_CACHED_BYTES)
+        return merge_word(self, worker, word, bytes, out);
+    toki_cached *cached = &worker->cache[XXH3_64bits(word, bytes) & (TOKI_CACHE_ENTRIES - 1)];
+    if (cached->byte_count == bytes && memcmp(cached->bytes, word, bytes) == 0) {
+        if (out->capacity - out->count < TOKI_CACHED_IDS)
+            TRY(toki_list_reserve(out, TOKI_CACHED_IDS));
+        memcpy(&out->ids[out->count], cached->ids, sizeof cached->ids);
+        out->count += cached->id_count;
+        return 0;
+    }
+    size_t before = out->count;
+    TRY(merge_word(self, worker, word, bytes, out));
+    if (out->count - before > TOKI_CACHED_IDS)
+        return 0;
+    cached->byte_count = (uint8_t)bytes;
+    cached->id_count = (uint8_t)(out->count - before);
+    memcpy(cached->bytes, word, bytes);
+    memcpy(cached->ids, &out->ids[before], (out->count - before) * sizeof *out->ids);
+    return 0;
+}

@@ -1,0 +1,223 @@
+/* A text to ids: pieces, stages, words. See tokenizer_internal.h for the way of a text.
+ *
+ * A stage cuts a piece by its pattern and hands each part to the next one at once: nothing is kept
+ * of the pieces, whatever their number. */
+#include <errno.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "base/size.h"
+#include "text/tokenizer_internal.h"
+
+enum { MATCH_LIMIT = 10000000, MATCH_LIMIT_PER_BYTE = 8 };
+
+/* One call. Pieces are offsets into text, and the same offsets into shadow. */
+struct encoding {
+    const tokenizer *self;
+    toki_worker *worker;
+    const char *text, *shadow;
+    token_list *out;
+};
+typedef struct encoding encoding;
+
+/* What lies between two matches, or a match: parts of a piece in their order. `held` waits for its
+ * neighbour. */
+struct parts {
+    uint32_t stage_idx;
+    size_t begin, end; /* held */
+    bool has_held, held_is_match;
+};
+typedef struct parts parts;
+
+static int run_stage(encoding *self, uint32_t stage_idx, size_t begin, size_t end) MUST_CHECK;
+
+static int release(encoding *self, parts *state)
+{
+    if (!state->has_held)
+        return 0;
+    state->has_held = false;
+    return run_stage(self, state->stage_idx + 1, state->begin, state->end);
+}
+
+static int hold(encoding *self, parts *state, size_t begin, size_t end, bool is_match)
+{
+    TRY(release(self, state));
+    state->has_held = true;
+    state->held_is_match = is_match;
+    state->begin = begin;
+    state->end = end;
+    return 0;
+}
+
+/* One part, also an empty one; merging rules are those of the library. */
+static int take_part(encoding *self, parts *state, size_t begin, size_t end, bool is_match)
+{
+    const toki_stage *stage = &self->self->stages[state->stage_idx];
+    bool joins = false;
+    is_match ^= stage->invert;
+    switch (stage->behavior) {
+    case TOKI_ISOLATED:
+        return run_stage(self, state->stage_idx + 1, begin, end);
+    case TOKI_REMOVED:
+        return is_match ? 0 : run_stage(self, state->stage_idx + 1, begin, end);
+    case TOKI_CONTIGUOUS:
+        joins = state->has_held && is_match == state->held_is_match;
+        break;
+    case TOKI_MERGED_WITH_PREVIOUS:
+        joins = state->has_held && is_match && !state->held_is_match;
+        break;
+    case TOKI_MERGED_WITH_NEXT:
+        joins = state->has_held && state->held_is_match && !is_match;
+        break;
+    }
+    if (!joins)
+        return hold(self, state, begin, end, is_match);
+    state->end = end;
+    state->held_is_match = is_match;
+    return 0;
+}
+
+/* ERR_INPUT for what stops a match: the limits below, of which only a hostile pattern comes
+ * near. */
+static int match_failed(int code, size_t at)
+{
+    PCRE2_UCHAR text[160] = "";
+    if (code == PCRE2_ERROR_NOMEMORY)
+        return err_set(-ENOMEM, "no memory for the tokenizer's pattern at byte %zu of a text", at);
+    pcre2_get_error_message(code, text, sizeof text);
+    return err_set(ERR_INPUT,
+                   "the tokenizer's split pattern gives up at byte %zu of a text: %s; the pattern "
+                   "of its tokenizer.json takes too many steps",
+                   at, (const char *)text);
+}
+
+/* The next match at or after `at` of a piece: > 0, 0 for none. */
+static int find(encoding *self, const toki_stage *stage, const char *piece, size_t bytes, size_t at,
+                size_t *begin, size_t *end)
+{
+    toki_worker *worker = self->worker;
+    PCRE2_SPTR subject = (PCRE2_SPTR)piece;
+    int rc = PCRE2_ERROR_JIT_STACKLIMIT;
+    uint64_t limit = size_min(MATCH_LIMIT + MATCH_LIMIT_PER_BYTE * (uint64_t)bytes, UINT32_MAX);
+    pcre2_set_match_limit(worker->context, (uint32_t)limit);
+    if (stage->has_jit)
+        rc = pcre2_jit_match(stage->code, subject, bytes, at, 0, worker->match, worker->context);
+    if (rc == PCRE2_ERROR_JIT_STACKLIMIT)
+        rc = pcre2_match(stage->code, subject, bytes, at, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT,
+                         worker->match, worker->context);
+    if (rc == PCRE2_ERROR_NOMATCH)
+        return 0;
+    if (rc < 0)
+        return match_failed(rc, at);
+    const PCRE2_SIZE *places = pcre2_get_ovector_pointer(worker->match);
+    *begin = places[0];
+    *end = places[1];
+    return 1;
+}
+
+/* All matches of a piece. An empty match counts where it does not touch the match before it, as in
+ * the library. */
+static int split(encoding *self, uint32_t stage_idx, size_t begin, size_t end)
+{
+    const toki_stage *stage = &self->self->stages[stage_idx];
+    const char *piece = self->shadow + begin;
+    size_t bytes = end - begin, at = 0, taken = 0, match_begin = 0, match_end = 0;
+    parts state = {.stage_idx = stage_idx};
+    bool has_match = false;
+    while (at <= bytes) {
+        int found = find(self, stage, piece, bytes, at, &match_begin, &match_end);
+        TRY(found);
+        if (!found)
+            break;
+        if (match_begin == match_end && has_match && match_end == taken) {
+            size_t step = 1;
+            if (at < bytes)
+                toki_decode(piece + at, &step);
+            at += step;
+            continue;
+        }
+        if (match_begin != taken)
+            TRY(take_part(self, &state, begin + taken, begin + match_begin, false));
+        TRY(take_part(self, &state, begin + match_begin, begin + match_end, true));
+        at = taken = match_end;
+        has_match = true;
+    }
+    if (taken != bytes)
+        TRY(take_part(self, &state, begin + taken, end, false));
+    return release(self, &state);
+}
+
+/* Puts a space before a piece that has none: a copy. */
+static int add_space(encoding *self, uint32_t stage_idx, size_t begin, size_t end)
+{
+    toki_bytes *text = &self->worker->space_text, *shadow = &self->worker->space_shadow;
+    if (self->text[begin] == ' ')
+        return run_stage(self, stage_idx + 1, begin, end);
+    encoding inner = *self;
+    text->count = shadow->count = 0;
+    TRY(toki_bytes_reserve(text, end - begin + 1));
+    TRY(toki_bytes_reserve(shadow, end - begin + 1));
+    text->data[0] = shadow->data[0] = ' ';
+    memcpy(text->data + 1, self->text + begin, end - begin);
+    memcpy(shadow->data + 1, self->shadow + begin, end - begin);
+    inner.text = text->data;
+    inner.shadow = shadow->data;
+    return run_stage(&inner, stage_idx + 1, 0, end - begin + 1);
+}
+
+static int run_stage(encoding *self, uint32_t stage_idx, size_t begin, size_t end)
+{
+    if (begin == end)
+        return 0;
+    if (stage_idx == self->self->stage_count)
+        return toki_word(self->self, self->worker, self->text + begin, end - begin, self->out);
+    return self->self->stages[stage_idx].adds_space ? add_space(self, stage_idx, begin, end)
+                                                    : split(self, stage_idx, begin, end);
+}
+
+/* A text without added tokens, normalized. */
+static int encode_plain(encoding *self, const char *text, size_t bytes)
+{
+    self->text = text;
+    TRY(toki_text_shadow(text, bytes, &self->worker->shadow, &self->shadow));
+    return run_stage(self, 0, 0, bytes);
+}
+
+/* Cuts added tokens out: those of added[0] of the text as it is, then those of added[1] of what is
+ * left, which is normalized before. */
+static int encode_part(encoding *self, uint32_t level, const char *text, size_t bytes)
+{
+    const tokenizer *owner = self->self;
+    size_t at = 0, taken = 0, begin, end;
+    if (bytes == 0)
+        return 0;
+    if (level == 1 && owner->form)
+        TRY(toki_text_normal(owner->form, owner->steady, text, bytes, &self->worker->normal, &text,
+                             &bytes));
+    while (true) {
+        const toki_added_token *token =
+            toki_added_next(owner, &owner->added[level], text, bytes, at, taken, &begin, &end, &at);
+        size_t stop = token ? begin : bytes;
+        if (taken < stop)
+            TRY(level == 0 ? encode_part(self, 1, text + taken, stop - taken)
+                           : encode_plain(self, text + taken, stop - taken));
+        if (!token)
+            return 0;
+        TRY(toki_list_reserve(self->out, 1));
+        self->out->ids[self->out->count++] = token->id;
+        taken = end;
+    }
+}
+
+int toki_encode(const tokenizer *self, toki_worker *worker, const char *text, size_t bytes,
+                bool plain_text, token_list *out)
+{
+    encoding state = {.self = self, .worker = worker, .out = out};
+    TRY(toki_text_valid(text, bytes, &worker->utf8, &text, &bytes));
+    if (!plain_text)
+        return encode_part(&state, 0, text, bytes);
+    if (self->form)
+        TRY(toki_text_normal(self->form, self->steady, text, bytes, &worker->normal, &text,
+                             &bytes));
+    return encode_plain(&state, text, bytes);
+}

@@ -1,0 +1,354 @@
+/* tokenizer.json: the document, its normalizer and its pre-tokenizers. See tokenizer_json.h.
+ *
+ * Files come from strangers. Every member's type is checked, every number has bounds, and what is
+ * not supported is refused by its name: another tokenizer that gave other ids without a word would
+ * be worse than none. Members that decide nothing here (truncation, padding, decoder, version) are
+ * passed over. */
+#include "text/tokenizer_json.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include "base/mem.h"
+
+enum { SEQUENCE_DEPTH_MAX = 8 };
+
+int toki_read_file(const char *path, char **out, size_t *bytes)
+{
+    struct stat status;
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0)
+        return err_set(ERR_INPUT, "cannot open %s: %s", path, strerror(errno));
+    int rc = 0;
+    if (fstat(fd, &status) != 0 || !S_ISREG(status.st_mode))
+        rc = err_set(ERR_INPUT, "%s is no regular file", path);
+    else if (status.st_size > TOKI_FILE_BYTES_MAX)
+        rc = err_set(ERR_INPUT, "%s has %lld bytes; at most %d are read: this is no such file",
+                     path, (long long)status.st_size, (int)TOKI_FILE_BYTES_MAX);
+    char *text = rc == 0 ? mem_alloc((size_t)status.st_size + 1, 1, "tokenizer file") : NULL;
+    size_t used = 0;
+    if (rc == 0 && !text)
+        rc = -ENOMEM;
+    while (rc == 0 && used < (size_t)status.st_size) {
+        ssize_t got = read(fd, text + used, (size_t)status.st_size - used);
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got < 0)
+            rc = err_set(ERR_INPUT, "%s: cannot read: %s", path, strerror(errno));
+        if (got <= 0)
+            break;
+        used += (size_t)got;
+    }
+    close(fd);
+    if (rc < 0) {
+        mem_free(text);
+        return rc;
+    }
+    *out = text;
+    *bytes = used;
+    return 0;
+}
+
+int toki_json_read(const char *path, json_t **out, uint64_t *hash)
+{
+    char *text = NULL;
+    size_t bytes = 0;
+    json_error_t error;
+    *out = NULL;
+    TRY(toki_read_file(path, &text, &bytes));
+    *out = json_loadb(text, bytes, JSON_ALLOW_NUL, &error);
+    if (hash)
+        *hash = XXH3_64bits(text, bytes);
+    mem_free(text);
+    if (!*out)
+        return err_set(ERR_INPUT, "%s:%d:%d: this is no JSON: %s", path, error.line, error.column,
+                       error.text);
+    if (!json_is_object(*out)) {
+        json_decref(*out);
+        *out = NULL;
+        return err_set(ERR_INPUT, "%s holds no JSON object", path);
+    }
+    return 0;
+}
+
+/* --- members --- */
+
+static int member(const toki_reader *self, const char *where, const json_t *object,
+                  const char *name, json_type type, const char *kind, json_t **out)
+{
+    *out = json_object_get(object, name);
+    if (json_is_null(*out))
+        *out = NULL;
+    if (*out && json_typeof(*out) != type)
+        return err_set(ERR_INPUT, "%s: %s.%s is no %s", self->path, where, name, kind);
+    return 0;
+}
+
+int toki_member_string(const toki_reader *self, const char *where, const json_t *object,
+                       const char *name, json_t **out)
+{
+    return member(self, where, object, name, JSON_STRING, "string", out);
+}
+
+int toki_member_array(const toki_reader *self, const char *where, const json_t *object,
+                      const char *name, json_t **out)
+{
+    return member(self, where, object, name, JSON_ARRAY, "list", out);
+}
+
+int toki_member_object(const toki_reader *self, const char *where, const json_t *object,
+                       const char *name, json_t **out)
+{
+    return member(self, where, object, name, JSON_OBJECT, "object", out);
+}
+
+int toki_member_bool(const toki_reader *self, const char *where, const json_t *object,
+                     const char *name, bool preset, bool *out)
+{
+    const json_t *value = json_object_get(object, name);
+    *out = preset;
+    if (!value || json_is_null(value))
+        return 0;
+    if (!json_is_boolean(value))
+        return err_set(ERR_INPUT, "%s: %s.%s is neither true nor false", self->path, where, name);
+    *out = json_is_true(value);
+    return 0;
+}
+
+int toki_type(const toki_reader *self, const char *where, const json_t *object, const char **out)
+{
+    json_t *type;
+    *out = "";
+    if (!json_is_object(object))
+        return err_set(ERR_INPUT, "%s: %s is no object", self->path, where);
+    TRY(toki_member_string(self, where, object, "type", &type));
+    if (!type)
+        return err_set(ERR_INPUT, "%s: %s has no \"type\"", self->path, where);
+    *out = json_string_value(type);
+    return 0;
+}
+
+int toki_id(const toki_reader *self, const char *where, const json_t *value, int32_t *out)
+{
+    if (!json_is_integer(value))
+        return err_set(ERR_INPUT, "%s: an id in %s is no integer", self->path, where);
+    json_int_t id = json_integer_value(value);
+    if (id < 0 || id > TOKI_ID_MAX)
+        return err_set(ERR_INPUT, "%s: %s has the id %lld; ids are 0 to %d", self->path, where,
+                       (long long)id, (int)TOKI_ID_MAX);
+    *out = (int32_t)id;
+    return 0;
+}
+
+/* --- the normalizer --- */
+
+static int read_normalizer(const toki_reader *self, const json_t *part, int depth)
+{
+    const char *type;
+    json_t *list;
+    size_t i;
+    const json_t *item;
+    if (!part || json_is_null(part))
+        return 0;
+    TRY(toki_type(self, "normalizer", part, &type));
+    if (strcmp(type, "NFC") == 0 ||
+        strcmp(type, "NFKC") == 0) { /* after NFKC, NFC changes nothing */
+        if (self->self->form != TOKI_NFKC)
+            self->self->form = strcmp(type, "NFC") == 0 ? TOKI_NFC : TOKI_NFKC;
+        return 0;
+    }
+    if (strcmp(type, "Sequence") != 0 || depth == SEQUENCE_DEPTH_MAX)
+        return err_set(
+            ERR_CONFIG,
+            "%s: the normalizer %s is not supported; byte-level tokenizers have none, NFC or NFKC",
+            self->path, type);
+    TRY(toki_member_array(self, "normalizer", part, "normalizers", &list));
+    if (!list)
+        return err_set(ERR_INPUT, "%s: normalizer.normalizers is missing", self->path);
+    json_array_foreach(list, i, item) TRY(read_normalizer(self, item, depth + 1));
+    return 0;
+}
+
+/* --- pre-tokenizers --- */
+
+static int next_stage(const toki_reader *self, toki_stage **out)
+{
+    if (self->self->stage_count == TOKI_STAGES_MAX)
+        return err_set(ERR_CONFIG, "%s: more than %d pre-tokenizers", self->path,
+                       (int)TOKI_STAGES_MAX);
+    *out = &self->self->stages[self->self->stage_count];
+    **out = (toki_stage){0};
+    return 0;
+}
+
+static int read_behavior(const toki_reader *self, const json_t *part, toki_stage *stage)
+{
+    static const struct {
+        const char *name;
+        enum toki_behavior behavior;
+    } names[] = {
+        {"Isolated", TOKI_ISOLATED},
+        {"Removed", TOKI_REMOVED},
+        {"Contiguous", TOKI_CONTIGUOUS},
+        {"MergedWithPrevious", TOKI_MERGED_WITH_PREVIOUS},
+        {"MergedWithNext", TOKI_MERGED_WITH_NEXT},
+    };
+    json_t *behavior;
+    TRY(toki_member_string(self, "pre_tokenizer", part, "behavior", &behavior));
+    for (size_t i = 0; behavior && i < sizeof names / sizeof names[0]; i++)
+        if (strcmp(names[i].name, json_string_value(behavior)) == 0) {
+            stage->behavior = names[i].behavior;
+            return 0;
+        }
+    return err_set(ERR_INPUT, "%s: a Split of pre_tokenizer has the behavior %s", self->path,
+                   behavior ? json_string_value(behavior) : "null");
+}
+
+static int read_split(const toki_reader *self, const json_t *part)
+{
+    json_t *pattern, *regex, *literal;
+    char where[TOKI_WHERE_BYTES];
+    toki_stage *stage = NULL;
+    TRY(next_stage(self, &stage));
+    snprintf(where, sizeof where, "%s: pre_tokenizer", self->path);
+    TRY(read_behavior(self, part, stage));
+    TRY(toki_member_bool(self, "pre_tokenizer", part, "invert", false, &stage->invert));
+    TRY(toki_member_object(self, "pre_tokenizer", part, "pattern", &pattern));
+    TRY(toki_member_string(self, "pre_tokenizer.pattern", pattern, "Regex", &regex));
+    TRY(toki_member_string(self, "pre_tokenizer.pattern", pattern, "String", &literal));
+    if (!regex == !literal)
+        return err_set(ERR_INPUT, "%s: a Split of pre_tokenizer needs a pattern: Regex or String",
+                       self->path);
+    TRY(regex ? toki_pattern_compile(where, json_string_value(regex), json_string_length(regex),
+                                     stage)
+              : toki_pattern_literal(where, json_string_value(literal), json_string_length(literal),
+                                     stage));
+    self->self->stage_count++;
+    return 0;
+}
+
+static int read_digits(const toki_reader *self, const json_t *part)
+{
+    bool individual;
+    toki_stage *stage = NULL;
+    TRY(next_stage(self, &stage));
+    TRY(toki_member_bool(self, "pre_tokenizer", part, "individual_digits", false, &individual));
+    TRY(toki_pattern_digits(individual, stage));
+    self->self->stage_count++;
+    return 0;
+}
+
+static int read_byte_level(const toki_reader *self, const json_t *part)
+{
+    bool adds_space, uses_regex;
+    toki_stage *stage = NULL;
+    TRY(toki_member_bool(self, "pre_tokenizer", part, "add_prefix_space", true, &adds_space));
+    TRY(toki_member_bool(self, "pre_tokenizer", part, "use_regex", true, &uses_regex));
+    if (adds_space) {
+        TRY(next_stage(self, &stage));
+        stage->adds_space = true;
+        self->self->stage_count++;
+    }
+    if (uses_regex) {
+        TRY(next_stage(self, &stage));
+        TRY(toki_pattern_compile("ByteLevel", toki_gpt2_pattern, strlen(toki_gpt2_pattern), stage));
+        self->self->stage_count++;
+    }
+    return 0;
+}
+
+static int read_pre_tokenizer(const toki_reader *self, const json_t *part, int depth,
+                              bool *is_byte_level)
+{
+    const char *type;
+    json_t *list;
+    size_t i;
+    const json_t *item;
+    TRY(toki_type(self, "pre_tokenizer", part, &type));
+    if (strcmp(type, "Sequence") == 0 && depth < SEQUENCE_DEPTH_MAX) {
+        TRY(toki_member_array(self, "pre_tokenizer", part, "pretokenizers", &list));
+        if (!list)
+            return err_set(ERR_INPUT, "%s: pre_tokenizer.pretokenizers is missing", self->path);
+        json_array_foreach(list, i, item)
+            TRY(read_pre_tokenizer(self, item, depth + 1, is_byte_level));
+        return 0;
+    }
+    if (*is_byte_level)
+        return err_set(ERR_CONFIG, "%s: the pre-tokenizer %s after ByteLevel is not supported",
+                       self->path, type);
+    if (strcmp(type, "ByteLevel") == 0) {
+        *is_byte_level = true;
+        return read_byte_level(self, part);
+    }
+    if (strcmp(type, "Split") == 0)
+        return read_split(self, part);
+    if (strcmp(type, "Digits") == 0)
+        return read_digits(self, part);
+    return err_set(
+        ERR_CONFIG,
+        "%s: the pre-tokenizer %s is not supported; Split, Digits, ByteLevel and Sequence are",
+        self->path, type);
+}
+
+static int read_pre_tokenizers(const toki_reader *self)
+{
+    const json_t *part = json_object_get(self->root, "pre_tokenizer");
+    bool is_byte_level = false;
+    if (part && !json_is_null(part))
+        TRY(read_pre_tokenizer(self, part, 0, &is_byte_level));
+    if (!is_byte_level)
+        return err_set(ERR_CONFIG,
+                       "%s: the pre-tokenizer ByteLevel is missing: only byte-level tokenizers are "
+                       "supported (for SentencePiece, give its .model file)",
+                       self->path);
+    return 0;
+}
+
+static int read_parts(const toki_reader *self)
+{
+    TRY(toki_read_model(self));
+    TRY(read_normalizer(self, json_object_get(self->root, "normalizer"), 0));
+    if (self->self->form)
+        TRY(toki_steady_make(self->self->form, &self->self->steady));
+    TRY(read_pre_tokenizers(self));
+    TRY(toki_read_added(self));
+    return toki_read_post_processor(self);
+}
+
+/* Added tokens are found before patterns cut: one that holds a newline, takes spaces along or looks
+ * at its neighbours could lie across a cut or depend on what is behind it. */
+static bool cuts_lines(const toki_reader *self)
+{
+    size_t i;
+    json_t *token;
+    json_array_foreach(json_object_get(self->root, "added_tokens"), i, token)
+    {
+        const json_t *content = json_object_get(token, "content");
+        if (json_is_true(json_object_get(token, "lstrip")) ||
+            json_is_true(json_object_get(token, "rstrip")) ||
+            json_is_true(json_object_get(token, "single_word")) ||
+            memchr(json_string_value(content), '\n', json_string_length(content)))
+            return false;
+    }
+    for (uint32_t s = 0; s < self->self->stage_count; s++)
+        if (!self->self->stages[s].cuts_lines)
+            return false;
+    return true;
+}
+
+int toki_json_open(tokenizer *self, const char *path)
+{
+    toki_reader reader = {.path = path, .self = self};
+    TRY(toki_json_read(path, &reader.root, &self->hash));
+    int rc = read_parts(&reader);
+    self->cuts_lines = rc == 0 && cuts_lines(&reader);
+    json_decref(reader.root);
+    return rc;
+}

@@ -1,0 +1,49 @@
+/* What the readers of tokenizer.json share: members by name with their types checked, one sentence
+ * for each defect. See tokenizer_internal.h. */
+#ifndef SLUICE_DATA_TOKENIZER_JSON_H
+#define SLUICE_DATA_TOKENIZER_JSON_H
+
+#include <jansson.h>
+
+#include "text/tokenizer_internal.h"
+
+enum { TOKI_FILE_BYTES_MAX = 256 << 20, TOKI_WHERE_BYTES = 4352 };
+
+struct toki_reader {
+    const char *path;
+    tokenizer *self;
+    json_t *root;
+};
+typedef struct toki_reader toki_reader;
+
+/* All bytes of a regular file of at most TOKI_FILE_BYTES_MAX, mem_alloc'd; ERR_INPUT with its path,
+ * -ENOMEM. */
+int toki_read_file(const char *path, char **out, size_t *bytes) MUST_CHECK;
+/* The document in a file, ERR_INPUT where there is none; free with json_decref. *hash: XXH3 of the
+ * file; may be NULL. */
+int toki_json_read(const char *path, json_t **out, uint64_t *hash) MUST_CHECK;
+
+/* A member, NULL where it is missing or null. `where` names the object in messages. ERR_INPUT for a
+ * wrong type. */
+int toki_member_string(const toki_reader *self, const char *where, const json_t *object,
+                       const char *name, json_t **out) MUST_CHECK;
+int toki_member_bool(const toki_reader *self, const char *where, const json_t *object,
+                     const char *name, bool preset, bool *out) MUST_CHECK;
+int toki_member_array(const toki_reader *self, const char *where, const json_t *object,
+                      const char *name, json_t **out) MUST_CHECK;
+int toki_member_object(const toki_reader *self, const char *where, const json_t *object,
+                       const char *name, json_t **out) MUST_CHECK;
+/* The "type" of a part: never NULL on success. */
+int toki_type(const toki_reader *self, const char *where, const json_t *object,
+              const char **out) MUST_CHECK;
+/* An id: an integer of 0 to TOKI_ID_MAX. */
+int toki_id(const toki_reader *self, const char *where, const json_t *value,
+            int32_t *out) MUST_CHECK;
+
+/* tokenizer_model.c. The normalizer and the model come before the added tokens, those before the
+ * post-processor. */
+int toki_read_model(const toki_reader *self) MUST_CHECK;
+int toki_read_added(const toki_reader *self) MUST_CHECK;
+int toki_read_post_processor(const toki_reader *self) MUST_CHECK;
+
+#endif

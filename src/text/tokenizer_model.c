@@ -1,0 +1,460 @@
+/* tokenizer.json: the model (vocabulary and merges), added tokens, and what the post-processor
+ * adds. See tokenizer_json.h. */
+#include <errno.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "base/mem.h"
+#include "base/size.h"
+#include "text/tokenizer_json.h"
+
+enum { SHOWN = 40 }; /* bytes of a token's text in a message */
+
+static int shown(size_t bytes)
+{
+    return (int)size_min(bytes, SHOWN);
+}
+
+/* --- vocabulary --- */
+
+static const char *content_of(const json_t *added, size_t *bytes)
+{
+    const json_t *content = json_object_get(added, "content");
+    *bytes = json_string_length(content);
+    return json_string_value(content); /* NULL for what is no string: toki_read_added says so */
+}
+
+/* Makes room for the model's tokens and for the added ones, which may all be new. */
+static int reserve_tokens(const toki_reader *self, const json_t *vocab, const json_t *added)
+{
+    uint64_t text_bytes = 1, highest = 0;
+    const char *text;
+    json_t *id_value;
+    void *at = json_object_iter((json_t *)vocab);
+    for (; at; at = json_object_iter_next((json_t *)vocab, at)) {
+        int32_t id;
+        text = json_object_iter_key(at);
+        id_value = json_object_iter_value(at);
+        TRY(toki_id(self, "model.vocab", id_value, &id));
+        highest = size_max(highest, (uint64_t)id + 1);
+        text_bytes += strlen(text);
+    }
+    for (size_t i = 0; i < json_array_size(added); i++) {
+        size_t bytes;
+        if (content_of(json_array_get(added, i), &bytes))
+            text_bytes += bytes;
+    }
+    uint64_t most = json_object_size(vocab) + json_array_size(added);
+    if (most > TOKI_ID_MAX)
+        return err_set(ERR_INPUT, "%s: %llu tokens; at most %d are read", self->path,
+                       (unsigned long long)most, (int)TOKI_ID_MAX);
+    return toki_vocab_reserve(self->self, size_max(highest, most), text_bytes);
+}
+
+static int read_vocab(const toki_reader *self, const json_t *vocab)
+{
+    tokenizer *owner = self->self;
+    void *at = json_object_iter((json_t *)vocab);
+    for (; at; at = json_object_iter_next((json_t *)vocab, at)) {
+        int32_t id;
+        const char *text = json_object_iter_key(at);
+        TRY(toki_id(self, "model.vocab", json_object_iter_value(at), &id));
+        const toki_token *token = &owner->tokens[id];
+        if (token->text)
+            return err_set(ERR_INPUT, "%s: model.vocab gives the id %d to \"%.*s\" and to \"%.*s\"",
+                           self->path, id, shown(token->text_bytes), token->text,
+                           shown(strlen(text)), text);
+        toki_vocab_put(owner, id, text, strlen(text));
+    }
+    return toki_vocab_index(owner);
+}
+
+/* --- merges --- */
+
+struct side {
+    const char *text;
+    size_t bytes;
+};
+
+/* Both sides of an entry: ["a", "b"] or "a b". */
+static int merge_sides(const toki_reader *self, const json_t *entry, size_t i, struct side sides[2])
+{
+    if (json_is_array(entry) && json_array_size(entry) == 2) {
+        for (size_t s = 0; s < 2; s++) {
+            const json_t *text = json_array_get(entry, s);
+            if (!json_is_string(text))
+                return err_set(ERR_INPUT, "%s: model.merges[%zu] holds no two strings", self->path,
+                               i);
+            sides[s] = (struct side){json_string_value(text), json_string_length(text)};
+        }
+        return 0;
+    }
+    const char *text = json_string_value(entry);
+    size_t bytes = json_string_length(entry);
+    const char *space = text ? memchr(text, ' ', bytes) : NULL;
+    size_t left = space ? (size_t)(space - text) : 0;
+    if (!space || memchr(space + 1, ' ', bytes - left - 1))
+        return err_set(ERR_INPUT, "%s: model.merges[%zu] is neither \"a b\" nor [\"a\", \"b\"]",
+                       self->path, i);
+    sides[0] = (struct side){text, left};
+    sides[1] = (struct side){space + 1, bytes - left - 1};
+    return 0;
+}
+
+static int side_id(const toki_reader *self, struct side side, size_t i, uint32_t *out)
+{
+    int32_t id = toki_find_text(self->self, side.text, side.bytes);
+    if (id < 0)
+        return err_set(ERR_INPUT, "%s: model.merges[%zu] has \"%.*s\", which is not in model.vocab",
+                       self->path, i, shown(side.bytes), side.text);
+    *out = (uint32_t)id;
+    return 0;
+}
+
+static int read_merge(const toki_reader *self, const json_t *entry, size_t i, uint32_t rank,
+                      toki_bytes *joined)
+{
+    struct side sides[2];
+    toki_merge merge = {.rank = rank};
+    TRY(merge_sides(self, entry, i, sides));
+    TRY(side_id(self, sides[0], i, &merge.left));
+    TRY(side_id(self, sides[1], i, &merge.right));
+    joined->count = 0;
+    TRY(toki_bytes_reserve(joined, sides[0].bytes + sides[1].bytes));
+    memcpy(joined->data, sides[0].text, sides[0].bytes);
+    memcpy(joined->data + sides[0].bytes, sides[1].text, sides[1].bytes);
+    TRY(side_id(self, (struct side){joined->data, sides[0].bytes + sides[1].bytes}, i, &merge.id));
+    toki_merges_put(self->self, merge);
+    return 0;
+}
+
+static int read_merges(const toki_reader *self, const json_t *merges)
+{
+    toki_bytes joined = {0};
+    uint32_t rank = 0;
+    int rc = toki_merges_reserve(self->self, json_array_size(merges));
+    bool has_pairs = json_is_array(json_array_get(merges, 0));
+    for (size_t i = 0; rc == 0 && i < json_array_size(merges); i++) {
+        const json_t *entry = json_array_get(merges, i);
+        if (json_is_array(entry) != has_pairs)
+            rc = err_set(ERR_INPUT, "%s: model.merges[%zu] is written unlike the entries before it",
+                         self->path, i);
+        else if (has_pairs || !json_is_string(entry) ||
+                 strncmp(json_string_value(entry), "#version", strlen("#version")) != 0)
+            rc = read_merge(self, entry, i, rank++, &joined);
+    }
+    mem_free(joined.data);
+    return rc;
+}
+
+/* --- the model --- */
+
+static int refuse_affix(const toki_reader *self, const json_t *model, const char *name)
+{
+    json_t *affix;
+    TRY(toki_member_string(self, "model", model, name, &affix));
+    if (affix && json_string_length(affix))
+        return err_set(ERR_CONFIG, "%s: model.%s is not supported", self->path, name);
+    return 0;
+}
+
+/* What becomes of a byte that no token is. With all 256 bytes in the vocabulary none of this
+ * matters. */
+static int read_unknown(const toki_reader *self, const json_t *model)
+{
+    tokenizer *owner = self->self;
+    json_t *unknown;
+    bool falls_back, is_complete = true;
+    TRY(toki_member_bool(self, "model", model, "fuse_unk", false, &owner->fuses_unknown));
+    TRY(toki_member_bool(self, "model", model, "byte_fallback", false, &falls_back));
+    TRY(toki_member_string(self, "model", model, "unk_token", &unknown));
+    for (unsigned b = 0; b < TOKI_BYTE_VALUES; b++)
+        is_complete &= owner->byte_ids[b] >= 0;
+    if (is_complete)
+        return 0;
+    if (falls_back)
+        return err_set(
+            ERR_CONFIG,
+            "%s: model.byte_fallback with bytes that are not in model.vocab is not supported",
+            self->path);
+    if (!unknown)
+        return 0;
+    owner->unknown_id =
+        toki_find_text(owner, json_string_value(unknown), json_string_length(unknown));
+    if (owner->unknown_id < 0)
+        return err_set(ERR_INPUT, "%s: model.unk_token is not in model.vocab", self->path);
+    return 0;
+}
+
+int toki_read_model(const toki_reader *self)
+{
+    json_t *model, *vocab, *merges, *added, *type;
+    TRY(toki_member_object(self, "the document", self->root, "model", &model));
+    if (!model)
+        return err_set(ERR_INPUT, "%s has no model: this is no tokenizer.json", self->path);
+    TRY(toki_member_string(self, "model", model, "type", &type));
+    if (type && strcmp(json_string_value(type), "BPE") != 0)
+        return err_set(ERR_CONFIG, "%s: a model of type %s is not supported; BPE is", self->path,
+                       json_string_value(type));
+    TRY(toki_member_object(self, "model", model, "vocab", &vocab));
+    TRY(toki_member_array(self, "model", model, "merges", &merges));
+    if (!vocab || !merges)
+        return err_set(ERR_INPUT, "%s: model.%s is missing", self->path,
+                       vocab ? "merges" : "vocab");
+    const json_t *dropout = json_object_get(model, "dropout");
+    if (dropout && !json_is_null(dropout) &&
+        !(json_is_number(dropout) && json_number_value(dropout) == 0))
+        return err_set(ERR_CONFIG, "%s: model.dropout is not supported: ids would be drawn by lot",
+                       self->path);
+    TRY(refuse_affix(self, model, "continuing_subword_prefix"));
+    TRY(refuse_affix(self, model, "end_of_word_suffix"));
+    TRY(toki_member_bool(self, "model", model, "ignore_merges", false,
+                         &self->self->ignores_merges));
+    TRY(toki_member_array(self, "the document", self->root, "added_tokens", &added));
+    TRY(reserve_tokens(self, vocab, added));
+    TRY(read_vocab(self, vocab));
+    TRY(read_merges(self, merges));
+    return read_unknown(self, model);
+}
+
+/* --- added tokens --- */
+
+/* Of each id: its entry, and how the text is to be looked for. */
+struct added {
+    const json_t *entry;
+    toki_added_token token;
+    bool is_normalized;
+};
+typedef struct added added;
+
+static int read_added_token(const toki_reader *self, const json_t *entry, added *entries,
+                            int32_t *next_id, uint32_t *moved)
+{
+    tokenizer *owner = self->self;
+    added fresh = {.entry = entry};
+    bool is_special;
+    size_t bytes;
+    int32_t written;
+    if (!json_is_object(entry))
+        return err_set(ERR_INPUT, "%s: an entry of added_tokens is no object", self->path);
+    const char *text = content_of(entry, &bytes);
+    if (!text)
+        return err_set(ERR_INPUT, "%s: an entry of added_tokens has no content", self->path);
+    TRY(toki_id(self, "added_tokens", json_object_get(entry, "id"), &written));
+    TRY(toki_member_bool(self, "added_tokens", entry, "special", false, &is_special));
+    TRY(toki_member_bool(self, "added_tokens", entry, "normalized", !is_special,
+                         &fresh.is_normalized));
+    TRY(toki_member_bool(self, "added_tokens", entry, "single_word", false,
+                         &fresh.token.single_word));
+    TRY(toki_member_bool(self, "added_tokens", entry, "lstrip", false, &fresh.token.lstrip));
+    TRY(toki_member_bool(self, "added_tokens", entry, "rstrip", false, &fresh.token.rstrip));
+    if (bytes == 0)
+        return 0;
+    int32_t id = toki_find_text(owner, text, bytes);
+    if (id < 0) { /* the library numbers new ones itself, whatever the file says */
+        id = (*next_id)++;
+        if (owner->tokens[id].text)
+            return err_set(
+                ERR_INPUT,
+                "%s: the added token \"%.*s\" would get the id %d of \"%.*s\": model.vocab "
+                "has gaps below it",
+                self->path, shown(bytes), text, id, shown(owner->tokens[id].text_bytes),
+                owner->tokens[id].text);
+        toki_vocab_put(owner, id, text, bytes);
+    }
+    *moved += id != written;
+    owner->tokens[id].is_special |= is_special;
+    fresh.token.id = id;
+    entries[id] = fresh;
+    return 0;
+}
+
+/* The set of one kind: normalized ones are looked for in normalized text, as they are when
+ * normalized. */
+static int make_set(tokenizer *owner, const added *entries, bool normalized)
+{
+    uint32_t count = 0, most = 0;
+    toki_bytes copies = {0};
+    for (uint64_t id = 0; id < owner->token_count; id++)
+        most += entries[id].entry && entries[id].is_normalized == normalized;
+    if (most == 0)
+        return 0;
+    const char **texts = mem_alloc(most, sizeof *texts, "tokenizer added tokens");
+    size_t *bytes = mem_alloc(most, sizeof *bytes, "tokenizer added tokens");
+    toki_added_token *tokens = mem_alloc(most, sizeof *tokens, "tokenizer added tokens");
+    char **owned = mem_alloc(most, sizeof *owned, "tokenizer added tokens");
+    int rc = texts && bytes && tokens && owned ? 0 : -ENOMEM;
+    for (uint64_t id = 0; rc == 0 && id < owner->token_count; id++) {
+        if (!entries[id].entry || entries[id].is_normalized != normalized)
+            continue;
+        tokens[count] = entries[id].token;
+        texts[count] = content_of(entries[id].entry, &bytes[count]);
+        if (normalized && owner->form) {
+            rc = toki_text_normal(owner->form, owner->steady, texts[count], bytes[count], &copies,
+                                  &texts[count], &bytes[count]);
+            owned[count] = copies.data;
+            copies = (toki_bytes){0};
+        }
+        count++;
+    }
+    if (rc == 0)
+        rc = toki_added_make(&owner->added[normalized], count, texts, bytes, tokens);
+    for (uint32_t i = 0; owned && i < count; i++)
+        mem_free(owned[i]);
+    mem_free(owned);
+    mem_free(texts);
+    mem_free(bytes);
+    mem_free(tokens);
+    return rc;
+}
+
+int toki_read_added(const toki_reader *self)
+{
+    tokenizer *owner = self->self;
+    json_t *list, *model = json_object_get(self->root, "model");
+    int32_t next_id = (int32_t)json_object_size(json_object_get(model, "vocab"));
+    uint32_t moved = 0;
+    TRY(toki_member_array(self, "the document", self->root, "added_tokens", &list));
+    added *entries = mem_alloc(owner->token_count, sizeof *entries, "tokenizer added tokens");
+    int rc = entries ? 0 : -ENOMEM;
+    for (size_t i = 0; rc == 0 && i < json_array_size(list); i++)
+        rc = read_added_token(self, json_array_get(list, i), entries, &next_id, &moved);
+    while (owner->token_count && !owner->tokens[owner->token_count - 1].text)
+        owner->token_count--; /* room that was kept for tokens that exist already */
+    for (int normalized = 0; rc == 0 && normalized < 2; normalized++)
+        rc = make_set(owner, entries, normalized);
+    mem_free(entries);
+    if (rc == 0 && (owner->added[0].has_single_word || owner->added[1].has_single_word))
+        rc = toki_pattern_word_character(&owner->word_character);
+    if (rc == 0 && moved)
+        log_warn("%s: %u of added_tokens get other ids than the file says, as in the tokenizers "
+                 "library: those follow the vocabulary",
+                 self->path, moved);
+    return rc;
+}
+
+/* --- the post-processor --- */
+
+/* A list may have millions of ids: room is made once for each. */
+static int make_room(const toki_reader *self, int32_t **ids, uint32_t count, size_t more)
+{
+    if (more == 0)
+        return 0;
+    if (more > (size_t)TOKI_ID_MAX || count > TOKI_ID_MAX - more)
+        return err_set(ERR_INPUT, "%s: post_processor puts more than %d ids around a text",
+                       self->path, (int)TOKI_ID_MAX);
+    int32_t *larger = mem_resize(*ids, count + more, sizeof **ids, "tokenizer post-processor");
+    if (!larger)
+        return -ENOMEM;
+    *ids = larger;
+    return 0;
+}
+
+/* All ids of a list behind those that are there. */
+static int add_around(const toki_reader *self, int32_t **ids, uint32_t *count, const json_t *list)
+{
+    TRY(make_room(self, ids, *count, json_array_size(list)));
+    for (size_t i = 0; i < json_array_size(list); i++)
+        TRY(toki_id(self, "post_processor", json_array_get(list, i), &(*ids)[(*count)++]));
+    return 0;
+}
+
+static int add_id_around(const toki_reader *self, int32_t **ids, uint32_t *count, const json_t *id)
+{
+    TRY(make_room(self, ids, *count, 1));
+    return toki_id(self, "post_processor", id, &(*ids)[(*count)++]);
+}
+
+/* One piece of a template: the text, or a special token with its ids. */
+static int read_piece(const toki_reader *self, const json_t *post, const json_t *piece,
+                      bool *has_text)
+{
+    tokenizer *owner = self->self;
+    json_t *text, *special, *name, *all, *named, *ids;
+    TRY(toki_member_object(self, "post_processor.single", piece, "Sequence", &text));
+    TRY(toki_member_object(self, "post_processor.single", piece, "SpecialToken", &special));
+    if (text) {
+        TRY(toki_member_string(self, "post_processor.single", text, "id", &name));
+        if (*has_text || !name || strcmp(json_string_value(name), "A") != 0)
+            return err_set(ERR_CONFIG, "%s: post_processor.single has not just one text, A",
+                           self->path);
+        *has_text = true;
+        return 0;
+    }
+    TRY(toki_member_string(self, "post_processor.single", special, "id", &name));
+    TRY(toki_member_object(self, "post_processor", post, "special_tokens", &all));
+    if (!name)
+        return err_set(ERR_INPUT, "%s: a piece of post_processor.single has no id", self->path);
+    TRY(toki_member_object(self, "post_processor.special_tokens", all, json_string_value(name),
+                           &named));
+    TRY(toki_member_array(self, "post_processor.special_tokens", named, "ids", &ids));
+    if (!ids)
+        return err_set(ERR_INPUT, "%s: post_processor.special_tokens has no ids of \"%.*s\"",
+                       self->path, SHOWN, json_string_value(name));
+    return *has_text ? add_around(self, &owner->suffix, &owner->suffix_count, ids)
+                     : add_around(self, &owner->prefix, &owner->prefix_count, ids);
+}
+
+static int read_template(const toki_reader *self, const json_t *post)
+{
+    json_t *single;
+    bool has_text = false;
+    TRY(toki_member_array(self, "post_processor", post, "single", &single));
+    for (size_t i = 0; i < json_array_size(single); i++)
+        TRY(read_piece(self, post, json_array_get(single, i), &has_text));
+    if (!has_text)
+        return err_set(ERR_INPUT, "%s: post_processor.single has no text", self->path);
+    return 0;
+}
+
+/* RobertaProcessing and BertProcessing: ["<s>", 0] before, ["</s>", 2] behind. */
+static int read_pair(const toki_reader *self, const json_t *post)
+{
+    tokenizer *owner = self->self;
+    json_t *cls, *sep;
+    TRY(toki_member_array(self, "post_processor", post, "cls", &cls));
+    TRY(toki_member_array(self, "post_processor", post, "sep", &sep));
+    TRY(add_id_around(self, &owner->prefix, &owner->prefix_count, json_array_get(cls, 1)));
+    return add_id_around(self, &owner->suffix, &owner->suffix_count, json_array_get(sep, 1));
+}
+
+static int read_post(const toki_reader *self, const json_t *post, bool is_inner, bool *adds)
+{
+    const char *type;
+    json_t *list;
+    TRY(toki_type(self, "post_processor", post, &type));
+    if (strcmp(type, "ByteLevel") == 0)
+        return 0; /* it moves offsets alone */
+    if (strcmp(type, "Sequence") == 0 && !is_inner) {
+        TRY(toki_member_array(self, "post_processor", post, "processors", &list));
+        for (size_t i = 0; i < json_array_size(list); i++)
+            TRY(read_post(self, json_array_get(list, i), true, adds));
+        return 0;
+    }
+    if (*adds)
+        return err_set(ERR_CONFIG, "%s: two post-processors that add tokens are not supported",
+                       self->path);
+    *adds = true;
+    if (strcmp(type, "TemplateProcessing") == 0)
+        return read_template(self, post);
+    if (strcmp(type, "RobertaProcessing") == 0 || strcmp(type, "BertProcessing") == 0)
+        return read_pair(self, post);
+    return err_set(ERR_CONFIG, "%s: the post-processor %s is not supported", self->path, type);
+}
+
+int toki_read_post_processor(const toki_reader *self)
+{
+    const json_t *post = json_object_get(self->root, "post_processor");
+    bool adds = false;
+    tokenizer *owner = self->self;
+    if (post && !json_is_null(post))
+        TRY(read_post(self, post, false, &adds));
+    for (uint32_t i = 0; i < owner->prefix_count + owner->suffix_count; i++) {
+        int32_t id =
+            i < owner->prefix_count ? owner->prefix[i] : owner->suffix[i - owner->prefix_count];
+        if ((uint64_t)id >= owner->token_count)
+            return err_set(ERR_INPUT, "%s: post_processor adds the id %d; the highest is %lld",
+                           self->path, id, (long long)owner->token_count - 1);
+    }
+    return 0;
+}

@@ -1,0 +1,448 @@
+/* Split patterns. The library reads them as Oniguruma does (its own syntax, Unicode); PCRE2 matches
+ * them here. What both mean alike is handed on, what means something else is written anew, and what
+ * has no counterpart is refused:
+ *
+ *   Oniguruma                                   for PCRE2
+ *   ^ $ at every line                           PCRE2_MULTILINE, a line ends with \n alone
+ *   X{1,3}+   one or more of X{1,3}             (?:X{1,3})+     (there it would be possessive)
+ *   X{,3}     none to three                     X{0,3}
+ *   \w \W \b \B  letters, marks, digits, ...    a class of properties (there \w has no marks)
+ *   \h \v     a hexadecimal digit; U+000B       [0-9A-Fa-f]; \x0B
+ *   \uHHHH                                      \x{HHHH}
+ *   [a[bc]]   union                             [abc]
+ *   [a&&b], [a[^b]], (?m), (?~..), \K, \G, ...  refused
+ *
+ * \s, \d, \p{..}, (?i:..) mean the same once young characters have their stand-ins
+ * (tokenizer_text.c).
+ *
+ * A pattern may be hostile: PCRE2's limits on compiling stay, and each match has a limit that grows
+ * with the text (tokenizer_encode.c), so that nothing recurses or runs without bound. */
+#include <ctype.h>
+#include <errno.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "text/tokenizer_internal.h"
+
+enum {
+    PATTERN_BYTES_MAX = 65536,
+    DEPTH_MAX = 200, /* of groups; PCRE2's own limit is 250 */
+    ATOM_NONE = -1,
+};
+
+const char toki_gpt2_pattern[] =
+    "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+";
+
+/* Patterns of which it is shown that a text may be cut at a place p behind a newline, where the
+ * character d before the newline and the character c behind it are no white space and c is no "/"
+ * (tokenizer_cuts_lines):
+ *
+ *   - No alternative looks behind, so what is matched from p on depends on what lies behind p alone, if a match or a
+ *     gap ends at p.
+ *   - An alternative that can take the newline ends at p, as c can follow none: after the newline there may be more of
+ *     [\r\n], of [\r\n/] or of \s only. An alternative that cannot take it ends before, and sees nothing behind it:
+ *     the one look ahead, \s+(?!\S), begins with white space, which here is the newline alone, since d is none. It
+ *     fails before c and matches at the end of a text; where it fails, \s+ comes next and takes the same newline.
+ *   - So with and without the cut the same matches end at or before p; and a pattern that never takes a newline, such
+ *     as \p{N}, has p in a gap, whose two parts the next pattern sees as if it had cut there itself.
+ *
+ * NFC and NFKC change nothing across p: a newline composes with nothing. */
+static const char *const cutting_lines[] = {
+    toki_gpt2_pattern,
+    "\\p{N}",
+    "\\p{N}{1,3}",
+    /* Llama 3, Qwen 2 and 3; the contractions also as a group of their own */
+    "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}| "
+    "?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|"
+    "\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+",
+    "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}| "
+    "?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|"
+    "\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+",
+    /* Llama 4 and GPT-4o; Mistral's Tekken */
+    "[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]*[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]+"
+    "(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
+    "[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]+[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]*"
+    "(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
+    "\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+",
+    "[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]*[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]+|"
+    "[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]+[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]*|"
+    "\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+",
+    /* DeepSeek V2 and V3: ideographs and kana; words and punctuation */
+    "[\xe4\xb8\x80-\xe9\xbe\xa5\xe3\x81\x80-\xe3\x82\x9f\xe3\x82\xa0-\xe3\x83\xbf]+",
+    "[!\"#$%&'()*+,\\-./"
+    ":;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\r\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+|"
+    " ?[\\p{P}\\p{S}]+[\r\n]*|\\s*[\r\n]+|\\s+(?!\\S)|\\s+",
+};
+
+/* Oniguruma's word characters, as members of a class. Alphabetic is spelled out: PCRE2 has the
+ * property since 10.40 only. Circled and squared letters are symbols that are alphabetic. */
+#define WORD                                                                                       \
+    "\\x{24b6}-\\x{24e9}\\x{1f130}-\\x{1f149}\\x{1f150}-\\x{1f169}\\x{1f170}-\\x{1f189}"           \
+    "\\p{L}\\p{M}\\p{Nd}\\p{Nl}\\p{Pc}"
+
+struct rewrite {
+    const char *where, *pattern;
+    size_t bytes, at;
+    toki_bytes out;
+    int64_t atom; /* where in `out` what a quantifier would repeat begins; ATOM_NONE */
+    int64_t groups[DEPTH_MAX];
+    int depth;
+};
+typedef struct rewrite rewrite;
+
+static int refuse(const rewrite *self, const char *what)
+{
+    return err_set(ERR_CONFIG, "%s: the pattern has %s at byte %zu, which is not supported",
+                   self->where, what, self->at);
+}
+
+static char peek(const rewrite *self, size_t ahead)
+{
+    return self->at + ahead < self->bytes ? self->pattern[self->at + ahead] : '\0';
+}
+
+static int put(rewrite *self, const char *text, size_t bytes)
+{
+    TRY(toki_bytes_reserve(&self->out, bytes));
+    memcpy(self->out.data + self->out.count, text, bytes);
+    self->out.count += bytes;
+    return 0;
+}
+
+static int put_text(rewrite *self, const char *text)
+{
+    return put(self, text, strlen(text));
+}
+
+/* Hands on `bytes` bytes of the pattern. */
+static int pass(rewrite *self, size_t bytes)
+{
+    TRY(put(self, self->pattern + self->at, bytes));
+    self->at += bytes;
+    return 0;
+}
+
+static int insert(rewrite *self, size_t at, const char *text)
+{
+    size_t bytes = strlen(text);
+    TRY(toki_bytes_reserve(&self->out, bytes));
+    memmove(self->out.data + at + bytes, self->out.data + at, self->out.count - at);
+    memcpy(self->out.data + at, text, bytes);
+    self->out.count += bytes;
+    return 0;
+}
+
+/* \p{..}, \P{..}, \x{..}, \xHH. */
+static int pass_braced(rewrite *self)
+{
+    size_t length = 2;
+    if (peek(self, 2) != '{') {
+        if (peek(self, 1) != 'x')
+            return refuse(self, "\\p without braces");
+        while (length < 4 && isxdigit((unsigned char)peek(self, length)))
+            length++;
+        if (length == 4 && peek(self, 2) >= '8')
+            return refuse(self, "\\x of a byte that is no ASCII");
+        return pass(self, length);
+    }
+    while (peek(self, length) != '}') {
+        if (self->at + length >= self->bytes || peek(self, length) == '\0')
+            return refuse(self, "a { that is not closed");
+        length++;
+    }
+    return pass(self, length + 1);
+}
+
+/* An escape, which begins with a backslash. */
+static int escape(rewrite *self, bool in_class)
+{
+    char kind = peek(self, 1);
+    if (self->at + 1 >= self->bytes)
+        return refuse(self, "a lone backslash");
+    if (!isalnum((unsigned char)kind)) {
+        size_t bytes = 2;
+        while (self->at + bytes < self->bytes && ((unsigned char)peek(self, bytes) & 0xc0) == 0x80)
+            bytes++;
+        return pass(self, bytes);
+    }
+    if (strchr("sSdDrntfae", kind))
+        return pass(self, 2);
+    if (strchr("pPx", kind))
+        return pass_braced(self);
+    self->at += 2;
+    switch (kind) {
+    case 'v':
+        return put_text(self, "\\x0B");
+    case 'h':
+        return put_text(self, in_class ? "0-9A-Fa-f" : "[0-9A-Fa-f]");
+    case 'w':
+        return put_text(self, in_class ? WORD : "[" WORD "]");
+    case 'W':
+        if (!in_class)
+            return put_text(self, "[^" WORD "]");
+        break;
+    case 'b':
+        if (!in_class)
+            return put_text(self,
+                            "(?:(?<=[" WORD "])(?![" WORD "])|(?<![" WORD "])(?=[" WORD "]))");
+        break;
+    case 'B':
+        if (!in_class)
+            return put_text(self,
+                            "(?:(?<=[" WORD "])(?=[" WORD "])|(?<![" WORD "])(?![" WORD "]))");
+        break;
+    case 'A':
+    case 'z':
+        if (!in_class) {
+            self->at -= 2;
+            return pass(self, 2);
+        }
+        break;
+    case 'u':
+        for (size_t i = 0; i < 4; i++)
+            if (!isxdigit((unsigned char)peek(self, i)))
+                return refuse(self, "\\u without four hexadecimal digits");
+        TRY(put_text(self, "\\x{"));
+        TRY(pass(self, 4));
+        return put_text(self, "}");
+    default:
+        break;
+    }
+    self->at -= 2;
+    char what[] = "the escape \\?";
+    what[sizeof what - 2] = kind;
+    return refuse(self, what);
+}
+
+/* A class, from its bracket to the closing one. */
+static int character_class(rewrite *self)
+{
+    int nested = 0;
+    TRY(pass(self, 1));
+    if (peek(self, 0) == '^')
+        TRY(pass(self, 1));
+    if (peek(self, 0) == ']') {
+        self->at++;
+        TRY(put_text(self, "\\]"));
+    }
+    while (self->at < self->bytes) {
+        char byte = peek(self, 0);
+        if (byte == '\\') {
+            TRY(escape(self, true));
+        } else if (byte == '&' && peek(self, 1) == '&') {
+            return refuse(self, "an intersection of classes (&&)");
+        } else if (byte == '[' && peek(self, 1) == ':') {
+            size_t length = 2;
+            while (isalpha((unsigned char)peek(self, length)) || peek(self, length) == '^')
+                length++;
+            if (peek(self, length) != ':' || peek(self, length + 1) != ']')
+                return refuse(self, "[: in a class");
+            TRY(pass(self, length + 2));
+        } else if (byte == '[') {
+            if (peek(self, 1) == '^' || peek(self, 1) == ']' ||
+                (self->at && self->pattern[self->at - 1] == '-'))
+                return refuse(self, "such a class within a class");
+            nested++;
+            self->at++;
+        } else if (byte == ']' && nested) {
+            if (peek(self, 1) == '-')
+                return refuse(self, "such a class within a class");
+            nested--;
+            self->at++;
+        } else {
+            TRY(pass(self, 1));
+            if (byte == ']')
+                return 0;
+        }
+    }
+    return refuse(self, "a [ that is not closed");
+}
+
+/* ( and what may follow it. */
+static int group(rewrite *self)
+{
+    static const char *const plain[] = {"(?:", "(?=", "(?!", "(?<=", "(?<!", "(?>"};
+    if (self->depth == DEPTH_MAX)
+        return refuse(self, "groups nested so deeply");
+    self->groups[self->depth++] = (int64_t)self->out.count;
+    self->atom = ATOM_NONE;
+    if (peek(self, 1) == '*')
+        return refuse(self, "(*");
+    if (peek(self, 1) != '?')
+        return pass(self, 1);
+    for (size_t i = 0; i < sizeof plain / sizeof plain[0]; i++) {
+        size_t length = strlen(plain[i]);
+        if (self->bytes - self->at >= length &&
+            memcmp(self->pattern + self->at, plain[i], length) == 0)
+            return pass(self, length);
+    }
+    size_t length = 2;
+    while (peek(self, length) == 'i' || peek(self, length) == '-')
+        length++;
+    if (length > 2 && peek(self, length) == ':')
+        return pass(self, length + 1);
+    if (length > 2 && peek(self, length) == ')') { /* to the end of the group around it */
+        self->depth--;
+        return pass(self, length + 1);
+    }
+    return refuse(self, "a group of that kind");
+}
+
+/* The bytes of {n}, {n,}, {n,m} or {,m}, which stands here; 0: a brace like any other. */
+static size_t interval_bytes(const rewrite *self)
+{
+    size_t length = 1, digits = 0;
+    bool has_comma = false;
+    for (; isdigit((unsigned char)peek(self, length)) || (peek(self, length) == ',' && !has_comma);
+         length++) {
+        has_comma |= peek(self, length) == ',';
+        digits += peek(self, length) != ',';
+    }
+    return digits && peek(self, length) == '}' ? length + 1 : 0;
+}
+
+static int interval(rewrite *self, size_t length)
+{
+    size_t atom = (size_t)self->atom;
+    if (peek(self, 1) == ',') {
+        self->at++;
+        length--;
+        TRY(put_text(self, "{0"));
+    }
+    TRY(pass(self, length));
+    if (peek(self, 0) == '+') {
+        TRY(insert(self, atom, "(?:"));
+        return put_text(self, ")");
+    }
+    if (peek(self, 0) == '?' && memchr(self->pattern + self->at - length, ',', length) == NULL)
+        return refuse(self, "{n}?");
+    return 0;
+}
+
+static int item(rewrite *self)
+{
+    char byte = peek(self, 0);
+    int64_t begin = (int64_t)self->out.count;
+    size_t length = byte == '{' ? interval_bytes(self) : 0;
+    if (length) {
+        if (self->atom == ATOM_NONE)
+            return refuse(self, "{ with nothing to repeat");
+        return interval(self, length); /* the atom stays what it was: + may follow */
+    }
+    switch (byte) {
+    case '\\':
+        TRY(escape(self, false));
+        break;
+    case '[':
+        TRY(character_class(self));
+        break;
+    case '(':
+        return group(self);
+    case ')':
+        if (self->depth == 0)
+            return refuse(self, "a ) too many");
+        TRY(pass(self, 1));
+        begin = self->groups[--self->depth];
+        break;
+    case '*':
+    case '+':
+    case '?':
+        if (self->atom == ATOM_NONE)
+            return refuse(self, "nothing to repeat");
+        return pass(self, 1);
+    case '|':
+    case '^':
+    case '$':
+        self->atom = ATOM_NONE;
+        return pass(self, 1);
+    case '{':
+        self->at++;
+        TRY(put_text(self, "\\{"));
+        break;
+    default: {
+        size_t bytes = 1;
+        while (self->at + bytes < self->bytes && ((unsigned char)peek(self, bytes) & 0xc0) == 0x80)
+            bytes++;
+        TRY(pass(self, bytes));
+    }
+    }
+    self->atom = begin;
+    return 0;
+}
+
+static int compile(const char *where, const char *pattern, size_t bytes, toki_stage *out)
+{
+    int code;
+    PCRE2_SIZE at;
+    pcre2_compile_context *context = pcre2_compile_context_create(NULL);
+    if (!context)
+        return err_set(-ENOMEM, "%s: no memory for a pattern", where);
+    pcre2_set_newline(context, PCRE2_NEWLINE_LF);
+    out->code = pcre2_compile((PCRE2_SPTR)pattern, bytes, PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE,
+                              &code, &at, context);
+    pcre2_compile_context_free(context);
+    if (!out->code) {
+        PCRE2_UCHAR text[160] = "";
+        pcre2_get_error_message(code, text, sizeof text);
+        return err_set(ERR_CONFIG, "%s: the pattern is not understood: %s (at byte %zu of %zu)",
+                       where, (const char *)text, (size_t)at, bytes);
+    }
+    out->has_jit = pcre2_jit_compile(out->code, PCRE2_JIT_COMPLETE) == 0;
+    return 0;
+}
+
+int toki_pattern_compile(const char *where, const char *pattern, size_t bytes, toki_stage *out)
+{
+    rewrite self = {.where = where, .pattern = pattern, .bytes = bytes, .atom = ATOM_NONE};
+    if (bytes > PATTERN_BYTES_MAX)
+        return err_set(ERR_CONFIG, "%s: a pattern of %zu bytes; at most %d are supported", where,
+                       bytes, (int)PATTERN_BYTES_MAX);
+    int rc = toki_bytes_reserve(&self.out, bytes + 1);
+    while (rc == 0 && self.at < self.bytes)
+        rc = item(&self);
+    if (rc == 0 && self.depth)
+        rc = refuse(&self, "a ( that is not closed");
+    if (rc == 0)
+        rc = compile(where, self.out.data, self.out.count, out);
+    mem_free(self.out.data);
+    for (size_t i = 0; i < sizeof cutting_lines / sizeof cutting_lines[0]; i++)
+        out->cuts_lines |=
+            strlen(cutting_lines[i]) == bytes && memcmp(cutting_lines[i], pattern, bytes) == 0;
+    return rc;
+}
+
+int toki_pattern_literal(const char *where, const char *text, size_t bytes, toki_stage *out)
+{
+    toki_bytes pattern = {0};
+    int rc = toki_bytes_reserve(&pattern, 2 * bytes + 1);
+    for (size_t i = 0; rc == 0 && i < bytes; i++) {
+        if (text[i] == '\0') { /* \0 and a digit after it would be something else */
+            rc = err_set(ERR_CONFIG, "%s: a NUL in a string pattern is not supported", where);
+            break;
+        }
+        if (ispunct((unsigned char)text[i]))
+            pattern.data[pattern.count++] = '\\';
+        pattern.data[pattern.count++] = text[i];
+    }
+    if (rc == 0)
+        rc = compile(where, pattern.data, pattern.count, out);
+    mem_free(pattern.data);
+    return rc;
+}
+
+int toki_pattern_digits(bool individual, toki_stage *out)
+{
+    static const char digit[] = "[\\p{N}\\x{1fffe}]"; /* the stand-in of Unicode 17's numbers */
+    out->behavior = individual ? TOKI_ISOLATED : TOKI_CONTIGUOUS;
+    out->cuts_lines = true; /* as \p{N}; a run of digits ends at a newline too */
+    return compile("the pre-tokenizer Digits", digit, sizeof digit - 1, out);
+}
+
+int toki_pattern_word_character(pcre2_code **out)
+{
+    static const char word[] = "[" WORD "\\x{200c}\\x{200d}]";
+    toki_stage stage = {0};
+    TRY(compile("single_word", word, sizeof word - 1, &stage));
+    *out = stage.code;
+    return 0;
+}

@@ -1,0 +1,201 @@
+/* The tokens of a tokenizer.json by id, by text and by bytes, and its merges by pair. See
+ * tokenizer_internal.h.
+ *
+ * The file writes the byte b as the character byte_alphabet[b], so that every byte is a visible
+ * character: those that are visible in Latin-1 as themselves, the other 68 as U+0100 and following.
+ * A token whose text has another character cannot come out of merges; it stands for its text as it
+ * is. */
+#include <assert.h>
+#include <errno.h>
+#include <string.h>
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include "base/mem.h"
+#include "base/size.h"
+#include "text/tokenizer_internal.h"
+
+enum { ALPHABET_END = 0x100 + 68 };
+
+void toki_byte_alphabet(uint16_t characters[TOKI_BYTE_VALUES])
+{
+    uint16_t next = 0x100;
+    for (unsigned b = 0; b < TOKI_BYTE_VALUES; b++) {
+        bool is_visible = (b >= '!' && b <= '~') || (b >= 0xa1 && b <= 0xac) || b >= 0xae;
+        characters[b] = is_visible ? (uint16_t)b : next++;
+    }
+    assert(next == ALPHABET_END);
+}
+
+int toki_vocab_reserve(tokenizer *self, uint64_t count, uint64_t text_bytes)
+{
+    self->tokens = mem_alloc(count, sizeof *self->tokens, "tokenizer vocabulary");
+    self->arena = mem_alloc(text_bytes, 2, "tokenizer texts");
+    if (!self->tokens || !self->arena)
+        return -ENOMEM;
+    self->token_count = count;
+    self->arena_bytes = 2 * text_bytes;
+    return 0;
+}
+
+static char *arena_take(tokenizer *self, size_t bytes)
+{
+    assert(self->arena_bytes - self->arena_count >= bytes);
+    char *taken = self->arena + self->arena_count;
+    self->arena_count += bytes;
+    return taken;
+}
+
+/* What a token's text stands for; false: as it is, since not all of it is of the alphabet. */
+static bool to_bytes(const char *text, size_t text_bytes, char *bytes, size_t *count)
+{
+    static int16_t byte_of[ALPHABET_END]; /* whoever fills it writes the same */
+    static pthread_mutex_t fill = PTHREAD_MUTEX_INITIALIZER;
+    static bool is_filled;
+    pthread_mutex_lock(&fill);
+    if (!is_filled) {
+        uint16_t characters[TOKI_BYTE_VALUES];
+        toki_byte_alphabet(characters);
+        memset(byte_of, 0xff, sizeof byte_of);
+        for (int16_t b = 0; b < TOKI_BYTE_VALUES; b++)
+            byte_of[characters[b]] = b;
+        is_filled = true;
+    }
+    pthread_mutex_unlock(&fill);
+    size_t step;
+    *count = 0;
+    for (size_t at = 0; at < text_bytes; at += step) {
+        uint32_t character = toki_decode(text + at, &step);
+        if (character >= ALPHABET_END || byte_of[character] < 0) {
+            memcpy(bytes, text, text_bytes);
+            *count = text_bytes;
+            return false;
+        }
+        bytes[(*count)++] = (char)byte_of[character];
+    }
+    return true;
+}
+
+static int index_make(toki_index *self, uint64_t count)
+{
+    self->mask = 15;
+    while (self->mask < 2 * count)
+        self->mask = 2 * self->mask + 1;
+    self->ids = mem_alloc(self->mask + 1, sizeof *self->ids, "tokenizer index");
+    if (!self->ids)
+        return -ENOMEM;
+    memset(self->ids, 0xff, (self->mask + 1) * sizeof *self->ids);
+    return 0;
+}
+
+static void index_put(toki_index *self, const char *key, size_t bytes, int32_t id)
+{
+    size_t place = XXH3_64bits(key, bytes) & self->mask;
+    while (self->ids[place] >= 0)
+        place = (place + 1) & self->mask;
+    self->ids[place] = id;
+}
+
+void toki_vocab_put(tokenizer *self, int32_t id, const char *text, size_t bytes)
+{
+    assert(id >= 0 && (uint64_t)id < self->token_count && !self->tokens[id].text);
+    toki_token *token = &self->tokens[id];
+    char *copy = arena_take(self, bytes), *decoded = arena_take(self, bytes);
+    size_t count;
+    memcpy(copy, text, bytes);
+    token->text = copy;
+    token->text_bytes = (uint32_t)bytes;
+    token->is_word = to_bytes(text, bytes, decoded, &count);
+    token->bytes = decoded;
+    token->byte_count = (uint32_t)count;
+    if (self->by_text.ids) {
+        token->is_word = false;
+        index_put(&self->by_text, token->text, token->text_bytes, id);
+    }
+}
+
+int toki_vocab_index(tokenizer *self)
+{
+    TRY(index_make(&self->by_text, self->token_count));
+    TRY(index_make(&self->by_bytes, self->token_count));
+    memset(self->byte_ids, 0xff, sizeof self->byte_ids);
+    for (uint64_t id = 0; id < self->token_count; id++) {
+        const toki_token *token = &self->tokens[id];
+        if (!token->text)
+            continue;
+        index_put(&self->by_text, token->text, token->text_bytes, (int32_t)id);
+        if (!token->is_word)
+            continue;
+        index_put(&self->by_bytes, token->bytes, token->byte_count, (int32_t)id);
+        if (token->byte_count == 1)
+            self->byte_ids[(unsigned char)token->bytes[0]] = (int32_t)id;
+    }
+    return 0;
+}
+
+int32_t toki_find_text(const tokenizer *self, const char *text, size_t bytes)
+{
+    if (!self->by_text.ids)
+        return -1;
+    size_t place = XXH3_64bits(text, bytes) & self->by_text.mask;
+    for (int32_t id; (id = self->by_text.ids[place]) >= 0;
+         place = (place + 1) & self->by_text.mask) {
+        const toki_token *token = &self->tokens[id];
+        if (token->text_bytes == bytes && memcmp(token->text, text, bytes) == 0)
+            return id;
+    }
+    return -1;
+}
+
+int32_t toki_find_word(const tokenizer *self, const char *word, size_t bytes)
+{
+    size_t place = XXH3_64bits(word, bytes) & self->by_bytes.mask;
+    for (int32_t id; (id = self->by_bytes.ids[place]) >= 0;
+         place = (place + 1) & self->by_bytes.mask) {
+        const toki_token *token = &self->tokens[id];
+        if (token->byte_count == bytes && memcmp(token->bytes, word, bytes) == 0)
+            return id;
+    }
+    return -1;
+}
+
+/* --- merges --- */
+
+static size_t merge_place(const tokenizer *self, uint32_t left, uint32_t right)
+{
+    uint64_t key = (uint64_t)left << 32 | right;
+    key *= 0x9e3779b97f4a7c15u; /* 2^64 / golden ratio: the high bits depend on all of the key */
+    return (key >> 32) & self->merge_mask;
+}
+
+int toki_merges_reserve(tokenizer *self, uint64_t count)
+{
+    self->merge_mask = 15;
+    while (self->merge_mask < 2 * count)
+        self->merge_mask = 2 * self->merge_mask + 1;
+    self->merges = mem_alloc(self->merge_mask + 1, sizeof *self->merges, "tokenizer merges");
+    if (!self->merges)
+        return -ENOMEM;
+    for (size_t i = 0; i <= self->merge_mask; i++)
+        self->merges[i].rank = UINT32_MAX;
+    return 0;
+}
+
+void toki_merges_put(tokenizer *self, toki_merge merge)
+{
+    size_t place = merge_place(self, merge.left, merge.right);
+    while (self->merges[place].rank != UINT32_MAX &&
+           (self->merges[place].left != merge.left || self->merges[place].right != merge.right))
+        place = (place + 1) & self->merge_mask;
+    self->merges[place] = merge;
+}
+
+const toki_merge *toki_merge_find(const tokenizer *self, uint32_t left, uint32_t right)
+{
+    size_t place = merge_place(self, left, right);
+    for (; self->merges[place].rank != UINT32_MAX; place = (place + 1) & self->merge_mask)
+        if (self->merges[place].left == left && self->merges[place].right == right)
+            return &self->merges[place];
+    return NULL;
+}

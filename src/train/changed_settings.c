@@ -1,0 +1,104 @@
+/* What a run that goes on is told of: settings that are others than before, and options that change
+ * nothing any more. Nothing is refused here; what cannot go on is (setup.c). */
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "train/loop_internal.h"
+
+static const char tokens_key[] = "\"train_tokens\": ";
+
+/* The number behind the key in the plan.json of the process before; false where there is none. */
+static bool read_tokens(const char *run_dir, uint64_t *tokens)
+{
+    enum { LINE_BYTES = 512 }; /* the key is on a short line of its own */
+    char path[JOB_PATH_BYTES + 16], line[LINE_BYTES];
+    snprintf(path, sizeof path, "%s/plan.json", run_dir);
+    FILE *file = fopen(path, "re");
+    if (!file)
+        return false;
+    bool is_found = false;
+    while (!is_found && fgets(line, sizeof line, file)) {
+        const char *at = strstr(line, tokens_key);
+        is_found = at && sscanf(at + strlen(tokens_key), "%" SCNu64, tokens) == 1;
+    }
+    fclose(file);
+    return is_found;
+}
+
+/* The job of the process before; NULL where it cannot be read. What it says of its keys was said
+ * then. */
+static job *read_job(const char *run_dir, uint32_t world)
+{
+    char path[JOB_PATH_BYTES + 16];
+    job *was = NULL;
+    snprintf(path, sizeof path, "%s/job.json", run_dir);
+    enum log_level level = log_get_level();
+    log_set_level(LOG_QUIET);
+    int rc = job_read_ranks(path, NULL, 0, world, &was);
+    log_set_level(level);
+    return rc < 0 ? NULL : was;
+}
+
+static bool has_same_files(const job *was, const job *is)
+{
+    const struct job_files *old = &was->data.train, *new = &is->data.train;
+    bool same = old->count == new->count;
+    for (uint32_t i = 0; same && i < old->count; i++)
+        same = strcmp(old->path[i], new->path[i]) == 0;
+    return same;
+}
+
+static void tell_settings(const struct loop *self, const manifest *found)
+{
+    enum { TEXT_BYTES = 1024 };
+    char text[TEXT_BYTES];
+    uint64_t tokens = 0, has = mixture_token_count(self->train_data);
+    job *was = read_job(self->run.dir.path, found->world_size ? found->world_size : 1);
+    if (was && job_list_changes(was, self->run.job, found->step, text, sizeof text) > 0)
+        log_warn("the run in %s goes on with other settings: %s", self->run.dir.path, text);
+    if (read_tokens(self->run.dir.path, &tokens) && tokens != has &&
+        (!was || has_same_files(was, self->run.job)))
+        log_warn("data.train held %" PRIu64 " tokens and holds %" PRIu64
+                 ": the samples that follow are in another order",
+                 tokens, has);
+    if (was && strcmp(was->model.hf, self->run.job->model.hf) != 0)
+        log_warn("model.hf was %s and is %s: it changes nothing in a run that goes on, whose "
+                 "weights are its own",
+                 was->model.hf[0] ? was->model.hf : "not set",
+                 self->run.job->model.hf[0] ? self->run.job->model.hf : "not set");
+    job_destroy(was);
+}
+
+/* The directory's own name for a kept commit is in the names of its drives (keep.c). */
+static bool is_kept_commit(const manifest *found)
+{
+    return found->slabs.drive_count > 0 && strstr(found->slabs.drives[0], ".keep/step-") != NULL;
+}
+
+void loop_tell_changes(const struct loop *self, const manifest *found)
+{
+    const struct job *asked = self->run.job;
+    if (found->seed != asked->run.seed && !setup_is_imported(found))
+        log_warn("run.seed is %" PRIu64 ", but the weights began with %" PRIu64
+                 ": it changes nothing in a run that goes on",
+                 asked->run.seed, found->seed);
+    if (!self->run.is_borrowed) {
+        if (!setup_is_imported(found)) /* no step was made with other settings */
+            tell_settings(self, found);
+        if (self->options->from)
+            log_info("the run in %s has begun: --from %s is not looked at", self->run.dir.path,
+                     self->options->from);
+        if (is_kept_commit(found) && found->step < asked->run.steps)
+            log_warn("%s is a commit that was kept: it goes on and is not kept any more; --from "
+                     "with another run.dir leaves one as it is",
+                     self->run.dir.path);
+    }
+    if (found->step >= asked->run.steps)
+        log_line(found->step > asked->run.steps ? LOG_WARN : LOG_INFO,
+                 "nothing to train: the run in %s is at step %" PRIu64
+                 ", and run.steps is %" PRIu64,
+                 self->run.is_borrowed ? self->run.from.path : self->run.dir.path, found->step,
+                 asked->run.steps);
+}

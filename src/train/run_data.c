@@ -1,0 +1,362 @@
+/* The data of a run: its files opened as sources, and those of text and JSON lines made into tokens
+ * first.
+ *
+ *   loop_open_data   before anything is made: all is looked at, and opened where nothing is to be made
+ *   loop_make_data   once the run directory is this run's: run.dir/data/<key>.tokens, by rank 0 while the others
+ *                      wait, unless it is there from before; then all ranks open
+ *
+ * A job of token files and of text as bytes takes no notice of the second. On the loop's thread. */
+#include <assert.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "base/mem.h"
+#include "data/made.h"
+#include "data/prepare.h"
+#include "train/loop_internal.h"
+
+static_assert((int)JOB_DATA_AUTO == (int)CORPUS_AUTO && (int)JOB_DATA_MADE == (int)CORPUS_MADE &&
+                  CORPUS_MADE + 1 == CORPUS_FORMAT_COUNT,
+              "job_data_format and corpus_format are one");
+static_assert((int)JOB_SHUFFLE_DOCUMENTS == (int)SAMPLER_DOCUMENTS &&
+                  (int)JOB_SHUFFLE_NONE == (int)SAMPLER_NONE,
+              "job_shuffle and sampler_shuffle are one");
+static_assert((int)JOB_FILES_MAX <= (int)MIXTURE_SOURCES_MAX, "a source has a file");
+
+enum { TRAIN, VALID, LISTS, MADE_PATH_BYTES = JOB_PATH_BYTES + 64 };
+
+/* What rank 0 finds out about a file, for all. */
+struct file_word {
+    uint64_t key;
+    uint8_t is_made; /* it is read from run.dir/data */
+};
+
+struct loop_data {
+    struct file_word words[LISTS][JOB_FILES_MAX];
+    prepare_work work[LISTS][JOB_FILES_MAX]; /* rank 0's */
+    prepare_options options;                 /* likewise */
+    tokenizer *tokens;                       /* likewise, or NULL */
+    char tokenizer_name[MADE_PATH_BYTES];
+    bool is_late; /* something is to be made */
+};
+
+static const struct job_files *list_of(const struct job *asked, int list)
+{
+    return list == TRAIN ? &asked->data.train : &asked->data.valid;
+}
+
+static bool ends_with(const char *text, const char *end)
+{
+    size_t length = strlen(text), end_length = strlen(end);
+    return length > end_length && strcmp(text + length - end_length, end) == 0;
+}
+
+/* Whether the job may have text or JSON lines to be made into tokens: by its words alone, of which
+ * those that model.hf stands for are of this host. */
+static bool may_make(const struct job *asked)
+{
+    if (strcmp(asked->data.tokenizer, "bytes") != 0 || asked->data.format == JOB_DATA_JSONL)
+        return true;
+    for (int list = 0; list < LISTS; list++) {
+        const struct job_files *files = list_of(asked, list);
+        for (uint32_t i = 0; asked->data.format == JOB_DATA_AUTO && i < files->count; i++)
+            if (ends_with(files->path[i], ".jsonl") || ends_with(files->path[i], ".ndjson"))
+                return true;
+    }
+    return false;
+}
+
+/* ---- opening ---- */
+
+/* Where the tokens of a file are. */
+static void made_path(const struct job *asked, const struct file_word *word,
+                      char path[MADE_PATH_BYTES])
+{
+    snprintf(path, MADE_PATH_BYTES, "%s/data/%016" PRIx64 ".tokens", asked->run.dir, word->key);
+}
+
+/* Files [first, first + count) of a list as one corpus. */
+static int open_corpus(const struct loop *self, int list, uint32_t first, uint32_t count,
+                       corpus **out)
+{
+    const struct job *asked = self->run.job;
+    const struct job_files *files = list_of(asked, list);
+    const char *paths[JOB_FILES_MAX];
+    enum corpus_format formats[JOB_FILES_MAX];
+    char(*made)[MADE_PATH_BYTES] = mem_alloc(count, sizeof *made, "paths of token files");
+    int rc = made ? 0 : -ENOMEM;
+    *out = NULL;
+    for (uint32_t i = 0; rc == 0 && i < count; i++) {
+        const struct file_word *word = self->data ? &self->data->words[list][first + i] : NULL;
+        bool is_made = word && word->is_made;
+        paths[i] = is_made ? made[i] : files->path[first + i];
+        formats[i] = is_made ? CORPUS_MADE : (enum corpus_format)asked->data.format;
+        if (!is_made)
+            continue;
+        made_path(asked, word, made[i]);
+        if (self->run.ranks.rank > 0 && access(made[i], R_OK) != 0)
+            rc = err_set(
+                ERR_INPUT,
+                "rank %u does not see %s, which rank 0 has made of %s: put run.dir where all "
+                "hosts see it, or give token files",
+                self->run.ranks.rank, made[i], files->path[first + i]);
+    }
+    if (rc == 0)
+        rc = corpus_open_each(paths, formats, count, asked->model.vocab_size, out);
+    mem_free(made);
+    return rc;
+}
+
+/* All sources of a list. */
+static int open_list(const struct loop *self, int list, mixture **out)
+{
+    const struct job *asked = self->run.job;
+    const struct job_files *files = list_of(asked, list);
+    corpus *sources[JOB_FILES_MAX] = {NULL};
+    uint32_t opened = 0;
+    int rc = 0;
+    for (uint32_t first = 0; rc == 0 && first < files->count; opened += rc == 0) {
+        uint32_t count = 1;
+        while (first + count < files->count && files->source[first + count] == files->source[first])
+            count++;
+        rc = open_corpus(self, list, first, count, &sources[opened]);
+        first += count;
+    }
+    if (rc == 0)
+        return mixture_create(
+            sources, files->weight, opened, asked->data.seed, asked->model.seq_length,
+            list == TRAIN ? (enum sampler_shuffle)asked->data.shuffle : SAMPLER_NONE, out);
+    for (uint32_t i = 0; i < opened; i++)
+        corpus_close(sources[i]);
+    return rc;
+}
+
+static int open_lists(struct loop *self)
+{
+    TRY(open_list(self, TRAIN, &self->train_data));
+    if (self->run.job->data.valid.count == 0)
+        return 0;
+    TRY(open_list(self, VALID, &self->valid_data));
+    bool is_text = mixture_is_text(self->train_data);
+    if (is_text == mixture_is_text(self->valid_data))
+        return 0;
+    return err_set(ERR_INPUT,
+                   "data.train holds %s and data.valid holds %s: losses on the one say nothing of "
+                   "the other; give both in one form",
+                   is_text ? "text" : "token ids", is_text ? "token ids" : "text");
+}
+
+void loop_close_data(struct loop *self)
+{
+    mixture_destroy(self->train_data);
+    mixture_destroy(self->valid_data);
+    if (self->data)
+        tokenizer_close(self->data->tokens);
+    mem_free(self->data);
+    self->train_data = self->valid_data = NULL;
+    self->data = NULL;
+}
+
+/* ---- what is to be made ---- */
+
+/* The run's copy of its checkpoint's tokenizer, where there is one and the job leaves the choice to
+ * model.hf. */
+static void name_tokenizer(const struct job *asked, char name[MADE_PATH_BYTES])
+{
+    const char *given = asked->data.tokenizer, *own = hf_job_tokenizer(asked);
+    if (own) {
+        snprintf(name, MADE_PATH_BYTES, "%s/hf/%s", asked->run.dir, own);
+        if (access(name, F_OK) == 0)
+            return;
+        if (access(given, F_OK) != 0) /* it is gone, and had none: text is not what it is for */
+            given = "bytes";
+    }
+    snprintf(name, MADE_PATH_BYTES, "%s", given);
+}
+
+static int look_at(struct loop *self, int list, uint32_t idx)
+{
+    struct loop_data *data = self->data;
+    const struct job_files *files = list_of(self->run.job, list);
+    prepare_work *work = &data->work[list][idx];
+    data->options.field = files->field[idx];
+    TRY(prepare_look(files->path[idx], (enum corpus_format)self->run.job->data.format,
+                     &data->options, work));
+    data->words[list][idx] = (struct file_word){.key = work->key, .is_made = work->is_needed};
+    data->is_late = data->is_late || work->is_needed;
+    return 0;
+}
+
+/* Rank 0's. */
+static int look_at_all(struct loop *self)
+{
+    struct loop_data *data = self->data;
+    name_tokenizer(self->run.job, data->tokenizer_name);
+    TRY(tokenizer_open(data->tokenizer_name, &data->tokens));
+    data->options = (prepare_options){.words = data->tokens,
+                                      .tokenizer_name = data->tokenizer_name,
+                                      .chat_template = self->run.job->data.chat_template,
+                                      .vocab_size = self->run.job->model.vocab_size,
+                                      .stop = self->options->stop};
+    for (int list = 0; list < LISTS; list++)
+        for (uint32_t i = 0; i < list_of(self->run.job, list)->count; i++)
+            TRY(look_at(self, list, i));
+    return 0;
+}
+
+/* Rank 0 looks, all know. */
+static int find_what_to_make(struct loop *self)
+{
+    const struct ranks *ranks = &self->run.ranks;
+    self->data = mem_alloc(1, sizeof *self->data, "data of the run");
+    int rc = self->data ? 0 : -ENOMEM;
+    if (rc == 0 && ranks->rank == 0)
+        rc = look_at_all(self);
+    TRY(ranks_agree(ranks, "data", rc));
+    struct loop_data *data = self->data;
+    TRY(ranks_from_rank0(ranks, "files to be made into tokens", data->words, sizeof data->words));
+    for (int list = 0; list < LISTS; list++)
+        for (uint32_t i = 0; i < JOB_FILES_MAX; i++)
+            data->is_late = data->is_late || data->words[list][i].is_made;
+    return 0;
+}
+
+/* Bytes as ids are nothing that a published model knows: who forgot the tokenizer is to see it. */
+static void warn_of_bytes(const struct loop *self)
+{
+    const struct job *asked = self->run.job;
+    bool is_made = self->data && self->data->is_late;
+    if (self->run.ranks.rank > 0 || asked->model.hf[0] == '\0' ||
+        strcmp(asked->data.tokenizer, "bytes") != 0)
+        return;
+    if (is_made || (self->train_data && mixture_is_text(self->train_data)))
+        log_warn("text is read as bytes, ids 0 to 255, which %s hardly knows as such: "
+                 "data.tokenizer names its tokenizer",
+                 asked->model.hf);
+}
+
+int loop_check_borrowed_tokenizer(const struct loop *self)
+{
+    static const char *const names[] = {"tokenizer.json", "tokenizer.model"};
+    const struct job *asked = self->run.job;
+    char dir[JOB_PATH_BYTES], file[MADE_PATH_BYTES];
+    bool is_made = self->data && self->data->is_late;
+    if (asked->data.tokenizer_is_given || asked->model.hf[0] != '\0' ||
+        !(is_made || (self->train_data && mixture_is_text(self->train_data))))
+        return 0;
+    int there = state_hf_dir(self->options->from, dir);
+    TRY(there);
+    for (int i = 0; there && i < 2; i++) {
+        snprintf(file, sizeof file, "%s/%s", dir, names[i]);
+        if (access(file, F_OK) == 0)
+            return err_set(ERR_CONFIG,
+                           "data.tokenizer is not given, so that text would be cut as bytes, but "
+                           "the run in %s has a tokenizer: set data.tokenizer to %s, or to bytes",
+                           self->options->from, file);
+    }
+    return 0;
+}
+
+int loop_open_data(struct loop *self)
+{
+    const struct job *asked = self->run.job;
+    const struct ranks *ranks = &self->run.ranks;
+    if (self->options->watch && asked->data.train.count == 0)
+        return 0; /* random tokens */
+    int rc = job_check_for_training(asked);
+    uint8_t may = may_make(asked); /* other hosts may not see the checkpoint */
+    TRY(ranks_from_rank0(ranks, "kind of data", &may, sizeof may));
+    if (rc == 0 && may) {
+        TRY(find_what_to_make(self));
+        if (self->data->is_late) {
+            warn_of_bytes(self);
+            return 0;
+        }
+    }
+    if (rc == 0)
+        rc = open_lists(self);
+    TRY(ranks_agree(ranks, "data", rc));
+    warn_of_bytes(self);
+    return loop_compare_data(self);
+}
+
+/* ---- making ---- */
+
+static int make_directory(const struct job *asked)
+{
+    char path[MADE_PATH_BYTES];
+    snprintf(path, sizeof path, "%s/data", asked->run.dir);
+    if (mkdir(path, 0777) == 0 || errno == EEXIST)
+        return 0;
+    return err_errno(errno, "cannot make the directory %s", path);
+}
+
+/* Rank 0's: what is there already is of an earlier process, or of a file that is in both lists. */
+static int make_all(struct loop *self)
+{
+    struct loop_data *data = self->data;
+    char path[MADE_PATH_BYTES];
+    TRY(make_directory(self->run.job));
+    for (int list = 0; list < LISTS; list++) {
+        const struct job_files *files = list_of(self->run.job, list);
+        for (uint32_t i = 0; i < files->count; i++) {
+            const prepare_work *work = &data->work[list][i];
+            if (!work->is_needed)
+                continue;
+            made_path(self->run.job, &data->words[list][i], path);
+            if (made_is_there(path, work->key))
+                continue;
+            data->options.field = files->field[i];
+            TRY(prepare_make(work, &data->options, path));
+        }
+    }
+    return 0;
+}
+
+/* What each source is, and what of it the run will see. */
+static void tell_sources(const struct loop *self)
+{
+    const mixture *data = self->train_data;
+    uint64_t windows = self->run.job->run.steps * self->run.job->accumulation *
+                       self->run.job->micro_batch * self->run.ranks.world;
+    const struct job_files *files = &self->run.job->data.train;
+    for (uint32_t s = 0, first = 0; s < mixture_source_count(data); s++) {
+        const corpus *source = mixture_source(data, s);
+        uint64_t tokens = corpus_token_count(source), counted = corpus_counted(source);
+        mixture_use use = mixture_get_use(data, s, windows);
+        char some[64] = "";
+        if (counted < tokens)
+            snprintf(some, sizeof some, ", of which %.1f%% count as targets",
+                     100.0 * (double)counted / (double)tokens);
+        log_info("data.train: %s: %" PRIu64 " tokens in %" PRIu64 " documents%s; %.2f%% of the "
+                 "windows, %.2f epochs in %" PRIu64 " steps",
+                 files->path[first], tokens, corpus_document_count(source), some, 100 * use.share,
+                 use.epochs, self->run.job->run.steps);
+        while (first < files->count && files->source[first] == s)
+            first++;
+    }
+}
+
+int loop_make_data(struct loop *self)
+{
+    const struct ranks *ranks = &self->run.ranks;
+    if (self->data && self->data->is_late && self->options->is_trial) {
+        if (ranks->rank == 0)
+            log_info("the data is not made into tokens for a trial: random ones take its place");
+    } else if (self->data && self->data->is_late) {
+        TRY(ranks_agree(ranks, "tokens of the data", ranks->rank == 0 ? make_all(self) : 0));
+        TRY(ranks_agree(ranks, "data", open_lists(self)));
+        TRY(loop_compare_data(self));
+    }
+    const mixture *data = self->train_data;
+    bool is_told = data && (self->data || mixture_source_count(data) > 1 ||
+                            self->run.job->data.shuffle == JOB_SHUFFLE_DOCUMENTS);
+    if (is_told && ranks->rank == 0 && !self->options->is_trial)
+        tell_sources(self);
+    return 0;
+}
