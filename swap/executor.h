@@ -68,7 +68,7 @@ struct executor_config {
     bool paranoid;
     /* Paranoid mode: the start of the device and of the host arena, each of at least the programs'
      * peaks. NULL: that arena is not overwritten. */
-    unsigned char *arena_base[ARENA_COUNT];
+    unsigned char *arena_base[TIER_COUNT];
 };
 typedef struct executor_config executor_config;
 

@@ -53,7 +53,7 @@
 struct lane_stream_config {
     device *gpu;                  /* borrowed */
     bool serves[LANE_COUNT];      /* the lanes with a stream: any but read and write */
-    unsigned char *arena_base[2]; /* ARENA_DEVICE: GPU memory; ARENA_HOST: pinned */
+    unsigned char *arena_base[2]; /* TIER_DEVICE: GPU memory; TIER_HOST: pinned */
     int (*enqueue)(void *user, const program *prog, const op *item, void *stream);
     int (*finish)(void *user, const program *prog, const op *item); /* may be NULL */
     /* May be NULL. poll calls it about once a second while no op comes back. It returns 0, or a

@@ -26,7 +26,7 @@
  *
  *   paranoid_config checked = {.programs = programs, .program_count = n,
  *                              .serves = {[LANE_COMPUTE] = true, [LANE_UPDATE] = true},
- *                              .arena_base = {[ARENA_DEVICE] = device, [ARENA_HOST] = host},
+ *                              .arena_base = {[TIER_DEVICE] = device, [TIER_HOST] = host},
  *                              .run = run_op, .user = engine};
  *   TRY(paranoid_create(&checked, &self->checked_cores));
  *   lane_worker_config cores = {.run = paranoid_run, .user = self->checked_cores, ...};
@@ -53,7 +53,7 @@ struct paranoid_config {
     uint32_t program_count;
     bool serves[LANE_COUNT]; /* the lanes whose ops will come here */
     /* Borrowed. An op with an operand in an arena without a base (usually nvme) runs unchecked. */
-    unsigned char *arena_base[ARENA_COUNT];
+    unsigned char *arena_base[TIER_COUNT];
     int (*run)(void *user, const program *prog, const op *item);
     void *user;
 };

@@ -129,7 +129,7 @@ static bool is_state_write(const program *prog, const op *item)
     if (item->kind != OP_WRITE)
         return false;
     const buffer *home = &prog->buffers[op_operand(item, ROLE_TARGET)->buffer_idx];
-    return home->arena == ARENA_NVME && (item->state_kind == STATE_OPTIMIZER || home->is_committed);
+    return home->arena == TIER_NVME && (item->state_kind == STATE_OPTIMIZER || home->is_committed);
 }
 
 /* Counts, for each op, the commits that it names as a dependency and those that name it. `named_by`

@@ -43,15 +43,8 @@ int tieri_slab_directory(const slab_config *config, uint32_t drive_idx,
 int tieri_slab_file_path(const slab_config *config, uint32_t drive_idx,
                          char path[SLAB_PATH_BYTES]) MUST_CHECK;
 
-/* slab_directory.c: makes the directory and those above it, durably: it syncs the entry of each new
- * directory and of the last one. *made_count: how many of the last components are new, for undoing
- * them after a later failure. On failure it undoes them itself. */
+/* Makes the directory of a slab as file_make_directories does. It also makes the entry of an existing
+ * directory durable, whose maker may have been killed before it did. */
 int tieri_slab_make_directories(const char *directory, uint32_t *made_count) MUST_CHECK;
-
-/* Removes the directories that tieri_slab_make_directories made, as far as they are empty. */
-void tieri_slab_unmake_directories(const char *directory, uint32_t made_count);
-
-/* Makes the entries of a directory durable. */
-int tieri_slab_sync_directory(const char *directory) MUST_CHECK;
 
 #endif

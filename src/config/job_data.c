@@ -141,8 +141,8 @@ int configi_fill_data(const configi_reader *reader, job *target)
     TRY(fill_tokenizer(reader, target));
     snprintf(target->data.chat_template, JOB_NAME_BYTES, "%s",
              configi_choice(reader, "data.chat_template"));
-    target->data.format = (enum job_data_format)choice_index(reader, "data.format");
-    target->data.shuffle = (enum job_shuffle)choice_index(reader, "data.shuffle");
+    target->data.format = (enum data_format)choice_index(reader, "data.format");
+    target->data.shuffle = (enum shuffle)choice_index(reader, "data.shuffle");
     target->data.seed = configi_uint(reader, "data.seed");
     return 0;
 }

@@ -30,7 +30,7 @@ static const buffer *high_place(const struct setup *setup, uint32_t unit)
 
 static bool is_on_slab(const buffer *place)
 {
-    return place && place->arena == ARENA_NVME;
+    return place && place->arena == TIER_NVME;
 }
 
 static uint64_t tiles_of(const struct setup *setup, uint32_t unit)

@@ -52,7 +52,7 @@ struct setup {
     /* [unit_count] 1: the unit does not learn, and its params are part of the state. All 0 with
      * params_alone. */
     uint8_t *is_frozen;
-    uint8_t *homes[STATE_KIND_COUNT]; /* [unit_count] enum arena_kind */
+    uint8_t *homes[STATE_KIND_COUNT]; /* [unit_count] enum tier */
     plan_set set;
     uint32_t reason_count; /* sentences: why states rest where they do */
     char reasons[SETUP_REASONS_MAX][SETUP_REASON_BYTES];
@@ -66,11 +66,11 @@ struct setup {
     slab_drive drives[SLAB_DRIVES_MAX];
     uint32_t drive_count;
     char drive_names[SLAB_DRIVES_MAX][SLAB_PATH_BYTES]; /* paths, with the placeholders of ranks */
-    const struct machine *stated;     /* borrowed during setup: measured figures; NULL: defaults */
-    bool is_described;                /* planned for a machine that is only described */
-    bool described_gpu;               /* with is_described: a GPU would compute; gpu is NULL */
-    bool only_fits, only_homes;       /* as in setup_options */
-    uint64_t need_bytes[ARENA_COUNT]; /* with only_fits: the least that the programs take */
+    const struct machine *stated;    /* borrowed during setup: measured figures; NULL: defaults */
+    bool is_described;               /* planned for a machine that is only described */
+    bool described_gpu;              /* with is_described: a GPU would compute; gpu is NULL */
+    bool only_fits, only_homes;      /* as in setup_options */
+    uint64_t need_bytes[TIER_COUNT]; /* with only_fits: the least that the programs take */
 };
 
 struct lane; /* swap/lane.h */
@@ -145,7 +145,7 @@ uint64_t setup_rounding_key(uint64_t seed, uint64_t update, uint32_t unit);
 /* First element, within the unit, of the optimizer state that rests on this rank. */
 uint64_t setup_state_begin(const struct setup *self, uint32_t unit);
 /* Bytes of an arena that the programs reach; a budget above it need not be reserved. */
-uint64_t setup_reached_bytes(const struct setup *self, enum arena_kind which);
+uint64_t setup_reached_bytes(const struct setup *self, enum tier which);
 int setup_gpu_used(const struct setup *self, uint64_t *used_bytes) MUST_CHECK;
 
 /* The identity of an imported checkpoint holds its model alone: any job of that model can go on

@@ -145,7 +145,7 @@ static void show_setup(void *user, const struct setup *setup)
     bool speaks = self->run.ranks.rank == 0 || comm_is_pretended(self->run.ranks.comm);
     if (self->options->on_plan && speaks)
         self->options->on_plan(self->options->user, &summary);
-    for (int a = 0; a < ARENA_COUNT; a++)
+    for (int a = 0; a < TIER_COUNT; a++)
         self->summary->peak_bytes[a] = summary.peak_bytes[a];
     log_info("%s backend: %s", setup->ops->name, setup->ops->describe(setup->context));
     char text[TOPOLOGY_TEXT_BYTES];
