@@ -44,6 +44,7 @@
 #include "tiers/arena.h"
 #include "tiers/drive_speed.h"
 #include "tiers/io.h"
+#include "tiers/io_faults.h"
 
 enum { SLOTS_MAX = 64, SWEEP_ROUNDS = 2 };
 
@@ -155,12 +156,13 @@ static int run_queue(io *queue, const entry *what, double seconds, double *rate)
 
 static io_config config_of(const setting *at, bool is_registered, const io_region *region)
 {
+    static const io_test unregistered = {.deny_registration = true};
     return (io_config){.target = &store,
                        .backend = options.backend,
                        .queue_depth = at->depth,
                        .block_bytes = at->block_bytes,
                        .pool_threads = 8,
-                       .deny_registration = !is_registered,
+                       .test = is_registered ? NULL : &unregistered,
                        .regions = region,
                        .region_count = 1};
 }

@@ -170,8 +170,8 @@ static bool ranges_meet(uint64_t a, uint64_t a_bytes, uint64_t b, uint64_t b_byt
     return a < b + b_bytes && b < a + a_bytes;
 }
 
-/* Do two operands forbid that their ops run in either order: the same bytes of a buffer with a write,
- * or two buffers that share space? */
+/* Do two operands forbid that their ops run in either order: the same bytes of a buffer with a
+ * write, or two buffers that share space? */
 static bool operands_conflict(const program *prog, const operand *a, const operand *b)
 {
     if (a->buffer_idx == b->buffer_idx)
@@ -385,8 +385,8 @@ static void random_update(generator *self)
                 STEP * (1 + draw(self, 16)));
 }
 
-/* Of one rank, and of what is no state: of any size. It never reads what an op of a commit writes, since it
- * may be none, nor overlaps itself. */
+/* Makes a collective of one rank, on bytes that are no state, so of any size. It never reads what
+ * an op of a commit writes, since that op may be skipped, nor does it overlap itself. */
 static void random_gather(generator *self)
 {
     enum { BYTES_MAX = 11 * STEP }; /* three times that fit in the home */
@@ -484,8 +484,9 @@ static bool is_transfer_ahead(const program *prog, const op *item)
     return is_copy && !prog->buffers[target->buffer_idx].is_home;
 }
 
-/* Decides whether the latest op is conditional. One that reads what a skipped op would not have written
- * must be; else the draw says. Where the norm decides, only transfers may come before it. */
+/* Decides whether the latest op is conditional. One that reads what a skipped op would not have
+ * written must be; else the draw says. Where the norm decides, only transfers may come before
+ * it. */
 static void draw_if_applied(generator *self)
 {
     program *prog = &self->build.prog;

@@ -1,5 +1,6 @@
 /* An executor over a slab for one program: the nvme lanes on a transport by name ("uring", "pool",
- * "sim"), real worker lanes beside them, the fixture's arithmetic in between. Include after cmocka.h. */
+ * "sim"), real worker lanes beside them, the fixture's arithmetic in between. Include after
+ * cmocka.h. */
 #ifndef SLUICE_TESTS_SWAP_IO_RIG_H
 #define SLUICE_TESTS_SWAP_IO_RIG_H
 
@@ -8,12 +9,13 @@
 
 #include "base/mem.h"
 #include "base/tile.h"
+#include "lane_pace.h"
 #include "swap/checksum.h"
 #include "swap/executor.h"
 #include "swap/lane_io.h"
-#include "swap/lane_pace.h"
 #include "swap_fixture.h"
 #include "tiers/io.h"
+#include "tiers/io_faults.h"
 #include "tiers/sim.h"
 #include "tiers/slab.h"
 #include "tiers_helpers.h"
@@ -33,8 +35,7 @@ struct io_rig {
     bool verify;
     bool is_paced; /* by lanes that take 0.2 ms for any op */
     uint64_t stuck_ns;
-    bool
-        keeps_files; /* the drive is broken: io_rig_fini leaves its files to whoever takes it down */
+    bool keeps_files; /* the drive is broken: io_rig_fini leaves its files */
 
     const program *prog;
     fixture_arenas arenas; /* host aligned for direct I/O; nvme is a copy for comparing */
@@ -79,7 +80,7 @@ static void io_rig_open_transport(io_rig *self, const io_faults *faults)
                            .request_capacity =
                                2 * IO_RIG_DEPTH - 2, /* the lanes must cope with less */
                            .stuck_ns = self->stuck_ns,
-                           .faults = faults,
+                           .test = &(io_test){.faults = faults},
                            .store = self->bytes};
     if (io_create(&transport, &self->transport) != 0)
         fail_msg("%s", err_text());
@@ -172,7 +173,8 @@ __attribute__((unused)) static void io_rig_start(io_rig *self, const io_faults *
     assert_int_equal(executor_create(&exec, &self->exec), 0);
 }
 
-/* As of a run before: the sums of what io_rig_start wrote, for all that the program writes later. */
+/* As of a run before: the sums of what io_rig_start wrote, for all that the program writes
+ * later. */
 __attribute__((unused)) static void io_rig_preload_sums(io_rig *self)
 {
     const program *prog = self->prog;

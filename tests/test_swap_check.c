@@ -1,5 +1,5 @@
-/* program_check: accepts what is right, names each single fault, and agrees with a slow checker that
- * looks at all pairs. Also the program's names, hash and sizes. */
+/* program_check: accepts what is right, names each single fault, and agrees with a slow checker
+ * that looks at all pairs. Also the program's names, hash and sizes. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -33,7 +33,8 @@ enum {
 
 enum { TILE = 8192, PIECE = 4096 };
 
-/* A step in miniature: two tiles through one slot of host memory, two units through one of device. */
+/* A step in miniature: two tiles through one slot of host memory, two units through one of
+ * device. */
 static void build_step(program *out)
 {
     builder b;
@@ -529,7 +530,8 @@ static void commits_and_writes_name_each_other(void **state)
     program_fini(&prog);
 }
 
-/* A write of state that is not said to be one would go past the table of places and past the commits. */
+/* A write of state that is not said to be one would go past the table of places and past the
+ * commits. */
 static void state_is_moved_as_state(void **state)
 {
     (void)state;
@@ -572,7 +574,7 @@ static void a_commit_has_all_its_writes(void **state)
     program_fini(&prog);
 }
 
-/* What is written under one condition may be read under both, and not the other way round. */
+/* Bytes written under one condition may be read under both, but not vice versa. */
 static void conditions_go_together(void **state)
 {
     (void)state;

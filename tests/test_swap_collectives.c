@@ -1,5 +1,6 @@
-/* Collectives in a program: each broken rule is found, what they move is counted, the executor runs them in
- * their order, and paranoid mode sees through them. Runs once plain and once in paranoid mode. */
+/* Collectives in a program: each broken rule is found, what they move is counted, the executor runs
+ * them in their order, and paranoid mode sees through them. Runs once plain and once in paranoid
+ * mode. */
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -14,7 +15,8 @@
 #include "base/tile.h"
 #include "swap_rig.h"
 
-/* Of three ranks: bytes of a rank's part and of all, of a unit of 3 * 4096 elements, or of 4 norm blocks. */
+/* Three ranks: bytes of a rank's part and of the whole, for a unit of 3 * 4096 elements or for 4
+ * norm blocks. */
 enum {
     WORLD = 3,
     PART = SHARD_ELEMS_STEP * 2, /* 16-bit elements */
@@ -29,7 +31,8 @@ enum { B_SUMS, B_GATHERED, B_ORDERED, B_ACCUMULATOR, B_REDUCED, B_SCRATCH, B_CLO
 
 enum { BACKWARD, REDUCE, CLOSE, GATHER_SUMS, NORM, GATHER, FORWARD };
 
-/* A gradient is summed and closed, the norm taken; then its shards are gathered again, if they are applied. */
+/* A gradient is summed and closed, the norm taken; then its shards are gathered again, if they are
+ * applied. */
 static void build_step(program *out)
 {
     builder b;
@@ -311,7 +314,8 @@ static void names_each_fault(void **state)
     assert_int_equal(missed, 0);
 }
 
-/* --- what one rank has ------------------------------------------------------------------------- */
+/* --- what one rank has
+ * ------------------------------------------------------------------------- */
 
 /* World 0 acts as 1: a gather of one rank is a copy, and its norm needs no other sums. */
 static void one_rank_is_no_special_case(void **state)
@@ -354,9 +358,11 @@ static void the_hash_holds_the_world(void **state)
     program_fini(&prog);
 }
 
-/* --- running them ------------------------------------------------------------------------------ */
+/* --- running them
+ * ------------------------------------------------------------------------------ */
 
-/* A collective moves what this rank sends, whatever it writes; one that is skipped moves nothing. */
+/* A collective moves what this rank sends, whatever it writes; one that is skipped moves
+ * nothing. */
 static void totals_count_what_is_sent(void **state)
 {
     (void)state;
@@ -389,7 +395,8 @@ static void totals_count_what_is_sent(void **state)
     }
 }
 
-/* --- paranoid mode ----------------------------------------------------------------------------- */
+/* --- paranoid mode
+ * ----------------------------------------------------------------------------- */
 
 enum act { ACT_RIGHT, ACT_WRITES_SOURCE, ACT_WRITES_BEYOND, ACT_FORGETS_A_RANK, ACT_READS_TARGET };
 
@@ -398,7 +405,7 @@ struct exchange {
     enum act act;
 };
 
-/* A gather of ranks that all have what this one has. */
+/* A gather in which all ranks have this rank's data. */
 static int exchange_run(void *user, const program *prog, const op *item)
 {
     struct exchange *self = user;

@@ -1,5 +1,6 @@
-/* Paranoid mode: one canary for each thing that it must catch, and what a correct op sees. Random correct
- * programs in paranoid mode are the executor's own tests, run with the argument "paranoid". */
+/* Paranoid mode: one canary for each thing that it must catch, and what a correct op sees. Random
+ * correct programs in paranoid mode are the executor's own tests, run with the argument
+ * "paranoid". */
 #include <errno.h>
 #include <math.h>
 #include <setjmp.h>
@@ -17,7 +18,8 @@
 
 enum { DEVICE = 4 * TILE_PERIOD_BYTES, HOST = 65536, SPAN = 512 };
 
-/* Buffers of the bench's program: three homes and a transient on the device, one home on the host. */
+/* Buffers of the bench's program: three homes and a transient on the device, one home on the
+ * host. */
 enum { BUFFER_A, BUFFER_B, BUFFER_SHARED, BUFFER_HOST, BUFFER_TEMP };
 
 /* A program of one op per test, and what its callback saw. */
@@ -92,7 +94,7 @@ static int bench_run(bench *self)
     return paranoid_run(self->checked, &self->prog, &self->prog.ops[0]);
 }
 
-/* The op is refused, for the given reason, and memory is as it was. */
+/* The op is refused for the given reason, and memory is unchanged. */
 static void must_be_caught(bench *self, const char *reason)
 {
     fixture_arenas before;
@@ -185,8 +187,8 @@ static int add_one(bench *self, const program *prog, const op *item)
     return 0;
 }
 
-/* A gradient closed in place: read as one operand and written as another over the same bytes, and half
- * of it as a third. */
+/* A gradient closed in place: read as one operand and written as another over the same bytes, and
+ * half of it as a third. */
 static void operands_may_overlap(void **state)
 {
     (void)state;
@@ -451,7 +453,8 @@ static int run_short_read(void *user, const program *prog, const op *item)
     return 0; /* and says that all of it came */
 }
 
-/* read -> host home; forward 1 writes the transient, forward 2 reads it, forward 3 only comes after. */
+/* read -> host home; forward 1 writes the transient, forward 2 reads it, forward 3 only comes
+ * after. */
 static void build_release(program *out)
 {
     builder b;

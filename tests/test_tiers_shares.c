@@ -1,5 +1,6 @@
-/* Unequal drives: what they offer together, what fits to the byte, who gets how much. Random budgets and
- * weights on paper, and slabs that fill small file systems for real where those can be mounted. */
+/* Unequal drives: what they offer together, what fits to the byte, who gets how much. Random
+ * budgets and weights on paper, and slabs that fill small file systems for real where those can be
+ * mounted. */
 #include <errno.h>
 #include <math.h>
 #include <sched.h>
@@ -79,8 +80,8 @@ static void check_shares(const slab_config *config, uint64_t stripe_count, const
                                                  weight_sum) <= config->drive_count);
 }
 
-/* What plan sets aside (a stripe a drive, beside the headers) is enough for any budgets and weights,
- * every stripe that the budgets hold can be had, and not one more. */
+/* The space that the plan sets aside (a stripe per drive, beside the headers) is enough for any
+ * budgets and weights. Every stripe that the budgets hold can be used, and not one more. */
 static void any_budgets_fit_as_planned(void **state)
 {
     (void)state;
@@ -223,7 +224,7 @@ static void check_filled(uint32_t drive_count)
         assert_true(drives[i].budget_bytes == 0 ||
                     store.files[i].file_bytes <= drives[i].budget_bytes);
     }
-    /* What is reserved is no longer free to a second run; budgets are each run's own. */
+    /* Reserved space is no longer free for a second run; each run has its own budgets. */
     bool free_space_limits = true;
     for (uint32_t i = 0; i < drive_count; i++)
         free_space_limits = free_space_limits && drives[i].budget_bytes == (uint64_t)1 << 40;
@@ -252,7 +253,8 @@ static void small_file_systems_are_filled(void **state)
     uint64_t seed = 20261124;
     print_message("seed %llu\n", (unsigned long long)seed);
     for (uint64_t trial = 0; trial < 30; trial++) {
-        /* Drives on one file system share it; some without a budget, some with more than there is. */
+        /* Drives on one file system share it. Some have no budget, some more than the file system
+         * has. */
         uint32_t count = 1 + (uint32_t)rng_below(seed, 1, trial, 6);
         for (uint32_t i = 0; i < count; i++) {
             uint64_t place = trial * DRIVES_MAX + i;

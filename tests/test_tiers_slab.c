@@ -1,4 +1,5 @@
-/* Slabs on disk: created, reopened, refused when foreign, damaged or too large, and removed whole. */
+/* Slabs on disk: created, reopened, refused when foreign, damaged or too large, and removed
+ * whole. */
 #include <errno.h>
 #include <fcntl.h>
 #include <sched.h>
@@ -69,7 +70,7 @@ static void create_reopen_remove(void **state)
         created = store;
         slab_close(&store);
 
-        /* What counts is in the headers: other weights and budgets map the same. */
+        /* The headers decide: other weights and budgets map the same. */
         for (uint32_t i = 0; i < drive_count; i++) {
             drives[i].weight = 5.0 - i;
             drives[i].budget_bytes = 1;
@@ -89,7 +90,8 @@ static void create_reopen_remove(void **state)
     }
 }
 
-/* Beyond budgets and without space: zeros where nothing was written, also when it is opened again. */
+/* Beyond budgets and without space: zeros where nothing was written, also when it is opened
+ * again. */
 static void sparse_slabs_take_what_is_written(void **state)
 {
     (void)state;
@@ -179,8 +181,8 @@ static void remove_deletes_only_its_own(void **state)
     assert_int_equal(helper_count_entries(drives[0].path), 2);
 }
 
-/* What a kill leaves at any point of slab_open: later files missing, one without its header or its
- * length, directories alone, nothing at all. */
+/* The remains of a kill at any point of slab_open: later files missing, one without its header or
+ * its length, directories only, nothing at all. */
 static void files_of_a_killed_start_are_removed(void **state)
 {
     (void)state;
@@ -242,7 +244,7 @@ static void only_known_names_are_removed(void **state)
     assert_int_equal(helper_count_entries(drives[1].path), 3); /* the stranger's directory */
     assert_int_equal(access(path, F_OK), 0);
 
-    /* What cannot be deleted is named, and the rest goes all the same. */
+    /* A file that cannot be deleted is named, and the others are deleted. */
     config.open_existing = false;
     assert_int_equal(slab_open(&store, &config), 0);
     static char second[FILE_PATH_BYTES];
@@ -366,8 +368,8 @@ static void assert_says(int rc, int expected, const char *const *words)
     assert_null(strchr(err_text(), '\n'));
 }
 
-/* In a child whose mounts are its own: the drive's file system has become read-only. 0; 77: no right to
- * mount; 1: not refused as it should be. */
+/* In a child whose mounts are its own: the drive's file system has become read-only. 0; 77: no
+ * right to mount; 1: not refused as it should be. */
 static int open_read_only(slab_config *config)
 {
     const char *path = drives[1].path;
@@ -384,7 +386,8 @@ static int open_read_only(slab_config *config)
     return !well;
 }
 
-/* Drives that are gone, not ours, or cannot be written: what is wrong, where, and what to do. */
+/* Drives that are missing, forbidden or read-only: the text says the fault, the place and the next
+ * step. */
 static void what_is_gone_is_named(void **state)
 {
     (void)state;
@@ -494,7 +497,8 @@ static void bad_paths_are_input_errors(void **state)
     assert_int_equal(slab_open(&store, &config), ERR_INPUT);
     drives[1].path[0] = 0;
     assert_int_equal(slab_check_space(&config), ERR_INPUT);
-    /* A path that looks well and still cannot be made: what the first drive made goes away again. */
+    /* A path that looks well and still cannot be made: what the first drive made goes away
+     * again. */
     snprintf(drives[1].path, sizeof drives[1].path, "/proc/sluice-cannot-be-made");
     config.drives = drives;
     int rc = slab_open(&store, &config);

@@ -1,6 +1,6 @@
-/* Copies of slabs: "sparse" denies reflinks (as most file systems do) and copies what was asked for;
- * "reflink" wants a directory of SLUICE_TEST_REFLINK_DIR on a file system that has them (btrfs, or xfs), and
- * is skipped without. */
+/* Copies of slabs: "sparse" denies reflinks (as most file systems do) and copies what was asked
+ * for; "reflink" wants a directory of SLUICE_TEST_REFLINK_DIR on a file system that has them
+ * (btrfs, or xfs), and is skipped without. */
 #include <errno.h>
 #include <fcntl.h>
 #include <setjmp.h>

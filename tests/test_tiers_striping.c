@@ -1,5 +1,5 @@
-/* Striping: shares by weight and limit, and a mapping that covers every byte of every file once. Pure
- * arithmetic; the file headers' share of the contract is in test_tiers_slab. */
+/* Striping: shares by weight and limit, and a mapping that covers every byte of every file once.
+ * Pure arithmetic; the file headers' share of the contract is in test_tiers_slab. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -151,8 +151,8 @@ static void huge_slabs_need_few_zones(void **state)
     }
 }
 
-/* No drive that could have another drive's stripe would be done with it before that drive is done with
- * its own: the slowest part of the slab cannot be made faster by moving a stripe. */
+/* No drive that could have another drive's stripe would be done with it before that drive is done
+ * with its own: the slowest part of the slab cannot be made faster by moving a stripe. */
 static void check_no_better(uint32_t count, const double *weights, const uint64_t *limits,
                             const uint64_t *shares)
 {

@@ -1,5 +1,5 @@
-/* The machine as the kernel shows it: this one, and folders of files like those of others. Threads and
- * memory are where they were bound. */
+/* The machine as the kernel shows it: this one, and folders of files like those of others. Threads
+ * and memory are where they were bound. */
 #include <dirent.h>
 #include <errno.h>
 #include <linux/filter.h>
@@ -407,8 +407,8 @@ static void *end_team(void *argument)
     return NULL;
 }
 
-/* The threads go, and a later region has its team again. In a process of its own: here those of an earlier test may
- * still be on their way out. */
+/* The threads go, and a later region has its team again. In a process of its own: here those of an
+ * earlier test may still be on their way out. */
 static void teams_end(void **state)
 {
     (void)state;

@@ -19,6 +19,7 @@
 #include "base/tile.h"
 #include "state/state_internal.h"
 #include "swap/checksum.h"
+#include "tiers/io_faults.h"
 #include "tiers_helpers.h"
 
 enum { SEED = 20261121, UNITS_MAX = 4, DRIVES_TESTED = 3, CASES = 10, STREAM_DRAWS = 7 };

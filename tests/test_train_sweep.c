@@ -19,6 +19,7 @@
 #include "base/tile.h"
 #include "state/sweep.h"
 #include "swap/checksum.h"
+#include "tiers/io_faults.h"
 
 enum { DRIVES = 3, EXTENTS_MAX = 400 };
 

@@ -21,6 +21,7 @@
 #include "format/manifest.h"
 #include "state/verify.h"
 #include "tiers/io.h"
+#include "tiers/io_faults.h"
 #include "tiers/slab.h"
 #include "train_fixture.h"
 

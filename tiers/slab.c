@@ -1,5 +1,5 @@
-/* The slab's files: space, headers, O_DIRECT, sync, removal. See slab.h for the contract
- * and FORMAT.md for the bytes. One thread, at start and end (slab_sync: at a commit); nothing from the
+/* The slab's files: space, headers, O_DIRECT, sync, removal. See slab.h for the contract and
+ * FORMAT.md for the bytes. One thread, at start and end (slab_sync: at a commit); nothing from the
  * heap.
  *
  *   (nothing) --slab_open(create)--> OPEN --slab_close--> on disk --slab_open(existing)--> OPEN
@@ -63,9 +63,9 @@ static_assert(offsetof(slab_header, drive_stripes) == 72, "FORMAT.md");
 static_assert(offsetof(slab_header, zero) == 200, "FORMAT.md");
 static_assert(offsetof(slab_header, checksum) == 4088, "FORMAT.md");
 
-/* What direct I/O on fd asks of offsets and memory; 0: direct I/O is not possible there. The names of
- * the two statx fields are younger than some C libraries, so they are read by their place in the
- * kernel's stable struct (linux/stat.h). */
+/* The alignment that direct I/O on fd needs for offsets and memory; 0: direct I/O is not possible
+ * there. The names of the two statx fields are younger than some C libraries, so the fields are
+ * read by their place in the kernel's stable struct (linux/stat.h). */
 static uint32_t direct_align_bytes(int fd)
 {
     enum { MASK_DIOALIGN = 0x2000, AT_MEM_ALIGN = 152, AT_OFFSET_ALIGN = 156 };
@@ -81,7 +81,7 @@ static uint32_t direct_align_bytes(int fd)
     return memory_align && offset_align ? (uint32_t)size_max(memory_align, offset_align) : 0;
 }
 
-/* Turns direct I/O on where the file takes it and our 4 KiB blocks suit it. */
+/* Turns direct I/O on if the file supports it and our 4 KiB blocks suit it. */
 static void set_direct(slab_file *file)
 {
     static atomic_bool warned;
@@ -102,7 +102,7 @@ static void set_direct(slab_file *file)
             file->path);
 }
 
-/* Makes the file's space its own, so that no later write can run out of it. */
+/* Reserves the file's space, so that no later write can run out of it. */
 static int reserve_space(const slab_file *file)
 {
     static atomic_bool warned;
@@ -126,7 +126,7 @@ static int reserve_space(const slab_file *file)
     return 0;
 }
 
-/* Moves one header in either direction. */
+/* Reads or writes one header. */
 static int move_header(const slab_file *file, slab_header *header, bool write_it)
 {
     size_t done = 0;
@@ -166,7 +166,8 @@ static int write_header(const slab *self, uint32_t drive_idx)
     return move_header(&self->files[drive_idx], &header, true);
 }
 
-/* Is this a header, and of this slab? The first drive's header then says how stripes are shared. */
+/* Checks that this is a header of this slab. The first drive's header sets how stripes are shared;
+ * the others must agree. */
 static int check_header(slab *self, const slab_header *header, uint32_t drive_idx)
 {
     const char *path = self->files[drive_idx].path;
@@ -202,15 +203,15 @@ static int check_header(slab *self, const slab_header *header, uint32_t drive_id
         if (count != self->drive_stripes[i])
             return err_set(ERR_CORRUPT, "the slabs %s and %s disagree on the shares of the drives",
                            self->files[0].path, path);
-        sum += size_min(count, stripe_count + 1); /* cannot wrap, whatever is stored */
+        sum += size_min(count, stripe_count + 1); /* cannot overflow, whatever the file holds */
     }
     if (sum != stripe_count)
         return err_set(ERR_CORRUPT, "the shares in the header of the slab %s do not add up", path);
     return 0;
 }
 
-/* Why a slab that ought to be there cannot be opened, by `errno_value`, and what to do. The commit is as it
- * was in each case: nothing has been written. */
+/* The error for a slab that should exist but cannot be opened, by `errno_value`, with advice. In
+ * each case nothing has been written, so the commit is intact. */
 static int open_refused(const slab_config *config, uint32_t drive_idx, const char *path,
                         int errno_value)
 {
@@ -370,8 +371,9 @@ int slab_open(slab *out, const slab_config *config)
     return rc;
 }
 
-/* A file that no other process sees and that is gone when its descriptor is closed, also by kill -9.
- * Where the file system has none without a name, the name lives from here to the next line. */
+/* Makes a file that no other process sees and that is gone when its descriptor is closed, also
+ * after kill -9. If the file system has no files without a name, the name exists until the next
+ * line. */
 static int open_unnamed(const char *directory, slab_file *file)
 {
     snprintf(file->path, sizeof file->path, "%s", directory);
@@ -427,11 +429,11 @@ void slab_close(slab *self)
 {
     for (uint32_t i = 0; i < self->drive_count; i++)
         if (self->files[i].fd >= 0)
-            close(self->files[i].fd); /* slab_sync has reported what could be lost */
+            close(self->files[i].fd); /* slab_sync has reported lost data */
     memset(self, 0, sizeof *self);
 }
 
-/* Deletes the file; one that is absent is no error, whatever is missing of its path. */
+/* Deletes the file. A missing file, or a missing part of its path, is no error. */
 static int remove_file(const char *path)
 {
     if (unlink(path) == 0 || errno == ENOENT || errno == ENOTDIR)
@@ -439,8 +441,8 @@ static int remove_file(const char *path)
     return err_errno(errno, "deleting the slab %s", path);
 }
 
-/* Deletes the directory if it is empty: else it holds the slabs of other ranks, and the last of them
- * deletes it. */
+/* Deletes the directory if it is empty. Otherwise it holds the slabs of other ranks, and the last
+ * of them deletes it. */
 static int remove_directory(const char *path)
 {
     if (rmdir(path) == 0 || errno == ENOENT || errno == ENOTDIR || errno == ENOTEMPTY ||
@@ -449,7 +451,7 @@ static int remove_directory(const char *path)
     return err_errno(errno, "deleting the directory %s", path);
 }
 
-/* Goes on where something failed before; `first` keeps the first error. */
+/* Keeps the first error in `first`; the caller goes on. */
 static void keep_first(err_record *first, int rc)
 {
     if (rc < 0 && first->code == 0)
@@ -494,7 +496,7 @@ int slab_remove_files(const slab_config *config)
         int rc = tieri_slab_file_path(config, i, path);
         keep_first(&first, rc < 0 ? rc : remove_file(path));
     }
-    /* Two drives may be one directory: only when all files are gone is it empty. */
+    /* Two drives may share a directory: it is empty only when all files are gone. */
     for (uint32_t i = 0; i < config->drive_count; i++) {
         int rc = tieri_slab_directory(config, i, path);
         keep_first(&first, rc < 0 ? rc : remove_directory(path));

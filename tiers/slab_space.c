@@ -1,5 +1,5 @@
-/* How much each drive may hold, and who gets how many stripes. Reads the file systems, changes nothing.
- * One thread; nothing from the heap. */
+/* How much each drive may hold, and how many stripes it gets. Reads the file systems and changes
+ * nothing. One thread; nothing from the heap. */
 #include <assert.h>
 #include <errno.h>
 #include <stdio.h>
@@ -14,13 +14,14 @@
 
 static_assert(SLAB_HEADER_BYTES % 4096 == 0, "data begins on a block");
 
-/* ext4 needs a block of 4 KiB for each 340 extents of at most 128 MiB; others are of the same order. */
+/* ext4 needs a block of 4 KiB for each 340 extents of at most 128 MiB. Other file systems need a
+ * similar amount. */
 #define FS_TABLES_MIN_BYTES (256 * KIB)
 #define FS_TABLES_PART      1024
 
 struct drive_space {
     dev_t device;        /* of the file system */
-    uint64_t free_bytes; /* that slabs may take from it */
+    uint64_t free_bytes; /* bytes that slabs may take */
 };
 typedef struct drive_space drive_space;
 
@@ -112,15 +113,15 @@ int tieri_slab_existing(const char *path, char existing[FILE_PATH_BYTES], struct
     return 0;
 }
 
-/* What this user may take from a file system: its free space less what its own tables may need to name
- * that space (block maps, directories), so that a slab that fits by this can be reserved. */
+/* The bytes that this user may take from a file system: its free space less the tables (block maps,
+ * directories) that it may need for that space. So a slab of that size can be reserved. */
 static uint64_t usable_bytes(uint64_t free_bytes)
 {
     uint64_t tables_bytes = size_max(FS_TABLES_MIN_BYTES, free_bytes / FS_TABLES_PART);
     return free_bytes > tables_bytes ? free_bytes - tables_bytes : 0;
 }
 
-/* The drive's directory, or the nearest one above it that exists, must take new files. */
+/* Checks that the drive's directory, or the nearest existing one above it, takes new files. */
 static int probe_drive(const slab_drive *drive, drive_space *space)
 {
     char path[FILE_PATH_BYTES];
@@ -138,8 +139,9 @@ static int probe_drive(const slab_drive *drive, drive_space *space)
     return 0;
 }
 
-/* allowed[i] = what drive i may hold: its budget, capped by free space; drives of one file system
- * share its free space, stated budgets first, the rest (less 10%) in equal parts. */
+/* Sets allowed[i] to the bytes that drive i may hold: its budget, limited by free space. Drives of
+ * one file system share its free space: first those with a stated budget; the others get equal
+ * parts of the rest, less 10%. */
 static int allowed_bytes(const slab_drive *drives, uint32_t drive_count, uint64_t *allowed)
 {
     drive_space spaces[DRIVES_MAX];
@@ -182,8 +184,9 @@ int slab_capacity(const slab_drive *drives, uint32_t drive_count, uint64_t *byte
     return 0;
 }
 
-/* Marks the drives that are full when all stripes go out in proportion: each that fills leaves more to
- * the others, which may fill them too. Returns the stripes left for those not full, *weight_sum theirs. */
+/* Marks the drives that are full when all stripes are dealt in proportion. Each full drive leaves
+ * more to the others, which may fill them too. Returns the stripes left for the other drives, and
+ * their weights in *weight_sum. */
 static uint64_t find_full_drives(uint32_t drive_count, const double *weights,
                                  const uint64_t *limits, uint64_t stripe_count, bool *is_full,
                                  double *weight_sum)
@@ -199,7 +202,8 @@ static uint64_t find_full_drives(uint32_t drive_count, const double *weights,
             if (is_full[i] || (double)round_left * (weights[i] / *weight_sum) < (double)limits[i])
                 continue;
             is_full[i] = changed = true;
-            left -= size_min(limits[i], left); /* equal limits may differ by a rounding */
+            /* rounding may make the sum larger than what is left */
+            left -= size_min(limits[i], left);
         }
     }
     return left;
@@ -219,8 +223,8 @@ void tieri_slab_share(uint32_t drive_count, const double *weights, const uint64_
         shares[i] = size_min(part, size_min(limits[i], left));
         left -= shares[i];
     }
-    /* What rounding left, one by one, always where it ends first: the time that a drive takes for all
-     * of its stripes is shares / weight. */
+    /* Deals what rounding left, one stripe at a time, to the drive that then ends first: a drive
+     * needs shares / weight for all of its stripes. */
     while (left) {
         uint32_t best = drive_count;
         for (uint32_t i = 0; i < drive_count; i++) {
@@ -236,8 +240,9 @@ void tieri_slab_share(uint32_t drive_count, const double *weights, const uint64_
     }
 }
 
-/* "PATH: 1.00 GiB, ..." for the message of a slab that does not fit: every drive is there, so the more
- * there are the shorter are their paths, whose ends say most. */
+/* Writes "PATH: 1.00 GiB, ..." for the message about a slab that does not fit. Every drive is
+ * listed, so the more drives there are, the shorter are the paths; a path keeps its end, which says
+ * most. */
 static void list_drives(const slab_config *config, const uint64_t *allowed, char *text,
                         size_t capacity)
 {

@@ -23,6 +23,7 @@
 #include "base/tile.h"
 #include "engine/engine_internal.h"
 #include "tiers/drive_speed.h"
+#include "tiers/io_faults.h"
 
 enum { IO_LANE_DEPTH_MIN = 16, IO_LANE_DEPTH_MAX = 64 };
 
@@ -213,7 +214,7 @@ static int make_io(struct engine *self, const struct engine_options *options)
         .request_capacity = 256,
         .stuck_ns = (uint64_t)(asked->io.stuck_seconds * 1e9),
         .stop_ns = stop_ns(self->setup),
-        .faults = options->test ? options->test->faults : NULL,
+        .test = &(const io_test){.faults = options->test ? options->test->faults : NULL},
     };
     self->io_kind = config.backend;
     log_info("drives: transfers of up to %llu KiB, %u each way in flight on each",
@@ -271,8 +272,8 @@ int engine_create(struct setup *setup, const struct engine_options *options, str
         rc = enginei_make_workers(self);
     if (rc == 0)
         rc = enginei_open_collectives(self);
-    if (rc == 0 && options->test && options->test->pace)
-        rc = enginei_pace_lanes(self);
+    if (rc == 0 && options->test && options->test->lanes)
+        rc = enginei_wrap_lanes(self, options->test->lanes);
     if (rc == 0)
         rc = enginei_make_executor(self);
     thread_ask_short_slice(); /* the workers exist and keep longer ones */
@@ -318,7 +319,8 @@ void engine_destroy(struct engine *self)
         return;
     executor_destroy(self->runner);
     enginei_destroy_lanes(self);
-    lane_pace_destroy(self->pace);
+    if (self->test)
+        self->test->end(self->test->user);
     comm_close(self->setup->ranks.comm);
     if (self->update_context)
         kernels_cpu.context_destroy(self->update_context);

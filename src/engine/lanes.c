@@ -237,37 +237,19 @@ static void destroy(lane *item)
         item->ops->destroy(item);
 }
 
-/* setup_test.pace: the lanes take as long as on the stated machine; what computes takes time
- * alone. */
-int enginei_pace_lanes(struct engine *self)
+/* setup_test.lanes: the test's lanes take the place of the engine's own. */
+int enginei_wrap_lanes(struct engine *self, const struct setup_lanes *test)
 {
-    const plan_machine *machine = &self->setup->plan.machine;
     const program *programs[PROGRAM_KIND_COUNT];
     enginei_list_programs(self, programs);
-    lane_pace_config config = {
-        .rates = {.drive_read_bytes = machine->drive_read_bytes_per_second,
-                  .drive_write_bytes = machine->drive_write_bytes_per_second,
-                  .h2d_bytes = machine->h2d_bytes_per_second,
-                  .d2h_bytes = machine->d2h_bytes_per_second,
-                  .comm_bytes = machine->comm_bytes_per_second,
-                  .dram_bytes = machine->dram_bytes_per_second,
-                  .device_flops = machine->device_flops_per_second,
-                  .device_bytes = machine->device_bytes_per_second,
-                  .cores = machine->core_count,
-                  .device_is_cpu = machine->device_is_cpu,
-                  .op_seconds = machine->op_seconds},
-        .programs = programs,
-        .program_count = PROGRAM_KIND_COUNT,
-    };
-    TRY(lane_pace_create(&config, &self->pace));
-    TRY(lane_pace_wrap(self->pace, self->read_lane, &self->read_lane));
-    TRY(lane_pace_wrap(self->pace, self->write_lane, &self->write_lane));
-    TRY(lane_pace_wrap(self->pace, self->copy_lane, &self->copy_lane));
+    TRY(test->begin(test->user, programs, PROGRAM_KIND_COUNT));
+    self->test = test;
+    TRY(test->wrap(test->user, LANE_READ, &self->read_lane));
+    TRY(test->wrap(test->user, LANE_WRITE, &self->write_lane));
+    TRY(test->wrap(test->user, LANE_H2D, &self->copy_lane));
     if (self->comm_lane)
-        TRY(lane_pace_wrap(self->pace, self->comm_lane, &self->comm_lane));
-    destroy(self->core_lane);
-    self->core_lane = NULL;
-    return lane_pace_wrap(self->pace, NULL, &self->core_lane);
+        TRY(test->wrap(test->user, LANE_COMM, &self->comm_lane));
+    return test->wrap(test->user, LANE_COMPUTE, &self->core_lane);
 }
 
 int enginei_make_executor(struct engine *self)

@@ -10,7 +10,7 @@
  * The state of a unit on nvme is its optimizer home or, for one homed in memory, the place it is saved
  * to; of a frozen unit its params, at home there or not; of one with a split master both. It comes first, so that it does not move when params, gradients, activations or the optimizer
  * itself get another home: a run goes on with the slab it has. Behind all of them come the twins, the
- * second places that commits need (swap/places.h), as large each as the first; what is frozen has none. */
+ * second places that commits need (swap/place_table.h), as large each as the first; what is frozen has none. */
 #include <assert.h>
 #include <errno.h>
 #include <string.h>

@@ -211,7 +211,7 @@ struct plan_homes {
                         of its params on the slab, where that is not their home (plan_frozen_place) */
     uint32_t
         *twins; /* [unit_count] with plan_job.commits: the second place of the unit's state on the
-                        slab, as large as the first (optimizer or saves); no op names it (swap/places.h) */
+                        slab, as large as the first (optimizer or saves); no op names it (swap/place_table.h) */
     /* [unit_count] of a split master (base/tile.h): the buffer with its high halves, that of the params or
      * a home of its own; the place on the slab that they are saved to where that is in memory; and the
      * second place of either. */

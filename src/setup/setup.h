@@ -73,14 +73,27 @@ struct setup {
     uint64_t need_bytes[TIER_COUNT]; /* with only_fits: the least that the programs take */
 };
 
+struct lane; /* swap/lane.h */
+
+/* Tests: lanes in the place of the engine's own. The thread that runs makes all calls. */
+struct setup_lanes {
+    /* Called once, before any lane is wrapped, with all programs that may run. */
+    int (*begin)(void *user, const program *const *programs, uint32_t program_count);
+    /* Puts another lane in the place of *item, which serves lanes of this kind (LANE_H2D for all
+     * copies, LANE_COMPUTE for the cores). The new lane owns the old one, or the call has destroyed
+     * it. On failure *item is a lane or NULL. */
+    int (*wrap)(void *user, enum lane_kind kind, struct lane **item);
+    void (*end)(void *user); /* after the lanes are destroyed, if begin succeeded */
+    void *user;
+};
+
 /* For tests alone: what a run does otherwise. NULL in every option struct of a real run. */
 struct setup_test {
-    /* Lanes take as long as the plan says on this machine, and computing does nothing: losses mean
-     * nothing. */
-    const plan_machine *pace;
-    uint64_t norm_part_bytes;       /* plan_job.norm_part_bytes; 0: the default. Changes no bit */
-    const struct io_faults *faults; /* what the drives shall do (tiers/io.h), or NULL */
-    bool simulates_drives;          /* the slabs' bytes lie in memory (tiers/sim.h) */
+    const plan_machine *pace;        /* the plan is for this machine; NULL: for the real one */
+    const struct setup_lanes *lanes; /* NULL: the engine's own lanes; only without a GPU */
+    uint64_t norm_part_bytes;        /* plan_job.norm_part_bytes; 0: the default. Changes no bit */
+    const struct io_faults *faults;  /* what the drives shall do (tiers/io.h), or NULL */
+    bool simulates_drives;           /* the slabs' bytes lie in memory (tiers/sim.h) */
     /* Memory of the simulated drives, for runs that follow each other. A NULL there is filled by
      * the first run; the caller destroys it. Or NULL: the run's own. */
     struct sim_store **store;

@@ -10,6 +10,7 @@
 #include "base/size.h"
 #include "base/tile.h"
 #include "state/state_internal.h"
+#include "tiers/io_faults.h"
 
 /* A rank's slab that is open. */
 struct open_slab {
@@ -164,7 +165,7 @@ static int open_slot(rank_slabs *self, open_slab *slot, uint32_t rank)
         .request_capacity = asked->request_capacity,
         .stuck_ns = asked->stuck_ns,
         .stop_ns = asked->stop_ns,
-        .faults = asked->faults,
+        .test = &(const io_test){.faults = asked->faults},
         .store = asked->stores ? asked->stores[rank] : NULL,
     };
     int rc = io_create(&config, &slot->transport);

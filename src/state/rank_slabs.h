@@ -27,7 +27,7 @@ struct rank_slabs_config {
     uint32_t request_capacity;          /* most requests in flight of all ranks */
     io_region region; /* that requests read to; registered where there is one rank */
     uint64_t stuck_ns, stop_ns;
-    const io_faults *faults;  /* tests: of each rank's drives; or NULL */
+    const struct io_faults *faults; /* tests: of each rank's drives; or NULL */
     slab *const *disks;       /* [ranks] open already, borrowed; NULL, or NULL at a rank: files */
     sim_store *const *stores; /* [ranks] simulated drives; likewise */
 };

@@ -31,6 +31,7 @@
 #include "base/tile.h"
 #include "state/recut_internal.h"
 #include "swap/checksum.h"
+#include "tiers/io_faults.h"
 
 enum {
     RECUT_TILES_MIN = 2,
@@ -105,7 +106,7 @@ static int open_fresh(recut *self)
         .request_capacity = RECUT_TILES_MAX,
         .stuck_ns = work->stuck_ns ? work->stuck_ns : stuck_ns_default,
         .stop_ns = work->stop_ns,
-        .faults = work->faults,
+        .test = &(const io_test){.faults = work->faults},
         .store = work->to_store,
     };
     return io_create(&config, &self->fresh.transport);

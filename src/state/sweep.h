@@ -36,7 +36,7 @@ struct state_sweep_options {
     uint32_t pool_threads;
     uint64_t stuck_ns, stop_ns; /* as io_config has them */
     const volatile sig_atomic_t *stop;
-    const io_faults *faults;                                        /* tests; or NULL */
+    const struct io_faults *faults;                                 /* tests; or NULL */
     void (*on_extent)(void *user, const struct state_swept *swept); /* in the record's order */
     /* The extents' first streams (master weights, or frozen params), in the record's order, in
      * pieces: `size_bytes` of the extent's elements (fp32 also of a split master, whose halves are

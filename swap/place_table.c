@@ -1,6 +1,7 @@
-/* The table of places: entries sorted by logical offset, found by binary search. See places.h. Allocates
- * when it is made, and scratch for its check then; never afterwards. */
-#include "swap/places.h"
+/* The table of places: entries sorted by logical offset and found by binary search. See
+ * place_table.h. Creation allocates the table, and scratch for its checks; nothing else
+ * allocates. */
+#include "swap/place_table.h"
 
 #include <assert.h>
 #include <errno.h>
@@ -18,7 +19,7 @@ static const char tag[] = "places";
 
 /* ---- creation ---- */
 
-/* Bytes of the slab that an entry may be written to. */
+/* The bytes of the slab that an entry may be written to. */
 struct slab_span {
     uint64_t begin, end;
     uint32_t unit, tile;
@@ -39,7 +40,7 @@ static int compare_spans(const void *left, const void *right)
 
 static int check_entry(const place_entry *item)
 {
-    uint64_t last = UINT64_MAX - item->size_bytes; /* the furthest offset that does not wrap */
+    uint64_t last = UINT64_MAX - item->size_bytes; /* the highest offset that does not wrap */
     if (item->size_bytes == 0 || item->logical_offset > last || item->offset[0] > last ||
         item->offset[1] > last)
         return err_set(-EINVAL,
@@ -72,7 +73,7 @@ static int check_logical(const place_table *self)
     return 0;
 }
 
-/* All places of all entries, the one of an entry whose two are equal once. */
+/* Checks all places of all entries. Two equal places of an entry count once. */
 static int check_slab(const place_table *self)
 {
     slab_span *spans = mem_alloc(2 * self->count, sizeof *spans, tag);
@@ -182,6 +183,7 @@ void place_begin_write(place_entry *self, uint8_t which)
 void place_written(place_entry *self, uint8_t which, uint64_t sum)
 {
     assert(which < PLACE_NONE);
+    assert(which != self->committed || self->offset[0] == self->offset[1]);
     self->sum[which] = sum;
     self->has_sum[which] = 1;
     self->newest = which;

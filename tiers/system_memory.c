@@ -1,6 +1,6 @@
-/* What the kernel says about memory: of this process, of the machine, of the control group and of a
- * NUMA node; and about the control group's CPU time. Called at start and by the metrics between
- * steps. Allocates nothing. */
+/* Reads from the kernel how much memory this process, the machine, the control group and a NUMA
+ * node have, and how much CPU time the control group allows. Called at start and by the metrics
+ * between steps. Allocates nothing. */
 #include <ctype.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -73,7 +73,7 @@ int arena_process_memory(uint64_t *resident_bytes, uint64_t *resident_bytes_max,
     return 0;
 }
 
-/* A control group's limit file: a number, or "max". */
+/* Parses a limit of a control group: a number, or "max". */
 static uint64_t group_value(const char *directory, const char *file)
 {
     char path[GROUP_FILE_BYTES], text[64];
@@ -83,7 +83,8 @@ static uint64_t group_value(const char *directory, const char *file)
     return strtoull(text, NULL, 10);
 }
 
-/* What the group at `directory` may still use: limit less use, clean page cache counted as free. */
+/* The bytes that the group at `directory` may still use: its limit less its use. Clean page cache
+ * counts as free. */
 static uint64_t group_available(const char *directory, int version)
 {
     uint64_t limit = group_value(directory, version == 2 ? "memory.max" : "memory.limit_in_bytes");
@@ -106,11 +107,12 @@ static uint64_t group_available(const char *directory, int version)
     return limit > busy ? limit - busy : 0;
 }
 
-/* What one group allows; UINT64_MAX: no limit. */
+/* The bytes that one group allows; UINT64_MAX: no limit. */
 typedef uint64_t group_limit(const char *directory, int version);
 
-/* The least that any group from `root``group` up to `root` allows: limits nest. In a container the
- * group's own path may not exist below the mount; the levels that exist still count. */
+/* The least that any group from `root``group` up to `root` allows, since limits nest. In a
+ * container the group's own path may not exist below the mount; the levels that exist still
+ * count. */
 static uint64_t hierarchy_least(group_limit *limit, const char *root, const char *group,
                                 int version)
 {
@@ -138,7 +140,7 @@ static bool names_controller(const char *list, const char *controller)
     return false;
 }
 
-/* The least that the groups of this process allow. Lines of /proc/self/cgroup are
+/* The least that any group of this process allows. Lines of /proc/self/cgroup are
  * "id:controllers:path"; version 2 has id 0 and no controllers. */
 static uint64_t groups_least(group_limit *limit, const char *root, const char *controller)
 {
@@ -225,7 +227,8 @@ uint64_t tieri_node_available_bytes(int node)
     return tieri_node_available(text, node);
 }
 
-/* One line of smaps: a mapping's head sets *overlap, its AnonHugePages line is added. */
+/* Handles one line of smaps: the head of a mapping sets *overlap, its AnonHugePages line is
+ * added. */
 static void smaps_line(const char *line, uint64_t begin, uint64_t end, uint64_t *overlap,
                        uint64_t *huge)
 {
@@ -262,7 +265,7 @@ uint64_t tieri_huge_bytes(const void *base, uint64_t size_bytes)
         }
         held = (size_t)(text + held - line);
         if (held == sizeof text - 1)
-            held = 0; /* a line longer than any path: of no interest */
+            held = 0; /* a line longer than any path is of no interest */
         memmove(text, line, held);
     }
     close(fd);

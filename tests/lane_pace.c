@@ -1,13 +1,16 @@
-/* See lane_pace.h. All on the executor's thread; the timer tells it when an op is over.
+/* Paced lanes. See lane_pace.h. Everything runs on the executor's thread; the timer says when an op
+ * is over.
  *
  *   submit ─► inner lane, and the tail of the queue of its kind
- *   queue's head: WAITING ─ its start ─► RUNNING ─ its share of the machine done ─► OVER ─ its work done too ─►
- *   released: into the paced lane's list, from which poll gives it; the next of the queue becomes head
+ *   queue's head: WAITING ─ its start ─► RUNNING ─ its share of the machine done ─► OVER ─ its
+ *   work done too ─► released: into the paced lane's list, from which poll returns it; the next op
+ *   becomes head
  *
- * The clock goes from event to event (a start, or an end, at the rates in between), and never beyond the
- * present: each submit and each poll first brings it there. So an event has the time at which it was due, not
- * the later one at which a thread woke up for it. Times are seconds since creation. */
-#include "swap/lane_pace.h"
+ * The clock goes from event to event (a start, or an end at the present rates), and never beyond
+ * the present: each submit and each poll first advances it. So an event has the time at which it
+ * was due, not the later time at which a thread woke up for it. Times are seconds since
+ * creation. */
+#include "lane_pace.h"
 
 #include <assert.h>
 #include <errno.h>
@@ -21,6 +24,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/size.h"
+#include "plan/plan.h"
 
 enum pace_resource {
     PACE_DRIVE,
@@ -44,12 +48,12 @@ struct paced_lane;
 /* An op of the present program. */
 struct paced_op {
     lane_request *request;
-    struct paced_lane *owner; /* that it came by */
-    uint32_t next;            /* behind it in its lane's queue; or in the owner's list */
-    bool is_done;             /* its work is */
-    double ready;             /* what it waited for was over then, but for the lane */
+    struct paced_lane *owner; /* the lane that it came by */
+    uint32_t next;            /* the next op of its lane's queue, or of the owner's list */
+    bool is_done;             /* its work is done */
+    double ready;             /* when its prerequisites were over, except for the lane */
     double start, work_end;
-    double end; /* when it was over and done; 0: it was not in this run */
+    double end; /* when it was over and done; 0: not in this run */
 };
 typedef struct paced_op paced_op;
 
@@ -58,12 +62,12 @@ struct op_list {
 };
 typedef struct op_list op_list;
 
-/* The ops in flight on one lane; `state` and what follows are of the first. */
+/* The ops in flight on one lane. `state` and the members after it describe the first one. */
 struct pace_queue {
     op_list ops;
     enum head_state state;
     double start;               /* WAITING: when it will run */
-    double use[PACE_RESOURCES]; /* share of each resource at its full speed */
+    double use[PACE_RESOURCES]; /* share of each resource at full speed */
     double seconds;             /* alone */
     double done;                /* 0 .. 1 */
     double rate;                /* per second, as long as the same ops run */
@@ -76,14 +80,14 @@ struct lane_pace {
     double late_seconds;
     uint64_t origin_ns;
     int timer_fd;
-    double timer; /* what it is set to; INFINITY: nothing */
-    double now;   /* of the clock */
+    double timer; /* the time it is set to; INFINITY: none */
+    double now;   /* the clock's time */
     const program *prog;
     paced_op *ops; /* [op_capacity] of prog */
     uint64_t op_capacity;
     pace_queue queues[LANE_COUNT];
     uint32_t in_flight;
-    uint32_t released; /* and not polled */
+    uint32_t released; /* released and not polled */
 };
 
 struct paced_lane {
@@ -98,7 +102,7 @@ typedef struct paced_lane paced_lane;
 
 static_assert(offsetof(paced_lane, base) == 0, "a paced_lane starts with its lane");
 
-/* --- what an op needs --------------------------------------------------------------------------- */
+/* --- what an op needs --- */
 
 static double divide(double amount, double rate)
 {
@@ -132,10 +136,10 @@ double lane_pace_alone_seconds(const pace_rates *rates, const op *item)
     return find_needs(rates, item, needs);
 }
 
-/* --- the clock ---------------------------------------------------------------------------------- */
+/* --- the clock --- */
 
-/* The speed, as a share of their own full one, that the queues which are not settled reach together before
- * another resource is taken up by all that run; at most 1. */
+/* The speed, as a share of their full speed, that the unsettled queues reach together before one
+ * more resource is used up; at most 1. */
 static double find_level(const lane_pace *self, const bool settled[LANE_COUNT],
                          const double taken[PACE_RESOURCES], bool is_full[PACE_RESOURCES])
 {
@@ -153,7 +157,8 @@ static double find_level(const lane_pace *self, const bool settled[LANE_COUNT],
     return level;
 }
 
-/* Max-min fair: what runs speeds up together; who uses a resource that is full by then stays at that. */
+/* Max-min fair sharing: all running ops speed up together; an op that uses a full resource keeps
+ * its speed. */
 static void share(lane_pace *self)
 {
     bool settled[LANE_COUNT], is_full[PACE_RESOURCES];
@@ -181,7 +186,7 @@ static void share(lane_pace *self)
     }
 }
 
-/* The first op of the queue, if there is one, is next. */
+/* Makes the first op of the queue, if there is one, its head. */
 static void take_head(lane_pace *self, int kind)
 {
     pace_queue *queue = &self->queues[kind];
@@ -224,7 +229,7 @@ static double to_seconds(const lane_pace *self, uint64_t ns)
     return ns > self->origin_ns ? (double)(ns - self->origin_ns) * 1e-9 : 0;
 }
 
-/* The head is over and done: back with it, and on to the next. */
+/* The head is over and done: releases it and goes on to the next. */
 static void release_head(lane_pace *self, int kind)
 {
     pace_queue *queue = &self->queues[kind];
@@ -245,7 +250,7 @@ static double end_of_running(const lane_pace *self, const pace_queue *queue)
     return self->now + fmax(1 - queue->done, 0) / queue->rate;
 }
 
-/* When the next event is, if no other comes before. */
+/* The time of the next event. */
 static double next_event(const lane_pace *self)
 {
     double at = INFINITY;
@@ -259,20 +264,20 @@ static double next_event(const lane_pace *self)
     return at;
 }
 
-/* Brings all that runs to the time `at`, before which no event is. */
+/* Advances everything that runs to the time `at`; no event is due before it. */
 static void pass(lane_pace *self, double at)
 {
     for (int kind = 0; kind < LANE_COUNT; kind++) {
         pace_queue *queue = &self->queues[kind];
         if (queue->state != HEAD_RUNNING)
             continue;
-        bool ends = end_of_running(self, queue) <= at; /* whatever the sum rounds to */
+        bool ends = end_of_running(self, queue) <= at; /* however the sum rounds */
         queue->done = ends ? 1 : queue->done + (at - self->now) * queue->rate;
     }
     self->now = at;
 }
 
-/* The clock comes to the time `until`, with all events on the way. */
+/* Advances the clock to `until`, with all events on the way. */
 static void advance(lane_pace *self, double until)
 {
     for (double at = next_event(self); at <= until; at = next_event(self)) {
@@ -291,7 +296,7 @@ static void advance(lane_pace *self, double until)
     }
 }
 
-/* The executor wakes at the next event, or at once where a lane has something that it did not poll. */
+/* Wakes the executor at the next event, or at once if a lane has something that was not polled. */
 static void set_timer(lane_pace *self)
 {
     double at = self->released > 0 ? 0 : next_event(self);
@@ -311,9 +316,9 @@ static void clear_timer(lane_pace *self)
         self->timer = INFINITY; /* it has gone off and is set no more */
 }
 
-/* --- the lane ----------------------------------------------------------------------------------- */
+/* --- the lane --- */
 
-/* The first op of a run: nothing of an earlier one is waited for. */
+/* The first op of a run: forgets everything of earlier runs. */
 static void begin_run(lane_pace *self, const program *prog, double now)
 {
     self->prog = prog;
@@ -323,7 +328,8 @@ static void begin_run(lane_pace *self, const program *prog, double now)
         self->queues[kind].free_since = now;
 }
 
-/* When all that the op names was over; the present where one was not on a paced lane. */
+/* When all prerequisites of the op were over; the present if one of them was not on a paced
+ * lane. */
 static double find_ready(const lane_pace *self, const op *item, double now)
 {
     double ready = self->queues[item->lane].free_since;
@@ -438,7 +444,7 @@ static const struct lane_ops paced_ops = {
     .destroy = paced_destroy,
 };
 
-/* --- creation ----------------------------------------------------------------------------------- */
+/* --- creation --- */
 
 static int watch(paced_lane *self)
 {
@@ -521,4 +527,21 @@ void lane_pace_destroy(lane_pace *self)
         close(self->timer_fd);
     mem_free(self->ops);
     mem_free(self);
+}
+
+pace_rates pace_rates_of(const plan_machine *machine)
+{
+    return (pace_rates){
+        .drive_read_bytes = machine->drive_read_bytes_per_second,
+        .drive_write_bytes = machine->drive_write_bytes_per_second,
+        .h2d_bytes = machine->h2d_bytes_per_second,
+        .d2h_bytes = machine->d2h_bytes_per_second,
+        .comm_bytes = machine->comm_bytes_per_second,
+        .dram_bytes = machine->dram_bytes_per_second,
+        .device_flops = machine->device_flops_per_second,
+        .device_bytes = machine->device_bytes_per_second,
+        .cores = machine->core_count,
+        .device_is_cpu = machine->device_is_cpu,
+        .op_seconds = machine->op_seconds,
+    };
 }
