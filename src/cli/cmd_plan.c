@@ -7,12 +7,13 @@
 #include "cli/cli_machine.h"
 #include "cli/cli_ranks.h"
 #include "cli/cli_report.h"
+#include "config/job.h"
 
 const cli_command cli_plan_command = {
     .name = "plan",
     .operand = "JOB",
     .is_optional = true,
-    .list_keys = train_list_keys,
+    .list_keys = job_print_keys,
     .summary = "says where a job's states go, what it needs, and how long a step takes",
     .details =
         "Compiles the job's steps and simulates them. Writes nothing and allocates no arena.\n"

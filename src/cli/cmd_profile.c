@@ -4,11 +4,12 @@
 #include "cli/cli_machine.h"
 #include "cli/cli_profile.h"
 #include "cli/cli_ranks.h"
+#include "config/job.h"
 
 const cli_command cli_profile_command = {
     .name = "profile",
     .operand = "JOB",
-    .list_keys = train_list_keys,
+    .list_keys = job_print_keys,
     .summary = "runs a few steps and says where the time goes",
     .details =
         "Measures steady steps of the job, without commits, from fresh weights; keeps nothing\n"

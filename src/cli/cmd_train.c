@@ -4,11 +4,12 @@
 #include "cli/cli_machine.h"
 #include "cli/cli_ranks.h"
 #include "cli/cli_report.h"
+#include "config/job.h"
 
 const cli_command cli_train_command = {
     .name = "train",
     .operand = "JOB",
-    .list_keys = train_list_keys,
+    .list_keys = job_print_keys,
     .summary = "trains the model of a job file",
     .details =
         "Writes metrics.jsonl, plan.json and trace.json to the job's run.dir. JOB \"-\" is "

@@ -1,17 +1,5 @@
-/* What the files of src/config share: the document being read, and access to its values.
- *
- *   json.c      bytes -> document             options*.c  the table and its listing
- *   job_set.c   --set, aliases                check.c     document against table
- *   job_model.c presets, the model block      job_place.c the tiers block
- *   job_train.c what learns
- *   schedule.c  learning rates                job_optimizer.c optimizer
- *   job_data.c  the data block
- *   job_precision.c dtypes, loss scaling, when the update runs
- *   job_ranks.c batch sizes, what passes between ranks
- *   report.c    what the log says            job.c       puts them together
- *   hf.c, hf_keys.c, hf_rope.c (hf_internal.h) a checkpoint's config.json as a model block
- *   changes.c   a job against another         named.c      files that are known by a name
- *   machine.c   machine.json against its rows machine_rows.c  those rows
+/* What the files of src/config share: the document being read, and access to its values. The table of keys is
+ * in keys_internal.h.
  *
  * All of it belongs to the thread that called job_read. */
 #ifndef SLUICE_CONFIG_CONFIG_INTERNAL_H
@@ -20,7 +8,7 @@
 #include <jansson.h>
 
 #include "config/job.h"
-#include "config/options.h"
+#include "config/keys_internal.h"
 
 enum {
     CONFIGI_PATH_BYTES = 512,   /* of a key path */
@@ -65,11 +53,45 @@ char *configi_on_one_line(char *text);
 /* The value as messages show it, cut where it is long. Returns `text`. */
 char *configi_show(const json_t *value, char text[CONFIGI_VALUE_BYTES]);
 
-/* --- check.c --- */
+/* --- document.c: messages and access --- */
 
 /* Sets "<file or --set path>: <path>: <text>" and returns ERR_CONFIG. */
 __attribute__((format(printf, 3, 4))) int configi_error(const configi_reader *reader,
                                                         const char *path, const char *format, ...);
+
+/* <parent>.<key>, or the key alone below the top. Characters that would spoil a message are replaced.
+ * Returns false where it does not fit. */
+bool configi_join(char path[CONFIGI_PATH_BYTES], const char *parent, const char *key);
+
+/* True where a value says nothing: null, or "auto" where that is no text of its own. */
+bool configi_is_absent(const configi_key *row, const json_t *value);
+
+/* The value as it is written at a path, "auto" and null too; NULL where there is none. */
+const json_t *configi_written(const configi_reader *reader, const char *path);
+
+/* The value at a path, NULL when it, or a block above it, is absent, null or "auto". */
+const json_t *configi_get(const configi_reader *reader, const char *path);
+
+/* The value at a path, or the row's default, of a document that is checked. The path must have a row of that
+ * type. Most values are in struct job already (job_read.c); these are for keys without a member there. */
+bool configi_bool(const configi_reader *reader, const char *path);
+uint64_t configi_uint(const configi_reader *reader, const char *path); /* INT, SIZE, one of STEPS */
+double configi_whole(const configi_reader *reader, const char *path); /* INT that may be negative */
+double configi_double(const configi_reader *reader, const char *path);
+
+/* Text, or the row's default, or "". Borrowed from the document or the table. */
+const char *configi_text(const configi_reader *reader, const char *path);
+
+/* The choice of an ENUM: its place among those of the row (-1: none is given, and there is no default), and
+ * its name in the spelling of the table, valid until the next call. */
+int configi_choice_idx(const configi_reader *reader, const char *path);
+const char *configi_choice(const configi_reader *reader, const char *path);
+
+/* Copies text (or the default); ERR_CONFIG where it is longer than the job holds. */
+int configi_copy_text(const configi_reader *reader, const char *path, char *target,
+                      size_t target_bytes) MUST_CHECK;
+
+/* --- keys_check.c --- */
 
 /* ERR_CONFIG for a key that the table does not have below `parent`, with the nearest name. */
 int configi_unknown(const configi_reader *reader, const char *parent, const char *key);
@@ -77,11 +99,7 @@ int configi_unknown(const configi_reader *reader, const char *parent, const char
 /* Checks a value and all below it against the table: names, types, ranges, refusals. */
 int configi_check(const configi_reader *reader, const char *path, const json_t *value) MUST_CHECK;
 
-/* <parent>.<key>, or the key alone below the top. Characters that would spoil a message are replaced.
- * Returns false where it does not fit. */
-bool configi_join(char path[CONFIGI_PATH_BYTES], const char *parent, const char *key);
-
-/* --- named.c --- */
+/* --- named_files.c --- */
 
 /* Whether a text can be the name of such a file: letters, digits and ._- */
 bool configi_is_name(const char *name);
@@ -92,76 +110,13 @@ bool configi_is_name(const char *name);
 int configi_find_named(const char *folder, const char *name, const char *beside,
                        char found[JOB_PATH_BYTES], char advice[CONFIGI_ADVICE_BYTES]) MUST_CHECK;
 
-/* --- report.c --- */
+/* --- job_log.c --- */
 
 /* Names the keys of the document that have no effect, one log line per reason. */
 void configi_log_no_effect(const configi_reader *reader);
 
 /* Names DeepSpeed's keys that are "auto", with the defaults that hold, in one log line. */
 void configi_log_auto(const configi_reader *reader);
-
-/* --- access to a checked document --- */
-
-/* The value as it is written at a path, "auto" and null too; NULL where there is none. */
-const json_t *configi_written(const configi_reader *reader, const char *path);
-
-/* The value at a path, NULL when it, or a block above it, is absent, null or "auto". */
-const json_t *configi_get(const configi_reader *reader, const char *path);
-
-/* The value at a path, or the row's default. The path must have a row of that type. */
-bool configi_bool(const configi_reader *reader, const char *path);
-uint64_t configi_uint(const configi_reader *reader,
-                      const char *path); /* INT, SIZE or STEPS of one */
-double configi_double(const configi_reader *reader, const char *path);
-
-/* Text, or the row's default, or "". Borrowed from the document or the table. */
-const char *configi_text(const configi_reader *reader, const char *path);
-
-/* As configi_text for ENUM and TIER, in the spelling of the table. */
-const char *configi_choice(const configi_reader *reader, const char *path);
-
-/* Copies text (or the default); ERR_CONFIG where it is longer than the job holds. */
-int configi_copy_text(const configi_reader *reader, const char *path, char *target,
-                      size_t target_bytes) MUST_CHECK;
-
-/* --- options.c --- */
-
-enum configi_relation {
-    CONFIGI_APART,
-    CONFIGI_EQUAL,
-    CONFIGI_ABOVE, /* the path is a block that holds the row */
-    CONFIGI_BELOW  /* the path lies below the row */
-};
-
-/* How a path lies to the path of a row. "" is above all. */
-enum configi_relation configi_relate(const char *row_path, const char *path);
-
-/* True where some row lies at, or below, the path. */
-bool configi_is_known(const char *path);
-
-/* True for rows of Sluice's own blocks, whose texts may be "auto". */
-bool configi_is_own(const option *row);
-
-/* Whether a number lies in a row's range (also where the row has none). */
-bool configi_in_range(const option *row, double value);
-
-/* The entry of a list "a|b|c" that equals the text, any case: its index, or -1. */
-int configi_list_find(const char *list, const char *text);
-
-/* Copies entry `idx` of a list; false beyond its end. */
-bool configi_list_entry(const char *list, int idx, char *entry, size_t entry_bytes);
-
-/* Edits (insert, delete, replace, swap of neighbours) between two names, any case. */
-uint32_t configi_distance(const char *a, const char *b);
-
-extern const option configi_own_rows[];
-extern const uint32_t configi_own_row_count;
-extern const option configi_deepspeed_rows[];
-extern const uint32_t configi_deepspeed_row_count;
-extern const option configi_zero_rows[];
-extern const uint32_t configi_zero_row_count;
-extern const option configi_block_rows[];
-extern const uint32_t configi_block_row_count;
 
 /* --- the parts of job_read --- */
 
@@ -178,9 +133,6 @@ int configi_expand_preset(const configi_reader *reader, const char *job_path) MU
 /* Puts what DIR/config.json of model.hf means into the model block. ERR_CONFIG where a key of the job says
  * something else, and for what is not built. */
 int configi_expand_hf(const configi_reader *reader) MUST_CHECK;
-
-/* "fp32", "fp16" or "bf16", as the table spells them. */
-enum dtype configi_dtype_named(const char *name);
 
 int configi_fill_model(const configi_reader *reader, struct job_model *model) MUST_CHECK;
 int configi_fill_train(const configi_reader *reader, struct job_train *train) MUST_CHECK;

@@ -1,7 +1,7 @@
 /* The job: everything a run was asked to do, checked, with defaults filled in.
  *
  *   job.json (+ --set) -> parse (jansson; comments, trailing commas, no duplicate keys)
- *                      -> options table (config/options.h): names, types, ranges, defaults
+ *                      -> table of keys (keys_internal.h): names, types, ranges, defaults
  *                      -> relations between keys -> struct job
  *
  * DeepSpeed's keys keep their names, meanings, units and defaults, but that limits of stage 3 hold only where
@@ -14,6 +14,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 
 #include "base/dtype.h"
 #include "base/error.h"
@@ -281,6 +282,10 @@ int job_read_text_ranks(const char *name, const char *text, size_t text_bytes,
                         const char *const *set, uint32_t set_count, uint32_t world,
                         job **out) MUST_CHECK;
 void job_destroy(job *self);
+
+/* Lists every key of the job file: type, range, unit, default, meaning. As Markdown it is KEYS.md, which also
+ * says what a change of a key means for a run that goes on. */
+void job_print_keys(FILE *stream, bool is_markdown);
 
 /* What training needs beyond a valid job (planning does not): data.train, and data.valid where the run
  * evaluates. ERR_CONFIG. */

@@ -8,7 +8,6 @@
 #include "base/size.h"
 #include "base/tile.h"
 #include "config/machine.h"
-#include "config/options.h"
 #include "plan/place.h"
 #include "plan/zero.h"
 #include "train/train_internal.h"
@@ -394,11 +393,6 @@ void traini_setup_summary(const traini_setup *self, struct plan_summary *out)
     summarize_time(self, out);
     if (self->stated)
         add_machine(self->stated, out);
-}
-
-void train_list_keys(FILE *out)
-{
-    options_print(out);
 }
 
 int train_plan_on(const struct job *asked, const struct train_plan_options *options,

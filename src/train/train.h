@@ -243,9 +243,6 @@ void train_get_summary(const train_session *self, struct train_summary *summary,
  * allowed. */
 int train_close(train_session *self) MUST_CHECK;
 
-/* Lists every key of a job file for people: type, choices, range, unit, default, meaning. */
-void train_list_keys(FILE *out);
-
 struct machine;
 
 struct train_plan_options {

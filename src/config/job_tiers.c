@@ -8,25 +8,8 @@
 #include "base/log.h"
 #include "config/config_internal.h"
 
-static enum job_tier tier_of(const char *name)
-{
-    if (strcmp(name, "device") == 0 || strcmp(name, "none") == 0)
-        return JOB_TIER_DEVICE;
-    if (strcmp(name, "host") == 0 || strcmp(name, "cpu") == 0)
-        return JOB_TIER_HOST;
-    if (strcmp(name, "recompute") == 0)
-        return JOB_TIER_RECOMPUTE;
-    return strcmp(name, "nvme") == 0 ? JOB_TIER_NVME : JOB_TIER_AUTO;
-}
-
-static const char *tier_name(enum job_tier tier)
-{
-    static const char *const names[] = {
-        [JOB_TIER_AUTO] = "auto", [JOB_TIER_DEVICE] = "device",       [JOB_TIER_HOST] = "host",
-        [JOB_TIER_NVME] = "nvme", [JOB_TIER_RECOMPUTE] = "recompute",
-    };
-    return names[tier];
-}
+/* As tiers.place.activations spells them, in the order of enum job_tier. */
+static const char *const tier_names[] = {"auto", "device", "host", "nvme", "recompute"};
 
 static const char *const place_paths[JOB_KIND_COUNT] = {
     [JOB_PARAMS] = "tiers.place.params",
@@ -102,7 +85,7 @@ static int state_place(const configi_reader *reader, job *target, enum job_kind 
         return configi_error(reader, place_paths[kind],
                              "\"%s\" disagrees with %s, which is %s and means \"%s\"; give one of "
                              "them",
-                             tier_name(*place), key, shown, tier_name(tier));
+                             tier_names[*place], key, shown, tier_names[tier]);
     *place = tier;
     return 0;
 }
@@ -121,7 +104,8 @@ static int fill_offload(const configi_reader *reader, job *target, enum job_kind
     }
     if (!configi_get(reader, device))
         return 0;
-    enum job_tier tier = tier_of(configi_choice(reader, device));
+    /* none|cpu|nvme stand for device, host and nvme */
+    enum job_tier tier = (enum job_tier)(JOB_TIER_DEVICE + configi_choice_idx(reader, device));
     char shown[CONFIGI_VALUE_BYTES];
     TRY(state_place(reader, target, kind, tier, device,
                     configi_show(configi_get(reader, device), shown)));
@@ -140,7 +124,7 @@ static int fill_ratio(const configi_reader *reader, job *target)
     enum job_tier home = target->tiers.place[JOB_OPTIMIZER];
     if (ratio >= 1 || (home != JOB_TIER_HOST && home != JOB_TIER_NVME))
         return 0;
-    if (configi_uint(reader, "zero_optimization.stage") != STAGE_WEIGHTS)
+    if (target->zero_stage != STAGE_WEIGHTS)
         return configi_error(reader, path, "%g: below 1 it needs zero_optimization.stage 3", ratio);
     if (target->model.max_part_bytes > 0)
         return configi_error(reader, path,
@@ -213,9 +197,8 @@ static int fill_rule(const configi_reader *reader, size_t idx, struct job_rule *
             return configi_error(reader, paths[i], "missing; a rule has units, kind and tier");
     }
     TRY(parse_units(reader, paths[0], rule));
-    rule->kind = (enum job_kind)configi_list_find(option_find(paths[1])->choices,
-                                                  configi_text(reader, paths[1]));
-    rule->tier = tier_of(configi_choice(reader, paths[2]));
+    rule->kind = (enum job_kind)configi_choice_idx(reader, paths[1]);
+    rule->tier = (enum job_tier)(JOB_TIER_DEVICE + configi_choice_idx(reader, paths[2]));
     if (rule->tier == JOB_TIER_RECOMPUTE && rule->kind != JOB_INNER_ACTIVATIONS)
         return configi_error(reader, paths[2],
                              "\"recompute\" is for the kind inner_activations; %s must rest on "
@@ -252,11 +235,7 @@ static int check_drives(const configi_reader *reader, const job *target)
 
 int configi_fill_tiers(const configi_reader *reader, job *target)
 {
-    target->tiers.device_budget = configi_uint(reader, "tiers.device.budget");
-    target->tiers.host_budget = configi_uint(reader, "tiers.host.budget");
     TRY(fill_drives(reader, target));
-    for (int kind = 0; kind < JOB_KIND_COUNT; kind++)
-        target->tiers.place[kind] = tier_of(configi_choice(reader, place_paths[kind]));
     TRY(fill_offload(reader, target, JOB_OPTIMIZER, "zero_optimization.offload_optimizer",
                      "zero_optimization.cpu_offload"));
     TRY(fill_offload(reader, target, JOB_PARAMS, "zero_optimization.offload_param",

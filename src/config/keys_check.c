@@ -1,9 +1,6 @@
-/* A document against the options table: names, types, ranges, refusals; and access to what passed.
- * See config_internal.h. Allocates nothing of its own. */
-#include <assert.h>
-#include <inttypes.h>
+/* A document against the table of keys: names, types, ranges, refusals. See config_internal.h. Allocates
+ * nothing. */
 #include <math.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,35 +8,6 @@
 
 #include "base/size.h"
 #include "config/config_internal.h"
-
-bool configi_join(char path[CONFIGI_PATH_BYTES], const char *parent, const char *key)
-{
-    int length = snprintf(path, CONFIGI_PATH_BYTES, "%s%s%s", parent, parent[0] ? "." : "", key);
-    configi_on_one_line(path);
-    return length < CONFIGI_PATH_BYTES;
-}
-
-/* What a message about a path begins with: the file, or --set where that gave the value. */
-static const char *label(const configi_reader *reader, const char *path)
-{
-    for (uint32_t i = reader->set_count; i-- > 0;) {
-        size_t length = strlen(reader->set_paths[i]);
-        if (strncmp(reader->set_paths[i], path, length) == 0 &&
-            (path[length] == '\0' || path[length] == '.'))
-            return "--set";
-    }
-    return reader->file;
-}
-
-int configi_error(const configi_reader *reader, const char *path, const char *format, ...)
-{
-    char text[ERR_TEXT_BYTES];
-    va_list args;
-    va_start(args, format);
-    vsnprintf(text, sizeof text, format, args);
-    va_end(args);
-    return err_set(ERR_CONFIG, "%s: %s: %s", label(reader, path), path, configi_on_one_line(text));
-}
 
 /* The key of a row's path that follows `parent`; false where the row is not below it or the next key
  * is an index. */
@@ -56,31 +24,25 @@ static bool key_below(const char *row_path, const char *parent, char key[CONFIGI
     return strcmp(key, "*") != 0;
 }
 
-/* The nearest key of a level, and its distance. */
-static uint32_t nearest_key(const char *parent, const char *key, char best[CONFIGI_PATH_BYTES])
+/* The nearest key of a level. */
+static struct configi_nearest nearest_key(const char *parent, const char *key)
 {
-    uint32_t best_distance = UINT32_MAX;
-    best[0] = '\0';
-    const option *row;
-    for (uint32_t idx = 0; (row = option_at(idx)); idx++) {
+    struct configi_nearest nearest = {0};
+    const configi_key *row;
+    for (uint32_t idx = 0; (row = configi_key_at(idx)); idx++) {
         char other[CONFIGI_PATH_BYTES];
-        if (!key_below(row->path, parent, other))
-            continue;
-        uint32_t distance = configi_distance(key, other);
-        if (distance < best_distance || best[0] == '\0') {
-            best_distance = distance;
-            memcpy(best, other, sizeof other);
-        }
+        if (!configi_key_is_hidden(row) && key_below(row->path, parent, other))
+            configi_nearest_offer(&nearest, key, other);
     }
-    return best_distance;
+    return nearest;
 }
 
 /* A known path, of a row or of a block, whose last key is this one; "" where there is none. */
 static void known_elsewhere(const char *key, char path[CONFIGI_PATH_BYTES])
 {
-    const option *row;
+    const configi_key *row;
     size_t length = strlen(key);
-    for (uint32_t idx = 0; (row = option_at(idx)); idx++) {
+    for (uint32_t idx = 0; (row = configi_key_at(idx)); idx++) {
         const char *at = row->path;
         while (true) {
             size_t key_length = strcspn(at, ".");
@@ -100,32 +62,32 @@ static void known_elsewhere(const char *key, char path[CONFIGI_PATH_BYTES])
 int configi_unknown(const configi_reader *reader, const char *parent, const char *key)
 {
     enum { LETTERS_PER_SLIP = 3 }; /* more edits than one in so many letters are no misspelling */
-    char path[CONFIGI_PATH_BYTES], best[CONFIGI_PATH_BYTES], elsewhere[CONFIGI_PATH_BYTES];
+    char path[CONFIGI_PATH_BYTES], elsewhere[CONFIGI_PATH_BYTES];
     char shown[CONFIGI_VALUE_BYTES];
     configi_join(path, parent, key);
     snprintf(shown, sizeof shown, "%.64s", path + (parent[0] ? strlen(parent) + 1 : 0));
     if (strchr(key, '.') != NULL && configi_is_known(path))
         return configi_error(reader, path, "\"%s\" is one key; write nested objects instead",
                              shown);
-    const option *row = option_find(parent);
-    if (row && (row->type == OPTION_BLOCKS || row->type == OPTION_SOURCES))
+    const configi_key *row = configi_key_find(parent);
+    if (row && (row->type == CONFIGI_OBJECTS || row->type == CONFIGI_SOURCES))
         return configi_error(reader, path, "%s is a list: its entries are %s.0, %s.1, ...", parent,
                              parent, parent);
-    uint32_t distance = nearest_key(parent, key, best);
+    struct configi_nearest nearest = nearest_key(parent, key);
     known_elsewhere(key, elsewhere);
-    if ((uint64_t)distance * LETTERS_PER_SLIP > strlen(key) && elsewhere[0] != '\0')
+    if ((uint64_t)nearest.distance * LETTERS_PER_SLIP > strlen(key) && elsewhere[0] != '\0')
         return configi_error(reader, path, "unknown key \"%s\" here; it belongs at %s", shown,
                              elsewhere);
-    if (best[0] == '\0')
+    if (nearest.name[0] == '\0')
         return configi_error(reader, path, "unknown key \"%s\"; %s holds no keys", shown, parent);
     return configi_error(reader, path, "unknown key \"%s\"; the nearest known key is \"%s\"", shown,
-                         best);
+                         nearest.name);
 }
 
 /* A row's range in words. */
-static const char *range_text(const option *row, char text[CONFIGI_VALUE_BYTES])
+static const char *range_text(const configi_key *row, char text[CONFIGI_VALUE_BYTES])
 {
-    const char *range = row->range;
+    const char *range = row->allowed;
     size_t length = strlen(range);
     if (range[length - 2] == ',')
         snprintf(text, CONFIGI_VALUE_BYTES, "must be %s %.*s",
@@ -135,7 +97,7 @@ static const char *range_text(const option *row, char text[CONFIGI_VALUE_BYTES])
     return text;
 }
 
-static int check_range(const configi_reader *reader, const option *row, const char *path,
+static int check_range(const configi_reader *reader, const configi_key *row, const char *path,
                        const json_t *value, double number)
 {
     char shown[CONFIGI_VALUE_BYTES], range[CONFIGI_VALUE_BYTES];
@@ -145,7 +107,7 @@ static int check_range(const configi_reader *reader, const option *row, const ch
                          range_text(row, range), row->unit ? row->unit : "");
 }
 
-static int wrong_type(const configi_reader *reader, const option *row, const char *path,
+static int wrong_type(const configi_reader *reader, const configi_key *row, const char *path,
                       const json_t *value, const char *expected)
 {
     char shown[CONFIGI_VALUE_BYTES];
@@ -155,28 +117,23 @@ static int wrong_type(const configi_reader *reader, const option *row, const cha
 }
 
 /* A choice given as text. `text` is the value of an ENUM or TIER, or "true" or "false" of a BOOL. */
-static int check_choice(const configi_reader *reader, const option *row, const char *path,
+static int check_choice(const configi_reader *reader, const configi_key *row, const char *path,
                         const char *text)
 {
-    if (!row->choices || configi_list_find(row->choices, text) >= 0)
+    if (!row->allowed || configi_list_find(row->allowed, text) >= 0)
         return 0;
     if (configi_list_find(row->later, text) >= 0)
         return configi_error(reader, path, "\"%s\" is not built yet; supported: %s. %s", text,
-                             row->choices, row->help);
-    char best[JOB_NAME_BYTES] = "", entry[JOB_NAME_BYTES];
-    uint32_t best_distance = UINT32_MAX;
-    for (int idx = 0; configi_list_entry(row->choices, idx, entry, sizeof entry); idx++) {
-        uint32_t distance = configi_distance(text, entry);
-        if (distance < best_distance || best[0] == '\0') {
-            best_distance = distance;
-            memcpy(best, entry, sizeof best);
-        }
-    }
+                             row->allowed, row->help);
+    struct configi_nearest nearest = {0};
+    char entry[JOB_NAME_BYTES];
+    for (int idx = 0; configi_list_entry(row->allowed, idx, entry, sizeof entry); idx++)
+        configi_nearest_offer(&nearest, text, entry);
     return configi_error(reader, path, "\"%.64s\" is none of %s; the nearest is \"%s\"", text,
-                         row->choices, best);
+                         row->allowed, nearest.name);
 }
 
-static int check_int(const configi_reader *reader, const option *row, const char *path,
+static int check_int(const configi_reader *reader, const configi_key *row, const char *path,
                      const json_t *value)
 {
     if (!json_is_number(value))
@@ -187,7 +144,7 @@ static int check_int(const configi_reader *reader, const option *row, const char
     return check_range(reader, row, path, value, number);
 }
 
-static int check_size(const configi_reader *reader, const option *row, const char *path,
+static int check_size(const configi_reader *reader, const configi_key *row, const char *path,
                       const json_t *value)
 {
     uint64_t bytes;
@@ -208,7 +165,7 @@ static int check_size(const configi_reader *reader, const option *row, const cha
     return 0;
 }
 
-static int check_strings(const configi_reader *reader, const option *row, const char *path,
+static int check_strings(const configi_reader *reader, const configi_key *row, const char *path,
                          const json_t *value)
 {
     if (!json_is_string(value) && !json_is_array(value))
@@ -223,7 +180,7 @@ static int check_strings(const configi_reader *reader, const option *row, const 
     return 0;
 }
 
-static int check_floats(const configi_reader *reader, const option *row, const char *path,
+static int check_floats(const configi_reader *reader, const configi_key *row, const char *path,
                         const json_t *value)
 {
     if (!json_is_array(value))
@@ -240,7 +197,7 @@ static int check_floats(const configi_reader *reader, const option *row, const c
 }
 
 /* One number, which the row's range is for, or a list of numbers from 1 on. */
-static int check_steps(const configi_reader *reader, const option *row, const char *path,
+static int check_steps(const configi_reader *reader, const configi_key *row, const char *path,
                        const json_t *value)
 {
     if (json_is_number(value))
@@ -259,7 +216,7 @@ static int check_steps(const configi_reader *reader, const option *row, const ch
     return 0;
 }
 
-static int check_blocks(const configi_reader *reader, const option *row, const char *path,
+static int check_blocks(const configi_reader *reader, const configi_key *row, const char *path,
                         const json_t *value)
 {
     if (!json_is_array(value))
@@ -285,7 +242,7 @@ static int check_blocks(const configi_reader *reader, const option *row, const c
 }
 
 /* A path, or a list of paths and of objects. */
-static int check_sources(const configi_reader *reader, const option *row, const char *path,
+static int check_sources(const configi_reader *reader, const configi_key *row, const char *path,
                          const json_t *value)
 {
     static const char expected[] = "a path, or a list of paths and of objects with a path";
@@ -322,7 +279,7 @@ static bool has_enabled(const json_t *value)
     return false;
 }
 
-static int check_switch(const configi_reader *reader, const option *row, const char *path,
+static int check_switch(const configi_reader *reader, const configi_key *row, const char *path,
                         const json_t *value)
 {
     if (!json_is_object(value))
@@ -332,7 +289,7 @@ static int check_switch(const configi_reader *reader, const option *row, const c
     return 0;
 }
 
-static int check_bool(const configi_reader *reader, const option *row, const char *path,
+static int check_bool(const configi_reader *reader, const configi_key *row, const char *path,
                       const json_t *value)
 {
     const char *text = json_is_true(value) ? "true" : "false";
@@ -347,7 +304,7 @@ static int check_bool(const configi_reader *reader, const option *row, const cha
 
 /* A core set: numbers and ranges, rising within a range, joined by commas, without blanks. Whether the
  * machine has these cores is known where they are used. */
-static int check_cores(const configi_reader *reader, const option *row, const char *path,
+static int check_cores(const configi_reader *reader, const configi_key *row, const char *path,
                        const json_t *value)
 {
     enum { DIGITS_MAX = 5 };
@@ -383,61 +340,49 @@ static int check_cores(const configi_reader *reader, const option *row, const ch
     }
 }
 
-static int check_row(const configi_reader *reader, const option *row, const char *path,
+static int check_row(const configi_reader *reader, const configi_key *row, const char *path,
                      const json_t *value)
 {
     switch (row->type) {
-    case OPTION_BOOL:
+    case CONFIGI_BOOL:
         return check_bool(reader, row, path, value);
-    case OPTION_INT:
+    case CONFIGI_INT:
         return check_int(reader, row, path, value);
-    case OPTION_SIZE:
+    case CONFIGI_SIZE:
         return check_size(reader, row, path, value);
-    case OPTION_FLOAT:
+    case CONFIGI_FLOAT:
         if (!json_is_number(value))
             return wrong_type(reader, row, path, value, "a number");
         return check_range(reader, row, path, value, json_number_value(value));
-    case OPTION_STRING:
+    case CONFIGI_STRING:
         if (!json_is_string(value))
             return wrong_type(reader, row, path, value, "a string");
-        if (configi_is_own(row) && json_string_length(value) == 0)
+        if (configi_key_is_own(row) && json_string_length(value) == 0)
             return configi_error(reader, path, "\"\" is empty");
         return 0;
-    case OPTION_ENUM:
-    case OPTION_TIER:
+    case CONFIGI_ENUM:
         if (!json_is_string(value))
-            return wrong_type(reader, row, path, value, row->choices);
+            return wrong_type(reader, row, path, value, row->allowed);
         return check_choice(reader, row, path, json_string_value(value));
-    case OPTION_CORES:
+    case CONFIGI_CORES:
         return check_cores(reader, row, path, value);
-    case OPTION_FLOATS:
+    case CONFIGI_FLOATS:
         return check_floats(reader, row, path, value);
-    case OPTION_STRINGS:
+    case CONFIGI_STRINGS:
         return check_strings(reader, row, path, value);
-    case OPTION_SOURCES:
+    case CONFIGI_SOURCES:
         return check_sources(reader, row, path, value);
-    case OPTION_STEPS:
+    case CONFIGI_STEPS:
         return check_steps(reader, row, path, value);
-    case OPTION_BLOCKS:
+    case CONFIGI_OBJECTS:
         return check_blocks(reader, row, path, value);
-    case OPTION_SWITCH:
+    case CONFIGI_SWITCH:
         return check_switch(reader, row, path, value);
-    case OPTION_UNITS: /* job_place.c reads it */
-    case OPTION_ANY:
+    case CONFIGI_UNITS: /* job_place.c reads it */
+    case CONFIGI_ANY:
         break;
     }
     return 0;
-}
-
-/* Whether a value says nothing: null, or "auto" where that is no text of its own. */
-static bool is_absent(const option *row, const json_t *value)
-{
-    if (!value || json_is_null(value))
-        return true;
-    bool is_text =
-        row && configi_is_own(row) &&
-        (row->type == OPTION_STRING || row->type == OPTION_STRINGS || row->type == OPTION_SOURCES);
-    return !is_text && json_is_string(value) && strcmp(json_string_value(value), "auto") == 0;
 }
 
 static int check_key(const configi_reader *reader, const char *parent, const char *key,
@@ -474,111 +419,14 @@ static bool is_off(const json_t *value)
 
 int configi_check(const configi_reader *reader, const char *path, const json_t *value)
 {
-    const option *row = option_find(path);
-    if (is_absent(row, value))
+    const configi_key *row = configi_key_find(path);
+    if (configi_is_absent(row, value))
         return 0;
     if (!row)
         return check_object(reader, path, value);
-    if (row->effect == OPTION_REFUSED && !is_off(value))
+    if (row->effect == CONFIGI_REFUSED && !is_off(value))
         return configi_error(reader, path, "%s", row->help);
-    if (row->effect == OPTION_REFUSED)
+    if (row->effect == CONFIGI_REFUSED)
         return 0;
     return check_row(reader, row, path, value);
-}
-
-const json_t *configi_written(const configi_reader *reader, const char *path)
-{
-    const json_t *node = reader->doc;
-    for (const char *at = path; node; at++) {
-        char key[CONFIGI_PATH_BYTES];
-        size_t length = strcspn(at, ".");
-        snprintf(key, sizeof key, "%.*s", (int)length, at);
-        if (json_is_array(node))
-            node = json_array_get(node, (size_t)strtoul(key, NULL, 10));
-        else
-            node = json_object_get(node, key); /* NULL for what is no object */
-        at += length;
-        if (*at == '\0')
-            break;
-    }
-    return node;
-}
-
-const json_t *configi_get(const configi_reader *reader, const char *path)
-{
-    const json_t *node = configi_written(reader, path);
-    return is_absent(option_find(path), node) ? NULL : node;
-}
-
-bool configi_bool(const configi_reader *reader, const char *path)
-{
-    const json_t *value = configi_get(reader, path);
-    if (json_is_string(value))
-        return strcmp(json_string_value(value), "true") == 0;
-    if (value)
-        return json_is_true(value);
-    const option *row = option_find(path);
-    assert(row && row->type == OPTION_BOOL);
-    return row->fallback && strcmp(row->fallback, "true") == 0;
-}
-
-uint64_t configi_uint(const configi_reader *reader, const char *path)
-{
-    const json_t *value = configi_get(reader, path);
-    if (json_is_integer(value))
-        return (uint64_t)json_integer_value(value);
-    if (json_is_real(value))
-        return (uint64_t)json_real_value(value);
-    uint64_t number = 0;
-    if (json_is_string(value)) { /* a SIZE that passed its check */
-        int rc = size_parse(json_string_value(value), &number);
-        return rc < 0 ? 0 : number;
-    }
-    const option *row = option_find(path);
-    assert(row &&
-           (row->type == OPTION_INT || row->type == OPTION_SIZE || row->type == OPTION_STEPS));
-    return row->fallback ? strtoull(row->fallback, NULL, 10) : 0;
-}
-
-double configi_double(const configi_reader *reader, const char *path)
-{
-    const json_t *value = configi_get(reader, path);
-    if (value)
-        return json_number_value(value);
-    const option *row = option_find(path);
-    assert(row && row->type == OPTION_FLOAT);
-    return row->fallback ? strtod(row->fallback, NULL) : 0.0;
-}
-
-const char *configi_text(const configi_reader *reader, const char *path)
-{
-    const json_t *value = configi_get(reader, path);
-    if (value)
-        return json_string_value(value);
-    const option *row = option_find(path);
-    assert(row);
-    return row->fallback ? row->fallback : "";
-}
-
-const char *configi_choice(const configi_reader *reader, const char *path)
-{
-    static _Thread_local char entry[JOB_NAME_BYTES];
-    const option *row = option_find(path);
-    assert(row && row->choices);
-    const char *text = configi_text(reader, path);
-    int idx = configi_list_find(row->choices, text);
-    if (idx < 0 || !configi_list_entry(row->choices, idx, entry, sizeof entry))
-        entry[0] = '\0';
-    return entry;
-}
-
-int configi_copy_text(const configi_reader *reader, const char *path, char *target,
-                      size_t target_bytes)
-{
-    const char *text = configi_text(reader, path);
-    size_t length = strlen(text);
-    if (length >= target_bytes)
-        return configi_error(reader, path, "%zu bytes long; at most %zu", length, target_bytes - 1);
-    memcpy(target, text, length + 1);
-    return 0;
 }
