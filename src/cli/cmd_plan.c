@@ -7,7 +7,7 @@
 #include "cli/cli_machine.h"
 #include "cli/cli_ranks.h"
 #include "cli/cli_report.h"
-#include "config/job.h"
+#include "config/config.h"
 
 const cli_command cli_plan_command = {
     .name = "plan",

@@ -1,5 +1,5 @@
-/* The document that is read: messages about its values, and access to them by the path of their key. See
- * config_internal.h. Allocates nothing of its own. */
+/* The document that is read: messages about its values, and access to them by the path of their
+ * key. See config_internal.h. Allocates nothing of its own. */
 #include <assert.h>
 #include <stdarg.h>
 #include <stdio.h>

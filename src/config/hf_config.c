@@ -1,7 +1,7 @@
-/* The model block of a job from DIR/config.json of a Hugging Face checkpoint (model.hf): every key there that
- * changes the arithmetic is understood, or refused by its name. Keys that are absent mean what transformers
- * takes them for. See config_internal.h. Called by job_read; reads that file. hf_keys.c reads single keys,
- * hf_rope.c the rotary positions. */
+/* The model block of a job from DIR/config.json of a Hugging Face checkpoint (model.hf): every key
+ * there that changes the arithmetic is understood, or refused by its name. Keys that are absent
+ * mean what transformers takes them for. See config_internal.h. Called by job_read; reads that
+ * file. hf_config_keys.c reads single keys, hf_config_rope.c the rotary positions. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -12,7 +12,7 @@
 #include "base/mem.h"
 #include "base/size.h"
 #include "config/config_internal.h"
-#include "config/hf_internal.h"
+#include "config/hf_config_internal.h"
 
 enum { SEQ_LENGTH_DEFAULT = 1024 };
 

@@ -1,6 +1,6 @@
-/* What a job changes in a run that another one has begun: the rows of the table of keys that say LATER. A run
- * does not go on at all with another value of a row that says FIXED, which the run's manifest holds. See
- * job.h. Pure. */
+/* What a job changes in a run that another one has begun: the rows of the table of keys that say
+ * LATER. With another value of a row that says FIXED no run goes on: the run's manifest holds them.
+ * See config.h. Pure. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -70,7 +70,7 @@ static bool is_same_member(const configi_key *row, const job *was, const job *is
 
 /* Whether a row says nothing by itself:
  *
- *   train_batch_size              on the same number of ranks: gradient_accumulation_steps says how long a step is
+ *   train_batch_size              on the same number of ranks: the next key says how long a step is
  *   gradient_accumulation_steps   on another number of ranks: train_batch_size says it
  *   communication_data_type       on one rank, which sends nothing
  *   schedule.update               all but delayed_one_step give the same bits
@@ -89,8 +89,8 @@ static bool is_left_out(const configi_key *row, const job *was, const job *is)
            strncmp(row->path, params, sizeof params - 1) == 0;
 }
 
-/* Whether a rate or a momentum of a step to come is another. Many keys move the rate: the rates themselves are
- * compared, at steps that a change of any of the keys moves. */
+/* Whether a rate or a momentum of a step to come is another. Many keys move the rate: the rates
+ * themselves are compared, at steps that a change of any of the keys moves. */
 static bool are_same_rates(const job *was, const job *is, uint64_t from_step)
 {
     uint64_t last = is->run.steps, span = last > from_step ? last - from_step : 1;

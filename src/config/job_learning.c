@@ -1,5 +1,5 @@
-/* The train block: what learns. See config_internal.h. Called by job_read; pure. Whether the model has what
- * is named here is the model's to say. */
+/* The train block: what learns. See config_internal.h. Called by job_read; pure. Whether the model
+ * has what is named here is the model's to say. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>

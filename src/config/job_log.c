@@ -1,5 +1,5 @@
-/* What the log says about a job that is right: the keys that do nothing here, with the reason, and those
- * whose value is left open. See config_internal.h. Called by job_read. */
+/* What the log says about a job that is right: the keys that do nothing here, with the reason, and
+ * those whose value is left open. See config_internal.h. Called by job_read. */
 #include <stdio.h>
 #include <string.h>
 
@@ -39,8 +39,8 @@ static const char *idle_reason(const configi_reader *reader, const configi_key *
     return NULL;
 }
 
-/* As idle_reason for a key that is written, also where its value is left to a trainer: it has no effect with
- * any. NULL else. */
+/* As idle_reason for a key that is written, also where its value is left to a trainer: it has no
+ * effect with any. NULL else. */
 static const char *written_idle_reason(const configi_reader *reader, const configi_key *row)
 {
     bool is_given = row->type != CONFIGI_SWITCH &&

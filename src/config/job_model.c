@@ -107,7 +107,8 @@ static int fill_vocabulary(const configi_reader *reader, struct job_model *model
         model->vocab_size = BYTE_VALUES;
     else
         TRY(check_required(reader, path));
-    /* Under auto the files may turn out to be token ids; text is held against the vocabulary then. */
+    /* Under auto the files may turn out to be token ids; text is held against the vocabulary then.
+     */
     if (is_bytes && strcmp(format, "auto") != 0 && model->vocab_size < BYTE_VALUES)
         return configi_error(reader, path,
                              "%" PRIu64 " is too small: data.tokenizer \"bytes\" has %d tokens",

@@ -1,5 +1,6 @@
-/* The optimizer, as DeepSpeed has it, and how its state is stored: the block `state`, and DeepSpeed's keys
- * that mean the same. See config_internal.h. Called by job_read; pure but for the log.
+/* The optimizer, as DeepSpeed has it, and how its state is stored: the block `state`, and
+ * DeepSpeed's keys that mean the same. See config_internal.h. Called by job_read; pure but for the
+ * log.
  *
  * Defaults are those of the classes that DeepSpeed takes where optimizer state is offloaded:
  * DeepSpeedCPUAdam, DeepSpeedCPUAdagrad and DeepSpeedCPULion. */

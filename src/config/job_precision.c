@@ -1,9 +1,9 @@
 /* Dtypes, loss scaling, and whether the update may run when the job says. See config_internal.h.
  * Called by job_read; pure.
  *
- * The rules are those of deepspeed/runtime/precision_config.py and of its engine: fp16 and bf16 exclude
- * each other; a window and a floor of 0 are errors only where the loss scale is dynamic; gradients rest
- * in the working dtype unless data_types.grad_accum_dtype says otherwise. */
+ * The rules are those of deepspeed/runtime/precision_config.py and of its engine: fp16 and bf16
+ * exclude each other; a window and a floor of 0 are errors only where the loss scale is dynamic;
+ * gradients rest in the working dtype unless data_types.grad_accum_dtype says otherwise. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -82,8 +82,8 @@ static int fill_loss_scaling(const configi_reader *reader, job *target)
     return 0;
 }
 
-/* The sum of one rank's gradients is their mean; where DeepSpeed has no sum, a file that asks for it is
- * wrong on any number of ranks. */
+/* The sum of one rank's gradients is their mean; where DeepSpeed has no sum, a file that asks for
+ * it is wrong on any number of ranks. */
 static int check_reduction(const configi_reader *reader, const job *target)
 {
     enum { STAGE_WEIGHTS = 3 };

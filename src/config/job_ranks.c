@@ -1,5 +1,5 @@
-/* What a job says about its ranks: batch sizes, what passes between them, limits of stage 3, drives of their
- * own. See config_internal.h. Called by job_read; pure. */
+/* What a job says about its ranks: batch sizes, what passes between them, limits of stage 3, drives
+ * of their own. See config_internal.h. Called by job_read; pure. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -7,8 +7,8 @@
 #include "base/size.h"
 #include "config/config_internal.h"
 
-/* Of a parallel block: true where it asks for more than one of something. Numbers are looked for at any
- * depth, under the names that DeepSpeed's blocks have for a degree. */
+/* Of a parallel block: true where it asks for more than one of something. Numbers are looked for at
+ * any depth, under the names that DeepSpeed's blocks have for a degree. */
 static bool asks_several(const json_t *value)
 {
     static const char names[] = "size|autotp_size|tp_size|stages|degree|ep_size|num_experts";
@@ -25,8 +25,8 @@ static bool asks_several(const json_t *value)
     return false;
 }
 
-/* Parallelism that is not built changes how many sequences a step has: with several ranks, none of it may
- * pass for data parallelism. */
+/* Parallelism that is not built changes how many sequences a step has: with several ranks, none of
+ * it may pass for data parallelism. */
 static int check_parallelism(const configi_reader *reader)
 {
     static const struct {
@@ -100,7 +100,8 @@ int configi_check_placeholders(const configi_reader *reader, const char *path, c
     return 0;
 }
 
-/* What three sizes that do not go together are told: each rank needs `one` sequences, and `train` are fewer. */
+/* What three sizes that do not go together are told: each rank needs `one` sequences, and `train`
+ * are fewer. */
 static int too_few_sequences(const configi_reader *reader, uint64_t world, uint64_t train,
                              uint64_t micro, uint64_t accumulation, uint64_t least)
 {

@@ -1,4 +1,5 @@
-/* From a job file to a checked struct job: puts the parts of config_internal.h together. See job.h. */
+/* From a job file to a checked struct job: puts the parts of config_internal.h together. See
+ * config.h. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -8,7 +9,8 @@
 #include "base/mem.h"
 #include "config/config_internal.h"
 
-/* Puts the value of a row, or its default, where the row says. An ENUM without either stays as it is. */
+/* Puts the value of a row, or its default, where the row says. An ENUM without either stays as it
+ * is. */
 static int fill_member(const configi_reader *reader, const configi_key *row, job *target)
 {
     void *member = (char *)target + row->offset;
@@ -185,8 +187,8 @@ static int fill_job(const configi_reader *reader, job *target)
     return configi_dump(reader->doc, &target->text);
 }
 
-/* The checked document of `text`, which is changed. `path` names the job file, beside which a preset may
- * lie. */
+/* The checked document of `text`, which is changed. `path` names the job file, beside which a
+ * preset may lie. */
 static int read_document(configi_reader *reader, const char *path, char *text, size_t text_bytes,
                          const char *const *set, uint32_t set_count)
 {

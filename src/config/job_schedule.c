@@ -1,8 +1,9 @@
-/* The learning rate and the momentum of each update, as DeepSpeed has them. See job.h. Pure.
+/* The learning rate and the momentum of each update, as DeepSpeed has them. See config.h. Pure.
  *
- * The classes are those of deepspeed/runtime/lr_schedules.py, and so is the step that an update sees:
- * the engine makes the scheduler, which sets the rate of last_batch_iteration -1, and steps it after
- * each optimizer step that was not skipped. So update s, the first being 1, runs with the rate of
+ * The classes are those of deepspeed/runtime/lr_schedules.py, and so is the step that an update
+ * sees: the engine makes the scheduler, which sets the rate of last_batch_iteration -1, and steps
+ * it after each optimizer step that was not skipped. So update s, the first being 1, runs with the
+ * rate of
  *
  *   t = s - 2   the rate set after update s - 1; t = -1, before the first, is a case of its own
  *

@@ -19,7 +19,8 @@ static const char *const place_paths[JOB_KIND_COUNT] = {
     [JOB_INNER_ACTIVATIONS] = "tiers.place.inner_activations",
 };
 
-/* The path without what says nothing: empty and "." segments. The text fits: it only becomes shorter. */
+/* The path without what says nothing: empty and "." segments. The text fits: it only becomes
+ * shorter. */
 static void plain_path(const char *path, char plain[JOB_PATH_BYTES + 2])
 {
     size_t used = 0;
@@ -75,8 +76,8 @@ static int fill_drives(const configi_reader *reader, job *target)
     return 0;
 }
 
-/* Takes what `key` (whose value shows as `shown`) says about a kind; ERR_CONFIG where tiers.place says
- * something else. */
+/* Takes what `key` (whose value shows as `shown`) says about a kind; ERR_CONFIG where tiers.place
+ * says something else. */
 static int state_place(const configi_reader *reader, job *target, enum job_kind kind,
                        enum job_tier tier, const char *key, const char *shown)
 {
@@ -114,8 +115,8 @@ static int fill_offload(const configi_reader *reader, job *target, enum job_kind
     return 0;
 }
 
-/* offload_optimizer.ratio: the first blocks keep their optimizer state on the device, before all rules of
- * the job, which win. Unit 0 is the embedding. */
+/* offload_optimizer.ratio: the first blocks keep their optimizer state on the device, before all
+ * rules of the job, which win. Unit 0 is the embedding. */
 static int fill_ratio(const configi_reader *reader, job *target)
 {
     enum { STAGE_WEIGHTS = 3 };

@@ -1,5 +1,5 @@
-/* A document against the table of keys: names, types, ranges, refusals. See config_internal.h. Allocates
- * nothing. */
+/* A document against the table of keys: names, types, ranges, refusals. See config_internal.h.
+ * Allocates nothing. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,8 +9,8 @@
 #include "base/size.h"
 #include "config/config_internal.h"
 
-/* The key of a row's path that follows `parent`; false where the row is not below it or the next key
- * is an index. */
+/* The key of a row's path that follows `parent`; false where the row is not below it or the next
+ * key is an index. */
 static bool key_below(const char *row_path, const char *parent, char key[CONFIGI_PATH_BYTES])
 {
     if (configi_relate(row_path, parent) != CONFIGI_ABOVE)
@@ -116,7 +116,7 @@ static int wrong_type(const configi_reader *reader, const configi_key *row, cons
                          row->fallback ? row->fallback : "");
 }
 
-/* A choice given as text. `text` is the value of an ENUM or TIER, or "true" or "false" of a BOOL. */
+/* A choice given as text: the value of an ENUM, or "true" or "false" of a BOOL. */
 static int check_choice(const configi_reader *reader, const configi_key *row, const char *path,
                         const char *text)
 {
@@ -302,8 +302,8 @@ static int check_bool(const configi_reader *reader, const configi_key *row, cons
     return check_choice(reader, row, path, text);
 }
 
-/* A core set: numbers and ranges, rising within a range, joined by commas, without blanks. Whether the
- * machine has these cores is known where they are used. */
+/* A core set: numbers and ranges, rising within a range, joined by commas, without blanks. Whether
+ * the machine has these cores is known where they are used. */
 static int check_cores(const configi_reader *reader, const configi_key *row, const char *path,
                        const json_t *value)
 {
@@ -395,7 +395,7 @@ static int check_key(const configi_reader *reader, const char *parent, const cha
     return configi_check(reader, path, value);
 }
 
-/* The key "type" goes first: where it is refused, the keys that belong to it are no further error. */
+/* The key "type" goes first: where it is refused, the keys that belong to it are no error. */
 static int check_object(const configi_reader *reader, const char *path, const json_t *value)
 {
     char shown[CONFIGI_VALUE_BYTES];

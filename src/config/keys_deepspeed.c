@@ -1,7 +1,7 @@
-/* The rows of DeepSpeed's keys, as of its version 0.19.6. The columns of KEY, in order: path, type, place in
- * struct job, default, what is allowed, unit, what a change means for a run that goes on, help. A key without
- * effect has path, type, default, what is allowed, reason; keys with the same reason share a line of the log.
- * See keys_internal.h. Constant data. */
+/* The rows of DeepSpeed's keys, as of its version 0.19.6. The columns of KEY, in order: path, type,
+ * place in struct job, default, what is allowed, unit, what a change means for a run that goes on,
+ * help. A key without effect has path, type, default, what is allowed, reason; keys with the same
+ * reason share a line of the log. See keys_internal.h. Constant data. */
 #include <assert.h>
 
 #include "config/keys_internal.h"

@@ -1,15 +1,15 @@
 /* The table of keys: every key of the job file, once.
  *
- * A row says what a key is called, what it may hold, what holds when it is absent, where its value lies in
- * struct job, and what a change of it means for a run that goes on. These follow the table:
+ * A row says what a key is called, what it may hold, what holds when it is absent, where its value
+ * lies in struct job, and what a change of it means for a run that goes on. These follow the table:
  *
  *   job_read.c      reading           keys_check.c   names, types and ranges
  *   job_changes.c   comparison with an earlier run   keys_print.c   `--keys` and KEYS.md
  *   document.c      defaults of keys that are absent
  *
- * Paths join keys with dots; `*` stands for the index of an array element: tiers.nvme.*.budget matches
- * tiers.nvme.0.budget. Sluice's own rows are in keys_own.c, DeepSpeed's in keys_deepspeed.c. Rows below
- * `debug` are in no list. The table is constant: any thread. */
+ * Paths join keys with dots; `*` stands for the index of an array element: tiers.nvme.*.budget
+ * matches tiers.nvme.0.budget. Sluice's own rows are in keys_own.c, DeepSpeed's in
+ * keys_deepspeed.c. Rows below `debug` are in no list. The table is constant: any thread. */
 #ifndef SLUICE_CONFIG_KEYS_INTERNAL_H
 #define SLUICE_CONFIG_KEYS_INTERNAL_H
 
@@ -43,7 +43,7 @@ enum configi_effect {
     CONFIGI_REFUSED    /* known and not built: an error; `help` says what to do instead */
 };
 
-/* What the bits of a run have to do with a key, and so what a change means for a run that goes on. */
+/* Whether the bits of a run depend on a key, and what a change means for a run that goes on. */
 enum configi_change {
     CONFIGI_FREE,  /* changes no bit: may change at any time */
     CONFIGI_LATER, /* changes the steps that follow: may change, and the log names the change */
@@ -58,17 +58,17 @@ struct configi_key {
     enum configi_effect effect;
     enum configi_change change;
     const char *fallback; /* the default as text; NULL: none, or it depends as `help` says */
-    /* Numbers: "[0,1)", where a square bracket holds the bound and an empty side is unbounded; the number of
-     * entries for OBJECTS. ENUM, and BOOL where one value is refused: "a|b", all that is supported.
-     * NULL: anything. */
+    /* Numbers: "[0,1)", where a square bracket holds the bound and an empty side is unbounded; the
+     * number of entries for OBJECTS. ENUM, and BOOL where one value is refused: "a|b", all that is
+     * supported. NULL: anything. */
     const char *allowed;
     const char *later; /* "c|d": known to DeepSpeed, refused by this version */
     const char *unit;
     const char *help;
     const char *alone; /* why the key has no effect on one rank; NULL: ranks make no difference */
     /* Where the value lies in struct job; member_bytes 0: a function of job_*.c reads it. ENUM: an
-     * enumerator, whose first choice is `first`; the text where the member is larger; where it is a bool,
-     * whether the second choice is taken. */
+     * enumerator, whose first choice is `first`; the text where the member is larger; where it is a
+     * bool, whether the second choice is taken. */
     size_t offset, member_bytes;
     int first;
     bool is_real; /* INT: the member is a double, and may be negative where it has no use */

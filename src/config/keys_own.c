@@ -1,5 +1,6 @@
-/* The rows of Sluice's own blocks. The columns, in order: path, type, place in struct job, default, what is
- * allowed, unit, what a change means for a run that goes on, help. See keys_internal.h. Constant data. */
+/* The rows of Sluice's own blocks. The columns, in order: path, type, place in struct job, default,
+ * what is allowed, unit, what a change means for a run that goes on, help. See keys_internal.h.
+ * Constant data. */
 #include "config/keys_internal.h"
 
 static const char one_rank[] = "there is nobody to speak to";

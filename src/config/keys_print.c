@@ -1,4 +1,5 @@
-/* The table of keys for people: the listing of `--keys`, and KEYS.md. See job.h. Pure but for writing. */
+/* The table of keys for people: the listing of `--keys`, and KEYS.md. See config.h. Pure but for
+ * writing. */
 #include <stdio.h>
 #include <string.h>
 

@@ -20,7 +20,7 @@
 #include <stdio.h>
 
 #include "base/error.h"
-#include "config/job.h"
+#include "config/config.h"
 #include "swap/program.h"
 
 /* What a lane did in one step or in a whole run. */
