@@ -84,6 +84,15 @@ int configi_unknown(const configi_reader *reader, const char *parent, const char
                          nearest.name);
 }
 
+/* ---- values ---- */
+
+/* A value on its way through the checks: the row it belongs to, and its path in the document. */
+struct place {
+    const configi_reader *reader;
+    const configi_key *row;
+    const char *path;
+};
+
 /* A row's range in words. */
 static const char *range_text(const configi_key *row, char text[CONFIGI_VALUE_BYTES])
 {
@@ -97,169 +106,108 @@ static const char *range_text(const configi_key *row, char text[CONFIGI_VALUE_BY
     return text;
 }
 
-static int check_range(const configi_reader *reader, const configi_key *row, const char *path,
-                       const json_t *value, double number)
+static int check_range(const struct place *at, const json_t *value)
 {
     char shown[CONFIGI_VALUE_BYTES], range[CONFIGI_VALUE_BYTES];
-    if (configi_in_range(row, number))
+    if (configi_in_range(at->row, json_number_value(value)))
         return 0;
-    return configi_error(reader, path, "%s is out of range: %s %s", configi_show(value, shown),
-                         range_text(row, range), row->unit ? row->unit : "");
+    return configi_error(at->reader, at->path, "%s is out of range: %s %s",
+                         configi_show(value, shown), range_text(at->row, range),
+                         at->row->unit ? at->row->unit : "");
 }
 
-static int wrong_type(const configi_reader *reader, const configi_key *row, const char *path,
-                      const json_t *value, const char *expected)
+static int wrong_type(const struct place *at, const json_t *value, const char *expected)
 {
     char shown[CONFIGI_VALUE_BYTES];
-    return configi_error(reader, path, "%s is not %s%s%s", configi_show(value, shown), expected,
-                         row->fallback ? "; the default is " : "",
-                         row->fallback ? row->fallback : "");
+    const char *fallback = at->row->fallback;
+    return configi_error(at->reader, at->path, "%s is not %s%s%s", configi_show(value, shown),
+                         expected, fallback ? "; the default is " : "", fallback ? fallback : "");
 }
 
 /* A choice given as text: the value of an ENUM, or "true" or "false" of a BOOL. */
-static int check_choice(const configi_reader *reader, const configi_key *row, const char *path,
-                        const char *text)
+static int check_choice(const struct place *at, const char *text)
 {
+    const configi_key *row = at->row;
     if (!row->allowed || configi_list_find(row->allowed, text) >= 0)
         return 0;
     if (configi_list_find(row->later, text) >= 0)
-        return configi_error(reader, path, "\"%s\" is not built yet; supported: %s. %s", text,
-                             row->allowed, row->help);
+        return configi_error(at->reader, at->path, "\"%s\" is not built yet; supported: %s. %s",
+                             text, row->allowed, row->help);
     struct configi_nearest nearest = {0};
     char entry[JOB_NAME_BYTES];
     for (int idx = 0; configi_list_entry(row->allowed, idx, entry, sizeof entry); idx++)
         configi_nearest_offer(&nearest, text, entry);
-    return configi_error(reader, path, "\"%.64s\" is none of %s; the nearest is \"%s\"", text,
-                         row->allowed, nearest.name);
+    return configi_error(at->reader, at->path, "\"%.64s\" is none of %s; the nearest is \"%s\"",
+                         text, row->allowed, nearest.name);
 }
 
-static int check_int(const configi_reader *reader, const configi_key *row, const char *path,
-                     const json_t *value)
+static int check_bool(const struct place *at, const json_t *value)
 {
-    if (!json_is_number(value))
-        return wrong_type(reader, row, path, value, "a whole number");
-    double number = json_number_value(value);
-    if (json_is_real(value) && (number != floor(number) || fabs(number) >= 0x1p63))
-        return wrong_type(reader, row, path, value, "a whole number");
-    return check_range(reader, row, path, value, number);
+    const char *text = json_is_true(value) ? "true" : "false";
+    if (json_is_string(value) && strncmp(at->path, "aio.", 4) == 0)
+        text = json_string_value(value); /* as ds_nvme_tune writes it */
+    else if (!json_is_boolean(value))
+        return wrong_type(at, value, "true or false");
+    if (strcmp(text, "true") != 0 && strcmp(text, "false") != 0)
+        return wrong_type(at, value, "true or false");
+    return check_choice(at, text);
 }
 
-static int check_size(const configi_reader *reader, const configi_key *row, const char *path,
-                      const json_t *value)
+static int check_int(const struct place *at, const json_t *value)
+{
+    double number = json_number_value(value);
+    if (!json_is_number(value) ||
+        (json_is_real(value) && (number != floor(number) || fabs(number) >= 0x1p63)))
+        return wrong_type(at, value, "a whole number");
+    return check_range(at, value);
+}
+
+static int check_size(const struct place *at, const json_t *value)
 {
     uint64_t bytes;
+    char shown[CONFIGI_VALUE_BYTES];
     if (json_is_string(value)) {
-        if (size_parse(json_string_value(value), &bytes) < 0) {
-            err_record record;
-            err_save(&record, ERR_CONFIG);
-            return configi_error(reader, path, "%s", record.text);
-        }
-        return 0;
+        if (size_parse(json_string_value(value), &bytes) == 0)
+            return 0;
+        err_record record;
+        err_save(&record, ERR_CONFIG);
+        return configi_error(at->reader, at->path, "%s", record.text);
     }
-    TRY(check_int(reader, row, path, value));
-    if (json_number_value(value) < 0) {
-        char shown[CONFIGI_VALUE_BYTES];
-        return configi_error(reader, path, "%s is out of range: must be at least 0 bytes",
+    TRY(check_int(at, value));
+    if (json_number_value(value) < 0)
+        return configi_error(at->reader, at->path, "%s is out of range: must be at least 0 bytes",
                              configi_show(value, shown));
-    }
     return 0;
 }
 
-static int check_strings(const configi_reader *reader, const configi_key *row, const char *path,
-                         const json_t *value)
+/* A core set: numbers and ranges, rising within a range, joined by commas, without blanks. Whether
+ * the machine has these cores is known where they are used. */
+static int check_cores(const struct place *at, const json_t *value)
 {
-    if (!json_is_string(value) && !json_is_array(value))
-        return wrong_type(reader, row, path, value, "a string or an array of strings");
-    size_t idx;
-    json_t *item;
-    json_array_foreach(value, idx, item)
-    {
-        if (!json_is_string(item))
-            return wrong_type(reader, row, path, item, "a string");
-    }
-    return 0;
-}
-
-static int check_floats(const configi_reader *reader, const configi_key *row, const char *path,
-                        const json_t *value)
-{
-    if (!json_is_array(value))
-        return wrong_type(reader, row, path, value, "an array of numbers");
-    size_t idx;
-    json_t *item;
-    json_array_foreach(value, idx, item)
-    {
-        if (!json_is_number(item))
-            return wrong_type(reader, row, path, item, "a number");
-        TRY(check_range(reader, row, path, item, json_number_value(item)));
-    }
-    return 0;
-}
-
-/* One number, which the row's range is for, or a list of numbers from 1 on. */
-static int check_steps(const configi_reader *reader, const configi_key *row, const char *path,
-                       const json_t *value)
-{
-    if (json_is_number(value))
-        return check_int(reader, row, path, value);
-    if (!json_is_array(value))
-        return wrong_type(reader, row, path, value, "a whole number or an array of whole numbers");
-    size_t idx;
-    json_t *item;
-    json_array_foreach(value, idx, item)
-    {
-        TRY(check_int(reader, row, path, item));
-        if (json_number_value(item) < 1)
-            return configi_error(reader, path, "entry %zu is 0: must be at least 1 %s", idx,
-                                 row->unit);
-    }
-    return 0;
-}
-
-static int check_blocks(const configi_reader *reader, const configi_key *row, const char *path,
-                        const json_t *value)
-{
-    if (!json_is_array(value))
-        return wrong_type(reader, row, path, value, "an array of objects");
-    size_t count = json_array_size(value);
-    if (!configi_in_range(row, (double)count)) {
-        char range[CONFIGI_VALUE_BYTES];
-        return configi_error(reader, path, "%zu entries: their number %s", count,
-                             range_text(row, range));
-    }
-    size_t idx;
-    json_t *item;
-    json_array_foreach(value, idx, item)
-    {
-        char key[32], child[CONFIGI_PATH_BYTES], shown[CONFIGI_VALUE_BYTES];
-        snprintf(key, sizeof key, "%zu", idx);
-        configi_join(child, path, key);
-        if (!json_is_object(item))
-            return configi_error(reader, child, "%s is not an object", configi_show(item, shown));
-        TRY(configi_check(reader, child, item));
-    }
-    return 0;
-}
-
-/* A path, or a list of paths and of objects. */
-static int check_sources(const configi_reader *reader, const configi_key *row, const char *path,
-                         const json_t *value)
-{
-    static const char expected[] = "a path, or a list of paths and of objects with a path";
-    size_t idx;
-    json_t *item;
-    if (!json_is_string(value) && !json_is_array(value))
-        return wrong_type(reader, row, path, value, expected);
-    json_array_foreach(value, idx, item)
-    {
-        char key[32], child[CONFIGI_PATH_BYTES];
-        snprintf(key, sizeof key, "%zu", idx);
-        configi_join(child, path, key);
-        if (json_is_object(item))
-            TRY(configi_check(reader, child, item));
-        else if (!json_is_string(item))
-            return wrong_type(reader, row, path, item, expected);
-    }
+    enum { DIGITS_MAX = 5 };
+    static const char digits[] = "0123456789";
+    char shown[CONFIGI_VALUE_BYTES];
+    if (!json_is_string(value))
+        return wrong_type(at, value, "a core set, as in \"0-7,16\"");
+    const char *text = json_string_value(value), *end = text;
+    if (strlen(text) >= JOB_NAME_BYTES)
+        return configi_error(at->reader, at->path, "%zu bytes long; at most %d", strlen(text),
+                             JOB_NAME_BYTES - 1);
+    do {
+        const char *first = text, *last = first + strspn(first, digits);
+        last = *last == '-' ? last + 1 : first;
+        end = last + strspn(last, digits);
+        size_t first_digits = strspn(first, digits), last_digits = strspn(last, digits);
+        if (first_digits == 0 || first_digits > DIGITS_MAX || last_digits == 0 ||
+            last_digits > DIGITS_MAX || (*end != ',' && *end != '\0'))
+            return configi_error(at->reader, at->path, "%s is no core set: write \"0-7,16\"",
+                                 configi_show(value, shown));
+        if (strtoul(first, NULL, 10) > strtoul(last, NULL, 10))
+            return configi_error(
+                at->reader, at->path, "%s has a range that begins after its end, %lu-%lu",
+                configi_show(value, shown), strtoul(first, NULL, 10), strtoul(last, NULL, 10));
+        text = end + 1;
+    } while (*end != '\0');
     return 0;
 }
 
@@ -279,106 +227,114 @@ static bool has_enabled(const json_t *value)
     return false;
 }
 
-static int check_switch(const configi_reader *reader, const configi_key *row, const char *path,
-                        const json_t *value)
+static int check_switch(const struct place *at, const json_t *value)
 {
     if (!json_is_object(value))
-        return wrong_type(reader, row, path, value, "an object");
+        return wrong_type(at, value, "an object");
     if (has_enabled(value))
-        return configi_error(reader, path, "\"enabled\": true is refused: %s", row->help);
+        return configi_error(at->reader, at->path, "\"enabled\": true is refused: %s",
+                             at->row->help);
     return 0;
 }
 
-static int check_bool(const configi_reader *reader, const configi_key *row, const char *path,
-                      const json_t *value)
+/* ---- lists ---- */
+
+static const char *list_text(const configi_key *row)
 {
-    const char *text = json_is_true(value) ? "true" : "false";
-    if (json_is_string(value) && strncmp(row->path, "aio.", 4) == 0)
-        text = json_string_value(value); /* as ds_nvme_tune writes it */
-    else if (!json_is_boolean(value))
-        return wrong_type(reader, row, path, value, "true or false");
-    if (strcmp(text, "true") != 0 && strcmp(text, "false") != 0)
-        return wrong_type(reader, row, path, value, "true or false");
-    return check_choice(reader, row, path, text);
+    static const char *const texts[] = {
+        [CONFIGI_FLOATS] = "an array of numbers",
+        [CONFIGI_STRINGS] = "a string or an array of strings",
+        [CONFIGI_SOURCES] = "a path, or a list of paths and of objects with a path",
+        [CONFIGI_STEPS] = "a whole number or an array of whole numbers",
+        [CONFIGI_OBJECTS] = "an array of objects",
+    };
+    return texts[row->type];
 }
 
-/* A core set: numbers and ranges, rising within a range, joined by commas, without blanks. Whether
- * the machine has these cores is known where they are used. */
-static int check_cores(const configi_reader *reader, const configi_key *row, const char *path,
-                       const json_t *value)
+/* An entry that may be an object, whose keys have rows of their own. */
+static int check_object_entry(const struct place *at, size_t idx, const json_t *item)
 {
-    enum { DIGITS_MAX = 5 };
-    char shown[CONFIGI_VALUE_BYTES];
-    if (!json_is_string(value))
-        return wrong_type(reader, row, path, value, "a core set, as in \"0-7,16\"");
-    const char *text = json_string_value(value);
-    if (strlen(text) >= JOB_NAME_BYTES)
-        return configi_error(reader, path, "%zu bytes long; at most %d", strlen(text),
-                             JOB_NAME_BYTES - 1);
-    for (const char *at = text;; at++) {
-        unsigned long ends[2] = {0};
-        int count = 0;
-        for (; count < 2; count++) {
-            size_t digits = strspn(at, "0123456789");
-            if (digits == 0 || digits > DIGITS_MAX)
-                return configi_error(reader, path, "%s is no core set: write \"0-7,16\"",
-                                     configi_show(value, shown));
-            ends[count] = strtoul(at, NULL, 10);
-            at += digits;
-            if (count > 0 || *at != '-')
-                break;
-            at++;
-        }
-        if (count > 0 && ends[0] > ends[1])
-            return configi_error(reader, path, "%s has a range that begins after its end, %lu-%lu",
-                                 configi_show(value, shown), ends[0], ends[1]);
-        if (*at == '\0')
+    char key[32], path[CONFIGI_PATH_BYTES], shown[CONFIGI_VALUE_BYTES];
+    snprintf(key, sizeof key, "%zu", idx);
+    configi_join(path, at->path, key);
+    if (json_is_object(item))
+        return configi_check(at->reader, path, item);
+    if (at->row->type == CONFIGI_OBJECTS)
+        return configi_error(at->reader, path, "%s is not an object", configi_show(item, shown));
+    return json_is_string(item) ? 0 : wrong_type(at, item, list_text(at->row));
+}
+
+static int check_entry(const struct place *at, size_t idx, const json_t *item)
+{
+    switch (at->row->type) {
+    case CONFIGI_STRINGS:
+        return json_is_string(item) ? 0 : wrong_type(at, item, "a string");
+    case CONFIGI_FLOATS:
+        return json_is_number(item) ? check_range(at, item) : wrong_type(at, item, "a number");
+    case CONFIGI_STEPS: /* the row's range is for a number alone */
+        TRY(check_int(at, item));
+        if (json_number_value(item) >= 1)
             return 0;
-        if (*at != ',')
-            return configi_error(reader, path, "%s is no core set: write \"0-7,16\"",
-                                 configi_show(value, shown));
+        return configi_error(at->reader, at->path, "entry %zu is 0: must be at least 1 %s", idx,
+                             at->row->unit);
+    default:
+        return check_object_entry(at, idx, item);
     }
 }
 
-static int check_row(const configi_reader *reader, const configi_key *row, const char *path,
-                     const json_t *value)
+static int check_list(const struct place *at, const json_t *value)
 {
-    switch (row->type) {
+    enum configi_type type = at->row->type;
+    char range[CONFIGI_VALUE_BYTES];
+    if (type == CONFIGI_STEPS && json_is_number(value))
+        return check_int(at, value);
+    if ((type == CONFIGI_STRINGS || type == CONFIGI_SOURCES) && json_is_string(value))
+        return 0;
+    if (!json_is_array(value))
+        return wrong_type(at, value, list_text(at->row));
+    size_t count = json_array_size(value);
+    if (type == CONFIGI_OBJECTS && !configi_in_range(at->row, (double)count))
+        return configi_error(at->reader, at->path, "%zu entries: their number %s", count,
+                             range_text(at->row, range));
+    for (size_t idx = 0; idx < count; idx++)
+        TRY(check_entry(at, idx, json_array_get(value, idx)));
+    return 0;
+}
+
+/* ---- any key ---- */
+
+static int check_row(const struct place *at, const json_t *value)
+{
+    switch (at->row->type) {
     case CONFIGI_BOOL:
-        return check_bool(reader, row, path, value);
+        return check_bool(at, value);
     case CONFIGI_INT:
-        return check_int(reader, row, path, value);
+        return check_int(at, value);
     case CONFIGI_SIZE:
-        return check_size(reader, row, path, value);
+        return check_size(at, value);
     case CONFIGI_FLOAT:
-        if (!json_is_number(value))
-            return wrong_type(reader, row, path, value, "a number");
-        return check_range(reader, row, path, value, json_number_value(value));
+        return json_is_number(value) ? check_range(at, value) : wrong_type(at, value, "a number");
     case CONFIGI_STRING:
         if (!json_is_string(value))
-            return wrong_type(reader, row, path, value, "a string");
-        if (configi_key_is_own(row) && json_string_length(value) == 0)
-            return configi_error(reader, path, "\"\" is empty");
+            return wrong_type(at, value, "a string");
+        if (configi_key_is_own(at->row) && json_string_length(value) == 0)
+            return configi_error(at->reader, at->path, "\"\" is empty");
         return 0;
     case CONFIGI_ENUM:
         if (!json_is_string(value))
-            return wrong_type(reader, row, path, value, row->allowed);
-        return check_choice(reader, row, path, json_string_value(value));
+            return wrong_type(at, value, at->row->allowed);
+        return check_choice(at, json_string_value(value));
     case CONFIGI_CORES:
-        return check_cores(reader, row, path, value);
+        return check_cores(at, value);
     case CONFIGI_FLOATS:
-        return check_floats(reader, row, path, value);
     case CONFIGI_STRINGS:
-        return check_strings(reader, row, path, value);
     case CONFIGI_SOURCES:
-        return check_sources(reader, row, path, value);
     case CONFIGI_STEPS:
-        return check_steps(reader, row, path, value);
     case CONFIGI_OBJECTS:
-        return check_blocks(reader, row, path, value);
+        return check_list(at, value);
     case CONFIGI_SWITCH:
-        return check_switch(reader, row, path, value);
-    case CONFIGI_UNITS: /* job_place.c reads it */
+        return check_switch(at, value);
+    case CONFIGI_UNITS: /* job_tiers.c reads it */
     case CONFIGI_ANY:
         break;
     }
@@ -428,5 +384,5 @@ int configi_check(const configi_reader *reader, const char *path, const json_t *
         return configi_error(reader, path, "%s", row->help);
     if (row->effect == CONFIGI_REFUSED)
         return 0;
-    return check_row(reader, row, path, value);
+    return check_row(&(struct place){reader, row, path}, value);
 }
