@@ -91,7 +91,7 @@ static uint64_t sort_extents(checksum_extent *list, uint64_t count)
 static bool extent_range(const program *prog, const op *item, checksum_extent *extent)
 {
     const operand *found = item->kind == OP_WRITE ? op_operand(item, ROLE_TARGET) : NULL;
-    if (!found || prog->buffers[found->buffer_idx].arena != ARENA_NVME)
+    if (!found || prog->buffers[found->buffer_idx].arena != TIER_NVME)
         return false;
     *extent = (checksum_extent){
         .offset = prog->buffers[found->buffer_idx].offset_bytes + found->offset_bytes,

@@ -64,7 +64,7 @@ struct executor_config {
                           is named in a warning, and again at each doubling of that time; 0: never */
     bool paranoid;
     unsigned char
-        *arena_base[ARENA_COUNT]; /* paranoid: start of the device and of the host arena, of
+        *arena_base[TIER_COUNT]; /* paranoid: start of the device and of the host arena, of
                                                at least the programs' peaks; NULL: left alone */
 };
 typedef struct executor_config executor_config;

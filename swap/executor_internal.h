@@ -16,7 +16,7 @@ enum { SWAPI_STALL_NS_MIN = 2000 };
 
 /* Bytes of an arena that a home occupies. */
 struct swapi_home {
-    uint32_t arena; /* ARENA_DEVICE or ARENA_HOST */
+    uint32_t arena; /* TIER_DEVICE or TIER_HOST */
     uint64_t begin, end;
 };
 typedef struct swapi_home swapi_home;
@@ -52,8 +52,8 @@ struct executor {
     const bool *is_skipped;    /* or NULL */
     const bool *is_committing; /* or NULL */
     bool paranoid;
-    unsigned char *arena_base[ARENA_COUNT];
-    uint64_t peak_bytes[ARENA_COUNT]; /* the highest of all programs */
+    unsigned char *arena_base[TIER_COUNT];
+    uint64_t peak_bytes[TIER_COUNT]; /* the highest of all programs */
 
     /* Of the present run; arrays are sized for the largest program. */
     const swapi_prepared *now;

@@ -19,11 +19,11 @@ int swapi_paranoid_create(executor *self, const executor_config *config)
     for (uint32_t i = 0; i < config->program_count; i++) {
         const program *prog = config->programs[i];
         buffer_count_max = size_max(buffer_count_max, prog->buffer_count);
-        for (int a = 0; a < ARENA_COUNT; a++)
+        for (int a = 0; a < TIER_COUNT; a++)
             self->peak_bytes[a] = size_max(self->peak_bytes[a], prog->peak_bytes[a]);
     }
-    self->arena_base[ARENA_DEVICE] = config->arena_base[ARENA_DEVICE];
-    self->arena_base[ARENA_HOST] = config->arena_base[ARENA_HOST]; /* nvme is no memory */
+    self->arena_base[TIER_DEVICE] = config->arena_base[TIER_DEVICE];
+    self->arena_base[TIER_HOST] = config->arena_base[TIER_HOST]; /* nvme is no memory */
     self->users_left = mem_alloc(buffer_count_max, sizeof *self->users_left, "executor");
     return self->users_left ? 0 : -ENOMEM;
 }
@@ -53,8 +53,8 @@ void swapi_paranoid_begin(executor *self)
     if (!self->paranoid)
         return;
     const program *prog = self->now->prog;
-    poison_around_homes(self, ARENA_DEVICE);
-    poison_around_homes(self, ARENA_HOST);
+    poison_around_homes(self, TIER_DEVICE);
+    poison_around_homes(self, TIER_HOST);
     memset(self->users_left, 0, prog->buffer_count * sizeof *self->users_left);
     for (uint64_t i = 0; i < prog->op_count; i++)
         for (uint32_t k = 0; k < prog->ops[i].operand_count; k++)

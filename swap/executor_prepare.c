@@ -179,7 +179,7 @@ static int list_homes(swapi_prepared *out)
         return -ENOMEM;
     for (uint64_t b = 0; b < prog->home_count; b++) {
         const buffer *item = &prog->buffers[b];
-        if (item->arena != ARENA_NVME)
+        if (item->arena != TIER_NVME)
             out->homes[out->home_count++] = (swapi_home){item->arena, item->offset_bytes,
                                                          item->offset_bytes + item->size_bytes};
     }

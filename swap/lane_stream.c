@@ -243,8 +243,8 @@ static int enqueue_copy(lane_stream *self, gpu_stream *stream, const lane_reques
     const operand *source = op_operand(request->item, ROLE_SOURCE);
     const operand *target = op_operand(request->item, ROLE_TARGET);
     bool from_host = request->item->kind == OP_H2D;
-    uint8_t source_arena = from_host ? ARENA_HOST : ARENA_DEVICE;
-    uint8_t target_arena = from_host ? ARENA_DEVICE : ARENA_HOST;
+    uint8_t source_arena = from_host ? TIER_HOST : TIER_DEVICE;
+    uint8_t target_arena = from_host ? TIER_DEVICE : TIER_HOST;
     if (!source || !target || source->size_bytes != target->size_bytes ||
         prog->buffers[source->buffer_idx].arena != source_arena ||
         prog->buffers[target->buffer_idx].arena != target_arena)
@@ -535,7 +535,7 @@ static int check_config(const lane_stream_config *config)
     }
     if (!config->gpu || config->depth == 0 || !serves_any)
         return err_set(-EINVAL, "gpu lanes: need a device, a depth and a lane to serve");
-    if (serves_copies && (!config->arena_base[ARENA_DEVICE] || !config->arena_base[ARENA_HOST]))
+    if (serves_copies && (!config->arena_base[TIER_DEVICE] || !config->arena_base[TIER_HOST]))
         return err_set(-EINVAL, "gpu lanes: copies need both arenas");
     if (serves_others && !config->enqueue)
         return err_set(-EINVAL, "gpu lanes: kernels need a callback that enqueues them");

@@ -51,7 +51,7 @@
 struct lane_stream_config {
     device *gpu;                  /* borrowed */
     bool serves[LANE_COUNT];      /* those with a stream: any but read and write */
-    unsigned char *arena_base[2]; /* ARENA_DEVICE: GPU memory; ARENA_HOST: pinned */
+    unsigned char *arena_base[2]; /* TIER_DEVICE: GPU memory; TIER_HOST: pinned */
     int (*enqueue)(void *user, const program *prog, const op *item, void *stream);
     int (*finish)(void *user, const program *prog, const op *item); /* may be NULL */
     /* May be NULL. Called by poll about once a second while no op comes back: 0, or a negative code, which

@@ -272,7 +272,7 @@ static int violation(const program *prog, const op *item, const span *one, uint8
                    "paranoid mode: %s %s operand %s, byte %llu (buffer %u, %s, a %s of %llu bytes)",
                    swapi_op_text(prog, (uint32_t)(item - prog->ops), text), what, role_name(role),
                    (unsigned long long)byte, one->buffer_idx,
-                   arena_kind_name((enum arena_kind)held->arena),
+                   tier_name((enum tier)held->arena),
                    held->is_home ? "home" : "transient", (unsigned long long)held->size_bytes);
 }
 
@@ -348,13 +348,13 @@ static void bring_back(const paranoid *self)
 static buffer trapped(const paranoid *self)
 {
     uint8_t arena = 0;
-    while (arena < ARENA_COUNT && !self->config.arena_base[arena])
+    while (arena < TIER_COUNT && !self->config.arena_base[arena])
         arena++;
     return (buffer){
         .arena = arena,
         .state_kind = STATE_KIND_COUNT,
         .unit = PROGRAM_NONE,
-        .offset_bytes = arena < ARENA_COUNT
+        .offset_bytes = arena < TIER_COUNT
                             ? (uintptr_t)self->trap - (uintptr_t)self->config.arena_base[arena]
                             : 0,
         .producer = PROGRAM_NONE,

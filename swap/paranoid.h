@@ -25,7 +25,7 @@
  *
  *   paranoid_config checked = {.programs = programs, .program_count = n,
  *                              .serves = {[LANE_COMPUTE] = true, [LANE_UPDATE] = true},
- *                              .arena_base = {[ARENA_DEVICE] = device, [ARENA_HOST] = host},
+ *                              .arena_base = {[TIER_DEVICE] = device, [TIER_HOST] = host},
  *                              .run = run_op, .user = engine};
  *   TRY(paranoid_create(&checked, &self->checked_cores));
  *   lane_worker_config cores = {.run = paranoid_run, .user = self->checked_cores, ...};
@@ -52,7 +52,7 @@ struct paranoid_config {
     uint32_t program_count;
     bool serves[LANE_COUNT]; /* lanes whose ops will come here */
     unsigned char
-        *arena_base[ARENA_COUNT]; /* borrowed. An op with an operand in an arena that has none
+        *arena_base[TIER_COUNT]; /* borrowed. An op with an operand in an arena that has none
                                                (nvme, as a rule) is run as it is, unchecked */
     int (*run)(void *user, const program *prog, const op *item);
     void *user;

@@ -168,13 +168,6 @@ const char *program_kind_name(enum program_kind kind)
     return name_at(names, PROGRAM_KIND_COUNT, kind);
 }
 
-const char *arena_kind_name(enum arena_kind kind)
-{
-    static const char *const names[ARENA_COUNT] = {
-        [ARENA_DEVICE] = "device", [ARENA_HOST] = "host", [ARENA_NVME] = "nvme"};
-    return name_at(names, ARENA_COUNT, kind);
-}
-
 const char *lane_kind_name(enum lane_kind kind)
 {
     static const char *const names[LANE_COUNT] = {
@@ -183,18 +176,6 @@ const char *lane_kind_name(enum lane_kind kind)
         [LANE_UPDATE] = "update", [LANE_COMMIT] = "commit",
     };
     return name_at(names, LANE_COUNT, kind);
-}
-
-const char *state_kind_name(enum state_kind kind)
-{
-    static const char *const names[STATE_KIND_COUNT] = {
-        [STATE_PARAMS] = "params",
-        [STATE_GRADS] = "grads",
-        [STATE_OPTIMIZER] = "optimizer",
-        [STATE_ACTIVATIONS] = "activations",
-        [STATE_INNER_ACTIVATIONS] = "inner activations",
-    };
-    return name_at(names, STATE_KIND_COUNT, kind);
 }
 
 const char *op_kind_name(enum op_kind kind)

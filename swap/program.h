@@ -35,6 +35,7 @@
 #include <stdint.h>
 
 #include "base/error.h"
+#include "base/words.h"
 
 enum {
     PROGRAM_NONE = 0xffffffff, /* no unit, no buffer, no op */
@@ -52,8 +53,6 @@ enum program_kind {
     PROGRAM_KIND_COUNT
 };
 
-enum arena_kind { ARENA_DEVICE, ARENA_HOST, ARENA_NVME, ARENA_COUNT };
-
 enum lane_kind {
     LANE_READ,    /* nvme -> host */
     LANE_WRITE,   /* host -> nvme */
@@ -64,15 +63,6 @@ enum lane_kind {
     LANE_UPDATE,  /* the optimizer, initial values, working copies */
     LANE_COMMIT,  /* sync of the slabs and the manifest */
     LANE_COUNT
-};
-
-enum state_kind {
-    STATE_PARAMS,
-    STATE_GRADS, /* closed gradients, and fp32 accumulators that rest between micro-batches */
-    STATE_OPTIMIZER,
-    STATE_ACTIVATIONS,       /* boundaries between stages */
-    STATE_INNER_ACTIVATIONS, /* `saved` of a stage, kept or carried */
-    STATE_KIND_COUNT
 };
 
 enum op_kind {
@@ -124,12 +114,6 @@ enum operand_role {
     ROLE_CACHE, /* keys and values of the positions so far, of all blocks: a program of generation */
     ROLE_PACKED, /* params in the order that products want, device: of a pass, by its first micro-batch */
     ROLE_COUNT
-};
-
-enum operand_access {
-    ACCESS_READ = 1,
-    ACCESS_WRITE = 2,
-    ACCESS_UPDATE = 3 /* reads and writes */
 };
 
 /* A byte range of a buffer that an op uses. */
@@ -191,7 +175,7 @@ struct op {
 typedef struct op op;
 
 struct buffer {
-    uint8_t arena;      /* enum arena_kind */
+    uint8_t arena;      /* enum tier */
     uint8_t is_home;    /* live all the time, equal offsets in all programs of a set */
     uint8_t state_kind; /* enum state_kind, or STATE_KIND_COUNT for scratch, tokens and the like */
     uint8_t
@@ -212,9 +196,9 @@ struct program {
     uint32_t *deps;  /* [dep_count] op indices */
     buffer *buffers; /* [buffer_count]; homes first, the same in every program of a set */
     uint64_t home_count;
-    uint64_t budget_bytes[ARENA_COUNT];
-    uint64_t peak_bytes[ARENA_COUNT];  /* end of the highest byte ever live */
-    uint32_t peak_buffer[ARENA_COUNT]; /* the buffer that reaches it, or PROGRAM_NONE */
+    uint64_t budget_bytes[TIER_COUNT];
+    uint64_t peak_bytes[TIER_COUNT];  /* end of the highest byte ever live */
+    uint32_t peak_buffer[TIER_COUNT]; /* the buffer that reaches it, or PROGRAM_NONE */
     uint64_t predicted_ns;             /* length of the program */
     uint64_t lane_busy_ns[LANE_COUNT]; /* predicted */
     uint64_t lane_bytes[LANE_COUNT];   /* moved by the lane's ops */
@@ -268,9 +252,7 @@ int program_check(const program *prog) MUST_CHECK;
 uint64_t program_hash(const program *prog);
 
 const char *program_kind_name(enum program_kind kind);
-const char *arena_kind_name(enum arena_kind kind); /* "device", "host", "nvme" */
 const char *lane_kind_name(enum lane_kind kind);   /* "read", "write", "h2d", ... */
-const char *state_kind_name(enum state_kind kind); /* "params", "grads", ... */
 const char *op_kind_name(enum op_kind kind);       /* "forward", "update", ... */
 
 #endif

@@ -78,7 +78,7 @@ static int unordered(const access_walk *self, uint64_t segment, uint32_t first,
         swapi_op_text(prog, first, first_text), did_first, swapi_op_text(prog, second, second_text),
         did_second, (unsigned long long)self->bounds[segment],
         (unsigned long long)self->bounds[segment + 1], self->buffer_idx,
-        arena_kind_name((enum arena_kind)item->arena), item->is_home ? "home" : "transient");
+        tier_name((enum tier)item->arena), item->is_home ? "home" : "transient");
 }
 
 /* Adds op_idx to the segment's readers. */
@@ -131,7 +131,7 @@ static int walk_read(access_walk *self, const swapi_use *use)
                 "no op before it has written",
                 swapi_op_text(prog, use->op_idx, text), (unsigned long long)self->bounds[s],
                 (unsigned long long)self->bounds[s + 1], self->buffer_idx,
-                arena_kind_name((enum arena_kind)item->arena));
+                tier_name((enum tier)item->arena));
         }
         if (writer != PROGRAM_NONE && !swapi_order_before(&self->check->order, writer, use->op_idx))
             return unordered(self, s, writer, "writes", use->op_idx, "reads");

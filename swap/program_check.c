@@ -26,10 +26,10 @@ struct kind_rule {
 #define ROLE_BIT(role) (UINT32_C(1) << (role))
 
 static const struct kind_rule kind_rules[OP_KIND_COUNT] = {
-    [OP_READ] = {LANE_READ, 0, 1, ARENA_NVME, ARENA_HOST, 0, 0},
-    [OP_WRITE] = {LANE_WRITE, 0, 1, ARENA_HOST, ARENA_NVME, 0, 0},
-    [OP_H2D] = {LANE_H2D, 0, 1, ARENA_HOST, ARENA_DEVICE, 0, 0},
-    [OP_D2H] = {LANE_D2H, 0, 1, ARENA_DEVICE, ARENA_HOST, 0, 0},
+    [OP_READ] = {LANE_READ, 0, 1, TIER_NVME, TIER_HOST, 0, 0},
+    [OP_WRITE] = {LANE_WRITE, 0, 1, TIER_HOST, TIER_NVME, 0, 0},
+    [OP_H2D] = {LANE_H2D, 0, 1, TIER_HOST, TIER_DEVICE, 0, 0},
+    [OP_D2H] = {LANE_D2H, 0, 1, TIER_DEVICE, TIER_HOST, 0, 0},
     [OP_ALL_GATHER] = {LANE_COMM, 0, 0, 0, 0, 0, ROLE_BIT(ROLE_SOURCE) | ROLE_BIT(ROLE_TARGET)},
     [OP_REDUCE_SCATTER] = {LANE_COMM, 0, 0, 0, 0, 0, ROLE_BIT(ROLE_SOURCE) | ROLE_BIT(ROLE_TARGET)},
     [OP_FORWARD] = {LANE_COMPUTE, 0, 0, 0, 0, 0, 0},
@@ -64,7 +64,7 @@ static int check_header(const program *prog)
 static int check_buffer(const program *prog, uint64_t b)
 {
     const buffer *item = &prog->buffers[b];
-    if (item->arena >= ARENA_COUNT)
+    if (item->arena >= TIER_COUNT)
         return err_set(ERR_INTERNAL, "program: buffer %llu lies in arena %u, which does not exist",
                        (unsigned long long)b, item->arena);
     if ((item->is_home != 0) != (b < prog->home_count))
@@ -80,7 +80,7 @@ static int check_buffer(const program *prog, uint64_t b)
                        "arena's budget of %llu bytes",
                        (unsigned long long)b, (unsigned long long)item->size_bytes,
                        (unsigned long long)item->offset_bytes,
-                       arena_kind_name((enum arena_kind)item->arena), (unsigned long long)budget);
+                       tier_name((enum tier)item->arena), (unsigned long long)budget);
     if (item->is_home && (item->producer != PROGRAM_NONE || item->last_reader != PROGRAM_NONE))
         return err_set(ERR_INTERNAL,
                        "program: buffer %llu is a home but names a producer or reader",
@@ -119,11 +119,11 @@ static int check_alignment(const program *prog, uint32_t op_idx, uint32_t k)
     const buffer *home = &prog->buffers[part->buffer_idx];
     uint64_t address = home->offset_bytes + part->offset_bytes;
     bool is_io = item->kind == OP_READ || item->kind == OP_WRITE;
-    if ((is_io || home->arena == ARENA_NVME) &&
+    if ((is_io || home->arena == TIER_NVME) &&
         (address % TILE_BLOCK_BYTES != 0 || part->size_bytes % TILE_BLOCK_BYTES != 0))
         return swapi_operand_error(prog, op_idx, k, "direct I/O takes multiples of 4096 bytes");
     int64_t residue = required_residue(item, part);
-    if (home->arena != ARENA_NVME && residue >= 0 &&
+    if (home->arena != TIER_NVME && residue >= 0 &&
         address % TILE_PERIOD_BYTES != (uint64_t)residue) {
         char text[SWAPI_OP_TEXT_BYTES];
         return err_set(
@@ -131,7 +131,7 @@ static int check_alignment(const program *prog, uint32_t op_idx, uint32_t k)
             "program: %s, operand %u (buffer %u): %s address %llu is %llu modulo %d, but "
             "must be %lld (base/tile.h)",
             swapi_op_text(prog, op_idx, text), k, part->buffer_idx,
-            arena_kind_name((enum arena_kind)home->arena), (unsigned long long)address,
+            tier_name((enum tier)home->arena), (unsigned long long)address,
             (unsigned long long)(address % TILE_PERIOD_BYTES), (int)TILE_PERIOD_BYTES,
             (long long)residue);
     }
@@ -153,7 +153,7 @@ static int check_operand(const program *prog, uint32_t op_idx, uint32_t k)
     if (part->size_bytes == 0 || part->size_bytes > home->size_bytes ||
         part->offset_bytes > home->size_bytes - part->size_bytes)
         return swapi_operand_error(prog, op_idx, k, "out of the bounds of the buffer");
-    uint8_t arena = ARENA_DEVICE;
+    uint8_t arena = TIER_DEVICE;
     if (rule->is_copy) {
         bool is_source = part->role == ROLE_SOURCE && part->access == ACCESS_READ;
         bool is_target = part->role == ROLE_TARGET && part->access == ACCESS_WRITE;
@@ -163,7 +163,7 @@ static int check_operand(const program *prog, uint32_t op_idx, uint32_t k)
         arena = is_source ? rule->source : rule->target;
     } else if (rule->host_allowed && item->lane != LANE_COMPUTE) {
         arena = prog->buffers[item->operands[0].buffer_idx].arena;
-        if (arena == ARENA_NVME)
+        if (arena == TIER_NVME)
             return swapi_operand_error(prog, op_idx, k, "computing needs memory, not nvme");
     }
     if (home->arena != arena)
@@ -181,7 +181,7 @@ static int check_state(const program *prog, uint32_t op_idx)
     for (uint32_t k = 0; k < item->operand_count; k++) {
         const buffer *home = &prog->buffers[item->operands[k].buffer_idx];
         bool is_state = home->state_kind == STATE_OPTIMIZER || home->is_committed;
-        if (home->arena == ARENA_NVME && is_state &&
+        if (home->arena == TIER_NVME && is_state &&
             (item->state_kind != home->state_kind || item->elem_count == 0))
             return swapi_operand_error(
                 prog, op_idx, k,
@@ -381,7 +381,7 @@ static bool is_state_write(const program *prog, const op *item)
     if (item->kind != OP_WRITE)
         return false;
     const buffer *home = &prog->buffers[op_operand(item, ROLE_TARGET)->buffer_idx];
-    return home->arena == ARENA_NVME && (item->state_kind == STATE_OPTIMIZER || home->is_committed);
+    return home->arena == TIER_NVME && (item->state_kind == STATE_OPTIMIZER || home->is_committed);
 }
 
 /* Counts, for each op, the commits that it names as a dependency and those that name it. `named_by` is
@@ -456,13 +456,13 @@ static int check_commits(const program *prog)
 
 static int check_peaks(const program *prog)
 {
-    uint64_t peaks[ARENA_COUNT] = {0};
+    uint64_t peaks[TIER_COUNT] = {0};
     for (uint64_t b = 0; b < prog->buffer_count; b++) {
         const buffer *item = &prog->buffers[b];
         peaks[item->arena] = size_max(peaks[item->arena], item->offset_bytes + item->size_bytes);
     }
-    for (int a = 0; a < ARENA_COUNT; a++) {
-        const char *name = arena_kind_name((enum arena_kind)a);
+    for (int a = 0; a < TIER_COUNT; a++) {
+        const char *name = tier_name((enum tier)a);
         uint32_t reaches = prog->peak_buffer[a];
         if (prog->peak_bytes[a] != peaks[a])
             return err_set(ERR_INTERNAL,

@@ -135,7 +135,7 @@ static int check_displaced(const space_walk *self, uint32_t occupant, uint32_t n
                        "%s arena, and a home is live all the time",
                        occupant, old->is_home ? "home" : "transient", newcomer,
                        young->is_home ? "home" : "transient", (unsigned long long)low,
-                       (unsigned long long)high, arena_kind_name((enum arena_kind)old->arena));
+                       (unsigned long long)high, tier_name((enum tier)old->arena));
     const edge_uses *last = &self->edges[occupant], *first = &self->edges[newcomer];
     for (uint64_t i = 0; i < last->last_count; i++)
         for (uint64_t k = 0; k < first->first_count; k++) {
@@ -149,7 +149,7 @@ static int check_displaced(const space_walk *self, uint32_t occupant, uint32_t n
                 "program: buffers %u and %u share bytes %llu to %llu of the %s arena, and "
                 "nothing orders %s, which uses the first, before %s, which uses the second",
                 occupant, newcomer, (unsigned long long)low, (unsigned long long)high,
-                arena_kind_name((enum arena_kind)old->arena),
+                tier_name((enum tier)old->arena),
                 swapi_op_text(prog, before, before_text), swapi_op_text(prog, after, after_text));
         }
     return 0;
@@ -233,7 +233,7 @@ static int compare_entrances(const void *left, const void *right)
     return (a->buffer_idx > b->buffer_idx) - (a->buffer_idx < b->buffer_idx);
 }
 
-static int walk_arena(space_walk *self, enum arena_kind arena, struct entrance *entrances)
+static int walk_arena(space_walk *self, enum tier arena, struct entrance *entrances)
 {
     const program *prog = self->check->prog;
     uint64_t count = 0, transient_count = 0;
@@ -282,8 +282,8 @@ int swapi_check_space(swapi_check *check)
         rc = -ENOMEM;
     if (rc == 0)
         find_edges(&self);
-    for (int arena = 0; arena < ARENA_COUNT && rc == 0; arena++)
-        rc = walk_arena(&self, (enum arena_kind)arena, entrances);
+    for (int arena = 0; arena < TIER_COUNT && rc == 0; arena++)
+        rc = walk_arena(&self, (enum tier)arena, entrances);
     mem_free(self.edges);
     mem_free(self.pool);
     mem_free(self.arrival);

@@ -21,8 +21,8 @@ typedef struct builder builder;
 
 void builder_init(builder *self, enum program_kind kind, uint64_t device_bytes, uint64_t host_bytes,
                   uint64_t nvme_bytes);
-uint32_t builder_home(builder *self, enum arena_kind arena, uint64_t offset, uint64_t size_bytes);
-uint32_t builder_transient(builder *self, enum arena_kind arena, uint64_t offset,
+uint32_t builder_home(builder *self, enum tier arena, uint64_t offset, uint64_t size_bytes);
+uint32_t builder_transient(builder *self, enum tier arena, uint64_t offset,
                            uint64_t size_bytes);
 uint32_t builder_op(builder *self, enum op_kind kind); /* on the lane of its kind */
 void builder_use(builder *self, enum operand_role role, enum operand_access access,
@@ -62,8 +62,8 @@ bool oracle_accepts(const program *prog);
 
 /* Memory for the three arenas of a program. */
 struct fixture_arenas {
-    unsigned char *base[ARENA_COUNT];
-    uint64_t size_bytes[ARENA_COUNT];
+    unsigned char *base[TIER_COUNT];
+    uint64_t size_bytes[TIER_COUNT];
     bool is_skipped;    /* what the executor reads */
     bool norm_skips;    /* what an OP_NORM stores there */
     bool is_committing; /* what the executor reads */

@@ -55,7 +55,7 @@ static void io_rig_open_drive(io_rig *self)
     helper_drive(&place, self->drive_name ? self->drive_name : "drive", 64 * MIB, 1);
     slab_config config = {.drives = &place,
                           .drive_count = 1,
-                          .total_bytes = self->prog->budget_bytes[ARENA_NVME],
+                          .total_bytes = self->prog->budget_bytes[TIER_NVME],
                           .uuid = {1, 2, 3},
                           .stripe_bytes = MIB};
     self->drive = mem_alloc(1, sizeof *self->drive, "test slab");
@@ -69,7 +69,7 @@ static void io_rig_open_drive(io_rig *self)
 
 static void io_rig_open_transport(io_rig *self, const io_faults *faults)
 {
-    io_region region = {self->arenas.base[ARENA_HOST], self->arenas.size_bytes[ARENA_HOST]};
+    io_region region = {self->arenas.base[TIER_HOST], self->arenas.size_bytes[TIER_HOST]};
     io_config transport = {.target = self->drive,
                            .backend = self->backend,
                            .queue_depth = 8,
@@ -88,10 +88,10 @@ static void io_rig_open_transport(io_rig *self, const io_faults *faults)
 /* The nvme arena in memory, to or from the slab, through the host arena's first bytes. */
 static void io_rig_move_slab(io_rig *self, enum io_direction direction)
 {
-    unsigned char *nvme = self->arenas.base[ARENA_NVME];
-    unsigned char saved[IO_RIG_PAGE], *page = self->arenas.base[ARENA_HOST];
+    unsigned char *nvme = self->arenas.base[TIER_NVME];
+    unsigned char saved[IO_RIG_PAGE], *page = self->arenas.base[TIER_HOST];
     memcpy(saved, page, IO_RIG_PAGE);
-    for (uint64_t at = 0; at < self->arenas.size_bytes[ARENA_NVME]; at += IO_RIG_PAGE) {
+    for (uint64_t at = 0; at < self->arenas.size_bytes[TIER_NVME]; at += IO_RIG_PAGE) {
         if (direction == IO_WRITE)
             memcpy(page, nvme + at, IO_RIG_PAGE);
         int rc = io_transfer(self->transport, direction, at, page, IO_RIG_PAGE);
@@ -133,14 +133,14 @@ __attribute__((unused)) static void io_rig_init(io_rig *self, const char *transp
     self->backend = helper_backend(transport_name);
     self->prog = prog;
     fixture_arenas_init(&self->arenas, prog, seed);
-    unsigned char *plain = self->arenas.base[ARENA_HOST];
-    uint64_t host_bytes = self->arenas.size_bytes[ARENA_HOST];
+    unsigned char *plain = self->arenas.base[TIER_HOST];
+    uint64_t host_bytes = self->arenas.size_bytes[TIER_HOST];
     self->host_block = mem_alloc(host_bytes + IO_RIG_PAGE, 1, "test arena");
     assert_non_null(self->host_block);
     uintptr_t address = (uintptr_t)self->host_block;
-    self->arenas.base[ARENA_HOST] =
+    self->arenas.base[TIER_HOST] =
         (unsigned char *)self->host_block + (IO_RIG_PAGE - address % IO_RIG_PAGE);
-    memcpy(self->arenas.base[ARENA_HOST], plain, host_bytes);
+    memcpy(self->arenas.base[TIER_HOST], plain, host_bytes);
     mem_free(plain);
 }
 
@@ -155,7 +155,7 @@ __attribute__((unused)) static void io_rig_start(io_rig *self, const io_faults *
     if (self->verify)
         assert_int_equal(checksum_create(&self->prog, 1, &self->sums), 0);
     lane_io_config config = {.transport = self->transport,
-                             .host_base = self->arenas.base[ARENA_HOST],
+                             .host_base = self->arenas.base[TIER_HOST],
                              .depth = IO_RIG_DEPTH,
                              .request_capacity = IO_RIG_DEPTH,
                              .verify = self->sums};
@@ -185,7 +185,7 @@ __attribute__((unused)) static void io_rig_preload_sums(io_rig *self)
                                             target->offset_bytes,
                                   .size_bytes = target->size_bytes};
         extent.sum =
-            checksum_sum(self->arenas.base[ARENA_NVME] + extent.offset, extent.size_bytes, 0, 0);
+            checksum_sum(self->arenas.base[TIER_NVME] + extent.offset, extent.size_bytes, 0, 0);
         assert_int_equal(checksum_put(self->sums, &extent), 0);
     }
 }
@@ -205,7 +205,7 @@ __attribute__((unused)) static void io_rig_fini(io_rig *self)
         assert_int_equal(slab_remove(self->drive), 0);
     mem_free(self->drive);
     mem_free(self->host_block);
-    self->arenas.base[ARENA_HOST] = NULL;
+    self->arenas.base[TIER_HOST] = NULL;
     fixture_arenas_fini(&self->arenas);
 }
 
@@ -238,17 +238,17 @@ __attribute__((unused)) static void io_rig_program(program *out)
     builder build;
     builder_init(&build, PROGRAM_STEADY, 0, (2 * IO_RIG_TILES + 3) * TILE_PERIOD_BYTES,
                  IO_RIG_TILES * IO_RIG_TILE_BYTES);
-    uint32_t nvme = builder_home(&build, ARENA_NVME, 0, IO_RIG_TILES * IO_RIG_TILE_BYTES);
-    uint32_t grads = builder_home(&build, ARENA_HOST, TILE_RESIDUE_GRADS, IO_RIG_PAGE);
-    uint32_t all = builder_home(&build, ARENA_HOST, (2 * IO_RIG_TILES + 1) * TILE_PERIOD_BYTES,
+    uint32_t nvme = builder_home(&build, TIER_NVME, 0, IO_RIG_TILES * IO_RIG_TILE_BYTES);
+    uint32_t grads = builder_home(&build, TIER_HOST, TILE_RESIDUE_GRADS, IO_RIG_PAGE);
+    uint32_t all = builder_home(&build, TIER_HOST, (2 * IO_RIG_TILES + 1) * TILE_PERIOD_BYTES,
                                 IO_RIG_TILES * IO_RIG_TILE_BYTES);
     uint32_t again[IO_RIG_TILES], last_writes[IO_RIG_TILES];
     for (uint32_t i = 0; i < IO_RIG_TILES; i++)
-        again[i] = builder_home(&build, ARENA_HOST, (IO_RIG_TILES + 1 + i) * TILE_PERIOD_BYTES,
+        again[i] = builder_home(&build, TIER_HOST, (IO_RIG_TILES + 1 + i) * TILE_PERIOD_BYTES,
                                 IO_RIG_TILE_BYTES);
     for (uint32_t i = 0; i < IO_RIG_TILES; i++) {
         uint32_t tile =
-            builder_transient(&build, ARENA_HOST, (1 + i) * TILE_PERIOD_BYTES, IO_RIG_TILE_BYTES);
+            builder_transient(&build, TIER_HOST, (1 + i) * TILE_PERIOD_BYTES, IO_RIG_TILE_BYTES);
         uint64_t at = (uint64_t)i * IO_RIG_TILE_BYTES;
         io_rig_add_read(&build, i, nvme, at, tile, IO_RIG_TILE_BYTES);
         uint32_t read = (uint32_t)build.prog.op_count - 1;

@@ -89,8 +89,8 @@ static void make_program(program *out, enum op_kind kind, uint32_t first, uint32
 {
     builder build;
     builder_init(&build, PROGRAM_STEADY, 0, HOST_BYTES, EXTENTS * EXTENT_BYTES);
-    builder_home(&build, ARENA_NVME, 0, EXTENTS * EXTENT_BYTES);
-    builder_home(&build, ARENA_HOST, 0, HOST_BYTES);
+    builder_home(&build, TIER_NVME, 0, EXTENTS * EXTENT_BYTES);
+    builder_home(&build, TIER_HOST, 0, HOST_BYTES);
     for (uint32_t i = first; i < first + count; i++)
         add_transfer(&build, kind, i);
     builder_finish(&build, out);

@@ -27,10 +27,10 @@ static void defaults_hold(void **state)
     assert_false(self->run.fresh);
     assert_string_equal(self->device.backend, "auto");
     assert_int_equal(self->tiers.nvme_count, 0);
-    for (int kind = 0; kind < JOB_KIND_COUNT; kind++)
-        assert_int_equal(self->tiers.place[kind], JOB_TIER_AUTO);
-    assert_int_equal(self->schedule.order, JOB_LAYER_MAJOR);
-    assert_int_equal(self->schedule.update, JOB_UPDATE_AUTO);
+    for (int kind = 0; kind < STATE_KIND_COUNT; kind++)
+        assert_int_equal(self->tiers.place[kind], TIER_AUTO);
+    assert_int_equal(self->schedule.order, ORDER_LAYER_MAJOR);
+    assert_int_equal(self->schedule.update, UPDATE_AUTO);
     assert_string_equal(self->io.backend, "auto");
     assert_int_equal(self->io.block_bytes, 1048576);
     assert_int_equal(self->io.queue_depth, 8);
@@ -80,9 +80,9 @@ static void modes_are_read(void **state)
     assert_int_equal(self->fp16.hysteresis, 2);
     assert_false(self->fp16.consecutive_hysteresis);
     assert_true(self->check_grad_overflow);
-    assert_int_equal(self->schedule.order, JOB_BATCH_MAJOR);
-    assert_int_equal(self->schedule.update, JOB_UPDATE_DELAYED_ONE_STEP);
-    assert_int_equal(self->tiers.place[JOB_INNER_ACTIVATIONS], JOB_TIER_HOST);
+    assert_int_equal(self->schedule.order, ORDER_BATCH_MAJOR);
+    assert_int_equal(self->schedule.update, UPDATE_DELAYED_ONE_STEP);
+    assert_int_equal(self->tiers.place[STATE_INNER_ACTIVATIONS], TIER_HOST);
     job_destroy(self);
     log_set_level(LOG_WARN);
     /* A static scale makes the dynamic keys idle, as in DeepSpeed. */
@@ -100,7 +100,7 @@ static void modes_are_read(void **state)
     static const char bf16[] = SMALL_WITH("\"bf16\": {\"enabled\": true, \"check_grad_overflow\": "
                                           "false}, \"gradient_clipping\": 0,");
     self = read_good(bf16, "schedule.update=in_backward");
-    assert_int_equal(self->schedule.update, JOB_UPDATE_IN_BACKWARD);
+    assert_int_equal(self->schedule.update, UPDATE_IN_BACKWARD);
     assert_false(self->check_grad_overflow);
     job_destroy(self);
     self = read_good(SMALL_WITH("\"gradient_clipping\": 0,"), "schedule.update=in_backward");
@@ -187,8 +187,8 @@ static void machine_keys_are_read(void **state)
     assert_string_equal(self->io.cores, "3");
     assert_string_equal(self->update.cores, "0-7,16");
     assert_string_equal(self->device.cores, "8-15");
-    assert_int_equal(self->tiers.rules[0].kind, JOB_INNER_ACTIVATIONS);
-    assert_int_equal(self->tiers.rules[0].tier, JOB_TIER_RECOMPUTE);
+    assert_int_equal(self->tiers.rules[0].kind, STATE_INNER_ACTIVATIONS);
+    assert_int_equal(self->tiers.rules[0].tier, TIER_RECOMPUTE);
     job_destroy(self);
     static const char tokens[] =
         "{\"model\": {\"family\": \"gpt2\", \"num_layers\": 2, \"hidden_size\": 64, "
@@ -290,17 +290,17 @@ static void own_blocks_are_read(void **state)
     assert_int_equal(self->tiers.nvme_count, 2);
     assert_int_equal(self->tiers.nvme[0].budget_bytes, 2000000000);
     assert_string_equal(self->tiers.nvme[1].path, "/b");
-    assert_int_equal(self->tiers.place[JOB_PARAMS], JOB_TIER_AUTO);
-    assert_int_equal(self->tiers.place[JOB_OPTIMIZER], JOB_TIER_NVME);
-    assert_int_equal(self->tiers.place[JOB_ACTIVATIONS], JOB_TIER_HOST);
+    assert_int_equal(self->tiers.place[STATE_PARAMS], TIER_AUTO);
+    assert_int_equal(self->tiers.place[STATE_OPTIMIZER], TIER_NVME);
+    assert_int_equal(self->tiers.place[STATE_ACTIVATIONS], TIER_HOST);
     assert_int_equal(self->tiers.rule_count, 3);
     assert_int_equal(self->tiers.rules[0].unit_last, 11);
-    assert_int_equal(self->tiers.rules[0].kind, JOB_PARAMS);
-    assert_int_equal(self->tiers.rules[0].tier, JOB_TIER_DEVICE);
+    assert_int_equal(self->tiers.rules[0].kind, STATE_PARAMS);
+    assert_int_equal(self->tiers.rules[0].tier, TIER_DEVICE);
     assert_int_equal(self->tiers.rules[1].unit_first, 3);
     assert_int_equal(self->tiers.rules[1].unit_last, 3);
     assert_int_equal(self->tiers.rules[2].unit_last, UINT32_MAX);
-    assert_int_equal(self->schedule.update, JOB_UPDATE_IN_NEXT_FORWARD);
+    assert_int_equal(self->schedule.update, UPDATE_IN_NEXT_FORWARD);
     assert_int_equal(self->schedule.tile_elems, 65536);
     assert_int_equal(self->schedule.lookahead, 4);
     assert_int_equal(self->schedule.packed, JOB_PACKED_ALWAYS);
@@ -348,10 +348,10 @@ static void deepspeed_file_works(void **state)
     assert_int_equal(self->grad_dtype, DTYPE_FP32);
     assert_int_equal(self->zero_stage, 3);
     assert_int_equal(self->sub_group_size, 500000000);
-    assert_int_equal(self->tiers.place[JOB_OPTIMIZER], JOB_TIER_NVME);
-    assert_int_equal(self->tiers.place[JOB_PARAMS], JOB_TIER_HOST);
-    assert_int_equal(self->tiers.place[JOB_ACTIVATIONS], JOB_TIER_HOST);
-    assert_int_equal(self->tiers.place[JOB_GRADS], JOB_TIER_AUTO);
+    assert_int_equal(self->tiers.place[STATE_OPTIMIZER], TIER_NVME);
+    assert_int_equal(self->tiers.place[STATE_PARAMS], TIER_HOST);
+    assert_int_equal(self->tiers.place[STATE_ACTIVATIONS], TIER_HOST);
+    assert_int_equal(self->tiers.place[STATE_GRADS], TIER_AUTO);
     assert_int_equal(self->tiers.nvme_count, 1);
     assert_string_equal(self->tiers.nvme[0].path, "/nvme");
     assert_int_equal(self->io.block_bytes, 262144);
@@ -384,8 +384,8 @@ static void deepspeed_file_works(void **state)
     self = read_good(SMALL_WITH("\"zero_optimization\": {\"cpu_offload\": true, "
                                 "\"offload_param\": {\"device\": \"none\"}},"),
                      NULL);
-    assert_int_equal(self->tiers.place[JOB_OPTIMIZER], JOB_TIER_HOST);
-    assert_int_equal(self->tiers.place[JOB_PARAMS], JOB_TIER_DEVICE);
+    assert_int_equal(self->tiers.place[STATE_OPTIMIZER], TIER_HOST);
+    assert_int_equal(self->tiers.place[STATE_PARAMS], TIER_DEVICE);
     job_destroy(self);
 }
 
@@ -473,7 +473,7 @@ static void set_overrides(void **state)
     assert_int_equal(self->tiers.nvme_count, 2);
     assert_string_equal(self->tiers.nvme[0].path, "/x=y");
     assert_int_equal(self->tiers.nvme[1].budget_bytes, 1ull << 30);
-    assert_int_equal(self->tiers.place[JOB_OPTIMIZER], JOB_TIER_NVME);
+    assert_int_equal(self->tiers.place[STATE_OPTIMIZER], TIER_NVME);
     assert_string_equal(self->data.train.path[1], "c");
     assert_int_equal(self->type, DTYPE_BF16);
     assert_true(self->optimizer.beta1 == 0.5 && self->optimizer.beta2 == 0.2);
@@ -644,7 +644,7 @@ static void members_are_apart(void **state)
                         b->offset + b->member_bytes <= a->offset);
 }
 
-/* The enums of struct job and the choices of their keys are in the same order. */
+/* Each choice of a key stands for its enumerator. */
 static void choices_are_enumerators(void **state)
 {
     (void)state;
@@ -652,9 +652,9 @@ static void choices_are_enumerators(void **state)
         const char *path, *choice;
         int value;
     } rows[] = {
-        {"model.rope_scaling.type", "default", JOB_ROPE_PLAIN},
-        {"model.rope_scaling.type", "linear", JOB_ROPE_LINEAR},
-        {"model.rope_scaling.type", "llama3", JOB_ROPE_LLAMA3},
+        {"model.rope_scaling.type", "default", ROPE_PLAIN},
+        {"model.rope_scaling.type", "linear", ROPE_LINEAR},
+        {"model.rope_scaling.type", "llama3", ROPE_LLAMA3},
         {"data.format", "auto", JOB_DATA_AUTO},
         {"data.format", "text", JOB_DATA_TEXT},
         {"data.format", "llmc", JOB_DATA_LLMC},
@@ -667,23 +667,23 @@ static void choices_are_enumerators(void **state)
         {"data.shuffle", "windows", JOB_SHUFFLE_WINDOWS},
         {"data.shuffle", "documents", JOB_SHUFFLE_DOCUMENTS},
         {"data.shuffle", "none", JOB_SHUFFLE_NONE},
-        {"tiers.place.inner_activations", "auto", JOB_TIER_AUTO},
-        {"tiers.place.inner_activations", "device", JOB_TIER_DEVICE},
-        {"tiers.place.inner_activations", "host", JOB_TIER_HOST},
-        {"tiers.place.inner_activations", "nvme", JOB_TIER_NVME},
-        {"tiers.place.inner_activations", "recompute", JOB_TIER_RECOMPUTE},
-        {"tiers.place.params", "auto", JOB_TIER_AUTO},
-        {"tiers.place.grads", "device", JOB_TIER_DEVICE},
-        {"tiers.place.optimizer", "host", JOB_TIER_HOST},
-        {"tiers.place.activations", "nvme", JOB_TIER_NVME},
-        {"schedule.order", "layer_major", JOB_LAYER_MAJOR},
-        {"schedule.order", "batch_major", JOB_BATCH_MAJOR},
-        {"schedule.order", "fastest", JOB_ORDER_FASTEST},
-        {"schedule.update", "auto", JOB_UPDATE_AUTO},
-        {"schedule.update", "after_backward", JOB_UPDATE_AFTER_BACKWARD},
-        {"schedule.update", "in_next_forward", JOB_UPDATE_IN_NEXT_FORWARD},
-        {"schedule.update", "in_backward", JOB_UPDATE_IN_BACKWARD},
-        {"schedule.update", "delayed_one_step", JOB_UPDATE_DELAYED_ONE_STEP},
+        {"tiers.place.inner_activations", "auto", TIER_AUTO},
+        {"tiers.place.inner_activations", "device", TIER_DEVICE},
+        {"tiers.place.inner_activations", "host", TIER_HOST},
+        {"tiers.place.inner_activations", "nvme", TIER_NVME},
+        {"tiers.place.inner_activations", "recompute", TIER_RECOMPUTE},
+        {"tiers.place.params", "auto", TIER_AUTO},
+        {"tiers.place.grads", "device", TIER_DEVICE},
+        {"tiers.place.optimizer", "host", TIER_HOST},
+        {"tiers.place.activations", "nvme", TIER_NVME},
+        {"schedule.order", "layer_major", ORDER_LAYER_MAJOR},
+        {"schedule.order", "batch_major", ORDER_BATCH_MAJOR},
+        {"schedule.order", "fastest", ORDER_FASTEST},
+        {"schedule.update", "auto", UPDATE_AUTO},
+        {"schedule.update", "after_backward", UPDATE_AFTER_BACKWARD},
+        {"schedule.update", "in_next_forward", UPDATE_IN_NEXT_FORWARD},
+        {"schedule.update", "in_backward", UPDATE_IN_BACKWARD},
+        {"schedule.update", "delayed_one_step", UPDATE_DELAYED_ONE_STEP},
         {"schedule.packed", "auto", JOB_PACKED_AUTO},
         {"schedule.packed", "never", JOB_PACKED_NEVER},
         {"schedule.packed", "always", JOB_PACKED_ALWAYS},
@@ -695,6 +695,12 @@ static void choices_are_enumerators(void **state)
         {"communication_data_type", "fp32", DTYPE_FP32},
         {"communication_data_type", "bf16", DTYPE_BF16},
         {"data_types.grad_accum_dtype", "fp16", DTYPE_FP16},
+        {"data_types.param_dtype", "bf16", DTYPE_BF16},
+        {"tiers.place.rules.*.tier", "recompute", TIER_RECOMPUTE},
+        {"tiers.place.rules.*.tier", "nvme", TIER_NVME},
+        {"tiers.place.rules.*.kind", "params", STATE_PARAMS},
+        {"tiers.place.rules.*.kind", "inner_activations", STATE_INNER_ACTIVATIONS},
+        {"zero_optimization.offload_param.device", "cpu", TIER_HOST},
         {"scheduler.type", "WarmupLR", JOB_WARMUP_LR},
         {"scheduler.type", "WarmupDecayLR", JOB_WARMUP_DECAY_LR},
         {"scheduler.type", "WarmupCosineLR", JOB_WARMUP_COSINE_LR},
@@ -703,8 +709,9 @@ static void choices_are_enumerators(void **state)
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         const configi_key *row = configi_key_find(rows[i].path);
-        assert_int_equal(row->first + configi_list_find(row->allowed, rows[i].choice),
-                         rows[i].value);
+        assert_non_null(row);
+        int idx = configi_list_find(row->allowed, rows[i].choice);
+        assert_int_equal(row->values ? row->values[idx] : idx, rows[i].value);
     }
 }
 

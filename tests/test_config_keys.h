@@ -20,6 +20,7 @@ enum base {
     OPTIMIZER_PATH,
     OPTIMIZER_NVME,
     STAGE_3_OFFLOAD,
+    STAGE_3_RULE,
     PARAM_NVME
 };
 static const char *const bases[] = {
@@ -41,6 +42,10 @@ static const char *const bases[] = {
                                   "\"nvme\", \"nvme_path\": \"/o\"}},"),
     [STAGE_3_OFFLOAD] = SMALL_WITH("\"zero_optimization\": {\"stage\": 3, \"offload_optimizer\": "
                                    "{\"device\": \"cpu\"}},"),
+    [STAGE_3_RULE] =
+        SMALL_WITH("\"zero_optimization\": {\"stage\": 3, \"offload_optimizer\": {\"device\": "
+                   "\"cpu\"}}, \"tiers\": {\"place\": {\"rules\": [{\"units\": 0, \"kind\": "
+                   "\"params\", \"tier\": \"host\"}]}},"),
     [PARAM_NVME] = SMALL_WITH("\"zero_optimization\": {\"offload_param\": {\"device\": \"nvme\", "
                               "\"nvme_path\": \"/o\"}},"),
 };
@@ -386,9 +391,9 @@ static const struct key keys[] = {
     {HONOURED, "zero_optimization.sub_group_size=5e7", PLAIN, NULL,
      FIELD(sub_group_size, 50000000)},
     {HONOURED, "zero_optimization.cpu_offload=true", PLAIN, NULL,
-     FIELD(tiers.place[JOB_OPTIMIZER], JOB_TIER_HOST)},
+     FIELD(tiers.place[STATE_OPTIMIZER], TIER_HOST)},
     {HONOURED, "zero_optimization.cpu_offload_param=true", PLAIN, NULL,
-     FIELD(tiers.place[JOB_PARAMS], JOB_TIER_HOST)},
+     FIELD(tiers.place[STATE_PARAMS], TIER_HOST)},
     {REFUSED,
      "zero_optimization.zero_quantized_weights=true",
      PLAIN,
@@ -424,11 +429,11 @@ static const struct key keys[] = {
      "planned from the budgets",
      {0}},
     {HONOURED, "zero_optimization.offload_optimizer.device=cpu", PLAIN, NULL,
-     FIELD(tiers.place[JOB_OPTIMIZER], JOB_TIER_HOST)},
+     FIELD(tiers.place[STATE_OPTIMIZER], TIER_HOST)},
     {HONOURED, "zero_optimization.offload_optimizer.device=none", PLAIN, NULL,
-     FIELD(tiers.place[JOB_OPTIMIZER], JOB_TIER_DEVICE)},
+     FIELD(tiers.place[STATE_OPTIMIZER], TIER_DEVICE)},
     {HONOURED, "zero_optimization.offload_optimizer.device=nvme", OPTIMIZER_PATH, NULL,
-     FIELD(tiers.place[JOB_OPTIMIZER], JOB_TIER_NVME)},
+     FIELD(tiers.place[STATE_OPTIMIZER], TIER_NVME)},
     {HONOURED, "zero_optimization.offload_optimizer.device=nvme", OPTIMIZER_PATH, NULL,
      FIELD_IS_TEXT(tiers.nvme[0].path, "/o")},
     {HONOURED, "zero_optimization.offload_optimizer.nvme_path=/p", OPTIMIZER_NVME, NULL,
@@ -476,9 +481,9 @@ static const struct key keys[] = {
     {HONOURED, "zero_optimization.offload_optimizer.ratio=0.5", STAGE_3_OFFLOAD, NULL,
      FIELD(tiers.rule_count, 1)},
     {HONOURED, "zero_optimization.offload_optimizer.ratio=0.5", STAGE_3_OFFLOAD, NULL,
-     FIELD(tiers.rules[0].kind, JOB_OPTIMIZER)},
-    {HONOURED, "zero_optimization.offload_optimizer.ratio=0.5", STAGE_3_OFFLOAD, NULL,
-     FIELD(tiers.rules[0].tier, JOB_TIER_DEVICE)},
+     FIELD(tiers.rules[0].kind, STATE_OPTIMIZER)},
+    {HONOURED, "zero_optimization.offload_optimizer.ratio=0.5", STAGE_3_RULE, NULL,
+     FIELD(tiers.rules[0].tier, TIER_DEVICE)},
     {HONOURED, "zero_optimization.offload_optimizer.ratio=0.5", STAGE_3_OFFLOAD, NULL,
      FIELD(tiers.rules[0].unit_first, 1)},
     {HONOURED, "zero_optimization.offload_optimizer.ratio=0.5", STAGE_3_OFFLOAD, NULL,
@@ -489,9 +494,9 @@ static const struct key keys[] = {
      "needs zero_optimization.stage 3",
      {0}},
     {HONOURED, "zero_optimization.offload_param.device=cpu", PLAIN, NULL,
-     FIELD(tiers.place[JOB_PARAMS], JOB_TIER_HOST)},
+     FIELD(tiers.place[STATE_PARAMS], TIER_HOST)},
     {HONOURED, "zero_optimization.offload_param.device=none", PLAIN, NULL,
-     FIELD(tiers.place[JOB_PARAMS], JOB_TIER_DEVICE)},
+     FIELD(tiers.place[STATE_PARAMS], TIER_DEVICE)},
     {HONOURED, "zero_optimization.offload_param.nvme_path=/q", PARAM_NVME, NULL,
      FIELD_IS_TEXT(tiers.nvme[0].path, "/q")},
     {IDLE,
@@ -520,7 +525,7 @@ static const struct key keys[] = {
     {IDLE, "aio.use_gds=true", PLAIN, "through host memory", {0}},
     /* activation_checkpointing */
     {HONOURED, "activation_checkpointing.cpu_checkpointing=true", PLAIN, NULL,
-     FIELD(tiers.place[JOB_ACTIVATIONS], JOB_TIER_HOST)},
+     FIELD(tiers.place[STATE_ACTIVATIONS], TIER_HOST)},
     {IDLE, "activation_checkpointing.partition_activations=true", PLAIN, "one rank", {0}},
     {IDLE,
      "activation_checkpointing.contiguous_memory_optimization=true",

@@ -179,7 +179,7 @@ static void wrong_for_ranks(void **state)
         {"debug.comm.exit_seconds=0", "must be in [1,86400]"},
         {"debug.comm.staging_bytes=65535", "must be at least 64"},
         {"comm.timeout=3", "nearest known key"},
-        {"communication_data_type=fp8", "none of fp32|bf16|fp16"},
+        {"communication_data_type=fp8", "none of fp32|fp16|bf16"},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
         refused(SMALL_JOB, rows[i].set, 2, rows[i].says);

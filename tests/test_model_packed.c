@@ -174,8 +174,8 @@ static void test_sizes(void **state)
     harness_create(&h, &kernels_reference, &spec, DTYPE_BF16, 2, CHUNK_ROWS);
     const model *self = h.self;
     const model_stage *block = &self->stages[1], *head = &self->stages[self->stage_count - 1];
-    const model_pass *forward = &block->passes[MODEL_FORWARD][0];
-    const model_pass *backward = &block->passes[MODEL_BACKWARD][0];
+    const model_pass *forward = &block->passes[PHASE_FORWARD][0];
+    const model_pass *backward = &block->passes[PHASE_BACKWARD][0];
     uint64_t matrices = 0;
     for (uint32_t i = 0; i < self->units[1].tensor_count; i++) {
         const model_tensor *tensor = &self->units[1].tensors[i];
@@ -189,11 +189,11 @@ static void test_sizes(void **state)
     assert_true(backward->packed_bytes < 2 * matrices);
     assert_int_equal(forward->packed_uses, 1);
     assert_int_equal(backward->packed_uses, 1);
-    assert_int_equal(head->passes[MODEL_FORWARD][0].packed_uses, 3); /* 36, 36, 24 rows */
-    assert_in_range(head->passes[MODEL_BACKWARD][0].packed_bytes, 2 * 157 * 64 * 2,
+    assert_int_equal(head->passes[PHASE_FORWARD][0].packed_uses, 3); /* 36, 36, 24 rows */
+    assert_in_range(head->passes[PHASE_BACKWARD][0].packed_bytes, 2 * 157 * 64 * 2,
                     2 * (157 * 64 * 2 + MODELI_ALIGN_BYTES));
-    assert_int_equal(self->stages[0].passes[MODEL_FORWARD][0].packed_bytes, 0);
-    assert_int_equal(self->stages[0].passes[MODEL_BACKWARD][0].packed_bytes, 0);
+    assert_int_equal(self->stages[0].passes[PHASE_FORWARD][0].packed_bytes, 0);
+    assert_int_equal(self->stages[0].passes[PHASE_BACKWARD][0].packed_bytes, 0);
     harness_destroy(&h);
 }
 

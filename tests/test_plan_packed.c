@@ -26,7 +26,7 @@ static void pack_passes(random_job *r, enum packing way)
 {
     for (uint32_t s = 1; s < r->job.stage_count; s++) {
         r->stages[s].recompute_seconds = way == UNTIMED ? 0 : pass_seconds / 4;
-        for (int phase = 0; phase < PLAN_PHASE_COUNT; phase++)
+        for (int phase = 0; phase < PHASE_COUNT; phase++)
             for (uint32_t p = 0; p < r->stages[s].pass_count[phase]; p++) {
                 plan_pass *pass = (plan_pass *)&r->stages[s].passes[phase][p];
                 pass->seconds = way == UNTIMED ? 0 : pass_seconds;
@@ -61,16 +61,16 @@ static void packed_job(random_job *r, uint64_t seed, enum packing way)
 static bool is_kept(const random_job *r, const op *item)
 {
     const plan_stage *stage = &r->stages[item->stage];
-    uint32_t unit = stage->passes[PLAN_FORWARD]->units[0];
+    uint32_t unit = stage->passes[PHASE_FORWARD]->units[0];
     return item->kind == OP_BACKWARD && !stage->is_cut && stage->saved_bytes > 0 &&
-           r->homes[STATE_INNER_ACTIVATIONS][unit] < ARENA_COUNT;
+           r->homes[STATE_INNER_ACTIVATIONS][unit] < TIER_COUNT;
 }
 
 static const plan_pass *pass_of(const random_job *r, const op *item)
 {
-    enum plan_phase phase = item->kind == OP_FORWARD     ? PLAN_FORWARD
-                            : item->kind == OP_RECOMPUTE ? PLAN_RECOMPUTE
-                                                         : PLAN_BACKWARD;
+    enum phase phase = item->kind == OP_FORWARD     ? PHASE_FORWARD
+                            : item->kind == OP_RECOMPUTE ? PHASE_RECOMPUTE
+                                                         : PHASE_BACKWARD;
     return &r->stages[item->stage].passes[phase][item->pass];
 }
 
@@ -89,7 +89,7 @@ static void check_program(const random_job *r, const plan_set *set, enum program
                           struct seen *seen)
 {
     const program *prog = &set->programs[kind];
-    bool together = r->job.order == PLAN_LAYER_MAJOR && r->job.micro_batch_count > 1;
+    bool together = r->job.order == ORDER_LAYER_MAJOR && r->job.micro_batch_count > 1;
     uint32_t filler = PROGRAM_NONE;
     assert_int_equal(program_check(prog), 0);
     for (uint32_t i = 0; i < prog->op_count; i++) {
@@ -110,7 +110,7 @@ static void check_program(const random_job *r, const plan_set *set, enum program
         bool fills = item->micro_batch == 0 || !together;
         const buffer *at = &prog->buffers[packed->buffer_idx];
         assert_int_equal(packed->access, fills ? ACCESS_WRITE : ACCESS_READ);
-        assert_int_equal(at->arena, ARENA_DEVICE);
+        assert_int_equal(at->arena, TIER_DEVICE);
         assert_false(at->is_home);
         assert_int_equal(at->unit, pass->units[0]);
         assert_int_equal(at->size_bytes, size_round_up(bytes, TILE_BLOCK_BYTES));
@@ -211,7 +211,7 @@ static void a_known_time_stays_known(void **state)
     random_job r;
     for (uint64_t seed = 1;; seed++) {
         packed_job(&r, seed, TIMED);
-        if (r.job.order == PLAN_LAYER_MAJOR && r.job.micro_batch_count > 1 && !r.job.only_eval)
+        if (r.job.order == ORDER_LAYER_MAJOR && r.job.micro_batch_count > 1 && !r.job.only_eval)
             break;
     }
     for (uint32_t i = 0; i < r.pass_count; i++)
@@ -275,8 +275,8 @@ static void none_where_the_drive_is_what_a_step_waits_for(void **state)
         for (int i = 0; i < 2; i++) {
             plan_machine *m = &both[i]->job.machine;
             m->drive_read_bytes_per_second = m->drive_write_bytes_per_second = 1e3;
-            memset(both[i]->homes[STATE_OPTIMIZER], ARENA_NVME, r.job.unit_count);
-            memset(both[i]->homes[STATE_PARAMS], ARENA_NVME, r.job.unit_count);
+            memset(both[i]->homes[STATE_OPTIMIZER], TIER_NVME, r.job.unit_count);
+            memset(both[i]->homes[STATE_PARAMS], TIER_NVME, r.job.unit_count);
         }
         plan_set set, without;
         run_compile(&r, seed, &set);
@@ -292,7 +292,7 @@ static uint64_t device_peak(const plan_set *set)
 {
     uint64_t most = 0;
     for (int k = 0; k < PROGRAM_KIND_COUNT; k++)
-        most = size_max(most, set->programs[k].peak_bytes[ARENA_DEVICE]);
+        most = size_max(most, set->programs[k].peak_bytes[TIER_DEVICE]);
     return most;
 }
 
@@ -305,7 +305,7 @@ static void the_budget_says_how_many_are_held(void **state)
         random_job r, plain;
         packed_job(&r, seed, TIMED);
         packed_job(&plain, seed, NOTHING);
-        if (r.job.order != PLAN_LAYER_MAJOR || r.job.micro_batch_count < 2 || r.job.stage_count < 5)
+        if (r.job.order != ORDER_LAYER_MAJOR || r.job.micro_batch_count < 2 || r.job.stage_count < 5)
             continue;
         tried++;
         const uint64_t sizes[] = {1024 * MIB, 512 * MIB, 256 * MIB, 128 * MIB};
@@ -317,14 +317,14 @@ static void the_budget_says_how_many_are_held(void **state)
         run_compile(&plain, seed, &least);
         uint64_t peak = device_peak(&least);
         plan_set_fini(&least);
-        plain.job.budget_bytes[ARENA_DEVICE] = r.job.budget_bytes[ARENA_DEVICE] = peak;
+        plain.job.budget_bytes[TIER_DEVICE] = r.job.budget_bytes[TIER_DEVICE] = peak;
         run_compile(&plain, seed, &least);
         run_compile(&r, seed, &set);
         assert_same_plan(&set, &least);
         plan_set_fini(&least);
         plan_set_fini(&set);
         for (int i = 3; i >= 0; i--) {
-            r.job.budget_bytes[ARENA_DEVICE] = 2 * peak + sizes[i];
+            r.job.budget_bytes[TIER_DEVICE] = 2 * peak + sizes[i];
             run_compile(&r, seed, &set);
             assert_true(set.packed_bytes_max <= sizes[i]);
             in_part += set.packed_bytes_max > 0;
@@ -332,7 +332,7 @@ static void the_budget_says_how_many_are_held(void **state)
                 assert_int_equal(program_check(&set.programs[k]), 0);
             plan_set_fini(&set);
         }
-        r.job.budget_bytes[ARENA_DEVICE] = 64 * sizes[0];
+        r.job.budget_bytes[TIER_DEVICE] = 64 * sizes[0];
         run_compile(&r, seed, &set);
         assert_int_equal(set.packed_bytes_max, sizes[0]);
         plan_set_fini(&set);

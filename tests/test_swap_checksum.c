@@ -25,8 +25,8 @@ static void writes_of(program *out, const uint32_t (*ranges)[2], uint32_t count)
 {
     builder build;
     builder_init(&build, PROGRAM_STEADY, 0, NVME_PAGES * PAGE, NVME_PAGES * PAGE);
-    uint32_t nvme = builder_home(&build, ARENA_NVME, 0, NVME_PAGES * PAGE);
-    uint32_t host = builder_home(&build, ARENA_HOST, 0, NVME_PAGES * PAGE);
+    uint32_t nvme = builder_home(&build, TIER_NVME, 0, NVME_PAGES * PAGE);
+    uint32_t host = builder_home(&build, TIER_HOST, 0, NVME_PAGES * PAGE);
     for (uint32_t i = 0; i < count; i++) {
         uint64_t bytes = (uint64_t)ranges[i][1] * PAGE;
         builder_op(&build, OP_WRITE);

@@ -35,14 +35,14 @@ static void build_step(program *out)
     builder b;
     builder_init(&b, PROGRAM_STEADY, 3 * SPACE, 0, 0);
     b.prog.world = WORLD;
-    builder_home(&b, ARENA_DEVICE, 0, SUMS);
-    builder_home(&b, ARENA_DEVICE, 4096, WORLD * SUMS);
-    builder_home(&b, ARENA_DEVICE, 8192, WORLD * SUMS);
-    builder_transient(&b, ARENA_DEVICE, SPACE, WHOLE32);
-    builder_transient(&b, ARENA_DEVICE, 2 * SPACE, PART32);
-    builder_transient(&b, ARENA_DEVICE, 2 * SPACE + PART32, WHOLE);
-    builder_transient(&b, ARENA_DEVICE, 16384, PART);
-    builder_transient(&b, ARENA_DEVICE, SPACE, WHOLE); /* where the accumulator was */
+    builder_home(&b, TIER_DEVICE, 0, SUMS);
+    builder_home(&b, TIER_DEVICE, 4096, WORLD * SUMS);
+    builder_home(&b, TIER_DEVICE, 8192, WORLD * SUMS);
+    builder_transient(&b, TIER_DEVICE, SPACE, WHOLE32);
+    builder_transient(&b, TIER_DEVICE, 2 * SPACE, PART32);
+    builder_transient(&b, TIER_DEVICE, 2 * SPACE + PART32, WHOLE);
+    builder_transient(&b, TIER_DEVICE, 16384, PART);
+    builder_transient(&b, TIER_DEVICE, SPACE, WHOLE); /* where the accumulator was */
 
     builder_op(&b, OP_BACKWARD);
     builder_use(&b, ROLE_GRADS0, ACCESS_WRITE, B_ACCUMULATOR, 0, WHOLE32);
@@ -172,8 +172,8 @@ static void no_target(program *p)
 }
 static void source_on_host(program *p)
 {
-    p->buffers[B_CLOSED].arena = ARENA_HOST, p->budget_bytes[ARENA_HOST] = SPACE;
-    p->peak_bytes[ARENA_HOST] = 16384 + PART, p->peak_buffer[ARENA_HOST] = B_CLOSED;
+    p->buffers[B_CLOSED].arena = TIER_HOST, p->budget_bytes[TIER_HOST] = SPACE;
+    p->peak_bytes[TIER_HOST] = 16384 + PART, p->peak_buffer[TIER_HOST] = B_CLOSED;
 }
 static void another_lane(program *p)
 {
@@ -402,7 +402,7 @@ struct exchange {
 static int exchange_run(void *user, const program *prog, const op *item)
 {
     struct exchange *self = user;
-    unsigned char *base = self->arenas.base[ARENA_DEVICE];
+    unsigned char *base = self->arenas.base[TIER_DEVICE];
     unsigned char *source = lane_operand_address(base, prog, op_operand(item, ROLE_SOURCE));
     unsigned char *target = lane_operand_address(base, prog, op_operand(item, ROLE_TARGET));
     assert_int_equal(prog->world, WORLD);
@@ -434,13 +434,13 @@ static void paranoid_mode_sees_collectives(void **state)
         paranoid_config config = {.programs = &programs,
                                   .program_count = 1,
                                   .serves = {[LANE_COMM] = true},
-                                  .arena_base = {[ARENA_DEVICE] = self.arenas.base[ARENA_DEVICE]},
+                                  .arena_base = {[TIER_DEVICE] = self.arenas.base[TIER_DEVICE]},
                                   .run = exchange_run,
                                   .user = &self};
         paranoid *checked;
         assert_int_equal(paranoid_create(&config, &checked), 0);
         int rc = paranoid_run(checked, &prog, &prog.ops[GATHER]);
-        const unsigned char *base = self.arenas.base[ARENA_DEVICE];
+        const unsigned char *base = self.arenas.base[TIER_DEVICE];
         const unsigned char *source = base + prog.buffers[B_CLOSED].offset_bytes;
         const unsigned char *last = base + prog.buffers[B_PARAMS].offset_bytes + WHOLE - PART;
         bool is_caught = act == ACT_WRITES_SOURCE || act == ACT_WRITES_BEYOND;

@@ -270,9 +270,9 @@ static void a_commit_is_met_in_order(void **state)
     builder b;
     program prog;
     builder_init(&b, PROGRAM_STEADY, 4096, 65536 + 4096, 8192);
-    uint32_t nvme = builder_home(&b, ARENA_NVME, 0, 8192);
-    uint32_t host = builder_home(&b, ARENA_HOST, 0, 4096);
-    uint32_t grads = builder_home(&b, ARENA_HOST, 49152, 4096);
+    uint32_t nvme = builder_home(&b, TIER_NVME, 0, 8192);
+    uint32_t host = builder_home(&b, TIER_HOST, 0, 4096);
+    uint32_t grads = builder_home(&b, TIER_HOST, 49152, 4096);
     builder_op(&b, OP_WRITE);
     builder_use(&b, ROLE_SOURCE, ACCESS_READ, host, 0, 4096);
     builder_use(&b, ROLE_TARGET, ACCESS_WRITE, nvme, 0, 4096);
@@ -363,8 +363,8 @@ static int run_slow_commit(bool is_broken, uint64_t stuck_ns, char *text, size_t
     builder b;
     program prog;
     builder_init(&b, PROGRAM_SAVE, 0, 4096, 4096);
-    uint32_t nvme = builder_home(&b, ARENA_NVME, 0, 4096);
-    uint32_t host = builder_home(&b, ARENA_HOST, 0, 4096);
+    uint32_t nvme = builder_home(&b, TIER_NVME, 0, 4096);
+    uint32_t host = builder_home(&b, TIER_HOST, 0, 4096);
     builder_op(&b, OP_COMMIT);
     builder_op(&b, OP_WRITE);
     builder_use(&b, ROLE_SOURCE, ACCESS_READ, host, 0, 4096);
@@ -452,8 +452,8 @@ static void a_program_of_skips_ends(void **state)
     builder b;
     program prog;
     builder_init(&b, PROGRAM_FLUSH, 4096, 4096, 4096);
-    uint32_t device = builder_home(&b, ARENA_DEVICE, 0, 4096);
-    uint32_t host = builder_home(&b, ARENA_HOST, 0, 4096);
+    uint32_t device = builder_home(&b, TIER_DEVICE, 0, 4096);
+    uint32_t host = builder_home(&b, TIER_HOST, 0, 4096);
     builder_op(&b, OP_UPDATE);
     builder_use(&b, ROLE_STATE, ACCESS_UPDATE, host, 0, 512);
     builder_op(&b, OP_H2D);

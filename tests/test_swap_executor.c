@@ -105,7 +105,7 @@ static void workers_are_fed_ahead(void **state)
     builder b;
     program prog;
     builder_init(&b, PROGRAM_STEADY, 4096, 4096, 4096);
-    uint32_t home = builder_home(&b, ARENA_DEVICE, 0, 4096);
+    uint32_t home = builder_home(&b, TIER_DEVICE, 0, 4096);
     builder_op(&b, OP_FORWARD);
     builder_use(&b, ROLE_OUTPUT, ACCESS_WRITE, home, 0, 256);
     builder_op(&b, OP_UPDATE);
@@ -352,7 +352,7 @@ static void stalls_go_to_the_lane_waited_for(void **state)
     builder b;
     program prog;
     builder_init(&b, PROGRAM_STEADY, 4096, 4096, 4096);
-    uint32_t home = builder_home(&b, ARENA_DEVICE, 0, 4096);
+    uint32_t home = builder_home(&b, TIER_DEVICE, 0, 4096);
     static const struct {
         enum op_kind kind;
         int deps[2];
@@ -428,7 +428,7 @@ static void a_gpu_waits_for_its_copies(void **state)
     builder b;
     program prog;
     builder_init(&b, PROGRAM_STEADY, 4096, 4096, 4096);
-    uint32_t home = builder_home(&b, ARENA_DEVICE, 0, 4096);
+    uint32_t home = builder_home(&b, TIER_DEVICE, 0, 4096);
     static const struct {
         enum op_kind kind;
         int dep;

@@ -261,7 +261,7 @@ static void a_thread_that_cannot_start(void **state)
     mem_stats before, after;
     mem_get_stats(&before);
     lane_io_config config = {.transport = r.transport,
-                             .host_base = r.arenas.base[ARENA_HOST],
+                             .host_base = r.arenas.base[TIER_HOST],
                              .depth = 1,
                              .request_capacity = 1,
                              .verify = r.sums,

@@ -58,11 +58,11 @@ static void bench_init(bench *self, enum op_kind kind)
 {
     memset(self, 0, sizeof *self);
     builder_init(&self->build, PROGRAM_STEADY, DEVICE, HOST, HOST);
-    builder_home(&self->build, ARENA_DEVICE, 4096, 4096);
-    builder_home(&self->build, ARENA_DEVICE, 8192, 4096);
-    builder_home(&self->build, ARENA_DEVICE, 12288, 4096);
-    builder_home(&self->build, ARENA_HOST, 0, 4096);
-    builder_transient(&self->build, ARENA_DEVICE, TILE_PERIOD_BYTES, 4096);
+    builder_home(&self->build, TIER_DEVICE, 4096, 4096);
+    builder_home(&self->build, TIER_DEVICE, 8192, 4096);
+    builder_home(&self->build, TIER_DEVICE, 12288, 4096);
+    builder_home(&self->build, TIER_HOST, 0, 4096);
+    builder_transient(&self->build, TIER_DEVICE, TILE_PERIOD_BYTES, 4096);
     builder_op(&self->build, kind);
 }
 
@@ -75,8 +75,8 @@ static void bench_start(bench *self)
     paranoid_config config = {.programs = &programs, .program_count = 1, .run = act, .user = self};
     for (int kind = 0; kind < LANE_COUNT; kind++)
         config.serves[kind] = true;
-    config.arena_base[ARENA_DEVICE] = self->arenas.base[ARENA_DEVICE];
-    config.arena_base[ARENA_HOST] = self->arenas.base[ARENA_HOST];
+    config.arena_base[TIER_DEVICE] = self->arenas.base[TIER_DEVICE];
+    config.arena_base[TIER_HOST] = self->arenas.base[TIER_HOST];
     assert_int_equal(paranoid_create(&config, &self->checked), 0);
 }
 
@@ -136,7 +136,7 @@ static void a_correct_op_is_undisturbed(void **state)
     b.act = copy_input;
     fixture_arenas expected;
     fixture_arenas_init(&expected, &b.prog, 5);
-    memcpy(expected.base[ARENA_DEVICE] + 8192 + 1024, expected.base[ARENA_DEVICE] + 4096 + 256,
+    memcpy(expected.base[TIER_DEVICE] + 8192 + 1024, expected.base[TIER_DEVICE] + 4096 + 256,
            SPAN);
     mem_stats before, after;
     mem_get_stats(&before);
@@ -200,7 +200,7 @@ static void operands_may_overlap(void **state)
     b.act = add_one;
     fixture_arenas expected;
     fixture_arenas_init(&expected, &b.prog, 5);
-    unsigned char *bytes = expected.base[ARENA_DEVICE] + 12288 + 64;
+    unsigned char *bytes = expected.base[TIER_DEVICE] + 12288 + 64;
     for (int i = 0; i < SPAN; i++)
         bytes[i]++;
     memset(bytes + SPAN, 0xff, SPAN / 2); /* declared as written, but it was not */
@@ -414,14 +414,14 @@ static void unfit_ops(void **state)
 
     /* An operand in an arena without a base: the op runs on the real program. */
     builder_init(&b.build, PROGRAM_STEADY, 4096, 4096, 4096);
-    uint32_t slab = builder_home(&b.build, ARENA_NVME, 0, 4096);
+    uint32_t slab = builder_home(&b.build, TIER_NVME, 0, 4096);
     builder_op(&b.build, OP_WRITE);
     builder_use(&b.build, ROLE_TARGET, ACCESS_WRITE, slab, 0, 4096);
     bench_start(&b);
     b.act = NULL;
     b.calls = 0;
     assert_int_equal(bench_run(&b), 0);
-    assert_int_equal(b.seen[0], (uintptr_t)b.arenas.base[ARENA_NVME]);
+    assert_int_equal(b.seen[0], (uintptr_t)b.arenas.base[TIER_NVME]);
     bench_fini(&b);
 }
 
@@ -440,7 +440,7 @@ static int run_spy(void *user, const program *prog, const op *item)
     spy *self = user;
     uint32_t i = (uint32_t)(item - prog->ops);
     if (i < 4)
-        memcpy(self->kept[i], self->arenas.base[ARENA_DEVICE] + self->watched, 16);
+        memcpy(self->kept[i], self->arenas.base[TIER_DEVICE] + self->watched, 16);
     return fixture_execute(&self->arenas, prog, item);
 }
 
@@ -448,7 +448,7 @@ static int run_short_read(void *user, const program *prog, const op *item)
 {
     spy *self = user;
     const operand *target = op_operand(item, ROLE_TARGET);
-    memset(self->arenas.base[ARENA_HOST] + prog->buffers[target->buffer_idx].offset_bytes, 1, 16);
+    memset(self->arenas.base[TIER_HOST] + prog->buffers[target->buffer_idx].offset_bytes, 1, 16);
     return 0; /* and says that all of it came */
 }
 
@@ -457,10 +457,10 @@ static void build_release(program *out)
 {
     builder b;
     builder_init(&b, PROGRAM_STEADY, DEVICE, HOST, HOST);
-    uint32_t slab = builder_home(&b, ARENA_NVME, 0, 4096);
-    uint32_t home = builder_home(&b, ARENA_DEVICE, 4096, 4096);
-    uint32_t host = builder_home(&b, ARENA_HOST, 0, 4096);
-    uint32_t temp = builder_transient(&b, ARENA_DEVICE, 8192, SPAN);
+    uint32_t slab = builder_home(&b, TIER_NVME, 0, 4096);
+    uint32_t home = builder_home(&b, TIER_DEVICE, 4096, 4096);
+    uint32_t host = builder_home(&b, TIER_HOST, 0, 4096);
+    uint32_t temp = builder_transient(&b, TIER_DEVICE, 8192, SPAN);
     builder_op(&b, OP_READ);
     builder_use(&b, ROLE_SOURCE, ACCESS_READ, slab, 0, 4096);
     builder_use(&b, ROLE_TARGET, ACCESS_WRITE, host, 0, 4096);
@@ -505,9 +505,9 @@ static void nothing_outlives_its_users(void **state)
         assert_int_equal(all_nan(seen.kept[1], 16), mode); /* before its first writer */
         assert_false(all_nan(seen.kept[2], 16));           /* between writer and reader */
         assert_int_equal(all_nan(seen.kept[3], 16), mode); /* after its last reader */
-        assert_int_equal(all_nan(seen.arenas.base[ARENA_HOST] + 16, 4096 - 16), mode);
-        assert_false(all_nan(seen.arenas.base[ARENA_HOST], 16));
-        assert_false(all_nan(seen.arenas.base[ARENA_DEVICE] + 4096, 4096)); /* a home */
+        assert_int_equal(all_nan(seen.arenas.base[TIER_HOST] + 16, 4096 - 16), mode);
+        assert_false(all_nan(seen.arenas.base[TIER_HOST], 16));
+        assert_false(all_nan(seen.arenas.base[TIER_DEVICE] + 4096, 4096)); /* a home */
         executor_destroy(exec);
         config.lanes[LANE_COMPUTE]->ops->destroy(config.lanes[LANE_COMPUTE]);
         config.lanes[LANE_READ]->ops->destroy(config.lanes[LANE_READ]);

@@ -97,8 +97,8 @@ static void make_committing_program(program *out)
 {
     builder build;
     builder_init(&build, PROGRAM_STEADY, 0, HOST_BYTES, EXTENTS * EXTENT_BYTES);
-    builder_home(&build, ARENA_NVME, 0, EXTENTS * EXTENT_BYTES);
-    builder_home(&build, ARENA_HOST, 0, HOST_BYTES);
+    builder_home(&build, TIER_NVME, 0, EXTENTS * EXTENT_BYTES);
+    builder_home(&build, TIER_HOST, 0, HOST_BYTES);
     for (uint32_t i = 0; i < TILES; i++)
         add_transfer(&build, OP_WRITE, i);
     uint32_t commit = builder_op(&build, OP_COMMIT);

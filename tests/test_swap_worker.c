@@ -96,7 +96,7 @@ static void build_mixed(program *out)
 {
     builder b;
     builder_init(&b, PROGRAM_STEADY, 4096, 4096, 4096);
-    uint32_t home = builder_home(&b, ARENA_DEVICE, 0, 4096);
+    uint32_t home = builder_home(&b, TIER_DEVICE, 0, 4096);
     static const enum op_kind kinds[] = {OP_UPDATE,  OP_UPDATE, OP_FORWARD,
                                          OP_FORWARD, OP_UPDATE, OP_FORWARD};
     for (uint32_t i = 0; i < 6; i++) {

@@ -21,6 +21,7 @@
 #include <unistd.h>
 #include <xxhash.h>
 
+#include "base/file.h"
 #include "base/log.h"
 #include "base/size.h"
 #include "tiers/slab_internal.h"
@@ -301,7 +302,7 @@ static int create_file(slab *self, const slab_config *config, uint32_t drive_idx
     TRY(write_header(self, drive_idx));
     if (fsync(file->fd) != 0)
         return err_errno(errno, "fsync of the slab %s", file->path);
-    return tieri_slab_sync_directory(directory);
+    return file_sync_directory(directory);
 }
 
 static void warn_of_idle_drives(const slab *self, const slab_config *config)
@@ -339,7 +340,7 @@ static int create_all(slab *self, const slab_config *config, uint64_t stripe_cou
         if (created[i])
             unlink(self->files[i].path);
         if (tieri_slab_directory(config, i, directory) == 0)
-            tieri_slab_unmake_directories(directory, made_count[i]);
+            file_unmake_directories(directory, made_count[i]);
     }
     return err_restore(&first);
 }

@@ -14,6 +14,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/file.h"
 #include "base/progress.h"
 #include "base/size.h"
 #include "tiers/slab_internal.h"
@@ -103,7 +104,7 @@ static int sync_file(copy_job *self, uint32_t drive_idx)
                          self->source->files[drive_idx].path);
     (void)posix_fadvise(self->files[drive_idx].fd, 0, 0, POSIX_FADV_DONTNEED);
     TRY(tieri_slab_directory(&self->names, drive_idx, self->path));
-    return tieri_slab_sync_directory(self->path);
+    return file_sync_directory(self->path);
 }
 
 static void close_files(copy_job *self, bool remove)
@@ -116,7 +117,7 @@ static void close_files(copy_job *self, bool remove)
                 unlink(self->path);
         }
         if (remove && file->has_directory && tieri_slab_directory(&self->names, i, self->path) == 0)
-            tieri_slab_unmake_directories(self->path, file->made_count);
+            file_unmake_directories(self->path, file->made_count);
     }
 }
 

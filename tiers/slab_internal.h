@@ -1,5 +1,5 @@
-/* What the files of the slab share: the plan of shares (slab_space.c), the mapping (slab_layout.c), the
- * directories (slab_directory.c), the copies (slab_copy.c) and the files themselves (slab.c). */
+/* What the files of the slab share: the plan of shares and the names (slab_space.c), the mapping
+ * (slab_layout.c), the copies (slab_copy.c) and the files themselves (slab.c). */
 #ifndef SLUICE_TIERS_SLAB_INTERNAL_H
 #define SLUICE_TIERS_SLAB_INTERNAL_H
 
@@ -43,16 +43,8 @@ int tieri_slab_directory(const slab_config *config, uint32_t drive_idx,
 int tieri_slab_file_path(const slab_config *config, uint32_t drive_idx,
                          char path[SLAB_PATH_BYTES]) MUST_CHECK;
 
-/* mkdir -p, durable: the entry of each new directory and of the last one is synced. *made_count: how
- * many of the last components are new, so that a later failure can undo them; its own failure undoes
- * them itself. */
+/* Makes the directory of a slab as file_make_directories does. The entry of one that was there is
+ * made durable too: who made it may have been killed before. */
 int tieri_slab_make_directories(const char *directory, uint32_t *made_count) MUST_CHECK;
-
-/* Removes the directory and those above it that tieri_slab_make_directories made, as far as they are
- * empty. */
-void tieri_slab_unmake_directories(const char *directory, uint32_t made_count);
-
-/* Makes the entries of a directory durable. */
-int tieri_slab_sync_directory(const char *directory) MUST_CHECK;
 
 #endif

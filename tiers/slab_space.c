@@ -8,6 +8,7 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
+#include "base/file.h"
 #include "base/size.h"
 #include "tiers/slab_internal.h"
 
@@ -59,6 +60,14 @@ int tieri_slab_directory(const slab_config *config, uint32_t drive_idx,
         return err_set(-ENAMETOOLONG, "the path of drive %u is too long: %.200s...", drive_idx,
                        path);
     return 0;
+}
+
+int tieri_slab_make_directories(const char *directory, uint32_t *made_count)
+{
+    int rc = file_make_directories(directory, made_count);
+    if (rc == 0 && *made_count == 0)
+        rc = file_sync_parent(directory);
+    return rc < 0 ? err_prefix(rc, "the nvme tier") : 0;
 }
 
 int tieri_slab_file_path(const slab_config *config, uint32_t drive_idx, char path[SLAB_PATH_BYTES])

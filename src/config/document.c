@@ -135,6 +135,13 @@ int configi_choice_idx(const configi_reader *reader, const char *path)
     return configi_list_find(row->allowed, configi_text(reader, path));
 }
 
+int configi_enumerator(const configi_reader *reader, const char *path)
+{
+    const configi_key *row = configi_key_find(path);
+    int idx = configi_choice_idx(reader, path);
+    return row->values && idx >= 0 ? row->values[idx] : idx;
+}
+
 const char *configi_choice(const configi_reader *reader, const char *path)
 {
     static _Thread_local char entry[JOB_NAME_BYTES];

@@ -12,6 +12,7 @@
 #include <stdint.h>
 
 #include "base/dtype.h"
+#include "base/words.h"
 
 enum {
     JOB_PATH_BYTES = 4096,
@@ -23,31 +24,8 @@ enum {
     JOB_TARGETS_MAX = 16, /* train.lora.targets */
 };
 
-/* ---- words; a test holds their order against the choices of their keys ---- */
+/* ---- words; base/words.h has those that other rooms share ---- */
 
-enum job_tier {
-    JOB_TIER_AUTO,
-    JOB_TIER_DEVICE,
-    JOB_TIER_HOST,
-    JOB_TIER_NVME,
-    JOB_TIER_RECOMPUTE /* inner activations only: not kept, computed again in the backward */
-};
-enum job_kind {
-    JOB_PARAMS,
-    JOB_GRADS,
-    JOB_OPTIMIZER,
-    JOB_ACTIVATIONS,       /* checkpoints between blocks */
-    JOB_INNER_ACTIVATIONS, /* those within a block, where kept from forward to backward */
-    JOB_KIND_COUNT
-};
-enum job_order { JOB_LAYER_MAJOR, JOB_BATCH_MAJOR, JOB_ORDER_FASTEST };
-enum job_update {
-    JOB_UPDATE_AUTO,
-    JOB_UPDATE_AFTER_BACKWARD,
-    JOB_UPDATE_IN_NEXT_FORWARD,
-    JOB_UPDATE_IN_BACKWARD,     /* exact only without clipping, loss scaling and overflow check */
-    JOB_UPDATE_DELAYED_ONE_STEP /* approximate: gradients of one step late */
-};
 enum job_packed { JOB_PACKED_AUTO, JOB_PACKED_NEVER, JOB_PACKED_ALWAYS };
 enum job_optimizer { JOB_ADAM, JOB_LION, JOB_ADAGRAD };
 enum job_master {
@@ -79,7 +57,6 @@ enum job_data_format {
     JOB_DATA_MADE      /* token files that a run made of text and JSON lines */
 };
 enum job_shuffle { JOB_SHUFFLE_WINDOWS, JOB_SHUFFLE_DOCUMENTS, JOB_SHUFFLE_NONE };
-enum job_rope_scaling { JOB_ROPE_PLAIN, JOB_ROPE_LINEAR, JOB_ROPE_LLAMA3 };
 
 /* ---- parts ---- */
 
@@ -92,7 +69,7 @@ struct job_model {
     uint64_t position_count; /* gpt2: rows of the table of positions; 0: seq_length */
     bool tie_embeddings, qkv_bias, qk_norm;
     double rope_theta, norm_epsilon, init_std;
-    enum job_rope_scaling rope_scaling;
+    enum rope_scaling rope_scaling;
     double rope_factor, rope_low_freq_factor, rope_high_freq_factor;
     uint64_t rope_original_positions;
     uint64_t max_part_bytes; /* units whose working params are larger are cut into parts; 0: none */
@@ -132,8 +109,8 @@ struct job_drive {
 /* One placement by hand: later rules win over earlier ones and over the kind's own tier. */
 struct job_rule {
     uint32_t unit_first, unit_last; /* inclusive, in the model's unit numbering */
-    enum job_kind kind;
-    enum job_tier tier;
+    enum state_kind kind;
+    enum tier tier;
 };
 
 /* ---- the job ---- */
@@ -172,13 +149,13 @@ struct job {
         uint64_t device_budget, host_budget; /* bytes; 0: automatic */
         struct job_drive nvme[JOB_DRIVES_MAX];
         uint32_t nvme_count;
-        enum job_tier place[JOB_KIND_COUNT];
+        enum tier place[STATE_KIND_COUNT];
         struct job_rule rules[JOB_RULES_MAX];
         uint32_t rule_count;
     } tiers;
     struct {
-        enum job_order order;
-        enum job_update update;
+        enum order order;
+        enum update update;
         uint64_t tile_elems; /* 0: automatic */
         uint64_t lookahead;  /* ops that a prefetch may run ahead; 0: as far as memory allows */
         enum job_packed packed;

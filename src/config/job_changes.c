@@ -29,12 +29,13 @@ static bool are_same_files(const struct job_files *a, const struct job_files *b)
     return same;
 }
 
-/* The choice that a member holds; of what has no such choice "none". */
+/* The choice that a member holds; "none" where it holds no choice. */
 static void show_choice(const configi_key *row, int value, char text[JOB_CHANGE_BYTES])
 {
-    if (!configi_list_entry(row->allowed, value < row->first ? INT32_MAX : value - row->first, text,
-                            JOB_CHANGE_BYTES))
-        snprintf(text, JOB_CHANGE_BYTES, "none");
+    for (int idx = 0; configi_list_entry(row->allowed, idx, text, JOB_CHANGE_BYTES); idx++)
+        if ((row->values ? row->values[idx] : idx) == value)
+            return;
+    snprintf(text, JOB_CHANGE_BYTES, "none");
 }
 
 /* A member as text, element `idx` of a list. */
@@ -164,8 +165,8 @@ uint32_t job_list_changes(const job *was, const job *is, uint64_t from_step, cha
     if (was->scheduler.type == is->scheduler.type && is->scheduler.type != JOB_SCHEDULE_NONE &&
         !are_same_rates(was, is, from_step))
         add_text(&self, "scheduler.params give other learning rates");
-    bool was_late = was->schedule.update == JOB_UPDATE_DELAYED_ONE_STEP;
-    bool is_late = is->schedule.update == JOB_UPDATE_DELAYED_ONE_STEP;
+    bool was_late = was->schedule.update == UPDATE_DELAYED_ONE_STEP;
+    bool is_late = is->schedule.update == UPDATE_DELAYED_ONE_STEP;
     if (was_late != is_late)
         add(&self, "schedule.update", was_late ? "delayed_one_step" : "exact",
             is_late ? "delayed_one_step" : "exact");

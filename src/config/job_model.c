@@ -121,12 +121,12 @@ static int check_rope_scaling(const configi_reader *reader, const struct job_mod
 {
     static const struct {
         const char *path;
-        enum job_rope_scaling from; /* types from this one on need it */
+        enum rope_scaling from; /* types from this one on need it */
     } rows[] = {
-        {"model.rope_scaling.factor", JOB_ROPE_LINEAR},
-        {"model.rope_scaling.low_freq_factor", JOB_ROPE_LLAMA3},
-        {"model.rope_scaling.high_freq_factor", JOB_ROPE_LLAMA3},
-        {"model.rope_scaling.original_max_position_embeddings", JOB_ROPE_LLAMA3},
+        {"model.rope_scaling.factor", ROPE_LINEAR},
+        {"model.rope_scaling.low_freq_factor", ROPE_LLAMA3},
+        {"model.rope_scaling.high_freq_factor", ROPE_LLAMA3},
+        {"model.rope_scaling.original_max_position_embeddings", ROPE_LLAMA3},
     };
     const char *type = configi_choice(reader, "model.rope_scaling.type");
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
@@ -136,7 +136,7 @@ static int check_rope_scaling(const configi_reader *reader, const struct job_mod
         if (!is_needed && configi_get(reader, rows[i].path))
             return configi_error(reader, rows[i].path, "the type \"%s\" has no such number", type);
     }
-    if (model->rope_scaling != JOB_ROPE_LLAMA3)
+    if (model->rope_scaling != ROPE_LLAMA3)
         return 0;
     if (model->rope_high_freq_factor <= model->rope_low_freq_factor)
         return configi_error(reader, rows[2].path, "%g is not above low_freq_factor, %g",
@@ -162,7 +162,7 @@ static int fill_variant(const configi_reader *reader, bool is_llama, struct job_
     if (model->qk_norm)
         return configi_error(reader, "model.qk_norm",
                              "the gpt2 family has no norms of heads: leave it out");
-    if (model->rope_scaling != JOB_ROPE_PLAIN)
+    if (model->rope_scaling != ROPE_PLAIN)
         return configi_error(reader, "model.rope_scaling",
                              "the gpt2 family has no rotary positions: leave it out");
     if (model->position_count != 0 && model->position_count < model->seq_length)

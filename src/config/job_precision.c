@@ -23,7 +23,7 @@ static int fill_working_dtype(const configi_reader *reader, job *target)
         target->type = DTYPE_FP16;
     }
     if (configi_get(reader, param_path) &&
-        (enum dtype)configi_choice_idx(reader, param_path) != target->type)
+        (enum dtype)configi_enumerator(reader, param_path) != target->type)
         return configi_error(reader, param_path,
                              "\"%s\" disagrees with fp16.enabled and bf16.enabled, which mean %s; "
                              "leave it out",
@@ -140,9 +140,9 @@ static int check_in_backward(const configi_reader *reader, job *target)
 
 int configi_fill_update(const configi_reader *reader, job *target)
 {
-    if (target->schedule.update == JOB_UPDATE_IN_BACKWARD)
+    if (target->schedule.update == UPDATE_IN_BACKWARD)
         return check_in_backward(reader, target);
-    if (target->schedule.update == JOB_UPDATE_DELAYED_ONE_STEP)
+    if (target->schedule.update == UPDATE_DELAYED_ONE_STEP)
         log_warn(
             "%s: schedule.update: delayed_one_step is approximate: each step trains with the "
             "gradients of the step before, but where an evaluation or a stop applies them at once; "

@@ -36,7 +36,7 @@ static int fill_member(const configi_reader *reader, const configi_key *row, job
         if (row->member_bytes == sizeof(bool))
             *(bool *)member = configi_choice_idx(reader, row->path) == 1;
         else if (row->member_bytes == sizeof(int))
-            *(int *)member = row->first + configi_choice_idx(reader, row->path);
+            *(int *)member = configi_enumerator(reader, row->path);
         else
             snprintf(member, row->member_bytes, "%s", configi_choice(reader, row->path));
         return 0;

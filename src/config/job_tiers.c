@@ -8,15 +8,12 @@
 #include "base/log.h"
 #include "config/config_internal.h"
 
-/* As tiers.place.activations spells them, in the order of enum job_tier. */
-static const char *const tier_names[] = {"auto", "device", "host", "nvme", "recompute"};
-
-static const char *const place_paths[JOB_KIND_COUNT] = {
-    [JOB_PARAMS] = "tiers.place.params",
-    [JOB_GRADS] = "tiers.place.grads",
-    [JOB_OPTIMIZER] = "tiers.place.optimizer",
-    [JOB_ACTIVATIONS] = "tiers.place.activations",
-    [JOB_INNER_ACTIVATIONS] = "tiers.place.inner_activations",
+static const char *const place_paths[STATE_KIND_COUNT] = {
+    [STATE_PARAMS] = "tiers.place.params",
+    [STATE_GRADS] = "tiers.place.grads",
+    [STATE_OPTIMIZER] = "tiers.place.optimizer",
+    [STATE_ACTIVATIONS] = "tiers.place.activations",
+    [STATE_INNER_ACTIVATIONS] = "tiers.place.inner_activations",
 };
 
 /* The path without what says nothing: empty and "." segments. The text fits: it only becomes
@@ -78,21 +75,21 @@ static int fill_drives(const configi_reader *reader, job *target)
 
 /* Takes what `key` (whose value shows as `shown`) says about a kind; ERR_CONFIG where tiers.place
  * says something else. */
-static int state_place(const configi_reader *reader, job *target, enum job_kind kind,
-                       enum job_tier tier, const char *key, const char *shown)
+static int state_place(const configi_reader *reader, job *target, enum state_kind kind,
+                       enum tier tier, const char *key, const char *shown)
 {
-    enum job_tier *place = &target->tiers.place[kind];
-    if (*place != JOB_TIER_AUTO && *place != tier)
+    enum tier *place = &target->tiers.place[kind];
+    if (*place != TIER_AUTO && *place != tier)
         return configi_error(reader, place_paths[kind],
                              "\"%s\" disagrees with %s, which is %s and means \"%s\"; give one of "
                              "them",
-                             tier_names[*place], key, shown, tier_names[tier]);
+                             tier_name(*place), key, shown, tier_name(tier));
     *place = tier;
     return 0;
 }
 
 /* offload_optimizer or offload_param, and the older switch that means its device cpu. */
-static int fill_offload(const configi_reader *reader, job *target, enum job_kind kind,
+static int fill_offload(const configi_reader *reader, job *target, enum state_kind kind,
                         const char *block, const char *older)
 {
     char device[CONFIGI_PATH_BYTES], nvme_path[CONFIGI_PATH_BYTES];
@@ -101,16 +98,15 @@ static int fill_offload(const configi_reader *reader, job *target, enum job_kind
     if (configi_bool(reader, older)) {
         if (configi_get(reader, block))
             return configi_error(reader, older, "given beside %s; give one of them", block);
-        return state_place(reader, target, kind, JOB_TIER_HOST, older, "true");
+        return state_place(reader, target, kind, TIER_HOST, older, "true");
     }
     if (!configi_get(reader, device))
         return 0;
-    /* none|cpu|nvme stand for device, host and nvme */
-    enum job_tier tier = (enum job_tier)(JOB_TIER_DEVICE + configi_choice_idx(reader, device));
+    enum tier tier = (enum tier)configi_enumerator(reader, device);
     char shown[CONFIGI_VALUE_BYTES];
     TRY(state_place(reader, target, kind, tier, device,
                     configi_show(configi_get(reader, device), shown)));
-    if (tier == JOB_TIER_NVME && configi_get(reader, nvme_path))
+    if (tier == TIER_NVME && configi_get(reader, nvme_path))
         return add_drive(reader, target, nvme_path, 0);
     return 0;
 }
@@ -122,8 +118,8 @@ static int fill_ratio(const configi_reader *reader, job *target)
     enum { STAGE_WEIGHTS = 3 };
     static const char path[] = "zero_optimization.offload_optimizer.ratio";
     double ratio = configi_double(reader, path);
-    enum job_tier home = target->tiers.place[JOB_OPTIMIZER];
-    if (ratio >= 1 || (home != JOB_TIER_HOST && home != JOB_TIER_NVME))
+    enum tier home = target->tiers.place[STATE_OPTIMIZER];
+    if (ratio >= 1 || (home != TIER_HOST && home != TIER_NVME))
         return 0;
     if (target->zero_stage != STAGE_WEIGHTS)
         return configi_error(reader, path, "%g: below 1 it needs zero_optimization.stage 3", ratio);
@@ -142,7 +138,7 @@ static int fill_ratio(const configi_reader *reader, job *target)
     memmove(&target->tiers.rules[1], target->tiers.rules,
             target->tiers.rule_count * sizeof target->tiers.rules[0]);
     target->tiers.rules[0] = (struct job_rule){
-        .unit_first = 1, .unit_last = blocks, .kind = JOB_OPTIMIZER, .tier = JOB_TIER_DEVICE};
+        .unit_first = 1, .unit_last = blocks, .kind = STATE_OPTIMIZER, .tier = TIER_DEVICE};
     target->tiers.rule_count++;
     log_info("%s: %s %g: the optimizer state of units 1 to %" PRIu32 " rests on the device",
              reader->file, path, ratio, blocks);
@@ -198,9 +194,9 @@ static int fill_rule(const configi_reader *reader, size_t idx, struct job_rule *
             return configi_error(reader, paths[i], "missing; a rule has units, kind and tier");
     }
     TRY(parse_units(reader, paths[0], rule));
-    rule->kind = (enum job_kind)configi_choice_idx(reader, paths[1]);
-    rule->tier = (enum job_tier)(JOB_TIER_DEVICE + configi_choice_idx(reader, paths[2]));
-    if (rule->tier == JOB_TIER_RECOMPUTE && rule->kind != JOB_INNER_ACTIVATIONS)
+    rule->kind = (enum state_kind)configi_enumerator(reader, paths[1]);
+    rule->tier = (enum tier)configi_enumerator(reader, paths[2]);
+    if (rule->tier == TIER_RECOMPUTE && rule->kind != STATE_INNER_ACTIVATIONS)
         return configi_error(reader, paths[2],
                              "\"recompute\" is for the kind inner_activations; %s must rest on "
                              "device, host or nvme",
@@ -215,20 +211,20 @@ static int check_drives(const configi_reader *reader, const job *target)
                                  "\"nvme\": [{\"path\": \"/mnt/nvme0/sluice\"}], or nvme_path";
     if (target->tiers.nvme_count > 0)
         return 0;
-    for (int kind = 0; kind < JOB_KIND_COUNT; kind++) {
-        if (target->tiers.place[kind] != JOB_TIER_NVME)
+    for (int kind = 0; kind < STATE_KIND_COUNT; kind++) {
+        if (target->tiers.place[kind] != TIER_NVME)
             continue;
         const char *path = place_paths[kind];
-        if (kind == JOB_OPTIMIZER && !configi_get(reader, path))
+        if (kind == STATE_OPTIMIZER && !configi_get(reader, path))
             path = "zero_optimization.offload_optimizer.device";
-        if (kind == JOB_PARAMS && !configi_get(reader, path))
+        if (kind == STATE_PARAMS && !configi_get(reader, path))
             path = "zero_optimization.offload_param.device";
         return configi_error(reader, path, "\"nvme\" %s", advice);
     }
     for (uint32_t i = 0; i < target->tiers.rule_count; i++) {
         char path[CONFIGI_PATH_BYTES];
         snprintf(path, sizeof path, "tiers.place.rules.%" PRIu32 ".tier", i);
-        if (target->tiers.rules[i].tier == JOB_TIER_NVME)
+        if (target->tiers.rules[i].tier == TIER_NVME)
             return configi_error(reader, path, "\"nvme\" %s", advice);
     }
     return 0;
@@ -237,13 +233,13 @@ static int check_drives(const configi_reader *reader, const job *target)
 int configi_fill_tiers(const configi_reader *reader, job *target)
 {
     TRY(fill_drives(reader, target));
-    TRY(fill_offload(reader, target, JOB_OPTIMIZER, "zero_optimization.offload_optimizer",
+    TRY(fill_offload(reader, target, STATE_OPTIMIZER, "zero_optimization.offload_optimizer",
                      "zero_optimization.cpu_offload"));
-    TRY(fill_offload(reader, target, JOB_PARAMS, "zero_optimization.offload_param",
+    TRY(fill_offload(reader, target, STATE_PARAMS, "zero_optimization.offload_param",
                      "zero_optimization.cpu_offload_param"));
     static const char checkpointing[] = "activation_checkpointing.cpu_checkpointing";
     if (configi_bool(reader, checkpointing))
-        TRY(state_place(reader, target, JOB_ACTIVATIONS, JOB_TIER_HOST, checkpointing, "true"));
+        TRY(state_place(reader, target, STATE_ACTIVATIONS, TIER_HOST, checkpointing, "true"));
     size_t rule_count = json_array_size(configi_get(reader, "tiers.place.rules"));
     for (size_t i = 0; i < rule_count; i++)
         TRY(fill_rule(reader, i, &target->tiers.rules[i]));

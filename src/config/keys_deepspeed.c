@@ -10,6 +10,12 @@ static_assert(offsetof(struct job, optimizer.beta2) ==
                   offsetof(struct job, optimizer.beta1) + sizeof(double),
               "optimizer.params.betas is a pair");
 
+/* The enumerators of choices. */
+static const int dtypes[] = {DTYPE_FP32, DTYPE_FP16, DTYPE_BF16};
+static const int homes[] = {TIER_DEVICE, TIER_HOST, TIER_NVME}; /* none, cpu, nvme */
+static const int schedules[] = {JOB_WARMUP_LR, JOB_WARMUP_DECAY_LR, JOB_WARMUP_COSINE_LR,
+                                JOB_ONE_CYCLE, JOB_LR_RANGE_TEST};
+
 /* Why a key has no effect. */
 static const char one_rank[] = "it is about several ranks or devices, and this job has one rank";
 static const char scaled_once[] = "gradients are summed in fp32 and scaled once";
@@ -70,11 +76,11 @@ const configi_key configi_deepspeed_keys[] = {
     KEY("gradient_allreduce_op", ENUM, NOWHERE, "mean", "mean|sum", NONE, FREE,
         "How gradients of ranks are combined; the same on one rank. sum on one rank alone, and not "
         "with stage 3 or DeepCompile, as in DeepSpeed."),
-    KEY("communication_data_type", ENUM, AT(comm.wire), NONE, "fp32|bf16|fp16", NONE, LATER,
+    KEY("communication_data_type", ENUM, AT(comm.wire), NONE, "fp32|fp16|bf16", NONE, LATER,
         "Dtype in which gradients pass between ranks: each rank's is rounded to it once; the sum, "
         "in rank order, is fp32. Default: the 16-bit dtype that is enabled, else fp32.",
-        RANKS),
-    IDLE("seq_parallel_communication_data_type", ENUM, "fp32", "fp32|bf16|fp16",
+        RANKS, .values = dtypes),
+    IDLE("seq_parallel_communication_data_type", ENUM, "fp32", "fp32|fp16|bf16",
          no_sequence_parallel, RANKS),
     IDLE("allgather_size", INT, "500000000", "[0,]", no_bucket, RANKS),
     IDLE_OFF("disable_allgather", one_way, RANKS),
@@ -124,7 +130,7 @@ const configi_key configi_deepspeed_keys[] = {
     KEY("scheduler.type", ENUM, AT(scheduler.type), NONE,
         "WarmupLR|WarmupDecayLR|WarmupCosineLR|OneCycle|LRRangeTest", NONE, LATER,
         "How the learning rate changes. Without a scheduler it is optimizer.params.lr.",
-        .first = 1),
+        .values = schedules),
     KEY("scheduler.params.warmup_min_lr", FLOAT, AT(scheduler.warmup_min_lr), "0.0", "[0,]", NONE,
         LATER, "Learning rate at the start of the warm-up (WarmupLR, WarmupDecayLR)."),
     KEY("scheduler.params.warmup_max_lr", FLOAT, AT(scheduler.warmup_max_lr), NONE, "[0,]", NONE,
@@ -221,12 +227,14 @@ const configi_key configi_deepspeed_keys[] = {
 
     SWITCH("amp", "mixed precision by Apex is not built; enable bf16 or fp16"),
 
-    KEY("data_types.grad_accum_dtype", ENUM, AT(grad_dtype), NONE, "fp32|bf16|fp16", NONE, FIXED,
+    KEY("data_types.grad_accum_dtype", ENUM, AT(grad_dtype), NONE, "fp32|fp16|bf16", NONE, FIXED,
         "Dtype of gradients at rest, fp32 or the working one; sums are fp32. Default: the 16-bit "
-        "dtype that is enabled, else fp32."),
-    KEY("data_types.param_dtype", ENUM, NOWHERE, NONE, "fp32|bf16|fp16", NONE, FIXED,
-        "States again what fp16.enabled and bf16.enabled say: must agree with them."),
-    IDLE("data_types.buffer_dtype", ENUM, NONE, "fp32|bf16|fp16", no_buffers),
+        "dtype that is enabled, else fp32.",
+        .values = dtypes),
+    KEY("data_types.param_dtype", ENUM, NOWHERE, NONE, "fp32|fp16|bf16", NONE, FIXED,
+        "States again what fp16.enabled and bf16.enabled say: must agree with them.",
+        .values = dtypes),
+    IDLE("data_types.buffer_dtype", ENUM, NONE, "fp32|fp16|bf16", no_buffers),
 
     KEY("zero_optimization.stage", INT, AT(zero_stage), "0", "[0,3]", NONE, FREE,
         "What ranks partition: 0 nothing, 1 optimizer state, 2 also gradients, 3 also parameters. "
@@ -234,7 +242,8 @@ const configi_key configi_deepspeed_keys[] = {
     KEY("zero_optimization.sub_group_size", INT, AT(sub_group_size), "1000000000", "[1,]",
         "elements", FREE, "Largest optimizer tile, rounded up to a multiple of 32768."),
     KEY("zero_optimization.offload_optimizer.device", ENUM, NOWHERE, NONE, "none|cpu|nvme", NONE,
-        FREE, "Home of the optimizer state: none is the device, cpu is host memory."),
+        FREE, "Home of the optimizer state: none is the device, cpu is host memory.",
+        .values = homes),
     KEY("zero_optimization.offload_optimizer.nvme_path", STRING, NOWHERE, NONE, NONE, NONE, FREE,
         "Directory of the drive; the same as an entry of tiers.nvme without a budget."),
     IDLE("zero_optimization.offload_optimizer.buffer_count", INT, "4", "[0,]", planned),
@@ -250,7 +259,7 @@ const configi_key configi_deepspeed_keys[] = {
     IDLE("zero_optimization.offload_optimizer.cpuadam_cores_perc", FLOAT, "0.8", "[0,1]",
          own_threads),
     KEY("zero_optimization.offload_param.device", ENUM, NOWHERE, NONE, "none|cpu|nvme", NONE, FREE,
-        "Home of the working parameters: none is the device, cpu is host memory."),
+        "Home of the working parameters: none is the device, cpu is host memory.", .values = homes),
     KEY("zero_optimization.offload_param.nvme_path", STRING, NOWHERE, NONE, NONE, NONE, FREE,
         "Directory of the drive; the same as an entry of tiers.nvme without a budget."),
     IDLE("zero_optimization.offload_param.buffer_count", INT, "5", "[0,]", planned),

@@ -66,11 +66,12 @@ struct configi_key {
     const char *unit;
     const char *help;
     const char *alone; /* why the key has no effect on one rank; NULL: ranks make no difference */
+    /* ENUM: the enumerator of each choice; NULL: they are 0, 1, ... */
+    const int *values;
     /* Where the value lies in struct job; member_bytes 0: a function of job_*.c reads it. ENUM: an
-     * enumerator, whose first choice is `first`; the text where the member is larger; where it is a
-     * bool, whether the second choice is taken. */
+     * enumerator; the text where the member is larger; where it is a bool, whether the second
+     * choice is taken. */
     size_t offset, member_bytes;
-    int first;
     bool is_real; /* INT: the member is a double, and may be negative where it has no use */
 };
 typedef struct configi_key configi_key;

@@ -3,6 +3,12 @@
  * Constant data. */
 #include "config/keys_internal.h"
 
+/* The enumerators of choices. */
+static const int homes[] = {TIER_AUTO, TIER_DEVICE, TIER_HOST, TIER_NVME};
+static const int inner_homes[] = {TIER_AUTO, TIER_RECOMPUTE, TIER_DEVICE, TIER_HOST, TIER_NVME};
+static const int updates[] = {UPDATE_AUTO, UPDATE_AFTER_BACKWARD, UPDATE_IN_NEXT_FORWARD,
+                              UPDATE_IN_BACKWARD, UPDATE_DELAYED_ONE_STEP};
+
 static const char one_rank[] = "there is nobody to speak to";
 
 const configi_key configi_own_keys[] = {
@@ -193,21 +199,23 @@ const configi_key configi_own_keys[] = {
         "Hard limit on the drive; 0: its free space less 10%, which drives of one file system "
         "share. For the ranks of a host together, or for each where the path holds {rank} or "
         "{local_rank}."),
-    KEY("tiers.place.params", ENUM, AT(tiers.place[JOB_PARAMS]), "auto", "auto|device|host|nvme",
-        NONE, FREE,
-        "Home of the working parameters; auto: the dearest tier on which the job fits."),
-    KEY("tiers.place.grads", ENUM, AT(tiers.place[JOB_GRADS]), "auto", "auto|device|host|nvme",
-        NONE, FREE, "Home of the gradients; auto: as above."),
-    KEY("tiers.place.optimizer", ENUM, AT(tiers.place[JOB_OPTIMIZER]), "auto",
-        "auto|device|host|nvme", NONE, FREE, "Home of master weights and moments; auto: as above."),
-    KEY("tiers.place.activations", ENUM, AT(tiers.place[JOB_ACTIVATIONS]), "auto",
+    KEY("tiers.place.params", ENUM, AT(tiers.place[STATE_PARAMS]), "auto", "auto|device|host|nvme",
+        NONE, FREE, "Home of the working parameters; auto: the dearest tier on which the job fits.",
+        .values = homes),
+    KEY("tiers.place.grads", ENUM, AT(tiers.place[STATE_GRADS]), "auto", "auto|device|host|nvme",
+        NONE, FREE, "Home of the gradients; auto: as above.", .values = homes),
+    KEY("tiers.place.optimizer", ENUM, AT(tiers.place[STATE_OPTIMIZER]), "auto",
+        "auto|device|host|nvme", NONE, FREE, "Home of master weights and moments; auto: as above.",
+        .values = homes),
+    KEY("tiers.place.activations", ENUM, AT(tiers.place[STATE_ACTIVATIONS]), "auto",
         "auto|device|host|nvme", NONE, FREE,
-        "Home of the activation checkpoints between blocks; auto: as above."),
-    KEY("tiers.place.inner_activations", ENUM, AT(tiers.place[JOB_INNER_ACTIVATIONS]), "auto",
-        "auto|device|host|nvme|recompute", NONE, FREE,
+        "Home of the activation checkpoints between blocks; auto: as above.", .values = homes),
+    KEY("tiers.place.inner_activations", ENUM, AT(tiers.place[STATE_INNER_ACTIVATIONS]), "auto",
+        "auto|recompute|device|host|nvme", NONE, FREE,
         "Activations within a block: recompute them in the backward, or keep them from the forward "
         "on this tier; auto: kept on device or host where the step is predicted to be faster by 2% "
-        "or more."),
+        "or more.",
+        .values = inner_homes),
     KEY("tiers.place.rules", OBJECTS, NOWHERE, NONE, "[0,64]", "rules", FREE,
         "Placement of single units; a later rule wins over an earlier one and over the kind."),
     KEY("tiers.place.rules.*.units", UNITS, NOWHERE, NONE, NONE, NONE, FREE,
@@ -215,8 +223,9 @@ const configi_key configi_own_keys[] = {
     KEY("tiers.place.rules.*.kind", ENUM, NOWHERE, NONE,
         "params|grads|optimizer|activations|inner_activations", NONE, FREE,
         "What the rule places. Required."),
-    KEY("tiers.place.rules.*.tier", ENUM, NOWHERE, NONE, "device|host|nvme|recompute", NONE, FREE,
-        "Where it rests; recompute is for inner_activations alone. Required."),
+    KEY("tiers.place.rules.*.tier", ENUM, NOWHERE, NONE, "recompute|device|host|nvme", NONE, FREE,
+        "Where it rests; recompute is for inner_activations alone. Required.",
+        .values = inner_homes + 1),
 
     KEY("schedule.order", ENUM, AT(schedule.order), "layer_major",
         "layer_major|batch_major|fastest", NONE, FREE,
@@ -227,7 +236,8 @@ const configi_key configi_own_keys[] = {
         "auto|after_backward|in_next_forward|in_backward|delayed_one_step", NONE, LATER,
         "When the optimizer runs; in_next_forward hides its I/O behind the next forward, to the "
         "same bits. in_backward, as each gradient is complete, needs gradient_clipping 0, no fp16 "
-        "and no overflow check. delayed_one_step is approximate: gradients are one step late."),
+        "and no overflow check. delayed_one_step is approximate: gradients are one step late.",
+        .values = updates),
     KEY("schedule.tile_elems", INT, AT(schedule.tile_elems), "0", "[0,]", "elements", FREE,
         "Elements of one optimizer tile; 0: automatic, at most zero_optimization.sub_group_size."),
     KEY("schedule.packed", ENUM, AT(schedule.packed), "auto", "auto|never|always", NONE, FREE,

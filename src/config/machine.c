@@ -7,6 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/file.h"
 #include "base/mem.h"
 #include "base/size.h"
 #include "config/config_internal.h"
@@ -329,26 +330,6 @@ static json_t *block_json(const machinei_block *block, const char *source)
     return object;
 }
 
-static int write_file(const char *path, const char *text)
-{
-    char temporary[JOB_PATH_BYTES];
-    int length = snprintf(temporary, sizeof temporary, "%s.tmp", path);
-    if (length < 0 || (size_t)length >= sizeof temporary)
-        return err_set(-ENAMETOOLONG, "%.100s...: a path of more than %d bytes", path,
-                       JOB_PATH_BYTES - 5);
-    FILE *file = fopen(temporary, "we");
-    if (!file)
-        return err_errno(errno, "cannot write %s", temporary);
-    errno = 0;
-    bool good = fputs(text, file) >= 0 && fflush(file) == 0 && fsync(fileno(file)) == 0;
-    good = fclose(file) == 0 && good;
-    if (good && rename(temporary, path) == 0)
-        return 0;
-    int rc = err_errno(errno ? errno : EIO, "cannot write %s", path);
-    unlink(temporary);
-    return rc;
-}
-
 /* What is written must be read again: counts within their arrays, numbers within their ranges. */
 static int check_written(const char *path, const char *text)
 {
@@ -379,7 +360,7 @@ int machine_write(const machine *self, const char *path)
     TRY(rc);
     rc = check_written(path, text);
     if (rc == 0)
-        rc = write_file(path, text);
+        rc = file_write(path, text, strlen(text));
     mem_free(text);
     return rc;
 }

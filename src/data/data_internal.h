@@ -62,9 +62,6 @@ bool datai_is_jsonl(const char *path); /* by its name */
 int datai_open(const char *path, int *fd, uint64_t *bytes) MUST_CHECK;
 /* Exactly `bytes` bytes at `offset`. ERR_INPUT where the file ends before. */
 int datai_pread(int fd, const char *path, uint64_t offset, uint64_t bytes, void *target) MUST_CHECK;
-/* The entries of the directory that `path` lies in: after a loss of power a file that was renamed is whole under its
- * new name, or not there. */
-int datai_sync_directory(const char *path) MUST_CHECK;
 
 /* Checks the index at idx_path whole and holds it against the opened .bin: sets type and token_count, and
  * keeps the index open for its documents. */

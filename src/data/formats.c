@@ -106,21 +106,6 @@ int datai_pread(int fd, const char *path, uint64_t offset, uint64_t bytes, void 
     return 0;
 }
 
-int datai_sync_directory(const char *path)
-{
-    char directory[PATH_MAX];
-    snprintf(directory, sizeof directory, "%s", path);
-    char *slash = strrchr(directory, '/');
-    if (slash)
-        slash[slash == directory] = '\0';
-    int fd = open(slash ? directory : ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    int rc =
-        fd >= 0 && fsync(fd) == 0 ? 0 : err_errno(errno, "cannot sync the directory of %s", path);
-    if (fd >= 0)
-        close(fd);
-    return rc;
-}
-
 /* ---- llm.c ---- */
 
 static const struct llmc_kind *llmc_kind_of(const unsigned char *begin)

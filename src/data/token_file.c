@@ -9,6 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/file.h"
 #include "base/mem.h"
 #include "base/progress.h"
 #include "base/size.h"
@@ -90,12 +91,6 @@ static void output_close(struct output *self)
     self->fd = -1;
     mem_free(self->buffer);
     self->buffer = NULL;
-}
-
-static int output_sync(struct output *self)
-{
-    TRY(output_flush(self));
-    return fsync(self->fd) == 0 ? 0 : err_errno(errno, "cannot sync %s", self->path);
 }
 
 void token_file_abandon(token_file *self)
@@ -260,7 +255,7 @@ static int write_index(token_file *self)
     TRY(copy_lengths(self, true));
     for (uint64_t document = 0; document < ends; document++)
         TRY(output_add(&self->index, &document, sizeof document));
-    return output_sync(&self->index);
+    return output_flush(&self->index);
 }
 
 static int write_llmc_header(token_file *self)
@@ -281,11 +276,6 @@ static int write_llmc_header(token_file *self)
     return 0;
 }
 
-static int move(const char *from, const char *to)
-{
-    return rename(from, to) == 0 ? 0 : err_errno(errno, "cannot rename %s to %s", from, to);
-}
-
 static int publish(token_file *self)
 {
     bool is_pair = self->format == CORPUS_MEGATRON;
@@ -294,19 +284,15 @@ static int publish(token_file *self)
     TRY(token_file_end_document(self));
     if (self->format == CORPUS_LLMC)
         TRY(write_llmc_header(self));
-    TRY(output_sync(&self->tokens));
+    TRY(output_flush(&self->tokens));
     if (is_pair) {
         TRY(write_index(self));
         if (unlink(self->index_name) != 0 && errno != ENOENT)
             return err_errno(errno, "cannot replace %s", self->index_name);
-        TRY(datai_sync_directory(self->name));
+        TRY(file_sync_parent(self->name));
     }
-    TRY(move(self->tokens.path, self->name));
-    if (is_pair) {
-        TRY(datai_sync_directory(self->name));
-        TRY(move(self->index.path, self->index_name));
-    }
-    return datai_sync_directory(self->name);
+    TRY(file_publish(&self->tokens.fd, self->tokens.path, self->name));
+    return is_pair ? file_publish(&self->index.fd, self->index.path, self->index_name) : 0;
 }
 
 int token_file_finish(token_file *self)

@@ -32,6 +32,7 @@
 #include <unistd.h>
 
 #include "base/failpoint.h"
+#include "base/file.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/size.h"
@@ -43,18 +44,6 @@ static int slot_path(char path[PATH_MAX], const char *state_dir, unsigned slot, 
     if (length < 0 || length >= PATH_MAX)
         return err_errno(ENAMETOOLONG, "the run's state directory %s", state_dir);
     return 0;
-}
-
-static int sync_directory(const char *state_dir)
-{
-    int fd = open(state_dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fd < 0)
-        return err_errno(errno, "cannot open the state directory %s", state_dir);
-    int rc = 0;
-    if (fsync(fd) < 0 && errno != EINVAL) /* file systems that keep no entries to be synced */
-        rc = err_errno(errno, "cannot make the state directory %s durable", state_dir);
-    close(fd);
-    return rc;
 }
 
 /* ---- writing ---- */
@@ -162,7 +151,7 @@ static int write_slot(const char *state_dir, slot_file *self, const manifesti_pa
         self->is_renamed = true;
     }
     TRY(failpoint("manifest.synced"));
-    return sync_directory(state_dir);
+    return file_sync_directory(state_dir);
 }
 
 /* After a failure: the slot must not count. As well as it goes, for the drive may be gone; the bytes stay
@@ -301,7 +290,7 @@ static int settle(const char *state_dir, const slot_view views[MANIFESTI_SLOTS])
         close(fd);
         TRY(rc);
     }
-    int rc = sync_directory(state_dir);
+    int rc = file_sync_directory(state_dir);
     return rc == -EROFS ? 0 : rc;
 }
 

@@ -382,7 +382,7 @@ void modeli_size_passes(
 void modeli_destroy_passes(model *self);
 /* The part that a pass of a cut stage is about, and whether the pass makes gradients: all of a backward
  * do but the head's first half. */
-const modeli_part *modeli_pass_part(const model *self, enum model_phase phase, uint32_t stage,
+const modeli_part *modeli_pass_part(const model *self, enum phase phase, uint32_t stage,
                                     uint32_t pass, bool *backward);
 
 /* products.c, part_products.c. The forward's has no bias; the caller asks for it. */
@@ -412,7 +412,7 @@ uint64_t modeli_packed_at(const model *self, enum modeli_product first, enum mod
 uint64_t modeli_packed_input_bytes(const model *self,
                                    const modeli_part *part); /* a part's, for dX */
 /* Fills in packed_bytes, kept_packed_bytes and packed_uses of a pass. */
-void modeli_size_packed(const model *self, enum model_phase phase, uint32_t stage, uint32_t pass);
+void modeli_size_packed(const model *self, enum phase phase, uint32_t stage, uint32_t pass);
 
 /* fresh.c: zeros in the fresh accumulators of a call of a backward pass, but for the matrices, which the
  * products of the pass write. And how many bytes that is of the pass's unit i. */

@@ -95,11 +95,11 @@ static void size_whole(const model *self, enum stage_kind kind, bool backward, m
     }
 }
 
-void modeli_size_packed(const model *self, enum model_phase phase, uint32_t stage, uint32_t pass)
+void modeli_size_packed(const model *self, enum phase phase, uint32_t stage, uint32_t pass)
 {
     const model_stage *of = &self->stages[stage];
     model_pass *sized = &of->passes[phase][pass];
-    bool backward = phase == MODEL_BACKWARD;
+    bool backward = phase == PHASE_BACKWARD;
     sized->packed_uses = 1;
     if (!of->is_cut) {
         size_whole(self, of->kind, backward, sized);

@@ -8,12 +8,12 @@
 #include "plan/plan_internal.h"
 
 /* Whether the pass finds the inner activations that it would else make first. */
-static bool finds_saved(const plan_job *job, uint32_t stage, enum plan_phase phase)
+static bool finds_saved(const plan_job *job, uint32_t stage, enum phase phase)
 {
-    return phase == PLAN_BACKWARD && !job->stages[stage].is_cut && plani_keeps_saved(job, stage);
+    return phase == PHASE_BACKWARD && !job->stages[stage].is_cut && plani_keeps_saved(job, stage);
 }
 
-double plani_packed_gain(const plan_job *job, uint32_t stage, enum plan_phase phase,
+double plani_packed_gain(const plan_job *job, uint32_t stage, enum phase phase,
                          const plan_pass *pass, bool fills)
 {
     bool kept = finds_saved(job, stage, phase);
@@ -23,7 +23,7 @@ double plani_packed_gain(const plan_job *job, uint32_t stage, enum plan_phase ph
 }
 
 /* Few micro-batches may spare less than leaving it costs. */
-static bool pays(const plan_job *job, uint32_t stage, enum plan_phase phase, const plan_pass *pass,
+static bool pays(const plan_job *job, uint32_t stage, enum phase phase, const plan_pass *pass,
                  uint32_t mb_count)
 {
     double gain = plani_packed_gain(job, stage, phase, pass, true) +
@@ -31,7 +31,7 @@ static bool pays(const plan_job *job, uint32_t stage, enum plan_phase phase, con
     return job->packs_always || (pass->seconds > 0 && gain > 0);
 }
 
-uint64_t plani_packed_bytes(const plan_job *job, uint32_t stage, enum plan_phase phase,
+uint64_t plani_packed_bytes(const plan_job *job, uint32_t stage, enum phase phase,
                             const plan_pass *pass, uint32_t mb_count)
 {
     bool is_used_again = mb_count > 1 || pass->packs_alone;
@@ -58,12 +58,12 @@ static uint32_t add_level(uint64_t levels[PLANI_PACKED_LEVELS], uint32_t count, 
 
 uint32_t plani_packed_levels(const plan_job *job, uint64_t bytes[PLANI_PACKED_LEVELS])
 {
-    uint32_t count = 0, together = job->order == PLAN_BATCH_MAJOR ? 1 : job->micro_batch_count;
+    uint32_t count = 0, together = job->order == ORDER_BATCH_MAJOR ? 1 : job->micro_batch_count;
     for (uint32_t s = 0; s < job->stage_count; s++)
-        for (int phase = 0; phase < PLAN_PHASE_COUNT; phase++) {
-            enum plan_phase which = (enum plan_phase)phase;
-            if (job->only_eval ? which != PLAN_FORWARD
-                               : which == PLAN_RECOMPUTE && plani_keeps_saved(job, s))
+        for (int phase = 0; phase < PHASE_COUNT; phase++) {
+            enum phase which = (enum phase)phase;
+            if (job->only_eval ? which != PHASE_FORWARD
+                               : which == PHASE_RECOMPUTE && plani_keeps_saved(job, s))
                 continue;
             for (uint32_t p = 0; p < job->stages[s].pass_count[phase]; p++) {
                 const plan_pass *pass = &job->stages[s].passes[phase][p];

@@ -48,7 +48,7 @@ static const buffer *high_place(const traini_setup *setup, uint32_t unit)
 
 static bool is_on_slab(const buffer *place)
 {
-    return place && place->arena == ARENA_NVME;
+    return place && place->arena == TIER_NVME;
 }
 
 static uint64_t tiles_of(const traini_setup *setup, uint32_t unit)

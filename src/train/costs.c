@@ -248,9 +248,9 @@ void traini_price_passes(traini_setup *self, const machine *from)
     for (uint32_t s = 0; s < net->stage_count; s++) {
         model_kept_costs(net, s, &kernels);
         self->stages[s].recompute_seconds = slower * costs_of_kernels(&known, &kernels);
-        for (int phase = 0; phase < MODEL_PHASE_COUNT; phase++)
+        for (int phase = 0; phase < PHASE_COUNT; phase++)
             for (uint32_t p = 0; p < net->stages[s].pass_count[phase]; p++) {
-                model_pass_costs(net, (enum model_phase)phase, s, p, &kernels);
+                model_pass_costs(net, (enum phase)phase, s, p, &kernels);
                 pass->seconds = slower * costs_of_kernels(&known, &kernels);
                 price_packing(from, &net->stages[s].passes[phase][p], slower, pass++);
             }

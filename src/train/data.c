@@ -10,9 +10,9 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/file.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "data/made.h"
@@ -250,7 +250,7 @@ int traini_check_borrowed_words(const traini_loop *self)
     int there = traini_side_dir(self->options->from, dir);
     TRY(there);
     for (int i = 0; there && i < 2; i++) {
-        snprintf(file, sizeof file, "%s/%s", dir, names[i]);
+        TRY(file_join(file, sizeof file, dir, names[i]));
         if (access(file, F_OK) == 0)
             return err_set(ERR_CONFIG,
                            "data.tokenizer is not given, so that text would be cut as bytes, but "
@@ -288,10 +288,8 @@ int traini_open_data(traini_loop *self)
 static int make_directory(const struct job *asked)
 {
     char path[MADE_PATH_BYTES];
-    snprintf(path, sizeof path, "%s/data", asked->run.dir);
-    if (mkdir(path, 0777) == 0 || errno == EEXIST)
-        return 0;
-    return err_errno(errno, "cannot make the directory %s", path);
+    TRY(file_join(path, sizeof path, asked->run.dir, "data"));
+    return file_make_directories(path, NULL);
 }
 
 /* Rank 0's: what is there already is of an earlier process, or of a file that is in both lists. */

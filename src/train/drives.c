@@ -4,6 +4,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/file.h"
 #include "base/size.h"
 #include "tiers/slab.h"
 #include "train/train_internal.h"
@@ -17,11 +18,8 @@ int traini_make_absolute(char path[SLAB_PATH_BYTES])
     snprintf(given, sizeof given, "%s", path);
     if (!getcwd(base, sizeof base))
         return err_errno(errno, "the working directory");
-    int length = snprintf(path, SLAB_PATH_BYTES, "%s/%s", base, given);
-    if (length < 0 || length >= SLAB_PATH_BYTES)
-        return err_set(ERR_CONFIG, "the path of a drive, %.100s..., is longer than %d bytes", given,
-                       SLAB_PATH_BYTES - 1);
-    return 0;
+    int rc = file_join(path, SLAB_PATH_BYTES, base, given);
+    return rc < 0 ? err_prefix(ERR_CONFIG, "a drive") : 0;
 }
 
 /* The directories of the slabs: the job's drives, or the run directory. */
@@ -94,7 +92,7 @@ int traini_make_drives(traini_setup *self, const struct traini_setup_options *op
         for (uint32_t d = 0; d < self->drive_count; d++)
             snprintf(self->drives[d].path, sizeof self->drives[d].path, "%s",
                      options->found->slabs.drives[d]);
-        self->plan.budget_bytes[ARENA_NVME] = options->found->total_bytes;
+        self->plan.budget_bytes[TIER_NVME] = options->found->total_bytes;
         return expand_drives(self);
     }
     if (options->params_alone && asked->tiers.nvme_count == 0)
@@ -114,7 +112,7 @@ int traini_make_drives(traini_setup *self, const struct traini_setup_options *op
                   traini_drive_sharers(&self->ranks, self->drive_names[d]);
         is_stated = is_stated && asked->tiers.nvme[d].budget_bytes > 0;
     }
-    self->plan.budget_bytes[ARENA_NVME] = is_stated ? size_min(bytes, stated) : bytes;
+    self->plan.budget_bytes[TIER_NVME] = is_stated ? size_min(bytes, stated) : bytes;
     if (!is_stated || bytes < stated) /* their free space binds, not their budgets */
         self->plan.nvme_advice = "the drives of tiers.nvme have no more free space: free some, or "
                                  "name another drive";

@@ -27,7 +27,7 @@ enum { IO_LANE_DEPTH_MIN = 16, IO_LANE_DEPTH_MAX = 64 };
 static int make_host_arena(traini_engine *self, const train_memory *memory, uint64_t size_bytes)
 {
     traini_setup *setup = self->setup;
-    arena *host = &self->arenas[ARENA_HOST];
+    arena *host = &self->arenas[TIER_HOST];
     if (memory) {
         char need[SIZE_TEXT_BYTES], has[SIZE_TEXT_BYTES];
         if (memory->host.size_bytes < size_bytes)
@@ -58,23 +58,23 @@ static int make_arenas(traini_engine *self, const train_memory *memory)
 {
     traini_setup *setup = self->setup;
     uint64_t bytes[2];
-    for (int a = ARENA_DEVICE; a <= ARENA_HOST; a++)
-        bytes[a] = size_max(traini_reached_bytes(setup, (enum arena_kind)a), TILE_BLOCK_BYTES);
-    topology_place_memory(&setup->machine, bytes[ARENA_HOST], setup->gpu ? 0 : bytes[ARENA_DEVICE],
+    for (int a = TIER_DEVICE; a <= TIER_HOST; a++)
+        bytes[a] = size_max(traini_reached_bytes(setup, (enum tier)a), TILE_BLOCK_BYTES);
+    topology_place_memory(&setup->machine, bytes[TIER_HOST], setup->gpu ? 0 : bytes[TIER_DEVICE],
                           &setup->cores);
     for (uint32_t i = 0; i < setup->cores.note_count; i++)
         log_warn("%s", setup->cores.notes[i]);
     if (setup->gpu) {
-        TRY(device_reserve(setup->gpu, bytes[ARENA_DEVICE], &self->arenas[ARENA_DEVICE].base));
-        self->arenas[ARENA_DEVICE].size_bytes = bytes[ARENA_DEVICE];
+        TRY(device_reserve(setup->gpu, bytes[TIER_DEVICE], &self->arenas[TIER_DEVICE].base));
+        self->arenas[TIER_DEVICE].size_bytes = bytes[TIER_DEVICE];
     } else {
         arena_config config = {.name = "device",
-                               .size_bytes = bytes[ARENA_DEVICE],
+                               .size_bytes = bytes[TIER_DEVICE],
                                .nodes = &setup->cores.device,
                                .touch_threads = setup->thread_count};
-        TRY(arena_init(&self->arenas[ARENA_DEVICE], &config));
+        TRY(arena_init(&self->arenas[TIER_DEVICE], &config));
     }
-    return make_host_arena(self, memory, bytes[ARENA_HOST]);
+    return make_host_arena(self, memory, bytes[TIER_HOST]);
 }
 
 int traini_result_memory(traini_engine *self, uint64_t size_bytes, void **out)
@@ -124,7 +124,7 @@ static int make_disk(traini_engine *self, const struct traini_engine_options *op
         .drive_count = setup->drive_count,
         .total_bytes = options->slab_bytes
                            ? options->slab_bytes
-                           : size_max(traini_reached_bytes(setup, ARENA_NVME), TILE_BLOCK_BYTES),
+                           : size_max(traini_reached_bytes(setup, TIER_NVME), TILE_BLOCK_BYTES),
         .stripe_bytes = options->stripe_bytes,
         .open_existing = options->open_existing,
         .only_reads = setup->plan.only_eval && options->open_existing,
@@ -186,8 +186,8 @@ static int make_io(traini_engine *self, const struct traini_engine_options *opti
 {
     const struct job *asked = self->setup->job;
     io_region regions[1] = {
-        {self->arenas[ARENA_HOST].base,
-         self->arenas[ARENA_HOST].size_bytes / TILE_BLOCK_BYTES * TILE_BLOCK_BYTES}};
+        {self->arenas[TIER_HOST].base,
+         self->arenas[TIER_HOST].size_bytes / TILE_BLOCK_BYTES * TILE_BLOCK_BYTES}};
     sim_store *store;
     uint64_t block_bytes;
     uint32_t queue_depth;
@@ -217,7 +217,7 @@ static int make_io(traini_engine *self, const struct traini_engine_options *opti
     traini_list_programs(self, programs);
     TRY(checksum_create(programs, PROGRAM_KIND_COUNT, &self->sums));
     lane_io_config io_lanes = {.transport = self->transport,
-                               .host_base = self->arenas[ARENA_HOST].base,
+                               .host_base = self->arenas[TIER_HOST].base,
                                .depth = io_lane_depth(queue_depth, self->disk->drive_count),
                                .request_capacity = IO_LANE_DEPTH_MAX,
                                .verify = self->sums,
@@ -290,12 +290,12 @@ static void release_memory(traini_engine *self)
 {
     device *gpu = self->setup->gpu;
     bool has_failed = gpu && device_synchronize(gpu, NULL) < 0;
-    if (self->is_pinned && device_unpin(gpu, self->arenas[ARENA_HOST].base) < 0)
+    if (self->is_pinned && device_unpin(gpu, self->arenas[TIER_HOST].base) < 0)
         warn_unless(has_failed);
-    if (gpu && self->arenas[ARENA_DEVICE].base && device_release(gpu) < 0)
+    if (gpu && self->arenas[TIER_DEVICE].base && device_release(gpu) < 0)
         warn_unless(has_failed);
-    for (int a = ARENA_DEVICE; a <= ARENA_HOST; a++)
-        if (self->arenas[a].base && !(a == ARENA_DEVICE ? gpu != NULL : self->borrows_host))
+    for (int a = TIER_DEVICE; a <= TIER_HOST; a++)
+        if (self->arenas[a].base && !(a == TIER_DEVICE ? gpu != NULL : self->borrows_host))
             arena_fini(&self->arenas[a]);
     for (size_t i = 0; i < sizeof self->results / sizeof self->results[0]; i++)
         mem_free(self->results[i]);

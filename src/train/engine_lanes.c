@@ -46,9 +46,9 @@ void traini_list_programs(const traini_engine *self, const program *programs[PRO
 }
 
 /* Start of an arena for those who look into it; NULL where that is memory of a GPU. */
-static unsigned char *host_readable(const traini_engine *self, enum arena_kind which)
+static unsigned char *host_readable(const traini_engine *self, enum tier which)
 {
-    return which == ARENA_DEVICE && self->setup->gpu ? NULL : self->arenas[which].base;
+    return which == TIER_DEVICE && self->setup->gpu ? NULL : self->arenas[which].base;
 }
 
 /* A worker of the engine, with what run.paranoid puts before its callback. `start` gets the group. */
@@ -79,7 +79,7 @@ static int make_worker(traini_engine *self, const struct worker_plan *plan, lane
         paranoid_config checked = {
             .programs = programs,
             .program_count = PROGRAM_KIND_COUNT,
-            .arena_base = {host_readable(self, ARENA_DEVICE), self->arenas[ARENA_HOST].base},
+            .arena_base = {host_readable(self, TIER_DEVICE), self->arenas[TIER_HOST].base},
             .run = plan->run,
             .user = self,
         };
@@ -105,7 +105,7 @@ static int make_gpu_lane(traini_engine *self)
                    [LANE_D2H] = true,
                    [LANE_COMPUTE] = true,
                    [LANE_COMM] = self->setup->collectives == COMM_NCCL},
-        .arena_base = {self->arenas[ARENA_DEVICE].base, self->arenas[ARENA_HOST].base},
+        .arena_base = {self->arenas[TIER_DEVICE].base, self->arenas[TIER_HOST].base},
         .enqueue = traini_enqueue_op,
         .finish = traini_finish_op,
         .watch = self->setup->ranks.world > 1 ? watch_ranks : NULL,
@@ -279,7 +279,7 @@ int traini_make_executor(traini_engine *self)
         .is_committing = &self->commit.is_due,
         .stuck_ns = (uint64_t)(self->setup->job->io.stuck_seconds * 1e9),
         .paranoid = self->setup->job->run.paranoid,
-        .arena_base = {host_readable(self, ARENA_DEVICE), self->arenas[ARENA_HOST].base},
+        .arena_base = {host_readable(self, TIER_DEVICE), self->arenas[TIER_HOST].base},
     };
     uint64_t events = TRACE_EVENTS; /* who watches is shown all ops of a step */
     while (self->watch && events < self->setup->set.programs[PROGRAM_STEADY].op_count)

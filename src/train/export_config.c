@@ -9,6 +9,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/file.h"
 #include "base/mem.h"
 #include "format/format_json.h"
 #include "format/hf_checkpoint.h"
@@ -100,7 +101,7 @@ static int carry_config(const char *source, const char *target, enum dtype type)
     uint64_t text_bytes;
     size_t changed_bytes = 0;
     json_t *doc = NULL;
-    TRY(format_read_file(source, config_limits.bytes_max, &text, &text_bytes));
+    TRY(file_read(source, config_limits.bytes_max, &text, &text_bytes));
     int rc = format_json_parse(source, text, text_bytes, &config_limits, &doc);
     if (rc == 0 && json_object_size(doc) == 0)
         rc = err_set(ERR_INPUT, "%s: it is an empty object", source);
@@ -118,7 +119,7 @@ static int carry_config(const char *source, const char *target, enum dtype type)
     }
     mem_free(text);
     if (rc == 0)
-        rc = format_write_file(target, changed, changed_bytes);
+        rc = file_write(target, changed, changed_bytes);
     free(changed);
     return rc == -ENOMEM ? err_set(rc, "no memory for %s", target) : rc;
 }
@@ -161,7 +162,7 @@ static int write_json(const char *path, const json_t *doc)
         return err_set(-ENOMEM, "no memory to write %s", path);
     size_t length = strlen(text);
     text[length] = '\n'; /* in the place of the zero */
-    int rc = format_write_file(path, text, length + 1);
+    int rc = file_write(path, text, length + 1);
     free(text);
     return rc;
 }
@@ -215,12 +216,13 @@ static int fill_gpt2(json_t *config, const struct job_model *from)
 static json_t *rope_scaling(const struct job_model *from)
 {
     switch (from->rope_scaling) {
-    case JOB_ROPE_PLAIN:
+    case ROPE_PLAIN:
+    case ROPE_SCALING_COUNT:
         break;
-    case JOB_ROPE_LINEAR:
-        return json_pack("{s:s, s:f}", "rope_type", "linear", "factor", from->rope_factor);
-    case JOB_ROPE_LLAMA3:
-        return json_pack("{s:s, s:f, s:f, s:f, s:I}", "rope_type", "llama3", "factor",
+    case ROPE_LINEAR:
+        return json_pack("{s:s, s:f}", "rope_type", rope_scaling_name(ROPE_LINEAR), "factor", from->rope_factor);
+    case ROPE_LLAMA3:
+        return json_pack("{s:s, s:f, s:f, s:f, s:I}", "rope_type", rope_scaling_name(ROPE_LLAMA3), "factor",
                          from->rope_factor, "low_freq_factor", from->rope_low_freq_factor,
                          "high_freq_factor", from->rope_high_freq_factor,
                          "original_max_position_embeddings",
@@ -265,10 +267,8 @@ static int write_config(const traini_view *run, const char *side_dir, const char
 {
     char source[PATH_MAX], target[PATH_MAX];
     const struct job_model *from = &run->asked->model;
-    snprintf(source, sizeof source, "%s/%s", side_dir, config_name);
-    int length = snprintf(target, sizeof target, "%s/%s", dir, config_name);
-    if (length < 0 || length >= PATH_MAX)
-        return err_set(ERR_INPUT, "the path %.100s... is longer than %d bytes", dir, PATH_MAX - 13);
+    TRY(file_join(source, sizeof source, side_dir, config_name));
+    TRY(file_join(target, sizeof target, dir, config_name));
     if (side_dir[0] && access(source, F_OK) == 0)
         return carry_config(source, target, type);
     json_t *config = json_object();

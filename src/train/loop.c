@@ -163,7 +163,7 @@ static void fill_line(const traini_loop *self, const run_totals *run, double los
             .busy_seconds = (double)run->lanes[i].busy_ns * 1e-9,
             .stall_seconds = (double)run->lanes[i].stall_ns * 1e-9,
         };
-    for (int a = 0; a < ARENA_COUNT; a++)
+    for (int a = 0; a < TIER_COUNT; a++)
         line->peak_bytes[a] = self->summary->peak_bytes[a];
 }
 
@@ -201,7 +201,7 @@ static double rate_of(const traini_loop *self)
 /* Why this step's failed gradient ends the run; NULL: it does not. */
 static const char *why_no_skip(const traini_loop *self)
 {
-    if (self->setup->plan.update == PLAN_UPDATE_IN_BACKWARD)
+    if (self->setup->plan.update == UPDATE_IN_BACKWARD)
         return "with schedule.update in_backward it was applied as it came, so what was trained is "
                "lost";
     if (!self->job->check_grad_overflow)
@@ -291,7 +291,7 @@ static int run_step_program(traini_loop *self, run_totals *run, enum program_kin
     engine->step.loss_scale = self->scaler.scale;
     if (!leaves_update)
         engine->step.skip = false; /* until the norm says otherwise */
-    if (self->setup->plan.update == PLAN_UPDATE_IN_BACKWARD) {
+    if (self->setup->plan.update == UPDATE_IN_BACKWARD) {
         engine->step.grad_norm = 0; /* neither clips nor skips */
         traini_make_scalars(engine);
     }
@@ -305,7 +305,7 @@ static int run_step_program(traini_loop *self, run_totals *run, enum program_kin
         return err_prefix(rc, "step %" PRIu64, engine->step.step);
     if (leaves_update)
         traini_make_scalars(engine);
-    if (self->setup->plan.update == PLAN_UPDATE_IN_BACKWARD)
+    if (self->setup->plan.update == UPDATE_IN_BACKWARD)
         self->spoiled = engine->step.skip = !isfinite(engine->step.grad_norm);
     self->pending = leaves_update && !engine->step.skip;
     return 0;

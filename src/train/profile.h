@@ -101,7 +101,7 @@ struct profile_summary {
     double predicted_resource_seconds[PROFILE_RESOURCE_COUNT];
     double measured_resource_seconds[PROFILE_RESOURCE_COUNT]; /* the median */
     uint8_t predicted_resource, measured_resource; /* enum profile_resource: the busiest */
-    uint64_t peak_bytes[ARENA_COUNT];              /* measured: of the arenas as they were made */
+    uint64_t peak_bytes[TIER_COUNT];              /* measured: of the arenas as they were made */
     uint64_t resident_bytes_max;                   /* of the process, all told (VmHWM) */
     uint32_t unit_count;
     struct profile_unit units[PROFILE_UNITS_SHOWN]; /* by stall, the longest first */

@@ -8,6 +8,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/file.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "train/profile_internal.h"
@@ -47,8 +48,7 @@ static int make_run_dir(profile *self)
     snprintf(self->own->run.dir, sizeof self->own->run.dir, "%s", path);
     if (self->options->of_ranks > 0 && self->options->as_rank > 0) { /* which rank 0 would make */
         strcat(path, "/state");
-        if (mkdir(path, 0777) != 0)
-            return err_errno(errno, "cannot make %s", path);
+        TRY(file_make_directories(path, NULL));
     }
     return 0;
 }

@@ -168,7 +168,7 @@ int traini_compare_data(traini_loop *self)
 /* ---- equal plans ---- */
 
 struct plan_inputs {
-    uint64_t budget_bytes[ARENA_COUNT];
+    uint64_t budget_bytes[TIER_COUNT];
     uint64_t
         workspace_bytes; /* which the products of other kernels or threads need more or less of */
     plan_machine machine;
@@ -180,7 +180,7 @@ struct plan_inputs {
 /* Budgets that hold on every rank, a workspace that is enough for each; the machine as rank 0 knows it. */
 static void join_inputs(const struct plan_inputs *all, uint32_t world, plan_job *plan)
 {
-    for (int a = 0; a < ARENA_COUNT; a++)
+    for (int a = 0; a < TIER_COUNT; a++)
         for (uint32_t r = 0; r < world; r++)
             plan->budget_bytes[a] = size_min(plan->budget_bytes[a], all[r].budget_bytes[a]);
     for (uint32_t r = 0; r < world; r++)
@@ -518,9 +518,9 @@ int traini_collect_ranks(traini_loop *self)
     const struct traini_ranks *ranks = &self->ranks;
     struct train_rank own = {.sent_bytes = self->sent_bytes};
     snprintf(own.host, sizeof own.host, "%s", ranks->host);
-    for (int a = ARENA_DEVICE; a <= ARENA_HOST; a++)
+    for (int a = TIER_DEVICE; a <= TIER_HOST; a++)
         own.arena_bytes[a] = engine->arenas[a].size_bytes;
-    own.arena_bytes[ARENA_NVME] = traini_reached_bytes(self->setup, ARENA_NVME);
+    own.arena_bytes[TIER_NVME] = traini_reached_bytes(self->setup, TIER_NVME);
     for (uint32_t d = 0; d < engine->disk->drive_count; d++)
         own.slab_file_bytes += engine->disk->files[d].file_bytes;
     TRY(arena_process_memory(NULL, &own.resident_bytes_max, NULL));

@@ -10,10 +10,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/file.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/size.h"
-#include "format/format_json.h"
 #include "train/train_internal.h"
 
 bool traini_is_same_directory(const char *one, const char *other)
@@ -23,56 +23,16 @@ bool traini_is_same_directory(const char *one, const char *other)
                                        a.st_dev == b.st_dev && a.st_ino == b.st_ino);
 }
 
-/* Makes the entry of `path` in its directory survive a loss of power. */
-static int sync_parent(const char *path)
-{
-    int rc = format_sync_parent(path);
-    return rc < 0 ? err_prefix(rc, "run.dir") : 0;
-}
-
-static int make_directory(const char *path)
-{
-    if (mkdir(path, 0777) == 0)
-        return sync_parent(path);
-    if (errno == EEXIST)
-        return 0;
-    return err_set(ERR_INPUT, "run.dir: cannot make directory %s: %s", path, strerror(errno));
-}
-
-/* mkdir -p, durable. */
-static int make_directories(const char *path)
-{
-    char part[JOB_PATH_BYTES];
-    snprintf(part, sizeof part, "%s", path);
-    for (char *at = part + 1; *at; at++) {
-        if (*at != '/')
-            continue;
-        *at = '\0';
-        TRY(make_directory(part));
-        *at = '/';
-    }
-    return make_directory(part);
-}
-
-/* path/name in `out`. */
-static int join(char out[JOB_PATH_BYTES], const char *path, const char *name)
-{
-    int length = snprintf(out, JOB_PATH_BYTES, "%s/%s", path, name);
-    if (length < 0 || length >= JOB_PATH_BYTES)
-        return err_set(ERR_INPUT, "the path %s/%s is longer than %d bytes", path, name,
-                       JOB_PATH_BYTES - 1);
-    return 0;
-}
-
 int traini_run_dir_open(struct traini_run_dir *self, const char *path)
 {
     memset(self, 0, sizeof *self);
     self->lock_fd = -1;
     char lock_path[JOB_PATH_BYTES];
     snprintf(self->path, sizeof self->path, "%s", path);
-    TRY(join(self->state, path, "state"));
-    TRY(make_directories(self->state));
-    TRY(join(lock_path, self->state, "lock"));
+    TRY(file_join(self->state, sizeof self->state, path, "state"));
+    if (file_make_directories(self->state, NULL) < 0)
+        return err_prefix(ERR_INPUT, "run.dir");
+    TRY(file_join(lock_path, sizeof lock_path, self->state, "lock"));
     self->lock_fd = open(lock_path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
     if (self->lock_fd < 0 &&
         (errno == EROFS || errno == EACCES)) /* enough for those who only look */
@@ -98,24 +58,14 @@ void traini_run_dir_close(struct traini_run_dir *self)
 
 int traini_run_dir_write(const struct traini_run_dir *self, const char *name, const char *text)
 {
-    char path[JOB_PATH_BYTES], temporary[JOB_PATH_BYTES];
-    TRY(join(path, self->path, name));
-    char temporary_name[64];
-    snprintf(temporary_name, sizeof temporary_name, "%s.tmp", name);
-    TRY(join(temporary, self->path, temporary_name));
-    FILE *file = fopen(temporary, "we");
-    if (!file)
-        return err_errno(errno, "cannot write %s", temporary);
-    bool good = fputs(text, file) >= 0 && fflush(file) == 0 && fsync(fileno(file)) == 0;
-    good = fclose(file) == 0 && good;
-    if (!good || rename(temporary, path) != 0)
-        return err_errno(errno ? errno : EIO, "cannot write %s", path);
-    return 0;
+    char path[JOB_PATH_BYTES];
+    TRY(file_join(path, sizeof path, self->path, name));
+    return file_write(path, text, strlen(text));
 }
 
 int traini_run_dir_sync(const struct traini_run_dir *self)
 {
-    return sync_parent(self->state);
+    return file_sync_directory(self->path);
 }
 
 int traini_slab_config(const manifest_slabs *from, uint32_t rank, slab_config *config,
@@ -241,7 +191,7 @@ int traini_run_dir_clear(const struct traini_run_dir *self, const manifest *foun
     static const char *const names[] = {"metrics.jsonl", "trace.json", "plan.json", "job.json"};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         char path[JOB_PATH_BYTES];
-        TRY(join(path, self->path, names[i]));
+        TRY(file_join(path, sizeof path, self->path, names[i]));
         if (unlink(path) != 0 && errno != ENOENT)
             return err_errno(errno, "cannot remove %s", path);
     }

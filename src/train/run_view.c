@@ -8,6 +8,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/file.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "train/rank_slabs.h"
@@ -36,31 +37,6 @@ void traini_view_unit_name(const traini_view *self, uint32_t unit,
         snprintf(name, TRAINI_UNIT_NAME_BYTES, "unit %u", unit);
 }
 
-/* The whole file in memory from mem_alloc. */
-static int read_slot(const char *path, void **bytes, uint64_t *size_bytes)
-{
-    struct stat status;
-    *bytes = NULL;
-    *size_bytes = 0;
-    FILE *file = fopen(path, "rbe");
-    if (!file)
-        return err_errno(errno, "cannot open %s", path);
-    if (fstat(fileno(file), &status) != 0 || status.st_size < 0) {
-        fclose(file);
-        return err_errno(errno ? errno : EINVAL, "cannot read %s", path);
-    }
-    *size_bytes = (uint64_t)status.st_size;
-    *bytes = mem_alloc(*size_bytes, 1, "manifest slot");
-    bool whole = *bytes && fread(*bytes, 1, *size_bytes, file) == *size_bytes;
-    fclose(file);
-    if (whole)
-        return 0;
-    int rc = *bytes ? err_set(-EIO, "%s ends too early", path) : -ENOMEM;
-    mem_free(*bytes);
-    *bytes = NULL;
-    return rc;
-}
-
 /* The newest valid slot, or SLOT_COUNT. */
 static uint32_t newest_slot(const traini_view *self)
 {
@@ -82,10 +58,10 @@ static int look_at_slots(traini_view *self)
     if (newest == SLOT_COUNT)
         return !is_damaged;
     char path[JOB_PATH_BYTES];
-    void *bytes;
+    char *bytes;
     uint64_t size_bytes;
     traini_view_slot_path(self, newest, path);
-    TRY(read_slot(path, &bytes, &size_bytes));
+    TRY(file_read(path, UINT64_MAX - 1, &bytes, &size_bytes));
     manifest_fini(&self->record);
     memset(&self->record, 0, sizeof self->record);
     int rc = manifest_decode(bytes, size_bytes, newest, &self->record);

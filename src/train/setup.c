@@ -203,13 +203,6 @@ static int check_identity(const traini_setup *self, const manifest *found, const
 
 static void fill_pass(const model_pass *from, plan_pass *to)
 {
-    static_assert((int)MODEL_READ == (int)ACCESS_READ && (int)MODEL_WRITE == (int)ACCESS_WRITE &&
-                      (int)MODEL_UPDATE == (int)ACCESS_UPDATE,
-                  "model_access and operand_access are one");
-    static_assert((int)MODEL_FORWARD == (int)PLAN_FORWARD &&
-                      (int)MODEL_RECOMPUTE == (int)PLAN_RECOMPUTE &&
-                      (int)MODEL_BACKWARD == (int)PLAN_BACKWARD,
-                  "model_phase and plan_phase are one");
     *to = (plan_pass){
         .units = {from->units[0], from->units[1]},
         .unit_count = from->unit_count,
@@ -253,7 +246,7 @@ static int make_stages(traini_setup *self)
     const model *net = self->net;
     uint64_t count = 0, next = 0;
     for (uint32_t i = 0; i < net->stage_count; i++)
-        for (int phase = 0; phase < MODEL_PHASE_COUNT; phase++)
+        for (int phase = 0; phase < PHASE_COUNT; phase++)
             count += net->stages[i].pass_count[phase];
     self->stages = mem_alloc(net->stage_count, sizeof *self->stages, "plan stages");
     self->passes = mem_alloc(count, sizeof *self->passes, "plan passes");
@@ -272,7 +265,7 @@ static int make_stages(traini_setup *self)
             .recompute_flops = from->recompute_flops,
             .recompute_dram_bytes = from->forward_dram_bytes,
         };
-        for (int phase = 0; phase < MODEL_PHASE_COUNT; phase++) {
+        for (int phase = 0; phase < PHASE_COUNT; phase++) {
             to->passes[phase] = self->passes + next;
             to->pass_count[phase] = from->pass_count[phase];
             for (uint32_t p = 0; p < from->pass_count[phase]; p++, next++) {
@@ -325,7 +318,7 @@ static int make_rank_inputs(traini_setup *self)
 /* What the passes of a model need for themselves. */
 static void size_workspace(const model *net, bool only_eval, uint64_t *saved, uint64_t *temp)
 {
-    int phase_end = only_eval ? MODEL_FORWARD + 1 : MODEL_PHASE_COUNT;
+    int phase_end = only_eval ? PHASE_FORWARD + 1 : PHASE_COUNT;
     for (uint32_t i = 0; i < net->stage_count; i++) {
         const model_stage *from = &net->stages[i];
         if (!from->is_cut) /* a cut one's is a buffer of its own */
@@ -375,7 +368,7 @@ static int make_plan_inputs(traini_setup *self, const struct traini_setup_option
         .losses_bytes = step_tokens * sizeof(float),
         .param_bytes = (uint32_t)dtype_bytes(net->type),
         .grad_bytes = (uint32_t)dtype_bytes(self->job->grad_dtype),
-        .order = self->job->schedule.order == JOB_BATCH_MAJOR ? PLAN_BATCH_MAJOR : PLAN_LAYER_MAJOR,
+        .order = self->job->schedule.order == ORDER_BATCH_MAJOR ? ORDER_BATCH_MAJOR : ORDER_LAYER_MAJOR,
         .state_streams = traini_state_streams(self->job, options->params_alone),
         .tile_elems = options->found && options->as_it_lies ? options->found->tile_elems
                                                             : self->job->schedule.tile_elems,
@@ -409,16 +402,16 @@ static int make_budgets(traini_setup *self)
     /* Without a word from the user: of host memory half, and a quarter for the arena that stands for a
      * device; the rest is the machine's. Of a GPU's memory, all but what its libraries need. */
     uint64_t *budget = self->plan.budget_bytes;
-    budget[ARENA_DEVICE] =
+    budget[TIER_DEVICE] =
         self->job->tiers.device_budget ? self->job->tiers.device_budget : available / 4;
     if (self->gpu &&
         self->ranks.comm) /* what is free is so when all who share a GPU have their libraries */
         TRY(traini_barrier(&self->ranks, "libraries of the GPUs"));
     if (self->gpu)
-        TRY(traini_gpu_budget(self, self->job->tiers.device_budget, &budget[ARENA_DEVICE]));
-    budget[ARENA_HOST] =
+        TRY(traini_gpu_budget(self, self->job->tiers.device_budget, &budget[TIER_DEVICE]));
+    budget[TIER_HOST] =
         self->job->tiers.host_budget ? self->job->tiers.host_budget : available / 2;
-    for (int a = ARENA_DEVICE; a <= ARENA_HOST; a++)
+    for (int a = TIER_DEVICE; a <= TIER_HOST; a++)
         budget[a] = budget[a] / TILE_BLOCK_BYTES * TILE_BLOCK_BYTES;
     return 0;
 }

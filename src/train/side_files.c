@@ -1,30 +1,20 @@
 /* RUN/hf: what belongs to a run's model beside its weights (config.json, the tokenizer's files, ...), copied when
  * the run begins from a checkpoint or from a run that has such files. Declared in train_internal.h. */
-#include <errno.h>
 #include <limits.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
+#include "base/file.h"
 #include "base/log.h"
 #include "format/hf_checkpoint.h"
 #include "train/train_internal.h"
-
-static int join(char out[JOB_PATH_BYTES], const char *path, const char *name)
-{
-    int length = snprintf(out, JOB_PATH_BYTES, "%s/%s", path, name);
-    if (length < 0 || length >= JOB_PATH_BYTES)
-        return err_set(ERR_INPUT, "the path %.100s.../%s is longer than %d bytes", path, name,
-                       JOB_PATH_BYTES - 1);
-    return 0;
-}
 
 /* Whether the directory is RUN/keep/step-...: a commit that was kept. */
 static bool is_kept(const char *path)
 {
     char parent[JOB_PATH_BYTES], whole[PATH_MAX];
-    if (join(parent, path, "..") < 0 || !realpath(parent, whole))
+    if (file_join(parent, sizeof parent, path, "..") < 0 || !realpath(parent, whole))
         return false;
     const char *slash = strrchr(whole, '/');
     return slash && strcmp(slash, "/keep") == 0;
@@ -32,22 +22,22 @@ static bool is_kept(const char *path)
 
 int traini_side_dir(const char *run_dir, char out[JOB_PATH_BYTES])
 {
-    TRY(join(out, run_dir, "hf"));
+    TRY(file_join(out, JOB_PATH_BYTES, run_dir, "hf"));
     if (access(out, F_OK) == 0)
         return 1;
     if (!is_kept(run_dir))
         return 0;
     char above[JOB_PATH_BYTES];
-    TRY(join(above, run_dir, "../../hf"));
+    TRY(file_join(above, sizeof above, run_dir, "../../hf"));
     if (access(above, F_OK) != 0)
         return 0;
-    return join(out, run_dir, "../../hf") < 0 ? ERR_INPUT : 1;
+    return file_join(out, JOB_PATH_BYTES, run_dir, "../../hf") < 0 ? ERR_INPUT : 1;
 }
 
 int traini_carry_side_files(const char *run_dir, const char *from_hf, const char *from_run)
 {
     char source[JOB_PATH_BYTES], target[JOB_PATH_BYTES];
-    TRY(join(target, run_dir, "hf"));
+    TRY(file_join(target, sizeof target, run_dir, "hf"));
     if (from_run) {
         int there = traini_side_dir(from_run, source);
         if (there <= 0)
@@ -65,7 +55,7 @@ int traini_carry_side_files(const char *run_dir, const char *from_hf, const char
 int traini_remove_side_files(const char *run_dir)
 {
     char target[JOB_PATH_BYTES];
-    TRY(join(target, run_dir, "hf"));
+    TRY(file_join(target, sizeof target, run_dir, "hf"));
     return hf_remove_side_files(target);
 }
 

@@ -169,7 +169,7 @@ static void show_setup(traini_loop *self)
     bool speaks = self->ranks.rank == 0 || comm_is_pretended(self->ranks.comm);
     if (self->options->on_plan && speaks)
         self->options->on_plan(self->options->user, &summary);
-    for (int a = 0; a < ARENA_COUNT; a++)
+    for (int a = 0; a < TIER_COUNT; a++)
         self->summary->peak_bytes[a] = summary.peak_bytes[a];
     log_info("%s backend: %s", self->setup->ops->name,
              self->setup->ops->describe(self->setup->context));

@@ -47,7 +47,7 @@ struct train_eval {
 struct train_rank {
     char host[64];
     uint64_t arena_bytes
-        [ARENA_COUNT];        /* memory of the device and host arenas, and of the slabs' extents, as
+        [TIER_COUNT];        /* memory of the device and host arenas, and of the slabs' extents, as
                                           they were made */
     uint64_t slab_file_bytes; /* of its slab files, headers included */
     uint64_t sent_bytes;      /* to other ranks by collectives, in the last step */
@@ -89,19 +89,19 @@ struct plan_summary {
     uint64_t micro_batch, micro_batch_count, seq_length; /* of a rank's step: B, how many, T */
     /* Of each rank, as all below. What lies in an arena adds up: homes of states, scratch, places of the
      * state on the slab, padding (alignment and rounding), and above all homes what is under way, to the peak. */
-    uint64_t home_bytes[STATE_KIND_COUNT][ARENA_COUNT]; /* where each state rests */
-    uint64_t scratch_bytes[ARENA_COUNT]; /* workspace, tables, tokens, losses, norms */
+    uint64_t home_bytes[STATE_KIND_COUNT][TIER_COUNT]; /* where each state rests */
+    uint64_t scratch_bytes[TIER_COUNT]; /* workspace, tables, tokens, losses, norms */
     uint64_t save_bytes;   /* of nvme: places of optimizer state that is homed in memory */
     uint64_t second_bytes; /* of nvme: the second places of what commits keep (run.commit_every) */
     uint64_t
         copy_bytes; /* of host: optimizer state on nvme that a step begins with (plan/plan.h) */
     uint64_t packed_bytes; /* of device: the most that a pass holds packed (plan/plan.h) */
     uint64_t kept_bytes;   /* what second places take, or would take, where steps commit */
-    uint64_t padding_bytes[ARENA_COUNT];
-    uint64_t moving_bytes[ARENA_COUNT];
-    uint64_t budget_bytes[ARENA_COUNT], peak_bytes[ARENA_COUNT];
+    uint64_t padding_bytes[TIER_COUNT];
+    uint64_t moving_bytes[TIER_COUNT];
+    uint64_t budget_bytes[TIER_COUNT], peak_bytes[TIER_COUNT];
     /* The buffer that ends at the peak, who makes it, and in which program. "": nothing lies there. */
-    char peak_what[ARENA_COUNT][PLAN_PEAK_BYTES];
+    char peak_what[TIER_COUNT][PLAN_PEAK_BYTES];
     /* Of a steady step, in the mean over those that commit and those that do not: */
     uint64_t lane_bytes[LANE_COUNT];
     double lane_seconds[LANE_COUNT]; /* that an op of the lane runs */
@@ -149,7 +149,7 @@ struct train_summary {
     bool eval_given;
     bool was_resumed;
     struct lane_numbers lanes[LANE_COUNT];
-    uint64_t peak_bytes[ARENA_COUNT];
+    uint64_t peak_bytes[TIER_COUNT];
     uint64_t gpu_used_bytes;      /* of its memory, at the end, by all processes; 0 on the CPU */
     uint64_t resident_bytes_max;  /* VmHWM */
     uint64_t sealed_alloc_count;  /* allocations of ours between the second step and the end: 0 */
@@ -265,7 +265,7 @@ struct train_max_model {
     uint64_t layers, hidden, heads, max_part_bytes; /* max_part_bytes: 0: blocks are whole */
     uint64_t param_count;
     /* Of each rank: what a placement that fits takes at least, and what is there. */
-    uint64_t need_bytes[ARENA_COUNT], budget_bytes[ARENA_COUNT];
+    uint64_t need_bytes[TIER_COUNT], budget_bytes[TIER_COUNT];
     uint32_t world_size, ranks_per_host, zero_stage;
     char machine_name[96];
     uint64_t next_layers, next_hidden; /* 0: the family ends */

@@ -120,7 +120,7 @@ struct traini_setup {
     bool described_gpu;           /* with is_described: a GPU would compute; gpu is NULL */
     bool only_fits;               /* traini_setup_options */
     bool only_homes;              /* likewise */
-    uint64_t need_bytes[ARENA_COUNT]; /* of only_fits: that its programs take at least */
+    uint64_t need_bytes[TIER_COUNT]; /* of only_fits: that its programs take at least */
 };
 typedef struct traini_setup traini_setup;
 
@@ -221,7 +221,7 @@ int traini_compare_programs(const traini_setup *self) MUST_CHECK;
 uint64_t traini_state_begin(const traini_setup *self, uint32_t unit);
 /* Bytes of an arena that the programs reach: budgets are limits, and what no program reaches need not be
  * taken from the machine. */
-uint64_t traini_reached_bytes(const traini_setup *self, enum arena_kind which);
+uint64_t traini_reached_bytes(const traini_setup *self, enum tier which);
 /* Predicted, of steady steps with and without a commit as they come in a run. */
 double traini_mean_step_ns(const plan_job *plan, const plan_set *set);
 /* The binding lane, of a plan as of a measurement: the one that is busy longest; of equals computing. */

@@ -9,6 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/file.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/size.h"
@@ -24,8 +25,7 @@ enum {
 static bool has_file(const char *directory, const char *name)
 {
     char path[JOB_PATH_BYTES + 64];
-    int length = snprintf(path, sizeof path, "%s/%s", directory, name);
-    return length > 0 && (size_t)length < sizeof path && access(path, R_OK) == 0;
+    return file_join(path, sizeof path, directory, name) == 0 && access(path, R_OK) == 0;
 }
 
 /* Ours before the caller's, whose later words win. */
@@ -142,7 +142,7 @@ static int begin_checkpoint(traini_trained *self, const char *const *set, uint32
 static void settle_job(job *asked)
 {
     asked->accumulation = asked->world = 1;
-    asked->tiers.place[JOB_INNER_ACTIVATIONS] = JOB_TIER_RECOMPUTE;
+    asked->tiers.place[STATE_INNER_ACTIVATIONS] = TIER_RECOMPUTE;
 }
 
 int traini_trained_begin(traini_trained *self, const char *path, const char *const *set,
@@ -268,11 +268,11 @@ static void tell(const traini_setup *setup)
     log_info("%s backend: %s", setup->ops->name, setup->ops->describe(setup->context));
     log_info("%s: parameters in %s, %s on the device and %s in host memory",
              setup->net->spec.family == MODEL_LLAMA ? "llama" : "gpt2",
-             dtype_name(setup->net->type), size_format(params[ARENA_DEVICE], on_device),
-             size_format(params[ARENA_HOST], on_host));
-    if (params[ARENA_NVME] > 0)
+             dtype_name(setup->net->type), size_format(params[TIER_DEVICE], on_device),
+             size_format(params[TIER_HOST], on_host));
+    if (params[TIER_NVME] > 0)
         log_info("%s of parameters do not fit in memory and are read from %s%s in each pass",
-                 size_format(params[ARENA_NVME], on_drives), setup->drives[0].path,
+                 size_format(params[TIER_NVME], on_drives), setup->drives[0].path,
                  setup->drive_count > 1 ? " and the other drives" : "");
 }
 
