@@ -65,7 +65,7 @@ static struct {
     enum io_backend backend;
 } options = {.modes = {true, true, true}, .rounds = 7, .seconds = 0.25};
 
-static slab_drive drives[SLAB_DRIVES_MAX];
+static slab_drive drives[DRIVES_MAX];
 static slab store;
 static arena memory;
 static io_request requests[2][SLOTS_MAX];
@@ -374,7 +374,7 @@ static int prove(void)
 static int make_drives(const char *list, uint64_t total_bytes, enum io_backend backend)
 {
     uint32_t count = 0;
-    for (const char *at = list; count < SLAB_DRIVES_MAX; at++) {
+    for (const char *at = list; count < DRIVES_MAX; at++) {
         size_t length = strcspn(at, ",");
         snprintf(drives[count].path, sizeof drives[count].path, "%.*s", (int)length, at);
         drives[count++].budget_bytes = total_bytes + 64 * MIB;

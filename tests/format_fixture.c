@@ -315,7 +315,7 @@ static size_t put_padded(unsigned char *bytes, size_t at, const void *text, size
 
 static size_t put_old_paths(unsigned char *bytes, size_t at, const manifest_slabs *slabs)
 {
-    static char texts[MANIFEST_DRIVES_MAX * MANIFEST_TEXT_BYTES];
+    static char texts[DRIVES_MAX * MANIFEST_TEXT_BYTES];
     size_t used = 0;
     for (uint32_t d = 0; d < slabs->drive_count; d++) {
         memcpy(texts + used, slabs->drives[d], strlen(slabs->drives[d]) + 1);

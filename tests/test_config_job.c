@@ -132,20 +132,20 @@ static void state_formats_are_read(void **state)
     static const char *const wanted[] = {"moments in bf16 are approximate", NULL};
     uint32_t count;
     job *self = read_good(SMALL_JOB, NULL);
-    assert_int_equal(self->state.master, JOB_MASTER_FP32);
-    assert_int_equal(self->state.moments, JOB_MOMENTS_FP32);
+    assert_int_equal(self->state.master, TILE_FP32);
+    assert_int_equal(self->state.moments, TILE_FP32);
     job_destroy(self);
     self = read_good(bf16, "state.master=split");
-    assert_int_equal(self->state.master, JOB_MASTER_SPLIT);
-    assert_int_equal(self->state.moments, JOB_MOMENTS_FP32);
+    assert_int_equal(self->state.master, TILE_LOW16);
+    assert_int_equal(self->state.moments, TILE_FP32);
     job_destroy(self);
     log_set_level(LOG_QUIET);
     self = read_good(SMALL_JOB, "state.moments=8bit"); /* no dtype of parameters is needed */
-    assert_int_equal(self->state.moments, JOB_MOMENTS_8BIT);
+    assert_int_equal(self->state.moments, TILE_INT8);
     job_destroy(self);
     self = read_good(bf16, "state={\"moments\": \"bf16\", \"master\": \"split\"}");
-    assert_int_equal(self->state.master, JOB_MASTER_SPLIT);
-    assert_int_equal(self->state.moments, JOB_MOMENTS_BF16);
+    assert_int_equal(self->state.master, TILE_LOW16);
+    assert_int_equal(self->state.moments, TILE_BF16);
     job_destroy(self);
     log_set_level(LOG_WARN);
     count_logged(SMALL_WITH("\"state\": {\"moments\": \"bf16\"},"), wanted, &count);
@@ -166,7 +166,7 @@ static void machine_keys_are_read(void **state)
     assert_int_equal(self->io.threads, 0);
     assert_int_equal(self->update.threads, 0);
     assert_string_equal(self->device.cores, "");
-    assert_int_equal(self->data.format, JOB_DATA_AUTO);
+    assert_int_equal(self->data.format, DATA_AUTO);
     assert_int_equal(self->model.max_part_bytes, 0);
     assert_false(self->run.paranoid);
     job_destroy(self);
@@ -199,7 +199,7 @@ static void machine_keys_are_read(void **state)
         char set[64];
         snprintf(set, sizeof set, "data.format=%s", formats[i]);
         self = read_good(tokens, set);
-        assert_int_equal(self->data.format, JOB_DATA_LLMC + i);
+        assert_int_equal(self->data.format, DATA_LLMC + i);
         assert_int_equal(self->model.vocab_size, 100);
         assert_int_equal(self->model.max_part_bytes, 2 << 20);
         job_destroy(self);
@@ -586,7 +586,7 @@ static bool has_room(const configi_key *row)
         return bytes % sizeof(double) == 0;
     case CONFIGI_STRING:
     case CONFIGI_CORES:
-        return bytes == JOB_NAME_BYTES || bytes == JOB_PATH_BYTES;
+        return bytes == JOB_NAME_BYTES || bytes == FILE_PATH_BYTES;
     case CONFIGI_SOURCES:
         return bytes == sizeof(struct job_files);
     case CONFIGI_ENUM:
@@ -655,18 +655,18 @@ static void choices_are_enumerators(void **state)
         {"model.rope_scaling.type", "default", ROPE_PLAIN},
         {"model.rope_scaling.type", "linear", ROPE_LINEAR},
         {"model.rope_scaling.type", "llama3", ROPE_LLAMA3},
-        {"data.format", "auto", JOB_DATA_AUTO},
-        {"data.format", "text", JOB_DATA_TEXT},
-        {"data.format", "llmc", JOB_DATA_LLMC},
-        {"data.format", "u16", JOB_DATA_U16},
-        {"data.format", "u32", JOB_DATA_U32},
-        {"data.format", "megatron", JOB_DATA_MEGATRON},
-        {"data.format", "npy", JOB_DATA_NPY},
-        {"data.format", "jsonl", JOB_DATA_JSONL},
-        {"data.format", "made", JOB_DATA_MADE},
-        {"data.shuffle", "windows", JOB_SHUFFLE_WINDOWS},
-        {"data.shuffle", "documents", JOB_SHUFFLE_DOCUMENTS},
-        {"data.shuffle", "none", JOB_SHUFFLE_NONE},
+        {"data.format", "auto", DATA_AUTO},
+        {"data.format", "text", DATA_TEXT},
+        {"data.format", "llmc", DATA_LLMC},
+        {"data.format", "u16", DATA_U16},
+        {"data.format", "u32", DATA_U32},
+        {"data.format", "megatron", DATA_MEGATRON},
+        {"data.format", "npy", DATA_NPY},
+        {"data.format", "jsonl", DATA_JSONL},
+        {"data.format", "made", DATA_MADE},
+        {"data.shuffle", "windows", SHUFFLE_WINDOWS},
+        {"data.shuffle", "documents", SHUFFLE_DOCUMENTS},
+        {"data.shuffle", "none", SHUFFLE_NONE},
         {"tiers.place.inner_activations", "auto", TIER_AUTO},
         {"tiers.place.inner_activations", "device", TIER_DEVICE},
         {"tiers.place.inner_activations", "host", TIER_HOST},
@@ -687,11 +687,11 @@ static void choices_are_enumerators(void **state)
         {"schedule.packed", "auto", JOB_PACKED_AUTO},
         {"schedule.packed", "never", JOB_PACKED_NEVER},
         {"schedule.packed", "always", JOB_PACKED_ALWAYS},
-        {"state.master", "fp32", JOB_MASTER_FP32},
-        {"state.master", "split", JOB_MASTER_SPLIT},
-        {"state.moments", "fp32", JOB_MOMENTS_FP32},
-        {"state.moments", "bf16", JOB_MOMENTS_BF16},
-        {"state.moments", "8bit", JOB_MOMENTS_8BIT},
+        {"state.master", "fp32", TILE_FP32},
+        {"state.master", "split", TILE_LOW16},
+        {"state.moments", "fp32", TILE_FP32},
+        {"state.moments", "bf16", TILE_BF16},
+        {"state.moments", "8bit", TILE_INT8},
         {"communication_data_type", "fp32", DTYPE_FP32},
         {"communication_data_type", "bf16", DTYPE_BF16},
         {"data_types.grad_accum_dtype", "fp16", DTYPE_FP16},

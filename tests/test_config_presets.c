@@ -248,8 +248,8 @@ static void examples_say(void **state)
     assert_int_equal(self->tiers.place[STATE_INNER_ACTIVATIONS], TIER_HOST);
     job_destroy(self);
     self = read_example("gpt2-124m-small-state.json");
-    assert_int_equal(self->state.moments, JOB_MOMENTS_8BIT);
-    assert_int_equal(self->state.master, JOB_MASTER_FP32);
+    assert_int_equal(self->state.moments, TILE_INT8);
+    assert_int_equal(self->state.master, TILE_FP32);
     job_destroy(self);
     self = read_example("llama-1b-parts.json");
     assert_int_equal(self->model.max_part_bytes, 64 << 20);

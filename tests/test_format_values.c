@@ -313,7 +313,7 @@ static bool text_is_whole(const char *text, size_t length_min)
 
 static void assert_slabs_possible(const manifest_slabs *slabs)
 {
-    assert_true(slabs->drive_count <= MANIFEST_DRIVES_MAX);
+    assert_true(slabs->drive_count <= DRIVES_MAX);
     for (uint32_t d = 0; d < slabs->drive_count; d++)
         assert_true(text_is_whole(slabs->drives[d], 1));
 }

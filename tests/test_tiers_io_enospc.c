@@ -44,7 +44,7 @@ static void a_full_drive_fails_the_write(void **state)
     assert_int_equal(slab_open(&store, &config), 0);
     /* Takes away what fallocate reserved, then fills the drive from outside. */
     assert_int_equal(ftruncate(store.files[0].fd, SLAB_HEADER_BYTES), 0);
-    char filler[SLAB_PATH_BYTES + 16];
+    char filler[FILE_PATH_BYTES + 16];
     snprintf(filler, sizeof filler, "%s/filler", drives[0].path);
     FILE *file = fopen(filler, "we");
     assert_non_null(file);

@@ -231,7 +231,7 @@ static void a_stuck_transfer_is_named(void **state)
     assert_true(stats.stuck_count >= 1); /* at 40, 80, 160, ... ms; more where the drive is slow */
     read_log(log_fd, text, sizeof text);
     assert_int_equal(count_lines(text), stats.stuck_count);
-    char place[SLAB_PATH_BYTES + 200];
+    char place[FILE_PATH_BYTES + 200];
     snprintf(place, sizeof place,
              "warning: a read of 65536 bytes at offset %llu of %s has been in flight for ",
              (unsigned long long)(2 * MIB + SLAB_HEADER_BYTES), store.files[0].path);
@@ -313,7 +313,7 @@ static void a_stuck_transfer_ends_the_queue(void **state)
         }
         assert_int_equal(poll_to_the_end(self), -ETIMEDOUT);
         assert_true(clock_ns() - begin_ns >= STOP_MS * 1000000u); /* never earlier */
-        char place[SLAB_PATH_BYTES + 200];
+        char place[FILE_PATH_BYTES + 200];
         snprintf(place, sizeof place,
                  "the write of 65536 bytes at offset %llu of %s (read of unit 9) has been in "
                  "flight for ",

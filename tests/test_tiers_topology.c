@@ -222,7 +222,7 @@ static void nodes_of_devices(void **state)
     assert_int_equal(topology_add_drive(&machine, "/is-not-there/a"), 0);
     assert_int_equal(machine.drive_nodes[0], machine.drive_nodes[1]);
     assert_int_equal(machine.drive_count, 3);
-    for (int i = 3; i < TOPOLOGY_DRIVES_MAX; i++)
+    for (int i = 3; i < DRIVES_MAX; i++)
         assert_int_equal(topology_add_drive(&machine, "/"), 0);
     assert_int_equal(topology_add_drive(&machine, "/"), -E2BIG);
 }

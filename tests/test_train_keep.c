@@ -277,7 +277,7 @@ static void check_copy(int turn)
     assert_int_equal(read->extent_count, EXTENTS);
     assert_memory_equal(read->extents, rig.extents, sizeof rig.extents);
     for (uint32_t d = 0; d < DRIVES; d++) {
-        char hex[33], path[2 * SLAB_PATH_BYTES];
+        char hex[33], path[2 * FILE_PATH_BYTES];
         for (int i = 0; i < 16; i++)
             snprintf(hex + 2 * i, 3, "%02x", rig.disk.uuid[i]);
         snprintf(path, sizeof path, "%s/sluice-%s.keep/step-000000050", rig.drives[d].path, hex);
@@ -502,7 +502,7 @@ static void what_cannot_be_copied(void **state)
     assert_text_is(path_of("run/keep"), "in the way");
     assert_int_equal(unlink(path_of("run/keep")), 0);
     for (uint32_t d = 0; d < DRIVES; d++) /* a path too long to stand below */
-        memset(rig.record.slabs.drives[d], 'x', SLAB_PATH_BYTES - 10);
+        memset(rig.record.slabs.drives[d], 'x', FILE_PATH_BYTES - 10);
     keep_failing();
     assert_logged("is longer than");
     assert_int_equal(count_all(), empty);

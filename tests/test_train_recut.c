@@ -421,7 +421,7 @@ static void a_flipped_bit_is_named(void **state)
         assert_int_equal(rig.copied_count, 0);
         slab_piece piece;
         slab_map(&rig.old.disk, tile->offset_bytes, tile->size_bytes, &piece);
-        char words[SLAB_PATH_BYTES + 200];
+        char words[FILE_PATH_BYTES + 200];
         snprintf(words, sizeof words,
                  "unit %u, tile %u: %" PRIu64 " bytes at offset %" PRIu64 " of %s have checksum ",
                  tile->unit, tile->tile, tile->size_bytes, piece.file_offset,

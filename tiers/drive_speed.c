@@ -174,7 +174,7 @@ int drive_speed_measure(const char *path, uint64_t bytes_max, enum io_backend ba
                         drive_speed *out)
 {
     memset(out, 0, sizeof *out);
-    char directory[SLAB_PATH_BYTES];
+    char directory[FILE_PATH_BYTES];
     struct stat status;
     uint64_t bytes = 0;
     TRY(tieri_slab_existing(path, directory, &status));
@@ -221,7 +221,7 @@ void drive_speed_weights(const double *rates, const uint32_t *devices, uint32_t 
 
 dev_t tieri_whole_device(const char *sysfs_block, dev_t device)
 {
-    char link[SLAB_PATH_BYTES], place[PATH_MAX];
+    char link[FILE_PATH_BYTES], place[PATH_MAX];
     snprintf(link, sizeof link, "%s/%u:%u", sysfs_block, major(device), minor(device));
     if (!realpath(link, place))
         return device;
@@ -246,10 +246,10 @@ dev_t tieri_whole_device(const char *sysfs_block, dev_t device)
 /* devices[i] = the first drive on the same device. Returns how many devices there are. */
 static int find_devices(const slab_drive *drives, uint32_t drive_count, uint32_t *devices)
 {
-    dev_t device[SLAB_DRIVES_MAX];
+    dev_t device[DRIVES_MAX];
     int device_count = 0;
     for (uint32_t i = 0; i < drive_count; i++) {
-        char directory[SLAB_PATH_BYTES];
+        char directory[FILE_PATH_BYTES];
         struct stat status;
         TRY(tieri_slab_existing(drives[i].path, directory, &status));
         device[i] = tieri_whole_device("/sys/dev/block", status.st_dev);
@@ -305,12 +305,12 @@ static void log_drives(const slab_drive *drives, uint32_t drive_count, const dri
 
 int slab_weigh_drives_by(slab_drive *drives, uint32_t drive_count, enum io_backend backend)
 {
-    uint32_t devices[SLAB_DRIVES_MAX] = {0};
-    double rates[SLAB_DRIVES_MAX] = {0}, weights[SLAB_DRIVES_MAX] = {0};
-    drive_speed speeds[SLAB_DRIVES_MAX] = {{0}};
-    if (drive_count == 0 || drive_count > SLAB_DRIVES_MAX)
+    uint32_t devices[DRIVES_MAX] = {0};
+    double rates[DRIVES_MAX] = {0}, weights[DRIVES_MAX] = {0};
+    drive_speed speeds[DRIVES_MAX] = {{0}};
+    if (drive_count == 0 || drive_count > DRIVES_MAX)
         return err_set(-EINVAL, "nvme tier: %u drives; 1 to %d are possible", drive_count,
-                       SLAB_DRIVES_MAX);
+                       DRIVES_MAX);
     int device_count = find_devices(drives, drive_count, devices);
     TRY(device_count);
     if (device_count == 1 && drive_count > 1)

@@ -25,8 +25,8 @@ enum {
 #define IO_BLOCK_DEFAULT_BYTES MIB
 #define IO_BLOCK_MAX_BYTES     GIB /* one transfer's length must fit the kernel's 31 bits */
 
-static_assert(IO_THREADS_DEFAULT * SLAB_DRIVES_MAX <= IO_THREADS_MAX, "the default is allowed");
-static_assert((uint64_t)IO_QUEUE_DEPTH_MAX * SLAB_DRIVES_MAX * TIERI_DIRECTIONS <= 32768,
+static_assert(IO_THREADS_DEFAULT * DRIVES_MAX <= IO_THREADS_MAX, "the default is allowed");
+static_assert((uint64_t)IO_QUEUE_DEPTH_MAX * DRIVES_MAX * TIERI_DIRECTIONS <= 32768,
               "the most entries that an io_uring has");
 
 static int check_config(const io_config *config)

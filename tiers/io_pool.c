@@ -19,7 +19,7 @@
 #include "tiers/io_internal.h"
 
 struct pool_state {
-    int fds[SLAB_DRIVES_MAX]; /* of the slab's files */
+    int fds[DRIVES_MAX]; /* of the slab's files */
     int event_fd;
     tieri_list staged;    /* owner's: taken, not yet flushed */
     tieri_list collected; /* owner's: taken from done, not yet reaped */

@@ -45,7 +45,7 @@ struct uring_state {
     uint32_t region_count;
     bool files_registered;
     /* Where the latest transfer that waits for a flush ends in its file, by drive and direction; 0: none. */
-    uint64_t waiting_end[SLAB_DRIVES_MAX][TIERI_DIRECTIONS];
+    uint64_t waiting_end[DRIVES_MAX][TIERI_DIRECTIONS];
 };
 typedef struct uring_state uring_state;
 
@@ -223,7 +223,7 @@ static int register_buffers(uring_state *self, const tieri_backend_config *confi
 
 static void register_memory(uring_state *self, const tieri_backend_config *config, io_stats *stats)
 {
-    int fds[SLAB_DRIVES_MAX];
+    int fds[DRIVES_MAX];
     for (uint32_t i = 0; i < self->target->drive_count; i++)
         fds[i] = self->target->files[i].fd;
     int rc = io_uring_register_files(&self->ring, fds, self->target->drive_count);

@@ -53,7 +53,7 @@ typedef struct sim_write sim_write;
 
 struct sim_store {
     uint32_t drive_count;
-    sim_drive drives[SLAB_DRIVES_MAX];
+    sim_drive drives[DRIVES_MAX];
     bool cached;
     pthread_mutex_t mutex; /* of what follows, and held while a cached write changes the chunks */
     sim_write *writes; /* [write_capacity] the first write_count since the last sync, in order */
@@ -319,8 +319,8 @@ int64_t tieri_sim_move(sim_store *self, const tieri_transfer *item)
 int sim_slab_init(slab *out, const slab_config *config)
 {
     memset(out, 0, sizeof *out);
-    uint64_t stripe_count, limits[SLAB_DRIVES_MAX], limit_sum = 0;
-    double weights[SLAB_DRIVES_MAX];
+    uint64_t stripe_count, limits[DRIVES_MAX], limit_sum = 0;
+    double weights[DRIVES_MAX];
     TRY(tieri_slab_check_config(config, &out->stripe_bytes, &stripe_count));
     for (uint32_t i = 0; i < config->drive_count; i++) {
         uint64_t budget_bytes = config->drives[i].budget_bytes;

@@ -43,7 +43,7 @@ struct slab_header {
     uint64_t stripe_bytes;
     uint64_t total_bytes;
     uint64_t file_bytes;
-    uint64_t drive_stripes[SLAB_DRIVES_MAX];
+    uint64_t drive_stripes[DRIVES_MAX];
     uint8_t zero[3888];
     uint64_t checksum; /* XXH3-64 of the bytes before it */
 };
@@ -318,9 +318,9 @@ static void warn_of_idle_drives(const slab *self, const slab_config *config)
 /* Creates all files or none. */
 static int create_all(slab *self, const slab_config *config, uint64_t stripe_count)
 {
-    bool created[SLAB_DRIVES_MAX] = {false};
-    uint32_t made_count[SLAB_DRIVES_MAX] = {0};
-    char directory[SLAB_PATH_BYTES];
+    bool created[DRIVES_MAX] = {false};
+    uint32_t made_count[DRIVES_MAX] = {0};
+    char directory[FILE_PATH_BYTES];
     TRY(tieri_slab_plan(config, self->stripe_bytes, stripe_count, self->drive_stripes));
     int rc = tieri_slab_layout(self);
     for (uint32_t i = 0; i < self->drive_count && rc == 0; i++) {
@@ -416,7 +416,7 @@ int tieri_slab_open_unnamed(slab *out, const char *directory, uint64_t stripe_co
 
 int slab_open_unnamed(slab *out, const char *path, uint64_t bytes)
 {
-    char directory[SLAB_PATH_BYTES];
+    char directory[FILE_PATH_BYTES];
     struct stat status;
     memset(out, 0, sizeof *out);
     TRY(tieri_slab_existing(path, directory, &status));
@@ -458,7 +458,7 @@ static void keep_first(err_record *first, int rc)
 
 int slab_unname(slab *self)
 {
-    char path[SLAB_PATH_BYTES];
+    char path[FILE_PATH_BYTES];
     err_record first = {0};
     for (uint32_t i = 0; i < self->drive_count; i++)
         keep_first(&first, remove_file(self->files[i].path));
@@ -480,10 +480,10 @@ int slab_remove(slab *self)
 
 int slab_remove_files(const slab_config *config)
 {
-    char path[SLAB_PATH_BYTES];
-    if (config->drive_count > SLAB_DRIVES_MAX)
+    char path[FILE_PATH_BYTES];
+    if (config->drive_count > DRIVES_MAX)
         return err_set(-EINVAL, "nvme tier: %u drives; at most %d are possible",
-                       config->drive_count, SLAB_DRIVES_MAX);
+                       config->drive_count, DRIVES_MAX);
     for (uint32_t i = 0; i < config->drive_count; i++) {
         if (config->drives[i].path[0] == 0)
             return err_set(-EINVAL, "drive %u of the nvme tier has an empty path", i);

@@ -22,10 +22,10 @@
 #include <stdint.h>
 
 #include "base/error.h"
+#include "base/file.h"
+#include "base/words.h"
 
 enum {
-    SLAB_DRIVES_MAX = 16,
-    SLAB_PATH_BYTES = 4096,
     SLAB_UUID_BYTES = 16,
     SLAB_HEADER_BYTES = 4096,    /* in front of each file's data; see FORMAT.md */
     SLAB_STRIPE_BYTES = 8 << 20, /* where a slab_config names no other */
@@ -34,7 +34,7 @@ enum {
 };
 
 struct slab_drive {
-    char path[SLAB_PATH_BYTES]; /* the directory as the user named it */
+    char path[FILE_PATH_BYTES]; /* the directory as the user named it */
     uint64_t budget_bytes;      /* at most this many bytes on this drive; 0: free space less 10% */
     double weight; /* share of the stripes: GB/s as measured (tiers/drive_speed.h); 0 acts as 1 */
 };
@@ -60,7 +60,7 @@ struct slab_file {
     bool direct;          /* O_DIRECT took; else buffered, warned once */
     uint32_t align_bytes; /* of offsets, lengths and memory for direct I/O (statx, else 4096) */
     uint64_t file_bytes;
-    char path[SLAB_PATH_BYTES];
+    char path[FILE_PATH_BYTES];
 };
 typedef struct slab_file slab_file;
 
@@ -73,19 +73,19 @@ struct slab_zone {
     uint8_t pattern_drive[SLAB_PATTERN_MAX]; /* [pattern_count] drive of the turn's i-th stripe */
     uint8_t pattern_rank[SLAB_PATTERN_MAX];  /* [pattern_count] how many before it in the turn are
                                                 on the same drive */
-    uint64_t drive_first[SLAB_DRIVES_MAX];   /* the drive's stripes used by earlier zones */
-    uint32_t drive_count_in_turn[SLAB_DRIVES_MAX];
+    uint64_t drive_first[DRIVES_MAX];   /* the drive's stripes used by earlier zones */
+    uint32_t drive_count_in_turn[DRIVES_MAX];
 };
 typedef struct slab_zone slab_zone;
 
 /* About 100 KiB: keep it in static or heap memory. */
 struct slab {
-    slab_file files[SLAB_DRIVES_MAX];
+    slab_file files[DRIVES_MAX];
     uint32_t drive_count;
     uint32_t rank;
     uint64_t total_bytes; /* a multiple of stripe_bytes */
     uint64_t stripe_bytes;
-    uint64_t drive_stripes[SLAB_DRIVES_MAX]; /* stripes on each drive; stored in every header */
+    uint64_t drive_stripes[DRIVES_MAX]; /* stripes on each drive; stored in every header */
     slab_zone zones[SLAB_ZONES_MAX];         /* follows from drive_stripes alone */
     uint32_t zone_count;
     uint8_t uuid[SLAB_UUID_BYTES];

@@ -40,9 +40,9 @@ typedef struct copy_file copy_file;
 struct copy_job {
     const slab *source;
     slab_config names; /* of the copy, as tieri_slab_file_path takes them */
-    copy_file files[SLAB_DRIVES_MAX];
+    copy_file files[DRIVES_MAX];
     uint64_t copied_bytes;
-    char path[SLAB_PATH_BYTES]; /* scratch: of the file at hand */
+    char path[FILE_PATH_BYTES]; /* scratch: of the file at hand */
 };
 typedef struct copy_job copy_job;
 
@@ -262,7 +262,7 @@ int slab_copy(const slab *self, const slab_config *copy, const slab_range *range
         .source = self,
         .names = {.drives = copy->drives, .drive_count = copy->drive_count, .rank = copy->rank}};
     memcpy(work.names.uuid, copy->uuid, sizeof work.names.uuid);
-    for (uint32_t i = 0; i < SLAB_DRIVES_MAX; i++)
+    for (uint32_t i = 0; i < DRIVES_MAX; i++)
         work.files[i].fd = -1;
     int rc = copy_all(&work, ranges, range_count);
     if (rc < 0) {

@@ -13,7 +13,7 @@ int tieri_slab_check_config(const slab_config *config, uint64_t *stripe_bytes,
 
 /* Decides how many stripes each drive gets; ERR_NO_FIT, ERR_INPUT as slab_check_space. */
 int tieri_slab_plan(const slab_config *config, uint64_t stripe_bytes, uint64_t stripe_count,
-                    uint64_t drive_stripes[SLAB_DRIVES_MAX]) MUST_CHECK;
+                    uint64_t drive_stripes[DRIVES_MAX]) MUST_CHECK;
 
 /* stripe_count stripes in proportion to weights, none above its limit; the limits hold them all. */
 void tieri_slab_share(uint32_t drive_count, const double *weights, const uint64_t *limits,
@@ -30,7 +30,7 @@ int tieri_slab_open_unnamed(slab *out, const char *directory, uint64_t stripe_co
 /* The nearest directory at or above `path` that exists ("." above a relative one), where new files can
  * be made. ERR_INPUT names path and reason. */
 struct stat;
-int tieri_slab_existing(const char *path, char existing[SLAB_PATH_BYTES],
+int tieri_slab_existing(const char *path, char existing[FILE_PATH_BYTES],
                         struct stat *status) MUST_CHECK;
 
 /* The whole disk that a partition belongs to, by the links of sysfs ("/sys/dev/block"); the device itself
@@ -39,9 +39,9 @@ dev_t tieri_whole_device(const char *sysfs_block, dev_t device);
 
 /* "<path>/sluice-<uuid hex>" and the file in it; -ENAMETOOLONG. */
 int tieri_slab_directory(const slab_config *config, uint32_t drive_idx,
-                         char directory[SLAB_PATH_BYTES]) MUST_CHECK;
+                         char directory[FILE_PATH_BYTES]) MUST_CHECK;
 int tieri_slab_file_path(const slab_config *config, uint32_t drive_idx,
-                         char path[SLAB_PATH_BYTES]) MUST_CHECK;
+                         char path[FILE_PATH_BYTES]) MUST_CHECK;
 
 /* Makes the directory of a slab as file_make_directories does. The entry of one that was there is
  * made durable too: who made it may have been killed before. */

@@ -9,8 +9,8 @@
 #include "base/size.h"
 #include "tiers/slab_internal.h"
 
-static_assert(SLAB_DRIVES_MAX <= 255, "a drive index fits a byte of the pattern");
-static_assert(SLAB_PATTERN_MAX >= 2 * SLAB_DRIVES_MAX, "the first zone takes most of the stripes");
+static_assert(DRIVES_MAX <= 255, "a drive index fits a byte of the pattern");
+static_assert(SLAB_PATTERN_MAX >= 2 * DRIVES_MAX, "the first zone takes most of the stripes");
 
 static uint64_t greatest_divisor(uint64_t a, uint64_t b)
 {
@@ -25,8 +25,8 @@ static uint64_t greatest_divisor(uint64_t a, uint64_t b)
 /* Sets zone->pattern_* from zone->drive_count_in_turn. */
 static void make_pattern(slab_zone *zone, uint32_t drive_count)
 {
-    int64_t credit[SLAB_DRIVES_MAX] = {0};
-    uint8_t dealt[SLAB_DRIVES_MAX] = {0};
+    int64_t credit[DRIVES_MAX] = {0};
+    uint8_t dealt[DRIVES_MAX] = {0};
     for (uint32_t i = 0; i < zone->pattern_count; i++) {
         uint32_t richest = 0;
         for (uint32_t drive = 0; drive < drive_count; drive++) {
@@ -71,7 +71,7 @@ static uint64_t make_zone(slab_zone *zone, uint32_t drive_count, const uint64_t 
 
 int tieri_slab_layout(slab *self)
 {
-    uint64_t left[SLAB_DRIVES_MAX], left_count = 0, used[SLAB_DRIVES_MAX] = {0};
+    uint64_t left[DRIVES_MAX], left_count = 0, used[DRIVES_MAX] = {0};
     for (uint32_t drive = 0; drive < self->drive_count; drive++) {
         left[drive] = self->drive_stripes[drive];
         left_count += left[drive];

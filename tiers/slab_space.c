@@ -29,9 +29,9 @@ int tieri_slab_check_config(const slab_config *config, uint64_t *stripe_bytes,
 {
     *stripe_bytes = config->stripe_bytes ? config->stripe_bytes : (uint64_t)SLAB_STRIPE_BYTES;
     *stripe_count = 0;
-    if (config->drive_count == 0 || config->drive_count > SLAB_DRIVES_MAX)
+    if (config->drive_count == 0 || config->drive_count > DRIVES_MAX)
         return err_set(-EINVAL, "nvme tier: %u drives; 1 to %d are possible", config->drive_count,
-                       SLAB_DRIVES_MAX);
+                       DRIVES_MAX);
     if (config->total_bytes == 0 || config->total_bytes > (UINT64_MAX >> 2))
         return err_set(-EINVAL, "nvme tier: a size of %llu bytes is not possible",
                        (unsigned long long)config->total_bytes);
@@ -49,14 +49,14 @@ int tieri_slab_check_config(const slab_config *config, uint64_t *stripe_bytes,
 }
 
 int tieri_slab_directory(const slab_config *config, uint32_t drive_idx,
-                         char directory[SLAB_PATH_BYTES])
+                         char directory[FILE_PATH_BYTES])
 {
     char hex[2 * SLAB_UUID_BYTES + 1];
     for (int i = 0; i < SLAB_UUID_BYTES; i++)
         snprintf(hex + 2 * i, 3, "%02x", config->uuid[i]);
     const char *path = config->drives[drive_idx].path;
-    int used = snprintf(directory, SLAB_PATH_BYTES, "%s/sluice-%s", path, hex);
-    if (used < 0 || used >= SLAB_PATH_BYTES)
+    int used = snprintf(directory, FILE_PATH_BYTES, "%s/sluice-%s", path, hex);
+    if (used < 0 || used >= FILE_PATH_BYTES)
         return err_set(-ENAMETOOLONG, "the path of drive %u is too long: %.200s...", drive_idx,
                        path);
     return 0;
@@ -70,21 +70,21 @@ int tieri_slab_make_directories(const char *directory, uint32_t *made_count)
     return rc < 0 ? err_prefix(rc, "the nvme tier") : 0;
 }
 
-int tieri_slab_file_path(const slab_config *config, uint32_t drive_idx, char path[SLAB_PATH_BYTES])
+int tieri_slab_file_path(const slab_config *config, uint32_t drive_idx, char path[FILE_PATH_BYTES])
 {
     TRY(tieri_slab_directory(config, drive_idx, path));
     size_t used = strlen(path);
-    int more = snprintf(path + used, SLAB_PATH_BYTES - used, "/rank-%u-drive-%u.slab", config->rank,
+    int more = snprintf(path + used, FILE_PATH_BYTES - used, "/rank-%u-drive-%u.slab", config->rank,
                         drive_idx);
-    if (more < 0 || (size_t)more >= SLAB_PATH_BYTES - used)
+    if (more < 0 || (size_t)more >= FILE_PATH_BYTES - used)
         return err_set(-ENAMETOOLONG, "the path of drive %u is too long: %.200s...", drive_idx,
                        config->drives[drive_idx].path);
     return 0;
 }
 
-int tieri_slab_existing(const char *path, char existing[SLAB_PATH_BYTES], struct stat *status)
+int tieri_slab_existing(const char *path, char existing[FILE_PATH_BYTES], struct stat *status)
 {
-    snprintf(existing, SLAB_PATH_BYTES, "%s", path);
+    snprintf(existing, FILE_PATH_BYTES, "%s", path);
     if (path[0] == 0)
         return err_set(ERR_INPUT, "a drive of the nvme tier has an empty path");
     while (stat(existing, status) != 0) {
@@ -95,7 +95,7 @@ int tieri_slab_existing(const char *path, char existing[SLAB_PATH_BYTES], struct
                            path, existing, strerror(errno));
         char *slash = strrchr(existing, '/');
         if (!slash)
-            snprintf(existing, SLAB_PATH_BYTES, ".");
+            snprintf(existing, FILE_PATH_BYTES, ".");
         else if (slash == existing)
             existing[1] = 0;
         else
@@ -123,7 +123,7 @@ static uint64_t usable_bytes(uint64_t free_bytes)
 /* The drive's directory, or the nearest one above it that exists, must take new files. */
 static int probe_drive(const slab_drive *drive, drive_space *space)
 {
-    char path[SLAB_PATH_BYTES];
+    char path[FILE_PATH_BYTES];
     struct stat status;
     struct statvfs volume;
     TRY(tieri_slab_existing(drive->path, path, &status));
@@ -142,7 +142,7 @@ static int probe_drive(const slab_drive *drive, drive_space *space)
  * share its free space, stated budgets first, the rest (less 10%) in equal parts. */
 static int allowed_bytes(const slab_drive *drives, uint32_t drive_count, uint64_t *allowed)
 {
-    drive_space spaces[SLAB_DRIVES_MAX];
+    drive_space spaces[DRIVES_MAX];
     for (uint32_t i = 0; i < drive_count; i++)
         TRY(probe_drive(&drives[i], &spaces[i]));
     for (uint32_t i = 0; i < drive_count; i++) {
@@ -172,10 +172,10 @@ static int allowed_bytes(const slab_drive *drives, uint32_t drive_count, uint64_
 int slab_capacity(const slab_drive *drives, uint32_t drive_count, uint64_t *bytes)
 {
     *bytes = 0;
-    if (drive_count == 0 || drive_count > SLAB_DRIVES_MAX)
+    if (drive_count == 0 || drive_count > DRIVES_MAX)
         return err_set(-EINVAL, "nvme tier: %u drives; 1 to %d are possible", drive_count,
-                       SLAB_DRIVES_MAX);
-    uint64_t allowed[SLAB_DRIVES_MAX];
+                       DRIVES_MAX);
+    uint64_t allowed[DRIVES_MAX];
     TRY(allowed_bytes(drives, drive_count, allowed));
     for (uint32_t i = 0; i < drive_count; i++)
         *bytes += allowed[i] > SLAB_HEADER_BYTES ? allowed[i] - SLAB_HEADER_BYTES : 0;
@@ -208,7 +208,7 @@ static uint64_t find_full_drives(uint32_t drive_count, const double *weights,
 void tieri_slab_share(uint32_t drive_count, const double *weights, const uint64_t *limits,
                       uint64_t stripe_count, uint64_t *shares)
 {
-    bool is_full[SLAB_DRIVES_MAX] = {false};
+    bool is_full[DRIVES_MAX] = {false};
     double weight_sum;
     uint64_t open_left =
         find_full_drives(drive_count, weights, limits, stripe_count, is_full, &weight_sum);
@@ -254,11 +254,11 @@ static void list_drives(const slab_config *config, const uint64_t *allowed, char
 }
 
 int tieri_slab_plan(const slab_config *config, uint64_t stripe_bytes, uint64_t stripe_count,
-                    uint64_t drive_stripes[SLAB_DRIVES_MAX])
+                    uint64_t drive_stripes[DRIVES_MAX])
 {
-    uint64_t allowed[SLAB_DRIVES_MAX] = {0}, limits[SLAB_DRIVES_MAX], limit_sum = 0;
-    double weights[SLAB_DRIVES_MAX];
-    memset(drive_stripes, 0, SLAB_DRIVES_MAX * sizeof *drive_stripes);
+    uint64_t allowed[DRIVES_MAX] = {0}, limits[DRIVES_MAX], limit_sum = 0;
+    double weights[DRIVES_MAX];
+    memset(drive_stripes, 0, DRIVES_MAX * sizeof *drive_stripes);
     TRY(allowed_bytes(config->drives, config->drive_count, allowed));
     for (uint32_t i = 0; i < config->drive_count; i++) {
         weights[i] = config->drives[i].weight > 0 ? config->drives[i].weight : 1.0;
@@ -285,10 +285,10 @@ int tieri_slab_plan(const slab_config *config, uint64_t stripe_bytes, uint64_t s
 
 int slab_check_space(const slab_config *config)
 {
-    uint64_t stripe_bytes, stripe_count, drive_stripes[SLAB_DRIVES_MAX];
+    uint64_t stripe_bytes, stripe_count, drive_stripes[DRIVES_MAX];
     TRY(tieri_slab_check_config(config, &stripe_bytes, &stripe_count));
     for (uint32_t i = 0; i < config->drive_count; i++) {
-        char path[SLAB_PATH_BYTES];
+        char path[FILE_PATH_BYTES];
         TRY(tieri_slab_file_path(config, i, path));
     }
     return tieri_slab_plan(config, stripe_bytes, stripe_count, drive_stripes);

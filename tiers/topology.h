@@ -47,11 +47,11 @@
 
 #include "base/core_set.h"
 #include "base/error.h"
+#include "base/words.h"
 #include "tiers/arena.h"
 
 enum {
     TOPOLOGY_NODES_MAX = 64, /* of machines with more, the first 64 are used */
-    TOPOLOGY_DRIVES_MAX = 16,
     TOPOLOGY_TEXT_BYTES = 1024,
     CORE_PLAN_NOTES_MAX = 8,
     CORE_PLAN_NOTE_BYTES = 256,
@@ -76,7 +76,7 @@ struct topology {
         quota_cores; /* CPU time that control groups allow, in cores, rounded up; 0: no limit */
     bool memory_is_set_by_user; /* the process was started with a memory policy (numactl) */
     int device_node;            /* id of the GPU's node; -1: none, or not known */
-    int drive_nodes[TOPOLOGY_DRIVES_MAX]; /* id of each drive's node; -1: not known */
+    int drive_nodes[DRIVES_MAX]; /* id of each drive's node; -1: not known */
     uint32_t drive_count;
 };
 typedef struct topology topology;
@@ -94,7 +94,7 @@ int topology_read(topology *out) MUST_CHECK;
 int topology_pci_node(const char *address);
 int topology_drive_node(const char *path);
 
-/* Appends the drive that holds `path`. -E2BIG above TOPOLOGY_DRIVES_MAX. */
+/* Appends the drive that holds `path`. -E2BIG above DRIVES_MAX. */
 int topology_add_drive(topology *self, const char *path) MUST_CHECK;
 
 /* The machine in one line for the log. Returns `text`. */

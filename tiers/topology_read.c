@@ -268,8 +268,8 @@ int topology_pci_node(const char *address)
 
 int topology_add_drive(topology *self, const char *path)
 {
-    if (self->drive_count == TOPOLOGY_DRIVES_MAX)
-        return err_set(-E2BIG, "%s: at most %d drives", path, TOPOLOGY_DRIVES_MAX);
+    if (self->drive_count == DRIVES_MAX)
+        return err_set(-E2BIG, "%s: at most %d drives", path, DRIVES_MAX);
     self->drive_nodes[self->drive_count++] = topology_drive_node(path);
     return 0;
 }

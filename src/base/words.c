@@ -75,3 +75,23 @@ const char *rope_scaling_name(enum rope_scaling scaling)
     };
     return NAME_OF(names, scaling);
 }
+
+const char *data_format_name(enum data_format format)
+{
+    static const char *const names[DATA_FORMAT_COUNT] = {
+        [DATA_AUTO] = "auto", [DATA_TEXT] = "text",   [DATA_LLMC] = "llmc",
+        [DATA_U16] = "u16",   [DATA_U32] = "u32",     [DATA_MEGATRON] = "megatron",
+        [DATA_NPY] = "npy",   [DATA_JSONL] = "jsonl", [DATA_MADE] = "made",
+    };
+    return NAME_OF(names, format);
+}
+
+const char *shuffle_name(enum shuffle shuffle)
+{
+    static const char *const names[] = {
+        [SHUFFLE_WINDOWS] = "windows",
+        [SHUFFLE_DOCUMENTS] = "documents",
+        [SHUFFLE_NONE] = "none",
+    };
+    return NAME_OF(names, shuffle);
+}

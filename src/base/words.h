@@ -1,8 +1,15 @@
-/* The words that several rooms share: each enum is declared once, and words.c has the name under
- * which each value is printed and written in job files ("unknown" for a value that is none). The values of state kinds and tiers are
- * indices of arrays. Pure; any thread. */
+/* The words that several rooms share. Each enum is declared once, and words.c has the name under
+ * which each value is printed and written in job files ("unknown" for a number that is no value).
+ * State kinds, tiers and phases are indices of arrays. Pure; any thread. */
 #ifndef SLUICE_BASE_WORDS_H
 #define SLUICE_BASE_WORDS_H
+
+/* Limits that several rooms share. */
+enum {
+    DRIVES_MAX = 16,         /* drives of a rank */
+    PLAN_REASONS_MAX = 24,   /* sentences that say why states rest where they do */
+    PLAN_REASON_BYTES = 256, /* of such a sentence, with its zero */
+};
 
 /* Where bytes live: memory with a budget. */
 enum tier {
@@ -79,11 +86,38 @@ enum update update_named(const char *name);
  * these names do it. A wave is 2 pi / f positions long.
  *   PLAIN    f
  *   LINEAR   f / factor
- *   LLAMA3   f where the wave is shorter than original_positions / high_freq_factor; f / factor where
- *            it is longer than original_positions / low_freq_factor; in between both blended, with the
- *            weight of f growing linearly in original_positions / wave */
+ *   LLAMA3   f where the wave is shorter than original_positions / high_freq_factor;
+ *            f / factor where it is longer than original_positions / low_freq_factor;
+ *            in between both are blended, and the weight of f grows linearly in
+ *            original_positions / wave */
 enum rope_scaling { ROPE_PLAIN, ROPE_LINEAR, ROPE_LLAMA3, ROPE_SCALING_COUNT };
 
 const char *rope_scaling_name(enum rope_scaling scaling); /* "default", "linear", "llama3" */
+
+/* What a file of text or tokens holds. */
+enum data_format {
+    DATA_AUTO, /* decided for each file by its first bytes and by the files beside it */
+    DATA_TEXT, /* bytes */
+    DATA_LLMC, /* llm.c .bin, both header versions */
+    DATA_U16,  /* raw little-endian token ids */
+    DATA_U32,
+    DATA_MEGATRON, /* .bin beside an .idx */
+    DATA_NPY,      /* NumPy's arrays */
+    DATA_JSONL,    /* JSON lines; made into a file of tokens before they are read */
+    DATA_MADE,     /* tokens that a run made of text and JSON lines */
+    DATA_FORMAT_COUNT
+};
+
+const char *data_format_name(enum data_format format); /* "auto", "text", "llmc", ... */
+
+/* The order of the windows of an epoch. */
+enum shuffle {
+    SHUFFLE_WINDOWS, /* windows of the sequence as it is, in a seeded permutation */
+    /* Documents in a seeded permutation, packed end to end; windows of that, in another one. */
+    SHUFFLE_DOCUMENTS,
+    SHUFFLE_NONE /* windows in the order of the sequence */
+};
+
+const char *shuffle_name(enum shuffle shuffle); /* "windows", "documents", "none" */
 
 #endif

@@ -197,9 +197,9 @@ int cli_probe(int argc, char **argv)
     if (rc != 0)
         return rc;
     TRY(cli_ranks_refuse("probe"));
-    if (drives.count > PROBE_DRIVES_MAX)
+    if (drives.count > DRIVES_MAX)
         return err_set(ERR_USAGE, "probe: --drive is given %u times; at most %d can be measured",
-                       drives.count, PROBE_DRIVES_MAX);
+                       drives.count, DRIVES_MAX);
     TRY(probe_check_target(path));
     TRY(probe_check_drives(&drives));
     struct probe_screen screen = {.stream = shows_json ? stderr : stdout,

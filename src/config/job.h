@@ -12,13 +12,13 @@
 #include <stdint.h>
 
 #include "base/dtype.h"
+#include "base/file.h"
+#include "base/tile.h"
 #include "base/words.h"
 
 enum {
-    JOB_PATH_BYTES = 4096,
     JOB_NAME_BYTES = 64,
     JOB_FILES_MAX = 64,
-    JOB_DRIVES_MAX = 16,
     JOB_RULES_MAX = 64,
     JOB_BLOCKS_MAX = 60,  /* ranges in train.only */
     JOB_TARGETS_MAX = 16, /* train.lora.targets */
@@ -28,15 +28,6 @@ enum {
 
 enum job_packed { JOB_PACKED_AUTO, JOB_PACKED_NEVER, JOB_PACKED_ALWAYS };
 enum job_optimizer { JOB_ADAM, JOB_LION, JOB_ADAGRAD };
-enum job_master {
-    JOB_MASTER_FP32,
-    JOB_MASTER_SPLIT /* the bf16 working copy and the low 16 bits: the same values */
-};
-enum job_moments {
-    JOB_MOMENTS_FP32,
-    JOB_MOMENTS_BF16, /* rounded stochastically */
-    JOB_MOMENTS_8BIT  /* block-wise codes with scales, rounded stochastically */
-};
 enum job_schedule {
     JOB_SCHEDULE_NONE,
     JOB_WARMUP_LR,
@@ -45,24 +36,12 @@ enum job_schedule {
     JOB_ONE_CYCLE,
     JOB_LR_RANGE_TEST
 };
-enum job_data_format {
-    JOB_DATA_AUTO, /* by what the file begins with; text where nothing is recognized */
-    JOB_DATA_TEXT, /* bytes */
-    JOB_DATA_LLMC, /* llm.c .bin, both header versions */
-    JOB_DATA_U16,  /* raw little-endian token ids */
-    JOB_DATA_U32,
-    JOB_DATA_MEGATRON, /* .bin beside an .idx */
-    JOB_DATA_NPY,      /* NumPy's arrays */
-    JOB_DATA_JSONL,    /* JSON lines */
-    JOB_DATA_MADE      /* token files that a run made of text and JSON lines */
-};
-enum job_shuffle { JOB_SHUFFLE_WINDOWS, JOB_SHUFFLE_DOCUMENTS, JOB_SHUFFLE_NONE };
 
 /* ---- parts ---- */
 
 struct job_model {
     char preset[JOB_NAME_BYTES]; /* as given, or "" */
-    char hf[JOB_PATH_BYTES];     /* directory of a Hugging Face checkpoint, or "" */
+    char hf[FILE_PATH_BYTES];    /* directory of a Hugging Face checkpoint, or "" */
     char family[JOB_NAME_BYTES]; /* "gpt2" or "llama" */
     uint64_t num_layers, hidden_size, num_heads, num_kv_heads, ffn_size, vocab_size, seq_length;
     uint64_t head_dim;       /* 0: hidden_size / num_heads */
@@ -94,7 +73,7 @@ struct job_train {
 };
 
 struct job_files {
-    char path[JOB_FILES_MAX][JOB_PATH_BYTES];
+    char path[JOB_FILES_MAX][FILE_PATH_BYTES];
     char field[JOB_FILES_MAX][JOB_NAME_BYTES]; /* of a JSON line; "text" */
     uint32_t source[JOB_FILES_MAX];            /* which the file belongs to, ascending */
     double weight[JOB_FILES_MAX];              /* [source_count]; without weights one source of 1 */
@@ -102,7 +81,7 @@ struct job_files {
 };
 
 struct job_drive {
-    char path[JOB_PATH_BYTES];
+    char path[FILE_PATH_BYTES];
     uint64_t budget_bytes; /* 0: free space less 10% */
 };
 
@@ -120,15 +99,15 @@ struct job {
     struct job_train train;
     struct {
         struct job_files train, valid;
-        char tokenizer[JOB_PATH_BYTES]; /* "bytes", or a path */
-        bool tokenizer_is_given;        /* by the job; else it is what model.hf has, or "bytes" */
+        char tokenizer[FILE_PATH_BYTES]; /* "bytes", or a path */
+        bool tokenizer_is_given;         /* by the job; else it is what model.hf has, or "bytes" */
         char chat_template[JOB_NAME_BYTES];
-        enum job_data_format format;
-        enum job_shuffle shuffle;
+        enum data_format format;
+        enum shuffle shuffle;
         uint64_t seed;
     } data;
     struct {
-        char dir[JOB_PATH_BYTES];
+        char dir[FILE_PATH_BYTES];
         uint64_t steps, seed, eval_every, eval_batches, commit_every, log_every;
         uint64_t keep_every; /* commits of multiples of it are kept; 0: those in `keep` alone */
         uint64_t *keep;      /* [keep_count] steps, ascending, from mem_alloc */
@@ -147,7 +126,7 @@ struct job {
     } update;
     struct {
         uint64_t device_budget, host_budget; /* bytes; 0: automatic */
-        struct job_drive nvme[JOB_DRIVES_MAX];
+        struct job_drive nvme[DRIVES_MAX];
         uint32_t nvme_count;
         enum tier place[STATE_KIND_COUNT];
         struct job_rule rules[JOB_RULES_MAX];
@@ -208,9 +187,9 @@ struct job {
         double lr, beta1, beta2, epsilon, weight_decay;
         bool bias_correction;
     } optimizer;
-    struct { /* how Adam's state is stored; others': fp32 */
-        enum job_master master;
-        enum job_moments moments;
+    struct {                      /* how Adam's state is stored; others': fp32 */
+        enum tile_format master;  /* TILE_FP32; TILE_LOW16: "split" */
+        enum tile_format moments; /* TILE_FP32, TILE_BF16; TILE_INT8: "8bit" */
     } state;
     struct { /* members that `type` has no use for hold defaults */
         enum job_schedule type;

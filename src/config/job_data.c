@@ -14,10 +14,10 @@ static int add_file(const configi_reader *reader, const char *path, const json_t
     size_t length = json_string_length(item);
     if (files->count == JOB_FILES_MAX)
         return configi_error(reader, path, "more than %d files", JOB_FILES_MAX);
-    if (length == 0 || length >= JOB_PATH_BYTES)
+    if (length == 0 || length >= FILE_PATH_BYTES)
         return configi_error(reader, path,
                              "file %" PRIu32 ": a path of %zu bytes; 1 to %d are possible",
-                             files->count, length, JOB_PATH_BYTES - 1);
+                             files->count, length, FILE_PATH_BYTES - 1);
     memcpy(files->path[files->count], json_string_value(item), length + 1);
     snprintf(files->field[files->count], JOB_NAME_BYTES, "%s", field);
     files->source[files->count] = files->source_count - 1;
@@ -93,7 +93,7 @@ static int fill_files(const configi_reader *reader, const char *path, struct job
 /* A run's own job goes on without its checkpoint, of which RUN/hf has what belongs to it. */
 static bool has_copy(const configi_reader *reader, const char *name)
 {
-    char path[JOB_PATH_BYTES + 32];
+    char path[FILE_PATH_BYTES + 32];
     if (!configi_get(reader, "debug.hf_expanded") || !configi_get(reader, "run.dir"))
         return false;
     snprintf(path, sizeof path, "%s/hf/%s", configi_text(reader, "run.dir"), name);
@@ -109,15 +109,15 @@ static int fill_tokenizer(const configi_reader *reader, job *target)
     if (target->data.tokenizer_is_given || target->model.hf[0] == '\0')
         return 0;
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
-        char path[JOB_PATH_BYTES + 32];
+        char path[FILE_PATH_BYTES + 32];
         snprintf(path, sizeof path, "%s/%s", target->model.hf, names[i]);
         if (access(path, F_OK) != 0 && !has_copy(reader, names[i]))
             continue;
         bool is_json = i == 0; /* of a directory tokenizer.json is found; the other is named */
         size_t length = strlen(is_json ? target->model.hf : path);
-        if (length >= JOB_PATH_BYTES)
+        if (length >= FILE_PATH_BYTES)
             return configi_error(reader, "model.hf", "%zu bytes long; at most %d", length,
-                                 JOB_PATH_BYTES - 1);
+                                 FILE_PATH_BYTES - 1);
         memcpy(tokenizer, is_json ? target->model.hf : path, length + 1);
         return 0;
     }

@@ -11,7 +11,7 @@
 #include "config/config_internal.h"
 
 static int find_preset(const configi_reader *reader, const char *name, const char *job_path,
-                       char found[JOB_PATH_BYTES])
+                       char found[FILE_PATH_BYTES])
 {
     char advice[CONFIGI_ADVICE_BYTES];
     int rc = configi_find_named("models", name, job_path, found, advice);
@@ -66,7 +66,7 @@ int configi_expand_preset(const configi_reader *reader, const char *job_path)
     const json_t *name = configi_get(reader, "model.preset");
     if (!json_is_string(name) || configi_get(reader, "model.family"))
         return 0; /* the check of the document complains about what is no string */
-    char shown[CONFIGI_VALUE_BYTES], path[JOB_PATH_BYTES];
+    char shown[CONFIGI_VALUE_BYTES], path[FILE_PATH_BYTES];
     if (!configi_is_name(json_string_value(name)))
         return configi_error(reader, "model.preset",
                              "%s is no name of a preset: at most %d letters, digits and ._-",

@@ -18,7 +18,7 @@ static const char *const place_paths[STATE_KIND_COUNT] = {
 
 /* The path without what says nothing: empty and "." segments. The text fits: it only becomes
  * shorter. */
-static void plain_path(const char *path, char plain[JOB_PATH_BYTES + 2])
+static void plain_path(const char *path, char plain[FILE_PATH_BYTES + 2])
 {
     size_t used = 0;
     if (path[0] == '/')
@@ -39,7 +39,7 @@ static void plain_path(const char *path, char plain[JOB_PATH_BYTES + 2])
 static int add_drive(const configi_reader *reader, job *target, const char *path,
                      uint64_t budget_bytes)
 {
-    char text[JOB_PATH_BYTES], asked[JOB_PATH_BYTES + 2], known[JOB_PATH_BYTES + 2];
+    char text[FILE_PATH_BYTES], asked[FILE_PATH_BYTES + 2], known[FILE_PATH_BYTES + 2];
     TRY(configi_copy_text(reader, path, text, sizeof text));
     TRY(configi_check_placeholders(reader, path, text));
     plain_path(text, asked);
@@ -48,8 +48,8 @@ static int add_drive(const configi_reader *reader, job *target, const char *path
         if (strcmp(asked, known) == 0)
             return 0;
     }
-    if (target->tiers.nvme_count == JOB_DRIVES_MAX)
-        return configi_error(reader, path, "more than %d drives", JOB_DRIVES_MAX);
+    if (target->tiers.nvme_count == DRIVES_MAX)
+        return configi_error(reader, path, "more than %d drives", DRIVES_MAX);
     struct job_drive *drive = &target->tiers.nvme[target->tiers.nvme_count];
     memcpy(drive->path, text, strlen(text) + 1); /* the rest stays zero: jobs are compared */
     drive->budget_bytes = budget_bytes;

@@ -8,6 +8,7 @@ static const int homes[] = {TIER_AUTO, TIER_DEVICE, TIER_HOST, TIER_NVME};
 static const int inner_homes[] = {TIER_AUTO, TIER_RECOMPUTE, TIER_DEVICE, TIER_HOST, TIER_NVME};
 static const int updates[] = {UPDATE_AUTO, UPDATE_AFTER_BACKWARD, UPDATE_IN_NEXT_FORWARD,
                               UPDATE_IN_BACKWARD, UPDATE_DELAYED_ONE_STEP};
+static const int masters[] = {TILE_FP32, TILE_LOW16}, moments[] = {TILE_FP32, TILE_BF16, TILE_INT8};
 
 static const char one_rank[] = "there is nobody to speak to";
 
@@ -248,11 +249,13 @@ const configi_key configi_own_keys[] = {
     KEY("state.master", ENUM, AT(state.master), "fp32", "fp32|split", NONE, FIXED,
         "How Adam stores master weights. fp32: 4 bytes a parameter beside the working copy. split: "
         "2 bytes, the low half, which with the bf16 working copy is all of the fp32 value: the "
-        "same bits in training (needs bf16.enabled)."),
+        "same bits in training (needs bf16.enabled).",
+        .values = masters),
     KEY("state.moments", ENUM, AT(state.moments), "fp32", "fp32|bf16|8bit", NONE, FIXED,
         "How Adam stores its two moments. fp32: 8 bytes a parameter, exact. bf16 (4 bytes) and "
         "8bit (2.03 bytes: codes with a scale for each 256) are approximate: rounded "
-        "stochastically, to the same bits in every placement. Fixed for a run."),
+        "stochastically, to the same bits in every placement. Fixed for a run.",
+        .values = moments),
 
     KEY("io.backend", ENUM, AT(io.backend), "auto", "auto|uring|pool", NONE, FREE,
         "How drives are driven: io_uring, or threads with pread and pwrite; auto: io_uring where "

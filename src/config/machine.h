@@ -23,11 +23,11 @@
 
 #include "base/dtype.h"
 #include "base/error.h"
+#include "base/words.h"
 
 enum {
     MACHINE_NAME_BYTES = 96,
     MACHINE_PATH_BYTES = 4096,
-    MACHINE_DRIVES_MAX = 16,
     MACHINE_PRODUCTS_MAX = 64,
     MACHINE_IO_POINTS_MAX = 96
 };
@@ -122,7 +122,7 @@ struct machine {
     /* Bytes/s in one direction, all ranks of a host together; 0: no such limit. */
     double link_all_ranks;
     uint32_t drive_count;
-    machine_drive drives[MACHINE_DRIVES_MAX];
+    machine_drive drives[DRIVES_MAX];
     double drives_read, drives_write; /* all drives of a host at once; 0: their sum */
     struct {
         double inside;  /* bytes/s that a rank sends while it receives as much, within a host */

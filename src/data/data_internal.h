@@ -32,7 +32,7 @@ enum datai_documents {
 struct datai_file {
     int fd;                    /* -1 while not open */
     char *path;                /* mem_alloc'd: of the file that holds the tokens */
-    enum corpus_format format; /* never CORPUS_AUTO */
+    enum data_format format; /* never DATA_AUTO */
     datai_type type;
     uint64_t file_bytes;               /* when it was opened */
     uint64_t data_begin;               /* of the first token, in bytes */
@@ -52,10 +52,10 @@ typedef struct datai_file datai_file;
 
 /* Opens the file that a path names, finds its format and checks all but the tokens. token_begin stays
  * 0. On failure the caller still closes what is in *self. */
-int datai_file_open(datai_file *self, const char *path, enum corpus_format format) MUST_CHECK;
+int datai_file_open(datai_file *self, const char *path, enum data_format format) MUST_CHECK;
 void datai_file_close(datai_file *self);
 /* The format that a file would be opened in. */
-int datai_format_of(const char *path, enum corpus_format asked, enum corpus_format *out) MUST_CHECK;
+int datai_format_of(const char *path, enum data_format asked, enum data_format *out) MUST_CHECK;
 bool datai_is_jsonl(const char *path); /* by its name */
 
 /* Opens a regular file that is not empty and gives its length; -1 in *fd on failure. */

@@ -39,7 +39,7 @@ struct output {
 
 struct token_file {
     char name[PATH_MAX], index_name[PATH_MAX]; /* in the end */
-    enum corpus_format format;
+    enum data_format format;
     uint32_t token_bytes;
     struct output tokens, index, lengths;
     uint64_t token_count, document_count, document_begin;
@@ -112,7 +112,7 @@ void token_file_abandon(token_file *self)
 static int make_names(token_file *self, const char *name)
 {
     size_t length = strlen(name);
-    bool is_pair = self->format == CORPUS_MEGATRON;
+    bool is_pair = self->format == DATA_MEGATRON;
     if (length == 0 || name[length - 1] == '/')
         return err_set(ERR_INPUT, "\"%s\" names no file to write", name);
     if (length + sizeof ".bin.part.lengths" > PATH_MAX)
@@ -137,28 +137,28 @@ static int make_names(token_file *self, const char *name)
 
 static int begin(token_file *self, const char *name, uint64_t vocab_size)
 {
-    bool is_short = self->format == CORPUS_U16 ||
-                    (self->format != CORPUS_U32 && vocab_size <= VOCAB_OF_2_BYTES);
-    if (self->format != CORPUS_MEGATRON && self->format != CORPUS_LLMC &&
-        self->format != CORPUS_U16 && self->format != CORPUS_U32)
+    bool is_short = self->format == DATA_U16 ||
+                    (self->format != DATA_U32 && vocab_size <= VOCAB_OF_2_BYTES);
+    if (self->format != DATA_MEGATRON && self->format != DATA_LLMC &&
+        self->format != DATA_U16 && self->format != DATA_U32)
         return err_set(ERR_INPUT, "tokens are written as megatron, llmc, u16 or u32 alone");
-    if (self->format == CORPUS_U16 && vocab_size > VOCAB_OF_2_BYTES)
+    if (self->format == DATA_U16 && vocab_size > VOCAB_OF_2_BYTES)
         return err_set(ERR_INPUT, "u16 cannot hold a vocabulary of %llu tokens: take u32",
                        (unsigned long long)vocab_size);
     self->token_bytes = is_short ? 2 : 4;
     TRY(make_names(self, name));
     TRY(output_open(&self->tokens, false));
-    if (self->format == CORPUS_LLMC) {
+    if (self->format == DATA_LLMC) {
         static const unsigned char header[LLMC_HEADER_BYTES];
         TRY(output_add(&self->tokens, header, sizeof header));
     }
-    if (self->format != CORPUS_MEGATRON)
+    if (self->format != DATA_MEGATRON)
         return 0;
     TRY(output_open(&self->index, false));
     return output_open(&self->lengths, true);
 }
 
-int token_file_create(const char *name, enum corpus_format format, uint64_t vocab_size,
+int token_file_create(const char *name, enum data_format format, uint64_t vocab_size,
                       token_file **out)
 {
     *out = NULL;
@@ -166,7 +166,7 @@ int token_file_create(const char *name, enum corpus_format format, uint64_t voca
     if (!self)
         return -ENOMEM;
     self->tokens.fd = self->index.fd = self->lengths.fd = -1;
-    self->format = format == CORPUS_AUTO ? CORPUS_MEGATRON : format;
+    self->format = format == DATA_AUTO ? DATA_MEGATRON : format;
     int rc = begin(self, name, vocab_size);
     if (rc < 0)
         token_file_abandon(self);
@@ -193,7 +193,7 @@ int token_file_end_document(token_file *self)
     uint64_t length = self->token_count - self->document_begin;
     if (length == 0)
         return 0;
-    if (self->format == CORPUS_MEGATRON) {
+    if (self->format == DATA_MEGATRON) {
         int32_t stored = (int32_t)length;
         if (length > INT32_MAX)
             return err_set(ERR_INPUT,
@@ -278,11 +278,11 @@ static int write_llmc_header(token_file *self)
 
 static int publish(token_file *self)
 {
-    bool is_pair = self->format == CORPUS_MEGATRON;
+    bool is_pair = self->format == DATA_MEGATRON;
     if (self->token_count == 0)
         return err_set(ERR_INPUT, "the input gives not one token");
     TRY(token_file_end_document(self));
-    if (self->format == CORPUS_LLMC)
+    if (self->format == DATA_LLMC)
         TRY(write_llmc_header(self));
     TRY(output_flush(&self->tokens));
     if (is_pair) {

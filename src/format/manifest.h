@@ -18,11 +18,11 @@
 
 #include "base/error.h"
 #include "base/tile.h"
+#include "base/words.h"
 
 enum {
     MANIFEST_UUID_BYTES = 16,
     MANIFEST_TEXT_BYTES = 4096,
-    MANIFEST_DRIVES_MAX = 16,
     MANIFEST_REASON_BYTES = 256,
     MANIFEST_RANKS_MAX = 1024,
     MANIFEST_HOST_BYTES = 64
@@ -70,7 +70,7 @@ typedef struct manifest_rank manifest_rank;
 struct manifest_slabs {
     uint8_t uuid[MANIFEST_UUID_BYTES];
     uint32_t drive_count;
-    char drives[MANIFEST_DRIVES_MAX][MANIFEST_TEXT_BYTES];
+    char drives[DRIVES_MAX][MANIFEST_TEXT_BYTES];
     uint32_t rank_count; /* 0 acts as 1 */
     manifest_rank ranks[MANIFEST_RANKS_MAX];
 };

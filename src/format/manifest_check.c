@@ -37,9 +37,9 @@ bool manifesti_wrong(manifesti_reason *reason, const char *format, ...)
 static bool slabs_are_possible(const manifest_slabs *self, const char *what,
                                manifesti_reason *reason)
 {
-    if (self->drive_count > MANIFEST_DRIVES_MAX)
+    if (self->drive_count > DRIVES_MAX)
         return manifesti_wrong(reason, "it names %" PRIu32 " %s, and no run has more than %d",
-                               self->drive_count, what, MANIFEST_DRIVES_MAX);
+                               self->drive_count, what, DRIVES_MAX);
     for (uint32_t d = 0; d < self->drive_count; d++) {
         size_t length = strnlen(self->drives[d], MANIFEST_TEXT_BYTES);
         if (length == 0 || length == MANIFEST_TEXT_BYTES)

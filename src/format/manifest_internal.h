@@ -153,7 +153,7 @@ int manifesti_decode(const void *bytes, uint64_t size_bytes, unsigned slot, mani
                      manifesti_reason *reason) MUST_CHECK;
 
 /* The parts of a slot in file order, borrowed from the record. */
-enum { MANIFESTI_PARTS_MAX = 1 + 2 * (MANIFEST_DRIVES_MAX + 1) + 2 * 2 + 2 + 1 };
+enum { MANIFESTI_PARTS_MAX = 1 + 2 * (DRIVES_MAX + 1) + 2 * 2 + 2 + 1 };
 
 struct manifesti_part {
     const void *data;

@@ -299,7 +299,7 @@ static bool is_padding(const char *text, uint64_t bytes)
 /* Whether `bytes` are exactly `count` paths and padding; copies them. */
 static bool read_slabs(const char *text, uint64_t bytes, uint32_t count, manifest_slabs *out)
 {
-    if (count > MANIFEST_DRIVES_MAX)
+    if (count > DRIVES_MAX)
         return false;
     uint64_t at = 0;
     for (uint32_t d = 0; d < count; d++) {

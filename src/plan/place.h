@@ -16,12 +16,8 @@
 #ifndef SLUICE_PLAN_PLACE_H
 #define SLUICE_PLAN_PLACE_H
 
+#include "base/words.h"
 #include "plan/plan.h"
-
-enum {
-    PLAN_PLACE_REASONS_MAX = 24, /* sentences */
-    PLAN_PLACE_REASON_BYTES = 256
-};
 
 struct plan_place_asked {
     const plan_job
@@ -49,7 +45,7 @@ struct plan_place_found {
     uint32_t compile_count;      /* whole compilations */
     uint64_t work_ops;           /* ops built and simulated in all */
     uint32_t reason_count;
-    char reasons[PLAN_PLACE_REASONS_MAX][PLAN_PLACE_REASON_BYTES];
+    char reasons[PLAN_REASONS_MAX][PLAN_REASON_BYTES];
 };
 
 /* ERR_NO_FIT, with plan_compile's advice for the placement that comes nearest to the budgets; its other errors.

@@ -194,7 +194,7 @@ static int tier_above(const struct group *g)
 static int say(plani_placer *self, struct plan_place_found *found, struct group *g, double base_ns)
 {
     char units[96], size[SIZE_TEXT_BYTES], why[WHY_BYTES];
-    if (found->reason_count == PLAN_PLACE_REASONS_MAX)
+    if (found->reason_count == PLAN_REASONS_MAX)
         return 0;
     list_units(self, g, units, sizeof units);
     g->nearer = tier_above(g);
@@ -205,12 +205,12 @@ static int say(plani_placer *self, struct plan_place_found *found, struct group 
     else
         TRY(explain(self, found, g, base_ns, why));
     char *text = found->reasons[found->reason_count++];
-    int length = snprintf(text, PLAN_PLACE_REASON_BYTES, "%s of unit%s %s %s%s: %s %s",
+    int length = snprintf(text, PLAN_REASON_BYTES, "%s of unit%s %s %s%s: %s %s",
                           state_kind_name((enum state_kind)g->kind), g->unit_count > 1 ? "s" : "",
                           units, g->tier < TIER_COUNT ? "on " : "", resting_place(g->tier),
                           size_format(g->bytes, size), why);
-    if (length >= PLAN_PLACE_REASON_BYTES)
-        memcpy(text + PLAN_PLACE_REASON_BYTES - 4, "...", 4);
+    if (length >= PLAN_REASON_BYTES)
+        memcpy(text + PLAN_REASON_BYTES - 4, "...", 4);
     return 0;
 }
 
@@ -230,12 +230,12 @@ static int say_parked(plani_placer *self, struct plan_place_found *found, double
         return 0;
     if (home == TIER_DEVICE)
         near = all;
-    if (near > 0 && found->reason_count < PLAN_PLACE_REASONS_MAX)
-        snprintf(found->reasons[found->reason_count++], PLAN_PLACE_REASON_BYTES,
+    if (near > 0 && found->reason_count < PLAN_REASONS_MAX)
+        snprintf(found->reasons[found->reason_count++], PLAN_REASON_BYTES,
                  "inner activations of %" PRIu32 " of %" PRIu32
                  " micro-batches between a block's parts on device: %s fit",
                  near, all, size_format(near * bytes, size));
-    if (near == all || found->reason_count == PLAN_PLACE_REASONS_MAX)
+    if (near == all || found->reason_count == PLAN_REASONS_MAX)
         return 0;
     memcpy(endless, job->budget_bytes, sizeof endless);
     endless[TIER_DEVICE] = UINT64_MAX / 2;
@@ -245,7 +245,7 @@ static int say_parked(plani_placer *self, struct plan_place_found *found, double
     TRY(rc);
     format_seconds(lane_seconds(self, found, &recomputed, home, &lane), seconds);
     format_seconds(fmax(base_ns - free_ns, 0) * 1e-9, cost);
-    snprintf(found->reasons[found->reason_count++], PLAN_PLACE_REASON_BYTES,
+    snprintf(found->reasons[found->reason_count++], PLAN_REASON_BYTES,
              "inner activations of %" PRIu32 " of %" PRIu32
              " micro-batches between a block's parts on %s: %s beside the activations, as the "
              "device budget is %s; %s of %s a step, which make it %s longer",

@@ -19,15 +19,9 @@
 #include "data/prepare.h"
 #include "train/train_internal.h"
 
-static_assert((int)JOB_DATA_AUTO == (int)CORPUS_AUTO && (int)JOB_DATA_MADE == (int)CORPUS_MADE &&
-                  CORPUS_MADE + 1 == CORPUS_FORMAT_COUNT,
-              "job_data_format and corpus_format are one");
-static_assert((int)JOB_SHUFFLE_DOCUMENTS == (int)SAMPLER_DOCUMENTS &&
-                  (int)JOB_SHUFFLE_NONE == (int)SAMPLER_NONE,
-              "job_shuffle and sampler_shuffle are one");
 static_assert((int)JOB_FILES_MAX <= (int)MIXTURE_SOURCES_MAX, "a source has a file");
 
-enum { TRAIN, VALID, LISTS, MADE_PATH_BYTES = JOB_PATH_BYTES + 64 };
+enum { TRAIN, VALID, LISTS, MADE_PATH_BYTES = FILE_PATH_BYTES + 64 };
 
 /* What rank 0 finds out about a file, for all. */
 struct file_word {
@@ -59,11 +53,11 @@ static bool ends_with(const char *text, const char *end)
  * model.hf stands for are of this host. */
 static bool may_make(const struct job *asked)
 {
-    if (strcmp(asked->data.tokenizer, "bytes") != 0 || asked->data.format == JOB_DATA_JSONL)
+    if (strcmp(asked->data.tokenizer, "bytes") != 0 || asked->data.format == DATA_JSONL)
         return true;
     for (int list = 0; list < LISTS; list++) {
         const struct job_files *files = list_of(asked, list);
-        for (uint32_t i = 0; asked->data.format == JOB_DATA_AUTO && i < files->count; i++)
+        for (uint32_t i = 0; asked->data.format == DATA_AUTO && i < files->count; i++)
             if (ends_with(files->path[i], ".jsonl") || ends_with(files->path[i], ".ndjson"))
                 return true;
     }
@@ -86,7 +80,7 @@ static int open_corpus(const traini_loop *self, int list, uint32_t first, uint32
     const struct job *asked = self->job;
     const struct job_files *files = list_of(asked, list);
     const char *paths[JOB_FILES_MAX];
-    enum corpus_format formats[JOB_FILES_MAX];
+    enum data_format formats[JOB_FILES_MAX];
     char(*made)[MADE_PATH_BYTES] = mem_alloc(count, sizeof *made, "paths of token files");
     int rc = made ? 0 : -ENOMEM;
     *out = NULL;
@@ -94,7 +88,7 @@ static int open_corpus(const traini_loop *self, int list, uint32_t first, uint32
         const struct file_word *word = self->data ? &self->data->words[list][first + i] : NULL;
         bool is_made = word && word->is_made;
         paths[i] = is_made ? made[i] : files->path[first + i];
-        formats[i] = is_made ? CORPUS_MADE : (enum corpus_format)asked->data.format;
+        formats[i] = is_made ? DATA_MADE : asked->data.format;
         if (!is_made)
             continue;
         made_path(asked, word, made[i]);
@@ -129,7 +123,7 @@ static int open_list(const traini_loop *self, int list, mixture **out)
     if (rc == 0)
         return mixture_create(
             sources, files->weight, opened, asked->data.seed, asked->model.seq_length,
-            list == TRAIN ? (enum sampler_shuffle)asked->data.shuffle : SAMPLER_NONE, out);
+            list == TRAIN ? asked->data.shuffle : SHUFFLE_NONE, out);
     for (uint32_t i = 0; i < opened; i++)
         corpus_close(sources[i]);
     return rc;
@@ -183,7 +177,7 @@ static int look_at(traini_loop *self, int list, uint32_t idx)
     const struct job_files *files = list_of(self->job, list);
     prepare_work *work = &data->work[list][idx];
     data->options.field = files->field[idx];
-    TRY(prepare_look(files->path[idx], (enum corpus_format)self->job->data.format, &data->options,
+    TRY(prepare_look(files->path[idx], self->job->data.format, &data->options,
                      work));
     data->words[list][idx] = (struct file_word){.key = work->key, .is_made = work->is_needed};
     data->is_late = data->is_late || work->is_needed;
@@ -242,7 +236,7 @@ int traini_check_borrowed_words(const traini_loop *self)
 {
     static const char *const names[] = {"tokenizer.json", "tokenizer.model"};
     const struct job *asked = self->job;
-    char dir[JOB_PATH_BYTES], file[MADE_PATH_BYTES];
+    char dir[FILE_PATH_BYTES], file[MADE_PATH_BYTES];
     bool is_made = self->data && self->data->is_late;
     if (asked->data.tokenizer_is_given || asked->model.hf[0] != '\0' ||
         !(is_made || (self->train_data && mixture_is_text(self->train_data))))
@@ -351,7 +345,7 @@ int traini_make_data(traini_loop *self)
     }
     const mixture *data = self->train_data;
     bool is_told = data && (self->data || mixture_source_count(data) > 1 ||
-                            self->job->data.shuffle == JOB_SHUFFLE_DOCUMENTS);
+                            self->job->data.shuffle == SHUFFLE_DOCUMENTS);
     if (is_told && ranks->rank == 0 && !self->options->is_trial)
         tell_sources(self);
     return 0;

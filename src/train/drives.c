@@ -10,20 +10,20 @@
 #include "train/train_internal.h"
 
 /* The path as it is known from any directory. */
-int traini_make_absolute(char path[SLAB_PATH_BYTES])
+int traini_make_absolute(char path[FILE_PATH_BYTES])
 {
-    char given[SLAB_PATH_BYTES], base[SLAB_PATH_BYTES];
+    char given[FILE_PATH_BYTES], base[FILE_PATH_BYTES];
     if (path[0] == '/' || path[0] == '\0')
         return 0;
     snprintf(given, sizeof given, "%s", path);
     if (!getcwd(base, sizeof base))
         return err_errno(errno, "the working directory");
-    int rc = file_join(path, SLAB_PATH_BYTES, base, given);
+    int rc = file_join(path, FILE_PATH_BYTES, base, given);
     return rc < 0 ? err_prefix(ERR_CONFIG, "a drive") : 0;
 }
 
 /* The directories of the slabs: the job's drives, or the run directory. */
-int traini_job_drives(const struct job *asked, slab_drive drives[SLAB_DRIVES_MAX], uint32_t *count)
+int traini_job_drives(const struct job *asked, slab_drive drives[DRIVES_MAX], uint32_t *count)
 {
     *count = asked->tiers.nvme_count;
     for (uint32_t d = 0; d < *count; d++) {
@@ -34,7 +34,7 @@ int traini_job_drives(const struct job *asked, slab_drive drives[SLAB_DRIVES_MAX
         *count = 1;
         int length = snprintf(drives[0].path, sizeof drives[0].path, "%s/state", asked->run.dir);
         if (length < 0 || (size_t)length >= sizeof drives[0].path)
-            return err_set(ERR_CONFIG, "run.dir is longer than %d bytes", SLAB_PATH_BYTES - 7);
+            return err_set(ERR_CONFIG, "run.dir is longer than %d bytes", FILE_PATH_BYTES - 7);
     }
     for (uint32_t d = 0; d < *count; d++)
         TRY(traini_make_absolute(drives[d].path));
@@ -49,9 +49,9 @@ static int expand_drives(traini_setup *self)
         char *path = self->drives[d].path;
         memcpy(self->drive_names[d], path, sizeof self->drive_names[d]);
         if (!manifest_expand_path(self->drive_names[d], ranks->rank, ranks->local_rank, ranks->host,
-                                  path, SLAB_PATH_BYTES))
+                                  path, FILE_PATH_BYTES))
             return err_set(ERR_CONFIG, "the path of a drive, %.100s..., is longer than %d bytes",
-                           self->drive_names[d], SLAB_PATH_BYTES - 1);
+                           self->drive_names[d], FILE_PATH_BYTES - 1);
     }
     return 0;
 }

@@ -67,7 +67,7 @@ typedef struct exporter exporter;
 static int read_run(exporter *self)
 {
     const char *path = self->asked->run_dir;
-    char job_path[JOB_PATH_BYTES + 16];
+    char job_path[FILE_PATH_BYTES + 16];
     const manifest *record = &self->view.record;
     TRY(traini_view_exists(path));
     if (!self->asked->is_held)
@@ -357,7 +357,7 @@ static void compare_extent(void *user, const struct traini_swept *swept)
     const manifest *record = self->swept;
     const manifest_extent *extent = &record->extents[swept->extent_idx];
     uint32_t rank = record->is_replicated ? self->copy_rank : extent->rank;
-    char path[SLAB_PATH_BYTES];
+    char path[FILE_PATH_BYTES];
     uint64_t file_offset;
     if (!swept->error && (extent->checksum == 0 || swept->sum == extent->checksum))
         return;

@@ -284,11 +284,11 @@ static int write_config(const traini_view *run, const char *side_dir, const char
 }
 
 /* Where the tokenizer of the run's job lies; "": it has no files, or none that are there. */
-static void find_tokenizer(const job *asked, char out[JOB_PATH_BYTES])
+static void find_tokenizer(const job *asked, char out[FILE_PATH_BYTES])
 {
     static const char file_name[] = "/tokenizer.json";
     struct stat status;
-    snprintf(out, JOB_PATH_BYTES, "%s", asked->data.tokenizer);
+    snprintf(out, FILE_PATH_BYTES, "%s", asked->data.tokenizer);
     size_t length = strlen(out), end = sizeof file_name - 1;
     if (length > end && strcmp(out + length - end, file_name) == 0)
         out[length - end] = '\0';
@@ -299,7 +299,7 @@ static void find_tokenizer(const job *asked, char out[JOB_PATH_BYTES])
 int exporti_write_side_files(const traini_view *run, const char *dir, enum dtype type,
                              uint64_t *count)
 {
-    char side_dir[JOB_PATH_BYTES], tokenizer_dir[JOB_PATH_BYTES];
+    char side_dir[FILE_PATH_BYTES], tokenizer_dir[FILE_PATH_BYTES];
     int there = traini_side_dir(run->path, side_dir);
     TRY(there);
     if (!there)

@@ -267,11 +267,11 @@ int exporti_remove_adapters(const char *dir)
 int exporti_take_directory(const char *dir, bool force)
 {
     uint32_t made_count;
-    if (!dir[0] || strlen(dir) >= JOB_PATH_BYTES)
+    if (!dir[0] || strlen(dir) >= FILE_PATH_BYTES)
         return err_set(ERR_INPUT,
                        "cannot make directory \"%.100s\": its name has %zu bytes; 1 to %d "
                        "are possible",
-                       dir, strlen(dir), JOB_PATH_BYTES - 1);
+                       dir, strlen(dir), FILE_PATH_BYTES - 1);
     if (file_make_directories(dir, &made_count) < 0)
         return err_prefix(ERR_INPUT, "the export");
     if (made_count > 0)

@@ -163,7 +163,7 @@ static int add_kept(struct inspect_summary *out, const char *path, uint64_t step
 
 static int list_kept(const char *run_dir, traini_view *scratch, struct inspect_summary *out)
 {
-    char keep_path[JOB_PATH_BYTES], path[JOB_PATH_BYTES];
+    char keep_path[FILE_PATH_BYTES], path[FILE_PATH_BYTES];
     int length = snprintf(keep_path, sizeof keep_path, "%s/keep", run_dir);
     DIR *entries = length < (int)sizeof keep_path ? opendir(keep_path) : NULL;
     if (!entries)

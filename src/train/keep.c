@@ -36,16 +36,16 @@
 #include "train/rank_slabs.h"
 #include "train/train_internal.h"
 
-static_assert((int)SLAB_PATH_BYTES == (int)MANIFEST_TEXT_BYTES, "paths of drives are copied whole");
+static_assert((int)FILE_PATH_BYTES == (int)MANIFEST_TEXT_BYTES, "paths of drives are copied whole");
 
 enum { KEEP_NAME_BYTES = 32, KEEP_PIECE_BYTES = 65536, KEEP_TEXT_BYTES = 600 };
 
 struct traini_keeper {
     const struct job *asked;
-    char run_dir[JOB_PATH_BYTES], keep_dir[JOB_PATH_BYTES];
+    char run_dir[FILE_PATH_BYTES], keep_dir[FILE_PATH_BYTES];
     /* Of the copy at hand: */
-    char step_name[KEEP_NAME_BYTES], step_dir[JOB_PATH_BYTES], state_dir[JOB_PATH_BYTES];
-    slab_drive drives[SLAB_DRIVES_MAX]; /* of the rank at hand */
+    char step_name[KEEP_NAME_BYTES], step_dir[FILE_PATH_BYTES], state_dir[FILE_PATH_BYTES];
+    slab_drive drives[DRIVES_MAX]; /* of the rank at hand */
     manifest record;    /* its manifest, or what was read; the extents are borrowed but when read */
     slab_range *ranges; /* [extent_capacity] */
     uint64_t extent_capacity;
@@ -117,7 +117,7 @@ static bool cut_name(char *path)
 
 static void remove_file(const char *directory, const char *name)
 {
-    char path[JOB_PATH_BYTES];
+    char path[FILE_PATH_BYTES];
     if (file_join(path, sizeof path, directory, name) == 0 && unlink(path) != 0 && errno != ENOENT)
         log_warn("%s cannot be removed: %s", path, strerror(errno));
 }
@@ -167,7 +167,7 @@ static void discard(traini_keeper *self)
 
 static bool has_file(const char *directory, const char *name)
 {
-    char path[JOB_PATH_BYTES];
+    char path[FILE_PATH_BYTES];
     struct stat status;
     return file_join(path, sizeof path, directory, name) == 0 && stat(path, &status) == 0;
 }
@@ -240,7 +240,7 @@ int traini_keeper_create(const char *run_dir, const struct job *asked, uint64_t 
     int length = snprintf(self->run_dir, sizeof self->run_dir, "%s", run_dir ? run_dir : "");
     if (rc == 0 && (length < 0 || (size_t)length >= sizeof self->run_dir))
         rc = err_set(-ENAMETOOLONG, "the path of the run directory is longer than %d bytes",
-                     JOB_PATH_BYTES - 1);
+                     FILE_PATH_BYTES - 1);
     if (rc == 0)
         rc = file_join(self->keep_dir, sizeof self->keep_dir, self->run_dir, "keep");
     if (rc == 0)
@@ -291,7 +291,7 @@ static int copy_bytes(void *user, FILE *out)
 /* In pieces: memory may be sealed. */
 static int copy_job(traini_keeper *self)
 {
-    char source_path[JOB_PATH_BYTES], target_path[JOB_PATH_BYTES];
+    char source_path[FILE_PATH_BYTES], target_path[FILE_PATH_BYTES];
     TRY(file_join(source_path, sizeof source_path, self->run_dir, "job.json"));
     TRY(file_join(target_path, sizeof target_path, self->step_dir, "job.json"));
     struct copy_source source = {.keeper = self, .path = source_path};
@@ -424,7 +424,7 @@ static void describe_space(const manifest *record, char text[KEEP_TEXT_BYTES])
     for (uint32_t d = 0; d < record->slabs.drive_count && used < KEEP_TEXT_BYTES; d++) {
         struct statvfs space;
         char size[SIZE_TEXT_BYTES] = "an unknown amount";
-        char drive[SLAB_PATH_BYTES];
+        char drive[FILE_PATH_BYTES];
         if (traini_drive_of_rank(&record->slabs, 0, d, drive) == 0 && statvfs(drive, &space) == 0)
             size_format((uint64_t)space.f_bavail * space.f_frsize, size);
         int length = snprintf(text + used, KEEP_TEXT_BYTES - used, "%s%s on %s", d ? ", " : "",

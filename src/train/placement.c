@@ -1,5 +1,4 @@
 /* Where each state rests: the job's words, and what they leave open chosen by src/plan/place.c. */
-#include <assert.h>
 #include <errno.h>
 #include <string.h>
 
@@ -7,10 +6,6 @@
 #include "base/mem.h"
 #include "plan/place.h"
 #include "train/train_internal.h"
-
-static_assert((int)PLAN_REASONS_MAX == (int)PLAN_PLACE_REASONS_MAX &&
-                  (int)PLAN_REASON_BYTES == (int)PLAN_PLACE_REASON_BYTES,
-              "reasons are copied as they are");
 
 /* The update where it is given, or where no other gains. */
 static enum update asked_update(const traini_setup *self)

@@ -21,6 +21,7 @@
 #include <stdint.h>
 
 #include "base/error.h"
+#include "base/words.h"
 #include "config/job.h"
 #include "config/machine.h"
 #include "train/train.h"
@@ -29,7 +30,6 @@ enum {
     PROFILE_UNITS_SHOWN = 12,
     PROFILE_ADVICE_MAX = 4,
     PROFILE_STEPS_MAX = 1000,
-    PROFILE_DRIVES_MAX = 16
 };
 
 enum profile_resource {
@@ -106,7 +106,7 @@ struct profile_summary {
     uint32_t unit_count;
     struct profile_unit units[PROFILE_UNITS_SHOWN]; /* by stall, the longest first */
     uint32_t drive_count;
-    struct profile_drive drives[PROFILE_DRIVES_MAX];
+    struct profile_drive drives[DRIVES_MAX];
     /* Of the simulation with the speeds that were measured, and what else it was asked; 0: it was not. */
     double calibrated_seconds;
     uint32_t tried_count, advice_count;

@@ -53,7 +53,7 @@ int rank_slabs_open(const manifest *record, uint32_t rank, slab *out) MUST_CHECK
 /* File and offset of byte `offset` of the rank's address space; "" where its slab cannot be opened. Slow: for
  * messages. `held` is the slab, where it is open; or NULL. */
 void rank_slabs_locate(const manifest *record, uint32_t rank, const slab *held, uint64_t offset,
-                       char path[SLAB_PATH_BYTES], uint64_t *file_offset);
+                       char path[FILE_PATH_BYTES], uint64_t *file_offset);
 /* Ranks of a record, at least 1. */
 uint32_t rank_slabs_world(const manifest *record);
 

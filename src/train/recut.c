@@ -219,7 +219,7 @@ static int check_sum(const recut *self, const recut_slot *slot)
     if (sum == tile->checksum)
         return 0;
     const struct traini_recut *work = self->work;
-    char path[SLAB_PATH_BYTES];
+    char path[FILE_PATH_BYTES];
     uint64_t file_offset;
     rank_slabs_locate(work->found, tile->rank, work->from ? work->from[tile->rank] : NULL,
                       tile->offset, path, &file_offset);

@@ -27,7 +27,7 @@ int traini_run_dir_open(struct traini_run_dir *self, const char *path)
 {
     memset(self, 0, sizeof *self);
     self->lock_fd = -1;
-    char lock_path[JOB_PATH_BYTES];
+    char lock_path[FILE_PATH_BYTES];
     snprintf(self->path, sizeof self->path, "%s", path);
     TRY(file_join(self->state, sizeof self->state, path, "state"));
     if (file_make_directories(self->state, NULL) < 0)
@@ -58,7 +58,7 @@ void traini_run_dir_close(struct traini_run_dir *self)
 
 int traini_run_dir_write(const struct traini_run_dir *self, const char *name, const char *text)
 {
-    char path[JOB_PATH_BYTES];
+    char path[FILE_PATH_BYTES];
     TRY(file_join(path, sizeof path, self->path, name));
     return file_write(path, text, strlen(text));
 }
@@ -71,7 +71,7 @@ int traini_run_dir_sync(const struct traini_run_dir *self)
 int traini_slab_config(const manifest_slabs *from, uint32_t rank, slab_config *config,
                        slab_drive **drives)
 {
-    *drives = mem_alloc(SLAB_DRIVES_MAX, sizeof **drives, "slab drives");
+    *drives = mem_alloc(DRIVES_MAX, sizeof **drives, "slab drives");
     if (!*drives)
         return -ENOMEM;
     for (uint32_t d = 0; d < from->drive_count; d++)
@@ -81,7 +81,7 @@ int traini_slab_config(const manifest_slabs *from, uint32_t rank, slab_config *c
             mem_free(*drives);
             *drives = NULL;
             return err_set(ERR_INPUT, "the path of a slab, %.100s..., is longer than %d bytes",
-                           from->drives[d], SLAB_PATH_BYTES - 1);
+                           from->drives[d], FILE_PATH_BYTES - 1);
         }
     *config = (slab_config){.drives = *drives, .drive_count = from->drive_count, .rank = rank};
     memcpy(config->uuid, from->uuid, sizeof config->uuid);
@@ -108,7 +108,7 @@ int traini_remove_slabs(const manifest_slabs *slabs)
  * 0's, whose host has the run directory. */
 static bool has_slab(const manifest_slabs *slabs, uint32_t drive_idx, const char *directory)
 {
-    char uuid[MANIFEST_UUID_TEXT_BYTES], base[SLAB_PATH_BYTES], path[SLAB_PATH_BYTES + 128];
+    char uuid[MANIFEST_UUID_TEXT_BYTES], base[FILE_PATH_BYTES], path[FILE_PATH_BYTES + 128];
     if (!manifest_expand_path(directory, 0, slabs->ranks[0].local_rank, slabs->ranks[0].host, base,
                               sizeof base))
         return false;
@@ -127,20 +127,20 @@ bool traini_has_slabs(const manifest_slabs *slabs)
 
 /* Where the slab of a kept commit lies that was moved with its run: keep.c has the two names at the end of the
  * drive's path. */
-static int place_of_kept(const char *drive, const char *state_dir, char out[SLAB_PATH_BYTES])
+static int place_of_kept(const char *drive, const char *state_dir, char out[FILE_PATH_BYTES])
 {
     const char *at = drive + strlen(drive);
     for (int names = 0; names < 2 && at > drive; names++)
         do
             at--;
         while (at > drive && *at != '/');
-    int length = snprintf(out, SLAB_PATH_BYTES, "%s/../../../state%s", state_dir, at);
-    return length > 0 && length < SLAB_PATH_BYTES;
+    int length = snprintf(out, FILE_PATH_BYTES, "%s/../../../state%s", state_dir, at);
+    return length > 0 && length < FILE_PATH_BYTES;
 }
 
 int traini_find_moved(manifest *found, const char *state_dir)
 {
-    char here[SLAB_PATH_BYTES], kept[SLAB_PATH_BYTES], *whole = NULL;
+    char here[FILE_PATH_BYTES], kept[FILE_PATH_BYTES], *whole = NULL;
     int length = snprintf(here, sizeof here, "%s", state_dir);
     if (found->slabs.drive_count != 1 || length < 0 || (size_t)length >= sizeof here)
         return 0;
@@ -162,7 +162,7 @@ static bool is_of_kept(const char *drive)
 
 int traini_find_renamed(manifest *found, const struct job *asked)
 {
-    slab_drive *drives = mem_alloc(SLAB_DRIVES_MAX, sizeof *drives, "slab drives");
+    slab_drive *drives = mem_alloc(DRIVES_MAX, sizeof *drives, "slab drives");
     if (!drives)
         return -ENOMEM;
     uint32_t count = 0;
@@ -190,7 +190,7 @@ int traini_run_dir_clear(const struct traini_run_dir *self, const manifest *foun
     TRY(manifest_remove(self->state));
     static const char *const names[] = {"metrics.jsonl", "trace.json", "plan.json", "job.json"};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
-        char path[JOB_PATH_BYTES];
+        char path[FILE_PATH_BYTES];
         TRY(file_join(path, sizeof path, self->path, names[i]));
         if (unlink(path) != 0 && errno != ENOENT)
             return err_errno(errno, "cannot remove %s", path);

@@ -20,11 +20,11 @@ enum {
     LOOK_PAUSE_NS = 20000000,
 };
 
-void traini_view_slot_path(const traini_view *self, uint32_t slot, char path[JOB_PATH_BYTES])
+void traini_view_slot_path(const traini_view *self, uint32_t slot, char path[FILE_PATH_BYTES])
 {
-    int length = snprintf(path, JOB_PATH_BYTES, "%s/manifest-%u", self->state_path, slot);
-    if (length >= JOB_PATH_BYTES) /* then it could not be read either */
-        path[JOB_PATH_BYTES - 1] = '\0';
+    int length = snprintf(path, FILE_PATH_BYTES, "%s/manifest-%u", self->state_path, slot);
+    if (length >= FILE_PATH_BYTES) /* then it could not be read either */
+        path[FILE_PATH_BYTES - 1] = '\0';
 }
 
 void traini_view_unit_name(const traini_view *self, uint32_t unit,
@@ -57,7 +57,7 @@ static int look_at_slots(traini_view *self)
                       self->slots[1].outcome == MANIFEST_SLOT_DAMAGED;
     if (newest == SLOT_COUNT)
         return !is_damaged;
-    char path[JOB_PATH_BYTES];
+    char path[FILE_PATH_BYTES];
     char *bytes;
     uint64_t size_bytes;
     traini_view_slot_path(self, newest, path);
@@ -91,7 +91,7 @@ static int read_record(traini_view *self)
 /* Names come from it, and what of several ranks' units is padding: a job that cannot be read costs these alone. */
 static void read_model(traini_view *self)
 {
-    char path[JOB_PATH_BYTES];
+    char path[FILE_PATH_BYTES];
     int length = snprintf(path, sizeof path, "%s/job.json", self->path);
     if (length >= (int)sizeof path ||
         job_read_ranks(path, NULL, 0, rank_slabs_world(&self->record), &self->asked) < 0)
@@ -103,11 +103,11 @@ static void read_model(traini_view *self)
 }
 
 /* state_path, once it is a directory. */
-static int find_state(const char *run_dir, char state_path[JOB_PATH_BYTES])
+static int find_state(const char *run_dir, char state_path[FILE_PATH_BYTES])
 {
     struct stat status;
-    int length = snprintf(state_path, JOB_PATH_BYTES, "%s/state", run_dir);
-    if (length >= JOB_PATH_BYTES)
+    int length = snprintf(state_path, FILE_PATH_BYTES, "%s/state", run_dir);
+    if (length >= FILE_PATH_BYTES)
         return err_set(ERR_INPUT, "the path of the run is too long: %.200s...", run_dir);
     if (stat(state_path, &status) != 0 || !S_ISDIR(status.st_mode))
         return err_set(ERR_INPUT, "%s is no run directory: it has no directory \"state\"", run_dir);
@@ -116,7 +116,7 @@ static int find_state(const char *run_dir, char state_path[JOB_PATH_BYTES])
 
 int traini_view_exists(const char *run_dir)
 {
-    char state_path[JOB_PATH_BYTES];
+    char state_path[FILE_PATH_BYTES];
     return find_state(run_dir, state_path);
 }
 

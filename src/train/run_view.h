@@ -14,8 +14,8 @@ enum { TRAINI_UNIT_NAME_BYTES = 64 };
 
 /* About 290 KiB: heap memory. */
 struct traini_view {
-    char path[JOB_PATH_BYTES];
-    char state_path[JOB_PATH_BYTES];
+    char path[FILE_PATH_BYTES];
+    char state_path[FILE_PATH_BYTES];
     manifest_slot slots[2];
     bool has_record;
     manifest record; /* of the newest valid slot */
@@ -34,7 +34,7 @@ int traini_view_open(traini_view *self, const char *run_dir, bool with_names) MU
 void traini_view_close(traini_view *self);
 
 /* state/manifest-<slot>. */
-void traini_view_slot_path(const traini_view *self, uint32_t slot, char path[JOB_PATH_BYTES]);
+void traini_view_slot_path(const traini_view *self, uint32_t slot, char path[FILE_PATH_BYTES]);
 
 /* "block.3"; "unit 3" where the model is not known. */
 void traini_view_unit_name(const traini_view *self, uint32_t unit,

@@ -13,30 +13,30 @@
 /* Whether the directory is RUN/keep/step-...: a commit that was kept. */
 static bool is_kept(const char *path)
 {
-    char parent[JOB_PATH_BYTES], whole[PATH_MAX];
+    char parent[FILE_PATH_BYTES], whole[PATH_MAX];
     if (file_join(parent, sizeof parent, path, "..") < 0 || !realpath(parent, whole))
         return false;
     const char *slash = strrchr(whole, '/');
     return slash && strcmp(slash, "/keep") == 0;
 }
 
-int traini_side_dir(const char *run_dir, char out[JOB_PATH_BYTES])
+int traini_side_dir(const char *run_dir, char out[FILE_PATH_BYTES])
 {
-    TRY(file_join(out, JOB_PATH_BYTES, run_dir, "hf"));
+    TRY(file_join(out, FILE_PATH_BYTES, run_dir, "hf"));
     if (access(out, F_OK) == 0)
         return 1;
     if (!is_kept(run_dir))
         return 0;
-    char above[JOB_PATH_BYTES];
+    char above[FILE_PATH_BYTES];
     TRY(file_join(above, sizeof above, run_dir, "../../hf"));
     if (access(above, F_OK) != 0)
         return 0;
-    return file_join(out, JOB_PATH_BYTES, run_dir, "../../hf") < 0 ? ERR_INPUT : 1;
+    return file_join(out, FILE_PATH_BYTES, run_dir, "../../hf") < 0 ? ERR_INPUT : 1;
 }
 
 int traini_carry_side_files(const char *run_dir, const char *from_hf, const char *from_run)
 {
-    char source[JOB_PATH_BYTES], target[JOB_PATH_BYTES];
+    char source[FILE_PATH_BYTES], target[FILE_PATH_BYTES];
     TRY(file_join(target, sizeof target, run_dir, "hf"));
     if (from_run) {
         int there = traini_side_dir(from_run, source);
@@ -54,7 +54,7 @@ int traini_carry_side_files(const char *run_dir, const char *from_hf, const char
 
 int traini_remove_side_files(const char *run_dir)
 {
-    char target[JOB_PATH_BYTES];
+    char target[FILE_PATH_BYTES];
     TRY(file_join(target, sizeof target, run_dir, "hf"));
     return hf_remove_side_files(target);
 }

@@ -68,7 +68,7 @@ static int forget_begun(traini_loop *self, manifest *found)
 /* Commits that another run has kept here: a new one would neither replace them nor keep its own. */
 static int refuse_kept(const traini_loop *self)
 {
-    char path[JOB_PATH_BYTES + 16], name[sizeof path + 300];
+    char path[FILE_PATH_BYTES + 16], name[sizeof path + 300];
     snprintf(path, sizeof path, "%s/keep", self->dir.path);
     DIR *directory = opendir(path);
     if (!directory)
@@ -259,7 +259,7 @@ int traini_start(traini_loop *self, manifest *found)
 
 static int open_metrics(traini_loop *self)
 {
-    char path[JOB_PATH_BYTES + 16];
+    char path[FILE_PATH_BYTES + 16];
     snprintf(path, sizeof path, "%s/metrics.jsonl", self->dir.path);
     uint64_t lines = 0;
     if (self->resumed)

@@ -20,6 +20,7 @@
 #include <stdio.h>
 
 #include "base/error.h"
+#include "base/words.h"
 #include "config/config.h"
 #include "swap/program.h"
 
@@ -55,8 +56,6 @@ struct train_rank {
 };
 
 enum {
-    PLAN_REASONS_MAX = 24,
-    PLAN_REASON_BYTES = 256,
     PLAN_PEAK_BYTES = 192,
     PLAN_LINKS_MAX = 8,
 };

@@ -111,9 +111,9 @@ struct traini_setup {
     struct traini_ranks ranks;
     uint8_t *stays_gathered;        /* [unit_count] plan_job */
     uint64_t workspace_temp_offset; /* model's `saved` lies at 0 of the workspace, temp here */
-    slab_drive drives[SLAB_DRIVES_MAX];
-    char drive_names[SLAB_DRIVES_MAX]
-                    [SLAB_PATH_BYTES]; /* their paths, placeholders of ranks as they are */
+    slab_drive drives[DRIVES_MAX];
+    char drive_names[DRIVES_MAX]
+                    [FILE_PATH_BYTES]; /* their paths, placeholders of ranks as they are */
     uint32_t drive_count;
     const struct machine *stated; /* borrowed, while it is set up: its figures; NULL: defaults */
     bool is_described;            /* train_plan_options: nothing of this machine was looked at */
@@ -169,7 +169,7 @@ void traini_fill_overhead(traini_setup *self);
 int traini_make_drives(traini_setup *self, const struct traini_setup_options *options) MUST_CHECK;
 /* The directories that a job's slabs are made in, as they are known from any directory; placeholders of ranks
  * as they are. */
-int traini_job_drives(const struct job *asked, slab_drive drives[SLAB_DRIVES_MAX],
+int traini_job_drives(const struct job *asked, slab_drive drives[DRIVES_MAX],
                       uint32_t *count) MUST_CHECK;
 /* Ranks of this host that divide the budget and the space of a drive among them: all, where its path is not
  * each one's own. */
@@ -403,8 +403,8 @@ bool traini_leaves_update(const traini_setup *setup);
 
 /* run_dir.c */
 struct traini_run_dir {
-    char path[JOB_PATH_BYTES];
-    char state[JOB_PATH_BYTES];
+    char path[FILE_PATH_BYTES];
+    char state[FILE_PATH_BYTES];
     int lock_fd;
 };
 bool traini_is_same_directory(const char *one, const char *other); /* under whatever names */
@@ -430,12 +430,12 @@ bool traini_has_slabs(const manifest_slabs *slabs); /* each file, under its name
 /* Directory of drive `drive_idx` of a rank, with its placeholders replaced; the rank's file there;
  * rank_slabs.c. ERR_INPUT for a path without room. */
 int traini_drive_of_rank(const manifest_slabs *slabs, uint32_t rank, uint32_t drive_idx,
-                         char path[SLAB_PATH_BYTES]) MUST_CHECK;
+                         char path[FILE_PATH_BYTES]) MUST_CHECK;
 int traini_slab_of_rank(const manifest_slabs *slabs, uint32_t rank, uint32_t drive_idx,
-                        char path[SLAB_PATH_BYTES]) MUST_CHECK;
+                        char path[FILE_PATH_BYTES]) MUST_CHECK;
 /* The same for the job's drives: all slabs are there, and the manifest knows them by other names. */
 int traini_find_renamed(manifest *found, const struct job *asked) MUST_CHECK;
-int traini_make_absolute(char path[SLAB_PATH_BYTES]) MUST_CHECK; /* setup.c */
+int traini_make_absolute(char path[FILE_PATH_BYTES]) MUST_CHECK; /* setup.c */
 
 /* --- identity.c --- */
 
@@ -458,7 +458,7 @@ int traini_write_plan(const struct traini_run_dir *self, const traini_setup *set
                       uint64_t train_tokens) MUST_CHECK; /* those of data.train */
 
 /* side_files.c: RUN/hf, or of a commit that was kept that of its run: 1 and the path, 0 where there is none. */
-int traini_side_dir(const char *run_dir, char out[JOB_PATH_BYTES]) MUST_CHECK;
+int traini_side_dir(const char *run_dir, char out[FILE_PATH_BYTES]) MUST_CHECK;
 /* Where the job's tokenizer is that of its checkpoint: what its file is called in such a directory; else NULL. */
 const char *traini_hf_tokenizer(const struct job *asked);
 /* Whether the job names a tokenizer, "bytes" too, that is there and is another than its checkpoint's: it goes before

@@ -24,7 +24,7 @@ enum {
 
 static bool has_file(const char *directory, const char *name)
 {
-    char path[JOB_PATH_BYTES + 64];
+    char path[FILE_PATH_BYTES + 64];
     return file_join(path, sizeof path, directory, name) == 0 && access(path, R_OK) == 0;
 }
 
@@ -47,7 +47,7 @@ enum { RUN_SETS = sizeof run_sets / sizeof run_sets[0] };
 static int begin_run(traini_trained *self, const char *const *set, uint32_t set_count)
 {
     const char *all[SETS_MAX];
-    char job_path[JOB_PATH_BYTES + 16];
+    char job_path[FILE_PATH_BYTES + 16];
     snprintf(job_path, sizeof job_path, "%s/job.json", self->path);
     TRY(traini_run_dir_open(&self->dir, self->path));
     int found = 0;
@@ -80,7 +80,7 @@ static bool is_set(const char *block, const char *const *set, uint32_t set_count
 /* The type that the checkpoint was saved in is the one to compute in; "": fp32, or it does not say. */
 static const char *type_set(const char *path)
 {
-    char name[JOB_PATH_BYTES + 16];
+    char name[FILE_PATH_BYTES + 16];
     snprintf(name, sizeof name, "%s/config.json", path);
     json_t *config = json_load_file(name, 0, NULL); /* its faults are for job_read to tell */
     const char *type = json_string_value(json_object_get(config, "dtype"));
@@ -98,7 +98,7 @@ static const char *type_set(const char *path)
 /* Positions that the checkpoint's model has; 0: it does not say. */
 static uint64_t most_positions(const char *path)
 {
-    char name[JOB_PATH_BYTES + 16];
+    char name[FILE_PATH_BYTES + 16];
     snprintf(name, sizeof name, "%s/config.json", path);
     json_t *config = json_load_file(name, 0, NULL);
     json_int_t most = json_integer_value(json_object_get(config, "max_position_embeddings"));
@@ -113,7 +113,7 @@ static int begin_checkpoint(traini_trained *self, const char *const *set, uint32
                             uint64_t seq_length)
 {
     const char *all[SETS_MAX];
-    char model_set[JOB_PATH_BYTES + 16];
+    char model_set[FILE_PATH_BYTES + 16];
     bool has_type = is_set("bf16", set, set_count) || is_set("fp16", set, set_count);
     const char *type = has_type ? "" : type_set(self->path);
     char *path = realpath(self->path, NULL);
@@ -151,7 +151,7 @@ int traini_trained_begin(traini_trained *self, const char *path, const char *con
     memset(self, 0, sizeof *self);
     self->path = path;
     self->dir.lock_fd = -1;
-    if (strlen(path) >= JOB_PATH_BYTES)
+    if (strlen(path) >= FILE_PATH_BYTES)
         return err_set(ERR_INPUT, "the path is too long: %.200s...", path);
     self->is_run = has_file(path, "job.json");
     if (!self->is_run && !has_file(path, "config.json"))
@@ -188,7 +188,7 @@ int traini_trained_lengthen(traini_trained *self, const char *const *set, uint32
 
 int traini_trained_words(traini_trained *self, const tokenizer **out)
 {
-    char path[JOB_PATH_BYTES];
+    char path[FILE_PATH_BYTES];
     *out = self->words;
     if (self->words)
         return 0;

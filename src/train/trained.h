@@ -24,7 +24,7 @@ struct traini_trained {
     traini_setup *setup;
     traini_engine *engine;
     tokenizer *words;                    /* once asked for */
-    char words_name[JOB_PATH_BYTES + 8]; /* what it was opened by */
+    char words_name[FILE_PATH_BYTES + 8]; /* what it was opened by */
     bool has_own_words;                  /* they are the checkpoint's, not what the job says */
 };
 typedef struct traini_trained traini_trained;

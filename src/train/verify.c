@@ -120,7 +120,7 @@ static void tell_of_slab(verifier *self, uint32_t rank, const char *path, uint64
 
 /* The rank's file that the present error names; its first where it names none. */
 static int file_in_error(const verifier *self, uint32_t rank, const char *text,
-                         char path[SLAB_PATH_BYTES])
+                         char path[FILE_PATH_BYTES])
 {
     const manifest_slabs *slabs = &self->view.record.slabs;
     for (uint32_t d = 0; d < slabs->drive_count; d++) {
@@ -137,7 +137,7 @@ static int find_files(verifier *self, uint32_t rank)
     const manifest *record = &self->view.record;
     uint32_t absent_count = 0;
     for (uint32_t d = 0; d < record->slabs.drive_count; d++) {
-        char path[SLAB_PATH_BYTES];
+        char path[FILE_PATH_BYTES];
         struct stat status;
         TRY(traini_slab_of_rank(&record->slabs, rank, d, path));
         if (stat(path, &status) == 0)
@@ -164,7 +164,7 @@ static int look_at_rank(verifier *self, uint32_t rank, slab *scratch)
     int rc = rank_slabs_open(&self->view.record, rank, scratch);
     if (rc == ERR_CORRUPT || rc == ERR_INPUT) {
         err_record why;
-        char path[SLAB_PATH_BYTES];
+        char path[FILE_PATH_BYTES];
         err_save(&why, rc);
         TRY(file_in_error(self, rank, why.text, path));
         tell_of_slab(self, rank, path, SLAB_HEADER_BYTES, why.text);

@@ -95,7 +95,7 @@ static void check_sampler(corpus *source, uint64_t length)
 {
     int32_t in[WINDOW_MAX], out[WINDOW_MAX];
     sampler windows;
-    int rc = sampler_init_as(&windows, source, length * 77, length, SAMPLER_DOCUMENTS);
+    int rc = sampler_init_as(&windows, source, length * 77, length, SHUFFLE_DOCUMENTS);
     if (rc < 0) {
         fuzz_check_refusal(rc, ERR_INPUT, ERR_INPUT);
         return;
@@ -147,7 +147,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     const char *magic = is_npy ? "\x93NUMPY" : "SLUICETK";
     bool is_recognized =
         (data[0] & 2) && count >= strlen(magic) && memcmp(bytes, magic, strlen(magic)) == 0;
-    enum corpus_format format = is_recognized ? CORPUS_AUTO : is_npy ? CORPUS_NPY : CORPUS_MADE;
+    enum data_format format = is_recognized ? DATA_AUTO : is_npy ? DATA_NPY : DATA_MADE;
     corpus *source;
     int rc = corpus_open_as(&given, 1, format, vocabs[data[1] % VOCAB_COUNT], &source);
     if (rc < 0) {

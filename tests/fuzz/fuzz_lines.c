@@ -81,13 +81,13 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     prepare_work work;
     corpus *source = NULL;
     const char *given = made;
-    int rc = prepare_look(path, is_text ? CORPUS_TEXT : CORPUS_JSONL, &options, &work);
+    int rc = prepare_look(path, is_text ? DATA_TEXT : DATA_JSONL, &options, &work);
     if (rc == 0)
         rc = prepare_make(&work, &options, made);
     if (rc < 0) {
         fuzz_check_refusal(rc, ERR_INPUT, ERR_CONFIG);
     } else {
-        rc = corpus_open_as(&given, 1, CORPUS_MADE, 256, &source);
+        rc = corpus_open_as(&given, 1, DATA_MADE, 256, &source);
         FUZZ_CHECK(rc == 0, "%s", err_text());
         check_corpus(source, is_text, bytes, count);
         corpus_close(source);

@@ -199,7 +199,7 @@ static void put_right(unsigned char *bytes, size_t size, unsigned slot, unsigned
 
 static void check_slabs(const manifest_slabs *self)
 {
-    FUZZ_CHECK(self->drive_count <= MANIFEST_DRIVES_MAX, "%u drives", self->drive_count);
+    FUZZ_CHECK(self->drive_count <= DRIVES_MAX, "%u drives", self->drive_count);
     for (uint32_t d = 0; d < self->drive_count; d++) {
         size_t length = strnlen(self->drives[d], MANIFEST_TEXT_BYTES);
         FUZZ_CHECK(length > 0 && length < MANIFEST_TEXT_BYTES, "drive %u", d);

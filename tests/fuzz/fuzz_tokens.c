@@ -1,7 +1,7 @@
 /* Fuzzes the token files: text, llm.c, raw ids, Megatron's pair, and the sampler upon them.
  *
  *   offset  bytes  field
- *   0       1      data.format (enum corpus_format), modulo those up to megatron; fuzz_files.c has the others
+ *   0       1      data.format (enum data_format), modulo those up to megatron; fuzz_files.c has the others
  *   1       1      names: what the files are called and which of them is given (layouts[]), modulo
  *   2       1      vocabulary (vocabs[]), modulo
  *   3       1      bits 0 to 4: T - 1, tokens of a window; bit 5: the files change after opening,
@@ -52,7 +52,7 @@ enum { VOCAB_COUNT = sizeof vocabs / sizeof vocabs[0] };
 
 /* One input, taken apart. */
 struct input {
-    enum corpus_format format;
+    enum data_format format;
     const struct layout *layout;
     uint64_t vocab_size, window_tokens;
     bool changes, is_cut;
@@ -74,7 +74,7 @@ int LLVMFuzzerInitialize(int *argc, char ***argv)
 
 static void take_apart(const uint8_t *data, size_t size, struct input *out)
 {
-    out->format = (enum corpus_format)(data[0] % (CORPUS_MEGATRON + 1));
+    out->format = (enum data_format)(data[0] % (DATA_MEGATRON + 1));
     out->layout = &layouts[data[1] % LAYOUT_COUNT];
     out->vocab_size = vocabs[data[2] % VOCAB_COUNT];
     out->window_tokens = 1 + (data[3] & (WINDOW_MAX - 1));
@@ -98,8 +98,8 @@ static bool is_pair(const struct input *self)
 /* Whether what is given is read as Megatron's pair, if at all. An index counts wherever it lies beside. */
 static bool is_megatron(const struct input *self)
 {
-    if (self->format != CORPUS_AUTO || !is_pair(self))
-        return self->format == CORPUS_MEGATRON;
+    if (self->format != DATA_AUTO || !is_pair(self))
+        return self->format == DATA_MEGATRON;
     return self->sizes[0] >= 9 && memcmp(self->bytes[0], "MMIDIDX\0", 9) == 0;
 }
 
@@ -216,12 +216,12 @@ static size_t expect_file(const struct input *self, const char *given, size_t co
         width = widths[code];
         is_signed = code >= 2 && code <= 5;
         check_index(self, width);
-    } else if (self->format == CORPUS_U16 || self->format == CORPUS_U32) {
-        width = self->format == CORPUS_U16 ? 2 : 4;
-    } else if (self->format != CORPUS_TEXT) {
+    } else if (self->format == DATA_U16 || self->format == DATA_U32) {
+        width = self->format == DATA_U16 ? 2 : 4;
+    } else if (self->format != DATA_TEXT) {
         uint64_t magic = self->sizes[which] >= 4 ? (uint64_t)value_at(self->bytes[which], 4, 0) : 0;
         bool is_llmc = magic == 20240520 || magic == 20240801;
-        FUZZ_CHECK(is_llmc || self->format == CORPUS_AUTO, "magic %llu", (unsigned long long)magic);
+        FUZZ_CHECK(is_llmc || self->format == DATA_AUTO, "magic %llu", (unsigned long long)magic);
         begin = is_llmc ? LLMC_BYTES : 0;
         width = !is_llmc ? 1 : magic == 20240520 ? 2 : 4;
     }
