@@ -62,6 +62,10 @@ enum {
 uint32_t job_list_changes(const job *was, const job *is, uint64_t from_step, char *text,
                           size_t text_bytes);
 
+/* Lists in the same form the keys that count only when a run begins, and so change nothing in the
+ * run that `was` began. run.seed is not listed: the run's manifest says what its weights began with. */
+uint32_t job_list_late_keys(const job *was, const job *is, char *text, size_t text_bytes);
+
 /* ---- learning rates ---- */
 
 /* The learning rate of optimizer step `step`, the first being 1: what DeepSpeed's update of that

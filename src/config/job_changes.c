@@ -48,7 +48,7 @@ static void show_member(const configi_key *row, const job *self, size_t idx,
     else if (row->type == CONFIGI_SOURCES)
         show_files((const struct job_files *)member, text);
     else if (row->type == CONFIGI_STRING || row->member_bytes == JOB_NAME_BYTES)
-        snprintf(text, JOB_CHANGE_BYTES, "%.80s", member);
+        snprintf(text, JOB_CHANGE_BYTES, "%.80s", member[0] != '\0' ? member : "not set");
     else if (row->type == CONFIGI_ENUM)
         show_choice(row, *(const int *)member, text);
     else if (row->type == CONFIGI_INT && !row->is_real)
@@ -170,5 +170,16 @@ uint32_t job_list_changes(const job *was, const job *is, uint64_t from_step, cha
     if (was_late != is_late)
         add(&self, "schedule.update", was_late ? "delayed_one_step" : "exact",
             is_late ? "delayed_one_step" : "exact");
+    return self.count;
+}
+
+uint32_t job_list_late_keys(const job *was, const job *is, char *text, size_t text_bytes)
+{
+    struct changes self = {.text = text, .text_bytes = text_bytes};
+    const configi_key *row;
+    text[0] = '\0';
+    for (uint32_t idx = 0; (row = configi_key_at(idx)); idx++)
+        if (row->change == CONFIGI_START && row->offset != offsetof(job, run.seed))
+            add_row(&self, row, was, is);
     return self.count;
 }
