@@ -8,11 +8,6 @@
 #include <string.h>
 #include <strings.h>
 
-uint32_t configi_key_count(void)
-{
-    return configi_own_key_count + configi_deepspeed_key_count;
-}
-
 const configi_key *configi_key_at(uint32_t idx)
 {
     if (idx < configi_own_key_count)

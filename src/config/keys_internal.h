@@ -3,9 +3,9 @@
  * A row says what a key is called, what it may hold, what holds when it is absent, where its value
  * lies in struct job, and what a change of it means for a run that goes on. These follow the table:
  *
- *   job_read.c      reading           keys_check.c   names, types and ranges
- *   job_changes.c   comparison with an earlier run   keys_print.c   `--keys` and KEYS.md
- *   document.c      defaults of keys that are absent
+ *   document.c      values and defaults            job_read.c      struct job
+ *   keys_check.c    names, types and ranges        job_changes.c   comparison with an earlier run
+ *   keys_print.c    `--keys` and KEYS.md           job_log.c       keys without effect in this job
  *
  * Paths join keys with dots; `*` stands for the index of an array element: tiers.nvme.*.budget
  * matches tiers.nvme.0.budget. Sluice's own rows are in keys_own.c, DeepSpeed's in
@@ -76,9 +76,8 @@ struct configi_key {
 };
 typedef struct configi_key configi_key;
 
-/* Row `idx`, Sluice's own first; NULL from configi_key_count on. */
+/* Row `idx`, Sluice's own first; NULL after the last. */
 const configi_key *configi_key_at(uint32_t idx);
-uint32_t configi_key_count(void);
 
 /* The row of a key path; NULL when no row has it. */
 const configi_key *configi_key_find(const char *path);
