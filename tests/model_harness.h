@@ -289,8 +289,8 @@ static inline void harness_pass(harness *h, enum phase phase, uint32_t stage, ui
     uint64_t bytes = self->boundary_bytes;
     bool scratch = of->saved == ACCESS_NONE; /* an uncut stage's own affair */
     void *before = stage > 0 ? h->boundary[stage - 1] : NULL;
-    harness_use saved = harness_use_of(h, (enum operand_access)(scratch ? ACCESS_UPDATE : of->saved),
-                                       h->saved, source->saved_bytes);
+    enum operand_access access = scratch ? ACCESS_UPDATE : (enum operand_access)of->saved;
+    harness_use saved = harness_use_of(h, access, h->saved, source->saved_bytes);
     harness_use input = harness_use_of(h, of->input, before, bytes);
     harness_use output = harness_use_of(h, of->output, h->boundary[stage], bytes);
     harness_use output_grad = harness_use_of(h, of->output_grad, h->grad[(stage + 1) % 2], bytes);

@@ -114,7 +114,8 @@ static inline void fixture_head(random_job *r, plan_stage *stage, uint32_t parts
     uint32_t norm = fixture_unit(r, 1), matrix = tied ? 0 : r->job.unit_count;
     for (uint32_t i = 0; !tied && i < parts; i++)
         fixture_unit(r, 90);
-    for (int phase = PHASE_FORWARD; phase <= PHASE_BACKWARD; phase += PHASE_BACKWARD - PHASE_FORWARD) {
+    for (int phase = PHASE_FORWARD; phase <= PHASE_BACKWARD;
+         phase += PHASE_BACKWARD - PHASE_FORWARD) {
         bool trains = phase == PHASE_BACKWARD;
         for (uint32_t i = 0; i < parts; i++) {
             plan_pass *pass = fixture_pass(r, stage, (enum phase)phase, norm);

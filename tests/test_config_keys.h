@@ -20,7 +20,6 @@ enum base {
     OPTIMIZER_PATH,
     OPTIMIZER_NVME,
     STAGE_3_OFFLOAD,
-    STAGE_3_RULE,
     PARAM_NVME
 };
 static const char *const bases[] = {
@@ -42,10 +41,6 @@ static const char *const bases[] = {
                                   "\"nvme\", \"nvme_path\": \"/o\"}},"),
     [STAGE_3_OFFLOAD] = SMALL_WITH("\"zero_optimization\": {\"stage\": 3, \"offload_optimizer\": "
                                    "{\"device\": \"cpu\"}},"),
-    [STAGE_3_RULE] =
-        SMALL_WITH("\"zero_optimization\": {\"stage\": 3, \"offload_optimizer\": {\"device\": "
-                   "\"cpu\"}}, \"tiers\": {\"place\": {\"rules\": [{\"units\": 0, \"kind\": "
-                   "\"params\", \"tier\": \"host\"}]}},"),
     [PARAM_NVME] = SMALL_WITH("\"zero_optimization\": {\"offload_param\": {\"device\": \"nvme\", "
                               "\"nvme_path\": \"/o\"}},"),
 };
@@ -482,7 +477,7 @@ static const struct key keys[] = {
      FIELD(tiers.rule_count, 1)},
     {HONOURED, "zero_optimization.offload_optimizer.ratio=0.5", STAGE_3_OFFLOAD, NULL,
      FIELD(tiers.rules[0].kind, STATE_OPTIMIZER)},
-    {HONOURED, "zero_optimization.offload_optimizer.ratio=0.5", STAGE_3_RULE, NULL,
+    {HONOURED, "zero_optimization.offload_optimizer.ratio=0.5", STAGE_3_OFFLOAD, NULL,
      FIELD(tiers.rules[0].tier, TIER_DEVICE)},
     {HONOURED, "zero_optimization.offload_optimizer.ratio=0.5", STAGE_3_OFFLOAD, NULL,
      FIELD(tiers.rules[0].unit_first, 1)},

@@ -305,7 +305,8 @@ static void the_budget_says_how_many_are_held(void **state)
         random_job r, plain;
         packed_job(&r, seed, TIMED);
         packed_job(&plain, seed, NOTHING);
-        if (r.job.order != ORDER_LAYER_MAJOR || r.job.micro_batch_count < 2 || r.job.stage_count < 5)
+        if (r.job.order != ORDER_LAYER_MAJOR || r.job.micro_batch_count < 2 ||
+            r.job.stage_count < 5)
             continue;
         tried++;
         const uint64_t sizes[] = {1024 * MIB, 512 * MIB, 256 * MIB, 128 * MIB};

@@ -2,7 +2,8 @@
  *
  *   job.json -> parse (comments, trailing commas, no duplicate keys) -> --set
  *            -> preset, or config.json of a checkpoint
- *            -> table of keys: names, types, ranges, defaults -> relations between keys -> struct job
+ *            -> table of keys: names, types, ranges, defaults
+ *            -> relations between keys -> struct job
  *
  * The table of keys (keys_internal.h) has every key once; KEYS.md is made from it. DeepSpeed's keys
  * keep their names, meanings, units and defaults, except that limits of stage 3 hold only where
@@ -63,7 +64,8 @@ uint32_t job_list_changes(const job *was, const job *is, uint64_t from_step, cha
                           size_t text_bytes);
 
 /* Lists in the same form the keys that count only when a run begins, and so change nothing in the
- * run that `was` began. run.seed is not listed: the run's manifest says what its weights began with. */
+ * run that `was` began. run.seed is not listed: the run's manifest says what its weights began
+ * with. */
 uint32_t job_list_late_keys(const job *was, const job *is, char *text, size_t text_bytes);
 
 /* ---- learning rates ---- */

@@ -84,7 +84,8 @@ double configi_double(const configi_reader *reader, const char *path);
 const char *configi_text(const configi_reader *reader, const char *path);
 
 /* The choice of an ENUM: its place among those of the row (-1: none is given, and there is no
- * default), its enumerator, and its name in the spelling of the table, valid until the next call. */
+ * default), its enumerator, and its name in the spelling of the table, valid until the next call.
+ */
 int configi_choice_idx(const configi_reader *reader, const char *path);
 int configi_enumerator(const configi_reader *reader, const char *path);
 const char *configi_choice(const configi_reader *reader, const char *path);

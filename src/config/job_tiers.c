@@ -240,6 +240,8 @@ int configi_fill_tiers(const configi_reader *reader, job *target)
     static const char checkpointing[] = "activation_checkpointing.cpu_checkpointing";
     if (configi_bool(reader, checkpointing))
         TRY(state_place(reader, target, STATE_ACTIVATIONS, TIER_HOST, checkpointing, "true"));
+    for (int i = 0; i < JOB_RULES_MAX; i++)
+        target->tiers.rules[i].tier = TIER_AUTO; /* those that are not given place nothing */
     size_t rule_count = json_array_size(configi_get(reader, "tiers.place.rules"));
     for (size_t i = 0; i < rule_count; i++)
         TRY(fill_rule(reader, i, &target->tiers.rules[i]));

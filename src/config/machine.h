@@ -144,7 +144,8 @@ int machine_read(const char *path, machine *out) MUST_CHECK;
 int machine_read_text(const char *name, const char *text, size_t text_bytes,
                       machine *out) MUST_CHECK;
 
-/* Writes it as file_write does. -errno; -EINVAL for what could not be read again. Text that comes back from machine_read is equal to the bit. */
+/* Writes it as file_write does. -errno; -EINVAL for what could not be read again. Text that comes
+ * back from machine_read is equal to the bit. */
 int machine_write(const machine *self, const char *path) MUST_CHECK;
 
 /* What tells hosts apart, of the one that this process is on: name and host.cpu. The third,

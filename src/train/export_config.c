@@ -220,9 +220,11 @@ static json_t *rope_scaling(const struct job_model *from)
     case ROPE_SCALING_COUNT:
         break;
     case ROPE_LINEAR:
-        return json_pack("{s:s, s:f}", "rope_type", rope_scaling_name(ROPE_LINEAR), "factor", from->rope_factor);
+        return json_pack("{s:s, s:f}", "rope_type", rope_scaling_name(ROPE_LINEAR), "factor",
+                         from->rope_factor);
     case ROPE_LLAMA3:
-        return json_pack("{s:s, s:f, s:f, s:f, s:I}", "rope_type", rope_scaling_name(ROPE_LLAMA3), "factor",
+        return json_pack("{s:s, s:f, s:f, s:f, s:I}", "rope_type",
+                         rope_scaling_name(ROPE_LLAMA3), "factor",
                          from->rope_factor, "low_freq_factor", from->rope_low_freq_factor,
                          "high_freq_factor", from->rope_high_freq_factor,
                          "original_max_position_embeddings",

@@ -368,7 +368,8 @@ static int make_plan_inputs(traini_setup *self, const struct traini_setup_option
         .losses_bytes = step_tokens * sizeof(float),
         .param_bytes = (uint32_t)dtype_bytes(net->type),
         .grad_bytes = (uint32_t)dtype_bytes(self->job->grad_dtype),
-        .order = self->job->schedule.order == ORDER_BATCH_MAJOR ? ORDER_BATCH_MAJOR : ORDER_LAYER_MAJOR,
+        .order = self->job->schedule.order == ORDER_BATCH_MAJOR ? ORDER_BATCH_MAJOR
+                                                                : ORDER_LAYER_MAJOR,
         .state_streams = traini_state_streams(self->job, options->params_alone),
         .tile_elems = options->found && options->as_it_lies ? options->found->tile_elems
                                                             : self->job->schedule.tile_elems,
