@@ -14,7 +14,7 @@
 #include <unistd.h>
 
 #include "base/mem.h"
-#include "config/job.h"
+#include "config/config.h"
 #include "perf/bench_drive.h"
 #include "setup/summary.h"
 #include "train/train.h"

@@ -12,7 +12,7 @@
 #include <inttypes.h>
 
 #include "base/size.h"
-#include "config/job.h"
+#include "config/config.h"
 #include "config/machine.h"
 #include "perf/bench.h"
 #include "setup/summary.h"

@@ -12,7 +12,7 @@
 
 #include "base/mem.h"
 #include "cli/cli.h"
-#include "config/job.h"
+#include "config/config.h"
 #include "data/prepare.h"
 #include "perf/bench_drive.h"
 #include "setup/watch.h"

@@ -8,7 +8,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "comm/comm.h"
-#include "config/job.h"
+#include "config/config.h"
 #include "config/machine.h"
 #include "hf/hf.h"
 #include "setup/setup.h"

@@ -44,7 +44,8 @@ run 0 "GB/s (10^9 bytes)" verify --help
 run 0 "from its last commit" train --help
 run 0 "hold no commit; refuses otherwise" train --help
 run 0 "run.keep" train --keys
-run 0 "io.stop_seconds" train --keys
+run 0 "io.stuck_seconds" train --keys
+run 0 "\`io.stuck_seconds\`" train --keys=markdown
 run 0 "sluice inspect" help
 run 2 "unknown option" verify --keys
 run 2 "a command is missing"

@@ -14,6 +14,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "config/config.h"
 #include "base/core_set.h"
 #include "base/log.h"
 #include "base/mem.h"

@@ -8,7 +8,6 @@
 #include "base/size.h"
 #include "base/tile.h"
 #include "config/machine.h"
-#include "config/options.h"
 #include "plan/place.h"
 #include "plan/zero.h"
 #include "setup/setup_internal.h"

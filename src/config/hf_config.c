@@ -1,7 +1,7 @@
-/* The model block of a job from DIR/config.json of a Hugging Face checkpoint (model.hf): every key there that
- * changes the arithmetic is understood, or refused by its name. Keys that are absent mean what transformers
- * takes them for. See config_internal.h. Called by job_read; reads that file. hf_keys.c reads single keys,
- * hf_rope.c the rotary positions. */
+/* The model block of a job from DIR/config.json of a Hugging Face checkpoint (model.hf): every key
+ * there that changes the arithmetic is understood, or refused by its name. Keys that are absent
+ * mean what transformers takes them for. See config_internal.h. Called by job_read; reads that
+ * file. hf_config_keys.c reads single keys, hf_config_rope.c the rotary positions. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -12,7 +12,7 @@
 #include "base/mem.h"
 #include "base/size.h"
 #include "config/config_internal.h"
-#include "config/hf_internal.h"
+#include "config/hf_config_internal.h"
 
 enum { SEQ_LENGTH_DEFAULT = 1024 };
 
@@ -269,6 +269,19 @@ static int refuse_additions(const configi_reader *reader, const hfi_config *self
                              self->file);
     return 0;
 }
+/* The run's own copy of the job holds all that config.json said, so that it is not read again. */
+static int mark_expanded(const configi_reader *reader)
+{
+    json_t *debug = json_object_get(reader->doc, "debug");
+    if (!json_is_object(debug)) {
+        debug = json_object();
+        if (json_object_set_new(reader->doc, "debug", debug) < 0) /* refuses NULL */
+            return err_set(-ENOMEM, "no memory to read %s", reader->file);
+    }
+    if (json_object_set_new(debug, "hf_expanded", json_true()) < 0)
+        return err_set(-ENOMEM, "no memory to read %s", reader->file);
+    return 0;
+}
 
 static int merge_block(const configi_reader *reader, const hfi_config *self)
 {
@@ -277,10 +290,7 @@ static int merge_block(const configi_reader *reader, const hfi_config *self)
     TRY(refuse_additions(reader, self));
     json_object_foreach(self->block, key, value) TRY(merge_key(reader, self, key, value));
     TRY(merge_seq_length(reader, self));
-    /* The run's own copy of the job holds all of it, whatever becomes of the directory. */
-    if (json_object_set_new(json_object_get(reader->doc, "model"), "hf_expanded", json_true()) < 0)
-        return err_set(-ENOMEM, "no memory to read %s", reader->file);
-    return 0;
+    return mark_expanded(reader);
 }
 
 static int read_config(hfi_config *self)
@@ -304,7 +314,7 @@ int configi_expand_hf(const configi_reader *reader)
 {
     const json_t *dir = configi_get(reader, "model.hf");
     if (!json_is_string(dir) || json_string_length(dir) == 0 ||
-        json_is_true(configi_get(reader, "model.hf_expanded")))
+        configi_bool(reader, "debug.hf_expanded"))
         return 0; /* the check of the document complains about what is no path */
     hfi_config self = {0};
     int length = snprintf(self.file, sizeof self.file, "%s/config.json", json_string_value(dir));

@@ -8,17 +8,6 @@
 #include "base/log.h"
 #include "config/config_internal.h"
 
-static enum tier tier_of(const char *name)
-{
-    if (strcmp(name, "device") == 0 || strcmp(name, "none") == 0)
-        return TIER_DEVICE;
-    if (strcmp(name, "host") == 0 || strcmp(name, "cpu") == 0)
-        return TIER_HOST;
-    if (strcmp(name, "recompute") == 0)
-        return TIER_RECOMPUTE;
-    return strcmp(name, "nvme") == 0 ? TIER_NVME : TIER_AUTO;
-}
-
 static const char *const place_paths[STATE_KIND_COUNT] = {
     [STATE_PARAMS] = "tiers.place.params",
     [STATE_GRADS] = "tiers.place.grads",
@@ -27,7 +16,8 @@ static const char *const place_paths[STATE_KIND_COUNT] = {
     [STATE_INNER_ACTIVATIONS] = "tiers.place.inner_activations",
 };
 
-/* The path without what says nothing: empty and "." segments. The text fits: it only becomes shorter. */
+/* The path without what says nothing: empty and "." segments. The text fits: it only becomes
+ * shorter. */
 static void plain_path(const char *path, char plain[FILE_PATH_BYTES + 2])
 {
     size_t used = 0;
@@ -83,8 +73,8 @@ static int fill_drives(const configi_reader *reader, job *target)
     return 0;
 }
 
-/* Takes what `key` (whose value shows as `shown`) says about a kind; ERR_CONFIG where tiers.place says
- * something else. */
+/* Takes what `key` (whose value shows as `shown`) says about a kind; ERR_CONFIG where tiers.place
+ * says something else. */
 static int state_place(const configi_reader *reader, job *target, enum state_kind kind,
                        enum tier tier, const char *key, const char *shown)
 {
@@ -112,7 +102,7 @@ static int fill_offload(const configi_reader *reader, job *target, enum state_ki
     }
     if (!configi_get(reader, device))
         return 0;
-    enum tier tier = tier_of(configi_choice(reader, device));
+    enum tier tier = (enum tier)configi_enumerator(reader, device);
     char shown[CONFIGI_VALUE_BYTES];
     TRY(state_place(reader, target, kind, tier, device,
                     configi_show(configi_get(reader, device), shown)));
@@ -121,8 +111,8 @@ static int fill_offload(const configi_reader *reader, job *target, enum state_ki
     return 0;
 }
 
-/* offload_optimizer.ratio: the first blocks keep their optimizer state on the device, before all rules of
- * the job, which win. Unit 0 is the embedding. */
+/* offload_optimizer.ratio: the first blocks keep their optimizer state on the device, before all
+ * rules of the job, which win. Unit 0 is the embedding. */
 static int fill_ratio(const configi_reader *reader, job *target)
 {
     enum { STAGE_WEIGHTS = 3 };
@@ -131,7 +121,7 @@ static int fill_ratio(const configi_reader *reader, job *target)
     enum tier home = target->tiers.place[STATE_OPTIMIZER];
     if (ratio >= 1 || (home != TIER_HOST && home != TIER_NVME))
         return 0;
-    if (configi_uint(reader, "zero_optimization.stage") != STAGE_WEIGHTS)
+    if (target->zero_stage != STAGE_WEIGHTS)
         return configi_error(reader, path, "%g: below 1 it needs zero_optimization.stage 3", ratio);
     if (target->model.max_part_bytes > 0)
         return configi_error(reader, path,
@@ -204,9 +194,8 @@ static int fill_rule(const configi_reader *reader, size_t idx, struct job_rule *
             return configi_error(reader, paths[i], "missing; a rule has units, kind and tier");
     }
     TRY(parse_units(reader, paths[0], rule));
-    rule->kind = (enum state_kind)configi_list_find(option_find(paths[1])->choices,
-                                                    configi_text(reader, paths[1]));
-    rule->tier = tier_of(configi_choice(reader, paths[2]));
+    rule->kind = (enum state_kind)configi_enumerator(reader, paths[1]);
+    rule->tier = (enum tier)configi_enumerator(reader, paths[2]);
     if (rule->tier == TIER_RECOMPUTE && rule->kind != STATE_INNER_ACTIVATIONS)
         return configi_error(reader, paths[2],
                              "\"recompute\" is for the kind inner_activations; %s must rest on "
@@ -243,13 +232,7 @@ static int check_drives(const configi_reader *reader, const job *target)
 
 int configi_fill_tiers(const configi_reader *reader, job *target)
 {
-    target->tiers.device_budget = configi_uint(reader, "tiers.device.budget");
-    target->tiers.host_budget = configi_uint(reader, "tiers.host.budget");
     TRY(fill_drives(reader, target));
-    for (int i = 0; i < JOB_RULES_MAX; i++)
-        target->tiers.rules[i].tier = TIER_AUTO; /* those that are not given place nothing */
-    for (int kind = 0; kind < STATE_KIND_COUNT; kind++)
-        target->tiers.place[kind] = tier_of(configi_choice(reader, place_paths[kind]));
     TRY(fill_offload(reader, target, STATE_OPTIMIZER, "zero_optimization.offload_optimizer",
                      "zero_optimization.cpu_offload"));
     TRY(fill_offload(reader, target, STATE_PARAMS, "zero_optimization.offload_param",
@@ -257,6 +240,8 @@ int configi_fill_tiers(const configi_reader *reader, job *target)
     static const char checkpointing[] = "activation_checkpointing.cpu_checkpointing";
     if (configi_bool(reader, checkpointing))
         TRY(state_place(reader, target, STATE_ACTIVATIONS, TIER_HOST, checkpointing, "true"));
+    for (int i = 0; i < JOB_RULES_MAX; i++)
+        target->tiers.rules[i].tier = TIER_AUTO; /* those that are not given place nothing */
     size_t rule_count = json_array_size(configi_get(reader, "tiers.place.rules"));
     for (size_t i = 0; i < rule_count; i++)
         TRY(fill_rule(reader, i, &target->tiers.rules[i]));

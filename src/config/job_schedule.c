@@ -1,8 +1,9 @@
-/* The learning rate and the momentum of each update, as DeepSpeed has them. See job.h. Pure.
+/* The learning rate and the momentum of each update, as DeepSpeed has them. See config.h. Pure.
  *
- * The classes are those of deepspeed/runtime/lr_schedules.py, and so is the step that an update sees:
- * the engine makes the scheduler, which sets the rate of last_batch_iteration -1, and steps it after
- * each optimizer step that was not skipped. So update s, the first being 1, runs with the rate of
+ * The classes are those of deepspeed/runtime/lr_schedules.py, and so is the step that an update
+ * sees: the engine makes the scheduler, which sets the rate of last_batch_iteration -1, and steps
+ * it after each optimizer step that was not skipped. So update s, the first being 1, runs with the
+ * rate of
  *
  *   t = s - 2   the rate set after update s - 1; t = -1, before the first, is a case of its own
  *
@@ -166,22 +167,19 @@ double job_momentum(const job *self, uint64_t step)
 }
 
 /* The parameters of each scheduler; another's is an error, as it is there. */
-static const struct {
-    enum job_schedule type;
-    const char *params;
-} schedules[] = {
-    {JOB_WARMUP_LR,
-     "warmup_min_lr|warmup_max_lr|warmup_num_steps|warmup_type|last_batch_iteration"},
-    {JOB_WARMUP_DECAY_LR, "total_num_steps|warmup_min_lr|warmup_max_lr|warmup_num_steps|"
-                          "warmup_type|last_batch_iteration"},
-    {JOB_WARMUP_COSINE_LR, "total_num_steps|warmup_min_ratio|warmup_num_steps|cos_min_ratio|"
-                           "warmup_type|last_batch_iteration"},
-    {JOB_ONE_CYCLE, "cycle_min_lr|cycle_max_lr|decay_lr_rate|cycle_first_step_size|"
-                    "cycle_second_step_size|cycle_first_stair_count|cycle_second_stair_count|"
-                    "decay_step_size|cycle_momentum|cycle_min_mom|cycle_max_mom|decay_mom_rate|"
-                    "last_batch_iteration"},
-    {JOB_LR_RANGE_TEST, "lr_range_test_min_lr|lr_range_test_step_size|lr_range_test_step_rate|"
-                        "lr_range_test_staircase|last_batch_iteration"},
+static const char *const schedule_params[] = {
+    [JOB_WARMUP_LR] =
+        "warmup_min_lr|warmup_max_lr|warmup_num_steps|warmup_type|last_batch_iteration",
+    [JOB_WARMUP_DECAY_LR] = "total_num_steps|warmup_min_lr|warmup_max_lr|warmup_num_steps|"
+                            "warmup_type|last_batch_iteration",
+    [JOB_WARMUP_COSINE_LR] = "total_num_steps|warmup_min_ratio|warmup_num_steps|cos_min_ratio|"
+                             "warmup_type|last_batch_iteration",
+    [JOB_ONE_CYCLE] = "cycle_min_lr|cycle_max_lr|decay_lr_rate|cycle_first_step_size|"
+                      "cycle_second_step_size|cycle_first_stair_count|cycle_second_stair_count|"
+                      "decay_step_size|cycle_momentum|cycle_min_mom|cycle_max_mom|decay_mom_rate|"
+                      "last_batch_iteration",
+    [JOB_LR_RANGE_TEST] = "lr_range_test_min_lr|lr_range_test_step_size|lr_range_test_step_rate|"
+                          "lr_range_test_staircase|last_batch_iteration",
 };
 
 static int missing(const configi_reader *reader, const char *path)
@@ -195,34 +193,25 @@ static int fill_warmup(const configi_reader *reader, job *target)
     static const char total_path[] = "scheduler.params.total_num_steps";
     static const char max_path[] = "scheduler.params.warmup_max_lr";
     static const double decay_max_lr = 0.001; /* WarmupDecayLR's own default */
-    target->scheduler.warmup_min_lr = configi_double(reader, "scheduler.params.warmup_min_lr");
-    target->scheduler.warmup_min_ratio =
-        configi_double(reader, "scheduler.params.warmup_min_ratio");
-    target->scheduler.cos_min_ratio = configi_double(reader, "scheduler.params.cos_min_ratio");
-    target->scheduler.warmup_num_steps = configi_uint(reader, "scheduler.params.warmup_num_steps");
-    target->scheduler.warmup_linear =
-        strcmp(configi_choice(reader, "scheduler.params.warmup_type"), "linear") == 0;
-    target->scheduler.warmup_max_lr = target->optimizer.lr;
     /* Left out, the highest rate depends on the class; null, or the "auto" that a trainer above
      * DeepSpeed fills in, is the optimizer's rate for both. */
     bool is_written = json_object_get(configi_get(reader, "scheduler.params"), "warmup_max_lr");
     if (configi_get(reader, max_path)) {
         target->scheduler.warmup_max_lr_given = true;
-        target->scheduler.warmup_max_lr = configi_double(reader, max_path);
     } else if (target->scheduler.type == JOB_WARMUP_DECAY_LR && !is_written) {
         target->scheduler.warmup_max_lr_given = true;
         target->scheduler.warmup_max_lr = decay_max_lr;
+    } else {
+        target->scheduler.warmup_max_lr = target->optimizer.lr;
     }
     if (target->scheduler.type == JOB_WARMUP_LR)
         return 0;
     const json_t *total =
         json_object_get(configi_get(reader, "scheduler.params"), "total_num_steps");
-    if (configi_get(reader, total_path))
-        target->scheduler.total_num_steps = configi_uint(reader, total_path);
-    else if (json_is_string(total)) /* "auto": such a trainer's number of steps */
-        target->scheduler.total_num_steps = target->run.steps;
-    else
+    if (!configi_get(reader, total_path) && !json_is_string(total))
         return missing(reader, total_path);
+    if (!configi_get(reader, total_path)) /* "auto": such a trainer's number of steps */
+        target->scheduler.total_num_steps = target->run.steps;
     if (target->scheduler.total_num_steps < target->scheduler.warmup_num_steps)
         log_warn("%s: %s %" PRIu64 " is less than warmup_num_steps %" PRIu64, reader->file,
                  total_path, target->scheduler.total_num_steps, target->scheduler.warmup_num_steps);
@@ -233,17 +222,13 @@ static int fill_warmup(const configi_reader *reader, job *target)
 static void fill_cycle_momentum(const configi_reader *reader, job *target)
 {
     static const double cycle_beta2 = 0.99; /* as DeepSpeed's class has it, whatever betas says */
-    target->scheduler.cycle.min_mom = configi_double(reader, "scheduler.params.cycle_min_mom");
-    target->scheduler.cycle.max_mom = configi_double(reader, "scheduler.params.cycle_max_mom");
-    target->scheduler.cycle.decay_mom_rate =
-        configi_double(reader, "scheduler.params.decay_mom_rate");
     if (target->optimizer.type == JOB_ADAGRAD) {
         log_warn("%s: scheduler.params.cycle_momentum: Adagrad has no momentum to cycle, as "
                  "DeepSpeed warns too; only the learning rate cycles",
                  reader->file);
+        target->scheduler.cycle.momentum = false;
         return;
     }
-    target->scheduler.cycle.momentum = true;
     target->optimizer.beta2 = cycle_beta2;
     if (configi_get(reader, "optimizer.params.betas"))
         log_warn("%s: optimizer.params.betas: OneCycle with cycle_momentum sets the first beta to "
@@ -280,47 +265,29 @@ static int fill_cycle(const configi_reader *reader, job *target)
         return missing(reader, min_path);
     if (!configi_get(reader, max_path))
         return missing(reader, max_path);
-    target->scheduler.cycle.min_lr = configi_double(reader, min_path);
-    target->scheduler.cycle.max_lr = configi_double(reader, max_path);
-    target->scheduler.cycle.decay_lr_rate =
-        configi_double(reader, "scheduler.params.decay_lr_rate");
-    target->scheduler.cycle.decay_step_size =
-        configi_uint(reader, "scheduler.params.decay_step_size");
-    uint64_t first = configi_uint(reader, "scheduler.params.cycle_first_step_size");
-    uint64_t stairs = configi_uint(reader, "scheduler.params.cycle_first_stair_count");
-    target->scheduler.cycle.first_step_size = first;
-    target->scheduler.cycle.first_stair_count = stairs;
-    target->scheduler.cycle.second_step_size =
-        configi_get(reader, second_path) ? configi_uint(reader, second_path) : first;
-    target->scheduler.cycle.second_stair_count =
-        configi_get(reader, stair_path) ? configi_uint(reader, stair_path) : stairs;
-    if (configi_bool(reader, "scheduler.params.cycle_momentum"))
+    if (!configi_get(reader, second_path))
+        target->scheduler.cycle.second_step_size = target->scheduler.cycle.first_step_size;
+    if (!configi_get(reader, stair_path))
+        target->scheduler.cycle.second_stair_count = target->scheduler.cycle.first_stair_count;
+    if (target->scheduler.cycle.momentum)
         fill_cycle_momentum(reader, target);
     return check_momentum(reader, target);
 }
 
 int configi_fill_scheduler(const configi_reader *reader, job *target)
 {
-    if (!configi_get(reader, "scheduler.type")) {
+    if (target->scheduler.type == JOB_SCHEDULE_NONE) {
         if (configi_get(reader, "scheduler.params"))
             return configi_error(reader, "scheduler.type", "missing beside scheduler.params");
         return 0;
     }
-    const char *choices = option_find("scheduler.type")->choices;
-    int idx = configi_list_find(choices, configi_text(reader, "scheduler.type"));
-    target->scheduler.type = schedules[idx].type;
-    TRY(configi_check_params(reader, "scheduler", schedules[idx].params));
-    if (target->scheduler.type == JOB_ONE_CYCLE)
+    TRY(configi_check_params(reader, "scheduler", schedule_params[target->scheduler.type]));
+    switch (target->scheduler.type) {
+    case JOB_ONE_CYCLE:
         return fill_cycle(reader, target);
-    if (target->scheduler.type != JOB_LR_RANGE_TEST)
+    case JOB_LR_RANGE_TEST:
+        return 0;
+    default:
         return fill_warmup(reader, target);
-    target->scheduler.range_test.min_lr =
-        configi_double(reader, "scheduler.params.lr_range_test_min_lr");
-    target->scheduler.range_test.step_size =
-        configi_uint(reader, "scheduler.params.lr_range_test_step_size");
-    target->scheduler.range_test.step_rate =
-        configi_double(reader, "scheduler.params.lr_range_test_step_rate");
-    target->scheduler.range_test.staircase =
-        configi_bool(reader, "scheduler.params.lr_range_test_staircase");
-    return 0;
+    }
 }

@@ -1,12 +1,12 @@
-/* The train block: what learns. See config_internal.h. Called by job_read; pure. Whether the model has what
- * is named here is the model's to say. */
+/* The train block: what learns. See config_internal.h. Called by job_read; pure. Whether the model
+ * has what is named here is the model's to say. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "config/config_internal.h"
 
-/* Text or an array of texts, as OPTION_STRINGS has it: item `idx`, NULL from the count on. */
+/* Text or an array of texts, as CONFIGI_STRINGS has it: item `idx`, NULL from the count on. */
 static const char *item_of(const json_t *value, size_t idx)
 {
     if (json_is_string(value))
@@ -68,12 +68,6 @@ static int read_only(const configi_reader *reader, const char *text, struct job_
 static int fill_lora(const configi_reader *reader, struct job_train *train)
 {
     static const char path[] = "train.lora.targets";
-    if (configi_double(reader, "train.lora.dropout") != 0)
-        return configi_error(reader, "train.lora.dropout",
-                             "%g: adapters learn without dropout here; set it to 0 or leave it out",
-                             configi_double(reader, "train.lora.dropout"));
-    train->lora_rank = configi_uint(reader, "train.lora.rank");
-    train->lora_alpha = configi_double(reader, "train.lora.alpha");
     TRY(configi_check_fp32(reader, "train.lora.alpha", train->lora_alpha));
     const json_t *targets = configi_get(reader, path);
     const char *text;
@@ -101,5 +95,9 @@ int configi_fill_train(const configi_reader *reader, struct job_train *train)
         return configi_error(reader, path,
                              "the list is empty; name what learns (blocks.FIRST-LAST, embed, head, "
                              "norms, all), or leave it out");
-    return configi_get(reader, "train.lora") ? fill_lora(reader, train) : 0;
+    if (configi_get(reader, "train.lora"))
+        return fill_lora(reader, train);
+    train->lora_rank = 0; /* no adapters */
+    train->lora_alpha = 0;
+    return 0;
 }

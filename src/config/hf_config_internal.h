@@ -1,6 +1,7 @@
-/* What hf.c, hf_keys.c and hf_rope.c share: config.json of a checkpoint on its way to a model block. */
-#ifndef SLUICE_CONFIG_HF_INTERNAL_H
-#define SLUICE_CONFIG_HF_INTERNAL_H
+/* What the files hf_config*.c share: config.json of a checkpoint on its way to a model
+ * block. */
+#ifndef SLUICE_CONFIG_HF_CONFIG_INTERNAL_H
+#define SLUICE_CONFIG_HF_CONFIG_INTERNAL_H
 
 #include <jansson.h>
 
@@ -11,14 +12,14 @@
 
 struct hfi_config {
     char file[FILE_PATH_BYTES]; /* DIR/config.json, as messages name it */
-    json_t *doc;               /* owned: an object */
-    json_t *block;             /* owned: the model block that it means */
-    uint64_t positions;        /* the longest sequence */
-    uint64_t window;           /* of attention; 0: none */
+    json_t *doc;                /* owned: an object */
+    json_t *block;              /* owned: the model block that it means */
+    uint64_t positions;         /* the longest sequence */
+    uint64_t window;            /* of attention; 0: none */
 };
 typedef struct hfi_config hfi_config;
 
-/* --- hf_keys.c --- */
+/* --- hf_config_keys.c --- */
 
 /* Sets "<file>: <key>: <text>" and returns ERR_CONFIG. */
 __attribute__((format(printf, 3, 4))) int hfi_error(const hfi_config *self, const char *key,
@@ -27,13 +28,14 @@ __attribute__((format(printf, 3, 4))) int hfi_error(const hfi_config *self, cons
 /* The value of a key; NULL where it is absent or null. */
 const json_t *hfi_get(const hfi_config *self, const char *key);
 
-/* A whole number from 1 on at `key`, or at `other` (or NULL) where `key` is absent, else the fallback. */
+/* A whole number from 1 on at `key`, or at `other` (or NULL) where `key` is absent, else the
+ * fallback. */
 int hfi_uint(const hfi_config *self, const char *key, const char *other, uint64_t fallback,
              uint64_t *value) MUST_CHECK;
 int hfi_bool(const hfi_config *self, const char *key, bool fallback, bool *value) MUST_CHECK;
 
-/* A finite number above 0 of a block of config.json, which is named `inside` ("" : the file's own). fallback 0:
- * it must be there. */
+/* A finite number above 0 of a block of config.json, which is named `inside` ("" : the file's own).
+ * fallback 0: it must be there. */
 int hfi_real(const hfi_config *self, const json_t *block, const char *inside, const char *key,
              double fallback, double *value) MUST_CHECK;
 
@@ -47,13 +49,14 @@ int hfi_refuse(const hfi_config *self, const char *key, bool wanted, const char 
 /* A line in the log where the families' keys ask for dropout, which does not happen here. */
 void hfi_say_dropout(const hfi_config *self);
 
-/* Into the block. put takes the reference to `value`. real and bool: the value of config.json's key `from`. */
+/* Into the block. put takes the reference to `value`. real and bool: the value of config.json's key
+ * `from`. */
 int hfi_put(hfi_config *self, const char *key, json_t *value) MUST_CHECK;
 int hfi_put_uint(hfi_config *self, const char *key, uint64_t value) MUST_CHECK;
 int hfi_put_real(hfi_config *self, const char *key, const char *from, double fallback) MUST_CHECK;
 int hfi_put_bool(hfi_config *self, const char *key, const char *from, bool fallback) MUST_CHECK;
 
-/* --- hf_rope.c --- */
+/* --- hf_config_rope.c --- */
 
 /* rope_theta and rope_scaling, from rope_parameters, rope_scaling or the file's own keys. */
 int hfi_put_rope(hfi_config *self) MUST_CHECK;

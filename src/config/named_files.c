@@ -1,5 +1,5 @@
-/* Files that are known by a name: model presets and described machines. See config_internal.h. Called by
- * job_read and machine_read; reads directories. */
+/* Files that are known by a name: model presets and described machines. See config_internal.h.
+ * Called by job_read and machine_read; reads directories. */
 #include <dirent.h>
 #include <errno.h>
 #include <stdio.h>
@@ -34,8 +34,8 @@ static void list_places(struct named_places *places, const char *folder, const c
         snprintf(places->dirs[3], FILE_PATH_BYTES, ".");
 }
 
-/* Finds the file that is nearest to the name. The directory beside which one may lie holds other files too,
- * so it is not searched for names. */
+/* Finds the file that is nearest to the name. The directory beside which one may lie holds other
+ * files too, so it is not searched for names. */
 static void find_nearest(const struct named_places *places, const char *name,
                          char best[JOB_NAME_BYTES])
 {

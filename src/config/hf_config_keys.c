@@ -1,4 +1,4 @@
-/* Single keys of a checkpoint's config.json, checked. See hf_internal.h. */
+/* Single keys of a checkpoint's config.json, checked. See hf_config_internal.h. */
 #include <errno.h>
 #include <inttypes.h>
 #include <math.h>
@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "base/log.h"
-#include "config/hf_internal.h"
+#include "config/hf_config_internal.h"
 
 int hfi_error(const hfi_config *self, const char *key, const char *format, ...)
 {

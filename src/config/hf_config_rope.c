@@ -3,12 +3,12 @@
  *   "rope_theta": 5e5, "rope_scaling": {"rope_type": "llama3", "factor": 8, ...}    (older: "type")
  *   "rope_parameters": {"rope_theta": 5e5, "rope_type": "llama3", "factor": 8, ...}
  *
- * As transformers has it, rope_scaling goes before rope_parameters, and a key within the block before the
- * file's own of that name. See hf_internal.h. */
+ * As transformers has it, rope_scaling goes before rope_parameters, and a key within the block
+ * before the file's own of that name. See hf_config_internal.h. */
 #include <inttypes.h>
 #include <string.h>
 
-#include "config/hf_internal.h"
+#include "config/hf_config_internal.h"
 
 struct rope {
     const json_t *block; /* NULL where there is none */
@@ -66,8 +66,8 @@ static int refuse_partial(const hfi_config *self, const struct rope *rope)
                : hfi_error(self, key, "%g is not built: the whole of each head is turned", factor);
 }
 
-/* The positions that a model was first trained with: the file's own key goes first, then the block's, then
- * the longest sequence. */
+/* The positions that a model was first trained with: the file's own key goes first, then the
+ * block's, then the longest sequence. */
 static int find_original(const hfi_config *self, const struct rope *rope, double *value)
 {
     static const char key[] = "original_max_position_embeddings";

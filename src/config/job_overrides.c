@@ -7,34 +7,6 @@
 #include "base/mem.h"
 #include "config/config_internal.h"
 
-struct alias {
-    const char *path; /* as it may be written */
-    const char *name; /* as the table has it */
-};
-
-static const struct alias aliases[] = {
-    {"bfloat16", "bf16"},
-    {"seq_parallel_comm_data_type", "seq_parallel_communication_data_type"},
-    {"aio.thread_count", "aio.intra_op_parallelism"},
-    {"zero_optimization.prefetch_bucket_size", "zero_optimization.stage3_prefetch_bucket_size"},
-    {"zero_optimization.param_persistence_threshold",
-     "zero_optimization.stage3_param_persistence_threshold"},
-    {"zero_optimization.model_persistence_threshold",
-     "zero_optimization.stage3_model_persistence_threshold"},
-    {"zero_optimization.max_live_parameters", "zero_optimization.stage3_max_live_parameters"},
-    {"zero_optimization.max_reuse_distance", "zero_optimization.stage3_max_reuse_distance"},
-    {"zero_optimization.module_granularity_threshold",
-     "zero_optimization.stage3_module_granularity_threshold"},
-    {"zero_optimization.use_all_reduce_for_fetch_params",
-     "zero_optimization.stage3_use_all_reduce_for_fetch_params"},
-    {"zero_optimization.allgather_sequential", "zero_optimization.stage3_allgather_sequential"},
-    {"zero_optimization.gather_16bit_weights_on_model_save",
-     "zero_optimization.stage3_gather_16bit_weights_on_model_save"},
-    {"zero_optimization.stage3_gather_fp16_weights_on_model_save",
-     "zero_optimization.stage3_gather_16bit_weights_on_model_save"},
-};
-enum { ALIAS_COUNT = sizeof aliases / sizeof aliases[0] };
-
 /* DeepSpeed's oldest form, "zero_optimization": true, is stage 1; false is stage 0. */
 static int expand_zero_switch(const configi_reader *reader)
 {
@@ -50,25 +22,26 @@ static int expand_zero_switch(const configi_reader *reader)
 int configi_rename_aliases(const configi_reader *reader)
 {
     TRY(expand_zero_switch(reader));
-    for (size_t i = 0; i < ALIAS_COUNT; i++) {
+    for (size_t i = 0; i < configi_alias_count; i++) {
         /* Both names of a pair lie in the same block, at most one deep. */
-        const char *dot = strchr(aliases[i].path, '.');
-        const char *key = dot ? dot + 1 : aliases[i].path;
-        const char *name = dot ? aliases[i].name + (key - aliases[i].path) : aliases[i].name;
+        const char *dot = strchr(configi_aliases[i].path, '.');
+        const char *key = dot ? dot + 1 : configi_aliases[i].path;
+        const char *name = dot ? configi_aliases[i].name + (key - configi_aliases[i].path)
+                               : configi_aliases[i].name;
         json_t *block = reader->doc;
         if (dot) {
             char block_key[JOB_NAME_BYTES];
-            snprintf(block_key, sizeof block_key, "%.*s", (int)(dot - aliases[i].path),
-                     aliases[i].path);
+            snprintf(block_key, sizeof block_key, "%.*s", (int)(dot - configi_aliases[i].path),
+                     configi_aliases[i].path);
             block = json_object_get(reader->doc, block_key);
         }
         json_t *value = json_object_get(block, key);
         if (!value)
             continue;
         if (json_object_get(block, name))
-            return configi_error(reader, aliases[i].path,
+            return configi_error(reader, configi_aliases[i].path,
                                  "given beside %s, which is the same; give one of them",
-                                 aliases[i].name);
+                                 configi_aliases[i].name);
         if (json_object_set(block, name, value) < 0 || json_object_del(block, key) < 0)
             return err_set(-ENOMEM, "no memory to read %s", reader->file);
     }
@@ -78,12 +51,12 @@ int configi_rename_aliases(const configi_reader *reader)
 /* The table's name of a path. False where it is too long. */
 static bool canonical_path(const char *given, size_t length, char path[CONFIGI_PATH_BYTES])
 {
-    for (size_t i = 0; i < ALIAS_COUNT; i++) {
-        size_t alias_length = strlen(aliases[i].path);
-        if (length < alias_length || strncmp(aliases[i].path, given, alias_length) != 0)
+    for (size_t i = 0; i < configi_alias_count; i++) {
+        size_t alias_length = strlen(configi_aliases[i].path);
+        if (length < alias_length || strncmp(configi_aliases[i].path, given, alias_length) != 0)
             continue;
         if (length == alias_length || given[alias_length] == '.')
-            return snprintf(path, CONFIGI_PATH_BYTES, "%s%.*s", aliases[i].name,
+            return snprintf(path, CONFIGI_PATH_BYTES, "%s%.*s", configi_aliases[i].name,
                             (int)(length - alias_length),
                             given + alias_length) < CONFIGI_PATH_BYTES;
     }
@@ -117,10 +90,10 @@ static int parse_value(const configi_reader *reader, const char *path, const cha
                        json_t **value)
 {
     *value = NULL;
-    const option *row = option_find(path);
-    bool wants_text = row && (row->type == OPTION_STRING || row->type == OPTION_ENUM ||
-                              row->type == OPTION_TIER || row->type == OPTION_STRINGS ||
-                              row->type == OPTION_CORES || row->type == OPTION_SOURCES);
+    const configi_key *row = configi_key_find(path);
+    bool wants_text = row && (row->type == CONFIGI_STRING || row->type == CONFIGI_ENUM ||
+                              row->type == CONFIGI_STRINGS || row->type == CONFIGI_CORES ||
+                              row->type == CONFIGI_SOURCES);
     char *copy = mem_string(text, "--set value");
     if (!copy)
         return -ENOMEM;

@@ -1,4 +1,5 @@
-/* From a job file to a checked struct job: puts the parts of config_internal.h together. See job.h. */
+/* From a job file to a checked struct job: puts the parts of config_internal.h together. See
+ * config.h. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -8,10 +9,53 @@
 #include "base/mem.h"
 #include "config/config_internal.h"
 
-/* Place of an ENUM's value among the choices of its row, which are in the order of their enum. */
-static int choice_index(const configi_reader *reader, const char *path)
+/* Puts the value of a row, or its default, where the row says. An ENUM without either stays as it
+ * is. */
+static int fill_member(const configi_reader *reader, const configi_key *row, job *target)
 {
-    return configi_list_find(option_find(path)->choices, configi_text(reader, path));
+    void *member = (char *)target + row->offset;
+    switch (row->type) {
+    case CONFIGI_BOOL:
+        *(bool *)member = configi_bool(reader, row->path);
+        return 0;
+    case CONFIGI_INT:
+    case CONFIGI_SIZE:
+        if (row->is_real)
+            *(double *)member = configi_whole(reader, row->path);
+        else if (row->member_bytes == sizeof(uint32_t))
+            *(uint32_t *)member = (uint32_t)configi_uint(reader, row->path);
+        else
+            *(uint64_t *)member = configi_uint(reader, row->path);
+        return 0;
+    case CONFIGI_FLOAT:
+        *(double *)member = configi_double(reader, row->path);
+        return 0;
+    case CONFIGI_ENUM:
+        if (!row->fallback && !configi_get(reader, row->path))
+            return 0;
+        if (row->member_bytes == sizeof(bool))
+            *(bool *)member = configi_choice_idx(reader, row->path) == 1;
+        else if (row->member_bytes == sizeof(int))
+            *(int *)member = configi_enumerator(reader, row->path);
+        else
+            snprintf(member, row->member_bytes, "%s", configi_choice(reader, row->path));
+        return 0;
+    case CONFIGI_STRING:
+    case CONFIGI_CORES:
+        return configi_copy_text(reader, row->path, member, row->member_bytes);
+    default: /* lists, which a function of their own reads */
+        return 0;
+    }
+}
+
+/* All members that the table of keys names. What follows from other keys is put right after it. */
+static int fill_members(const configi_reader *reader, job *target)
+{
+    const configi_key *row;
+    for (uint32_t idx = 0; (row = configi_key_at(idx)); idx++)
+        if (row->member_bytes > 0)
+            TRY(fill_member(reader, row, target));
+    return 0;
 }
 
 static int compare_steps(const void *a, const void *b)
@@ -85,66 +129,32 @@ static int fill_run(const configi_reader *reader, job *target)
         return configi_error(reader, "run.dir",
                              "missing; name the run directory, as in \"run\": {\"dir\": "
                              "\"runs/first\"}");
-    TRY(configi_copy_text(reader, "run.dir", target->run.dir, FILE_PATH_BYTES));
-    target->run.steps = configi_uint(reader, "run.steps");
-    target->run.seed = configi_uint(reader, "run.seed");
-    target->run.eval_every = configi_uint(reader, "run.eval_every");
-    target->run.eval_batches = configi_uint(reader, "run.eval_batches");
-    target->run.commit_every = configi_uint(reader, "run.commit_every");
-    target->run.fresh = configi_bool(reader, "run.fresh");
-    target->run.paranoid = configi_bool(reader, "run.paranoid");
-    bool is_printed =
-        !configi_get(reader, "run.log_every") && configi_get(reader, "steps_per_print");
-    target->run.log_every = configi_uint(reader, is_printed ? "steps_per_print" : "run.log_every");
+    if (!configi_get(reader, "run.log_every") && configi_get(reader, "steps_per_print"))
+        target->run.log_every = configi_uint(reader, "steps_per_print");
     return fill_keep(reader, target);
 }
 
-static int fill_schedule(const configi_reader *reader, job *target)
+static int check_tile(const configi_reader *reader, const job *target)
 {
-    target->schedule.order = (enum order)choice_index(reader, "schedule.order");
-    target->schedule.update = update_named(configi_choice(reader, "schedule.update"));
-    target->schedule.lookahead = configi_uint(reader, "schedule.lookahead");
-    target->sub_group_size = configi_uint(reader, "zero_optimization.sub_group_size");
-    target->schedule.tile_elems = configi_uint(reader, "schedule.tile_elems");
-    if (target->schedule.tile_elems > target->sub_group_size)
-        return configi_error(reader, "schedule.tile_elems",
-                             "%" PRIu64 " is above zero_optimization.sub_group_size, %" PRIu64
-                             ", the largest tile",
-                             target->schedule.tile_elems, target->sub_group_size);
-    return 0;
+    if (target->schedule.tile_elems <= target->sub_group_size)
+        return 0;
+    return configi_error(reader, "schedule.tile_elems",
+                         "%" PRIu64 " is above zero_optimization.sub_group_size, %" PRIu64
+                         ", the largest tile",
+                         target->schedule.tile_elems, target->sub_group_size);
 }
 
-/* How long a drive may take. */
-static int fill_waits(const configi_reader *reader, job *target)
+/* How long a drive may take, and what is asked of it at a time. */
+static int fill_io(const configi_reader *reader, job *target)
 {
-    target->io.stuck_seconds = configi_double(reader, "io.stuck_seconds");
-    target->io.stop_seconds = configi_double(reader, "io.stop_seconds");
+    enum { BLOCK_STEP = 4096 }; /* direct I/O moves whole blocks */
+    target->io.depth_is_given = configi_get(reader, "aio.queue_depth") != NULL;
+    target->io.block_is_given = configi_get(reader, "aio.block_size") != NULL;
     if (target->io.stop_seconds > 0 && target->io.stop_seconds <= target->io.stuck_seconds)
-        return configi_error(reader, "io.stop_seconds",
+        return configi_error(reader, "debug.io.stop_seconds",
                              "%g is not above io.stuck_seconds, %g: a request is reported before "
                              "the run stops for it; set it above, or to 0 to wait for ever",
                              target->io.stop_seconds, target->io.stuck_seconds);
-    return 0;
-}
-
-static int fill_device(const configi_reader *reader, job *target)
-{
-    enum { BLOCK_STEP = 4096 }; /* direct I/O moves whole blocks */
-    snprintf(target->device.backend, JOB_NAME_BYTES, "%s",
-             configi_choice(reader, "device.backend"));
-    target->device.threads = configi_uint(reader, "device.threads");
-    target->update.threads = configi_uint(reader, "update.threads");
-    target->io.threads = configi_uint(reader, "io.threads");
-    target->io.verify_reads = configi_bool(reader, "io.verify_reads");
-    TRY(fill_waits(reader, target));
-    TRY(configi_copy_text(reader, "device.cores", target->device.cores, JOB_NAME_BYTES));
-    TRY(configi_copy_text(reader, "update.cores", target->update.cores, JOB_NAME_BYTES));
-    TRY(configi_copy_text(reader, "io.cores", target->io.cores, JOB_NAME_BYTES));
-    snprintf(target->io.backend, JOB_NAME_BYTES, "%s", configi_choice(reader, "io.backend"));
-    target->io.queue_depth = configi_uint(reader, "aio.queue_depth");
-    target->io.depth_is_given = configi_get(reader, "aio.queue_depth") != NULL;
-    target->io.block_is_given = configi_get(reader, "aio.block_size") != NULL;
-    target->io.block_bytes = configi_uint(reader, "aio.block_size");
     if (target->io.block_bytes % BLOCK_STEP != 0)
         return configi_error(reader, "aio.block_size", "%" PRIu64 " is no multiple of %d bytes",
                              target->io.block_bytes, (int)BLOCK_STEP);
@@ -154,18 +164,16 @@ static int fill_device(const configi_reader *reader, job *target)
 /* Everything from the checked document. */
 static int fill_job(const configi_reader *reader, job *target)
 {
-    target->train_batch_size = configi_uint(reader, "train_batch_size");
-    target->micro_batch = configi_uint(reader, "train_micro_batch_size_per_gpu");
-    target->accumulation = configi_uint(reader, "gradient_accumulation_steps");
+    TRY(fill_members(reader, target));
     TRY(configi_fill_model(reader, &target->model));
     TRY(configi_fill_train(reader, &target->train));
     TRY(configi_fill_data(reader, target));
     TRY(fill_run(reader, target));
     TRY(configi_resolve_batch(reader, target->world, &target->train_batch_size,
                               &target->micro_batch, &target->accumulation));
-    TRY(fill_device(reader, target));
+    TRY(fill_io(reader, target));
     TRY(configi_fill_tiers(reader, target));
-    TRY(fill_schedule(reader, target));
+    TRY(check_tile(reader, target));
     TRY(configi_fill_precision(reader, target));
     TRY(configi_fill_ranks(reader, target));
     TRY(configi_fill_update(reader, target));
@@ -179,8 +187,8 @@ static int fill_job(const configi_reader *reader, job *target)
     return configi_dump(reader->doc, &target->text);
 }
 
-/* The checked document of `text`, which is changed. `path` names the job file, beside which a preset may
- * lie. */
+/* The checked document of `text`, which is changed. `path` names the job file, beside which a
+ * preset may lie. */
 static int read_document(configi_reader *reader, const char *path, char *text, size_t text_bytes,
                          const char *const *set, uint32_t set_count)
 {
