@@ -335,9 +335,6 @@ bool plani_caps_allow(const struct plani_caps *caps, uint32_t buffer_idx);
 void plani_caps_take(struct plani_caps *caps, uint32_t buffer_idx);
 void plani_caps_start(struct plani_caps *caps, uint32_t op_idx); /* the op starts */
 void plani_caps_give(struct plani_caps *caps, uint32_t buffer_idx);
-/* How many stages before the turn may hold their params: within limits_reuse, and such that theirs and
- * the head's together are within live_elems_max. */
-uint32_t plani_held_most(const plan_job *job);
 
 /* bound.c: lower bounds of the program's time, of the data dependencies alone. `commits`: of a run that
  * does. plan_set.bound_ns and schedule_bound_ns say what they are. -ENOMEM. */

@@ -9,7 +9,7 @@
 
 #include "base/mem.h"
 #include "base/size.h"
-#include "plan/place_internal.h"
+#include "plan/search_internal.h"
 
 enum { WHY_BYTES = 320 };
 
@@ -31,7 +31,7 @@ static const char *const kind_names[STATE_KIND_COUNT] = {
     [STATE_INNER_ACTIVATIONS] = "inner activations",
 };
 
-static bool is_member(const plani_placer *self, const struct group *g, uint32_t unit)
+static bool is_member(const plani_search *self, const struct group *g, uint32_t unit)
 {
     bool is_open = self->asked->wanted[g->kind][unit] == PLAN_PLACE_AUTO;
     return self->bytes[g->kind][unit] > 0 && self->homes[g->kind][unit] == g->tier &&
@@ -39,7 +39,7 @@ static bool is_member(const plani_placer *self, const struct group *g, uint32_t 
 }
 
 /* "units 0-3, 5", of those that have such a state: units between that have none do not break a range. */
-static void list_units(const plani_placer *self, const struct group *g, char *text, size_t capacity)
+static void list_units(const plani_search *self, const struct group *g, char *text, size_t capacity)
 {
     size_t used = 0;
     uint32_t shown = 0, ranges = 0;
@@ -72,21 +72,22 @@ static void list_units(const plani_placer *self, const struct group *g, char *te
 }
 
 /* The step of self->job as it is now, at the winner's tile size and held stages; INFINITY: does not fit. */
-static int step_ns(plani_placer *self, const struct plan_place_found *found,
+static int step_ns(plani_search *self, const struct plan_place_found *found,
                    const uint64_t *budgets, double *ns)
 {
     plan_job job = self->job;
-    struct plani_trial trial = {.held = found->set.held_stages};
-    job.tile_elems = found->set.tile_elems;
+    struct plani_trial trial;
     memcpy(job.budget_bytes, budgets, sizeof job.budget_bytes);
-    int rc = plani_try(&job, &trial);
-    self->work += trial.work;
+    struct plani_point point = plani_plain_point(&job, found->set.tile_elems);
+    point.held = found->set.held_stages;
+    point.commit = plani_decisive_commit(&job);
+    int rc = plani_try(&job, &point, 0, &trial, &self->work);
     *ns = rc == 0 ? (double)trial.ns : INFINITY;
     return rc == ERR_NO_FIT ? 0 : rc;
 }
 
 /* The step with the group moved to another tier, and back. */
-static int moved_ns(plani_placer *self, const struct plan_place_found *found, const struct group *g,
+static int moved_ns(plani_search *self, const struct plan_place_found *found, const struct group *g,
                     const uint64_t *budgets, double *ns)
 {
     uint8_t *homes = self->homes[g->kind];
@@ -101,7 +102,7 @@ static int moved_ns(plani_placer *self, const struct plan_place_found *found, co
     return rc;
 }
 
-static bool reads_or_writes(const plani_placer *self, const struct group *g, const op *item)
+static bool reads_or_writes(const plani_search *self, const struct group *g, const op *item)
 {
     return item->state_kind == (uint32_t)g->kind && item->unit < self->job.unit_count &&
            is_member(self, g, item->unit);
@@ -109,7 +110,7 @@ static bool reads_or_writes(const plani_placer *self, const struct group *g, con
 
 /* What the group's transfers ask of the resource that is its tier's way, in the steady step. Of recomputed
  * inner activations: of those that wait between passes. */
-static double lane_seconds(const plani_placer *self, const struct plan_place_found *found,
+static double lane_seconds(const plani_search *self, const struct plan_place_found *found,
                            const struct group *g, int tier, const char **lane)
 {
     const program *steady = &found->set.programs[PROGRAM_STEADY];
@@ -139,7 +140,7 @@ static void format_seconds(double seconds, char text[32])
 }
 
 /* What follows "units 0-30 on nvme: 14.20 GiB ", of a group that might be nearer. */
-static int explain(plani_placer *self, struct plan_place_found *found, const struct group *g,
+static int explain(plani_search *self, struct plan_place_found *found, const struct group *g,
                    double base_ns, char text[WHY_BYTES])
 {
     const uint64_t *budgets = self->job.budget_bytes;
@@ -195,7 +196,7 @@ static int tier_above(const struct group *g)
     return g->tier > ARENA_DEVICE ? g->tier - 1 : g->tier;
 }
 
-static int say(plani_placer *self, struct plan_place_found *found, struct group *g, double base_ns)
+static int say(plani_search *self, struct plan_place_found *found, struct group *g, double base_ns)
 {
     char units[96], size[SIZE_TEXT_BYTES], why[WHY_BYTES];
     if (found->reason_count == PLAN_PLACE_REASONS_MAX)
@@ -219,7 +220,7 @@ static int say(plani_placer *self, struct plan_place_found *found, struct group 
 }
 
 /* Why what waits between the passes of cut stages does so on the device, or where the activations rest. */
-static int say_parked(plani_placer *self, struct plan_place_found *found, double base_ns)
+static int say_parked(plani_search *self, struct plan_place_found *found, double base_ns)
 {
     const plan_job *job = &self->job;
     uint32_t all = job->micro_batch_count, near = job->parked_near;
@@ -258,7 +259,7 @@ static int say_parked(plani_placer *self, struct plan_place_found *found, double
     return 0;
 }
 
-int plani_give_reasons(plani_placer *self, struct plan_place_found *found)
+int plani_give_reasons(plani_search *self, struct plan_place_found *found)
 {
     double base_ns;
     found->reason_count = 0;
