@@ -16,7 +16,7 @@
 #include "base/rng.h"
 #include "base/size.h"
 #include "base/tile.h"
-#include "plan/place.h"
+#include "plan/plan.h"
 #include "plan_fixture.h"
 #include "plan_large.h"
 

@@ -17,7 +17,6 @@
 #include "base/tile.h"
 #include "plan/search_internal.h"
 #include "plan/plan.h"
-#include "plan/plan_internal.h"
 #include "plan_large.h"
 
 enum { UNITS_MAX = LARGE_UNITS_MAX };

@@ -1,11 +1,11 @@
-/* Whether a job with open homes fits at all: the placement that needs least of the near tiers, found without
- * simulating a step.
+/* True if a job with open homes fits at all: the placement that needs least of the near tiers,
+ * found without simulating a step.
  *
  *   all that is open far away            device and host hold what passes through them
  *   what the far tier has no room for    nearer, as much as there is room beside what passes
  *
- * A placement fits if and only if the budgets cover what the serial order of its programs needs (needs.c), so
- * nothing else is built. Homes alone, which cost little, answer most questions. */
+ * A placement fits if and only if the budgets cover what the serial order of its programs needs
+ * (needs.c), so nothing else is built. Homes alone, which cost little, answer most questions. */
 #include <math.h>
 #include <string.h>
 
@@ -17,7 +17,8 @@ enum {
     FIT_WORK = 300000, /* ops: for long programs not every update and tile size is looked at */
 };
 
-/* The optimizer last: the drives still hold the places where state that rests in memory is saved. */
+/* The optimizer last: the drives still hold the places where state that rests in memory is
+ * saved. */
 static const uint8_t moved_first[] = {STATE_GRADS, STATE_PARAMS, STATE_ACTIVATIONS,
                                       STATE_OPTIMIZER};
 
@@ -38,8 +39,8 @@ static bool may_fit(const plan_job *job, const uint64_t need[ARENA_COUNT])
     return true;
 }
 
-/* Learns the needs of all programs. ERR_NO_FIT where no nearer placement could help: the device has too few
- * bytes or, where all that is open rests on drives, the host has. */
+/* Learns the needs of all programs. ERR_NO_FIT where no nearer placement could help: the device
+ * has too few bytes or, where all that is open rests on drives, the host has. */
 static int learn_all(plani_search *self, struct plani_candidate *c)
 {
     plan_job asked = self->job;
@@ -49,15 +50,16 @@ static int learn_all(plani_search *self, struct plani_candidate *c)
     return plani_check_needs(&asked, c, &self->work);
 }
 
-/* True if a home of the unit that leaves the drives leaves them free. Frozen params, and params that are half
- * of a split master, stay there as well. */
+/* True if a home of the unit that leaves the drives leaves them free. Frozen params, and params
+ * that are half of a split master, stay there as well. */
 static bool frees(const plan_job *job, int kind, int tier, uint32_t unit)
 {
     return kind != STATE_PARAMS || tier != ARENA_NVME || !job->needs_save_places ||
            (!plani_may_rest_for_good(job, unit) && !plani_params_are_high(job, unit));
 }
 
-/* Brings units of the kind from `tier` to the nearer `to`, until `lack` is covered or `room` is used up. */
+/* Brings units of the kind from `tier` to the nearer `to`, until `lack` is covered or `room` is
+ * used up. */
 static void bring(const plani_search *self, struct plani_point *point, int kind, int tier, int to,
                   double *lack, double *room)
 {
@@ -76,7 +78,8 @@ static void bring(const plani_search *self, struct plani_point *point, int kind,
         until[t] = at > until[t] ? at : until[t];
 }
 
-/* The far placement with as much brought nearer as its tiers lack; false: there is no room for that. */
+/* The far placement with as much brought nearer as its tiers lack; false: there is no room for
+ * that. */
 static bool bring_nearer(const plani_search *self, const struct fit *fit, struct plani_point *point)
 {
     double room[ARENA_COUNT];

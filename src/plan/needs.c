@@ -1,9 +1,10 @@
 /* The least bytes that a job needs of each tier, and the refusal that names them.
  *
- * A tile size fits if and only if the budgets cover what the serial order of its programs needs. First fit
- * does not look at the end of an arena, so budgets of exactly those bytes give the same places. Needs are
- * found step by step: homes first, which cost nothing to lay out, then program by program, and only as far
- * as the question asks. The search for the nearest tile size stops where a nearer one is known.
+ * A tile size fits if and only if the budgets cover what the serial order of its programs needs.
+ * First fit does not look at the end of an arena, so budgets of exactly those bytes give the same
+ * places. Needs are found step by step: homes first, which cost nothing to lay out, then program
+ * by program, and only as far as the question asks. The search for the nearest tile size stops
+ * where a nearer one is known.
  *
  * At the end: jobs that no budget helps. */
 #include <assert.h>
@@ -42,7 +43,7 @@ bool plani_is_covered(const plan_job *job, const uint64_t need[ARENA_COUNT])
     return true;
 }
 
-/* ---- homes --------------------------------------------------------------------------------------- */
+/* ---- homes ---------------------------------------------------------------------------------- */
 
 bool plani_homes_fit(const plan_job *job, const plani_layout *layout)
 {
@@ -52,8 +53,8 @@ bool plani_homes_fit(const plan_job *job, const plani_layout *layout)
     return true;
 }
 
-/* Activations that rest, and those that wait between the passes of cut stages, for all micro-batches at
- * once. */
+/* Activations that rest, and those that wait between the passes of cut stages, for all
+ * micro-batches at once. */
 static void add_waiting(const plan_job *job, uint64_t bytes[ARENA_COUNT])
 {
     uint64_t slots = job->order == PLAN_BATCH_MAJOR ? 1 : job->micro_batch_count;
@@ -124,7 +125,7 @@ int plani_home_ends(const plan_job *job, uint64_t tile_elems, uint64_t ends[AREN
     return 0;
 }
 
-/* ---- programs in serial order -------------------------------------------------------------------- */
+/* ---- programs in serial order --------------------------------------------------------------- */
 
 int plani_serial_peaks(const plan_job *job, uint64_t tile_elems, enum program_kind kind,
                        uint64_t peaks[ARENA_COUNT], uint64_t *work)
@@ -181,6 +182,7 @@ static int learn_needs(const plan_job *job, struct plani_candidate *c, double mo
         note_need(job, c, ends);
         c->has_homes = true;
     }
+    assert(c->kinds_done <= PROGRAM_KIND_COUNT);
     while (!is_known(c) && excess(job, c->need) < most) {
         TRY(plani_serial_peaks(job, c->tile_elems, need_order[c->kinds_done++], ends, work));
         note_need(job, c, ends);
@@ -194,10 +196,10 @@ int plani_check_needs(const plan_job *job, struct plani_candidate *c, uint64_t *
     return excess(job, c->need) > 0 ? err_set(ERR_NO_FIT, "does not fit") : 0;
 }
 
-/* ---- the nearest tile size ------------------------------------------------------------------------ */
+/* ---- the nearest tile size ------------------------------------------------------------------ */
 
-/* Serial orders of all tile sizes of such long programs take minutes. Where the homes alone are too much,
- * programs are not looked at, and the refusal says "at least". */
+/* Serial orders of all tile sizes of such long programs take minutes. Where the homes alone are
+ * too much, programs are not looked at, and the refusal says "at least". */
 enum { LONG_PROGRAM = 1 << 14 }; /* units, and stages times micro-batches */
 
 /* Ops: a refusal that took so many names the nearest tile size found so far. */
@@ -208,10 +210,10 @@ static bool is_long(const plan_job *job)
     return job->unit_count + (uint64_t)job->stage_count * job->micro_batch_count > LONG_PROGRAM;
 }
 
-/* Finds the candidate that comes nearest to the budgets, and its needs. What is known of a candidate so
- * far bounds its excess from below, so the least one is looked at first, and none that a finished one
- * undercuts. After nearest_work ops it takes the nearest that is known, or one of which enough is known
- * that it does not fit. */
+/* Finds the candidate that comes nearest to the budgets, and its needs. The needs known of a
+ * candidate so far bounds its excess from below, so the least one is looked at first, and none
+ * that a finished one undercuts. After nearest_work ops it takes the nearest that is known, or one
+ * of which enough is known that it does not fit. */
 static int nearest(const plan_job *job, struct plani_candidate *list, uint32_t count,
                    struct plani_candidate **found, uint64_t *work)
 {
@@ -256,7 +258,7 @@ int plani_excess(const plan_job *job, double *bytes, uint64_t *work)
     return 0;
 }
 
-/* ---- the refusal --------------------------------------------------------------------------------- */
+/* ---- the refusal ---------------------------------------------------------------------------- */
 
 static const char *const budget_keys[ARENA_COUNT] = {"tiers.device.budget", "tiers.host.budget",
                                                      "tiers.nvme[].budget"};
@@ -285,7 +287,8 @@ __attribute__((format(printf, 2, 3))) static void add_text(struct text *to, cons
     to->used += (size_t)length;
 }
 
-/* Which tiers are too small by how much; `exact`: with the bytes, of needs that are all known or not. */
+/* Which tiers are too small by how much; `exact`: with the bytes, of needs that are all known or
+ * not. */
 static void tell_lack(const plan_job *job, const uint64_t need[ARENA_COUNT], bool exact, bool known,
                       struct text *out)
 {
@@ -365,7 +368,7 @@ int plani_refuse_lack(const plan_job *job, const uint64_t need[ARENA_COUNT])
                              : "of what its far tier lacks too little has room nearer");
 }
 
-/* ---- jobs that no budget helps -------------------------------------------------------------------- */
+/* ---- jobs that no budget helps -------------------------------------------------------------- */
 
 int plani_check_job(const plan_job *job)
 {

@@ -7,10 +7,10 @@
 #include "base/mem.h"
 #include "plan/search_internal.h"
 
-/* ---- what is open ------------------------------------------------------------------------------- */
+/* ---- what is open --------------------------------------------------------------------------- */
 
-/* Bytes that wait between the passes of cut stages if all stages wait. They rest where the first stage's
- * output rests, even if nothing else does. */
+/* Bytes that wait between the passes of cut stages if all stages wait. They rest where the first
+ * stage's output rests, even if nothing else does. */
 static uint64_t parked_bytes(const plan_job *job)
 {
     uint64_t bytes = 0;
@@ -123,7 +123,7 @@ uint32_t plani_open_updates(const plani_search *self, uint8_t updates[PLANI_UPDA
     return self->asked->chooses_update ? count : 0;
 }
 
-/* ---- a point as homes ---------------------------------------------------------------------------- */
+/* ---- a point as homes ----------------------------------------------------------------------- */
 
 struct plani_point plani_plain_point(const plan_job *job, uint64_t tile_elems)
 {
@@ -174,7 +174,7 @@ bool plani_point_is_same_placement(const struct plani_point *a, const struct pla
            a->parked_on_host == b->parked_on_host;
 }
 
-/* ---- points to begin with ------------------------------------------------------------------------ */
+/* ---- points to begin with ------------------------------------------------------------------- */
 
 void plani_point_near(const plani_search *self, struct plani_point *point, bool keeps_inner)
 {
@@ -240,7 +240,7 @@ void plani_point_usual_update(plani_search *self, struct plani_point *point)
         has_far_optimizer(self) ? PLAN_UPDATE_IN_NEXT_FORWARD : PLAN_UPDATE_AFTER_BACKWARD;
 }
 
-/* ---- points beside a point ----------------------------------------------------------------------- */
+/* ---- points beside a point ------------------------------------------------------------------ */
 
 bool plani_point_shift(const plani_search *self, struct plani_point *point, int kind, int tier,
                        int64_t step)

@@ -1,6 +1,7 @@
-/* Why each state rests where it does. What is said of a group of units (of one kind, on one tier) is found by
- * simulation: the same step with the group one tier nearer, with the budgets as they are (does it fit? is it
- * shorter?) and, where it does not fit, with a budget without end (what does the distance cost?). */
+/* The reasons of a placement, in sentences. Each is about a group of units, of one kind and on one
+ * tier, and is found by simulation: the same step with the group one tier nearer, with the budgets
+ * as they are (does it fit? is it shorter?) and, where it does not fit, with a budget without end
+ * (what does the distance cost?). */
 #include <errno.h>
 #include <inttypes.h>
 #include <math.h>
@@ -38,7 +39,8 @@ static bool is_member(const plani_search *self, const struct group *g, uint32_t 
            is_open == g->is_open;
 }
 
-/* "units 0-3, 5", of those that have such a state: units between that have none do not break a range. */
+/* "units 0-3, 5", of those that have such a state: units between that have none do not break a
+ * range. */
 static void list_units(const plani_search *self, const struct group *g, char *text, size_t capacity)
 {
     size_t used = 0;
@@ -71,7 +73,8 @@ static void list_units(const plani_search *self, const struct group *g, char *te
     }
 }
 
-/* The step of self->job as it is now, at the winner's tile size and held stages; INFINITY: does not fit. */
+/* The step of self->job as it is now, at the winner's tile size and held stages; INFINITY: does
+ * not fit. */
 static int step_ns(plani_search *self, const struct plan_place_found *found,
                    const uint64_t *budgets, double *ns)
 {
@@ -108,8 +111,8 @@ static bool reads_or_writes(const plani_search *self, const struct group *g, con
            is_member(self, g, item->unit);
 }
 
-/* What the group's transfers ask of the resource that is its tier's way, in the steady step. Of recomputed
- * inner activations: of those that wait between passes. */
+/* Seconds that the group's transfers ask, in the steady step, of the resource that leads to its
+ * tier; for recomputed inner activations: the transfers of those that wait between passes. */
 static double lane_seconds(const plani_search *self, const struct plan_place_found *found,
                            const struct group *g, int tier, const char **lane)
 {
@@ -139,7 +142,7 @@ static void format_seconds(double seconds, char text[32])
         snprintf(text, 32, "%.3g ms", seconds * 1e3);
 }
 
-/* What follows "units 0-30 on nvme: 14.20 GiB ", of a group that might be nearer. */
+/* The text after "units 0-30 on nvme: 14.20 GiB ", for a group that might be nearer. */
 static int explain(plani_search *self, struct plan_place_found *found, const struct group *g,
                    double base_ns, char text[WHY_BYTES])
 {
@@ -219,7 +222,8 @@ static int say(plani_search *self, struct plan_place_found *found, struct group 
     return 0;
 }
 
-/* Why what waits between the passes of cut stages does so on the device, or where the activations rest. */
+/* Says where inner activations wait between the passes of cut stages, and why not all on the
+ * device. */
 static int say_parked(plani_search *self, struct plan_place_found *found, double base_ns)
 {
     const plan_job *job = &self->job;

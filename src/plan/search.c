@@ -1,20 +1,21 @@
-/* The search for a placement: trials, moves from the best point, and the winner. See plan_place in plan.h.
+/* The search for a placement: trials, moves from the best point, and the winner. See plan_place in
+ * plan.h.
  *
  *   1  the first points (starts.c)
  *   2  moves from the best point, in steps that get smaller, until none gains
  *   3  the best few points are compiled whole (settle.c); the shortest mean step wins
  *
- * Where none of these compiles, what fits at all is compiled in its place, in this order: the placement that
- * needs least of the near tiers (fit.c); whole kinds, nearest first. Where nothing fits, the refusal is that
- * of the placement which comes nearest to the budgets. */
-#include <errno.h>
+ * Where none of these compiles, what fits at all is compiled in its place, in this order: the
+ * placement that needs least of the near tiers (fit.c); whole kinds, nearest first. Where nothing
+ * fits, the refusal is that of the placement which comes nearest to the budgets. */
+#include <assert.h>
 #include <math.h>
 #include <string.h>
 
 #include "plan/search_internal.h"
 
-/* What a score adds to the time of a step, as a share of it: all inner activations kept; all other states on
- * drives. */
+/* A score is the time of a step and these shares of it: where all inner activations are kept, and
+ * where all other states are on drives. */
 static const double kept_cost = 0.0003, far_cost = 0.0003;
 /* A point that loses by this much in trials may yet win when it is compiled whole. */
 static const double near_loser = 1.005;
@@ -37,7 +38,7 @@ double plan_mean_step_ns(const plan_job *job, const plan_set *set)
     return without_ns + (with_ns - without_ns) / (double)size_max(job->commit_every, 1);
 }
 
-/* ---- trials of placements ---------------------------------------------------------------------------- */
+/* ---- trials of placements ------------------------------------------------------------------- */
 
 bool plani_search_may_go_on(const plani_search *self)
 {
@@ -59,8 +60,8 @@ static uint64_t hash_of(const plani_search *self, const struct plani_point *poin
     return hash ? hash : 1;
 }
 
-/* True if the point was seen, or if there is no room to note it. Points whose homes alone do not fit cost no
- * work and are no trials, so their number ends the search as well. */
+/* True if the point was seen, or if there is no room to note it. Points whose homes alone do not
+ * fit cost no work and are no trials, so their number ends the search as well. */
 static bool note_seen(plani_search *self, uint64_t hash)
 {
     uint64_t at = hash & (PLANI_SEEN - 1);
@@ -73,8 +74,8 @@ static bool note_seen(plani_search *self, uint64_t hash)
     return false;
 }
 
-/* What is kept and what wears drives, as a factor of the score: memory that is there is used, and a unit
- * rests nearer than it needs to where that costs nothing. */
+/* The factor by which a score exceeds the time: it makes use of memory that is there, and brings a
+ * unit nearer where that costs nothing and spares drives. */
 static double factor_of(const plani_search *self, const struct plani_point *point)
 {
     double count = self->counts[STATE_INNER_ACTIVATIONS], far = 0, all = 1;
@@ -88,7 +89,8 @@ static double factor_of(const plani_search *self, const struct plani_point *poin
     return 1 + kept_cost * kept / fmax(count, 1) + far_cost * far / all;
 }
 
-/* Puts the point among the best; one placement is there once, with its best number of held stages. */
+/* Puts the point among the best; one placement is there once, with its best number of held
+ * stages. */
 static void note_score(plani_search *self, const struct plani_point *point, double score)
 {
     struct plani_scored *best = self->best;
@@ -107,10 +109,11 @@ static void note_score(plani_search *self, const struct plani_point *point, doub
     for (int i = end; i > at; i--)
         best[i] = best[i - 1];
     best[at] = (struct plani_scored){*point, score};
+    assert(at == 0 || best[at - 1].score <= score);
 }
 
-/* Tries the placement with tiles of self->level; while no placement has fitted, with finer ones until it does
- * or there are none. *level: of the last tiles that were tried. */
+/* Tries the placement with tiles of self->level; while no placement has fitted, with finer ones
+ * until it does or there are none. *level: of the last tiles that were tried. */
 static int try_levels(plani_search *self, struct plani_point point, uint64_t limit_ns,
                       struct plani_trial *trial, uint32_t *level)
 {
@@ -165,7 +168,7 @@ int plani_search_try(plani_search *self, struct plani_point point, double *score
     return 0;
 }
 
-/* ---- moves ------------------------------------------------------------------------------------------- */
+/* ---- moves ---------------------------------------------------------------------------------- */
 
 /* Tries the point; *gained where it is worth leaving the best point so far for it. */
 static int try_move(plani_search *self, const struct plani_point *point, bool *gained)
@@ -289,7 +292,7 @@ static int improve(plani_search *self)
     return 0;
 }
 
-/* ---- the winner -------------------------------------------------------------------------------------- */
+/* ---- the winner ----------------------------------------------------------------------------- */
 
 static int compile_point(plani_search *self, const struct plani_point *point, plan_set *set)
 {
@@ -338,8 +341,8 @@ static int compile_any(plani_search *self, plan_set *set, struct plani_point *ta
     return rc == ERR_NO_FIT ? 1 : rc;
 }
 
-/* Compiles whole kinds, nearest first. 1: none fits, and *taken is the one whose homes come nearest to the
- * budgets. Of several equally near ones it is the last, which needs least memory. */
+/* Compiles whole kinds, nearest first. 1: none fits, and *taken is the one whose homes come
+ * nearest to the budgets; among equally near ones the last, which needs least memory. */
 static int compile_whole_kinds(plani_search *self, plan_set *set, struct plani_point *taken)
 {
     struct plani_point point = {.order = self->job.order, .update = self->asked->job->update};
@@ -370,10 +373,10 @@ static int compile_whole_kinds(plani_search *self, plan_set *set, struct plani_p
     return 1;
 }
 
-/* ---- the refusal ------------------------------------------------------------------------------------- */
+/* ---- the refusal ---------------------------------------------------------------------------- */
 
-/* Of the placement with any update, and inner activations kept or not, the variant that needs least. Where a
- * program is long only the first variants are tried. */
+/* Finds the variant of the placement that needs least: with any open update, and with inner
+ * activations kept or not. Where a program is long only the first variants are tried. */
 static int find_least(plani_search *self, struct plani_point *nearest)
 {
     uint8_t updates[PLANI_UPDATES_MAX];
@@ -402,8 +405,8 @@ static int find_least(plani_search *self, struct plani_point *nearest)
     return 0;
 }
 
-/* Compiles the variant of the point that needs least. It nearly always is a refusal, in the words of
- * plan_compile; but an update or inner activations that no trial had may fit after all. */
+/* Compiles the variant of the point that needs least. It nearly always is a refusal, in the words
+ * of plan_compile; but an update or inner activations that no trial had may fit after all. */
 static int refuse_or_compile(plani_search *self, plan_set *set, struct plani_point *nearest)
 {
     if (!self->asked->job->no_advice)
@@ -412,7 +415,7 @@ static int refuse_or_compile(plani_search *self, plan_set *set, struct plani_poi
     return compile_point(self, nearest, set);
 }
 
-/* ---- the question and its answer --------------------------------------------------------------------- */
+/* ---- the question and its answer ------------------------------------------------------------ */
 
 static void fill_found(plani_search *self, const struct plani_point *taken,
                        struct plan_place_found *found)

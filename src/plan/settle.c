@@ -1,13 +1,13 @@
-/* The rest of a point where the homes are given: tile size, held stages, copies and the way to commit; and
- * the programs of the point that wins. plan_compile.
+/* The rest of a point where the homes are given: tile size, held stages, copies and the way to
+ * commit; and the programs of the point that wins. plan_compile.
  *
- * For each candidate tile size, largest first, and each number of held stages, fewest first, the deciding
- * step is tried (trial.c); the shortest one wins. What is at its bound is not improved on. Then, beside that
- * tile size and number of held stages, copies are tried, finer tiles where the copies leave little room, and
- * last the two ways to commit.
+ * For each candidate tile size, largest first, and each number of held stages, fewest first, the
+ * deciding step is tried (trial.c); the shortest one wins. What is at its bound is not improved
+ * on. Then, beside that tile size and number of held stages, copies are tried, finer tiles where
+ * the copies leave little room, and last the two ways to commit.
  *
- * Only the deciding step is looked at before a choice is made. Where the needs of another program then do
- * not fit, which is rare, the search goes on without that tile size. */
+ * Only the deciding step is looked at before a choice is made. Where the needs of another program
+ * then do not fit, which is rare, the search goes on without that tile size. */
 #include <assert.h>
 #include <inttypes.h>
 #include <string.h>
@@ -45,7 +45,7 @@ static bool may_go_on(const struct settler *s)
     return s->work <= SETTLE_WORK;
 }
 
-/* ---- tile size and held stages --------------------------------------------------------------------- */
+/* ---- tile size and held stages -------------------------------------------------------------- */
 
 /* Tries the tile size with so many held stages and takes it where that is worth it; ERR_NO_FIT. */
 static int try_held(struct settler *s, enum plan_commit commit, uint32_t held)
@@ -57,6 +57,7 @@ static int try_held(struct settler *s, enum plan_commit commit, uint32_t held)
     point.commit = commit;
     uint64_t limit = plani_limit_ns(PLANI_CHANGE_TILE_OR_HELD, best->trial.ns);
     TRY(plani_try(s->job, &point, limit, &trial, &s->work));
+    assert(best->trial.ns > 0 || trial.ns < UINT64_MAX); /* without a limit a trial is simulated */
     if (best->trial.ns == 0 ||
         plani_is_worth(PLANI_CHANGE_TILE_OR_HELD, (double)trial.ns, (double)best->trial.ns))
         *best = (struct settled){.point = point, .trial = trial, .from = s->at};
@@ -92,7 +93,8 @@ static int try_counts(struct settler *s, enum plan_commit commit)
     return 0;
 }
 
-/* Tries one tile size: with the commit that decides and, where that does not fit, with the usual one. */
+/* Tries one tile size: with the commit that decides and, where that does not fit, with the usual
+ * one. */
 static int try_tile(struct settler *s)
 {
     enum plan_commit decisive = plani_decisive_commit(s->job), usual = plani_usual_commit(s->job);
@@ -123,11 +125,11 @@ static int try_tiles(struct settler *s)
     return 0;
 }
 
-/* ---- copies, finer tiles, the commit ------------------------------------------------------------------ */
+/* ---- copies, finer tiles, the commit -------------------------------------------------------- */
 
-/* Copies of the state that a step begins with, where they make it shorter: parts of what the host's budget
- * leaves beside the homes, smallest first. Copies take room from what is read ahead, so that more of them may
- * also make the step longer. */
+/* Copies of the state that a step begins with, where they make it shorter: parts of what the
+ * host's budget leaves beside the homes, smallest first. Copies take room from what is read ahead,
+ * so that more of them may also make the step longer. */
 static int choose_copies(struct settler *s, struct settled *best)
 {
     static const uint64_t parts[] = {1, 2, 4, 6};
@@ -163,9 +165,10 @@ static uint64_t under_way_bytes(const plan_job *job, uint64_t elems)
            elems * (job->param_bytes + job->grad_bytes);
 }
 
-/* Smaller tiles where copies leave room for few, unless the step gets longer than that may cost. In a run a
- * tile is also compared and summed between ops, which no trial knows, and the drive goes on with other
- * tiles. For 151M params through 170 MiB, 1 Mi in place of 4 Mi elements: 1.09 times as fast. */
+/* Smaller tiles where copies leave room for few, unless the step gets longer than that may cost.
+ * In a run a tile is also compared and summed between ops, which no trial knows, and the drive
+ * goes on with other tiles. For 151M params through 170 MiB, 1 Mi in place of 4 Mi elements: 1.09
+ * times as fast. */
 static int choose_finer(struct settler *s, struct settled *best)
 {
     const plan_job *job = s->job;
@@ -191,7 +194,7 @@ static int choose_finer(struct settler *s, struct settled *best)
     return 0;
 }
 
-/* The step of the choice where it commits so; ns is UINT64_MAX where that does not fit. */
+/* Tries the chosen point with that commit; trial->ns is UINT64_MAX where it does not fit. */
 static int try_commit(struct settler *s, const struct settled *best, enum plan_commit commit,
                       struct plani_trial *trial)
 {
@@ -207,9 +210,10 @@ static void note_uncommitted(struct settled *best, const struct plani_trial *tri
     memcpy(best->uncommitted_lane_ns, trial->lane_ns, sizeof trial->lane_ns);
 }
 
-/* How the step commits, and its time both ways. State homed in memory may be so much that the drive is at
- * its saves when the step's other work ends, and the sync comes on top. Where the saves come first the step
- * hides that too, at the price of updates that wait for them, and of a commit that is a step older. */
+/* How the step commits, and its time both ways. State homed in memory may be so much that the
+ * drive is at its saves when the step's other work ends, and the sync comes on top. Where the
+ * saves come first the step hides that too, at the price of updates that wait for them, and of a
+ * commit that is a step older. */
 static int choose_commit(struct settler *s, struct settled *best)
 {
     enum plan_commit usual = plani_usual_commit(s->job);
@@ -236,7 +240,7 @@ static int choose_commit(struct settler *s, struct settled *best)
     return 0;
 }
 
-/* ---- all programs of the point ------------------------------------------------------------------------ */
+/* ---- all programs of the point -------------------------------------------------------------- */
 
 static void programs_fini(plan_set *set)
 {

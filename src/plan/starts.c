@@ -1,5 +1,5 @@
-/* Where the search for a placement begins: whole kinds on the nearest tiers that take them, then tiers
- * filled kind by kind in several orders. */
+/* Where the search for a placement begins: whole kinds on the nearest tiers that take them, then
+ * tiers filled kind by kind in several orders. */
 #include <math.h>
 #include <string.h>
 
@@ -11,8 +11,8 @@ static struct plani_point first_point(const plani_search *self)
     return (struct plani_point){.order = self->job.order, .update = self->job.update};
 }
 
-/* For the step of the job as applied, at the tiles of trials: bytes of homes, and what the serial order
- * needs beside them. */
+/* For the step of the job as applied, at the tiles of trials: bytes of homes, and what the serial
+ * order needs beside them. */
 static int learn_needs(plani_search *self, uint64_t homes[ARENA_COUNT],
                        uint64_t passing[ARENA_COUNT])
 {
@@ -26,10 +26,10 @@ static int learn_needs(plani_search *self, uint64_t homes[ARENA_COUNT],
     return 0;
 }
 
-/* ---- what waits between passes --------------------------------------------------------------------- */
+/* ---- what waits between passes -------------------------------------------------------------- */
 
-/* Learns what passes through the device where nothing is parked there, from the first placement that asks:
- * it hardly depends on where states rest. */
+/* Learns what passes through the device where nothing is parked there, from the first placement
+ * that asks: it hardly depends on where states rest. */
 static int learn_passing(plani_search *self)
 {
     uint64_t homes[ARENA_COUNT], passing[ARENA_COUNT];
@@ -40,8 +40,8 @@ static int learn_passing(plani_search *self)
     return 0;
 }
 
-/* For how many micro-batches the device has room beside its homes and `times` what passes through it. The
- * job as applied parks nothing near. */
+/* For how many micro-batches the device has room beside its homes and `times` what passes through
+ * it. The job as applied parks nothing near. */
 static uint32_t parked_room(const plani_search *self, uint64_t times)
 {
     const plan_job *job = &self->job;
@@ -52,8 +52,8 @@ static uint32_t parked_room(const plani_search *self, uint64_t times)
     return (uint32_t)size_min(free_bytes / plani_parked_bytes(job), job->micro_batch_count);
 }
 
-/* Tries the placement with its usual update. What is parked between passes stays on the device as far as
- * that fits; the rest goes to host memory. */
+/* Tries the placement with its usual update. Activations parked between passes stay on the device
+ * as far as that fits; the rest goes to host memory. */
 static int try_start(plani_search *self, struct plani_point *point)
 {
     double score; /* not looked at: what fits and is slower will not be faster with less near */
@@ -68,7 +68,7 @@ static int try_start(plani_search *self, struct plani_point *point)
         plani_parked_bytes(&self->job) > 0 && plani_parked_home(&self->job) != ARENA_DEVICE;
     if (parks)
         TRY(learn_passing(self));
-    /* What passes twice: for the op at hand, and for the copies after it and ahead of it. */
+    /* Twice what passes: once for the op at hand, once for the copies after it and ahead of it. */
     uint32_t twice = parks ? parked_room(self, 2) : 0, once = parks ? parked_room(self, 1) : 0;
     const uint32_t nears[] = {all, twice, once, once / 2, 0};
     for (size_t i = 0; i < sizeof nears / sizeof nears[0]; i++) {
@@ -83,9 +83,10 @@ static int try_start(plani_search *self, struct plani_point *point)
     return plani_search_try(self, *point, &score);
 }
 
-/* ---- tiers filled in several orders ------------------------------------------------------------------ */
+/* ---- tiers filled in several orders --------------------------------------------------------- */
 
-/* What is left of each arena for homes that are open, and what the serial order needs beside homes. */
+/* Bytes of each arena: left for homes that are open; and needed by the serial order beside
+ * homes. */
 struct room {
     double left[ARENA_COUNT], passing[ARENA_COUNT];
 };
@@ -174,7 +175,7 @@ static int try_fills(plani_search *self)
     return 0;
 }
 
-/* ---- all of it --------------------------------------------------------------------------------------- */
+/* ---- all of it ------------------------------------------------------------------------------ */
 
 int plani_home_excess(plani_search *self, double bytes[ARENA_COUNT])
 {
@@ -186,8 +187,8 @@ int plani_home_excess(plani_search *self, double bytes[ARENA_COUNT])
     return 0;
 }
 
-/* Finds self->is_hopeless: what must rest somewhere is more than all tiers together have, or what no
- * placement takes off the device or the host is more than that tier has. */
+/* Finds self->is_hopeless: what must rest somewhere is more than all tiers together have, or what
+ * no placement takes off the device or the host is more than that tier has. */
 static int look_for_hope(plani_search *self)
 {
     struct plani_point far = first_point(self);

@@ -1,5 +1,5 @@
-/* The tile sizes that the search looks at. A trial of a placement takes coarse tiles, which are cheap to
- * simulate; a placement that is compiled takes the candidates, largest first. */
+/* The tile sizes that the search looks at. A trial of a placement takes coarse tiles, which are
+ * cheap to simulate; a placement that is compiled takes the candidates, largest first. */
 #include <string.h>
 
 #include "plan/search_internal.h"
@@ -8,16 +8,16 @@ enum {
     TILE_ELEMS_LARGEST = 4 << 20, /* 48 MiB of state: far above the 1 MiB at which reads saturate */
     TILES_OF_UNIT_LEAST = 64,     /* units of more than as many largest tiles get larger ones */
     TILES_MOST = 1 << 14,         /* of the whole model, where the tile size is chosen here */
-    /* Accumulators that come and go with each micro-batch (batch-major) are moved in tiles. A step has at
-     * most MOVES_SEARCHED of them where larger tiles fit, and never more than MOVES_MOST. Each is about
-     * 4 ops. */
+    /* Accumulators that come and go with each micro-batch (batch-major) are moved in tiles. A step
+     * has at most MOVES_SEARCHED of them where larger tiles fit, and never more than MOVES_MOST.
+     * Each is about 4 ops. */
     MOVES_SEARCHED = 1 << 16,
     MOVES_MOST = 1 << 19,
     /* Smaller tiles, or more of them, only where larger ones do not fit. */
     TILE_ELEMS_SEARCHED = 256 << 10,
     TILES_SEARCHED = 1 << 14,
-    /* Of trials: at most so many tiles of the model, and a tile takes at most one part in so many of the
-     * host's budget. */
+    /* Limits of trials: at most so many tiles of the model, and a tile takes at most one part in
+     * so many of the host's budget. */
     TRIAL_TILES_MOST = 1024,
     TRIAL_TILES_OF_HOST = 64,
 };
@@ -31,8 +31,8 @@ static uint64_t total_elems(const plan_job *job)
     return total;
 }
 
-/* Elements that a step brings to the device and takes away again because accumulators rest elsewhere
- * between micro-batches. */
+/* Elements that a step brings to the device and takes away again because accumulators rest
+ * elsewhere between micro-batches. */
 static uint64_t moved_elems(const plan_job *job)
 {
     uint64_t moved = 0;

@@ -1,15 +1,15 @@
-/* One trial of a point: its deciding step, emitted and simulated; and the one rule by which a point
- * replaces another.
+/* One trial of a point: its deciding step, emitted and simulated; and the one rule by which a
+ * point replaces another.
  *
- * The steady step decides (only_eval: the evaluation). Its programs are emitted for the homes that the job
- * has, with the tile size, held stages, copies and way to commit of the point. */
+ * The steady step decides (only_eval: the evaluation). Its programs are emitted for the homes that
+ * the job has, with the tile size, held stages, copies and way to commit of the point. */
 #include <assert.h>
 #include <string.h>
 
 #include "base/mem.h"
 #include "plan/search_internal.h"
 
-/* ---- the rule of acceptance ---------------------------------------------------------------------- */
+/* ---- the rule of acceptance ----------------------------------------------------------------- */
 
 /* The share of a step that a change must save. A change below 0 may cost that much. */
 static const double gain_least[PLANI_CHANGE_COUNT] = {
@@ -20,6 +20,7 @@ static const double gain_least[PLANI_CHANGE_COUNT] = {
 
 bool plani_is_worth(enum plani_change change, double ns, double best_ns)
 {
+    assert(change < PLANI_CHANGE_COUNT && ns >= 0 && best_ns >= 0);
     return ns < (1 - gain_least[change]) * best_ns;
 }
 
@@ -34,10 +35,10 @@ bool plani_is_at_bound(const struct plani_trial *trial)
            (1 + gain_least[PLANI_CHANGE_TILE_OR_HELD]) * (double)trial->bound_ns;
 }
 
-/* ---- how a step commits -------------------------------------------------------------------------- */
+/* ---- how a step commits --------------------------------------------------------------------- */
 
-/* State that was updated at the end of a step is committed by the next step before all else. Pending
- * updates leave the whole backward to hide the commit. */
+/* State that was updated at the end of a step is committed by the next step before all else.
+ * Pending updates leave the whole backward to hide the commit. */
 enum plan_commit plani_usual_commit(const plan_job *job)
 {
     if (!plani_commits(job) || job->update == PLAN_UPDATE_DELAYED_ONE_STEP)
@@ -60,7 +61,7 @@ enum plan_commit plani_decisive_commit(const plan_job *job)
                                                                    : plani_usual_commit(job);
 }
 
-/* ---- held stages --------------------------------------------------------------------------------- */
+/* ---- held stages ---------------------------------------------------------------------------- */
 
 /* True if a pass before this one, of the same phase of the stage, uses the unit as well. */
 static bool is_seen(const plan_stage *stage, enum plan_phase phase, uint32_t pass_idx,
@@ -111,11 +112,11 @@ uint32_t plani_held_most(const plan_job *job)
     return most;
 }
 
-/* ---- one program --------------------------------------------------------------------------------- */
+/* ---- one program ---------------------------------------------------------------------------- */
 
-/* Programs at the ends of a run move all state through memory once. As far ahead as memory allows they
- * would fill a host budget that steps leave free, and that would have to be touched and pinned for them
- * alone. */
+/* Programs at the ends of a run move all state through memory once. As far ahead as memory allows
+ * they would fill a host budget that steps leave free, and that would have to be touched and
+ * pinned for them alone. */
 static bool is_at_an_end(enum program_kind kind)
 {
     return kind == PROGRAM_INIT || kind == PROGRAM_SAVE || kind == PROGRAM_LOAD;
@@ -191,7 +192,7 @@ int plani_compile_one(const plan_job *job, const plan_set *set, const plani_layo
     return rc;
 }
 
-/* ---- one trial ----------------------------------------------------------------------------------- */
+/* ---- one trial ------------------------------------------------------------------------------ */
 
 int plani_try(const plan_job *job, const struct plani_point *point, uint64_t limit_ns,
               struct plani_trial *trial, uint64_t *work)
@@ -216,6 +217,7 @@ int plani_try(const plan_job *job, const struct plani_point *point, uint64_t lim
     memcpy(trial->home_ends, layout.end_bytes, sizeof trial->home_ends);
     if (rc == 0) {
         trial->ns = step.predicted_ns;
+        assert((double)trial->ns >= 0.999 * (double)trial->bound_ns); /* but for rounding */
         memcpy(trial->lane_ns, step.lane_busy_ns, sizeof trial->lane_ns);
     }
     program_fini(&step);

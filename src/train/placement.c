@@ -1,11 +1,11 @@
-/* Where each state rests: the job's words, and what they leave open chosen by src/plan/place.c. */
+/* Where each state rests: the job's words, and what they leave open chosen by src/plan/search.c. */
 #include <assert.h>
 #include <errno.h>
 #include <string.h>
 
 #include "base/log.h"
 #include "base/mem.h"
-#include "plan/place.h"
+#include "plan/plan.h"
 #include "train/train_internal.h"
 
 static_assert((int)PLAN_REASONS_MAX == (int)PLAN_PLACE_REASONS_MAX &&

@@ -9,7 +9,7 @@
 #include "base/tile.h"
 #include "config/machine.h"
 #include "config/options.h"
-#include "plan/place.h"
+#include "plan/plan.h"
 #include "plan/zero.h"
 #include "train/train_internal.h"
 
