@@ -1,12 +1,9 @@
 /* Emission: a program's ops in serial order, the order of a machine that never looks ahead.
  *
- *   layout        homes and their offsets, the same in every program of a set
- *   builder       ops, operands, transients, and the dependencies that follow from the bytes used
- *   programs      which stages, updates and saves each program has, in which order
- *   stage passes  one stage's forward or backward for a range of micro-batches
- *   tile work     transfers between arenas; updates, initial values and loads, tile by tile
- *   durable       what outlives the process
- *   collectives   what ranks gather and reduce
+ * The layout gives homes their offsets, the same in every program of a set. The builder takes ops,
+ * operands and transients, and adds the dependencies that follow from the bytes they touch. The
+ * rest emits: a program is made of stages, updates and saves; a stage of passes; and passes,
+ * updates and saves of transfers, tile work and collectives.
  *
  * Failures stick in builder.error, so that emitting code reads straight. One thread; heap
  * memory. */

@@ -167,10 +167,11 @@ enum {
 };
 
 struct plan_place_asked {
-    /* Its homes do not count. Its update counts where that is not chosen, and its order always. */
+    /* Its homes do not count. Its update counts where that is not chosen. */
     const plan_job *job;
     /* [unit_count] homes as in plan_job, or PLAN_PLACE_AUTO. */
     const uint8_t *wanted[STATE_KIND_COUNT];
+    bool chooses_order;      /* batch-major as well, where the job is layer-major */
     bool chooses_update;     /* among those that give the same bits */
     bool allows_in_backward; /* PLAN_UPDATE_IN_BACKWARD is one of them */
     bool has_drives;         /* what is to be chosen may be nvme */
@@ -180,6 +181,7 @@ struct plan_place_asked {
 
 struct plan_place_found {
     uint8_t *homes[STATE_KIND_COUNT]; /* [unit_count] the caller's, filled */
+    enum plan_order order;
     enum plan_update update;
     uint32_t parked_near; /* as in plan_job */
     bool parked_on_host;
@@ -193,8 +195,8 @@ struct plan_place_found {
     char reasons[PLAN_PLACE_REASONS_MAX][PLAN_PLACE_REASON_BYTES]; /* why each state rests there */
 };
 
-/* Chooses the open homes and the update, so that the simulated step is shortest, and compiles the
- * winner. The order of micro-batches is the job's; a caller who may choose it asks once for each.
+/* Chooses the open homes, the update and the order, so that the simulated step is shortest, and
+ * compiles the winner.
  *
  * A unit rests nearer than it needs to where that costs nothing: memory that is there is used, and
  * the drives are spared. Inner activations are kept where that gains. Homes of a kind are in the
@@ -202,8 +204,9 @@ struct plan_place_found {
  * step begins with them, and a tied embedding is among them); activations are those of the last
  * ones (nearest the turn).
  *
- * ERR_NO_FIT with plan_compile's advice, for the placement that comes nearest to the budgets;
- * plan_compile's other errors. On failure found->set is empty. */
+ * ERR_NO_FIT with plan_compile's advice, for the placement that comes nearest to the budgets, and
+ * with the other order where the job fits in that; plan_compile's other errors. On failure
+ * found->set is empty. */
 int plan_place(const struct plan_place_asked *asked, struct plan_place_found *found) MUST_CHECK;
 
 #endif

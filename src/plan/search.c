@@ -4,14 +4,17 @@
  *   1  the first points (starts.c)
  *   2  moves from the best point, in steps that get smaller, until none gains
  *   3  the best few points are compiled whole (settle.c); the shortest mean step wins
+ *   4  all of it in the other order of micro-batches, where the order is open
  *
  * Where none of these compiles, what fits at all is compiled in its place, in this order: the
  * placement that needs least of the near tiers (fit.c); whole kinds, nearest first. Where nothing
  * fits, the refusal is that of the placement which comes nearest to the budgets. */
 #include <assert.h>
+#include <errno.h>
 #include <math.h>
 #include <string.h>
 
+#include "base/mem.h"
 #include "plan/search_internal.h"
 
 /* A score is the time of a step and these shares of it: where all inner activations are kept, and
@@ -460,14 +463,22 @@ static int place_best(plani_search *self, struct plan_place_found *found)
     return rc;
 }
 
-int plan_place(const struct plan_place_asked *asked, struct plan_place_found *found)
+/* The answer in one order of micro-batches. */
+static int place_in_order(const struct plan_place_asked *asked, enum plan_order order,
+                          bool no_advice, struct plan_place_found *found)
 {
     plani_search self;
+    plan_job job = *asked->job;
+    struct plan_place_asked in_order = *asked;
+    job.order = order;
+    job.no_advice = no_advice;
+    in_order.job = &job;
     memset(&found->set, 0, sizeof found->set);
+    found->order = order;
     found->reason_count = 0;
-    int rc = plani_search_init(&self, asked);
+    int rc = plani_search_init(&self, &in_order);
     if (rc == 0)
-        rc = plani_check_job(asked->job);
+        rc = plani_check_job(&job);
     if (rc == 0)
         rc = asked->only_fits ? place_any(&self, found) : place_best(&self, found);
     found->trial_count = self.trials;
@@ -475,4 +486,69 @@ int plan_place(const struct plan_place_asked *asked, struct plan_place_found *fo
     found->work_ops = self.work;
     plani_search_fini(&self);
     return rc;
+}
+
+/* Takes the answer `from` in place of what `to` has. */
+static void take_found(const plan_job *job, struct plan_place_found *to,
+                       const struct plan_place_found *from)
+{
+    uint8_t *homes[STATE_KIND_COUNT];
+    memcpy(homes, to->homes, sizeof homes);
+    plan_set_fini(&to->set);
+    *to = *from;
+    memcpy(to->homes, homes, sizeof homes);
+    for (int kind = 0; kind < STATE_KIND_COUNT; kind++)
+        memcpy(to->homes[kind], from->homes[kind], job->unit_count);
+}
+
+/* Asks for batch-major as well, where `first_rc` and *found are the answer for layer-major.
+ *
+ *   the order is open, and batch-major gains or fits alone   *found becomes that answer
+ *   the order is given, and the job fits batch-major alone   the refusal says so
+ *   else                                                     the first answer stands */
+static int try_batch_major(const struct plan_place_asked *asked, int first_rc,
+                           struct plan_place_found *found)
+{
+    const plan_job *job = asked->job;
+    err_record refusal;
+    struct plan_place_found *other = mem_alloc(1, sizeof *other, "placement");
+    uint8_t *homes = mem_alloc((uint64_t)STATE_KIND_COUNT * job->unit_count, 1, "placement");
+    int rc = other && homes ? 0 : -ENOMEM;
+    err_save(&refusal, first_rc);
+    for (int kind = 0; rc == 0 && kind < STATE_KIND_COUNT; kind++)
+        other->homes[kind] = homes + (uint64_t)kind * job->unit_count;
+    if (rc == 0)
+        rc = place_in_order(asked, PLAN_BATCH_MAJOR, !asked->chooses_order, other);
+    bool fits = rc == 0;
+    bool wins =
+        fits && asked->chooses_order &&
+        (first_rc < 0 || plani_is_worth(PLANI_CHANGE_ORDER, plan_mean_step_ns(job, &other->set),
+                                        plan_mean_step_ns(job, &found->set)));
+    if (wins)
+        take_found(job, found, other);
+    else if (fits)
+        plan_set_fini(&other->set);
+    mem_free(homes);
+    mem_free(other);
+    if (wins)
+        return 0;
+    if (rc < 0 && rc != ERR_NO_FIT && asked->chooses_order) {
+        plan_set_fini(&found->set);
+        return rc;
+    }
+    if (first_rc == 0)
+        return 0;
+    if (fits)
+        return err_set(first_rc, "%s; or as it is with schedule.order=batch_major", refusal.text);
+    return err_restore(&refusal);
+}
+
+int plan_place(const struct plan_place_asked *asked, struct plan_place_found *found)
+{
+    const plan_job *job = asked->job;
+    int rc = place_in_order(asked, job->order, job->no_advice, found);
+    bool has_other = job->order == PLAN_LAYER_MAJOR && job->micro_batch_count > 1;
+    bool asks = asked->chooses_order ? (rc == 0 && !asked->only_fits) || rc == ERR_NO_FIT
+                                     : rc == ERR_NO_FIT && !asked->only_fits && !job->no_advice;
+    return has_other && asks ? try_batch_major(asked, rc, found) : rc;
 }

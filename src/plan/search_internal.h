@@ -1,28 +1,24 @@
-/* The search for a plan: points, trials, needs, refusals.
+/* The search for a plan.
  *
- *   point.c        what is open to choice, a point as homes, its neighbours
- *   trial.c        one trial of a point, and the rule by which a point replaces another
- *   tile_sizes.c   the tile sizes that trials use
- *   needs.c        the least bytes that a job needs of each tier, and the refusal that names them
- *   settle.c       homes are given: tile size, held stages, copies and commit; plan_compile
- *   starts.c       homes are open: the first points that are tried
- *   fit.c          homes are open: one placement that fits, found without simulating a step
- *   search.c       homes are open: moves from the best point, and the winner; plan_place
- *   reasons.c      why each state rests where it does, in sentences
+ *   a point    all that is chosen: homes, order, update, parked activations, held stages, tile size,
+ *              copies, the commit
+ *   a trial    the deciding step of a point, simulated
+ *   the rule   whether the point of a trial replaces the best one (plani_is_worth)
+ *   refusal    the least bytes that would fit, by tier, and the setting
  *
- * Work is counted in ops that were emitted or simulated, never in time, so that equal questions get
- * equal answers on every machine. */
+ * Where homes are given, plan_compile settles the rest of the point and compiles it. Where homes
+ * are open, plan_place starts from some points, moves from the best one, and settles the best few.
+ *
+ * Work is counted in ops that were emitted or simulated, never in time, so that equal questions
+ * get equal answers on every machine. */
 #ifndef SLUICE_PLAN_SEARCH_INTERNAL_H
 #define SLUICE_PLAN_SEARCH_INTERNAL_H
 
-#include "plan/plan.h"
 #include "plan/simulate_internal.h"
 
 /* ---- points: point.c ------------------------------------------------------------------------ */
 
-/* Everything that the search chooses.
- *
- * The first five members are the placement. `until` says it for the units whose homes are open, in
+/* The first five members are the placement. `until` says it for the units whose homes are open, in
  * their order of need: those before until[kind][tier] rest on that tier or a nearer one. Inner
  * activations from until[kind][nvme] on are recomputed; all units of other kinds are before it.
  * Where no home is open, all of `until` is 0 and the job's own homes count.

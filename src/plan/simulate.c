@@ -488,8 +488,8 @@ static int settle(plani_builder *b, enum program_kind kind,
     return 0;
 }
 
-int plani_needs(plani_builder *b, enum program_kind kind, const uint64_t budget_bytes[ARENA_COUNT],
-                program *out)
+int plani_schedule_serial(plani_builder *b, enum program_kind kind,
+                          const uint64_t budget_bytes[ARENA_COUNT], program *out)
 {
     uint64_t data_edge_count = b->edge_count;
     int rc = settle(b, kind, budget_bytes, 1, out);

@@ -1,11 +1,6 @@
-/* From serial order to a program: places of buffers, urgency of ops, simulation in time, lower
- * bounds.
- *
- *   reserve.c   gives each transient its place; reuse of memory becomes a dependency
- *   space.c     the memory of one arena, which reserve.c walks through
- *   urgency.c   the dependencies as a graph, and which op goes first
- *   simulate.c  starts ops in time, and fills in the program
- *   bound.c     how short a program can be at best
+/* From serial order to a program. Each transient gets its place first, which turns reuse of memory
+ * into dependencies. Then ops get their urgency, and a simulation starts them in time. Lower
+ * bounds say how short the program can be at best.
  *
  * Pure and deterministic; heap memory, freed on return. */
 #ifndef SLUICE_PLAN_SIMULATE_INTERNAL_H
@@ -117,8 +112,8 @@ int plani_schedule(plani_builder *b, enum program_kind kind,
                    const uint64_t budget_bytes[ARENA_COUNT], uint64_t lookahead_ops, bool whole,
                    program *out) MUST_CHECK;
 /* Peaks and budgets alone, with a lookahead of 1: what the serial order needs. ERR_NO_FIT. */
-int plani_needs(plani_builder *b, enum program_kind kind, const uint64_t budget_bytes[ARENA_COUNT],
-                program *out) MUST_CHECK;
+int plani_schedule_serial(plani_builder *b, enum program_kind kind,
+                          const uint64_t budget_bytes[ARENA_COUNT], program *out) MUST_CHECK;
 
 /* ---- lower bounds: bound.c ------------------------------------------------------------------ */
 

@@ -132,7 +132,7 @@ static int schedule_one(plani_builder *b, const struct plani_request *asked,
                         const uint64_t *budgets, program *out)
 {
     if (asked->serial)
-        return plani_needs(b, asked->kind, budgets, out);
+        return plani_schedule_serial(b, asked->kind, budgets, out);
     uint64_t lookahead = b->job->lookahead_ops;
     if (is_at_an_end(asked->kind))
         lookahead = shorter_lookahead(lookahead, PLANI_LOOKAHEAD_OF_SAVES);
