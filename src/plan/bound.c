@@ -65,7 +65,7 @@ static bool is_chained(const plani_builder *b, uint64_t idx)
     return plani_is_chained(b->job, &b->ops[idx]);
 }
 
-/* Barriers, and other ops of the chain evenly spaced. */
+/* Chooses the cuts: barriers, and other ops of the chain, evenly spaced. */
 static void choose_cuts(struct bounding *w)
 {
     const plani_builder *b = w->b;
@@ -82,7 +82,7 @@ static void choose_cuts(struct bounding *w)
     }
 }
 
-/* One dependency, looked at from the op that waits. */
+/* Follows one dependency, seen from the op that waits. */
 static void follow(struct bounding *w, uint64_t to, uint64_t from)
 {
     if (!counts(w, from))
@@ -91,7 +91,7 @@ static void follow(struct bounding *w, uint64_t to, uint64_t from)
     w->start[to] = fmax(w->start[to], w->start[from] + w->alone[from]);
 }
 
-/* The same, looked at from the op that is waited for. */
+/* Follows the same dependency, seen from the op that is waited for. */
 static void lead(struct bounding *w, uint64_t from, uint64_t to)
 {
     if (!counts(w, from) || !counts(w, to))

@@ -193,8 +193,8 @@ static void add_grads(const plan_job *job, plan_set *set, plani_layout *layout, 
                       STATE_GRADS, unit);
 }
 
-/* The high halves of a split master on the slab: their home, or the place that they are saved
- * to. */
+/* Adds the place of a split master's high halves on the slab: their home, or where they are
+ * saved. */
 static void add_high_on_slab(const plan_job *job, plan_set *set, plani_layout *layout,
                              uint32_t unit)
 {
@@ -342,8 +342,9 @@ static void add_parked(const plan_job *job, plan_set *set, plani_layout *layout)
     }
 }
 
-/* Checkpoints of the boundaries before each stage that has a backward, but the last: the head's
- * input is used at the turn and never rests. Inner activations where a stage keeps them. */
+/* Homes of the checkpoints, which are the inputs of each stage that has a backward, but the last:
+ * the head's input is used at the turn and never rests. Homes of inner activations that a stage
+ * keeps. */
 static void add_activations(const plan_job *job, plan_set *set, plani_layout *layout)
 {
     bool trains = !job->only_eval;

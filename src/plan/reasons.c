@@ -39,8 +39,8 @@ static bool is_member(const plani_search *self, const struct group *g, uint32_t 
            is_open == g->is_open;
 }
 
-/* "units 0-3, 5", of those that have such a state: units between that have none do not break a
- * range. */
+/* Lists the units of the group that have such a state, as in "0-3, 5". Units between them that have
+ * none do not break a range. */
 static void list_units(const plani_search *self, const struct group *g, char *text, size_t capacity)
 {
     size_t used = 0;

@@ -27,14 +27,14 @@
 #include "base/mem.h"
 #include "plan/simulate_internal.h"
 
-/* Memory for what every run of the program has, and for what only runs have that commit. */
+/* Memory that every run of the program uses, and memory that only committing runs use. */
 enum { QUEUE_ALWAYS, QUEUE_SAVES, QUEUES };
 
 /* One arena: its memory, and the transients that wait for a place in it. */
 struct walk {
     plani_builder *b;
     const struct plani_graph *graph;
-    uint32_t *queue; /* transients of the arena by first use, those of saves behind all others */
+    uint32_t *queue; /* transients of the arena by first use, those of saves come last */
     struct {
         uint64_t next, begin, end; /* in queue */
     } waiting[QUEUES];
@@ -47,12 +47,12 @@ struct walk {
     uint32_t *ends;           /* [2 * op_count] */
     uint32_t stamp;
     uint64_t at;      /* the op at hand */
-    uint64_t at_save; /* from there on the first op that only runs have that commit */
+    uint64_t at_save; /* the first op from there on that only committing runs have */
     uint64_t lookahead_ops;
 };
 
-/* The buffer's last uses (or its first), those that no other of its uses follows (precedes) by
- * dependency or on the compute lane: into `list`, returns how many. */
+/* Writes into `list` the buffer's last uses (or its first): those that no other of its uses follows
+ * (precedes), by dependency or on the compute lane. Returns how many. */
 static uint32_t outer_uses(struct walk *w, const struct plani_buffer *item, bool last,
                            uint32_t *list)
 {
@@ -78,7 +78,7 @@ static uint32_t outer_uses(struct walk *w, const struct plani_buffer *item, bool
     return count;
 }
 
-/* All last uses of `held` before all first uses of `fresh`, which takes over bytes of it. */
+/* Orders all last uses of `held` before all first uses of `fresh`, which takes over bytes of it. */
 static int order_buffers(void *context, uint32_t held_idx, uint32_t fresh_idx)
 {
     struct walk *w = context;
@@ -147,7 +147,7 @@ static int reserve(struct walk *w)
     }
 }
 
-/* The op at hand is over: what it used last is free. ERR_NO_FIT where it had no place. */
+/* Leaves the op at hand: what it used last becomes free. ERR_NO_FIT where a buffer had no place. */
 static int leave(struct walk *w)
 {
     const op *item = &w->b->ops[w->at];
@@ -180,7 +180,7 @@ static int walk_ops(struct walk *w)
     return 0;
 }
 
-/* The arena with the longest lookahead of the ladder that fits. */
+/* Walks the arena with the longest lookahead of the ladder that fits. */
 static int walk_arena(struct walk *w, uint64_t lookahead_most)
 {
     plani_builder *b = w->b;

@@ -1,6 +1,6 @@
 /* The search for a plan.
  *
- *   a point    all that is chosen: homes, order, update, parked activations, held stages, tile size,
+ *   a point    what is chosen: homes, order, update, parked activations, held stages, tile size,
  *              copies, the commit
  *   a trial    the deciding step of a point, simulated
  *   the rule   whether the point of a trial replaces the best one (plani_is_worth)

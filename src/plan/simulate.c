@@ -72,7 +72,7 @@ struct sim {
  * A gather asks before it starts. The gather for the oldest unfinished op is never kept back: all
  * that comes before it in serial order is complete, so it waits for nothing. */
 
-/* Elements of a buffer of params that an all-gather fills; 0 of all others. */
+/* Elements of a buffer of params that an all-gather fills; 0 for all other buffers. */
 static uint64_t gathered_elems(const plani_builder *b, uint32_t buffer_idx)
 {
     const struct plani_buffer *item = &b->buffers[buffer_idx];

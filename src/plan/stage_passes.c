@@ -46,7 +46,7 @@ static bool is_on_device(const plani_builder *b, uint32_t buffer_idx)
            b->buffers[buffer_idx].base.arena == ARENA_DEVICE;
 }
 
-/* A whole buffer of activations of one micro-batch, moved. */
+/* Moves a whole buffer of activations of one micro-batch. */
 static void move_whole(plani_builder *b, uint32_t source, uint32_t target, enum state_kind kind,
                        uint32_t unit, uint32_t mb)
 {

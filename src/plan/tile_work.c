@@ -224,7 +224,7 @@ static plani_range params_transient(plani_builder *b, const struct plani_tile *t
         plani_transient(b, t->where, bytes, TILE_RESIDUE_PARAMS, STATE_PARAMS, t->unit), 0, bytes};
 }
 
-/* Where the work has the working copy that is the high half of the master: in its home, or brought
+/* The working copy that is the high half of the master, where the work has it: its home, or brought
  * from there to the wanted device buffer or a transient. */
 static plani_range tile_high(plani_builder *b, const struct plani_tile *t)
 {
@@ -240,8 +240,8 @@ static plani_range tile_high(plani_builder *b, const struct plani_tile *t)
     return staged;
 }
 
-/* Where the work writes the new working copy: its home or the wanted device buffer when they lie in
- * the arena of the work, else a transient. */
+/* The place where the work writes the new working copy: its home or the wanted device buffer when
+ * they lie in the arena of the work, else a transient. */
 static plani_range tile_params(plani_builder *b, const struct plani_tile *t)
 {
     plani_range at_home = plani_tile_params(b, t, t->params_home);
@@ -299,7 +299,7 @@ void plani_work_demand(plani_builder *b, uint32_t idx, const struct plani_tile *
     demand->core_seconds = (double)t->count * seconds;
 }
 
-/* Takes what the work made to where it belongs. */
+/* Takes the results of the work to where they belong. */
 static void tile_results(plani_builder *b, const struct plani_tile *t, plani_range state,
                          plani_range params)
 {
@@ -371,7 +371,7 @@ static bool is_on_device(const plani_builder *b, uint32_t buffer_idx)
     return b->error < 0 || b->buffers[buffer_idx].base.arena == ARENA_DEVICE;
 }
 
-/* `shard`, on the device, of all ranks into `whole`. */
+/* Gathers `shard`, which is on the device, of all ranks into `whole`. */
 static void gather_params(plani_builder *b, uint32_t unit, uint32_t shard, uint32_t whole)
 {
     uint64_t bytes = b->job->param_bytes;
@@ -488,8 +488,8 @@ static void close_tile(plani_builder *b, const struct plani_tile *t, uint32_t ac
               ROLE_NORM_SUMS, ACCESS_WRITE);
 }
 
-/* Closes a gradient of which this rank has all that it rests with: tile by tile to its home, or to
- * the update. */
+/* Closes a gradient of which `sums` has everything that rests on this rank: tile by tile, to its
+ * home or to the update. */
 static void close_tiles(plani_builder *b, uint32_t unit, uint32_t sums)
 {
     uint32_t home = b->set->homes.grads[unit]; /* none where the update follows at once */

@@ -114,7 +114,7 @@ static void fill_graph(struct plani_graph *g, const plani_builder *b)
     g->in_begin[b->op_count] = edge;
 }
 
-/* Neighbours by op from all edges there are now; `begin` is of op_count + 2. */
+/* Lists the neighbours of each op from all present edges; `begin` has op_count + 2 elements. */
 static void link_ops(const plani_builder *b, uint64_t *begin, uint32_t *others, bool by_from)
 {
     memset(begin, 0, (b->op_count + 2) * sizeof *begin);
@@ -128,7 +128,7 @@ static void link_ops(const plani_builder *b, uint64_t *begin, uint32_t *others, 
     }
 }
 
-/* Longest paths from the beginning, lanes aside. */
+/* Longest paths from the beginning, as if each lane ran any number of ops at once. */
 static void fill_heads(const struct plani_graph *g, const plani_builder *b, double *heads)
 {
     for (uint64_t i = 0; i < b->op_count; i++) {
@@ -158,7 +158,7 @@ int plani_rival_lane(const plan_machine *machine, int lane)
     }
 }
 
-/* Lanes that get in each other's way are one line: that of the lower number. */
+/* Lanes that get in each other's way are one line, which has the lower number. */
 static int line_of(const plani_builder *b, const op *item)
 {
     int rival = plani_rival_lane(&b->job->machine, item->lane);
