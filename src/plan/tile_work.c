@@ -1,30 +1,33 @@
 /* Transfers and per-tile work as ops.
  *
- * One tile of an update, optimizer and gradient homed on nvme, params on nvme and wanted on the device:
+ * One tile of an update, with optimizer and gradient homed on nvme, params on nvme and wanted on
+ * the device:
  *
  *   read   nvme state -> T (host)      read  nvme grads -> G (host)
  *   update T, G -> T, P (host)
  *   write  T -> nvme state             write P -> nvme params        h2d  P -> device params
  *
- * The update runs where the optimizer's home is (device, or host for host and nvme homes); what it
- * needs from elsewhere is brought there tile by tile, and what it makes is taken home tile by tile. On a
- * GPU the work of device homes is on its compute lane, but initial values are made on the host.
+ * The update runs where the optimizer's home is (device, or host for host and nvme homes). Its
+ * inputs are brought there from elsewhere tile by tile, and its results are taken home tile by
+ * tile. On a GPU the work of device homes is on its compute lane, but initial values are made on
+ * the host.
  *
  * A tile with a copy on the host is updated there, and written home from there.
  *
- * Of several ranks, each works on the tiles of what it has of the optimizer state. Where that is a shard
- * and the params are whole, the new shard is made on the device and gathered there:
+ * With several ranks, each works on the tiles of its part of the optimizer state. Where that is a
+ * shard and the params are whole, the new shard is made on the device and gathered there:
  *
  *   update T, G -> P (host)    h2d  P -> device shard    all-gather  device shard -> device params
  *   then, where the params' home is elsewhere, from the device params home, tile by tile
  *
- * Of a split master (base/tile.h) the update also reads the working copy, which is the master's high half:
- * the tile's share of it is brought to where the work runs, updated there and taken back. */
+ * With a split master (base/tile.h) the update also reads the working copy, which is the master's
+ * high half: the tile's share of it is brought to where the work runs, updated there and taken
+ * back. */
 #include <assert.h>
 
 #include "base/size.h"
 #include "base/tile.h"
-#include "plan/emit.h"
+#include "plan/emit_internal.h"
 
 static enum tier arena_of(const plani_builder *b, plani_range range)
 {
@@ -177,7 +180,7 @@ void plani_fill_copies(plani_builder *b)
     }
 }
 
-/* The tile's state in the arena of the work. Of an nvme home its copy, or a transient. */
+/* The tile's state in the arena of the work: its home there, its copy, or a transient. */
 static plani_range tile_state(plani_builder *b, const struct plani_tile *t)
 {
     plani_range copy = tile_copy(b, t);
@@ -221,8 +224,8 @@ static plani_range params_transient(plani_builder *b, const struct plani_tile *t
         plani_transient(b, t->where, bytes, TILE_RESIDUE_PARAMS, STATE_PARAMS, t->unit), 0, bytes};
 }
 
-/* Where the work has the working copy that is the high half of the master: in its home, or brought from
- * there to the wanted device buffer or a transient. */
+/* The working copy that is the high half of the master, where the work has it: its home, or brought
+ * from there to the wanted device buffer or a transient. */
 static plani_range tile_high(plani_builder *b, const struct plani_tile *t)
 {
     plani_range at_home = plani_tile_params(b, t, t->high), staged;
@@ -237,8 +240,8 @@ static plani_range tile_high(plani_builder *b, const struct plani_tile *t)
     return staged;
 }
 
-/* Where the work writes the new working copy: its home or the wanted device buffer when they lie in
- * the arena of the work, else a transient. */
+/* The place where the work writes the new working copy: its home or the wanted device buffer when
+ * they lie in the arena of the work, else a transient. */
 static plani_range tile_params(plani_builder *b, const struct plani_tile *t)
 {
     plani_range at_home = plani_tile_params(b, t, t->params_home);
@@ -256,10 +259,11 @@ static bool runs_on_gpu(const plani_builder *b, const struct plani_tile *t)
     return t->where == TIER_DEVICE && !b->job->machine.device_is_cpu;
 }
 
-/* Arithmetic of an element's update in that of one with fp32 streams, which update_core_seconds is of. A split master is
- * joined for next to nothing; a moment of 16 or 8 bits is rounded stochastically. One core of a server CPU of 2023 with
- * AVX-512, a tile in the cache, of fp32's 0.42 ns: split 1.00, both moments bf16 1.26, 8-bit 2.04, with a split master
- * 1.34 and 2.12. */
+/* Arithmetic of an element's update, as a multiple of an update with fp32 streams, for which
+ * update_core_seconds is. A split master is joined for next to nothing; a moment of 16 or 8 bits
+ * is rounded stochastically. Measured on one core of a server CPU of 2023 with AVX-512, with a
+ * tile in the cache: fp32 takes 0.42 ns; as multiples of it split takes 1.00, both moments bf16
+ * 1.26, 8-bit 2.04, and with a split master 1.34 and 2.12. */
 static double update_weight(uint32_t streams)
 {
     static const double weights[TILE_FORMAT_COUNT] = {[TILE_BF16] = 0.13, [TILE_INT8] = 0.52};
@@ -295,7 +299,7 @@ void plani_work_demand(plani_builder *b, uint32_t idx, const struct plani_tile *
     demand->core_seconds = (double)t->count * seconds;
 }
 
-/* Takes what the work made to where it belongs. */
+/* Takes the results of the work to where they belong. */
 static void tile_results(plani_builder *b, const struct plani_tile *t, plani_range state,
                          plani_range params)
 {
@@ -367,7 +371,7 @@ static bool is_on_device(const plani_builder *b, uint32_t buffer_idx)
     return b->error < 0 || b->buffers[buffer_idx].base.arena == TIER_DEVICE;
 }
 
-/* `shard`, on the device, of all ranks into `whole`. */
+/* Gathers `shard`, which is on the device, of all ranks into `whole`. */
 static void gather_params(plani_builder *b, uint32_t unit, uint32_t shard, uint32_t whole)
 {
     uint64_t bytes = b->job->param_bytes;
@@ -484,8 +488,8 @@ static void close_tile(plani_builder *b, const struct plani_tile *t, uint32_t ac
               ROLE_NORM_SUMS, ACCESS_WRITE);
 }
 
-/* Closes a gradient of which this rank has all that it rests with: tile by tile to its home, or to the
- * update. */
+/* Closes a gradient of which `sums` has everything that rests on this rank: tile by tile, to its
+ * home or to the update. */
 static void close_tiles(plani_builder *b, uint32_t unit, uint32_t sums)
 {
     uint32_t home = b->set->homes.grads[unit]; /* none where the update follows at once */
@@ -516,7 +520,8 @@ static void close_tiles(plani_builder *b, uint32_t unit, uint32_t sums)
     plani_finish_params(b, &made);
 }
 
-/* Closes this rank's shard of a gradient and gathers the others': each rank updates the whole unit. */
+/* Closes this rank's shard of a gradient and gathers the others': each rank updates the whole
+ * unit. */
 static void close_and_gather(plani_builder *b, uint32_t unit, uint32_t sums)
 {
     const plan_job *job = b->job;

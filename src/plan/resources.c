@@ -1,13 +1,18 @@
-/* How fast ops run that run together: max-min fair sharing of the machine's resources.
+/* The machine's resources: what ops ask of them, how fast ops run that run together, and rough
+ * figures of machines that were not measured.
  *
- * Each op is a vector of seconds per resource; its time alone is the longest of them, plus a fixed
- * cost and what it waits while it uses none (at least a nanosecond, so that every op has a rate).
- * Running together, all ops speed up together until a resource is full; the ops that use it keep their
- * rate, the others go on growing (progressive filling). Pure; no memory. */
+ * An op is a vector of seconds per resource. Its time alone is the longest of them, plus a fixed
+ * cost and what it waits while it uses none; at least a nanosecond, so that every op has a rate.
+ * Ops that run together share the resources max-min fairly: all of them speed up together until a
+ * resource is full; those that use it keep their rate, and the others go on growing (progressive
+ * filling). Pure; allocates nothing. */
+#include <assert.h>
 #include <math.h>
 #include <string.h>
 
-#include "plan/plan_internal.h"
+#include "plan/simulate_internal.h"
+
+/* ---- demands and rates ---------------------------------------------------------------------- */
 
 const char *plan_resource_name(enum plan_resource resource)
 {
@@ -16,6 +21,7 @@ const char *plan_resource_name(enum plan_resource resource)
         [RESOURCE_DRAM] = "dram",   [RESOURCE_CORES] = "cores", [RESOURCE_DEVICE] = "device",
         [RESOURCE_COMM] = "comm",
     };
+    assert(resource < RESOURCE_COUNT);
     return names[resource];
 }
 
@@ -50,12 +56,14 @@ void plani_demand(const plan_machine *machine, const op_demand *demand, struct p
     for (int r = 0; r < RESOURCE_COUNT; r++)
         longest = share->demand[r] > longest ? share->demand[r] : longest;
     share->alone_seconds = fmax(longest + machine->op_seconds + demand->wait_seconds, 1e-9);
+    assert(isfinite(share->alone_seconds));
 }
 
 void plani_share_rates(struct plani_share *const *running, uint32_t count)
 {
     double left[RESOURCE_COUNT];
     bool fixed[LANE_COUNT] = {false};
+    assert(count <= LANE_COUNT);
     for (int r = 0; r < RESOURCE_COUNT; r++)
         left[r] = 1.0;
     uint32_t open = count;
@@ -100,4 +108,50 @@ void plani_share_rates(struct plani_share *const *running, uint32_t count)
             }
         }
     }
+}
+
+/* ---- machines that were not measured -------------------------------------------------------- */
+
+void plan_machine_default_cpu(plan_machine *machine, uint32_t core_count, bool bf16_products)
+{
+    /* A server core of the 2020s with AVX-512: products near 90 GFLOP/s in fp32 and twice that
+     * where it has bf16 ones; DRAM 15 GB/s a core and more; one Gen4 drive. */
+    double cores = core_count > 0 ? core_count : 1;
+    memset(machine, 0, sizeof *machine);
+    machine->drive_read_bytes_per_second = 3e9;
+    machine->drive_write_bytes_per_second = 3e9;
+    machine->dram_bytes_per_second = fmin(15e9 * cores + 20e9, 200e9);
+    machine->h2d_bytes_per_second = 12e9;
+    machine->d2h_bytes_per_second = 12e9;
+    machine->device_flops_per_second = (bf16_products ? 180e9 : 90e9) * cores;
+    machine->core_count = cores;
+    machine->device_is_cpu = true;
+    machine->op_seconds = 20e-6;
+    /* Ranks of one host that copy through shared memory: a guess as well. */
+    machine->comm_bytes_per_second = 5e9;
+    machine->comm_seconds = 20e-6;
+    machine->comm_is_copies = true;
+    /* A guess that no measurement of ours stands behind: a few flushes of a drive's cache, which
+     * take from well under a millisecond (power-loss protection) to some milliseconds (none)
+     * each. */
+    machine->sync_seconds = 5e-3;
+}
+
+void plan_machine_default_gpu(plan_machine *machine, uint32_t core_count, int major,
+                              double memory_bytes_per_second)
+{
+    /* Products at about two thirds of the dense 16-bit peak that the makers state (A100 312, H100
+     * 989 TFLOP/s, later ones more); links of Gen4 and, from Hopper on, Gen5 x16 at what copies
+     * reach. */
+    plan_machine_default_cpu(machine, core_count, false);
+    machine->device_is_cpu = false;
+    machine->device_flops_per_second = major >= 9 ? 600e12 : major == 8 ? 200e12 : 60e12;
+    machine->device_bytes_per_second = memory_bytes_per_second > 0 ? 0.85 * memory_bytes_per_second
+                                       : major >= 9                ? 2.5e12
+                                                                   : 1.2e12;
+    machine->h2d_bytes_per_second = machine->d2h_bytes_per_second = major >= 9 ? 50e9 : 24e9;
+    machine->op_seconds = 10e-6;
+    /* GPUs of one host that reach each other through the same switches: a guess. */
+    machine->comm_bytes_per_second = machine->h2d_bytes_per_second / 2;
+    machine->comm_is_copies = false;
 }

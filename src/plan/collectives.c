@@ -2,17 +2,17 @@
  *
  *   reduce-scatter  accumulator [whole] fp32 of each rank   ->  [own shard] fp32, the sums
  *   all-gather      [own shard] of each rank                ->  [whole], shards by rank
- *   norm            block sums of own shards                ->  all ranks' sums, then the norm of them, some
- *                                                               units at a time
+ *   norm            block sums of own shards                ->  all ranks' sums, then their norm,
+ *                                                               some units at a time
  *
- * All of them are on the comm lane, in device memory, and the same on every rank: which part of the
- * unit a rank's shard is only the run knows. */
+ * All of them are on the comm lane, in device memory, and the same on every rank: only the run
+ * knows which part of the unit a rank's shard is. */
 #include "base/size.h"
 #include "base/tile.h"
-#include "plan/plan_internal.h"
+#include "plan/emit_internal.h"
 
 enum {
-    /* Of bytes that a copy between ranks moves in DRAM: read, read for ownership, written. */
+    /* A copy between ranks moves each byte in DRAM so often: read, read for ownership, written. */
     COPY_PASSES = 3,
 };
 
@@ -80,7 +80,8 @@ uint32_t plani_reduce_scatter(plani_builder *b, uint32_t unit, uint32_t accumula
         plani_use(b, idx, plani_whole(b, workspace), ROLE_WORKSPACE, ACCESS_WRITE);
     if (b->error < 0)
         return reduced;
-    /* In shared memory: all but the own shard out, the others' contributions to it in, then the sums. */
+    /* In shared memory: all but the own shard out, the others' contributions to it in, then the
+     * sums. */
     uint64_t sent = peers(b) * own * wire_bytes;
     uint64_t memory = (all + own) * sizeof(float), copied = 2 * sent + own * sizeof(float);
     collective_demand(b, &b->ops[idx].demand, sent, memory, copied,

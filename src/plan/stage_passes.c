@@ -1,16 +1,16 @@
-/* One pass of one stage in one phase, for a range of micro-batches: params to the device, the ops, and
- * what they use and make brought from and taken to where it rests.
+/* One pass of one stage in one phase, for a range of micro-batches: brings params to the device,
+ * emits the ops, and brings and takes away what they use and make.
  *
- *   forward    [update or fetch params]  F mb0, F mb1, ...         outputs home, kept `saved` home
- *   recompute  [fetch params]            R mb0, R mb1, ...         of a cut stage whose `saved` is gone
- *   backward   [fetch params]            B mb0, B mb1, ...         [close the gradient, or park its sums]
+ *   forward    [update or fetch params]  F mb0, F mb1, ...   outputs home, kept `saved` home
+ *   recompute  [fetch params]            R mb0, R mb1, ...   of a cut stage without its `saved`
+ *   backward   [fetch params]            B mb0, B mb1, ...   [close the gradient, or park its sums]
  *
- * An accumulator opens with the first op that adds to it in a step and closes after the last pass that
- * does; in between it stays on the device or, where it has a home, rests there. */
+ * An accumulator opens with the first op that adds to it in a step and closes after the last pass
+ * that does. In between it stays on the device or, where it has a home, rests there. */
 #include <assert.h>
 #include <math.h>
 
-#include "plan/passes.h"
+#include "plan/emit_internal.h"
 
 static uint64_t slot_of(const plani_builder *b, uint32_t stage, uint32_t mb)
 {
@@ -46,7 +46,7 @@ static bool is_on_device(const plani_builder *b, uint32_t buffer_idx)
            b->buffers[buffer_idx].base.arena == TIER_DEVICE;
 }
 
-/* A whole buffer of activations of one micro-batch, moved. */
+/* Moves a whole buffer of activations of one micro-batch. */
 static void move_whole(plani_builder *b, uint32_t source, uint32_t target, enum state_kind kind,
                        uint32_t unit, uint32_t mb)
 {
@@ -65,7 +65,7 @@ struct pass_run {
     bool fresh[2];
 };
 
-/* Whether a later pass of the phase uses `saved`. */
+/* True if a later pass of the phase uses `saved`. */
 static bool saved_goes_on(const struct pass_run *run)
 {
     for (uint32_t p = run->pass_idx + 1; p < run->stage->pass_count[run->phase]; p++)
@@ -88,7 +88,8 @@ static uint8_t saved_access(const plani_builder *b, const struct pass_run *run)
     return run->phase == PHASE_FORWARD ? ACCESS_WRITE : ACCESS_UPDATE;
 }
 
-/* Params of a unit on the device: held since the forward, fresh from the pending update, or fetched. */
+/* Params of a unit on the device: held since the forward, fresh from the pending update, or
+ * fetched. */
 static uint32_t unit_params(plani_builder *b, struct plani_step *st, uint32_t unit)
 {
     if (st->params[unit] != PROGRAM_NONE)
@@ -171,7 +172,8 @@ static uint32_t bring_saved(plani_builder *b, struct plani_step *st, const struc
     return *saved;
 }
 
-/* After the op: `saved` goes home where it has one, and is forgotten where nothing more needs it. */
+/* After the op: `saved` goes home where it has one, and is forgotten where nothing more needs
+ * it. */
 static void leave_saved(plani_builder *b, struct plani_step *st, const struct pass_run *run,
                         uint32_t mb, uint8_t access)
 {
@@ -256,7 +258,8 @@ static void leave_input_grad(plani_builder *b, const struct plani_step *st,
     move_whole(b, st->input_grads[slot_of(b, 1, mb)], waits, STATE_ACTIVATIONS, run->unit, mb);
 }
 
-/* What of a fresh gradient is zeroed first. Known times are of kernels alone, so that it comes on top of them. */
+/* Adds the zeroing of a fresh gradient. Known times are of kernels alone, so it comes on top of
+ * them. */
 static void add_zeroing(const plani_builder *b, op *item, uint64_t zeroed_bytes)
 {
     const plan_machine *machine = &b->job->machine;

@@ -4,23 +4,24 @@
  *   layer-major   all micro-batches of the step pass a stage before the next stage's params are
  *                 fetched, in both directions
  *   batch-major   each micro-batch goes forward and back alone; fp32 accumulators rest in between
- * Both add to every gradient in the same order, so that they give the same bits: where the embedding is
- * tied, a batch-major step leaves its backward for the end, as the head's sums over all micro-batches
- * come first.
+ * Both add to every gradient in the same order, so that they give the same bits. Where the
+ * embedding is tied, the head's sums over all micro-batches come first; so a batch-major step
+ * leaves the embedding's backward for the end.
  *
  * Commits. A steady step that may commit holds the saves of state homed in memory and OP_COMMIT
- * (if_commits), first of all or each behind its unit's pending update (enum plan_commit).
+ * (if_commits): all of them first, or each after its unit's pending update (enum plan_commit).
  *
- * The `held_stages` before the turn keep params and inputs from forward to backward; the others release
- * them and fetch again. Backward uses stages in the opposite order, so that the nearest to the turn is needed
- * again first: of stages of one size, to release the farthest is the best that any choice can do. From step
- * to step every param changes. What is on the device for the next forward is what rests there (its home),
- * and with a pending update what that update makes on the way; no transient outlives a program. */
+ * The `held_stages` before the turn keep params and inputs from forward to backward; the others
+ * release them and fetch again. Backward uses stages in the opposite order, so the stage nearest
+ * to the turn is needed first: among stages of one size, to release the farthest is the best
+ * choice. Every param changes from step to step. The next forward finds on the device what rests
+ * there (its home) and, with a pending update, what that update makes on the way; no transient
+ * outlives a program. */
 #include <assert.h>
 #include <errno.h>
 
 #include "base/mem.h"
-#include "plan/passes.h"
+#include "plan/emit_internal.h"
 
 static void bring_tokens(plani_builder *b)
 {
@@ -118,7 +119,7 @@ static void emit_eval(plani_builder *b, struct plani_step *st)
     bring_losses_back(b);
 }
 
-/* Whether the unit's optimizer state can be read from the slab at all. */
+/* True if the unit's optimizer state can be read from the slab at all. */
 static bool is_on_slab(const plani_builder *b, uint32_t unit)
 {
     return b->set->homes.saves[unit] != PROGRAM_NONE ||
@@ -126,7 +127,7 @@ static bool is_on_slab(const plani_builder *b, uint32_t unit)
             b->job->homes[STATE_OPTIMIZER][unit] == TIER_NVME);
 }
 
-/* Whether a step leaves its update to a later program. */
+/* True if a step leaves its update to a later program. */
 static bool leaves_update(const plan_job *job)
 {
     return job->update == UPDATE_IN_NEXT_FORWARD || job->update == UPDATE_DELAYED_ONE_STEP;

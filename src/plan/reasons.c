@@ -1,6 +1,7 @@
-/* Why each state rests where it does. What is said of a group of units (of one kind, on one tier) is found by
- * simulation: the same step with the group one tier nearer, with the budgets as they are (does it fit? is it
- * shorter?) and, where it does not fit, with a budget without end (what does the distance cost?). */
+/* The reasons of a placement, in sentences. Each is about a group of units, of one kind and on one
+ * tier, and is found by simulation: the same step with the group one tier nearer, with the budgets
+ * as they are (does it fit? is it shorter?) and, where it does not fit, with a budget without end
+ * (what does the distance cost?). */
 #include <errno.h>
 #include <inttypes.h>
 #include <math.h>
@@ -9,7 +10,7 @@
 
 #include "base/mem.h"
 #include "base/size.h"
-#include "plan/place_internal.h"
+#include "plan/search_internal.h"
 
 enum { WHY_BYTES = 320 };
 
@@ -27,15 +28,16 @@ static const char *resting_place(int tier)
     return tier == TIER_RECOMPUTE ? "recomputed" : tier_name((enum tier)tier);
 }
 
-static bool is_member(const plani_placer *self, const struct group *g, uint32_t unit)
+static bool is_member(const plani_search *self, const struct group *g, uint32_t unit)
 {
     bool is_open = self->asked->wanted[g->kind][unit] == TIER_AUTO;
     return self->bytes[g->kind][unit] > 0 && self->homes[g->kind][unit] == g->tier &&
            is_open == g->is_open;
 }
 
-/* "units 0-3, 5", of those that have such a state: units between that have none do not break a range. */
-static void list_units(const plani_placer *self, const struct group *g, char *text, size_t capacity)
+/* Lists the units of the group that have such a state, as in "0-3, 5". Units between them that have
+ * none do not break a range. */
+static void list_units(const plani_search *self, const struct group *g, char *text, size_t capacity)
 {
     size_t used = 0;
     uint32_t shown = 0, ranges = 0;
@@ -67,22 +69,24 @@ static void list_units(const plani_placer *self, const struct group *g, char *te
     }
 }
 
-/* The step of self->job as it is now, at the winner's tile size and held stages; INFINITY: does not fit. */
-static int step_ns(plani_placer *self, const struct plan_place_found *found,
+/* The step of self->job as it is now, at the winner's tile size and held stages; INFINITY: does
+ * not fit. */
+static int step_ns(plani_search *self, const struct plan_place_found *found,
                    const uint64_t *budgets, double *ns)
 {
     plan_job job = self->job;
-    struct plani_trial trial = {.held = found->set.held_stages};
-    job.tile_elems = found->set.tile_elems;
+    struct plani_trial trial;
     memcpy(job.budget_bytes, budgets, sizeof job.budget_bytes);
-    int rc = plani_try(&job, &trial);
-    self->work += trial.work;
+    struct plani_point point = plani_plain_point(&job, found->set.tile_elems);
+    point.held = found->set.held_stages;
+    point.commit = plani_decisive_commit(&job);
+    int rc = plani_try(&job, &point, 0, &trial, &self->work);
     *ns = rc == 0 ? (double)trial.ns : INFINITY;
     return rc == ERR_NO_FIT ? 0 : rc;
 }
 
 /* The step with the group moved to another tier, and back. */
-static int moved_ns(plani_placer *self, const struct plan_place_found *found, const struct group *g,
+static int moved_ns(plani_search *self, const struct plan_place_found *found, const struct group *g,
                     const uint64_t *budgets, double *ns)
 {
     uint8_t *homes = self->homes[g->kind];
@@ -97,15 +101,15 @@ static int moved_ns(plani_placer *self, const struct plan_place_found *found, co
     return rc;
 }
 
-static bool reads_or_writes(const plani_placer *self, const struct group *g, const op *item)
+static bool reads_or_writes(const plani_search *self, const struct group *g, const op *item)
 {
     return item->state_kind == (uint32_t)g->kind && item->unit < self->job.unit_count &&
            is_member(self, g, item->unit);
 }
 
-/* What the group's transfers ask of the resource that is its tier's way, in the steady step. Of recomputed
- * inner activations: of those that wait between passes. */
-static double lane_seconds(const plani_placer *self, const struct plan_place_found *found,
+/* Seconds that the group's transfers ask, in the steady step, of the resource that leads to its
+ * tier; for recomputed inner activations: the transfers of those that wait between passes. */
+static double lane_seconds(const plani_search *self, const struct plan_place_found *found,
                            const struct group *g, int tier, const char **lane)
 {
     const program *steady = &found->set.programs[PROGRAM_STEADY];
@@ -134,8 +138,8 @@ static void format_seconds(double seconds, char text[32])
         snprintf(text, 32, "%.3g ms", seconds * 1e3);
 }
 
-/* What follows "units 0-30 on nvme: 14.20 GiB ", of a group that might be nearer. */
-static int explain(plani_placer *self, struct plan_place_found *found, const struct group *g,
+/* The text after "units 0-30 on nvme: 14.20 GiB ", for a group that might be nearer. */
+static int explain(plani_search *self, struct plan_place_found *found, const struct group *g,
                    double base_ns, char text[WHY_BYTES])
 {
     const uint64_t *budgets = self->job.budget_bytes;
@@ -191,7 +195,7 @@ static int tier_above(const struct group *g)
     return g->tier > TIER_DEVICE ? g->tier - 1 : g->tier;
 }
 
-static int say(plani_placer *self, struct plan_place_found *found, struct group *g, double base_ns)
+static int say(plani_search *self, struct plan_place_found *found, struct group *g, double base_ns)
 {
     char units[96], size[SIZE_TEXT_BYTES], why[WHY_BYTES];
     if (found->reason_count == PLAN_REASONS_MAX)
@@ -214,8 +218,9 @@ static int say(plani_placer *self, struct plan_place_found *found, struct group 
     return 0;
 }
 
-/* Why what waits between the passes of cut stages does so on the device, or where the activations rest. */
-static int say_parked(plani_placer *self, struct plan_place_found *found, double base_ns)
+/* Says where inner activations wait between the passes of cut stages, and why not all on the
+ * device. */
+static int say_parked(plani_search *self, struct plan_place_found *found, double base_ns)
 {
     const plan_job *job = &self->job;
     uint32_t all = job->micro_batch_count, near = job->parked_near;
@@ -254,7 +259,7 @@ static int say_parked(plani_placer *self, struct plan_place_found *found, double
     return 0;
 }
 
-int plani_give_reasons(plani_placer *self, struct plan_place_found *found)
+int plani_give_reasons(plani_search *self, struct plan_place_found *found)
 {
     double base_ns;
     found->reason_count = 0;

@@ -1,24 +1,29 @@
-/* Which tile sizes the search of compile.c looks at. */
+/* The tile sizes that the search looks at. A trial of a placement takes coarse tiles, which are
+ * cheap to simulate; a placement that is compiled takes the candidates, largest first. */
 #include <string.h>
 
-#include "base/size.h"
-#include "base/tile.h"
-#include "plan/compile.h"
+#include "plan/search_internal.h"
 
 enum {
     TILE_ELEMS_LARGEST = 4 << 20, /* 48 MiB of state: far above the 1 MiB at which reads saturate */
     TILES_OF_UNIT_LEAST = 64,     /* units of more than as many largest tiles get larger ones */
     TILES_MOST = 1 << 14,         /* of the whole model, where the tile size is chosen here */
-    /* Of accumulators that come and go with each micro-batch (batch-major), tiles in a step: this many where larger
-     * tiles fit, and never more than that. Each is about 4 ops. */
+    /* Accumulators that come and go with each micro-batch (batch-major) are moved in tiles. A step
+     * has at most MOVES_SEARCHED of them where larger tiles fit, and never more than MOVES_MOST.
+     * Each is about 4 ops. */
     MOVES_SEARCHED = 1 << 16,
     MOVES_MOST = 1 << 19,
     /* Smaller tiles, or more of them, only where larger ones do not fit. */
     TILE_ELEMS_SEARCHED = 256 << 10,
     TILES_SEARCHED = 1 << 14,
+    /* Limits of trials: at most so many tiles of the model, and a tile takes at most one part in
+     * so many of the host's budget. */
+    TRIAL_TILES_MOST = 1024,
+    TRIAL_TILES_OF_HOST = 64,
 };
 
-uint64_t plani_total_elems(const plan_job *job)
+/* Elements of all units, padded. */
+static uint64_t total_elems(const plan_job *job)
 {
     uint64_t total = 0;
     for (uint32_t u = 0; u < job->unit_count; u++)
@@ -26,8 +31,8 @@ uint64_t plani_total_elems(const plan_job *job)
     return total;
 }
 
-/* Elements that a step brings to the device and takes away again since accumulators rest elsewhere between
- * micro-batches. */
+/* Elements that a step brings to the device and takes away again because accumulators rest
+ * elsewhere between micro-batches. */
 static uint64_t moved_elems(const plan_job *job)
 {
     uint64_t moved = 0;
@@ -57,7 +62,7 @@ uint32_t plani_list_candidates(const plan_job *job,
         largest_whole = size_max(largest_whole, plani_whole_elems(job, u));
     }
     uint64_t least =
-        size_max(size_div_up(plani_total_elems(job), TILES_MOST), size_div_up(moved, MOVES_MOST));
+        size_max(size_div_up(total_elems(job), TILES_MOST), size_div_up(moved, MOVES_MOST));
     uint64_t floor = size_round_up(least, TILE_ELEMS_STEP);
     uint64_t moves =
         size_round_up(size_min(size_div_up(moved, MOVES_SEARCHED), largest_whole), TILE_ELEMS_STEP);
@@ -83,6 +88,28 @@ uint32_t plani_list_candidates(const plan_job *job,
 
 uint64_t plani_searched_tile(const plan_job *job)
 {
-    uint64_t enough = size_max(TILE_ELEMS_SEARCHED, plani_total_elems(job) / TILES_SEARCHED);
+    uint64_t enough = size_max(TILE_ELEMS_SEARCHED, total_elems(job) / TILES_SEARCHED);
     return size_max(enough, moved_elems(job) / MOVES_SEARCHED);
+}
+
+/* Level 0 has the coarsest tiles that cost but little of the host's memory; each next level is two
+ * candidates on. */
+uint64_t plani_trial_tile(const plan_job *job, uint32_t level)
+{
+    struct plani_candidate list[PLANI_CANDIDATES_MAX];
+    uint32_t count = plani_list_candidates(job, list);
+    if (level > 0)
+        return list[size_min(2 * (uint64_t)(level - 1), count - 1)].tile_elems;
+    if (job->tile_elems || job->tile_elems_max)
+        return list[0].tile_elems;
+    uint64_t share = job->budget_bytes[TIER_HOST] / TRIAL_TILES_OF_HOST;
+    uint64_t coarse = size_min(total_elems(job) / TRIAL_TILES_MOST, share / (4 * 3));
+    return size_max(list[0].tile_elems, size_round_up(coarse, TILE_ELEMS_STEP));
+}
+
+bool plani_is_last_level(const plan_job *job, uint32_t level)
+{
+    struct plani_candidate list[PLANI_CANDIDATES_MAX];
+    uint32_t count = plani_list_candidates(job, list);
+    return level > 0 && 2 * (uint64_t)(level - 1) >= count - 1;
 }

@@ -1,7 +1,7 @@
 /* Which op of a lane goes first: the one whose start can wait the least.
  *
- * Backward list scheduling: the program is run from its end to its beginning, an op being
- * ready when all that depends on it is done, one op at a time on each lane, and on those together that
+ * Backward list scheduling: the program is run from its end to its beginning. An op is ready when
+ * all that depends on it is done. Each lane runs one op at a time, and so do lanes together that
  * get in each other's way.
  *
  *   end <------------------------------------------------- beginning
@@ -9,21 +9,23 @@
  *        | P0 h2d | P1 h2d | ...          what B0 needs may come that late, and so on
  *                 | P0 read | O9 write | P1 read
  *
- * When an op begins, counted from the end, is its urgency: later it cannot begin unless the end moves.
- * Of several that are ready the one goes on (to the end's side) that has the longest way to the
- * beginning: it can be done only late anyway. So what is made for long is taken away late, what is
- * needed soon is fetched first, and a write that nothing waits for comes last. A dependency's `from` is more
- * urgent than its `to`. Deterministic; all figures come from the builder. Linear but for the heaps. */
+ * An op's urgency is when it begins, counted from the end: it cannot begin later unless the end
+ * moves. Among several ready ops the one with the longest way to the beginning goes nearest to the
+ * end, because it can be done only late anyway. So what takes long to make is taken away late,
+ * what is needed soon is fetched first, and a write that nothing waits for comes last. A
+ * dependency's `from` is more urgent than its `to`. Deterministic; all figures come from the
+ * builder. Linear but for the heaps. */
+#include <assert.h>
 #include <errno.h>
 #include <math.h>
 #include <string.h>
 
 #include "base/mem.h"
-#include "plan/simulation.h"
+#include "plan/simulate_internal.h"
 
 /* ---- heap ----------------------------------------------------------------------------------- */
 
-/* Whether op a is taken before op c. */
+/* True if op a is taken before op c. */
 static bool goes_first(const struct plani_heap *heap, uint32_t a, uint32_t c)
 {
     if (heap->keys[a] != heap->keys[c])
@@ -33,7 +35,7 @@ static bool goes_first(const struct plani_heap *heap, uint32_t a, uint32_t c)
 
 int plani_heap_init(struct plani_heap *heap, uint64_t capacity, const double *keys, bool last_first)
 {
-    *heap = (struct plani_heap){.keys = keys, .last_first = last_first};
+    *heap = (struct plani_heap){.capacity = capacity + 1, .keys = keys, .last_first = last_first};
     heap->items = mem_alloc(capacity + 1, sizeof *heap->items, "plan order");
     return heap->items ? 0 : -ENOMEM;
 }
@@ -46,6 +48,7 @@ void plani_heap_fini(struct plani_heap *heap)
 
 void plani_heap_push(struct plani_heap *heap, uint32_t idx)
 {
+    assert(heap->count < heap->capacity);
     uint64_t at = heap->count++;
     while (at > 0 && goes_first(heap, idx, heap->items[(at - 1) / 2])) {
         heap->items[at] = heap->items[(at - 1) / 2];
@@ -56,6 +59,7 @@ void plani_heap_push(struct plani_heap *heap, uint32_t idx)
 
 uint32_t plani_heap_pop(struct plani_heap *heap)
 {
+    assert(heap->count > 0);
     uint32_t first = heap->items[0], moved = heap->items[--heap->count];
     uint64_t at = 0;
     for (;;) {
@@ -110,7 +114,7 @@ static void fill_graph(struct plani_graph *g, const plani_builder *b)
     g->in_begin[b->op_count] = edge;
 }
 
-/* Neighbours by op from all edges there are now; `begin` is of op_count + 2. */
+/* Lists the neighbours of each op from all present edges; `begin` has op_count + 2 elements. */
 static void link_ops(const plani_builder *b, uint64_t *begin, uint32_t *others, bool by_from)
 {
     memset(begin, 0, (b->op_count + 2) * sizeof *begin);
@@ -124,7 +128,7 @@ static void link_ops(const plani_builder *b, uint64_t *begin, uint32_t *others, 
     }
 }
 
-/* Longest paths from the beginning, lanes aside. */
+/* Longest paths from the beginning, as if each lane ran any number of ops at once. */
 static void fill_heads(const struct plani_graph *g, const plani_builder *b, double *heads)
 {
     for (uint64_t i = 0; i < b->op_count; i++) {
@@ -136,7 +140,7 @@ static void fill_heads(const struct plani_graph *g, const plani_builder *b, doub
     }
 }
 
-/* ---- from the end to the beginning ------------------------------------------------------------ */
+/* ---- from the end to the beginning ---------------------------------------------------------- */
 
 int plani_rival_lane(const plan_machine *machine, int lane)
 {
@@ -154,7 +158,7 @@ int plani_rival_lane(const plan_machine *machine, int lane)
     }
 }
 
-/* Lanes that get in each other's way are one line: that of the lower number. */
+/* Lanes that get in each other's way are one line, which has the lower number. */
 static int line_of(const plani_builder *b, const op *item)
 {
     int rival = plani_rival_lane(&b->job->machine, item->lane);
