@@ -17,7 +17,7 @@ static int submit(probei_bench *self, enum io_direction direction, uint32_t slot
     io_request *request = &self->requests[idx];
     /* Reads use the lower half of the memory, writes the upper; each slot every depth-th block of it. */
     uint64_t places = self->memory_bytes / 2 / block_bytes / self->depth;
-    uint64_t place = self->stays ? 0 : self->turns[idx]++ % places;
+    uint64_t place = self->turns[idx]++ % places;
     unsigned char *data = self->memory + direction * (self->memory_bytes / 2) +
                           (place * self->depth + slot) * block_bytes;
     if (self->next[direction] + block_bytes > self->area_bytes)

@@ -239,9 +239,6 @@ struct probei_bench {
     unsigned char *memory; /* [memory_bytes] of the arena */
     uint64_t memory_bytes, area_bytes;
     uint64_t next[2]; /* where the next read and write go */
-    bool
-        stays; /* each slot at its own block of memory, as fio has it; else they move on through memory, as in
-                   a run */
     uint32_t depth; /* of the present run */
     uint64_t turns[2 * PROBEI_DEPTH_MAX];
     io_request requests[2 * PROBEI_DEPTH_MAX];
