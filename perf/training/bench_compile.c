@@ -38,7 +38,7 @@ struct compiled {
 static struct compiled works[] = {
     {.name = "gpt2-124m on nvme",
      .machine_name = "desktop-24g",
-     .set = {"tiers.device.budget=512MiB", "tiers.host.budget=512MiB", ON_NVME}},
+     .set = {"tiers.device.budget=576MiB", "tiers.host.budget=512MiB", ON_NVME}},
     {.name = "gpt2-1.5b on nvme",
      .machine_name = "desktop-24g",
      .set = {"model.preset=gpt2-1.5b", ON_NVME}},
@@ -48,7 +48,7 @@ static struct compiled works[] = {
              "tiers.host.budget=64GiB", ON_NVME}},
     {.name = "gpt2-124m automatic",
      .machine_name = "desktop-24g",
-     .set = {"tiers.device.budget=512MiB", "tiers.host.budget=512MiB"}},
+     .set = {"tiers.device.budget=576MiB", "tiers.host.budget=512MiB"}},
     {.name = "gpt2-1.5b automatic",
      .machine_name = "desktop-24g",
      .set = {"model.preset=gpt2-1.5b"}},
