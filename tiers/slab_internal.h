@@ -23,10 +23,6 @@ void tieri_slab_share(uint32_t drive_count, const double *weights, const uint64_
  * only a forged header can cause). */
 int tieri_slab_layout(slab *self) MUST_CHECK;
 
-/* A slab of stripe_count stripes of 1 MiB in one file without a name in `directory`: gone with
- * slab_close, with the process, with a failure. To measure a drive by. */
-int tieri_slab_open_unnamed(slab *out, const char *directory, uint64_t stripe_count) MUST_CHECK;
-
 /* The nearest directory at or above `path` that exists ("." above a relative one), where new files can
  * be made. ERR_INPUT names path and reason. */
 struct stat;

@@ -1,17 +1,18 @@
 // Fused causal attention for fp32 operands, both passes: the algorithm of attention_forward.cu,
-// attention_key_grad.cu and attention_query_grad.cu with fp32 multiply-adds and accurate exponentials.
-// The matrix units that those files use multiply 16-bit operands only, and cuDNN's attention takes
-// 16-bit operands only, so every fp32 shape is served by this file and by no other. 16-bit operands
-// never come here. It is not tuned further, because fp32 training serves checks and small models.
+// attention_key_grad.cu and attention_query_grad.cu with fp32 multiply-adds and accurate
+// exponentials. The matrix units that those files use multiply 16-bit operands only, and cuDNN's
+// attention takes 16-bit operands only, so every fp32 shape is served by this file and by no other.
+// 16-bit operands never come here. It is not tuned further, because fp32 training serves checks and
+// small models.
 //
 // A block is 16 by 16 threads. Thread (x, y) has the elements (y + 16 i, x + 16 j) of a block of
-// scores, so a row of scores lies in 16 neighbouring lanes. The thread also has the columns
-// 4 x + 64 j .. + 3 of rows y + 16 i of a block of DIM columns. Rows in shared memory hold DIM
-// elements (head_dim rounded up to 64, 128 or 256, the rest zero) and 4 more, so that 16-byte loads of
-// 8 neighbouring rows lie in different banks.
+// scores, so a row of scores lies in 16 neighbouring lanes. The thread also has the columns 4 x +
+// 64 j .. + 3 of rows y + 16 i of a block of DIM columns. Rows in shared memory hold DIM elements
+// (head_dim rounded up to 64, 128 or 256, the rest zero) and 4 more, so that 16-byte loads of 8
+// neighbouring rows lie in different banks.
 //
-// The bits depend on a row's operands and place alone. There are no atomics, no sums in memory and no
-// allocation. Called by attention_own.c.
+// The bits depend on a row's operands and place alone. There are no atomics, no sums in memory and
+// no allocation. Called by attention_own.c.
 #include "kernels/cuda/attention_tiles.cuh"
 
 namespace
@@ -196,9 +197,9 @@ __device__ __forceinline__ float row_sum(float value)
     return value;
 }
 
-// Turns scores into exp(scale score - largest), 0 where the key is behind the query, and brings along
-// the largest scaled score, the sum and the output of each row. `ahead` is the first query's position
-// less the first key's, or large where no pair is masked.
+// Turns scores into exp(scale score - largest), 0 where the key is behind the query, and brings
+// along the largest scaled score, the sum and the output of each row. `ahead` is the first query's
+// position less the first key's, or large where no pair is masked.
 template <int DIM>
 __device__ __forceinline__ void
 online_softmax(float (&scores)[fp32_share<DIM>][fp32_share<DIM>], float (&largest)[fp32_share<DIM>],

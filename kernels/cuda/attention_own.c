@@ -1,11 +1,12 @@
 /* Our own attention: what it takes, and its launches.
  *
- * It is one algorithm with two sets of kernels. bf16 and fp16 use the matrix units; fp32, which neither
- * the matrix units nor cuDNN's attention take, uses ordinary multiply-adds (attention_fp32.cu). Both
- * keep everything in fp32 but the probabilities and their gradients, which are rounded to the operands'
- * type before they enter a product, as in cuDNN and on the CPU. Nothing of size T x T is stored: the
- * backward pass recomputes the probabilities from lse. Rows are moved 16 bytes at a time where head
- * dimension, stride and addresses allow it, else element by element, with the same bits.
+ * It is one algorithm with two sets of kernels. bf16 and fp16 use the matrix units; fp32, which
+ * neither the matrix units nor cuDNN's attention take, uses ordinary multiply-adds
+ * (attention_fp32.cu). Both keep everything in fp32 but the probabilities and their gradients,
+ * which are rounded to the operands' type before they enter a product, as in cuDNN and on the CPU.
+ * Nothing of size T x T is stored: the backward pass recomputes the probabilities from lse. Rows
+ * are moved 16 bytes at a time where head dimension, stride and addresses allow it, else element by
+ * element, with the same bits.
  *
  * check makes every kernel of a shape known to CUDA, which loads it; after that a launch loads and
  * allocates nothing. The thread that made the context calls all of this. */

@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "base/mem.h"
+#include "base/rng.h"
 #include "config/job.h"
 #include "perf/drives/bench_drive.h"
 #include "train/train.h"

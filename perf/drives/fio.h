@@ -1,9 +1,10 @@
 /* Reads and writes of a file by fio, for bench_nvme to compare ours with.
  *
- * fio runs as a child process, one thread, io_uring and O_DIRECT, sequentially over the range again and again for
- * the time given. Its buffers lie in huge pages by madvise, as ours do: GLIBC_TUNABLES glibc.malloc.hugetlb=1 with
- * --iomem_align 2 MiB (its --iomem=mmap takes 4 KiB pages where huge ones are not given to all, and mmaphuge wants
- * hugetlbfs). glibc below 2.35 cannot be asked; `huge_bytes` says what it really had. Blocks. */
+ * fio runs as a child process, one thread, io_uring and O_DIRECT, sequentially over the range again
+ * and again for the time given. Its buffers lie in huge pages by madvise, as ours do:
+ * GLIBC_TUNABLES glibc.malloc.hugetlb=1 with --iomem_align 2 MiB (its --iomem=mmap takes 4 KiB
+ * pages where huge ones are not given to all, and mmaphuge wants hugetlbfs). glibc below 2.35
+ * cannot be asked; `huge_bytes` says what it really had. Blocks. */
 #ifndef SLUICE_PERF_FIO_H
 #define SLUICE_PERF_FIO_H
 
@@ -23,8 +24,8 @@ struct fio_job {
     double seconds;        /* of one run, without its start */
     bool looks_at_memory;  /* huge_bytes is wanted */
     uint32_t read_percent; /* mixed: of the transfers; 0: 50 */
-    /* fio's thread writes zeros into each block before it submits it, as a program does that makes what
-     * it writes. Otherwise nobody touches the blocks. */
+    /* fio's thread writes zeros into each block before it submits it, as a program does that makes
+     * what it writes. Otherwise nobody touches the blocks. */
     bool fills;
 };
 typedef struct fio_job fio_job;

@@ -69,7 +69,6 @@ static void side_io(const char *directory, const char *size)
     char line[32];
     bench_require(drive ? size_parse(size, &bytes) : -ENOMEM);
     bench_drive_open(drive, directory, bytes);
-    bench_drive_move(drive, IO_WRITE, true);
     ready();
     while (next_line(line)) {
         uint64_t start = clock_ns();

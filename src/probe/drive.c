@@ -39,7 +39,7 @@ enum beside {
 
 struct curve {
     probei *owner;
-    probei_bench *bench;
+    drive_bench *bench;
     double pass_seconds, total_seconds;
     probe_setting settings[SETTINGS_MAX];
     uint32_t setting_count, chosen;
@@ -62,8 +62,9 @@ struct curve {
 static int run_setting(struct curve *self, uint32_t setting, int kind, double *rate)
 {
     const probe_setting *s = &self->settings[setting];
-    return probei_bench_run(&self->bench, 1, (enum machine_io_kind)kind, s->block_bytes,
-                            (uint32_t)s->queue_depth, self->pass_seconds, rate);
+    drive_pass pass = probei_pass((enum machine_io_kind)kind, s->block_bytes,
+                                  (uint32_t)s->queue_depth, self->pass_seconds);
+    return drive_bench_run(&self->bench, 1, &pass, rate);
 }
 
 static int run_curve(void *user, uint32_t variant, double *value)
@@ -97,7 +98,7 @@ static void list_settings(struct curve *self)
     const probei_drive_extent *size = &probei_drive_extents[self->owner->extent];
     for (uint32_t b = 0; b < 4 && size->blocks[b]; b++)
         for (uint32_t d = 0; d < 6 && size->depths[d]; d++) {
-            if (size->depths[d] > probei_bench_depth_max(self->bench, size->blocks[b]) ||
+            if (size->depths[d] > drive_bench_depth_max(self->bench, size->blocks[b]) ||
                 self->setting_count == SETTINGS_MAX)
                 continue;
             self->settings[self->setting_count++] =
@@ -363,7 +364,7 @@ int probei_drive(probei *self, uint32_t drive_idx)
     const machine_drive *drive = &self->out->drives[drive_idx];
     uint64_t file_bytes = size_min(size->file_bytes, drive->capacity_bytes / 2 / MIB * MIB);
     struct curve *curve = mem_alloc(1, sizeof *curve, "probe drive");
-    probei_bench *bench = mem_alloc(1, sizeof *bench, "probe bench");
+    drive_bench *bench = mem_alloc(1, sizeof *bench, "probe bench");
     int rc = curve && bench ? probei_check(self, "making the file") : -ENOMEM;
     if (rc == 0)
         rc = probei_bench_open(self, drive->path, file_bytes, self->memory.base, size->memory_bytes,
@@ -374,7 +375,7 @@ int probei_drive(probei *self, uint32_t drive_idx)
         rc = measure(curve, drive_idx);
         err_record first;
         err_save(&first, rc);
-        probei_bench_close(bench);
+        drive_bench_close(bench);
         probei_product_close(&curve->product);
         if (rc < 0)
             rc = err_restore(&first);

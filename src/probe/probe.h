@@ -8,7 +8,7 @@
  *   link         between host memory and device; a CPU's copies beside products, which lose more than the
  *                copies' time (link.c, product_load.c)
  *   drives       each over block size and depth, with fdatasync, beside Adam, copies and products
- *                (drive.c, drive_bench.c, drives.c); then all at once
+ *                (drive.c, drives.c, tiers/drive_bench.h); then all at once
  *
  * Measured on the threads and cores that a run uses by default (tiers/topology.h). Variants that are compared
  * take turns, round by round, and each figure is the median of its rounds: the machine may have other work.
