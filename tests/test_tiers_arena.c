@@ -147,24 +147,9 @@ static void process_memory_allocates_nothing(void **state)
     assert_int_equal(after.call_count, before.call_count);
 }
 
-/* The local node is one that arena_init takes, and the same answer comes twice. */
-static void local_node_is_usable(void **state)
-{
-    (void)state;
-    int node = arena_local_node();
-    assert_int_equal(node, arena_local_node());
-    arena_config config = {
-        .name = "local", .size_bytes = 1 << 20, .numa_node = node, .touch_threads = 1};
-    arena made;
-    assert_int_equal(arena_init(&made, &config), 0);
-    assert_true(node < 0 || made.numa_node == node || made.numa_node == -1);
-    arena_fini(&made);
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(local_node_is_usable),
         cmocka_unit_test(exact_size_and_alignment),
         cmocka_unit_test(every_page_is_resident),
         cmocka_unit_test(too_much_is_refused),

@@ -131,16 +131,16 @@ static void one_device_is_not_measured(void **state)
             snprintf(name, sizeof name, "d%u", i);
             helper_drive(&drives[i], name, 64 * MIB, 7.0 + i);
         }
-        assert_int_equal(slab_weigh_drives(drives, count), 0);
+        assert_int_equal(slab_weigh_drives_by(drives, count, IO_AUTO), 0);
         for (uint32_t i = 0; i < count; i++)
             assert_true(drives[i].weight == drives[0].weight && drives[i].weight > 0);
     }
     assert_int_equal(helper_count_entries(helper_directory), 2);
-    assert_int_equal(slab_weigh_drives(drives, 0), -EINVAL);
-    assert_int_equal(slab_weigh_drives(drives, SLAB_DRIVES_MAX + 1), -EINVAL);
+    assert_int_equal(slab_weigh_drives_by(drives, 0, IO_AUTO), -EINVAL);
+    assert_int_equal(slab_weigh_drives_by(drives, SLAB_DRIVES_MAX + 1, IO_AUTO), -EINVAL);
     drives[0].weight = 5;
     drives[1].path[0] = 0;
-    assert_int_equal(slab_weigh_drives(drives, 2), ERR_INPUT);
+    assert_int_equal(slab_weigh_drives_by(drives, 2, IO_AUTO), ERR_INPUT);
     assert_true(drives[0].weight == 5);
 }
 

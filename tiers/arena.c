@@ -284,23 +284,3 @@ void arena_fini(arena *self)
     memset(self, 0, sizeof *self);
     self->numa_node = ARENA_NODE_NONE;
 }
-
-int arena_local_node(void)
-{
-    cpu_set_t set;
-    CPU_ZERO(&set);
-    if (numa_available() < 0 || numa_max_node() == 0 || sched_getaffinity(0, sizeof set, &set) != 0)
-        return ARENA_NODE_NONE;
-    int found = ARENA_NODE_NONE;
-    for (int cpu = 0; cpu < CPU_SETSIZE; cpu++) {
-        if (!CPU_ISSET(cpu, &set))
-            continue;
-        int node = numa_node_of_cpu(cpu);
-        if (node < 0)
-            continue;
-        if (found >= 0 && node != found)
-            return ARENA_NODE_ALL;
-        found = node;
-    }
-    return found;
-}

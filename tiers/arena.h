@@ -57,11 +57,6 @@ typedef struct arena arena;
 int arena_init(arena *out, const arena_config *config) MUST_CHECK;
 void arena_fini(arena *self);
 
-/* The node for memory that this process's cores use: the one node that all cores of its affinity mask
- * belong to; -2 (interleave) where they span several; -1 where the machine has one node or none to
- * tell. Allocates nothing of ours. */
-int arena_local_node(void);
-
 /* Resident bytes of this process now and at most (VmRSS, VmHWM of /proc/self/status), and the total
  * of its mappings (VmSize); any may be NULL. Allocates nothing. */
 int arena_process_memory(uint64_t *resident_bytes, uint64_t *resident_bytes_max,

@@ -280,8 +280,3 @@ int slab_weigh_drives_by(slab_drive *drives, uint32_t drive_count, enum io_backe
         drives[i].weight = weights[i];
     return 0;
 }
-
-int slab_weigh_drives(slab_drive *drives, uint32_t drive_count)
-{
-    return slab_weigh_drives_by(drives, drive_count, IO_AUTO);
-}

@@ -59,7 +59,4 @@ void drive_speed_weights(const double *rates, const uint32_t *devices, uint32_t 
 int slab_weigh_drives_by(slab_drive *drives, uint32_t drive_count,
                          enum io_backend backend) MUST_CHECK;
 
-/* The same with IO_AUTO. */
-int slab_weigh_drives(slab_drive *drives, uint32_t drive_count) MUST_CHECK;
-
 #endif

@@ -100,11 +100,6 @@ struct slab_piece {
 };
 typedef struct slab_piece slab_piece;
 
-/* Checks without creating anything that the drives can hold total_bytes: directories exist or can be
- * made, are writable, budget and free space suffice. Used before any large allocation.
- * ERR_NO_FIT with needed and allowed bytes per drive; ERR_INPUT for a path that cannot be used. */
-int slab_check_space(const slab_config *config) MUST_CHECK;
-
 /* The nvme capacity in bytes that these drives offer: sum of budgets less headers, each capped by free
  * space (drives of one file system share it; a little of it is left to the file system's own tables).
  * A slab of total_bytes up to this less one stripe per drive fits, whatever budgets and weights are. */

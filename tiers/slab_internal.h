@@ -11,7 +11,9 @@
 int tieri_slab_check_config(const slab_config *config, uint64_t *stripe_bytes,
                             uint64_t *stripe_count) MUST_CHECK;
 
-/* Decides how many stripes each drive gets; ERR_NO_FIT, ERR_INPUT as slab_check_space. */
+/* Decides how many stripes each drive gets, without creating anything: directories exist or can be
+ * made and are writable, budget and free space suffice. ERR_NO_FIT with needed and allowed bytes per
+ * drive; ERR_INPUT for a path that cannot be used. */
 int tieri_slab_plan(const slab_config *config, uint64_t stripe_bytes, uint64_t stripe_count,
                     uint64_t drive_stripes[SLAB_DRIVES_MAX]) MUST_CHECK;
 

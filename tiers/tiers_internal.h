@@ -31,7 +31,7 @@ uint64_t tieri_node_available(const char *text, int node);
  * rounded up; 0: no limit. Files are read below `root`, "" for this machine. */
 uint32_t tieri_group_quota_cores(const char *root);
 
-/* topology_read, topology_drive_node and topology_pci_node on the files below `root` ("" for this
+/* topology_read, a drive's node and topology_pci_node on the files below `root` ("" for this
  * machine), with the cores that the affinity mask has. */
 int tieri_topology_read(const char *root, const core_set *affinity,
                         struct topology *out) MUST_CHECK;

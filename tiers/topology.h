@@ -87,12 +87,9 @@ typedef struct topology topology;
  * be read; where anything else cannot, what is missing is taken as absent. */
 int topology_read(topology *out) MUST_CHECK;
 
-/* The node of a PCI device ("0000:3b:00.0", as CUDA's cudaDeviceGetPCIBusId gives it), of the drive that
- * holds `path` (or the nearest directory above it that exists; partitions, device mapper and RAID are
- * followed while all parts agree). -1: not known, as on machines with one node and in most virtual
- * ones. */
+/* The node of a PCI device ("0000:3b:00.0", as CUDA's cudaDeviceGetPCIBusId gives it). -1: not known,
+ * as on machines with one node and in most virtual ones. */
 int topology_pci_node(const char *address);
-int topology_drive_node(const char *path);
 
 /* Appends the drive that holds `path`. -E2BIG above TOPOLOGY_DRIVES_MAX. */
 int topology_add_drive(topology *self, const char *path) MUST_CHECK;

@@ -100,8 +100,6 @@ int probei_rounds(probei *self, const probei_work *work, probei_figure *figures)
 void probei_figure_add(probei_figure *self, double value);
 void probei_figure_close(probei_figure *self);
 double probei_figure_spread(const probei_figure *self); /* half the quartiles' distance / median */
-/* Notes a figure that swung. */
-void probei_disturbed(probei *self, const char *name, double spread);
 
 /* --- probe.c --- */
 
