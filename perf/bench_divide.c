@@ -65,7 +65,7 @@ static unsigned char *memory_of(uint64_t bytes)
 
 static kernel_context *context_of(int threads)
 {
-    kernel_context_config config = {.thread_count = threads, .adam_variant = "auto"};
+    kernel_context_config config = {.thread_count = threads};
     kernel_context *context;
     bench_require(kernels_cpu.context_create(&config, &context));
     return context;

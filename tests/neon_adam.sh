@@ -22,7 +22,7 @@ work=$(mktemp -d "${TMPDIR:-/tmp}/sluice-neon.XXXXXX")
 trap 'rm -rf "$work"' EXIT
 cd "$source_dir"
 sources="kernels/cpu/adam.c kernels/cpu/adam_neon.c kernels/cpu/adam_reference.c kernels/cpu/adam_state.c
-         kernels/cpu/adam_state_reference.c kernels/reference/*.c src/base/dtype.c src/base/error.c src/base/mem.c
+         kernels/cpu/adam_state_reference.c kernels/reference/*.c src/base/cpu.c src/base/dtype.c src/base/error.c src/base/mem.c
          src/base/rng.c src/base/size.c"
 objects=
 # shellcheck disable=SC2086 # the names are words on purpose
@@ -36,5 +36,5 @@ for test in test_kernels_adam test_kernels_lion; do
     # shellcheck disable=SC2086
     "$compiler" -static -fopenmp -o "$work/$test" "$work/$test.o" $objects -lm 2>"$work/log" ||
         { cat "$work/log"; exit 1; }
-    "$emulator" "$work/$test" neon
+    SLUICE_ISA=neon "$emulator" "$work/$test"
 done

@@ -116,9 +116,6 @@ typedef void adami_update_packed_fn(const adam_packed_args *args, const adami_sc
 struct adam_variant {
     const char *name; /* "reference", "avx2", "avx512", "neon" */
 
-    /* Whether this CPU runs it. */
-    bool (*is_supported)(void);
-
     /* Elements [begin, end) of a tile. */
     void (*update)(const adam_args *args, const adami_scalars *scalars, uint64_t begin,
                    uint64_t end);

@@ -9,6 +9,7 @@
 
 #include <stddef.h>
 
+#include "base/cpu.h"
 #include "base/dtype.h"
 
 enum { SUM_BLOCK_ELEMS = 4096 }; /* what a caller hands to one call stays in the first cache */
@@ -33,8 +34,7 @@ struct sum_loops {
 };
 typedef struct sum_loops sum_loops;
 
-/* The best set for this CPU; a name for tests, NULL where this CPU or build lacks it. */
-const sum_loops *sum_choose(void);
-const sum_loops *sum_find(const char *name);
+/* The loops for a CPU that has `isa`. */
+const sum_loops *sum_loops_of(enum cpu_isa isa);
 
 #endif

@@ -184,7 +184,7 @@ int traini_make_cpu_context(traini_setup *self)
 {
     if (self->gpu)
         return 0;
-    kernel_context_config config = {.thread_count = self->thread_count, .adam_variant = "auto"};
+    kernel_context_config config = {.thread_count = self->thread_count};
     return self->ops->context_create(&config, &self->context);
 }
 

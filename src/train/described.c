@@ -70,7 +70,7 @@ int traini_described_device(traini_setup *self)
                         : self->described_gpu  ? COMM_NCCL
                                                : COMM_MPI;
     self->ops = &kernels_reference;
-    kernel_context_config config = {.thread_count = 1, .adam_variant = "auto"};
+    kernel_context_config config = {.thread_count = 1};
     return self->ops->context_create(&config, &self->context);
 }
 
