@@ -28,5 +28,15 @@ if(TARGET sluice_kernels_reference)
             target_link_libraries(${test} PRIVATE sluice_kernels)
             target_compile_definitions(${test} PRIVATE HAVE_KERNELS_CPU)
         endforeach()
+        set(model_sets avx2 avx512 avx512_bf16)
+        sluice_isa_test(test_model_gradients SETS ${model_sets} LABELS cpu
+                        INSTANCES gpt2 llama qwen2 qwen3)
+        sluice_isa_test(test_model_learn SETS ${model_sets} LABELS cpu INSTANCES llama)
+        sluice_isa_test(test_model_lora SETS ${model_sets} LABELS cpu INSTANCES llama)
+        sluice_isa_test(test_model_cut SETS ${model_sets} LABELS cpu INSTANCES gpt2 llama)
+        sluice_isa_test(test_model_cache SETS ${model_sets} LABELS cpu
+                        INSTANCES gpt2 llama gpt2-long qwen2 qwen3)
+        sluice_isa_test(test_model_pytorch SETS ${model_sets} LABELS cpu
+                        INSTANCES gpt2-tied llama-untied)
     endif()
 endif()
