@@ -1,4 +1,4 @@
-# In the CPU's best set and in those below it whose variants differ.
+# These run in the CPU's best set and in the sets below it that have other variants.
 set(adam_sets baseline avx2)
 if(TARGET kernels_adam)
     foreach(name test_kernels_adam test_kernels_adam_state)

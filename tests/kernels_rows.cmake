@@ -1,5 +1,5 @@
-# The reference backend against finite differences, and the CPU's row ops against the reference, in the CPU's
-# best set and in those below it whose variants differ.
+# The reference backend is compared with finite differences, the CPU's row ops with the reference.
+# The latter run in the CPU's best set and in the sets below it that have other variants.
 if(TARGET sluice_kernels_reference)
     sluice_test(test_kernels_reference LIBS sluice_kernels_reference LABELS cpu)
 endif()

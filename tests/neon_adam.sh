@@ -22,8 +22,8 @@ work=$(mktemp -d "${TMPDIR:-/tmp}/sluice-neon.XXXXXX")
 trap 'rm -rf "$work"' EXIT
 cd "$source_dir"
 sources="kernels/cpu/adam.c kernels/cpu/adam_neon.c kernels/cpu/adam_reference.c kernels/cpu/adam_state.c
-         kernels/cpu/adam_state_reference.c kernels/reference/*.c src/base/cpu.c src/base/dtype.c src/base/error.c src/base/mem.c
-         src/base/rng.c src/base/size.c"
+         kernels/cpu/adam_state_reference.c kernels/reference/*.c src/base/cpu.c src/base/dtype.c src/base/error.c
+         src/base/mem.c src/base/rng.c src/base/size.c"
 objects=
 # shellcheck disable=SC2086 # the names are words on purpose
 for file in $sources tests/test_kernels_adam.c tests/test_kernels_lion.c; do

@@ -1,4 +1,5 @@
-/* The choice of the instruction set. It is made once in a process, so that each case has its own. */
+/* The choice of the instruction set. It is made once in a process, so that each case has its
+ * own. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -12,7 +13,8 @@
 
 #include "base/cpu.h"
 
-/* Runs `body` in a child with SLUICE_ISA set so, or unset; it returns true if all is as it should be. */
+/* Runs `body` in a child with SLUICE_ISA set so, or unset; it returns true if all is as it
+ * should be. */
 static void in_a_process(const char *asked, bool (*body)(enum cpu_isa isa), enum cpu_isa isa)
 {
     pid_t child = fork();

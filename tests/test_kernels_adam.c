@@ -1,5 +1,6 @@
-/* Adam, working copies and gradient close of the CPU backend, in the instruction set of the process: to the
- * bit against the reference variant, and the arithmetic itself against textbook double precision. */
+/* Adam, working copies and gradient close of the CPU backend in the process's instruction set: to
+ * the bit against the reference variant, and the arithmetic itself against textbook double
+ * precision. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -167,7 +168,8 @@ static void adam_equals_reference(void **state)
 {
     (void)state;
     static const uint64_t counts[] = {0, 1, 7, 31, 4096, 9999};
-    kernel_context reference = adam_context_of(CPU_BASELINE, 1), tested = adam_context_of(tested_isa, 1);
+    kernel_context reference = adam_context_of(CPU_BASELINE, 1);
+    kernel_context tested = adam_context_of(tested_isa, 1);
     for (int grad = 0; grad < DTYPE_COUNT; grad++)
         for (int param = 0; param < DTYPE_COUNT; param++)
             for (int mode = 0; mode < 4; mode++) {

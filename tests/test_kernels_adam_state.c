@@ -1,7 +1,7 @@
-/* Adam on packed state of the CPU backend, in the instruction set of the process: to the bit against the reference
- * variant over formats, types, counts and special values; a split master against an fp32 one; and what the
- * definitions in kernels/cpu/adam_state.c promise of rounding: means, random bits, codes that stay, zeros,
- * values that are not finite. */
+/* Adam on packed state of the CPU backend, in the instruction set of the process: to the bit
+ * against the reference variant over formats, types, counts and special values; a split master
+ * against an fp32 one; and what the definitions in kernels/cpu/adam_state.c promise of rounding:
+ * means, random bits, codes that stay, zeros, values that are not finite. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -252,7 +252,8 @@ static void over_forms(void (*fn)(const tile_form *form, int idx))
 static void compare_form(const tile_form *form, int idx)
 {
     static const uint64_t counts[] = {0, 1, 31, 255, 256, 257, 4096, 4096 + 300, 3 * 4096};
-    kernel_context reference = adam_context_of(CPU_BASELINE, 1), tested = adam_context_of(tested_isa, 1);
+    kernel_context reference = adam_context_of(CPU_BASELINE, 1);
+    kernel_context tested = adam_context_of(tested_isa, 1);
     adam_scalars scalars = adamw;
     scalars.decoupled = idx % 2 == 0;
     tile_form shaped = *form;
@@ -360,7 +361,8 @@ static void split_master_is_an_fp32_master(void **state)
 
 enum { DRAWS = 1 << 16 };
 
-/* Pearson's correlation of each bit of a with each of b, times sqrt(DRAWS): normal where they are independent. */
+/* Pearson's correlation of each bit of a with each of b, times sqrt(DRAWS): normal where they
+ * are independent. */
 static void assert_uncorrelated(const uint32_t *a, const uint32_t *b, bool is_same,
                                 const char *what)
 {

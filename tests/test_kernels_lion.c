@@ -1,5 +1,5 @@
-/* Lion and Adagrad of the CPU backend, in the instruction set of the process: to the bit against the
- * reference variant, over random and special values, tails, alignments and thread counts; the
+/* Lion and Adagrad of the CPU backend, in the instruction set of the process: to the bit against
+ * the reference variant, over random and special values, tails, alignments and thread counts; the
  * arithmetic itself against textbook double precision over 50 steps and against the reference
  * backend; and by hand. A canary shows that the comparison sees a single bit. */
 #include <math.h>
@@ -196,7 +196,8 @@ static void updates_equal_reference(void **state)
 {
     (void)state;
     static const uint64_t counts[] = {0, 1, 7, 15, 31, 4096, 9999};
-    kernel_context reference = adam_context_of(CPU_BASELINE, 1), tested = adam_context_of(tested_isa, 1);
+    kernel_context reference = adam_context_of(CPU_BASELINE, 1);
+    kernel_context tested = adam_context_of(tested_isa, 1);
     for (int optimizer = 0; optimizer < OPTIMIZER_COUNT; optimizer++)
         for (int types = 0; types < DTYPE_COUNT * DTYPE_COUNT; types++)
             for (int setting = 0; setting < 2; setting++) {

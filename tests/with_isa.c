@@ -1,9 +1,11 @@
-/* Runs a program in an instruction set below the CPU's own, for the lines isa_SET.NAME of the suite.
+/* Runs a program in an instruction set below the CPU's own, for the lines isa_SET.NAME of the
+ * suite.
  *
  *   with_isa SET PROGRAM [ARGUMENT...]
  *
- * Exit 77 where the CPU lacks the set, or where it is the best one, in which the line without a prefix runs the
- * program. SLUICE_ISA makes another set the best one, so that a run of the suite can be that of a smaller CPU. */
+ * Exit 77 where the CPU lacks the set, or where it is the best one, in which the line without a
+ * prefix runs the program. SLUICE_ISA makes another set the best one, so that a run of the suite
+ * can be that of a smaller CPU. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

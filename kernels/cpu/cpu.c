@@ -1,7 +1,7 @@
 /* The CPU backend's context and ops table.
  *
- * A context holds the instruction set, the variants that it means, and oneDNN's engine. It is used by
- * one thread at a time, which need not be the thread that made it; the ops start OpenMP teams of
+ * A context holds the instruction set, its variants of the kernels, and oneDNN's engine. One thread
+ * at a time uses it, which need not be the thread that made it; the ops start OpenMP teams of
  * thread_count threads. Only context_create and the *_create calls allocate. */
 #include <errno.h>
 #include <stdio.h>

@@ -37,8 +37,8 @@ struct kernel_context {
     char description[256];
 };
 
-/* product.c: engine and streams of a context; reads thread_count, sets has_bf16_products. The first call of a
- * process holds oneDNN to the set that SLUICE_ISA names; ERR_BACKEND where it cannot be held. */
+/* product.c: engine and streams of a context; reads thread_count, sets has_bf16_products. The first
+ * call of a process holds oneDNN to the set that SLUICE_ISA names. ERR_BACKEND where that fails. */
 int cpui_engine_create(kernel_context *context) MUST_CHECK;
 void cpui_engine_destroy(kernel_context *context);
 const char *cpui_engine_version(void); /* "oneDNN 2.6.3"; static storage */

@@ -321,8 +321,8 @@ static bool probe_bf16(kernel_context *context)
     return true;
 }
 
-/* Where SLUICE_ISA made the choice oneDNN, which looks at the CPU itself, must not go beyond it. It takes a
- * limit until its first use in the process. */
+/* oneDNN looks at the CPU itself. Where SLUICE_ISA made the choice, oneDNN must not go beyond it.
+ * It takes a limit only before its first use in the process. */
 static int limit_library(enum cpu_isa isa)
 {
 #if defined(__x86_64__)
@@ -335,8 +335,9 @@ static int limit_library(enum cpu_isa isa)
     if (!cpu_isa_is_forced() || isa >= CPU_AMX)
         return 0;
     unsigned limit = limits[isa];
+    /* It refuses the limit of a process's second context; that of the first holds. */
     dnnl_status_t status = dnnl_set_max_cpu_isa(limits[isa]);
-    unsigned used = dnnl_get_effective_cpu_isa(); /* a second context's limit is refused, but holds */
+    unsigned used = dnnl_get_effective_cpu_isa();
     if (used & ~limit)
         return err_set(ERR_BACKEND,
                        "oneDNN cannot be held to %s, which SLUICE_ISA asks for: %s; it uses %#x",

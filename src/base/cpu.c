@@ -13,9 +13,12 @@
 #endif
 
 static const char *const names[CPU_ISA_COUNT] = {
-    [CPU_BASELINE] = "baseline", [CPU_NEON] = "neon",
-    [CPU_AVX2] = "avx2",         [CPU_AVX512] = "avx512",
-    [CPU_AVX512_BF16] = "avx512_bf16", [CPU_AMX] = "amx",
+    [CPU_BASELINE] = "baseline",
+    [CPU_NEON] = "neon",
+    [CPU_AVX2] = "avx2",
+    [CPU_AVX512] = "avx512",
+    [CPU_AVX512_BF16] = "avx512_bf16",
+    [CPU_AMX] = "amx",
 };
 
 /* Written once, by choose. */
