@@ -25,6 +25,14 @@ run()
 }
 
 run 0 "sluice $version" --version
+
+# A wrong SLUICE_ISA is refused, never passed over.
+SLUICE_ISA=avx1024
+export SLUICE_ISA
+run 2 'SLUICE_ISA is "avx1024", which is not the name of an instruction set; this CPU has: baseline' --version
+SLUICE_ISA=baseline
+run 0 "sluice $version" --version
+unset SLUICE_ISA
 run 0 "sluice train" help
 run 0 "sluice train" --help
 for command in train plan generate eval verify inspect; do

@@ -78,45 +78,19 @@ enum {
     NORM_SUBTREE_LEAVES_MIN = 4096,
 };
 
-/* Best first, ending in the reference. */
-static const struct adam_variant *const variants[] = {
+void cpui_adam_select(kernel_context *context)
+{
+    context->adam = &adami_reference;
 #ifdef __x86_64__
-    &adami_avx512,
-    &adami_avx2,
+    if (context->isa >= CPU_AVX512)
+        context->adam = &adami_avx512;
+    else if (context->isa >= CPU_AVX2)
+        context->adam = &adami_avx2;
 #endif
 #ifdef __aarch64__
-    &adami_neon,
+    if (context->isa >= CPU_NEON)
+        context->adam = &adami_neon;
 #endif
-    &adami_reference,
-};
-
-enum { VARIANT_COUNT = sizeof variants / sizeof variants[0] };
-
-/* "auto, avx512, avx2 (not on this CPU), reference" */
-static void list_variants(char *text, size_t text_bytes)
-{
-    size_t used = (size_t)snprintf(text, text_bytes, "auto");
-    for (int i = 0; i < VARIANT_COUNT; i++)
-        used += (size_t)snprintf(text + used, text_bytes - used, ", %s%s", variants[i]->name,
-                                 variants[i]->is_supported() ? "" : " (not on this CPU)");
-}
-
-int cpui_adam_select(kernel_context *context, const char *name)
-{
-    bool is_auto = !name || strcmp(name, "auto") == 0;
-    bool is_known = false;
-    for (int i = 0; i < VARIANT_COUNT; i++) {
-        bool matches = is_auto || strcmp(name, variants[i]->name) == 0;
-        is_known = is_known || matches;
-        if (matches && variants[i]->is_supported()) {
-            context->adam = variants[i];
-            return 0;
-        }
-    }
-    char choices[128];
-    list_variants(choices, sizeof choices);
-    return err_set(ERR_CONFIG, "Adam variant \"%s\" %s; choose one of: %s", name,
-                   is_known ? "needs instructions that this CPU lacks" : "is unknown", choices);
 }
 
 const char *cpui_adam_name(const kernel_context *context)

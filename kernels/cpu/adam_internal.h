@@ -140,9 +140,6 @@ typedef void adami_loop(const adami_work *work, uint64_t begin, uint64_t end);
 struct adam_variant {
     const char *name; /* "reference", "avx2", "avx512", "neon" */
 
-    /* Whether this CPU runs it. */
-    bool (*is_supported)(void);
-
     /* Elements [begin, end) of a tile. */
     adami_loop *update;
     adami_loop *update_packed; /* NULL: adami_update_packed */

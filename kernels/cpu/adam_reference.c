@@ -5,11 +5,6 @@
 
 #include "kernels/cpu/adam_internal.h"
 
-static bool reference_supported(void)
-{
-    return true;
-}
-
 static float load_element(const void *source, enum dtype type, uint64_t i)
 {
     if (type == DTYPE_FP32)
@@ -126,7 +121,6 @@ static void reference_close(const grad_close_args *args, uint64_t block_idx,
 
 const struct adam_variant adami_reference = {
     .name = "reference",
-    .is_supported = reference_supported,
     .update = reference_update,
     .lion = reference_lion,
     .adagrad = reference_adagrad,

@@ -15,7 +15,7 @@
 enum { TILE_ELEMS = 1 << 20 };
 
 /* Best first; the reference is measured where there is no other. */
-static const char *const variant_names[] = {"avx512", "avx2", "neon", "reference"};
+static const enum cpu_isa variants[] = {CPU_AVX512, CPU_AVX2, CPU_NEON, CPU_BASELINE};
 enum { VARIANT_COUNT = 4 };
 
 struct bench_adam_arguments {
@@ -90,11 +90,11 @@ static inline int variant_contexts(kernel_context contexts[VARIANT_COUNT], int t
 {
     int count = 0;
     for (int v = 0; v < VARIANT_COUNT; v++) {
-        bool is_reference = v == VARIANT_COUNT - 1;
-        contexts[count] = (kernel_context){.thread_count = threads};
-        if (!(is_reference && count > 0) &&
-            cpui_adam_select(&contexts[count], variant_names[v]) == 0)
-            count++;
+        bool is_reference = variants[v] == CPU_BASELINE;
+        if (variants[v] > cpu_isa() || !cpu_has(variants[v]) || (is_reference && count > 0))
+            continue;
+        contexts[count] = (kernel_context){.thread_count = threads, .isa = variants[v]};
+        cpui_adam_select(&contexts[count++]);
     }
     return count;
 }

@@ -37,13 +37,19 @@ const char *adam_library_error(void)
 const char *adam_library_variant(void)
 {
     kernel_context context = {.thread_count = 1};
-    return cpui_adam_select(&context, "auto") == 0 ? cpui_adam_name(&context) : "none";
+    if (cpu_isa_check() < 0)
+        return "none";
+    context.isa = cpu_isa();
+    cpui_adam_select(&context);
+    return cpui_adam_name(&context);
 }
 
 static int prepare(const struct adam_library_scalars *in, kernel_context *context,
                    adam_scalars *out)
 {
-    *context = (kernel_context){.thread_count = in->threads};
+    TRY(cpu_isa_check());
+    *context = (kernel_context){.thread_count = in->threads, .isa = cpu_isa()};
+    cpui_adam_select(context);
     *out = (adam_scalars){
         .learning_rate = in->learning_rate,
         .beta1 = in->beta1,
@@ -55,7 +61,7 @@ static int prepare(const struct adam_library_scalars *in, kernel_context *contex
         .bias_correction2_sqrt = (float)sqrt(1 - pow((double)in->beta2, in->step)),
         .grad_scale = 1,
     };
-    return cpui_adam_select(context, "auto");
+    return 0;
 }
 
 int adam_library_step(const struct adam_library_scalars *in, uint64_t count, float *master,
