@@ -1,6 +1,6 @@
-/* Adam, Lion and Adagrad in plain C, one element after another: the definitions (see adam.c) as code.
- * It is also what the vector variants run on the last elements of a range, which do not fill a vector.
- * Any thread; allocates nothing. Compiled without contraction, so only fmaf is fused. */
+/* Adam, Lion and Adagrad in plain C, one element after another: the definitions (see adam.c) as
+ * code. It is also what the vector variants run on the last elements of a range, which do not fill
+ * a vector. Any thread; allocates nothing. Compiled without contraction, so only fmaf is fused. */
 #include <math.h>
 
 #include "kernels/cpu/adam_internal.h"
