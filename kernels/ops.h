@@ -309,7 +309,7 @@ typedef struct adam_args adam_args;
  *   TILE_INT8   the moment is rounded stochastically to 8-bit codes in blocks of TILE_SCALE_ELEMS
  * The random bits of an element are a function of rounding_key and of its number first_elem + i
  * alone: no tile size, thread count or backend changes a bit. One moment's format may differ from
- * the other's. A tile of zero bytes has zero moments. kernels/cpu/adam_state.c has the exact
+ * the other's. A tile of zero bytes has zero moments. kernels/cpu/optimizer/adam_state.c has the exact
  * definitions. ERR_INTERNAL for formats that no stream has above, or a first_elem that is none. */
 struct adam_packed_args {
     uint64_t count;

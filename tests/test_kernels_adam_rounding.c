@@ -1,4 +1,4 @@
-/* What Adam on packed state promises of its rounding (kernels/cpu/adam_state.c), in the instruction
+/* What Adam on packed state promises of its rounding (kernels/cpu/optimizer/adam_state.c), in the instruction
  * set of the process: means that are the values, slow averages that do not stall, codes that stay,
  * zeros, blocks with values that are not finite, and the reference backend's search for codes. */
 #include <math.h>

@@ -1,6 +1,6 @@
 /* The optimizer and norm ops of the CUDA backend: what they check and how they are launched. The
  * results have the bits of the CPU's variants, whose definitions are at the head of
- * kernels/cpu/adam.c and adam_state.c; kernels in update_adam.cu, update_adam_state.cu and
+ * kernels/cpu/optimizer/adam.c and adam_state.c; kernels in update_adam.cu, update_adam_state.cu and
  * update_sums.cu.
  *
  * Each op is one launch (adam_packed: one more where a tile crosses a multiple of 2^32 elements of

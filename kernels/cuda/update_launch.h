@@ -9,7 +9,7 @@
 #ifndef SLUICE_KERNELS_CUDA_UPDATE_LAUNCH_H
 #define SLUICE_KERNELS_CUDA_UPDATE_LAUNCH_H
 
-#include "kernels/cpu/adam_state_internal.h"
+#include "kernels/cpu/optimizer/adam_state_internal.h"
 #include "kernels/cuda/cuda_internal.h"
 
 enum {

@@ -57,7 +57,7 @@
  *
  * Threads: as in adam.c. Nothing is allocated. All loads of an element come before its stores,
  * codes of a block after all loads of the block. */
-#include "kernels/cpu/adam_state_internal.h"
+#include "kernels/cpu/optimizer/adam_state_internal.h"
 #include "kernels/cpu/cpu_internal.h"
 
 int cpui_adam_packed(kernel_context *context, void *stream, const adam_packed_args *args)

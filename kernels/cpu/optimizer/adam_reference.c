@@ -3,7 +3,7 @@
  * a vector. Any thread; allocates nothing. Compiled without contraction, so only fmaf is fused. */
 #include <math.h>
 
-#include "kernels/cpu/adam_internal.h"
+#include "kernels/cpu/optimizer/adam_internal.h"
 
 static float load_element(const void *source, enum dtype type, uint64_t i)
 {

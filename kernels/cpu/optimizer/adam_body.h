@@ -40,7 +40,7 @@
 
 #include <assert.h>
 
-#include "kernels/cpu/adam_internal.h"
+#include "kernels/cpu/optimizer/adam_internal.h"
 
 #define ADAM_INLINE static inline __attribute__((always_inline))
 

@@ -3,7 +3,7 @@
  *
  * A variant is one instruction set's compilation of the same arithmetic; its functions work on a
  * range of elements in the calling thread. adam.c splits the work among threads. Names that begin
- * with adami_ are shared by kernels/cpu/adam*.c and the CUDA backend's update.c, which has the same
+ * with adami_ are shared by kernels/cpu/optimizer/adam*.c and the CUDA backend's update.c, which has the same
  * bits, only. Valid as C; the structs also as C++. */
 #ifndef SLUICE_KERNELS_CPU_ADAM_INTERNAL_H
 #define SLUICE_KERNELS_CPU_ADAM_INTERNAL_H

@@ -4,7 +4,7 @@
  * fmaf is fused. */
 #include <math.h>
 
-#include "kernels/cpu/adam_state_internal.h"
+#include "kernels/cpu/optimizer/adam_state_internal.h"
 
 static float one_nan(float value)
 {

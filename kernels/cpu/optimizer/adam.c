@@ -68,7 +68,7 @@
 #include <omp.h>
 #include <stdio.h>
 
-#include "kernels/cpu/adam_internal.h"
+#include "kernels/cpu/optimizer/adam_internal.h"
 #include "kernels/cpu/cpu_internal.h"
 
 enum {

@@ -25,8 +25,8 @@
 
 #include <assert.h>
 
-#include "kernels/cpu/adam_body.h"
-#include "kernels/cpu/adam_state_internal.h"
+#include "kernels/cpu/optimizer/adam_body.h"
+#include "kernels/cpu/optimizer/adam_state_internal.h"
 
 enum { STATE_STEP = 2 * VEC_ELEMS }; /* elements */
 

@@ -6,7 +6,7 @@
 #define SLUICE_KERNELS_CPU_ADAM_STATE_INTERNAL_H
 
 #include "base/rng.h"
-#include "kernels/cpu/adam_internal.h"
+#include "kernels/cpu/optimizer/adam_internal.h"
 
 /* Multipliers of the integer mix (found by Wellons' search for mixes of small bias, 2018). */
 #define ADAMI_MIX_FIRST  0x7feb352du

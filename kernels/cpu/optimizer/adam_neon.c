@@ -12,7 +12,7 @@
  * read them first; STNP is a hint that they are free to ignore. */
 #include <arm_neon.h>
 
-#include "kernels/cpu/adam_internal.h"
+#include "kernels/cpu/optimizer/adam_internal.h"
 
 typedef float32x4_t vec;
 
@@ -171,8 +171,8 @@ static inline void vec_sums_store(const vec_sums *sums, double lanes[ADAMI_SUM_L
         vst1q_f64(lanes + 2 * pair, sums->pairs[pair]);
 }
 
-#include "kernels/cpu/adam_body.h"
-#include "kernels/cpu/adam_siblings_body.h"
+#include "kernels/cpu/optimizer/adam_body.h"
+#include "kernels/cpu/optimizer/adam_siblings_body.h"
 
 const struct adam_variant adami_neon = {
     .name = "neon",
