@@ -1,0 +1,417 @@
+/* Wrong job files: each with its code and what the message must name (place, key, value, rule or
+ * nearest name). A case without text uses the small right job, so that the --set alone is wrong. */
+#include "tests/config/test_config_common.h"
+
+#include <stdbool.h>
+
+enum { SAYS_MAX = 4 };
+
+struct wrong {
+    const char *text; /* NULL: SMALL_JOB */
+    const char *set;
+    const char *says[SAYS_MAX]; /* each must be in the message */
+};
+
+static const struct wrong cases[] = {
+    /* syntax, with its place */
+    {"{\n  \"run\": {\"dir\" \"x\"}\n}", NULL, {"job.json:2:", "':' expected"}},
+    {"{\n  // \xc3\xa4\xc3\xb6\n  /* \xc3\xa4 */ \"run\": tru }", NULL, {"job.json:3:20: "}},
+    {"{ \"run\": {} ", NULL, {"job.json:1:", "end of file"}},
+    {"{\n /* never ends", NULL, {"job.json:2:2:", "*/"}},
+    {"{\"a\": [1,,2]}", NULL, {"job.json:1:"}},
+    {"{\"a\": [,]}", NULL, {"job.json:1:"}},
+    {"{\"a\": \"x\ny\"}", NULL, {"job.json:1:"}},
+    {"{\"a\": 1} x", NULL, {"job.json:1:", "end of file expected"}},
+    {"", NULL, {"job.json:"}},
+    {"[1, 2]", NULL, {"job.json: ", "must be an object"}},
+    {"{\"run\": {\"steps\": 1, \"steps\": 2}}", NULL, {"job.json:1:", "duplicate", "steps"}},
+    {"{\"gradient_clipping\": 1e999}", NULL, {"job.json:1:", "real number overflow"}},
+    /* unknown keys, with the nearest */
+    {SMALL_WITH("\"trian_batch_size\": 1,"), NULL, {"trian_batch_size", "\"train_batch_size\""}},
+    {SMALL_WITH("\"optimiser\": {},"), NULL, {"\"optimiser\"", "nearest", "\"optimizer\""}},
+    {SMALL_WITH("\"optimizer\": {\"params\": {\"beta\": [0, 0]}},"),
+     NULL,
+     {"optimizer.params.beta: ", "\"betas\""}},
+    {SMALL_WITH("\"lr\": 1,"), NULL, {"unknown key \"lr\"", "optimizer.params.lr"}},
+    {SMALL_WITH("\"zero_optimization\": {\"aio\": {}},"),
+     NULL,
+     {"zero_optimization.aio", "at aio"}},
+    {SMALL_WITH("\"zero_optimization\": {\"stag\": 3},"), NULL, {"stag", "\"stage\""}},
+    {SMALL_WITH("\"tiers\": {\"nvme\": [{\"pth\": \"/x\"}]},"),
+     NULL,
+     {"tiers.nvme.0.pth", "\"path\""}},
+    {SMALL_WITH("\"run.steps\": 5,"), NULL, {"\"run.steps\"", "nested"}},
+    {SMALL_WITH("\"\": 5,"), NULL, {"unknown key \"\""}},
+    {SMALL_WITH("\"a\\u001bb\": 5,"), NULL, {"unknown key \"a?b\""}},
+    /* wrong types */
+    {NULL, "run.steps=many", {"--set: run.steps: ", "\"many\"", "whole number", "1000"}},
+    {NULL, "run.steps=1.5", {"run.steps", "1.5", "whole number"}},
+    {NULL, "run.fresh=1", {"run.fresh", "1 is not true or false"}},
+    {NULL, "run.fresh=\"true\"", {"run.fresh", "\"true\"", "true or false"}},
+    {SMALL_WITH("\"tiers\": 5,"), NULL, {"job.json: tiers: ", "5 is not an object"}},
+    {SMALL_WITH("\"tiers\": {\"nvme\": {\"path\": \"/x\"}},"), NULL, {"tiers.nvme", "array"}},
+    {NULL, "tiers.nvme=[3]", {"tiers.nvme.0", "3 is not an object"}},
+    {NULL, "optimizer.params.betas=0.9", {"betas", "0.9", "array of numbers"}},
+    {NULL, "optimizer.params.betas=[0.9]", {"betas", "[0.9]", "two numbers"}},
+    {NULL, "optimizer.params.betas=[0.9, \"x\"]", {"betas", "\"x\"", "a number"}},
+    {NULL, "data.train=[\"a\", 3]", {"data.train", "3 is not a path"}},
+    {NULL, "data.train=[\"\"]", {"data.train", "file 0"}},
+    {NULL, "run.dir={}", {"run.dir", "{}", "a string"}},
+    {NULL, "run.dir=", {"run.dir", "empty"}},
+    {NULL, "aio.single_submit=maybe", {"aio.single_submit", "\"maybe\""}},
+    {NULL, "schedule.update=3", {"schedule.update", "3", "after_backward"}},
+    /* ranges */
+    {NULL, "run.steps=0", {"run.steps", "0 is out of range", "at least 1"}},
+    {NULL, "run.commit_every=-1", {"run.commit_every", "-1", "at least 0 steps"}},
+    {NULL, "run.keep=-1", {"run.keep", "-1", "at least 0 steps"}},
+    {NULL, "run.keep=all", {"run.keep", "\"all\"", "whole number or an array of whole numbers"}},
+    {NULL, "run.keep=1.5", {"run.keep", "1.5", "whole number"}},
+    {NULL, "run.keep=[50, null]", {"run.keep", "null", "whole number"}},
+    {NULL, "run.keep=[50, \"100\"]", {"run.keep", "\"100\"", "whole number"}},
+    {NULL, "run.keep=[50, -50]", {"run.keep", "-50", "at least 0"}},
+    {NULL, "run.keep=[50, 0]", {"run.keep", "entry 1 is 0", "at least 1"}},
+    /* what is kept must be committed */
+    {NULL, "run.keep=70", {"--set: run.keep", "step 70", "run.commit_every, 50", "such as 10"}},
+    {NULL, "run.keep=[50, 75, 100]", {"run.keep", "step 75", "last step, 1000", "such as 25"}},
+    {NULL, "run.keep=[1001]", {"run.keep", "step 1001", "such as 1"}},
+    {"{" SMALL_MODEL ", \"run\": {\"dir\": \"d\", \"commit_every\": 0, \"keep\": [1000]}, "
+     "\"train_micro_batch_size_per_gpu\": 1}",
+     NULL,
+     {"job.json: run.keep", "run.commit_every 0", "set run.commit_every to 1000 or a divisor"}},
+    {"{" SMALL_MODEL ", \"run\": {\"dir\": \"d\", \"keep\": 300}, "
+     "\"train_micro_batch_size_per_gpu\": 1}",
+     "run.commit_every=0",
+     {"run.keep", "set run.commit_every to 300"}},
+    {NULL, "train_micro_batch_size_per_gpu=0", {"train_micro_batch_size_per_gpu", "at least 1"}},
+    {NULL, "gradient_accumulation_steps=-2", {"gradient_accumulation_steps", "-2", "at least 1"}},
+    {NULL, "optimizer.params.betas=[0.9, 1.0]", {"betas", "1.0", "[0,1)"}},
+    {NULL, "optimizer.params.lr=-1e-3", {"optimizer.params.lr", "-0.001", "at least 0"}},
+    {NULL, "optimizer.params.eps=-1", {"optimizer.params.eps", "-1", "at least 0"}},
+    {NULL, "gradient_clipping=-1", {"gradient_clipping", "-1", "at least 0"}},
+    {NULL, "zero_optimization.stage=4", {"zero_optimization.stage", "4", "[0,3]"}},
+    {NULL, "aio.block_size=5000", {"aio.block_size", "5000", "4096"}},
+    {NULL, "aio.queue_depth=0", {"aio.queue_depth", "0", "[1,32768]"}},
+    {NULL, "model.rope_theta=0", {"model.rope_theta", "0", "above 0"}},
+    {NULL, "model.num_layers=0", {"model.num_layers", "0", "[1,65536]"}},
+    {SMALL_WITH("\"data\": {\"format\": \"text\"},"),
+     "model.vocab_size=255",
+     {"model.vocab_size", "255", "bytes", "256"}},
+    {NULL, "optimizer.params.eps=1e-50", {"optimizer.params.eps", "1e-50", "0 in fp32"}},
+    {NULL, "optimizer.params.lr=1e39", {"optimizer.params.lr", "1e+39", "infinite in fp32"}},
+    {NULL, "optimizer.params.betas=[0.9999999999, 0.999]", {"optimizer.params.betas", "1 in fp32"}},
+    {NULL, "fp16={\"enabled\": true, \"loss_scale\": 1e-46}", {"fp16.loss_scale", "infinite"}},
+    {NULL, "model.init_std=1e39", {"model.init_std", "infinite in fp32"}},
+    {NULL,
+     "scheduler={\"type\": \"OneCycle\", \"params\": {\"cycle_min_lr\": 1e-4, \"cycle_max_lr\": "
+     "1e-3, \"cycle_first_step_size\": 4, \"decay_step_size\": 1, \"decay_mom_rate\": 0.2}}",
+     {"cycle_momentum", "decay_mom_rate", "[0, 1)"}},
+    {NULL, "tiers.nvme=[{\"path\": \"d\"}, {\"path\": \"./d//\"}]", {"tiers.nvme.1.path", "twice"}},
+    {NULL, "zero_optimization.sub_group_size=0", {"sub_group_size", "at least 1"}},
+    {NULL, "schedule.tile_elems=2000000000", {"schedule.tile_elems", "2000000000", "1000000000"}},
+    /* sizes */
+    {NULL, "tiers.host.budget=12 parsecs", {"tiers.host.budget", "12 parsecs", "GiB"}},
+    {NULL, "tiers.device.budget=-5", {"tiers.device.budget", "-5", "at least 0"}},
+    {NULL, "tiers.device.budget=9e9TiB", {"tiers.device.budget", "9e9TiB", "2^63"}},
+    /* choices, and what is not built */
+    {NULL, "model.family=gtp2", {"model.family", "\"gtp2\"", "gpt2|llama", "\"gpt2\""}},
+    {NULL, "data.tokenizer=[\"gpt2\"]", {"data.tokenizer", "not a string", "bytes"}},
+    {NULL, "data.shuffle=document", {"data.shuffle", "the nearest is \"documents\""}},
+    {NULL, "data.chat_template=chatlm", {"data.chat_template", "the nearest is \"chatml\""}},
+    {NULL, "data.train={\"path\":\"a\"}", {"data.train", "is not a path, or a list"}},
+    {NULL, "data.train=[{\"weight\":1}]", {"data.train.0.path", "missing"}},
+    {NULL, "data.train=[{\"path\":[],\"weight\":1}]", {"data.train.0.path", "missing"}},
+    {NULL, "data.train=[{\"path\":\"a\",\"weight\":0}]", {"data.train.0.weight", "above 0"}},
+    {NULL,
+     "data.train=[{\"path\":\"a\",\"weight\":1},\"b\"]",
+     {"data.train", "entry 1 has no weight"}},
+    {NULL,
+     "data.train=[{\"path\":\"a\",\"wieght\":1}]",
+     {"data.train.0.wieght", "nearest", "weight"}},
+    {NULL, "data.valid=[{\"path\":\"a\",\"weight\":1}]", {"data.valid.0.weight", "unknown key"}},
+    {NULL, "device.backend=gpu", {"device.backend", "\"gpu\"", "auto|cpu|cuda"}},
+    {NULL, "schedule.order=sideways", {"schedule.order", "\"sideways\"", "layer_major"}},
+    {NULL, "schedule.update=sometimes", {"schedule.update", "delayed_one_step"}},
+    {NULL,
+     "data.format=parquet",
+     {"data.format", "\"parquet\"", "auto|text|llmc|u16|u32|megatron"}},
+    {NULL, "data.format=u16", {"model.vocab_size", "missing"}},
+    {NULL, "model.max_part_bytes=-1", {"model.max_part_bytes", "at least 0 bytes"}},
+    {NULL, "io.stuck_seconds=-1", {"io.stuck_seconds", "[0,1e9] seconds"}},
+    {NULL, "train.only=[]", {"train.only", "the list is empty", "leave it out"}},
+    {NULL, "train.only=block.3", {"train.only", "\"block.3\" is none of blocks.FIRST-LAST"}},
+    {NULL, "train.only=[\"blocks.3-\"]", {"train.only", "\"blocks.3-\" is none"}},
+    {NULL, "train.only=[\"blocks.1-2x\"]", {"train.only", "is none of"}},
+    {NULL, "train.only=[\"norms\", \"blocks.3-2\"]", {"\"blocks.3-2\" ends before it begins"}},
+    {NULL, "train.only=[\"blocks.12345678901\"]", {"train.only", "is none of"}},
+    {NULL, "train.lora.rank=0", {"train.lora.rank", "[1,4096]"}},
+    {NULL, "train.lora.targets=[]", {"train.lora.targets", "the list is empty"}},
+    {NULL, "train.lora={\"dropout\": 0.1}", {"train.lora.dropout", "unknown key"}},
+    {NULL, "train.lora.bias=none", {"unknown key \"bias\""}},
+    {NULL, "debug.io.stop_seconds=-1", {"debug.io.stop_seconds", "[0,1e9] seconds"}},
+    {NULL,
+     "debug.io.stop_seconds=30",
+     {"debug.io.stop_seconds", "30 is not above io.stuck_seconds, 30"}},
+    {NULL, "io.stuck_seconds=700", {"debug.io.stop_seconds", "600", "io.stuck_seconds, 700"}},
+    {NULL, "io.verify_reads=0", {"io.verify_reads", "true or false"}},
+    {NULL, "debug.io.threads=2000", {"debug.io.threads", "[0,1024]"}},
+    {NULL, "update.threads=-1", {"update.threads", "[0,65536]"}},
+    {NULL, "run.paranoid=1", {"run.paranoid", "true or false"}},
+    /* core sets */
+    {NULL, "device.cores=7-0", {"device.cores", "\"7-0\"", "begins after its end"}},
+    {NULL, "device.cores=0-7,", {"device.cores", "\"0-7,\"", "no core set", "0-7,16"}},
+    {NULL, "update.cores=,1", {"update.cores", "no core set"}},
+    {NULL, "io.cores=0 - 7", {"io.cores", "no core set"}},
+    {NULL, "io.cores=1-2-3", {"io.cores", "no core set"}},
+    {NULL, "io.cores=0-", {"io.cores", "no core set"}},
+    {NULL, "io.cores=all", {"io.cores", "\"all\"", "no core set"}},
+    {NULL, "device.cores=[0, 1]", {"device.cores", "[0,1]"}},
+    {SMALL_WITH("\"device\": {\"cores\": 3},"), NULL, {"device.cores", "3 is not a core set"}},
+    {NULL, "device.cores=123456", {"device.cores", "no core set"}},
+    {NULL,
+     "device.cores=0,2,4,6,8,10,12,14,16,18,20,22,24,26,28,30,32,34,36,38,40,42,44,46",
+     {"device.cores", "at most 63"}},
+    /* updates that would not be exact */
+    {NULL,
+     "schedule.update=in_backward",
+     {"schedule.update", "gradient_clipping to 0 (it is 1 by default)", "after_backward"}},
+    {SMALL_WITH("\"bf16\": {\"enabled\": true}, \"gradient_clipping\": 0.5,"),
+     "schedule.update=in_backward",
+     {"gradient_clipping to 0 (it is 0.5)", " and bf16.check_grad_overflow to false",
+      "(it is true by default)"}},
+    {SMALL_WITH("\"bf16\": {\"enabled\": true}, \"gradient_clipping\": 0,"),
+     "schedule.update=in_backward",
+     {"known: set bf16.check_grad_overflow to false"}},
+    {SMALL_WITH("\"fp16\": {\"enabled\": true}, \"gradient_clipping\": 0,"),
+     "schedule.update=in_backward",
+     {"fp16.enabled", "overflow"}},
+    {NULL, "tiers.place.grads=cpu", {"tiers.place.grads", "\"cpu\"", "device|host|nvme"}},
+    {SMALL_WITH("\"optimizer\": {\"params\": {\"freeze_step\": 2}, \"type\": \"OneBitAdam\"},"),
+     NULL,
+     {"optimizer.type", "OneBitAdam", "not built yet", "Adam|AdamW|Adagrad|Lion"}},
+    {NULL, "optimizer.type=Adamm", {"optimizer.type", "nearest", "\"Adam\""}},
+    {NULL, "optimizer.params.max_grad_norm=1", {"max_grad_norm", "gradient_clipping"}},
+    {NULL, "optimizer.type=muon", {"optimizer.type", "\"muon\"", "Adam|AdamW|Adagrad|Lion"}},
+    {NULL, "optimizer.type=lamb", {"optimizer.type", "\"lamb\"", "not built yet"}},
+    {SMALL_WITH("\"optimizer\": {\"type\": \"Lion\", \"params\": {\"eps\": 1e-8}},"),
+     NULL,
+     {"optimizer.params.eps", "no parameter of Lion", "betas"}},
+    {SMALL_WITH("\"optimizer\": {\"type\": \"Adagrad\", \"params\": {\"betas\": [0, 0]}},"),
+     NULL,
+     {"optimizer.params.betas", "no parameter of Adagrad", "eps"}},
+    {SMALL_WITH("\"optimizer\": {\"type\": \"Lion\", \"params\": {\"adam_w_mode\": true}},"),
+     NULL,
+     {"optimizer.params.adam_w_mode", "no parameter of Lion"}},
+    {SMALL_WITH("\"optimizer\": {\"type\": \"Adagrad\", \"params\": {\"max_grad_norm\": 1}},"),
+     NULL,
+     {"optimizer.params.max_grad_norm", "gradient_clipping"}},
+    {NULL, "optimizer.params.amsgrad=true", {"optimizer.params.amsgrad", "not built yet"}},
+    {NULL,
+     "optimizer.params.fp32_optimizer_states=false",
+     {"fp32_optimizer_states", "this job's are fp32", "state.moments"}},
+    {NULL, "state.moments=fp16", {"state.moments", "\"fp16\"", "fp32|bf16|8bit"}},
+    {NULL, "state.master=split", {"state.master", "bf16.enabled", "fp32"}},
+    {NULL, "state.masters=split", {"state.masters", "state.master"}},
+    {SMALL_WITH("\"optimizer\": {\"type\": \"Lion\"},"),
+     "state.moments=bf16",
+     {"state.moments", "Adam", "Lion"}},
+    {SMALL_WITH("\"bf16\": {\"enabled\": true}, \"optimizer\": {\"type\": \"Adagrad\"},"),
+     "state.master=split",
+     {"state.master", "Adam", "Adagrad"}},
+    {SMALL_WITH("\"bf16\": {\"enabled\": true}, \"optimizer\": {\"type\": \"Lion\"},"),
+     "bf16.bf16_optimizer_states=true",
+     {"bf16.bf16_optimizer_states", "Adam", "Lion"}},
+    {SMALL_WITH("\"bf16\": {\"enabled\": true}, \"state\": {\"moments\": \"fp32\"},"),
+     "bf16.bf16_optimizer_states=true",
+     {"bf16.bf16_optimizer_states", "state.moments bf16", "\"fp32\""}},
+    {SMALL_WITH("\"scheduler\": {\"type\": \"OneCycle\", \"params\": {\"cycle_min_lr\": 0}},"),
+     NULL,
+     {"scheduler.params.cycle_max_lr", "missing", "OneCycle"}},
+    {SMALL_WITH("\"scheduler\": {\"type\": \"OneCycle\"},"),
+     NULL,
+     {"scheduler.params.cycle_min_lr", "missing", "OneCycle"}},
+    {SMALL_WITH("\"scheduler\": {\"type\": \"OneCycle\", \"params\": {\"warmup_num_steps\": 1}},"),
+     NULL,
+     {"scheduler.params.warmup_num_steps", "no parameter of OneCycle", "cycle_first_step_size"}},
+    {NULL, "scheduler.params.cycle_first_step_size=0", {"cycle_first_step_size", "at least 1"}},
+    {NULL, "scheduler.params.cycle_max_mom=1", {"cycle_max_mom", "[0,1)"}},
+    {NULL, "scheduler.params.lr_range_test_step_size=0", {"step_size", "at least 1"}},
+    {NULL, "scheduler.params.warmup_num_steps=0", {"warmup_num_steps", "at least 1"}},
+    {NULL, "scheduler.params.warmup_type=cubic", {"warmup_type", "\"cubic\"", "log|linear"}},
+    {NULL, "scheduler.type=StepLR", {"scheduler.type", "\"StepLR\"", "OneCycle|LRRangeTest"}},
+    {SMALL_WITH("\"bf16\": {\"enabled\": true},"),
+     "fp16.enabled=true",
+     {"fp16.enabled", "bf16.enabled", "one of them"}},
+    {SMALL_WITH("\"fp16\": {\"loss_scale_window\": 0},"),
+     "fp16.enabled=true",
+     {"fp16.loss_scale_window", "0 is out of range", "dynamic"}},
+    {SMALL_WITH("\"fp16\": {\"min_loss_scale\": -1},"),
+     "fp16.enabled=true",
+     {"fp16.min_loss_scale", "-1", "dynamic"}},
+    {NULL, "fp16.min_loss_scale=0.5", {"fp16.min_loss_scale", "0.5", "whole number"}},
+    {NULL, "fp16.loss_scale=-1", {"fp16.loss_scale", "-1", "at least 0"}},
+    {NULL, "fp16.loss_scale=true", {"fp16.loss_scale", "true is not a number"}},
+    {NULL, "fp16.initial_scale_power=128", {"fp16.initial_scale_power", "128", "[0,127]"}},
+    {NULL, "fp16.hysteresis=0", {"fp16.hysteresis", "at least 1"}},
+    {NULL, "fp16.loss_scale_window=1.5", {"fp16.loss_scale_window", "1.5", "whole number"}},
+    {NULL, "fp16.fp16_master_weights_and_grads=true", {"fp16_master_weights_and_grads", "fp32"}},
+    {NULL, "bf16.bf16_master_weights_and_grads=true", {"bf16_master_weights_and_grads", "fp32"}},
+    {NULL, "data_types.param_dtype=bf16", {"data_types.param_dtype", "\"bf16\"", "fp32"}},
+    {SMALL_WITH("\"bf16\": {\"enabled\": true},"),
+     "data_types.grad_accum_dtype=fp16",
+     {"grad_accum_dtype", "\"fp16\"", "\"bf16\""}},
+    {NULL, "bf16.bf16_optimizer_states=true", {"bf16_optimizer_states", "bf16.enabled"}},
+    {NULL, "data_types.grad_accum_dtype=fp16", {"grad_accum_dtype", "fp16.enabled"}},
+    {NULL, "data_types.grad_accum_dtype=bf16", {"grad_accum_dtype", "bf16.enabled"}},
+    {NULL, "model.hf=some/dir", {"model.hf", "some/dir/config.json", "No such file", "checkpoint"}},
+    {NULL, "zero_optimization.zenflow={\"topk_ratio\": 0.1}", {"zenflow", "not built"}},
+    {NULL, "curriculum_learning={\"enabled\": true}", {"curriculum_learning", "not built"}},
+    /* relations */
+    {"{" SMALL_MODEL ", \"run\": {\"dir\": \"r\"}}", NULL, {"train_micro_batch_size_per_gpu"}},
+    {"{" SMALL_MODEL ", \"train_batch_size\": 1}", NULL, {"run.dir", "missing"}},
+    {"{" SMALL_REST "}", NULL, {"model: missing", "preset"}},
+    {"{\"model\": {\"num_layers\": 2}, " SMALL_REST "}", NULL, {"model.family", "missing"}},
+    {"{\"model\": {\"family\": \"llama\"}, " SMALL_REST "}", NULL, {"model.num_layers", "missing"}},
+    {SMALL_WITH("\"train_batch_size\": 7, \"gradient_accumulation_steps\": 3,"),
+     NULL,
+     {"train_batch_size", "7", "1", "3"}},
+    {NULL, "scheduler.params.warmup_min_lr=0", {"scheduler.type", "missing"}},
+    {SMALL_WITH("\"scheduler\": {\"type\": \"WarmupDecayLR\"},"),
+     NULL,
+     {"scheduler.params.total_num_steps", "WarmupDecayLR"}},
+    {SMALL_WITH("\"scheduler\": {\"type\": \"WarmupLR\", \"params\": {\"cos_min_ratio\": 0}},"),
+     NULL,
+     {"scheduler.params.cos_min_ratio", "WarmupLR", "warmup_max_lr"}},
+    {SMALL_WITH("\"bf16\": {}, \"bfloat16\": {},"), NULL, {"bfloat16", "bf16"}},
+    {SMALL_WITH("\"zero_optimization\": {\"offload_optimizer\": {\"device\": \"cpu\"}},"),
+     "tiers.place.optimizer=device",
+     {"--set: tiers.place.optimizer", "zero_optimization.offload_optimizer.device", "\"cpu\"",
+      "\"host\""}},
+    {SMALL_WITH("\"zero_optimization\": {\"cpu_offload\": true, \"offload_optimizer\": "
+                "{\"device\": \"none\"}},"),
+     NULL,
+     {"zero_optimization.cpu_offload", "offload_optimizer"}},
+    {NULL, "tiers.place.params=nvme", {"tiers.place.params", "drive", "tiers.nvme"}},
+    {NULL, "zero_optimization.offload_param.device=nvme", {"offload_param.device", "nvme_path"}},
+    {NULL,
+     "tiers.place.rules=[{\"units\": \"all\", \"kind\": \"grads\", \"tier\": \"nvme\"}]",
+     {"tiers.place.rules.0.tier", "drive"}},
+    {NULL,
+     "tiers.place.rules=[{\"units\": \"5-2\", \"kind\": \"grads\", \"tier\": \"host\"}]",
+     {"tiers.place.rules.0.units", "\"5-2\""}},
+    {NULL,
+     "tiers.place.rules=[{\"units\": \"1,2\", \"kind\": \"grads\", \"tier\": \"host\"}]",
+     {"tiers.place.rules.0.units", "\"1,2\"", "0-11"}},
+    {NULL,
+     "tiers.place.rules=[{\"units\": 1, \"kind\": \"params\", \"tier\": \"recompute\"}]",
+     {"tiers.place.rules.0.tier", "recompute", "inner_activations", "params"}},
+    {NULL, "tiers.place.inner_activations=nvme", {"inner_activations", "drive"}},
+    {NULL, "tiers.place.rules=[{\"units\": 1}]", {"tiers.place.rules.0.kind", "missing"}},
+    {NULL, "tiers.nvme=[{\"budget\": 5}]", {"tiers.nvme.0.path", "missing"}},
+    {NULL,
+     "tiers.nvme=[{\"path\": \"/x\"}, {\"path\": \"/x\"}]",
+     {"tiers.nvme.1.path", "\"/x\"", "twice"}},
+    /* --set itself */
+    {NULL, "run.steps", {"--set run.steps", "key.path=value"}},
+    {NULL, "=5", {"--set =5", "key.path=value"}},
+    {NULL, "run.stps=5", {"--set: run.stps", "\"steps\""}},
+    {NULL, "runn.steps=5", {"--set: runn", "\"run\""}},
+    {NULL, "run..steps=5", {"--set: run.", "unknown key \"\""}},
+    {NULL, "run.steps.x=5", {"run.steps.x", "unknown key \"x\""}},
+    {NULL, "run.steps={", {"--set: run.steps", "not JSON"}},
+    {NULL, "tiers.nvme.2.path=/x", {"tiers.nvme", "no entry 2", "the list has 0"}},
+    {NULL, "tiers.nvme.*.path=/x", {"--set: tiers.nvme.*", "is a list", "tiers.nvme.0"}},
+    {NULL, "run.dir=\xff", {"run.dir", "UTF-8"}},
+};
+
+/* Whether one case ends as it should; prints what is wrong. */
+static bool case_is_refused(size_t idx)
+{
+    const struct wrong *wrong = &cases[idx];
+    const char *text = wrong->text ? wrong->text : SMALL_JOB;
+    const char *set = wrong->set ? wrong->set : "-";
+    job *self = (job *)&self;
+    int rc = read_text(text, wrong->set, &self);
+    if (rc != ERR_CONFIG || self) {
+        print_error("case %zu (%s, --set %s): %s\n", idx, text, set,
+                    rc == 0 ? "accepted" : err_name(rc));
+        return false;
+    }
+    for (int i = 0; i < SAYS_MAX && wrong->says[i]; i++) {
+        if (!strstr(err_text(), wrong->says[i])) {
+            print_error("case %zu (--set %s): '%s' does not say '%s'\n", idx, set, err_text(),
+                        wrong->says[i]);
+            return false;
+        }
+    }
+    return true;
+}
+
+static void wrong_is_refused(void **state)
+{
+    (void)state;
+    size_t count = sizeof cases / sizeof cases[0], refused = 0;
+    for (size_t i = 0; i < count; i++)
+        refused += case_is_refused(i);
+    print_message("%zu of %zu wrong jobs refused\n", refused, count);
+    assert_int_equal(refused, count);
+}
+
+/* The table's canary: what the cases are built on is right. */
+static void base_is_right(void **state)
+{
+    (void)state;
+    job_destroy(read_good(SMALL_JOB, NULL));
+    job_destroy(read_good(SMALL_WITH("\"description\": \"x\","), "run.steps=5"));
+}
+
+static void presets_are_refused(void **state)
+{
+    (void)state;
+    job *self;
+    assert_int_equal(
+        read_text("{\"model\": {\"preset\": \"gpt2-1.5\"}, " SMALL_REST "}", NULL, &self),
+        ERR_CONFIG);
+    assert_non_null(strstr(err_text(), "model.preset"));
+    assert_non_null(strstr(err_text(), "\"gpt2-1.5b\""));
+    assert_int_equal(
+        read_text("{\"model\": {\"preset\": \"../secret\"}, " SMALL_REST "}", NULL, &self),
+        ERR_CONFIG);
+    assert_non_null(strstr(err_text(), "\"../secret\" is no name"));
+}
+
+static void files_are_refused(void **state)
+{
+    (void)state;
+    job *self;
+    assert_int_equal(job_read("no/such/file.json", NULL, 0, &self), ERR_INPUT);
+    assert_non_null(strstr(err_text(), "no/such/file.json"));
+    assert_int_equal(job_read(".", NULL, 0, &self), ERR_INPUT);
+    size_t bytes = (size_t)5 << 20;
+    char *blanks = mem_alloc(bytes, 1, "test text");
+    assert_non_null(blanks);
+    memset(blanks, ' ', bytes);
+    write_job(blanks, bytes);
+    mem_free(blanks);
+    assert_int_equal(job_read(test_file, NULL, 0, &self), ERR_INPUT);
+    write_job("{\"run\": \0}", 10);
+    assert_int_equal(job_read(test_file, NULL, 0, &self), ERR_CONFIG);
+}
+
+static void training_needs_data(void **state)
+{
+    (void)state;
+    job *self = read_good(SMALL_WITH("\"data\": {\"train\": \"x\"},"), "run.eval_every=5");
+    assert_int_equal(job_check_for_training(self), ERR_CONFIG);
+    assert_non_null(strstr(err_text(), "data.valid"));
+    job_destroy(self);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(base_is_right),       cmocka_unit_test(wrong_is_refused),
+        cmocka_unit_test(presets_are_refused), cmocka_unit_test(files_are_refused),
+        cmocka_unit_test(training_needs_data),
+    };
+    return cmocka_run_group_tests(tests, test_setup, test_teardown);
+}

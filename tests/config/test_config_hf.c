@@ -1,0 +1,336 @@
+/* config.json of a Hugging Face checkpoint as a model block: every family, the forms of rotary
+ * positions, what is absent, what is refused by its key, and what a job may say beside it. */
+#include <sys/stat.h>
+
+#include "tests/config/test_config_common.h"
+
+#define JOB "{\"model\": {\"hf\": \"%s\"}, " SMALL_REST "}"
+#define GPT2                                                                                       \
+    "\"model_type\": \"gpt2\", \"vocab_size\": 300, \"n_embd\": 48, \"n_layer\": 3, \"n_head\": "  \
+    "4, "                                                                                          \
+    "\"n_positions\": 96"
+/* Keys of all others, with more positions than the default sequence has. */
+#define SIZES                                                                                      \
+    "\"vocab_size\": 300, \"hidden_size\": 48, \"num_hidden_layers\": 3, "                         \
+    "\"num_attention_heads\": 4, \"intermediate_size\": 80, \"max_position_embeddings\": 4096"
+#define LLAMA "\"model_type\": \"llama\", " SIZES
+#define LLAMA3                                                                                     \
+    "\"factor\": 8.0, \"low_freq_factor\": 1.0, \"high_freq_factor\": 4.0, "                       \
+    "\"original_max_position_embeddings\": 8192"
+
+static char hf_file[128];
+
+static int read_config(const char *keys, const char *set, job **out)
+{
+    char text[512];
+    snprintf(hf_file, sizeof hf_file, "%s/config.json", test_dir);
+    FILE *file = fopen(hf_file, "wb");
+    assert_non_null(file);
+    assert_true(fprintf(file, "{%s}", keys) > 0);
+    assert_int_equal(fclose(file), 0);
+    snprintf(text, sizeof text, JOB, test_dir);
+    int rc = read_text(text, set, out);
+    unlink(hf_file);
+    return rc;
+}
+
+static job *read_right(const char *keys, const char *set)
+{
+    job *self;
+    int rc = read_config(keys, set, &self);
+    if (rc < 0)
+        fail_msg("%s: %s", keys, err_text());
+    return self;
+}
+
+/* ---- what is read ---- */
+
+#define FIELDS_MAX 12
+
+static const struct {
+    const char *keys;
+    struct field fields[FIELDS_MAX];
+} right[] = {
+    {GPT2,
+     {FIELD_IS_TEXT(model.family, "gpt2"), FIELD(model.num_layers, 3), FIELD(model.hidden_size, 48),
+      FIELD(model.num_heads, 4), FIELD(model.num_kv_heads, 4), FIELD(model.ffn_size, 192),
+      FIELD(model.vocab_size, 300), FIELD(model.position_count, 96), FIELD(model.seq_length, 96),
+      FIELD(model.norm_epsilon, 1e-5), FIELD(model.tie_embeddings, true)}},
+    {GPT2 ", \"n_inner\": 72, \"layer_norm_epsilon\": 1e-6, \"tie_word_embeddings\": false, "
+          "\"activation_function\": \"gelu_pytorch_tanh\", \"reorder_and_upcast_attn\": true",
+     {FIELD(model.ffn_size, 72), FIELD(model.norm_epsilon, 1e-6),
+      FIELD(model.tie_embeddings, false)}},
+    {"\"model_type\": \"gpt2\", \"vocab_size\": 300, \"hidden_size\": 64, \"num_hidden_layers\": "
+     "2, "
+     "\"num_attention_heads\": 8, \"n_inner\": null",
+     {FIELD(model.hidden_size, 64), FIELD(model.ffn_size, 256), FIELD(model.position_count, 1024),
+      FIELD(model.seq_length, 1024)}},
+    {LLAMA,
+     {FIELD_IS_TEXT(model.family, "llama"), FIELD(model.num_kv_heads, 4), FIELD(model.head_dim, 12),
+      FIELD(model.ffn_size, 80), FIELD(model.qkv_bias, false), FIELD(model.qk_norm, false),
+      FIELD(model.norm_epsilon, 1e-6), FIELD(model.rope_theta, 10000),
+      FIELD(model.rope_scaling, ROPE_PLAIN), FIELD(model.seq_length, 1024),
+      FIELD(model.tie_embeddings, false)}},
+    /* SmolLM, as it is published: an older form with null where nothing is scaled. */
+    {LLAMA
+     ", \"num_key_value_heads\": 2, \"rms_norm_eps\": 1e-05, \"rope_theta\": 100000, "
+     "\"rope_scaling\": null, \"tie_word_embeddings\": true, \"attention_bias\": false, "
+     "\"mlp_bias\": false, \"hidden_act\": \"silu\", \"use_cache\": true, \"bos_token_id\": 1",
+     {FIELD(model.num_kv_heads, 2), FIELD(model.norm_epsilon, 1e-5),
+      FIELD(model.rope_theta, 100000), FIELD(model.tie_embeddings, true)}},
+    {LLAMA ", \"rope_theta\": 500000.0, \"rope_scaling\": {" LLAMA3 ", \"rope_type\": \"llama3\"}",
+     {FIELD(model.rope_theta, 500000), FIELD(model.rope_scaling, ROPE_LLAMA3),
+      FIELD(model.rope_factor, 8), FIELD(model.rope_low_freq_factor, 1),
+      FIELD(model.rope_high_freq_factor, 4), FIELD(model.rope_original_positions, 8192)}},
+    /* The newer form; what is in the block goes before what is outside. */
+    {LLAMA ", \"rope_theta\": 7, \"rope_parameters\": {\"rope_theta\": 500000.0, " LLAMA3
+           ", \"rope_type\": \"llama3\"}",
+     {FIELD(model.rope_theta, 500000), FIELD(model.rope_scaling, ROPE_LLAMA3)}},
+    {LLAMA ", \"rope_parameters\": {\"rope_type\": \"llama3\", \"factor\": 8, "
+           "\"low_freq_factor\": 1, \"high_freq_factor\": 4}",
+     {FIELD(model.rope_original_positions, 4096)}},
+    {LLAMA ", \"rope_scaling\": {\"type\": \"linear\", \"factor\": 2.5}",
+     {FIELD(model.rope_scaling, ROPE_LINEAR), FIELD(model.rope_factor, 2.5)}},
+    {LLAMA ", \"rope_parameters\": {\"rope_type\": \"default\", \"rope_theta\": 12345.5}",
+     {FIELD(model.rope_scaling, ROPE_PLAIN), FIELD(model.rope_theta, 12345.5)}},
+    {"\"model_type\": \"mistral\", " SIZES ", \"head_dim\": 16, \"num_key_value_heads\": 1, "
+     "\"sliding_window\": null",
+     {FIELD_IS_TEXT(model.family, "llama"), FIELD(model.head_dim, 16), FIELD(model.num_kv_heads, 1),
+      FIELD(model.qkv_bias, false), FIELD(model.seq_length, 1024)}},
+    {"\"model_type\": \"mistral\", " SIZES ", \"num_key_value_heads\": 4, \"sliding_window\": 128",
+     {FIELD(model.head_dim, 12), FIELD(model.seq_length, 128)}},
+    {"\"model_type\": \"qwen2\", " SIZES ", \"num_key_value_heads\": 2, "
+     "\"use_sliding_window\": false, \"sliding_window\": 128",
+     {FIELD_IS_TEXT(model.family, "llama"), FIELD(model.qkv_bias, true),
+      FIELD(model.qk_norm, false), FIELD(model.tie_embeddings, false),
+      FIELD(model.seq_length, 1024)}},
+    /* A window counts where a layer has it. */
+    {"\"model_type\": \"qwen2\", " SIZES ", \"num_key_value_heads\": null, "
+     "\"use_sliding_window\": true, \"sliding_window\": 128, \"max_window_layers\": 3",
+     {FIELD(model.num_kv_heads, 4), FIELD(model.seq_length, 1024)}},
+    {"\"model_type\": \"qwen2\", " SIZES ", \"num_key_value_heads\": 2, "
+     "\"use_sliding_window\": true, \"sliding_window\": 128, \"max_window_layers\": 0",
+     {FIELD(model.seq_length, 128)}},
+    {"\"model_type\": \"qwen3\", " SIZES
+     ", \"num_key_value_heads\": 2, \"tie_word_embeddings\": true, "
+     "\"use_sliding_window\": true, \"sliding_window\": 128, "
+     "\"layer_types\": [\"full_attention\", \"full_attention\", \"full_attention\"]",
+     {FIELD(model.head_dim, 128), FIELD(model.qk_norm, true), FIELD(model.qkv_bias, false),
+      FIELD(model.tie_embeddings, true), FIELD(model.seq_length, 1024)}},
+};
+
+static void families_are_read(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof right / sizeof right[0]; i++) {
+        job *self = read_right(right[i].keys, NULL);
+        assert_string_equal(self->model.hf, test_dir);
+        for (size_t k = 0; k < FIELDS_MAX; k++) {
+            const struct field *field = &right[i].fields[k];
+            if (field->offset == 0)
+                break; /* struct job begins with the preset's name, which no row asks for */
+            if (!field_holds(field, self))
+                fail_msg("case %zu (%s): field %zu", i, right[i].keys, k);
+        }
+        job_destroy(self);
+    }
+}
+
+/* ---- what is refused ---- */
+
+#define WORDS_MAX 4
+
+static const struct {
+    const char *keys, *set;
+    const char *words[WORDS_MAX];
+} wrong[] = {
+    {"\"vocab_size\": 5", NULL, {"config.json", "model_type", "missing"}},
+    {"\"model_type\": \"bloom\", \"vocab_size\": 5", NULL, {"\"bloom\"", "qwen3"}},
+    {"\"model_type\": \"gpt2\", \"vocab_size\": 5", NULL, {"n_embd", "missing"}},
+    {GPT2 ", \"vocab_size\": -3", NULL, {"duplicate"}},
+    {"\"model_type\": \"llama\", \"vocab_size\": 1.5", NULL, {"vocab_size", "1.5", "whole number"}},
+    {GPT2 ", \"activation_function\": \"gelu\"", NULL, {"activation_function", "\"gelu\"", "tanh"}},
+    {GPT2 ", \"activation_function\": 7", NULL, {"activation_function", "7"}},
+    {GPT2 ", \"scale_attn_by_inverse_layer_idx\": true", NULL, {"inverse_layer_idx", "not built"}},
+    {GPT2 ", \"scale_attn_weights\": false", NULL, {"scale_attn_weights", "false", "not built"}},
+    {GPT2 ", \"add_cross_attention\": true", NULL, {"add_cross_attention", "not built"}},
+    {GPT2 ", \"layer_norm_epsilon\": 0", NULL, {"layer_norm_epsilon", "above 0"}},
+    {GPT2 ", \"tie_word_embeddings\": 1", NULL, {"tie_word_embeddings", "true or false"}},
+    {LLAMA ", \"hidden_act\": \"gelu\"", NULL, {"hidden_act", "\"gelu\"", "silu"}},
+    {LLAMA ", \"attention_bias\": true", NULL, {"attention_bias", "not built"}},
+    {LLAMA ", \"mlp_bias\": true", NULL, {"mlp_bias", "not built"}},
+    {LLAMA ", \"partial_rotary_factor\": 0.5", NULL, {"partial_rotary_factor", "0.5"}},
+    {LLAMA ", \"rope_parameters\": {\"partial_rotary_factor\": 0.25}", NULL, {"partial_rotary"}},
+    {LLAMA ", \"rope_scaling\": {\"type\": \"yarn\", \"factor\": 2}", NULL, {"\"yarn\"", "llama3"}},
+    {LLAMA ", \"rope_scaling\": {\"type\": \"dynamic\", \"factor\": 2}", NULL, {"\"dynamic\""}},
+    {LLAMA ", \"rope_scaling\": {\"type\": 3}", NULL, {"rope_scaling", "type"}},
+    {LLAMA ", \"rope_scaling\": {\"type\": \"linear\"}", NULL, {"rope_scaling.factor", "missing"}},
+    {LLAMA ", \"rope_scaling\": {\"rope_type\": \"llama3\", \"factor\": 8}",
+     NULL,
+     {"rope_scaling.low_freq_factor", "missing"}},
+    {LLAMA ", \"rope_scaling\": {\"rope_type\": \"llama3\", \"factor\": 8, \"low_freq_factor\": 4, "
+           "\"high_freq_factor\": 4}",
+     NULL,
+     {"high_freq_factor", "not above"}},
+    {LLAMA ", \"rope_scaling\": [1]", NULL, {"rope_scaling", "no object"}},
+    {LLAMA ", \"rope_parameters\": {\"full_attention\": {\"rope_theta\": 5}}",
+     NULL,
+     {"rope_parameters", "full_attention", "between layers"}},
+    {LLAMA ", \"rope_theta\": \"10000\"", NULL, {"rope_theta", "\"10000\""}},
+    {LLAMA ", \"rope_theta\": -1", NULL, {"rope_theta", "-1"}},
+    {LLAMA ", \"head_dim\": 512", NULL, {"config.json", "head_dim", "512"}},
+    {LLAMA ", \"quantization_config\": {\"bits\": 4}", NULL, {"quantization_config", "bf16"}},
+    {"\"model_type\": \"llama\", \"vocab_size\": 300, \"hidden_size\": 50, \"num_hidden_layers\": "
+     "3, "
+     "\"num_attention_heads\": 4, \"intermediate_size\": 80",
+     NULL,
+     {"num_attention_heads", "4", "50"}},
+    {"\"model_type\": \"qwen3\", " SIZES ", \"num_key_value_heads\": 2, \"attention_bias\": true",
+     NULL,
+     {"attention_bias", "not built"}},
+    {"\"model_type\": \"qwen2\", " SIZES
+     ", \"num_key_value_heads\": 2, \"use_sliding_window\": true, "
+     "\"layer_types\": [\"linear_attention\"]",
+     NULL,
+     {"layer_types", "entry 0"}},
+    /* what the job says beside it */
+    {GPT2, "model.seq_length=97", {"--set", "97", "96 positions"}},
+    {LLAMA, "model.seq_length=5000", {"5000", "4096 positions"}},
+    {"\"model_type\": \"mistral\", " SIZES ", \"num_key_value_heads\": 2, \"sliding_window\": 128",
+     "model.seq_length=129",
+     {"129", "sliding window of 128", "128 or less"}},
+    {LLAMA, "model.num_layers=4", {"model.num_layers", "4", "config.json", "says 3"}},
+    {LLAMA, "model.family=gpt2", {"model.family", "\"gpt2\"", "\"llama\""}},
+    {LLAMA, "model.qk_norm=true", {"model.qk_norm", "true", "says false"}},
+    {LLAMA, "model.rope_scaling={\"type\": \"linear\", \"factor\": 2}", {"rope_scaling", "leave"}},
+    {LLAMA, "model.preset=gpt2-124m", {"model.preset", "model.hf"}},
+};
+
+static void wrong_is_refused(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+        job *self;
+        int rc = read_config(wrong[i].keys, wrong[i].set, &self);
+        if (rc != ERR_CONFIG)
+            fail_msg("case %zu (%s): %s", i, wrong[i].keys, rc < 0 ? err_text() : "taken");
+        for (size_t k = 0; k < WORDS_MAX && wrong[i].words[k]; k++)
+            if (!strstr(err_text(), wrong[i].words[k]))
+                fail_msg("case %zu (%s): no \"%s\" in: %s", i, wrong[i].keys, wrong[i].words[k],
+                         err_text());
+    }
+}
+
+/* What a job may say: the same, a length, the size of parts. */
+static void jobs_may_repeat(void **state)
+{
+    (void)state;
+    static const char keys[] = LLAMA ", \"rope_scaling\": {\"type\": \"linear\", \"factor\": 2}";
+    static const char *const sets[] = {"model.num_layers=3", "model.family=llama",
+                                       "model.rope_theta=1e4",
+                                       "model.rope_scaling={\"factor\": 2, \"type\": \"linear\"}"};
+    for (size_t i = 0; i < sizeof sets / sizeof sets[0]; i++)
+        job_destroy(read_right(keys, sets[i]));
+    job *self = read_right(keys, "model.seq_length=4096");
+    assert_int_equal(self->model.seq_length, 4096);
+    job_destroy(self);
+    self = read_right(keys, "model.max_part_bytes=1MiB");
+    assert_int_equal(self->model.max_part_bytes, 1 << 20);
+    job_destroy(self);
+}
+
+/* A run's copy of the job stands for itself: the directory may be gone, and another may be in its
+ * place. */
+static void a_runs_copy_needs_no_checkpoint(void **state)
+{
+    (void)state;
+    job *self = read_right(LLAMA ", \"rope_scaling\": {\"rope_type\": \"llama3\", " LLAMA3 "}",
+                           "model.seq_length=77");
+    job *again = read_good(self->text, NULL);
+    assert_jobs_equal(self, again);
+    assert_string_equal(again->model.hf, test_dir);
+    job_destroy(self);
+    job_destroy(again);
+}
+
+/* The same keys without a checkpoint. */
+static void hand_written_blocks(void **state)
+{
+    (void)state;
+    static const char model[] =
+        "{\"model\": {\"family\": \"llama\", \"num_layers\": 2, \"hidden_size\": 64, "
+        "\"num_heads\": 4, "
+        "\"seq_length\": 32, \"head_dim\": 24, \"qkv_bias\": true, \"qk_norm\": true, "
+        "\"rope_scaling\": {\"type\": \"llama3\", " LLAMA3 "}}, " SMALL_REST "}";
+    job *self = read_good(model, NULL);
+    assert_true(self->model.qkv_bias && self->model.qk_norm);
+    assert_int_equal(self->model.head_dim, 24);
+    assert_int_equal(self->model.rope_scaling, ROPE_LLAMA3);
+    assert_int_equal(self->model.rope_original_positions, 8192);
+    job_destroy(self);
+    static const struct {
+        const char *text, *set, *word;
+    } bad[] = {
+        {model, "model.rope_scaling.type=linear", "no such number"},
+        {model, "model.rope_scaling.type=default", "no such number"},
+        {model, "model.position_count=40", "model.position_count"},
+        {SMALL_JOB, "model.qkv_bias=false", "always has"},
+        {SMALL_JOB, "model.qk_norm=true", "no norms of heads"},
+        {SMALL_JOB, "model.rope_scaling={\"type\": \"linear\", \"factor\": 2}", "no rotary"},
+        {SMALL_JOB, "model.position_count=31", "below model.seq_length, 32"},
+        {SMALL_JOB, "model.rope_scaling={\"type\": \"linear\"}", "rope_scaling.factor"},
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        assert_int_equal(read_text(bad[i].text, bad[i].set, &self), ERR_CONFIG);
+        if (!strstr(err_text(), bad[i].word))
+            fail_msg("case %zu: no \"%s\" in: %s", i, bad[i].word, err_text());
+    }
+    self = read_good(SMALL_JOB, "model.position_count=1024");
+    assert_int_equal(self->model.position_count, 1024);
+    job_destroy(self);
+}
+
+/* A run's own job, whose checkpoint is gone: the run's copy of the tokenizer counts as the
+ * checkpoint's. */
+static void a_run_keeps_its_tokenizer(void **state)
+{
+    (void)state;
+    char set[160], dir[160], file[200];
+    job *first = read_right(LLAMA, NULL), *again;
+    snprintf(set, sizeof set, "run.dir=%s", test_dir);
+    snprintf(dir, sizeof dir, "%s/hf", test_dir);
+    snprintf(file, sizeof file, "%s/tokenizer.json", dir);
+    assert_string_equal(first->data.tokenizer, "bytes");
+    assert_false(first->data.tokenizer_is_given);
+    job *named = read_right(LLAMA, "data.tokenizer=bytes");
+    assert_true(named->data.tokenizer_is_given);
+    assert_int_equal(read_text(named->text, NULL, &again), 0); /* a run's job.json says so too */
+    assert_true(again->data.tokenizer_is_given);
+    job_destroy(again);
+    job_destroy(named);
+    for (int has_copy = 0; has_copy < 2; has_copy++) {
+        if (has_copy) {
+            assert_int_equal(mkdir(dir, 0777), 0);
+            fclose(fopen(file, "wb"));
+        }
+        assert_int_equal(read_text(first->text, set, &again), 0);
+        assert_string_equal(again->data.tokenizer, has_copy ? again->model.hf : "bytes");
+        job_destroy(again);
+    }
+    unlink(file);
+    rmdir(dir);
+    job_destroy(first);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_run_keeps_its_tokenizer),
+        cmocka_unit_test(families_are_read),
+        cmocka_unit_test(wrong_is_refused),
+        cmocka_unit_test(jobs_may_repeat),
+        cmocka_unit_test(a_runs_copy_needs_no_checkpoint),
+        cmocka_unit_test(hand_written_blocks),
+    };
+    return cmocka_run_group_tests(tests, test_setup, test_teardown);
+}

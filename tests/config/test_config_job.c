@@ -1,0 +1,779 @@
+/* What a right job file becomes: defaults, DeepSpeed's files, --set, and its text. */
+#include "tests/config/test_config_common.h"
+
+#include "config/config.h"
+#include "config/config_internal.h"
+
+static void defaults_hold(void **state)
+{
+    (void)state;
+    job *self = read_good(SMALL_JOB, NULL);
+    assert_string_equal(self->model.family, "gpt2");
+    assert_string_equal(self->model.preset, "");
+    assert_int_equal(self->model.num_kv_heads, 4);
+    assert_int_equal(self->model.ffn_size, 256);
+    assert_int_equal(self->model.vocab_size, 256);
+    assert_true(self->model.tie_embeddings);
+    assert_true(self->model.rope_theta == 10000.0 && self->model.norm_epsilon == 1e-5);
+    assert_true(self->model.init_std == 0.02);
+    assert_int_equal(self->data.train.count, 0);
+    assert_string_equal(self->data.tokenizer, "bytes");
+    assert_int_equal(self->data.seed, 1);
+    assert_int_equal(self->run.steps, 1000);
+    assert_int_equal(self->run.seed, 1);
+    assert_int_equal(self->run.commit_every, 50);
+    assert_int_equal(self->run.keep_every, 0);
+    assert_int_equal(self->run.keep_count, 0);
+    assert_int_equal(self->run.log_every, 1);
+    assert_false(self->run.fresh);
+    assert_string_equal(self->device.backend, "auto");
+    assert_int_equal(self->tiers.nvme_count, 0);
+    for (int kind = 0; kind < STATE_KIND_COUNT; kind++)
+        assert_int_equal(self->tiers.place[kind], TIER_AUTO);
+    assert_int_equal(self->schedule.order, ORDER_LAYER_MAJOR);
+    assert_int_equal(self->schedule.update, UPDATE_AUTO);
+    assert_string_equal(self->io.backend, "auto");
+    assert_int_equal(self->io.block_bytes, 1048576);
+    assert_int_equal(self->io.queue_depth, 8);
+    assert_int_equal(self->train_batch_size, 1);
+    assert_int_equal(self->accumulation, 1);
+    assert_true(self->gradient_clipping == 1.0);
+    assert_int_equal(self->type, DTYPE_FP32);
+    assert_int_equal(self->grad_dtype, DTYPE_FP32);
+    assert_int_equal(self->sub_group_size, 1000000000);
+    assert_true(self->optimizer.decoupled && self->optimizer.bias_correction);
+    assert_true(self->optimizer.lr == 1e-3 && self->optimizer.beta1 == 0.9);
+    assert_true(self->optimizer.beta2 == 0.999 && self->optimizer.epsilon == 1e-8);
+    assert_true(self->optimizer.weight_decay == 0.0);
+    assert_int_equal(self->scheduler.type, JOB_SCHEDULE_NONE);
+    assert_int_equal(job_check_for_training(self), ERR_CONFIG);
+    assert_non_null(strstr(err_text(), "data.train"));
+    job_destroy(self);
+}
+
+/* Counts texts in what a job's reading logs. */
+static uint32_t count_logged(const char *job_text, const char *const *wanted, uint32_t *counts)
+{
+    static char log[TEST_LOG_BYTES];
+    size_t bytes = read_logged(job_text, NULL, log);
+    for (; *wanted; wanted++, counts++) {
+        *counts = 0;
+        for (const char *at = strstr(log, *wanted); at; at = strstr(at + 1, *wanted))
+            (*counts)++;
+    }
+    return (uint32_t)bytes;
+}
+
+/* The keys of fp16, and what each mode of a step is called. */
+static void modes_are_read(void **state)
+{
+    (void)state;
+    log_set_level(LOG_QUIET); /* delayed_one_step warns */
+    job *self = read_good(
+        SMALL_WITH("\"fp16\": {\"enabled\": true},\"schedule\": {\"order\": \"Batch_Major\","
+                   "\"update\": \"delayed_one_step\"},"),
+        "tiers.place.inner_activations=host");
+    assert_int_equal(self->type, DTYPE_FP16);
+    assert_int_equal(self->grad_dtype, DTYPE_FP16);
+    assert_true(self->fp16.loss_scale == 0.0 && self->fp16.min_loss_scale == 1.0);
+    assert_int_equal(self->fp16.initial_scale_power, 16);
+    assert_int_equal(self->fp16.loss_scale_window, 1000);
+    assert_int_equal(self->fp16.hysteresis, 2);
+    assert_false(self->fp16.consecutive_hysteresis);
+    assert_true(self->check_grad_overflow);
+    assert_int_equal(self->schedule.order, ORDER_BATCH_MAJOR);
+    assert_int_equal(self->schedule.update, UPDATE_DELAYED_ONE_STEP);
+    assert_int_equal(self->tiers.place[STATE_INNER_ACTIVATIONS], TIER_HOST);
+    job_destroy(self);
+    log_set_level(LOG_WARN);
+    /* A static scale makes the dynamic keys idle, as in DeepSpeed. */
+    self =
+        read_good(SMALL_WITH("\"fp16\": {\"enabled\": true, \"loss_scale\": 128,"
+                             "\"loss_scale_window\": 0, \"min_loss_scale\": 0, \"hysteresis\": 3,"
+                             "\"consecutive_hysteresis\": true, \"initial_scale_power\": 8},"),
+                  "data_types.grad_accum_dtype=fp32");
+    assert_true(self->fp16.loss_scale == 128.0);
+    assert_int_equal(self->fp16.hysteresis, 3);
+    assert_int_equal(self->fp16.initial_scale_power, 8);
+    assert_true(self->fp16.consecutive_hysteresis);
+    assert_int_equal(self->grad_dtype, DTYPE_FP32);
+    job_destroy(self);
+    static const char bf16[] = SMALL_WITH("\"bf16\": {\"enabled\": true, \"check_grad_overflow\": "
+                                          "false}, \"gradient_clipping\": 0,");
+    self = read_good(bf16, "schedule.update=in_backward");
+    assert_int_equal(self->schedule.update, UPDATE_IN_BACKWARD);
+    assert_false(self->check_grad_overflow);
+    job_destroy(self);
+    self = read_good(SMALL_WITH("\"gradient_clipping\": 0,"), "schedule.update=in_backward");
+    assert_int_equal(self->type, DTYPE_FP32);
+    assert_false(self->check_grad_overflow);
+    job_destroy(self);
+    self = read_good(SMALL_WITH("\"bf16\": {\"enabled\": true},"), "data_types.param_dtype=bf16");
+    assert_true(self->check_grad_overflow);
+    job_destroy(self);
+}
+
+/* What is approximate is said once, and only where it is asked for. */
+static void delayed_update_warns(void **state)
+{
+    (void)state;
+    static const char *const wanted[] = {"approximate", NULL};
+    uint32_t count;
+    count_logged(SMALL_WITH("\"schedule\": {\"update\": \"delayed_one_step\"},"), wanted, &count);
+    assert_int_equal(count, 1);
+    count_logged(SMALL_WITH("\"schedule\": {\"update\": \"in_next_forward\"},"), wanted, &count);
+    assert_int_equal(count, 0);
+}
+
+/* Each format is taken; moments that are not fp32 warn once, whoever asks for them. */
+static void state_formats_are_read(void **state)
+{
+    (void)state;
+    static const char bf16[] = SMALL_WITH("\"bf16\": {\"enabled\": true},");
+    static const char *const wanted[] = {"moments in bf16 are approximate", NULL};
+    uint32_t count;
+    job *self = read_good(SMALL_JOB, NULL);
+    assert_int_equal(self->state.master, TILE_FP32);
+    assert_int_equal(self->state.moments, TILE_FP32);
+    job_destroy(self);
+    self = read_good(bf16, "state.master=split");
+    assert_int_equal(self->state.master, TILE_LOW16);
+    assert_int_equal(self->state.moments, TILE_FP32);
+    job_destroy(self);
+    log_set_level(LOG_QUIET);
+    self = read_good(SMALL_JOB, "state.moments=8bit"); /* no dtype of parameters is needed */
+    assert_int_equal(self->state.moments, TILE_INT8);
+    job_destroy(self);
+    self = read_good(bf16, "state={\"moments\": \"bf16\", \"master\": \"split\"}");
+    assert_int_equal(self->state.master, TILE_LOW16);
+    assert_int_equal(self->state.moments, TILE_BF16);
+    job_destroy(self);
+    log_set_level(LOG_WARN);
+    count_logged(SMALL_WITH("\"state\": {\"moments\": \"bf16\"},"), wanted, &count);
+    assert_int_equal(count, 1);
+    count_logged(SMALL_WITH("\"bf16\": {\"enabled\": true, \"bf16_optimizer_states\": true},"),
+                 wanted, &count);
+    assert_int_equal(count, 1);
+    count_logged(SMALL_JOB, wanted, &count);
+    assert_int_equal(count, 0);
+}
+
+static void machine_keys_are_read(void **state)
+{
+    (void)state;
+    job *self = read_good(SMALL_JOB, NULL);
+    assert_true(self->io.stuck_seconds == 30.0 && self->io.stop_seconds == 600.0);
+    assert_true(self->io.verify_reads);
+    assert_int_equal(self->io.threads, 0);
+    assert_int_equal(self->update.threads, 0);
+    assert_string_equal(self->device.cores, "");
+    assert_int_equal(self->data.format, DATA_AUTO);
+    assert_int_equal(self->model.max_part_bytes, 0);
+    assert_false(self->run.paranoid);
+    job_destroy(self);
+    self = read_good(
+        SMALL_WITH(
+            "\"io\": {\"cores\": \"3\", \"stuck_seconds\": 0, \"verify_reads\": false},"
+            "\"debug\": {\"io\": {\"threads\": 4, \"stop_seconds\": 0.5}},"
+            "\"update\": {\"threads\": 6, \"cores\": \"0-7,16\"},"
+            "\"device\": {\"cores\": \"8-15\"},"
+            "\"tiers\": {\"place\": {\"rules\": [{\"units\": 1, \"kind\": \"inner_activations\","
+            " \"tier\": \"recompute\"}]}},"
+            "\"data\": {\"format\": \"text\"},"),
+        "run.paranoid=true");
+    assert_true(self->io.stuck_seconds == 0.0 && self->run.paranoid);
+    assert_true(self->io.stop_seconds == 0.5 && !self->io.verify_reads);
+    assert_int_equal(self->io.threads, 4);
+    assert_int_equal(self->update.threads, 6);
+    assert_string_equal(self->io.cores, "3");
+    assert_string_equal(self->update.cores, "0-7,16");
+    assert_string_equal(self->device.cores, "8-15");
+    assert_int_equal(self->tiers.rules[0].kind, STATE_INNER_ACTIVATIONS);
+    assert_int_equal(self->tiers.rules[0].tier, TIER_RECOMPUTE);
+    job_destroy(self);
+    static const char tokens[] =
+        "{\"model\": {\"family\": \"gpt2\", \"num_layers\": 2, \"hidden_size\": 64, "
+        "\"num_heads\": 4, \"seq_length\": 32, \"vocab_size\": 100, "
+        "\"max_part_bytes\": \"2MiB\"}, " SMALL_REST "}";
+    static const char *const formats[] = {"llmc", "u16", "u32", "megatron"};
+    for (int i = 0; i < 4; i++) {
+        char set[64];
+        snprintf(set, sizeof set, "data.format=%s", formats[i]);
+        self = read_good(tokens, set);
+        assert_int_equal(self->data.format, DATA_LLMC + i);
+        assert_int_equal(self->model.vocab_size, 100);
+        assert_int_equal(self->model.max_part_bytes, 2 << 20);
+        job_destroy(self);
+    }
+}
+
+static void llama_follows_its_rules(void **state)
+{
+    (void)state;
+    job *self = read_good("{\"model\": {\"family\": \"LLaMA\", \"num_layers\": 1, "
+                          "\"hidden_size\": 4096, \"num_heads\": 32, \"num_kv_heads\": 8, "
+                          "\"seq_length\": 16}, " SMALL_REST "}",
+                          NULL);
+    assert_string_equal(self->model.family, "llama");
+    assert_int_equal(self->model.ffn_size, 11008); /* as Llama 7B */
+    assert_int_equal(self->model.num_kv_heads, 8);
+    assert_false(self->model.tie_embeddings);
+    job_destroy(self);
+}
+
+static void what_learns_is_read(void **state)
+{
+    (void)state;
+    job *self = read_good(SMALL_JOB, NULL);
+    assert_false(self->train.is_given);
+    assert_int_equal(self->train.lora_rank, 0);
+    job_destroy(self);
+    self = read_good(SMALL_JOB, "train.only=[\"blocks.20-31\", \"blocks.5\", \"norms\"]");
+    assert_true(self->train.is_given && self->train.norms);
+    assert_false(self->train.all || self->train.embed || self->train.head);
+    assert_int_equal(self->train.range_count, 2);
+    assert_int_equal(self->train.blocks[0].first, 20);
+    assert_int_equal(self->train.blocks[0].last, 31);
+    assert_int_equal(self->train.blocks[1].first, 5);
+    assert_int_equal(self->train.blocks[1].last, 5);
+    job_destroy(self);
+    self = read_good(SMALL_JOB, "train.only=embed");
+    assert_true(self->train.is_given && self->train.embed);
+    job_destroy(self);
+    self = read_good(SMALL_JOB, "train.lora={}");
+    assert_false(self->train.is_given);
+    assert_int_equal(self->train.lora_rank, 8);
+    assert_true(self->train.lora_alpha == 8);
+    assert_int_equal(self->train.lora_target_count, 0);
+    job_destroy(self);
+    self = read_good(SMALL_JOB, "train.lora={\"rank\": 16, \"alpha\": 32, "
+                                "\"targets\": [\"q_proj\", \"down_proj\"]}");
+    assert_int_equal(self->train.lora_rank, 16);
+    assert_true(self->train.lora_alpha == 32);
+    assert_int_equal(self->train.lora_target_count, 2);
+    assert_string_equal(self->train.lora_targets[1], "down_proj");
+    job_destroy(self);
+}
+
+static void own_blocks_are_read(void **state)
+{
+    (void)state;
+    job *self = read_good(
+        "# a remark\n{" SMALL_MODEL ", /* // # */\n"
+        "\"data\": {\"train\": [\"a#b\", \"c//d\",], \"valid\": \"e/*f*/\", \"seed\": 7},\n"
+        "\"run\": {\"dir\": \"auto\", \"steps\": 5e2, \"eval_every\": 10, \"fresh\": true},\n"
+        "\"device\": {\"backend\": \"cpu\", \"threads\": 3},\n"
+        "\"tiers\": {\"device\": {\"budget\": \"1.5GiB\"}, \"host\": {\"budget\": 4096},\n"
+        "  \"nvme\": [{\"path\": \"/a\", \"budget\": \"2 GB\"}, {\"path\": \"/b\"}],\n"
+        "  \"place\": {\"optimizer\": \"nvme\", \"activations\": \"host\", \"rules\": [\n"
+        "    {\"units\": \"0-11\", \"kind\": \"params\", \"tier\": \"device\"},\n"
+        "    {\"units\": 3, \"kind\": \"grads\", \"tier\": \"host\"},\n"
+        "    {\"units\": \"all\", \"kind\": \"activations\", \"tier\": \"nvme\"}]}},\n"
+        "\"schedule\": {\"update\": \"in_next_forward\", \"tile_elems\": 65536},\n"
+        "\"debug\": {\"schedule\": {\"lookahead\": 4}},\n"
+        "\"io\": {\"backend\": \"pool\"},\n"
+        "\"train_batch_size\": 12, \"gradient_accumulation_steps\": 3,\n"
+        "\"bf16\": {\"enabled\": true}, // the end\n}\n",
+        NULL);
+    assert_int_equal(self->data.train.count, 2);
+    assert_string_equal(self->data.train.path[0], "a#b");
+    assert_string_equal(self->data.train.path[1], "c//d");
+    assert_string_equal(self->data.valid.path[0], "e/*f*/");
+    assert_int_equal(self->data.seed, 7);
+    assert_string_equal(self->run.dir, "auto");
+    assert_int_equal(self->run.steps, 500);
+    assert_true(self->run.fresh);
+    assert_string_equal(self->device.backend, "cpu");
+    assert_int_equal(self->device.threads, 3);
+    assert_int_equal(self->tiers.device_budget, 3ull << 29);
+    assert_int_equal(self->tiers.host_budget, 4096);
+    assert_int_equal(self->tiers.nvme_count, 2);
+    assert_int_equal(self->tiers.nvme[0].budget_bytes, 2000000000);
+    assert_string_equal(self->tiers.nvme[1].path, "/b");
+    assert_int_equal(self->tiers.place[STATE_PARAMS], TIER_AUTO);
+    assert_int_equal(self->tiers.place[STATE_OPTIMIZER], TIER_NVME);
+    assert_int_equal(self->tiers.place[STATE_ACTIVATIONS], TIER_HOST);
+    assert_int_equal(self->tiers.rule_count, 3);
+    assert_int_equal(self->tiers.rules[0].unit_last, 11);
+    assert_int_equal(self->tiers.rules[0].kind, STATE_PARAMS);
+    assert_int_equal(self->tiers.rules[0].tier, TIER_DEVICE);
+    assert_int_equal(self->tiers.rules[1].unit_first, 3);
+    assert_int_equal(self->tiers.rules[1].unit_last, 3);
+    assert_int_equal(self->tiers.rules[2].unit_last, UINT32_MAX);
+    assert_int_equal(self->schedule.update, UPDATE_IN_NEXT_FORWARD);
+    assert_int_equal(self->schedule.tile_elems, 65536);
+    assert_int_equal(self->schedule.lookahead, 4);
+    assert_string_equal(self->io.backend, "pool");
+    assert_int_equal(self->micro_batch, 4);
+    assert_int_equal(self->grad_dtype, DTYPE_BF16);
+    assert_int_equal(job_check_for_training(self), 0);
+    job_destroy(self);
+}
+
+/* As a DeepSpeed user has it: aliases, "auto", string booleans, deprecated keys, blocks that are
+ * off. */
+static const char deepspeed_job[] =
+    "{" SMALL_MODEL ", \"run\": {\"dir\": \"r\"},\n"
+    "\"train_batch_size\": 32, \"train_micro_batch_size_per_gpu\": 4,\n"
+    "\"gradient_accumulation_steps\": \"auto\", \"steps_per_print\": 2000,\n"
+    "\"optimizer\": {\"type\": \"adam\", \"params\": {\"lr\": 2e-4, \"betas\": [0.8, 0.99],\n"
+    "  \"eps\": 1e-7, \"weight_decay\": 3e-7, \"adam_w_mode\": false}},\n"
+    "\"scheduler\": {\"type\": \"WarmupLR\", \"params\": {\"warmup_min_lr\": 0,\n"
+    "  \"warmup_max_lr\": \"auto\", \"warmup_num_steps\": 10}},\n"
+    "\"bfloat16\": {\"enabled\": true}, \"fp16\": {\"enabled\": false, \"loss_scale\": 0},\n"
+    "\"data_types\": {\"grad_accum_dtype\": \"fp32\"}, \"amp\": {\"enabled\": false},\n"
+    "\"zero_optimization\": {\"stage\": 3, \"overlap_comm\": true, \"sub_group_size\": 5e8,\n"
+    "  \"stage3_model_persistence_threshold\": 9223372036854775807,\n"
+    "  \"prefetch_bucket_size\": \"auto\", \"offload_param\": {\"device\": \"cpu\"},\n"
+    "  \"offload_optimizer\": {\"device\": \"nvme\", \"nvme_path\": \"/nvme\",\n"
+    "     \"buffer_count\": 4, \"fast_init\": false}, \"zenflow\": null},\n"
+    "\"aio\": {\"single_submit\": \"false\", \"overlap_events\": \"true\", \"thread_count\": 1,\n"
+    "  \"block_size\": 262144, \"queue_depth\": 32},\n"
+    "\"activation_checkpointing\": {\"cpu_checkpointing\": true},\n"
+    "\"wandb\": {\"enabled\": false}, \"elasticity\": {\"enabled\": false, \"x\": 1},\n"
+    "\"wall_clock_breakdown\": false, \"dump_state\": true}";
+
+static void deepspeed_file_works(void **state)
+{
+    (void)state;
+    job *self = read_good(deepspeed_job, NULL);
+    assert_int_equal(self->accumulation, 8);
+    assert_int_equal(self->run.log_every, 2000);
+    assert_false(self->optimizer.decoupled);
+    assert_true(self->optimizer.lr == 2e-4 && self->optimizer.beta1 == 0.8);
+    assert_true(self->optimizer.beta2 == 0.99 && self->optimizer.weight_decay == 3e-7);
+    assert_int_equal(self->scheduler.type, JOB_WARMUP_LR);
+    assert_false(self->scheduler.warmup_max_lr_given);
+    assert_int_equal(self->type, DTYPE_BF16);
+    assert_int_equal(self->grad_dtype, DTYPE_FP32);
+    assert_int_equal(self->zero_stage, 3);
+    assert_int_equal(self->sub_group_size, 500000000);
+    assert_int_equal(self->tiers.place[STATE_OPTIMIZER], TIER_NVME);
+    assert_int_equal(self->tiers.place[STATE_PARAMS], TIER_HOST);
+    assert_int_equal(self->tiers.place[STATE_ACTIVATIONS], TIER_HOST);
+    assert_int_equal(self->tiers.place[STATE_GRADS], TIER_AUTO);
+    assert_int_equal(self->tiers.nvme_count, 1);
+    assert_string_equal(self->tiers.nvme[0].path, "/nvme");
+    assert_int_equal(self->io.block_bytes, 262144);
+    assert_int_equal(self->io.queue_depth, 32);
+    job_destroy(self);
+
+    self = read_good(deepspeed_job, "optimizer.params.adam_w_mode=null");
+    assert_true(self->optimizer.decoupled); /* the type Adam means AdamW */
+    job_destroy(self);
+    self = read_good(SMALL_WITH("\"optimizer\": {\"params\": {\"torch_adam\": true}},"), NULL);
+    assert_true(self->optimizer.weight_decay == 0.01);
+    job_destroy(self);
+    self = read_good(SMALL_WITH("\"optimizer\": {\"type\": \"adagrad\"},"), NULL);
+    assert_int_equal(self->optimizer.type, JOB_ADAGRAD);
+    assert_true(self->optimizer.lr == 1e-2 && self->optimizer.epsilon == 1e-10);
+    assert_true(!self->optimizer.decoupled && !self->optimizer.bias_correction);
+    job_destroy(self);
+    self = read_good(SMALL_WITH("\"optimizer\": {\"type\": \"Lion\", \"params\": {\"lr\": 1e-4, "
+                                "\"betas\": [0.95, 0.98], \"weight_decay\": 0.5}},"),
+                     NULL);
+    assert_int_equal(self->optimizer.type, JOB_LION);
+    assert_true(self->optimizer.beta1 == 0.95 && self->optimizer.beta2 == 0.98);
+    assert_true(self->optimizer.lr == 1e-4 && self->optimizer.weight_decay == 0.5);
+    assert_true(self->optimizer.decoupled);
+    job_destroy(self);
+    self = read_good(SMALL_WITH("\"optimizer\": {\"type\": \"LION\"},"), NULL);
+    assert_true(self->optimizer.lr == 1e-3 && self->optimizer.beta1 == 0.9);
+    assert_true(self->optimizer.beta2 == 0.999);
+    job_destroy(self);
+    self = read_good(SMALL_WITH("\"zero_optimization\": {\"cpu_offload\": true, "
+                                "\"offload_param\": {\"device\": \"none\"}},"),
+                     NULL);
+    assert_int_equal(self->tiers.place[STATE_OPTIMIZER], TIER_HOST);
+    assert_int_equal(self->tiers.place[STATE_PARAMS], TIER_DEVICE);
+    job_destroy(self);
+}
+
+/* What does nothing here is named once, with its reason; what is used or off is not. */
+static void no_effect_is_logged(void **state)
+{
+    (void)state;
+    static const char *const wanted[] = {"zero_optimization.overlap_comm",
+                                         "zero_optimization.offload_optimizer.buffer_count",
+                                         "planned from the budgets in tiers",
+                                         "aio.intra_op_parallelism",
+                                         "dump_state",
+                                         "wandb.enabled",
+                                         "queue_depth,",
+                                         "amp",
+                                         "elasticity",
+                                         "prefetch_bucket_size", /* also where it is "auto" */
+                                         NULL};
+    static const uint32_t expected[] = {1, 1, 1, 1, 1, 1, 0, 0, 0, 1};
+    uint32_t counts[sizeof expected / sizeof expected[0]];
+    assert_true(count_logged(deepspeed_job, wanted, counts) > 0);
+    for (size_t i = 0; wanted[i]; i++) {
+        if (counts[i] != expected[i])
+            fail_msg("\"%s\" is logged %u times", wanted[i], counts[i]);
+    }
+    assert_int_equal(count_logged(SMALL_JOB, wanted, counts), 0);
+}
+
+static void batch_follows_deepspeed(void **state)
+{
+    (void)state;
+    static const struct {
+        uint64_t world, train, micro, accumulation; /* 0: not given */
+        uint64_t expected[3];                       /* 0: an error */
+    } cases[] = {
+        {1, 8, 2, 4, {8, 2, 4}},   {1, 8, 2, 0, {8, 2, 4}},
+        {1, 8, 0, 4, {8, 2, 4}},   {1, 0, 2, 4, {8, 2, 4}},
+        {1, 8, 0, 0, {8, 8, 1}},   {1, 0, 2, 0, {2, 2, 1}},
+        {4, 32, 2, 0, {32, 2, 4}}, {4, 32, 0, 0, {32, 8, 1}},
+        {4, 0, 2, 3, {24, 2, 3}},  {1, 8, 3, 0, {0}},
+        {1, 8, 2, 3, {0}},         {1, 0, 0, 4, {0}},
+        {1, 0, 0, 0, {0}},         {4, 30, 2, 0, {0}},
+        {4, 2, 0, 0, {0}},         {2, 0, UINT64_MAX / 2, 4, {0}},
+    };
+    configi_reader reader = {.file = "job"};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        uint64_t train = cases[i].train, micro = cases[i].micro, steps = cases[i].accumulation;
+        int rc = configi_resolve_batch(&reader, cases[i].world, &train, &micro, &steps);
+        if (cases[i].expected[0] == 0) {
+            assert_int_equal(rc, ERR_CONFIG);
+            continue;
+        }
+        assert_int_equal(rc, 0);
+        assert_int_equal(train, cases[i].expected[0]);
+        assert_int_equal(micro, cases[i].expected[1]);
+        assert_int_equal(steps, cases[i].expected[2]);
+    }
+}
+
+static void set_overrides(void **state)
+{
+    (void)state;
+    static const char *const set[] = {
+        "run.steps=7",
+        "run.dir=12",             /* text where text belongs */
+        "tiers.nvme.0.path=/x=y", /* makes the list; the first = parts */
+        "tiers.nvme.1={\"path\": \"/z\", \"budget\": \"1GiB\", /* as in a file */}",
+        "tiers.place.optimizer=nvme",
+        "data.train=[\"a\", \"b\"]",
+        "data.train.1=c",
+        "bfloat16.enabled=true",
+        "optimizer.params.betas.0=0.5",
+        "gradient_clipping=0",
+        "model.preset=null",
+    };
+    const char *text = SMALL_WITH("\"optimizer\": {\"params\": {\"betas\": [0.1, 0.2]}},"
+                                  "\"bf16\": {\"enabled\": false}, \"gradient_clipping\": -5,");
+    write_job(text, strlen(text));
+    job *self;
+    int rc = job_read(test_file, set, sizeof set / sizeof set[0], &self);
+    if (rc < 0)
+        fail_msg("%s", err_text());
+    assert_int_equal(self->run.steps, 7);
+    assert_string_equal(self->run.dir, "12");
+    assert_int_equal(self->tiers.nvme_count, 2);
+    assert_string_equal(self->tiers.nvme[0].path, "/x=y");
+    assert_int_equal(self->tiers.nvme[1].budget_bytes, 1ull << 30);
+    assert_int_equal(self->tiers.place[STATE_OPTIMIZER], TIER_NVME);
+    assert_string_equal(self->data.train.path[1], "c");
+    assert_int_equal(self->type, DTYPE_BF16);
+    assert_true(self->optimizer.beta1 == 0.5 && self->optimizer.beta2 == 0.2);
+    assert_true(self->gradient_clipping == 0.0);
+    job_destroy(self);
+}
+
+/* run.keep: a number, a list in any order, the last step, and what says nothing. */
+static void keep_is_read(void **state)
+{
+    (void)state;
+    enum { STEPS_MAX = 3 };
+    static const struct {
+        const char *run, *set;
+        uint64_t every;
+        uint32_t count;
+        uint64_t steps[STEPS_MAX];
+    } cases[] = {
+        {"", "run.keep=100", 100, 0, {0}},
+        {"", "run.keep=1e3", 1000, 0, {0}},
+        {"", "run.keep=2000", 2000, 0, {0}}, /* a later run.steps may reach it */
+        {"", "run.keep=0", 0, 0, {0}},
+        {", \"keep\": 100", "run.keep=null", 0, 0, {0}},
+        {", \"keep\": \"auto\"", NULL, 0, 0, {0}},
+        {", \"keep\": 100", "run.keep=[]", 0, 0, {0}},
+        {", \"commit_every\": 1", "run.keep=[1,2]", 0, 2, {1, 2}},
+        {", \"keep\": [250, 50, 150]", NULL, 0, 3, {50, 150, 250}},
+        {", \"keep\": [250, 50, 250, 50]", "run.keep.1=5e1", 0, 2, {50, 250}},
+        {", \"keep\": [50]", "run.keep.1=1000", 0, 2, {50, 1000}},
+        {", \"steps\": 999", "run.keep=[50, 999]", 0, 2, {50, 999}},
+        {", \"steps\": 999", "run.keep=999", 999, 0, {0}},
+        {", \"keep\": 100", "run.keep=[100]", 0, 1, {100}},
+        {", \"keep\": [100]", "run.keep=50", 50, 0, {0}},
+        {", \"commit_every\": 0", "run.keep=0", 0, 0, {0}},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char text[512];
+        snprintf(text, sizeof text,
+                 "{" SMALL_MODEL ", \"run\": {\"dir\": \"d\"%s}, "
+                 "\"train_micro_batch_size_per_gpu\": 1}",
+                 cases[i].run);
+        job *self = read_good(text, cases[i].set);
+        assert_int_equal(self->run.keep_every, cases[i].every);
+        assert_int_equal(self->run.keep_count, cases[i].count);
+        for (uint32_t step = 0; step < cases[i].count; step++)
+            assert_int_equal(self->run.keep[step], cases[i].steps[step]);
+        job_destroy(self);
+    }
+}
+
+/* The text of a job is JSON without comments, and reads back as the same job. */
+static void text_round_trips(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text, *set;
+    } cases[] = {
+        {SMALL_JOB, NULL},
+        {deepspeed_job, "optimizer.params.lr=0.00012345678901234567"},
+        {"{\"model\": {\"preset\": \"gpt2-1.5b\", \"seq_length\": 512}, " SMALL_REST "}",
+         "tiers.nvme.0.path=/x"},
+        {"{\"model\": {\"preset\": \"llama-8b\", \"num_layers\": null}, " SMALL_REST "}", NULL},
+        {SMALL_JOB, "run.keep=[100, 50, 1000]"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        job *first = read_good(cases[i].text, cases[i].set);
+        char *text = mem_string(first->text, "test text");
+        assert_non_null(text);
+        json_t *doc = json_loads(text, JSON_REJECT_DUPLICATES, NULL); /* strict: no comments */
+        assert_non_null(doc);
+        json_decref(doc);
+        setenv("SLUICE_CONFIG_DIR", "/nonexistent", 1); /* the presets are in the text */
+        job *second = read_good(text, NULL);
+        unsetenv("SLUICE_CONFIG_DIR");
+        assert_jobs_equal(first, second);
+        assert_string_equal(first->text, second->text);
+        mem_free(text);
+        job_destroy(first);
+        job_destroy(second);
+    }
+}
+
+static void comments_keep_places(void **state)
+{
+    (void)state;
+    char text[] =
+        "\xef\xbb\xbf{ /* \xc3\xa4\n */ \"a\\\"//\": [1, 2,], # x\n \"b\": {\"c\": 1,},\t}";
+    int64_t bytes = configi_strip("f", text, strlen(text));
+    static const char expected[] = "{     \n    \"a\\\"//\": [1, 2 ],    \n \"b\": {\"c\": 1 } \t}";
+    assert_int_equal(bytes, strlen(expected));
+    assert_memory_equal(text, expected, strlen(expected));
+}
+
+/* A member has room for the values of its key. */
+static bool has_room(const configi_key *row)
+{
+    size_t bytes = row->member_bytes;
+    char entry[JOB_NAME_BYTES];
+    int choices = 0;
+    switch (row->type) {
+    case CONFIGI_BOOL:
+        return bytes == sizeof(bool);
+    case CONFIGI_INT:
+        return bytes == sizeof(uint64_t) || (bytes == sizeof(uint32_t) && !row->is_real);
+    case CONFIGI_SIZE:
+        return bytes == sizeof(uint64_t);
+    case CONFIGI_FLOAT:
+        return bytes == sizeof(double);
+    case CONFIGI_FLOATS:
+        return bytes % sizeof(double) == 0;
+    case CONFIGI_STRING:
+    case CONFIGI_CORES:
+        return bytes == JOB_NAME_BYTES || bytes == FILE_PATH_BYTES;
+    case CONFIGI_SOURCES:
+        return bytes == sizeof(struct job_files);
+    case CONFIGI_ENUM:
+        while (configi_list_entry(row->allowed, choices, entry, sizeof entry))
+            choices++;
+        return bytes == sizeof(int) || bytes == JOB_NAME_BYTES ||
+               (bytes == sizeof(bool) && choices == 2);
+    default:
+        return false;
+    }
+}
+
+static void table_is_sound(void **state)
+{
+    (void)state;
+    const configi_key *row;
+    for (uint32_t i = 0; (row = configi_key_at(i)); i++) {
+        bool is_list = row->type == CONFIGI_ENUM || row->type == CONFIGI_BOOL;
+        assert_ptr_equal(configi_key_find(row->path), row); /* no path twice */
+        assert_non_null(row->help);
+        assert_true(row->type != CONFIGI_ENUM || row->allowed);
+        assert_true(row->member_bytes == 0 || has_room(row));
+        assert_true(row->offset + row->member_bytes <= sizeof(job));
+        assert_true(row->effect == CONFIGI_USED || row->member_bytes == 0);
+        if (row->fallback &&
+            (row->type == CONFIGI_INT || row->type == CONFIGI_FLOAT || row->type == CONFIGI_SIZE)) {
+            char *end;
+            assert_true(configi_in_range(row, strtod(row->fallback, &end)));
+            assert_int_equal(*end, '\0');
+        }
+        if (row->fallback && row->allowed && is_list)
+            assert_true(configi_list_find(row->allowed, row->fallback) >= 0);
+        if (row->allowed && !is_list) {
+            size_t length = strlen(row->allowed);
+            assert_non_null(strchr("[(", row->allowed[0]));
+            assert_non_null(strchr("])", row->allowed[length - 1]));
+            assert_non_null(strchr(row->allowed, ','));
+        }
+        /* A row is a value, never also a block of keys. */
+        for (uint32_t j = 0; configi_key_at(j); j++)
+            assert_true(configi_relate(configi_key_at(j)->path, row->path) != CONFIGI_ABOVE ||
+                        row->type == CONFIGI_OBJECTS || row->type == CONFIGI_SOURCES);
+    }
+}
+
+/* No two keys are put at the same place. */
+static void members_are_apart(void **state)
+{
+    (void)state;
+    const configi_key *a, *b;
+    for (uint32_t i = 0; (a = configi_key_at(i)); i++)
+        for (uint32_t j = i + 1; a->member_bytes > 0 && (b = configi_key_at(j)); j++)
+            assert_true(b->member_bytes == 0 || a->offset + a->member_bytes <= b->offset ||
+                        b->offset + b->member_bytes <= a->offset);
+}
+
+/* Each choice of a key stands for its enumerator. */
+static void choices_are_enumerators(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *path, *choice;
+        int value;
+    } rows[] = {
+        {"model.rope_scaling.type", "default", ROPE_PLAIN},
+        {"model.rope_scaling.type", "linear", ROPE_LINEAR},
+        {"model.rope_scaling.type", "llama3", ROPE_LLAMA3},
+        {"data.format", "auto", DATA_AUTO},
+        {"data.format", "text", DATA_TEXT},
+        {"data.format", "llmc", DATA_LLMC},
+        {"data.format", "u16", DATA_U16},
+        {"data.format", "u32", DATA_U32},
+        {"data.format", "megatron", DATA_MEGATRON},
+        {"data.format", "npy", DATA_NPY},
+        {"data.format", "jsonl", DATA_JSONL},
+        {"data.format", "made", DATA_MADE},
+        {"data.shuffle", "windows", SHUFFLE_WINDOWS},
+        {"data.shuffle", "documents", SHUFFLE_DOCUMENTS},
+        {"data.shuffle", "none", SHUFFLE_NONE},
+        {"tiers.place.inner_activations", "auto", TIER_AUTO},
+        {"tiers.place.inner_activations", "device", TIER_DEVICE},
+        {"tiers.place.inner_activations", "host", TIER_HOST},
+        {"tiers.place.inner_activations", "nvme", TIER_NVME},
+        {"tiers.place.inner_activations", "recompute", TIER_RECOMPUTE},
+        {"tiers.place.params", "auto", TIER_AUTO},
+        {"tiers.place.grads", "device", TIER_DEVICE},
+        {"tiers.place.optimizer", "host", TIER_HOST},
+        {"tiers.place.activations", "nvme", TIER_NVME},
+        {"schedule.order", "layer_major", ORDER_LAYER_MAJOR},
+        {"schedule.order", "batch_major", ORDER_BATCH_MAJOR},
+        {"schedule.order", "fastest", ORDER_FASTEST},
+        {"schedule.update", "auto", UPDATE_AUTO},
+        {"schedule.update", "after_backward", UPDATE_AFTER_BACKWARD},
+        {"schedule.update", "in_next_forward", UPDATE_IN_NEXT_FORWARD},
+        {"schedule.update", "in_backward", UPDATE_IN_BACKWARD},
+        {"schedule.update", "delayed_one_step", UPDATE_DELAYED_ONE_STEP},
+        {"state.master", "fp32", TILE_FP32},
+        {"state.master", "split", TILE_LOW16},
+        {"state.moments", "fp32", TILE_FP32},
+        {"state.moments", "bf16", TILE_BF16},
+        {"state.moments", "8bit", TILE_INT8},
+        {"communication_data_type", "fp32", DTYPE_FP32},
+        {"communication_data_type", "bf16", DTYPE_BF16},
+        {"data_types.grad_accum_dtype", "fp16", DTYPE_FP16},
+        {"data_types.param_dtype", "bf16", DTYPE_BF16},
+        {"tiers.place.rules.*.tier", "recompute", TIER_RECOMPUTE},
+        {"tiers.place.rules.*.tier", "nvme", TIER_NVME},
+        {"tiers.place.rules.*.kind", "params", STATE_PARAMS},
+        {"tiers.place.rules.*.kind", "inner_activations", STATE_INNER_ACTIVATIONS},
+        {"zero_optimization.offload_param.device", "cpu", TIER_HOST},
+        {"scheduler.type", "WarmupLR", JOB_WARMUP_LR},
+        {"scheduler.type", "WarmupDecayLR", JOB_WARMUP_DECAY_LR},
+        {"scheduler.type", "WarmupCosineLR", JOB_WARMUP_COSINE_LR},
+        {"scheduler.type", "OneCycle", JOB_ONE_CYCLE},
+        {"scheduler.type", "LRRangeTest", JOB_LR_RANGE_TEST},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        const configi_key *row = configi_key_find(rows[i].path);
+        assert_non_null(row);
+        int idx = configi_list_find(row->allowed, rows[i].choice);
+        assert_int_equal(row->values ? row->values[idx] : idx, rows[i].value);
+    }
+}
+
+/* What the table prints, in a text that the caller frees. */
+static char *printed(bool is_markdown)
+{
+    char *text = NULL;
+    size_t text_bytes = 0;
+    FILE *stream = open_memstream(&text, &text_bytes);
+    assert_non_null(stream);
+    job_print_keys(stream, is_markdown);
+    assert_int_equal(fclose(stream), 0);
+    return text;
+}
+
+/* Each key but those below `debug` is in both lists, with its meaning. */
+static void table_is_listed(void **state)
+{
+    (void)state;
+    char *list = printed(false), *markdown = printed(true);
+    const configi_key *row;
+    for (uint32_t i = 0; (row = configi_key_at(i)); i++) {
+        char line[256], cell[256];
+        snprintf(line, sizeof line, "\n%s  ", row->path);
+        snprintf(cell, sizeof cell, "\n| `%s`", row->path);
+        assert_true((strstr(list, line) == NULL) == configi_key_is_hidden(row));
+        assert_true((strstr(markdown, cell) == NULL) == configi_key_is_hidden(row));
+        assert_true(configi_key_is_hidden(row) || strstr(list, row->help));
+    }
+    assert_null(strstr(list, "debug."));
+    assert_null(strstr(markdown, "debug."));
+    free(list);
+    free(markdown);
+}
+
+/* KEYS.md is what the table prints. */
+static void keys_md_is_current(void **state)
+{
+    (void)state;
+    static char text[1 << 17];
+    char *expected = printed(true);
+    FILE *file = fopen(SLUICE_SOURCE_DIR "/src/config/KEYS.md", "rb");
+    assert_non_null(file);
+    size_t length = fread(text, 1, sizeof text - 1, file);
+    assert_int_equal(fclose(file), 0);
+    text[length] = '\0';
+    if (strcmp(text, expected) != 0)
+        fail_msg("src/config/KEYS.md is stale: run `sluice train --keys=markdown "
+                 "> src/config/KEYS.md`");
+    free(expected);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(defaults_hold),           cmocka_unit_test(llama_follows_its_rules),
+        cmocka_unit_test(modes_are_read),          cmocka_unit_test(delayed_update_warns),
+        cmocka_unit_test(modes_are_read),          cmocka_unit_test(state_formats_are_read),
+        cmocka_unit_test(machine_keys_are_read),   cmocka_unit_test(what_learns_is_read),
+        cmocka_unit_test(own_blocks_are_read),     cmocka_unit_test(deepspeed_file_works),
+        cmocka_unit_test(batch_follows_deepspeed), cmocka_unit_test(set_overrides),
+        cmocka_unit_test(no_effect_is_logged),     cmocka_unit_test(text_round_trips),
+        cmocka_unit_test(comments_keep_places),    cmocka_unit_test(table_is_sound),
+        cmocka_unit_test(table_is_listed),         cmocka_unit_test(keep_is_read),
+        cmocka_unit_test(keys_md_is_current),      cmocka_unit_test(members_are_apart),
+        cmocka_unit_test(choices_are_enumerators),
+    };
+    return cmocka_run_group_tests(tests, test_setup, test_teardown);
+}

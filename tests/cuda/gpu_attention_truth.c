@@ -1,0 +1,151 @@
+/* The definition of causal attention and its gradients, one row at a time, in double.
+ *
+ * Beside each true value go two sums of magnitudes that bound the error of a kernel that follows
+ * the contract: `rounded`, of terms with a factor that is rounded to the working type before a
+ * product (P, dS), and `summed`, of everything that fp32 arithmetic touches. An element is right
+ * when its error is below half a unit of the working type on the former and on the result, plus
+ * fp32's noise on the latter: sums over D and T, and the error of a score, which exp() turns into a
+ * relative one. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/mem.h"
+#include "tests/cuda/gpu_attention_truth.h"
+
+enum { HEAD_DIM_MAX = 256 };
+
+struct element {
+    double value, rounded, summed;
+};
+
+static void add_term(struct element *element, double factor, double factor_magnitude,
+                     double operand)
+{
+    element->value += factor * operand;
+    element->rounded += fabs(factor * operand);
+    element->summed += factor_magnitude * fabs(operand);
+}
+
+static double noise(const attention_desc *desc, double score_magnitude)
+{
+    return 0x1p-24 *
+           (64 + 2 * (double)desc->head_dim + 0.5 * (double)desc->tokens + 8 * score_magnitude);
+}
+
+static void expect_row(const attention_case *self, const char *what, const float *got,
+                       const struct element *row, double row_noise, const uint64_t place[3])
+{
+    const attention_desc *d = &self->desc;
+    double half_unit = d->type == DTYPE_FP32 ? 0x1p-24 : d->type == DTYPE_BF16 ? 0x1p-8 : 0x1p-11;
+    double floor = d->type == DTYPE_FP16 ? 1e-5 : 1e-30; /* fp16's subnormals */
+    for (uint64_t i = 0; i < d->head_dim; i++) {
+        double limit = 1.02 * half_unit * (row[i].rounded + fabs(row[i].value)) +
+                       row_noise * row[i].summed + floor;
+        if (fabs((double)got[i] - row[i].value) <= limit)
+            continue;
+        print_error("%s B=%d T=%d H=%d G=%d D=%d stride=%d: %s of batch %d head %d row %d element "
+                    "%d is %g, expected %g within %g\n",
+                    dtype_name(d->type), (int)d->batch, (int)d->tokens, (int)d->heads,
+                    (int)d->kv_heads, (int)d->head_dim, (int)d->qkv_stride, what, (int)place[0],
+                    (int)place[1], (int)place[2], (int)i, (double)got[i], row[i].value, limit);
+        fail();
+    }
+}
+
+static double dot(const float *a, const float *b, uint64_t count, double *magnitude)
+{
+    double sum = 0;
+    *magnitude = 0;
+    for (uint64_t i = 0; i < count; i++) {
+        double term = (double)a[i] * (double)b[i];
+        sum += term;
+        *magnitude += fabs(term);
+    }
+    return sum;
+}
+
+void truth_check_query(const attention_case *self, uint64_t batch, uint64_t head, uint64_t row)
+{
+    const attention_desc *d = &self->desc;
+    uint64_t dim = d->head_dim, kv_head = head / (d->heads / d->kv_heads);
+    uint64_t first = batch * d->tokens;
+    const float *q = self->qkv + (first + row) * self->packed_elems + head * dim;
+    const float *k = self->qkv + first * self->packed_elems + (d->heads + kv_head) * dim;
+    const float *v = k + d->kv_heads * dim;
+    const float *got = self->output + ((first + row) * d->heads + head) * dim;
+    const float *output_grad = self->output_grad + ((first + row) * d->heads + head) * dim;
+    struct element output[HEAD_DIM_MAX] = {{0}}, q_grad[HEAD_DIM_MAX] = {{0}};
+    double *p = mem_alloc(row + 1, sizeof *p, "true probabilities");
+    assert_non_null(p);
+    double largest = -INFINITY, sum = 0, score_magnitude = 0, magnitude, delta_magnitude;
+    for (uint64_t s = 0; s <= row; s++) {
+        p[s] = dot(q, k + s * self->packed_elems, dim, &magnitude) * (double)d->scale;
+        largest = fmax(largest, p[s]);
+        score_magnitude = fmax(score_magnitude, magnitude * (double)d->scale);
+    }
+    for (uint64_t s = 0; s <= row; s++)
+        sum += p[s] = exp(p[s] - largest);
+    /* The rounded output enters delta, as in the contract. */
+    double delta = dot(output_grad, got, dim, &delta_magnitude);
+    for (uint64_t s = 0; s <= row; s++) {
+        const float *key = k + s * self->packed_elems, *value = v + s * self->packed_elems;
+        double weight = p[s] / sum;
+        double grad = weight * (dot(output_grad, value, dim, &magnitude) - delta);
+        magnitude = weight * (magnitude + delta_magnitude);
+        for (uint64_t i = 0; i < dim; i++) {
+            add_term(&output[i], weight, weight, (double)value[i]);
+            add_term(&q_grad[i], grad * (double)d->scale, magnitude * (double)d->scale,
+                     (double)key[i]);
+        }
+    }
+    mem_free(p);
+    const uint64_t place[3] = {batch, head, row};
+    double lse = largest + log(sum);
+    double got_lse = (double)self->lse[(batch * d->heads + head) * d->tokens + row];
+    double lse_limit = 1e-6 * (4 + fabs(lse) + score_magnitude);
+    if (!(fabs(got_lse - lse) <= lse_limit)) {
+        print_error("%s T=%d D=%d: lse of batch %d head %d row %d is %g, expected %g within %g\n",
+                    dtype_name(d->type), (int)d->tokens, (int)dim, (int)batch, (int)head, (int)row,
+                    got_lse, lse, lse_limit);
+        fail();
+    }
+    expect_row(self, "the output", got, output, noise(d, score_magnitude), place);
+    expect_row(self, "dQ", self->grads + (first + row) * self->packed_elems + head * dim, q_grad,
+               noise(d, score_magnitude), place);
+}
+
+void truth_check_key(const attention_case *self, uint64_t batch, uint64_t kv_head, uint64_t row)
+{
+    const attention_desc *d = &self->desc;
+    uint64_t dim = d->head_dim, group = d->heads / d->kv_heads, first = batch * d->tokens;
+    uint64_t k_place = (first + row) * self->packed_elems + (d->heads + kv_head) * dim;
+    const float *k = self->qkv + k_place, *v = k + d->kv_heads * dim;
+    struct element k_grad[HEAD_DIM_MAX] = {{0}}, v_grad[HEAD_DIM_MAX] = {{0}};
+    double score_magnitude = 0, magnitude, delta_magnitude;
+    for (uint64_t head = kv_head * group; head < (kv_head + 1) * group; head++)
+        for (uint64_t t = row; t < d->tokens; t++) {
+            const float *q = self->qkv + (first + t) * self->packed_elems + head * dim;
+            const float *grad = self->output_grad + ((first + t) * d->heads + head) * dim;
+            const float *output = self->output + ((first + t) * d->heads + head) * dim;
+            double lse = (double)self->lse[(batch * d->heads + head) * d->tokens + t];
+            double p = exp(dot(q, k, dim, &magnitude) * (double)d->scale - lse);
+            score_magnitude = fmax(score_magnitude, magnitude * (double)d->scale + fabs(lse));
+            double delta = dot(grad, output, dim, &delta_magnitude);
+            double score_grad = p * (dot(grad, v, dim, &magnitude) - delta) * (double)d->scale;
+            magnitude = p * (magnitude + delta_magnitude) * (double)d->scale;
+            for (uint64_t i = 0; i < dim; i++) {
+                add_term(&v_grad[i], p, p, (double)grad[i]);
+                add_term(&k_grad[i], score_grad, magnitude, (double)q[i]);
+            }
+        }
+    const uint64_t place[3] = {batch, kv_head, row};
+    expect_row(self, "dK", self->grads + k_place, k_grad, noise(d, score_magnitude), place);
+    expect_row(self, "dV", self->grads + k_place + d->kv_heads * dim, v_grad,
+               noise(d, score_magnitude), place);
+}

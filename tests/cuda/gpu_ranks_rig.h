@@ -1,0 +1,65 @@
+/* Runs of forked ranks with a GPU, or the simulated one, for test_gpu_ranks.c: jobs, train_run on
+ * all ranks, what happens to one of them meanwhile. Include after cmocka.h. The test's own process
+ * makes no call of CUDA. Every function fails the test where it cannot do its part. */
+#ifndef SLUICE_TESTS_GPU_RANKS_RIG_H
+#define SLUICE_TESTS_GPU_RANKS_RIG_H
+
+#include <stdatomic.h>
+
+#include "tests/comm/comm_fixture.h"
+#include "tests/train/train_fixture.h"
+
+#ifdef SLUICE_SIMULATED_GPU
+enum { GPU_RANKS_IS_SIMULATED = 1 };
+#else
+enum { GPU_RANKS_IS_SIMULATED = 0 };
+#endif
+
+enum {
+    GPU_RANKS_MAX = 4,
+    GPU_RANKS_BATCH = 4,
+    GPU_RANKS_TEXT_BYTES = 64,
+    GPU_RANKS_KILL_STEP = 3,
+    GPU_RANKS_STEPS_FEW = 4
+};
+
+/* On the simulated GPU, or where SLUICE_TEST_FEW says that one is slow: fewer cases, of few steps.
+ * Set by main. */
+extern bool gpu_ranks_are_few;
+extern fixture_model gpu_ranks_shape;
+
+/* What ranks and test tell each other. */
+struct gpu_ranks_shared {
+    fixture_result results[GPU_RANKS_MAX];
+    atomic_uint step, is_killed;
+    uint64_t late_allocations, late_pageable_copies; /* on the simulated GPU, behind 2 steps */
+    char text[GPU_RANKS_TEXT_BYTES];
+    uint64_t gpu_count, total_bytes, budgets[GPU_RANKS_MAX + 1];
+    int nccl_code;
+    char reason[ERR_TEXT_BYTES];
+};
+extern struct gpu_ranks_shared *gpu_ranks_shared; /* of the test and all ranks; made by main */
+
+/* A run of forked ranks. */
+struct gpu_ranks_run {
+    const char *name;
+    uint32_t world;
+    bool is_spread; /* each rank on a host of its own */
+    bool has_own;   /* each rank sees a GPU of its own alone, as with srun --gpus-per-task=1 */
+    bool kills;     /* rank 1, once rank 0 has done GPU_RANKS_KILL_STEP */
+    bool faults;    /* rank 0's simulated GPU, after GPU_RANKS_KILL_STEP */
+    bool keeps;     /* what the run leaves */
+    uint64_t norm_part_bytes; /* train_options */
+    const job *job;           /* filled by gpu_ranks_train */
+};
+
+/* Clears sets and begins them: backend, steps, stage. */
+void gpu_ranks_sets(fixture_sets *sets, const char *backend, unsigned stage);
+/* A step of all ranks has GPU_RANKS_BATCH sequences, each a micro-batch. The result is rank 0's. */
+comm_fixture gpu_ranks_train(struct gpu_ranks_run *run, const fixture_sets *asked,
+                             fixture_result *result);
+/* The same, expecting success, and that nothing is allocated once it runs; with its metrics. */
+void gpu_ranks_train_good(struct gpu_ranks_run run, const fixture_sets *sets,
+                          fixture_result *result);
+
+#endif

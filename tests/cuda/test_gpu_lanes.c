@@ -1,0 +1,577 @@
+/* The lanes of a GPU (swap/lane_stream.h) under the real executor, beside worker lanes for the
+ * host's ops: random programs give the values of serial execution whatever the timing of the
+ * streams, conditional ops too; nothing is allocated and nobody waits in a run; times are in order;
+ * failures end a run with their text, and never hang. The simulated GPU's streams delay each piece
+ * of work at random. Instances: order, refusals, clock, faults. */
+#include <errno.h>
+#include <poll.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#include <cmocka.h>
+
+#include "base/log.h"
+#include "base/mem.h"
+#include "tests/cuda/gpu_lanes_rig.h"
+
+#ifdef SLUICE_SIMULATED_GPU
+#include "tests/simulated_gpu/simulated_gpu.h"
+#endif
+
+/* --- order ------------------------------------------------------------------------------------ */
+
+/* Each op's times: in order on its lane, and not after the run. */
+static void check_times(const gpu_rig *self, uint64_t first_event, uint64_t step)
+{
+    uint64_t last_end_ns[LANE_COUNT] = {0}, now_ns = clock_ns();
+    for (uint64_t i = first_event; i < self->ring.written; i++) {
+        const trace_event *event = &self->ring.events[i % GPU_RIG_EVENTS];
+        assert_int_equal(event->step, step);
+        assert_true(event->start_ns <= event->end_ns && event->end_ns <= now_ns);
+        if (!is_gpu_lane(event->lane))
+            continue;
+        assert_true(event->start_ns >= last_end_ns[event->lane]);
+        last_end_ns[event->lane] = event->end_ns;
+    }
+}
+
+static void check_finishes(const gpu_rig *self, const program *prog, bool skip, uint8_t times)
+{
+    for (uint32_t i = 0; i < prog->op_count; i++) {
+        bool runs = is_gpu_lane(prog->ops[i].lane) && !(skip && fixture_skips(prog, i));
+        assert_int_equal(self->finished[i], runs ? times : 0);
+    }
+}
+
+static void random_programs_give_serial_values(void **state)
+{
+    (void)state;
+    static const uint32_t depths[] = {1, 2, 5, 16};
+    enum { PROGRAMS = 24 };
+    for (uint32_t d = 0; d < 4; d++) {
+        gpu_rig r;
+        gpu_rig_init(&r, depths[d]);
+        for (uint64_t seed = 100 * d; seed < 100 * d + PROGRAMS; seed++) {
+            program prog;
+            const program *programs = &prog;
+            random_program(seed, 60 + (uint32_t)(seed % 3) * 60, &prog);
+            gpu_rig_load(&r, &prog, seed);
+            fixture_arenas serial;
+            fixture_arenas_init(&serial, &prog, seed);
+            gpu_rig_execute_serially(&serial, &prog, false);
+            executor *exec = gpu_rig_executor(&r, &programs, 1);
+            uint64_t first_event = r.ring.written;
+            if (executor_run(exec, &prog, seed, NULL) != 0)
+                fail_msg("seed %llu: %s", (unsigned long long)seed, err_text());
+            if (!gpu_rig_matches(&r, &serial))
+                fail_msg("depth %u, seed %llu: memory differs from serial execution", depths[d],
+                         (unsigned long long)seed);
+            check_times(&r, first_event, seed);
+            check_finishes(&r, &prog, false, 1);
+            executor_destroy(exec);
+            fixture_arenas_fini(&serial);
+            gpu_rig_unload(&r);
+            program_fini(&prog);
+        }
+        gpu_rig_fini(&r);
+    }
+    printf("seeds 0 to 3 times 100, and the %d after each\n", PROGRAMS - 1);
+}
+
+static void conditional_programs_give_serial_values(void **state)
+{
+    (void)state;
+    enum { PROGRAMS = 32 };
+    uint64_t skipped = 0;
+    gpu_rig r;
+    gpu_rig_init(&r, 4);
+    for (uint64_t seed = 1000; seed < 1000 + PROGRAMS; seed++) {
+        bool decides = seed % 4 != 0, skip = seed % 3 != 0;
+        program prog;
+        const program *programs = &prog;
+        random_conditional_program(seed, 120, decides, &prog);
+        gpu_rig_load(&r, &prog, seed);
+        fixture_arenas serial;
+        fixture_arenas_init(&serial, &prog, seed);
+        executor *exec = gpu_rig_executor(&r, &programs, 1);
+        for (uint8_t step = 1; step <= 2; step++) {
+            /* The flag before the run and what the norm makes of it: only one of both is right. */
+            r.arenas.is_skipped = decides ? !skip : skip;
+            r.arenas.norm_skips = decides ? skip : !skip;
+            gpu_rig_execute_serially(&serial, &prog, skip);
+            run_totals totals;
+            if (executor_run(exec, &prog, step, &totals) != 0)
+                fail_msg("seed %llu: %s", (unsigned long long)seed, err_text());
+            if (!gpu_rig_matches(&r, &serial))
+                fail_msg("seed %llu, run %u: memory differs", (unsigned long long)seed, step);
+            check_finishes(&r, &prog, skip, step);
+            skipped +=
+                totals.lanes[LANE_H2D].skipped_count + totals.lanes[LANE_COMPUTE].skipped_count;
+        }
+        executor_destroy(exec);
+        fixture_arenas_fini(&serial);
+        gpu_rig_unload(&r);
+        program_fini(&prog);
+    }
+    gpu_rig_fini(&r);
+    printf("seeds 1000 to %d: %llu ops skipped on the GPU\n", 1000 + PROGRAMS - 1,
+           (unsigned long long)skipped);
+    assert_true(skipped > PROGRAMS);
+}
+
+/* A run after the first: no memory, no stream, no event is made, and the host waits for no
+ * stream. */
+static void later_runs_only_enqueue(void **state)
+{
+    (void)state;
+    program prog, other;
+    random_program(2000, 150, &prog);
+    random_program(2001, 90, &other); /* other indices in the same rings */
+    const program *programs[] = {&prog, &other};
+    gpu_rig r;
+    gpu_rig_init(&r, 3);
+    gpu_rig_load(&r, &prog, 2000);
+    executor *exec = gpu_rig_executor(&r, programs, 2);
+    assert_int_equal(executor_run(exec, &prog, 1, NULL), 0);
+    mem_stats before, after;
+    mem_get_stats(&before);
+#ifdef SLUICE_SIMULATED_GPU
+    simulated_gpu_counters first, last;
+    simulated_gpu_get_counters(&first);
+#endif
+    mem_seal();
+    for (uint64_t step = 2; step <= 5; step++)
+        assert_int_equal(executor_run(exec, programs[step % 2], step, NULL), 0);
+    mem_unseal();
+    mem_get_stats(&after);
+    assert_int_equal(after.call_count, before.call_count);
+    assert_int_equal(after.call_count_after_seal, before.call_count_after_seal);
+#ifdef SLUICE_SIMULATED_GPU
+    simulated_gpu_get_counters(&last);
+    assert_true(last.copies > first.copies && last.host_functions > first.host_functions);
+    assert_int_equal(last.allocations, first.allocations);
+    assert_int_equal(last.streams, first.streams);
+    assert_int_equal(last.events, first.events);
+    assert_int_equal(last.synchronizations, first.synchronizations);
+    assert_int_equal(last.pageable_copies, first.pageable_copies);
+#endif
+    executor_destroy(exec);
+    gpu_rig_unload(&r);
+    gpu_rig_fini(&r);
+    program_fini(&prog);
+    program_fini(&other);
+}
+
+#ifdef SLUICE_SIMULATED_GPU
+/* The canary: without its dependencies a program must give other values under some timing, or the
+ * tests above would prove nothing. */
+static void a_lost_dependency_shows(void **state)
+{
+    (void)state;
+    uint64_t differing = 0;
+    gpu_rig r;
+    gpu_rig_init(&r, 8);
+    for (uint64_t seed = 3000; seed < 3020 && differing == 0; seed++) {
+        program prog;
+        const program *programs = &prog;
+        random_program(3000, 120, &prog);
+        for (uint32_t i = 0; i < prog.op_count; i++)
+            if (is_gpu_lane(prog.ops[i].lane))
+                for (uint32_t k = prog.ops[i].dep_count; k-- > 0;)
+                    if (is_gpu_lane(prog.ops[prog.deps[prog.ops[i].dep_begin + k]].lane))
+                        program_drop_dep(&prog, i, k);
+        gpu_rig_load(&r, &prog, seed);
+        fixture_arenas serial;
+        fixture_arenas_init(&serial, &prog, seed);
+        gpu_rig_execute_serially(&serial, &prog, false);
+        executor *exec = gpu_rig_executor(&r, &programs, 1);
+        assert_int_equal(executor_run(exec, &prog, 1, NULL), 0);
+        differing += !gpu_rig_matches(&r, &serial);
+        executor_destroy(exec);
+        fixture_arenas_fini(&serial);
+        gpu_rig_unload(&r);
+        program_fini(&prog);
+    }
+    gpu_rig_fini(&r);
+    assert_true(differing > 0);
+}
+#endif
+
+/* --- refusals --------------------------------------------------------------------------------- */
+
+static void creation_refuses(void **state)
+{
+    (void)state;
+    gpu_rig r;
+    gpu_rig_init(&r, 2);
+    lane *made;
+    lane_stream_config good = gpu_rig_config(&r), bad;
+    bad = good, bad.depth = 0;
+    assert_int_equal(lane_stream_create(&bad, &made), -EINVAL);
+    assert_null(made);
+    bad = good, bad.gpu = NULL;
+    assert_int_equal(lane_stream_create(&bad, &made), -EINVAL);
+    bad = good, bad.enqueue = NULL;
+    assert_int_equal(lane_stream_create(&bad, &made), -EINVAL);
+    bad = good, bad.arena_base[TIER_HOST] = NULL;
+    assert_int_equal(lane_stream_create(&bad, &made), -EINVAL);
+    bad = good, memset(bad.serves, 0, sizeof bad.serves);
+    assert_int_equal(lane_stream_create(&bad, &made), -EINVAL);
+    bad = good, bad.serves[LANE_READ] = true;
+    assert_int_equal(lane_stream_create(&bad, &made), -EINVAL);
+    assert_non_null(strstr(err_text(), "lane read"));
+    /* Copies alone need no callback. */
+    bad = good, bad.enqueue = NULL;
+    bad.serves[LANE_COMM] = bad.serves[LANE_COMPUTE] = false;
+    assert_int_equal(lane_stream_create(&bad, &made), 0);
+    assert_non_null(lane_stream_of(made, LANE_D2H));
+    assert_null(lane_stream_of(made, LANE_COMPUTE));
+    made->ops->destroy(made);
+    gpu_rig_fini(&r);
+}
+
+/* A program of `count` copies to the device. */
+static void copies_program(uint32_t count, program *out)
+{
+    builder b;
+    builder_init(&b, PROGRAM_STEADY, 65536, 65536, 4096);
+    uint32_t target = builder_home(&b, TIER_DEVICE, 0, 65536);
+    uint32_t source = builder_home(&b, TIER_HOST, 0, 65536);
+    for (uint32_t i = 0; i < count; i++) {
+        builder_op(&b, OP_H2D);
+        builder_use(&b, ROLE_SOURCE, ACCESS_READ, source, 4096 * i, 4096);
+        builder_use(&b, ROLE_TARGET, ACCESS_WRITE, target, 4096 * i, 4096);
+    }
+    builder_finish(&b, out);
+}
+
+static bool is_readable(const lane *of)
+{
+    struct pollfd fd = {.fd = of->ops->event_fd(of), .events = POLLIN};
+    return poll(&fd, 1, 0) == 1;
+}
+
+/* Waits on the descriptor until `count` requests are back, in order. */
+static void await_requests(lane *from, lane_request *requests, uint32_t count)
+{
+    lane_request *done[4];
+    for (uint32_t at = 0; at < count;) {
+        int found = from->ops->poll(from, done, 4);
+        assert_true(found >= 0);
+        for (int i = 0; i < found; i++, at++) {
+            assert_ptr_equal(done[i], &requests[at]);
+            assert_int_equal(done[i]->result, 0);
+        }
+        struct pollfd fd = {.fd = from->ops->event_fd(from), .events = POLLIN};
+        if (at < count)
+            assert_int_equal(poll(&fd, 1, 20000), 1);
+    }
+}
+
+static void a_full_lane_says_so(void **state)
+{
+    (void)state;
+    enum { DEPTH = 2, COUNT = 6 };
+    program prog;
+    copies_program(COUNT, &prog);
+    gpu_rig r;
+    gpu_rig_init(&r, DEPTH);
+    gpu_rig_load(&r, &prog, 1);
+    lane *gpu = r.lanes[LANE_H2D];
+    lane_request requests[COUNT];
+    for (uint32_t i = 0; i < COUNT; i++)
+        requests[i] = (lane_request){.prog = &prog, .item = &prog.ops[i], .op_idx = i};
+    for (uint32_t i = 0; i < COUNT; i += DEPTH) {
+        assert_int_equal(gpu->ops->submit(gpu, &requests[i]), 0);
+        assert_int_equal(gpu->ops->submit(gpu, &requests[i + 1]), 0);
+        if (i + DEPTH < COUNT) /* complete or not: a place is free when its request was polled */
+            assert_int_equal(gpu->ops->submit(gpu, &requests[i + DEPTH]), -EAGAIN);
+        await_requests(gpu, &requests[i], DEPTH);
+    }
+    assert_int_equal(gpu->ops->error(gpu)->code, 0);
+
+    lane_request *done[4];
+    bool has_news = true; /* nothing is left; the timer may bring news now and then */
+    for (int tries = 0; tries < 3 && has_news; tries++) {
+        assert_int_equal(gpu->ops->poll(gpu, done, 4), 0); /* takes the count of the eventfd */
+        assert_int_equal(gpu->ops->poll(gpu, done, 4), 0); /* and the timer's */
+        has_news = is_readable(gpu);
+    }
+    assert_false(has_news);
+
+    op stray = prog.ops[0];
+    stray.lane = LANE_UPDATE;
+    lane_request wrong = {.prog = &prog, .item = &stray};
+    assert_int_equal(gpu->ops->submit(gpu, &wrong), ERR_INTERNAL);
+    assert_non_null(strstr(err_text(), "no stream for lane update"));
+    assert_int_equal(gpu->ops->submit(gpu, &requests[0]), 0); /* which is no failure of the lane */
+    await_requests(gpu, requests, 1);
+    gpu_rig_unload(&r);
+    gpu_rig_fini(&r);
+    program_fini(&prog);
+}
+
+/* --- clock ------------------------------------------------------------------------------------ */
+
+/* On an idle machine 25 us when the clocks are compared, and some drift. A busy one may keep the
+ * simulated GPU's threads from running for long; the test looks for wrong moments, not for wrong
+ * microseconds. */
+enum { CLOCK_ERROR_NS = 100000000, PAUSE_MS = 250 };
+
+static void sleep_ms(uint32_t milliseconds)
+{
+    nanosleep(
+        &(struct timespec){.tv_sec = milliseconds / 1000, .tv_nsec = milliseconds % 1000 * 1000000},
+        NULL);
+}
+
+/* Waits until poll may have something; returns a moment when the GPU was done. */
+static uint64_t await_news(const lane *of)
+{
+    struct pollfd fd = {.fd = of->ops->event_fd(of), .events = POLLIN};
+    assert_int_equal(poll(&fd, 1, 20000), 1);
+    return clock_ns();
+}
+
+/* The times of an op are those at which it ran: not before it was submitted, not after it was known
+ * to be complete, though it is polled much later. Again after a second, when the clocks are
+ * compared anew. */
+static void times_are_on_our_clock(void **state)
+{
+    (void)state;
+    enum { COUNT = 3 };
+    program prog;
+    copies_program(COUNT, &prog);
+    gpu_rig r;
+    gpu_rig_init(&r, 2);
+    gpu_rig_load(&r, &prog, 1);
+    lane *gpu = r.lanes[LANE_H2D];
+    uint64_t last_end_ns = 0;
+    for (uint32_t i = 0; i < COUNT; i++) {
+        lane_request request = {.prog = &prog, .item = &prog.ops[i], .op_idx = i}, *done[1];
+        sleep_ms(i == 2 ? 1100 : PAUSE_MS);
+        uint64_t before_ns = clock_ns(), after_ns;
+        assert_int_equal(gpu->ops->submit(gpu, &request), 0);
+        int found = 0;
+        while (found == 0) { /* the timer's news are none of the op's */
+            after_ns = await_news(gpu);
+            sleep_ms(PAUSE_MS);
+            found = gpu->ops->poll(gpu, done, 1);
+        }
+        assert_int_equal(found, 1);
+        assert_true(request.start_ns >= before_ns - CLOCK_ERROR_NS);
+        assert_true(request.end_ns <= after_ns + CLOCK_ERROR_NS);
+        assert_true(request.start_ns <= request.end_ns);
+        if (i > 0)
+            assert_int_equal(request.wait_ns, request.start_ns - last_end_ns);
+        last_end_ns = request.end_ns;
+    }
+    gpu_rig_unload(&r);
+    gpu_rig_fini(&r);
+    program_fini(&prog);
+}
+
+struct held {
+    atomic_bool has_begun, is_released;
+};
+
+static void hold(void *user)
+{
+    struct held *self = user;
+    atomic_store(&self->has_begun, true);
+    while (!atomic_load(&self->is_released))
+        sleep_ms(1);
+}
+
+struct holder {
+    device *gpu;
+    struct held held;
+};
+
+static int enqueue_hold(void *user, const program *prog, const op *item, void *stream)
+{
+    struct holder *self = user;
+    (void)prog, (void)item;
+    return device_call(self->gpu, stream, hold, &self->held);
+}
+
+/* An op that runs while the clocks are compared anew began before that moment and ends after it. */
+static void an_op_outlives_a_comparison(void **state)
+{
+    (void)state;
+    builder b;
+    program prog;
+    builder_init(&b, PROGRAM_STEADY, 65536, 65536, 4096);
+    uint32_t device_home = builder_home(&b, TIER_DEVICE, 0, 65536);
+    uint32_t host_home = builder_home(&b, TIER_HOST, 0, 65536);
+    builder_op(&b, OP_FORWARD);
+    builder_use(&b, ROLE_INPUT, ACCESS_READ, device_home, 0, 4096);
+    builder_op(&b, OP_H2D);
+    builder_use(&b, ROLE_SOURCE, ACCESS_READ, host_home, 0, 4096);
+    builder_use(&b, ROLE_TARGET, ACCESS_WRITE, device_home, 4096, 4096);
+    builder_finish(&b, &prog);
+    gpu_rig r;
+    gpu_rig_init(&r, 2);
+    struct holder holder = {.gpu = r.gpu};
+    lane_stream_config config = gpu_rig_config(&r);
+    config.enqueue = enqueue_hold;
+    config.finish = NULL;
+    config.user = &holder;
+    lane *gpu;
+    assert_int_equal(lane_stream_create(&config, &gpu), 0);
+    lane_request requests[2], *done[2];
+    for (uint32_t i = 0; i < 2; i++)
+        requests[i] = (lane_request){.prog = &prog, .item = &prog.ops[i], .op_idx = i};
+
+    uint64_t submitted_ns = clock_ns();
+    assert_int_equal(gpu->ops->submit(gpu, &requests[0]), 0);
+    while (!atomic_load(&holder.held.has_begun))
+        sleep_ms(1);
+    uint64_t begun_ns = clock_ns();
+    sleep_ms(1100);
+    assert_int_equal(gpu->ops->submit(gpu, &requests[1]), 0); /* compares */
+    int found = 0;
+    while (found == 0) {
+        (void)await_news(gpu);
+        found = gpu->ops->poll(gpu, done, 2);
+    }
+    assert_int_equal(found, 1);
+    assert_ptr_equal(done[0], &requests[1]); /* another stream: it overtakes */
+    uint64_t released_ns = clock_ns();
+    atomic_store(&holder.held.is_released, true);
+    for (found = 0; found == 0; found = gpu->ops->poll(gpu, done, 2))
+        (void)await_news(gpu);
+    assert_int_equal(found, 1);
+    assert_ptr_equal(done[0], &requests[0]);
+    assert_true(requests[0].start_ns >= submitted_ns - CLOCK_ERROR_NS);
+    assert_true(requests[0].start_ns <= begun_ns + CLOCK_ERROR_NS);
+    assert_true(requests[0].end_ns >= released_ns - CLOCK_ERROR_NS);
+    gpu->ops->destroy(gpu);
+    gpu_rig_fini(&r);
+    program_fini(&prog);
+}
+
+/* --- faults ----------------------------------------------------------------------------------- */
+
+/* Runs the program, which must fail with `code`, the text and the name of the op (or ""); then
+ * nothing runs any more. */
+static void run_failing(gpu_rig *self, const program *prog, int code, const char *text,
+                        const char *named)
+{
+    executor *exec = gpu_rig_executor(self, &prog, 1);
+    int rc = executor_run(exec, prog, 1, NULL);
+    if (rc != code || !strstr(err_text(), text))
+        fail_msg("%d instead of %d, \"%s\" without \"%s\"", rc, code, err_text(), text);
+    assert_int_equal(executor_run(exec, prog, 2, NULL), ERR_POISONED);
+    assert_non_null(strstr(err_text(), text));
+    assert_non_null(strstr(err_text(), named));
+    executor_destroy(exec);
+    /* The lane refuses too, for whoever asks it next. */
+    lane *gpu = self->lanes[LANE_H2D];
+    lane_request request = {.prog = prog};
+    for (uint32_t i = 0; i < prog->op_count && !request.item; i++)
+        if (is_gpu_lane(prog->ops[i].lane))
+            request = (lane_request){.prog = prog, .item = &prog->ops[i], .op_idx = i};
+    assert_int_equal(gpu->ops->submit(gpu, &request), ERR_POISONED);
+    assert_non_null(strstr(err_text(), text));
+}
+
+static void any_failing_op_ends_the_run(void **state)
+{
+    (void)state;
+    program prog;
+    random_program(4000, 90, &prog);
+    for (uint32_t failing = 0; failing < prog.op_count; failing += 3) {
+        uint8_t kind = prog.ops[failing].lane;
+        char named[64];
+        snprintf(named, sizeof named, "%s of unit %u", op_kind_name(prog.ops[failing].kind),
+                 prog.ops[failing].unit);
+        for (int in_finish = 0; in_finish < 2; in_finish++) {
+            if (in_finish ? !is_gpu_lane(kind) : kind != LANE_COMPUTE && kind != LANE_COMM)
+                continue;
+            gpu_rig r;
+            gpu_rig_init(&r, 1 + failing % 5);
+            gpu_rig_load(&r, &prog, failing);
+            *(in_finish ? &r.fail_finish_idx : &r.fail_enqueue_idx) = failing;
+            run_failing(&r, &prog, -EIO, in_finish ? "the result is bad" : "the kernel was refused",
+                        named);
+            assert_int_equal(r.late_finishes, 0);
+            gpu_rig_unload(&r);
+            gpu_rig_fini(&r);
+        }
+    }
+    program_fini(&prog);
+}
+
+/* A GPU that breaks somewhere in the program calls no host function any more. What breaks a real
+ * one breaks it for the process, so there this is one case, and the last. */
+static void a_broken_gpu_ends_the_run(void **state)
+{
+    (void)state;
+    static const uint32_t places[] = {40, 0, 80, 100};
+    uint32_t count = 1;
+#ifdef SLUICE_SIMULATED_GPU
+    count = sizeof places / sizeof *places;
+#endif
+    program prog;
+    random_program(5000, 120, &prog);
+    for (uint32_t i = 0; i < count; i++) {
+        gpu_rig r;
+        gpu_rig_init(&r, 1 + 2 * i);
+        gpu_rig_load(&r, &prog, i);
+        r.break_idx = places[i];
+        while (prog.ops[r.break_idx].lane != LANE_COMPUTE)
+            r.break_idx++;
+        run_failing(&r, &prog, ERR_BACKEND, "cudaErrorIllegalAddress", "");
+        printf("broken by op %u: \"%s\"\n", r.break_idx, err_text());
+        gpu_rig_unload(&r);
+        gpu_rig_fini(&r);
+#ifdef SLUICE_SIMULATED_GPU
+        simulated_gpu_clear_fault();
+#endif
+    }
+    program_fini(&prog);
+}
+
+int main(int argc, char **argv)
+{
+    char text[DEVICE_TEXT_BYTES];
+    if (device_count(text) == 0) {
+        printf("skipped: %s\n", text);
+        return 77;
+    }
+    const struct CMUnitTest order[] = {
+        cmocka_unit_test(random_programs_give_serial_values),
+        cmocka_unit_test(conditional_programs_give_serial_values),
+        cmocka_unit_test(later_runs_only_enqueue),
+#ifdef SLUICE_SIMULATED_GPU
+        cmocka_unit_test(a_lost_dependency_shows),
+#endif
+    };
+    const struct CMUnitTest refusals[] = {
+        cmocka_unit_test(creation_refuses),
+        cmocka_unit_test(a_full_lane_says_so),
+    };
+    const struct CMUnitTest clocks[] = {
+        cmocka_unit_test(times_are_on_our_clock),
+        cmocka_unit_test(an_op_outlives_a_comparison),
+    };
+    const struct CMUnitTest faults[] = {
+        cmocka_unit_test(any_failing_op_ends_the_run),
+        cmocka_unit_test(a_broken_gpu_ends_the_run), /* the last */
+    };
+    const char *instance = argc > 1 ? argv[1] : "order";
+    if (strcmp(instance, "refusals") == 0)
+        return cmocka_run_group_tests(refusals, NULL, NULL);
+    if (strcmp(instance, "clock") == 0)
+        return cmocka_run_group_tests(clocks, NULL, NULL);
+    if (strcmp(instance, "faults") == 0)
+        return cmocka_run_group_tests(faults, NULL, NULL);
+    return cmocka_run_group_tests(order, NULL, NULL);
+}

@@ -1,0 +1,230 @@
+/* Runs that begin with a checkpoint, through train_run: its weights are there to the bit, on any
+ * placement and for units in parts; what belongs to the model goes along; going on reads the
+ * checkpoint no more. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+#include <xxhash.h>
+
+#include "config/config.h"
+#include "hf/hf.h"
+#include "tests/hf/hf_fixture.h"
+#include "tests/train/train_fixture.h"
+
+static const fixture_model gpt2 = {.family = "gpt2", .layers = 3, .hidden = 64};
+static const fixture_model llama = {.family = "llama", .bf16 = true, .layers = 3, .hidden = 64};
+
+/* The fixture's models as the checkpoint's maker sees them. */
+static hf_fixture_shape shape_of(const job *asked)
+{
+    const struct job_model *from = &asked->model;
+    return (hf_fixture_shape){.family = from->family[0] == 'l' ? MODEL_LLAMA : MODEL_GPT2,
+                              .layers = from->num_layers,
+                              .hidden = from->hidden_size,
+                              .heads = from->num_heads,
+                              .kv_heads = from->num_kv_heads,
+                              .ffn = from->ffn_size,
+                              .vocab = from->vocab_size,
+                              .positions = from->seq_length,
+                              .tied = from->tie_embeddings,
+                              .max_part_bytes = from->max_part_bytes,
+                              .type = asked->type};
+}
+
+/* XXH3 of all master weights, as a run of this checkpoint begins. */
+static uint64_t expected_hash(const hf_fixture_shape *shape, const hf_fixture_form *form)
+{
+    model *net = hf_fixture_model(shape);
+    XXH3_state_t *hash = XXH3_createState();
+    XXH3_64bits_reset(hash);
+    for (uint32_t u = 0; u < net->unit_count; u++)
+        for (uint64_t i = 0; i < net->units[u].elems; i++) {
+            float value = hf_fixture_expected(net, shape, form, u, i);
+            XXH3_64bits_update(hash, &value, sizeof value);
+        }
+    uint64_t sum = XXH3_64bits_digest(hash);
+    XXH3_freeState(hash);
+    model_destroy(net);
+    return sum;
+}
+
+static const char *path_in_run(const char *run, const char *name)
+{
+    static char path[FIXTURE_PATH_BYTES * 2];
+    snprintf(path, sizeof path, "%s/%s/%s", fixture_dir, run, name);
+    return path;
+}
+
+/* A run of two steps at rate 0 of the checkpoint in `dir`. */
+static void train_still(const char *name, const fixture_model *kind, const fixture_sets *sets,
+                        const char *dir, const char *from, fixture_result *result)
+{
+    fixture_sets all = *sets;
+    fixture_set(&all, "run.steps=2");
+    fixture_set(&all, "optimizer.params.lr=0");
+    fixture_set(&all, "scheduler=null");
+    job *asked = fixture_job(name, kind, &all);
+    snprintf(asked->model.hf, sizeof asked->model.hf, "%s", dir);
+    const fixture_call call = {.name = name, .from = from};
+    fixture_train(asked, &call, result);
+    job_destroy(asked);
+}
+
+static void expect_weights(const char *name, const fixture_model *kind, const fixture_sets *sets,
+                           const hf_fixture_form *form)
+{
+    static fixture_result result;
+    job *asked = fixture_job(name, kind, sets);
+    hf_fixture_shape shape = shape_of(asked);
+    job_destroy(asked);
+    char dir[FIXTURE_PATH_BYTES * 2];
+    snprintf(dir, sizeof dir, "%s/%s.hf", fixture_dir, name);
+    hf_fixture_write(dir, &shape, form);
+    hf_fixture_text(dir, "config.json", "{\"model_type\": \"fixture\"}");
+    hf_fixture_text(dir, "merges.txt", "a b\n");
+    train_still(name, kind, sets, dir, NULL, &result);
+    if (result.rc < 0)
+        fail_msg("%s", result.error);
+    uint64_t wanted = expected_hash(&shape, form);
+    if (result.summary.weights_hash != wanted)
+        fail_msg("%s: weights %016llx, expected %016llx", name,
+                 (unsigned long long)result.summary.weights_hash, (unsigned long long)wanted);
+    assert_true(fixture_exists(path_in_run(name, "hf/config.json")));
+    assert_true(fixture_exists(path_in_run(name, "hf/merges.txt")));
+    assert_false(fixture_exists(path_in_run(name, "hf/tokenizer.json")));
+}
+
+static void a_run_begins_with_the_checkpoints_weights(void **state)
+{
+    (void)state;
+    fixture_sets sets = {.count = 0};
+    const hf_fixture_form plain = {.type = DTYPE_FP32}, shards = {.type = DTYPE_BF16, .shards = 3};
+    expect_weights("gpt2-device", &gpt2, &sets, &plain);
+    expect_weights("llama-device", &llama, &sets, &shards);
+    fixture_set(&sets, "tiers.place.optimizer=nvme");
+    fixture_set(&sets, "tiers.place.params=nvme");
+    expect_weights("gpt2-nvme", &gpt2, &sets, &shards);
+    fixture_set(&sets, "model.max_part_bytes=70000");
+    expect_weights("gpt2-cut", &gpt2, &sets, &plain);
+    expect_weights("llama-cut", &llama, &sets, &plain);
+}
+
+/* The checkpoint is gone: the run, and another that begins with it, go on. */
+static void going_on_reads_no_checkpoint(void **state)
+{
+    (void)state;
+    static fixture_result result, more;
+    const fixture_sets sets = {.count = 0};
+    const hf_fixture_form form = {.type = DTYPE_BF16};
+    char dir[FIXTURE_PATH_BYTES * 2], file[FIXTURE_PATH_BYTES * 2 + 32];
+    expect_weights("first", &gpt2, &sets, &form);
+    snprintf(dir, sizeof dir, "%s/first.hf", fixture_dir);
+    snprintf(file, sizeof file, "%s/model.safetensors", dir);
+    assert_int_equal(unlink(file), 0);
+    job *asked = fixture_job("first", &gpt2, &sets);
+    asked->run.steps = 4;
+    snprintf(asked->model.hf, sizeof asked->model.hf, "%s", dir);
+    const fixture_call call = {.name = "first"};
+    fixture_train(asked, &call, &result);
+    job_destroy(asked);
+    if (result.rc < 0)
+        fail_msg("%s", result.error);
+    assert_int_equal(result.step_count, 4);
+    train_still("second", &gpt2, &sets, dir, path_in_run("first", ""), &more);
+    if (more.rc < 0)
+        fail_msg("%s", more.error);
+    assert_true(more.summary.weights_hash == result.summary.weights_hash);
+    assert_true(fixture_exists(path_in_run("second", "hf/config.json")));
+}
+
+static void import_into(const char *name, const char *dir, const char *set)
+{
+    struct hf_import_summary sum;
+    char run_dir[FIXTURE_PATH_BYTES * 2];
+    const char *const sets[] = {set};
+    snprintf(run_dir, sizeof run_dir, "%s", path_in_run(name, ""));
+    const struct hf_import_options options = {
+        .hf_dir = dir, .run_dir = run_dir, .set = sets, .set_count = set ? 1 : 0};
+    if (hf_import(&options, &sum) < 0)
+        fail_msg("%s", err_text());
+}
+
+/* Any job of the model goes on from an import, whatever else it asks for; one of another model does
+ * not. */
+static void jobs_go_on_from_an_import(void **state)
+{
+    (void)state;
+    static fixture_result result;
+    fixture_sets sets = {.count = 0};
+    const hf_fixture_form form = {.type = DTYPE_FP32};
+    job *asked = fixture_job("imported", &gpt2, &sets);
+    const hf_fixture_shape shape = shape_of(asked);
+    job_destroy(asked);
+    char dir[FIXTURE_PATH_BYTES * 2];
+    snprintf(dir, sizeof dir, "%s/imported.hf", fixture_dir);
+    hf_fixture_write(dir, &shape, &form);
+    hf_fixture_config(dir, &shape);
+    import_into("imported", dir, NULL);
+    import_into("parts", dir, "model.max_part_bytes=70000");
+    train_still("parts", &gpt2, &sets, "", NULL, &result);
+    assert_int_equal(result.rc, ERR_INPUT);
+    if (!strstr(result.error, "model.max_part_bytes was 70000 and is 0") ||
+        !strstr(result.error, "imported for another model"))
+        fail_msg("%s", result.error);
+    fixture_sets lion = sets;
+    fixture_set(&lion, "optimizer={\"type\": \"Lion\", \"params\": {\"lr\": 0}}");
+    train_still("imported", &gpt2, &lion, "", NULL, &result);
+    assert_int_equal(result.rc, ERR_INPUT);
+    assert_non_null(strstr(result.error, "optimizer.type was Adam and is Lion"));
+    train_still("from-it", &gpt2, &sets, "", path_in_run("imported", ""), &result);
+    assert_int_equal(result.rc, 0);
+    assert_true(result.summary.weights_hash == expected_hash(&shape, &form));
+    assert_true(fixture_exists(path_in_run("from-it", "hf/config.json")));
+    fixture_set(&sets, "train_micro_batch_size_per_gpu=1");
+    fixture_set(&sets, "data_types.grad_accum_dtype=fp32");
+    fixture_set(&sets, "state.moments=8bit"); /* zeros in any format */
+    train_still("imported", &gpt2, &sets, "", NULL, &result);
+    if (result.rc < 0)
+        fail_msg("%s", result.error);
+    assert_true(result.summary.was_resumed && result.summary.step == 2);
+    assert_true(result.summary.weights_hash == expected_hash(&shape, &form));
+    train_still("imported", &gpt2, &lion, "", NULL, &result); /* now it is a run like any other */
+    assert_int_equal(result.rc, ERR_INPUT);
+    assert_non_null(strstr(result.error, "was made with other settings"));
+}
+
+/* Nothing is made where the checkpoint is not the model's. */
+static void another_checkpoint_leaves_nothing(void **state)
+{
+    (void)state;
+    static fixture_result result;
+    const fixture_sets sets = {.count = 0};
+    train_still("refused", &gpt2, &sets, path_in_run("gpt2-device.hf", ""), NULL, &result);
+    assert_int_equal(result.rc, 0); /* that one is */
+    train_still("other", &llama, &sets, path_in_run("gpt2-device.hf", ""), NULL, &result);
+    assert_int_equal(result.rc, ERR_INPUT);
+    assert_non_null(strstr(result.error, "it is no checkpoint of this family of models"));
+    assert_false(fixture_exists(path_in_run("other", "state")));
+    assert_false(fixture_exists(path_in_run("other.nvme", "")));
+    train_still("none", &llama, &sets, path_in_run("nowhere", ""), NULL, &result);
+    assert_int_equal(result.rc, ERR_INPUT);
+    assert_non_null(strstr(result.error, "nowhere"));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_run_begins_with_the_checkpoints_weights),
+        cmocka_unit_test(going_on_reads_no_checkpoint),
+        cmocka_unit_test(jobs_go_on_from_an_import),
+        cmocka_unit_test(another_checkpoint_leaves_nothing),
+    };
+    return cmocka_run_group_tests(tests, fixture_setup, fixture_teardown);
+}

@@ -1,0 +1,277 @@
+/* A checkpoint's weights as a model's units see them: names with and without prefix, GPT-2's
+ * transposed matrices, units in parts, any range, every dtype, shards; and every way in which a
+ * checkpoint is not the model's. */
+#include <fcntl.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "base/rng.h"
+#include "base/size.h"
+#include "hf/weights.h"
+#include "tests/hf/hf_fixture.h"
+
+enum { SEED = 8, RANGES = 20 };
+
+static const hf_fixture_shape gpt2 = {.family = MODEL_GPT2,
+                                      .layers = 2,
+                                      .hidden = 96,
+                                      .heads = 2,
+                                      .kv_heads = 2,
+                                      .ffn = 200,
+                                      .vocab = 61,
+                                      .positions = 24,
+                                      .tied = true};
+static const hf_fixture_shape llama = {.family = MODEL_LLAMA,
+                                       .layers = 2,
+                                       .hidden = 96,
+                                       .heads = 6,
+                                       .kv_heads = 2,
+                                       .ffn = 130,
+                                       .vocab = 61,
+                                       .positions = 24,
+                                       .tied = false};
+
+static void expect_equal(const model *net, const hf_fixture_shape *shape,
+                         const hf_fixture_form *form, uint32_t unit, uint64_t begin, uint64_t count,
+                         const float *got)
+{
+    for (uint64_t i = 0; i < count; i++) {
+        float wanted = hf_fixture_expected(net, shape, form, unit, begin + i);
+        if (memcmp(&wanted, &got[i], sizeof wanted) != 0)
+            fail_msg("unit %u, element %llu: %g, expected %g", unit,
+                     (unsigned long long)(begin + i), (double)got[i], (double)wanted);
+    }
+}
+
+/* The kernel forgets the file, so that it is read past the page cache. */
+static void drop_cached(const char *dir)
+{
+    char path[4096];
+    snprintf(path, sizeof path, "%s/model.safetensors", dir);
+    int fd = open(path, O_RDONLY);
+    if (fd < 0)
+        return; /* of several files all stay */
+    assert_int_equal(fsync(fd), 0);
+    assert_int_equal(posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED), 0);
+    close(fd);
+}
+
+/* What weights_read gives, read by one thread through a room; `begin` and `count` as they come. */
+static void expect_alone(hf_weights *opened, uint32_t unit, uint64_t begin, uint64_t count,
+                         const float *wanted)
+{
+    void *room = aligned_alloc(4096, WEIGHTS_ROOM_BYTES);
+    float *got = malloc((count + 1) * sizeof *got);
+    assert_non_null(room);
+    assert_non_null(got);
+    memset(got, 0xff, (count + 1) * sizeof *got);
+    assert_int_equal(hf_weights_read_alone(opened, unit, begin, count, room, got), 0);
+    assert_memory_equal(got, wanted, count * sizeof *got);
+    assert_true(got[count] != got[count]); /* nothing behind it */
+    free(got);
+    free(room);
+}
+
+/* Every unit whole, then ranges at random, in no order. */
+static void read_all(const hf_fixture_shape *shape, const hf_fixture_form *form,
+                     uint64_t strip_bytes, uint64_t piece_bytes)
+{
+    const char *dir = hf_fixture_path("model");
+    hf_weights *opened;
+    hf_fixture_write(dir, shape, form);
+    model *net = hf_fixture_model(shape);
+    drop_cached(dir);
+    assert_int_equal(hf_weights_open_sized(dir, net, strip_bytes, piece_bytes, &opened), 0);
+    uint64_t most = 0;
+    for (uint32_t u = 0; u < net->unit_count; u++)
+        most = size_max(most, net->units[u].elems);
+    float *got = malloc(most * sizeof *got);
+    for (uint32_t u = 0; u < net->unit_count; u++) {
+        memset(got, 0xff, most * sizeof *got);
+        assert_true(hf_weights_has_all(opened, u));
+        assert_int_equal(hf_weights_read(opened, u, 0, net->units[u].elems, got), 0);
+        expect_equal(net, shape, form, u, 0, net->units[u].elems, got);
+    }
+    for (uint64_t i = 0; i < RANGES; i++) {
+        uint32_t u = (uint32_t)(rng_u64(SEED, 1, i) % net->unit_count);
+        uint64_t begin = rng_u64(SEED, 2, i) % net->units[u].elems;
+        uint64_t count = rng_u64(SEED, 3, i) % (net->units[u].elems - begin + 1);
+        memset(got, 0xff, most * sizeof *got);
+        assert_int_equal(hf_weights_read(opened, u, begin, count, got), 0);
+        expect_equal(net, shape, form, u, begin, count, got);
+        if (count < most)
+            assert_true(got[count] != got[count]); /* nothing behind it */
+        if (i % 8 == 0) {
+            drop_cached(dir);
+            expect_alone(opened, u, begin, count, got);
+        }
+    }
+    free(got);
+    assert_int_equal(hf_weights_type(opened), form->type);
+    hf_weights_close(opened);
+    model_destroy(net);
+    unlink(hf_fixture_path("model/model.safetensors"));
+    unlink(hf_fixture_path("model/model.safetensors.index.json"));
+}
+
+static void every_form_is_read(void **state)
+{
+    (void)state;
+    for (int family = 0; family < 2; family++)
+        for (int cut = 0; cut < 2; cut++)
+            for (uint32_t form_idx = 0; form_idx < 4; form_idx++) {
+                hf_fixture_shape shape = family ? llama : gpt2;
+                shape.max_part_bytes = cut ? 20000 : 0;
+                shape.tied = (form_idx + (uint32_t)family) % 2 == 0;
+                const hf_fixture_form form = {.type = (enum dtype)(form_idx % 3),
+                                              .is_bare = form_idx == 1,
+                                              .shards = form_idx == 2 ? 3 : 0,
+                                              .has_extras = form_idx % 2 == 0};
+                read_all(&shape, &form, WEIGHTS_STRIP_BYTES, WEIGHTS_PIECE_BYTES);
+            }
+}
+
+/* Strips of a few rows, requests of a few stored rows or of less than one. */
+static void small_strips_and_pieces_give_the_same(void **state)
+{
+    (void)state;
+    static const uint64_t sizes[][2] = {{40000, 4096}, {40000, 1000}, {3000, 100}, {400, 40}};
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        hf_fixture_shape shape = gpt2;
+        const hf_fixture_form form = {.type = i % 2 ? DTYPE_FP16 : DTYPE_FP32};
+        shape.hidden = 48;
+        shape.ffn = 100;
+        shape.layers = 1;
+        shape.max_part_bytes = i == 2 ? 17000 : 0;
+        read_all(&shape, &form, sizes[i][0], sizes[i][1]);
+    }
+}
+
+static void expect_refusal(const hf_fixture_shape *shape, const char *dir, const char *reason)
+{
+    hf_weights *opened;
+    model *net = hf_fixture_model(shape);
+    assert_int_equal(hf_weights_open(dir, net, &opened), ERR_INPUT);
+    assert_null(opened);
+    if (!strstr(err_text(), reason))
+        fail_msg("expected \"%s\" in \"%s\"", reason, err_text());
+    model_destroy(net);
+}
+
+static void other_models_are_refused(void **state)
+{
+    (void)state;
+    const char *dir = hf_fixture_path("other");
+    hf_fixture_form form = {.type = DTYPE_BF16, .left = "transformer.h.1.mlp.c_fc.bias"};
+    hf_fixture_write(dir, &gpt2, &form);
+    expect_refusal(&gpt2, dir, "has no tensor transformer.h.1.mlp.c_fc.bias");
+    expect_refusal(&llama, dir, "neither a tensor model.embed_tokens.weight nor");
+    form = (hf_fixture_form){.type = DTYPE_BF16, .added = "transformer.h.0.more"};
+    hf_fixture_write(dir, &gpt2, &form);
+    expect_refusal(&gpt2, dir,
+                   "no place for tensor transformer.h.0.more of shape [2, 3], nor for 0 more");
+    form.added = NULL;
+    hf_fixture_write(dir, &gpt2, &form);
+    hf_fixture_shape shape = gpt2;
+    shape.tied = false;
+    expect_refusal(&shape, dir, "has no tensor lm_head.weight, and the embedding is not tied");
+    shape = gpt2;
+    shape.ffn = 192;
+    expect_refusal(&shape, dir,
+                   "transformer.h.0.mlp.c_fc.weight has shape [96, 200], and the model that "
+                   "config.json and the job describe has [96, 192]");
+    shape = gpt2;
+    shape.layers = 1;
+    expect_refusal(&shape, dir, "nor for 11 more");
+    shape = gpt2;
+    shape.positions = 16;
+    expect_refusal(&shape, dir, "transformer.wpe.weight has shape [24, 96]");
+}
+
+/* A file that changes after it was opened gives an error, not other numbers. */
+static void a_file_that_is_cut_short_is_an_error(void **state)
+{
+    (void)state;
+    const char *dir = hf_fixture_path("cut");
+    const hf_fixture_form form = {.type = DTYPE_FP32};
+    static float got[300000];
+    hf_weights *opened;
+    hf_fixture_write(dir, &llama, &form);
+    model *net = hf_fixture_model(&llama);
+    assert_true(net->units[1].elems < 300000);
+    assert_int_equal(hf_weights_open(dir, net, &opened), 0);
+    assert_int_equal(hf_weights_read(opened, 0, 0, 1, got), 0);
+    assert_int_equal(truncate(hf_fixture_path("cut/model.safetensors"), 20000), 0);
+    assert_int_equal(hf_weights_read(opened, 3, 0, net->units[3].elems, got), ERR_INPUT);
+    assert_non_null(strstr(err_text(), "before its header says"));
+    hf_weights_close(opened);
+    assert_int_equal(hf_weights_open(dir, net, &opened), ERR_INPUT);
+    assert_non_null(strstr(err_text(), "cut short, or damaged"));
+    model_destroy(net);
+}
+
+/* Of equal names, shapes and places, whatever the directory is called. */
+static void the_identity_is_of_the_contents(void **state)
+{
+    (void)state;
+    uint64_t sums[3];
+    const hf_fixture_form forms[3] = {
+        {.type = DTYPE_FP32}, {.type = DTYPE_FP32}, {.type = DTYPE_FP32, .shards = 2}};
+    model *net = hf_fixture_model(&llama);
+    for (int i = 0; i < 3; i++) {
+        char name[16];
+        hf_weights *opened;
+        snprintf(name, sizeof name, "same-%d", i);
+        hf_fixture_write(hf_fixture_path(name), &llama, &forms[i]);
+        assert_int_equal(hf_weights_open(hf_fixture_path(name), net, &opened), 0);
+        sums[i] = hf_weights_identity(opened);
+        hf_weights_close(opened);
+    }
+    assert_true(sums[0] == sums[1] && sums[0] != sums[2]);
+    model_destroy(net);
+}
+
+static void numbers_that_are_none_are_refused(void **state)
+{
+    (void)state;
+    const char *dir = hf_fixture_path("nan");
+    const hf_fixture_form form = {.type = DTYPE_BF16};
+    static float got[300000];
+    hf_weights *opened;
+    hf_fixture_write(dir, &gpt2, &form);
+    FILE *file = fopen(hf_fixture_path("nan/model.safetensors"), "r+");
+    assert_non_null(file);
+    const uint16_t infinity = 0x7f80;
+    assert_int_equal(fseek(file, -6, SEEK_END), 0); /* third last of ln_f.bias */
+    assert_int_equal(fwrite(&infinity, sizeof infinity, 1, file), 1);
+    fclose(file);
+    model *net = hf_fixture_model(&gpt2);
+    assert_int_equal(hf_weights_open(dir, net, &opened), 0);
+    assert_int_equal(hf_weights_read(opened, 3, 0, net->units[3].elems, got), ERR_INPUT);
+    if (!strstr(err_text(), "tensor transformer.ln_f.bias holds what is no finite number") ||
+        !strstr(err_text(), "such as its element 93"))
+        fail_msg("%s", err_text());
+    hf_weights_close(opened);
+    model_destroy(net);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_form_is_read),
+        cmocka_unit_test(small_strips_and_pieces_give_the_same),
+        cmocka_unit_test(other_models_are_refused),
+        cmocka_unit_test(a_file_that_is_cut_short_is_an_error),
+        cmocka_unit_test(the_identity_is_of_the_contents),
+        cmocka_unit_test(numbers_that_are_none_are_refused),
+    };
+    return cmocka_run_group_tests(tests, hf_fixture_setup, hf_fixture_teardown);
+}

@@ -1,0 +1,169 @@
+/* Evaluation of files: which tokens windows count, the arithmetic of its results by hand, and that
+ * a run's own losses come out of it, with overlapping windows and micro-batches of any size. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+#include <math.h>
+
+#include "infer/eval_windows.h"
+#include "infer/infer.h"
+#include "tests/train/train_fixture.h"
+
+enum { TEXT_MOST = 64 };
+
+/* Each token but the first once, in order, with the context that was asked for. */
+static void check_windows(const eval_text *text)
+{
+    uint64_t next = 1, count = eval_window_count(text);
+    for (uint64_t w = 0; w < count; w++) {
+        eval_window at = eval_window_at(text, w);
+        assert_true(at.input_count >= 1 && at.input_count <= text->window);
+        assert_true(at.begin + at.input_count + 1 <= text->token_count);
+        assert_true(at.first_counted < at.input_count);
+        assert_int_equal(at.begin + at.first_counted + 1, next);
+        if (w > 0)
+            assert_true(at.first_counted >= text->window - text->stride);
+        next = at.begin + at.input_count + 1;
+    }
+    assert_int_equal(next, text->token_count);
+}
+
+static void windows_count_each_token_once(void **state)
+{
+    (void)state;
+    for (uint64_t n = 2; n <= TEXT_MOST; n++)
+        for (uint64_t window = 1; window <= TEXT_MOST; window++)
+            for (uint64_t stride = 1; stride <= window; stride++) {
+                const eval_text text = {n, window, stride};
+                check_windows(&text);
+            }
+    /* By hand: 10 tokens, windows of 4, 2 apart: 1-4, then 5-6, 7-8 and 9. */
+    const eval_text text = {10, 4, 2};
+    assert_int_equal(eval_window_count(&text), 4);
+    eval_window last = eval_window_at(&text, 3);
+    assert_int_equal(last.begin, 6);
+    assert_int_equal(last.input_count, 3);
+    assert_int_equal(last.first_counted, 2);
+}
+
+static void results_are_as_by_hand(void **state)
+{
+    (void)state;
+    assert_true(fabs(eval_perplexity(2) - 7.38905609893065) < 1e-12);
+    /* 8 tokens of ln 256 nats, a byte each, are 8 bits a byte. */
+    assert_true(fabs(eval_bits_per_byte(8 * log(256), 8) - 8) < 1e-12);
+    assert_true(fabs(eval_bits_per_byte(4 * log(256), 16) - 2) < 1e-12);
+}
+
+static void evaluate(const char *run, uint64_t stride, uint64_t batches, const char *set,
+                     struct infer_evaluate_result *out)
+{
+    const char *files[] = {fixture_path("valid.txt", NULL)};
+    const char *sets[] = {set};
+    struct infer_evaluate_options options = {.path = fixture_path(run, NULL),
+                                             .files = files,
+                                             .file_count = 1,
+                                             .set = sets,
+                                             .set_count = set ? 1 : 0,
+                                             .stride = stride,
+                                             .batches = batches};
+    if (infer_evaluate(&options, out) < 0)
+        fail_msg("evaluate: %s", err_text());
+}
+
+/* The held-out loss of a run's own evaluation, and of the same windows. */
+static void runs_give_their_own_losses(void **state)
+{
+    (void)state;
+    static fixture_sets sets;
+    static fixture_result trained;
+    struct infer_evaluate_result whole, same, overlapping, other;
+    const fixture_model shape = {.family = "llama", .layers = 2, .hidden = 64};
+    memset(&sets, 0, sizeof sets);
+    fixture_set(&sets, "run.steps=4");
+    fixture_set(&sets, "run.eval_every=4");
+    fixture_set(&sets, "run.eval_batches=6");
+    fixture_train_good("run", &shape, &sets, &trained);
+    json_t *lines = fixture_metrics("run");
+    double held = json_number_value(
+        json_object_get(json_array_get(lines, json_array_size(lines) - 1), "valid_loss"));
+    json_decref(lines);
+
+    evaluate("run", 0, 6, NULL, &same); /* 6 micro-batches of 2 windows of 32 tokens */
+    assert_int_equal(same.tokens, 6 * 2 * 32);
+    assert_int_equal(same.text_bytes, same.tokens);
+    assert_true(fabs(same.loss - held) < 1e-6);
+    assert_true(fabs(same.bits_per_byte - same.loss / log(2)) < 1e-9);
+
+    evaluate("run", 0, 0, NULL, &whole);
+    assert_int_equal(whole.tokens, FIXTURE_TRAIN_BYTES / 4 - 1);
+    assert_int_equal(whole.context, 32);
+    assert_true(fabs(whole.perplexity - exp(whole.loss)) < 1e-9);
+
+    /* Other micro-batches and other budgets change nothing but rounding. */
+    evaluate("run", 0, 0, "train_micro_batch_size_per_gpu=5", &other);
+    assert_int_equal(other.tokens, whole.tokens);
+    assert_true(fabs(other.loss - whole.loss) < 1e-5);
+
+    evaluate("run", 8, 0, NULL, &overlapping);
+    assert_int_equal(overlapping.tokens, whole.tokens);
+    assert_true(overlapping.windows > 3 * whole.windows);
+    assert_true(fabs(overlapping.loss - whole.loss) < 0.2);
+    fixture_remove("run");
+}
+
+static void expect_refusal(struct infer_evaluate_options *options, int code, const char *word)
+{
+    struct infer_evaluate_result result;
+    assert_int_equal(infer_evaluate(options, &result), code);
+    if (!strstr(err_text(), word))
+        fail_msg("\"%s\" does not say \"%s\"", err_text(), word);
+}
+
+static void what_cannot_be_evaluated_is_refused(void **state)
+{
+    (void)state;
+    static fixture_sets sets;
+    static fixture_result trained;
+    const fixture_model shape = {.family = "gpt2", .layers = 1, .hidden = 32};
+    memset(&sets, 0, sizeof sets);
+    fixture_set(&sets, "run.steps=1");
+    fixture_train_good("run", &shape, &sets, &trained);
+    const char *file = fixture_path("valid.txt", NULL), *set = "tiers.device.budget=4096";
+    struct infer_evaluate_options asked = {
+        .path = fixture_path(NULL, NULL), .files = &file, .file_count = 1};
+    expect_refusal(&asked, ERR_INPUT, "is no run directory");
+    asked.path = fixture_path("run", NULL);
+    asked.context = 33;
+    expect_refusal(&asked, ERR_USAGE, "a context of 33 tokens was asked for, but the model has 32");
+    asked.context = 8;
+    asked.stride = 9;
+    expect_refusal(&asked, ERR_USAGE, "stride of 9 is longer than the context of 8");
+    asked.stride = 0;
+    asked.set = &set;
+    asked.set_count = 1;
+    expect_refusal(&asked, ERR_NO_FIT, "needs");
+    set = "model.num_layers=2";
+    expect_refusal(&asked, ERR_CONFIG, "cannot be set anew");
+    asked.set_count = 0;
+    file = "/nonexistent/text";
+    expect_refusal(&asked, ERR_INPUT, "/nonexistent/text");
+    fixture_remove("run");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(windows_count_each_token_once),
+        cmocka_unit_test(results_are_as_by_hand),
+        cmocka_unit_test(runs_give_their_own_losses),
+        cmocka_unit_test(what_cannot_be_evaluated_is_refused),
+    };
+    return cmocka_run_group_tests(tests, fixture_setup, fixture_teardown);
+}

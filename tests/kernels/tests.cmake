@@ -1,0 +1,52 @@
+# These run in the CPU's best set and in the sets below it that have other variants.
+set(adam_sets baseline avx2)
+if(TARGET kernels_adam)
+    foreach(name test_kernels_adam test_kernels_adam_state)
+        sluice_test(${name} LIBS kernels_adam LABELS cpu debug)
+        sluice_isa_test(${name} SETS ${adam_sets} LABELS cpu debug)
+    endforeach()
+endif()
+if(TARGET kernels_adam AND TARGET sluice_kernels_reference)
+    foreach(name test_kernels_adam_rounding test_kernels_lion)
+        sluice_test(${name} LIBS kernels_adam sluice_kernels_reference LABELS cpu debug)
+        sluice_isa_test(${name} SETS ${adam_sets} LABELS cpu debug)
+    endforeach()
+endif()
+# The variant of the other kind of processor, by cross compiler and emulator where they are installed.
+if(TARGET kernels_adam AND CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
+    add_test(NAME slow.neon_adam COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/checks/neon_adam.sh ${PROJECT_SOURCE_DIR})
+    set_tests_properties(slow.neon_adam PROPERTIES LABELS "cpu;slow" TIMEOUT 300 SKIP_RETURN_CODE 77)
+endif()
+
+# Matrix products and attention of the CPU backend; they need the whole library for the ops table.
+# Idle OpenMP threads sleep here: on a machine that runs other tests beside, spinning costs up to 10x.
+if(TARGET sluice_kernels)
+    set(product_sets baseline avx2 avx512 avx512_bf16)
+    sluice_test(test_kernels_matmul LIBS sluice_kernels LABELS cpu)
+    sluice_test(test_kernels_product_fp32 LIBS sluice_kernels LABELS cpu debug)
+    sluice_test(test_kernels_attention LIBS sluice_kernels LABELS cpu)
+    sluice_test(test_kernels_cached LIBS sluice_kernels sluice_kernels_reference LABELS cpu debug
+                INSTANCES cpu reference)
+    sluice_test(test_kernels_fp16 LIBS sluice_kernels LABELS cpu)
+    set_tests_properties(
+        test_kernels_matmul test_kernels_product_fp32 test_kernels_attention
+        test_kernels_cached.cpu test_kernels_cached.reference test_kernels_fp16
+        PROPERTIES ENVIRONMENT OMP_WAIT_POLICY=passive)
+    sluice_isa_test(test_kernels_matmul SETS ${product_sets} LABELS cpu)
+    sluice_isa_test(test_kernels_product_fp32 SETS avx512 LABELS cpu debug)
+    sluice_isa_test(test_kernels_attention SETS ${product_sets} LABELS cpu)
+    sluice_isa_test(test_kernels_cached SETS baseline avx2 LABELS cpu debug INSTANCES cpu)
+    sluice_isa_test(test_kernels_fp16 SETS baseline avx2 avx512 LABELS cpu)
+endif()
+
+# The reference backend is compared with finite differences, the CPU's row ops with the reference.
+# The latter run in the CPU's best set and in the sets below it that have other variants.
+if(TARGET sluice_kernels_reference)
+    sluice_test(test_kernels_reference LIBS sluice_kernels_reference LABELS cpu)
+endif()
+if(TARGET kernels_rows AND TARGET sluice_kernels_reference)
+    foreach(name test_kernels_rows test_kernels_rows_exact test_kernels_parts)
+        sluice_test(${name} LIBS kernels_rows sluice_kernels_reference LABELS cpu)
+        sluice_isa_test(${name} SETS baseline avx2 LABELS cpu)
+    endforeach()
+endif()

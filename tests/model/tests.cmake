@@ -1,0 +1,39 @@
+# The models: shapes, gradients, determinism, and the loss curve of PyTorch.
+sluice_test(test_model_shapes LIBS sluice_model LABELS cpu debug)
+sluice_test(test_model_parts LIBS sluice_model LABELS cpu debug)
+
+if(TARGET sluice_kernels_reference)
+    sluice_test(test_model_gradients LIBS sluice_model sluice_kernels_reference LABELS cpu
+                INSTANCES gpt2 llama qwen2 qwen3)
+    sluice_test(test_model_costs LIBS sluice_model sluice_kernels_reference LABELS cpu debug
+                INSTANCES gpt2 llama qwen2 qwen3)
+    sluice_test(test_model_learn LIBS sluice_model sluice_kernels_reference LABELS cpu debug
+                INSTANCES gpt2 llama qwen3)
+    sluice_test(test_model_lora LIBS sluice_model sluice_kernels_reference LABELS cpu debug
+                INSTANCES gpt2 llama qwen3)
+    sluice_test(test_model_cut LIBS sluice_model sluice_kernels_reference LABELS cpu
+                INSTANCES gpt2 llama gpt2-long qwen2 qwen3)
+    sluice_test(test_model_cache LIBS sluice_model sluice_kernels_reference LABELS cpu debug
+                INSTANCES gpt2 llama gpt2-long qwen2 qwen3)
+    sluice_test(test_model_pytorch
+                LIBS sluice_model sluice_kernels_reference PkgConfig::JANSSON LABELS cpu
+                INSTANCES gpt2-tied gpt2-untied llama-tied llama-untied)
+    target_compile_definitions(test_model_pytorch PRIVATE
+                               FIXTURE_DIR="${CMAKE_CURRENT_SOURCE_DIR}/reference")
+    if(TARGET sluice_kernels)
+        foreach(test test_model_gradients test_model_learn test_model_lora test_model_cut test_model_pytorch
+                test_model_cache)
+            target_link_libraries(${test} PRIVATE sluice_kernels)
+            target_compile_definitions(${test} PRIVATE HAVE_KERNELS_CPU)
+        endforeach()
+        set(model_sets avx2 avx512 avx512_bf16)
+        sluice_isa_test(test_model_gradients SETS ${model_sets} LABELS cpu
+                        INSTANCES gpt2 llama qwen2 qwen3)
+        sluice_isa_test(test_model_learn SETS ${model_sets} LABELS cpu INSTANCES llama)
+        sluice_isa_test(test_model_lora SETS ${model_sets} LABELS cpu INSTANCES llama)
+        sluice_isa_test(test_model_cut SETS ${model_sets} LABELS cpu INSTANCES gpt2 llama)
+        sluice_isa_test(test_model_cache SETS ${model_sets} LABELS cpu
+                        INSTANCES gpt2 llama gpt2-long qwen2 qwen3)
+        sluice_isa_test(test_model_pytorch SETS ${model_sets} LABELS cpu INSTANCES gpt2-tied)
+    endif()
+endif()

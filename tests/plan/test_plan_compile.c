@@ -1,0 +1,225 @@
+/* The compiler on random jobs: each ends in programs that pass program_check, or in a refusal
+ * whose figures are right (the job compiles with exactly the bytes named, and not with one block
+ * less). */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/mem.h"
+#include "tests/plan/plan_fixture.h"
+
+static bool is_cut(const random_job *r)
+{
+    for (uint32_t s = 0; s < r->job.stage_count; s++)
+        if (r->stages[s].is_cut)
+            return true;
+    return false;
+}
+
+/* What goes behind another does so by the prediction as well. How many do. */
+static uint64_t count_behind(const program *prog)
+{
+    uint64_t count = 0;
+    for (uint64_t i = 0; i < prog->op_count; i++) {
+        const op *item = &prog->ops[i];
+        if (item->behind == PROGRAM_NONE)
+            continue;
+        assert_true(prog->ops[item->behind].predicted_end_ns <= item->predicted_start_ns);
+        count++;
+    }
+    return count;
+}
+
+/* `frozen`: some units of each job do not learn. `split`: masters are. */
+static void try_random_jobs(uint64_t first, uint64_t last, bool frozen, bool split, int least)
+{
+    int fitted = 0, refused = 0, cut = 0, committing = 0, orders[2] = {0}, updates[4] = {0};
+    uint64_t behind = 0;
+    for (uint64_t seed = first; seed <= last; seed++) {
+        random_job r;
+        fixture_random_job(&r, seed);
+        if (frozen)
+            fixture_freeze(&r);
+        if (split)
+            fixture_split(&r);
+        r.job.commits = seed % 2; /* where it has places to commit to */
+        r.job.commit_every = seed % 4 == 1 ? 1 : 50;
+        plan_set set;
+        int rc = plan_compile(&r.job, &set);
+        if (rc == 0) {
+            fitted++;
+            committing += set.commit != PLAN_COMMIT_APART;
+            cut += is_cut(&r);
+            for (int o = 0; o < 2; o++)
+                orders[o] += (int)r.job.order == o;
+            for (int u = 0; u < 4; u++)
+                updates[u] += (int)r.job.update == u;
+            for (int k = 0; k < PROGRAM_KIND_COUNT; k++) {
+                assert_int_equal(program_check(&set.programs[k]), 0);
+                behind += count_behind(&set.programs[k]);
+            }
+            assert_true(set.programs[PROGRAM_STEADY].predicted_ns + 1000 >= set.bound_ns);
+            plan_set_fini(&set);
+            continue;
+        }
+        if (rc != ERR_NO_FIT)
+            print_error("seed %llu: %s\n", (unsigned long long)seed, err_text());
+        assert_int_equal(rc, ERR_NO_FIT);
+        refused++;
+        char text[ERR_TEXT_BYTES];
+        snprintf(text, sizeof text, "%s", err_text());
+        uint64_t need[TIER_COUNT];
+        static const char *const keys[TIER_COUNT] = {
+            "tiers.device.budget=", "tiers.host.budget=", "tiers.nvme[].budget="};
+        for (int a = 0; a < TIER_COUNT; a++) {
+            const char *at = strstr(text, keys[a]);
+            need[a] = at ? strtoull(at + strlen(keys[a]), NULL, 10) : 0;
+            if (at)
+                r.job.budget_bytes[a] = need[a];
+        }
+        rc = plan_compile(&r.job, &set);
+        if (rc != 0)
+            print_error("seed %llu: %s; with the needed bytes: %s\n", (unsigned long long)seed,
+                        text, err_text());
+        assert_int_equal(rc, 0);
+        plan_set_fini(&set);
+        for (int a = 0; a < TIER_COUNT; a++) {
+            if (!need[a])
+                continue;
+            r.job.budget_bytes[a] = need[a] - TILE_BLOCK_BYTES;
+            rc = plan_compile(&r.job, &set);
+            if (rc == 0)
+                print_error("seed %llu: fits with less than \"%s\"\n", (unsigned long long)seed,
+                            text);
+            assert_int_equal(rc, ERR_NO_FIT);
+            r.job.budget_bytes[a] = need[a];
+        }
+    }
+    print_message("seeds %d to %d: %d compiled (%d cut, %d that commit), %d refused; %llu ops "
+                  "behind others\n",
+                  (int)first, (int)last, fitted, cut, committing, refused,
+                  (unsigned long long)behind);
+    assert_true(behind > (uint64_t)least);
+    assert_true(fitted > 5 * least && refused > least && cut > least && committing > least);
+    for (int o = 0; o < 2; o++)
+        assert_true(orders[o] > least);
+    for (int u = 0; u < 4; u++)
+        assert_true(updates[u] > least);
+}
+
+static void random_jobs(void **state)
+{
+    (void)state;
+    try_random_jobs(1, 400, false, false, 20);
+}
+
+static void random_jobs_with_frozen_units(void **state)
+{
+    (void)state;
+    try_random_jobs(401, 600, true, false, 8);
+}
+
+static void random_jobs_with_split_masters(void **state)
+{
+    (void)state;
+    try_random_jobs(601, 800, false, true, 8);
+    try_random_jobs(801, 900, true, true, 2);
+}
+
+static void nothing_leaks(void **state)
+{
+    (void)state;
+    mem_stats before, after;
+    mem_get_stats(&before);
+    random_job r;
+    for (uint64_t seed = 500; seed < 520; seed++) {
+        fixture_random_job(&r, seed);
+        plan_set set;
+        if (plan_compile(&r.job, &set) == 0)
+            plan_set_fini(&set);
+    }
+    mem_get_stats(&after);
+    assert_int_equal(after.live_bytes, before.live_bytes);
+}
+
+static void equal_jobs_give_equal_programs(void **state)
+{
+    (void)state;
+    random_job r;
+    fixture_random_job(&r, 3);
+    for (int a = 0; a < TIER_COUNT; a++)
+        r.job.budget_bytes[a] = 512 * MIB;
+    plan_set one, two;
+    assert_int_equal(plan_compile(&r.job, &one), 0);
+    assert_int_equal(plan_compile(&r.job, &two), 0);
+    for (int k = 0; k < PROGRAM_KIND_COUNT; k++)
+        assert_int_equal(program_hash(&one.programs[k]), program_hash(&two.programs[k]));
+    plan_set_fini(&one);
+    plan_set_fini(&two);
+}
+
+/* The seconds of one core that a plan gives an element of the update, the same for all its tiles;
+ * 0: no plan. */
+static double update_seconds(uint64_t seed, uint32_t streams)
+{
+    random_job r;
+    plan_set set;
+    double seconds = 0;
+    fixture_random_job(&r, seed);
+    r.job.machine.device_is_cpu = true;
+    r.job.machine.update_core_seconds = 2e-9;
+    r.job.state_streams = streams;
+    if (plan_compile(&r.job, &set) != 0)
+        return 0;
+    for (int p = 0; p < PROGRAM_KIND_COUNT; p++)
+        for (uint32_t i = 0; i < set.programs[p].op_count; i++) {
+            const op *item = &set.programs[p].ops[i];
+            if (item->kind != OP_UPDATE)
+                continue;
+            double own = item->demand.core_seconds / (double)item->elem_count;
+            assert_true(seconds == 0 || fabs(own / seconds - 1) < 1e-12);
+            seconds = own;
+        }
+    plan_set_fini(&set);
+    return seconds;
+}
+
+/* Moments that are rounded stochastically take more arithmetic than the fp32 update that was
+ * measured. */
+static void packed_updates_cost_more(void **state)
+{
+    (void)state;
+    int compared = 0;
+    for (uint64_t seed = 1; seed <= 12; seed++) {
+        double plain = update_seconds(seed, 3);
+        double bf16 = update_seconds(seed, tile_streams_code(3, TILE_FP32, TILE_BF16, TILE_BF16));
+        double int8 = update_seconds(seed, tile_streams_code(3, TILE_FP32, TILE_INT8, TILE_INT8));
+        if (plain == 0 || bf16 == 0 || int8 == 0)
+            continue;
+        assert_float_equal(plain * 1e9, 2, 1e-9);
+        assert_float_equal(bf16 / plain, 1.26, 1e-9);
+        assert_float_equal(int8 / plain, 2.04, 1e-9);
+        compared++;
+    }
+    assert_true(compared >= 3);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(random_jobs),
+        cmocka_unit_test(random_jobs_with_frozen_units),
+        cmocka_unit_test(random_jobs_with_split_masters),
+        cmocka_unit_test(nothing_leaks),
+        cmocka_unit_test(equal_jobs_give_equal_programs),
+        cmocka_unit_test(packed_updates_cost_more),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,157 @@
+/* See swap_rig.h. */
+#include "tests/swap/swap_rig.h"
+
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/mem.h"
+#include "base/rng.h"
+
+enum { OWNER_CORES = 1, OWNER_FIRST = 2 };
+
+bool rig_is_paranoid;
+
+/* The callback of the lane `kind`: the ops themselves, or paranoid mode before them. */
+static void set_callback(rig *self, const program *prog, int kind, bool shared_worker,
+                         fake_lane_config *out)
+{
+    out->run = fixture_execute;
+    out->user = &self->arenas;
+    if (!rig_is_paranoid || kind < LANE_H2D)
+        return;
+    paranoid_config config = {
+        .programs = &prog, .program_count = 1, .run = fixture_execute, .user = &self->arenas};
+    config.serves[kind] = true;
+    config.serves[LANE_UPDATE] |= shared_worker && kind == LANE_COMPUTE;
+    config.arena_base[TIER_DEVICE] = self->arenas.base[TIER_DEVICE];
+    config.arena_base[TIER_HOST] = self->arenas.base[TIER_HOST];
+    assert_int_equal(paranoid_create(&config, &self->checked[kind]), 0);
+    out->run = paranoid_run;
+    out->user = self->checked[kind];
+}
+
+void rig_set_programs(rig *self, const program *const *programs, uint32_t count)
+{
+    executor_config config = {
+        .programs = programs,
+        .program_count = count,
+        .ring = &self->ring,
+        .is_skipped = &self->arenas.is_skipped,
+        .is_committing = &self->arenas.is_committing,
+        .paranoid = rig_is_paranoid,
+    };
+    memcpy(config.lanes, self->lanes, sizeof config.lanes);
+    memcpy(config.arena_base, self->arenas.base, sizeof config.arena_base);
+    executor_destroy(self->exec);
+    assert_int_equal(executor_create(&config, &self->exec), 0);
+}
+
+static void set_skipped(rig *self, const program *prog, const rig_config *config)
+{
+    self->skipped = mem_alloc(prog->op_count, sizeof *self->skipped, "test rig");
+    assert_non_null(self->skipped);
+    for (uint32_t i = 0; i < prog->op_count; i++)
+        self->skipped[i] = !fixture_runs(prog, i, config->skip, !config->no_commit);
+    self->watch.skipped = self->skipped;
+}
+
+void rig_init(rig *self, const program *prog, const rig_config *config)
+{
+    memset(self, 0, sizeof *self);
+    fixture_arenas_init(&self->arenas, prog, config->seed);
+    fake_watch_init(&self->watch, prog);
+    self->arenas.is_committing = !config->no_commit;
+    if (config->skip || config->no_commit)
+        set_skipped(self, prog, config);
+    for (int kind = 0; kind < LANE_COUNT; kind++) {
+        bool is_cores = kind == LANE_COMPUTE || kind == LANE_UPDATE;
+        fake_lane_config one = {
+            .seed = config->seed * 100 + (uint64_t)kind,
+            .depth = 1 + (uint32_t)rng_below(config->seed, 31, (uint64_t)kind, 5),
+            .in_order = kind >= LANE_H2D,
+            .keeps_behind = kind <= LANE_WRITE && config->seed % 3 != 0,
+            .owner = is_cores && config->shared_worker ? OWNER_CORES : OWNER_FIRST + (uint32_t)kind,
+            .threaded = config->threaded,
+            .busy_one_in = config->busy_one_in,
+            .busy_for_others = config->seed % 2 == 0,
+            .fail_op_idx = config->fail_op_idx,
+            .fail_code = -EIO,
+            .fail_submit = config->fail_submit,
+            .fail_poll = config->fail_poll,
+            .watch = &self->watch,
+        };
+        bool shares = kind == LANE_UPDATE && config->shared_worker;
+        if (!shares)
+            set_callback(self, prog, kind, config->shared_worker, &one);
+        self->lanes[kind] = shares ? self->lanes[LANE_COMPUTE] : fake_lane_create(&one);
+        self->depths[kind] = self->lanes[kind]->depth;
+        self->watch.lanes[kind] = self->lanes[kind];
+    }
+    assert_int_equal(trace_init(&self->ring, 1024), 0);
+    rig_set_programs(self, &prog, 1);
+}
+
+void rig_fini(rig *self)
+{
+    executor_destroy(self->exec);
+    for (int kind = 0; kind < LANE_COUNT; kind++) {
+        if (kind == LANE_COMPUTE || self->lanes[kind] != self->lanes[LANE_COMPUTE])
+            self->lanes[kind]->ops->destroy(self->lanes[kind]);
+        paranoid_destroy(self->checked[kind]);
+    }
+    trace_fini(&self->ring);
+    fake_watch_fini(&self->watch);
+    mem_free(self->skipped);
+    fixture_arenas_fini(&self->arenas);
+}
+
+void rig_forget_run(rig *self)
+{
+    memset(self->watch.states, 0, self->watch.prog->op_count);
+    memset(self->watch.next_min, 0, sizeof self->watch.next_min);
+}
+
+uint32_t rig_in_flight(const rig *self)
+{
+    uint32_t total = 0;
+    for (int kind = 0; kind < LANE_COUNT; kind++)
+        total += self->watch.in_flight[kind];
+    return total;
+}
+
+bool rig_matches(const rig *self, const fixture_arenas *serial)
+{
+    return rig_is_paranoid ? fixture_homes_equal(self->watch.prog, &self->arenas, serial)
+                           : fixture_arenas_equal(&self->arenas, serial);
+}
+
+void rig_check_discipline(const rig *self, uint64_t seed)
+{
+    const fake_watch *watch = &self->watch;
+    if (watch->fifo_violations || watch->dep_violations || watch->behind_violations ||
+        watch->skipped_submits)
+        fail_msg(
+            "seed %llu: %llu ops out of the lane's order, %llu before a dependency, %llu before "
+            "what they go behind, %llu that were to be skipped",
+            (unsigned long long)seed, (unsigned long long)watch->fifo_violations,
+            (unsigned long long)watch->dep_violations, (unsigned long long)watch->behind_violations,
+            (unsigned long long)watch->skipped_submits);
+    for (int kind = 0; kind < LANE_COUNT; kind++)
+        if (watch->in_flight_max[kind] > self->depths[kind])
+            fail_msg("seed %llu: lane %s had %u in flight, its depth is %u",
+                     (unsigned long long)seed, lane_kind_name((enum lane_kind)kind),
+                     watch->in_flight_max[kind], self->depths[kind]);
+    assert_int_equal(rig_in_flight(self), 0);
+}
+
+bool rig_mode_from(int argc, char **argv)
+{
+    rig_is_paranoid = argc > 1 && strcmp(argv[1], "paranoid") == 0;
+    printf("mode: %s\n", rig_is_paranoid ? "paranoid" : "plain");
+    return rig_is_paranoid;
+}

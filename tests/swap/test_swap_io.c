@@ -1,0 +1,301 @@
+/* The read and write lanes over real files, with real worker lanes beside them: random programs
+ * give the values of serial execution, on io_uring, on the thread pool and on the simulated drive,
+ * also where transfers are slow, short and out of order; errors stop the run. Some runs are paced.
+ * The argument names the transport. */
+#include <errno.h>
+#include <poll.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/mem.h"
+#include "tests/swap/swap_io_rig.h"
+
+static const char *transport_name = "pool";
+
+static void run_random(uint64_t seed, const io_faults *faults)
+{
+    program prog;
+    random_program(seed, 160, &prog);
+    fixture_arenas serial;
+    fixture_arenas_init(&serial, &prog, seed);
+    fixture_execute_all(&serial, &prog);
+    io_rig r;
+    io_rig_init(&r, transport_name, &prog, seed);
+    r.verify = true;
+    r.is_paced = seed % 4 == 3;
+    io_rig_start(&r, faults);
+    run_totals totals;
+    mem_stats before, after;
+    mem_get_stats(&before);
+    if (executor_run(r.exec, &prog, 1, &totals) != 0)
+        fail_msg("seed %llu: %s", (unsigned long long)seed, err_text());
+    mem_get_stats(&after);
+    assert_int_equal(after.call_count, before.call_count);
+    io_rig_move_slab(&r, IO_READ);
+    if (!fixture_arenas_equal(&r.arenas, &serial))
+        fail_msg("seed %llu: memory or slab differs from serial execution",
+                 (unsigned long long)seed);
+    io_stats stats;
+    io_get_stats(r.transport, &stats);
+    assert_true(stats.bytes[IO_WRITE] >= totals.lanes[LANE_WRITE].bytes);
+    assert_true(totals.lanes[LANE_READ].op_count > 0 && totals.lanes[LANE_WRITE].op_count > 0);
+    assert_true(totals.lanes[LANE_READ].busy_ns > 0);
+    io_rig_fini(&r);
+    fixture_arenas_fini(&serial);
+    program_fini(&prog);
+}
+
+static void values_over_a_real_drive(void **state)
+{
+    (void)state;
+    enum { PROGRAMS = 12 };
+    for (uint64_t seed = 100; seed < 100 + PROGRAMS; seed++)
+        run_random(seed, NULL);
+    printf("%s: seeds 100 to %d\n", transport_name, 100 + PROGRAMS - 1);
+}
+
+static void values_over_a_bad_drive(void **state)
+{
+    (void)state;
+    enum { PROGRAMS = 12 };
+    for (uint64_t seed = 200; seed < 200 + PROGRAMS; seed++) {
+        io_faults faults = {
+            .seed = seed, .short_rate = 200, .retry_rate = 100, .latency_us_max = 300};
+        run_random(seed, &faults);
+    }
+    printf("%s: seeds 200 to %d\n", transport_name, 200 + PROGRAMS - 1);
+}
+
+static void drive_errors_stop_the_run(void **state)
+{
+    (void)state;
+    uint64_t failed = 0;
+    for (uint64_t seed = 300; seed < 308; seed++) {
+        program prog;
+        random_program(seed, 160, &prog);
+        io_rig r;
+        io_rig_init(&r, transport_name, &prog, seed);
+        bool full = seed % 2 == 0;
+        io_faults faults = {.seed = seed,
+                            .eio_rate = full ? 0 : 150,
+                            .enospc_rate = full ? 300 : 0,
+                            .latency_us_max = 100};
+        r.verify = seed % 2 == 1;
+        r.is_paced = seed % 3 == 0;
+        io_rig_start(&r, &faults);
+        int rc = executor_run(r.exec, &prog, 1, NULL);
+        if (rc != 0) {
+            failed++;
+            assert_int_equal(rc, full ? -ENOSPC : -EIO);
+            bool names_op = strncmp(err_text(), "read of unit ", 13) == 0 ||
+                            strncmp(err_text(), "write of unit ", 14) == 0;
+            if (!names_op || !strstr(err_text(), ".slab"))
+                fail_msg("seed %llu: \"%s\"", (unsigned long long)seed, err_text());
+            assert_int_equal(executor_run(r.exec, &prog, 2, NULL), ERR_POISONED);
+        }
+        io_rig_fini(&r); /* asserts in the lanes that all requests are back */
+        program_fini(&prog);
+    }
+    assert_true(failed >= 6);
+}
+
+/* The queue itself breaks with requests of both lanes in flight: the run ends with an error, and
+ * all can be taken down, in the order that the engine uses. */
+static void a_broken_queue_ends_the_run(void **state)
+{
+    (void)state;
+    for (uint64_t seed = 500; seed < 506; seed++) {
+        program prog;
+        random_program(seed, 160, &prog);
+        io_rig r;
+        io_rig_init(&r, transport_name, &prog, seed);
+        io_faults faults = {
+            .seed = seed, .break_after = 1 + 4 * (seed - 500), .latency_us_max = 300};
+        r.verify = seed % 2 == 1;
+        r.is_paced = seed % 3 == 0;
+        io_rig_start(&r, &faults);
+        int fds = helper_count_fds();
+        assert_int_equal(executor_run(r.exec, &prog, 1, NULL), -EIO);
+        if (!strstr(err_text(), "queue of reads and writes"))
+            fail_msg("seed %llu: \"%s\"", (unsigned long long)seed, err_text());
+        assert_int_equal(executor_run(r.exec, &prog, 2, NULL), ERR_POISONED);
+        assert_int_equal(helper_count_fds(), fds);
+        io_rig_fini(&r);
+        program_fini(&prog);
+    }
+}
+
+/* One lane's poll may collect the other's completions: its descriptor must then wake the
+ * executor. */
+/* With and without the thread that sums between the transport and the lanes. */
+static void wake_own_lane(bool verify)
+{
+    program prog;
+    random_program(400, 160, &prog);
+    io_rig r;
+    io_rig_init(&r, transport_name, &prog, 400);
+    r.verify = verify;
+    io_rig_start(&r, NULL);
+    uint32_t first[2] = {PROGRAM_NONE, PROGRAM_NONE};
+    for (uint32_t i = 0; i < prog.op_count; i++)
+        if (prog.ops[i].lane <= LANE_WRITE && first[prog.ops[i].lane] == PROGRAM_NONE)
+            first[prog.ops[i].lane] = i;
+    for (int kind = LANE_READ; kind <= LANE_WRITE; kind++) {
+        lane *mine = r.lanes[kind], *other = r.lanes[LANE_WRITE - kind];
+        lane_request request = {
+            .prog = &prog, .item = &prog.ops[first[kind]], .op_idx = first[kind]};
+        lane_request *done[4];
+        assert_int_equal(mine->ops->submit(mine, &request), 0);
+        while (request.end_ns == 0) /* only the other lane polls, and collects what is ours */
+            assert_int_equal(other->ops->poll(other, done, 4), 0);
+        /* One more, which finds nothing: the transport's own descriptor is quiet from here on. */
+        assert_int_equal(other->ops->poll(other, done, 4), 0);
+        struct pollfd fd = {.fd = mine->ops->event_fd(mine), .events = POLLIN};
+        assert_int_equal(poll(&fd, 1, 20000), 1);
+        assert_int_equal(mine->ops->poll(mine, done, 4), 1);
+        assert_ptr_equal(done[0], &request);
+        assert_int_equal(request.result, 0);
+        assert_int_equal(mine->ops->poll(mine, done, 4), 0);
+        assert_int_equal(other->ops->poll(other, done, 4), 0);
+        assert_int_equal(poll(&fd, 1, 0), 0); /* and it is quiet again */
+    }
+    lane_request wrong = {.prog = &prog, .item = &prog.ops[first[LANE_READ]]};
+    assert_int_equal(r.lanes[LANE_WRITE]->ops->submit(r.lanes[LANE_WRITE], &wrong), ERR_INTERNAL);
+    io_rig_fini(&r);
+    program_fini(&prog);
+}
+
+static void completions_wake_their_own_lane(void **state)
+{
+    (void)state;
+    wake_own_lane(false);
+    wake_own_lane(true);
+}
+
+/* The first op of the lane that takes two transfers or more. */
+static uint32_t find_long(const program *prog, int kind)
+{
+    for (uint32_t i = 0; i < prog->op_count; i++)
+        if (prog->ops[i].lane == kind && prog->ops[i].operands[0].size_bytes > IO_RIG_BLOCK_BYTES)
+            return i;
+    fail_msg("no op of lane %d is long", kind);
+    return 0;
+}
+
+/* Submits one op on each lane, the second behind the first, with a failure at the n-th transfer
+ * from here: which of the two it hits tells the order of transfers. */
+static void fail_nth(int first_kind, bool verify, uint64_t n, int result[2])
+{
+    program prog;
+    random_program(400, 160, &prog);
+    uint64_t before = 0;
+    for (int trial = 0; trial < 2; trial++) { /* the first counts the transfers of creation */
+        io_rig r;
+        io_rig_init(&r, transport_name, &prog, 400);
+        r.verify = verify;
+        io_faults faults = {.seed = 1, .at_transfer = before + n, .at_kind = IO_FAULT_EIO};
+        io_rig_start(&r, trial == 0 ? NULL : &faults);
+        io_stats stats;
+        io_get_stats(r.transport, &stats);
+        before = stats.transfers[IO_READ] + stats.transfers[IO_WRITE];
+        uint32_t ops[2] = {find_long(&prog, first_kind), find_long(&prog, LANE_WRITE - first_kind)};
+        lane_request requests[2], *done[2];
+        for (int i = 0; i < 2; i++) {
+            requests[i] = (lane_request){.prog = &prog,
+                                         .item = &prog.ops[ops[i]],
+                                         .op_idx = ops[i],
+                                         .behind = i == 1 ? &requests[0] : NULL};
+            lane *to = r.lanes[prog.ops[ops[i]].lane];
+            assert_true(to->keeps_behind);
+            assert_int_equal(to->ops->submit(to, &requests[i]), 0);
+        }
+        for (int count = 0, kind = 0; count < 2; kind = !kind) {
+            struct pollfd fd = {.fd = r.lanes[kind]->ops->event_fd(r.lanes[kind]),
+                                .events = POLLIN};
+            (void)poll(&fd, 1, 1);
+            int more = r.lanes[kind]->ops->poll(r.lanes[kind], done, 2);
+            assert_true(more >= 0);
+            count += more;
+        }
+        for (int i = 0; i < 2; i++)
+            result[i] = requests[i].result;
+        io_rig_fini(&r);
+    }
+    program_fini(&prog);
+}
+
+/* An op with op.behind gives way to all transfers of the other op, also while that one is still
+ * being summed; a failure of the other op lets it go. */
+static void lanes_keep_behind(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 4; i++) {
+        int result[2];
+        fail_nth(i % 2 ? LANE_WRITE : LANE_READ, i >= 2, i % 2 ? 1 : 2, result);
+        assert_int_equal(result[0], -EIO);
+        assert_int_equal(result[1], 0);
+    }
+}
+
+static int refuse(void *user)
+{
+    ++*(int *)user;
+    return err_set(-EPERM, "cores cannot be bound");
+}
+
+/* The thread that sums runs its caller's start first; what that says is the result of creation. */
+static void a_thread_that_cannot_start(void **state)
+{
+    (void)state;
+    program prog;
+    random_program(600, 160, &prog);
+    io_rig r;
+    io_rig_init(&r, transport_name, &prog, 600);
+    r.verify = true;
+    io_rig_start(&r, NULL);
+    int calls = 0, fds = helper_count_fds();
+    mem_stats before, after;
+    mem_get_stats(&before);
+    lane_io_config config = {.transport = r.transport,
+                             .host_base = r.arenas.base[TIER_HOST],
+                             .depth = 1,
+                             .request_capacity = 1,
+                             .verify = r.sums,
+                             .start_thread = refuse,
+                             .user = &calls};
+    lane *read_lane, *write_lane;
+    assert_int_equal(lane_io_create(&config, &read_lane, &write_lane), -EPERM);
+    assert_null(read_lane);
+    assert_string_equal(err_text(), "cores cannot be bound");
+    assert_int_equal(calls, 1);
+    assert_int_equal(helper_count_fds(), fds);
+    mem_get_stats(&after);
+    assert_int_equal(after.live_bytes, before.live_bytes);
+    io_rig_fini(&r);
+    program_fini(&prog);
+}
+
+int main(int argc, char **argv)
+{
+    if (argc > 1)
+        transport_name = argv[1];
+    int skip = helper_skip(helper_backend(transport_name));
+    if (skip)
+        return skip;
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(values_over_a_real_drive),
+        cmocka_unit_test(values_over_a_bad_drive),
+        cmocka_unit_test(drive_errors_stop_the_run),
+        cmocka_unit_test(a_broken_queue_ends_the_run),
+        cmocka_unit_test(completions_wake_their_own_lane),
+        cmocka_unit_test(lanes_keep_behind),
+        cmocka_unit_test(a_thread_that_cannot_start),
+    };
+    return cmocka_run_group_tests(tests, helper_setup, helper_teardown);
+}

@@ -1,0 +1,277 @@
+/* The worker lane: order and priority, dependencies between its own lanes, idle time, errors, start
+ * and end; alone and under the executor. */
+#include <errno.h>
+#include <poll.h>
+#include <semaphore.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/mem.h"
+#include "tests/swap/fake_lane.h"
+#include "swap/executor.h"
+#include "tests/swap/swap_fixture.h"
+
+enum { OPS_MAX = 16 };
+
+/* The callback's actions and observations. The worker writes it while it runs an op; the test reads
+ * it after that op was polled. */
+struct script {
+    sem_t gate; /* op 0 waits here, so that others queue up behind it */
+    bool gated;
+    uint32_t fail_op_idx; /* PROGRAM_NONE: none */
+    uint32_t ran[OPS_MAX];
+    uint32_t ran_count;
+    uint32_t thread_starts;
+    int start_code;
+};
+typedef struct script script;
+
+static int run_script(void *user, const program *prog, const op *item)
+{
+    script *self = user;
+    uint32_t op_idx = (uint32_t)(item - prog->ops);
+    if (self->gated && op_idx == 0)
+        sem_wait(&self->gate);
+    self->ran[self->ran_count++] = op_idx;
+    if (op_idx == self->fail_op_idx)
+        return err_set(-EDOM, "op %u met a negative root", op_idx);
+    return 0;
+}
+
+static int start_script(void *user)
+{
+    script *self = user;
+    self->thread_starts++;
+    return self->start_code < 0 ? err_set(self->start_code, "no such core") : 0;
+}
+
+static lane *create_worker(script *self, uint32_t capacity)
+{
+    lane_worker_config config = {.name = "cores",
+                                 .run = run_script,
+                                 .start_thread = start_script,
+                                 .user = self,
+                                 .owner = 3,
+                                 .depth = 2,
+                                 .priority_lane = LANE_COMPUTE,
+                                 .request_capacity = capacity};
+    lane *worker;
+    assert_int_equal(lane_worker_create(&config, &worker), 0);
+    assert_int_equal(worker->owner, 3);
+    assert_int_equal(worker->in_order, 1);
+    assert_int_equal(self->thread_starts, 1);
+    return worker;
+}
+
+static void submit_all(lane *worker, const program *prog, lane_request *requests)
+{
+    for (uint32_t i = 0; i < prog->op_count; i++) {
+        requests[i] = (lane_request){.prog = prog, .item = &prog->ops[i], .op_idx = i};
+        assert_int_equal(worker->ops->submit(worker, &requests[i]), 0);
+    }
+}
+
+/* Sleeps on the descriptor until `count` requests are back. */
+static void await(lane *worker, uint32_t count, lane_request **done)
+{
+    for (uint32_t got = 0; got < count;) {
+        struct pollfd fd = {.fd = worker->ops->event_fd(worker), .events = POLLIN};
+        assert_int_equal(poll(&fd, 1, 20000), 1); /* a hang fails here */
+        int rc = worker->ops->poll(worker, done + got, 2);
+        assert_true(rc >= 0 && rc <= 2);
+        got += (uint32_t)rc;
+    }
+    struct pollfd fd = {.fd = worker->ops->event_fd(worker), .events = POLLIN};
+    assert_int_equal(poll(&fd, 1, 0), 0); /* nothing left, nothing readable */
+}
+
+/* Update 0, update 1, forward 2 (after update 1), forward 3, update 4 (after forward 3), forward
+ * 5. */
+static void build_mixed(program *out)
+{
+    builder b;
+    builder_init(&b, PROGRAM_STEADY, 4096, 4096, 4096);
+    uint32_t home = builder_home(&b, TIER_DEVICE, 0, 4096);
+    static const enum op_kind kinds[] = {OP_UPDATE,  OP_UPDATE, OP_FORWARD,
+                                         OP_FORWARD, OP_UPDATE, OP_FORWARD};
+    for (uint32_t i = 0; i < 6; i++) {
+        builder_op(&b, kinds[i]);
+        builder_use(&b, ROLE_TARGET, ACCESS_WRITE, home, 0, 256);
+        if (i == 2)
+            builder_dep(&b, 1);
+        if (i == 4)
+            builder_dep(&b, 3);
+    }
+    builder_finish(&b, out);
+}
+
+static void priority_within_dependencies(void **state)
+{
+    (void)state;
+    program prog;
+    build_mixed(&prog);
+    script plan = {.gated = true, .fail_op_idx = PROGRAM_NONE};
+    sem_init(&plan.gate, 0, 0);
+    lane *worker = create_worker(&plan, OPS_MAX);
+    lane_request requests[OPS_MAX], *done[OPS_MAX];
+    mem_stats before, after;
+    mem_get_stats(&before);
+    submit_all(worker, &prog, requests); /* op 0 runs first and waits at the gate */
+    sem_post(&plan.gate);
+    await(worker, 6, done);
+    mem_get_stats(&after);
+    assert_int_equal(after.call_count, before.call_count);
+    /* Forward 2 has priority but waits for update 1; then forwards until there are none left. */
+    static const uint32_t expected[] = {0, 1, 2, 3, 5, 4};
+    assert_memory_equal(plan.ran, expected, sizeof expected);
+    for (uint32_t i = 0; i < 6; i++) {
+        assert_int_equal(done[i]->op_idx, plan.ran[i]); /* completes in the order of running */
+        assert_int_equal(done[i]->result, 0);
+        assert_true(done[i]->end_ns >= done[i]->start_ns);
+        if (i > 0) {
+            assert_true(done[i]->start_ns >= done[i - 1]->end_ns); /* one at a time */
+            assert_int_equal(done[i]->wait_ns, done[i]->start_ns - done[i - 1]->end_ns);
+        }
+    }
+    worker->ops->destroy(worker);
+    sem_destroy(&plan.gate);
+    program_fini(&prog);
+}
+
+static void failure_stops_the_worker(void **state)
+{
+    (void)state;
+    program prog;
+    build_mixed(&prog);
+    script plan = {.gated = true, .fail_op_idx = 1};
+    sem_init(&plan.gate, 0, 0);
+    lane *worker = create_worker(&plan, OPS_MAX);
+    lane_request requests[OPS_MAX], *done[OPS_MAX];
+    submit_all(worker, &prog, requests);
+    sem_post(&plan.gate);
+    await(worker, 6, done);
+    assert_int_equal(plan.ran_count, 2);
+    assert_int_equal(requests[0].result, 0);
+    assert_int_equal(requests[1].result, -EDOM);
+    for (uint32_t i = 2; i < 6; i++)
+        assert_int_equal(requests[i].result, ERR_POISONED);
+    assert_int_equal(worker->ops->error(worker)->code, -EDOM);
+    assert_string_equal(worker->ops->error(worker)->text, "op 1 met a negative root");
+    worker->ops->destroy(worker);
+    sem_destroy(&plan.gate);
+    program_fini(&prog);
+}
+
+static void capacity_and_configuration(void **state)
+{
+    (void)state;
+    program prog;
+    build_mixed(&prog);
+    script plan = {.gated = true, .fail_op_idx = PROGRAM_NONE};
+    sem_init(&plan.gate, 0, 0);
+    lane *worker = create_worker(&plan, 2);
+    lane_request requests[3] = {{0}}, *done[2];
+    for (uint32_t i = 0; i < 3; i++) {
+        requests[i] = (lane_request){.prog = &prog, .item = &prog.ops[i], .op_idx = i};
+        assert_int_equal(worker->ops->submit(worker, &requests[i]), i < 2 ? 0 : -EAGAIN);
+    }
+    sem_post(&plan.gate);
+    await(worker, 2, done);
+    worker->ops->destroy(worker);
+
+    lane_worker_config config = {.name = "cores",
+                                 .run = run_script,
+                                 .start_thread = start_script,
+                                 .user = &plan,
+                                 .depth = 2,
+                                 .request_capacity = 1};
+    assert_int_equal(lane_worker_create(&config, &worker), -EINVAL);
+    assert_null(worker);
+    config.request_capacity = 4;
+    plan.start_code = -ENODEV;
+    assert_int_equal(lane_worker_create(&config, &worker), -ENODEV);
+    assert_null(worker);
+    assert_string_equal(err_text(), "lane cores: no such core");
+    plan.start_code = 0;
+    config.start_thread = NULL;
+    assert_int_equal(lane_worker_create(&config, &worker), 0);
+    worker->ops->destroy(worker); /* idle: returns at once */
+    sem_destroy(&plan.gate);
+    program_fini(&prog);
+}
+
+/* Random programs with compute and update on one real worker, the other lanes random threads. */
+static void values_under_the_executor(void **state)
+{
+    (void)state;
+    enum { PROGRAMS = 30 };
+    for (uint64_t seed = 9000; seed < 9000 + PROGRAMS; seed++) {
+        program prog;
+        random_program(seed, 150, &prog);
+        fixture_arenas arenas, serial;
+        fixture_arenas_init(&arenas, &prog, seed);
+        fixture_arenas_init(&serial, &prog, seed);
+        fixture_execute_all(&serial, &prog);
+        lane_worker_config cores = {.name = "cores",
+                                    .run = fixture_execute,
+                                    .user = &arenas,
+                                    .owner = 1,
+                                    .depth = 1 + (uint32_t)(seed % 4),
+                                    .priority_lane = seed % 2 ? LANE_COMPUTE : LANE_UPDATE,
+                                    .request_capacity = 4 + (uint32_t)(seed % 5)};
+        const program *programs = &prog;
+        executor_config config = {.programs = &programs, .program_count = 1};
+        for (int kind = 0; kind < LANE_COMPUTE; kind++)
+            config.lanes[kind] = fake_lane_create(&(fake_lane_config){
+                .seed = seed * 10 + (uint64_t)kind,
+                .depth = 3,
+                .in_order = kind >= LANE_H2D,
+                .owner = 2 + (uint32_t)kind,
+                .threaded = true,
+                .fail_op_idx = PROGRAM_NONE,
+                .run = fixture_execute,
+                .user = &arenas,
+            });
+        assert_int_equal(lane_worker_create(&cores, &config.lanes[LANE_COMPUTE]), 0);
+        config.lanes[LANE_UPDATE] = config.lanes[LANE_COMPUTE];
+        executor *exec;
+        run_totals totals;
+        assert_int_equal(executor_create(&config, &exec), 0);
+        for (uint64_t step = 1; step <= 2; step++) {
+            if (step == 2)
+                fixture_execute_all(&serial, &prog);
+            if (executor_run(exec, &prog, step, &totals) != 0)
+                fail_msg("seed %llu: %s", (unsigned long long)seed, err_text());
+            if (!fixture_arenas_equal(&arenas, &serial))
+                fail_msg("seed %llu: memory differs", (unsigned long long)seed);
+        }
+        uint64_t stall_ns = 0;
+        for (int kind = 0; kind < LANE_COUNT; kind++)
+            stall_ns += totals.lanes[kind].stall_ns;
+        assert_true(stall_ns <= totals.end_ns - totals.start_ns);
+        executor_destroy(exec);
+        for (int kind = 0; kind <= LANE_COMPUTE; kind++)
+            config.lanes[kind]->ops->destroy(config.lanes[kind]);
+        fixture_arenas_fini(&arenas);
+        fixture_arenas_fini(&serial);
+        program_fini(&prog);
+    }
+    printf("seeds 9000 to %d\n", 9000 + PROGRAMS - 1);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(priority_within_dependencies),
+        cmocka_unit_test(failure_stops_the_worker),
+        cmocka_unit_test(capacity_and_configuration),
+        cmocka_unit_test(values_under_the_executor),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

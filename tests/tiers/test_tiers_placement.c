@@ -1,0 +1,523 @@
+/* Placement of threads and memory on machines that we do not have. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include <cmocka.h>
+
+#include "tests/tiers/topology_machines.h"
+
+static core_request request(bool device_is_cpu)
+{
+    return (core_request){.compute = {.key = "device"},
+                          .update = {.key = "update"},
+                          .io = {.key = "io"},
+                          .device_is_cpu = device_is_cpu};
+}
+
+static void assert_set(const core_set *set, const char *expected)
+{
+    char text[CORE_SET_TEXT_BYTES];
+    assert_string_equal(core_set_format(set, text), expected);
+}
+
+static void assert_group(const core_group *group, const char *cores, uint32_t thread_count)
+{
+    assert_set(&group->cores, cores);
+    assert_int_equal(group->thread_count, thread_count);
+}
+
+static void assert_memory(const arena_nodes *nodes, enum arena_spread spread, const char *expected)
+{
+    assert_int_equal(nodes->spread, spread);
+    assert_set(&nodes->nodes, expected);
+}
+
+/* Says the machine and the plan too, so that a failure shows both. */
+static core_plan plan_of(const topology *machine, const core_request *asked, uint64_t host_gib,
+                         uint64_t device_gib)
+{
+    core_plan plan;
+    assert_int_equal(topology_place(machine, asked, &plan), 0);
+    topology_place_memory(machine, host_gib * GIB, device_gib * GIB, &plan);
+    char text[TOPOLOGY_TEXT_BYTES];
+    printf("  %s\n", topology_describe(machine, text));
+    printf("    %s\n", core_plan_describe(&plan, text));
+    for (uint32_t i = 0; i < plan.note_count; i++)
+        printf("    note: %s\n", plan.notes[i]);
+    return plan;
+}
+
+static void one_socket(void **state)
+{
+    (void)state;
+    topology machine;
+    machine_begin(&machine);
+    machine_node(&machine, 0, 64, "0-3");
+    machine_drive(&machine, -1);
+    core_request asked = request(true);
+    core_plan plan = plan_of(&machine, &asked, 30, 10);
+    assert_group(&plan.compute, "0-3", 4);
+    assert_group(&plan.update, "0-3", 4);
+    assert_true(plan.update_is_compute);
+    assert_group(&plan.io, "0-3", 4);
+    assert_int_equal(plan.reserved, 0);
+    assert_memory(&plan.host, ARENA_ANYWHERE, "none");
+    assert_memory(&plan.device, ARENA_ANYWHERE, "none");
+    assert_int_equal(plan.note_count, 0);
+
+    machine_begin(&machine); /* from eight cores on, one is left */
+    machine_node(&machine, 0, 64, "0-7");
+    plan = plan_of(&machine, &asked, 30, 10);
+    assert_group(&plan.compute, "1-7", 7);
+    assert_group(&plan.io, "0-7", 0); /* no drive: no pool */
+    assert_int_equal(plan.reserved, 1);
+    asked.compute.threads = 8; /* a count that was asked for is what is given */
+    plan = plan_of(&machine, &asked, 30, 10);
+    assert_group(&plan.compute, "0-7", 8);
+    asked.compute.threads = 5;
+    plan = plan_of(&machine, &asked, 30, 10);
+    assert_group(&plan.compute, "0-7", 5);
+    asked.compute.threads = 9;
+    asked.update.threads = 2;
+    plan = plan_of(&machine, &asked, 30, 10);
+    assert_group(&plan.compute, "0-7", 9);
+    assert_group(&plan.update, "0-7", 2);
+    assert_false(plan.update_is_compute);
+    assert_int_equal(plan.note_count, 1);
+    assert_non_null(strstr(plan.notes[0], "device.threads is 9"));
+}
+
+static void one_core(void **state)
+{
+    (void)state;
+    topology machine;
+    machine_begin(&machine);
+    machine_node(&machine, 0, 2, "0");
+    core_request asked = request(true);
+    core_plan plan = plan_of(&machine, &asked, 1, 1);
+    assert_group(&plan.compute, "0", 1);
+    assert_group(&plan.io, "0", 0);
+    asked.io.cores = "0"; /* is not taken away from computing */
+    plan = plan_of(&machine, &asked, 1, 1);
+    assert_group(&plan.compute, "0", 1);
+    asked.device_is_cpu = false;
+    plan = plan_of(&machine, &asked, 1, 0);
+    assert_group(&plan.update, "0", 1);
+    assert_group(&plan.compute, "0", 1);
+}
+
+static void hyperthreads(void **state)
+{
+    (void)state;
+    topology machine;
+    machine_begin(&machine);
+    machine_node(&machine, 0, 64, "0-11");
+    machine_smt(&machine, 6);
+    core_request asked = request(true);
+    core_plan plan = plan_of(&machine, &asked, 8, 8);
+    assert_group(&plan.compute, "0-5", 6);
+    assert_group(&plan.io, "0-11", 0);
+    asked.compute.threads = 7;
+    plan = plan_of(&machine, &asked, 8, 8);
+    assert_group(&plan.compute, "0-11", 7);
+    assert_int_equal(plan.note_count, 0);
+    asked.compute.threads = 0;
+    asked.compute.cores = "2,3,8,9"; /* two physical cores with both their threads */
+    plan = plan_of(&machine, &asked, 8, 8);
+    assert_group(&plan.compute, "2-3,8-9", 2);
+    asked.compute.cores = "";
+    core_set_remove(&machine.allowed, 0); /* of this physical core only the other thread is ours */
+    plan = plan_of(&machine, &asked, 8, 8);
+    assert_group(&plan.compute, "1-6", 6);
+
+    machine_begin(&machine);
+    machine_node(&machine, 0, 64, "0-31");
+    machine_smt(&machine, 16);
+    machine_drive(&machine, 0);
+    plan = plan_of(&machine, &asked, 8, 8);
+    assert_group(&plan.compute, "1-15", 15);
+    asked.io.cores = "30,31"; /* threads of the physical cores 14 and 15 */
+    asked.io.threads = 100;
+    plan = plan_of(&machine, &asked, 8, 8);
+    assert_group(&plan.compute, "0-13", 14);
+    assert_group(&plan.io, "30-31", 64);
+    asked.io.cores = "0-31"; /* nothing would stay: nothing is taken */
+    plan = plan_of(&machine, &asked, 8, 8);
+    assert_group(&plan.compute, "0-15", 16);
+}
+
+static void two_sockets_gpu_on_second(void **state)
+{
+    (void)state;
+    topology machine;
+    machine_begin(&machine);
+    machine_node(&machine, 0, 256, "0-15,32-47");
+    machine_node(&machine, 1, 256, "16-31,48-63");
+    machine_smt(&machine, 32);
+    machine.device_node = 1;
+    machine_drive(&machine, 0);
+    machine_drive(&machine, 1);
+    core_request asked = request(false);
+    core_plan plan = plan_of(&machine, &asked, 200, 0);
+    assert_memory(&plan.host, ARENA_BIND, "1");
+    assert_set(&plan.host.touch_cores, "16-31,48-63");
+    assert_group(&plan.update, "17-31", 15);
+    assert_group(&plan.compute, "16-31,48-63", 1);
+    assert_group(&plan.io, "16-31,48-63", 8);
+    assert_int_equal(plan.note_count, 0);
+    asked.update.threads = 20; /* more than the socket has: the other one helps */
+    plan = plan_of(&machine, &asked, 200, 0);
+    assert_group(&plan.update, "0-31", 20);
+    assert_memory(&plan.host, ARENA_BIND, "1");
+    asked.update.threads = 0;
+    plan = plan_of(&machine, &asked, 300, 0);
+    assert_memory(&plan.host, ARENA_INTERLEAVE, "0-1");
+    assert_int_equal(plan.note_count, 1);
+    assert_non_null(strstr(plan.notes[0], "300.00 GiB"));
+    assert_non_null(strstr(plan.notes[0], "node 1"));
+
+    core_set second = machine.nodes[1].cores; /* no core of the GPU's socket is ours */
+    core_set_minus(&machine.allowed, &machine.allowed, &second);
+    plan = plan_of(&machine, &asked, 200, 0);
+    assert_memory(&plan.host, ARENA_BIND, "1");
+    assert_group(&plan.update, "1-15", 15);
+    assert_group(&plan.io, "0-15,32-47", 8);
+    assert_non_null(strstr(plan.notes[0], "the GPU is on NUMA node 1"));
+
+    core_set_or(&machine.allowed, &machine.allowed, &second);
+    machine.device_node = -1; /* not known: both sockets */
+    plan = plan_of(&machine, &asked, 200, 0);
+    assert_memory(&plan.host, ARENA_INTERLEAVE, "0-1");
+    assert_group(&plan.update, "1-31", 31);
+}
+
+static void two_sockets_without_gpu(void **state)
+{
+    (void)state;
+    topology machine;
+    machine_begin(&machine);
+    machine_node(&machine, 0, 64, "0-7");
+    machine_node(&machine, 1, 64, "8-15");
+    core_request asked = request(true);
+    core_plan plan = plan_of(&machine, &asked, 40, 20);
+    assert_group(&plan.compute, "1-15", 15);
+    assert_memory(&plan.host, ARENA_INTERLEAVE, "0-1");
+    assert_memory(&plan.device, ARENA_INTERLEAVE, "0-1");
+    machine_drive(&machine, 1); /* the core left over is near the drive */
+    plan = plan_of(&machine, &asked, 40, 20);
+    assert_group(&plan.compute, "0-7,9-15", 15);
+    asked.compute.threads = 8; /* one socket is enough: that of the drive */
+    plan = plan_of(&machine, &asked, 40, 20);
+    assert_group(&plan.compute, "8-15", 8);
+    assert_memory(&plan.host, ARENA_BIND, "1");
+    asked.compute.threads = 0;
+    machine.quota_cores = 3; /* CPU time for three, on any cores */
+    plan = plan_of(&machine, &asked, 40, 20);
+    assert_group(&plan.compute, "8-15", 3);
+    machine.quota_cores = 0;
+    machine.nodes[0].available_bytes = 8 * GIB; /* equal shares do not fit: fill what there is */
+    plan = plan_of(&machine, &asked, 40, 20);
+    assert_memory(&plan.host, ARENA_BIND, "0-1");
+    asked.compute.cores = "0-3";
+    plan = plan_of(&machine, &asked, 4, 2);
+    assert_group(&plan.compute, "0-3", 4);
+    assert_memory(&plan.host, ARENA_BIND, "0");
+    assert_group(&plan.io, "0-7", 4);
+    machine.memory_is_set_by_user = true; /* numactl --membind: not ours to change */
+    plan = plan_of(&machine, &asked, 4, 2);
+    assert_memory(&plan.host, ARENA_ANYWHERE, "none");
+    machine.memory_is_set_by_user = false;
+    asked.update.cores = "8-9";
+    plan = plan_of(&machine, &asked, 4, 2);
+    assert_group(&plan.update, "8-9", 2);
+    assert_false(plan.update_is_compute);
+    core_set_minus(&machine.allowed, &machine.allowed, &machine.nodes[0].cores);
+    asked = request(true); /* numactl --cpunodebind=1: the memory follows */
+    plan = plan_of(&machine, &asked, 4, 2);
+    assert_group(&plan.compute, "9-15", 7);
+    assert_memory(&plan.host, ARENA_BIND, "1");
+}
+
+static void four_nodes_gpu_on_third(void **state)
+{
+    (void)state;
+    topology machine;
+    machine_begin(&machine);
+    machine_node(&machine, 0, 64, "0-15");
+    machine_node(&machine, 1, 64, "16-31");
+    machine_node(&machine, 2, 64, "32-47");
+    machine_node(&machine, 3, 64, "48-63");
+    for (uint32_t a = 0; a < 4; a++)
+        for (uint32_t b = 0; b < a; b++)
+            machine_distance(&machine, a, b, a / 2 == b / 2 ? 12 : 14);
+    machine.device_node = 2;
+    core_request asked = request(false);
+    core_plan plan = plan_of(&machine, &asked, 50, 0);
+    assert_memory(&plan.host, ARENA_BIND, "2");
+    assert_group(&plan.update, "33-47", 15);
+    plan = plan_of(&machine, &asked, 100, 0);
+    assert_memory(&plan.host, ARENA_INTERLEAVE, "2-3"); /* 3 is nearer than 0 and 1 */
+    assert_int_equal(plan.note_count, 1);
+    plan = plan_of(&machine, &asked, 150, 0);
+    assert_memory(&plan.host, ARENA_INTERLEAVE, "0,2-3");
+    plan = plan_of(&machine, &asked, 1000, 0); /* arena_init refuses it */
+    assert_int_equal(core_set_count(&plan.host.nodes), 4);
+
+    machine.nodes[2].memory_bytes = machine.nodes[2].available_bytes = 0;
+    machine.nodes[3].memory_bytes = machine.nodes[3].available_bytes = 0;
+    machine_distance(&machine, 1, 2, 13); /* two nodes without memory: the nearest that has some */
+    plan = plan_of(&machine, &asked, 50, 0);
+    assert_memory(&plan.host, ARENA_BIND, "1");
+    assert_group(&plan.update, "33-47", 15);
+    assert_non_null(strstr(plan.notes[0], "has no memory"));
+    assert_int_equal(plan.note_count, 1);
+    asked.device_is_cpu = true; /* all cores, memory on the two that have it */
+    plan = plan_of(&machine, &asked, 50, 20);
+    assert_group(&plan.compute, "1-63", 63);
+    assert_memory(&plan.host, ARENA_INTERLEAVE, "0-1");
+    machine.nodes[0].memory_is_allowed = false; /* cpuset.mems */
+    plan = plan_of(&machine, &asked, 50, 0);
+    assert_memory(&plan.host, ARENA_ANYWHERE, "none"); /* one place is left: nothing to choose */
+}
+
+static void control_group(void **state)
+{
+    (void)state;
+    topology machine;
+    machine_begin(&machine);
+    machine_node(&machine, 0, 16, "0-7");
+    machine.allowed = set_of("3,5");
+    core_request asked = request(true);
+    core_plan plan = plan_of(&machine, &asked, 4, 4);
+    assert_group(&plan.compute, "3,5", 2);
+    assert_group(&plan.io, "3,5", 0);
+    asked.compute.threads = 4;
+    plan = plan_of(&machine, &asked, 4, 4);
+    assert_group(&plan.compute, "3,5", 4);
+    assert_non_null(strstr(plan.notes[0], "2 cores (3,5)"));
+    machine.allowed = set_of("0-7");
+    asked.compute.threads = 0;
+    machine.quota_cores = 8; /* a quota of all: the count is its, none is left over */
+    plan = plan_of(&machine, &asked, 4, 4);
+    assert_group(&plan.compute, "0-7", 8);
+    machine.quota_cores = 12;
+    plan = plan_of(&machine, &asked, 4, 4);
+    assert_group(&plan.compute, "1-7", 7);
+}
+
+static void memory_without_cores(void **state)
+{
+    (void)state;
+    topology machine;
+    machine_begin(&machine);
+    machine_node(&machine, 0, 64, "0-3");
+    machine_node(&machine, 1, 256, "");
+    machine_distance(&machine, 0, 1, 50);
+    core_request asked = request(true);
+    core_plan plan = plan_of(&machine, &asked, 30, 20);
+    assert_group(&plan.compute, "0-3", 4);
+    assert_memory(&plan.host, ARENA_BIND, "0");
+    plan = plan_of(&machine, &asked, 100, 20); /* the fast node first, slow memory for the rest */
+    assert_memory(&plan.host, ARENA_BIND, "0-1");
+    assert_set(&plan.host.touch_cores, "0-3");
+    assert_non_null(strstr(plan.notes[0], "order of distance"));
+}
+
+static void numbers_with_holes(void **state)
+{
+    (void)state;
+    topology machine;
+    machine_begin(
+        &machine); /* POWER9 with its GPUs' memory as node 255; core 9 and 80-83 offline */
+    machine_node(&machine, 0, 128, "0-8,10-15");
+    machine_node(&machine, 8, 128, "84-95");
+    machine_node(&machine, 255, 16, "");
+    machine_distance(&machine, 0, 1, 40);
+    machine_distance(&machine, 0, 2, 80);
+    machine_distance(&machine, 1, 2, 80);
+    machine.device_node = 8;
+    core_request asked = request(false);
+    core_plan plan = plan_of(&machine, &asked, 100, 0);
+    assert_memory(&plan.host, ARENA_BIND, "8");
+    assert_group(&plan.update, "85-95", 11);
+    plan = plan_of(&machine, &asked, 200, 0);
+    assert_memory(&plan.host, ARENA_INTERLEAVE, "0,8");
+    plan = plan_of(&machine, &asked, 250, 0);
+    assert_memory(&plan.host, ARENA_BIND, "0,8,255");
+    machine.device_node = 3; /* what the driver says is not there: as if not known */
+    plan = plan_of(&machine, &asked, 100, 0);
+    assert_memory(&plan.host, ARENA_INTERLEAVE, "0,8");
+}
+
+static void bad_sets(void **state)
+{
+    (void)state;
+    topology machine;
+    machine_begin(&machine);
+    machine_node(&machine, 0, 64, "0-7");
+    machine.allowed = set_of("0-5");
+    static const struct {
+        const char *cores, *why;
+    } bad[] = {
+        {"8", "core 8 does not exist or is offline"},
+        {"0-9", "cores 8-9 do not exist or are offline"},
+        {"5,6", "core 6 may not be used"},
+        {"1023", "does not exist"},
+        {"1024", "numbers must be below 1024"},
+        {"99999999999999999999", "numbers must be below 1024"},
+        {" ", "names no core"},
+        {"a", "a number was expected before \"a\""},
+        {"3-", "a number was expected at its end"},
+        {"3-1", "the range 3-1 runs backwards"},
+        {"1,,2", "a number was expected before \",2\""},
+        {"1,", "a number was expected at its end"},
+        {"1 2", "a comma was expected before \"2\""},
+        {"-1", "a number was expected before \"-1\""},
+        {"0x3", "a comma was expected before \"x3\""},
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        core_request asked = request(true);
+        core_ask *asks[3] = {&asked.compute, &asked.update, &asked.io};
+        static const char *const keys[3] = {"device.cores is \"", "update.cores is \"",
+                                            "io.cores is \""};
+        asks[i % 3]->cores = bad[i].cores;
+        core_plan plan;
+        assert_int_equal(topology_place(&machine, &asked, &plan), ERR_CONFIG);
+        printf("  %s\n", err_text());
+        assert_ptr_equal(strstr(err_text(), keys[i % 3]), err_text());
+        assert_non_null(strstr(err_text(), bad[i].why));
+        assert_non_null(strstr(err_text(), "0-5"));
+        assert_non_null(strstr(err_text(), bad[i].cores));
+    }
+    core_request asked = request(true);
+    asked.update.threads = 70000;
+    core_plan plan;
+    assert_int_equal(topology_place(&machine, &asked, &plan), ERR_CONFIG);
+    assert_non_null(strstr(err_text(), "update.threads is 70000"));
+    asked.update.threads = 0;
+    asked.compute.cores = " 0 - 2 , 2,5\n"; /* blanks and repeats are harmless */
+    assert_int_equal(topology_place(&machine, &asked, &plan), 0);
+    assert_group(&plan.compute, "0-2,5", 4);
+}
+
+static void texts_of_sets(void **state)
+{
+    (void)state;
+    static const char *const same[] = {"0", "0-7,16", "63-64", "0,2,4,6", "1023", "0-1023"};
+    for (size_t i = 0; i < sizeof same / sizeof same[0]; i++) {
+        core_set set = set_of(same[i]);
+        assert_set(&set, same[i]);
+    }
+    core_set every_other = {0}, back;
+    for (int c = 0; c < CORE_SET_MAX; c += 2)
+        core_set_add(&every_other, c);
+    assert_int_equal(core_set_count(&every_other), CORE_SET_MAX / 2);
+    char text[CORE_SET_TEXT_BYTES];
+    assert_true(strlen(core_set_format(&every_other, text)) < CORE_SET_TEXT_BYTES);
+    assert_string_equal(text + strlen(text) - 4, ",...");
+    uint64_t seed = 20261121;
+    printf("  seed %llu\n", (unsigned long long)seed);
+    srand((unsigned)seed);
+    for (int round = 0; round < 200; round++) {
+        core_set set = {0};
+        uint32_t count = 0;
+        for (int i = 0; i < 12; i++) {
+            int c = rand() % CORE_SET_MAX;
+            count += !core_set_has(&set, c);
+            core_set_add(&set, c);
+        }
+        assert_int_equal(core_set_count(&set), count);
+        assert_int_equal(core_set_parse(core_set_format(&set, text), &back), 0);
+        assert_true(core_set_equals(&set, &back));
+        uint32_t seen = 0;
+        for (int c = core_set_next(&set, 0); c >= 0; c = core_set_next(&set, c + 1))
+            seen += core_set_has(&set, c);
+        assert_int_equal(seen, count);
+    }
+    assert_false(core_set_has(&every_other, -1) || core_set_has(&every_other, CORE_SET_MAX));
+}
+
+/* On any machine a plan has cores to run on, all allowed, and memory that may be used; its thread
+ * counts do not depend on how much memory is free. */
+static void any_machine(void **state)
+{
+    (void)state;
+    unsigned seed = 7;
+    printf("  seed %u\n", seed);
+    srand(seed);
+    for (int round = 0; round < 3000; round++) {
+        topology machine;
+        machine_begin(&machine);
+        int node_count = 1 + rand() % 6, core = 0;
+        for (int n = 0; n < node_count; n++) {
+            char cores[32] = "";
+            int count = n && rand() % 4 == 0 ? 0 : 1 + rand() % 12;
+            if (count)
+                snprintf(cores, sizeof cores, "%d-%d", core, core + count - 1);
+            core += count;
+            machine_node(&machine, n * (1 + rand() % 2 * 3) + n, n && rand() % 4 == 0 ? 0 : 8,
+                         cores);
+            machine.nodes[n].memory_is_allowed = n == 0 || rand() % 5;
+            for (int i = 0; i < n; i++)
+                machine_distance(&machine, (uint32_t)n, (uint32_t)i, (uint8_t)(11 + rand() % 30));
+        }
+        for (uint32_t n = 1; n < machine.node_count; n++) /* ids ascend */
+            if (machine.nodes[n].id <= machine.nodes[n - 1].id)
+                machine.nodes[n].id = machine.nodes[n - 1].id + 1;
+        for (int c = 1; c < core; c++)
+            if (rand() % 4 == 0)
+                core_set_remove(&machine.allowed, c);
+        machine.device_node = rand() % 2 ? machine.nodes[rand() % node_count].id : -1;
+        machine.quota_cores = rand() % 3 ? 0 : (uint32_t)(1 + rand() % 16);
+        for (int d = rand() % 4; d > 0; d--)
+            machine_drive(&machine, machine.nodes[rand() % node_count].id);
+        core_request asked = request(rand() % 2);
+        asked.compute.threads = rand() % 2 ? 0 : (uint64_t)(rand() % 40);
+        asked.update.threads = rand() % 2 ? 0 : (uint64_t)(rand() % 40);
+        core_plan plan;
+        assert_int_equal(topology_place(&machine, &asked, &plan), 0);
+        topology_place_memory(&machine, (uint64_t)(rand() % 40) * GIB, 0, &plan);
+        const core_group *groups[3] = {&plan.compute, &plan.update, &plan.io};
+        for (int g = 0; g < 3; g++) {
+            core_set outside;
+            core_set_minus(&outside, &groups[g]->cores, &machine.allowed);
+            assert_int_equal(core_set_count(&outside), 0);
+            assert_true(core_set_count(&groups[g]->cores) > 0);
+            assert_true(g == 2 || groups[g]->thread_count > 0);
+        }
+        assert_true(asked.compute.threads == 0 || !asked.device_is_cpu ||
+                    plan.compute.thread_count == asked.compute.threads);
+        assert_true((plan.host.spread == ARENA_ANYWHERE) == !core_set_count(&plan.host.nodes));
+        for (uint32_t n = 0; n < machine.node_count; n++)
+            assert_true(!core_set_has(&plan.host.nodes, machine.nodes[n].id) ||
+                        (machine.nodes[n].memory_bytes && machine.nodes[n].memory_is_allowed));
+        for (uint32_t n = 0; n < machine.node_count; n++)
+            machine.nodes[n].available_bytes = (uint64_t)(rand() % 8) * GIB;
+        core_plan other;
+        assert_int_equal(topology_place(&machine, &asked, &other), 0);
+        assert_int_equal(other.compute.thread_count, plan.compute.thread_count);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(one_socket),
+        cmocka_unit_test(one_core),
+        cmocka_unit_test(hyperthreads),
+        cmocka_unit_test(two_sockets_gpu_on_second),
+        cmocka_unit_test(two_sockets_without_gpu),
+        cmocka_unit_test(four_nodes_gpu_on_third),
+        cmocka_unit_test(control_group),
+        cmocka_unit_test(memory_without_cores),
+        cmocka_unit_test(numbers_with_holes),
+        cmocka_unit_test(bad_sets),
+        cmocka_unit_test(texts_of_sets),
+        cmocka_unit_test(any_machine),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,240 @@
+/* Every mode of a step against the plainest one: precisions, orders, exact update modes, kept or
+ * recomputed inner activations, units cut in parts, one to three drives, both I/O backends,
+ * paranoid mode, split masters, placements, tiles, lookahead and budgets are drawn together, and
+ * change no bit of a loss or
+ * weight. Argument: FAMILY-DTYPE[-tied|-untied][-cut][-unclipped][-lion|-adagrad][-m16|-m8]; what it names is the
+ * numeric fingerprint that a group shares. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/rng.h"
+#include "tests/train/train_fixture.h"
+
+enum { COMBINATIONS = 12, DRAW_SEED = 41, KINDS = 5, STEPS = 10 };
+
+static fixture_model shape = {.family = "gpt2", .layers = 3, .hidden = 128};
+static const char *group = "gpt2-fp32";
+static fixture_result baseline;
+
+static const char *const kinds[KINDS] = {"params", "grads", "optimizer", "activations",
+                                         "inner_activations"};
+static const char *const tiers[] = {"device", "host", "nvme", "recompute"};
+
+static bool is_group(const char *word)
+{
+    return strstr(group, word) != NULL;
+}
+
+/* What all runs of the group share. */
+static void set_group(fixture_sets *sets)
+{
+    memset(sets, 0, sizeof *sets);
+    fixture_set(sets, "run.steps=%d", STEPS);
+    fixture_set(sets, "gradient_accumulation_steps=3");
+    fixture_set(sets, "model.tie_embeddings=%s", is_group("untied") ? "false" : "true");
+    if (is_group("fp16")) {
+        fixture_set(sets, "fp16.enabled=true");
+        /* The first steps overflow, and the scale grows again. */
+        fixture_set(sets, "fp16.initial_scale_power=20");
+        fixture_set(sets, "fp16.loss_scale_window=2");
+        fixture_set(sets, "fp16.hysteresis=1");
+    }
+    if (is_group("cut"))
+        fixture_set(sets, "model.max_part_bytes=%d", is_group("fp32") ? 98304 : 49152);
+    if (is_group("unclipped")) {
+        fixture_set(sets, "gradient_clipping=0");
+        if (is_group("bf16"))
+            fixture_set(sets, "bf16.check_grad_overflow=false");
+    }
+    if (is_group("-m16") || is_group("-m8"))
+        fixture_set(sets, "state.moments=%s", is_group("-m16") ? "bf16" : "8bit");
+    if (is_group("lion") || is_group("adagrad")) {
+        fixture_set(sets, "optimizer={\"type\":\"%s\",\"params\":{\"lr\":%s,\"weight_decay\":0.1}}",
+                    is_group("lion") ? "Lion" : "Adagrad", is_group("lion") ? "3e-4" : "1e-2");
+        fixture_set(sets, "scheduler={\"type\":\"WarmupLR\",\"params\":{\"warmup_num_steps\":4}}");
+    }
+}
+
+struct combination {
+    fixture_sets sets;
+    char text[512];
+    bool is_tight;
+    uint64_t seed, counter;
+};
+
+static uint64_t draw(struct combination *c, uint64_t bound)
+{
+    return rng_below(DRAW_SEED, c->seed, c->counter++, bound);
+}
+
+static void say(struct combination *c, const char *text)
+{
+    size_t used = strlen(c->text);
+    snprintf(c->text + used, sizeof c->text - used, "%s%s", used ? ", " : "", text);
+}
+
+/* The setting key=one of the choices, noted in the text. */
+static void choose(struct combination *c, const char *key, const char *const *choices,
+                   uint64_t count)
+{
+    const char *taken = choices[draw(c, count)];
+    fixture_set(&c->sets, "%s=%s", key, taken);
+    say(c, taken);
+}
+
+static void place_kinds(struct combination *c)
+{
+    for (int k = 0; k < KINDS; k++) {
+        char key[64];
+        snprintf(key, sizeof key, "tiers.place.%s", kinds[k]);
+        choose(c, key, tiers, k == KINDS - 1 ? 4 : 3);
+    }
+}
+
+static void place_units(struct combination *c, uint64_t unit_count)
+{
+    char rules[2000];
+    size_t used = (size_t)snprintf(rules, sizeof rules, "[");
+    for (uint64_t i = 0; i < 16; i++) {
+        uint64_t k = draw(c, KINDS), first = draw(c, unit_count);
+        uint64_t last = first + draw(c, unit_count - first);
+        used += (size_t)snprintf(rules + used, sizeof rules - used,
+                                 "%s{\"units\":\"%u-%u\",\"kind\":\"%s\",\"tier\":\"%s\"}",
+                                 i ? "," : "", (unsigned)first, (unsigned)last, kinds[k],
+                                 tiers[draw(c, k == KINDS - 1 ? 4 : 3)]);
+        assert_true(used < sizeof rules - 2);
+    }
+    fixture_set(&c->sets, "tiers.place.inner_activations=recompute");
+    fixture_set(&c->sets, "tiers.place.rules=%s]", rules);
+    say(c, "16 rules");
+}
+
+static void make_drives(struct combination *c)
+{
+    static const char *const texts[] = {"one drive", "two drives", "three drives"};
+    uint64_t count = draw(c, 3);
+    say(c, texts[count]);
+    if (count == 0)
+        return;
+    const char *base = fixture_path("moved", ".nvme");
+    char third[FIXTURE_PATH_BYTES + 64] = "";
+    if (count == 2)
+        snprintf(third, sizeof third, ",{\"path\":\"%s/c\",\"budget\":\"80MiB\"}", base);
+    fixture_set(&c->sets,
+                "tiers.nvme=[{\"path\":\"%s/a\",\"budget\":\"64MiB\"},"
+                "{\"path\":\"%s/b\",\"budget\":\"160MiB\"}%s]",
+                base, base, third);
+}
+
+static void make_combination(struct combination *c, unsigned i, uint64_t unit_count)
+{
+    static const char *const orders[] = {"layer_major", "batch_major"};
+    static const char *const updates[] = {"after_backward", "in_next_forward", "in_backward"};
+    static const char *const backends[] = {"uring", "pool"};
+    static const char *const tile_elems[] = {"32768", "65536", "0"};
+    static const char *const lookaheads[] = {"0", "1", "8"};
+    memset(c, 0, sizeof *c);
+    c->seed = i;
+    set_group(&c->sets);
+    if (draw(c, 2))
+        place_kinds(c);
+    else
+        place_units(c, unit_count);
+    /* Each order with each update comes round, whatever is drawn. */
+    fixture_set(&c->sets, "schedule.order=%s", orders[i % 2]);
+    const char *update = updates[i / 2 % (is_group("unclipped") ? 3 : 2)];
+    fixture_set(&c->sets, "schedule.update=%s", update);
+    say(c, orders[i % 2]);
+    say(c, update);
+    choose(c, "io.backend", backends, 2);
+    choose(c, "schedule.tile_elems", tile_elems, 3);
+    choose(c, "debug.schedule.lookahead", lookaheads, 3);
+    make_drives(c);
+    c->is_tight = draw(c, 2);
+    if (c->is_tight)
+        say(c, "least budgets");
+    if (draw(c, 3) == 0) {
+        fixture_set(&c->sets, "run.paranoid=true");
+        say(c, "paranoid");
+    }
+    if (is_group("bf16") && !is_group("lion") && draw(c, 2)) { /* the plainest has whole masters */
+        fixture_set(&c->sets, "state.master=split");
+        say(c, "split masters");
+    }
+}
+
+static void modes_give_equal_bits(void **state)
+{
+    (void)state;
+    static struct combination c;
+    static fixture_result result;
+    static fixture_sets plain;
+    set_group(&plain);
+    fixture_set(&plain, "tiers.place.inner_activations=recompute");
+    fixture_set(&plain, "schedule.update=after_backward");
+    fixture_train_good("baseline", &shape, &plain, &baseline);
+    assert_int_equal(baseline.step_count, STEPS);
+    assert_true(baseline.losses[STEPS - 1] < baseline.losses[0]);
+    if (is_group("cut"))
+        assert_true(baseline.plan.unit_count > 8);
+    else
+        assert_int_equal(baseline.plan.unit_count, 5);
+    assert_int_equal(baseline.skipped[0], is_group("fp16"));
+    assert_false(baseline.skipped[STEPS - 1] && baseline.skipped[STEPS - 2]);
+    /* Where each costs much (the simulated GPU), three that have both orders and two kinds of
+     * update. */
+    unsigned step = getenv("SLUICE_TEST_FEW") ? 5 : 1;
+    for (unsigned i = 0; i < COMBINATIONS; i += step) {
+        make_combination(&c, i, baseline.plan.unit_count);
+        if (c.is_tight)
+            fixture_tighten("moved", &shape, &c.sets);
+        printf("%s %2u (seed %d): %s\n", group, i, DRAW_SEED, c.text);
+        fflush(stdout);
+        fixture_train_good("moved", &shape, &c.sets, &result);
+        fixture_assert_same(&baseline, &result);
+        assert_memory_equal(baseline.skipped, result.skipped, sizeof baseline.skipped);
+        fixture_remove("moved");
+    }
+}
+
+/* The canary, and what is not exact: gradients one step late give other losses from step 3 on. */
+static void a_late_update_gives_other_bits(void **state)
+{
+    (void)state;
+    static fixture_result result, again;
+    static fixture_sets sets;
+    set_group(&sets);
+    fixture_set(&sets, "schedule.update=delayed_one_step");
+    fixture_train_good("late", &shape, &sets, &result);
+    fixture_remove("late");
+    assert_int_equal(result.step_count, STEPS);
+    assert_memory_equal(result.loss_bits, baseline.loss_bits, 1 * sizeof result.loss_bits[0]);
+    assert_true(result.summary.weights_hash != baseline.summary.weights_hash);
+    /* Late, but exact in itself: where things rest changes nothing. */
+    fixture_set(&sets, "schedule.order=batch_major");
+    for (int k = 0; k < KINDS; k++)
+        fixture_set(&sets, "tiers.place.%s=%s", kinds[k], k == 1 ? "host" : "nvme");
+    fixture_train_good("late", &shape, &sets, &again);
+    fixture_remove("late");
+    fixture_assert_same(&result, &again);
+}
+
+int main(int argc, char **argv)
+{
+    if (argc > 1)
+        group = argv[1];
+    shape.family = is_group("llama") ? "llama" : "gpt2";
+    shape.bf16 = is_group("bf16");
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(modes_give_equal_bits),
+        cmocka_unit_test(a_late_update_gives_other_bits),
+    };
+    return cmocka_run_group_tests(tests, fixture_setup, fixture_teardown);
+}

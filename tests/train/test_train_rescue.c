@@ -1,0 +1,156 @@
+/* What goes wrong beside the training itself costs nothing that was trained: files that cannot be
+ * written, a loss that leaves the numbers. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "train/train.h"
+#include "tests/train/train_fixture.h"
+
+static const fixture_model shape = {.family = "gpt2", .bf16 = true, .layers = 2, .hidden = 64};
+
+static int run(const char *name, const fixture_sets *sets, fixture_result *result,
+               uint64_t stop_after)
+{
+    fixture_call call = {.name = name, .stop_after = stop_after};
+    job *asked = fixture_job(name, &shape, sets);
+    fixture_train(asked, &call, result);
+    job_destroy(asked);
+    return result->rc;
+}
+
+static void whole_run(const fixture_sets *sets, fixture_result *whole)
+{
+    if (run("whole", sets, whole, 0) < 0)
+        fail_msg("%s", whole->error);
+}
+
+/* trace.json cannot be written: a warning, and the run is complete and committed. */
+static void trace_cannot_be_written(void **state)
+{
+    (void)state;
+    static fixture_result whole, result;
+    fixture_sets sets = {.count = 0};
+    fixture_set(&sets, "run.steps=6");
+    whole_run(&sets, &whole);
+
+    char path[FIXTURE_PATH_BYTES + 64];
+    snprintf(path, sizeof path, "%s/blocked", fixture_dir);
+    assert_int_equal(mkdir(path, 0755), 0);
+    snprintf(path, sizeof path, "%s/blocked/trace.json", fixture_dir);
+    assert_int_equal(mkdir(path, 0755), 0); /* a directory cannot be replaced by a file */
+    assert_int_equal(run("blocked", &sets, &result, 3), ERR_STOPPED);
+    assert_int_equal(run("blocked", &sets, &result, 0), 0);
+    assert_true(result.summary.was_resumed);
+    assert_true(result.summary.weights_hash == whole.summary.weights_hash);
+}
+
+/* From step 3 on the metrics file is on a full device: the line of step 4 fails. */
+static void fill_the_device(uint64_t step)
+{
+    if (step != 3)
+        return;
+    int full = open("/dev/full", O_WRONLY | O_CLOEXEC), replaced = 0;
+    assert_true(full >= 0);
+    for (int fd = 3; fd < 1024; fd++) {
+        char link[64], target[FIXTURE_PATH_BYTES + 64];
+        snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+        ssize_t length = readlink(link, target, sizeof target - 1);
+        if (length < 0)
+            continue;
+        target[length] = '\0';
+        if (strstr(target, "/full/metrics.jsonl")) {
+            assert_int_equal(dup2(full, fd), fd);
+            replaced++;
+        }
+    }
+    close(full);
+    assert_int_equal(replaced, 1);
+}
+
+/* Metrics that cannot be written in the middle of a run: an error that says so, with all that was
+ * trained committed; the resumed run ends with the bits of the whole one. Both update modes: with
+ * in_next_forward an update is pending when it happens. */
+static void metrics_cannot_be_written(void **state)
+{
+    (void)state;
+    static fixture_result whole, result;
+    static const char *const updates[] = {"after_backward", "in_next_forward"};
+    for (int i = 0; i < 2; i++) {
+        fixture_sets sets = {.count = 0};
+        fixture_set(&sets, "run.steps=8");
+        fixture_set(&sets, "schedule.update=%s", updates[i]);
+        fixture_set(&sets, "tiers.place.optimizer=%s", i ? "nvme" : "host");
+        fixture_call anew = {.name = "whole", .fresh = true};
+        job *asked = fixture_job("whole", &shape, &sets);
+        fixture_train(asked, &anew, &whole);
+        job_destroy(asked);
+        assert_int_equal(whole.rc, 0);
+
+        fixture_call failing = {.name = "full", .fresh = true, .on_step = fill_the_device};
+        asked = fixture_job("full", &shape, &sets);
+        fixture_train(asked, &failing, &result);
+        assert_int_equal(result.rc, -ENOSPC);
+        assert_non_null(strstr(result.error, "metrics.jsonl"));
+        assert_non_null(strstr(result.error, "the state after step 4 is committed"));
+        /* The line of step 4 is lost, so not through the fixture, which wants every line. */
+        struct train_options again = {.job = asked, .hash_weights = true};
+        struct train_summary summary;
+        int rc = train_run(&again, &summary);
+        job_destroy(asked);
+        if (rc < 0)
+            fail_msg("%s", err_text());
+        assert_true(summary.was_resumed);
+        assert_int_equal(summary.steps_done, 4);
+        assert_true(summary.weights_hash == whole.summary.weights_hash);
+    }
+}
+
+/* Ten steps without a finite gradient end the run with the step and the learning rate. */
+static void divergence_is_an_error(void **state)
+{
+    (void)state;
+    static fixture_result result;
+    fixture_sets sets = {.count = 0};
+    fixture_set(&sets, "run.steps=30");
+    fixture_set(&sets, "optimizer.params.lr=1e38");
+    assert_int_equal(run("wild", &sets, &result, 0), ERR_DIVERGED);
+    assert_non_null(strstr(result.error, "diverged"));
+    assert_true(result.step_count < 30);
+}
+
+/* data.valid of few windows: each counts once, however long an evaluation is asked for. */
+static void short_validation_data(void **state)
+{
+    (void)state;
+    static fixture_result few, many;
+    fixture_sets sets = {.count = 0};
+    fixture_set(&sets, "run.steps=3");
+    fixture_set(&sets, "run.eval_every=3");
+    fixture_set(&sets, "run.eval_batches=1000000");
+    assert_int_equal(run("many", &sets, &many, 0), 0);
+    assert_true(many.summary.eval_given);
+    fixture_set(&sets, "run.eval_batches=2000000");
+    assert_int_equal(run("few", &sets, &few, 0), 0);
+    assert_true(few.summary.eval_loss == many.summary.eval_loss);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(trace_cannot_be_written),
+        cmocka_unit_test(metrics_cannot_be_written),
+        cmocka_unit_test(divergence_is_an_error),
+        cmocka_unit_test(short_validation_data),
+    };
+    return cmocka_run_group_tests(tests, fixture_setup, fixture_teardown);
+}

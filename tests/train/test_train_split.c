@@ -1,0 +1,437 @@
+/* Runs with split masters: bf16 params and 16 low bits. Losses, weights and exports are those of
+ * fp32 masters in every bit, wherever states rest and whenever updates run; a run that is stopped,
+ * killed, moved to other places, tiles or ranks goes on to the same bits; rot of either half is
+ * found. Arguments "victim DIR TIER": the run that kills itself. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+#include <dirent.h>
+#include <sys/stat.h>
+
+#include "tests/comm/comm_fixture.h"
+#include "hf/hf.h"
+#include "state/verify.h"
+#include "train/train.h"
+#include "tests/train/train_parts.h"
+
+static fixture_sets make_sets(const char *master, const char *tier, const char *update)
+{
+    fixture_sets sets = parts_sets(tier, update);
+    fixture_set(&sets, "state.master=%s", master);
+    return sets;
+}
+
+/* ---- bits
+ * --------------------------------------------------------------------------------------- */
+
+struct bits_case {
+    const char *tiers[4], *update, *more, *also;
+    uint64_t tile_elems;
+    bool is_tight;
+};
+
+static const struct bits_case cases[] = {
+    {{"nvme", "nvme", "nvme", "nvme"}, "in_next_forward", NULL, NULL, 32768, true},
+    {{"host", "device", "nvme", "host"},
+     "after_backward",
+     "schedule.order=batch_major",
+     NULL,
+     0,
+     false},
+    {{"nvme", "host", "host", "device"}, "in_next_forward", NULL, NULL, 65536, true},
+    {{"host", "nvme", "device", "nvme"}, "after_backward", "run.commit_every=0", NULL, 32768, true},
+    {{"device", "host", "nvme", "device"},
+     "in_next_forward",
+     "train.only=[\"blocks.1\"]",
+     NULL,
+     0,
+     false},
+    {{"nvme", "nvme", "device", "host"},
+     "in_backward",
+     "gradient_clipping=0",
+     "bf16.check_grad_overflow=false",
+     32768,
+     false},
+    {{"device", "host", "host", "host"},
+     "in_backward",
+     "gradient_clipping=0",
+     "bf16.check_grad_overflow=false",
+     0,
+     false},
+    {{"nvme", "host", "nvme", "host"}, "delayed_one_step", NULL, NULL, 32768, false},
+    {{"nvme", "nvme", "nvme", "nvme"},
+     "in_next_forward",
+     "optimizer.params.lr=1e30",
+     NULL,
+     0,
+     false}, /* skips */
+};
+
+static void split_masters_give_the_bits_of_whole_ones(void **state)
+{
+    (void)state;
+    static fixture_result baseline, result;
+    int skipped = 0;
+    size_t count = few ? 3 : sizeof cases / sizeof cases[0];
+    for (size_t i = 0; i < count; i++) {
+        const struct bits_case *at = &cases[i];
+        bool is_exact = strcmp(at->update, "delayed_one_step") != 0;
+        fixture_sets near = make_sets("fp32", "device", is_exact ? "after_backward" : at->update);
+        fixture_sets sets = make_sets("split", "device", at->update);
+        const char *const settings[] = {at->more, at->also};
+        for (int k = 0; k < 2; k++)
+            if (settings[k]) {
+                fixture_set(&near, "%s", settings[k]);
+                fixture_set(&sets, "%s", settings[k]);
+            }
+        fixture_train_good("near", &shape, &near, &baseline);
+        assert_int_equal(baseline.step_count, STEPS);
+        for (int k = 0; k < 4; k++)
+            fixture_set(&sets, "tiers.place.%s=%s", kinds[k], at->tiers[k]);
+        fixture_set(&sets, "schedule.tile_elems=%llu", (unsigned long long)at->tile_elems);
+        if (at->is_tight)
+            fixture_tighten("moved", &shape, &sets);
+        fixture_train_good("moved", &shape, &sets, &result);
+        fixture_assert_same(&baseline, &result);
+        for (int k = 0; k < STEPS; k++)
+            skipped += result.skipped[k];
+        fixture_remove("moved");
+        fixture_remove("near");
+    }
+    assert_true(few || skipped >= STEPS / 2);
+}
+
+/* ---- what is committed
+ * ------------------------------------------------------------------------- */
+
+/* Two extents for each tile, params of 2 bytes before the state; so many bytes as the formats
+ * say. */
+static void both_halves_are_committed(void **state)
+{
+    (void)state;
+    static fixture_result result;
+    static manifest found;
+    for (int placed = 0; placed < 2; placed++) {
+        fixture_sets sets = make_sets("split", placed ? "nvme" : "host", "in_next_forward");
+        fixture_set(&sets, "train.only=[\"blocks.1\",\"norms\"]");
+        fixture_train_good("parts", &shape, &sets, &result);
+        read_commit("parts", &found);
+        uint64_t halves = 0, frozen = 0;
+        for (uint64_t i = 0; i < found.extent_count; i++) {
+            const manifest_extent *extent = &found.extents[i];
+            if (extent->param_bytes == 0)
+                continue;
+            assert_int_equal(extent->param_bytes, 2);
+            assert_int_equal(extent->size_bytes, 2 * extent->elem_count);
+            if (!manifest_is_high(&found, i)) {
+                frozen++;
+                continue;
+            }
+            assert_int_equal(extent[1].unit, extent->unit);
+            assert_int_equal(extent[1].elem_begin, extent->elem_begin);
+            assert_int_equal(extent[1].elem_count, extent->elem_count);
+            assert_int_equal(extent[1].size_bytes,
+                             tile_bytes(extent->elem_count, found.state_streams));
+            halves++;
+        }
+        assert_int_equal(2 * halves + frozen, found.extent_count);
+        assert_true(halves > 0 && frozen > 0);
+        struct state_inspect_summary seen;
+        assert_int_equal(state_inspect(fixture_path("parts", NULL), &seen), 0);
+        uint64_t elems = 0, learns = 0;
+        for (uint32_t u = 0; u < seen.unit_count; u++) {
+            elems += seen.units[u].elems;
+            learns += !seen.units[u].is_frozen;
+        }
+        assert_int_equal(learns, 1 + 3 + 1); /* block.1, norms of three blocks and of the head */
+        assert_true(elems >= result.plan.param_count);
+        state_inspect_fini(&seen);
+        manifest_fini(&found);
+        fixture_remove("parts");
+    }
+}
+
+/* Every file of the one directory is there in the other, with the same bytes; how many. */
+static int compare_directories(const char *left, const char *right)
+{
+    DIR *entries = opendir(left);
+    assert_non_null(entries);
+    int count = 0;
+    for (const struct dirent *entry; (entry = readdir(entries));) {
+        const char *const dirs[2] = {left, right};
+        unsigned char *bytes[2];
+        off_t sizes[2];
+        if (entry->d_name[0] == '.')
+            continue;
+        for (int i = 0; i < 2; i++) {
+            char path[FIXTURE_PATH_BYTES * 2];
+            struct stat status;
+            snprintf(path, sizeof path, "%s/%s", dirs[i], entry->d_name);
+            int fd = open(path, O_RDONLY);
+            assert_true(fd >= 0 && fstat(fd, &status) == 0);
+            sizes[i] = status.st_size;
+            bytes[i] = malloc((size_t)sizes[i]);
+            assert_int_equal(read(fd, bytes[i], (size_t)sizes[i]), sizes[i]);
+            close(fd);
+        }
+        assert_int_equal(sizes[0], sizes[1]);
+        assert_memory_equal(bytes[0], bytes[1], (size_t)sizes[0]);
+        free(bytes[0]);
+        free(bytes[1]);
+        count++;
+    }
+    closedir(entries);
+    return count;
+}
+
+static void export_to(const char *name, const char *type, char target[FIXTURE_PATH_BYTES])
+{
+    struct hf_export_summary sum;
+    char run_dir[FIXTURE_PATH_BYTES + 16];
+    snprintf(run_dir, sizeof run_dir, "%s", fixture_path(name, NULL));
+    snprintf(target, FIXTURE_PATH_BYTES, "%s", fixture_path(name, type));
+    const struct hf_export_options asked = {.run_dir = run_dir, .hf_dir = target, .type = type};
+    if (hf_export(&asked, &sum) != 0)
+        fail_msg("export of %s as %s: %s", name, type, err_text());
+}
+
+static void exports_are_the_same(void **state)
+{
+    (void)state;
+    static const char *const types[] = {"fp32", "bf16"};
+    static fixture_result result;
+    static const char *const masters[] = {"fp32", "split"};
+    for (int i = 0; i < 2; i++) {
+        fixture_sets sets = make_sets(masters[i], i ? "nvme" : "host", "in_next_forward");
+        fixture_set(&sets, "schedule.tile_elems=32768");
+        fixture_train_good(masters[i], &shape, &sets, &result);
+    }
+    for (int t = 0; t < 2; t++) {
+        char targets[2][FIXTURE_PATH_BYTES];
+        for (int i = 0; i < 2; i++)
+            export_to(masters[i], types[t], targets[i]);
+        assert_true(compare_directories(targets[0], targets[1]) >= 2);
+    }
+    for (int i = 0; i < 2; i++)
+        fixture_remove(masters[i]);
+}
+
+/* ---- a later process
+ * --------------------------------------------------------------------------- */
+
+static void stopped_and_moved_runs_go_on(void **state)
+{
+    (void)state;
+    static const char *const tiers[] = {"nvme", "host", "device"};
+    static const uint64_t stops[] = {1, 3, 4, 6, 0};
+    static fixture_result whole, result;
+    fixture_sets near = make_sets("fp32", "device", "after_backward");
+    fixture_train_good("whole", &shape, &near, &whole);
+    for (int t = 0; t < 3; t++) {
+        for (int i = 0; i < 5; i++) { /* the same again; elsewhere; in other tiles; back */
+            fixture_sets sets = make_sets("split", tiers[i == 2 ? (t + 1) % 3 : t],
+                                          i % 2 ? "after_backward" : "in_next_forward");
+            if (i == 1) /* halves apart */
+                fixture_set(&sets, "tiers.place.params=%s", tiers[(t + 2) % 3]);
+            if (i >= 3)
+                fixture_set(&sets, "schedule.tile_elems=32768");
+            fixture_call call = {.name = "parts", .stop_after = stops[i]};
+            int rc = run("parts", &sets, &call, &result);
+            if (rc != (stops[i] ? ERR_STOPPED : 0))
+                fail_msg("part %d: %s: %s", i, err_name(rc), result.error);
+            assert_int_equal(result.summary.was_resumed, i > 0);
+        }
+        fixture_assert_same(&whole, &result);
+        fixture_remove("parts");
+    }
+    fixture_remove("whole");
+}
+
+static void killed_runs_go_on(void **state)
+{
+    (void)state;
+    static const char *const tiers[] = {"nvme", "host"};
+    static fixture_result whole;
+    for (int t = 0; t < 2; t++) {
+        fixture_sets near = make_sets("fp32", tiers[t], "in_next_forward");
+        fixture_sets sets = make_sets("split", tiers[t], "in_next_forward");
+        fixture_train_good("whole", &shape, &near, &whole);
+        parts_killed_go_on(tiers[t], &sets, &whole);
+        fixture_remove("whole");
+        fixture_remove("parts");
+    }
+}
+
+/* A run with whole masters does not go on with split ones, nor the other way round. */
+static void other_masters_are_refused(void **state)
+{
+    (void)state;
+    static const char *const masters[] = {"fp32", "split"};
+    static fixture_result result;
+    for (int i = 0; i < 2; i++) {
+        fixture_sets sets = make_sets(masters[i], "nvme", "in_next_forward");
+        fixture_sets others = make_sets(masters[1 - i], "nvme", "in_next_forward");
+        fixture_call call = {.name = "parts", .stop_after = 2};
+        assert_int_equal(run("parts", &sets, &call, &result), ERR_STOPPED);
+        call.stop_after = 0;
+        assert_int_equal(run("parts", &others, &call, &result), ERR_INPUT);
+        assert_non_null(strstr(result.error, "state.master"));
+        fixture_remove("parts");
+    }
+}
+
+/* ---- rot
+ * --------------------------------------------------------------------------------------- */
+
+static void rot_of_either_half_is_found(void **state)
+{
+    (void)state;
+    static const char *const tiers[] = {"host", "nvme"};
+    static fixture_result whole, result;
+    static manifest found;
+    fixture_sets near = make_sets("fp32", "device", "after_backward");
+    fixture_train_good("whole", &shape, &near, &whole);
+    for (int t = few; t < 2; t++) {
+        fixture_sets sets = make_sets("split", tiers[t], "in_next_forward");
+        fixture_call call = {.name = "parts", .stop_after = 4};
+        assert_int_equal(run("parts", &sets, &call, &result), ERR_STOPPED);
+        read_commit("parts", &found);
+        char path[PARTS_SLAB_PATH_BYTES];
+        char run_dir[FIXTURE_PATH_BYTES + 16];
+        snprintf(run_dir, sizeof run_dir, "%s", fixture_path("parts", NULL));
+        parts_slab(&found, path);
+        struct state_damage damage;
+        struct state_verify_options asked = {
+            .run_dir = run_dir, .on_damage = note_damage, .user = &damage};
+        struct state_verify_summary sum;
+        for (int half = 0; half < 2; half++) {
+            const manifest_extent *extent = &found.extents[found.extent_count - 2 + half];
+            assert_int_equal(extent->param_bytes, half ? 0 : 2);
+            uint64_t at = SLAB_HEADER_BYTES + extent->offset_bytes;
+            flip(path, at + 1000);
+            assert_int_equal(state_verify(&asked, &sum), ERR_CORRUPT);
+            assert_int_equal(sum.damage_count, 1);
+            assert_int_equal(damage.unit, extent->unit);
+            assert_non_null(strstr(damage.part, half ? "lower halves" : "upper halves"));
+            assert_int_equal(damage.file_offset, at);
+            call.stop_after = 0;
+            assert_int_equal(run("parts", &sets, &call, &result), ERR_CORRUPT);
+            assert_non_null(strstr(result.error, "rank-0-drive-0.slab"));
+            flip(path, at + 1000);
+        }
+        run("parts", &sets, &call, &result); /* repaired, it goes on */
+        assert_good(&result);
+        fixture_assert_same(&whole, &result);
+        assert_int_equal(state_verify(&asked, &sum), 0);
+        assert_true(sum.weights_hash == whole.summary.weights_hash);
+        manifest_fini(&found);
+        fixture_remove("parts");
+    }
+    fixture_remove("whole");
+}
+
+/* ---- ranks
+ * ------------------------------------------------------------------------------------- */
+
+struct ranks_run {
+    job *jobs[RANKS];
+    struct train_summary *told;
+};
+
+static int train_rank(comm *self, void *user)
+{
+    struct ranks_run *all = user;
+    static struct train_summary summary;
+    struct train_options options = {
+        .job = all->jobs[comm_get_rank(self)], .comm = self, .hash_weights = true};
+    int rc = train_run(&options, &summary);
+    if (comm_get_rank(self) == 0)
+        *all->told = summary;
+    return rc;
+}
+
+/* A run in `world` processes until this step; the hash of its weights. */
+static uint64_t train_ranks(const char *name, const char *master, uint32_t world, uint32_t stage,
+                            const char *tier, uint32_t steps)
+{
+    struct ranks_run all = {.told = comm_fixture_shared(sizeof *all.told)};
+    for (uint32_t r = 0; r < world; r++) {
+        fixture_sets sets = make_sets(master, tier, "in_next_forward");
+        fixture_set(&sets, "zero_optimization.stage=%u", stage);
+        fixture_set(&sets, "device.threads=1");
+        fixture_set(&sets, "run.steps=%u", steps);
+        all.jobs[r] = fixture_job(name, &shape, &sets);
+        all.jobs[r]->world = world;
+    }
+    static comm_fixture ranks;
+    memset(&ranks, 0, sizeof ranks);
+    ranks.world = world;
+    comm_fixture_run(&ranks, train_rank, &all);
+    for (uint32_t r = 0; r < world; r++)
+        job_destroy(all.jobs[r]);
+    comm_fixture_expect_ok(&ranks);
+    assert_int_equal(all.told->step, steps);
+    return all.told->weights_hash;
+}
+
+/* From one rank to two and back, through all stages, beside a run with whole masters: the same
+ * weights. */
+static void ranks_take_over(void **state)
+{
+    (void)state;
+    static const struct {
+        uint32_t world, stage, steps;
+        const char *tier;
+    } parts[] = {{1, 0, 2, "nvme"}, {2, 3, 2, "nvme"}, {2, 3, 4, "host"}, {2, 1, 4, "nvme"},
+                 {2, 2, 5, "host"}, {2, 0, 5, "nvme"}, {2, 1, 6, "host"}, {1, 0, 6, "host"}};
+    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {
+        uint64_t hashes[2];
+        for (int m = 0; m < 2; m++) {
+            const char *name = m ? "split" : "fp32";
+            hashes[m] = train_ranks(name, name, parts[i].world, parts[i].stage, parts[i].tier,
+                                    parts[i].steps);
+        }
+        assert_true(hashes[0] != 0 && hashes[0] == hashes[1]);
+        struct state_verify_options asked = {.run_dir = fixture_path("split", NULL)};
+        struct state_verify_summary sum;
+        if (state_verify(&asked, &sum) != 0)
+            fail_msg("part %d: %s", (int)i, err_text());
+        assert_true(sum.weights_hash == hashes[1]);
+    }
+    fixture_remove("fp32");
+    fixture_remove("split");
+}
+
+int main(int argc, char **argv)
+{
+    if (argc == 4 && strcmp(argv[1], "victim") == 0) {
+        fixture_sets sets = make_sets("split", argv[3], "in_next_forward");
+        return parts_be_victim(argv[2], &sets);
+    }
+    few = getenv("SLUICE_TEST_FEW") != NULL;
+    if (few)
+        shape.hidden = 64;
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(ranks_take_over), /* first: ranks are forks of a process without threads */
+        cmocka_unit_test(split_masters_give_the_bits_of_whole_ones),
+        cmocka_unit_test(both_halves_are_committed),
+        cmocka_unit_test(exports_are_the_same),
+        cmocka_unit_test(stopped_and_moved_runs_go_on),
+        cmocka_unit_test(killed_runs_go_on),
+        cmocka_unit_test(other_masters_are_refused),
+        cmocka_unit_test(rot_of_either_half_is_found),
+    };
+    const struct CMUnitTest on_a_gpu[] = {
+        cmocka_unit_test(split_masters_give_the_bits_of_whole_ones),
+        cmocka_unit_test(rot_of_either_half_is_found),
+    };
+    return getenv("SLUICE_TEST_BACKEND")
+               ? cmocka_run_group_tests(on_a_gpu, fixture_setup, fixture_teardown)
+               : cmocka_run_group_tests(tests, fixture_setup, fixture_teardown);
+}

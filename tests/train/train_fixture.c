@@ -1,0 +1,322 @@
+/* See train_fixture.h. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+#include <ftw.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "base/rng.h"
+#include "setup/setup.h"
+#include "setup/summary.h"
+#include "tiers/device.h"
+#include "train/train.h"
+#include "tests/train/train_fixture.h"
+
+#define STREAM_TEXT 0x74657874u
+
+char fixture_dir[FIXTURE_PATH_BYTES];
+
+static int remove_entry(const char *path, const struct stat *status, int type, struct FTW *place)
+{
+    (void)status;
+    (void)type;
+    (void)place;
+    return remove(path);
+}
+
+/* A text that can be learned: a walk over 64 letters with some noise. */
+static int write_text(const char *name, uint64_t seed, uint64_t bytes)
+{
+    FILE *file = fopen(fixture_path(NULL, name), "wb");
+    if (!file)
+        return -1;
+    unsigned letter = 0;
+    for (uint64_t i = 0; i < bytes; i++) {
+        fputc((int)(' ' + letter), file);
+        letter = (unsigned)((5 * letter + 17 + rng_below(seed, STREAM_TEXT, i, 4)) % 64);
+    }
+    return fclose(file);
+}
+
+int fixture_setup(void **state)
+{
+    (void)state;
+    log_set_level(LOG_WARN);
+    char reason[DEVICE_TEXT_BYTES];
+    const char *backend = getenv("SLUICE_TEST_BACKEND");
+    if (backend && strcmp(backend, "cuda") == 0 && device_count(reason) == 0) {
+        printf("skipped: %s\n", reason);
+        exit(77);
+    }
+    char cwd[FIXTURE_PATH_BYTES - 32];
+    if (!getcwd(cwd, sizeof cwd))
+        return -1;
+    snprintf(fixture_dir, sizeof fixture_dir, "%s/test_train.XXXXXX", cwd);
+    if (!mkdtemp(fixture_dir))
+        return -1;
+    return write_text("train.txt", 11, FIXTURE_TRAIN_BYTES) ||
+                   write_text("valid.txt", 12, FIXTURE_TRAIN_BYTES / 4)
+               ? -1
+               : 0;
+}
+
+int fixture_teardown(void **state)
+{
+    (void)state;
+    return nftw(fixture_dir, remove_entry, 16, FTW_DEPTH | FTW_PHYS);
+}
+
+const char *fixture_path(const char *name, const char *file)
+{
+    static char paths[4][2 * FIXTURE_PATH_BYTES];
+    static unsigned next;
+    char *path = paths[next++ % 4];
+    snprintf(path, sizeof paths[0], "%s%s%s%s%s", fixture_dir, name ? "/" : "", name ? name : "",
+             file && file[0] != '.' ? "/" : "", file ? file : "");
+    return path;
+}
+
+bool fixture_exists(const char *path)
+{
+    return access(path, F_OK) == 0;
+}
+
+void fixture_remove(const char *name)
+{
+    static const char *const ends[] = {NULL, ".nvme"};
+    for (int i = 0; i < 2; i++) {
+        const char *path = fixture_path(name, ends[i]);
+        if (fixture_exists(path))
+            assert_int_equal(nftw(path, remove_entry, 16, FTW_DEPTH | FTW_PHYS), 0);
+    }
+}
+
+void fixture_set(fixture_sets *sets, const char *format, ...)
+{
+    assert_true(sets->count < FIXTURE_SETS_MAX);
+    va_list args;
+    va_start(args, format);
+    int length = vsnprintf(sets->text[sets->count++], sizeof sets->text[0], format, args);
+    va_end(args);
+    assert_true(length > 0 && (size_t)length < sizeof sets->text[0]);
+}
+
+static void write_job(const char *name, const fixture_model *shape)
+{
+    bool is_llama = strcmp(shape->family, "llama") == 0;
+    FILE *file = fopen(fixture_path(name, ".json"), "w");
+    assert_non_null(file);
+    fprintf(file,
+            "{\n\"model\": {\"family\": \"%s\", \"num_layers\": %u, \"hidden_size\": %u, "
+            "\"num_heads\": 4, \"num_kv_heads\": %d, \"vocab_size\": 640, \"seq_length\": 32},\n",
+            shape->family, shape->layers, shape->hidden, is_llama ? 2 : 4);
+    fprintf(
+        file,
+        "\"data\": {\"train\": [\"%s/train.txt\"], \"valid\": [\"%s/valid.txt\"], \"seed\": 3},\n"
+        "\"run\": {\"dir\": \"%s/%s\", \"steps\": 20, \"seed\": 7, \"eval_batches\": 2, "
+        "\"commit_every\": 3},\n",
+        fixture_dir, fixture_dir, fixture_dir, name);
+    fprintf(
+        file,
+        "\"device\": {\"backend\": \"cpu\", \"threads\": 2},\n"
+        "\"tiers\": {\"device\": {\"budget\": %d}, \"host\": {\"budget\": %d},\n"
+        "  \"nvme\": [{\"path\": \"%s/%s.nvme\", \"budget\": \"256MiB\"}],\n"
+        "  \"place\": {\"params\": \"device\", \"grads\": \"device\", \"optimizer\": \"device\", "
+        "\"activations\": \"device\"}},\n",
+        FIXTURE_BUDGET_BYTES, FIXTURE_BUDGET_BYTES, fixture_dir, name);
+    fprintf(
+        file,
+        "\"train_micro_batch_size_per_gpu\": 2, \"gradient_accumulation_steps\": 2,\n"
+        "\"gradient_clipping\": 1.0, \"bf16\": {\"enabled\": %s},\n"
+        "\"optimizer\": {\"type\": \"AdamW\", \"params\": {\"lr\": 2e-3, \"betas\": [0.9, 0.95], "
+        "\"eps\": 1e-8, \"weight_decay\": 0.1}},\n"
+        "\"scheduler\": {\"type\": \"WarmupCosineLR\", \"params\": {\"total_num_steps\": 20, "
+        "\"warmup_num_steps\": 4, \"cos_min_ratio\": 0.1}}\n}\n",
+        shape->bf16 ? "true" : "false");
+    assert_int_equal(fclose(file), 0);
+}
+
+job *fixture_job(const char *name, const fixture_model *shape, const fixture_sets *sets)
+{
+    return fixture_job_ranks(name, shape, sets, 1);
+}
+
+job *fixture_job_ranks(const char *name, const fixture_model *shape, const fixture_sets *sets,
+                       uint32_t world)
+{
+    const char *texts[FIXTURE_SETS_MAX];
+    uint32_t count = sets ? sets->count : 0;
+    for (uint32_t i = 0; i < count; i++)
+        texts[i] = sets->text[i];
+    const char *backend = getenv("SLUICE_TEST_BACKEND");
+    char backend_text[64];
+    snprintf(backend_text, sizeof backend_text, "device.backend=%s", backend ? backend : "cpu");
+    assert_true(count < FIXTURE_SETS_MAX);
+    memmove(texts + 1, texts, count++ * sizeof *texts); /* first: a test may say otherwise */
+    texts[0] = backend_text;
+    if (getenv("SLUICE_TEST_PARANOID") && count < FIXTURE_SETS_MAX)
+        texts[count++] = "run.paranoid=true";
+    write_job(name, shape);
+    job *asked;
+    int rc = job_read_ranks(fixture_path(name, ".json"), texts, count, world, &asked);
+    if (rc < 0)
+        fail_msg("%s: %s", err_name(rc), err_text());
+    return asked;
+}
+
+json_t *fixture_json(const char *path)
+{
+    json_error_t error;
+    json_t *found = json_load_file(path, JSON_REJECT_DUPLICATES, &error);
+    if (!found)
+        fail_msg("%s:%d: %s", path, error.line, error.text);
+    return found;
+}
+
+json_t *fixture_metrics(const char *name)
+{
+    char line[8192];
+    json_t *lines = json_array();
+    FILE *file = fopen(fixture_path(name, "metrics.jsonl"), "r");
+    assert_non_null(file);
+    while (fgets(line, sizeof line, file)) {
+        json_t *one = json_loads(line, JSON_REJECT_DUPLICATES, NULL);
+        if (!one)
+            fail_msg("not a line of JSON: %s", line);
+        json_array_append_new(lines, one);
+    }
+    fclose(file);
+    return lines;
+}
+
+void fixture_read_steps(const char *name, fixture_result *result)
+{
+    json_t *lines = fixture_metrics(name), *line;
+    size_t i;
+    json_array_foreach(lines, i, line)
+    {
+        if (json_object_get(line, "event"))
+            continue;
+        assert_true(result->step_count < FIXTURE_STEPS_MAX);
+        uint64_t at = result->step_count++;
+        /* Steps follow each other without a gap, also across a resume. */
+        assert_int_equal(json_integer_value(json_object_get(line, "step")), at + 1);
+        const char *bits = json_string_value(json_object_get(line, "loss_bits"));
+        assert_non_null(bits);
+        result->loss_bits[at] = (uint32_t)strtoul(bits, NULL, 16);
+        result->losses[at] = json_number_value(json_object_get(line, "loss"));
+        result->rates[at] = json_number_value(json_object_get(line, "lr"));
+        result->skipped[at] = json_is_true(json_object_get(line, "skipped"));
+    }
+    json_decref(lines);
+}
+
+struct watcher {
+    const fixture_call *call;
+    fixture_result *result;
+    volatile sig_atomic_t stop;
+};
+
+static void keep_plan(void *user, const struct setup_summary *plan)
+{
+    struct watcher *watcher = user;
+    watcher->result->plan = *plan;
+    watcher->result->planned = true;
+}
+
+static void watch_step(void *user, const struct train_progress *progress)
+{
+    struct watcher *watcher = user;
+    if (watcher->call->on_step)
+        watcher->call->on_step(progress->step);
+    if (progress->step == watcher->call->stop_after)
+        watcher->stop = 1;
+}
+
+void fixture_train(const job *asked, const fixture_call *call, fixture_result *result)
+{
+    memset(result, 0, sizeof *result);
+    struct watcher watcher = {.call = call, .result = result};
+    if (call->fresh && call->name)
+        fixture_remove(call->name);
+    const struct setup_test test = {
+        .store = call->store,
+        .norm_part_bytes = call->norm_part_bytes,
+        .faults = call->faults,
+        .simulates_drives = call->simulates_drives || getenv("SLUICE_TEST_SIMULATED"),
+    };
+    struct train_options options = {.job = asked,
+                                    .test = &test,
+                                    .comm = call->comm,
+                                    .fresh = call->fresh,
+                                    .from = call->from,
+                                    .hash_weights = !call->hashes_nothing,
+                                    .stop = &watcher.stop,
+                                    .on_plan = keep_plan,
+                                    .on_step = watch_step,
+                                    .user = &watcher};
+    result->rc = train_run(&options, &result->summary);
+    if (result->rc < 0)
+        snprintf(result->error, sizeof result->error, "%s", err_text());
+    if ((result->rc == 0 || result->rc == ERR_STOPPED) && call->name)
+        fixture_read_steps(call->name, result);
+}
+
+void fixture_train_good(const char *name, const fixture_model *shape, const fixture_sets *sets,
+                        fixture_result *result)
+{
+    job *asked = fixture_job(name, shape, sets);
+    fixture_call call = {.name = name};
+    fixture_train(asked, &call, result);
+    job_destroy(asked);
+    if (result->rc < 0)
+        fail_msg("%s: %s: %s", name, err_name(result->rc), result->error);
+}
+
+void fixture_assert_same(const fixture_result *a, const fixture_result *b)
+{
+    assert_int_equal(a->step_count, b->step_count);
+    for (uint64_t i = 0; i < a->step_count; i++)
+        if (a->loss_bits[i] != b->loss_bits[i])
+            fail_msg("step %llu: loss %08x and %08x", (unsigned long long)i + 1, a->loss_bits[i],
+                     b->loss_bits[i]);
+    assert_true(a->summary.weights_hash != 0);
+    if (a->summary.weights_hash != b->summary.weights_hash)
+        fail_msg("equal losses, but weights %016llx and %016llx",
+                 (unsigned long long)a->summary.weights_hash,
+                 (unsigned long long)b->summary.weights_hash);
+}
+
+uint64_t fixture_budget_named(const char *error, const char *key)
+{
+    const char *fits = strstr(error, "fits with ");
+    const char *at = fits ? strstr(fits, key) : NULL;
+    return at && at[strlen(key)] == '=' ? strtoull(at + strlen(key) + 1, NULL, 10) : 0;
+}
+
+void fixture_tighten(const char *name, const fixture_model *shape, fixture_sets *sets)
+{
+    enum { NO_FIT_BYTES = 65536 };
+    static fixture_sets small;
+    small = *sets;
+    fixture_set(&small, "tiers.device.budget=%d", NO_FIT_BYTES);
+    fixture_set(&small, "tiers.host.budget=%d", NO_FIT_BYTES);
+    job *asked = fixture_job(name, shape, &small);
+    struct setup_summary plan;
+    assert_int_equal(setup_plan(asked, 0, &plan), ERR_NO_FIT);
+    job_destroy(asked);
+    static const char *const keys[] = {"tiers.device.budget", "tiers.host.budget"};
+    for (int i = 0; i < 2; i++) {
+        uint64_t bytes = fixture_budget_named(err_text(), keys[i]);
+        if (bytes > 0) /* else NO_FIT_BYTES is enough of this tier */
+            fixture_set(sets, "%s=%llu", keys[i], (unsigned long long)bytes);
+    }
+}
